@@ -1,0 +1,2 @@
+// Package examples holds programs that run offline: go run ./examples/<name>.
+package examples

@@ -1,0 +1,7 @@
+package benchmarks
+
+import "testing"
+
+func BenchmarkBreaker(b *testing.B) { benchmark(b, breakerCases) }
+
+var breakerCases = []comparison{}

@@ -1,0 +1,7 @@
+package benchmarks
+
+import "testing"
+
+func BenchmarkBulkhead(b *testing.B) { benchmark(b, bulkheadCases) }
+
+var bulkheadCases = []comparison{}

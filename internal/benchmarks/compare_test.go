@@ -1,0 +1,48 @@
+package benchmarks
+
+import "testing"
+
+// A comparison is one case of a side-by-side: the same work by several
+// implementations. The first is ours, named "resilience".
+type comparison struct {
+	name  string // "first-try"
+	impls []impl
+}
+
+// An impl does the work of a comparison b.N times (for b.Loop()), after setting
+// up what it needs. Figures that it reports (b.ReportMetric) go into the table.
+type impl struct {
+	name string
+	run  func(b *testing.B)
+}
+
+// A pattern is what one Benchmark function runs.
+type pattern struct {
+	name  string // "Retry"
+	cases []comparison
+}
+
+// patterns lists every side-by-side, in the order of the table.
+var patterns = []pattern{
+	{"Chain", chainCases},
+	{"Retry", retryCases},
+	{"Breaker", breakerCases},
+	{"Bulkhead", bulkheadCases},
+	{"Throttle", throttleCases},
+	{"Cache", cacheCases},
+	{"Saga", sagaCases},
+	{"HTTP", httpCases},
+}
+
+func benchmark(b *testing.B, cases []comparison) {
+	for _, c := range cases {
+		b.Run(c.name, func(b *testing.B) {
+			for _, i := range c.impls {
+				b.Run(i.name, func(b *testing.B) {
+					b.ReportAllocs()
+					i.run(b)
+				})
+			}
+		})
+	}
+}

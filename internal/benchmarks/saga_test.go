@@ -1,0 +1,7 @@
+package benchmarks
+
+import "testing"
+
+func BenchmarkSaga(b *testing.B) { benchmark(b, sagaCases) }
+
+var sagaCases = []comparison{}

@@ -1,0 +1,3 @@
+// Package integration tests the patterns against real servers: Redis,
+// PostgreSQL, SQLite.
+package integration

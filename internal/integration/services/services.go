@@ -1,0 +1,152 @@
+// Package services finds or starts the servers that the tests talk to. Where one
+// cannot be reached the test is skipped and says why; with REQUIRE_SERVICES=1,
+// as in CI, it fails instead.
+package services
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// Redis returns the address of a running Redis: REDIS_ADDR, by default
+// 127.0.0.1:6379. It is shared by every test: use a key prefix of your own.
+func Redis(t testing.TB) string {
+	t.Helper()
+	addr := env("REDIS_ADDR", "127.0.0.1:6379")
+	if err := ping(addr); err != nil {
+		missing(t, "Redis at "+addr, err)
+	}
+	return addr
+}
+
+// Postgres returns the DSN of a running PostgreSQL: POSTGRES_DSN, by default
+// postgres://postgres@127.0.0.1:5432/postgres. It is shared by every test: use a
+// schema of your own.
+func Postgres(t testing.TB) string {
+	t.Helper()
+	dsn := env("POSTGRES_DSN", "postgres://postgres@127.0.0.1:5432/postgres")
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		missing(t, "PostgreSQL at POSTGRES_DSN", err)
+	}
+	_ = conn.Close(ctx)
+	return dsn
+}
+
+// A RedisServer is a Redis of the test's own, which it may kill, pause and
+// start again on the same address. It keeps nothing on disk.
+type RedisServer struct {
+	Addr string
+
+	t   testing.TB
+	dir string
+	mu  sync.Mutex
+	cmd *exec.Cmd
+}
+
+// NewRedis starts a Redis on a free port of the loopback interface; it ends with
+// the test.
+func NewRedis(t testing.TB) *RedisServer {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		missing(t, "the program redis-server", err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &RedisServer{Addr: l.Addr().String(), t: t, dir: t.TempDir()}
+	_ = l.Close()
+	t.Cleanup(s.Kill)
+	s.Start()
+	return s
+}
+
+// Start starts the server after Kill and waits until it answers.
+func (s *RedisServer) Start() {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, port, _ := net.SplitHostPort(s.Addr)
+	var out bytes.Buffer
+	s.cmd = exec.Command("redis-server", "--bind", "127.0.0.1", "--port", port,
+		"--save", "", "--appendonly", "no", "--dir", s.dir)
+	s.cmd.Stdout, s.cmd.Stderr = &out, &out
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatalf("redis-server: %v", err)
+	}
+	var err error
+	for range 200 {
+		if err = ping(s.Addr); err == nil {
+			return
+		}
+		time.Sleep(25 * time.Millisecond)
+	}
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+	s.t.Fatalf("redis-server on port %s does not answer: %v\n%s", port, err, out.String())
+}
+
+// Kill ends the server at once (SIGKILL) and with it all that it held.
+func (s *RedisServer) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+// Pause stops the server from answering while its connections stay open
+// (SIGSTOP), until Resume.
+func (s *RedisServer) Pause() { s.signal(syscall.SIGSTOP) }
+
+// Resume lets a paused server go on.
+func (s *RedisServer) Resume() { s.signal(syscall.SIGCONT) }
+
+func (s *RedisServer) signal(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cmd != nil {
+		_ = s.cmd.Process.Signal(sig)
+	}
+}
+
+func ping(addr string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+	defer c.Close()
+	return c.Ping(ctx).Err()
+}
+
+func missing(t testing.TB, what string, err error) {
+	t.Helper()
+	message := fmt.Sprintf("%s cannot be reached: %v", what, err)
+	if must, _ := strconv.ParseBool(os.Getenv("REQUIRE_SERVICES")); must {
+		t.Fatal(message)
+	}
+	t.Skip(message)
+}
+
+func env(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}

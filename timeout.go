@@ -1,0 +1,65 @@
+package resilience
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// TimeoutError reports that a [Timeout] passed before its call had succeeded.
+// It is [context.DeadlineExceeded], and unwraps to what the call returned.
+type TimeoutError struct {
+	After time.Duration // the limit that passed
+	Err   error         // what the call returned; nil in the cause of its ctx
+}
+
+func (e *TimeoutError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("resilience: timed out after %v", e.After)
+	}
+	return fmt.Sprintf("resilience: timed out after %v: %v", e.After, e.Err)
+}
+
+// Unwrap returns the error of the call, which is never lost.
+func (e *TimeoutError) Unwrap() error { return e.Err }
+
+// Is reports whether target is [context.DeadlineExceeded].
+func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// Timeout reports true, as [net.Error] has it.
+func (e *TimeoutError) Timeout() bool { return true }
+
+// Timeout returns a Middleware that gives each call d to finish: its ctx ends
+// after d, with a [*TimeoutError] as its cause.
+//
+// It waits for the call to return, which is to heed its ctx: no goroutine is
+// left behind. An error returned after the limit has passed comes back wrapped
+// in a *TimeoutError. Success that comes late is success, and the end of the
+// caller's own ctx is returned as it is. Zero means no limit; Timeout panics if
+// d is negative.
+func Timeout(d time.Duration) Middleware {
+	if d < 0 {
+		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
+	}
+	return func(next Func) Func {
+		if d == 0 {
+			return next
+		}
+		return func(ctx context.Context) error {
+			if ctx.Err() != nil {
+				return ended.Error(ctx)
+			}
+			passed := &TimeoutError{After: d}
+			timed, cancel := context.WithTimeoutCause(ctx, d, passed)
+			defer cancel()
+			err := next(timed)
+			// By identity: this very limit counts, not another Timeout further up.
+			if err != nil && context.Cause(timed) == error(passed) {
+				return &TimeoutError{After: d, Err: err}
+			}
+			return err
+		}
+	}
+}
