@@ -1,0 +1,45 @@
+GO          ?= go
+MODULES     := . examples internal/benchmarks internal/integration
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+FUZZTIME    ?= 6s
+ROUNDS      ?= 9
+BENCHTIME   ?= 100ms
+
+.PHONY: help test race lint tidy bench fuzz integration examples ci
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
+
+test: ## the tests of the library, as the README has it
+	go test ./...
+
+race: ## the same under the race detector
+	$(GO) test -race ./...
+
+lint: ## gofmt, vet and staticcheck in every module
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	@set -e; for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+
+tidy: ## go.mod and go.sum of every module are as they should be
+	@set -e; for m in $(MODULES); do echo "tidy $$m"; (cd $$m && GOWORK=off $(GO) mod tidy -diff); done
+
+bench: ## measure side by side with the peers and put the table into the README
+	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
+	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' README.md > README.new && mv README.new README.md && rm FIGURES.md
+
+fuzz: ## each fuzz target for FUZZTIME
+	@set -e; for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "fuzz $$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+integration: ## against real Redis, PostgreSQL and SQLite
+	cd internal/integration && $(GO) test -race ./...
+
+examples: ## the smoke tests of the examples, and one pass of each benchmark
+	cd examples && $(GO) test ./...
+	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+ci: lint test race fuzz examples integration tidy ## all of it

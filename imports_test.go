@@ -1,0 +1,104 @@
+package resilience_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/go-resilience/resilience"
+
+// engines are the modules that a pattern may link, besides the standard library
+// and this module's internal packages.
+var engines = map[string][]string{
+	"":                      nil,
+	"retry":                 {"github.com/cenkalti/backoff/v4"},
+	"breaker":               {"github.com/sony/gobreaker/v2"},
+	"bulkhead":              nil,
+	"throttle":              nil,
+	"cacheaside":            {"github.com/maypok86/otter/v2", "golang.org/x/sync"},
+	"cacheaside/redisstore": {"github.com/maypok86/otter/v2", "golang.org/x/sync"},
+	"saga":                  {"golang.org/x/sync"},
+	"saga/sagatest":         {"golang.org/x/sync"},
+	"saga/sqlstore":         {"golang.org/x/sync"},
+	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
+}
+
+// patterns are the packages that must not know each other.
+var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside", "saga"}
+
+// TestImports holds the arrows of the house: a pattern imports neither another
+// pattern nor the root, links no more than its engine, and only resiliencehttp
+// links net/http.
+func TestImports(t *testing.T) {
+	for pkg, allowed := range engines {
+		t.Run("resilience/"+pkg, func(t *testing.T) {
+			for _, dep := range deps(t, pkg) {
+				require.Truef(t, mayLink(pkg, dep, allowed), "%s links %s", "resilience/"+pkg, dep)
+			}
+		})
+	}
+}
+
+func mayLink(pkg, dep string, engines []string) bool {
+	own, isOurs := strings.CutPrefix(dep, module+"/")
+	switch {
+	case dep == module:
+		return pkg == "" || pkg == "resiliencehttp"
+	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp"
+	case isOurs:
+		return own == pkg || strings.HasPrefix(own, "internal/")
+	case dep == "net/http":
+		return pkg == "resiliencehttp"
+	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
+		return true
+	case strings.HasPrefix(dep, "vendor/"):
+		return true
+	default:
+		return slices.ContainsFunc(engines, func(m string) bool { return dep == m || strings.HasPrefix(dep, m+"/") })
+	}
+}
+
+// TestImportsAreAllHeld fails when a package is added whose imports nobody holds.
+func TestImportsAreAllHeld(t *testing.T) {
+	for _, pkg := range goList(t, "./...") {
+		own := strings.TrimPrefix(strings.TrimPrefix(pkg, module), "/")
+		if !strings.HasPrefix(own, "internal/") {
+			require.Contains(t, engines, own, "add %s to engines", pkg)
+		}
+	}
+}
+
+// TestRequirements holds the promise of five requirements: what a user of this
+// module gets in his go.mod.
+func TestRequirements(t *testing.T) {
+	direct := goList(t, "-m", "-f", "{{if not (or .Main .Indirect)}}{{.Path}}{{end}}", "all")
+	require.ElementsMatch(t, []string{
+		"github.com/cenkalti/backoff/v4",
+		"github.com/maypok86/otter/v2",
+		"github.com/sony/gobreaker/v2",
+		"github.com/stretchr/testify",
+		"golang.org/x/sync",
+	}, direct)
+}
+
+func deps(t *testing.T, pkg string) []string {
+	return goList(t, "-deps", "./"+pkg)
+}
+
+// goList runs go list in this module, without the workspace, and returns its lines.
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Env = append(cmd.Environ(), "GOWORK=off")
+	out, err := cmd.Output()
+	if exit, ok := err.(*exec.ExitError); ok {
+		t.Fatalf("go list %v: %v\n%s", args, err, exit.Stderr)
+	}
+	require.NoError(t, err)
+	return strings.Fields(string(out))
+}

@@ -1,0 +1,145 @@
+package resilience_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+)
+
+var errDown = errors.New("down")
+
+// named returns a Middleware that writes its name before and after the call.
+func named(name string, trace *[]string) resilience.Middleware {
+	return func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			*trace = append(*trace, name)
+			err := next(ctx)
+			*trace = append(*trace, "/"+name)
+			return err
+		}
+	}
+}
+
+func TestChainRunsTheFirstOutermost(t *testing.T) {
+	var trace []string
+	fn := resilience.Chain(named("a", &trace), nil, named("b", &trace))(func(context.Context) error {
+		trace = append(trace, "fn")
+		return errDown
+	})
+	require.Equal(t, errDown, fn(t.Context()))
+	require.Equal(t, []string{"a", "b", "fn", "/b", "/a"}, trace)
+}
+
+func TestChainOfNothingIsTheFunctionItself(t *testing.T) {
+	calls := 0
+	fn := resilience.Chain()(func(context.Context) error { calls++; return nil })
+	require.NoError(t, fn(t.Context()))
+	require.Equal(t, 1, calls)
+}
+
+func TestChainWrapsOnceForEachApplication(t *testing.T) {
+	wraps := 0
+	chain := resilience.Chain(func(next resilience.Func) resilience.Func { wraps++; return next })
+	fn := chain(func(context.Context) error { return nil })
+	require.NoError(t, fn(t.Context()))
+	require.NoError(t, fn(t.Context()))
+	require.Equal(t, 1, wraps)
+}
+
+func TestValueReturnsTheResult(t *testing.T) {
+	var trace []string
+	v, err := resilience.Value(t.Context(), named("a", &trace), func(context.Context) (int, error) { return 42, nil })
+	require.NoError(t, err)
+	require.Equal(t, 42, v)
+	require.Equal(t, []string{"a", "/a"}, trace)
+}
+
+func TestValueIsZeroOnError(t *testing.T) {
+	v, err := resilience.Value(t.Context(), nil, func(context.Context) (int, error) { return 42, errDown })
+	require.Equal(t, errDown, err)
+	require.Zero(t, v)
+}
+
+func TestValueKeepsOnlyTheResultOfSuccess(t *testing.T) {
+	// A middleware that calls twice and hides the failure of the second call.
+	twice := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			err := next(ctx)
+			_ = next(ctx)
+			return err
+		}
+	}
+	calls := 0
+	v, err := resilience.Value(t.Context(), twice, func(context.Context) (int, error) {
+		calls++
+		if calls == 2 {
+			return -1, errDown
+		}
+		return calls, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, v)
+}
+
+func TestValueOfAFallbackIsZero(t *testing.T) {
+	swallow := resilience.Fallback(func(context.Context, error) error { return nil })
+	v, err := resilience.Value(t.Context(), swallow, func(context.Context) (int, error) { return 42, errDown })
+	require.NoError(t, err)
+	require.Zero(t, v)
+}
+
+// policies are the middlewares of this package, each in a setting in which it
+// changes nothing.
+var policies = map[string]resilience.Middleware{
+	"Timeout":  resilience.Timeout(1 << 40),
+	"Fallback": resilience.Fallback(func(_ context.Context, err error) error { return err }),
+	"Value": func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			_, err := resilience.Value(ctx, nil, func(ctx context.Context) (int, error) { return 0, next(ctx) })
+			return err
+		}
+	},
+}
+
+func TestEndedContextIsHonouredBeforeAnythingElse(t *testing.T) {
+	cause := errors.New("the user went away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			err := policy(func(context.Context) error { t.Error("fn was called"); return nil })(ctx)
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, cause)
+		})
+	}
+}
+
+func TestPanicPassesThrough(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			require.PanicsWithValue(t, "boom", func() {
+				_ = policy(func(context.Context) error { panic("boom") })(t.Context())
+			})
+		})
+	}
+}
+
+func TestGoexitPassesThrough(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			returned, done := false, make(chan struct{})
+			go func() {
+				defer close(done)
+				_ = policy(func(context.Context) error { runtime.Goexit(); return nil })(t.Context())
+				returned = true
+			}()
+			<-done
+			require.False(t, returned)
+		})
+	}
+}

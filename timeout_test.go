@@ -1,0 +1,124 @@
+package resilience_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+)
+
+// sleep waits for d or for the end of ctx, whose cause it then returns.
+func sleep(d time.Duration) resilience.Func {
+	return func(ctx context.Context) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func TestTimeoutEndsTheCallAndKeepsItsError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		err := resilience.Timeout(time.Second)(func(ctx context.Context) error {
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
+			return errDown
+		})(t.Context())
+		require.Equal(t, time.Second, time.Since(start))
+
+		var timeout *resilience.TimeoutError
+		require.ErrorAs(t, err, &timeout)
+		require.Equal(t, time.Second, timeout.After)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, errDown)
+		require.EqualError(t, err, "resilience: timed out after 1s: down")
+		var netErr interface{ Timeout() bool }
+		require.ErrorAs(t, err, &netErr)
+		require.True(t, netErr.Timeout())
+	})
+}
+
+func TestTimeoutIsTheCauseOfItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := resilience.Timeout(time.Second)(sleep(time.Minute))(t.Context())
+		require.EqualError(t, err, "resilience: timed out after 1s: resilience: timed out after 1s")
+	})
+}
+
+func TestTimeoutKeepsSuccessThatComesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := resilience.Timeout(time.Second)(func(context.Context) error {
+			time.Sleep(time.Minute) // heeds no context
+			return nil
+		})(t.Context())
+		require.NoError(t, err)
+	})
+}
+
+func TestTimeoutLeavesErrorsBeforeItAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := resilience.Timeout(time.Second)(func(context.Context) error { return context.DeadlineExceeded })(t.Context())
+		require.Equal(t, context.DeadlineExceeded, err)
+	})
+}
+
+func TestTimeoutLeavesTheCallersOwnEndAlone(t *testing.T) {
+	cause := errors.New("the user went away")
+	ends := map[string]func(context.Context) (context.Context, context.CancelFunc){
+		"canceled": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			stop := time.AfterFunc(time.Millisecond, func() { cancel(cause) })
+			return ctx, func() { stop.Stop(); cancel(nil) }
+		},
+		"earlier deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeoutCause(ctx, time.Millisecond, cause)
+		},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := end(t.Context())
+				defer cancel()
+				require.Equal(t, cause, resilience.Timeout(time.Second)(sleep(time.Minute))(ctx))
+			})
+		})
+	}
+}
+
+func TestTimeoutWithinATimeoutReportsTheOneThatPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The same middleware twice: the inner limit starts later and does not pass.
+		limit := resilience.Timeout(time.Second)
+		var inner error
+		err := limit(func(ctx context.Context) error {
+			time.Sleep(time.Second / 2)
+			inner = limit(sleep(time.Minute))(ctx)
+			return inner
+		})(t.Context())
+		require.EqualError(t, inner, "resilience: timed out after 1s")
+		require.EqualError(t, err, "resilience: timed out after 1s: resilience: timed out after 1s")
+	})
+}
+
+func TestTimeoutOfZeroIsNoLimit(t *testing.T) {
+	err := resilience.Timeout(0)(func(ctx context.Context) error {
+		_, limited := ctx.Deadline()
+		require.False(t, limited)
+		return nil
+	})(t.Context())
+	require.NoError(t, err)
+}
+
+func TestTimeoutRefusesANegativeLimit(t *testing.T) {
+	require.PanicsWithError(t, "resilience: Timeout is -1s: must be 0 (no limit) or more", func() {
+		resilience.Timeout(-time.Second)
+	})
+}
