@@ -1,0 +1,434 @@
+// Package bulkhead bounds how many calls to one dependency run at once, so that
+// when it hangs nothing else runs out of goroutines, connections or memory.
+//
+//	slots := bulkhead.New(bulkhead.Config{
+//		Name:    "users",
+//		Limit:   16,                     // calls at once
+//		Queue:   32,                     // callers that may wait for a slot
+//		MaxWait: 100 * time.Millisecond, // and for how long
+//	})
+//	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
+//	if errors.Is(err, bulkhead.ErrFull) {
+//		// The call was never made.
+//	}
+//
+// What to know:
+//
+//   - One bulkhead stands for one dependency, tenant or feature, and all calls to
+//     it share it. [Group] holds one for each key.
+//   - Limit bounds the work, Queue bounds who waits for it, and both hold at every
+//     moment. Whoever finds both full is refused at once, with a [*FullError].
+//   - A slot that becomes free goes to the first who waits. Nobody who comes later
+//     takes it away, except a more important call, or one that is lighter than a
+//     heavy one which cannot use it yet (see [WithWeight]).
+//   - Of several Levels the more important is always served first, so a level may
+//     starve below a busy one. Reserve keeps slots free for the levels above.
+//   - In a chain it comes inside of retries, so that no slot is held while a retry
+//     waits, and outside of the time-out of the single call.
+//   - A call holds its slot until its function returns. A function that does not
+//     heed its ctx holds it for that long; the bulkhead then contains the damage,
+//     which is its purpose.
+//
+// A limit that is guessed is wrong as soon as the dependency changes. [Adaptive]
+// finds it from the latency of the calls.
+//
+// Source: Bulkhead, Priority Queue and Queue-Based Load Leveling in the Cloud
+// Design Patterns catalogue (https://learn.microsoft.com/azure/architecture/patterns/).
+package bulkhead
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says how a [Bulkhead] works.
+type Config struct {
+	// Name appears in errors and events. Optional.
+	Name string
+
+	// Limit is how many calls may run at once: 1 to 1 073 741 823. It is required
+	// unless Adaptive is set, and must be 0 then.
+	Limit int
+
+	// Queue is how many callers may wait for a slot. Zero means none: who finds
+	// no slot free is refused at once.
+	Queue int
+
+	// MaxWait is how long a caller may wait. Zero means until its ctx ends. It
+	// needs a Queue.
+	MaxWait time.Duration
+
+	// Order says which of the callers of one level is served first. Zero means
+	// FIFO.
+	Order Order
+
+	// Levels is the number of priority levels. Zero means 1. More need a Priority.
+	Levels int
+
+	// Priority returns the level of a call: 0 is the most important. What it
+	// returns is clamped to 0 ... Levels-1. It is called for every call, before
+	// that waits, and must be fast. It needs Levels.
+	Priority func(context.Context) int
+
+	// Reserve holds, for each level, the slots that are kept free for it and the
+	// levels above it. A call takes a slot only if it leaves free what is kept
+	// for the levels above its own. With a Limit of 10 and Reserve {2, 3}, level
+	// 0 may take every slot, level 1 all but the last 2, and level 2 all but the
+	// last 5. What is kept for a level is free to those above it.
+	//
+	// It may be shorter than Levels: the others are 0, as that of the last level,
+	// which has none below, must be. Together they must be less than Limit.
+	Reserve []int
+
+	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
+	Adaptive *Adaptive
+
+	// OnReject, if not nil, is called for each call that is refused, with its ctx.
+	OnReject func(context.Context, *FullError)
+
+	// OnLimit, if not nil, is called after each change of the limit, in order and
+	// one at a time, by whoever changed it.
+	OnLimit func(LimitChange)
+}
+
+// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "bulkhead.Config"}
+	least := c.Limit
+	if c.Adaptive == nil {
+		f.Need(c.Limit >= 1 && c.Limit <= maxLimit, "Limit", c.Limit, fmt.Sprintf("1 to %d, or Adaptive must be set", maxLimit))
+	} else {
+		f.Need(c.Limit == 0, "Limit", c.Limit, "0 where Adaptive is set, which has an Initial limit of its own")
+		c.Adaptive.validate(&f)
+		least = c.Adaptive.withDefaults().Min
+	}
+	f.Need(c.Queue >= 0 && c.Queue <= math.MaxInt32, "Queue", c.Queue, fmt.Sprintf("0 (nobody waits) to %d", math.MaxInt32))
+	f.Need(c.MaxWait >= 0, "MaxWait", c.MaxWait, "0 (until ctx ends) or more")
+	f.Need(c.MaxWait <= 0 || c.Queue > 0, "MaxWait", c.MaxWait, "0 where Queue is 0: nobody waits")
+	f.Need(c.Order >= FIFO && c.Order <= CoDel, "Order", int(c.Order), "FIFO, LIFO or CoDel")
+	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
+	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
+	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
+	c.validateReserve(&f, least)
+	return f.Err()
+}
+
+func (c Config) validateReserve(f *invalid.Fields, least int) {
+	levels := max(c.Levels, 1)
+	if len(c.Reserve) > levels {
+		f.Need(false, "Reserve", c.Reserve, fmt.Sprintf("of %d levels at most, as Levels says", levels))
+		return
+	}
+	kept := 0
+	for level, n := range c.Reserve {
+		field := fmt.Sprintf("Reserve[%d]", level)
+		f.Need(n >= 0 && n <= maxLimit, field, n, fmt.Sprintf("0 to %d", maxLimit))
+		if level == levels-1 {
+			f.Need(n == 0, field, n, "0: there is no level below, from which to keep slots")
+		}
+		kept += max(n, 0)
+	}
+	f.Need(kept == 0 || kept < least, "Reserve", c.Reserve, fmt.Sprintf("less, together, than the limit of at least %d", least))
+}
+
+// A Bulkhead lets a limited number of calls run at once. It is safe for
+// concurrent use, and built by [New].
+type Bulkhead struct {
+	cfg  Config
+	kept []int // by level: the slots that a call has to leave free
+	born time.Time
+
+	slots   slots
+	limit   atomic.Int64
+	waiters atomic.Int64 // in queue; changed under mu
+	refused [reasons]atomic.Int64
+	waited  atomic.Int64                // calls that waited and were admitted
+	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
+
+	mu         sync.Mutex
+	queue      queue
+	folded     int64         // calls admitted that slots no longer counts
+	longest    time.Duration // that a caller has waited
+	changes    []LimitChange // that OnLimit has not seen
+	announcing bool
+}
+
+// New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
+// one.
+func New(cfg Config) *Bulkhead {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	cfg.Levels = max(cfg.Levels, 1)
+	b := &Bulkhead{
+		cfg:  cfg,
+		kept: make([]int, cfg.Levels),
+		born: time.Now(),
+		last: make([]atomic.Pointer[FullError], cfg.Levels),
+	}
+	for level, n := range cfg.Reserve {
+		for below := level + 1; below < cfg.Levels; below++ {
+			b.kept[below] += n
+		}
+	}
+	limit := cfg.Limit
+	if cfg.Adaptive != nil {
+		limit = cfg.Adaptive.withDefaults().Initial
+	}
+	b.queue.lines = make([]line, cfg.Levels)
+	b.limit.Store(int64(limit))
+	b.slots.word.Store(bias + uint64(limit))
+	return b
+}
+
+// Do runs fn when there is a slot for it, and returns its error. It waits for a
+// slot as Config allows, or returns a [*FullError] and does not call fn. If ctx
+// has already ended, it returns why.
+func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
+	n, err := b.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.leave(n)
+	return fn(ctx)
+}
+
+// Wrap returns a function that does next as [Bulkhead.Do] does it.
+func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return b.Do(ctx, next) }
+}
+
+// Acquire takes a slot as [Bulkhead.Do] does, for work that is not one function.
+// The slot is held until release is called, for which any goroutine will do;
+// calling it again does nothing. After an error, release is nil.
+func (b *Bulkhead) Acquire(ctx context.Context) (release func(), err error) {
+	n, err := b.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return b.releaseOnce(n), nil
+}
+
+// TryAcquire takes a slot if one is free at this moment for a call of weight 1
+// and the least important level. It never waits. Its refusals are counted, but
+// not reported to OnReject, and its calls tell an adaptive limit nothing.
+func (b *Bulkhead) TryAcquire() (release func(), ok bool) {
+	level := b.cfg.Levels - 1
+	word, ok := b.slots.take(1, b.kept[level])
+	if !ok && word&waiting != 0 {
+		b.mu.Lock()
+		_, ok = b.admit(level, 1, b.now())
+		b.mu.Unlock()
+	}
+	if !ok {
+		b.refused[NoSlot].Add(1)
+		return nil, false
+	}
+	return b.releaseOnce(1), true
+}
+
+func (b *Bulkhead) releaseOnce(n int) func() {
+	var released atomic.Bool
+	return func() {
+		if released.CompareAndSwap(false, true) {
+			b.leave(n)
+		}
+	}
+}
+
+// enter takes the n slots of a call, or refuses it.
+func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
+	if ctx.Err() != nil {
+		return 0, ended.Error(ctx)
+	}
+	level := 0
+	if b.cfg.Priority != nil {
+		level = min(max(b.cfg.Priority(ctx), 0), b.cfg.Levels-1)
+	}
+	n = weightOf(ctx)
+	word, ok := b.slots.take(n, b.kept[level])
+	switch {
+	case ok:
+		if word >= foldAt {
+			b.fold()
+		}
+		return n, nil
+	case b.tooHeavy(n, level):
+		return 0, b.refuse(ctx, b.refusal(TooHeavy, level, n, word))
+	case b.cfg.Queue == 0:
+		return 0, b.refuse(ctx, b.refusal(NoSlot, level, n, word))
+	case b.noPlace(level, n, word):
+		return 0, b.refuse(ctx, b.refusal(QueueFull, level, n, word))
+	}
+	return n, b.wait(ctx, level, n)
+}
+
+// noPlace reports whether it is certain without the mutex that a call which found
+// word gets no place in the queue.
+func (b *Bulkhead) noPlace(level, n int, word uint64) bool {
+	return level == b.cfg.Levels-1 && freeIn(word)-b.kept[level] < n &&
+		b.waiters.Load() >= int64(b.cfg.Queue)
+}
+
+// tooHeavy reports whether a call cannot have n slots even if all were free.
+func (b *Bulkhead) tooHeavy(n, level int) bool {
+	return n > 1 && n > int(b.limit.Load())-b.kept[level]
+}
+
+// wait waits for the n slots of a call, or refuses it.
+func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
+	patience, own := b.patience(ctx)
+	b.mu.Lock()
+	w, refusal := b.join(level, n, patience)
+	b.mu.Unlock()
+	if refusal != nil {
+		return b.refuse(ctx, refusal)
+	}
+	if w == nil {
+		return nil
+	}
+
+	var passed <-chan time.Time
+	if own {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		passed = timer.C
+	}
+	select {
+	case <-w.ready:
+	case <-passed:
+		b.abandon(w, MaxWaitPassed)
+	case <-ctx.Done():
+		b.abandon(w, ContextEnded)
+	}
+	if w.admitted && ctx.Err() != nil { // the slots came too late: pass them on
+		b.leave(n)
+		w.admitted, w.refusal = false, ContextEnded
+	}
+	if w.admitted {
+		b.waited.Add(1)
+		return nil
+	}
+	refusal = b.describe(w.refusal, level, n, b.slots.word.Load())
+	refusal.Waited, refusal.err = w.waited, ended.Error(ctx)
+	return b.refuse(ctx, refusal)
+}
+
+// patience returns how long a caller can wait, and whether it is MaxWait that
+// bounds it, not the deadline of ctx.
+func (b *Bulkhead) patience(ctx context.Context) (left time.Duration, own bool) {
+	left, own = math.MaxInt64, false
+	if b.cfg.MaxWait > 0 {
+		left, own = b.cfg.MaxWait, true
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if until := time.Until(deadline); until < left {
+			left, own = until, false
+		}
+	}
+	return left, own
+}
+
+// leave gives the n slots of a call back, to those who wait if there are any.
+func (b *Bulkhead) leave(n int) {
+	if b.slots.give(n) {
+		return
+	}
+	b.mu.Lock()
+	if !b.slots.give(n) {
+		now := b.now()
+		b.slots.add(n)
+		b.queue.pace.handed(now, n)
+		b.grant(now)
+	}
+	b.mu.Unlock()
+}
+
+// refuse counts and reports a refusal.
+func (b *Bulkhead) refuse(ctx context.Context, e *FullError) error {
+	b.refused[e.Reason].Add(1)
+	if b.cfg.OnReject != nil {
+		b.cfg.OnReject(ctx, e)
+	}
+	return e
+}
+
+// refusal returns the error of a call that did not wait. It is the one of the
+// level's last refusal if that says the same: being refused costs little then,
+// which is what an overloaded program can afford.
+func (b *Bulkhead) refusal(reason Reason, level, n int, word uint64) *FullError {
+	limit, queued := int(b.limit.Load()), int(b.waiters.Load())
+	last := b.last[level].Load()
+	if last != nil && last.Reason == reason && last.Weight == n && last.Limit == limit &&
+		last.InFlight == limit-freeIn(word) && last.Queued == queued {
+		return last
+	}
+	e := b.describe(reason, level, n, word)
+	b.last[level].Store(e)
+	return e
+}
+
+func (b *Bulkhead) describe(reason Reason, level, n int, word uint64) *FullError {
+	limit := int(b.limit.Load())
+	return &FullError{
+		Name:     b.cfg.Name,
+		Reason:   reason,
+		Level:    level,
+		Weight:   n,
+		Limit:    limit,
+		InFlight: limit - freeIn(word),
+		Queued:   int(b.waiters.Load()),
+	}
+}
+
+// now returns the time since b was built.
+func (b *Bulkhead) now() time.Duration { return time.Since(b.born) }
+
+// fold makes room in the word for more calls admitted.
+func (b *Bulkhead) fold() {
+	b.mu.Lock()
+	b.folded += b.slots.fold()
+	b.mu.Unlock()
+}
+
+// Stats are the figures of a [Bulkhead] at one moment.
+type Stats struct {
+	Limit       int              // slots
+	InFlight    int              // slots that are taken; above Limit after that has shrunk
+	Queued      []int            // callers that wait, by level
+	Admitted    int64            // calls that got a slot
+	Refused     int64            // calls that did not
+	Refusals    map[Reason]int64 // Refused by reason, without those that did not occur
+	Waited      int64            // calls of Admitted that had to wait
+	LongestWait time.Duration    // that any call had, refused ones included
+}
+
+// Stats returns the present figures. It is cheap enough to be called each second.
+func (b *Bulkhead) Stats() Stats {
+	s := Stats{Queued: make([]int, b.cfg.Levels), Refusals: make(map[Reason]int64)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.folded += b.slots.fold()
+	s.Limit = int(b.limit.Load())
+	s.InFlight = s.Limit - freeIn(b.slots.word.Load())
+	for level := range b.queue.lines {
+		s.Queued[level] = b.queue.lines[level].waiters
+	}
+	s.Waited = b.waited.Load()
+	s.Admitted = b.folded + s.Waited
+	s.LongestWait = b.longest
+	for reason := range Reason(reasons) {
+		if n := b.refused[reason].Load(); n > 0 {
+			s.Refusals[reason] = n
+			s.Refused += n
+		}
+	}
+	return s
+}

@@ -1,0 +1,223 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+func nothing(context.Context) error { return nil }
+
+// hold takes a slot and returns what gives it back.
+func hold(t *testing.T, b *bulkhead.Bulkhead) (release func()) {
+	t.Helper()
+	release, err := b.Acquire(t.Context())
+	require.NoError(t, err)
+	return release
+}
+
+// requireIdle checks that b has every slot back.
+func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
+	t.Helper()
+	s := b.Stats()
+	require.Zero(t, s.InFlight)
+	for level, n := range s.Queued {
+		require.Zero(t, n, "waiting at level %d", level)
+	}
+	require.NoError(t, b.Do(bulkhead.WithWeight(context.Background(), s.Limit), nothing))
+}
+
+func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2})
+	first, second := hold(t, b), hold(t, b)
+
+	err := b.Do(t.Context(), func(context.Context) error {
+		t.Error("called without a slot")
+		return nil
+	})
+	require.ErrorIs(t, err, bulkhead.ErrFull)
+	var full *bulkhead.FullError
+	require.ErrorAs(t, err, &full)
+	require.Equal(t, bulkhead.FullError{Name: "users", Reason: bulkhead.NoSlot, Weight: 1, Limit: 2, InFlight: 2}, *full)
+	require.EqualError(t, err, "bulkhead: users: full (no slot): 2 of 2 in flight, 0 waiting")
+	require.True(t, full.Retryable())
+
+	first()
+	require.NoError(t, b.Do(t.Context(), nothing))
+	second()
+	requireIdle(t, b)
+}
+
+func TestDoReturnsTheErrorOfTheCall(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	broken := errors.New("broken")
+	require.Same(t, broken, b.Do(t.Context(), func(context.Context) error { return broken }))
+	require.Same(t, broken, b.Wrap(func(context.Context) error { return broken })(t.Context()))
+	requireIdle(t, b)
+}
+
+func TestAnEndedContextNeverGetsASlot(t *testing.T) {
+	gone := errors.New("client gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	for range 1000 {
+		err := b.Do(ctx, func(context.Context) error {
+			t.Fatal("called")
+			return nil
+		})
+		require.ErrorIs(t, err, gone)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, bulkhead.ErrFull)
+	}
+	require.Zero(t, b.Stats().Admitted)
+}
+
+func TestPanicAndGoexitGiveTheSlotBack(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	require.PanicsWithValue(t, "boom", func() {
+		_ = b.Do(t.Context(), func(context.Context) error { panic("boom") })
+	})
+	requireIdle(t, b)
+
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = b.Do(t.Context(), func(context.Context) error {
+			runtime.Goexit()
+			return nil
+		})
+	})
+	wg.Wait()
+	requireIdle(t, b)
+}
+
+func TestAFreedSlotGoesToWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+		release := hold(t, b)
+		var order []int
+		for i := range 2 {
+			go func() {
+				_ = b.Do(t.Context(), func(context.Context) error {
+					order = append(order, i)
+					time.Sleep(time.Second)
+					return nil
+				})
+			}()
+			synctest.Wait()
+		}
+		require.Equal(t, []int{2}, b.Stats().Queued)
+		err := b.Do(t.Context(), nothing)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, bulkhead.QueueFull, full.Reason)
+		require.Equal(t, 2, full.Queued)
+
+		time.Sleep(time.Second)
+		release()
+		release() // does nothing
+		_, ok := b.TryAcquire()
+		require.False(t, ok, "a newcomer took the slot of one who waits")
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []int{0, 1}, order)
+		s := b.Stats()
+		require.Equal(t, 2*time.Second, s.LongestWait)
+		require.EqualValues(t, 2, s.Waited)
+		require.EqualValues(t, 3, s.Admitted)
+		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 1, bulkhead.NoSlot: 1}, s.Refusals)
+		requireIdle(t, b)
+	})
+}
+
+func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
+	gone := errors.New("client gone")
+	for name, tc := range map[string]struct {
+		ctx    func(context.Context) (context.Context, context.CancelFunc)
+		reason bulkhead.Reason
+		waited time.Duration
+		is     []error
+	}{
+		"max wait": {
+			func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} },
+			bulkhead.MaxWaitPassed, time.Second, nil,
+		},
+		"later deadline": {
+			func(ctx context.Context) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 2*time.Second)
+			},
+			bulkhead.MaxWaitPassed, time.Second, nil,
+		},
+		"deadline": {
+			func(ctx context.Context) (context.Context, context.CancelFunc) {
+				return context.WithTimeoutCause(ctx, time.Millisecond, gone)
+			},
+			bulkhead.ContextEnded, time.Millisecond, []error{context.DeadlineExceeded, gone},
+		},
+		"cancel": {
+			func(ctx context.Context) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				time.AfterFunc(600*time.Millisecond, func() { cancel(gone) })
+				return ctx, func() { cancel(nil) }
+			},
+			bulkhead.ContextEnded, time.Minute / 100, []error{context.Canceled, gone},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told []*bulkhead.FullError
+				b := bulkhead.New(bulkhead.Config{
+					Limit: 1, Queue: 1, MaxWait: time.Second,
+					OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+				})
+				release := hold(t, b)
+				ctx, cancel := tc.ctx(t.Context())
+				defer cancel()
+				err := b.Do(ctx, nothing)
+				require.ErrorIs(t, err, bulkhead.ErrFull)
+				var full *bulkhead.FullError
+				require.ErrorAs(t, err, &full)
+				require.Equal(t, tc.reason, full.Reason)
+				require.Equal(t, tc.waited, full.Waited)
+				require.Equal(t, []*bulkhead.FullError{full}, told)
+				for _, cause := range tc.is {
+					require.ErrorIs(t, err, cause)
+				}
+				release()
+				requireIdle(t, b)
+			})
+		})
+	}
+}
+
+// Every interleaving of a grant and a cancel: the slot is never lost.
+func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+	var ran atomic.Int64
+	for range 5000 {
+		release := hold(t, b)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = b.Do(ctx, nothing) })
+		wg.Go(func() {
+			if b.Do(context.Background(), nothing) == nil {
+				ran.Add(1)
+			}
+		})
+		wg.Go(cancel)
+		wg.Go(release)
+		wg.Wait()
+		require.Zero(t, b.Stats().InFlight)
+	}
+	require.EqualValues(t, 5000, ran.Load())
+	requireIdle(t, b)
+}

@@ -1,0 +1,307 @@
+package bulkhead
+
+import (
+	"math"
+	"time"
+)
+
+// An Order says which of the waiting callers of one level is served first.
+type Order int
+
+const (
+	// FIFO serves who has waited longest. A caller whose deadline, or MaxWait,
+	// the queue cannot meet at its present pace is refused at once, without
+	// waiting. The pace is known when at least 16 slots have been handed on since
+	// the queue was last empty; until then, nobody is refused for it.
+	FIFO Order = iota
+
+	// LIFO serves who came last: under overload some are served fast, where FIFO
+	// would serve all of them late.
+	LIFO
+
+	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if
+	// that is 0). From then on, until it is empty, who came last is served first,
+	// and whenever a slot is handed on, who has waited for more than a twentieth
+	// of that time is refused: controlled delay with adaptive LIFO, as in Maurer,
+	// Fail at Scale, ACM Queue 13(8), 2015.
+	CoDel
+)
+
+// A queue holds the callers that wait for a slot, by level. While it is not
+// empty, slots.word says so, and only who holds the mutex of the bulkhead
+// changes either.
+type queue struct {
+	lines []line        // by level
+	stood time.Duration // since when it has not been empty
+	pace  pace
+}
+
+// A line holds the waiters of one level, by age.
+type line struct {
+	oldest, newest *waiter
+	waiters        int
+	weight         int // of all of them
+	lightest       int // none of them weighs less
+}
+
+// A waiter is a caller in the queue.
+type waiter struct {
+	older, newer *waiter
+	level        int
+	weight       int
+	since        time.Duration
+	passed       int // slots that lighter calls behind it have taken
+
+	// Set when it leaves the queue, before ready is closed.
+	ready    chan struct{}
+	settled  bool
+	admitted bool
+	refusal  Reason // if not admitted
+	waited   time.Duration
+}
+
+func (l *line) add(w *waiter) {
+	w.older, l.newest = l.newest, w
+	if w.older == nil {
+		l.oldest, l.lightest = w, w.weight
+	} else {
+		w.older.newer = w
+		l.lightest = min(l.lightest, w.weight)
+	}
+	l.waiters++
+	l.weight += w.weight
+}
+
+func (l *line) remove(w *waiter) {
+	if w.older == nil {
+		l.oldest = w.newer
+	} else {
+		w.older.newer = w.newer
+	}
+	if w.newer == nil {
+		l.newest = w.older
+	} else {
+		w.newer.older = w.older
+	}
+	l.waiters--
+	l.weight -= w.weight
+}
+
+// first returns who is served first, or nil.
+func (l *line) first(newestFirst bool) *waiter {
+	if newestFirst {
+		return l.newest
+	}
+	return l.oldest
+}
+
+// behind returns who is served after w, or nil.
+func (w *waiter) behind(newestFirst bool) *waiter {
+	if newestFirst {
+		return w.older
+	}
+	return w.newer
+}
+
+// join takes the n slots of a call or puts it into the queue. It returns neither
+// a waiter nor a refusal if the call has its slots. The mutex is held.
+func (b *Bulkhead) join(level, n int, patience time.Duration) (*waiter, *FullError) {
+	now := b.now()
+	var word uint64
+	var displaced *waiter
+	for {
+		var ok bool
+		if word, ok = b.admit(level, n, now); ok {
+			return nil, nil
+		}
+		displaced = nil
+		if b.waiters.Load() >= int64(b.cfg.Queue) {
+			if displaced = b.leastImportant(level); displaced == nil {
+				return nil, b.refusal(QueueFull, level, n, word)
+			}
+		}
+		if b.tooHeavy(n, level) { // since enter has looked
+			return nil, b.refusal(TooHeavy, level, n, word)
+		}
+		if b.cfg.Order == FIFO && b.queue.pace.least(b.ahead(level)+n) > patience {
+			return nil, b.refusal(DeadlineTooClose, level, n, word)
+		}
+		// A slot that was given back since admit looked makes this fail.
+		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
+			break
+		}
+	}
+	if word&waiting == 0 {
+		b.queue.stood = now
+		b.queue.pace.restart(now)
+	}
+	w := &waiter{level: level, weight: n, since: now, ready: make(chan struct{})}
+	b.queue.lines[level].add(w)
+	b.waiters.Add(1)
+	if displaced != nil {
+		b.settle(displaced, now, false, Displaced)
+		b.grant(now) // it may have held up others
+	}
+	return w, nil
+}
+
+// admit takes the n slots of a newcomer, if nobody waits who comes before it. The
+// mutex is held.
+func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool) {
+	word, ok = b.slots.take(n, b.kept[level])
+	if ok || word&waiting == 0 || freeIn(word)-b.kept[level] < n {
+		return word, ok
+	}
+	newestFirst := b.newestFirst(now)
+	last := level // the last level of which somebody may come before it
+	if newestFirst {
+		last--
+	}
+	if !b.pass(last, n, newestFirst, nil) {
+		return word, false
+	}
+	b.slots.word.Add(admitted - uint64(n))
+	return word, true
+}
+
+// grant hands free slots to those who wait, in order. The mutex is held, and the
+// queue was not empty when it was taken.
+func (b *Bulkhead) grant(now time.Duration) {
+	newestFirst := b.newestFirst(now)
+	word := b.slots.word.Load()
+	free := freeIn(word)
+	for level := range b.queue.lines {
+		taken, ok := b.grantLevel(level, free-b.kept[level], newestFirst, now)
+		free -= taken
+		word -= uint64(taken)
+		if !ok {
+			break
+		}
+	}
+	if b.cfg.Order == CoDel && newestFirst {
+		b.shed(now)
+	}
+	if b.waiters.Load() == 0 {
+		word &^= waiting
+	}
+	b.slots.word.Store(word)
+}
+
+// grantLevel hands out of room slots to the waiters of one level and returns how
+// many. It is not ok if somebody has been passed often enough, so that nobody
+// behind is to get any.
+func (b *Bulkhead) grantLevel(level, room int, newestFirst bool, now time.Duration) (taken int, ok bool) {
+	l := &b.queue.lines[level]
+	lightest := math.MaxInt
+	w := l.first(newestFirst)
+	for w != nil {
+		if room-taken < l.lightest {
+			return taken, true
+		}
+		next := w.behind(newestFirst)
+		if w.weight > room-taken {
+			lightest = min(lightest, w.weight)
+		} else {
+			if !b.pass(level, w.weight, newestFirst, w) {
+				return taken, false
+			}
+			taken += w.weight
+			b.settle(w, now, true, 0)
+		}
+		w = next
+	}
+	l.lightest = lightest
+	return taken, true
+}
+
+// pass reports whether a call may take n slots before those whose turn it is, in
+// the levels up to the last, and if so counts it on them. Only a lighter call
+// comes to ask, and each of them lets it happen for as many slots as the limit
+// has. A waiter does not pass itself.
+func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) bool {
+	limit := int(b.limit.Load())
+	for level := range last + 1 {
+		first := b.queue.lines[level].first(newestFirst)
+		if first != nil && first != w && first.passed+n > limit {
+			return false
+		}
+	}
+	for level := range last + 1 {
+		first := b.queue.lines[level].first(newestFirst)
+		if first != nil && first != w {
+			first.passed += n
+		}
+	}
+	return true
+}
+
+// settle takes w out of the queue and tells it how that ended.
+func (b *Bulkhead) settle(w *waiter, now time.Duration, admitted bool, refusal Reason) {
+	b.queue.lines[w.level].remove(w)
+	b.waiters.Add(-1)
+	w.settled, w.admitted, w.refusal = true, admitted, refusal
+	w.waited = now - w.since
+	b.longest = max(b.longest, w.waited)
+	close(w.ready)
+}
+
+// abandon settles w as refused, unless it has been settled already.
+func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w.settled {
+		return
+	}
+	now := b.now()
+	b.settle(w, now, false, refusal)
+	b.grant(now) // it may have held up others
+}
+
+// shed refuses those who have waited for too long in a queue that stands.
+func (b *Bulkhead) shed(now time.Duration) {
+	longest := b.standing() / codelFraction
+	for level := range b.queue.lines {
+		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
+			b.settle(w, now, false, Shed)
+		}
+	}
+}
+
+// leastImportant returns the newest waiter of the least important level below
+// the given one, or nil.
+func (b *Bulkhead) leastImportant(level int) *waiter {
+	for below := b.cfg.Levels - 1; below > level; below-- {
+		if w := b.queue.lines[below].newest; w != nil {
+			return w
+		}
+	}
+	return nil
+}
+
+// ahead returns the slots that are to be freed for those who wait and come
+// before a newcomer, if it goes by FIFO.
+func (b *Bulkhead) ahead(level int) int {
+	n := -max(freeIn(b.slots.word.Load()), 0)
+	for l := range level + 1 {
+		n += b.queue.lines[l].weight
+	}
+	return n
+}
+
+// CoDel allows a wait of one codelFraction of the time after which a queue
+// stands. That is MaxWait, or codelInterval.
+const (
+	codelInterval = 100 * time.Millisecond
+	codelFraction = 20
+)
+
+func (b *Bulkhead) standing() time.Duration {
+	if b.cfg.MaxWait > 0 {
+		return b.cfg.MaxWait
+	}
+	return codelInterval
+}
+
+func (b *Bulkhead) newestFirst(now time.Duration) bool {
+	return b.cfg.Order == LIFO || b.cfg.Order == CoDel && now-b.queue.stood >= b.standing()
+}
