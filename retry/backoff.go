@@ -1,0 +1,223 @@
+package retry
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// The functions below return factories for Config.Backoff. A BackOff has state
+// and belongs to one call; a factory is safe to share. What a factory cannot
+// mean (a negative delay) is reported by [Config.Validate].
+
+// Constant waits d before each retry, without jitter. d is at least 0.
+//
+// Many clients that fail together come back together: where there are many,
+// [Exponential] spreads them.
+func Constant(d time.Duration) func() backoff.BackOff {
+	if d < 0 {
+		return misused("Constant(%v)", "0 or more", d)
+	}
+	b := &constant{d} // without state: all calls share it
+	return func() backoff.BackOff { return b }
+}
+
+// Linear waits a random time between 0 and a bound that begins at first, grows
+// by step with each retry, and stays at longest. It needs 0 <= first <= longest
+// and step >= 0.
+func Linear(first, step, longest time.Duration) func() backoff.BackOff {
+	if first < 0 || step < 0 || longest < first {
+		return misused("Linear(%v, %v, %v)", "0 or more, the first at most the last", first, step, longest)
+	}
+	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, bound: first} }
+}
+
+// Exponential waits a random time between 0 and a bound that begins at first,
+// doubles with each retry, and stays at longest: full jitter, which of all kinds
+// makes the least work for a server that recovers (Brooker, "Exponential Backoff
+// And Jitter", AWS Architecture Blog, 2015). It needs 0 < first <= longest.
+func Exponential(first, longest time.Duration) func() backoff.BackOff {
+	if first <= 0 || longest < first {
+		return misused("Exponential(%v, %v)", "more than 0, the first at most the last", first, longest)
+	}
+	return func() backoff.BackOff {
+		b := new(exponential)
+		b.init(first, longest)
+		return b
+	}
+}
+
+// Decorrelated waits a random time between first and three times the delay
+// before it, at most longest: decorrelated jitter, from the same source as
+// [Exponential]'s. It never waits less than first. It needs 0 < first <= longest.
+func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
+	if first <= 0 || longest < first {
+		return misused("Decorrelated(%v, %v)", "more than 0, the first at most the last", first, longest)
+	}
+	return func() backoff.BackOff { return &decorrelated{first: first, longest: longest, last: first} }
+}
+
+// Immediately makes the first n retries without a wait and leaves the others to
+// then; a nil then is Exponential(100ms, 10s). n is at least 0.
+func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
+	if n < 0 {
+		return misused("Immediately(%d, ...)", "0 or more", n)
+	}
+	if then == nil {
+		then = Exponential(defaultFirst, defaultLongest)
+	}
+	return func() backoff.BackOff {
+		b := then()
+		if b == nil {
+			return nil // Validate says so
+		}
+		if m, ok := b.(*misuse); ok {
+			return m
+		}
+		return &immediate{n: n, then: b}
+	}
+}
+
+// Delays waits each d in turn, without jitter, and then ends the retrying. Each
+// is at least 0. With it, Attempts is left at 0 or is one more than there are
+// delays.
+func Delays(d ...time.Duration) func() backoff.BackOff {
+	for _, each := range d {
+		if each < 0 {
+			return misused("Delays(... %v ...)", "0 or more", each)
+		}
+	}
+	d = slices.Clone(d)
+	return func() backoff.BackOff { return &delays{all: d} }
+}
+
+const (
+	defaultFirst   = 100 * time.Millisecond
+	defaultLongest = 10 * time.Second
+)
+
+type constant struct{ d time.Duration }
+
+func (b *constant) Reset()                     {}
+func (b *constant) NextBackOff() time.Duration { return b.d }
+
+type linear struct{ first, step, longest, bound time.Duration }
+
+func (b *linear) Reset() { b.bound = b.first }
+
+func (b *linear) NextBackOff() time.Duration {
+	d := fullJitter(b.bound)
+	if b.bound > b.longest-b.step { // the sum might overflow
+		b.bound = b.longest
+	} else {
+		b.bound += b.step
+	}
+	return d
+}
+
+// exponential lets the engine compute the bounds and adds the jitter itself:
+// RandomizationFactor would exceed MaxInterval.
+type exponential struct{ bounds backoff.ExponentialBackOff }
+
+// exponentials are for calls without a Config.Backoff: the only ones that no
+// user's code can keep.
+var exponentials = sync.Pool{New: func() any { return new(exponential) }}
+
+func (b *exponential) init(first, longest time.Duration) {
+	b.bounds = backoff.ExponentialBackOff{
+		InitialInterval: first,
+		Multiplier:      2,
+		MaxInterval:     longest,
+		MaxElapsedTime:  0, // time limits are the retrier's
+		Stop:            backoff.Stop,
+		Clock:           stopped{}, // nothing asks for the time; the real one costs 50 ns a delay
+	}
+	b.bounds.Reset()
+}
+
+func (b *exponential) Reset()                     { b.bounds.Reset() }
+func (b *exponential) NextBackOff() time.Duration { return fullJitter(b.bounds.NextBackOff()) }
+
+type stopped struct{}
+
+func (stopped) Now() time.Time { return time.Time{} }
+
+type decorrelated struct{ first, longest, last time.Duration }
+
+func (b *decorrelated) Reset() { b.last = b.first }
+
+func (b *decorrelated) NextBackOff() time.Duration {
+	most := b.longest
+	if b.last <= b.longest/3 { // the product might overflow
+		most = b.last * 3
+	}
+	b.last = b.first + fullJitter(most-b.first)
+	return b.last
+}
+
+type immediate struct {
+	n, made int
+	then    backoff.BackOff
+}
+
+func (b *immediate) Reset() {
+	b.made = 0
+	b.then.Reset()
+}
+
+func (b *immediate) NextBackOff() time.Duration {
+	if b.made < b.n {
+		b.made++
+		return 0
+	}
+	return b.then.NextBackOff()
+}
+
+func (b *immediate) retries() (int, bool) {
+	if f, ok := b.then.(finite); ok {
+		n, ok := f.retries()
+		return b.n + n, ok
+	}
+	return 0, false
+}
+
+type delays struct {
+	all  []time.Duration
+	made int
+}
+
+func (b *delays) Reset() { b.made = 0 }
+
+func (b *delays) NextBackOff() time.Duration {
+	if b.made == len(b.all) {
+		return backoff.Stop
+	}
+	b.made++
+	return b.all[b.made-1]
+}
+
+func (b *delays) retries() (int, bool) { return len(b.all), true }
+
+// finite is a BackOff that may know for how many retries it has delays.
+type finite interface{ retries() (n int, ok bool) }
+
+// misuse stands for a factory with arguments that mean nothing. Validate finds
+// it and says so; used anyway, it never retries.
+type misuse struct{ what, want string }
+
+func misused(format, want string, args ...any) func() backoff.BackOff {
+	m := &misuse{what: fmt.Sprintf(format, args...), want: want}
+	return func() backoff.BackOff { return m }
+}
+
+func (m *misuse) Reset()                     {}
+func (m *misuse) NextBackOff() time.Duration { return backoff.Stop }
+
+// fullJitter returns a random delay in [0, bound].
+func fullJitter(bound time.Duration) time.Duration {
+	return time.Duration(rand.Uint64N(uint64(bound) + 1)) // unsigned: bound may be the largest there is
+}
