@@ -1,0 +1,49 @@
+package retry
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Latencies remembers how long the last 1000 calls took, for [HedgeConfig]. The
+// zero value is ready for use. It is safe for concurrent use.
+type Latencies struct {
+	mu     sync.Mutex
+	ring   []time.Duration // in the order in which they came
+	next   int             // the place in ring of the oldest
+	sorted []time.Duration // the same
+}
+
+const (
+	mostLatencies  = 1000
+	leastLatencies = 20 // fewer say little
+)
+
+// Quantile returns the time that the fraction q, in (0, 1], of the calls took at
+// most. ok is false before there are 20 of them.
+func (l *Latencies) Quantile(q float64) (d time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.sorted) < leastLatencies {
+		return 0, false
+	}
+	i := int(math.Ceil(q*float64(len(l.sorted)))) - 1
+	return l.sorted[min(max(0, i), len(l.sorted)-1)], true
+}
+
+func (l *Latencies) observe(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.ring) < mostLatencies {
+		l.ring = append(l.ring, d)
+	} else {
+		i, _ := slices.BinarySearch(l.sorted, l.ring[l.next])
+		l.sorted = slices.Delete(l.sorted, i, i+1)
+		l.ring[l.next] = d
+		l.next = (l.next + 1) % mostLatencies
+	}
+	i, _ := slices.BinarySearch(l.sorted, d)
+	l.sorted = slices.Insert(l.sorted, i, d)
+}
