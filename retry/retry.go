@@ -302,10 +302,10 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 // A call is what Do keeps of one that has failed at least once.
 type call struct {
 	*Retrier
-	ctx   context.Context
-	start time.Time
-	delay backoff.BackOff
-	timer *time.Timer
+	ctx    context.Context
+	start  time.Time
+	delays backoff.BackOff
+	timer  *time.Timer
 
 	charge  uint64 // what refund wants for the last retry
 	unspent bool   // it was charged but is not made yet
@@ -322,7 +322,7 @@ func (c *call) end() {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	if b, ok := c.delay.(*exponential); ok && c.cfg.Backoff == nil {
+	if b, ok := c.delays.(*exponential); ok && c.cfg.Backoff == nil {
 		exponentials.Put(b)
 	}
 }
@@ -362,17 +362,17 @@ func (c *call) remember(err error) {
 // next returns how long to wait for another attempt after err, or why there
 // should be none. It charges the budget for one that may be made.
 func (c *call) next(err error) (delay time.Duration, reason error) {
-	if c.delay == nil && c.cfg.Backoff == nil {
+	if c.delays == nil && c.cfg.Backoff == nil {
 		b := exponentials.Get().(*exponential)
 		b.init(defaultFirst, defaultLongest)
-		c.delay = b
-	} else if c.delay == nil {
-		if c.delay = c.cfg.Backoff(); c.delay == nil {
+		c.delays = b
+	} else if c.delays == nil {
+		if c.delays = c.cfg.Backoff(); c.delays == nil {
 			return 0, errNoBackOff
 		}
-		c.delay.Reset() // which the engine asks for before first use
+		c.delays.Reset() // which the engine asks for before first use
 	}
-	delay = c.delay.NextBackOff()
+	delay = c.delays.NextBackOff()
 	if delay < 0 {
 		return 0, ErrExhausted
 	}

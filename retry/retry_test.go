@@ -3,10 +3,15 @@ package retry_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/retry"
@@ -27,6 +32,13 @@ func failing(n int, err error) (fn func(context.Context) error, calls *int) {
 	}, calls
 }
 
+const forever = 1 << 30
+
+func succeed(context.Context) error { return nil }
+
+// seconds returns how long ago start was.
+func seconds(start time.Time) float64 { return time.Since(start).Seconds() }
+
 func TestRetrierCallsAgainUntilSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn, calls := failing(2, errDown)
@@ -34,29 +46,663 @@ func TestRetrierCallsAgainUntilSuccess(t *testing.T) {
 		start := time.Now()
 		require.NoError(t, r.Do(t.Context(), fn))
 		require.Equal(t, 3, *calls)
-		require.Equal(t, 4*time.Second, time.Since(start))
+		require.Equal(t, 4.0, seconds(start))
 	})
 }
 
 func TestRetrierReturnsLastErrorAndReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fn, calls := failing(9, errDown)
+		n := 0
 		r := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(600 * time.Millisecond)})
-		err := r.Do(t.Context(), fn)
-		require.Equal(t, 3, *calls)
+		err := r.Do(t.Context(), func(context.Context) error {
+			n++
+			return fmt.Errorf("call %d: %w", n, errDown)
+		})
 		require.ErrorIs(t, err, errDown)
 		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: users: gave up after 3 attempts in 1.2s: no attempts left: backend: down")
+		e, ok := errors.AsType[*retry.Error](err)
+		require.True(t, ok)
+		require.Equal(t, "users", e.Name)
+		require.Equal(t, 3, e.Attempts)
+		require.Equal(t, 1200*time.Millisecond, e.Elapsed)
+		require.Equal(t, retry.ErrExhausted, e.Reason)
+		require.Len(t, e.Errs, 3)
+		require.EqualError(t, err, "retry: users: gave up after 3 attempts in 1.2s: no attempts left: call 3: backend: down")
 	})
 }
 
-func TestNestedRetriersDoNotMultiply(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fn, calls := failing(99, errDown)
-		for range 3 {
-			fn = retry.New(retry.Config{}).Wrap(fn)
-		}
-		require.ErrorIs(t, fn(t.Context()), errDown)
-		require.Equal(t, 3, *calls)
+func TestFirstTrySuccessCostsNothing(t *testing.T) {
+	built := 0
+	r := retry.New(retry.Config{
+		Backoff: func() backoff.BackOff { built++; return &backoff.ZeroBackOff{} },
+		If:      func(error) bool { panic("asked about success") },
+		OnRetry: func(context.Context, retry.Attempt) { panic("told of a retry") },
 	})
+	built = 0 // New looks at one
+	wrapped := r.Wrap(succeed)
+	type key struct{}
+	for name, ctx := range map[string]context.Context{
+		"background": context.Background(),
+		"cancelable": t.Context(),
+		"value":      context.WithValue(t.Context(), key{}, "v"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Zero(t, testing.AllocsPerRun(1000, func() { _ = r.Do(ctx, succeed) }))
+			require.Zero(t, testing.AllocsPerRun(1000, func() { _ = wrapped(ctx) }))
+		})
+	}
+	require.Zero(t, built)
+	require.Zero(t, r.Stats())
+}
+
+func TestRetrierBuildsOneBackoffForEachCallThatFails(t *testing.T) {
+	var built []*recordingBackOff
+	r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+		b := new(recordingBackOff)
+		built = append(built, b)
+		return b
+	}})
+	built = nil
+	for range 2 {
+		fn, _ := failing(2, errDown)
+		require.NoError(t, r.Do(t.Context(), fn))
+	}
+	require.Equal(t, []*recordingBackOff{{"reset", "next", "next"}, {"reset", "next", "next"}}, built)
+}
+
+// recordingBackOff is a BackOff without delays that notes what is asked of it.
+type recordingBackOff []string
+
+func (b *recordingBackOff) Reset()                     { *b = append(*b, "reset") }
+func (b *recordingBackOff) NextBackOff() time.Duration { *b = append(*b, "next"); return 0 }
+
+func TestRetrierTakesAnyBackOffOfTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+			// A literal: it would be of no use before Reset.
+			return &backoff.ExponentialBackOff{
+				InitialInterval: time.Second, Multiplier: 2, MaxInterval: time.Minute, Stop: backoff.Stop, Clock: backoff.SystemClock,
+			}
+		}})
+		fn, _ := failing(2, errDown)
+		start := time.Now()
+		require.NoError(t, r.Do(t.Context(), fn))
+		require.Equal(t, 3.0, seconds(start))
+	})
+}
+
+func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		ctx := context.WithValue(t.Context(), key{}, "the caller's")
+		start := time.Now()
+		var story []string
+		note := func(format string, args ...any) {
+			story = append(story, fmt.Sprintf("%v ", time.Since(start))+fmt.Sprintf(format, args...))
+		}
+		r := retry.New(retry.Config{
+			Name:    "users",
+			Backoff: retry.Delays(time.Second, 2*time.Second),
+			OnRetry: func(ctx context.Context, a retry.Attempt) {
+				require.Equal(t, "the caller's", ctx.Value(key{}))
+				_, ok := retry.AttemptFrom(ctx)
+				require.False(t, ok, "the hook has the ctx of Do")
+				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.Elapsed)
+			},
+		})
+		err := r.Do(ctx, func(ctx context.Context) error {
+			n, _ := retry.AttemptFrom(ctx)
+			note("attempt %d", n)
+			time.Sleep(time.Minute)
+			return errDown
+		})
+		note("end")
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.Equal(t, []string{
+			"0s attempt 1",
+			"1m0s retry users 1 backend: down in 1s after 0s",
+			"1m1s attempt 2",
+			"2m1s retry users 2 backend: down in 2s after 1m1s",
+			"2m3s attempt 3",
+			"3m3s end", // no hook and no wait after the last
+		}, story)
+	})
+}
+
+func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		deadline time.Duration
+		max      time.Duration
+		delay    time.Duration
+		attempts int
+		took     time.Duration
+		reason   error
+		text     string
+	}{
+		{"the wait ends before the deadline", 2*time.Second + 1, 0, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
+			"retry: gave up after 3 attempts in 2s: no attempts left: backend: down"},
+		{"the wait ends at the deadline", 2 * time.Second, 0, time.Second, 2, time.Second, context.DeadlineExceeded,
+			"retry: gave up after 2 attempts in 1s: a wait of 1s would pass the deadline: context deadline exceeded: backend: down"},
+		{"the wait ends after the deadline", time.Second, 0, time.Hour, 1, 0, context.DeadlineExceeded,
+			"retry: gave up after 1 attempt in 0s: a wait of 1h0m0s would pass the deadline: context deadline exceeded: backend: down"},
+		{"the wait ends before MaxElapsed", 0, 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
+			"retry: gave up after 3 attempts in 2s: no attempts left: backend: down"},
+		{"the wait ends at MaxElapsed", 0, 2 * time.Second, time.Second, 2, time.Second, retry.ErrExhausted,
+			"retry: gave up after 2 attempts in 1s: a wait of 1s would pass MaxElapsed of 2s: backend: down"},
+		{"the longest wait there is", 0, time.Hour, 1<<63 - 1, 1, 0, retry.ErrExhausted,
+			"retry: gave up after 1 attempt in 0s: a wait of 2562047h47m16.854775807s would pass MaxElapsed of 1h0m0s: backend: down"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				if c.deadline > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, c.deadline)
+					defer cancel()
+				}
+				retries := 0
+				r := retry.New(retry.Config{
+					MaxElapsed: c.max,
+					Backoff:    retry.Constant(c.delay),
+					OnRetry:    func(context.Context, retry.Attempt) { retries++ },
+				})
+				fn, calls := failing(forever, errDown)
+				start := time.Now()
+				err := r.Do(ctx, fn)
+				require.NoError(t, ctx.Err(), "it returned before the deadline")
+				require.Equal(t, c.took, time.Since(start))
+				require.Equal(t, c.attempts, *calls)
+				require.Equal(t, c.attempts-1, retries)
+				require.ErrorIs(t, err, errDown)
+				require.ErrorIs(t, err, c.reason)
+				require.EqualError(t, err, c.text)
+			})
+		})
+	}
+}
+
+func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var elapsed []time.Duration
+		r := retry.New(retry.Config{
+			MaxElapsed: 10 * time.Second,
+			Backoff:    retry.Constant(time.Second),
+			OnRetry:    func(_ context.Context, a retry.Attempt) { elapsed = append(elapsed, a.Elapsed) },
+		})
+		err := r.Do(t.Context(), func(context.Context) error {
+			time.Sleep(6 * time.Second)
+			return errDown
+		})
+		e, _ := errors.AsType[*retry.Error](err)
+		require.Equal(t, 2, e.Attempts)
+		require.Equal(t, 13*time.Second, e.Elapsed)
+		require.Equal(t, []time.Duration{6 * time.Second}, elapsed)
+	})
+}
+
+func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		errShutdown := errors.New("shutting down")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(3*time.Second, func() { cancel(errShutdown) })
+		r := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(2 * time.Second)})
+		fn, calls := failing(forever, errDown)
+		start := time.Now()
+		err := r.Do(ctx, fn)
+		require.Equal(t, 3.0, seconds(start))
+		require.Equal(t, 2, *calls)
+		require.ErrorIs(t, err, errDown)
+		require.ErrorIs(t, err, errShutdown)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, retry.ErrExhausted)
+		require.EqualError(t, err, "retry: gave up after 2 attempts in 3s: context canceled: shutting down: backend: down")
+	})
+}
+
+func TestEndedContextIsHonouredFirst(t *testing.T) {
+	errShutdown := errors.New("shutting down")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errShutdown)
+	fn, calls := failing(forever, errDown)
+	err := retry.New(retry.Config{}).Do(ctx, fn)
+	require.Zero(t, *calls)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, errShutdown)
+}
+
+func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := func(cfg retry.Config, fn func(context.Context, context.CancelFunc) error) (calls int, err error) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cfg.Backoff = retry.Constant(0)
+			cfg.If = func(error) bool { return true }
+			err = retry.New(cfg).Do(ctx, func(ctx context.Context) error {
+				calls++
+				return fn(ctx, cancel)
+			})
+			return calls, err
+		}
+
+		calls, err := run(retry.Config{}, func(ctx context.Context, cancel context.CancelFunc) error {
+			cancel()
+			return ctx.Err()
+		})
+		require.Equal(t, 1, calls)
+		require.Equal(t, context.Canceled, err, "there is nothing to add")
+
+		calls, err = run(retry.Config{}, func(_ context.Context, cancel context.CancelFunc) error {
+			cancel()
+			return errDown
+		})
+		require.Equal(t, 1, calls)
+		require.ErrorIs(t, err, errDown)
+		require.ErrorIs(t, err, context.Canceled)
+
+		calls, err = run(retry.Config{}, func(ctx context.Context, cancel context.CancelFunc) error {
+			if n, _ := retry.AttemptFrom(ctx); n == 1 {
+				return errDown
+			}
+			cancel()
+			return ctx.Err()
+		})
+		require.Equal(t, 2, calls)
+		require.EqualError(t, err, "retry: gave up after 2 attempts in 0s: context canceled")
+		e, _ := errors.AsType[*retry.Error](err)
+		require.Equal(t, []error{errDown, context.Canceled}, e.Errs)
+
+		calls, err = run(retry.Config{OnRetry: func(context.Context, retry.Attempt) {}}, func(_ context.Context, cancel context.CancelFunc) error {
+			cancel()
+			return retry.Permanent(errDown)
+		})
+		require.Equal(t, 1, calls)
+		require.Equal(t, errDown, err, "the operation has given its answer")
+	})
+}
+
+func TestContextThatEndsInTheHookIsHonoured(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	fn, calls := failing(forever, errDown)
+	err := retry.New(retry.Config{
+		Backoff: retry.Constant(0),
+		OnRetry: func(context.Context, retry.Attempt) { cancel() },
+	}).Do(ctx, fn)
+	require.Equal(t, 1, *calls)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestAttemptTimeoutIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retry.New(retry.Config{AttemptTimeout: time.Second, Backoff: retry.Constant(500 * time.Millisecond)})
+		start := time.Now()
+		calls := 0
+		err := r.Do(t.Context(), func(ctx context.Context) error {
+			calls++
+			if calls == 3 {
+				return nil
+			}
+			<-ctx.Done()
+			require.EqualError(t, context.Cause(ctx), "retry: an attempt took longer than AttemptTimeout of 1s: context deadline exceeded")
+			require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
+			return ctx.Err()
+		})
+		require.NoError(t, err)
+		require.Equal(t, 3, calls)
+		require.Equal(t, 3.0, seconds(start))
+	})
+}
+
+func TestAttemptTimeoutDoesNotHideTheCallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		r := retry.New(retry.Config{AttemptTimeout: time.Second, Attempts: -1, Backoff: retry.Constant(0)})
+		start := time.Now()
+		calls := 0
+		err := r.Do(ctx, func(ctx context.Context) error {
+			calls++
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 2, calls)
+		require.Equal(t, 1.5, seconds(start))
+	})
+}
+
+func TestPermanentErrorComesBackAsItself(t *testing.T) {
+	wrapped := fmt.Errorf("users: %w", retry.Permanent(errDown))
+	for _, c := range []struct {
+		name           string
+		returned, want error
+	}{
+		{"marked", retry.Permanent(errDown), errDown},
+		{"marked by the engine", backoff.Permanent(errDown), errDown},
+		{"marked twice", retry.Permanent(retry.Permanent(errDown)), retry.Permanent(errDown)},
+		{"marked further down", wrapped, wrapped},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fn, calls := failing(forever, c.returned)
+			err := retry.New(retry.Config{If: func(error) bool { panic("If has no say") }}).Do(t.Context(), fn)
+			require.Equal(t, 1, *calls)
+			require.Equal(t, c.want, err)
+			require.False(t, retry.Retryable(c.returned))
+			require.EqualError(t, c.returned, err.Error())
+		})
+	}
+	require.NoError(t, retry.Permanent(nil))
+}
+
+// answeringError says itself whether to retry, and when.
+type answeringError struct {
+	retryable bool
+	after     time.Duration
+}
+
+func (answeringError) Error() string               { return "backend: answered" }
+func (e answeringError) Retryable() bool           { return e.retryable }
+func (e answeringError) RetryAfter() time.Duration { return e.after }
+
+func TestErrorsSayWhetherToRetry(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		err  error
+		want bool
+	}{
+		{"nil", nil, false},
+		{"any", errDown, true},
+		{"not retryable", answeringError{}, false},
+		{"not retryable, wrapped", fmt.Errorf("users: %w", answeringError{}), false},
+		{"not retryable, joined", errors.Join(errDown, answeringError{}), false},
+		{"retryable", answeringError{retryable: true}, true},
+		{"a time limit further down", context.DeadlineExceeded, true},
+		{"a cancellation further down", context.Canceled, true},
+		{"exhausted further down", &retry.Error{Errs: []error{errDown}, Reason: retry.ErrExhausted}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Equal(t, c.want, retry.Retryable(c.err))
+			if c.err == nil {
+				return
+			}
+			fn, calls := failing(1, c.err)
+			err := retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
+			if c.want {
+				require.NoError(t, err)
+				require.Equal(t, 2, *calls)
+			} else {
+				require.Equal(t, c.err, err)
+				require.Equal(t, 1, *calls)
+			}
+		})
+	}
+}
+
+func TestIfDecidesInPlaceOfRetryable(t *testing.T) {
+	r := retry.New(retry.Config{
+		Backoff: retry.Constant(0),
+		If:      func(err error) bool { return !errors.Is(err, errDown) },
+	})
+	fn, calls := failing(2, answeringError{retryable: false})
+	require.NoError(t, r.Do(t.Context(), fn))
+	require.Equal(t, 3, *calls)
+	fn, calls = failing(2, errDown)
+	require.Equal(t, errDown, r.Do(t.Context(), fn))
+	require.Equal(t, 1, *calls)
+}
+
+func TestNonRetryableErrorOfTheLastAttemptComesBackAsItself(t *testing.T) {
+	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	err := r.Do(t.Context(), func(ctx context.Context) error {
+		if n, _ := retry.AttemptFrom(ctx); n < 3 {
+			return errDown
+		}
+		return answeringError{}
+	})
+	require.Equal(t, answeringError{}, err)
+}
+
+func TestRetryAfterIsTheLeastDelay(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		after, backoff time.Duration
+		least, most    time.Duration
+	}{
+		{"longer than the backoff", 10 * time.Second, time.Second, 10 * time.Second, 11 * time.Second},
+		{"shorter than the backoff", time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second},
+		{"none", 0, time.Second, time.Second, time.Second},
+		{"negative", -time.Hour, time.Second, time.Second, time.Second},
+		{"at MaxRetryAfter", time.Minute, 0, time.Minute, 66 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := retry.New(retry.Config{Backoff: retry.Constant(c.backoff)})
+				seen := make(map[time.Duration]bool)
+				for range 50 {
+					fn, _ := failing(1, fmt.Errorf("users: %w", answeringError{retryable: true, after: c.after}))
+					start := time.Now()
+					require.NoError(t, r.Do(t.Context(), fn))
+					took := time.Since(start)
+					require.GreaterOrEqual(t, took, c.least)
+					require.LessOrEqual(t, took, c.most)
+					seen[took] = true
+				}
+				if c.most > c.least {
+					require.Greater(t, len(seen), 25, "clients that were sent away together do not return together")
+				}
+			})
+		})
+	}
+}
+
+func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fn, calls := failing(forever, answeringError{retryable: true, after: time.Minute + 1})
+		start := time.Now()
+		err := retry.New(retry.Config{}).Do(t.Context(), fn)
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.EqualError(t, err, "retry: gave up after 1 attempt in 0s: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
+
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		fn2, calls2 := failing(forever, answeringError{retryable: true, after: 30 * time.Second})
+		err = retry.New(retry.Config{}).Do(ctx, fn2)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		e, ok := errors.AsType[interface {
+			error
+			RetryAfter() time.Duration
+		}](err)
+		require.True(t, ok, "the caller learns when to come back")
+		require.Equal(t, 30*time.Second, e.RetryAfter())
+
+		// However long it is, no sum overflows.
+		longest := time.Duration(1<<63 - 1)
+		fn3, calls3 := failing(forever, answeringError{retryable: true, after: longest})
+		err = retry.New(retry.Config{MaxRetryAfter: longest}).Do(ctx, fn3)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+
+		require.Equal(t, []int{1, 1, 1}, []int{*calls, *calls2, *calls3})
+		require.Zero(t, time.Since(start))
+	})
+}
+
+func TestAttemptsLimitCalls(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		attempts int
+		backoff  func() backoff.BackOff
+		want     int
+	}{
+		{"default", 0, retry.Constant(0), 3},
+		{"one", 1, retry.Constant(0), 1},
+		{"five", 5, retry.Constant(0), 5},
+		{"one more than delays", 0, retry.Delays(0, 0, 0, 0), 5},
+		{"and so it says", 3, retry.Delays(0, 0), 3},
+		{"no limit but the delays", -1, retry.Delays(0, 0), 3},
+		{"no delays", 0, retry.Delays(), 1},
+		{"immediately and delays", 0, retry.Immediately(2, retry.Delays(0)), 4},
+		{"immediately and more", 0, retry.Immediately(1, retry.Constant(0)), 3},
+		{"negative is no limit", -1, func() backoff.BackOff { return backoff.WithMaxRetries(&backoff.ZeroBackOff{}, 1000) }, 1001},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fn, calls := failing(forever, errDown)
+			err := retry.New(retry.Config{Attempts: c.attempts, Backoff: c.backoff}).Do(t.Context(), fn)
+			require.ErrorIs(t, err, errDown)
+			require.ErrorIs(t, err, retry.ErrExhausted)
+			require.Equal(t, c.want, *calls)
+		})
+	}
+}
+
+func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		most := make([]time.Duration, 12)
+		r := retry.New(retry.Config{
+			Attempts: len(most) + 1,
+			OnRetry:  func(_ context.Context, a retry.Attempt) { most[a.Number-1] = max(most[a.Number-1], a.Delay) },
+		})
+		for range 300 {
+			fn, _ := failing(forever, errDown)
+			require.Error(t, r.Do(t.Context(), fn))
+		}
+		for i, d := range most {
+			bound := min(100*time.Millisecond<<i, 10*time.Second)
+			require.LessOrEqual(t, d, bound)
+			require.Greater(t, d, bound*9/10)
+		}
+	})
+}
+
+func TestErrorKeepsTheLastErrors(t *testing.T) {
+	for _, c := range []struct{ history, attempts, want int }{{0, 20, 8}, {1, 20, 1}, {3, 20, 3}, {12, 20, 12}, {12, 5, 5}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			n := 0
+			err := retry.New(retry.Config{Attempts: c.attempts, History: c.history, Backoff: retry.Constant(0)}).
+				Do(t.Context(), func(context.Context) error {
+					n++
+					return fmt.Errorf("%d", n)
+				})
+			e, _ := errors.AsType[*retry.Error](err)
+			require.Equal(t, c.attempts, e.Attempts)
+			require.Len(t, e.Errs, c.want)
+			for i, err := range e.Errs {
+				require.EqualError(t, err, fmt.Sprint(c.attempts-c.want+1+i))
+			}
+		})
+	}
+}
+
+func TestErrorTexts(t *testing.T) {
+	for want, e := range map[string]*retry.Error{
+		"retry: gave up after 0 attempts in 0s":                                         {},
+		"retry: a: gave up after 1 attempt in 0s: backend: down":                        {Name: "a", Attempts: 1, Errs: []error{errDown}},
+		"retry: gave up after 2 attempts in 1.235s: budget exhausted":                   {Attempts: 2, Elapsed: 1234567890, Reason: retry.ErrBudget},
+		"retry: gave up after 2 attempts in 2ms: context canceled":                      {Attempts: 2, Elapsed: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
+		"retry: gave up after 2 attempts in 0s: context canceled: uncomparable: [gone]": {Attempts: 2, Reason: context.Canceled, Errs: []error{uncomparable{"gone"}}},
+	} {
+		require.EqualError(t, e, want)
+		require.NotErrorIs(t, e, errors.ErrUnsupported)
+	}
+	e := &retry.Error{Reason: uncomparable{"gone"}, Errs: []error{uncomparable{"gone"}}}
+	require.EqualError(t, e, "retry: gave up after 0 attempts in 0s: uncomparable: [gone]")
+}
+
+type uncomparable []string
+
+func (e uncomparable) Error() string { return fmt.Sprintf("uncomparable: %s", []string(e)) }
+
+func TestStatsCountWhatWasNotSuccessAtOnce(t *testing.T) {
+	r := retry.New(retry.Config{
+		Backoff: retry.Constant(0),
+		Budget:  retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1}), // ten in all
+	})
+	do := func(failures int, err error) {
+		fn, _ := failing(failures, err)
+		_ = r.Do(t.Context(), fn)
+	}
+	do(0, nil)
+	require.Equal(t, retry.Stats{}, r.Stats())
+	do(2, errDown)
+	require.Equal(t, retry.Stats{Retried: 2, Recovered: 1}, r.Stats())
+	do(1, retry.Permanent(errDown))
+	require.Equal(t, retry.Stats{Retried: 2, Recovered: 1, Failed: 1}, r.Stats())
+	do(3, errDown)
+	require.Equal(t, retry.Stats{Retried: 4, Recovered: 1, Failed: 2, Exhausted: 1}, r.Stats())
+	for range 4 {
+		do(3, errDown)
+	}
+	require.Equal(t, retry.Stats{Retried: 11, Recovered: 1, Failed: 6, Exhausted: 4, Refused: 1}, r.Stats())
+}
+
+func TestPanicAndExitPassThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budget := retry.NewBudget(retry.BudgetConfig{})
+		var hook func()
+		r := retry.New(retry.Config{
+			Backoff: retry.Constant(0), Budget: budget, AttemptTimeout: time.Hour,
+			OnRetry: func(context.Context, retry.Attempt) { hook() },
+		})
+		for _, leave := range []func(){func() { panic("broken") }, runtime.Goexit} {
+			for n := range 2 {
+				hook = func() {}
+				require.Equal(t, "left", leaves(func() {
+					_ = r.Do(t.Context(), func(ctx context.Context) error {
+						if attempt, _ := retry.AttemptFrom(ctx); attempt > n {
+							leave()
+						}
+						return errDown
+					})
+				}))
+			}
+			hook = leave
+			before := budget.Stats().Charged
+			require.Equal(t, "left", leaves(func() {
+				fn, _ := failing(forever, errDown)
+				_ = r.Do(t.Context(), fn)
+			}))
+			require.Equal(t, before, budget.Stats().Charged, "a retry that was never made costs nothing")
+		}
+		require.Equal(t, int64(2), budget.Stats().Charged, "one that was made and did not succeed does")
+	})
+}
+
+// leaves reports how fn, on a goroutine of its own, ends.
+func leaves(fn func()) (how string) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		how = "left"
+		defer func() { _ = recover() }()
+		fn()
+		how = "returned"
+	})
+	wg.Wait()
+	return how
+}
+
+func TestPanicValueIsUnchanged(t *testing.T) {
+	require.PanicsWithValue(t, errDown, func() {
+		_ = retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { panic(errDown) })
+	})
+}
+
+func TestRetrierIsSharedByManyCalls(t *testing.T) {
+	r := retry.New(retry.Config{Attempts: 4, Backoff: retry.Decorrelated(time.Microsecond, 10*time.Microsecond)})
+	var calls atomic.Int64
+	var wg sync.WaitGroup
+	const goroutines, each = 16, 500
+	for range goroutines {
+		wg.Go(func() {
+			for i := range each {
+				failures := i % 4
+				fn, n := failing(failures, errDown)
+				if err := r.Do(t.Context(), fn); err != nil || *n != failures+1 {
+					t.Errorf("%v after %d calls", err, *n)
+				}
+				calls.Add(int64(*n))
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, int64(goroutines*each*10/4), calls.Load())
+	require.Equal(t, retry.Stats{Retried: goroutines * each * 6 / 4, Recovered: goroutines * each * 3 / 4}, r.Stats())
 }
