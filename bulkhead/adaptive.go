@@ -1,12 +1,42 @@
 package bulkhead
 
-import "github.com/go-resilience/resilience/internal/invalid"
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
 
-// Adaptive says how a [Bulkhead] finds its limit by itself.
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Adaptive makes a [Bulkhead] find its limit from the latency of its calls: as
+// long as they take what they take on an idle server, the limit grows with its
+// use; once they queue there, it shrinks.
+//
+// A call that succeeds is a sample of the latency. One that fails with
+// [context.DeadlineExceeded] is a sample of at least four times the latency of an
+// idle server. Other errors say nothing about load, and neither do panics.
+//
+// To learn what an idle server takes, the bulkhead lowers its limit to 0.6 of it
+// for a few latencies: every 10 s (or 100 latencies, if that is more) while the
+// limit is in use, and when latency stays high although the limit shrinks. Where
+// a lower limit does not help, the work itself has become slower, and the limit
+// grows again.
+//
+// It needs some ten calls in flight, or a hundred a second, to be precise. The
+// limit bounds each process for itself.
 type Adaptive struct {
-	Initial   int     // the first limit; zero means 20, within Min and Max
-	Min, Max  int     // what the limit may be; zero means 1 and 1000
-	Tolerance float64 // latency above that of an idle server which is no overload, as a part of it; zero means 0.25
+	// Initial is the first limit. Zero means 20, or Min or Max if these exclude
+	// it. A limit that is little used shrinks to Initial and no further.
+	Initial int
+
+	// Min and Max bound the limit. Zero means 1, and 1000 or Min if that is more.
+	Min, Max int
+
+	// Tolerance is how much more latency than on an idle server counts as none,
+	// as a fraction: above 0 to 10. Zero means 0.25. More of it is steadier under
+	// noise and keeps a longer queue at the server.
+	Tolerance float64
 }
 
 func (a Adaptive) withDefaults() Adaptive {
@@ -25,4 +55,83 @@ func (a Adaptive) withDefaults() Adaptive {
 	return a
 }
 
-func (a Adaptive) validate(f *invalid.Fields) {}
+func (a Adaptive) validate(f *invalid.Fields) {
+	d := a.withDefaults()
+	f.Need(a.Min >= 0 && a.Min <= maxLimit, "Adaptive.Min", a.Min, "0 (for 1) or more")
+	f.Need(a.Max >= 0 && a.Max <= maxLimit, "Adaptive.Max", a.Max, "0 (for 1000) or more")
+	f.Need(d.Min <= d.Max, "Adaptive.Min", a.Min, "no more than Max")
+	f.Need(d.Initial >= d.Min && d.Initial <= d.Max, "Adaptive.Initial", a.Initial, "0 (for 20), or within Min and Max")
+	f.Need(d.Tolerance > 0 && d.Tolerance <= 10, "Adaptive.Tolerance", a.Tolerance, "0 (for 0.25), or above 0 to 10")
+}
+
+// adaptive drives the limit of a bulkhead. Its mutex is taken before that of the
+// bulkhead.
+type adaptive struct {
+	mu         sync.Mutex
+	controller controller
+}
+
+// measure does fn, in slots that the call has already, and learns from it.
+func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) error) error {
+	c := b.begin()
+	how := silent // stays so if fn panics
+	defer func() { b.end(c, n, how) }()
+	err := fn(ctx)
+	how = outcomeOf(err)
+	return err
+}
+
+func outcomeOf(err error) outcome {
+	switch {
+	case err == nil:
+		return answered
+	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrFull):
+		return dropped
+	}
+	return silent
+}
+
+// begin notes that a call starts, in slots that it has already.
+func (b *Bulkhead) begin() call {
+	inFlight := int(b.limit.Load()) - freeIn(b.slots.word.Load())
+	b.adaptive.mu.Lock()
+	now := b.now()
+	c := b.adaptive.controller.begin(now, inFlight)
+	changed := b.follow()
+	b.adaptive.mu.Unlock()
+	if changed {
+		b.announce()
+	}
+	return c
+}
+
+// end notes how a call ended, and gives its slots back.
+func (b *Bulkhead) end(c call, n int, how outcome) {
+	b.leave(n)
+	b.adaptive.mu.Lock()
+	now := b.now()
+	b.adaptive.controller.end(c, now, how)
+	changed := b.follow()
+	b.adaptive.mu.Unlock()
+	if changed {
+		b.announce()
+	}
+}
+
+// follow makes the limit what the controller says, and reports whether that is a
+// change. The controller's mutex is held.
+func (b *Bulkhead) follow() bool {
+	c := &b.adaptive.controller
+	if int64(c.Limit()) == b.limit.Load() {
+		return false
+	}
+	b.mu.Lock()
+	b.resize(LimitChange{
+		To:      c.Limit(),
+		Latency: time.Duration(c.latency),
+		Base:    time.Duration(c.base),
+		Probe:   c.phase == draining,
+	})
+	b.mu.Unlock()
+	return true
+}

@@ -152,6 +152,8 @@ type Bulkhead struct {
 	waited  atomic.Int64                // calls that waited and were admitted
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
+	adaptive adaptive // used if cfg.Adaptive is set
+
 	mu         sync.Mutex
 	queue      queue
 	folded     int64         // calls admitted that slots no longer counts
@@ -180,7 +182,8 @@ func New(cfg Config) *Bulkhead {
 	}
 	limit := cfg.Limit
 	if cfg.Adaptive != nil {
-		limit = cfg.Adaptive.withDefaults().Initial
+		b.adaptive.controller = newController(cfg.Adaptive.withDefaults())
+		limit = b.adaptive.controller.Limit()
 	}
 	b.queue.lines = make([]line, cfg.Levels)
 	b.limit.Store(int64(limit))
@@ -196,6 +199,9 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
+	if b.cfg.Adaptive != nil {
+		return b.measure(ctx, n, fn)
+	}
 	defer b.leave(n)
 	return fn(ctx)
 }
@@ -208,12 +214,25 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 // Acquire takes a slot as [Bulkhead.Do] does, for work that is not one function.
 // The slot is held until release is called, for which any goroutine will do;
 // calling it again does nothing. After an error, release is nil.
+//
+// An adaptive limit takes the call as a success when it is released, unless ctx
+// has ended by then: after a deadline it ran out of time, and after a cancel it
+// says nothing.
 func (b *Bulkhead) Acquire(ctx context.Context) (release func(), err error) {
 	n, err := b.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return b.releaseOnce(n), nil
+	if b.cfg.Adaptive == nil {
+		return b.releaseOnce(n), nil
+	}
+	started := b.begin()
+	var released atomic.Bool
+	return func() {
+		if released.CompareAndSwap(false, true) {
+			b.end(started, n, outcomeOf(ctx.Err()))
+		}
+	}, nil
 }
 
 // TryAcquire takes a slot if one is free at this moment for a call of weight 1

@@ -1,11 +1,19 @@
 package bulkhead
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
-// A LimitChange reports that the limit of a bulkhead has changed.
+// A LimitChange reports that the limit of a bulkhead has changed. Latency and what
+// follows are those of an adaptive limit, and zero after SetLimit.
 type LimitChange struct {
 	Name     string // of the bulkhead
 	From, To int
+
+	Latency time.Duration // the mean of late
+	Base    time.Duration // the mean on an idle server
+	Probe   bool          // lowered for some latencies, to learn Base
 }
 
 // SetLimit changes the limit. When it grows, callers that wait get the new slots
@@ -17,52 +25,64 @@ type LimitChange struct {
 // more than what Reserve keeps; within Min and Max if it is adaptive.
 func (b *Bulkhead) SetLimit(n int) error {
 	least, most := 1, maxLimit
-	for _, kept := range b.kept {
-		least = max(least, kept+1)
+	if b.cfg.Adaptive != nil {
+		least, most = b.adaptive.controller.cfg.Min, b.adaptive.controller.cfg.Max
 	}
+	least = max(least, b.kept[len(b.kept)-1]+1)
 	if n < least || n > most {
-		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", b.prefix(), n, least, most)
+		name := b.cfg.Name
+		if name != "" {
+			name += ": "
+		}
+		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", name, n, least, most)
 	}
-	b.mu.Lock()
-	b.resize(n)
-	b.mu.Unlock()
+	b.set(n)
 	b.announce()
 	return nil
 }
 
-func (b *Bulkhead) prefix() string {
-	if b.cfg.Name == "" {
-		return ""
+func (b *Bulkhead) set(n int) {
+	b.adaptive.mu.Lock()
+	defer b.adaptive.mu.Unlock()
+	if b.cfg.Adaptive != nil {
+		b.adaptive.controller.restart(b.now(), n)
 	}
-	return b.cfg.Name + ": "
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.resize(LimitChange{To: n})
 }
 
-// resize makes n the limit. The mutex is held.
-func (b *Bulkhead) resize(n int) {
-	old := int(b.limit.Load())
-	if n == old {
+// resize changes the limit. The mutex is held.
+func (b *Bulkhead) resize(change LimitChange) {
+	change.Name, change.From = b.cfg.Name, int(b.limit.Load())
+	if change.From == change.To {
 		return
 	}
-	b.limit.Store(int64(n))
-	b.slots.add(n - old)
+	b.limit.Store(int64(change.To))
+	b.slots.add(change.To - change.From)
 	if b.slots.word.Load()&waiting != 0 {
 		now := b.now()
-		for level := range b.queue.lines {
-			for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
-				if b.tooHeavy(w.weight, level) {
-					b.settle(w, now, false, TooHeavy)
-				}
-			}
-		}
+		b.refuseTooHeavy(now)
 		b.grant(now)
 	}
 	if b.cfg.OnLimit != nil {
-		b.changes = append(b.changes, LimitChange{Name: b.cfg.Name, From: old, To: n})
+		b.changes = append(b.changes, change)
 	}
 }
 
-// announce calls OnLimit with the changes that it has not seen, unless somebody
-// is doing so: then they go on with them.
+// refuseTooHeavy takes out of the queue who would wait for ever.
+func (b *Bulkhead) refuseTooHeavy(now time.Duration) {
+	for level := range b.queue.lines {
+		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+			if b.tooHeavy(w.weight, level) {
+				b.settle(w, now, false, TooHeavy)
+			}
+		}
+	}
+}
+
+// announce calls OnLimit with the changes that it has not seen. If somebody is
+// doing so already, they go on with them.
 func (b *Bulkhead) announce() {
 	if b.cfg.OnLimit == nil {
 		return
@@ -81,7 +101,7 @@ func (b *Bulkhead) announce() {
 	}
 }
 
-// tell calls OnLimit without the mutex, and takes that again even if it panics.
+// tell calls OnLimit without the mutex, and has that again even if it panics.
 func (b *Bulkhead) tell(change LimitChange) {
 	b.mu.Unlock()
 	defer b.mu.Lock()

@@ -1,0 +1,23 @@
+package bulkhead
+
+import "time"
+
+// A Controller is the controller of an adaptive limit, to be driven in virtual time.
+type Controller struct{ controller }
+
+func NewController(cfg Adaptive) *Controller {
+	return &Controller{newController(cfg.withDefaults())}
+}
+
+// Begin returns what is to be called when the call ends.
+func (c *Controller) Begin(now time.Duration, inFlight int) Call { return c.begin(now, inFlight) }
+
+func (c *Controller) End(ended Call, now time.Duration, err error) { c.end(ended, now, outcomeOf(err)) }
+
+// Probing reports whether the limit is lowered for a probe.
+func (c *Controller) Probing() bool { return c.phase == draining || c.phase == sampling }
+
+func (c *Controller) Base() time.Duration { return time.Duration(c.base) }
+
+// Call is what Begin returns.
+type Call = call

@@ -1,0 +1,166 @@
+package bulkhead_test
+
+import (
+	"container/heap"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+// A simulation sends calls through an adaptive limit to a server, one event after
+// the other in virtual time. The server has some workers, and a queue without
+// bound in front of them. Calls arrive at random (a Poisson process); who finds
+// the limit in use is refused.
+type simulation struct {
+	rng     *rand.Rand
+	limit   *bulkhead.Controller
+	service func(*rand.Rand) time.Duration // time that a call takes a worker
+	workers int
+	rate    float64 // calls a second
+
+	now      time.Duration
+	arrival  time.Duration // of the next call
+	queue    []simulated
+	running  running
+	inFlight int
+
+	arrived, refused int
+	latencies        []time.Duration
+	limits           []int // each 10 ms, without those of probes
+	sampled          time.Duration
+}
+
+type simulated struct {
+	call        bulkhead.Call
+	start, ends time.Duration
+}
+
+func simulate(seed uint64, cfg bulkhead.Adaptive, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
+	return &simulation{
+		rng:     rand.New(rand.NewPCG(seed, 5)),
+		limit:   bulkhead.NewController(cfg),
+		service: service,
+		workers: workers,
+		rate:    rate,
+	}
+}
+
+// lognormal draws from the log-normal distribution with a coefficient of variation
+// of 0.5.
+func lognormal(mean time.Duration) func(*rand.Rand) time.Duration {
+	sigma := math.Sqrt(math.Log(1.25))
+	mu := math.Log(float64(mean)) - sigma*sigma/2
+	return func(r *rand.Rand) time.Duration { return time.Duration(math.Exp(mu + sigma*r.NormFloat64())) }
+}
+
+// bimodal draws short with the given probability, and otherwise long.
+func bimodal(probability float64, short, long time.Duration) func(*rand.Rand) time.Duration {
+	return func(r *rand.Rand) time.Duration {
+		if r.Float64() < probability {
+			return short
+		}
+		return long
+	}
+}
+
+// run goes on for d. What it counts is of this time only.
+func (s *simulation) run(d time.Duration) {
+	s.arrived, s.refused, s.latencies, s.limits = 0, 0, s.latencies[:0], s.limits[:0]
+	until := s.now + d
+	if s.arrival == 0 {
+		s.arrival = s.pause()
+	}
+	s.serve() // there may be more workers than before
+	for {
+		ends := len(s.running) > 0 && s.running[0].ends <= s.arrival
+		next := s.arrival
+		if ends {
+			next = s.running[0].ends
+		}
+		if next > until {
+			s.now = until
+			return
+		}
+		s.now = next
+		if ends {
+			s.end(heap.Pop(&s.running).(simulated))
+		} else {
+			s.arrive()
+			s.arrival += s.pause()
+		}
+		s.serve()
+		if s.now >= s.sampled && !s.limit.Probing() {
+			s.sampled = s.now + 10*time.Millisecond
+			s.limits = append(s.limits, s.limit.Limit())
+		}
+	}
+}
+
+func (s *simulation) pause() time.Duration {
+	return time.Duration(s.rng.ExpFloat64() / s.rate * float64(time.Second))
+}
+
+func (s *simulation) arrive() {
+	s.arrived++
+	if s.inFlight >= s.limit.Limit() {
+		s.refused++
+		return
+	}
+	s.inFlight++
+	s.queue = append(s.queue, simulated{call: s.limit.Begin(s.now, s.inFlight), start: s.now})
+}
+
+func (s *simulation) serve() {
+	for len(s.running) < s.workers && len(s.queue) > 0 {
+		c := s.queue[0]
+		s.queue = s.queue[1:]
+		c.ends = s.now + s.service(s.rng)
+		heap.Push(&s.running, c)
+	}
+}
+
+func (s *simulation) end(c simulated) {
+	s.inFlight--
+	s.limit.End(c.call, s.now, nil)
+	s.latencies = append(s.latencies, s.now-c.start)
+}
+
+func (s *simulation) refusedShare() float64 { return float64(s.refused) / float64(s.arrived) }
+
+// within returns the number of calls that took at most d.
+func (s *simulation) within(d time.Duration) int {
+	n := 0
+	for _, l := range s.latencies {
+		if l <= d {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *simulation) p99() time.Duration {
+	slices.Sort(s.latencies)
+	return s.latencies[len(s.latencies)*99/100]
+}
+
+func (s *simulation) medianLimit() int {
+	slices.Sort(s.limits)
+	return s.limits[len(s.limits)/2]
+}
+
+// running holds the calls that a worker has, the next to end first.
+type running []simulated
+
+func (r running) Len() int           { return len(r) }
+func (r running) Less(i, j int) bool { return r[i].ends < r[j].ends }
+func (r running) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
+func (r *running) Push(x any)        { *r = append(*r, x.(simulated)) }
+func (r *running) Pop() any {
+	last := len(*r) - 1
+	x := (*r)[last]
+	*r = (*r)[:last]
+	return x
+}
