@@ -1,0 +1,424 @@
+// Package throttle limits the rate at which calls are made or accepted: in all,
+// for each tenant, and across instances.
+//
+//	limit := throttle.New(throttle.Config{
+//		Name:  "search",
+//		Rate:  100,                    // tokens a second
+//		Burst: 20,                     // that may be spent at once
+//		MaxWait: 50 * time.Millisecond, // rather than refuse
+//	})
+//	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
+//	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
+//		log.Printf("come back in %v", limited.RetryAfter()) // the call was never made
+//	}
+//
+// What to know:
+//
+//   - Over any interval a [Limiter] admits at most Burst + Rate x interval tokens,
+//     whatever the number of goroutines. It is exact to the nanosecond, at a token
+//     a month as at 1e12 a second, and stays so for years.
+//   - A full burst is there at the start. A call spends one token, or what Cost
+//     says. A call that fails has spent its tokens all the same; [Limiter.Refund]
+//     gives them back.
+//   - Who is refused is told when to come back, by [LimitedError.RetryAfter].
+//   - With a MaxWait a call waits for its tokens, in the order of arrival within
+//     its level. A wait that cannot end in time is refused at once.
+//   - Of several Levels the less important are refused first, as Reserve says, and
+//     [Limiter.Level] says which features to switch off before that.
+//
+// A [Group] holds a limit for each of a million tenants, a [Shared] one limit for
+// many instances, on Redis, and an [Adaptive] stops a client from sending what the
+// server would refuse.
+//
+// Source: Throttling in the Cloud Design Patterns catalogue
+// (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
+// algorithm is the generic cell rate algorithm in its virtual scheduling form
+// (ITU-T I.371), of which a token bucket is another view.
+package throttle
+
+import (
+	"context"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says how a [Limiter] works.
+type Config struct {
+	// Name appears in errors. Optional.
+	Name string
+
+	// Rate is how many tokens a second there are to spend: above 0, at most 1e12.
+	// It is required. [PerMinute], [PerHour] and [Every] help.
+	Rate float64
+
+	// Burst is how many tokens may be spent at once after a pause. Zero means a
+	// second's worth: Rate, rounded up. It must refill within 36 years.
+	Burst int
+
+	// MaxWait is how long a call may wait for its tokens. Zero means that it is
+	// refused at once where they are not there, negative that it may wait until
+	// its ctx ends.
+	MaxWait time.Duration
+
+	// MaxQueue is how many calls may wait. Zero means 1000.
+	MaxQueue int
+
+	// Levels is the number of priority levels, at most 1000. Zero means 1. More
+	// need a Priority.
+	Levels int
+
+	// Priority returns the level of a call: 0 is the most important. What it
+	// returns is clamped to 0 ... Levels-1. It needs Levels.
+	Priority func(context.Context) int
+
+	// Reserve holds, for each level, the share of Burst that its calls leave to
+	// the levels above, rounded down to whole tokens: with a Burst of 10 and
+	// Reserve {0, 0.5}, a call of level 1 is admitted only if 5 tokens are left
+	// after it. Each is at least 0, less than 1, and no less than the one before;
+	// the first is 0. Nil means i/Levels for level i.
+	Reserve []float64
+
+	// Cost returns how many tokens a call takes. Nil means 1. A call that takes 0
+	// or fewer is always admitted, one that takes more than Burst never.
+	Cost func(context.Context) int
+
+	// OnReject, if not nil, is called for each call that Do or Wait refuses, with
+	// its ctx.
+	OnReject func(context.Context, *LimitedError)
+}
+
+// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	c.validate(&f)
+	return f.Err()
+}
+
+func (c Config) validate(f *invalid.Fields) {
+	checkRate(f, c.Rate, c.Burst)
+	f.Need(c.MaxQueue >= 0, "MaxQueue", c.MaxQueue, "0 (for 1000) or more")
+	checkLevels(f, c.Levels, c.Priority, c.Reserve)
+}
+
+// A Limiter admits calls at a limited rate. It is safe for concurrent use, and
+// built by [New].
+type Limiter struct {
+	cfg   Config
+	key   string // of the Group's limit that it is
+	epoch atomic.Pointer[epoch]
+
+	_        [64]byte // the counts change with each call, what is above does not
+	admitted atomic.Int64
+	refused  atomic.Int64
+	extra    atomic.Int64 // tokens spent, less the calls that were admitted
+
+	queue queue
+	level atomic.Int32 // see Level
+}
+
+// An epoch is the time during which the limit stays the same. Its one word of
+// state is the theoretical arrival time: the moment at which the burst is full
+// again, in units of the pace since base. A call moves it by what it takes, and
+// may do so up to the room of its level ahead of the present.
+type epoch struct {
+	pace
+	base    time.Time
+	horizon time.Duration
+	room    []int64 // by level, in units
+
+	_   [64]byte
+	tat atomic.Int64
+	_   [56]byte
+}
+
+// sealed is the tat of an epoch that has ended; nothing can be taken from it.
+const sealed = math.MaxInt64
+
+// New returns a Limiter with a full burst. It panics with the error of
+// cfg.Validate, if there is one.
+func New(cfg Config) *Limiter {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	cfg.Levels = max(cfg.Levels, 1)
+	cfg.Reserve = reserveOf(cfg.Levels, cfg.Reserve)
+	if cfg.MaxQueue == 0 {
+		cfg.MaxQueue = 1000
+	}
+	l := &Limiter{cfg: cfg}
+	l.queue.levels = make([]line, cfg.Levels)
+	l.level.Store(int32(cfg.Levels - 1))
+	l.epoch.Store(newEpoch(newPace(cfg.Rate, cfg.Burst), cfg.Reserve, time.Now()))
+	return l
+}
+
+func newEpoch(p pace, reserve []float64, base time.Time) *epoch {
+	e := &epoch{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
+	for level, share := range reserve {
+		e.room[level] = p.tokens(p.burst - reserved(p.burst, share))
+	}
+	return e
+}
+
+// Do runs fn if there are tokens for it, and returns its error. It waits for
+// them as Config allows, or returns a [*LimitedError] and does not call fn. If
+// ctx has already ended, it returns why.
+func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
+	if err := l.Wait(ctx); err != nil {
+		return err
+	}
+	return fn(ctx)
+}
+
+// Wrap returns a function that does next as [Limiter.Do] does it.
+func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return l.Do(ctx, next) }
+}
+
+// Wait takes the tokens of a call, as [Limiter.Do] does, for work that is not
+// one function. With a MaxWait of 0 it does not wait, but admits or refuses.
+func (l *Limiter) Wait(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	n, level := 1, 0
+	if l.cfg.Cost != nil {
+		n = l.cfg.Cost(ctx)
+	}
+	if l.cfg.Priority != nil {
+		level = min(max(l.cfg.Priority(ctx), 0), l.cfg.Levels-1)
+	}
+	m, ok := l.take(n, level)
+	switch {
+	case ok:
+		return nil
+	case m.cannot(n, level):
+		return l.refuse(ctx, TooCostly, n, level, never, nil)
+	case l.cfg.MaxWait == 0:
+		return l.refuse(ctx, OverLimit, n, level, m.wait(n, level), nil)
+	}
+	return l.wait(ctx, n, level)
+}
+
+// Allow takes a token if it is there, and reports whether it was. It does not
+// wait. It asks for the least important level, as it knows no better, and like
+// AllowN it does not call Cost, Priority or OnReject.
+func (l *Limiter) Allow() bool {
+	_, ok := l.take(1, l.cfg.Levels-1)
+	if !ok {
+		l.refused.Add(1)
+	}
+	return ok
+}
+
+// A Decision says whether tokens were taken, and how things stand: what the
+// headers of an HTTP answer tell a client.
+type Decision struct {
+	OK         bool
+	Limit      int           // the Burst
+	Remaining  int           // tokens that could be taken now, after this
+	RetryAfter time.Duration // until the same tokens could be taken, if nobody takes any: 0 if they were; the longest Duration if they never can
+	ResetAfter time.Duration // until the burst is full again, if nobody takes any
+}
+
+// AllowN takes n tokens for the least important level if all of them are there.
+// It does not wait. If n is 0 or less it takes none, and admits.
+func (l *Limiter) AllowN(n int) Decision {
+	level := l.cfg.Levels - 1
+	m, ok := l.take(n, level)
+	if !ok {
+		l.refused.Add(1)
+	}
+	return m.decision(ok, n, level)
+}
+
+// Peek says what an AllowN of 1 would, and takes nothing. Its Remaining is what
+// there is now.
+func (l *Limiter) Peek() Decision {
+	level := l.cfg.Levels - 1
+	m := l.measure()
+	return m.decision(m.wait(1, level) == 0, 1, level)
+}
+
+// Refund gives back n tokens of a call that was admitted but not made, to those
+// who wait first. No more come back than fill the burst. If n is 0 or less it
+// does nothing.
+func (l *Limiter) Refund(n int) {
+	if n <= 0 {
+		return
+	}
+	l.extra.Add(-int64(n))
+	l.giveBack(n)
+}
+
+// Stats is a snapshot of what a [Limiter] has done.
+type Stats struct {
+	Admitted int64 // calls
+	Refused  int64 // calls
+	Waited   int64 // calls that were admitted after a wait
+	Spent    int64 // tokens, less those given back
+	Waiting  int   // calls that wait now
+}
+
+// Stats returns what the limiter has done so far.
+func (l *Limiter) Stats() Stats {
+	s := Stats{
+		Admitted: l.admitted.Load(),
+		Refused:  l.refused.Load(),
+		Waited:   l.queue.waited.Load(),
+		Waiting:  int(l.queue.waiting.Load()),
+	}
+	s.Spent = s.Admitted + l.extra.Load()
+	return s
+}
+
+// SetRate changes the limit. As in Config, a burst of 0 means a second's worth.
+// If the limit cannot mean anything, it returns the error and changes nothing.
+//
+// What has been spent stays spent: if 7 of 10 tokens are gone, they are gone of
+// 20 as well, which leaves 13, and refill at the new rate. Who waits keeps the
+// place, and waits as long as the new rate has it.
+func (l *Limiter) SetRate(rate float64, burst int) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	checkRate(&f, rate, burst)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.begin(newPace(rate, burst))
+	l.serve(l.measureLocked())
+	return nil
+}
+
+// begin starts an epoch with the debt of the last. The caller holds the lock.
+func (l *Limiter) begin(p pace) {
+	last := l.epoch.Load()
+	base := time.Now()
+	now := last.at(min(max(base.Sub(last.base), 0), last.horizon))
+	tat := last.tat.Swap(sealed)
+	next := newEpoch(p, l.cfg.Reserve, base)
+	next.tat.Store(next.convert(tat-now, &last.pace))
+	for _, line := range l.queue.levels {
+		for _, w := range line {
+			w.tat = next.convert(w.tat-now, &last.pace)
+			w.units = next.convert(w.units, &last.pace)
+		}
+	}
+	l.epoch.Store(next)
+}
+
+// take moves the tat ahead by n tokens if the level has room for them. It
+// returns how things stand after that.
+func (l *Limiter) take(n, level int) (measure, bool) {
+	for {
+		m := l.measure()
+		if n <= 0 {
+			l.count(0)
+			return m, true
+		}
+		if m.cannot(n, level) {
+			return m, false
+		}
+		units := m.e.tokens(n)
+		if m.tat > m.now+m.e.room[level]-units {
+			return m, false
+		}
+		// With max, a clock that was read too early does no harm.
+		tat := max(m.tat, m.now) + units
+		if m.e.tat.CompareAndSwap(m.tat, tat) {
+			l.count(n)
+			m.tat = tat
+			return m, true
+		}
+	}
+}
+
+// count counts a call that was admitted for n tokens.
+func (l *Limiter) count(n int) {
+	l.admitted.Add(1)
+	if n != 1 {
+		l.extra.Add(int64(max(n, 0)) - 1)
+	}
+}
+
+// A measure is how an epoch stands at a moment.
+type measure struct {
+	e        *epoch
+	elapsed  time.Duration
+	now, tat int64
+}
+
+// measure reads the clock and the tat of the present epoch.
+func (l *Limiter) measure() measure {
+	e := l.epoch.Load()
+	elapsed := time.Since(e.base)
+	if uint64(elapsed) <= uint64(e.horizon) {
+		if tat := e.tat.Load(); tat != sealed {
+			return measure{e, elapsed, e.at(elapsed), tat}
+		}
+	}
+	l.queue.mu.Lock() // another epoch begins
+	defer l.queue.mu.Unlock()
+	return l.measureLocked()
+}
+
+// measureLocked is measure for who holds the lock, so that the epoch stays.
+func (l *Limiter) measureLocked() measure {
+	e := l.epoch.Load()
+	elapsed := time.Since(e.base)
+	// The units must not overflow, nor the time be one of before the epoch, as
+	// that of a synctest bubble can be.
+	if uint64(elapsed) > uint64(e.horizon) {
+		l.begin(e.pace)
+		e = l.epoch.Load()
+		elapsed = max(time.Since(e.base), 0)
+	}
+	return measure{e, elapsed, e.at(elapsed), e.tat.Load()}
+}
+
+// cannot reports whether the level's room could never do for n tokens.
+func (m measure) cannot(n, level int) bool {
+	return n > 0 && int64(n) > m.e.room[level]>>m.e.frac
+}
+
+// wait returns how long it takes until n tokens could be taken.
+func (m measure) wait(n, level int) time.Duration {
+	switch {
+	case n <= 0:
+		return 0
+	case m.cannot(n, level):
+		return never
+	}
+	return m.e.until(m.elapsed, max(m.tat, m.now)+m.e.tokens(n)-m.e.room[level])
+}
+
+func (m measure) decision(ok bool, n, level int) Decision {
+	d := Decision{
+		OK:         ok,
+		Limit:      m.e.burst,
+		Remaining:  int(max(m.e.room[level]-max(m.tat-m.now, 0), 0) >> m.e.frac),
+		ResetAfter: m.e.until(m.elapsed, m.tat),
+	}
+	if !ok {
+		d.RetryAfter = m.wait(n, level)
+	}
+	return d
+}
+
+// refuse counts a refused call and reports it.
+func (l *Limiter) refuse(ctx context.Context, why Reason, n, level int, after time.Duration, cause error) error {
+	l.refused.Add(1)
+	err := &LimitedError{
+		Name: l.cfg.Name, Key: l.key, Reason: why, Limit: l.epoch.Load().burst,
+		Level: level, Cost: n, After: after, Err: cause,
+	}
+	if l.cfg.OnReject != nil {
+		l.cfg.OnReject(ctx, err)
+	}
+	return err
+}

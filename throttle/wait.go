@@ -1,0 +1,216 @@
+package throttle
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// Waiting is a reservation: the tokens are taken at once, by a tat further ahead
+// than a burst, and the call goes on when the time has come up with it. So the
+// whole line of tat holds one interval for each token, and each call begins to
+// run before its intervals do: that is what bounds any interval of time.
+//
+// Who gives up leaves a gap, which would be lost, or filled twice. Instead all
+// that were reserved after it move up, as if it had never come. This takes time
+// proportional to their number.
+type queue struct {
+	waiting atomic.Int64 // changed under mu
+	waited  atomic.Int64
+
+	mu     sync.Mutex
+	levels []line // one for each, as they run at different distances from their tat
+	timer  *time.Timer
+}
+
+// A line holds the waiters of a level in the order of their tat, in which they
+// also become due.
+type line []*waiter
+
+type waiter struct {
+	units   int64 // that it takes
+	tat     int64 // after it has taken them
+	ready   chan struct{}
+	granted bool // it is no longer in line
+}
+
+// wait takes the tokens of a call ahead of time, and waits for that.
+func (l *Limiter) wait(ctx context.Context, n, level int) error {
+	w, after, why := l.reserve(ctx, n, level)
+	switch {
+	case why == DeadlineTooClose:
+		return l.refuse(ctx, why, n, level, after, context.DeadlineExceeded)
+	case why != 0:
+		return l.refuse(ctx, why, n, level, after, nil)
+	case w == nil:
+		l.count(n)
+		return nil
+	}
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+	}
+	if ctx.Err() == nil {
+		l.queue.waited.Add(1)
+		l.count(n)
+		return nil
+	}
+	after = l.abandon(w, n, level)
+	return l.refuse(ctx, ContextEnded, n, level, after, ended.Error(ctx))
+}
+
+// reserve takes n tokens and puts the call in line for them; there is no waiter
+// if there is nothing left to wait for. Or it says why the call is refused.
+func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after time.Duration, why Reason) {
+	q := &l.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		m := l.measureLocked()
+		after = m.wait(n, level)
+		if why = l.reject(ctx, m, after); why != 0 {
+			return nil, after, why
+		}
+		units := m.e.tokens(n)
+		tat := max(m.tat, m.now) + units
+		if !m.e.tat.CompareAndSwap(m.tat, tat) {
+			continue
+		}
+		if after == 0 {
+			return nil, 0, 0
+		}
+		w = &waiter{units: units, tat: tat, ready: make(chan struct{})}
+		q.levels[level] = append(q.levels[level], w)
+		q.waiting.Add(1)
+		if len(q.levels[level]) == 1 {
+			l.arm(m)
+		}
+		return w, after, 0
+	}
+}
+
+// reject says why a call is not to wait for so long; 0 if it may.
+func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Reason {
+	deadline, limited := ctx.Deadline()
+	switch {
+	case wait == 0:
+		return 0
+	case wait == never: // the burst has become smaller
+		return TooCostly
+	case m.tat-m.now > maxDebt, l.cfg.MaxWait > 0 && wait > l.cfg.MaxWait:
+		return WaitTooLong
+	case limited && time.Until(deadline) < wait:
+		return DeadlineTooClose
+	case l.queue.waiting.Load() >= int64(l.cfg.MaxQueue):
+		return QueueFull
+	}
+	return 0
+}
+
+// abandon takes w out of line and gives its tokens back. It returns how long
+// another call like it would have to wait.
+func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
+	q := &l.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	m := l.measureLocked()
+	if w.granted {
+		l.returnTokens(m, n)
+	} else {
+		i := slices.Index(q.levels[level], w)
+		q.levels[level] = slices.Delete(q.levels[level], i, i+1)
+		q.waiting.Add(-1)
+		// What lies in the past cannot be given to anybody.
+		l.moveUp(m, w.tat, w.tat-max(w.tat-w.units, m.now))
+	}
+	m = l.measureLocked()
+	l.serve(m)
+	return m.wait(n, level)
+}
+
+// giveBack returns n tokens that were taken and not used.
+func (l *Limiter) giveBack(n int) {
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.returnTokens(l.measureLocked(), n)
+	l.serve(l.measureLocked())
+}
+
+// returnTokens moves everybody who waits up by n tokens, but nobody's tokens
+// into the past: what would come there is more than a burst.
+func (l *Limiter) returnTokens(m measure, n int) {
+	first := m.tat
+	for _, line := range l.queue.levels {
+		if len(line) > 0 {
+			first = min(first, line[0].tat-line[0].units)
+		}
+	}
+	by := first - m.now
+	if int64(n) < by>>m.e.frac {
+		by = m.e.tokens(n)
+	}
+	l.moveUp(m, m.now, by)
+}
+
+// moveUp moves what was reserved after a tat to an earlier one.
+func (l *Limiter) moveUp(m measure, after, by int64) {
+	if by <= 0 {
+		return
+	}
+	for _, line := range l.queue.levels {
+		for _, w := range slices.Backward(line) {
+			if w.tat <= after {
+				break
+			}
+			w.tat -= by
+		}
+	}
+	m.e.tat.Add(-by)
+}
+
+// grant is what the timer calls when somebody's time has come.
+func (l *Limiter) grant() {
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.serve(l.measureLocked())
+}
+
+// serve lets those go on whose time has come, and sets the timer for the next.
+func (l *Limiter) serve(m measure) {
+	for level, line := range l.queue.levels {
+		for len(line) > 0 && line[0].tat-m.e.room[level] <= m.now {
+			line[0].granted = true
+			close(line[0].ready)
+			line[0] = nil
+			line = line[1:]
+			l.queue.waiting.Add(-1)
+		}
+		l.queue.levels[level] = line
+	}
+	l.arm(m)
+}
+
+// arm sets the timer for the first who is due.
+func (l *Limiter) arm(m measure) {
+	q := &l.queue
+	first := int64(math.MaxInt64)
+	for level, line := range q.levels {
+		if len(line) > 0 {
+			first = min(first, line[0].tat-m.e.room[level])
+		}
+	}
+	switch {
+	case first != math.MaxInt64 && q.timer != nil:
+		q.timer.Reset(m.e.until(m.elapsed, first))
+	case first != math.MaxInt64:
+		q.timer = time.AfterFunc(m.e.until(m.elapsed, first), l.grant)
+	case q.timer != nil:
+		q.timer.Stop()
+		q.timer = nil
+	}
+}
