@@ -20,7 +20,7 @@ import (
 // [Exponential] spreads them.
 func Constant(d time.Duration) func() backoff.BackOff {
 	if d < 0 {
-		return misused("Constant(%v)", "0 or more", d)
+		return misused("Constant(%v)", "given 0 or more", d)
 	}
 	b := &constant{d} // without state: all calls share it
 	return func() backoff.BackOff { return b }
@@ -31,7 +31,7 @@ func Constant(d time.Duration) func() backoff.BackOff {
 // and step >= 0.
 func Linear(first, step, longest time.Duration) func() backoff.BackOff {
 	if first < 0 || step < 0 || longest < first {
-		return misused("Linear(%v, %v, %v)", "0 or more, the first at most the last", first, step, longest)
+		return misused("Linear(%v, %v, %v)", "given 0 or more, and longest at least first", first, step, longest)
 	}
 	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, bound: first} }
 }
@@ -42,7 +42,7 @@ func Linear(first, step, longest time.Duration) func() backoff.BackOff {
 // And Jitter", AWS Architecture Blog, 2015). It needs 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
-		return misused("Exponential(%v, %v)", "more than 0, the first at most the last", first, longest)
+		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
 	}
 	return func() backoff.BackOff {
 		b := new(exponential)
@@ -56,7 +56,7 @@ func Exponential(first, longest time.Duration) func() backoff.BackOff {
 // [Exponential]'s. It never waits less than first. It needs 0 < first <= longest.
 func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
-		return misused("Decorrelated(%v, %v)", "more than 0, the first at most the last", first, longest)
+		return misused("Decorrelated(%v, %v)", "given more than 0, and longest at least first", first, longest)
 	}
 	return func() backoff.BackOff { return &decorrelated{first: first, longest: longest, last: first} }
 }
@@ -65,7 +65,7 @@ func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
 // then; a nil then is Exponential(100ms, 10s). n is at least 0.
 func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 	if n < 0 {
-		return misused("Immediately(%d, ...)", "0 or more", n)
+		return misused("Immediately(%d, ...)", "given 0 or more", n)
 	}
 	if then == nil {
 		then = Exponential(defaultFirst, defaultLongest)
@@ -88,7 +88,7 @@ func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 func Delays(d ...time.Duration) func() backoff.BackOff {
 	for _, each := range d {
 		if each < 0 {
-			return misused("Delays(... %v ...)", "0 or more", each)
+			return misused("Delays(..., %v, ...)", "given 0 or more", each)
 		}
 	}
 	d = slices.Clone(d)

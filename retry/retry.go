@@ -129,16 +129,16 @@ func (c Config) resolve() (Config, error) {
 	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
 	attempts := 3
 	if c.Backoff != nil {
-		b := c.Backoff()
-		f.Need(b != nil, "Backoff", "a function that returns nil", "nil (for Exponential(100ms, 10s)) or return a new BackOff")
-		if m, ok := b.(*misuse); ok {
-			f.Need(false, "Backoff", m.what, m.want)
-		}
-		if b, ok := b.(finite); ok {
+		switch b := c.Backoff().(type) {
+		case nil:
+			f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
+		case *misuse:
+			f.Need(false, "Backoff", b.what, b.want)
+		case finite:
 			if retries, ok := b.retries(); ok {
 				attempts = retries + 1
 				f.Need(c.Attempts <= 0 || c.Attempts == attempts, "Attempts", c.Attempts,
-					fmt.Sprintf("0 or %d, for Backoff has %d delays", attempts, retries))
+					fmt.Sprintf("0 or %d, one more than Backoff has delays", attempts))
 			}
 		}
 	}

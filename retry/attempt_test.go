@@ -1,0 +1,166 @@
+package retry_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/retry"
+)
+
+func TestNestedRetriersDoNotMultiply(t *testing.T) {
+	type key struct{}
+	for name, parent := range map[string]context.Context{
+		"background":           context.Background(),
+		"cancelable":           t.Context(),
+		"comparable":           structCtx{t.Context(), 1},
+		"panics when compared": sliceCtx{t.Context(), []string{"not comparable"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fn, calls := failing(forever, errDown)
+			retried := []int{0, 0, 0}
+			for layer := range retried {
+				inner := retry.New(retry.Config{
+					Backoff: retry.Constant(0),
+					OnRetry: func(context.Context, retry.Attempt) { retried[layer]++ },
+				}).Wrap(fn)
+				// What comes between two layers does not hide the mark.
+				fn = func(ctx context.Context) error {
+					ctx, cancel := context.WithCancel(context.WithValue(ctx, key{}, layer))
+					defer cancel()
+					return inner(ctx)
+				}
+			}
+			for n := range 3 {
+				require.ErrorIs(t, fn(parent), retry.ErrExhausted)
+				require.Equal(t, 3*(n+1), *calls)
+				require.Equal(t, []int{0, 0, 2 * (n + 1)}, retried, "only the outermost retries")
+			}
+		})
+	}
+}
+
+// structCtx and sliceCtx are contexts by value. To compare two of the latter
+// panics.
+type structCtx struct {
+	context.Context
+	_ int
+}
+
+type sliceCtx struct {
+	context.Context
+	_ []string
+}
+
+func TestNestedRetrierReturnsTheErrorAsItIs(t *testing.T) {
+	inner := retry.New(retry.Config{})
+	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	var seen []error
+	calls := 0
+	err := outer.Do(t.Context(), func(ctx context.Context) error {
+		err := inner.Do(ctx, func(context.Context) error {
+			calls++
+			if calls == 1 {
+				return errDown
+			}
+			return retry.Permanent(errDown)
+		})
+		seen = append(seen, err)
+		return err
+	})
+	require.Equal(t, 2, calls, "what is permanent further down is permanent")
+	require.Equal(t, []error{errDown, retry.Permanent(errDown)}, seen)
+	require.Equal(t, errDown, err)
+	require.Equal(t, retry.Stats{Failed: 2}, inner.Stats())
+}
+
+func TestNestedRetrierKeepsItsAttemptTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
+		inner := retry.New(retry.Config{AttemptTimeout: time.Second})
+		start := time.Now()
+		err := outer.Wrap(inner.Wrap(func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}))(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.Equal(t, 3.0, seconds(start))
+	})
+}
+
+func TestNestedRetrierRetriesWhenToldTo(t *testing.T) {
+	fn, calls := failing(forever, errDown)
+	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	inner := retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 4, Nested: true})
+	err := outer.Wrap(inner.Wrap(fn))(t.Context())
+	require.ErrorIs(t, err, retry.ErrExhausted)
+	require.Equal(t, 12, *calls)
+}
+
+func TestAttemptFromTellsTheAttemptOfTheInnermostThatRetries(t *testing.T) {
+	_, ok := retry.AttemptFrom(t.Context())
+	require.False(t, ok)
+	var seen [][3]int
+	collect := func(inner *retry.Retrier) [][3]int {
+		seen = nil
+		outer := retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 2})
+		_ = outer.Do(t.Context(), func(ctx context.Context) error {
+			before, _ := retry.AttemptFrom(ctx)
+			err := inner.Do(ctx, func(ctx context.Context) error {
+				within, _ := retry.AttemptFrom(ctx)
+				seen = append(seen, [3]int{before, within})
+				return errDown
+			})
+			after, _ := retry.AttemptFrom(ctx)
+			seen[len(seen)-1][2] = after
+			return err
+		})
+		return seen
+	}
+	require.Equal(t, [][3]int{{1, 1, 1}, {2, 2, 2}}, collect(retry.New(retry.Config{})))
+	require.Equal(t, [][3]int{{1, 1, 0}, {1, 2, 1}, {2, 1, 0}, {2, 2, 2}},
+		collect(retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 2, Nested: true})))
+}
+
+func TestContextOfAnAttemptMayBeKept(t *testing.T) {
+	type key struct{}
+	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	const calls = 100
+	type kept struct {
+		ctx     context.Context
+		id, try int
+	}
+	var all []kept
+	cancels := make([]context.CancelFunc, calls)
+	for id := range calls {
+		var ctx context.Context
+		ctx, cancels[id] = context.WithCancel(context.WithValue(t.Context(), key{}, id))
+		_ = r.Do(ctx, func(ctx context.Context) error {
+			try, _ := retry.AttemptFrom(ctx)
+			all = append(all, kept{ctx, id, try})
+			return errDown
+		})
+		if id%10 == 0 {
+			runtime.GC() // which is when pools forget
+		}
+	}
+	for i, k := range all {
+		child, cancel := context.WithCancel(k.ctx)
+		defer cancel()
+		if k.try == 1 {
+			require.NoError(t, k.ctx.Err())
+		}
+		cancels[k.id]()
+		<-child.Done()
+		require.ErrorIs(t, k.ctx.Err(), context.Canceled)
+		require.Equal(t, k.id, k.ctx.Value(key{}))
+		n, ok := retry.AttemptFrom(child)
+		require.True(t, ok)
+		require.Equal(t, i%3+1, n)
+	}
+}

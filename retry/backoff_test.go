@@ -1,0 +1,262 @@
+package retry_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/retry"
+)
+
+const longest = time.Duration(math.MaxInt64)
+
+func TestDelaysStayWithinTheirBounds(t *testing.T) {
+	double := func(first, most time.Duration) func(int) time.Duration {
+		return func(n int) time.Duration {
+			bound := first
+			for range n {
+				if bound > most/2 {
+					return most
+				}
+				bound *= 2
+			}
+			return bound
+		}
+	}
+	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	for _, c := range []struct {
+		name        string
+		factory     func() backoff.BackOff
+		least, most func(n int) time.Duration
+		random      bool
+	}{
+		{"Constant", retry.Constant(time.Second), always(time.Second), always(time.Second), false},
+		{"Constant(0)", retry.Constant(0), always(0), always(0), false},
+		{"Constant(longest)", retry.Constant(longest), always(longest), always(longest), false},
+		{"Linear", retry.Linear(time.Second, 2*time.Second, 30*time.Second), always(0),
+			func(n int) time.Duration { return min(time.Duration(1+2*n), 30) * time.Second }, true},
+		{"Linear to the longest", retry.Linear(0, longest/3, longest), always(0),
+			func(n int) time.Duration { return []time.Duration{0, longest / 3, longest / 3 * 2, longest}[min(n, 3)] }, true},
+		{"Linear without a step", retry.Linear(time.Second, 0, time.Minute), always(0), always(time.Second), true},
+		{"Exponential", retry.Exponential(100*time.Millisecond, 10*time.Second), always(0), double(100*time.Millisecond, 10*time.Second), true},
+		{"Exponential from 1ns", retry.Exponential(1, time.Second), always(0), double(1, time.Second), true},
+		{"Exponential to the longest", retry.Exponential(time.Second, longest), always(0), double(time.Second, longest), true},
+		{"Exponential at the longest", retry.Exponential(longest, longest), always(0), always(longest), true},
+		{"Decorrelated", retry.Decorrelated(time.Second, 20*time.Second), always(time.Second), func(n int) time.Duration {
+			return []time.Duration{3 * time.Second, 9 * time.Second, 20 * time.Second}[min(n, 2)]
+		}, true},
+		{"Decorrelated to the longest", retry.Decorrelated(longest/2, longest), always(longest / 2), always(longest), true},
+		{"Immediately", retry.Immediately(2, retry.Constant(time.Second)), func(n int) time.Duration {
+			return []time.Duration{0, 0, time.Second}[min(n, 2)]
+		}, func(n int) time.Duration {
+			return []time.Duration{0, 0, time.Second}[min(n, 2)]
+		}, false},
+		{"Immediately(0)", retry.Immediately(0, retry.Constant(time.Second)), always(time.Second), always(time.Second), false},
+		{"Immediately and the default", retry.Immediately(1, nil), always(0), func(n int) time.Duration {
+			if n == 0 {
+				return 0
+			}
+			return double(100*time.Millisecond, 10*time.Second)(n - 1)
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const attempts, times = 1000, 200
+			var lowest, highest [attempts]time.Duration
+			for n := range attempts {
+				lowest[n] = longest
+			}
+			for range times {
+				b := c.factory()
+				b.Reset()
+				for n := range attempts {
+					d := b.NextBackOff()
+					lowest[n], highest[n] = min(lowest[n], d), max(highest[n], d)
+				}
+			}
+			for n := range attempts {
+				require.GreaterOrEqual(t, lowest[n], c.least(n), "attempt %d", n)
+				require.LessOrEqual(t, highest[n], c.most(n), "attempt %d", n)
+				if !c.random {
+					continue
+				}
+				// Of 200 random delays some come close to each end: all of them miss a
+				// fifth of the range once in 10^19 times.
+				if width := c.most(n) - c.least(n); width > 100 && c.name != "Decorrelated" {
+					require.LessOrEqual(t, lowest[n]-c.least(n), width/5, "attempt %d", n)
+					require.LessOrEqual(t, c.most(n)-highest[n], width/5, "attempt %d", n)
+				}
+			}
+		})
+	}
+}
+
+func TestDelaysAreTakenInTurn(t *testing.T) {
+	given := []time.Duration{3, 1, 2}
+	factory := retry.Delays(given...)
+	given[0] = 99 // the caller's to reuse
+	b := factory()
+	for range 2 {
+		b.Reset()
+		for _, want := range []time.Duration{3, 1, 2, backoff.Stop, backoff.Stop} {
+			require.Equal(t, want, b.NextBackOff())
+		}
+	}
+}
+
+func TestEachCallHasABackOffOfItsOwn(t *testing.T) {
+	for name, factory := range map[string]func() backoff.BackOff{
+		"Delays":      retry.Delays(1, 2, 3),
+		"Immediately": retry.Immediately(1, retry.Delays(2, 3)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, second := factory(), factory()
+			first.NextBackOff()
+			first.NextBackOff()
+			want := factory().NextBackOff()
+			require.Equal(t, want, second.NextBackOff())
+			first.Reset()
+			require.Equal(t, want, first.NextBackOff())
+		})
+	}
+}
+
+func TestConfigSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  retry.Config
+		want string
+	}{
+		{"MaxElapsed", retry.Config{MaxElapsed: -1}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more"},
+		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
+		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
+		{"History", retry.Config{History: -1}, "retry.Config.History is -1: must be 0 (for 8) or more"},
+		{"nil BackOff", retry.Config{Backoff: func() backoff.BackOff { return nil }},
+			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
+		{"nil BackOff later", retry.Config{Backoff: retry.Immediately(2, func() backoff.BackOff { return nil })},
+			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
+		{"too few Attempts", retry.Config{Attempts: 2, Backoff: retry.Delays(1, 2)}, "retry.Config.Attempts is 2: must be 0 or 3, one more than Backoff has delays"},
+		{"too many Attempts", retry.Config{Attempts: 4, Backoff: retry.Immediately(1, retry.Delays(1))}, "retry.Config.Attempts is 4: must be 0 or 3, one more than Backoff has delays"},
+		{"Constant", retry.Config{Backoff: retry.Constant(-1)}, "retry.Config.Backoff is Constant(-1ns): must be given 0 or more"},
+		{"Linear first", retry.Config{Backoff: retry.Linear(-1, 1, 1)}, "retry.Config.Backoff is Linear(-1ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
+		{"Linear step", retry.Config{Backoff: retry.Linear(1, -1, 1)}, "retry.Config.Backoff is Linear(1ns, -1ns, 1ns): must be given 0 or more, and longest at least first"},
+		{"Linear longest", retry.Config{Backoff: retry.Linear(2, 1, 1)}, "retry.Config.Backoff is Linear(2ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
+		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
+		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
+		{"Decorrelated first", retry.Config{Backoff: retry.Decorrelated(-1, 1)}, "retry.Config.Backoff is Decorrelated(-1ns, 1ns): must be given more than 0, and longest at least first"},
+		{"Decorrelated longest", retry.Config{Backoff: retry.Decorrelated(2, 1)}, "retry.Config.Backoff is Decorrelated(2ns, 1ns): must be given more than 0, and longest at least first"},
+		{"Immediately", retry.Config{Backoff: retry.Immediately(-1, nil)}, "retry.Config.Backoff is Immediately(-1, ...): must be given 0 or more"},
+		{"Immediately, then", retry.Config{Backoff: retry.Immediately(1, retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
+		{"Delays", retry.Config{Backoff: retry.Delays(1, -2, 3)}, "retry.Config.Backoff is Delays(..., -2ns, ...): must be given 0 or more"},
+		{"several", retry.Config{MaxElapsed: -1, History: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.History is -2: must be 0 (for 8) or more"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := c.cfg.Validate()
+			require.EqualError(t, err, c.want)
+			require.PanicsWithError(t, c.want, func() { retry.New(c.cfg) })
+		})
+	}
+	require.NoError(t, retry.Config{}.Validate())
+	require.NoError(t, retry.Config{Attempts: -1, Backoff: retry.Delays(1)}.Validate())
+}
+
+func TestFactoriesWithoutMeaningNeverRetry(t *testing.T) {
+	b := retry.Constant(-1)()
+	b.Reset()
+	require.Equal(t, backoff.Stop, b.NextBackOff())
+}
+
+// brokenBackOff does what a test tells it to.
+type brokenBackOff func() time.Duration
+
+func (b brokenBackOff) Reset()                     {}
+func (b brokenBackOff) NextBackOff() time.Duration { return b() }
+
+func TestBackOffThatMisbehaves(t *testing.T) {
+	t.Run("a negative delay ends the retrying", func(t *testing.T) {
+		for _, d := range []time.Duration{backoff.Stop, -2, -time.Hour, math.MinInt64} {
+			fn, calls := failing(forever, errDown)
+			err := retry.New(retry.Config{Attempts: -1, Backoff: func() backoff.BackOff {
+				return brokenBackOff(func() time.Duration { return d })
+			}}).Do(t.Context(), fn)
+			require.ErrorIs(t, err, errDown)
+			require.ErrorIs(t, err, retry.ErrExhausted)
+			require.Equal(t, 1, *calls)
+		}
+	})
+	t.Run("a panic passes through", func(t *testing.T) {
+		r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+			return brokenBackOff(func() time.Duration { panic("broken") })
+		}})
+		fn, calls := failing(forever, errDown)
+		require.PanicsWithValue(t, "broken", func() { _ = r.Do(t.Context(), fn) })
+		require.Equal(t, 1, *calls)
+	})
+	t.Run("no BackOff after all", func(t *testing.T) {
+		asked := 0
+		r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+			if asked++; asked == 1 {
+				return &backoff.ZeroBackOff{}
+			}
+			return nil
+		}})
+		fn, calls := failing(forever, errDown)
+		err := r.Do(t.Context(), fn)
+		require.EqualError(t, err, "retry: gave up after 1 attempt in 0s: Config.Backoff returned nil: backend: down")
+		require.ErrorIs(t, err, errDown)
+		require.Equal(t, 1, *calls)
+	})
+	t.Run("the longest delay there is", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(time.Hour, cancel)
+			fn, calls := failing(forever, errDown)
+			err := retry.New(retry.Config{Backoff: retry.Constant(longest)}).Do(ctx, fn)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, 1, *calls)
+		})
+	})
+}
+
+// FuzzDelays takes any arguments at all: each factory either is refused by
+// Validate, or keeps every delay between 0 and its cap.
+func FuzzDelays(f *testing.F) {
+	f.Add(int64(100*time.Millisecond), int64(time.Second), int64(10*time.Second), uint16(1000))
+	f.Add(int64(1), int64(0), int64(math.MaxInt64), uint16(200))
+	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), int64(math.MaxInt64), uint16(3))
+	f.Add(int64(-1), int64(math.MinInt64), int64(0), uint16(1))
+	f.Add(int64(math.MaxInt64/2+1), int64(math.MaxInt64/3), int64(math.MaxInt64-1), uint16(64))
+	f.Fuzz(func(t *testing.T, first, step, most int64, attempts uint16) {
+		a, s, m := time.Duration(first), time.Duration(step), time.Duration(most)
+		for name, c := range map[string]struct {
+			factory    func() backoff.BackOff
+			valid      bool
+			least, cap time.Duration
+		}{
+			"Constant":     {retry.Constant(a), a >= 0, a, a},
+			"Linear":       {retry.Linear(a, s, m), 0 <= a && a <= m && s >= 0, 0, m},
+			"Exponential":  {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
+			"Decorrelated": {retry.Decorrelated(a, m), 0 < a && a <= m, a, m},
+			"Immediately":  {retry.Immediately(int(s%100), retry.Exponential(a, m)), s%100 >= 0 && 0 < a && a <= m, 0, m},
+			"Delays":       {retry.Delays(a, s, m), a >= 0 && s >= 0 && m >= 0, 0, max(a, s, m)},
+		} {
+			err := retry.Config{Backoff: c.factory}.Validate()
+			require.Equal(t, c.valid, err == nil, "%s(%v, %v, %v): %v", name, a, s, m, err)
+			b := c.factory()
+			b.Reset()
+			for n := range int(attempts % 2000) {
+				d := b.NextBackOff()
+				if d == backoff.Stop && (!c.valid || name == "Delays" && n >= 3) {
+					continue
+				}
+				if d < c.least || d > c.cap {
+					t.Fatalf("%s(%v, %v, %v): delay %d is %v", name, a, s, m, n, d)
+				}
+			}
+		}
+	})
+}
