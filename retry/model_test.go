@@ -83,7 +83,9 @@ func scenarioOf(data []byte) scenario {
 	}
 	// What has no limit must be ended, and take time until it is.
 	if s.attempts < 0 {
-		s.cancel = max(s.cancel, 1)
+		if s.cancel == 0 {
+			s.cancel = 59
+		}
 		s.answers[len(s.answers)-1].takes++
 	}
 	return s
