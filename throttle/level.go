@@ -20,7 +20,7 @@ import (
 // there to full, so that it does not flicker. Level 0 is always on. It is as
 // those who call Level have seen it: one that nobody asked for did not change.
 func (l *Limiter) Level() int {
-	m := l.measure()
+	m, _ := l.measure()
 	used := max(m.tat-m.now, 0)
 	for {
 		was := l.level.Load()

@@ -122,17 +122,21 @@ type Limiter struct {
 
 // An epoch is the time during which the limit stays the same. Its one word of
 // state is the theoretical arrival time: the moment at which the burst is full
-// again, in units of the pace since base. A call moves it by what it takes, and
-// may do so up to the room of its level ahead of the present.
+// again, in units since base. A call moves it by what it takes, and may do so up
+// to the room of its level ahead of the present.
 type epoch struct {
-	pace
-	base    time.Time
-	horizon time.Duration
-	room    []int64 // by level, in units
-
+	terms
 	_   [64]byte
 	tat atomic.Int64
 	_   [56]byte
+}
+
+// terms are what an epoch, or a Group, measures with.
+type terms struct {
+	pace
+	base    time.Time
+	horizon time.Duration // since base; beyond it the units would overflow
+	room    []int64       // by level, in units
 }
 
 // sealed is the tat of an epoch that has ended; nothing can be taken from it.
@@ -144,24 +148,33 @@ func New(cfg Config) *Limiter {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.Levels = max(cfg.Levels, 1)
-	cfg.Reserve = reserveOf(cfg.Levels, cfg.Reserve)
-	if cfg.MaxQueue == 0 {
-		cfg.MaxQueue = 1000
-	}
+	cfg = cfg.withDefaults()
+	return newLimiter(cfg, newTerms(newPace(cfg.Rate, cfg.Burst), cfg.Reserve, time.Now()))
+}
+
+func newLimiter(cfg Config, t terms) *Limiter {
 	l := &Limiter{cfg: cfg}
 	l.queue.levels = make([]line, cfg.Levels)
 	l.level.Store(int32(cfg.Levels - 1))
-	l.epoch.Store(newEpoch(newPace(cfg.Rate, cfg.Burst), cfg.Reserve, time.Now()))
+	l.epoch.Store(&epoch{terms: t})
 	return l
 }
 
-func newEpoch(p pace, reserve []float64, base time.Time) *epoch {
-	e := &epoch{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
-	for level, share := range reserve {
-		e.room[level] = p.tokens(p.burst - reserved(p.burst, share))
+func (c Config) withDefaults() Config {
+	c.Levels = max(c.Levels, 1)
+	c.Reserve = reserveOf(c.Levels, c.Reserve)
+	if c.MaxQueue == 0 {
+		c.MaxQueue = 1000
 	}
-	return e
+	return c
+}
+
+func newTerms(p pace, reserve []float64, base time.Time) terms {
+	t := terms{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
+	for level, share := range reserve {
+		t.room[level] = p.tokens(p.burst - reserved(p.burst, share))
+	}
+	return t
 }
 
 // Do runs fn if there are tokens for it, and returns its error. It waits for
@@ -185,13 +198,23 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	n, level := 1, 0
-	if l.cfg.Cost != nil {
-		n = l.cfg.Cost(ctx)
+	n, level := l.cfg.of(ctx)
+	return l.acquire(ctx, n, level)
+}
+
+// of returns what a call costs and how important it is.
+func (c *Config) of(ctx context.Context) (n, level int) {
+	n = 1
+	if c.Cost != nil {
+		n = c.Cost(ctx)
 	}
-	if l.cfg.Priority != nil {
-		level = min(max(l.cfg.Priority(ctx), 0), l.cfg.Levels-1)
+	if c.Priority != nil {
+		level = min(max(c.Priority(ctx), 0), c.Levels-1)
 	}
+	return n, level
+}
+
+func (l *Limiter) acquire(ctx context.Context, n, level int) error {
 	m, ok := l.take(n, level)
 	switch {
 	case ok:
@@ -240,7 +263,7 @@ func (l *Limiter) AllowN(n int) Decision {
 // there is now.
 func (l *Limiter) Peek() Decision {
 	level := l.cfg.Levels - 1
-	m := l.measure()
+	m, _ := l.measure()
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
@@ -252,7 +275,10 @@ func (l *Limiter) Refund(n int) {
 		return
 	}
 	l.extra.Add(-int64(n))
-	l.giveBack(n)
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.putBack(n)
+	l.serve()
 }
 
 // Stats is a snapshot of what a [Limiter] has done.
@@ -291,7 +317,7 @@ func (l *Limiter) SetRate(rate float64, burst int) error {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
 	l.begin(newPace(rate, burst))
-	l.serve(l.measureLocked())
+	l.serve()
 	return nil
 }
 
@@ -301,7 +327,7 @@ func (l *Limiter) begin(p pace) {
 	base := time.Now()
 	now := last.at(min(max(base.Sub(last.base), 0), last.horizon))
 	tat := last.tat.Swap(sealed)
-	next := newEpoch(p, l.cfg.Reserve, base)
+	next := &epoch{terms: newTerms(p, l.cfg.Reserve, base)}
 	next.tat.Store(next.convert(tat-now, &last.pace))
 	for _, line := range l.queue.levels {
 		for _, w := range line {
@@ -316,7 +342,7 @@ func (l *Limiter) begin(p pace) {
 // returns how things stand after that.
 func (l *Limiter) take(n, level int) (measure, bool) {
 	for {
-		m := l.measure()
+		m, e := l.measure()
 		if n <= 0 {
 			l.count(0)
 			return m, true
@@ -330,7 +356,7 @@ func (l *Limiter) take(n, level int) (measure, bool) {
 		}
 		// With max, a clock that was read too early does no harm.
 		tat := max(m.tat, m.now) + units
-		if m.e.tat.CompareAndSwap(m.tat, tat) {
+		if e.tat.CompareAndSwap(m.tat, tat) {
 			l.count(n)
 			m.tat = tat
 			return m, true
@@ -346,20 +372,20 @@ func (l *Limiter) count(n int) {
 	}
 }
 
-// A measure is how an epoch stands at a moment.
+// A measure is how a limit stands at a moment.
 type measure struct {
-	e        *epoch
+	e        *terms
 	elapsed  time.Duration
 	now, tat int64
 }
 
 // measure reads the clock and the tat of the present epoch.
-func (l *Limiter) measure() measure {
+func (l *Limiter) measure() (measure, *epoch) {
 	e := l.epoch.Load()
 	elapsed := time.Since(e.base)
 	if uint64(elapsed) <= uint64(e.horizon) {
 		if tat := e.tat.Load(); tat != sealed {
-			return measure{e, elapsed, e.at(elapsed), tat}
+			return measure{&e.terms, elapsed, e.at(elapsed), tat}, e
 		}
 	}
 	l.queue.mu.Lock() // another epoch begins
@@ -368,7 +394,7 @@ func (l *Limiter) measure() measure {
 }
 
 // measureLocked is measure for who holds the lock, so that the epoch stays.
-func (l *Limiter) measureLocked() measure {
+func (l *Limiter) measureLocked() (measure, *epoch) {
 	e := l.epoch.Load()
 	elapsed := time.Since(e.base)
 	// The units must not overflow, nor the time be one of before the epoch, as
@@ -378,7 +404,7 @@ func (l *Limiter) measureLocked() measure {
 		e = l.epoch.Load()
 		elapsed = max(time.Since(e.base), 0)
 	}
-	return measure{e, elapsed, e.at(elapsed), e.tat.Load()}
+	return measure{&e.terms, elapsed, e.at(elapsed), e.tat.Load()}, e
 }
 
 // cannot reports whether the level's room could never do for n tokens.

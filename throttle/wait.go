@@ -71,14 +71,14 @@ func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after t
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		m := l.measureLocked()
+		m, e := l.measureLocked()
 		after = m.wait(n, level)
 		if why = l.reject(ctx, m, after); why != 0 {
 			return nil, after, why
 		}
 		units := m.e.tokens(n)
 		tat := max(m.tat, m.now) + units
-		if !m.e.tat.CompareAndSwap(m.tat, tat) {
+		if !e.tat.CompareAndSwap(m.tat, tat) {
 			continue
 		}
 		if after == 0 {
@@ -118,32 +118,23 @@ func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	m := l.measureLocked()
 	if w.granted {
-		l.returnTokens(m, n)
+		l.putBack(n)
 	} else {
 		i := slices.Index(q.levels[level], w)
 		q.levels[level] = slices.Delete(q.levels[level], i, i+1)
 		q.waiting.Add(-1)
+		m, e := l.measureLocked()
 		// What lies in the past cannot be given to anybody.
-		l.moveUp(m, w.tat, w.tat-max(w.tat-w.units, m.now))
+		l.moveUp(e, w.tat, w.tat-max(w.tat-w.units, m.now))
 	}
-	m = l.measureLocked()
-	l.serve(m)
-	return m.wait(n, level)
+	return l.serve().wait(n, level)
 }
 
-// giveBack returns n tokens that were taken and not used.
-func (l *Limiter) giveBack(n int) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	l.returnTokens(l.measureLocked(), n)
-	l.serve(l.measureLocked())
-}
-
-// returnTokens moves everybody who waits up by n tokens, but nobody's tokens
-// into the past: what would come there is more than a burst.
-func (l *Limiter) returnTokens(m measure, n int) {
+// putBack returns n tokens to those who wait, and then to the burst. Nobody's
+// tokens move into the past: what would come there is more than a burst.
+func (l *Limiter) putBack(n int) {
+	m, e := l.measureLocked()
 	first := m.tat
 	for _, line := range l.queue.levels {
 		if len(line) > 0 {
@@ -154,11 +145,11 @@ func (l *Limiter) returnTokens(m measure, n int) {
 	if int64(n) < by>>m.e.frac {
 		by = m.e.tokens(n)
 	}
-	l.moveUp(m, m.now, by)
+	l.moveUp(e, m.now, by)
 }
 
-// moveUp moves what was reserved after a tat to an earlier one.
-func (l *Limiter) moveUp(m measure, after, by int64) {
+// moveUp moves by units ahead what was reserved after a tat.
+func (l *Limiter) moveUp(e *epoch, after, by int64) {
 	if by <= 0 {
 		return
 	}
@@ -170,18 +161,19 @@ func (l *Limiter) moveUp(m measure, after, by int64) {
 			w.tat -= by
 		}
 	}
-	m.e.tat.Add(-by)
+	e.tat.Add(-by)
 }
 
-// grant is what the timer calls when somebody's time has come.
-func (l *Limiter) grant() {
+// due is what the timer calls when somebody's time has come.
+func (l *Limiter) due() {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
-	l.serve(l.measureLocked())
+	l.serve()
 }
 
 // serve lets those go on whose time has come, and sets the timer for the next.
-func (l *Limiter) serve(m measure) {
+func (l *Limiter) serve() measure {
+	m, _ := l.measureLocked()
 	for level, line := range l.queue.levels {
 		for len(line) > 0 && line[0].tat-m.e.room[level] <= m.now {
 			line[0].granted = true
@@ -193,6 +185,7 @@ func (l *Limiter) serve(m measure) {
 		l.queue.levels[level] = line
 	}
 	l.arm(m)
+	return m
 }
 
 // arm sets the timer for the first who is due.
@@ -208,7 +201,7 @@ func (l *Limiter) arm(m measure) {
 	case first != math.MaxInt64 && q.timer != nil:
 		q.timer.Reset(m.e.until(m.elapsed, first))
 	case first != math.MaxInt64:
-		q.timer = time.AfterFunc(m.e.until(m.elapsed, first), l.grant)
+		q.timer = time.AfterFunc(m.e.until(m.elapsed, first), l.due)
 	case q.timer != nil:
 		q.timer.Stop()
 		q.timer = nil

@@ -1,0 +1,564 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Overflow says what a [Group] does with a new key when it holds MaxKeys of them,
+// none of which it can drop.
+type Overflow int
+
+const (
+	// RefuseNew refuses it.
+	RefuseNew Overflow = iota
+	// ShareOne puts it under one limit, as Config has it, together with all
+	// others for which there is no room.
+	ShareOne
+)
+
+// GroupConfig says how a [Group] works.
+type GroupConfig[K comparable] struct {
+	// Config is the limit of each key. [Group.Set] gives a key another.
+	Config Config
+
+	// MaxKeys is how many keys are held at once. Zero means 100 000. A key takes
+	// at most 80 bytes if it is a string, next to its text.
+	MaxKeys int
+
+	// Overflow says what becomes of a new key when there are MaxKeys. It is up to
+	// whoever calls to choose keys that an attacker cannot make up for free.
+	Overflow Overflow
+
+	// IdleAfter is how long a key whose burst has refilled is kept, at least, for
+	// [Group.Top] to report, unless its room is needed. Zero means a minute,
+	// negative that it need not be kept.
+	IdleAfter time.Duration
+
+	// OnEvict, if not nil, is called for each key that is dropped, with what it
+	// has used since it came: together with Top this makes a full account.
+	OnEvict func(Usage[K])
+}
+
+// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c GroupConfig[K]) Validate() error {
+	f := invalid.Fields{Type: "throttle.GroupConfig"}
+	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100 000) or more")
+	f.Need(c.Overflow == RefuseNew || c.Overflow == ShareOne, "Overflow", int(c.Overflow), "RefuseNew or ShareOne")
+	return errors.Join(c.Config.Validate(), f.Err())
+}
+
+// A Group holds a limit for each key: each tenant, user or address. What one
+// spends takes nothing from the others. It is safe for concurrent use, and built
+// by [NewGroup].
+//
+// A key whose burst has refilled is as good as one that was never seen, so it is
+// dropped after a while, a few at each key that is new. At most MaxKeys are held.
+type Group[K comparable] struct {
+	cfg      GroupConfig[K]
+	seed     maphash.Seed // which keys meet in a shard, nobody outside can know
+	keys     atomic.Int64
+	overflow *Limiter
+	shards   []shard[K]
+}
+
+// A shard holds part of the keys. A call keeps its lock for the time of one
+// look-up; only growing the table, by half, takes longer.
+type shard[K comparable] struct {
+	mu      sync.Mutex
+	terms   *terms
+	table   table[K]
+	own     map[K]*own // the limits of the slots that are apart
+	stats   GroupStats
+	evicted []Usage[K] // for OnEvict, to be called without the lock
+	_       [64]byte
+}
+
+// An own limit belongs to one key: it was Set, or somebody waits for it.
+type own struct {
+	*Limiter
+	users int  // calls that go on
+	set   bool // by Set, until that is undone
+}
+
+// NewGroup returns a Group without keys. It panics with the error of
+// cfg.Validate, if there is one.
+func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	cfg.Config = cfg.Config.withDefaults()
+	if cfg.MaxKeys == 0 {
+		cfg.MaxKeys = 100_000
+	}
+	if cfg.IdleAfter == 0 {
+		cfg.IdleAfter = time.Minute
+	}
+	cfg.IdleAfter = max(cfg.IdleAfter, 0)
+	shards := 1
+	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that each has its share of what can be dropped
+		shards *= 2
+	}
+	g := &Group[K]{cfg: cfg, seed: maphash.MakeSeed(), shards: make([]shard[K], shards)}
+	t := newTerms(newPace(cfg.Config.Rate, cfg.Config.Burst), cfg.Config.Reserve, time.Now())
+	for i := range g.shards {
+		g.shards[i].begin(&t)
+	}
+	if cfg.Overflow == ShareOne {
+		g.overflow = newLimiter(cfg.Config, t)
+		g.overflow.key = "overflow"
+	}
+	return g
+}
+
+// Do runs fn if there are tokens for key, as [Limiter.Do] does.
+func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
+	if err := g.Wait(ctx, key); err != nil {
+		return err
+	}
+	return fn(ctx)
+}
+
+// Wrap returns a function that does next for key as [Group.Do] does it.
+func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
+}
+
+// Wait takes the tokens of a call for key, as [Limiter.Wait] does.
+func (g *Group[K]) Wait(ctx context.Context, key K) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	n, level := g.cfg.Config.of(ctx)
+	r := g.take(key, n, level, g.cfg.Config.MaxWait != 0)
+	if r.own != nil {
+		defer g.release(key, r.own)
+		return r.own.acquire(ctx, n, level)
+	}
+	if r.why == 0 {
+		return nil
+	}
+	err := &LimitedError{
+		Name: g.cfg.Config.Name, Key: fmt.Sprint(key), Reason: r.why, Limit: r.m.e.burst,
+		Level: level, Cost: n, After: r.after(n, level),
+	}
+	if g.cfg.Config.OnReject != nil {
+		g.cfg.Config.OnReject(ctx, err)
+	}
+	return err
+}
+
+// Allow takes a token of key if it is there, as [Limiter.Allow] does.
+func (g *Group[K]) Allow(key K) bool {
+	r := g.take(key, 1, g.cfg.Config.Levels-1, false)
+	if r.own != nil {
+		defer g.release(key, r.own)
+		return r.own.Allow()
+	}
+	return r.why == 0
+}
+
+// AllowN takes n tokens of key if all of them are there, as [Limiter.AllowN]
+// does.
+func (g *Group[K]) AllowN(key K, n int) Decision {
+	level := g.cfg.Config.Levels - 1
+	r := g.take(key, n, level, false)
+	if r.own != nil {
+		defer g.release(key, r.own)
+		return r.own.AllowN(n)
+	}
+	d := r.m.decision(r.why == 0, n, level)
+	if r.why != 0 {
+		d.RetryAfter = r.after(n, level)
+	}
+	if r.why == TooManyKeys {
+		d.Remaining = 0
+	}
+	return d
+}
+
+// Peek says what an AllowN of 1 would, as [Limiter.Peek] does. A key that is not
+// held has all of its burst.
+func (g *Group[K]) Peek(key K) Decision {
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.measure()
+	if slot := s.table.find(tag, key); slot != nil {
+		if slot.tag&apart != 0 {
+			return s.own[key].Peek()
+		}
+		m.tat = slot.tat
+	}
+	level := g.cfg.Config.Levels - 1
+	return m.decision(m.wait(1, level) == 0, 1, level)
+}
+
+// Refund gives back n tokens of key, as [Limiter.Refund] does.
+func (g *Group[K]) Refund(key K, n int) {
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.table.find(tag, key)
+	if slot == nil || n <= 0 {
+		return
+	}
+	if slot.tag&apart != 0 {
+		s.own[key].Refund(n)
+		return
+	}
+	m := s.measure()
+	slot.spent -= int64(n)
+	s.stats.Spent -= int64(n)
+	by := slot.tat - m.now
+	if int64(n) < by>>m.e.frac {
+		by = m.e.tokens(n)
+	}
+	slot.tat -= max(by, 0)
+}
+
+// Set gives key a limit of its own, which it keeps, whatever MaxKeys says, until
+// Set is called with a rate and a burst of 0. What it has spent stays spent, as
+// with [Limiter.SetRate].
+func (g *Group[K]) Set(key K, rate float64, burst int) error {
+	undo := rate == 0 && burst == 0
+	if !undo {
+		f := invalid.Fields{Type: "throttle.Config"}
+		checkRate(&f, rate, burst)
+		if err := f.Err(); err != nil {
+			return err
+		}
+	}
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.table.find(tag, key)
+	if undo {
+		if slot != nil && slot.tag&apart != 0 {
+			o := s.own[key]
+			o.set = false
+			_ = o.SetRate(s.terms.rate, s.terms.burst)
+			s.join(slot)
+		}
+		return nil
+	}
+	if slot == nil {
+		g.keys.Add(1)
+		slot = s.table.insert(tag, key)
+	}
+	o := g.part(s, slot)
+	o.set = true
+	return o.SetRate(rate, burst)
+}
+
+// SetRate changes the limit of all keys but those that have one by Set. What has
+// been spent stays spent, as with [Limiter.SetRate].
+func (g *Group[K]) SetRate(rate float64, burst int) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	checkRate(&f, rate, burst)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	for i := range g.shards {
+		s := &g.shards[i]
+		s.mu.Lock()
+		t := newTerms(newPace(rate, burst), g.cfg.Config.Reserve, time.Now())
+		s.begin(&t)
+		for _, o := range s.own {
+			if !o.set {
+				_ = o.SetRate(rate, burst)
+			}
+		}
+		s.mu.Unlock()
+	}
+	if g.overflow != nil {
+		return g.overflow.SetRate(rate, burst)
+	}
+	return nil
+}
+
+// Usage is what a key has used since it came.
+type Usage[K comparable] struct {
+	Key     K
+	Spent   int64 // tokens, less those given back
+	Refused int64 // calls; at most 4 294 967 295
+}
+
+// Top returns the n keys that have spent the most, and of those that have spent
+// the same the ones that were refused more often. It visits every key; other
+// calls go on.
+func (g *Group[K]) Top(n int) []Usage[K] {
+	more := func(a, b Usage[K]) int {
+		return cmp.Or(cmp.Compare(b.Spent, a.Spent), cmp.Compare(b.Refused, a.Refused))
+	}
+	var top []Usage[K]
+	for i := range g.shards {
+		s := &g.shards[i]
+		s.mu.Lock()
+		for j := range s.table.slots {
+			slot := &s.table.slots[j]
+			if slot.tag == 0 || n <= 0 {
+				continue
+			}
+			u := s.usage(slot)
+			if len(top) == n && more(u, top[n-1]) >= 0 {
+				continue
+			}
+			at, _ := slices.BinarySearchFunc(top, u, more)
+			top = slices.Insert(top, at, u)
+			top = top[:min(len(top), n)]
+		}
+		s.mu.Unlock()
+	}
+	return top
+}
+
+// GroupStats is a snapshot of what a [Group] has done.
+type GroupStats struct {
+	Admitted int64 // calls
+	Refused  int64 // calls
+	Spent    int64 // tokens, less those given back
+	Evicted  int64 // keys that were dropped
+	Overflow int64 // calls, of the above, for which there was no room for a key
+	Keys     int   // that are held now
+}
+
+// Stats returns what the group has done so far.
+func (g *Group[K]) Stats() GroupStats {
+	sum := GroupStats{Keys: int(g.keys.Load())}
+	for i := range g.shards {
+		s := &g.shards[i]
+		s.mu.Lock()
+		sum.Admitted += s.stats.Admitted
+		sum.Refused += s.stats.Refused
+		sum.Spent += s.stats.Spent
+		sum.Evicted += s.stats.Evicted
+		sum.Overflow += s.stats.Overflow
+		for _, o := range s.own {
+			sum.add(o.Stats())
+		}
+		s.mu.Unlock()
+	}
+	if g.overflow != nil {
+		sum.add(g.overflow.Stats())
+	}
+	return sum
+}
+
+func (s *GroupStats) add(own Stats) {
+	s.Admitted += own.Admitted
+	s.Refused += own.Refused
+	s.Spent += own.Spent
+}
+
+// A result is what became of a call: taken unless there is a why, or to be asked
+// of a limit of its own.
+type result struct {
+	m   measure
+	why Reason
+	own *own
+}
+
+// after returns when to come back.
+func (r result) after(n, level int) time.Duration {
+	if r.why == TooManyKeys {
+		return r.m.e.until(0, r.m.e.tokens(1)) // when the first of the others can have refilled
+	}
+	return r.m.wait(n, level)
+}
+
+// take takes n tokens of key. Where the key has a limit of its own, or is to get
+// one because it is over its limit and may wait, the caller takes them from that
+// and releases it.
+func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	m := s.measure()
+	slot := s.table.find(tag, key)
+	if slot == nil {
+		if slot = g.enter(s, tag, key, m); slot == nil {
+			return g.overflowed(s, m)
+		}
+	}
+	if slot.tag&apart != 0 {
+		o := s.own[key]
+		o.users++
+		s.mu.Unlock()
+		return result{own: o}
+	}
+	m.tat = slot.tat
+	var why Reason
+	switch {
+	case n <= 0:
+	case m.cannot(n, level):
+		why = TooCostly
+	case slot.tat > m.now+m.e.room[level]-m.e.tokens(n):
+		if why = OverLimit; mayWait {
+			o := g.part(s, slot)
+			o.users++
+			s.mu.Unlock()
+			return result{own: o}
+		}
+	default:
+		slot.tat = max(slot.tat, m.now) + m.e.tokens(n)
+		slot.spent += int64(n)
+		s.stats.Spent += int64(n)
+		m.tat = slot.tat
+	}
+	if why == 0 {
+		s.stats.Admitted++
+	} else {
+		s.stats.Refused++
+		slot.refused += uint32(min(1, math.MaxUint32-slot.refused))
+	}
+	g.unlock(s)
+	return result{m: m, why: why}
+}
+
+// release ends a call of a key's own limit.
+func (g *Group[K]) release(key K, o *own) {
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.users--; o.users == 0 && !o.set {
+		s.join(s.table.find(tag, key))
+	}
+}
+
+// part gives the key of a slot a limit of its own, with what it has spent.
+func (g *Group[K]) part(s *shard[K], slot *slot[K]) *own {
+	if slot.tag&apart != 0 {
+		return s.own[slot.key]
+	}
+	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
+	o.key = fmt.Sprint(slot.key)
+	o.epoch.Load().tat.Store(slot.tat)
+	slot.tag |= apart
+	if s.own == nil {
+		s.own = make(map[K]*own)
+	}
+	s.own[slot.key] = o
+	return o
+}
+
+// join undoes part, unless somebody needs it.
+func (s *shard[K]) join(slot *slot[K]) {
+	o := s.own[slot.key]
+	if o.users > 0 || o.set {
+		return
+	}
+	u := s.usage(slot)
+	slot.spent, slot.refused = u.Spent, uint32(u.Refused)
+	s.stats.add(o.Stats())
+	m, _ := o.measure()
+	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.e.pace)
+	slot.tag &^= apart
+	delete(s.own, slot.key)
+}
+
+// usage returns what the key of a slot has used.
+func (s *shard[K]) usage(slot *slot[K]) Usage[K] {
+	u := Usage[K]{Key: slot.key, Spent: slot.spent, Refused: int64(slot.refused)}
+	if slot.tag&apart != 0 {
+		own := s.own[slot.key].Stats()
+		u.Spent += own.Spent
+		u.Refused = min(u.Refused+own.Refused, math.MaxUint32)
+	}
+	return u
+}
+
+// measure reads the clock. It does so under the lock: a reading from before a key
+// was dropped would make tokens out of nothing when the key comes back.
+func (s *shard[K]) measure() measure {
+	elapsed := time.Since(s.terms.base)
+	if uint64(elapsed) > uint64(s.terms.horizon) {
+		t := *s.terms
+		t.base = time.Now()
+		s.begin(&t)
+		elapsed = 0
+	}
+	now := s.terms.at(elapsed)
+	return measure{s.terms, elapsed, now, now}
+}
+
+// begin makes t the terms from now on. What has been spent stays spent.
+func (s *shard[K]) begin(t *terms) {
+	if s.terms != nil {
+		last := s.terms.at(min(max(t.base.Sub(s.terms.base), 0), s.terms.horizon))
+		for i := range s.table.slots {
+			slot := &s.table.slots[i]
+			slot.tat = t.convert(slot.tat-last, &s.terms.pace)
+		}
+	}
+	s.terms = t
+}
+
+func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
+	hash := maphash.Comparable(g.seed, key)
+	return &g.shards[hash&uint64(len(g.shards)-1)], tagOf(hash)
+}
+
+// enter makes room for a new key, by dropping some that are as good as new, and
+// returns its slot. There is none if the group is full.
+func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) *slot[K] {
+	g.sweep(s, 4, m.e.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
+		g.sweep(s, 64, m.now)
+		if g.keys.Load() > int64(g.cfg.MaxKeys) {
+			g.keys.Add(-1)
+			return nil
+		}
+	}
+	slot := s.table.insert(tag, key)
+	slot.tat = m.now
+	return slot
+}
+
+// sweep drops, of the next n slots, the keys whose burst was full at a time.
+func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
+	s.table.sweep(n, func(slot *slot[K]) bool {
+		if slot.tat > at {
+			return false
+		}
+		g.keys.Add(-1)
+		s.stats.Evicted++
+		if g.cfg.OnEvict != nil {
+			s.evicted = append(s.evicted, s.usage(slot))
+		}
+		return true
+	})
+}
+
+// overflowed decides on a key for which there is no room, and unlocks s.
+func (g *Group[K]) overflowed(s *shard[K], m measure) result {
+	s.stats.Overflow++
+	var o *own
+	if g.overflow != nil {
+		o = &own{Limiter: g.overflow, set: true}
+	} else {
+		s.stats.Refused++
+	}
+	g.unlock(s)
+	return result{m: m, why: TooManyKeys, own: o}
+}
+
+// unlock unlocks s and reports what was dropped meanwhile.
+func (g *Group[K]) unlock(s *shard[K]) {
+	evicted := s.evicted
+	s.evicted = nil
+	s.mu.Unlock()
+	for _, u := range evicted {
+		g.cfg.OnEvict(u)
+	}
+}
