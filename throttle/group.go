@@ -172,20 +172,21 @@ func (g *Group[K]) Allow(key K) bool {
 // AllowN takes n tokens of key if all of them are there, as [Limiter.AllowN]
 // does.
 func (g *Group[K]) AllowN(key K, n int) Decision {
-	level := g.cfg.Config.Levels - 1
+	d, _ := g.decide(key, n, g.cfg.Config.Levels-1)
+	return d
+}
+
+func (g *Group[K]) decide(key K, n, level int) (Decision, Reason) {
 	r := g.take(key, n, level, false)
 	if r.own != nil {
 		defer g.release(key, r.own)
-		return r.own.AllowN(n)
+		return r.own.decide(n, level)
 	}
 	d := r.m.decision(r.why == 0, n, level)
-	if r.why != 0 {
-		d.RetryAfter = r.after(n, level)
-	}
 	if r.why == TooManyKeys {
-		d.Remaining = 0
+		d.Remaining, d.RetryAfter = 0, r.after(n, level)
 	}
-	return d
+	return d, r.why
 }
 
 // Peek says what an AllowN of 1 would, as [Limiter.Peek] does. A key that is not

@@ -251,12 +251,21 @@ type Decision struct {
 // AllowN takes n tokens for the least important level if all of them are there.
 // It does not wait. If n is 0 or less it takes none, and admits.
 func (l *Limiter) AllowN(n int) Decision {
-	level := l.cfg.Levels - 1
+	d, _ := l.decide(n, l.cfg.Levels-1)
+	return d
+}
+
+func (l *Limiter) decide(n, level int) (Decision, Reason) {
 	m, ok := l.take(n, level)
-	if !ok {
-		l.refused.Add(1)
+	d := m.decision(ok, n, level)
+	if ok {
+		return d, 0
 	}
-	return m.decision(ok, n, level)
+	l.refused.Add(1)
+	if m.cannot(n, level) {
+		return d, TooCostly
+	}
+	return d, OverLimit
 }
 
 // Peek says what an AllowN of 1 would, and takes nothing. Its Remaining is what

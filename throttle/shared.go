@@ -1,0 +1,493 @@
+package throttle
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+//go:embed shared.lua
+var script string
+
+// An OutagePolicy says what a [Shared] does while it cannot ask for tokens.
+type OutagePolicy int
+
+const (
+	// LimitLocally admits what this instance's part of the limit allows.
+	LimitLocally OutagePolicy = iota
+	// RefuseAll refuses every call.
+	RefuseAll
+	// AdmitAll admits every call.
+	AdmitAll
+)
+
+// SharedConfig says how a [Shared] works.
+type SharedConfig struct {
+	// Name appears in errors, and is the name of the limit: all instances with the
+	// same Prefix and Name share one. It is required.
+	Name string
+
+	// Prefix is put before the name of each key in Redis. Empty means "throttle:".
+	Prefix string
+
+	// Eval runs a Lua script, which is always the same one, on Redis 5 or later
+	// and returns its answer: three integers. It is required, and must return soon
+	// after its ctx has ended. With github.com/redis/go-redis/v9, whose Run sends
+	// the script by its hash where the server knows it:
+	//
+	//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	//	Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	//		return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
+	//	},
+	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+	// Key returns which limit a call is under, such as the tenant's: each has Rate
+	// and Burst. Nil means one limit for all.
+	Key func(context.Context) string
+
+	// Rate and Burst are as in [Config], for all instances together. Rate is at
+	// most 1e9.
+	Rate  float64
+	Burst int
+
+	// Levels, Priority, Reserve and Cost are as in [Config].
+	Levels   int
+	Priority func(context.Context) int
+	Reserve  []float64
+	Cost     func(context.Context) int
+
+	// Batch is how many tokens are taken from Redis at once, to be spent here: for
+	// rates at which one round trip for each call is too much. All instances
+	// together then admit up to Batch-1 tokens each more than the limit over any
+	// interval: those that were taken before. Zero means 1. More, up to Burst, need
+	// Key to be nil and no Levels.
+	Batch int
+
+	// Timeout is how long Redis may take for one answer. Zero means 50 ms.
+	Timeout time.Duration
+
+	// OnOutage says what to do while Redis does not answer, or not in time, or
+	// with something else. Zero means LimitLocally.
+	OnOutage OutagePolicy
+
+	// Instances is how many instances share the limit, for LimitLocally: each
+	// admits Rate / Instances and a Burst / Instances, rounded down, of at least 1.
+	// Zero means 1, with which each admits the whole limit.
+	Instances int
+
+	// RetryEvery is how often Redis is tried, by one call, during an outage. The
+	// others do not wait for it. Zero means a second.
+	RetryEvery time.Duration
+
+	// OnReject, if not nil, is called for each call that Do or Wait refuses, with
+	// its ctx.
+	OnReject func(context.Context, *LimitedError)
+
+	// OnError, if not nil, is called for each time that Redis did not answer as it
+	// should.
+	OnError func(context.Context, error)
+}
+
+// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c SharedConfig) Validate() error {
+	f := invalid.Fields{Type: "throttle.SharedConfig"}
+	f.Need(c.Name != "", "Name", `""`, "set: it names the limit that is shared")
+	f.Need(c.Eval != nil, "Eval", "nil", "set")
+	c.checkRate(&f, c.Rate, c.Burst)
+	checkLevels(&f, c.Levels, c.Priority, c.Reserve)
+	f.Need(c.Batch >= 0, "Batch", c.Batch, "0 (for 1) or more")
+	f.Need(c.Batch <= 1 || c.Key == nil && c.Levels < 2, "Batch", c.Batch, "0 or 1 where there is a Key or more Levels than one")
+	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
+	f.Need(c.OnOutage >= LimitLocally && c.OnOutage <= AdmitAll, "OnOutage", int(c.OnOutage), "LimitLocally, RefuseAll or AdmitAll")
+	f.Need(c.Instances >= 0, "Instances", c.Instances, "0 (for 1) or more")
+	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
+	return f.Err()
+}
+
+func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
+	checkRate(f, rate, burst)
+	f.Need(!(rate > 1e9), "Rate", rate, "at most 1e9 tokens a second")
+	if rate > 0 && burst >= 0 {
+		b := burstOf(rate, burst)
+		f.Need(c.Batch <= b, "Batch", c.Batch, fmt.Sprintf("at most the Burst of %d", b))
+	}
+}
+
+// A Shared admits calls at one limit for many instances, which is kept in Redis
+// and measured with the clock of Redis. The clocks of the instances do not matter.
+// It is safe for concurrent use, and built by [NewShared].
+//
+// Each decision takes one round trip, or 1/Batch. Over any interval all instances
+// together admit at most Burst + Rate x interval tokens, and what Batch says. The
+// rate is exact to one part in 4e15/Rate, to the safe side. Who loses Redis goes
+// on as OnOutage says, after one Timeout, and comes back by itself.
+//
+// A Shared does not wait: a retry around it, which heeds [LimitedError.RetryAfter],
+// does.
+type Shared struct {
+	cfg   SharedConfig
+	terms atomic.Pointer[sharedTerms]
+	local *Group[string]
+	base  time.Time
+
+	held  atomic.Int64  // tokens of a batch, to be spent here
+	asks  chan struct{} // holds a token while nobody asks for a batch
+	down  atomic.Int64  // when to try Redis again, since base; 0 while it is up
+	cause atomic.Pointer[error]
+
+	admitted, refused, spent, asked, failed, alone atomic.Int64
+}
+
+// sharedTerms are a rate and a burst in the units of the script.
+type sharedTerms struct {
+	burst int
+	token micros
+	room  []micros // by level
+}
+
+// micros is a time in microseconds and 2^-32ths of one.
+type micros struct{ whole, part uint64 }
+
+func (m micros) times(n int) micros {
+	hi, lo := bits.Mul64(m.part, uint64(n))
+	return micros{m.whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
+}
+
+func newSharedTerms(rate float64, burst int, reserve []float64) *sharedTerms {
+	whole, part := math.Modf(1e6 / rate)
+	t := &sharedTerms{burst: burstOf(rate, burst), token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))}}
+	for _, share := range reserve {
+		t.room = append(t.room, t.token.times(t.burst-reserved(t.burst, share)))
+	}
+	return t
+}
+
+// NewShared returns a Shared. It does not talk to Redis yet. It panics with the
+// error of cfg.Validate, if there is one.
+func NewShared(cfg SharedConfig) *Shared {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	cfg.Prefix = orElse(cfg.Prefix, "throttle:")
+	cfg.Batch = orElse(cfg.Batch, 1)
+	cfg.Timeout = orElse(cfg.Timeout, 50*time.Millisecond)
+	cfg.Instances = orElse(cfg.Instances, 1)
+	cfg.RetryEvery = orElse(cfg.RetryEvery, time.Second)
+	cfg.Levels = orElse(cfg.Levels, 1)
+	cfg.Reserve = reserveOf(cfg.Levels, cfg.Reserve)
+	s := &Shared{cfg: cfg, base: time.Now(), asks: make(chan struct{}, 1)}
+	s.asks <- struct{}{}
+	s.terms.Store(newSharedTerms(cfg.Rate, cfg.Burst, cfg.Reserve))
+	rate, burst := s.part(cfg.Rate, cfg.Burst)
+	s.local = NewGroup(GroupConfig[string]{
+		Config: Config{
+			Name: cfg.Name, Rate: rate, Burst: burst,
+			Levels: cfg.Levels, Priority: cfg.Priority, Reserve: cfg.Reserve,
+		},
+		Overflow: ShareOne,
+	})
+	return s
+}
+
+func orElse[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}
+
+// part returns this instance's part of a limit.
+func (s *Shared) part(rate float64, burst int) (float64, int) {
+	return rate / float64(s.cfg.Instances), max(1, burstOf(rate, burst)/s.cfg.Instances)
+}
+
+// Do runs fn if there are tokens for it, and returns its error, or returns a
+// [*LimitedError] and does not call fn. If ctx has already ended, it returns why.
+func (s *Shared) Do(ctx context.Context, fn func(context.Context) error) error {
+	if err := s.Wait(ctx); err != nil {
+		return err
+	}
+	return fn(ctx)
+}
+
+// Wrap returns a function that does next as [Shared.Do] does it.
+func (s *Shared) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return s.Do(ctx, next) }
+}
+
+// Wait takes the tokens of a call as [Shared.Do] does, for work that is not one
+// function. It waits for the answer of Redis only.
+func (s *Shared) Wait(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	c := s.callOf(ctx)
+	d, why, cause := s.decide(ctx, c)
+	if d.OK {
+		return nil
+	}
+	err := &LimitedError{
+		Name: s.cfg.Name, Key: c.key, Reason: why, Limit: d.Limit,
+		Level: c.level, Cost: c.n, After: d.RetryAfter, Err: cause,
+	}
+	if s.cfg.OnReject != nil {
+		s.cfg.OnReject(ctx, err)
+	}
+	return err
+}
+
+// Allow takes the tokens of a call if they are there, and says how things stand.
+// Like Wait it calls Key, Cost and Priority, but not OnReject. It admits nothing
+// once ctx has ended.
+func (s *Shared) Allow(ctx context.Context) Decision {
+	if ctx.Err() != nil {
+		return Decision{Limit: s.terms.Load().burst}
+	}
+	d, _, _ := s.decide(ctx, s.callOf(ctx))
+	return d
+}
+
+// SetRate changes the limit, for this instance: each says at each call what limit
+// it goes by, so that all may change one after the other. It is the time until
+// what has been spent refills that is kept.
+func (s *Shared) SetRate(rate float64, burst int) error {
+	f := invalid.Fields{Type: "throttle.SharedConfig"}
+	s.cfg.checkRate(&f, rate, burst)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	s.terms.Store(newSharedTerms(rate, burst, s.cfg.Reserve))
+	return s.local.SetRate(s.part(rate, burst))
+}
+
+// SharedStats is a snapshot of what a [Shared] has done in this process.
+type SharedStats struct {
+	Admitted int64 // calls
+	Refused  int64 // calls
+	Spent    int64 // tokens
+	Asked    int64 // times that Redis was asked: round trips
+	Failed   int64 // of these, how many had no answer that means anything
+	Alone    int64 // calls that were decided as OnOutage says
+	Down     bool  // whether Redis is not asked at the moment, but for a try
+}
+
+// Stats returns what the limiter has done so far.
+func (s *Shared) Stats() SharedStats {
+	return SharedStats{
+		Admitted: s.admitted.Load(), Refused: s.refused.Load(), Spent: s.spent.Load(),
+		Asked: s.asked.Load(), Failed: s.failed.Load(), Alone: s.alone.Load(),
+		Down: s.down.Load() != 0,
+	}
+}
+
+// A sharedCall is what there is to know of a call.
+type sharedCall struct {
+	key      string
+	n, level int
+}
+
+func (s *Shared) callOf(ctx context.Context) sharedCall {
+	c := sharedCall{n: 1}
+	if s.cfg.Key != nil {
+		c.key = s.cfg.Key(ctx)
+	}
+	if s.cfg.Cost != nil {
+		c.n = max(s.cfg.Cost(ctx), 0)
+	}
+	if s.cfg.Priority != nil {
+		c.level = min(max(s.cfg.Priority(ctx), 0), s.cfg.Levels-1)
+	}
+	return c
+}
+
+// decide takes the tokens of a call, or says why not.
+func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reason, cause error) {
+	t := s.terms.Load()
+	switch {
+	case c.n == 0 || s.spendHeld(c.n):
+		d = Decision{OK: true, Limit: t.burst, Remaining: int(s.held.Load())}
+	case c.n > t.burst-reserved(t.burst, s.cfg.Reserve[c.level]):
+		d, why = Decision{Limit: t.burst, RetryAfter: never}, TooCostly
+	case s.cfg.Batch > 1:
+		d, why, cause = s.askBatch(ctx, t, c)
+	default:
+		d, why, cause = s.ask(ctx, t, c, c.n)
+	}
+	if d.OK {
+		s.admitted.Add(1)
+		s.spent.Add(int64(c.n))
+	} else {
+		s.refused.Add(1)
+	}
+	return d, why, cause
+}
+
+// spendHeld takes n of the tokens of a batch, if they are there.
+func (s *Shared) spendHeld(n int) bool {
+	for {
+		held := s.held.Load()
+		if held < int64(n) {
+			return false
+		}
+		if s.held.CompareAndSwap(held, held-int64(n)) {
+			return true
+		}
+	}
+}
+
+// askBatch asks for a batch, unless another call does: then there may be tokens
+// after that. So an instance never holds more than one.
+func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
+	select {
+	case <-s.asks:
+	case <-ctx.Done():
+		return Decision{Limit: t.burst}, ContextEnded, ended.Error(ctx)
+	}
+	defer func() { s.asks <- struct{}{} }()
+	if s.spendHeld(c.n) {
+		return Decision{OK: true, Limit: t.burst, Remaining: int(s.held.Load())}, 0, nil
+	}
+	// With what is still held the next batch is one of Batch again.
+	return s.ask(ctx, t, c, max(c.n, s.cfg.Batch-int(s.held.Load())))
+}
+
+// ask asks Redis for want tokens, or at least those of the call, unless there is
+// an outage.
+func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall, want int) (Decision, Reason, error) {
+	if !s.mayAsk() {
+		return s.decideAlone(t, c)
+	}
+	began := time.Now()
+	answer, err := s.eval(ctx, t, c, want)
+	if err != nil {
+		// What its caller cut short says nothing about Redis, unless it was slow.
+		if ctx.Err() != nil && (errors.Is(ctx.Err(), context.Canceled) || time.Since(began) < s.cfg.Timeout/2) {
+			return Decision{Limit: t.burst}, ContextEnded, ended.Error(ctx)
+		}
+		s.failed.Add(1)
+		s.cause.Store(&err)
+		s.down.Store(int64(time.Since(s.base) + s.cfg.RetryEvery))
+		if s.cfg.OnError != nil {
+			s.cfg.OnError(ctx, err)
+		}
+		return s.decideAlone(t, c)
+	}
+	s.down.Store(0)
+	d := Decision{OK: answer.taken > 0, Limit: t.burst, RetryAfter: answer.wait, ResetAfter: answer.debt}
+	d.Remaining = t.remaining(c.level, answer.debt)
+	if !d.OK {
+		return d, OverLimit, nil
+	}
+	s.held.Add(int64(answer.taken - c.n))
+	return d, 0, nil
+}
+
+// remaining returns how many tokens a level could take on top of a debt.
+func (t *sharedTerms) remaining(level int, debt time.Duration) int {
+	left := float64(t.room[level].whole) + float64(t.room[level].part)/(1<<32) - float64(debt)/1e3
+	token := float64(t.token.whole) + float64(t.token.part)/(1<<32)
+	return int(max(0, math.Floor(left/token+1e-9)))
+}
+
+// mayAsk reports whether to ask Redis: always while it is up, and one call each
+// RetryEvery while it is not.
+func (s *Shared) mayAsk() bool {
+	down := s.down.Load()
+	if down == 0 {
+		return true
+	}
+	now := time.Since(s.base)
+	return int64(now) >= down && s.down.CompareAndSwap(down, int64(now+s.cfg.RetryEvery))
+}
+
+// An answer is what the script returned.
+type answer struct {
+	taken      int
+	wait, debt time.Duration
+}
+
+// eval runs the script and makes sure that its answer is one.
+func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, want int) (a answer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	key := s.cfg.Prefix + s.cfg.Name
+	if s.cfg.Key != nil {
+		key += "/" + c.key
+	}
+	most, room := t.room[0], t.room[c.level]
+	args := []any{most.whole, most.part, room.whole, room.part}
+	for _, n := range []int{want, c.n} {
+		cost := t.token.times(n)
+		args = append(args, n, cost.whole, cost.part)
+		if n == c.n {
+			break
+		}
+	}
+	s.asked.Add(1)
+	value, err := s.cfg.Eval(ctx, script, []string{key}, args...)
+	if err != nil {
+		return answer{}, err
+	}
+	fields, ok := value.([]any)
+	if !ok || len(fields) != 3 {
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %T %v: must be three integers", s.cfg.Name, value, value)
+	}
+	var n [3]int64
+	for i, field := range fields {
+		if n[i], ok = integer(field); !ok || n[i] < 0 || n[i] > math.MaxInt64/1000 {
+			return answer{}, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", s.cfg.Name, field, field)
+		}
+	}
+	if n[0] != 0 && n[0] != int64(c.n) && n[0] != int64(want) {
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be %d or %d", s.cfg.Name, n[0], c.n, want)
+	}
+	return answer{int(n[0]), time.Duration(n[1]) * time.Microsecond, time.Duration(n[2]) * time.Microsecond}, nil
+}
+
+// integer returns what clients make of an integer of Redis.
+func integer(v any) (int64, bool) {
+	switch v := v.(type) {
+	case int64:
+		return v, true
+	case int:
+		return int64(v), true
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		return n, err == nil
+	case []byte:
+		n, err := strconv.ParseInt(string(v), 10, 64)
+		return n, err == nil
+	}
+	return 0, false
+}
+
+// decideAlone decides without Redis.
+func (s *Shared) decideAlone(t *sharedTerms, c sharedCall) (Decision, Reason, error) {
+	s.alone.Add(1)
+	switch s.cfg.OnOutage {
+	case AdmitAll:
+		return Decision{OK: true, Limit: t.burst}, 0, nil
+	case LimitLocally:
+		d, why := s.local.decide(c.key, c.n, c.level)
+		d.Limit = t.burst
+		if why == 0 || why == OverLimit {
+			return d, why, nil
+		}
+	}
+	d := Decision{Limit: t.burst, RetryAfter: max(0, time.Duration(s.down.Load())-time.Since(s.base))}
+	cause := ErrOutage
+	if err := s.cause.Load(); err != nil {
+		cause = fmt.Errorf("%w: %w", ErrOutage, *err)
+	}
+	return d, Outage, cause
+}
