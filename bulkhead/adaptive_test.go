@@ -1,3 +1,8 @@
+//go:build !race
+
+// Each simulation is one goroutine: the race detector finds nothing in it, and
+// makes it slow.
+
 package bulkhead_test
 
 import (
@@ -18,10 +23,8 @@ const (
 	capacity = float64(workers) / 0.02 // calls a second
 )
 
-const seeds = 5
-
-func forSeeds(t *testing.T, test func(t *testing.T, seed uint64)) {
-	for seed := range uint64(seeds) {
+func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) {
+	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			test(t, seed)
@@ -37,7 +40,7 @@ func unloadedP99(seed uint64) time.Duration {
 }
 
 func TestAdaptiveRefusesNobodyAtHalfLoad(t *testing.T) {
-	forSeeds(t, func(t *testing.T, seed uint64) {
+	forSeeds(t, 5, func(t *testing.T, seed uint64) {
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 0.5*capacity, lognormal(service))
 		s.run(10 * time.Second)
 		s.run(time.Minute)
@@ -47,7 +50,7 @@ func TestAdaptiveRefusesNobodyAtHalfLoad(t *testing.T) {
 
 // The limit that is right under overload moves with the capacity.
 func TestAdaptiveFollowsTheCapacity(t *testing.T) {
-	forSeeds(t, func(t *testing.T, seed uint64) {
+	forSeeds(t, 5, func(t *testing.T, seed uint64) {
 		idle := float64(unloadedP99(seed))
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
 		s.run(3 * time.Second)
@@ -89,7 +92,7 @@ func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
 }
 
 func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
-	forSeeds(t, func(t *testing.T, seed uint64) {
+	forSeeds(t, 5, func(t *testing.T, seed uint64) {
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 0.4*capacity, lognormal(service))
 		s.run(10 * time.Second)
 		s.service = lognormal(2 * service)
@@ -99,10 +102,7 @@ func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
 }
 
 func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
-	forSeeds(t, func(t *testing.T, seed uint64) {
-		if seed > 2 {
-			t.Skip("three seeds of ten minutes do")
-		}
+	forSeeds(t, 3, func(t *testing.T, seed uint64) {
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 2*capacity, lognormal(service))
 		s.run(50 * time.Second)
 		s.run(10 * time.Second)
@@ -124,7 +124,7 @@ func TestAdaptiveServesFewCallsOfTwoKinds(t *testing.T) {
 		{"a tenth is very long", 0.9, 20 * time.Millisecond, time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			forSeeds(t, func(t *testing.T, seed uint64) {
+			forSeeds(t, 5, func(t *testing.T, seed uint64) {
 				s := simulate(seed, bulkhead.Adaptive{}, 8, 32, bimodal(tc.probability, tc.short, tc.long))
 				s.run(10 * time.Second)
 				s.run(5 * time.Minute)

@@ -63,7 +63,7 @@ func (e *FullError) Error() string {
 		text.WriteString(e.Name + ": ")
 	}
 	if e.Reason == TooHeavy {
-		fmt.Fprintf(&text, "weight %d at level %d is more than the limit of %d can ever give", e.Weight, e.Level, e.Limit)
+		fmt.Fprintf(&text, "too heavy: weight %d at level %d, limit %d", e.Weight, e.Level, e.Limit)
 		return text.String()
 	}
 	fmt.Fprintf(&text, "full (%v): %d of %d in flight, %d waiting", e.Reason, e.InFlight, e.Limit, e.Queued)

@@ -135,11 +135,13 @@ func (b *Bulkhead) join(level, n int, patience time.Duration) (*waiter, *FullErr
 		b.queue.stood = now
 		b.queue.pace.restart(now)
 	}
+	if displaced != nil {
+		b.settle(displaced, now, false, Displaced)
+	}
 	w := &waiter{level: level, weight: n, since: now, ready: make(chan struct{})}
 	b.queue.lines[level].add(w)
 	b.waiters.Add(1)
 	if displaced != nil {
-		b.settle(displaced, now, false, Displaced)
 		b.grant(now) // it may have held up others
 	}
 	return w, nil

@@ -1,3 +1,8 @@
+//go:build !race
+
+// Each simulation is one goroutine: the race detector finds nothing in it, and
+// makes it slow.
+
 package bulkhead_test
 
 import (

@@ -1,0 +1,156 @@
+package bulkhead_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+func TestGrowingWakesWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9}))
+		for i := range 5 {
+			c.start(t.Context(), fmt.Sprint(i))
+		}
+		require.NoError(t, c.b.SetLimit(3))
+		synctest.Wait()
+		require.ElementsMatch(t, []string{"0", "1", "2"}, c.ran)
+		require.Equal(t, 3, c.b.Stats().InFlight)
+		c.finishAll()
+	})
+}
+
+func TestShrinkingLetsCallsInFlightFinish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 9}))
+		for i := range 4 {
+			c.start(t.Context(), fmt.Sprint("running ", i))
+		}
+		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
+		require.NoError(t, c.b.SetLimit(2))
+		synctest.Wait()
+		require.Equal(t, bulkhead.TooHeavy, c.refusal("heavy"))
+		s := c.b.Stats()
+		require.Equal(t, 2, s.Limit)
+		require.Equal(t, 4, s.InFlight)
+		c.start(t.Context(), "waits")
+		c.finish("running 0", "running 1")
+		require.NotContains(t, c.ran, "waits")
+		c.finish("running 2")
+		require.Contains(t, c.ran, "waits")
+		require.Equal(t, 2, c.b.Stats().InFlight)
+		c.finishAll()
+	})
+}
+
+func TestSetLimitSaysWhatItMayBe(t *testing.T) {
+	plain := bulkhead.New(bulkhead.Config{Name: "x", Limit: 5})
+	require.EqualError(t, plain.SetLimit(0), "bulkhead: x: SetLimit(0): must be 1 to 1073741823")
+	require.Error(t, plain.SetLimit(-3))
+	require.Error(t, plain.SetLimit(1<<30))
+	require.Equal(t, 5, plain.Stats().Limit)
+
+	reserving := bulkhead.New(bulkhead.Config{Limit: 9, Levels: 3, Priority: zero, Reserve: []int{2, 3}})
+	require.EqualError(t, reserving.SetLimit(5), "bulkhead: SetLimit(5): must be 6 to 1073741823")
+	require.NoError(t, reserving.SetLimit(6))
+
+	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Min: 3, Max: 30}})
+	require.EqualError(t, adaptive.SetLimit(31), "bulkhead: SetLimit(31): must be 3 to 30")
+	require.NoError(t, adaptive.SetLimit(30))
+	require.Equal(t, 30, adaptive.Stats().Limit)
+	require.NoError(t, adaptive.Do(t.Context(), nothing))
+	require.Equal(t, 30, adaptive.Stats().Limit)
+}
+
+func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
+	var b *bulkhead.Bulkhead
+	var told []bulkhead.LimitChange
+	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(c bulkhead.LimitChange) {
+		told = append(told, c)
+		if c.To == 2 { // a hook may call back; it is told of that afterwards
+			require.NoError(t, b.SetLimit(3))
+			require.Len(t, told, 1)
+		}
+	}})
+	require.NoError(t, b.SetLimit(1)) // no change
+	require.NoError(t, b.SetLimit(2))
+	require.Equal(t, []bulkhead.LimitChange{
+		{Name: "x", From: 1, To: 2},
+		{Name: "x", From: 2, To: 3},
+	}, told)
+}
+
+func TestOnLimitIsCalledOneAtATime(t *testing.T) {
+	at := 100
+	var b *bulkhead.Bulkhead
+	b = bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(c bulkhead.LimitChange) {
+		if c.From != at { // the race detector watches at
+			t.Errorf("from %d, was at %d", c.From, at)
+		}
+		at = c.To
+	}})
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for j := range 500 {
+				_ = b.SetLimit(1 + i*500 + j)
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, at, b.Stats().Limit)
+}
+
+func TestAPanicInOnLimitDoesNotStopTheNextOnes(t *testing.T) {
+	told := 0
+	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(bulkhead.LimitChange) {
+		if told++; told == 1 {
+			panic("boom")
+		}
+	}})
+	require.PanicsWithValue(t, "boom", func() { _ = b.SetLimit(2) })
+	require.NoError(t, b.SetLimit(3))
+	require.Equal(t, 2, told)
+	requireIdle(t, b)
+}
+
+// The word that holds the state counts some of the calls that were admitted. When
+// it cannot count more, none is lost.
+func TestAdmittedIsCountedBeyondTheWord(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 3})
+	defer hold(t, b)()
+	bulkhead.SkipAdmitted(b, 1<<31-2)
+	for range 5 {
+		require.NoError(t, b.Do(t.Context(), nothing))
+	}
+	s := b.Stats()
+	require.EqualValues(t, 1<<31+4, s.Admitted)
+	require.Equal(t, 1, s.InFlight)
+	require.Equal(t, s, b.Stats())
+}
+
+func TestARefusalCostsNoAllocation(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	defer hold(t, b)()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _ = b.Do(ctx, nothing) }()
+	for b.Stats().Queued[0] == 0 {
+		runtime.Gosched()
+	}
+	defer cancel()
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = b.Do(ctx, nothing) }))
+	first, second := b.Do(ctx, nothing), b.Do(ctx, nothing)
+	require.Same(t, first, second)
+	_, ok := b.TryAcquire()
+	require.False(t, ok)
+
+	free := bulkhead.New(bulkhead.Config{Limit: 1})
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = free.Do(ctx, nothing) }))
+}

@@ -1,0 +1,563 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+type levelKey struct{}
+
+func atLevel(ctx context.Context, level int) context.Context {
+	return context.WithValue(ctx, levelKey{}, level)
+}
+
+func levelOf(ctx context.Context) int {
+	level, _ := ctx.Value(levelKey{}).(int)
+	return level
+}
+
+// callers start calls in a bubble, one after the other, and note in which order
+// they run. Each runs until it is told to end.
+type callers struct {
+	t    *testing.T
+	b    *bulkhead.Bulkhead
+	mu   sync.Mutex
+	ran  []string
+	errs map[string]error
+	end  map[string]chan struct{}
+}
+
+func newCallers(t *testing.T, b *bulkhead.Bulkhead) *callers {
+	return &callers{t: t, b: b, errs: map[string]error{}, end: map[string]chan struct{}{}}
+}
+
+func (c *callers) start(ctx context.Context, name string) {
+	end := make(chan struct{})
+	c.end[name] = end
+	go func() {
+		err := c.b.Do(ctx, func(context.Context) error {
+			c.mu.Lock()
+			c.ran = append(c.ran, name)
+			c.mu.Unlock()
+			<-end
+			return nil
+		})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.errs[name] = err
+	}()
+	synctest.Wait()
+}
+
+func (c *callers) finish(names ...string) {
+	for _, name := range names {
+		close(c.end[name])
+		delete(c.end, name)
+		synctest.Wait()
+	}
+}
+
+func (c *callers) finishAll() {
+	for len(c.end) > 0 {
+		for _, name := range slices.Clone(c.ran) {
+			if c.end[name] != nil {
+				c.finish(name)
+			}
+		}
+		for name := range c.end { // refused
+			if c.errs[name] != nil {
+				delete(c.end, name)
+			}
+		}
+	}
+	requireIdle(c.t, c.b)
+}
+
+func (c *callers) refusal(name string) bulkhead.Reason {
+	c.t.Helper()
+	var full *bulkhead.FullError
+	require.ErrorAs(c.t, c.errs[name], &full, name)
+	return full.Reason
+}
+
+func TestOrderSaysWhoOfALevelIsFirst(t *testing.T) {
+	for order, want := range map[bulkhead.Order][]string{
+		bulkhead.FIFO:  {"a", "b", "c", "d"},
+		bulkhead.LIFO:  {"a", "d", "c", "b"},
+		bulkhead.CoDel: {"a", "b", "c", "d"}, // in good times
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 3, Order: order}))
+			for _, name := range []string{"a", "b", "c", "d"} {
+				c.start(t.Context(), name)
+			}
+			c.finishAll()
+			require.Equal(t, want, c.ran)
+		})
+	}
+}
+
+func TestMoreImportantCallsGoFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Levels: 3, Priority: levelOf}))
+		c.start(t.Context(), "running")
+		for i, level := range []int{2, 1, 0, 99, 1, -5} { // 99 is clamped to 2, -5 to 0
+			c.start(atLevel(t.Context(), level), fmt.Sprintf("%d at %d", i, level))
+		}
+		require.Equal(t, []int{2, 2, 2}, c.b.Stats().Queued)
+		c.finishAll()
+		require.Equal(t, []string{"running", "2 at 0", "5 at -5", "1 at 1", "4 at 1", "0 at 2", "3 at 99"}, c.ran)
+	})
+}
+
+func TestReserveKeepsSlotsForTheLevelsAbove(t *testing.T) {
+	for level, want := range map[int]int{2: 5, 1: 8, 0: 10} {
+		b := bulkhead.New(bulkhead.Config{Limit: 10, Levels: 3, Priority: levelOf, Reserve: []int{2, 3}})
+		got := 0
+		for range 20 {
+			if _, err := b.Acquire(atLevel(t.Context(), level)); err == nil {
+				got++
+			}
+		}
+		require.Equal(t, want, got, "level %d", level)
+	}
+}
+
+func TestWhoWaitsForReservedSlotsIsPassedByThoseAbove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{
+			Limit: 10, Queue: 9, Levels: 3, Priority: levelOf, Reserve: []int{2, 3},
+		}))
+		// Five of level 2 run, and two wait although five slots are free.
+		for i := range 7 {
+			c.start(atLevel(t.Context(), 2), fmt.Sprint("low ", i))
+		}
+		require.Equal(t, 5, c.b.Stats().InFlight)
+		// Those above pass them at once.
+		for i := range 3 {
+			c.start(atLevel(t.Context(), 1), fmt.Sprint("middle ", i))
+		}
+		c.start(atLevel(t.Context(), 1), "middle 3")
+		for i := range 2 {
+			c.start(atLevel(t.Context(), 0), fmt.Sprint("high ", i))
+		}
+		require.Equal(t, 10, c.b.Stats().InFlight)
+		require.Equal(t, []int{0, 1, 2}, c.b.Stats().Queued)
+		// What becomes free is kept as before: it takes three until middle 3 runs.
+		c.finish("low 0", "low 1")
+		require.NotContains(t, c.ran, "middle 3")
+		c.finish("low 2")
+		require.Contains(t, c.ran, "middle 3")
+		require.NotContains(t, c.ran, "low 5")
+		_, ok := c.b.TryAcquire() // is of the least important level
+		require.False(t, ok)
+		c.finishAll()
+	})
+}
+
+func TestAFullQueueMakesRoomForAMoreImportantCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 3, Levels: 3, Priority: levelOf}))
+		c.start(t.Context(), "running")
+		c.start(atLevel(t.Context(), 2), "old low")
+		time.Sleep(time.Second)
+		c.start(atLevel(t.Context(), 2), "new low")
+		c.start(atLevel(t.Context(), 1), "middle")
+		time.Sleep(time.Second)
+
+		c.start(atLevel(t.Context(), 2), "another low")
+		require.Equal(t, bulkhead.QueueFull, c.refusal("another low"))
+		c.start(atLevel(t.Context(), 0), "high")
+		require.Equal(t, bulkhead.Displaced, c.refusal("new low"))
+		require.ErrorIs(t, c.errs["new low"], bulkhead.ErrFull)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, c.errs["new low"], &full)
+		require.Equal(t, time.Second, full.Waited)
+		c.start(atLevel(t.Context(), 1), "another middle")
+		require.Equal(t, bulkhead.Displaced, c.refusal("old low"))
+		c.start(atLevel(t.Context(), 1), "one middle too many")
+		require.Equal(t, bulkhead.QueueFull, c.refusal("one middle too many"))
+		c.start(atLevel(t.Context(), 0), "another high")
+		require.Equal(t, bulkhead.Displaced, c.refusal("another middle"))
+
+		c.finishAll()
+		require.Equal(t, []string{"running", "high", "another high", "middle"}, c.ran)
+	})
+}
+
+// Overload of three levels: the first is served within its reserve, and the last
+// is shed first.
+func TestOverloadIsShedFromBelow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Limit: 10, Queue: 20, MaxWait: 50 * time.Millisecond,
+			Levels: 3, Priority: levelOf, Reserve: []int{3, 2},
+		})
+		var mu sync.Mutex
+		var made, done [3]int
+		var waited [3]time.Duration
+		var wg sync.WaitGroup
+		rng := rand.New(rand.NewPCG(1, 2))
+		// 100 ms each: a capacity of 100 a second. Offered: 20, 30 and 150.
+		for range 4000 {
+			time.Sleep(time.Duration(rng.ExpFloat64() * float64(5*time.Millisecond)))
+			level := 2
+			switch x := rng.Float64(); {
+			case x < 0.1:
+				level = 0
+			case x < 0.25:
+				level = 1
+			}
+			made[level]++
+			wg.Go(func() {
+				start := time.Now()
+				err := b.Do(atLevel(t.Context(), level), func(context.Context) error {
+					mu.Lock()
+					waited[level] = max(waited[level], time.Since(start))
+					mu.Unlock()
+					time.Sleep(100 * time.Millisecond)
+					return nil
+				})
+				if err == nil {
+					mu.Lock()
+					done[level]++
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, made[0], done[0], "the first level is served within its reserve")
+		require.Greater(t, float64(done[1]), 0.9*float64(made[1]))
+		require.Less(t, float64(done[2]), 0.5*float64(made[2]))
+		require.Greater(t, done[2], 0)
+		requireIdle(t, b)
+	})
+}
+
+func TestAHeavyCallIsPassedBySoMuchAndNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 50}))
+		for i := range 4 {
+			c.start(t.Context(), fmt.Sprint("light ", i))
+		}
+		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
+		for i := 4; i < 20; i++ {
+			c.start(t.Context(), fmt.Sprint("light ", i))
+		}
+		// As many slots as the limit has go to those behind it ...
+		for i := range 4 {
+			c.finish(fmt.Sprint("light ", i))
+			require.NotContains(t, c.ran, "heavy")
+			require.Contains(t, c.ran, fmt.Sprint("light ", 4+i))
+		}
+		// ... and then slots are kept until there are three.
+		c.finish("light 4", "light 5")
+		require.Len(t, c.ran, 8)
+		c.finish("light 6")
+		require.Equal(t, "heavy", c.ran[8])
+		require.Equal(t, 4, c.b.Stats().InFlight)
+		c.finishAll()
+		require.Len(t, c.ran, 21)
+	})
+}
+
+func TestANewcomerPassesAHeavyCallByTheSameRule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 50}))
+		c.start(bulkhead.WithWeight(t.Context(), 3), "running")
+		c.start(bulkhead.WithWeight(t.Context(), 2), "heavy")
+		for i := range 4 {
+			name := fmt.Sprint("light ", i)
+			c.start(t.Context(), name)
+			require.Contains(t, c.ran, name)
+			c.finish(name)
+		}
+		c.start(t.Context(), "one too many")
+		require.NotContains(t, c.ran, "one too many")
+		_, ok := c.b.TryAcquire()
+		require.False(t, ok)
+		c.finish("running")
+		require.ElementsMatch(t, []string{"heavy", "one too many"}, c.ran[5:])
+		c.finishAll()
+	})
+}
+
+func TestWhoGivesUpLetsThoseBehindPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Queue: 50}))
+		c.start(t.Context(), "running")
+		ctx, cancel := context.WithCancel(bulkhead.WithWeight(t.Context(), 2))
+		c.start(ctx, "heavy")
+		for i := range 2 {
+			name := fmt.Sprint("light ", i)
+			c.start(t.Context(), name)
+			c.finish(name)
+		}
+		c.start(t.Context(), "behind")
+		require.NotContains(t, c.ran, "behind")
+		cancel()
+		synctest.Wait()
+		require.Equal(t, bulkhead.ContextEnded, c.refusal("heavy"))
+		require.Contains(t, c.ran, "behind")
+		c.finishAll()
+	})
+}
+
+func TestTooHeavyIsRefusedAtOnce(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Queue: 5, Levels: 2, Priority: levelOf, Reserve: []int{1}})
+	err := b.Do(bulkhead.WithWeight(t.Context(), 5), nothing)
+	require.ErrorIs(t, err, bulkhead.ErrFull)
+	require.EqualError(t, err, "bulkhead: x: too heavy: weight 5 at level 0, limit 4")
+	var full *bulkhead.FullError
+	require.ErrorAs(t, err, &full)
+	require.False(t, full.Retryable())
+	require.NoError(t, b.Do(bulkhead.WithWeight(t.Context(), 4), nothing))
+	require.NoError(t, b.Do(atLevel(bulkhead.WithWeight(t.Context(), 3), 1), nothing))
+	err = b.Do(atLevel(bulkhead.WithWeight(t.Context(), 4), 1), nothing)
+	require.ErrorContains(t, err, "too heavy")
+	err = b.Do(bulkhead.WithWeight(t.Context(), int(^uint(0)>>1)), nothing)
+	require.ErrorContains(t, err, "too heavy")
+	requireIdle(t, b)
+}
+
+func TestWeightIsAtLeastOne(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2})
+	for _, n := range []int{0, -7, 1} {
+		require.NoError(t, b.Do(bulkhead.WithWeight(t.Context(), n), func(context.Context) error {
+			require.Equal(t, 1, b.Stats().InFlight)
+			return nil
+		}))
+	}
+}
+
+// queueOf100 makes calls of 10 ms each, so that 100 wait when it returns.
+func queueOf100(t *testing.T, b *bulkhead.Bulkhead, learn bool) {
+	slow := func(context.Context) error {
+		time.Sleep(10 * time.Millisecond)
+		return nil
+	}
+	for range 100 {
+		go func() { _ = b.Do(t.Context(), slow) }()
+	}
+	synctest.Wait()
+	if learn {
+		for range 20 {
+			time.Sleep(10 * time.Millisecond)
+			go func() { _ = b.Do(t.Context(), slow) }()
+		}
+		synctest.Wait()
+	}
+}
+
+func TestADeadlineThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
+		queueOf100(t, b, true) // who comes now waits for about a second
+
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		err := b.Do(ctx, nothing)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, bulkhead.DeadlineTooClose, full.Reason)
+		require.Zero(t, time.Since(start))
+
+		// Where it may be met, it is tried, and so is what is more important.
+		ctx, cancel = context.WithTimeout(t.Context(), 1100*time.Millisecond)
+		defer cancel()
+		require.NoError(t, b.Do(ctx, nothing))
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		requireIdle(t, b)
+	})
+}
+
+func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200, MaxWait: time.Second})
+		queueOf100(t, b, true)
+		require.Zero(t, b.Stats().Refused)
+		require.NoError(t, b.SetLimit(2)) // does not change what was seen
+		require.NoError(t, b.SetLimit(1))
+		for range 60 {
+			go func() { _ = b.Do(t.Context(), nothing) }()
+		}
+		synctest.Wait()
+		require.Positive(t, b.Stats().Refusals[bulkhead.DeadlineTooClose])
+		time.Sleep(time.Minute)
+		requireIdle(t, b)
+	})
+}
+
+// As long as the pace of the queue is not known, or it does not go by age, any
+// deadline is tried.
+func TestADeadlineIsTriedWhereTheWaitIsNotKnown(t *testing.T) {
+	for name, tc := range map[string]struct {
+		order bulkhead.Order
+		learn bool
+	}{
+		"cold": {bulkhead.FIFO, false},
+		"LIFO": {bulkhead.LIFO, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200, Order: tc.order})
+				queueOf100(t, b, tc.learn)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				err := b.Do(ctx, nothing)
+				var full *bulkhead.FullError
+				require.ErrorAs(t, err, &full)
+				require.Equal(t, bulkhead.ContextEnded, full.Reason)
+				require.Equal(t, time.Millisecond, full.Waited)
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// The pace of one queue says nothing about the next.
+func TestThePaceIsForgottenWithTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
+		queueOf100(t, b, true)
+		time.Sleep(time.Minute)
+		require.Zero(t, b.Stats().InFlight)
+		queueOf100(t, b, false)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		err := b.Do(ctx, nothing)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Minute)
+	})
+}
+
+// A burst of one second, of twice what can be served, for callers that lose
+// patience after 200 ms: how many of them get their answer in time.
+func inTime(t *testing.T, order bulkhead.Order) (share float64) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 200 * time.Millisecond
+		b := bulkhead.New(bulkhead.Config{Limit: 10, Queue: 1000, Order: order})
+		var mu sync.Mutex
+		made, good := 0, 0
+		var wg sync.WaitGroup
+		rng := rand.New(rand.NewPCG(3, 4))
+		for start := time.Now(); time.Since(start) < 10*time.Second; {
+			rate := 900.0 // of 1000 a second
+			if since := time.Since(start); since > time.Second && since < 2*time.Second {
+				rate = 2000
+			}
+			time.Sleep(time.Duration(rng.ExpFloat64() / rate * float64(time.Second)))
+			made++
+			wg.Go(func() {
+				start := time.Now()
+				err := b.Do(t.Context(), func(context.Context) error {
+					time.Sleep(10 * time.Millisecond)
+					return nil
+				})
+				if err == nil && time.Since(start) <= patience {
+					mu.Lock()
+					good++
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		requireIdle(t, b)
+		share = float64(good) / float64(made)
+	})
+	return share
+}
+
+func TestCoDelAnswersMoreInTimeAfterABurst(t *testing.T) {
+	fifo, lifo, codel := inTime(t, bulkhead.FIFO), inTime(t, bulkhead.LIFO), inTime(t, bulkhead.CoDel)
+	t.Logf("in time: FIFO %.2f, LIFO %.2f, CoDel %.2f", fifo, lifo, codel)
+	require.Less(t, fifo, 0.6)
+	require.Greater(t, codel, 0.85)
+	require.Greater(t, codel, fifo+0.25)
+}
+
+func TestCoDelShedsWhoHasWaitedTooLongInAStandingQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, MaxWait: 2 * time.Second, Order: bulkhead.CoDel}))
+		c.start(t.Context(), "running")
+		c.start(t.Context(), "old")
+		time.Sleep(1990 * time.Millisecond)
+		c.start(t.Context(), "new")
+		c.finish("running") // the queue has not stood for MaxWait: by age
+		require.Equal(t, "old", c.ran[1])
+		time.Sleep(90 * time.Millisecond) // now it has
+		c.start(t.Context(), "newer")
+		c.start(t.Context(), "newest")
+		time.Sleep(50 * time.Millisecond)
+		c.finish("old")
+		require.Equal(t, "newest", c.ran[2])
+		require.Equal(t, bulkhead.Shed, c.refusal("new"), "has waited for more than 100 ms")
+		require.NoError(t, c.errs["newer"])
+		c.finish("newest")
+		require.Equal(t, "newer", c.ran[3])
+		c.finishAll()
+	})
+}
+
+// The newest gets the slot however long it has waited: shedding leaves none idle.
+func TestCoDelNeverLeavesASlotIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Order: bulkhead.CoDel}))
+		c.start(t.Context(), "running")
+		c.start(t.Context(), "a")
+		c.start(t.Context(), "b")
+		time.Sleep(time.Hour)
+		c.finish("running")
+		require.Equal(t, []string{"running", "b"}, c.ran)
+		require.Equal(t, bulkhead.Shed, c.refusal("a"))
+		c.finishAll()
+	})
+}
+
+func TestHooksMayCallBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b *bulkhead.Bulkhead
+		var reasons []bulkhead.Reason
+		b = bulkhead.New(bulkhead.Config{
+			Limit: 1, Queue: 1, MaxWait: time.Second,
+			OnReject: func(ctx context.Context, e *bulkhead.FullError) {
+				require.Equal(t, "v", ctx.Value(levelKey{}))
+				b.Stats()
+				if release, ok := b.TryAcquire(); ok {
+					release()
+				}
+				reasons = append(reasons, e.Reason)
+			},
+		})
+		ctx := context.WithValue(t.Context(), levelKey{}, "v")
+		release := hold(t, b)
+		require.Error(t, b.Do(ctx, nothing))
+		require.Error(t, b.Do(bulkhead.WithWeight(ctx, 2), nothing))
+		release()
+		require.Equal(t, []bulkhead.Reason{bulkhead.MaxWaitPassed, bulkhead.TooHeavy}, reasons)
+	})
+}
+
+func TestTheTextOfARefusalSaysWhatHappened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1, Queue: 1})
+		defer hold(t, b)()
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("client gone"))
+		defer cancel()
+		require.EqualError(t, b.Do(ctx, nothing),
+			"bulkhead: users: full (context ended): 1 of 1 in flight, 0 waiting, waited 1s: context deadline exceeded: client gone")
+	})
+}
