@@ -47,7 +47,7 @@ func (c HedgeConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.HedgeConfig"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
 	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // NaN is neither
-	f.Need(c.Quantile == 0 || c.Latencies != nil, "Latencies", "nil", "set, for Quantile to be taken of")
+	f.Need(c.Quantile == 0 || c.Latencies != nil, "Latencies", "nil", "set for Quantile")
 	f.Need(c.Max >= 0, "Max", c.Max, "0 (for 2) or more")
 	return f.Err()
 }
@@ -85,7 +85,7 @@ func Hedge[T any](ctx context.Context, cfg HedgeConfig, fn func(context.Context)
 	h := &hedge[T]{ctx: ctx, cfg: cfg, fn: fn, delay: cfg.Delay, winner: -1}
 	if cfg.Quantile > 0 {
 		if d, ok := cfg.Latencies.Quantile(cfg.Quantile); ok {
-			h.delay = d
+			h.delay = d + 1 // a call that takes just as long is not slower
 		}
 	}
 	defer h.discard()

@@ -1,0 +1,518 @@
+package retry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A reply is what one of several calls does: it takes a while, unless its ctx
+// ends before, and then returns value or err.
+type reply struct {
+	takes time.Duration
+	value string
+	err   error
+}
+
+// replies returns a function whose nth call does as the nth reply says, and
+// notes for each when it began and why its ctx ended.
+func replies(all ...reply) (fn func(context.Context) (string, error), log *hedgeLog) {
+	log = &hedgeLog{start: time.Now()}
+	return func(ctx context.Context) (string, error) {
+		n := log.begin()
+		defer log.running.Add(-1)
+		r := all[n]
+		select {
+		case <-time.After(r.takes):
+			return r.value, r.err
+		case <-ctx.Done():
+			log.lose(n, context.Cause(ctx))
+			return "", ctx.Err()
+		}
+	}, log
+}
+
+type hedgeLog struct {
+	start   time.Time
+	running atomic.Int64
+	mu      sync.Mutex
+	began   []time.Duration
+	lost    map[int]error
+}
+
+func (l *hedgeLog) begin() (n int) {
+	l.running.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.began = append(l.began, time.Since(l.start))
+	return len(l.began) - 1
+}
+
+func (l *hedgeLog) lose(n int, why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost == nil {
+		l.lost = make(map[int]error)
+	}
+	l.lost[n] = why
+}
+
+const ms = time.Millisecond
+
+func TestHedge(t *testing.T) {
+	errOther := errors.New("backend: other")
+	for _, c := range []struct {
+		name    string
+		max     int
+		replies []reply
+		want    string
+		errs    []error
+		took    time.Duration
+		began   []time.Duration
+		lost    []int
+	}{
+		{"a call that is fast enough is not hedged", 2, []reply{{10 * ms, "first", nil}},
+			"first", nil, 10 * ms, []time.Duration{0}, nil},
+		{"the second wins", 2, []reply{{time.Second, "first", nil}, {10 * ms, "second", nil}},
+			"second", nil, 60 * ms, []time.Duration{0, 50 * ms}, []int{0}},
+		{"the first wins after all", 2, []reply{{80 * ms, "first", nil}, {time.Second, "second", nil}},
+			"first", nil, 80 * ms, []time.Duration{0, 50 * ms}, []int{1}},
+		{"a third is made", 3, []reply{{time.Second, "first", nil}, {time.Second, "second", nil}, {10 * ms, "third", nil}},
+			"third", nil, 110 * ms, []time.Duration{0, 50 * ms, 100 * ms}, []int{0, 1}},
+		{"but not more than Max", 2, []reply{{time.Second, "first", nil}, {time.Second, "second", nil}},
+			"first", nil, time.Second, []time.Duration{0, 50 * ms}, []int{1}},
+		{"none is made if Max is 1", 1, []reply{{time.Second, "first", nil}},
+			"first", nil, time.Second, []time.Duration{0}, nil},
+		{"a failure does not win", 2, []reply{{200 * ms, "first", nil}, {10 * ms, "", errDown}},
+			"first", nil, 200 * ms, []time.Duration{0, 50 * ms}, nil},
+		{"a failure does not win the other way round", 2, []reply{{60 * ms, "", errDown}, {100 * ms, "second", nil}},
+			"second", nil, 150 * ms, []time.Duration{0, 50 * ms}, nil},
+		{"a failure does not stop what is to come", 3, []reply{{60 * ms, "", errDown}, {200 * ms, "second", nil}, {10 * ms, "third", nil}},
+			"third", nil, 110 * ms, []time.Duration{0, 50 * ms, 100 * ms}, []int{1}},
+		{"a failure is not hedged", 2, []reply{{10 * ms, "", errDown}},
+			"", []error{errDown}, 10 * ms, []time.Duration{0}, nil},
+		{"nor are two", 3, []reply{{60 * ms, "", errDown}, {20 * ms, "", errOther}},
+			"", []error{errDown, errOther}, 70 * ms, []time.Duration{0, 50 * ms}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fn, log := replies(c.replies...)
+				got, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Max: c.max}, fn)
+				require.Equal(t, c.took, time.Since(log.start))
+				require.Zero(t, log.running.Load(), "no call outlives Hedge")
+				require.Equal(t, c.want, got)
+				if c.errs == nil {
+					require.NoError(t, err)
+				}
+				for _, want := range c.errs {
+					require.ErrorIs(t, err, want)
+				}
+				if len(c.errs) == 1 {
+					require.Equal(t, c.errs[0], err, "one error comes back as it is")
+				}
+				require.Equal(t, c.began, log.began)
+				require.Len(t, log.lost, len(c.lost))
+				for _, n := range c.lost {
+					require.ErrorContains(t, log.lost[n], "the hedge is over")
+				}
+				time.Sleep(time.Hour)
+				require.Equal(t, c.began, log.began, "no call is made later")
+			})
+		})
+	}
+}
+
+func TestHedgeMakesTheFirstCallOnTheCallersGoroutine(t *testing.T) {
+	stack, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+		return string(debug.Stack()), nil
+	})
+	require.NoError(t, err)
+	require.Contains(t, stack, "testing.tRunner(")
+}
+
+func TestHedgeHonoursItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		errShutdown := errors.New("shutting down")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		fn, log := replies(reply{takes: time.Hour}, reply{takes: time.Hour}, reply{takes: time.Hour})
+		time.AfterFunc(75*ms, func() { cancel(errShutdown) })
+		_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Max: 3}, fn)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, 75*ms, time.Since(log.start))
+		require.Equal(t, map[int]error{0: errShutdown, 1: errShutdown}, log.lost)
+
+		_, err = retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, fn)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, errShutdown)
+		require.Len(t, log.began, 2, "an ended ctx is honoured before anything else")
+	})
+}
+
+func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)
+		defer cancel()
+		calls := 0
+		got, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(context.Context) (string, error) {
+			calls++
+			time.Sleep(time.Second) // does not heed its ctx
+			return "late", nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, "late", got, "success that comes late is success")
+		require.Equal(t, 1, calls)
+	})
+}
+
+func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ctxs []context.Context
+		var discarded []any
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		got, err := retry.Hedge(ctx, retry.HedgeConfig{
+			Delay: 50 * ms, Max: 3,
+			Discard: func(value any) { discarded = append(discarded, value) },
+		}, func(ctx context.Context) (string, error) {
+			n := calls
+			calls++
+			ctxs = append(ctxs, ctx)
+			time.Sleep([]time.Duration{300 * ms, 100 * ms, 200 * ms}[n]) // they do not heed their ctx
+			return fmt.Sprint(n), nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, "1", got)
+		require.ElementsMatch(t, []any{"0", "2"}, discarded)
+		require.Error(t, ctxs[0].Err())
+		require.NoError(t, ctxs[1].Err(), "the value that was returned may live on its ctx")
+		require.Error(t, ctxs[2].Err())
+		cancel()
+		require.Error(t, ctxs[1].Err())
+	})
+}
+
+func TestHedgeEndsAllContextsIfThereIsNothingToDiscard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ctxs []context.Context
+		_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+			ctxs = append(ctxs, ctx)
+			if len(ctxs) == 1 {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+			return 1, nil
+		})
+		require.NoError(t, err)
+		require.Len(t, ctxs, 2)
+		for _, ctx := range ctxs {
+			require.Error(t, ctx.Err())
+		}
+	})
+}
+
+func TestHedgePassesOnPanicAndExit(t *testing.T) {
+	for _, who := range []int{0, 1} {
+		for name, leave := range map[string]func(){"panic": func() { panic(errDown) }, "exit": runtime.Goexit} {
+			t.Run(fmt.Sprintf("%s in call %d", name, who), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var discarded []any
+					var calls, running atomic.Int64
+					hedge := func() {
+						_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+							Delay: 50 * ms, Max: 3,
+							Discard: func(value any) { discarded = append(discarded, value) },
+						}, func(ctx context.Context) (string, error) {
+							n := int(calls.Add(1)) - 1
+							running.Add(1)
+							defer running.Add(-1)
+							switch n {
+							case who:
+								time.Sleep([]time.Duration{75 * ms, 25 * ms}[who])
+								leave()
+							case 2:
+								panic("a call was made after the end")
+							}
+							<-ctx.Done()
+							return "unwanted", nil
+						})
+					}
+					start := time.Now()
+					if name == "panic" {
+						require.PanicsWithValue(t, errDown, hedge)
+					} else {
+						require.Equal(t, "left", leaves(hedge))
+					}
+					require.Zero(t, running.Load())
+					require.Equal(t, 75*ms, time.Since(start))
+					require.Equal(t, []any{"unwanted"}, discarded)
+				})
+			})
+		}
+	}
+}
+
+func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var discarded []any
+		var calls atomic.Int64
+		require.PanicsWithValue(t, "sore loser", func() {
+			_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+				Delay:   50 * ms,
+				Discard: func(value any) { discarded = append(discarded, value) },
+			}, func(ctx context.Context) (string, error) {
+				if calls.Add(1) == 1 {
+					time.Sleep(75 * ms)
+					return "won", nil
+				}
+				<-ctx.Done()
+				panic("sore loser")
+			})
+		})
+		require.Equal(t, []any{"won"}, discarded)
+	})
+}
+
+func TestHedgeIsBoundByItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: -1})
+		var calls atomic.Int64
+		const hedges = 1000
+		for range hedges {
+			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 1 * ms, Max: 3, Budget: b},
+				func(ctx context.Context) (int, error) {
+					calls.Add(1)
+					time.Sleep(5 * ms)
+					return 0, nil
+				})
+			require.NoError(t, err)
+		}
+		require.Equal(t, int64(hedges+hedges/10), calls.Load(), "success does not give back what the load has cost")
+	})
+}
+
+func TestHedgeWithinARetrier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+		inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
+		var calls atomic.Int64
+		err := r.Do(t.Context(), func(ctx context.Context) error {
+			_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+				return 0, inner.Do(ctx, func(context.Context) error {
+					calls.Add(1)
+					time.Sleep(75 * ms)
+					return errDown
+				})
+			})
+			return err
+		})
+		require.ErrorIs(t, err, errDown)
+		require.Equal(t, int64(6), calls.Load())
+	})
+}
+
+func TestHedgeLearnsItsDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen retry.Latencies
+		cfg := retry.HedgeConfig{Delay: time.Second, Quantile: 0.9, Latencies: &seen}
+		hedge := func(all ...reply) (hedgedAfter time.Duration) {
+			fn, log := replies(all...)
+			_, _ = retry.Hedge(t.Context(), cfg, fn)
+			if len(log.began) > 1 {
+				return log.began[1]
+			}
+			return 0
+		}
+		for i := range 19 {
+			require.Zero(t, hedge(reply{takes: time.Duration(i+1) * ms}))
+		}
+		_, ok := seen.Quantile(0.9)
+		require.False(t, ok)
+		require.Equal(t, time.Second, hedge(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
+		// 20 of them now: 1 to 19 ms, and the slow one for as long as it ran.
+		d, ok := seen.Quantile(0.9)
+		require.True(t, ok)
+		require.Equal(t, 18*ms, d)
+		d, _ = seen.Quantile(1)
+		require.Equal(t, 1010*ms, d)
+		d, _ = seen.Quantile(0)
+		require.Equal(t, 1*ms, d)
+		require.Equal(t, 18*ms+1, hedge(reply{takes: time.Second}, reply{takes: 10 * ms}))
+
+		before, _ := seen.Quantile(0.01)
+		for range 100 {
+			hedge(reply{err: errDown})
+		}
+		after, _ := seen.Quantile(0.01)
+		require.Equal(t, before, after, "how fast a failure is says nothing")
+
+		for range 1000 {
+			hedge(reply{takes: 7 * ms}, reply{takes: time.Minute})
+		}
+		for _, q := range []float64{0.001, 0.5, 1} {
+			d, _ := seen.Quantile(q)
+			require.Equal(t, 7*ms, d, "what is long past is forgotten")
+		}
+	})
+}
+
+func TestLatenciesAreSorted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen retry.Latencies
+		var all []time.Duration
+		cfg := retry.HedgeConfig{Delay: time.Hour, Latencies: &seen}
+		for range 3000 {
+			d := time.Duration(rand.Int64N(200)) // many alike
+			all = append(all, d)
+			_, _ = retry.Hedge(t.Context(), cfg, func(context.Context) (int, error) { time.Sleep(d); return 0, nil })
+		}
+		last := slices.Sorted(slices.Values(all[2000:]))
+		for i, want := range last {
+			got, ok := seen.Quantile(float64(i+1) / 1000)
+			require.True(t, ok)
+			require.Equal(t, want, got)
+		}
+	})
+}
+
+// TestHedgeUnderContention mixes everything that can happen at once, on real
+// goroutines, and counts.
+func TestHedgeUnderContention(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen retry.Latencies
+		var made, discarded, returned, succeeded atomic.Int64
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				for range 500 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Int64N(30)+1)*ms)
+					var running atomic.Int64
+					_, err := retry.Hedge(ctx, retry.HedgeConfig{
+						Delay: 2 * ms, Quantile: 0.5, Latencies: &seen, Max: 4,
+						Discard: func(any) { discarded.Add(1) },
+					}, func(ctx context.Context) (int, error) {
+						made.Add(1)
+						running.Add(1)
+						defer running.Add(-1)
+						takes := time.Duration(rand.Int64N(12)) * ms
+						if rand.IntN(3) == 0 {
+							select {
+							case <-time.After(takes):
+							case <-ctx.Done():
+								return 0, ctx.Err()
+							}
+						} else {
+							time.Sleep(takes)
+						}
+						if rand.IntN(5) == 0 {
+							return 0, errDown
+						}
+						succeeded.Add(1)
+						return 0, nil
+					})
+					if running.Load() != 0 {
+						t.Error("a call outlived its hedge")
+					}
+					if err == nil {
+						returned.Add(1)
+					}
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		require.Greater(t, made.Load(), int64(16*500))
+		require.Positive(t, discarded.Load())
+		require.Equal(t, succeeded.Load(), returned.Load()+discarded.Load(), "each value is returned or discarded, once")
+	})
+}
+
+// TestHedgeCutsTheTail measures what a hedge is for, in exact virtual time: of
+// 20 000 calls one in twenty is slow.
+func TestHedgeCutsTheTail(t *testing.T) {
+	const calls, fast, slow = 20_000, 10 * ms, time.Second
+	measure := func(cfg retry.HedgeConfig) (p50, p99 time.Duration, load float64) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, 2)) // guarded by mu
+			var mu sync.Mutex
+			made := 0
+			backend := func(ctx context.Context) (int, error) {
+				mu.Lock()
+				made++
+				takes := fast
+				if random.IntN(20) == 0 {
+					takes = slow
+				}
+				mu.Unlock()
+				select {
+				case <-time.After(takes):
+					return 0, nil
+				case <-ctx.Done():
+					return 0, ctx.Err()
+				}
+			}
+			var took []time.Duration
+			for range calls {
+				start := time.Now()
+				_, err := retry.Hedge(t.Context(), cfg, backend)
+				require.NoError(t, err)
+				took = append(took, time.Since(start))
+			}
+			slices.Sort(took)
+			p50, p99, load = took[calls/2], took[calls*99/100], float64(made)/calls
+		})
+		return p50, p99, load
+	}
+	p50, p99, load := measure(retry.HedgeConfig{Delay: 20 * ms, Max: 1})
+	t.Logf("without: p50 %v, p99 %v, load %.3f", p50, p99, load)
+	require.Equal(t, fast, p50)
+	require.Equal(t, slow, p99)
+	require.Equal(t, 1.0, load)
+
+	p50, p99, load = measure(retry.HedgeConfig{Delay: 20 * ms})
+	t.Logf("with: p50 %v, p99 %v, load %.3f", p50, p99, load)
+	require.Equal(t, fast, p50)
+	require.Equal(t, 20*ms+fast, p99)
+	require.InDelta(t, 1.05, load, 0.005)
+
+	var seen retry.Latencies
+	p50, p99, load = measure(retry.HedgeConfig{Delay: 200 * ms, Quantile: 0.9, Latencies: &seen})
+	t.Logf("with a learned delay: p50 %v, p99 %v, load %.3f", p50, p99, load)
+	require.Equal(t, fast, p50)
+	require.Equal(t, 2*fast+1, p99)
+	require.InDelta(t, 1.05, load, 0.005)
+
+	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 0.02, PerSecond: -1})
+	p50, p99, load = measure(retry.HedgeConfig{Delay: 20 * ms, Budget: budget})
+	t.Logf("with a budget of 2 %%: p50 %v, p99 %v, load %.3f", p50, p99, load)
+	require.LessOrEqual(t, load, 1.02)
+}
+
+func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {
+	var seen retry.Latencies
+	for want, cfg := range map[string]retry.HedgeConfig{
+		"retry.HedgeConfig.Delay is 0s: must be more than 0":                             {},
+		"retry.HedgeConfig.Delay is -1s: must be more than 0":                            {Delay: -time.Second},
+		"retry.HedgeConfig.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1, Latencies: &seen},
+		"retry.HedgeConfig.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5, Latencies: &seen},
+		"retry.HedgeConfig.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN(), Latencies: &seen},
+		"retry.HedgeConfig.Latencies is nil: must be set for Quantile":                   {Delay: 1, Quantile: 0.5},
+		"retry.HedgeConfig.Max is -1: must be 0 (for 2) or more":                         {Delay: 1, Max: -1},
+	} {
+		require.EqualError(t, cfg.Validate(), want)
+		require.PanicsWithError(t, want, func() { _, _ = retry.Hedge(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
+	}
+}
