@@ -1,0 +1,318 @@
+// Package keyed holds the members of a group, one for each key: made on demand,
+// bounded in number, dropped when idle.
+//
+//	members := keyed.New(keyed.Config[string, *Bulkhead]{
+//		Make: func(key string) *Bulkhead { return New(configOf(key)) },
+//		Max:  10_000,
+//		Idle: 10 * time.Minute,
+//		Keep: (*Bulkhead).busy,
+//	})
+//	e := members.Pin("tenant 7")
+//	if e == nil { ... } // no room: a member that all such keys share, or a refusal
+//	defer e.Unpin()
+//	return e.Value.Do(ctx, fn)
+//
+// A key has one live member at a time: a member is dropped only while it is not
+// pinned, and a key gets a new one only after that. There is no goroutine and no
+// sweep: each insert looks at a few members and drops those that it may.
+package keyed
+
+import (
+	"hash/maphash"
+	"iter"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	shards  = 32 // a power of two
+	glances = 4  // members that an insert looks at for idle ones
+	search  = 64 // members that an insert into a full map looks at for one to drop
+)
+
+// Config says how a [Map] makes its members and how long it keeps them.
+type Config[K comparable, V any] struct {
+	// Make makes the member of a key; required. It runs without a lock, and for
+	// one key perhaps on several goroutines at once: one result is kept.
+	Make func(K) V
+	// Max is the most members there are at any moment; required.
+	Max int
+	// Idle is how long a member must not have been pinned to be dropped while
+	// there is room. Zero or less: members are dropped for room only.
+	Idle time.Duration
+	// Keep reports whether a member may not be dropped now, for the state that
+	// would be lost; nil: every member may be. It is called for a member that is
+	// not pinned, with a lock held: it must be quick, and not use the map.
+	Keep func(V) bool
+}
+
+// A Map holds one member for each key. It is safe for concurrent use.
+//
+// A full map drops a member to make room for another key: of the few that it
+// looks at, the first that was not pinned lately, or else any that is neither
+// pinned nor kept. Where it finds none, the key gets no member, and nothing of it
+// is remembered: the memory is bounded whatever keys come.
+type Map[K comparable, V any] struct {
+	cfg    Config[K, V]
+	seed   maphash.Seed
+	start  time.Time
+	size   atomic.Int64 // members, and places reserved for those being made
+	next   atomic.Uint64
+	shards [shards]shard[K, V]
+}
+
+type shard[K comparable, V any] struct {
+	mu   sync.Mutex
+	m    map[K]*Entry[K, V]
+	ring []*Entry[K, V] // the same members, to go round
+	hand int
+	_    [64]byte // keeps a busy shard off its neighbor's cache line
+}
+
+// An Entry is a member with its key, as [Map.Pin] returns it.
+type Entry[K comparable, V any] struct {
+	Key   K
+	Value V
+
+	owner  *Map[K, V]
+	pins   atomic.Int64 // dropped: the member has left the map
+	recent atomic.Bool  // pinned since the hand last came by
+	seen   time.Duration
+	index  int // in the ring
+}
+
+const dropped = -1
+
+// New returns an empty map.
+func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
+	m := &Map[K, V]{cfg: cfg, seed: maphash.MakeSeed(), start: time.Now()}
+	for i := range m.shards {
+		m.shards[i].m = make(map[K]*Entry[K, V])
+	}
+	return m
+}
+
+// Pin returns the member of key, made if there is none, and keeps it in the map
+// until [Entry.Unpin]. It returns nil if there is no room and none can be made.
+// For a key that has a member it allocates nothing.
+func (m *Map[K, V]) Pin(key K) *Entry[K, V] {
+	s := &m.shards[maphash.Comparable(m.seed, key)%shards]
+	s.mu.Lock()
+	e := s.m[key]
+	if e != nil {
+		e.pin()
+	}
+	s.mu.Unlock()
+	if e == nil {
+		e = m.insert(s, key)
+	}
+	return e
+}
+
+func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
+	if !m.reserve() {
+		return nil
+	}
+	inserted := false
+	defer func() {
+		if !inserted { // another was faster, or Make has panicked
+			m.size.Add(-1)
+		}
+	}()
+	made := &Entry[K, V]{Key: key, Value: m.cfg.Make(key), owner: m}
+	now := time.Since(m.start)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m.dropIdle(s, now)
+	if e := s.m[key]; e != nil {
+		e.pin()
+		return e
+	}
+	made.pin()
+	made.seen = now
+	made.index = len(s.ring)
+	s.m[key] = made
+	s.ring = append(s.ring, made)
+	inserted = true
+	return made
+}
+
+// reserve takes a place for a member that is about to be made, dropping another
+// if the map is full. It reports whether there is one.
+func (m *Map[K, V]) reserve() bool {
+	for {
+		n := m.size.Load()
+		if n >= int64(m.cfg.Max) {
+			if !m.dropAny() {
+				return false
+			}
+		} else if m.size.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// dropIdle lets the hand of a locked shard pass a few members and drops those
+// that have been idle for long enough.
+func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
+	if m.cfg.Idle <= 0 {
+		return
+	}
+	for range min(glances, len(s.ring)) {
+		e := s.pass()
+		if e.recent.Swap(false) || e.pins.Load() > 0 {
+			e.seen = now
+		} else if now-e.seen >= m.cfg.Idle {
+			m.drop(s, e)
+		}
+	}
+}
+
+// dropAny makes room in a full map and reports whether it could. It begins at
+// another shard each time and locks one at a time.
+func (m *Map[K, V]) dropAny() bool {
+	var recent *Entry[K, V] // better than none
+	var recentIn *shard[K, V]
+	first, looks := m.next.Add(1), search
+	for i := range uint64(shards) {
+		s := &m.shards[(first+i)%shards]
+		s.mu.Lock()
+		for range min(looks, len(s.ring)) {
+			looks--
+			e := s.pass()
+			if e.recent.Swap(false) {
+				e.seen = time.Since(m.start)
+				if recent == nil && m.droppable(e) {
+					recent, recentIn = e, s
+				}
+			} else if m.drop(s, e) {
+				s.mu.Unlock()
+				return true
+			}
+		}
+		s.mu.Unlock()
+		if looks == 0 {
+			break
+		}
+	}
+	if recent == nil {
+		return false
+	}
+	recentIn.mu.Lock()
+	defer recentIn.mu.Unlock()
+	return m.drop(recentIn, recent)
+}
+
+func (m *Map[K, V]) droppable(e *Entry[K, V]) bool {
+	return e.pins.Load() == 0 && (m.cfg.Keep == nil || !m.cfg.Keep(e.Value))
+}
+
+// drop takes e out of its locked shard, unless it is pinned or to be kept.
+func (m *Map[K, V]) drop(s *shard[K, V], e *Entry[K, V]) bool {
+	if !e.pins.CompareAndSwap(0, dropped) {
+		return false
+	}
+	// Only now, when no handle can be pinned any more, is its state final.
+	if m.cfg.Keep != nil && m.cfg.Keep(e.Value) {
+		e.pins.Store(0)
+		return false
+	}
+	last := len(s.ring) - 1
+	s.ring[e.index] = s.ring[last]
+	s.ring[e.index].index = e.index
+	s.ring[last] = nil
+	s.ring = s.ring[:last]
+	delete(s.m, e.Key)
+	m.size.Add(-1)
+	return true
+}
+
+// pass returns the member under the hand of a locked shard and moves the hand on.
+func (s *shard[K, V]) pass() *Entry[K, V] {
+	if s.hand >= len(s.ring) {
+		s.hand = 0
+	}
+	e := s.ring[s.hand]
+	s.hand++
+	return e
+}
+
+// Len returns the number of members, those being made included.
+func (m *Map[K, V]) Len() int { return int(m.size.Load()) }
+
+// All returns the members, each pinned while it is yielded. It holds no lock
+// meanwhile: members that come or go may or may not be among them. Being looked
+// at does not count as use: idle members are dropped all the same.
+func (m *Map[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for i := range m.shards {
+			s := &m.shards[i]
+			s.mu.Lock()
+			entries := slices.Clone(s.ring)
+			s.mu.Unlock()
+			for _, e := range entries {
+				if e.hold() && !e.yield(yield) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (e *Entry[K, V]) yield(to func(K, V) bool) bool {
+	defer e.release()
+	return to(e.Key, e.Value)
+}
+
+// Pin pins e again, for a handle that outlives the call it was made for. If the
+// member has been dropped it pins the one that its key has now, as [Map.Pin].
+func (e *Entry[K, V]) Pin() *Entry[K, V] {
+	if e.pin() {
+		return e
+	}
+	return e.owner.Pin(e.Key)
+}
+
+// Unpin ends one Pin.
+func (e *Entry[K, V]) Unpin() {
+	e.touch() // its idle time begins now
+	e.release()
+}
+
+// pin reports whether e is still in the map, and pinned.
+func (e *Entry[K, V]) pin() bool {
+	ok := e.hold()
+	if ok {
+		e.touch()
+	}
+	return ok
+}
+
+func (e *Entry[K, V]) hold() bool {
+	for {
+		n := e.pins.Load()
+		if n == dropped {
+			return false
+		}
+		if e.pins.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (e *Entry[K, V]) release() {
+	if e.pins.Add(-1) < 0 {
+		panic("keyed: Unpin without a Pin")
+	}
+}
+
+// touch notes that e is in use. It reads before it writes, so that a busy member
+// does not take its cache line from every other core at each call.
+func (e *Entry[K, V]) touch() {
+	if !e.recent.Load() {
+		e.recent.Store(true)
+	}
+}

@@ -1,0 +1,304 @@
+package keyed_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/keyed"
+)
+
+// A member knows how many members of its key are in use at once.
+type member struct {
+	key  int
+	keep atomic.Bool
+}
+
+func newMap(limit int, idle time.Duration) *keyed.Map[int, *member] {
+	return keyed.New(keyed.Config[int, *member]{
+		Make: func(key int) *member { return &member{key: key} },
+		Max:  limit,
+		Idle: idle,
+		Keep: func(m *member) bool { return m.keep.Load() },
+	})
+}
+
+func use(t testing.TB, m *keyed.Map[int, *member], key int) *member {
+	t.Helper()
+	e := m.Pin(key)
+	require.NotNil(t, e)
+	defer e.Unpin()
+	require.Equal(t, key, e.Key)
+	require.Equal(t, key, e.Value.key)
+	return e.Value
+}
+
+func TestMapKeepsOneMemberForEachKey(t *testing.T) {
+	m := newMap(100, 0)
+	first := use(t, m, 1)
+	require.Same(t, first, use(t, m, 1))
+	require.NotSame(t, first, use(t, m, 2))
+	require.Equal(t, 2, m.Len())
+	require.Equal(t, 1, maps.Collect(m.All())[1].key)
+}
+
+func TestMapPinOfAKnownKeyAllocatesNothing(t *testing.T) {
+	m := keyed.New(keyed.Config[string, int]{Make: func(string) int { return 1 }, Max: 10})
+	key := fmt.Sprint("tenant ", 7)
+	m.Pin(key).Unpin()
+	require.Zero(t, testing.AllocsPerRun(100, func() { m.Pin(key).Unpin() }))
+}
+
+func TestMapNeverExceedsItsBound(t *testing.T) {
+	const limit = 50
+	m := newMap(limit, 0)
+	for key := range 10 * limit {
+		use(t, m, key)
+		require.LessOrEqual(t, m.Len(), limit)
+	}
+	require.Equal(t, limit, m.Len())
+	require.Len(t, maps.Collect(m.All()), limit)
+}
+
+func TestFullMapDropsWhatWasNotUsedLately(t *testing.T) {
+	const limit = 40
+	m := newMap(limit, 0)
+	busy := use(t, m, 0)
+	for key := 1; key < 20*limit; key++ {
+		use(t, m, key)
+		require.Same(t, busy, use(t, m, 0), "in use all the time, after %d other keys", key)
+	}
+}
+
+func TestFullMapGivesNoMemberWhereNoneMayBeDropped(t *testing.T) {
+	const limit = 10
+	m := newMap(limit, 0)
+	pinned := m.Pin(0)
+	for key := 1; key < limit; key++ {
+		use(t, m, key).keep.Store(true)
+	}
+	require.Nil(t, m.Pin(limit))
+	require.Equal(t, limit, m.Len())
+	require.NotNil(t, m.Pin(0), "a key that has a member is not concerned")
+	pinned.Unpin()
+	require.Nil(t, m.Pin(limit), "pinned twice, unpinned once")
+	pinned.Unpin()
+	require.NotNil(t, m.Pin(limit))
+	require.NotContains(t, maps.Collect(m.All()), 0)
+}
+
+func TestMapDropsIdleMembersAtInserts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const idle = time.Minute
+		m := newMap(1000, idle)
+		for key := range 100 {
+			use(t, m, key)
+		}
+		kept := use(t, m, 0)
+		kept.keep.Store(true)
+		pinned := m.Pin(1)
+		busy := use(t, m, 2)
+		for key := 1000; key < 1900; key++ {
+			time.Sleep(idle / 100)
+			require.Same(t, busy, use(t, m, 2))
+			use(t, m, key)
+		}
+		left := maps.Collect(m.All())
+		require.Same(t, kept, left[0])
+		require.Same(t, pinned.Value, left[1])
+		require.Same(t, busy, left[2])
+		for key := 3; key < 100; key++ {
+			require.NotContains(t, left, key)
+		}
+		require.Less(t, m.Len(), 500)
+	})
+}
+
+func TestMapCountsIdleTimeFromTheEndOfTheLastUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const idle = time.Minute
+		m := newMap(10_000, idle)
+		e := m.Pin(0)
+		for key := 1; key < 1000; key++ { // the hand passes while it is pinned
+			use(t, m, key)
+		}
+		time.Sleep(10 * idle)
+		e.Unpin()
+		time.Sleep(idle - 1)
+		for key := 1000; key < 2000; key++ {
+			use(t, m, key)
+		}
+		require.Same(t, e.Value, use(t, m, 0))
+	})
+}
+
+func TestMapLookingAtMembersIsNoUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMap(10_000, time.Minute)
+		use(t, m, 0)
+		for key := 1; key < 1000; key++ {
+			time.Sleep(time.Second)
+			use(t, m, key)
+			for range m.All() {
+			}
+		}
+		require.NotContains(t, maps.Collect(m.All()), 0)
+	})
+}
+
+func TestEntryPinFindsTheMemberThatItsKeyHasNow(t *testing.T) {
+	m := newMap(1, 0)
+	e := m.Pin(1)
+	old := e.Value
+	e.Unpin()
+	e = e.Pin()
+	require.Same(t, old, e.Value)
+	e.Unpin()
+
+	use(t, m, 2) // takes the place
+	require.NotSame(t, old, use(t, m, 1))
+	again := e.Pin()
+	require.NotSame(t, old, again.Value)
+	require.Same(t, again.Value, m.Pin(1).Value)
+	require.Nil(t, m.Pin(2))
+}
+
+func TestMapAllMayBeLeftEarlyAndMayUseTheMap(t *testing.T) {
+	m := newMap(3, 0)
+	for key := range 3 {
+		use(t, m, key)
+	}
+	for key := range m.All() {
+		use(t, m, key)
+		use(t, m, key+100)
+		break
+	}
+	for key := 200; key < 203; key++ {
+		require.NotNil(t, m.Pin(key), "nothing stayed pinned")
+	}
+}
+
+func TestMapGivesThePlaceBackWhenMakePanics(t *testing.T) {
+	m := keyed.New(keyed.Config[int, int]{Max: 1, Make: func(key int) int {
+		if key < 0 {
+			panic("negative")
+		}
+		return key
+	}})
+	require.Panics(t, func() { m.Pin(-1) })
+	require.Zero(t, m.Len())
+	require.NotNil(t, m.Pin(1))
+}
+
+func TestUnpinWithoutAPinPanics(t *testing.T) {
+	e := newMap(1, 0).Pin(1)
+	e.Unpin()
+	require.Panics(t, e.Unpin)
+}
+
+// Whatever comes and goes, the members of one key that are in use at a moment are
+// one member, and there are never more than the bound.
+func TestMapStress(t *testing.T) {
+	const (
+		workers = 8
+		rounds  = 20_000
+		keys    = 64
+		limit   = 24
+	)
+	m := newMap(limit, time.Nanosecond)
+	var inUse [keys]struct {
+		sync.Mutex
+		by *member
+		n  int
+	}
+	var refused, done atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(w)))
+			var handle *keyed.Entry[int, *member]
+			for i := range rounds {
+				key := r.IntN(keys)
+				e := m.Pin(key)
+				if handle != nil && i%3 == 0 {
+					if e != nil {
+						e.Unpin()
+					}
+					key, e = handle.Key, handle.Pin()
+				}
+				if e == nil {
+					refused.Add(1)
+					continue
+				}
+				u := &inUse[key]
+				u.Lock()
+				if u.n > 0 && u.by != e.Value {
+					t.Errorf("two members of key %d in use", key)
+				}
+				u.by, u.n = e.Value, u.n+1
+				u.Unlock()
+				if r.IntN(50) == 0 {
+					e.Value.keep.Store(!e.Value.keep.Load() && r.IntN(4) == 0)
+				}
+				if n := m.Len(); n > limit {
+					t.Errorf("%d members", n)
+				}
+				u.Lock()
+				u.n--
+				u.Unlock()
+				handle = e
+				e.Unpin()
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, workers*rounds, done.Load()+refused.Load())
+	for _, v := range maps.Collect(m.All()) {
+		v.keep.Store(false)
+	}
+	for key := range keys * 10 {
+		use(t, m, key) // nothing is pinned any more
+	}
+}
+
+func BenchmarkMapPin(b *testing.B) {
+	m := keyed.New(keyed.Config[string, int]{Make: func(string) int { return 1 }, Max: 1000})
+	keys := make([]string, 512)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("tenant-%d", i)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		m.Pin(keys[i%len(keys)]).Unpin()
+	}
+}
+
+func BenchmarkMapPinParallel(b *testing.B) {
+	m := keyed.New(keyed.Config[string, int]{Make: func(string) int { return 1 }, Max: 1000})
+	keys := make([]string, 512)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("tenant-%d", i)
+	}
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for i := 0; pb.Next(); i++ {
+			m.Pin(keys[i%len(keys)]).Unpin()
+		}
+	})
+}
+
+func BenchmarkMapInsertFull(b *testing.B) {
+	m := newMap(10_000, time.Minute)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		m.Pin(i).Unpin()
+	}
+}
