@@ -51,8 +51,9 @@ type Config[K comparable, V any] struct {
 // A Map holds one member for each key. It is safe for concurrent use.
 //
 // A full map drops a member to make room for another key: of the few that it
-// looks at, the first that was not pinned lately, or else any that is neither
-// pinned nor kept. Where it finds none, the key gets no member, and nothing of it
+// looks at, the first that was not pinned lately, or else one that was, if it is
+// neither pinned now nor kept; keys that came once go before those that came
+// again. Where it finds none, the key gets no member, and nothing of it
 // is remembered: the memory is bounded whatever keys come.
 type Map[K comparable, V any] struct {
 	cfg    Config[K, V]
@@ -78,12 +79,18 @@ type Entry[K comparable, V any] struct {
 
 	owner  *Map[K, V]
 	pins   atomic.Int64 // dropped: the member has left the map
-	recent atomic.Bool  // pinned since the hand last came by
+	recent atomic.Int32 // how often the hand comes by until it counts as not used lately
 	seen   time.Duration
 	index  int // in the ring
 }
 
 const dropped = -1
+
+// How recent a member is that was used since the hand came by.
+const (
+	once  = 1 // it was made
+	again = 2 // it was there already
+)
 
 // New returns an empty map.
 func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
@@ -131,7 +138,7 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 		e.pin()
 		return e
 	}
-	made.pin()
+	made.hold()
 	made.seen = now
 	made.index = len(s.ring)
 	s.m[key] = made
@@ -163,7 +170,7 @@ func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
 	}
 	for range min(glances, len(s.ring)) {
 		e := s.pass()
-		if e.recent.Swap(false) || e.pins.Load() > 0 {
+		if e.fade() > 0 || e.pins.Load() > 0 {
 			e.seen = now
 		} else if now-e.seen >= m.cfg.Idle {
 			m.drop(s, e)
@@ -174,8 +181,9 @@ func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
 // dropAny makes room in a full map and reports whether it could. It begins at
 // another shard each time and locks one at a time.
 func (m *Map[K, V]) dropAny() bool {
-	var recent *Entry[K, V] // better than none
+	var recent *Entry[K, V] // the least so, better than none
 	var recentIn *shard[K, V]
+	least := int32(again + 1)
 	first, looks := m.next.Add(1), search
 	for i := range uint64(shards) {
 		s := &m.shards[(first+i)%shards]
@@ -183,10 +191,10 @@ func (m *Map[K, V]) dropAny() bool {
 		for range min(looks, len(s.ring)) {
 			looks--
 			e := s.pass()
-			if e.recent.Swap(false) {
+			if n := e.fade(); n > 0 {
 				e.seen = time.Since(m.start)
-				if recent == nil && m.droppable(e) {
-					recent, recentIn = e, s
+				if n < least && m.droppable(e) {
+					recent, recentIn, least = e, s, n
 				}
 			} else if m.drop(s, e) {
 				s.mu.Unlock()
@@ -278,7 +286,7 @@ func (e *Entry[K, V]) Pin() *Entry[K, V] {
 
 // Unpin ends one Pin.
 func (e *Entry[K, V]) Unpin() {
-	e.touch() // its idle time begins now
+	e.touch(once) // its idle time begins now
 	e.release()
 }
 
@@ -286,7 +294,7 @@ func (e *Entry[K, V]) Unpin() {
 func (e *Entry[K, V]) pin() bool {
 	ok := e.hold()
 	if ok {
-		e.touch()
+		e.touch(again)
 	}
 	return ok
 }
@@ -309,10 +317,19 @@ func (e *Entry[K, V]) release() {
 	}
 }
 
-// touch notes that e is in use. It reads before it writes, so that a busy member
-// does not take its cache line from every other core at each call.
-func (e *Entry[K, V]) touch() {
-	if !e.recent.Load() {
-		e.recent.Store(true)
+// touch notes a use of e. It reads before it writes, so that a busy member does
+// not take its cache line from every other core at each call.
+func (e *Entry[K, V]) touch(n int32) {
+	if e.recent.Load() < n {
+		e.recent.Store(n)
 	}
+}
+
+// fade is touch's opposite: it returns how recent e was and makes it less so.
+func (e *Entry[K, V]) fade() int32 {
+	n := e.recent.Load()
+	if n > 0 {
+		e.recent.CompareAndSwap(n, n-1)
+	}
+	return n
 }
