@@ -1,0 +1,187 @@
+package cacheaside
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says how a [Cache] loads, keeps and shares its values. A zero field
+// means its default. Load is required.
+type Config[K comparable, V any] struct {
+	// Name appears in errors and events.
+	Name string
+
+	// Load reads a value from the store of record. It returns an error that is
+	// [ErrNotFound] for a key that does not exist. It runs on a goroutine of its
+	// own, with the values of the ctx of the call that began it but not its end:
+	// its ctx ends after LoadTimeout, when nobody waits for it any more, and with
+	// Close. Required.
+	Load func(ctx context.Context, key K) (V, error)
+	// LoadMany reads several values at once, for GetMany; a key that is not in
+	// what it returns does not exist. Nil: Load for each key.
+	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
+
+	// TTL is how long a value is fresh, counted from the start of its load.
+	// 0: 5 minutes. SetTTL, called by a load, overrides it.
+	TTL time.Duration
+	// Jitter is the share of TTL by which it is shortened at random, so that what
+	// was loaded together does not expire together: from 0 to 1. 0: 0.1;
+	// negative: none.
+	Jitter float64
+	// Stale is for how long after TTL a value is still served, at once, while it
+	// is being refreshed in the background. 0: not.
+	Stale time.Duration
+	// StaleOnError is for how long after TTL a value is served when its load
+	// fails. 0: not.
+	StaleOnError time.Duration
+	// ErrorPause is for how long after a failed load an old value is served
+	// without trying again, and for how long after it failed the Store is not
+	// asked. An error is not remembered: where there is no old value to serve,
+	// each call tries. 0: 1 s; negative: no pause.
+	ErrorPause time.Duration
+	// Ahead refreshes a fresh value in the background before it expires, with a
+	// probability that grows towards its end and with the time that its load
+	// took: the beta of XFetch. 0: off; 1: as in the paper; more: earlier.
+	Ahead float64
+	// NotFoundTTL is how long ErrNotFound is remembered. 0: not.
+	NotFoundTTL time.Duration
+
+	// LoadTimeout bounds each load, the wait for one of Loads included. Those who
+	// wait are answered when it has passed, whether Load heeds its ctx or not.
+	// 0: 30 s.
+	LoadTimeout time.Duration
+	// SoftTimeout is how long a call waits for a load before it is given the old
+	// value that StaleOnError allows; the load goes on. It needs StaleOnError.
+	// 0: off.
+	SoftTimeout time.Duration
+	// Loads is how many loads run at once. 0: 64.
+	Loads int
+	// Around puts policies around each load: a retry, a breaker. It must call
+	// what it wraps on its own goroutine and not after it has returned. Nil: none.
+	Around func(func(context.Context) error) func(context.Context) error
+
+	// Capacity is how many entries are kept in memory, or how much cost where
+	// Cost is set. 0: 10 000. Negative: none, so that each Get asks Store, which
+	// is then required; what one process has updated no other then gets old.
+	Capacity int
+	// Cost is what an entry counts for against Capacity; less than 1 counts as 1.
+	// SetCost, called by a load, overrides it. Nil: 1 for each.
+	Cost func(key K, value V) int
+
+	// Store is the cache that is shared by processes, behind the one in memory.
+	// A Store serves one Cache. Nil: this process only.
+	Store Store
+	// Key writes a key for Store. Two keys must not be written alike. Nil: as %v,
+	// for strings and integers; required for other types.
+	Key func(key K) string
+	// Codec writes and reads values for Store. Nil: JSON.
+	Codec Codec[V]
+
+	// Clone copies a value for each caller. Nil: callers share what is cached and
+	// must not change it.
+	Clone func(V) V
+
+	// OnEvent is told what happens besides hits and misses, after it happened, on
+	// the goroutine that did it; it may call the Cache.
+	OnEvent func(context.Context, Event)
+}
+
+const (
+	defaultTTL         = 5 * time.Minute
+	defaultJitter      = 0.1
+	defaultErrorPause  = time.Second
+	defaultLoadTimeout = 30 * time.Second
+	defaultCapacity    = 10_000
+	defaultLoads       = 64
+)
+
+// Validate returns an error that names each field whose value cannot mean
+// anything, or nil. New panics with that error.
+func (cfg Config[K, V]) Validate() error {
+	f := invalid.Fields{Type: "cacheaside.Config"}
+	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the store of record")
+	f.Need(cfg.TTL >= 0, "TTL", cfg.TTL, "0 (for 5 minutes) or more")
+	f.Need(cfg.Jitter <= 1, "Jitter", cfg.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
+	f.Need(cfg.Stale >= 0, "Stale", cfg.Stale, "0 (for none) or more")
+	f.Need(cfg.StaleOnError >= 0, "StaleOnError", cfg.StaleOnError, "0 (for none) or more")
+	f.Need(cfg.Ahead >= 0 && cfg.Ahead <= math.MaxFloat64, "Ahead", cfg.Ahead, "0 (for off) or a positive number")
+	f.Need(cfg.NotFoundTTL >= 0, "NotFoundTTL", cfg.NotFoundTTL, "0 (for none) or more")
+	f.Need(cfg.LoadTimeout >= 0, "LoadTimeout", cfg.LoadTimeout, "0 (for 30s) or more")
+	f.Need(cfg.SoftTimeout >= 0, "SoftTimeout", cfg.SoftTimeout, "0 (for off) or more")
+	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleOnError > 0, "SoftTimeout", cfg.SoftTimeout,
+		"0 where StaleOnError is 0: there is no old value to serve")
+	f.Need(cfg.Loads >= 0, "Loads", cfg.Loads, "0 (for 64) or more")
+	f.Need(cfg.Capacity >= 0 || cfg.Store != nil, "Capacity", cfg.Capacity,
+		"0 (for 10 000) or more where there is no Store")
+	if cfg.Store != nil {
+		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
+			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))
+		f.Need(cfg.Codec != nil || survivesJSON(reflect.TypeFor[V]()), "Codec", "nil",
+			fmt.Sprintf("a Codec for a Store: %v does not survive JSON", reflect.TypeFor[V]()))
+	}
+	return f.Err()
+}
+
+func (cfg Config[K, V]) withDefaults() Config[K, V] {
+	if cfg.TTL == 0 {
+		cfg.TTL = defaultTTL
+	}
+	switch {
+	case cfg.Jitter == 0:
+		cfg.Jitter = defaultJitter
+	case !(cfg.Jitter > 0):
+		cfg.Jitter = 0
+	}
+	switch {
+	case cfg.ErrorPause == 0:
+		cfg.ErrorPause = defaultErrorPause
+	case cfg.ErrorPause < 0:
+		cfg.ErrorPause = 0
+	}
+	if cfg.LoadTimeout == 0 {
+		cfg.LoadTimeout = defaultLoadTimeout
+	}
+	if cfg.Capacity == 0 {
+		cfg.Capacity = defaultCapacity
+	}
+	if cfg.Loads == 0 {
+		cfg.Loads = defaultLoads
+	}
+	if cfg.Key == nil {
+		cfg.Key = writeKey[K]
+	}
+	if cfg.Codec == nil {
+		cfg.Codec = jsonCodec[V]{}
+	}
+	return cfg
+}
+
+// plainKey reports whether %v writes different values of t differently and says
+// nothing else of them.
+func plainKey(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.String,
+		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		return true
+	}
+	return false
+}
+
+// writeKey writes the value itself: a String method may write two values alike.
+func writeKey[K comparable](key K) string {
+	v := reflect.ValueOf(key)
+	switch {
+	case v.Kind() == reflect.String:
+		return v.String()
+	case v.CanInt():
+		return strconv.FormatInt(v.Int(), 10)
+	}
+	return strconv.FormatUint(v.Uint(), 10)
+}

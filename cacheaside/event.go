@@ -1,0 +1,111 @@
+package cacheaside
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+// A Kind says what an [Event] is about.
+type Kind string
+
+// What a Cache tells Config.OnEvent.
+const (
+	Loaded         Kind = "loaded"          // a load returned a value
+	LoadFailed     Kind = "load failed"     // a load returned an error other than ErrNotFound, panicked or timed out
+	ServedStale    Kind = "served stale"    // a caller was given a value past its TTL; Err says why, if a load failed
+	Overtaken      Kind = "overtaken"       // what was loaded was out of date when it came, and was not kept
+	BadPayload     Kind = "bad payload"     // what the Store held could not be read: a miss
+	StoreDown      Kind = "store down"      // the Store failed; it is left alone for ErrorPause
+	StoreUp        Kind = "store up"        // the Store answers again
+	FenceFailed    Kind = "fence failed"    // an Update went on without a fence in the Store
+	NotInvalidated Kind = "not invalidated" // the Store could not be told; the Cache keeps trying
+	Reinvalidated  Kind = "reinvalidated"   // the Store has been told after all
+	WatchLost      Kind = "watch lost"      // no word from other processes: memory is not used
+	WatchRestored  Kind = "watch restored"  // memory is used again
+	RefreshAhead   Kind = "refresh ahead"   // a fresh value is being refreshed early
+)
+
+// An Event is something that happened in a Cache. Fields that do not apply are
+// zero.
+type Event struct {
+	Name string
+	Kind Kind
+	Key  any           // the K
+	Took time.Duration // by a load
+	Err  error
+}
+
+// Stats are counts since New, and the present size.
+type Stats struct {
+	Hit       int64 // Gets answered with a fresh value, or that none exists, from memory
+	Missed    int64 // Gets that began or joined a load, or asked the Store
+	Stale     int64 // Gets answered with a value past its TTL
+	StoreHit  int64 // flights answered by the Store
+	Loaded    int64 // loads that returned a value
+	NotFound  int64 // loads that returned ErrNotFound
+	Failed    int64 // loads that failed in any other way
+	Overtaken int64 // loads whose result was out of date when it came
+	Evicted   int64 // entries that left memory for want of room
+	Entries   int64 // in memory now, those past their TTL included
+	Loading   int64 // loads in progress now
+	Untold    int64 // keys that the Store still has to be told about
+}
+
+// Stats returns a snapshot.
+func (c *Cache[K, V]) Stats() Stats {
+	s := Stats{
+		Hit:       c.hits.sum(),
+		Missed:    c.counts.missed.Load(),
+		Stale:     c.counts.stale.Load(),
+		StoreHit:  c.counts.storeHit.Load(),
+		Loaded:    c.counts.loaded.Load(),
+		NotFound:  c.counts.notFound.Load(),
+		Failed:    c.counts.failed.Load(),
+		Overtaken: c.counts.overtaken.Load(),
+		Evicted:   c.counts.evicted.Load(),
+		Loading:   int64(len(c.slots)),
+	}
+	if c.entries != nil {
+		s.Entries = int64(c.entries.EstimatedSize())
+	}
+	if c.shared != nil {
+		s.Untold = c.shared.untold.len()
+	}
+	return s
+}
+
+// counts are the counters off the path of a hit.
+type counts struct {
+	missed, stale, storeHit, loaded, notFound, failed, overtaken, evicted atomic.Int64
+}
+
+// hits counts in several places, so that parallel hits do not meet in one.
+type hits [8]struct {
+	n atomic.Int64
+	_ [120]byte // a cell has two cache lines to itself: they are fetched in pairs
+}
+
+func (h *hits) add() { h[rand.Uint32()%uint32(len(h))].n.Add(1) }
+
+func (h *hits) sum() (n int64) {
+	for i := range h {
+		n += h[i].n.Load()
+	}
+	return n
+}
+
+// tell reports an event. It is never called with a lock held.
+func (c *Cache[K, V]) tell(ctx context.Context, kind Kind, key K, err error) {
+	if c.cfg.OnEvent != nil {
+		c.cfg.OnEvent(ctx, Event{Name: c.cfg.Name, Kind: kind, Key: key, Err: err})
+	}
+}
+
+// tellAll reports an event that concerns no key in particular.
+func (c *Cache[K, V]) tellAll(ctx context.Context, kind Kind, err error) {
+	if c.cfg.OnEvent != nil {
+		c.cfg.OnEvent(ctx, Event{Name: c.cfg.Name, Kind: kind, Err: err})
+	}
+}

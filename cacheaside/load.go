@@ -1,0 +1,108 @@
+package cacheaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// obtain finds what f is to answer: in the Store, or else by loading it, which it
+// then fills into the Store. For a key that does not exist it returns the error
+// and, if that is to be remembered, an entry.
+func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
+	if c.shared == nil {
+		return c.load(f)
+	}
+	e, lease, err := c.shared.consult(f)
+	if e != nil || err != nil {
+		f.batch.skip(f)
+		return e, err
+	}
+	filled := false
+	defer func() {
+		if !filled { // the load failed, or panicked
+			c.shared.release(f, lease)
+		}
+	}()
+	e, err = c.load(f)
+	if e != nil || !isFailure(err) {
+		filled = true
+		c.shared.fill(f, lease, e)
+	}
+	return e, err
+}
+
+// load runs Load, or takes part in LoadMany.
+func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
+	if b := f.batch; b != nil {
+		f.batch = nil
+		return b.load(f)
+	}
+	var value V
+	begun, err := c.run(f.ctx, func(ctx context.Context) (err error) {
+		value, err = c.cfg.Load(ctx, f.key)
+		return err
+	})
+	return c.loaded(f, value, &f.terms, begun, err)
+}
+
+// run runs a load when one of the slots is free, with the policies around it, and
+// returns when it began.
+func (c *Cache[K, V]) run(ctx context.Context, load func(context.Context) error) (begun time.Duration, err error) {
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
+	}
+	defer func() { <-c.slots }()
+	begun = c.now()
+	if c.cfg.Around == nil {
+		err = load(ctx)
+	} else {
+		succeeded := false
+		err = c.cfg.Around(func(ctx context.Context) error {
+			begun = c.now() // of the attempt whose value counts
+			err := load(ctx)
+			succeeded = err == nil
+			return err
+		})(ctx)
+		if err == nil && !succeeded {
+			err = errors.New(prefix(c.cfg.Name) + errNoValue.Error())
+		}
+	}
+	if isFailure(err) && ctx.Err() != nil {
+		err = c.over(ctx, err)
+	}
+	return begun, err
+}
+
+// over words the end of the ctx of a load, which may have returned err.
+func (c *Cache[K, V]) over(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return &TimeoutError{Name: c.cfg.Name, What: "load", After: c.cfg.LoadTimeout, Err: err}
+	}
+	if err == nil {
+		return ended.Error(ctx)
+	}
+	return err
+}
+
+// loaded makes the entry of what a load returned.
+func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Duration, err error) (*entry[V], error) {
+	switch {
+	case err == nil:
+		e := c.found(f.key, value, *t, begun)
+		c.counts.loaded.Add(1)
+		if c.cfg.OnEvent != nil {
+			c.cfg.OnEvent(f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
+		}
+		return e, nil
+	case isFailure(err):
+		return nil, err
+	}
+	c.counts.notFound.Add(1)
+	return c.missing(*t, begun), err
+}

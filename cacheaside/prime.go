@@ -1,0 +1,104 @@
+package cacheaside
+
+import (
+	"context"
+	"iter"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// A prime is a Prime under way: a shard remembers for it which of its keys were
+// invalidated since it began.
+type prime[K comparable, V any] struct {
+	touched map[K]struct{}
+}
+
+// touch records an invalidation of key for the primes under way. The shard is
+// locked.
+func (s *shard[K, V]) touch(key K) {
+	for _, p := range s.primes {
+		p.touched[key] = struct{}{}
+	}
+}
+
+// Prime puts the values of a sequence into memory, as if each had been loaded when
+// Prime was called: to warm a cache from one query. It is fenced like a load: a
+// key that is invalidated or updated while the sequence is being read is left
+// out, whether its value came before or after; with InvalidateAll, all that
+// follow. It replaces what is in memory and overtakes loads in progress. The
+// Store is not filled. Prime stops with an error when ctx ends.
+//
+// The values must have been read from the store of record after Prime was called,
+// that is by the sequence itself. To cache a value that was just written is what
+// Update is for.
+func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	if c.closed.Load() {
+		return ErrClosed
+	}
+	begun, version := c.now(), c.versions()
+	primes := make([]*prime[K, V], shards)
+	for i := range c.shards {
+		s := &c.shards[i]
+		primes[i] = &prime[K, V]{touched: make(map[K]struct{})}
+		s.mu.Lock()
+		s.primes = append(s.primes, primes[i])
+		s.mu.Unlock()
+	}
+	defer func() {
+		for i := range c.shards {
+			s := &c.shards[i]
+			s.mu.Lock()
+			s.primes = without(s.primes, primes[i])
+			s.mu.Unlock()
+		}
+	}()
+	for key, value := range values {
+		if ctx.Err() != nil {
+			return ended.Error(ctx)
+		}
+		if c.entries == nil {
+			continue
+		}
+		e := c.found(key, value, terms{}, begun)
+		e.took = 0 // nothing is known of the load of one
+		if c.shared != nil {
+			e.slot = slotOf(c.cfg.Key(key))
+		}
+		e.version = version(e.slot)
+		i := c.shardOf(key)
+		s := &c.shards[i]
+		s.mu.Lock()
+		if _, touched := primes[i].touched[key]; !touched && c.remembers.Load() {
+			s.overtake(key)
+			c.entries.Set(key, e)
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// versions returns version as it is now, for every slot.
+func (c *Cache[K, V]) versions() func(slot uint16) uint64 {
+	epoch := c.version(0)
+	if c.shared == nil {
+		return func(uint16) uint64 { return epoch }
+	}
+	all := make([]uint64, len(c.shared.slots))
+	for slot := range all {
+		all[slot] = c.version(uint16(slot))
+	}
+	return func(slot uint16) uint64 { return all[slot] }
+}
+
+func without[T comparable](list []T, x T) []T {
+	kept := make([]T, 0, len(list))
+	for _, y := range list {
+		if y != x {
+			kept = append(kept, y)
+		}
+	}
+	return kept
+}
