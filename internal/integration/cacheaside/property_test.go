@@ -1,0 +1,333 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/internal/integration/services"
+)
+
+// record is one key of the store of record, with what the test knows of it.
+type record struct {
+	committed atomic.Int64
+	promised  atomic.Int64 // no Get that begins now may return an older version
+}
+
+func (r *record) promise(version int64) {
+	for {
+		old := r.promised.Load()
+		if old >= version || r.promised.CompareAndSwap(old, version) {
+			return
+		}
+	}
+}
+
+// A trial is one way to look for values that are older than they may be.
+type trial struct {
+	writers, keys, reads int
+	capacity             int                                     // of each Cache; -1: no memory
+	processes            int                                     // each with a Cache; readers and writers are spread over them
+	invalidate           bool                                    // commit, then Invalidate, rather than Update
+	crash                bool                                    // one writer in five dies after its commit
+	breakIt              func(cacheaside.Store) cacheaside.Store // nil: nothing is broken
+	store                func(*redisstore.Config)
+	during               func() // runs along with the writers
+}
+
+// listening is a Store that can say when it has heard all that was published.
+type listening struct {
+	cacheaside.Store
+	mu    sync.Mutex
+	heard map[string]chan struct{}
+}
+
+func (l *listening) Watch(ctx context.Context, up func(), heard func(string)) error {
+	return l.Store.Watch(ctx, up, func(key string) {
+		heard(key)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if ch := l.heard[key]; ch != nil {
+			close(ch)
+			delete(l.heard, key)
+		}
+	})
+}
+
+// catchUp returns when l has heard all that was published before.
+func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
+	key, ch := fmt.Sprintf("mark-%x", rand.Uint64()), make(chan struct{})
+	l.mu.Lock()
+	l.heard[key] = ch
+	l.mu.Unlock()
+	if err := from.Invalidate(ctx, key); err != nil {
+		return err
+	}
+	<-ch
+	return nil
+}
+
+// dying is the Store of a process that dies before its Unfence.
+type dying struct{ cacheaside.Store }
+
+var errDied = errors.New("died")
+
+func (dying) Unfence(context.Context, string, string) error { return errDied }
+
+// run counts the Gets that returned a value older than was promised: in memory,
+// by the updates of the same process; without memory, by those of all. A writer
+// that died after its commit promises as well, for it had put up a fence.
+func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
+	prefix := newPrefix(t)
+	type proc struct {
+		cache   *cacheaside.Cache[int, int64]
+		ears    *listening
+		dying   *cacheaside.Cache[int, int64]
+		records []record
+	}
+	committed := make([]atomic.Int64, tr.keys)
+	load := func(ctx context.Context, key int) (int64, error) {
+		v := committed[key].Load()
+		for range rand.N(3) { // between reading the row and returning it
+			runtime.Gosched()
+		}
+		return v, nil
+	}
+	procs := make([]proc, tr.processes)
+	for i := range procs {
+		p := newProcess(t, addr)
+		change := func(cfg *redisstore.Config) {
+			if tr.store != nil {
+				tr.store(cfg)
+			}
+		}
+		var s cacheaside.Store = p.store(prefix, change)
+		if tr.breakIt != nil {
+			s = tr.breakIt(s)
+		}
+		procs[i].ears = &listening{Store: s, heard: map[string]chan struct{}{}}
+		onEvent, ready := up()
+		procs[i].records = make([]record, tr.keys)
+		procs[i].cache = cacheaside.New(cacheaside.Config[int, int64]{
+			Load: load, Store: procs[i].ears, Capacity: tr.capacity, OnEvent: onEvent, ErrorPause: 20 * time.Millisecond,
+		})
+		if tr.capacity >= 0 {
+			<-ready
+		}
+		defer procs[i].cache.Close()
+		if tr.crash {
+			var s cacheaside.Store = p.store(prefix, change)
+			if tr.breakIt != nil {
+				s = tr.breakIt(s)
+			}
+			// It has no memory: what it would have had died with it. It never gets
+			// to repair what it left.
+			procs[i].dying = cacheaside.New(cacheaside.Config[int, int64]{
+				Load: load, Store: dying{s}, Capacity: -1, ErrorPause: time.Hour,
+			})
+		}
+	}
+	promise := func(by, key int, version int64) {
+		for i := range procs {
+			if i == by || tr.capacity < 0 {
+				procs[i].records[key].promise(version)
+			}
+		}
+	}
+	var bad, written atomic.Int64
+	var reading, writing sync.WaitGroup
+	var done, settled atomic.Bool
+	const readers = 8
+	for w := range tr.writers {
+		by := w % tr.processes
+		writing.Go(func() {
+			p := procs[by]
+			own := newProcess(t, addr)
+			client, other := own.client, own.store(prefix)
+			for i := 0; !done.Load(); i++ {
+				key := (w*7 + i) % tr.keys
+				var version int64
+				commit := func(ctx context.Context) error {
+					runtime.Gosched()
+					if tr.crash { // others come and go between the fence and the commit
+						for range rand.N(4) {
+							_ = client.Ping(ctx).Err()
+						}
+					}
+					version = committed[key].Add(1)
+					runtime.Gosched()
+					return nil
+				}
+				var err error
+				switch {
+				case tr.crash && rand.N(5) == 0:
+					err = p.dying.Update(t.Context(), key, commit)
+					if errors.Is(err, errDied) {
+						err = nil // what it has fenced is safe
+					}
+					if err == nil && tr.capacity >= 0 { // for memory, once it has heard of the fence
+						err = p.ears.catchUp(t.Context(), other)
+					}
+				case tr.invalidate:
+					_ = commit(t.Context())
+					err = p.cache.Invalidate(t.Context(), key)
+				default:
+					err = p.cache.Update(t.Context(), key, commit)
+				}
+				switch {
+				case err == nil:
+					promise(by, key, version)
+				case tr.during == nil:
+					t.Errorf("write: %v", err)
+					return
+				default: // Redis was not to be told: the process itself knows
+					p.records[key].promise(version)
+				}
+				written.Add(1)
+			}
+		})
+	}
+	for r := range readers {
+		p := procs[r%tr.processes]
+		reading.Go(func() {
+			for i := 0; i < tr.reads/readers || !settled.Load(); i++ {
+				key := i % tr.keys
+				floor := p.records[key].promised.Load()
+				v, err := p.cache.Get(t.Context(), key)
+				if err != nil {
+					t.Errorf("get: %v", err)
+					return
+				}
+				if v < floor {
+					bad.Add(1)
+				}
+			}
+		})
+	}
+	if tr.during != nil {
+		tr.during()
+	}
+	settled.Store(true)
+	reading.Wait()
+	done.Store(true)
+	writing.Wait()
+	return bad.Load(), written.Load()
+}
+
+// quickly makes the fence of a writer that died fall soon.
+func quickly(cfg *redisstore.Config) { cfg.Write = 100 * time.Millisecond }
+
+func TestNoGetIsOlderThanAnUpdateThatReturned(t *testing.T) {
+	addr := services.Redis(t)
+	for name, tr := range map[string]trial{
+		"redis":                         {writers: 4, keys: 8, reads: 10_000, capacity: -1, processes: 2},
+		"redis, three writers, one key": {writers: 3, keys: 1, reads: 10_000, capacity: -1, processes: 3},
+		"redis, invalidated":            {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true},
+		"redis, crashes":                {writers: 3, keys: 4, reads: 20_000, capacity: -1, processes: 3, crash: true, store: quickly},
+		"both":                          {writers: 4, keys: 8, reads: 20_000, processes: 2},
+		"both, three writers, one key":  {writers: 3, keys: 1, reads: 20_000, processes: 3},
+		"both, invalidated":             {writers: 3, keys: 2, reads: 40_000, processes: 3, invalidate: true},
+		"both, crashes":                 {writers: 3, keys: 4, reads: 20_000, processes: 3, crash: true, store: quickly},
+	} {
+		t.Run(name, func(t *testing.T) {
+			violations, writes := tr.run(t, addr)
+			t.Logf("%d reads, %d writes, %d violations", tr.reads, writes, violations)
+			require.Zero(t, violations)
+		})
+	}
+}
+
+func TestTheSameWhileRedisIsKilledAndRestarted(t *testing.T) {
+	for name, tr := range map[string]trial{
+		"redis": {writers: 3, keys: 4, reads: 5_000, capacity: -1, processes: 3},
+		"both":  {writers: 3, keys: 4, reads: 5_000, processes: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := services.NewRedis(t)
+			tr.during = func() {
+				for range 4 {
+					time.Sleep(150 * time.Millisecond) // traffic, with Redis
+					server.Kill()
+					time.Sleep(150 * time.Millisecond) // and without
+					server.Start()
+				}
+				time.Sleep(150 * time.Millisecond)
+			}
+			violations, writes := tr.run(t, server.Addr)
+			t.Logf("4 restarts, %d writes, %d violations", writes, violations)
+			require.Zero(t, violations)
+		})
+	}
+}
+
+// unleased fills whoever holds the lease.
+type unleased struct{ cacheaside.Store }
+
+func (s unleased) Fill(ctx context.Context, key, _ string, value []byte, fresh, keep time.Duration) (bool, error) {
+	token := fmt.Sprint(rand.Uint64())
+	for {
+		look, err := s.Acquire(ctx, key, token, true)
+		if err != nil || look.State == cacheaside.Fenced {
+			return false, err
+		}
+		if look.State == cacheaside.Leased {
+			return s.Store.Fill(ctx, key, token, value, fresh, keep)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// unfenced writes without a fence.
+type unfenced struct{ cacheaside.Store }
+
+func (unfenced) Fence(context.Context, string, string) (time.Duration, error) {
+	return time.Minute, nil
+}
+
+// uncounted has one fence for all writers of a key: the first to be done takes it
+// down.
+type uncounted struct{ cacheaside.Store }
+
+func (s uncounted) Fence(ctx context.Context, key, _ string) (time.Duration, error) {
+	return s.Store.Fence(ctx, key, "the fence")
+}
+
+func (s uncounted) Unfence(ctx context.Context, key, _ string) error {
+	return s.Store.Unfence(ctx, key, "the fence")
+}
+
+// The tests above are worth something only if they fail where a rule is broken.
+func TestWithoutItsRulesOldValuesComeBack(t *testing.T) {
+	addr := services.Redis(t)
+	for name, tr := range map[string]trial{
+		"no lease": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, invalidate: true,
+			breakIt: func(s cacheaside.Store) cacheaside.Store { return unleased{s} }},
+		"no fence": {writers: 3, keys: 4, reads: 5_000, capacity: -1, processes: 3, crash: true,
+			breakIt: func(s cacheaside.Store) cacheaside.Store { return unfenced{s} }},
+		"no fence, memory": {writers: 3, keys: 4, reads: 5_000, processes: 3, crash: true,
+			breakIt: func(s cacheaside.Store) cacheaside.Store { return unfenced{s} }},
+		"fence without count": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, crash: true,
+			breakIt: func(s cacheaside.Store) cacheaside.Store { return uncounted{s} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 20 {
+				violations, writes := tr.run(t, addr)
+				t.Logf("%d reads, %d writes, %d violations", tr.reads, writes, violations)
+				if violations > 0 {
+					return
+				}
+			}
+			t.Error("a rule was broken, and nobody noticed")
+		})
+	}
+}

@@ -1,0 +1,127 @@
+// Package cacheaside_test tests the cache and its store on a real Redis.
+package cacheaside_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/internal/integration/services"
+)
+
+// A process stands for one process of an application: it has a connection pool
+// of its own.
+type process struct {
+	client *redis.Client
+	evals  atomic.Int64 // round trips
+}
+
+func newProcess(t testing.TB, addr string) *process {
+	p := &process{client: redis.NewClient(&redis.Options{
+		Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: time.Second, PoolSize: 64,
+	})}
+	t.Cleanup(func() { _ = p.client.Close() })
+	return p
+}
+
+func (p *process) eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	p.evals.Add(1)
+	return redis.NewScript(script).Run(ctx, p.client, keys, args...).Result()
+}
+
+func (p *process) subscribe(ctx context.Context, channel string, subscribed func(), message func(string)) error {
+	sub := p.client.Subscribe(ctx, channel)
+	defer sub.Close()
+	defer context.AfterFunc(ctx, func() { _ = sub.Close() })()
+	if _, err := sub.Receive(ctx); err != nil {
+		return err
+	}
+	subscribed()
+	for {
+		m, err := sub.ReceiveMessage(ctx)
+		if err != nil {
+			return err
+		}
+		message(m.Payload)
+	}
+}
+
+func (p *process) store(prefix string, change ...func(*redisstore.Config)) *redisstore.Store {
+	cfg := redisstore.Config{Prefix: prefix, Eval: p.eval, Subscribe: p.subscribe, Timeout: 5 * time.Second}
+	for _, f := range change {
+		f(&cfg)
+	}
+	return redisstore.New(cfg)
+}
+
+func newPrefix(t testing.TB) string {
+	return fmt.Sprintf("test-%s-%x", t.Name(), rand.Uint64())
+}
+
+// up returns an OnEvent that closes ready when the cache hears of others.
+func up() (onEvent func(context.Context, cacheaside.Event), ready chan struct{}) {
+	ready = make(chan struct{})
+	var once atomic.Bool
+	return func(_ context.Context, e cacheaside.Event) {
+		if e.Kind == cacheaside.WatchRestored && !once.Swap(true) {
+			close(ready)
+		}
+	}, ready
+}
+
+func TestRoundTrips(t *testing.T) {
+	p := newProcess(t, services.Redis(t))
+	for name, capacity := range map[string]int{"memory in front": 0, "no memory": -1} {
+		t.Run(name, func(t *testing.T) {
+			prefix := newPrefix(t)
+			onEvent, ready := up()
+			cfg := cacheaside.Config[int, string]{
+				Load:     func(context.Context, int) (string, error) { return "v", nil },
+				Store:    p.store(prefix),
+				Capacity: capacity,
+				OnEvent:  onEvent,
+			}
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			if capacity >= 0 {
+				<-ready
+			}
+			count := func(f func()) int64 {
+				before := p.evals.Load()
+				f()
+				return p.evals.Load() - before
+			}
+			get := func() {
+				v, err := c.Get(t.Context(), 1)
+				require.NoError(t, err)
+				require.Equal(t, "v", v)
+			}
+			require.Equal(t, int64(2), count(get), "a miss")
+			hit := int64(1)
+			if capacity >= 0 {
+				hit = 0
+			}
+			require.Equal(t, hit, count(get), "a hit")
+
+			cfg.Store, cfg.OnEvent = p.store(prefix), nil
+			other := cacheaside.New(cfg)
+			defer other.Close()
+			require.Equal(t, int64(1), count(func() {
+				_, err := other.Get(t.Context(), 1)
+				require.NoError(t, err)
+			}), "a hit of another process")
+			require.Equal(t, int64(1), count(func() { require.NoError(t, c.Invalidate(t.Context(), 1)) }))
+			require.Equal(t, int64(2), count(func() {
+				require.NoError(t, c.Update(t.Context(), 1, func(context.Context) error { return nil }))
+			}), "fence and unfence")
+		})
+	}
+}
