@@ -180,17 +180,16 @@ func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 
 func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ctxs []context.Context
+		var ctxs [3]context.Context
+		var calls atomic.Int64
 		var discarded []any
 		ctx, cancel := context.WithCancel(t.Context())
-		calls := 0
 		got, err := retry.Hedge(ctx, retry.HedgeConfig{
 			Delay: 50 * ms, Max: 3,
 			Discard: func(value any) { discarded = append(discarded, value) },
 		}, func(ctx context.Context) (string, error) {
-			n := calls
-			calls++
-			ctxs = append(ctxs, ctx)
+			n := calls.Add(1) - 1
+			ctxs[n] = ctx
 			time.Sleep([]time.Duration{300 * ms, 100 * ms, 200 * ms}[n]) // they do not heed their ctx
 			return fmt.Sprint(n), nil
 		})
@@ -207,17 +206,18 @@ func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 
 func TestHedgeEndsAllContextsIfThereIsNothingToDiscard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ctxs []context.Context
+		var ctxs [2]context.Context
+		var calls atomic.Int64
 		_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
-			ctxs = append(ctxs, ctx)
-			if len(ctxs) == 1 {
+			n := calls.Add(1) - 1
+			ctxs[n] = ctx
+			if n == 0 {
 				<-ctx.Done()
 				return 0, ctx.Err()
 			}
 			return 1, nil
 		})
 		require.NoError(t, err)
-		require.Len(t, ctxs, 2)
 		for _, ctx := range ctxs {
 			require.Error(t, ctx.Err())
 		}
