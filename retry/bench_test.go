@@ -1,0 +1,116 @@
+package retry_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/retry"
+)
+
+func BenchmarkDo(b *testing.B) {
+	type key struct{}
+	b.Run("background", func(b *testing.B) {
+		r := retry.New(retry.Config{})
+		ctx := context.Background()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = r.Do(ctx, succeed)
+		}
+	})
+	b.Run("same-ctx", func(b *testing.B) {
+		r := retry.New(retry.Config{})
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = r.Do(ctx, succeed)
+		}
+	})
+	b.Run("another-ctx-each-time", func(b *testing.B) {
+		r := retry.New(retry.Config{})
+		var ctxs [2]context.Context
+		for i := range ctxs {
+			ctxs[i] = context.WithValue(b.Context(), key{}, i)
+		}
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			_ = r.Do(ctxs[i&1], succeed)
+		}
+	})
+	b.Run("parallel", func(b *testing.B) {
+		r := retry.New(retry.Config{})
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			ctx := context.WithValue(b.Context(), key{}, pb)
+			for pb.Next() {
+				_ = r.Do(ctx, succeed)
+			}
+		})
+	})
+	b.Run("nested", func(b *testing.B) {
+		do := retry.New(retry.Config{}).Wrap(retry.New(retry.Config{}).Wrap(succeed))
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = do(ctx)
+		}
+	})
+	b.Run("budget", func(b *testing.B) {
+		r := retry.New(retry.Config{Budget: retry.NewBudget(retry.BudgetConfig{})})
+		ctx := context.Background()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = r.Do(ctx, succeed)
+		}
+	})
+	b.Run("attempt-timeout", func(b *testing.B) {
+		r := retry.New(retry.Config{AttemptTimeout: time.Minute})
+		ctx := context.Background()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = r.Do(ctx, succeed)
+		}
+	})
+	b.Run("give-up", func(b *testing.B) {
+		r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+		ctx := context.Background()
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = r.Do(ctx, fail)
+		}
+	})
+}
+
+func BenchmarkBudget(b *testing.B) {
+	r := retry.New(retry.Config{
+		Attempts: 2,
+		Backoff:  retry.Constant(0),
+		Budget:   retry.NewBudget(retry.BudgetConfig{}),
+	})
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = r.Do(ctx, fail) // all but a few are refused
+	}
+}
+
+func BenchmarkHedge(b *testing.B) {
+	value := func(context.Context) (int, error) { return 1, nil }
+	b.Run("fast", func(b *testing.B) {
+		cfg := retry.HedgeConfig{Delay: time.Minute}
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = retry.Hedge(ctx, cfg, value)
+		}
+	})
+	b.Run("fast-quantile", func(b *testing.B) {
+		var seen retry.Latencies
+		cfg := retry.HedgeConfig{Delay: time.Minute, Quantile: 0.99, Latencies: &seen, Max: 2}
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = retry.Hedge(ctx, cfg, value)
+		}
+	})
+}
