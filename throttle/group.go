@@ -150,7 +150,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 		return nil
 	}
 	err := &LimitedError{
-		Name: g.cfg.Config.Name, Key: fmt.Sprint(key), Reason: r.why, Limit: r.m.e.burst,
+		Name: g.cfg.Config.Name, Key: fmt.Sprint(key), Reason: r.why, Limit: r.m.burst,
 		Level: level, Cost: n, After: r.after(n, level),
 	}
 	if g.cfg.Config.OnReject != nil {
@@ -223,8 +223,8 @@ func (g *Group[K]) Refund(key K, n int) {
 	slot.spent -= int64(n)
 	s.stats.Spent -= int64(n)
 	by := slot.tat - m.now
-	if int64(n) < by>>m.e.frac {
-		by = m.e.tokens(n)
+	if int64(n) < by>>m.frac {
+		by = m.tokens(n)
 	}
 	slot.tat -= max(by, 0)
 }
@@ -374,7 +374,7 @@ type result struct {
 // after returns when to come back.
 func (r result) after(n, level int) time.Duration {
 	if r.why == TooManyKeys {
-		return r.m.e.until(0, r.m.e.tokens(1)) // when the first of the others can have refilled
+		return r.m.pace.until(0, r.m.tokens(1)) // when the first of the others can have refilled
 	}
 	return r.m.wait(n, level)
 }
@@ -404,7 +404,7 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 	case n <= 0:
 	case m.cannot(n, level):
 		why = TooCostly
-	case slot.tat > m.now+m.e.room[level]-m.e.tokens(n):
+	case slot.tat > m.now+m.room[level]-m.tokens(n):
 		if why = OverLimit; mayWait {
 			o := g.part(s, slot)
 			o.users++
@@ -412,7 +412,7 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 			return result{own: o}
 		}
 	default:
-		slot.tat = max(slot.tat, m.now) + m.e.tokens(n)
+		slot.tat = max(slot.tat, m.now) + m.tokens(n)
 		slot.spent += int64(n)
 		s.stats.Spent += int64(n)
 		m.tat = slot.tat
@@ -444,7 +444,7 @@ func (g *Group[K]) part(s *shard[K], slot *slot[K]) *own {
 	}
 	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
 	o.key = fmt.Sprint(slot.key)
-	o.epoch.Load().tat.Store(slot.tat)
+	o.tat.Store(slot.tat)
 	slot.tag |= apart
 	if s.own == nil {
 		s.own = make(map[K]*own)
@@ -462,8 +462,8 @@ func (s *shard[K]) join(slot *slot[K]) {
 	u := s.usage(slot)
 	slot.spent, slot.refused = u.Spent, uint32(u.Refused)
 	s.stats.add(o.Stats())
-	m, _ := o.measure()
-	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.e.pace)
+	m := o.measure()
+	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
 	slot.tag &^= apart
 	delete(s.own, slot.key)
 }
@@ -513,7 +513,7 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 // enter makes room for a new key, by dropping some that are as good as new, and
 // returns its slot. There is none if the group is full.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) *slot[K] {
-	g.sweep(s, 4, m.e.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
 	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
 		g.sweep(s, 64, m.now)
 		if g.keys.Load() > int64(g.cfg.MaxKeys) {

@@ -20,16 +20,16 @@ import (
 // there to full, so that it does not flicker. Level 0 is always on. It is as
 // those who call Level have seen it: one that nobody asked for did not change.
 func (l *Limiter) Level() int {
-	m, _ := l.measure()
+	m := l.measure()
 	used := max(m.tat-m.now, 0)
 	for {
 		was := l.level.Load()
 		level := was
-		for level > 0 && used >= m.e.room[level] {
+		for level > 0 && used >= m.room[level] {
 			level--
 		}
 		for int(level) < l.cfg.Levels-1 {
-			if room := m.e.room[level+1]; used >= room || used > room-room/4 {
+			if room := m.room[level+1]; used >= room || used > room-room/4 {
 				break
 			}
 			level++

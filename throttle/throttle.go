@@ -109,38 +109,51 @@ func (c Config) validate(f *invalid.Fields) {
 type Limiter struct {
 	cfg   Config
 	key   string // of the Group's limit that it is
-	epoch atomic.Pointer[epoch]
+	epoch atomic.Pointer[terms]
 
-	_        [64]byte // the counts change with each call, what is above does not
+	_        [64]byte // what follows changes with each call, what is above does not
+	tat      atomic.Int64
 	admitted atomic.Int64
 	refused  atomic.Int64
 	extra    atomic.Int64 // tokens spent, less the calls that were admitted
+	_        [64]byte
 
 	queue queue
 	level atomic.Int32 // see Level
 }
 
-// An epoch is the time during which the limit stays the same. Its one word of
-// state is the theoretical arrival time: the moment at which the burst is full
-// again, in units since base. A call moves it by what it takes, and may do so up
-// to the room of its level ahead of the present.
-type epoch struct {
-	terms
-	_   [64]byte
-	tat atomic.Int64
-	_   [56]byte
-}
+// The one word of state, tat, is the theoretical arrival time: the moment at
+// which the burst is full again, in units of the present epoch. A call moves it
+// by what it takes, and may do so up to the room of its level ahead of now.
+//
+// A new limit begins a new epoch, under the queue's lock: tat is sealed, the
+// terms are exchanged, and tat is set to what is owed. It goes on from a higher
+// number, so that who still goes by the old terms finds another tat than before.
 
-// terms are what an epoch, or a Group, measures with.
+// sealed is the tat between two epochs; nothing can be taken from it.
+const sealed = math.MaxInt64
+
+// terms are what a limit is measured with, until it changes.
 type terms struct {
 	pace
 	base    time.Time
+	begin   int64         // the time base, in units
 	horizon time.Duration // since base; beyond it the units would overflow
 	room    []int64       // by level, in units
 }
 
-// sealed is the tat of an epoch that has ended; nothing can be taken from it.
-const sealed = math.MaxInt64
+// maxBegin is the highest number at which an epoch begins.
+const maxBegin = int64(1) << 59
+
+func newTerms(p pace, reserve []float64, base time.Time) terms {
+	t := terms{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
+	for level, share := range reserve {
+		t.room[level] = p.tokens(p.burst - reserved(p.burst, share))
+	}
+	return t
+}
+
+func (t *terms) now(elapsed time.Duration) int64 { return t.begin + t.at(elapsed) }
 
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
@@ -156,7 +169,7 @@ func newLimiter(cfg Config, t terms) *Limiter {
 	l := &Limiter{cfg: cfg}
 	l.queue.levels = make([]line, cfg.Levels)
 	l.level.Store(int32(cfg.Levels - 1))
-	l.epoch.Store(&epoch{terms: t})
+	l.epoch.Store(&t)
 	return l
 }
 
@@ -167,14 +180,6 @@ func (c Config) withDefaults() Config {
 		c.MaxQueue = 1000
 	}
 	return c
-}
-
-func newTerms(p pace, reserve []float64, base time.Time) terms {
-	t := terms{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
-	for level, share := range reserve {
-		t.room[level] = p.tokens(p.burst - reserved(p.burst, share))
-	}
-	return t
 }
 
 // Do runs fn if there are tokens for it, and returns its error. It waits for
@@ -272,7 +277,7 @@ func (l *Limiter) decide(n, level int) (Decision, Reason) {
 // there is now.
 func (l *Limiter) Peek() Decision {
 	level := l.cfg.Levels - 1
-	m, _ := l.measure()
+	m := l.measure()
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
@@ -333,43 +338,46 @@ func (l *Limiter) SetRate(rate float64, burst int) error {
 // begin starts an epoch with the debt of the last. The caller holds the lock.
 func (l *Limiter) begin(p pace) {
 	last := l.epoch.Load()
-	base := time.Now()
-	now := last.at(min(max(base.Sub(last.base), 0), last.horizon))
-	tat := last.tat.Swap(sealed)
-	next := &epoch{terms: newTerms(p, l.cfg.Reserve, base)}
-	next.tat.Store(next.convert(tat-now, &last.pace))
+	next := newTerms(p, l.cfg.Reserve, time.Now())
+	now := last.now(min(max(next.base.Sub(last.base), 0), last.horizon))
+	tat := l.tat.Swap(sealed)
+	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
+		next.begin = 0
+	}
 	for _, line := range l.queue.levels {
 		for _, w := range line {
-			w.tat = next.convert(w.tat-now, &last.pace)
+			w.tat = next.begin + next.convert(w.tat-now, &last.pace)
 			w.units = next.convert(w.units, &last.pace)
 		}
 	}
-	l.epoch.Store(next)
+	l.epoch.Store(&next)
+	l.tat.Store(next.begin + next.convert(tat-now, &last.pace))
 }
 
 // take moves the tat ahead by n tokens if the level has room for them. It
 // returns how things stand after that.
 func (l *Limiter) take(n, level int) (measure, bool) {
+	m := l.measure()
+	if n <= 0 {
+		l.count(0)
+		return m, true
+	}
+	if m.cannot(n, level) {
+		return m, false
+	}
 	for {
-		m, e := l.measure()
-		if n <= 0 {
-			l.count(0)
-			return m, true
-		}
-		if m.cannot(n, level) {
-			return m, false
-		}
-		units := m.e.tokens(n)
-		if m.tat > m.now+m.e.room[level]-units {
+		units := m.tokens(n)
+		if m.tat > m.now+m.room[level]-units {
 			return m, false
 		}
 		// With max, a clock that was read too early does no harm.
 		tat := max(m.tat, m.now) + units
-		if e.tat.CompareAndSwap(m.tat, tat) {
+		if l.tat.CompareAndSwap(m.tat, tat) {
 			l.count(n)
 			m.tat = tat
 			return m, true
 		}
+		m = l.measure()
 	}
 }
 
@@ -383,18 +391,19 @@ func (l *Limiter) count(n int) {
 
 // A measure is how a limit stands at a moment.
 type measure struct {
-	e        *terms
+	*terms
 	elapsed  time.Duration
 	now, tat int64
 }
 
 // measure reads the clock and the tat of the present epoch.
-func (l *Limiter) measure() (measure, *epoch) {
-	e := l.epoch.Load()
-	elapsed := time.Since(e.base)
-	if uint64(elapsed) <= uint64(e.horizon) {
-		if tat := e.tat.Load(); tat != sealed {
-			return measure{&e.terms, elapsed, e.at(elapsed), tat}, e
+func (l *Limiter) measure() measure {
+	t := l.epoch.Load()
+	elapsed := time.Since(t.base)
+	if uint64(elapsed) <= uint64(t.horizon) {
+		// It is the tat of these terms if they are still the same after it was read.
+		if tat := l.tat.Load(); tat != sealed && l.epoch.Load() == t {
+			return measure{t, elapsed, t.now(elapsed), tat}
 		}
 	}
 	l.queue.mu.Lock() // another epoch begins
@@ -403,22 +412,27 @@ func (l *Limiter) measure() (measure, *epoch) {
 }
 
 // measureLocked is measure for who holds the lock, so that the epoch stays.
-func (l *Limiter) measureLocked() (measure, *epoch) {
-	e := l.epoch.Load()
-	elapsed := time.Since(e.base)
+func (l *Limiter) measureLocked() measure {
+	t := l.epoch.Load()
+	elapsed := time.Since(t.base)
 	// The units must not overflow, nor the time be one of before the epoch, as
 	// that of a synctest bubble can be.
-	if uint64(elapsed) > uint64(e.horizon) {
-		l.begin(e.pace)
-		e = l.epoch.Load()
-		elapsed = max(time.Since(e.base), 0)
+	if uint64(elapsed) > uint64(t.horizon) {
+		l.begin(t.pace)
+		t = l.epoch.Load()
+		elapsed = max(time.Since(t.base), 0)
 	}
-	return measure{&e.terms, elapsed, e.at(elapsed), e.tat.Load()}, e
+	return measure{t, elapsed, t.now(elapsed), l.tat.Load()}
+}
+
+// until returns how long it takes until now is at target.
+func (m measure) until(target int64) time.Duration {
+	return m.pace.until(m.elapsed, target-m.begin)
 }
 
 // cannot reports whether the level's room could never do for n tokens.
 func (m measure) cannot(n, level int) bool {
-	return n > 0 && int64(n) > m.e.room[level]>>m.e.frac
+	return n > 0 && int64(n) > m.room[level]>>m.frac
 }
 
 // wait returns how long it takes until n tokens could be taken.
@@ -429,15 +443,15 @@ func (m measure) wait(n, level int) time.Duration {
 	case m.cannot(n, level):
 		return never
 	}
-	return m.e.until(m.elapsed, max(m.tat, m.now)+m.e.tokens(n)-m.e.room[level])
+	return m.until(max(m.tat, m.now) + m.tokens(n) - m.room[level])
 }
 
 func (m measure) decision(ok bool, n, level int) Decision {
 	d := Decision{
 		OK:         ok,
-		Limit:      m.e.burst,
-		Remaining:  int(max(m.e.room[level]-max(m.tat-m.now, 0), 0) >> m.e.frac),
-		ResetAfter: m.e.until(m.elapsed, m.tat),
+		Limit:      m.burst,
+		Remaining:  int(max(m.room[level]-max(m.tat-m.now, 0), 0) >> m.frac),
+		ResetAfter: m.until(m.tat),
 	}
 	if !ok {
 		d.RetryAfter = m.wait(n, level)

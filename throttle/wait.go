@@ -71,14 +71,14 @@ func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after t
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		m, e := l.measureLocked()
+		m := l.measureLocked()
 		after = m.wait(n, level)
 		if why = l.reject(ctx, m, after); why != 0 {
 			return nil, after, why
 		}
-		units := m.e.tokens(n)
+		units := m.tokens(n)
 		tat := max(m.tat, m.now) + units
-		if !e.tat.CompareAndSwap(m.tat, tat) {
+		if !l.tat.CompareAndSwap(m.tat, tat) {
 			continue
 		}
 		if after == 0 {
@@ -124,9 +124,9 @@ func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
 		i := slices.Index(q.levels[level], w)
 		q.levels[level] = slices.Delete(q.levels[level], i, i+1)
 		q.waiting.Add(-1)
-		m, e := l.measureLocked()
+		m := l.measureLocked()
 		// What lies in the past cannot be given to anybody.
-		l.moveUp(e, w.tat, w.tat-max(w.tat-w.units, m.now))
+		l.moveUp(w.tat, w.tat-max(w.tat-w.units, m.now))
 	}
 	return l.serve().wait(n, level)
 }
@@ -134,7 +134,7 @@ func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
 // putBack returns n tokens to those who wait, and then to the burst. Nobody's
 // tokens move into the past: what would come there is more than a burst.
 func (l *Limiter) putBack(n int) {
-	m, e := l.measureLocked()
+	m := l.measureLocked()
 	first := m.tat
 	for _, line := range l.queue.levels {
 		if len(line) > 0 {
@@ -142,14 +142,14 @@ func (l *Limiter) putBack(n int) {
 		}
 	}
 	by := first - m.now
-	if int64(n) < by>>m.e.frac {
-		by = m.e.tokens(n)
+	if int64(n) < by>>m.frac {
+		by = m.tokens(n)
 	}
-	l.moveUp(e, m.now, by)
+	l.moveUp(m.now, by)
 }
 
 // moveUp moves by units ahead what was reserved after a tat.
-func (l *Limiter) moveUp(e *epoch, after, by int64) {
+func (l *Limiter) moveUp(after, by int64) {
 	if by <= 0 {
 		return
 	}
@@ -161,7 +161,7 @@ func (l *Limiter) moveUp(e *epoch, after, by int64) {
 			w.tat -= by
 		}
 	}
-	e.tat.Add(-by)
+	l.tat.Add(-by)
 }
 
 // due is what the timer calls when somebody's time has come.
@@ -173,9 +173,9 @@ func (l *Limiter) due() {
 
 // serve lets those go on whose time has come, and sets the timer for the next.
 func (l *Limiter) serve() measure {
-	m, _ := l.measureLocked()
+	m := l.measureLocked()
 	for level, line := range l.queue.levels {
-		for len(line) > 0 && line[0].tat-m.e.room[level] <= m.now {
+		for len(line) > 0 && line[0].tat-m.room[level] <= m.now {
 			line[0].granted = true
 			close(line[0].ready)
 			line[0] = nil
@@ -194,14 +194,14 @@ func (l *Limiter) arm(m measure) {
 	first := int64(math.MaxInt64)
 	for level, line := range q.levels {
 		if len(line) > 0 {
-			first = min(first, line[0].tat-m.e.room[level])
+			first = min(first, line[0].tat-m.room[level])
 		}
 	}
 	switch {
 	case first != math.MaxInt64 && q.timer != nil:
-		q.timer.Reset(m.e.until(m.elapsed, first))
+		q.timer.Reset(m.until(first))
 	case first != math.MaxInt64:
-		q.timer = time.AfterFunc(m.e.until(m.elapsed, first), l.due)
+		q.timer = time.AfterFunc(m.until(first), l.due)
 	case q.timer != nil:
 		q.timer.Stop()
 		q.timer = nil
