@@ -1,7 +1,143 @@
 package benchmarks
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	eapache "github.com/eapache/go-resiliency/breaker"
+	"github.com/failsafe-go/failsafe-go"
+	"github.com/failsafe-go/failsafe-go/circuitbreaker"
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/go-resilience/resilience/breaker"
+)
 
 func BenchmarkBreaker(b *testing.B) { benchmark(b, breakerCases) }
 
-var breakerCases = []comparison{}
+// Every breaker opens after 5 failures in a row, for an hour.
+var breakerCases = []comparison{
+	{"closed", []impl{
+		{"resilience", sequential(ourBreaker)},
+		{"gobreaker", sequential(goBreaker)},
+		{"failsafe", sequential(failsafeBreaker)},
+		{"eapache", sequential(eapacheBreaker)},
+	}},
+	{"closed-parallel", []impl{
+		{"resilience", parallel(ourBreaker)},
+		{"gobreaker", parallel(goBreaker)},
+		{"failsafe", parallel(failsafeBreaker)},
+		{"eapache", parallel(eapacheBreaker)},
+	}},
+	{"open", []impl{
+		{"resilience", sequential(opened(ourBreaker))},
+		{"gobreaker", sequential(opened(goBreaker))},
+		{"failsafe", sequential(opened(failsafeBreaker))},
+		{"eapache", sequential(opened(eapacheBreaker))},
+	}},
+	{"open-parallel", []impl{
+		{"resilience", parallel(opened(ourBreaker))},
+		{"gobreaker", parallel(opened(goBreaker))},
+		{"failsafe", parallel(opened(failsafeBreaker))},
+		{"eapache", parallel(opened(eapacheBreaker))},
+	}},
+}
+
+// A guarded call runs work under a breaker.
+type guarded func() error
+
+func ourBreaker(work func(context.Context) error) guarded {
+	b := breaker.New(breaker.Config{Failures: 5, OpenFor: time.Hour})
+	ctx := context.Background()
+	return func() error { return b.Do(ctx, work) }
+}
+
+func goBreaker(work func(context.Context) error) guarded {
+	b := gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
+		Timeout:     time.Hour,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 5 },
+	})
+	ctx := context.Background()
+	return func() error {
+		_, err := b.Execute(func() (struct{}, error) { return struct{}{}, work(ctx) })
+		return err
+	}
+}
+
+func failsafeBreaker(work func(context.Context) error) guarded {
+	b := failsafe.With(circuitbreaker.NewBuilder[any]().WithFailureThreshold(5).WithDelay(time.Hour).Build())
+	ctx := context.Background()
+	run := func() error { return work(ctx) }
+	return func() error { return b.Run(run) }
+}
+
+func eapacheBreaker(work func(context.Context) error) guarded {
+	b := eapache.New(5, 1, time.Hour)
+	ctx := context.Background()
+	run := func() error { return work(ctx) }
+	return func() error { return b.Run(run) }
+}
+
+// opened returns the breaker after five failures.
+func opened(breakerOf func(func(context.Context) error) guarded) func(func(context.Context) error) guarded {
+	return func(work func(context.Context) error) guarded {
+		down := errors.New("down")
+		failing := true
+		call := breakerOf(func(ctx context.Context) error {
+			if failing {
+				return down
+			}
+			return work(ctx)
+		})
+		for range 5 {
+			_ = call()
+		}
+		failing = false
+		return call
+	}
+}
+
+func sequential(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
+	return func(b *testing.B) {
+		call := checked(b, breakerOf)
+		for b.Loop() {
+			_ = call()
+		}
+	}
+}
+
+func parallel(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
+	return func(b *testing.B) {
+		call := checked(b, breakerOf)
+		b.ResetTimer()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				_ = call()
+			}
+		})
+	}
+}
+
+// checked returns a call that is known to pass always, or never.
+func checked(b *testing.B, breakerOf func(func(context.Context) error) guarded) guarded {
+	made := 0
+	counting := true
+	call := breakerOf(func(context.Context) error {
+		if counting {
+			made++
+		}
+		return nil
+	})
+	passes := call() == nil
+	for range 10 {
+		if (call() == nil) != passes {
+			b.Fatal("neither open nor closed")
+		}
+	}
+	if passes != (made > 0) {
+		b.Fatalf("%d calls made", made)
+	}
+	counting = false
+	return call
+}
