@@ -1,0 +1,303 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+var errDown = errors.New("down")
+
+func ok(context.Context) error   { return nil }
+func down(context.Context) error { return errDown }
+
+// taking returns a call that takes d and returns err.
+func taking(d time.Duration, err error) func(context.Context) error {
+	return func(context.Context) error {
+		time.Sleep(d)
+		return err
+	}
+}
+
+// steady is a Config without jitter, whose open times are exact.
+func steady(cfg breaker.Config) breaker.Config {
+	cfg.Jitter = -1
+	return cfg
+}
+
+// changes collects what OnChange is told, as "closed -> open".
+type changes struct {
+	mu  sync.Mutex
+	all []breaker.Change
+}
+
+func (c *changes) hook(_ context.Context, change breaker.Change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, change)
+}
+
+// requireChain checks that each change begins where the one before ended.
+func (c *changes) requireChain(t *testing.T, end breaker.State) {
+	t.Helper()
+	from := breaker.Closed
+	for i, change := range c.all {
+		require.Equal(t, from, change.From, "change %d: %+v", i, change)
+		require.NotEqual(t, change.From, change.To, "change %d", i)
+		from = change.To
+	}
+	require.Equal(t, end, from)
+}
+
+func (c *changes) String() string {
+	var words []string
+	for _, change := range c.all {
+		words = append(words, fmt.Sprintf("%v -> %v", change.From, change.To))
+	}
+	return strings.Join(words, ", ")
+}
+
+func do(b *breaker.Breaker, fn func(context.Context) error) error {
+	return b.Do(context.Background(), fn)
+}
+
+// open makes b, whose Failures is 1, open.
+func open(t *testing.T, b *breaker.Breaker) {
+	t.Helper()
+	require.Equal(t, errDown, do(b, down))
+	require.Equal(t, breaker.Open, b.State())
+}
+
+func requireRefused(t *testing.T, err error, state breaker.State) *breaker.OpenError {
+	t.Helper()
+	require.ErrorIs(t, err, breaker.ErrOpen)
+	var refusal *breaker.OpenError
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, state, refusal.State)
+	return refusal
+}
+
+// The classic sequence, to the millisecond.
+func TestBreakerOpensProbesAndCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(steady(breaker.Config{
+			Name:       "users",
+			Failures:   3,
+			OpenFor:    time.Second,
+			MaxOpenFor: 5 * time.Second,
+			OnChange:   seen.hook,
+		}))
+		require.Equal(t, breaker.Closed, b.State())
+		require.NoError(t, do(b, ok))
+		for range 2 {
+			require.Equal(t, errDown, do(b, down))
+		}
+		require.NoError(t, do(b, ok), "a success between failures")
+		for range 3 {
+			require.Equal(t, breaker.Closed, b.State())
+			require.Equal(t, errDown, do(b, down))
+		}
+		began := time.Now()
+		for n, lasts := range []time.Duration{1, 2, 4, 5, 5} {
+			lasts *= time.Second
+			require.Equal(t, breaker.Open, b.State())
+			s := b.Stats()
+			require.Equal(t, lasts, s.OpenLeft)
+			require.EqualValues(t, n+1, s.OpensInARow)
+			refusal := requireRefused(t, do(b, ok), breaker.Open)
+			require.Equal(t, lasts, refusal.RetryAfter())
+			require.Equal(t, time.Now().Add(lasts), refusal.Until)
+
+			time.Sleep(lasts - time.Millisecond)
+			require.Equal(t, breaker.Open, b.State())
+			refusal = requireRefused(t, do(b, ok), breaker.Open)
+			require.Equal(t, time.Millisecond, refusal.RetryAfter())
+			time.Sleep(time.Millisecond)
+			require.Zero(t, refusal.RetryAfter())
+			require.Equal(t, errDown, do(b, down), "the probe")
+		}
+		require.Equal(t, 17*time.Second, time.Since(began))
+		time.Sleep(5 * time.Second)
+		require.Equal(t, breaker.HalfOpen, b.State())
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+		require.Zero(t, b.Stats().OpensInARow)
+
+		for range 3 {
+			require.Equal(t, errDown, do(b, down))
+		}
+		require.Equal(t, time.Second, b.Stats().OpenLeft, "it closed: the time is the first again")
+		seen.requireChain(t, breaker.Open)
+		require.Len(t, seen.all, 1+5*2+3)
+		require.Equal(t, breaker.Change{
+			Name: "users", From: breaker.Closed, To: breaker.Open,
+			At: began, Err: errDown, OpenFor: time.Second,
+		}, seen.all[0])
+	})
+}
+
+func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
+	cause := errors.New("shutting down")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(cause)
+	b := breaker.New(breaker.Config{Failures: 1})
+	open(t, b)
+	for _, err := range []error{
+		b.Do(ctx, func(context.Context) error { panic("called") }),
+		func() error { _, err := b.Allow(ctx); return err }(),
+	} {
+		require.ErrorIs(t, err, cause)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, breaker.ErrOpen)
+	}
+}
+
+func TestBreakerWrap(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1})
+	wrapped := b.Wrap(down)
+	require.Equal(t, errDown, wrapped(context.Background()))
+	require.ErrorIs(t, wrapped(context.Background()), breaker.ErrOpen)
+}
+
+func TestBreakerJitterLengthensTheOpenTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		least, most := time.Hour, time.Duration(0)
+		for range 1000 {
+			b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+			open(t, b)
+			left := b.Stats().OpenLeft
+			least, most = min(least, left), max(most, left)
+		}
+		require.GreaterOrEqual(t, least, time.Second)
+		require.LessOrEqual(t, most, 1100*time.Millisecond)
+		require.Greater(t, most-least, 80*time.Millisecond)
+	})
+}
+
+func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		boom := func(context.Context) error { panic("boom") }
+		for n := 1; n <= 3; n++ { // closed, then as a probe
+			require.PanicsWithValue(t, "boom", func() { do(b, boom) })
+			require.Equal(t, breaker.Open, b.State())
+			require.EqualError(t, b.Stats().LastErr, "boom")
+			require.Equal(t, time.Second<<(n-1), b.Stats().OpenLeft)
+			require.Len(t, seen.all, 2*n-1, "told on the way out")
+			time.Sleep(b.Stats().OpenLeft)
+		}
+		require.NoError(t, do(b, ok))
+	})
+}
+
+func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		exit := func() {
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				do(b, func(context.Context) error { runtime.Goexit(); return nil })
+			})
+			wg.Wait()
+		}
+		exit()
+		require.Equal(t, breaker.Closed, b.State())
+		open(t, b)
+		time.Sleep(time.Second)
+		for range 3 {
+			exit() // the permit comes back each time
+			require.Equal(t, breaker.HalfOpen, b.State())
+		}
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerIgnoresCancelledCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Outcome {
+			return breaker.Failure
+		}}))
+		cancelled := func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, b.Do(ctx, func(ctx context.Context) error {
+				<-ctx.Done()
+				return fmt.Errorf("query: %w", ctx.Err())
+			}), context.DeadlineExceeded)
+		}
+		cancelled()
+		require.Equal(t, breaker.Closed, b.State())
+		require.Zero(t, b.Stats().Calls)
+		open(t, b)
+		time.Sleep(time.Second)
+		for range 3 {
+			cancelled()
+			require.Equal(t, breaker.HalfOpen, b.State(), "neither opened nor closed")
+		}
+		require.NoError(t, do(b, ok), "the permit is there")
+		require.Equal(t, breaker.Closed, b.State())
+
+		// A limit inside the breaker is not the caller's.
+		require.ErrorIs(t, do(b, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}), context.DeadlineExceeded)
+		require.Equal(t, breaker.Open, b.State())
+	})
+}
+
+func TestBreakerSuccessAfterTheContextEndedIsSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		open(t, b)
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithCancel(context.Background())
+		require.NoError(t, b.Do(ctx, func(context.Context) error { cancel(); return nil }))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerRefusalsOfAPeriodShareTheirError(t *testing.T) {
+	var rejected []*breaker.OpenError
+	b := breaker.New(breaker.Config{Failures: 1, OnReject: func(_ context.Context, e *breaker.OpenError) {
+		rejected = append(rejected, e)
+	}})
+	open(t, b)
+	first, second := do(b, ok), do(b, ok)
+	require.Same(t, first, second)
+	require.Equal(t, []*breaker.OpenError{first.(*breaker.OpenError), first.(*breaker.OpenError)}, rejected)
+}
+
+func TestBreakerAllocations(t *testing.T) {
+	ctx := context.Background()
+	for name, cfg := range map[string]breaker.Config{
+		"default":    {},
+		"rate":       {FailureRate: 0.5},
+		"slow":       {SlowRate: 0.5, SlowAfter: time.Hour},
+		"last calls": {FailureRate: 0.5, WindowCalls: 50},
+	} {
+		b := breaker.New(cfg)
+		require.Zero(t, testing.AllocsPerRun(1000, func() { b.Do(ctx, ok) }), "closed, %s", name)
+		b.Trip(errDown, time.Hour)
+		require.Zero(t, testing.AllocsPerRun(1000, func() { b.Do(ctx, ok) }), "open, %s", name)
+		b.ForceOpen(errDown)
+		require.Zero(t, testing.AllocsPerRun(1000, func() { b.Do(ctx, ok) }), "forced open, %s", name)
+	}
+	g := breaker.NewGroup(breaker.GroupConfig[string]{})
+	require.Zero(t, testing.AllocsPerRun(1000, func() { g.Do(ctx, "tenant 7", ok) }), "group")
+}

@@ -1,0 +1,153 @@
+package breaker
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says when a [Breaker] opens, for how long, and how it closes again. The
+// zero Config opens after 5 failures in a row, for 30 seconds, and closes after
+// one successful probe.
+//
+// Any of Failures, FailureRate and SlowRate opens it; of several, whichever comes
+// first. A call that is neither a failure nor slow never does.
+type Config struct {
+	// Name appears in errors and events.
+	Name string
+
+	// Failures is how many calls in a row must fail. Zero means 5 if neither rate
+	// is set, and no such limit if one is.
+	Failures int
+	// FailureRate is the share of the calls in the window that must have failed,
+	// in (0, 1]. Zero: it does not matter.
+	FailureRate float64
+	// SlowRate is the share of the calls in the window, failed or not, that must
+	// have taken SlowAfter or longer, in (0, 1]. It needs SlowAfter, and makes a
+	// probe that is slow a failed one. Zero: it does not matter.
+	SlowRate  float64
+	SlowAfter time.Duration
+	// MinCalls is how many calls there must be in the window before a rate counts.
+	// Zero means 20, or WindowCalls if that is less.
+	MinCalls int
+	// Window is the time for which a call is remembered, from its end, in ten
+	// buckets: it leaves after 0.9 to 1 times Window. At least a millisecond. Zero
+	// means 60 seconds if there is a rate and no WindowCalls.
+	Window time.Duration
+	// WindowCalls remembers the last so many calls instead, at most 1<<20. Zero
+	// means 100 if there is neither a rate nor a Window: they are for Stats only.
+	WindowCalls int
+
+	// OpenFor is the least time that the breaker stays open. Zero means 30 seconds.
+	OpenFor time.Duration
+	// MaxOpenFor lets that time double with each failed probe, up to this, until
+	// the breaker closes. Zero means OpenFor: it does not grow.
+	MaxOpenFor time.Duration
+	// Jitter is the share by which each open time is lengthened at random, up to 1,
+	// so that a fleet does not probe together. Zero means 0.1, negative none.
+	Jitter float64
+
+	// Probes is the most calls let through at once while half-open. Zero means 1.
+	Probes int
+	// Successes is how many probes must succeed, without a failure between them, to
+	// close it. There are never more probes at once than are still wanted. Zero
+	// means Probes.
+	Successes int
+	// MaxHalfOpen is how long a probe holds its permit: after that another call may
+	// have it, and the result of the probe no longer counts. Zero means a minute.
+	MaxHalfOpen time.Duration
+	// Ping, if not nil, is the probe: it is called by a goroutine of the breaker,
+	// one call at a time, until Successes of them have returned nil, while other
+	// calls are refused. The goroutine lives while the breaker is open or half-open,
+	// or until [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen; when one
+	// has not returned by then, other calls probe after all.
+	Ping func(context.Context) error
+
+	// Classify says what an error means; nil means DefaultClassify. It is not asked
+	// about nil, which is success, nor about an error of a call whose ctx has ended,
+	// which is ignored.
+	Classify func(error) Outcome
+
+	// OnChange is called after each change of state, one call at a time and in the
+	// order of the changes: From is always the To before. OnReject is called for
+	// each refused call. Both run on a goroutine that calls the breaker, without a
+	// lock: they may use all its methods, and delay what waits for them. ctx is that
+	// of the call that caused the event; a change may come with that of another call
+	// at the same time, and with context.Background if it was no call.
+	OnChange func(context.Context, Change)
+	OnReject func(context.Context, *OpenError)
+}
+
+const (
+	maxWindowCalls = 1 << 20
+	minWindow      = time.Millisecond
+	openFor        = 30 * time.Second
+)
+
+// Validate returns an error that names each field whose value cannot mean
+// anything, alone or with the others.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "breaker.Config"}
+	rates := c.FailureRate != 0 || c.SlowRate != 0
+	f.Need(c.Failures >= 0, "Failures", c.Failures, "0 (for the default) or more")
+	f.Need(isShare(c.FailureRate), "FailureRate", c.FailureRate, "0 (for none) or in (0, 1]")
+	f.Need(isShare(c.SlowRate), "SlowRate", c.SlowRate, "0 (for none) or in (0, 1]")
+	f.Need(c.SlowAfter >= 0, "SlowAfter", c.SlowAfter, "0 or more")
+	f.Need(c.SlowRate == 0 || c.SlowAfter != 0, "SlowAfter", c.SlowAfter, "set for SlowRate to count")
+	f.Need(c.SlowAfter == 0 || c.SlowRate != 0, "SlowRate", c.SlowRate, "set for SlowAfter to count")
+	f.Need(c.MinCalls >= 0, "MinCalls", c.MinCalls, "0 (for 20) or more")
+	f.Need(c.MinCalls <= 0 || rates, "MinCalls", c.MinCalls, "0 without FailureRate or SlowRate")
+	f.Need(c.Window == 0 || c.Window >= minWindow, "Window", c.Window, "0 (for the default) or at least 1ms")
+	f.Need(c.WindowCalls >= 0 && c.WindowCalls <= maxWindowCalls, "WindowCalls", c.WindowCalls, "0 (for the default) to 1<<20")
+	f.Need(c.Window == 0 || c.WindowCalls == 0, "WindowCalls", c.WindowCalls, "0 when Window is set: one or the other")
+	f.Need(c.WindowCalls <= 0 || c.MinCalls <= c.WindowCalls, "MinCalls", c.MinCalls, "at most WindowCalls, or no rate ever counts")
+	f.Need(c.OpenFor >= 0, "OpenFor", c.OpenFor, "0 (for 30s) or more")
+	f.Need(c.MaxOpenFor == 0 || c.MaxOpenFor >= cmp.Or(c.OpenFor, openFor), "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
+	f.Need(c.Jitter <= 1, "Jitter", c.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
+	f.Need(c.Probes >= 0, "Probes", c.Probes, "0 (for 1) or more")
+	f.Need(c.Successes >= 0 && int64(c.Successes) <= math.MaxInt32, "Successes", c.Successes, "0 (for Probes) to 1<<31 - 1")
+	f.Need(c.Successes > 0 || int64(c.Probes) <= math.MaxInt32, "Probes", c.Probes, "at most 1<<31 - 1")
+	f.Need(c.MaxHalfOpen >= 0, "MaxHalfOpen", c.MaxHalfOpen, "0 (for 1m) or more")
+	return f.Err()
+}
+
+func isShare(x float64) bool { return x >= 0 && x <= 1 }
+
+func (c Config) withDefaults() Config {
+	if c.FailureRate == 0 && c.SlowRate == 0 {
+		orDefault(&c.Failures, 5)
+		if c.Window == 0 {
+			orDefault(&c.WindowCalls, 100)
+		}
+	}
+	if c.WindowCalls == 0 {
+		orDefault(&c.Window, time.Minute)
+	}
+	if c.WindowCalls > 0 && c.WindowCalls < 20 {
+		orDefault(&c.MinCalls, c.WindowCalls)
+	}
+	orDefault(&c.MinCalls, 20)
+	orDefault(&c.OpenFor, openFor)
+	orDefault(&c.MaxOpenFor, c.OpenFor)
+	orDefault(&c.Jitter, 0.1)
+	orDefault(&c.Probes, 1)
+	orDefault(&c.Successes, c.Probes)
+	orDefault(&c.MaxHalfOpen, time.Minute)
+	for _, d := range []*time.Duration{&c.OpenFor, &c.MaxOpenFor, &c.MaxHalfOpen} {
+		*d = min(*d, longest)
+	}
+	if c.Classify == nil {
+		c.Classify = DefaultClassify
+	}
+	return c
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

@@ -1,0 +1,114 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+func TestConfigValidate(t *testing.T) {
+	for want, cfg := range map[string]breaker.Config{
+		"Failures is -1: must be 0 (for the default) or more":                                                          {Failures: -1},
+		"FailureRate is 1.5: must be 0 (for none) or in (0, 1]":                                                        {FailureRate: 1.5},
+		"FailureRate is -0.1: must be 0 (for none) or in (0, 1]":                                                       {FailureRate: -0.1},
+		"FailureRate is NaN: must be 0 (for none) or in (0, 1]":                                                        {FailureRate: math.NaN()},
+		"SlowRate is 1.0001: must be 0 (for none) or in (0, 1]":                                                        {SlowRate: 1.0001, SlowAfter: 1},
+		"SlowRate is NaN: must be 0 (for none) or in (0, 1]":                                                           {SlowRate: math.NaN(), SlowAfter: 1},
+		"SlowAfter is -1ns: must be 0 or more":                                                                         {SlowRate: 1, SlowAfter: -1},
+		"SlowAfter is 0s: must be set for SlowRate to count":                                                           {SlowRate: 1},
+		"SlowRate is 0: must be set for SlowAfter to count":                                                            {SlowAfter: 1},
+		"MinCalls is -1: must be 0 (for 20) or more":                                                                   {FailureRate: 1, MinCalls: -1},
+		"MinCalls is 7: must be 0 without FailureRate or SlowRate":                                                     {MinCalls: 7},
+		"MinCalls is 7: must be at most WindowCalls, or no rate ever counts":                                           {FailureRate: 1, MinCalls: 7, WindowCalls: 6},
+		"Window is -1ns: must be 0 (for the default) or at least 1ms":                                                  {Window: -1},
+		"Window is 999µs: must be 0 (for the default) or at least 1ms":                                                 {Window: 999 * time.Microsecond},
+		"WindowCalls is -1: must be 0 (for the default) to 1<<20":                                                      {WindowCalls: -1},
+		"WindowCalls is 1048577: must be 0 (for the default) to 1<<20":                                                 {WindowCalls: 1<<20 + 1},
+		"WindowCalls is 5: must be 0 when Window is set: one or the other":                                             {WindowCalls: 5, Window: time.Second},
+		"OpenFor is -1ns: must be 0 (for 30s) or more":                                                                 {OpenFor: -1},
+		"MaxOpenFor is -1ns: must be 0 (for OpenFor) or at least OpenFor":                                              {MaxOpenFor: -1},
+		"MaxOpenFor is 29s: must be 0 (for OpenFor) or at least OpenFor":                                               {MaxOpenFor: 29 * time.Second},
+		"MaxOpenFor is 1s: must be 0 (for OpenFor) or at least OpenFor":                                                {MaxOpenFor: time.Second, OpenFor: 2 * time.Second},
+		"Jitter is 1.1: must be 0 (for 0.1), at most 1, or negative (for none)":                                        {Jitter: 1.1},
+		"Jitter is NaN: must be 0 (for 0.1), at most 1, or negative (for none)":                                        {Jitter: math.NaN()},
+		"Probes is -1: must be 0 (for 1) or more":                                                                      {Probes: -1},
+		"Probes is 2147483648: must be at most 1<<31 - 1":                                                              {Probes: 1 << 31},
+		"Successes is -1: must be 0 (for Probes) to 1<<31 - 1":                                                         {Successes: -1},
+		"Successes is 2147483648: must be 0 (for Probes) to 1<<31 - 1":                                                 {Successes: 1 << 31},
+		"MaxHalfOpen is -1ns: must be 0 (for 1m) or more":                                                              {MaxHalfOpen: -1},
+		"Probes is -2: must be 0 (for 1) or more\nbreaker.Config.Successes is -3: must be 0 (for Probes) to 1<<31 - 1": {Probes: -2, Successes: -3},
+	} {
+		want = "breaker.Config." + want
+		err := cfg.Validate()
+		require.EqualError(t, err, want)
+		require.PanicsWithError(t, want, func() { breaker.New(cfg) })
+		require.PanicsWithError(t, want, func() { breaker.NewGroup(breaker.GroupConfig[int]{Config: cfg}) })
+	}
+	for _, cfg := range []breaker.Config{
+		{},
+		{FailureRate: 1, SlowRate: 1, SlowAfter: 1, MinCalls: 1, Failures: 1},
+		{FailureRate: math.SmallestNonzeroFloat64, Window: time.Millisecond},
+		{WindowCalls: 1, Jitter: -5},
+		{OpenFor: math.MaxInt64, MaxHalfOpen: math.MaxInt64, Jitter: 1, Window: math.MaxInt64},
+		{MaxOpenFor: 30 * time.Second},
+		{Probes: 7, Successes: 3},
+	} {
+		require.NoError(t, cfg.Validate(), "%+v", cfg)
+	}
+	require.EqualError(t, breaker.GroupConfig[int]{MaxKeys: -1}.Validate(), "breaker.GroupConfig.MaxKeys is -1: must be 0 (for 10000) or more")
+}
+
+func TestBreakerWithTheLongestTimes(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1, OpenFor: math.MaxInt64, MaxHalfOpen: math.MaxInt64, Jitter: 1, Window: math.MaxInt64})
+	require.NoError(t, do(b, ok))
+	open(t, b)
+	requireRefused(t, do(b, ok), breaker.Open)
+	require.Greater(t, b.Stats().OpenLeft, 50*365*24*time.Hour)
+	b.Trip(nil, 1)
+	for b.State() != breaker.HalfOpen {
+	}
+	require.NoError(t, do(b, ok))
+	require.Equal(t, breaker.Closed, b.State())
+	require.EqualValues(t, 0, b.Stats().Calls)
+	require.NoError(t, do(b, ok))
+	require.EqualValues(t, 1, b.Stats().Calls)
+}
+
+func TestOpenError(t *testing.T) {
+	e := &breaker.OpenError{}
+	require.EqualError(t, e, "breaker: circuit closed")
+	require.ErrorIs(t, e, breaker.ErrOpen)
+	require.EqualError(t, breaker.ErrOpen, "breaker: circuit open")
+	require.False(t, e.Retryable())
+	require.True(t, e.Refused())
+	require.Zero(t, e.RetryAfter())
+
+	e = &breaker.OpenError{Name: "users", State: breaker.HalfOpen, LastErr: errDown}
+	require.EqualError(t, e, "breaker: users: circuit half-open (last error: down)")
+	require.NotErrorIs(t, e, errDown, "it is the error of another call")
+
+	e = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
+	require.ErrorContains(t, e, "breaker: circuit open for ")
+	var later interface{ RetryAfter() time.Duration }
+	require.True(t, errors.As(error(e), &later))
+	require.InDelta(t, time.Hour, later.RetryAfter(), float64(time.Minute))
+	e.Until = time.Now().Add(-time.Hour)
+	require.Zero(t, e.RetryAfter())
+}
+
+func TestStateString(t *testing.T) {
+	require.Equal(t, "half-open", breaker.HalfOpen.String())
+	require.Equal(t, "forced open", breaker.ForcedOpen.String())
+	require.Equal(t, "breaker.State(9)", breaker.State(9).String())
+}
+
+var _ interface {
+	Do(context.Context, func(context.Context) error) error
+	Wrap(func(context.Context) error) func(context.Context) error
+} = (*breaker.Breaker)(nil)

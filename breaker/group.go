@@ -1,0 +1,223 @@
+package breaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/keyed"
+)
+
+// GroupConfig says what the breakers of a [Group] are like.
+type GroupConfig[K comparable] struct {
+	// Config is that of every breaker in the group. The Name of one is
+	// "<Name>/<key>" in errors and events.
+	Config Config
+	// For, if not nil, returns the Config of the breaker of a key in the place of
+	// Config. It must be valid: a call for a key panics otherwise. An empty Name
+	// means that of Config. It may be called more than once for a key, by several
+	// goroutines.
+	For func(K) Config
+	// MaxKeys is the most breakers held at once. Zero means 10 000. See [Group] for
+	// what happens at the bound.
+	MaxKeys int
+	// IdleAfter is how long a breaker must have had no call to be forgotten; longer
+	// than its Window, or what the window holds is forgotten too early. Zero means
+	// 10 minutes; negative: breakers are forgotten to make room only.
+	IdleAfter time.Duration
+}
+
+// Validate returns an error that names each field whose value cannot mean
+// anything.
+func (c GroupConfig[K]) Validate() error {
+	f := invalid.Fields{Type: "breaker.GroupConfig"}
+	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 10000) or more")
+	return errors.Join(f.Err(), c.Config.Validate())
+}
+
+// A Group holds one [Breaker] for each shard, host or tenant, so that a bad one is
+// left alone and the others are not. It is safe for concurrent use. Breakers are
+// made when their key first comes and forgotten when it no longer does.
+//
+// A breaker is never forgotten while a call of it is under way, while it has time
+// left to stay open, while it is forced open or disabled, or while it pings. Where
+// MaxKeys breakers are held and a few that are looked at are all of that kind, a
+// new key gets no breaker of its own: all such keys share one, named
+// "<Name>/(other keys)". So the memory is bounded whatever keys come, every call
+// has a breaker, and every key with a breaker of its own keeps it; among those
+// that share one, a bad key can shut out good ones. MaxKeys well above the number
+// of keys that fail at the same time avoids that.
+type Group[K comparable] struct {
+	cfg     GroupConfig[K]
+	members *keyed.Map[K, *Breaker]
+	rest    *Breaker
+	done    atomic.Bool
+}
+
+// NewGroup returns an empty Group. It panics with the error of cfg.Validate if that
+// is not nil.
+func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	orDefault(&cfg.MaxKeys, 10_000)
+	orDefault(&cfg.IdleAfter, 10*time.Minute)
+	g := &Group[K]{cfg: cfg}
+	g.members = keyed.New(keyed.Config[K, *Breaker]{
+		Make: g.newMember,
+		Max:  cfg.MaxKeys,
+		Idle: cfg.IdleAfter,
+		Keep: (*Breaker).keep,
+	})
+	rest := cfg.Config
+	rest.Name = memberName(rest.Name, "(other keys)")
+	g.rest = New(rest)
+	return g
+}
+
+func (g *Group[K]) newMember(key K) *Breaker {
+	cfg := g.cfg.Config
+	if g.cfg.For != nil {
+		cfg = g.cfg.For(key)
+		orDefault(&cfg.Name, g.cfg.Config.Name)
+	}
+	cfg.Name = memberName(cfg.Name, fmt.Sprint(key))
+	b := New(cfg)
+	b.seat = place[K]{g, key}
+	return b
+}
+
+func memberName(group, key string) string {
+	if group == "" {
+		return key
+	}
+	return group + "/" + key
+}
+
+// Do calls fn under the breaker of key, as [Breaker.Do] does.
+func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	e := g.members.Pin(key)
+	if e == nil {
+		return g.rest.do(ctx, fn)
+	}
+	defer e.Unpin()
+	return e.Value.do(ctx, fn)
+}
+
+// Allow asks the breaker of key for a call, as [Breaker.Allow] does. The breaker
+// is not forgotten until done is called.
+func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err error) {
+	if ctx.Err() != nil {
+		return nil, ended.Error(ctx)
+	}
+	e := g.members.Pin(key)
+	if e == nil {
+		return g.rest.allow(ctx)
+	}
+	report, err := e.Value.allow(ctx)
+	if err != nil {
+		e.Unpin()
+		return nil, err
+	}
+	var over atomic.Bool
+	return func(err error) {
+		if !over.Swap(true) {
+			defer e.Unpin()
+			report(err)
+		}
+	}, nil
+}
+
+// For returns the breaker of key, which is made if there is none. It may be kept:
+// it always stands for the breaker that the key has when it is used.
+func (g *Group[K]) For(key K) *Breaker {
+	e := g.members.Pin(key)
+	if e == nil {
+		return g.rest
+	}
+	defer e.Unpin()
+	return e.Value
+}
+
+// All returns the breakers that the group holds, in no order, without the one that
+// keys share. Looking at them does not keep them from being forgotten.
+func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
+
+// Close does for each breaker of the group, and those to come, what
+// [Breaker.Close] does. It returns nil.
+func (g *Group[K]) Close() error {
+	g.done.Store(true)
+	for _, b := range g.members.All() {
+		b.stop()
+	}
+	return g.rest.Close()
+}
+
+// keep reports whether forgetting a breaker that has no call would forget more
+// than counts.
+func (b *Breaker) keep() bool {
+	switch p := b.phase.Load(); p.state {
+	case Closed:
+		return false
+	case ForcedOpen, Disabled:
+		return true
+	default: // without traffic a probe may never come
+		return b.now() < p.until || b.pingDue.Load() != 0
+	}
+}
+
+// A seat is the place of a member in its group. The member does all that is public
+// through it, since its group may have forgotten it and made another.
+type seat interface {
+	do(context.Context, func(context.Context) error) error
+	allow(context.Context) (func(error), error)
+	with(func(*Breaker))       // on the member that the key has now
+	current(*Breaker) *Breaker // the same to look at, or the former one if there is none
+	closed() bool
+}
+
+type place[K comparable] struct {
+	g   *Group[K]
+	key K
+}
+
+func (s place[K]) do(ctx context.Context, fn func(context.Context) error) error {
+	return s.g.Do(ctx, s.key, fn)
+}
+
+func (s place[K]) allow(ctx context.Context) (func(error), error) { return s.g.Allow(ctx, s.key) }
+
+func (s place[K]) with(f func(*Breaker)) {
+	e := s.g.members.Pin(s.key)
+	if e == nil {
+		f(s.g.rest)
+		return
+	}
+	defer e.Unpin()
+	f(e.Value)
+}
+
+func (s place[K]) current(former *Breaker) *Breaker {
+	if b, ok := s.g.members.Get(s.key); ok {
+		return b
+	}
+	return former
+}
+
+func (s place[K]) closed() bool { return s.g.done.Load() }
+
+// current returns the breaker that b stands for, to look at.
+func (b *Breaker) current() *Breaker {
+	if b.seat == nil {
+		return b
+	}
+	return b.seat.current(b)
+}

@@ -1,0 +1,254 @@
+package breaker_test
+
+import (
+	"maps"
+	"slices"
+
+	"context"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// A model is what a breaker is to do, said in the plainest way: one goroutine,
+// no gobreaker, a list of calls.
+type model struct {
+	cfg       breaker.Config // every field set, no jitter, no slow rate
+	now       time.Duration
+	state     breaker.State
+	until     time.Duration
+	opens     int
+	row       int
+	calls     []result
+	period    int // results count for the period of their call
+	successes int
+	permits   map[int]time.Duration
+	admitted  int
+}
+
+type result struct {
+	at     time.Duration
+	failed bool
+}
+
+type call struct{ id, period int } // id 0: no probe
+
+func (m *model) enter(s breaker.State) {
+	m.state = s
+	m.period++
+	m.successes = 0
+	if s != breaker.Open && s != breaker.HalfOpen {
+		m.opens, m.row, m.calls = 0, 0, nil
+	}
+}
+
+func (m *model) open(d time.Duration) {
+	m.enter(breaker.Open)
+	m.until = m.now + d
+}
+
+func (m *model) look() breaker.State {
+	if m.state == breaker.Open && m.now >= m.until {
+		m.enter(breaker.HalfOpen)
+	}
+	return m.state
+}
+
+func (m *model) allow() (call, bool) {
+	switch m.look() {
+	case breaker.Open, breaker.ForcedOpen:
+		return call{}, false
+	case breaker.Closed, breaker.Disabled:
+		return call{0, m.period}, true
+	}
+	most := min(m.cfg.Probes, m.cfg.Successes-m.successes)
+	for _, id := range slices.Sorted(maps.Keys(m.permits)) {
+		if len(m.permits) >= most && m.permits[id] <= m.now {
+			delete(m.permits, id)
+		}
+	}
+	if len(m.permits) >= most {
+		return call{}, false
+	}
+	m.admitted++
+	m.permits[m.admitted] = m.now + m.cfg.MaxHalfOpen
+	return call{m.admitted, m.period}, true
+}
+
+func (m *model) end(c call, err error) {
+	_, holds := m.permits[c.id]
+	delete(m.permits, c.id)
+	outcome := breaker.DefaultClassify(err)
+	if c.id != 0 && !holds || c.period != m.period || outcome == breaker.Ignore {
+		return
+	}
+	if err == nil {
+		m.row = 0
+	} else {
+		m.row++
+	}
+	later, trips := err.(throttled)
+	if m.state == breaker.HalfOpen && err == nil {
+		if m.successes++; m.successes == m.cfg.Successes {
+			m.enter(breaker.Closed)
+		}
+		return
+	}
+	if m.state != breaker.HalfOpen {
+		m.calls = append(m.calls, result{m.now, err != nil})
+		n := m.counts()
+		rate := n.Calls >= int64(m.cfg.MinCalls) && m.cfg.FailureRate > 0 && float64(n.Failed) >= m.cfg.FailureRate*float64(n.Calls)
+		inARow := m.cfg.Failures > 0 && m.row >= m.cfg.Failures
+		if err == nil || m.state == breaker.Disabled || !rate && !inARow && !trips {
+			return
+		}
+	}
+	m.opens++
+	m.open(max(min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor), time.Duration(later)))
+}
+
+func (m *model) counts() (n breaker.Counts) {
+	for i, r := range m.calls {
+		if w := m.cfg.Window / 10; w > 0 && r.at/w <= m.now/w-10 || w == 0 && i < len(m.calls)-m.cfg.WindowCalls {
+			continue
+		}
+		n.Calls++
+		if r.failed {
+			n.Failed++
+		} else {
+			n.Succeeded++
+		}
+	}
+	return n
+}
+
+// FuzzBreakerModel compares a breaker with the model after each of a random
+// sequence of operations; two bytes are one operation.
+func FuzzBreakerModel(f *testing.F) {
+	f.Add([]byte{0x00, 0x13, 1, 0, 2, 1, 1, 0, 2, 1, 1, 0, 0, 40, 1, 0, 2, 0, 1, 0})
+	f.Fuzz(func(t *testing.T, program []byte) {
+		if len(program) < 2 || len(program) > 2000 {
+			return
+		}
+		synctest.Test(t, func(t *testing.T) { runModel(t, program) })
+	})
+}
+
+func runModel(t *testing.T, program []byte) {
+	const tick = 100 * time.Millisecond
+	a, b := int(program[0]), int(program[1])
+	cfg := breaker.Config{
+		Failures:    1 + a%4,
+		OpenFor:     4 * tick,
+		MaxOpenFor:  4 * tick * time.Duration(1+a>>4),
+		Probes:      1 + b%3,
+		Successes:   1 + b>>2%4,
+		MaxHalfOpen: 20 * tick,
+		WindowCalls: 6,
+		MinCalls:    0,
+	}
+	if a&4 != 0 { // by rate
+		cfg.FailureRate, cfg.MinCalls = 0.5, 4
+		cfg.Failures *= b >> 6 & 1
+		if a&8 != 0 {
+			cfg.WindowCalls, cfg.Window = 0, 10*tick
+		}
+	}
+	m := &model{cfg: cfg, permits: make(map[int]time.Duration)}
+	var seen changes
+	cfg.OnChange = seen.hook
+	circuit := breaker.New(steady(cfg))
+	began := time.Now()
+
+	var dones []func(error)
+	var calls []call
+	errs := []error{nil, errDown, refused(true), throttled(7 * tick)}
+	for i := 2; i+1 < len(program); i += 2 {
+		op, arg := program[i]%16, int(program[i+1])
+		switch op {
+		case 0:
+			time.Sleep(time.Duration(arg) * tick / 4)
+			m.now = time.Since(began)
+		case 1, 2, 3, 4, 5:
+			done, err := circuit.Allow(t.Context())
+			c, admitted := m.allow()
+			require.Equal(t, admitted, err == nil, "op %d: %+v", i, m)
+			if admitted {
+				dones, calls = append(dones, done), append(calls, c)
+			}
+		case 6, 7, 8, 9, 10:
+			if len(dones) > 0 {
+				j := arg >> 2 % len(dones)
+				dones[j](errs[arg%4])
+				m.end(calls[j], errs[arg%4])
+				dones, calls = append(dones[:j], dones[j+1:]...), append(calls[:j], calls[j+1:]...)
+			}
+		case 11:
+			err := errs[arg%4]
+			called := false
+			got := do(circuit, func(context.Context) error { called = true; return err })
+			c, admitted := m.allow()
+			require.Equal(t, admitted, called, "op %d: %+v", i, m)
+			if admitted {
+				require.Equal(t, err, got)
+				m.end(c, err)
+			} else {
+				require.ErrorIs(t, got, breaker.ErrOpen)
+			}
+		case 12:
+			d := time.Duration(1+arg) * tick / 4
+			circuit.Trip(errDown, d)
+			if m.state != breaker.ForcedOpen && m.state != breaker.Disabled {
+				m.opens = max(m.opens, 1)
+				m.open(d)
+			}
+		case 13:
+			circuit.Reset()
+			if m.state != breaker.ForcedOpen && m.state != breaker.Disabled {
+				m.enter(breaker.Closed)
+			}
+		case 14:
+			if arg%2 == 0 {
+				circuit.ForceOpen(nil)
+				m.enter(breaker.ForcedOpen)
+			} else if circuit.Disable(); m.state != breaker.Disabled {
+				m.enter(breaker.Disabled)
+			}
+		case 15:
+			circuit.Enable()
+			if m.state == breaker.ForcedOpen || m.state == breaker.Disabled {
+				m.enter(breaker.Closed)
+			}
+		}
+		s := circuit.Stats()
+		require.Equal(t, m.look(), s.State, "op %d: %+v\n%v", i, m, program[:i+2])
+		require.EqualValues(t, m.opens, s.OpensInARow, "op %d: %+v", i, m)
+		switch s.State {
+		case breaker.Open:
+			require.Equal(t, m.until-m.now, s.OpenLeft, "op %d: %+v", i, m)
+		case breaker.Closed, breaker.Disabled:
+			require.Equal(t, m.counts(), s.Counts, "op %d: %+v", i, m)
+			require.EqualValues(t, m.row, s.FailedInARow, "op %d: %+v", i, m)
+		}
+	}
+	seen.requireChain(t, m.look())
+}
+
+func TestBreakerModel(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 5))
+	for range 3000 {
+		program := make([]byte, 2+2*r.IntN(200))
+		for i := range program {
+			program[i] = byte(r.Uint32())
+		}
+		synctest.Test(t, func(t *testing.T) { runModel(t, program) })
+		if t.Failed() {
+			t.Fatalf("program %v", program)
+		}
+	}
+}

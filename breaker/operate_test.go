@@ -1,0 +1,370 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+func TestBreakerTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		maintenance := errors.New("maintenance")
+		b.Trip(maintenance, time.Second)
+		require.Equal(t, "closed -> open", seen.String())
+		refusal := requireRefused(t, do(b, ok), breaker.Open)
+		require.Equal(t, maintenance, refusal.LastErr)
+		require.Equal(t, time.Second, refusal.RetryAfter())
+		require.Equal(t, maintenance, seen.all[0].Err)
+
+		b.Trip(nil, time.Minute)
+		require.Equal(t, time.Minute, b.Stats().OpenLeft, "longer")
+		b.Trip(nil, time.Millisecond)
+		require.Equal(t, time.Millisecond, b.Stats().OpenLeft, "or shorter")
+		require.Len(t, seen.all, 1, "it stayed open")
+		require.EqualValues(t, 1, b.Stats().OpensInARow)
+
+		time.Sleep(time.Millisecond)
+		do(b, down)
+		require.Equal(t, 20*time.Second, b.Stats().OpenLeft, "the second time in a row")
+		time.Sleep(20*time.Second - 1)
+		require.Equal(t, breaker.Open, b.State())
+		time.Sleep(1)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+
+		b.Trip(nil, 0)
+		require.Equal(t, 10*time.Second, b.Stats().OpenLeft)
+		b.Trip(nil, 1<<63-1)
+		require.Greater(t, b.Stats().OpenLeft, 50*365*24*time.Hour)
+		require.Equal(t, breaker.Open, b.State())
+		seen.requireChain(t, breaker.Open)
+	})
+}
+
+// After a short trip the ordinary open time is the ordinary one again.
+func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: 10 * time.Second}))
+		b.Trip(nil, time.Millisecond)
+		time.Sleep(time.Millisecond)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+		open(t, b)
+		time.Sleep(10*time.Second - 1)
+		requireRefused(t, do(b, ok), breaker.Open)
+		time.Sleep(1)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+
+		b.Trip(nil, time.Hour)
+		time.Sleep(time.Hour)
+		require.NoError(t, do(b, ok))
+		open(t, b)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, do(b, ok))
+	})
+}
+
+func TestBreakerReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(steady(breaker.Config{Failures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		do(b, down)
+		b.Reset()
+		require.Empty(t, seen.all, "it was closed")
+		require.Zero(t, b.Stats().Counts)
+		do(b, down)
+		require.Equal(t, breaker.Closed, b.State(), "the failure before the reset is forgotten")
+		do(b, down)
+		time.Sleep(time.Second)
+		do(b, down)
+		require.EqualValues(t, 2, b.Stats().OpensInARow)
+		b.Reset()
+		require.Equal(t, breaker.Stats{Since: time.Now()}, b.Stats())
+		require.NoError(t, do(b, ok))
+		for range 2 {
+			do(b, down)
+		}
+		require.Equal(t, time.Second, b.Stats().OpenLeft)
+		seen.requireChain(t, breaker.Open)
+	})
+}
+
+func TestBreakerForceOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(breaker.Config{Name: "users", Failures: 1, OnChange: seen.hook})
+		reason := errors.New("migration")
+		b.ForceOpen(reason)
+		b.ForceOpen(reason)
+		time.Sleep(24 * 365 * time.Hour)
+		refusal := requireRefused(t, do(b, ok), breaker.ForcedOpen)
+		require.Zero(t, refusal.RetryAfter())
+		require.EqualError(t, refusal, "breaker: users: circuit forced open (last error: migration)")
+		require.Equal(t, reason, b.Stats().LastErr)
+		b.Reset()
+		b.Trip(nil, time.Second)
+		require.Equal(t, breaker.ForcedOpen, b.State(), "until Enable")
+		b.Enable()
+		require.NoError(t, do(b, ok))
+		b.Enable()
+		require.Equal(t, "closed -> forced open, forced open -> closed", seen.String())
+		require.Equal(t, reason, seen.all[0].Err)
+	})
+}
+
+func TestBreakerDisable(t *testing.T) {
+	var seen changes
+	b := breaker.New(breaker.Config{Failures: 1, OnChange: seen.hook})
+	open(t, b)
+	b.Disable()
+	b.Disable()
+	for range 10 {
+		require.Equal(t, errDown, do(b, down))
+	}
+	b.Trip(nil, time.Second)
+	b.Reset()
+	require.Equal(t, breaker.Disabled, b.State(), "until Enable")
+	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10}, b.Stats().Counts, "it goes on counting")
+	b.ForceOpen(nil)
+	b.Disable()
+	b.Enable()
+	require.Equal(t, breaker.Closed, b.State())
+	require.Zero(t, b.Stats().Counts)
+	b.Enable()
+	require.Equal(t, "closed -> open, open -> disabled, disabled -> forced open, forced open -> disabled, disabled -> closed", seen.String())
+	open(t, b)
+}
+
+func TestBreakerEnableDoesNotCloseAnOpenOne(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1})
+	open(t, b)
+	b.Enable()
+	require.Equal(t, breaker.Open, b.State())
+}
+
+func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Second}))
+		began := time.Now()
+		require.Equal(t, breaker.Stats{Since: began}, b.Stats())
+		time.Sleep(time.Second)
+		for _, call := range []func(context.Context) error{ok, ok, down, down} {
+			do(b, call)
+		}
+		want := breaker.Stats{
+			State:        breaker.Open,
+			Since:        began.Add(time.Second),
+			Counts:       breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2},
+			FailureRate:  0.5,
+			FailedInARow: 2,
+			OpensInARow:  1,
+			OpenLeft:     time.Second,
+			LastErr:      errDown,
+		}
+		require.Equal(t, want, b.Stats())
+		time.Sleep(time.Second)
+		want.State, want.Since, want.OpenLeft = breaker.HalfOpen, time.Now(), 0
+		require.Equal(t, want, b.Stats())
+		do(b, down)
+		require.Equal(t, want.Counts, b.Stats().Counts)
+		time.Sleep(time.Second)
+		do(b, ok)
+		require.Equal(t, breaker.Stats{Since: time.Now(), LastErr: errDown}, b.Stats())
+		do(b, ok)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts)
+	})
+}
+
+// A hook may call every method; what it causes is told after what it was told.
+func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		var b *breaker.Breaker
+		depth := 0
+		every := func(ctx context.Context) {
+			b.State()
+			b.Stats()
+			_ = b.Do(ctx, ok)
+			if done, err := b.Allow(ctx); err == nil {
+				done(nil)
+			}
+			_ = b.Wrap(down)(ctx)
+			_ = b.Close()
+		}
+		b = breaker.New(steady(breaker.Config{
+			Failures: 1,
+			OnChange: func(ctx context.Context, c breaker.Change) {
+				require.Zero(t, depth, "one at a time")
+				depth++
+				defer func() { depth-- }()
+				seen.hook(ctx, c)
+				if len(seen.all) > 20 {
+					return
+				}
+				every(ctx)
+				b.Reset()
+				b.Trip(nil, time.Second)
+				b.ForceOpen(nil)
+				b.Enable()
+				b.Disable()
+				b.Enable()
+			},
+			OnReject: func(ctx context.Context, e *breaker.OpenError) {
+				b.State()
+				b.Stats()
+			},
+		}))
+		do(b, down)
+		require.Greater(t, len(seen.all), 100)
+		seen.requireChain(t, breaker.Closed)
+	})
+}
+
+func TestBreakerHookSeesItsOwnResetTold(t *testing.T) {
+	var seen changes
+	var b *breaker.Breaker
+	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
+		if c.To == breaker.Open {
+			b.Reset()
+		}
+		seen.hook(ctx, c)
+	}})
+	do(b, down)
+	require.Equal(t, "closed -> open, open -> closed", seen.String())
+	require.Equal(t, breaker.Closed, b.State())
+}
+
+func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
+	var seen changes
+	panics := true
+	b := breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
+		if panics {
+			panics = false
+			panic("hook")
+		}
+		seen.hook(ctx, c)
+	}})
+	require.PanicsWithValue(t, "hook", func() { do(b, down) })
+	b.Reset()
+	b.Trip(nil, time.Hour)
+	require.Equal(t, "open -> closed, closed -> open", seen.String())
+}
+
+func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
+	type key struct{}
+	ctx := context.WithValue(context.Background(), key{}, "trace 1")
+	var traces []any
+	b := breaker.New(breaker.Config{
+		Failures: 1,
+		OnChange: func(ctx context.Context, _ breaker.Change) { traces = append(traces, ctx.Value(key{})) },
+		OnReject: func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) },
+	})
+	_ = b.Do(ctx, down)
+	_ = b.Do(ctx, down)
+	b.Reset()
+	require.Equal(t, []any{"trace 1", "trace 1", nil}, traces)
+}
+
+// Whatever happens at the same time, the changes form one chain, told one at a
+// time, and nothing hangs.
+func TestBreakerChangesStress(t *testing.T) {
+	const (
+		workers = 16
+		rounds  = 4000
+	)
+	var seen []breaker.Change // without a lock: the race detector would see two at a time
+	var telling atomic.Int64
+	var b *breaker.Breaker
+	b = breaker.New(breaker.Config{
+		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowRate: 0.9, SlowAfter: time.Microsecond,
+		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
+		Probes: 2, Successes: 3, MaxHalfOpen: time.Millisecond,
+		OnChange: func(ctx context.Context, c breaker.Change) {
+			if telling.Add(1) != 1 {
+				t.Error("told two changes at a time")
+			}
+			seen = append(seen, c)
+			switch len(seen) % 64 {
+			case 0:
+				b.Reset()
+			case 1:
+				_ = b.Do(ctx, down)
+			case 2:
+				b.Stats()
+			}
+			telling.Add(-1)
+		},
+		OnReject: func(context.Context, *breaker.OpenError) { b.State() },
+	})
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(3, uint64(w)))
+			for range rounds {
+				ctx, cancel := context.WithCancel(context.Background())
+				how := r.IntN(40)
+				switch how {
+				case 0:
+					b.Reset()
+				case 1:
+					b.Trip(errDown, time.Duration(r.IntN(20))*time.Microsecond)
+				case 2:
+					b.ForceOpen(errDown)
+				case 3, 4:
+					b.Enable()
+				case 5:
+					b.Disable()
+				case 6:
+					b.Stats()
+				case 7:
+					b.State()
+				case 8:
+					_, _ = b.Allow(ctx) // forgotten
+				case 9, 10:
+					if done, err := b.Allow(ctx); err == nil {
+						wg.Go(func() { done(errDown) })
+					}
+				default:
+					func() {
+						defer func() { _ = recover() }()
+						_ = b.Do(ctx, func(context.Context) error {
+							switch how % 8 {
+							case 0:
+								return errDown
+							case 1:
+								panic(fmt.Sprint("boom ", how))
+							case 2:
+								cancel()
+								return ctx.Err()
+							case 3:
+								return throttled(time.Microsecond)
+							}
+							return nil
+						})
+					}()
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	b.ForceOpen(nil)
+	b.Enable()
+	require.Equal(t, breaker.Closed, b.State())
+	(&changes{all: seen}).requireChain(t, breaker.Closed)
+	require.Greater(t, len(seen), 1000)
+	require.NoError(t, do(b, ok))
+}

@@ -1,0 +1,262 @@
+package breaker_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		probes, successes, most int
+	}{
+		"one":                      {0, 0, 1},
+		"three":                    {3, 0, 3},
+		"two of five":              {2, 5, 2},
+		"no more than it wants":    {5, 2, 2},
+		"as many as it wants":      {4, 4, 4},
+		"one at a time, for three": {1, 3, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(steady(breaker.Config{
+					Failures: 1, OpenFor: time.Second, Probes: test.probes, Successes: test.successes,
+				}))
+				open(t, b)
+				time.Sleep(time.Second)
+				var inFlight atomic.Int64
+				release := make(chan struct{})
+				for range test.most {
+					go func() {
+						do(b, func(context.Context) error { inFlight.Add(1); <-release; return nil })
+					}()
+				}
+				synctest.Wait()
+				require.EqualValues(t, test.most, inFlight.Load())
+				for range 3 {
+					refusal := requireRefused(t, do(b, ok), breaker.HalfOpen)
+					require.Zero(t, refusal.RetryAfter())
+				}
+				close(release)
+				synctest.Wait()
+				for range test.successes - test.most {
+					require.Equal(t, breaker.HalfOpen, b.State())
+					require.NoError(t, do(b, ok))
+				}
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+func TestBreakerOneFailedProbeOpensIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 3, OpenFor: time.Second, Successes: 3}))
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok))
+		require.NoError(t, do(b, ok))
+		require.Equal(t, errDown, do(b, down))
+		require.Equal(t, breaker.Open, b.State())
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok))
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.HalfOpen, b.State(), "successes are counted anew")
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: 10 * time.Second}))
+		open(t, b)
+		time.Sleep(time.Second)
+		hanging := make(chan struct{})
+		go do(b, func(context.Context) error { <-hanging; return errDown })
+		forgotten := func() {
+			_, err := b.Allow(t.Context())
+			require.NoError(t, err)
+		}
+		synctest.Wait()
+		time.Sleep(10*time.Second - 1)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		time.Sleep(1)
+		forgotten()
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		time.Sleep(10 * time.Second)
+
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		close(hanging)
+		synctest.Wait()
+		require.Equal(t, breaker.HalfOpen, b.State(), "its failure no longer counts")
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		done(nil)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2}))
+		open(t, b)
+		time.Sleep(time.Second)
+		hanging := make(chan struct{})
+		go do(b, func(context.Context) error { <-hanging; return errDown })
+		synctest.Wait()
+		do(b, down)
+		time.Sleep(time.Second)
+
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		close(hanging)
+		synctest.Wait()
+		require.NoError(t, do(b, ok))
+		done(nil)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestAllowDoneIsIdempotent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 2, OpenFor: time.Second, Successes: 2}))
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		for range 3 {
+			done(errDown)
+		}
+		require.Equal(t, breaker.Closed, b.State())
+		require.EqualValues(t, 1, b.Stats().Failed)
+		do(b, down)
+		_, err = b.Allow(t.Context())
+		requireRefused(t, err, breaker.Open)
+		time.Sleep(time.Second)
+		done, err = b.Allow(t.Context())
+		require.NoError(t, err)
+		for range 3 {
+			done(nil)
+		}
+		require.Equal(t, breaker.HalfOpen, b.State())
+		done, err = b.Allow(t.Context())
+		require.NoError(t, err)
+		done(nil)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestAllowIgnoresACallWhoseContextEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		for range 2 {
+			ctx, cancel := context.WithCancel(t.Context())
+			done, err := b.Allow(ctx)
+			require.NoError(t, err)
+			before := b.State()
+			cancel()
+			done(ctx.Err())
+			require.Equal(t, before, b.State())
+			b.Trip(nil, time.Second)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+func TestAllowMeasuresSlowCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{SlowRate: 1, SlowAfter: time.Second, MinCalls: 1})
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		done(nil)
+		require.Equal(t, breaker.Open, b.State())
+	})
+}
+
+// However probes end, there are never more at once than permits, and none is lost.
+// A breaker that wants a billion successes lets nothing but probes through.
+func TestBreakerProbesStress(t *testing.T) {
+	const (
+		workers = 16
+		probes  = 4000
+		most    = 3
+	)
+	b := breaker.New(breaker.Config{
+		Failures: 1, Probes: most, Successes: 1e9, OpenFor: 20 * time.Microsecond, MaxHalfOpen: time.Hour,
+	})
+	b.Trip(nil, 1)
+	var inFlight, made, tooMany atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(2, uint64(w)))
+			for made.Load() < probes {
+				if r.IntN(500) == 0 {
+					b.Trip(nil, 10*time.Microsecond)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				how := r.IntN(30)
+				call := func(context.Context) error {
+					made.Add(1)
+					defer inFlight.Add(-1)
+					if inFlight.Add(1) > most {
+						tooMany.Add(1)
+					}
+					runtime.Gosched()
+					switch how {
+					case 0:
+						cancel()
+						return ctx.Err()
+					case 1:
+						panic("boom")
+					case 2:
+						return errDown
+					case 3:
+						runtime.Goexit()
+					}
+					return nil
+				}
+				var exit sync.WaitGroup
+				switch {
+				case how == 3:
+					exit.Go(func() { _ = b.Do(ctx, call) })
+				case how%2 == 0 && how > 3:
+					if done, err := b.Allow(ctx); err == nil {
+						done(call(ctx))
+					}
+				default:
+					func() {
+						defer func() { _ = recover() }()
+						_ = b.Do(ctx, call)
+					}()
+				}
+				exit.Wait()
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, tooMany.Load())
+	require.Zero(t, inFlight.Load())
+
+	b.Trip(nil, 1)
+	for b.State() != breaker.HalfOpen {
+		runtime.Gosched()
+	}
+	for range most {
+		_, err := b.Allow(t.Context())
+		require.NoError(t, err, "every permit came back")
+	}
+	_, err := b.Allow(t.Context())
+	requireRefused(t, err, breaker.HalfOpen)
+}
