@@ -248,6 +248,19 @@ func (s *shard[K, V]) pass() *Entry[K, V] {
 	return e
 }
 
+// Get returns the member of key, if there is one, to look at: it is not pinned,
+// and this is no use of it.
+func (m *Map[K, V]) Get(key K) (V, bool) {
+	s := &m.shards[maphash.Comparable(m.seed, key)%shards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.m[key]; e != nil {
+		return e.Value, true
+	}
+	var none V
+	return none, false
+}
+
 // Len returns the number of members, those being made included.
 func (m *Map[K, V]) Len() int { return int(m.size.Load()) }
 

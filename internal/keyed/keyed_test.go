@@ -47,6 +47,11 @@ func TestMapKeepsOneMemberForEachKey(t *testing.T) {
 	require.NotSame(t, first, use(t, m, 2))
 	require.Equal(t, 2, m.Len())
 	require.Equal(t, 1, maps.Collect(m.All())[1].key)
+	got, ok := m.Get(1)
+	require.True(t, ok)
+	require.Same(t, first, got)
+	_, ok = m.Get(3)
+	require.False(t, ok)
 }
 
 func TestMapPinOfAKnownKeyAllocatesNothing(t *testing.T) {
@@ -148,6 +153,7 @@ func TestMapLookingAtMembersIsNoUse(t *testing.T) {
 			use(t, m, key)
 			for range m.All() {
 			}
+			m.Get(0)
 		}
 		require.NotContains(t, maps.Collect(m.All()), 0)
 	})
