@@ -7,3 +7,14 @@ func BreakLease() (restore func()) {
 	holdsLease = func(bool) bool { return true }
 	return func() { holdsLease = kept }
 }
+
+// BreakOrder makes invalidations tell memory before the Store, until the function
+// that it returns is called.
+func BreakOrder() (restore func()) {
+	kept := inOrder
+	inOrder = func(there func() error, here func()) error {
+		here()
+		return there()
+	}
+	return func() { inOrder = kept }
+}

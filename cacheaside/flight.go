@@ -3,6 +3,7 @@ package cacheaside
 import (
 	"context"
 	"errors"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"sync/atomic"
@@ -78,8 +79,7 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 		f.offered = make(chan struct{})
 	}
 	f.version = c.version(f.slot)
-	ctx = context.WithValue(context.WithoutCancel(ctx), termsKey{}, &f.terms)
-	f.ctx, f.cancel = context.WithTimeout(ctx, c.cfg.LoadTimeout)
+	f.ctx, f.cancel = context.WithTimeout(&detached{ctx, &f.terms}, c.cfg.LoadTimeout)
 	if c.entries == nil {
 		s.others[f] = struct{}{}
 	} else {
@@ -217,9 +217,19 @@ func (c *Cache[K, V]) postpone(s *shard[K, V], f *flight[K, V]) {
 	}
 }
 
+// grow makes room on the stack of a new goroutine at once, while there is little
+// on it to be moved.
+//
+//go:noinline
+func grow() byte {
+	var room [6 << 10]byte
+	return room[len(os.Args)%len(room)]
+}
+
 // fly runs f, on the goroutine that singleflight gave it.
 func (c *Cache[K, V]) fly(f *flight[K, V]) (landed any, err error) {
 	defer c.running.Done()
+	grow()
 	returned := false
 	defer func() {
 		if returned {

@@ -134,7 +134,7 @@ func (b *batch[K, V]) startIfDecided() {
 	}
 	b.started = true
 	ctx, cancel := context.WithTimeout(
-		context.WithValue(context.WithoutCancel(b.needed[0].ctx), termsKey{}, &b.terms), b.c.cfg.LoadTimeout)
+		&detached{b.needed[0].ctx, &b.terms}, b.c.cfg.LoadTimeout)
 	b.cancel = cancel
 	if b.left == 0 {
 		cancel()

@@ -265,20 +265,31 @@ func (s *shared[K, V]) fence(ctx context.Context, key K, token string) (context.
 		&TimeoutError{Name: s.c.cfg.Name, What: "write", After: window})
 }
 
+// inOrder tells the Store before memory. It is a variable so that a test can show
+// what happens in the other order.
+var inOrder = func(there func() error, here func()) error {
+	err := there()
+	here()
+	return err
+}
+
 // announce tells the Store and then memory, and sees to it that the Store is told
 // in the end. Until then what it holds of the key is not used here.
 func (s *shared[K, V]) announce(ctx context.Context, key K, there func(context.Context, string) error, here func(K)) error {
 	// The change is made: that whoever made it has gone is no reason to stop.
 	ctx = context.WithoutCancel(ctx)
 	written := s.c.cfg.Key(key)
-	err := there(ctx, written)
+	err := inOrder(func() error {
+		err := there(ctx, written)
+		if err != nil {
+			s.untold.add(written)
+		}
+		return err
+	}, func() { here(key) })
 	if err == nil {
-		here(key)
 		s.works(ctx)
 		return nil
 	}
-	s.untold.add(written)
-	here(key)
 	s.failed(ctx, err)
 	s.c.tell(ctx, NotInvalidated, key, err)
 	s.catchUp()

@@ -194,6 +194,11 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 					p.records[key].promise(version)
 				}
 				written.Add(1)
+				if tr.crash { // so that what a dead writer left can be read
+					for range rand.N(8) {
+						_ = client.Ping(t.Context()).Err()
+					}
+				}
 			}
 		})
 	}

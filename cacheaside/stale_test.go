@@ -1,0 +1,266 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+var errLoad = errors.New("the database is down")
+
+// TestStaleness is the whole table: how old the value is, what its load does, what
+// is configured, and with that what a Get returns, when, and what comes after it.
+// The value was loaded at 0 and is fresh for a minute; a load takes a second, or
+// ten where it is slow.
+func TestStaleness(t *testing.T) {
+	const (
+		freshAge = 30 * time.Second
+		staleAge = 65 * time.Second // 5 s past its TTL
+		deadAge  = 10 * time.Minute
+	)
+	type config = cacheaside.Config[int, string]
+	plain := func(*config) {}
+	swr := func(c *config) { c.Stale = 10 * time.Second }
+	onError := func(c *config) { c.StaleOnError = 5 * time.Minute }
+	soft := func(c *config) { c.StaleOnError, c.SoftTimeout = 5*time.Minute, 3*time.Second }
+	both := func(c *config) { swr(c); onError(c) }
+	remembered := func(c *config) { onError(c); c.NotFoundTTL = time.Minute }
+	for _, test := range []struct {
+		name   string
+		config func(*config)
+		age    time.Duration
+		load   string // ok, slow, fails, missing
+		want   string // old, new, error, missing
+		after  time.Duration
+		loads  int // that Get led to
+		next   string
+	}{
+		{"fresh", plain, freshAge, "ok", "old", 0, 0, "old"},
+		{"fresh, fails", both, freshAge, "fails", "old", 0, 0, "old"},
+
+		{"old", plain, staleAge, "ok", "new", time.Second, 1, "new"},
+		{"old, slow", plain, staleAge, "slow", "new", 10 * time.Second, 1, "new"},
+		{"old, fails", plain, staleAge, "fails", "error", time.Second, 1, "error"},
+		{"old, missing", plain, staleAge, "missing", "missing", time.Second, 1, "missing"},
+
+		{"stale while revalidated", swr, staleAge, "ok", "old", 0, 1, "new"},
+		{"stale while revalidated, slow", swr, staleAge, "slow", "old", 0, 1, "new"},
+		{"stale while revalidated, fails", swr, staleAge, "fails", "old", 0, 1, "error"},
+		{"stale while revalidated, missing", swr, staleAge, "missing", "old", 0, 1, "missing"},
+		{"too old to be revalidated", swr, deadAge, "ok", "new", time.Second, 1, "new"},
+		{"too old to be revalidated, fails", swr, deadAge, "fails", "error", time.Second, 1, "error"},
+
+		{"stale on error", onError, staleAge, "ok", "new", time.Second, 1, "new"},
+		{"stale on error, slow", onError, staleAge, "slow", "new", 10 * time.Second, 1, "new"},
+		{"stale on error, fails", onError, staleAge, "fails", "old", time.Second, 1, "old"},
+		{"stale on error, missing", onError, staleAge, "missing", "missing", time.Second, 1, "missing"},
+		{"too old even on error", onError, deadAge, "fails", "error", time.Second, 1, "error"},
+
+		{"soft timeout", soft, staleAge, "ok", "new", time.Second, 1, "new"},
+		{"soft timeout, slow", soft, staleAge, "slow", "old", 3 * time.Second, 1, "new"},
+		{"soft timeout, fails", soft, staleAge, "fails", "old", time.Second, 1, "old"},
+		{"soft timeout, missing", soft, staleAge, "missing", "missing", time.Second, 1, "missing"},
+		{"soft timeout, too old", soft, deadAge, "slow", "new", 10 * time.Second, 1, "new"},
+
+		{"both", both, staleAge, "fails", "old", 0, 1, "old"},
+		{"both, only on error", both, 80 * time.Second, "fails", "old", time.Second, 1, "old"},
+		{"both, only on error, ok", both, 80 * time.Second, "ok", "new", time.Second, 1, "new"},
+
+		{"missing is remembered", remembered, staleAge, "missing", "missing", time.Second, 1, "missing"},
+	} {
+		for _, tier := range []string{"memory", "store", "both"} {
+			t.Run(tier+"/"+test.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var how atomic.Value
+					var loads atomic.Int64
+					how.Store("old")
+					cfg := config{
+						TTL: time.Minute, Jitter: -1, ErrorPause: time.Hour,
+						Load: func(ctx context.Context, _ int) (string, error) {
+							loads.Add(1)
+							switch how.Load() {
+							case "old":
+								return "old", nil
+							case "slow":
+								time.Sleep(10 * time.Second)
+							default:
+								time.Sleep(time.Second)
+							}
+							switch how.Load() {
+							case "fails":
+								return "", errLoad
+							case "missing":
+								return "", fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
+							}
+							return "new", nil
+						},
+					}
+					test.config(&cfg)
+					switch tier {
+					case "store":
+						cfg.Store, cfg.Capacity = newFakeStore().connect(), -1
+					case "both":
+						cfg.Store = newFakeStore().connect()
+					}
+					c := cacheaside.New(cfg)
+					defer c.Close()
+					synctest.Wait()
+					_, err := c.Get(t.Context(), 1)
+					require.NoError(t, err)
+					time.Sleep(test.age)
+					loads.Store(0)
+					how.Store(test.load)
+
+					check := func(want string) {
+						v, err := c.Get(t.Context(), 1)
+						switch want {
+						case "error":
+							require.ErrorIs(t, err, errLoad)
+						case "missing":
+							require.ErrorIs(t, err, cacheaside.ErrNotFound)
+						default:
+							require.NoError(t, err)
+							require.Equal(t, want, v)
+						}
+					}
+					start := time.Now()
+					check(test.want)
+					require.Equal(t, test.after, time.Since(start), "after")
+					time.Sleep(20 * time.Second) // whatever goes on has ended
+					require.Equal(t, int64(test.loads), loads.Load(), "loads")
+					check(test.next)
+					if test.name == "missing is remembered" {
+						require.Equal(t, int64(1), loads.Load())
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		var failing atomic.Bool
+		var stale []error
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: 10 * time.Second,
+			Load: func(context.Context, int) (int, error) {
+				loads.Add(1)
+				if failing.Load() {
+					return 0, errLoad
+				}
+				return 1, nil
+			},
+			OnEvent: func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.ServedStale {
+					stale = append(stale, e.Err)
+				}
+			},
+		})
+		defer c.Close()
+		get := func() {
+			v, err := c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, 1, v)
+		}
+		get()
+		failing.Store(true)
+		time.Sleep(time.Minute)
+		for range 5 {
+			get()
+		}
+		require.Equal(t, int64(2), loads.Load())
+		require.Len(t, stale, 5)
+		require.ErrorIs(t, stale[0], errLoad)
+		require.NoError(t, stale[1], "served without a load")
+		time.Sleep(10 * time.Second)
+		get()
+		require.Equal(t, int64(3), loads.Load())
+		failing.Store(false)
+		time.Sleep(10 * time.Second)
+		get()
+		get()
+		require.Equal(t, int64(4), loads.Load())
+		require.Equal(t, int64(6), c.Stats().Stale)
+		require.Equal(t, int64(2), c.Stats().Failed)
+		require.Equal(t, int64(2), c.Stats().Loaded)
+	})
+}
+
+func TestErrorsAreNeverRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			NotFoundTTL: time.Minute,
+			Load: func(context.Context, int) (int, error) {
+				if loads.Add(1)%2 == 1 {
+					panic("boom")
+				}
+				return 0, errLoad
+			},
+		})
+		defer c.Close()
+		for i := range 6 {
+			_, err := c.Get(t.Context(), 1)
+			require.Error(t, err)
+			require.Equal(t, int64(i+1), loads.Load())
+		}
+	})
+}
+
+func TestExpiredValuesMayBeServedInvalidatedOnesNever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tier := range []string{"memory", "both"} {
+			var version atomic.Int64
+			var failing atomic.Bool
+			cfg := cacheaside.Config[int, int64]{
+				Stale: time.Minute, StaleOnError: time.Hour, ErrorPause: -1,
+				Load: func(context.Context, int) (int64, error) {
+					time.Sleep(time.Second)
+					if failing.Load() {
+						return 0, errLoad
+					}
+					return version.Load(), nil
+				},
+			}
+			if tier == "both" {
+				cfg.Store = newFakeStore().connect()
+			}
+			c := cacheaside.New(cfg)
+			synctest.Wait()
+			_, err := c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			version.Store(1)
+			require.NoError(t, c.Expire(t.Context(), 1))
+			start := time.Now()
+			v, err := c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, int64(0), v, "stale, at once")
+			require.Zero(t, time.Since(start))
+			time.Sleep(2 * time.Second)
+			v, err = c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, int64(1), v, "refreshed")
+
+			failing.Store(true)
+			require.NoError(t, c.Expire(t.Context(), 1))
+			time.Sleep(30 * time.Minute)
+			v, err = c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, int64(1), v, "on error")
+			require.NoError(t, c.Invalidate(t.Context(), 1))
+			_, err = c.Get(t.Context(), 1)
+			require.ErrorIs(t, err, errLoad)
+			require.NoError(t, c.Close())
+		}
+	})
+}

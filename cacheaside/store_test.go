@@ -1,0 +1,616 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// eventLog collects events.
+type eventLog struct {
+	mu     sync.Mutex
+	events []cacheaside.Event
+}
+
+func (l *eventLog) add(_ context.Context, e cacheaside.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, e)
+}
+
+func (l *eventLog) count(kind cacheaside.Kind) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.events {
+		if e.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+func versioned(version *atomic.Int64) func(context.Context, int) (int64, error) {
+	return func(context.Context, int) (int64, error) { return version.Load(), nil }
+}
+
+func mustGet[V any](t *testing.T, c *cacheaside.Cache[int, V], key int) V {
+	t.Helper()
+	v, err := c.Get(t.Context(), key)
+	require.NoError(t, err)
+	return v
+}
+
+func TestProcessesShareValuesAndInvalidations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		a := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+		b := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+		defer a.Close()
+		defer b.Close()
+		synctest.Wait()
+		mustGet(t, a, 1)
+		mustGet(t, b, 1)
+		require.Equal(t, 1, src.loaded(1))
+		require.Equal(t, int64(1), b.Stats().StoreHit)
+
+		require.NoError(t, a.Update(t.Context(), 1, src.write(1)))
+		require.Equal(t, 1, mustGet(t, b, 1))
+		require.Equal(t, 1, mustGet(t, a, 1))
+		require.Equal(t, 2, src.loaded(1))
+
+		for _, change := range []func(context.Context) error{
+			func(ctx context.Context) error { return b.Invalidate(ctx, 1) },
+			func(ctx context.Context) error { return b.Expire(ctx, 1) },
+			b.InvalidateAll,
+		} {
+			before := src.loaded(1)
+			require.NoError(t, src.write(1)(t.Context()))
+			require.NoError(t, change(t.Context()))
+			require.Equal(t, mustGet(t, b, 1), mustGet(t, a, 1))
+			require.Equal(t, before+1, src.loaded(1))
+		}
+	})
+}
+
+func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newFakeStore()
+				var loads atomic.Int64
+				var wg sync.WaitGroup
+				for range 10 {
+					c := cacheaside.New(cacheaside.Config[int, int]{
+						Load: func(context.Context, int) (int, error) {
+							loads.Add(1)
+							time.Sleep(2 * time.Second)
+							return 7, nil
+						},
+						Store: shared.connect(), Capacity: capacity,
+					})
+					defer c.Close()
+					for range 100 {
+						wg.Go(func() {
+							if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
+								t.Errorf("got %d, %v", v, err)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				require.Equal(t, int64(1), loads.Load())
+			})
+		})
+	}
+}
+
+// A process that dies while it loads keeps the others waiting for its lease only.
+func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		_, err := shared.connect().Acquire(t.Context(), "1", "the dead", false)
+		require.NoError(t, err)
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+		defer c.Close()
+		start := time.Now()
+		mustGet(t, c, 1)
+		require.GreaterOrEqual(t, time.Since(start), shared.lease)
+		require.Less(t, time.Since(start), shared.lease+200*time.Millisecond)
+	})
+}
+
+// A load that takes longer than its lease still fills, if nobody took it over; if
+// somebody did, what it loaded is not kept.
+func TestSlowLoadFillsUnlessItsLeaseWasTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) {
+				time.Sleep(5 * time.Second)
+				return 1, nil
+			},
+			Store: shared.connect(), OnEvent: log.add,
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		_, ok := c.Peek(1)
+		require.True(t, ok)
+
+		go func() {
+			time.Sleep(4 * time.Second)
+			_, _ = shared.connect().Acquire(t.Context(), "2", "another", false)
+		}()
+		mustGet(t, c, 2)
+		_, ok = c.Peek(2)
+		require.False(t, ok)
+		require.Equal(t, 1, log.count(cacheaside.Overtaken))
+	})
+}
+
+func TestFencedKeyIsReadAndNotKept(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		t.Run(fmt.Sprint(capacity), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared, src := newFakeStore(), newSource()
+				writer := shared.connect()
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect(), Capacity: capacity})
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+
+				_, err := writer.Fence(t.Context(), "1", "first")
+				require.NoError(t, err)
+				_, err = writer.Fence(t.Context(), "1", "second")
+				require.NoError(t, err)
+				for want := range 3 {
+					require.Equal(t, want, mustGet(t, c, 1), "as committed, though nobody was told")
+					require.NoError(t, src.write(1)(t.Context()))
+				}
+				require.NoError(t, writer.Unfence(t.Context(), "1", "first"))
+				require.Equal(t, 3, mustGet(t, c, 1), "the second fence still stands")
+				require.NoError(t, src.write(1)(t.Context()))
+				require.Equal(t, 4, mustGet(t, c, 1))
+				time.Sleep(2 * shared.write) // and falls, its writer having died
+				mustGet(t, c, 1)
+				loads := src.loaded(1)
+				mustGet(t, c, 1)
+				require.Equal(t, loads, src.loaded(1))
+			})
+		})
+	}
+}
+
+// Behind a fence each caller gets a load that began after it asked; there is still
+// but one at a time.
+func TestLoadsBehindAFenceTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var loads, most, now atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load: func(context.Context, int) (int64, error) {
+				if n := now.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				defer now.Add(-1)
+				v := loads.Add(1)
+				time.Sleep(time.Second)
+				return v, nil
+			},
+			Store: shared.connect(),
+		})
+		defer c.Close()
+		synctest.Wait()
+		_, err := shared.connect().Fence(t.Context(), "1", "w")
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 30 {
+			wg.Go(func() {
+				begun := loads.Load()
+				v, err := c.Get(t.Context(), 1)
+				if err != nil || v <= begun {
+					t.Errorf("got load %d, %v; %d had begun before", v, err, begun)
+				}
+			})
+			time.Sleep(100 * time.Millisecond)
+		}
+		wg.Wait()
+		require.Equal(t, int64(1), most.Load())
+		require.LessOrEqual(t, loads.Load(), int64(5))
+	})
+}
+
+func TestWriteIsBoundedByItsFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users", Load: newSource().load, Store: shared.connect()})
+		defer c.Close()
+		start := time.Now()
+		err := c.Update(t.Context(), 1, func(ctx context.Context) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		require.Equal(t, shared.write, time.Since(start))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.EqualError(t, err, "cacheaside: users: write timed out after 10s")
+		require.Equal(t, 1, shared.called("Unfence"))
+
+		// It is not called at all when its ctx has ended while it was fenced.
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, c.Update(ctx, 1, func(context.Context) error { panic("called") }), context.Canceled)
+	})
+}
+
+func TestStoreDownAndBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		conn := shared.connect()
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users", Load: src.load, Store: conn, OnEvent: log.add, ErrorPause: time.Second,
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, 1, src.loaded(1))
+
+		conn.fail()
+		synctest.Wait()
+		require.Equal(t, 1, log.count(cacheaside.WatchLost))
+		asked := shared.called("Acquire")
+		for i := range 10 {
+			mustGet(t, c, 1)
+			require.Equal(t, 2+i, src.loaded(1), "memory is not used while nothing is heard")
+		}
+		require.Equal(t, asked+1, shared.called("Acquire"), "not asked again and again")
+		require.Equal(t, 1, log.count(cacheaside.StoreDown))
+
+		// An update goes through; that nobody could be told is an error.
+		err := c.Update(t.Context(), 1, src.write(1))
+		var untold *cacheaside.InvalidateError
+		require.ErrorAs(t, err, &untold)
+		require.ErrorIs(t, err, cacheaside.ErrNotInvalidated)
+		require.ErrorIs(t, err, errStore)
+		require.False(t, untold.Retryable())
+		require.Equal(t, []string{"1"}, untold.Keys)
+		require.EqualError(t, err, `cacheaside: users: ["1"] not invalidated in the store: the store is down`)
+		require.Equal(t, 1, log.count(cacheaside.FenceFailed))
+		require.Equal(t, int64(1), c.Stats().Untold)
+		require.Equal(t, 1, mustGet(t, c, 1))
+
+		// The write's own error is not lost.
+		boom := errors.New("constraint violated")
+		err = c.Update(t.Context(), 1, func(context.Context) error { return boom })
+		require.ErrorIs(t, err, boom)
+		require.ErrorIs(t, err, cacheaside.ErrNotInvalidated)
+
+		// Back, but not yet told: what the Store holds of the key is not trusted.
+		conn.recover()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Zero(t, c.Stats().Untold)
+		require.Equal(t, 1, log.count(cacheaside.Reinvalidated))
+		require.Equal(t, 1, log.count(cacheaside.StoreUp))
+		require.Equal(t, 2, log.count(cacheaside.WatchRestored))
+		loads := src.loaded(1)
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, loads+1, src.loaded(1), "memory is used again")
+	})
+}
+
+func TestWhatIsUntoldIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		conn := shared.connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn})
+		conn.fail()
+		var keys []int
+		for i := range 10_001 {
+			keys = append(keys, i)
+		}
+		err := c.Invalidate(t.Context(), keys...)
+		var untold *cacheaside.InvalidateError
+		require.ErrorAs(t, err, &untold)
+		require.Len(t, untold.Keys, 10_001)
+		require.Equal(t, int64(1), c.Stats().Untold, "all of them, as one")
+		require.Error(t, c.InvalidateAll(t.Context()))
+
+		err = c.Close()
+		require.ErrorAs(t, err, &untold)
+		require.Empty(t, untold.Keys)
+		require.EqualError(t, err, "cacheaside: all keys not invalidated in the store: the store is down")
+
+		conn = newFakeStore().connect()
+		c = cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn})
+		conn.fail()
+		require.Error(t, c.InvalidateAll(t.Context()))
+		require.Error(t, c.Invalidate(t.Context(), 5))
+		require.Equal(t, int64(2), c.Stats().Untold)
+		conn.recover()
+		require.NoError(t, c.Close(), "told in the end")
+		require.Equal(t, 2, conn.called("InvalidateAll"))
+		require.Equal(t, 2, conn.called("Invalidate"))
+	})
+}
+
+// flaky is a Store that answers some calls with an error.
+type flaky struct {
+	cacheaside.Store
+	fails func(call string) bool
+}
+
+func (f flaky) Fill(ctx context.Context, key, token string, value []byte, fresh, keep time.Duration) (bool, error) {
+	if f.fails("Fill") {
+		return false, errStore
+	}
+	return f.Store.Fill(ctx, key, token, value, fresh, keep)
+}
+
+func (f flaky) Release(ctx context.Context, key, token string) error {
+	if f.fails("Release") {
+		return errStore
+	}
+	return f.Store.Release(ctx, key, token)
+}
+
+func (f flaky) Unfence(ctx context.Context, key, token string) error {
+	if f.fails("Unfence") {
+		return errStore
+	}
+	return f.Store.Unfence(ctx, key, token)
+}
+
+// An invalidation that could not be told leaves the old value in the Store, and
+// with it a trap: until it is told the process must not read it from there.
+func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		var failing atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.load, ErrorPause: time.Minute,
+			Store: flaky{shared.connect(), func(call string) bool { return call == "Unfence" && failing.Load() }},
+		})
+		defer c.Close()
+		other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
+		defer other.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		failing.Store(true)
+		require.Error(t, c.Update(t.Context(), 1, src.write(1)))
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Equal(t, 1, mustGet(t, other, 1), "the fence still stands: others read the source too")
+		failing.Store(false)
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Zero(t, c.Stats().Untold)
+	})
+}
+
+func TestFillAndReleaseMayFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var fail atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) {
+				if fail.Load() {
+					return 0, errLoad
+				}
+				return 1, nil
+			},
+			Store: flaky{newFakeStore().connect(), func(string) bool { return true }},
+		})
+		defer c.Close()
+		synctest.Wait()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		fail.Store(true)
+		time.Sleep(2 * time.Second)
+		_, err := c.Get(t.Context(), 2)
+		require.ErrorIs(t, err, errLoad)
+	})
+}
+
+func TestPayloadThatCannotBeReadIsAMiss(t *testing.T) {
+	for name, payload := range map[string]string{
+		"another version": "\x02\x00........\x00\x00{}",
+		"cut off":         "\x01\x00...",
+		"cut off, later":  "\x01\x00........",
+		"not JSON":        "",
+	} {
+		for _, capacity := range []int{0, -1} {
+			t.Run(fmt.Sprint(name, capacity), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					shared, src := newFakeStore(), newSource()
+					var log eventLog
+					c := cacheaside.New(cacheaside.Config[int, int]{
+						Load: src.load, Store: shared.connect(), Capacity: capacity, OnEvent: log.add})
+					defer c.Close()
+					synctest.Wait()
+					mustGet(t, c, 1)
+					require.NoError(t, c.Invalidate(t.Context(), 2))
+					mustGet(t, c, 2)
+					shared.mu.Lock()
+					if payload == "" {
+						shared.items["1"].value = append(shared.items["1"].value, '}')
+					} else {
+						shared.items["1"].value = []byte(payload)
+					}
+					shared.mu.Unlock()
+					other := cacheaside.New(cacheaside.Config[int, int]{
+						Load: src.load, Store: shared.connect(), Capacity: capacity, OnEvent: log.add})
+					defer other.Close()
+					require.Equal(t, 0, mustGet(t, other, 1))
+					require.Equal(t, 2, src.loaded(1))
+					require.GreaterOrEqual(t, log.count(cacheaside.BadPayload), 1)
+
+					third := cacheaside.New(cacheaside.Config[int, int]{
+						Load: src.load, Store: shared.connect(), Capacity: capacity})
+					defer third.Close()
+					mustGet(t, third, 1)
+					require.Equal(t, 2, src.loaded(1), "it was replaced")
+				})
+			})
+		}
+	}
+}
+
+func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, float64]{
+			Load:  func(context.Context, int) (float64, error) { var zero float64; return 1 / zero, nil },
+			Store: newFakeStore().connect(), OnEvent: log.add,
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, 1, log.count(cacheaside.BadPayload))
+		require.Equal(t, int64(1), c.Stats().Loaded)
+	})
+}
+
+func TestKeysThatAreWrittenAlikeAreAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{ tenant, id string }
+		c := cacheaside.New(cacheaside.Config[key, string]{
+			Name:  "users",
+			Load:  func(_ context.Context, k key) (string, error) { return k.tenant, nil },
+			Store: newFakeStore().connect(),
+			Key:   func(k key) string { return k.tenant + k.id },
+		})
+		defer c.Close()
+		v, err := c.Get(t.Context(), key{"a", "b"})
+		require.NoError(t, err)
+		require.Equal(t, "a", v)
+		_, err = c.Get(t.Context(), key{"ab", ""})
+		require.ErrorIs(t, err, cacheaside.ErrKeyCollision)
+		require.EqualError(t, err, `cacheaside: users: {ab }: the store has the value of another key as "ab": cacheaside: two keys are written alike`)
+	})
+}
+
+func TestNotFoundIsSharedAndReplacesAnOldValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, ttl := range []time.Duration{0, time.Minute} {
+			shared := newFakeStore()
+			var gone atomic.Bool
+			var loads atomic.Int64
+			cfg := cacheaside.Config[int, int]{
+				TTL: time.Minute, StaleOnError: time.Hour, NotFoundTTL: ttl, Capacity: -1,
+				Load: func(context.Context, int) (int, error) {
+					loads.Add(1)
+					if gone.Load() {
+						return 0, cacheaside.ErrNotFound
+					}
+					return 1, nil
+				},
+			}
+			cfg.Store = shared.connect()
+			a := cacheaside.New(cfg)
+			cfg.Store = shared.connect()
+			b := cacheaside.New(cfg)
+			mustGet(t, a, 1)
+			time.Sleep(2 * time.Minute)
+			gone.Store(true)
+			for range 2 {
+				_, err := a.Get(t.Context(), 1)
+				require.ErrorIs(t, err, cacheaside.ErrNotFound)
+				_, err = b.Get(t.Context(), 1)
+				require.ErrorIs(t, err, cacheaside.ErrNotFound)
+			}
+			if ttl == 0 {
+				require.Equal(t, int64(5), loads.Load())
+			} else {
+				require.Equal(t, int64(2), loads.Load())
+			}
+			require.NoError(t, a.Close())
+			require.NoError(t, b.Close())
+		}
+	})
+}
+
+// Without memory, a stale value in the Store is served at once and refreshed by
+// one process.
+func TestStaleValueOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var loads atomic.Int64
+		cfg := cacheaside.Config[int, int64]{
+			TTL: time.Minute, Jitter: -1, Stale: time.Minute, Capacity: -1,
+			Load: func(context.Context, int) (int64, error) {
+				time.Sleep(time.Second)
+				return loads.Add(1), nil
+			},
+		}
+		cfg.Store = shared.connect()
+		a := cacheaside.New(cfg)
+		defer a.Close()
+		cfg.Store = shared.connect()
+		b := cacheaside.New(cfg)
+		defer b.Close()
+		mustGet(t, a, 1)
+		time.Sleep(90 * time.Second)
+		start := time.Now()
+		require.Equal(t, int64(1), mustGet(t, a, 1))
+		require.Equal(t, int64(1), mustGet(t, b, 1))
+		require.Zero(t, time.Since(start))
+		time.Sleep(2 * time.Second)
+		require.Equal(t, int64(2), mustGet(t, b, 1))
+		require.Equal(t, int64(2), loads.Load())
+	})
+}
+
+func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, int64] {
+	return func(get func(int) int64) *cacheaside.Cache[int, int64] {
+		conn := shared.connect()
+		conn.yield = true
+		ready := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load:  func(_ context.Context, key int) (int64, error) { return get(key), nil },
+			Store: conn,
+			OnEvent: func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.WatchRestored {
+					close(ready)
+				}
+			},
+		})
+		<-ready
+		return c
+	}
+}
+
+func commitThenInvalidate(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
+	commit()
+	return c.Invalidate(context.Background(), key) == nil
+}
+
+func TestNoGetIsOlderThanAnUpdateThatReturnedWithAStore(t *testing.T) {
+	violations, writes := stress(t, bothTiers(newFakeStore()), 3, 2, 50_000, commitThenInvalidate)
+	t.Logf("50000 reads, %d writes, %d violations", writes, violations)
+	require.Zero(t, violations)
+}
+
+func TestMemoryBeforeTheStoreBringsOldValuesBack(t *testing.T) {
+	defer cacheaside.BreakOrder()()
+	for range 20 {
+		violations, writes := stress(t, bothTiers(newFakeStore()), 3, 2, 50_000, commitThenInvalidate)
+		t.Logf("50000 reads, %d writes, %d violations", writes, violations)
+		if violations > 0 {
+			return
+		}
+	}
+	t.Error("memory was told before the store, and nobody noticed")
+}
