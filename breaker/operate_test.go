@@ -40,7 +40,7 @@ func TestBreakerTrip(t *testing.T) {
 		require.Equal(t, 20*time.Second, b.Stats().OpenLeft, "the second time in a row")
 		time.Sleep(20*time.Second - 1)
 		require.Equal(t, breaker.Open, b.State())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
 
@@ -64,7 +64,7 @@ func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
 		open(t, b)
 		time.Sleep(10*time.Second - 1)
 		requireRefused(t, do(b, ok), breaker.Open)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
 

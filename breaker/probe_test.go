@@ -90,7 +90,7 @@ func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(10*time.Second - 1)
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		forgotten()
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		time.Sleep(10 * time.Second)

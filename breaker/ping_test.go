@@ -1,0 +1,216 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// A pinged breaker opens after one failure and is asked by ping afterwards.
+func pinged(ping func(context.Context) error, seen *changes) breaker.Config {
+	return steady(breaker.Config{
+		Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute, MaxHalfOpen: 10 * time.Second,
+		Ping: ping, OnChange: seen.hook,
+	})
+}
+
+func TestBreakerPingsInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		var pings atomic.Int64
+		began := time.Now()
+		var at []time.Duration
+		cfg := pinged(func(context.Context) error {
+			at = append(at, time.Since(began))
+			if pings.Add(1) < 3 {
+				return errDown
+			}
+			time.Sleep(100 * time.Millisecond)
+			return nil
+		}, &seen)
+		cfg.Successes = 2
+		b := breaker.New(cfg)
+		do(b, down)
+		time.Sleep(7 * time.Second)
+		synctest.Wait()
+		require.Equal(t, breaker.HalfOpen, b.State())
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		time.Sleep(200*time.Millisecond - 1)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.NoError(t, do(b, ok), "without a call since")
+		require.Equal(t, []time.Duration{time.Second, 3 * time.Second, 7 * time.Second, 7100 * time.Millisecond}, at)
+		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open, half-open -> open, "+
+			"open -> half-open, half-open -> closed", seen.String())
+		// The bubble ends: no goroutine is left.
+	})
+}
+
+func TestBreakerRefusesTrafficWhilePinging(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(pinged(func(context.Context) error {
+			time.Sleep(5 * time.Second)
+			return nil
+		}, &seen))
+		do(b, down)
+		for range 59 {
+			time.Sleep(100 * time.Millisecond)
+			require.ErrorIs(t, do(b, ok), breaker.ErrOpen)
+		}
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		require.NoError(t, do(b, ok))
+	})
+}
+
+func TestBreakerProbesWithCallsWhenAPingHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		hanging := make(chan struct{})
+		b := breaker.New(pinged(func(context.Context) error {
+			<-hanging // heedless of its ctx
+			return errDown
+		}, &seen))
+		do(b, down)
+		time.Sleep(11*time.Second - 1)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		time.Sleep(time.Nanosecond)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+		close(hanging)
+		synctest.Wait()
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerPingIsLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(pinged(func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}, &seen))
+		do(b, down)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		require.Equal(t, breaker.Open, b.State(), "the limit is not the caller's: it has failed")
+		require.Equal(t, 2*time.Second, b.Stats().OpenLeft)
+		require.ErrorIs(t, b.Stats().LastErr, context.DeadlineExceeded)
+		require.NoError(t, b.Close())
+	})
+}
+
+func TestBreakerIgnoredPingHasFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		var pings int
+		cfg := pinged(func(ctx context.Context) error { pings++; return errDown }, &seen)
+		cfg.Classify = func(error) breaker.Outcome { return breaker.Ignore }
+		b := breaker.New(cfg)
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, 1, pings)
+		require.Equal(t, breaker.Open, b.State())
+		require.NoError(t, b.Close())
+	})
+}
+
+func TestBreakerStopsPinging(t *testing.T) {
+	for name, stop := range map[string]func(b *breaker.Breaker){
+		"reset":   func(b *breaker.Breaker) { b.Reset() },
+		"force":   func(b *breaker.Breaker) { b.ForceOpen(errDown) },
+		"disable": func(b *breaker.Breaker) { b.Disable() },
+		"close":   func(b *breaker.Breaker) { b.Close(); b.Close() },
+	} {
+		for when, d := range map[string]time.Duration{"open": 0, "half-open": time.Second} {
+			t.Run(name+" while "+when, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var seen changes
+					var ended error
+					b := breaker.New(pinged(func(ctx context.Context) error {
+						<-ctx.Done()
+						ended = context.Cause(ctx)
+						return errors.Join(errDown, ctx.Err())
+					}, &seen))
+					do(b, down)
+					time.Sleep(d)
+					synctest.Wait()
+					before := b.State()
+					stop(b)
+					state := b.State()
+					synctest.Wait()
+					require.Equal(t, state, b.State(), "the ping that was cut off changes nothing")
+					if name == "close" {
+						require.Equal(t, before, state)
+						time.Sleep(time.Second - d)
+						require.NoError(t, do(b, ok), "now calls are the probes")
+						require.Equal(t, breaker.Closed, b.State())
+						do(b, down)
+						time.Sleep(time.Hour)
+						synctest.Wait()
+						require.Equal(t, breaker.HalfOpen, b.State(), "no ping has opened it again")
+					}
+					if d > 0 {
+						require.ErrorIs(t, ended, context.Canceled)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestBreakerPingsAfterATripForItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(pinged(ok, &seen))
+		do(b, down)
+		b.Trip(nil, time.Minute)
+		time.Sleep(time.Minute - 1)
+		synctest.Wait()
+		require.Equal(t, breaker.Open, b.State())
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// A call that took the permit of a late ping keeps it while the next ping waits.
+func TestBreakerPingWaitsForThePermit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		pings := 0
+		hang := true
+		b := breaker.New(pinged(func(ctx context.Context) error {
+			pings++
+			if hang {
+				time.Sleep(12 * time.Second) // heedless of its ctx
+			}
+			return nil
+		}, &seen))
+		do(b, down)
+		time.Sleep(11 * time.Second) // the ping has lost its permit at 11 s
+		hang = false
+		forgotten, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second) // the ping returns at 13 s, in vain, and waits until 21 s
+		synctest.Wait()
+		require.Equal(t, 1, pings)
+		require.Equal(t, breaker.HalfOpen, b.State())
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 2, pings)
+		require.Equal(t, breaker.Closed, b.State())
+		forgotten(errDown)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
