@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -196,7 +195,8 @@ func (g *Group[K]) Peek(key K) Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := s.measure()
-	if slot := s.table.find(tag, key); slot != nil {
+	if i := s.table.find(tag, key); i >= 0 {
+		slot := &s.table.slots[i]
 		if slot.tag&apart != 0 {
 			return s.own[key].Peek()
 		}
@@ -211,16 +211,17 @@ func (g *Group[K]) Refund(key K, n int) {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := s.table.find(tag, key)
-	if slot == nil || n <= 0 {
+	i := s.table.find(tag, key)
+	if i < 0 || n <= 0 {
 		return
 	}
+	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
 		s.own[key].Refund(n)
 		return
 	}
 	m := s.measure()
-	slot.spent -= int64(n)
+	s.table.add(i, -int64(n))
 	s.stats.Spent -= int64(n)
 	by := slot.tat - m.now
 	if int64(n) < by>>m.frac {
@@ -244,21 +245,20 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := s.table.find(tag, key)
+	i := s.table.find(tag, key)
 	if undo {
-		if slot != nil && slot.tag&apart != 0 {
-			o := s.own[key]
+		if o := s.own[key]; o != nil {
 			o.set = false
 			_ = o.SetRate(s.terms.rate, s.terms.burst)
-			s.join(slot)
+			s.join(i)
 		}
 		return nil
 	}
-	if slot == nil {
+	if i < 0 {
 		g.keys.Add(1)
-		slot = s.table.insert(tag, key)
+		i = s.table.insert(tag, key)
 	}
-	o := g.part(s, slot)
+	o := g.part(s, i)
 	o.set = true
 	return o.SetRate(rate, burst)
 }
@@ -293,7 +293,7 @@ func (g *Group[K]) SetRate(rate float64, burst int) error {
 type Usage[K comparable] struct {
 	Key     K
 	Spent   int64 // tokens, less those given back
-	Refused int64 // calls; at most 4 294 967 295
+	Refused int64 // calls, as far as 4 294 967 295
 }
 
 // Top returns the n keys that have spent the most, and of those that have spent
@@ -308,11 +308,10 @@ func (g *Group[K]) Top(n int) []Usage[K] {
 		s := &g.shards[i]
 		s.mu.Lock()
 		for j := range s.table.slots {
-			slot := &s.table.slots[j]
-			if slot.tag == 0 || n <= 0 {
+			if s.table.slots[j].tag == 0 || n <= 0 {
 				continue
 			}
-			u := s.usage(slot)
+			u := s.usage(j)
 			if len(top) == n && more(u, top[n-1]) >= 0 {
 				continue
 			}
@@ -386,12 +385,13 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	m := s.measure()
-	slot := s.table.find(tag, key)
-	if slot == nil {
-		if slot = g.enter(s, tag, key, m); slot == nil {
+	i := s.table.find(tag, key)
+	if i < 0 {
+		if i = g.enter(s, tag, key, m); i < 0 {
 			return g.overflowed(s, m)
 		}
 	}
+	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
 		o := s.own[key]
 		o.users++
@@ -406,14 +406,14 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 		why = TooCostly
 	case slot.tat > m.now+m.room[level]-m.tokens(n):
 		if why = OverLimit; mayWait {
-			o := g.part(s, slot)
+			o := g.part(s, i)
 			o.users++
 			s.mu.Unlock()
 			return result{own: o}
 		}
 	default:
 		slot.tat = max(slot.tat, m.now) + m.tokens(n)
-		slot.spent += int64(n)
+		s.table.add(i, int64(n))
 		s.stats.Spent += int64(n)
 		m.tat = slot.tat
 	}
@@ -421,7 +421,7 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 		s.stats.Admitted++
 	} else {
 		s.stats.Refused++
-		slot.refused += uint32(min(1, math.MaxUint32-slot.refused))
+		s.table.refuse(i, 1)
 	}
 	g.unlock(s)
 	return result{m: m, why: why}
@@ -432,13 +432,14 @@ func (g *Group[K]) release(key K, o *own) {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.users--; o.users == 0 && !o.set {
+	if o.users--; o.users == 0 && !o.set { // and not that of the overflow
 		s.join(s.table.find(tag, key))
 	}
 }
 
 // part gives the key of a slot a limit of its own, with what it has spent.
-func (g *Group[K]) part(s *shard[K], slot *slot[K]) *own {
+func (g *Group[K]) part(s *shard[K], i int) *own {
+	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
 		return s.own[slot.key]
 	}
@@ -454,14 +455,16 @@ func (g *Group[K]) part(s *shard[K], slot *slot[K]) *own {
 }
 
 // join undoes part, unless somebody needs it.
-func (s *shard[K]) join(slot *slot[K]) {
+func (s *shard[K]) join(i int) {
+	slot := &s.table.slots[i]
 	o := s.own[slot.key]
 	if o.users > 0 || o.set {
 		return
 	}
-	u := s.usage(slot)
-	slot.spent, slot.refused = u.Spent, uint32(u.Refused)
-	s.stats.add(o.Stats())
+	did := o.Stats()
+	s.stats.add(did)
+	s.table.add(i, did.Spent)
+	s.table.refuse(i, did.Refused)
 	m := o.measure()
 	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
 	slot.tag &^= apart
@@ -469,12 +472,13 @@ func (s *shard[K]) join(slot *slot[K]) {
 }
 
 // usage returns what the key of a slot has used.
-func (s *shard[K]) usage(slot *slot[K]) Usage[K] {
-	u := Usage[K]{Key: slot.key, Spent: slot.spent, Refused: int64(slot.refused)}
+func (s *shard[K]) usage(i int) Usage[K] {
+	slot := &s.table.slots[i]
+	u := Usage[K]{Key: slot.key, Spent: s.table.spent(i), Refused: int64(s.table.rest[i].refused)}
 	if slot.tag&apart != 0 {
-		own := s.own[slot.key].Stats()
-		u.Spent += own.Spent
-		u.Refused = min(u.Refused+own.Refused, math.MaxUint32)
+		did := s.own[slot.key].Stats()
+		u.Spent += did.Spent
+		u.Refused += did.Refused
 	}
 	return u
 }
@@ -511,31 +515,31 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 }
 
 // enter makes room for a new key, by dropping some that are as good as new, and
-// returns its slot. There is none if the group is full.
-func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) *slot[K] {
+// returns the index of its slot, or -1 if the group is full.
+func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
 	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
 		g.sweep(s, 64, m.now)
 		if g.keys.Load() > int64(g.cfg.MaxKeys) {
 			g.keys.Add(-1)
-			return nil
+			return -1
 		}
 	}
-	slot := s.table.insert(tag, key)
-	slot.tat = m.now
-	return slot
+	i := s.table.insert(tag, key)
+	s.table.slots[i].tat = m.now
+	return i
 }
 
 // sweep drops, of the next n slots, the keys whose burst was full at a time.
 func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
-	s.table.sweep(n, func(slot *slot[K]) bool {
-		if slot.tat > at {
+	s.table.sweep(n, func(i int) bool {
+		if s.table.slots[i].tat > at {
 			return false
 		}
 		g.keys.Add(-1)
 		s.stats.Evicted++
 		if g.cfg.OnEvict != nil {
-			s.evicted = append(s.evicted, s.usage(slot))
+			s.evicted = append(s.evicted, s.usage(i))
 		}
 		return true
 	})

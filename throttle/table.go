@@ -3,20 +3,25 @@ package throttle
 import "math/bits"
 
 // A table is a hash table of what keys have spent, with open addressing, linear
-// probing and 3/4 of its slots in use at most: 53 to 80 bytes a key for keys that
-// are strings.
+// probing and 3/4 of its slots in use at most. A slot is half a cache line for
+// keys that are strings: what a call seldom needs lies elsewhere.
 type table[K comparable] struct {
 	slots []slot[K]
+	rest  []rest // of the slot with the same index
 	used  int
 	hand  int // where sweep goes on
 }
 
 type slot[K comparable] struct {
-	key     K
-	tat     int64
-	spent   int64 // tokens
+	key   K
+	tat   int64
+	spent uint32 // tokens: the low half
+	tag   uint32 // 31 bits of the hash, shifted left; 0 in a slot that is free
+}
+
+type rest struct {
+	spent   int32 // the high half
 	refused uint32
-	tag     uint32 // 31 bits of the hash, shifted left; 0 in a slot that is free
 }
 
 // apart is set in the tag of a key whose limit is a Limiter of its own.
@@ -26,7 +31,7 @@ func tagOf(hash uint64) uint32 { return max(uint32(hash>>32)&^apart, 2) }
 
 // home returns where the search for a tag begins.
 func (t *table[K]) home(tag uint32) int {
-	hi, _ := bits.Mul64(uint64(tag)<<32, uint64(len(t.slots)))
+	hi, _ := bits.Mul64(uint64(tag&^apart)<<32, uint64(len(t.slots)))
 	return int(hi)
 }
 
@@ -37,58 +42,76 @@ func (t *table[K]) next(i int) int {
 	return 0
 }
 
-// find returns the slot of key, or nil.
-func (t *table[K]) find(tag uint32, key K) *slot[K] {
+// find returns the index of key's slot, or -1.
+func (t *table[K]) find(tag uint32, key K) int {
 	if t.used == 0 {
-		return nil
+		return -1
 	}
 	for i := t.home(tag); ; i = t.next(i) {
 		s := &t.slots[i]
 		if s.tag == 0 {
-			return nil
+			return -1
 		}
 		if s.tag&^apart == tag && s.key == key {
-			return s
+			return i
 		}
 	}
 }
 
-// insert adds a key that is not there and returns its slot, which is valid until
-// the next change.
-func (t *table[K]) insert(tag uint32, key K) *slot[K] {
+// insert adds a key that is not there, and returns the index of its slot, which
+// is valid until the next insert or sweep.
+func (t *table[K]) insert(tag uint32, key K) int {
 	if 4*(t.used+1) > 3*len(t.slots) {
 		t.grow()
 	}
 	t.used++
-	s := t.free(tag)
-	s.key, s.tag = key, tag
-	return s
+	return t.put(slot[K]{key: key, tag: tag}, rest{})
 }
 
-func (t *table[K]) free(tag uint32) *slot[K] {
-	i := t.home(tag &^ apart)
+func (t *table[K]) put(s slot[K], r rest) int {
+	i := t.home(s.tag)
 	for t.slots[i].tag != 0 {
 		i = t.next(i)
 	}
-	return &t.slots[i]
+	t.slots[i], t.rest[i] = s, r
+	return i
 }
 
 func (t *table[K]) grow() {
-	old := t.slots
-	t.slots = make([]slot[K], max(8, len(old)+len(old)/2))
-	t.hand = 0
-	for i := range old {
-		if old[i].tag != 0 {
-			*t.free(old[i].tag) = old[i]
+	old := *t
+	n := max(8, len(old.slots)+len(old.slots)/2)
+	t.slots, t.rest, t.hand = make([]slot[K], n), make([]rest, n), 0
+	for i, s := range old.slots {
+		if s.tag != 0 {
+			t.put(s, old.rest[i])
 		}
 	}
 }
 
+// add adds to the tokens that the key of a slot has spent.
+func (t *table[K]) add(i int, tokens int64) {
+	sum := int64(t.slots[i].spent) + tokens
+	t.slots[i].spent = uint32(sum)
+	if carry := int32(sum >> 32); carry != 0 {
+		t.rest[i].spent += carry
+	}
+}
+
+func (t *table[K]) spent(i int) int64 {
+	return int64(t.rest[i].spent)<<32 + int64(t.slots[i].spent)
+}
+
+// refuse adds to the calls of the key that were refused, as far as they count.
+func (t *table[K]) refuse(i int, calls int64) {
+	r := &t.rest[i]
+	r.refused = uint32(min(int64(r.refused)+calls, 1<<32-1))
+}
+
 // sweep looks at the next n slots and drops the keys for which idle says so.
-func (t *table[K]) sweep(n int, idle func(*slot[K]) bool) {
+func (t *table[K]) sweep(n int, idle func(i int) bool) {
 	for range min(n, len(t.slots)) {
 		// What follows a dropped key may have moved into its slot.
-		for s := &t.slots[t.hand]; s.tag != 0 && s.tag&apart == 0 && idle(s); {
+		for s := &t.slots[t.hand]; s.tag != 0 && s.tag&apart == 0 && idle(t.hand); {
 			t.drop(t.hand)
 		}
 		t.hand = t.next(t.hand)
@@ -99,12 +122,12 @@ func (t *table[K]) sweep(n int, idle func(*slot[K]) bool) {
 func (t *table[K]) drop(i int) {
 	t.used--
 	for j := t.next(i); t.slots[j].tag != 0; j = t.next(j) {
-		home := t.home(t.slots[j].tag &^ apart)
 		// It may move to i unless its home lies after i, on the way to j.
+		home := t.home(t.slots[j].tag)
 		if i <= j && (home <= i || home > j) || i > j && home <= i && home > j {
-			t.slots[i] = t.slots[j]
+			t.slots[i], t.rest[i] = t.slots[j], t.rest[j]
 			i = j
 		}
 	}
-	t.slots[i] = slot[K]{}
+	t.slots[i], t.rest[i] = slot[K]{}, rest{}
 }

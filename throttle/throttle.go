@@ -153,7 +153,8 @@ func newTerms(p pace, reserve []float64, base time.Time) terms {
 	return t
 }
 
-func (t *terms) now(elapsed time.Duration) int64 { return t.begin + t.at(elapsed) }
+// unitsAt returns elapsed as a number to compare a tat with.
+func (t *terms) unitsAt(elapsed time.Duration) int64 { return t.begin + t.at(elapsed) }
 
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
@@ -339,7 +340,7 @@ func (l *Limiter) SetRate(rate float64, burst int) error {
 func (l *Limiter) begin(p pace) {
 	last := l.epoch.Load()
 	next := newTerms(p, l.cfg.Reserve, time.Now())
-	now := last.now(min(max(next.base.Sub(last.base), 0), last.horizon))
+	now := last.unitsAt(min(max(next.base.Sub(last.base), 0), last.horizon))
 	tat := l.tat.Swap(sealed)
 	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
 		next.begin = 0
@@ -403,7 +404,7 @@ func (l *Limiter) measure() measure {
 	if uint64(elapsed) <= uint64(t.horizon) {
 		// It is the tat of these terms if they are still the same after it was read.
 		if tat := l.tat.Load(); tat != sealed && l.epoch.Load() == t {
-			return measure{t, elapsed, t.now(elapsed), tat}
+			return measure{t, elapsed, t.unitsAt(elapsed), tat}
 		}
 	}
 	l.queue.mu.Lock() // another epoch begins
@@ -422,7 +423,7 @@ func (l *Limiter) measureLocked() measure {
 		t = l.epoch.Load()
 		elapsed = max(time.Since(t.base), 0)
 	}
-	return measure{t, elapsed, t.now(elapsed), l.tat.Load()}
+	return measure{t, elapsed, t.unitsAt(elapsed), l.tat.Load()}
 }
 
 // until returns how long it takes until now is at target.
