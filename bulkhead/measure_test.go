@@ -1,0 +1,210 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+func taking(d time.Duration, err error) func(context.Context) error {
+	return func(context.Context) error {
+		time.Sleep(d)
+		return err
+	}
+}
+
+// callers of an adaptive bulkhead, each of which calls again and again for d.
+func keepCalling(b *bulkhead.Bulkhead, goroutines int, d time.Duration, fn func(context.Context) error) {
+	var wg sync.WaitGroup
+	for start, i := time.Now(), 0; i < goroutines; i++ {
+		wg.Go(func() {
+			for time.Since(start) < d {
+				if b.Do(context.Background(), fn) != nil {
+					time.Sleep(time.Millisecond)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		workers := make(chan struct{}, 30)
+		serve := func(context.Context) error {
+			workers <- struct{}{}
+			defer func() { <-workers }()
+			time.Sleep(20 * time.Millisecond)
+			return nil
+		}
+		var changes []bulkhead.LimitChange
+		b := bulkhead.New(bulkhead.Config{
+			Name: "x", Adaptive: &bulkhead.Adaptive{Initial: 5, Max: 200}, Queue: 1000,
+			OnLimit: func(c bulkhead.LimitChange) { changes = append(changes, c) },
+		})
+		keepCalling(b, 150, 20*time.Second, serve)
+		limit, probes := 0, 0
+		for i, c := range changes {
+			require.Equal(t, "x", c.Name)
+			require.Positive(t, c.Latency)
+			require.InDelta(t, 20*time.Millisecond, c.Base, float64(4*time.Millisecond))
+			if i > 0 {
+				require.Equal(t, changes[i-1].To, c.From)
+			}
+			if c.Probe {
+				probes++
+				require.Less(t, c.To, c.From)
+			} else {
+				limit = c.To
+			}
+		}
+		require.Positive(t, probes)
+		require.GreaterOrEqual(t, limit, 30)
+		require.LessOrEqual(t, limit, 50)
+		requireIdle(t, b)
+	})
+}
+
+func TestAdaptiveGrowsFromOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 1, Max: 40}})
+		keepCalling(b, 100, 10*time.Second, taking(10*time.Millisecond, nil))
+		require.Equal(t, 40, b.Stats().Limit)
+	})
+}
+
+func TestAnUnusedLimitShrinksToInitial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 10}})
+		require.NoError(t, b.SetLimit(50))
+		keepCalling(b, 1, 2*time.Minute, taking(time.Millisecond, nil))
+		require.Equal(t, 10, b.Stats().Limit)
+	})
+}
+
+func TestErrorsThatSayNothingAboutLoadAreNoSamples(t *testing.T) {
+	full := &bulkhead.FullError{}
+	for name, err := range map[string]error{
+		"any":              errors.New("broken"),
+		"full below":       full,
+		"canceled":         context.Canceled,
+		"full at deadline": errors.Join(full, context.DeadlineExceeded),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				changed := 0
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.Adaptive{Initial: 10},
+					OnLimit:  func(bulkhead.LimitChange) { changed++ },
+				})
+				keepCalling(b, 20, 500*time.Millisecond, taking(10*time.Millisecond, nil))
+				require.Positive(t, changed)
+				require.NoError(t, b.SetLimit(15)) // ends a probe
+				changed = 0
+				keepCalling(b, 30, 10*time.Second, taking(time.Second, err))
+				require.Zero(t, changed)
+			})
+		})
+	}
+}
+
+func TestRunningOutOfTimeShrinksTheLimit(t *testing.T) {
+	for name, make := range map[string]func(*bulkhead.Bulkhead) func(){
+		"Do": func(b *bulkhead.Bulkhead) func() {
+			return func() { _ = b.Do(context.Background(), taking(12*time.Millisecond, context.DeadlineExceeded)) }
+		},
+		"Acquire": func(b *bulkhead.Bulkhead) func() {
+			return func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 12*time.Millisecond)
+				defer cancel()
+				if release, err := b.Acquire(ctx); err == nil {
+					<-ctx.Done()
+					release()
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20}})
+				keepCalling(b, 30, 2*time.Second, taking(10*time.Millisecond, nil))
+				require.Equal(t, 20, b.Stats().Limit)
+				call := make(b)
+				var wg sync.WaitGroup
+				for range 30 {
+					wg.Go(func() {
+						for range 300 {
+							call()
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				wg.Wait()
+				require.Less(t, b.Stats().Limit, 8)
+				requireIdle(t, b)
+			})
+		})
+	}
+}
+
+func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 1}})
+	require.PanicsWithValue(t, "boom", func() {
+		_ = b.Do(t.Context(), func(context.Context) error { panic("boom") })
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = b.Do(t.Context(), func(context.Context) error {
+			runtime.Goexit()
+			return nil
+		})
+	})
+	wg.Wait()
+	requireIdle(t, b)
+	release, err := b.Acquire(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, b.Do(t.Context(), nothing), bulkhead.ErrFull)
+	release()
+	release()
+	require.Zero(t, b.Stats().InFlight)
+}
+
+// The limit moves while callers wait, give up and go on.
+func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{
+		Adaptive: &bulkhead.Adaptive{Initial: 4, Max: 16}, Queue: 20, MaxWait: time.Millisecond,
+		OnLimit: func(bulkhead.LimitChange) {},
+	})
+	c := &counted{b: b}
+	var wg sync.WaitGroup
+	for i := range 30 {
+		wg.Go(func() {
+			rng := newRand(uint64(i))
+			for range 3000 {
+				err := b.Do(context.Background(), func(context.Context) error {
+					c.in(1)
+					defer c.out(1)
+					if rng.IntN(8) == 0 {
+						time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+					}
+					return nil
+				})
+				if err != nil && !errors.Is(err, bulkhead.ErrFull) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, c.most.Load(), int64(16))
+	require.Equal(t, c.ran.Load(), b.Stats().Admitted)
+	requireIdle(t, b)
+}
