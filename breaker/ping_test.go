@@ -188,27 +188,24 @@ func TestBreakerPingsAfterATripForItsTime(t *testing.T) {
 func TestBreakerPingWaitsForThePermit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		pings := 0
-		hang := true
+		var pings atomic.Int64
 		b := breaker.New(pinged(func(ctx context.Context) error {
-			pings++
-			if hang {
+			if pings.Add(1) == 1 {
 				time.Sleep(12 * time.Second) // heedless of its ctx
 			}
 			return nil
 		}, &seen))
 		do(b, down)
 		time.Sleep(11 * time.Second) // the ping has lost its permit at 11 s
-		hang = false
 		forgotten, err := b.Allow(t.Context())
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second) // the ping returns at 13 s, in vain, and waits until 21 s
 		synctest.Wait()
-		require.Equal(t, 1, pings)
+		require.EqualValues(t, 1, pings.Load())
 		require.Equal(t, breaker.HalfOpen, b.State())
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		require.Equal(t, 2, pings)
+		require.EqualValues(t, 2, pings.Load())
 		require.Equal(t, breaker.Closed, b.State())
 		forgotten(errDown)
 		require.Equal(t, breaker.Closed, b.State())

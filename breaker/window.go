@@ -10,15 +10,14 @@ type Counts struct {
 	Slow      int64 // that took SlowAfter or longer, failed or not
 }
 
-func (c *Counts) add(n Counts) {
-	c.Calls += n.Calls
-	c.Succeeded += n.Succeeded
-	c.Failed += n.Failed
-	c.Slow += n.Slow
-}
+func (c Counts) failureRate() float64 { return rate(c.Failed, c.Calls) }
+func (c Counts) slowRate() float64    { return rate(c.Slow, c.Calls) }
 
-func (c *Counts) remove(n Counts) {
-	c.add(Counts{-n.Calls, -n.Succeeded, -n.Failed, -n.Slow})
+func rate(n, of int64) float64 {
+	if of == 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
 }
 
 // A window remembers calls: those of the last time, or the last so many.
@@ -28,66 +27,79 @@ type window interface {
 	clear()
 }
 
-func one(failed, slow bool) Counts {
-	n := Counts{Calls: 1}
+// A tally is Counts without what the others say.
+type tally struct{ calls, failed, slow int64 }
+
+func (t *tally) add(failed, slow bool) {
+	t.calls++
 	if failed {
-		n.Failed = 1
-	} else {
-		n.Succeeded = 1
+		t.failed++
 	}
 	if slow {
-		n.Slow = 1
+		t.slow++
 	}
-	return n
+}
+
+func (t *tally) remove(o tally) {
+	t.calls -= o.calls
+	t.failed -= o.failed
+	t.slow -= o.slow
+}
+
+func (t *tally) counts() Counts {
+	return Counts{Calls: t.calls, Succeeded: t.calls - t.failed, Failed: t.failed, Slow: t.slow}
 }
 
 const buckets = 10
 
 // A timeWindow slides over buckets of a tenth of its length.
 type timeWindow struct {
-	now     func() time.Duration
+	start   time.Time
 	width   time.Duration // of a bucket
-	current int64         // the number of the newest bucket, since the beginning
-	total   Counts
-	bucket  [buckets]Counts // by its number modulo buckets
+	current int64         // the number of the newest bucket, since start
+	end     time.Duration // of that bucket
+	total   tally
+	bucket  [buckets]tally // by its number modulo buckets
 }
 
-func newTimeWindow(length time.Duration, now func() time.Duration) *timeWindow {
-	return &timeWindow{now: now, width: length / buckets}
+func newTimeWindow(length time.Duration, start time.Time) *timeWindow {
+	return &timeWindow{start: start, width: length / buckets, end: length / buckets}
 }
 
 func (w *timeWindow) add(failed, slow bool) {
 	w.slide()
-	n := one(failed, slow)
-	w.total.add(n)
-	w.bucket[w.current%buckets].add(n)
+	w.total.add(failed, slow)
+	w.bucket[w.current%buckets].add(failed, slow)
 }
 
 func (w *timeWindow) counts() Counts {
 	w.slide()
-	return w.total
+	return w.total.counts()
 }
 
 func (w *timeWindow) clear() {
-	w.total, w.bucket = Counts{}, [buckets]Counts{}
+	w.total, w.bucket = tally{}, [buckets]tally{}
 }
 
+// slide drops the buckets that have become too old.
 func (w *timeWindow) slide() {
-	newest := int64(w.now() / w.width)
-	if newest <= w.current {
+	now := time.Since(w.start)
+	if now < w.end {
 		return
 	}
+	newest := int64(now / w.width)
 	for i := range min(newest-w.current, buckets) {
 		old := &w.bucket[(newest-i)%buckets]
 		w.total.remove(*old)
-		*old = Counts{}
+		*old = tally{}
 	}
 	w.current = newest
+	w.end = now - now%w.width + w.width
 }
 
 // A callWindow is a ring of the last calls.
 type callWindow struct {
-	total Counts
+	total tally
 	ring  []mark
 	next  int
 }
@@ -110,12 +122,10 @@ func (w *callWindow) add(failed, slow bool) {
 	if slow {
 		m |= markSlow
 	}
-	if old := w.ring[w.next]; old == 0 {
-		w.total.Calls++
-	} else {
-		w.count(old, -1)
+	if old := w.ring[w.next]; old != 0 {
+		w.total.remove(tally{1, int64(old & markFailed / markFailed), int64(old & markSlow / markSlow)})
 	}
-	w.count(m, +1)
+	w.total.add(failed, slow)
 	w.ring[w.next] = m
 	w.next++
 	if w.next == len(w.ring) {
@@ -123,20 +133,9 @@ func (w *callWindow) add(failed, slow bool) {
 	}
 }
 
-func (w *callWindow) count(m mark, n int64) {
-	if m&markFailed != 0 {
-		w.total.Failed += n
-	} else {
-		w.total.Succeeded += n
-	}
-	if m&markSlow != 0 {
-		w.total.Slow += n
-	}
-}
-
-func (w *callWindow) counts() Counts { return w.total }
+func (w *callWindow) counts() Counts { return w.total.counts() }
 
 func (w *callWindow) clear() {
 	clear(w.ring)
-	w.total, w.next = Counts{}, 0
+	w.total, w.next = tally{}, 0
 }

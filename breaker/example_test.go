@@ -1,0 +1,161 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+var errUnavailable = errors.New("connection refused")
+
+func fetch(context.Context) error { return errUnavailable }
+
+func Example() {
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 30 * time.Second, Jitter: -1})
+	for range 4 {
+		err := circuit.Do(context.Background(), fetch)
+		if errors.Is(err, breaker.ErrOpen) {
+			fmt.Println("not called:", err)
+			continue
+		}
+		fmt.Println(err)
+	}
+	// Output:
+	// connection refused
+	// connection refused
+	// connection refused
+	// not called: breaker: users: circuit open for 30s (last error: connection refused)
+}
+
+// One line of slog tells of every change.
+func ExampleConfig_onChange() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+	circuit := breaker.New(breaker.Config{
+		Name:     "users",
+		Failures: 1,
+		OnChange: func(ctx context.Context, c breaker.Change) {
+			log.WarnContext(ctx, "circuit", "name", c.Name, "from", c.From, "to", c.To, "err", c.Err)
+		},
+	})
+	_ = circuit.Do(context.Background(), fetch)
+	circuit.Reset()
+	// Output:
+	// level=WARN msg=circuit name=users from=closed to=open err="connection refused"
+	// level=WARN msg=circuit name=users from=open to=closed err=<nil>
+}
+
+// A "not found" is an answer of a dependency that is well.
+func ExampleConfig_classify() {
+	errNotFound := errors.New("no such user")
+	circuit := breaker.New(breaker.Config{
+		Failures: 2,
+		Classify: func(err error) breaker.Outcome {
+			if errors.Is(err, errNotFound) {
+				return breaker.Success
+			}
+			return breaker.DefaultClassify(err)
+		},
+	})
+	for range 10 {
+		_ = circuit.Do(context.Background(), func(context.Context) error { return errNotFound })
+	}
+	fmt.Println(circuit.State())
+	// Output: closed
+}
+
+// A health check finds out when a dependency is back, instead of a customer.
+func ExampleConfig_ping() {
+	closed := make(chan struct{})
+	circuit := breaker.New(breaker.Config{
+		Failures: 1,
+		OpenFor:  time.Millisecond,
+		Ping: func(context.Context) error {
+			fmt.Println("ping")
+			return nil
+		},
+		OnChange: func(_ context.Context, c breaker.Change) {
+			fmt.Println(c.From, "->", c.To)
+			if c.To == breaker.Closed {
+				close(closed)
+			}
+		},
+	})
+	defer circuit.Close()
+	_ = circuit.Do(context.Background(), fetch)
+	<-closed
+	// Output:
+	// closed -> open
+	// open -> half-open
+	// ping
+	// half-open -> closed
+}
+
+// A stream is not one function call: it is reported when it has ended.
+func ExampleBreaker_Allow() {
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	var over sync.WaitGroup
+	stream := func(ctx context.Context) error {
+		done, err := circuit.Allow(ctx)
+		if err != nil {
+			return err
+		}
+		over.Go(func() { done(errUnavailable) }) // when the last message has come, or not
+		return nil
+	}
+	fmt.Println(stream(context.Background()))
+	over.Wait()
+	fmt.Println(errors.Is(stream(context.Background()), breaker.ErrOpen))
+	// Output:
+	// <nil>
+	// true
+}
+
+// An operator has the last word.
+func ExampleBreaker_ForceOpen() {
+	circuit := breaker.New(breaker.Config{Name: "billing"})
+	circuit.ForceOpen(errors.New("migration until noon"))
+	fmt.Println(circuit.Do(context.Background(), fetch))
+	circuit.Enable()
+	fmt.Println(circuit.State())
+	// Output:
+	// breaker: billing: circuit forced open (last error: migration until noon)
+	// closed
+}
+
+// Each shard has a breaker of its own.
+func ExampleGroup() {
+	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "store", Failures: 2}})
+	read := func(ctx context.Context, shard int) error {
+		return shards.Do(ctx, shard, func(ctx context.Context) error {
+			if shard == 3 {
+				return errUnavailable
+			}
+			return nil
+		})
+	}
+	for range 3 {
+		for shard := range 8 {
+			_ = read(context.Background(), shard)
+		}
+	}
+	for shard, circuit := range shards.All() {
+		if circuit.State() != breaker.Closed {
+			fmt.Println("shard", shard, "is", circuit.State())
+		}
+	}
+	fmt.Println("shard 4:", read(context.Background(), 4))
+	// Output:
+	// shard 3 is open
+	// shard 4: <nil>
+}
