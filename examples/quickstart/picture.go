@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// A picture shows both sides, phase by phase: drawn over and over in a terminal;
+// elsewhere each phase once, when its last call has ended.
+type picture struct {
+	w     io.Writer
+	live  bool
+	sides []*side
+	start time.Time
+	drawn int // lines on the screen
+	shown int // phases that have been written, where it is not live
+}
+
+func newPicture(f *os.File, sides []*side) *picture {
+	stat, err := f.Stat()
+	terminal := err == nil && stat.Mode()&os.ModeCharDevice != 0
+	return &picture{w: f, live: terminal, sides: sides, start: time.Now()}
+}
+
+const header = "phase          client     calls answered  stale failed      p50      p99  backend in flight goroutines\n"
+
+// update shows what is known while phase i goes on.
+func (p *picture) update(i int) {
+	if p.live {
+		p.draw(p.table(i))
+		return
+	}
+	if p.shown == 0 && p.drawn == 0 {
+		fmt.Fprint(p.w, header)
+		p.drawn = 1
+	}
+	for ; p.shown < i && p.over(p.shown); p.shown++ {
+		fmt.Fprint(p.w, p.rows(p.shown))
+	}
+}
+
+// over reports whether every call of phase i, which is past, has ended.
+func (p *picture) over(i int) bool {
+	for _, s := range p.sides {
+		if s.tallies[i].running.Load() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// finish shows everything: the table, the breaker's changes, and what it means.
+func (p *picture) finish() {
+	last := len(badHalfMinute) - 1
+	if p.live {
+		p.draw(p.table(last))
+	} else {
+		p.update(len(badHalfMinute))
+	}
+	var b strings.Builder
+	for _, s := range p.sides {
+		b.WriteString(row("all", s.name, summarize(s.tallies...)))
+	}
+	b.WriteString("\n" + p.breaker())
+	b.WriteString("\n" + verdict(summarize(p.sides[0].tallies...), summarize(p.sides[1].tallies...), p.outage(0), p.outage(1)) + "\n")
+	fmt.Fprint(p.w, b.String())
+}
+
+func (p *picture) draw(table string) {
+	if p.drawn > 0 {
+		fmt.Fprintf(p.w, "\x1b[%dA\x1b[J", p.drawn)
+	}
+	p.drawn = strings.Count(table, "\n")
+	fmt.Fprint(p.w, table)
+}
+
+func (p *picture) table(i int) string {
+	var b strings.Builder
+	b.WriteString(header)
+	for n := range i + 1 {
+		b.WriteString(p.rows(n))
+	}
+	return b.String()
+}
+
+func (p *picture) rows(i int) string {
+	var b strings.Builder
+	for _, s := range p.sides {
+		b.WriteString(row(badHalfMinute[i].Name, s.name, summarize(s.tallies[i])))
+	}
+	return b.String()
+}
+
+func row(phase, client string, s summary) string {
+	if client != "plain" {
+		phase = ""
+	}
+	return fmt.Sprintf("%-14s %-9s %6d %8d %6d %6d %5.0f ms %5.0f ms %8d %9d %10d\n",
+		phase, client, s.Calls, s.Answered, s.Stale, s.Failed, s.P50, s.P99, s.BackendRequests, s.MaxInFlight, s.MaxGoroutines)
+}
+
+// breaker lists the changes of the breaker with their times.
+func (p *picture) breaker() string {
+	var b strings.Builder
+	b.WriteString("breaker:")
+	for _, s := range p.sides {
+		s.mu.Lock()
+		for _, c := range s.changes {
+			fmt.Fprintf(&b, " %.1fs %v", c.At.Sub(p.start).Seconds(), c.To)
+		}
+		s.mu.Unlock()
+	}
+	return b.String() + "\n"
+}
+
+// outage returns how many requests reached the backend of a side while nothing
+// useful could come back.
+func (p *picture) outage(n int) (requests int64) {
+	for i, ph := range badHalfMinute {
+		if ph.Outage {
+			requests += p.sides[n].tallies[i].reached.Load()
+		}
+	}
+	return requests
+}
+
+func verdict(plain, resilient summary, plainOutage, resilientOutage int64) string {
+	share := func(s summary) float64 { return 100 * float64(s.Answered) / float64(max(s.Calls, 1)) }
+	return fmt.Sprintf("Of the same %d calls the plain client answered %.1f %%, the resilient one %.1f %% (%d of them stale); "+
+		"its p99 was %.0f ms instead of %.0f ms, and in the outage it sent the backend %d requests instead of %d.",
+		plain.Calls, share(plain), share(resilient), resilient.Stale, resilient.P99, plain.P99, resilientOutage, plainOutage)
+}
