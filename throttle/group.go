@@ -224,7 +224,7 @@ func (g *Group[K]) Refund(key K, n int) {
 	s.table.add(i, -int64(n))
 	s.stats.Spent -= int64(n)
 	by := slot.tat - m.now
-	if int64(n) < by>>m.frac {
+	if int64(n) <= by>>m.frac {
 		by = m.tokens(n)
 	}
 	slot.tat -= max(by, 0)
@@ -500,7 +500,7 @@ func (s *shard[K]) measure() measure {
 // begin makes t the terms from now on. What has been spent stays spent.
 func (s *shard[K]) begin(t *terms) {
 	if s.terms != nil {
-		last := s.terms.at(min(max(t.base.Sub(s.terms.base), 0), s.terms.horizon))
+		last := s.terms.unitsLate(t.base.Sub(s.terms.base))
 		for i := range s.table.slots {
 			slot := &s.table.slots[i]
 			slot.tat = t.convert(slot.tat-last, &s.terms.pace)

@@ -156,6 +156,13 @@ func newTerms(p pace, reserve []float64, base time.Time) terms {
 // unitsAt returns elapsed as a number to compare a tat with.
 func (t *terms) unitsAt(elapsed time.Duration) int64 { return t.begin + t.at(elapsed) }
 
+// unitsLate is unitsAt for what may lie before base, or beyond the horizon: then
+// it is, if not the number itself, more than any tat.
+func (t *terms) unitsLate(elapsed time.Duration) int64 {
+	most := t.until(0, math.MaxInt64-t.begin-1<<20)
+	return t.unitsAt(min(max(elapsed, 0), most))
+}
+
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
 func New(cfg Config) *Limiter {
@@ -340,7 +347,7 @@ func (l *Limiter) SetRate(rate float64, burst int) error {
 func (l *Limiter) begin(p pace) {
 	last := l.epoch.Load()
 	next := newTerms(p, l.cfg.Reserve, time.Now())
-	now := last.unitsAt(min(max(next.base.Sub(last.base), 0), last.horizon))
+	now := last.unitsLate(next.base.Sub(last.base))
 	tat := l.tat.Swap(sealed)
 	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
 		next.begin = 0

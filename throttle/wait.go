@@ -142,7 +142,7 @@ func (l *Limiter) putBack(n int) {
 		}
 	}
 	by := first - m.now
-	if int64(n) < by>>m.frac {
+	if int64(n) <= by>>m.frac {
 		by = m.tokens(n)
 	}
 	l.moveUp(m.now, by)

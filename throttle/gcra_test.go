@@ -1,0 +1,234 @@
+package throttle_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A reference is a limiter in exact arithmetic, in tokens.
+type reference struct {
+	rate, burst *big.Rat
+	tat, now    *big.Rat // tokens since the last change of the rate
+	last        time.Time
+	slack       *big.Rat // by how much the limiter may differ: a nanosecond's worth of each rate it has had
+}
+
+func newReference(rate float64, burst int) *reference {
+	r := &reference{tat: new(big.Rat), now: new(big.Rat), slack: new(big.Rat), last: time.Now()}
+	r.set(rate, burst)
+	return r
+}
+
+func (r *reference) set(rate float64, burst int) {
+	if r.rate != nil {
+		r.advance()
+		r.slack.Add(r.slack, r.nanosecond())
+		r.tat.Sub(r.tat, r.now)
+		if r.tat.Sign() < 0 {
+			r.tat.SetInt64(0)
+		}
+		r.now.SetInt64(0)
+	}
+	if burst == 0 {
+		burst = int(max(1, math.Ceil(rate)))
+	}
+	r.rate, r.burst = new(big.Rat).SetFloat64(rate), new(big.Rat).SetInt64(int64(burst))
+	r.slack.Add(r.slack, r.nanosecond())
+}
+
+func (r *reference) nanosecond() *big.Rat { return new(big.Rat).Mul(r.rate, big.NewRat(1, 1e9)) }
+
+func (r *reference) advance() {
+	elapsed := new(big.Rat).SetInt64(time.Since(r.last).Nanoseconds())
+	r.last = time.Now()
+	r.now.Add(r.now, elapsed.Mul(elapsed, r.nanosecond()))
+}
+
+func (r *reference) ahead() *big.Rat {
+	if r.tat.Cmp(r.now) < 0 {
+		return new(big.Rat)
+	}
+	return new(big.Rat).Sub(r.tat, r.now)
+}
+
+// short returns how many tokens are missing to take n; 0 or less if none are.
+func (r *reference) short(n int) *big.Rat {
+	short := r.ahead()
+	short.Add(short, new(big.Rat).SetInt64(int64(n)))
+	return short.Sub(short, r.burst)
+}
+
+func (r *reference) take(n int) {
+	r.tat.Add(r.now, r.ahead())
+	r.tat.Add(r.tat, new(big.Rat).SetInt64(int64(n)))
+}
+
+func (r *reference) refund(n int) {
+	by := new(big.Rat).SetInt64(int64(n))
+	if ahead := r.ahead(); by.Cmp(ahead) > 0 {
+		by = ahead
+	}
+	r.tat.Sub(r.tat, by)
+}
+
+// FuzzExactness runs a limiter beside the reference. The operations are 9 bytes
+// each: a kind, and a number.
+func FuzzExactness(f *testing.F) {
+	ops := func(numbers ...uint64) (b []byte) {
+		for i := 0; i < len(numbers); i += 2 {
+			b = append(b, byte(numbers[i]))
+			b = binary.LittleEndian.AppendUint64(b, numbers[i+1])
+		}
+		return b
+	}
+	takes := ops(0, 2, 0, 2, 1, 333333333, 0, 2, 1, 1, 0, 2, 0, 10, 2, 1, 0, 4)
+	for _, rate := range []float64{1, 3, 1e9, 1.1e9, 1e12, 1 / (30.0 * 24 * 3600), 1e5 / 3, math.Pi} {
+		f.Add(rate, uint32(5), takes)
+	}
+	f.Add(7.0, uint32(0), ops(0, 6, 3, math.Float64bits(1e10), 0, 18, 3, math.Float64bits(0.5), 0, 2, 1, 1e17, 0, 2))
+	f.Fuzz(func(t *testing.T, rate float64, burst uint32, script []byte) {
+		cfg := throttle.Config{Rate: rate, Burst: int(burst)}
+		if cfg.Validate() != nil {
+			t.Skip()
+		}
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			l := throttle.New(cfg)
+			r := newReference(rate, cfg.Burst)
+			for ; len(script) >= 9; script = script[9:] {
+				number := binary.LittleEndian.Uint64(script[1:])
+				switch script[0] % 4 {
+				case 0:
+					compareTake(t, l, r, int(number>>1>>(number>>58)))
+				case 1:
+					if pause := time.Duration(number % (1 << 59)); time.Since(start)+pause < 200*365*24*time.Hour {
+						time.Sleep(pause >> (number >> 59))
+					}
+				case 2:
+					n := int(number % 1000)
+					r.advance()
+					r.refund(n)
+					l.Refund(n)
+				case 3:
+					rate := math.Float64frombits(number)
+					if l.SetRate(rate, int(number%99)) == nil {
+						r.set(rate, int(number%99))
+					}
+				}
+			}
+		})
+	})
+}
+
+func compareTake(t *testing.T, l *throttle.Limiter, r *reference, n int) {
+	r.advance()
+	short := r.short(n)
+	d := l.AllowN(n)
+	tooCostly := r.burst.Cmp(new(big.Rat).SetInt64(int64(n))) < 0
+	switch {
+	case n == 0:
+		require.True(t, d.OK)
+	case tooCostly:
+		require.False(t, d.OK)
+		require.Equal(t, time.Duration(math.MaxInt64), d.RetryAfter)
+	default:
+		if new(big.Rat).Abs(short).Cmp(r.slack) > 0 {
+			require.Equal(t, short.Sign() <= 0, d.OK, "%v tokens short, slack %v", short.FloatString(12), r.slack.FloatString(12))
+		}
+		if !d.OK {
+			require.Positive(t, d.RetryAfter)
+			wait := new(big.Rat).Quo(short, r.nanosecond())
+			slack := new(big.Rat).Quo(r.slack, r.nanosecond())
+			slack.Add(slack, big.NewRat(1, 1)) // it is rounded up
+			off := wait.Sub(wait, new(big.Rat).SetInt64(int64(d.RetryAfter)))
+			if d.RetryAfter != math.MaxInt64 {
+				require.LessOrEqual(t, off.Abs(off).Cmp(slack), 0, "RetryAfter %v is off by %vns", d.RetryAfter, off.FloatString(3))
+			}
+		}
+		if d.OK {
+			r.take(n)
+		}
+	}
+	left := new(big.Rat).Sub(r.burst, r.ahead())
+	left.Sub(left, new(big.Rat).SetInt64(int64(d.Remaining)))
+	if d.Remaining > 0 { // a smaller burst can be overdrawn
+		require.GreaterOrEqual(t, new(big.Rat).Add(left, r.slack).Sign(), 0, "Remaining %d", d.Remaining)
+	}
+	require.LessOrEqual(t, left.Cmp(new(big.Rat).Add(r.slack, big.NewRat(1, 1))), 0, "Remaining %d", d.Remaining)
+}
+
+func TestRandomOperationsAreExact(t *testing.T) {
+	rates := []float64{1e-6, 1 / 3.0, 1, 3, 10, 1000, 1e6 / 7, 1e9, 1.5e9, 1e12}
+	for _, rate := range rates {
+		t.Run(fmt.Sprint(rate), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				random := rand.New(rand.NewPCG(1, math.Float64bits(rate)))
+				burst := 1 + random.IntN(50)
+				l := throttle.New(throttle.Config{Rate: rate, Burst: burst})
+				r := newReference(rate, burst)
+				for range 2000 {
+					switch random.IntN(8) {
+					case 0:
+						n := random.IntN(burst)
+						r.advance()
+						r.refund(n)
+						l.Refund(n)
+					case 1, 2, 3: // about the time of a few tokens
+						time.Sleep(time.Duration(min(random.ExpFloat64()*2e9/rate, 1e15)))
+					default:
+						compareTake(t, l, r, 1+random.IntN(1+burst/2))
+					}
+				}
+			})
+		})
+	}
+}
+
+// The units of time of the limiter overflow after 73 years at most rates, and
+// after 53 days at 1e12.
+func TestExactForCenturies(t *testing.T) {
+	const day = 24 * time.Hour
+	for rate, pause := range map[float64]time.Duration{
+		1 / (30 * 24 * 3600.0): 35 * 365 * day, // a token a month
+		1:                      35 * 365 * day,
+		1e12:                   31 * day,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := throttle.New(throttle.Config{Rate: rate, Burst: 100})
+			for range 5 {
+				require.Equal(t, 40, l.AllowN(60).Remaining)
+				refused := l.AllowN(70)
+				require.False(t, refused.OK)
+				require.InEpsilon(t, 30/rate*1e9, float64(refused.RetryAfter), 1e-6+rate*1e-9/30)
+				time.Sleep(pause)
+				require.Equal(t, 100, l.Peek().Remaining)
+			}
+		})
+	}
+}
+
+// What is owed stays owed when the units are counted anew.
+func TestDebtOutlivesTheCountOfTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const year = 365 * 24 * time.Hour
+		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 3})
+		for round := range 20 {
+			time.Sleep(10*year + 100) // 73 years pass with a debt of 1 to 3 tokens
+			l.AllowN(3)
+			l.AllowN(2)
+			l.AllowN(1)
+			require.Zero(t, l.Peek().Remaining)
+			require.InDelta(t, 10*year, l.Peek().RetryAfter, 1e4, "of 3e17: what a float64 can say of the rate; round %d", round)
+		}
+	})
+}
