@@ -1,0 +1,25 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestShards(t *testing.T) {
+	unguarded, err := run(none)
+	require.NoError(t, err)
+	one, err := run(oneBreaker())
+	require.NoError(t, err)
+	each, err := run(breakerPerShard())
+	require.NoError(t, err)
+
+	require.Zero(t, unguarded.shutOut+unguarded.spared)
+	require.NotZero(t, one.shutOut, "one breaker shuts out shards that are well")
+	require.Less(t, each.shutOut, one.shutOut)
+	require.Greater(t, each.answered, one.answered)
+	require.Less(t, each.reached, unguarded.reached)
+	for _, o := range []outcome{unguarded, one, each} {
+		require.EqualValues(t, clients*reads, o.answered+o.failed+o.shutOut+o.spared)
+	}
+}
