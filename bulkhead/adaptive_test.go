@@ -77,8 +77,8 @@ func TestAdaptiveFollowsTheCapacity(t *testing.T) {
 // The moment at which the capacity falls must not matter: it may be in a window or
 // in a probe.
 func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
-	for i := range 60 {
-		after := 9*time.Second + time.Duration(i)*47*time.Millisecond
+	for i := range 30 {
+		after := 9*time.Second + time.Duration(i)*93*time.Millisecond
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
 			s := simulate(1000+uint64(i), bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))

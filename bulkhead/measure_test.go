@@ -148,7 +148,7 @@ func TestRunningOutOfTimeShrinksTheLimit(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				require.Less(t, b.Stats().Limit, 8)
+				require.Less(t, b.Stats().Limit, 12)
 				requireIdle(t, b)
 			})
 		})
