@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -243,6 +244,31 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		require.Equal(t, retry.BudgetStats{Left: 1000, Refused: s.Refused}, b.Stats(), "no charge is lost and none stays")
+	})
+}
+
+// TestBudgetIsNeverOverdrawn has many goroutines take the last of a budget and
+// give it back, over and over.
+func TestBudgetIsNeverOverdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		var inFlight, most atomic.Int64
+		var wg sync.WaitGroup
+		for range 32 {
+			wg.Go(func() {
+				call(t, b, 5000, func(context.Context) error {
+					n := inFlight.Add(1)
+					for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+					}
+					runtime.Gosched()
+					inFlight.Add(-1)
+					return nil
+				})
+			})
+		}
+		wg.Wait()
+		require.Equal(t, int64(10), most.Load())
+		require.Zero(t, b.Stats().Charged)
 	})
 }
 

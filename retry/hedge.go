@@ -201,16 +201,17 @@ func (h *hedge[T]) end(i int, value T, err error) {
 	defer h.mu.Unlock()
 	h.running--
 	switch {
-	case err != nil:
+	case h.over && err == nil:
+		h.lost = append(h.lost, value)
+	case h.over:
+	case err == nil:
+		h.winner, h.value = i, value
+		h.finish(i)
+	default:
 		h.errs = append(h.errs, err)
 		if h.running == 0 {
 			h.finish(-1)
 		}
-	case h.over:
-		h.lost = append(h.lost, value)
-	default:
-		h.winner, h.value = i, value
-		h.finish(i)
 	}
 }
 

@@ -204,24 +204,34 @@ func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 	})
 }
 
-func TestHedgeEndsAllContextsIfThereIsNothingToDiscard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var ctxs [2]context.Context
-		var calls atomic.Int64
-		_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
-			n := calls.Add(1) - 1
-			ctxs[n] = ctx
-			if n == 0 {
-				<-ctx.Done()
-				return 0, ctx.Err()
-			}
-			return 1, nil
+func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		discard func(any)
+		want    error
+	}{
+		"plain values":          {nil, context.Canceled},
+		"values to be released": {func(any) {}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var ctxs [2]context.Context
+				var calls atomic.Int64
+				_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Discard: c.discard},
+					func(ctx context.Context) (int, error) {
+						n := calls.Add(1) - 1
+						ctxs[n] = ctx
+						if n == 0 {
+							<-ctx.Done()
+							return 0, ctx.Err()
+						}
+						return 1, nil
+					})
+				require.NoError(t, err)
+				require.Equal(t, context.Canceled, ctxs[0].Err())
+				require.Equal(t, c.want, ctxs[1].Err())
+			})
 		})
-		require.NoError(t, err)
-		for _, ctx := range ctxs {
-			require.Error(t, ctx.Err())
-		}
-	})
+	}
 }
 
 func TestHedgePassesOnPanicAndExit(t *testing.T) {

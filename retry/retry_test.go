@@ -241,6 +241,19 @@ func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
 	})
 }
 
+func TestMaxElapsedDoesNotOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retry.New(retry.Config{MaxElapsed: time.Hour, Backoff: retry.Constant(1<<63 - 1)})
+		start := time.Now()
+		err := r.Do(t.Context(), func(context.Context) error {
+			time.Sleep(time.Second)
+			return errDown
+		})
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.Equal(t, 1.0, seconds(start))
+	})
+}
+
 func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
