@@ -291,7 +291,8 @@ func (l *Limiter) Peek() Decision {
 
 // Refund gives back n tokens of a call that was admitted but not made, to those
 // who wait first. No more come back than fill the burst. If n is 0 or less it
-// does nothing.
+// does nothing. What is given back can be spent at once, so that an interval that
+// began after the call was admitted may see that much more.
 func (l *Limiter) Refund(n int) {
 	if n <= 0 {
 		return

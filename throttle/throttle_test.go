@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -171,4 +172,176 @@ func TestEndedContextIsHonouredFirst(t *testing.T) {
 	require.ErrorIs(t, l.Do(ctx, ok), context.Canceled)
 	require.NotErrorIs(t, l.Do(ctx, ok), throttle.ErrLimited)
 	require.True(t, l.Allow(), "no token was spent")
+}
+
+func TestValidate(t *testing.T) {
+	level := func(context.Context) int { return 0 }
+	for want, cfg := range map[string]throttle.Config{
+		"": {Rate: 1},
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second":                          {},
+		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second":                         {Rate: -1},
+		"throttle.Config.Rate is NaN: must be above 0 and at most 1e12 tokens a second":                        {Rate: math.NaN()},
+		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                       {Rate: throttle.Every(0)},
+		"throttle.Config.Rate is 2e+12: must be above 0 and at most 1e12 tokens a second":                      {Rate: 2e12},
+		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":                {Rate: math.SmallestNonzeroFloat64},
+		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years":   {Rate: 1, Burst: 1 << 62},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more":                                {Rate: 1, Burst: -1},
+		"throttle.Config.MaxQueue is -1: must be 0 (for 1000) or more":                                         {Rate: 1, MaxQueue: -1},
+		"throttle.Config.Levels is -1: must be 0 (for 1) to 1000":                                              {Rate: 1, Levels: -1},
+		"throttle.Config.Levels is 2: must be 0 or 1 where Priority is nil":                                    {Rate: 1, Levels: 2},
+		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                                 {Rate: 1, Priority: level},
+		"throttle.Config.Reserve is [0]: must be one for each of the 2 Levels":                                 {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0}},
+		"throttle.Config.Reserve[0] is 0.1: must be 0: there is no level above":                                {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0.1, 0.2}},
+		"throttle.Config.Reserve[1] is 1: must be at least 0, as that of the level above, and less than 1":     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 1}},
+		"throttle.Config.Reserve[2] is 0.2: must be at least 0.5, as that of the level above, and less than 1": {Rate: 1, Levels: 3, Priority: level, Reserve: []float64{0, 0.5, 0.2}},
+	} {
+		if want == "" {
+			require.NoError(t, cfg.Validate())
+			continue
+		}
+		require.EqualError(t, cfg.Validate(), want)
+		require.PanicsWithError(t, want, func() { throttle.New(cfg) })
+	}
+	for _, rate := range []float64{throttle.Every(30 * 24 * time.Hour), 1e12, throttle.PerHour(1000), throttle.PerMinute(0.5)} {
+		require.NoError(t, throttle.Config{Rate: rate}.Validate())
+	}
+	require.InDelta(t, 10, throttle.Every(100*time.Millisecond), 1e-12)
+	require.InDelta(t, 1, throttle.PerHour(3600), 1e-12)
+}
+
+func TestBurstIsASecondsWorth(t *testing.T) {
+	for rate, burst := range map[float64]int{0.1: 1, 1: 1, 1.5: 2, 99.2: 100, 1e12: 1e12} {
+		require.Equal(t, burst, throttle.New(throttle.Config{Rate: rate}).Peek().Limit)
+	}
+}
+
+func TestCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type cost struct{}
+		l := throttle.New(throttle.Config{
+			Name: "reports", Rate: 1, Burst: 5, MaxWait: time.Minute,
+			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+		})
+		of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
+		require.NoError(t, l.Do(of(5), ok))
+		require.NoError(t, l.Do(of(0), ok), "it takes nothing")
+		require.NoError(t, l.Do(of(-3), ok), "it gives nothing either")
+		require.Zero(t, l.Peek().Remaining)
+
+		start := time.Now()
+		err := l.Do(of(6), ok)
+		require.EqualError(t, err, "throttle: reports: limited (too costly): 6 tokens at level 0 are more than a burst of 5 can give")
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.False(t, limited.Retryable())
+		require.Zero(t, limited.RetryAfter())
+		require.Equal(t, time.Duration(math.MaxInt64), l.AllowN(6).RetryAfter)
+		require.Zero(t, time.Since(start))
+
+		require.NoError(t, l.Do(of(3), ok))
+		require.Equal(t, 3*time.Second, time.Since(start))
+		require.Equal(t, throttle.Stats{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}, l.Stats())
+	})
+}
+
+func TestReserveIsLeftToTheLevelsAbove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type level struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0, 0.3, 0.7},
+			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
+		})
+		admitted := func(n int) (calls int) {
+			for l.Do(context.WithValue(t.Context(), level{}, n), ok) == nil {
+				calls++
+			}
+			return calls
+		}
+		require.Equal(t, 3, admitted(99), "clamped to 2")
+		require.False(t, l.Allow(), "asks for the least important")
+		require.Equal(t, 4, admitted(1))
+		err := l.Do(context.WithValue(t.Context(), level{}, 1), ok)
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, 1, limited.Level)
+		require.Equal(t, 3, admitted(-1), "clamped to 0")
+		time.Sleep(8 * time.Second)
+		require.Equal(t, 1, admitted(2))
+	})
+}
+
+// Features of level 2 go off with 7 of 10 tokens left, of level 1 with 3, and on
+// again at 7 + 3/4 and 3 + 7/4.
+func TestLevelDegradesAndRecoversWithHysteresis(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0, 0.3, 0.7},
+			Priority: func(context.Context) int { return 0 },
+		})
+		call := func(n int) {
+			for range n {
+				require.NoError(t, l.Do(t.Context(), ok))
+			}
+		}
+		require.Equal(t, 2, l.Level())
+		call(2)
+		require.Equal(t, 2, l.Level())
+		call(1) // 7 are left
+		require.Equal(t, 1, l.Level())
+		time.Sleep(749 * time.Millisecond)
+		require.Equal(t, 1, l.Level())
+		time.Sleep(time.Millisecond)
+		require.Equal(t, 2, l.Level())
+		call(7) // 0.75 are left
+		require.Equal(t, 0, l.Level())
+		time.Sleep(3999 * time.Millisecond) // 4.749
+		require.Equal(t, 0, l.Level())
+		time.Sleep(time.Millisecond)
+		require.Equal(t, 1, l.Level())
+		time.Sleep(time.Hour)
+		require.Equal(t, 2, l.Level())
+	})
+	require.Zero(t, throttle.New(throttle.Config{Rate: 1}).Level())
+}
+
+func TestPanicPassesThrough(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 2})
+	require.PanicsWithValue(t, "boom", func() { _ = l.Do(t.Context(), func(context.Context) error { panic("boom") }) })
+	wrapped := l.Wrap(ok)
+	require.NoError(t, wrapped(t.Context()))
+	require.ErrorIs(t, wrapped(t.Context()), throttle.ErrLimited)
+}
+
+// A limiter that is a global is built outside of the bubble in which a test uses
+// it: the times of the two have nothing to do with each other.
+func TestClockFromElsewhere(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 2, MaxWait: -1})
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-3, Burst: 2}})
+	require.True(t, l.Allow())
+	require.True(t, g.Allow(1))
+	synctest.Test(t, func(t *testing.T) {
+		require.NoError(t, l.Wait(t.Context()))
+		require.NoError(t, l.Wait(t.Context()))
+		g.Allow(1)
+		g.Allow(1)
+		require.False(t, g.Allow(1))
+	})
+	for range 2 {
+		l.Allow()
+		g.Allow(1)
+	}
+	require.False(t, l.Allow())
+	require.False(t, g.Allow(1))
+}
+
+func TestReasonsHaveNames(t *testing.T) {
+	require.Equal(t, "shed", throttle.Shed.String())
+	require.Equal(t, "throttle.Reason(0)", throttle.Reason(0).String())
+	require.Equal(t, "throttle.Reason(99)", throttle.Reason(99).String())
+}
+
+func BenchmarkAllow(b *testing.B) {
+	l := throttle.New(throttle.Config{Rate: 1e9, Burst: 1e9})
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Allow()
+	}
 }

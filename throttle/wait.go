@@ -112,14 +112,15 @@ func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Rea
 	return 0
 }
 
-// abandon takes w out of line and gives its tokens back. It returns how long
-// another call like it would have to wait.
+// abandon takes w out of line and gives its tokens back, unless its time had come.
+// It returns how long another call like it would have to wait.
 func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w.granted {
-		l.putBack(n)
+		// Others may have run behind it, within the time that its tokens stand for.
+		l.extra.Add(int64(n))
 	} else {
 		i := slices.Index(q.levels[level], w)
 		q.levels[level] = slices.Delete(q.levels[level], i, i+1)
@@ -176,11 +177,11 @@ func (l *Limiter) serve() measure {
 	m := l.measureLocked()
 	for level, line := range l.queue.levels {
 		for len(line) > 0 && line[0].tat-m.room[level] <= m.now {
+			l.queue.waiting.Add(-1)
 			line[0].granted = true
 			close(line[0].ready)
 			line[0] = nil
 			line = line[1:]
-			l.queue.waiting.Add(-1)
 		}
 		l.queue.levels[level] = line
 	}

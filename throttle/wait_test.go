@@ -1,0 +1,377 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+type admission struct {
+	from, to time.Duration // it was between these
+	tokens   int
+}
+
+// requireBound checks every interval that begins with an admission and ends with
+// one: what was admitted within it.
+func requireBound(t *testing.T, all []admission, rate float64, burst int) {
+	t.Helper()
+	slices.SortFunc(all, func(a, b admission) int { return int(a.to - b.to) })
+	for _, first := range all {
+		sum := 0
+		for _, a := range all {
+			if a.from < first.from {
+				continue
+			}
+			sum += a.tokens
+			most := float64(burst) + rate*(a.to-first.from+1).Seconds() + 1e-6
+			if float64(sum) > most {
+				require.FailNow(t, "over the limit", "%d tokens in %v, from %v on: at most %v", sum, a.to-first.from, first.from, most)
+			}
+		}
+	}
+}
+
+// A thousand callers of all kinds, on a clock that is exact.
+func TestBoundHoldsOverEveryInterval(t *testing.T) {
+	for _, burst := range []int{1, 7, 40} {
+		synctest.Test(t, func(t *testing.T) {
+			const rate = 300
+			type cost struct{}
+			l := throttle.New(throttle.Config{
+				Rate: rate, Burst: burst, MaxWait: 2 * time.Second,
+				Levels: 2, Reserve: []float64{0, 0.3},
+				Priority: func(ctx context.Context) int { return ctx.Value(cost{}).(int) % 2 },
+				Cost:     func(ctx context.Context) int { return 1 + ctx.Value(cost{}).(int)%min(burst, 4) },
+			})
+			start := time.Now()
+			var mu sync.Mutex
+			var all []admission
+			var tokens int
+			admitted := func(n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				now := time.Since(start)
+				all = append(all, admission{now, now, n})
+				tokens += n
+			}
+			var calls sync.WaitGroup
+			for i := range 1000 {
+				calls.Go(func() {
+					random := rand.New(rand.NewPCG(uint64(i), 1))
+					for range 5 {
+						time.Sleep(time.Duration(random.IntN(1e9)))
+						number := random.IntN(100)
+						ctx, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, number))
+						switch i % 3 {
+						case 0:
+							if l.AllowN(1).OK {
+								admitted(1)
+							}
+						case 1: // gives up half way
+							timer := time.AfterFunc(time.Duration(random.IntN(1e9)), cancel)
+							if l.Wait(ctx) == nil {
+								admitted(1 + number%min(burst, 4))
+							}
+							timer.Stop()
+						case 2:
+							if l.Wait(ctx) == nil {
+								admitted(1 + number%min(burst, 4))
+							}
+						}
+						cancel()
+					}
+				})
+			}
+			calls.Wait()
+			requireBound(t, all, rate, burst)
+			s := l.Stats()
+			require.EqualValues(t, tokens, s.Spent)
+			require.EqualValues(t, len(all), s.Admitted)
+			require.Zero(t, s.Waiting)
+			require.Greater(t, s.Waited, int64(100))
+			time.Sleep(time.Hour)
+			require.Equal(t, throttle.Decision{OK: true, Limit: burst, Remaining: burst - burst*3/10}, l.Peek(), "nothing was lost")
+		})
+	}
+}
+
+// What waiters that gave up would have used, others use: the server is never idle
+// while somebody waits.
+func TestNoTokenIsLostWhenWaitersGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 100, Burst: 1, MaxWait: -1})
+		start := time.Now()
+		var served atomic.Int64
+		var calls sync.WaitGroup
+		for i := range 1000 {
+			calls.Go(func() {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if i%2 == 0 {
+					time.AfterFunc(time.Millisecond, cancel)
+				}
+				if l.Wait(ctx) == nil {
+					served.Add(1)
+				}
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+		require.EqualValues(t, 501, served.Load(), "one of those that give up was served at once")
+		require.Equal(t, 5*time.Second, time.Since(start))
+	})
+}
+
+// On the clock of the machine: whatever it does, no more than the bound.
+func TestStressNeverOverTheLimit(t *testing.T) {
+	const rate, burst = 20_000, 50
+	l := throttle.New(throttle.Config{Rate: rate, Burst: burst, MaxWait: 20 * time.Millisecond})
+	start := time.Now()
+	var mu sync.Mutex
+	var all []admission
+	var ended atomic.Int64
+	var calls sync.WaitGroup
+	for i := range 1000 {
+		calls.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 2))
+			for range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(2e7)))
+				from := time.Since(start)
+				var ok bool
+				if i%2 == 0 {
+					ok = l.Allow()
+				} else {
+					err := l.Wait(ctx)
+					ok = err == nil
+					if err != nil && !errors.Is(err, throttle.ErrLimited) {
+						ended.Add(1) // before it was asked
+					}
+				}
+				if ok {
+					mu.Lock()
+					all = append(all, admission{from, time.Since(start), 1})
+					mu.Unlock()
+				}
+				cancel()
+			}
+		})
+	}
+	calls.Wait()
+	s := l.Stats()
+	require.EqualValues(t, 20_000, s.Admitted+s.Refused+ended.Load())
+	require.EqualValues(t, len(all), s.Admitted)
+	require.Zero(t, s.Waiting)
+	most := burst + rate*time.Since(start).Seconds() + 1
+	require.LessOrEqual(t, float64(len(all)), most)
+	requireBound(t, all[:min(len(all), 3000)], rate, burst)
+}
+
+func TestQueueIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: 2})
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		for range 2 {
+			calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
+		}
+		synctest.Wait()
+		err := l.Wait(t.Context())
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, throttle.QueueFull, limited.Reason)
+		require.Equal(t, 3*time.Second, limited.RetryAfter())
+		calls.Wait()
+	})
+}
+
+func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type level struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2,
+			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
+		})
+		essential := context.WithValue(t.Context(), level{}, 0)
+		rest := context.WithValue(t.Context(), level{}, 1)
+		start := time.Now()
+		for range 5 {
+			require.NoError(t, l.Wait(rest))
+		}
+		require.Zero(t, time.Since(start))
+		var calls sync.WaitGroup
+		var restAt time.Duration
+		calls.Go(func() {
+			require.NoError(t, l.Wait(rest))
+			restAt = time.Since(start)
+		})
+		synctest.Wait()
+		for range 4 { // of the 5 that are kept for these, one is promised
+			require.NoError(t, l.Wait(essential))
+		}
+		require.Zero(t, time.Since(start))
+		require.NoError(t, l.Wait(essential))
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		calls.Wait()
+		require.Equal(t, 100*time.Millisecond, restAt)
+	})
+}
+
+// One that waits gives up, behind which an essential call has already run.
+func TestGivingUpBehindWhichOthersRan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type level struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2,
+			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
+		})
+		essential := context.WithValue(t.Context(), level{}, 0)
+		rest, cancel := context.WithCancel(context.WithValue(t.Context(), level{}, 1))
+		for range 5 {
+			require.NoError(t, l.Wait(rest))
+		}
+		var calls sync.WaitGroup
+		calls.Go(func() { require.ErrorIs(t, l.Wait(rest), context.Canceled) })
+		synctest.Wait()
+		for range 2 {
+			require.NoError(t, l.Wait(essential))
+		}
+		cancel()
+		calls.Wait()
+		spent := 0
+		for start := time.Now(); time.Since(start) == 0; spent++ {
+			require.NoError(t, l.Wait(essential))
+		}
+		require.Equal(t, 4, spent, "three were left, and the fourth had to wait")
+	})
+}
+
+func TestRefundGoesToWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, MaxWait: -1, Cost: func(context.Context) int { return 10 }})
+		require.True(t, l.AllowN(10).OK)
+		start := time.Now()
+		time.Sleep(8 * time.Second)
+		var calls sync.WaitGroup
+		calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
+		synctest.Wait()
+		l.Refund(10)
+		calls.Wait()
+		require.Equal(t, 8*time.Second, time.Since(start))
+		require.Zero(t, l.Peek().Remaining, "8 had come back by then: that makes a burst of 10, not 18")
+		require.EqualValues(t, 10, l.Stats().Spent)
+	})
+}
+
+func TestRefundNeverOverfills(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
+		l.Refund(3)
+		require.Equal(t, 5, l.Peek().Remaining)
+		require.True(t, l.AllowN(2).OK)
+		l.Refund(1)
+		require.Equal(t, 4, l.Peek().Remaining)
+		time.Sleep(500 * time.Millisecond) // half a token is owed
+		require.True(t, l.AllowN(4).OK)
+		l.Refund(4)
+		require.Equal(t, 500*time.Millisecond, l.Peek().ResetAfter, "4 tokens, and not 4 and a half")
+		l.Refund(1 << 62)
+		l.Refund(-5)
+		require.Equal(t, 5, l.Peek().Remaining)
+		require.Zero(t, l.Peek().ResetAfter)
+	})
+}
+
+// When the token comes at the moment at which ctx ends, it is given back, spent by
+// the call, or lost to it: never is there another.
+func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		for range 50 {
+			require.True(t, l.Allow())
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(time.Second, cancel)
+			before := l.Stats().Spent
+			err := l.Wait(ctx)
+			spent := l.Stats().Spent - before
+			if err != nil {
+				require.ErrorIs(t, err, context.Canceled)
+			} else {
+				require.EqualValues(t, 1, spent)
+			}
+			require.Equal(t, spent == 0, l.Allow())
+			require.False(t, l.Allow())
+			time.Sleep(time.Minute)
+			cancel()
+		}
+	})
+}
+
+func TestSetRateKeepsWhatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
+		require.True(t, l.AllowN(7).OK)
+		require.NoError(t, l.SetRate(1, 20))
+		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
+		require.NoError(t, l.SetRate(1, 5))
+		require.Equal(t, throttle.Decision{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 7 * time.Second}, l.Peek())
+		require.NoError(t, l.SetRate(100, 0))
+		require.Equal(t, 93, l.Peek().Remaining)
+		require.EqualError(t, l.SetRate(0, 5), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
+		require.Equal(t, 93, l.Peek().Remaining)
+	})
+}
+
+func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		start := time.Now()
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		at := make([]time.Duration, 4)
+		for i := range at {
+			calls.Go(func() {
+				require.NoError(t, l.Wait(t.Context()))
+				at[i] = time.Since(start)
+			})
+			synctest.Wait()
+		}
+		time.Sleep(1500 * time.Millisecond) // half a token of the second
+		require.NoError(t, l.SetRate(10, 1))
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, l.SetRate(0.1, 1))
+		calls.Wait()
+		require.Equal(t, []time.Duration{time.Second, 1550 * time.Millisecond, 6600 * time.Millisecond, 16600 * time.Millisecond}, at)
+	})
+}
+
+func TestSetRateUnderLoad(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1000})
+	var admitted atomic.Int64
+	var calls sync.WaitGroup
+	for range 8 {
+		calls.Go(func() {
+			for range 20_000 {
+				if l.Allow() {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	calls.Go(func() {
+		for i := range 2000 {
+			require.NoError(t, l.SetRate(1e-3/float64(1+i%3), 1000))
+		}
+	})
+	calls.Wait()
+	require.EqualValues(t, 1000, admitted.Load(), "every token once, in whatever epoch")
+	require.EqualValues(t, 1000, l.Stats().Admitted)
+}
