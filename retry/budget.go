@@ -24,7 +24,7 @@ func (c BudgetConfig) Validate() error {
 
 // A Budget bounds retries to a fraction of calls, so that clients which retry
 // do not multiply the load on a dependency that is down. Share one among the
-// retriers (and hedged calls) of one dependency.
+// retriers of one dependency.
 //
 // Over the last 10 seconds it allows Ratio retries for each call, and PerSecond
 // x 10 besides: a rare call may still be retried. A retry is charged before its

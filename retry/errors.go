@@ -28,9 +28,9 @@ type Error struct {
 	Name     string
 	Attempts int           // how many were made
 	Elapsed  time.Duration // see [Attempt]
-	// Reason is why no other attempt was made: it is ErrExhausted or ErrBudget;
-	// context.DeadlineExceeded if a wait could not have ended before the deadline
-	// of ctx; or why ctx ended, its cause included.
+	// Reason is why no other attempt was made. By errors.Is it is ErrExhausted,
+	// ErrBudget, context.DeadlineExceeded if a wait could not have ended before
+	// the deadline of ctx, or why ctx ended, its cause included.
 	Reason error
 	// Errs are the errors of the last attempts, oldest first: at most
 	// Config.History of them, at least one.
@@ -39,11 +39,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString("retry: ")
-	if e.Name != "" {
-		b.WriteString(e.Name)
-		b.WriteString(": ")
-	}
+	b.WriteString(prefix(e.Name))
 	attempts := "attempts"
 	if e.Attempts == 1 {
 		attempts = "attempt"
@@ -61,6 +57,13 @@ func (e *Error) Error() string {
 		b.WriteString(last.Error())
 	}
 	return b.String()
+}
+
+func prefix(name string) string {
+	if name == "" {
+		return "retry: "
+	}
+	return "retry: " + name + ": "
 }
 
 // Unwrap returns the last error and the Reason.

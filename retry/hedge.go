@@ -28,7 +28,8 @@ type HedgeConfig struct {
 	Max int
 
 	// Budget limits the further calls to a fraction of the first ones. They are
-	// charged whether or not they succeed. Nil means no limit.
+	// charged whether or not they succeed. It should not be the Budget of a
+	// Retrier around the Hedge: each call would count twice. Nil means no limit.
 	Budget *Budget
 
 	// Discard is called with each value that is not returned, to close a body or

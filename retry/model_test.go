@@ -322,7 +322,8 @@ func (b *repeatingDelays) NextBackOff() time.Duration {
 	return at(b.all, b.next-1)
 }
 
-func checkAgainstModel(t *testing.T, s scenario) (checked bool) {
+func checkAgainstModel(t *testing.T, data []byte) (checked bool) {
+	s := scenarioOf(data)
 	want, certain := s.model()
 	if !certain {
 		return false
@@ -331,7 +332,7 @@ func checkAgainstModel(t *testing.T, s scenario) (checked bool) {
 	if s.budget < 0 {
 		want.spent = 0
 	}
-	require.Equal(t, want, got, "%+v", s)
+	require.Equal(t, want, got, "%q: %+v", data, s)
 	return true
 }
 
@@ -342,7 +343,7 @@ func TestRetrierIsAsItsModel(t *testing.T) {
 		for i := range data {
 			data[i] = byte(rand.Uint32())
 		}
-		if checkAgainstModel(t, scenarioOf(data)) {
+		if checkAgainstModel(t, data) {
 			checked++
 		}
 	}
@@ -350,5 +351,5 @@ func TestRetrierIsAsItsModel(t *testing.T) {
 }
 
 func FuzzRetrier(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) { checkAgainstModel(t, scenarioOf(data)) })
+	f.Fuzz(func(t *testing.T, data []byte) { checkAgainstModel(t, data) })
 }

@@ -73,7 +73,8 @@ type Config struct {
 
 	// Backoff returns the delays of one call, from its first failure on: a new
 	// BackOff each time, since they have state. Any negative delay ends the
-	// retrying. Nil means Exponential(100ms, 10s). Validate calls it once.
+	// retrying; a panic passes through. Nil means Exponential(100ms, 10s).
+	// Validate calls it once.
 	Backoff func() backoff.BackOff
 
 	// MaxRetryAfter is the longest wait that an error may ask for by its
@@ -176,8 +177,8 @@ func New(cfg Config) *Retrier {
 	}
 	return &Retrier{
 		cfg: cfg,
-		timedOut: fmt.Errorf("retry: an attempt took longer than AttemptTimeout of %v: %w",
-			cfg.AttemptTimeout, context.DeadlineExceeded),
+		timedOut: fmt.Errorf("%san attempt took longer than AttemptTimeout of %v: %w",
+			prefix(cfg.Name), cfg.AttemptTimeout, context.DeadlineExceeded),
 	}
 }
 
@@ -217,6 +218,10 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // fn is called on the caller's goroutine, with a ctx from which [AttemptFrom]
 // tells the number of the attempt. Under a Retrier that already retries, fn is
 // called once and its error is returned as it is (but see Config.Nested).
+//
+// Success at once takes no look at the clock, unless MaxElapsed, AttemptTimeout
+// or Budget needs one. It allocates nothing under context.Background or under
+// the ctx of the call before; a ctx of its own costs 24 bytes.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

@@ -347,7 +347,7 @@ func TestContextThatEndsInTheHookIsHonoured(t *testing.T) {
 
 func TestAttemptTimeoutIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := retry.New(retry.Config{AttemptTimeout: time.Second, Backoff: retry.Constant(500 * time.Millisecond)})
+		r := retry.New(retry.Config{Name: "users", AttemptTimeout: time.Second, Backoff: retry.Constant(500 * time.Millisecond)})
 		start := time.Now()
 		calls := 0
 		err := r.Do(t.Context(), func(ctx context.Context) error {
@@ -356,7 +356,7 @@ func TestAttemptTimeoutIsRetried(t *testing.T) {
 				return nil
 			}
 			<-ctx.Done()
-			require.EqualError(t, context.Cause(ctx), "retry: an attempt took longer than AttemptTimeout of 1s: context deadline exceeded")
+			require.EqualError(t, context.Cause(ctx), "retry: users: an attempt took longer than AttemptTimeout of 1s: context deadline exceeded")
 			require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
 			return ctx.Err()
 		})
