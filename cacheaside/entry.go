@@ -126,6 +126,10 @@ func (c *Cache[K, V]) jitter(ttl time.Duration) time.Duration {
 func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	x := *e
 	x.fresh = min(e.fresh, now)
+	if e.absent { // that a key does not exist is never served for longer
+		x.stale, x.keep = x.fresh, x.fresh
+		return &x
+	}
 	x.stale = min(e.stale, after(x.fresh, c.cfg.Stale))
 	x.keep = min(e.keep, after(x.fresh, max(c.cfg.Stale, c.cfg.StaleOnError)))
 	x.pause = 0

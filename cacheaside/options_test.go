@@ -454,9 +454,8 @@ func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
 
 func TestNothingIsLeftAfterClose(t *testing.T) {
 	before := runtime.NumGoroutine()
-	shared := newFakeStore()
 	for _, capacity := range []int{0, -1} {
-		conn := shared.connect()
+		conn := newFakeStore().connect()
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Load: func(ctx context.Context, k int) (int, error) {
 				if k < 50 {
