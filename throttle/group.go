@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -519,8 +520,7 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
 	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
-		g.sweep(s, 64, m.now)
-		if g.keys.Load() > int64(g.cfg.MaxKeys) {
+		if !g.makeRoom(s) {
 			g.keys.Add(-1)
 			return -1
 		}
@@ -528,6 +528,27 @@ func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	i := s.table.insert(tag, key)
 	s.table.slots[i].tat = m.now
 	return i
+}
+
+// makeRoom drops keys whose burst has refilled, if it finds some without a long
+// search, from s or from other shards that nobody uses at the moment. It reports
+// whether there is room for the key that has been counted in.
+func (g *Group[K]) makeRoom(s *shard[K]) bool {
+	g.sweep(s, 64, s.measure().now)
+	first := rand.IntN(len(g.shards))
+	for i := range min(8, len(g.shards)) {
+		if g.keys.Load() <= int64(g.cfg.MaxKeys) {
+			return true
+		}
+		other := &g.shards[(first+i)%len(g.shards)]
+		if other != s && other.mu.TryLock() {
+			g.sweep(other, 64, other.measure().now)
+			s.evicted = append(s.evicted, other.evicted...)
+			other.evicted = nil
+			other.mu.Unlock()
+		}
+	}
+	return g.keys.Load() <= int64(g.cfg.MaxKeys)
 }
 
 // sweep drops, of the next n slots, the keys whose burst was full at a time.

@@ -1,7 +1,14 @@
 package throttle_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,42 +20,377 @@ import (
 
 func TestGroupKeysAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 2}})
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2}})
 		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Remaining: 1, ResetAfter: time.Second}, g.AllowN("a", 1))
 		require.True(t, g.Allow("a"))
 		require.Equal(t, throttle.Decision{Limit: 2, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, g.AllowN("a", 1))
-		require.True(t, g.Allow("b"))
-		require.Equal(t, []throttle.Usage[string]{{"a", 2, 1}, {"b", 1, 0}}, g.Top(5))
-		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 1, Spent: 3, Keys: 2}, g.Stats())
-		g.Refund("a", 1)
-		require.Equal(t, 1, g.Peek("a").Remaining)
+		err := g.Do(t.Context(), "a", ok)
+		require.EqualError(t, err, "throttle: api/a: limited (over the limit), retry after 1s")
+		require.NoError(t, g.Wrap("b", ok)(t.Context()))
+		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}, {"b", 1, 0}}, g.Top(5))
+		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}}, g.Top(1))
+		require.Empty(t, g.Top(0))
+		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, g.Stats())
+		require.False(t, g.AllowN("c", 3).OK)
 		require.Equal(t, 2, g.Peek("c").Remaining)
-		require.NoError(t, g.Set("a", 100, 10))
-		require.Equal(t, 9, g.Peek("a").Remaining)
-		require.True(t, g.AllowN("a", 9).OK)
-		require.NoError(t, g.Set("a", 0, 0))
-		require.Equal(t, 9*time.Second, g.AllowN("a", 1).RetryAfter)
+		require.Equal(t, 2, g.Peek("never seen").Remaining)
+		require.True(t, g.AllowN("a", 0).OK)
+
+		g.Refund("a", 1)
+		g.Refund("a", -1)
+		g.Refund("never seen", 1)
+		require.Equal(t, 1, g.Peek("a").Remaining)
+		require.EqualValues(t, 1, g.Top(1)[0].Spent)
+
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, g.Do(ended, "b", ok), context.Canceled)
 	})
 }
 
-func TestGroupHoldsManyKeys(t *testing.T) {
+func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var evicted int
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 2}, MaxKeys: 1})
+		require.True(t, g.Allow("paying"))
+		require.NoError(t, g.Set("paying", 100, 10))
+		require.NoError(t, g.Set("also", 10, 0), "whatever MaxKeys says")
+		require.Equal(t, 9, g.Peek("paying").Remaining, "what was spent stays spent")
+		require.True(t, g.AllowN("paying", 9).OK)
+		require.ErrorIs(t, g.Do(t.Context(), "paying", ok), throttle.ErrLimited)
+		require.Equal(t, throttle.Usage[string]{"paying", 10, 1}, g.Top(1)[0])
+		g.Refund("paying", 1)
+		require.True(t, g.Allow("paying"))
+		time.Sleep(time.Hour)
+		require.Equal(t, 10, g.Peek("paying").Remaining)
+		require.True(t, g.AllowN("paying", 5).OK)
+
+		require.NoError(t, g.Set("paying", 0, 0))
+		require.Equal(t, throttle.Decision{Limit: 2, RetryAfter: 4 * time.Second, ResetAfter: 5 * time.Second}, g.Peek("paying"))
+		require.NoError(t, g.Set("never seen", 0, 0))
+		require.EqualValues(t, 15, g.Top(1)[0].Spent)
+		require.Error(t, g.Set("paying", -1, 0))
+		require.EqualValues(t, 15, g.Stats().Spent)
+	})
+}
+
+func TestGroupSetRateKeepsWhatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}, Overflow: throttle.ShareOne})
+		require.NoError(t, g.Set(-1, 1, 3))
+		for k := range 1000 {
+			require.True(t, g.AllowN(k, 1+k%10).OK)
+		}
+		time.Sleep(500 * time.Millisecond)
+		require.NoError(t, g.SetRate(10, 20))
+		for k := range 1000 {
+			want := 20 - 1 - k%10
+			d := g.Peek(k)
+			require.Equal(t, want, d.Remaining, "and a half")
+			require.Equal(t, time.Duration(1+k%10)*100*time.Millisecond-50*time.Millisecond, d.ResetAfter)
+		}
+		require.Equal(t, 3, g.Peek(-1).Limit)
+		require.Error(t, g.SetRate(0, 0))
+	})
+}
+
+// A group against a limiter for each key that is never dropped.
+func TestGroupEvictionNeitherMintsNorLoses(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) { playGroup(t, rand.New(rand.NewPCG(seed, 3)), 3000) })
+	}
+}
+
+func FuzzGroup(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Add(uint64(77), uint64(0))
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		synctest.Test(t, func(t *testing.T) { playGroup(t, rand.New(rand.NewPCG(a, b)), 400) })
+	})
+}
+
+func playGroup(t *testing.T, random *rand.Rand, calls int) {
+	keys := 1 + random.IntN(300)
+	cfg := throttle.Config{Rate: 100, Burst: 1 + random.IntN(5)}
+	evicted := make(map[int]int64)
+	g := throttle.NewGroup(throttle.GroupConfig[int]{
+		Config: cfg, IdleAfter: -1,
+		OnEvict: func(u throttle.Usage[int]) { evicted[u.Key] += u.Spent },
+	})
+	apart := make(map[int]*throttle.Limiter)
+	for range calls {
+		key := random.IntN(keys)
+		l := apart[key]
+		if l == nil {
+			l = throttle.New(cfg)
+			apart[key] = l
+		}
+		switch random.IntN(12) {
+		case 0:
+			time.Sleep(time.Duration(random.ExpFloat64() * 2e7))
+		case 1: // only what was taken is given back: a key that is full may be gone
+			if l.Peek().ResetAfter >= 10*time.Millisecond {
+				g.Refund(key, 1)
+				l.Refund(1)
+			}
+		case 2:
+			rate, burst := 10*float64(1+random.IntN(50)), 1+random.IntN(9)
+			require.NoError(t, g.Set(key, rate, burst))
+			require.NoError(t, l.SetRate(rate, burst))
+		case 3:
+			require.NoError(t, g.Set(key, 0, 0))
+			require.NoError(t, l.SetRate(cfg.Rate, cfg.Burst))
+		default:
+			n := random.IntN(4)
+			got, want := g.AllowN(key, n), l.AllowN(n)
+			// They count from different moments: to the nanosecond.
+			require.InDelta(t, want.RetryAfter, got.RetryAfter, 3)
+			if want.RetryAfter > 3 || got.RetryAfter > 3 {
+				require.Equal(t, want.OK, got.OK, "key %d", key)
+				require.InDelta(t, want.Remaining, got.Remaining, 1)
+			}
+			if got.OK != want.OK {
+				return // a matter of less than a nanosecond, which ends the comparison
+			}
+		}
+	}
+	spent := make(map[int]int64)
+	for _, u := range g.Top(keys) {
+		spent[u.Key] = u.Spent
+	}
+	for key, l := range apart {
+		require.Equal(t, l.Stats().Spent, spent[key]+evicted[key], "the account of key %d", key)
+	}
+}
+
+func TestGroupIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var evicted atomic.Int64
 		g := throttle.NewGroup(throttle.GroupConfig[int]{
 			Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1000, IdleAfter: -1,
-			OnEvict: func(u throttle.Usage[int]) { evicted++; require.EqualValues(t, 1, u.Spent) },
+			OnEvict: func(u throttle.Usage[int]) { evicted.Add(u.Spent) },
 		})
 		for round := range 5 {
 			for k := range 1000 {
-				require.True(t, g.Allow(1000*round+k), fmt.Sprint(round, k))
+				require.True(t, g.Allow(1000*round+k))
 				require.False(t, g.Allow(1000*round+k))
 			}
-			require.False(t, g.Allow(-1))
+			d := g.AllowN(-1, 1)
+			require.Equal(t, throttle.Decision{Limit: 1, RetryAfter: time.Second}, throttle.Decision{OK: d.OK, Limit: d.Limit, Remaining: d.Remaining, RetryAfter: d.RetryAfter})
+			err := g.Do(t.Context(), -1, ok)
+			limited, _ := errors.AsType[*throttle.LimitedError](err)
+			require.Equal(t, throttle.TooManyKeys, limited.Reason)
+			require.Equal(t, time.Second, limited.RetryAfter())
 			time.Sleep(time.Second)
 		}
 		s := g.Stats()
 		require.Equal(t, 1000, s.Keys)
 		require.EqualValues(t, 4000, s.Evicted)
-		require.Equal(t, 4000, evicted)
+		require.EqualValues(t, 4000, evicted.Load())
+		require.EqualValues(t, 10, s.Overflow)
 	})
+}
+
+// What is kept for Top makes room where it is needed.
+func TestGroupMakesRoomFromWhatIsIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2000, IdleAfter: time.Hour})
+		for k := range 2000 {
+			require.True(t, g.Allow(k))
+		}
+		require.False(t, g.Allow(-1))
+		time.Sleep(time.Second)
+		require.EqualValues(t, 0, g.Stats().Evicted)
+		admitted := 0
+		for k := range 2000 {
+			if g.Allow(10_000 + k) {
+				admitted++
+			}
+		}
+		require.Greater(t, admitted, 1800)
+		require.LessOrEqual(t, g.Stats().Keys, 2000)
+	})
+}
+
+// An attacker makes up keys. The tenants that are known go on, memory does not
+// grow, and all the made-up keys that do not fit share one limit.
+func TestGroupUnderMadeUpKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[string]{
+			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 500, Overflow: throttle.ShareOne,
+		})
+		require.NoError(t, g.Set("paying", 5, 5))
+		stolen := 0
+		for second := range 20 {
+			for i := range 2000 {
+				if g.AllowN(fmt.Sprint("made up ", second, i), 10).OK {
+					stolen++
+				}
+			}
+			for range 5 {
+				require.True(t, g.Allow("paying"), "second %d", second)
+			}
+			require.LessOrEqual(t, g.Stats().Keys, 501)
+			time.Sleep(time.Second)
+		}
+		// Each slot turns over once in the 10 s that a burst takes to refill.
+		require.LessOrEqual(t, stolen, 2*(500+1)+2)
+		require.NotZero(t, g.Stats().Overflow)
+		for range 10 {
+			err := g.Do(t.Context(), "one more", ok)
+			if err != nil {
+				require.EqualError(t, err, "throttle: overflow: limited (over the limit), retry after 1s")
+			}
+		}
+	})
+}
+
+// One tenant floods: the others keep their rate.
+func TestGroupFloodOfOneTenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 10, Burst: 1}})
+		for range 100 {
+			for range 1000 {
+				g.Allow(0)
+			}
+			for tenant := 1; tenant < 20; tenant++ {
+				require.True(t, g.Allow(tenant))
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		top := g.Top(2)
+		require.Equal(t, throttle.Usage[int]{Key: 0, Spent: 100, Refused: 99_900}, top[0])
+		require.EqualValues(t, 100, top[1].Spent)
+	})
+}
+
+func TestGroupWaitsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "g", Rate: 10, Burst: 1, MaxWait: 350 * time.Millisecond}})
+		start := time.Now()
+		var calls sync.WaitGroup
+		at := make([]time.Duration, 4)
+		for i := range at {
+			calls.Go(func() {
+				require.NoError(t, g.Wait(t.Context(), "a"))
+				at[i] = time.Since(start)
+			})
+			synctest.Wait()
+		}
+		err := g.Wait(t.Context(), "a")
+		require.EqualError(t, err, "throttle: g/a: limited (wait too long), retry after 400ms")
+		require.NoError(t, g.Wait(t.Context(), "b"))
+		require.False(t, g.Allow("a"))
+		calls.Wait()
+		require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}, at)
+		require.Equal(t, throttle.Usage[string]{"a", 4, 2}, g.Top(1)[0])
+		require.Equal(t, throttle.GroupStats{Admitted: 5, Refused: 2, Spent: 5, Keys: 2}, g.Stats())
+		require.False(t, g.Allow("a"))
+		time.Sleep(100 * time.Millisecond)
+		require.True(t, g.Allow("a"), "as exact as before it had to wait")
+	})
+}
+
+func TestGroupUnderStress(t *testing.T) {
+	const rate, burst = 50, 3
+	g := throttle.NewGroup(throttle.GroupConfig[int]{
+		Config: throttle.Config{Rate: rate, Burst: burst, MaxWait: 10 * time.Millisecond}, MaxKeys: 400, IdleAfter: -1,
+	})
+	start := time.Now()
+	admitted := make([]atomic.Int64, 300)
+	var calls sync.WaitGroup
+	for i := range 16 {
+		calls.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 4))
+			for n := range 3000 {
+				key := random.IntN(len(admitted))
+				var ok bool
+				switch n % 32 {
+				case 0:
+					ok = g.Wait(t.Context(), key) == nil
+				case 1:
+					g.Top(3)
+					g.Peek(key)
+				case 2:
+					g.Allow(1000 + random.IntN(100_000))
+				default:
+					ok = g.Allow(key)
+				}
+				if ok {
+					admitted[key].Add(1)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	most := int64(burst + rate*time.Since(start).Seconds() + 1)
+	for key := range admitted {
+		require.LessOrEqual(t, admitted[key].Load(), most)
+	}
+	require.LessOrEqual(t, g.Stats().Keys, 400)
+}
+
+func TestGroupOfAMillionKeys(t *testing.T) {
+	const keys = 1_000_000
+	names := make([]string, keys)
+	for i := range names {
+		names[i] = "tenant-" + strconv.Itoa(i)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: keys})
+	for _, name := range names {
+		if !g.Allow(name) {
+			t.Fatal("a new key has its burst")
+		}
+	}
+	bytes := float64(heap()-before) / keys
+	require.Less(t, bytes, 100.0, "bytes a key")
+	require.False(t, g.Allow("one more"))
+	require.Zero(t, testing.AllocsPerRun(100, func() { g.Allow(names[keys/2]) }))
+	for _, name := range names {
+		require.Equal(t, name != names[keys/2], g.Allow(name))
+		break
+	}
+	require.Equal(t, keys, g.Stats().Keys)
+	runtime.KeepAlive(names)
+}
+
+func TestGroupCountsFarBeyondAWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e9, Burst: 3e9}})
+		for range 5 {
+			require.True(t, g.AllowN(1, 3e9).OK)
+			time.Sleep(3 * time.Second)
+		}
+		require.True(t, g.Allow(1))
+		require.EqualValues(t, 15e9+1, g.Top(1)[0].Spent)
+		g.Refund(1, 1)
+		require.EqualValues(t, 15e9, g.Top(1)[0].Spent)
+	})
+}
+
+func TestGroupForCenturies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}})
+		for range 6 {
+			require.True(t, g.AllowN(1, 10).OK)
+			require.False(t, g.Allow(1))
+			time.Sleep(40 * 365 * 24 * time.Hour)
+		}
+	})
+}
+
+func TestGroupValidate(t *testing.T) {
+	for want, cfg := range map[string]throttle.GroupConfig[int]{
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second": {},
+		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100 000) or more":         {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
+		"throttle.GroupConfig.Overflow is 7: must be RefuseNew or ShareOne":           {Config: throttle.Config{Rate: 1}, Overflow: 7},
+	} {
+		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
+	}
 }
