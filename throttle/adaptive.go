@@ -144,9 +144,10 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	switch {
 	case err == nil:
 		what = accepted
-	case ctx.Err() == context.Canceled:
-		what = neither
-	case !a.cfg.Refused(err):
+	case ctx.Err() == context.Canceled: // by whoever is no longer interested
+	case a.cfg.Refused(err):
+		what = refused
+	default:
 		what = accepted
 	}
 	return err

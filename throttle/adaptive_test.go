@@ -1,0 +1,232 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var errOverloaded = errors.New("overloaded")
+
+// finalError says that trying again cannot help.
+type finalError struct{}
+
+func (finalError) Error() string   { return "not found" }
+func (finalError) Retryable() bool { return false }
+
+func overloaded(context.Context) error { return errOverloaded }
+
+func newAdaptive(cfg throttle.AdaptiveConfig, seed uint64) *throttle.Adaptive {
+	a := throttle.NewAdaptive(cfg)
+	a.SetRand(rand.New(rand.NewPCG(seed, 5)).Float64)
+	return a
+}
+
+// The probability follows the formula, call by call.
+func TestAdaptiveFollowsTheFormula(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var requests, accepts float64
+		draw := 0.0
+		a := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "users"})
+		a.SetRand(func() float64 { return draw })
+		formula := func() float64 { return max(0, (requests-2*accepts)/(requests+1)) }
+		for range 10 {
+			require.NoError(t, a.Do(t.Context(), ok))
+			requests, accepts = requests+1, accepts+1
+			require.Zero(t, a.Stats().Probability)
+		}
+		draw = 0.999 // all are sent
+		for range 30 {
+			require.Equal(t, errOverloaded, a.Do(t.Context(), overloaded))
+			requests++
+			require.InDelta(t, formula(), a.Stats().Probability, 1e-12)
+		}
+		require.InDelta(t, 20.0/41, formula(), 1e-12)
+		draw = formula() - 1e-9
+		err := a.Do(t.Context(), ok)
+		require.EqualError(t, err, "throttle: users: limited (shed)")
+		requests++ // what is kept back is wanted all the same
+		require.InDelta(t, formula(), a.Stats().Probability, 1e-12)
+		draw = formula() + 1e-9
+		require.NoError(t, a.Wrap(ok)(t.Context()))
+		require.Equal(t, throttle.AdaptiveStats{Sent: 41, Accepted: 11, Refused: 1, Probability: 20.0 / 43}, a.Stats())
+	})
+}
+
+func TestAdaptiveForgetsWhatLeftTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := throttle.NewAdaptive(throttle.AdaptiveConfig{Window: 24 * time.Second})
+		a.SetRand(func() float64 { return 1 })
+		for range 10 {
+			_ = a.Do(t.Context(), overloaded)
+		}
+		require.InDelta(t, 10.0/11, a.Stats().Probability, 1e-12)
+		time.Sleep(12 * time.Second)
+		_ = a.Do(t.Context(), overloaded)
+		time.Sleep(12*time.Second - 1)
+		require.InDelta(t, 11.0/12, a.Stats().Probability, 1e-12)
+		time.Sleep(1)
+		require.InDelta(t, 1.0/2, a.Stats().Probability, 1e-12)
+		time.Sleep(time.Hour)
+		require.Zero(t, a.Stats().Probability)
+	})
+}
+
+func TestAdaptiveCallsInFlightAreNoRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAdaptive(throttle.AdaptiveConfig{Window: time.Minute}, 1)
+		var calls sync.WaitGroup
+		for i := range 100 {
+			calls.Go(func() {
+				err := a.Do(t.Context(), func(context.Context) error {
+					time.Sleep(time.Second)
+					if i < 90 {
+						return errOverloaded
+					}
+					return nil
+				})
+				require.NotErrorIs(t, err, throttle.ErrLimited)
+			})
+		}
+		synctest.Wait()
+		require.Zero(t, a.Stats().Probability)
+		calls.Wait()
+		require.InDelta(t, (100.0-2*10)/101, a.Stats().Probability, 1e-12)
+
+		go func() {
+			_ = a.Do(t.Context(), func(context.Context) error { time.Sleep(time.Hour); return errOverloaded })
+		}()
+		time.Sleep(2 * time.Hour) // it was sent in a step that has gone
+		require.Zero(t, a.Stats().Probability)
+	})
+}
+
+func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		for what, c := range map[string]struct {
+			do   func(a *throttle.Adaptive)
+			want float64
+		}{
+			"an error":      {func(a *throttle.Adaptive) { _ = a.Do(t.Context(), overloaded) }, 0.5},
+			"a final error": {func(a *throttle.Adaptive) { _ = a.Do(t.Context(), func(context.Context) error { return finalError{} }) }, 0},
+			"a caller's cancel": {func(a *throttle.Adaptive) {
+				require.ErrorIs(t, a.Do(ctx, func(ctx context.Context) error { cancel(); return ctx.Err() }), context.Canceled)
+				require.ErrorIs(t, a.Do(ctx, ok), context.Canceled)
+			}, 0},
+			"a panic": {func(a *throttle.Adaptive) {
+				require.Panics(t, func() { _ = a.Do(t.Context(), func(context.Context) error { panic("boom") }) })
+			}, 0},
+		} {
+			a := newAdaptive(throttle.AdaptiveConfig{}, 1)
+			c.do(a)
+			require.InDelta(t, c.want, a.Stats().Probability, 1e-12, what)
+		}
+		a := newAdaptive(throttle.AdaptiveConfig{Refused: func(err error) bool { return !errors.Is(err, errOverloaded) }}, 1)
+		_ = a.Do(t.Context(), overloaded)
+		require.Zero(t, a.Stats().Probability)
+	})
+}
+
+// A server of limited capacity, which refusing a call costs 0.15 of serving it.
+type server struct {
+	capacity     float64 // calls served in a second, if none is refused
+	left         float64
+	served, seen int
+}
+
+func (s *server) call(context.Context) error {
+	s.seen++
+	if s.left < 1 {
+		s.left = max(0, s.left-0.15)
+		return errOverloaded
+	}
+	s.left--
+	s.served++
+	return nil
+}
+
+// load offers calls to the server for 6 minutes and returns what a second of the
+// last was like.
+func load(t *testing.T, s *server, perSecond int, do func(context.Context, func(context.Context) error) error) (sent, served float64) {
+	t.Helper()
+	const minutes = 6
+	for second := range minutes * 60 {
+		if second == (minutes-1)*60 {
+			s.seen, s.served = 0, 0
+		}
+		for range perSecond {
+			s.left = min(s.left+s.capacity/float64(perSecond), 20)
+			_ = do(t.Context(), s.call)
+		}
+		time.Sleep(time.Second)
+	}
+	return float64(s.seen) / 60, float64(s.served) / 60
+}
+
+func TestAdaptiveSendsKTimesWhatIsAccepted(t *testing.T) {
+	for seed := range uint64(3) {
+		for _, k := range []float64{1.5, 2, 3} {
+			synctest.Test(t, func(t *testing.T) {
+				bare := &server{capacity: 100}
+				sentBare, servedBare := load(t, bare, 400, func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) })
+				a := newAdaptive(throttle.AdaptiveConfig{K: k}, seed)
+				sent, served := load(t, &server{capacity: 100}, 400, a.Do)
+				require.EqualValues(t, 400, sentBare)
+				require.InEpsilon(t, k*served, sent, 0.05, "K x accepts")
+				require.Greater(t, served, 1.5*servedBare, "goodput, as refusing costs the server too")
+			})
+		}
+	}
+}
+
+func TestAdaptiveRecovers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAdaptive(throttle.AdaptiveConfig{}, 1)
+		sent, _ := load(t, &server{}, 100, a.Do)
+		require.Less(t, sent, 2.0, "of a server that is down, but enough to notice")
+		require.Positive(t, sent)
+		load(t, &server{capacity: 1000}, 100, a.Do)
+		load(t, &server{capacity: 1000}, 100, a.Do) // what is sent doubles in about 40 s
+		_, served := load(t, &server{capacity: 1000}, 100, a.Do)
+		require.EqualValues(t, 100, served)
+		require.Zero(t, a.Stats().Probability)
+	})
+}
+
+func TestAdaptiveKeepsTheLessImportantBackFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type level struct{}
+		shed := make([]int, 3)
+		a := newAdaptive(throttle.AdaptiveConfig{
+			K: 1.2, Levels: 3,
+			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
+			OnReject: func(_ context.Context, e *throttle.LimitedError) { shed[e.Level]++ },
+		}, 1)
+		random := rand.New(rand.NewPCG(9, 9))
+		load(t, &server{capacity: 150}, 200, func(ctx context.Context, fn func(context.Context) error) error {
+			return a.Do(context.WithValue(ctx, level{}, random.IntN(3)), fn)
+		})
+		require.Zero(t, shed[0])
+		require.Less(t, shed[1], shed[2]/10)
+		require.NotZero(t, shed[2])
+	})
+}
+
+func TestAdaptiveValidate(t *testing.T) {
+	for want, cfg := range map[string]throttle.AdaptiveConfig{
+		"throttle.AdaptiveConfig.K is 1: must be 0 (for 2), or above 1 and at most 1e9":       {K: 1},
+		"throttle.AdaptiveConfig.Window is -1ns: must be 0 (for 2 minutes), or at least 24ns": {Window: -1},
+		"throttle.AdaptiveConfig.Levels is 2: must be 0 or 1 where Priority is nil":           {Levels: 2},
+	} {
+		require.PanicsWithError(t, want, func() { throttle.NewAdaptive(cfg) })
+	}
+}
