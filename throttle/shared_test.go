@@ -1,0 +1,285 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+type call struct {
+	script string
+	keys   []string
+	args   []any
+}
+
+// A fakeRedis answers with what it is told to. What the script does is tested
+// with a real one, in internal/integration/throttle.
+type fakeRedis struct {
+	mu     sync.Mutex
+	calls  []call
+	answer func(ctx context.Context, args []any) (any, error)
+}
+
+func (f *fakeRedis) eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	f.mu.Lock()
+	f.calls = append(f.calls, call{script, keys, args})
+	answer := f.answer
+	f.mu.Unlock()
+	return answer(ctx, args)
+}
+
+func answers(v ...any) func(context.Context, []any) (any, error) {
+	return func(context.Context, []any) (any, error) { return v, nil }
+}
+
+var errDown = errors.New("connection refused")
+
+func down(context.Context, []any) (any, error) { return nil, errDown }
+
+func hanging(ctx context.Context, _ []any) (any, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestSharedAsksOnceForEachDecision(t *testing.T) {
+	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
+	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5})
+	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Allow(t.Context()))
+	require.NoError(t, s.Wrap(ok)(t.Context()))
+	f.answer = answers("0", []byte("100000"), 500_000)
+	err := s.Do(t.Context(), ok)
+	require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 100ms")
+	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Spent: 2, Asked: 3}, s.Stats())
+	for _, c := range f.calls {
+		require.Equal(t, []string{"throttle:api"}, c.keys)
+		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
+		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), 1, uint64(100_000), uint64(0)}, c.args)
+	}
+
+	require.NoError(t, s.SetRate(3, 2))
+	_ = s.Allow(t.Context())
+	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
+		"a third of a second, rounded up to 2^-32 us")
+	require.Error(t, s.SetRate(0, 2))
+	require.Error(t, s.SetRate(1e10, 2))
+}
+
+func TestSharedKeysLevelsAndCosts(t *testing.T) {
+	type cost struct{}
+	var rejected []*throttle.LimitedError
+	f := &fakeRedis{answer: answers(int64(0), int64(1000), int64(1000))}
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10,
+		Key:      func(context.Context) string { return "tenant" },
+		Levels:   2,
+		Priority: func(context.Context) int { return 5 },
+		Cost:     func(ctx context.Context) int { n, _ := ctx.Value(cost{}).(int); return n },
+		OnReject: func(_ context.Context, e *throttle.LimitedError) { rejected = append(rejected, e) },
+	})
+	of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
+	require.NoError(t, s.Do(of(0), ok), "takes nothing, asks nobody")
+	require.NoError(t, s.Do(of(-1), ok))
+	require.EqualError(t, s.Do(of(3), ok), "throttle: api/tenant: limited (over the limit), retry after 1ms")
+	require.Equal(t, []string{"p:api/tenant"}, f.calls[0].keys)
+	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), 3, uint64(3), uint64(0)}, f.calls[0].args)
+	err := s.Do(of(6), ok)
+	require.EqualError(t, err, "throttle: api/tenant: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
+	require.Len(t, f.calls, 1)
+	require.Len(t, rejected, 2)
+}
+
+func TestSharedEndedContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: hanging}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		err := s.Do(ctx, ok)
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, throttle.ContextEnded, limited.Reason)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, s.Do(ctx, ok), throttle.ErrLimited)
+		require.False(t, s.Allow(ctx).OK)
+		require.Len(t, f.calls, 1)
+		require.False(t, s.Stats().Down, "a caller that leaves says nothing about Redis")
+
+		soon, cancel := context.WithTimeout(t.Context(), 40*time.Millisecond)
+		defer cancel()
+		require.NoError(t, s.Do(soon, ok), "slow, so the local limit decides")
+		require.True(t, s.Stats().Down)
+	})
+}
+
+// What is not an answer is an outage, and says what was wrong.
+func TestSharedBadAnswers(t *testing.T) {
+	for want, answer := range map[string]any{
+		"throttle: api: the script's answer is string OK: must be three integers":            "OK",
+		"throttle: api: the script's answer is <nil> <nil>: must be three integers":          nil,
+		"throttle: api: the script's answer is []interface {} [1 2]: must be three integers": []any{int64(1), int64(2)},
+		"throttle: api: the script's answer has string x: must be an integer of 0 or more":   []any{int64(1), "x", int64(2)},
+		"throttle: api: the script's answer has float64 1: must be an integer of 0 or more":  []any{1.0, int64(1), int64(2)},
+		"throttle: api: the script's answer has int64 -5: must be an integer of 0 or more":   []any{int64(1), int64(-5), int64(2)},
+		"throttle: api: the script's answer is 7 tokens: must be 1 or 1":                     []any{int64(7), int64(0), int64(2)},
+	} {
+		var reported error
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+			Eval:    func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
+			OnError: func(_ context.Context, err error) { reported = err },
+		})
+		err := s.Do(t.Context(), ok)
+		require.EqualError(t, reported, want)
+		require.ErrorIs(t, err, throttle.ErrOutage)
+		require.ErrorIs(t, err, throttle.ErrLimited)
+		require.ErrorIs(t, err, reported)
+	}
+}
+
+func TestSharedOutage(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy   throttle.OutagePolicy
+		admitted int // of 100 at once
+	}{
+		"LimitLocally": {throttle.LimitLocally, 5},
+		"RefuseAll":    {throttle.RefuseAll, 0},
+		"AdmitAll":     {throttle.AdmitAll, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeRedis{answer: hanging}
+				s := throttle.NewShared(throttle.SharedConfig{
+					Name: "api", Eval: f.eval, Rate: 10, Burst: 20, OnOutage: c.policy, Instances: 4,
+				})
+				start := time.Now()
+				admitted := 0
+				var err error
+				for range 100 {
+					if e := s.Do(t.Context(), ok); e == nil {
+						admitted++
+					} else {
+						err = e
+					}
+				}
+				require.Equal(t, c.admitted, admitted)
+				require.Equal(t, 50*time.Millisecond, time.Since(start), "one waits for Redis, the others do not")
+				require.Len(t, f.calls, 1)
+				require.Equal(t, throttle.SharedStats{
+					Admitted: int64(admitted), Refused: int64(100 - admitted), Spent: int64(admitted), Asked: 1, Failed: 1, Alone: 100, Down: true,
+				}, s.Stats())
+				switch c.policy {
+				case throttle.RefuseAll:
+					require.EqualError(t, err, "throttle: api: limited (outage), retry after 1s: throttle: shared limit cannot be reached: context deadline exceeded")
+				case throttle.LimitLocally:
+					require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 400ms")
+				}
+
+				time.Sleep(time.Second) // one tries again
+				f.answer = down
+				_ = s.Do(t.Context(), ok)
+				_ = s.Do(t.Context(), ok)
+				require.Len(t, f.calls, 2)
+				time.Sleep(time.Second)
+				f.answer = answers(int64(1), int64(0), int64(100))
+				for range 100 {
+					require.NoError(t, s.Do(t.Context(), ok))
+				}
+				require.Len(t, f.calls, 102, "Redis is back")
+				require.False(t, s.Stats().Down)
+			})
+		})
+	}
+}
+
+func TestSharedOutageAndWhatIsTooMuchForOneInstance(t *testing.T) {
+	f := &fakeRedis{answer: down}
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Eval: f.eval, Rate: 10, Burst: 8, Instances: 4, Cost: func(context.Context) int { return 5 },
+	})
+	err := s.Do(t.Context(), ok)
+	require.ErrorIs(t, err, throttle.ErrOutage)
+	require.ErrorIs(t, err, errDown)
+	limited, _ := errors.AsType[*throttle.LimitedError](err)
+	require.True(t, limited.Retryable(), "once Redis is back")
+	require.Positive(t, limited.RetryAfter())
+}
+
+// A batch costs one round trip; what is asked for is what is missing of it.
+func TestSharedBatch(t *testing.T) {
+	n := 1
+	f := &fakeRedis{}
+	f.answer = func(_ context.Context, args []any) (any, error) {
+		return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+	}
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10,
+		Cost: func(context.Context) int { return n },
+	})
+	for range 100 {
+		require.True(t, s.Allow(t.Context()).OK)
+	}
+	require.Len(t, f.calls, 10)
+	require.Len(t, f.calls[0].args, 10, "ten, or else one")
+	n = 15
+	require.True(t, s.Allow(t.Context()).OK)
+	require.Len(t, f.calls[10].args, 7)
+	n = 4
+	for range 3 {
+		require.True(t, s.Allow(t.Context()).OK)
+	}
+	require.Equal(t, 10, f.calls[11].args[4])
+	require.Equal(t, 8, f.calls[12].args[4], "two are left")
+
+	f.answer = answers(int64(0), int64(10), int64(10)) // 6 are left
+	require.True(t, s.Allow(t.Context()).OK)
+	require.False(t, s.Allow(t.Context()).OK)
+	n = 2
+	require.True(t, s.Allow(t.Context()).OK)
+	require.EqualValues(t, s.Stats().Spent, 100+15+12+4+2)
+}
+
+// Callers that find no tokens wait for one round trip, not each for its own.
+func TestSharedBatchIsAskedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
+			time.Sleep(10 * time.Millisecond)
+			return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+		}}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 100, Burst: 100, Batch: 50})
+		var calls sync.WaitGroup
+		for range 100 {
+			calls.Go(func() { require.NoError(t, s.Do(t.Context(), ok)) })
+		}
+		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		synctest.Wait()
+		require.ErrorIs(t, s.Do(impatient, ok), context.DeadlineExceeded)
+		calls.Wait()
+		require.Len(t, f.calls, 2)
+	})
+}
+
+func TestSharedValidate(t *testing.T) {
+	eval := (&fakeRedis{}).eval
+	key := func(context.Context) string { return "" }
+	for want, cfg := range map[string]throttle.SharedConfig{
+		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":            {Eval: eval, Rate: 1},
+		"throttle.SharedConfig.Eval is nil: must be set":                                                {Name: "n", Rate: 1},
+		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e12 tokens a second":             {Name: "n", Eval: eval},
+		"throttle.SharedConfig.Rate is 1e+10: must be at most 1e9 tokens a second":                      {Name: "n", Eval: eval, Rate: 1e10},
+		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                              {Name: "n", Eval: eval, Rate: 2, Batch: 5},
+		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one": {Name: "n", Eval: eval, Rate: 2, Batch: 2, Key: key},
+		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                          {Name: "n", Eval: eval, Rate: 2, Timeout: -1},
+		"throttle.SharedConfig.OnOutage is 9: must be LimitLocally, RefuseAll or AdmitAll":              {Name: "n", Eval: eval, Rate: 2, OnOutage: 9},
+		"throttle.SharedConfig.Instances is -1: must be 0 (for 1) or more":                              {Name: "n", Eval: eval, Rate: 2, Instances: -1},
+		"throttle.SharedConfig.RetryEvery is -1ns: must be 0 (for a second) or more":                    {Name: "n", Eval: eval, Rate: 2, RetryEvery: -1},
+	} {
+		require.PanicsWithError(t, want, func() { throttle.NewShared(cfg) })
+	}
+}
