@@ -1,0 +1,368 @@
+// Package throttle_test tests throttle.Shared on real servers.
+package throttle_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+func evalWith(rdb redis.Scripter) func(context.Context, string, []string, ...any) (any, error) {
+	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+		return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
+	}
+}
+
+func client(t testing.TB, addr string) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+var prefixes atomic.Int64
+
+// prefix returns one that no other test uses, nor an earlier run.
+func prefix(t testing.TB, rdb *redis.Client) string {
+	p := fmt.Sprintf("throttle-test:%d:%d:%d:", os.Getpid(), time.Now().UnixNano(), prefixes.Add(1))
+	t.Cleanup(func() {
+		keys, _ := rdb.Keys(context.Background(), p+"*").Result()
+		for _, key := range keys {
+			rdb.Del(context.Background(), key)
+		}
+	})
+	return p
+}
+
+// patient is longer than any machine takes for an answer.
+const patient = 30 * time.Second
+
+// A worker is a process of its own that makes calls.
+type worker struct {
+	Addr, Prefix string
+	Rate         float64
+	Burst, Batch int
+	Calls        int // to make, one after the other
+}
+
+type result struct {
+	Stats throttle.SharedStats
+}
+
+const workerEnv = "THROTTLE_TEST_WORKER"
+
+func TestMain(m *testing.M) {
+	work := os.Getenv(workerEnv)
+	if work == "" {
+		os.Exit(m.Run())
+	}
+	var w worker
+	if err := json.Unmarshal([]byte(work), &w); err != nil {
+		panic(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "fleet", Prefix: w.Prefix, Eval: evalWith(rdb), Rate: w.Rate, Burst: w.Burst, Batch: w.Batch,
+		Timeout: patient, OnOutage: throttle.RefuseAll,
+	})
+	var calls sync.WaitGroup
+	for range 4 {
+		calls.Go(func() {
+			for range w.Calls / 4 {
+				_ = s.Do(context.Background(), func(context.Context) error { return nil })
+			}
+		})
+	}
+	calls.Wait()
+	if err := json.NewEncoder(os.Stdout).Encode(result{s.Stats()}); err != nil {
+		panic(err)
+	}
+}
+
+// fleet runs n workers at once and returns what each has done, and the time that
+// it took by the clock of Redis.
+func fleet(t *testing.T, rdb *redis.Client, n int, w worker) ([]throttle.SharedStats, time.Duration) {
+	work, err := json.Marshal(w)
+	require.NoError(t, err)
+	began := rdb.Time(t.Context()).Val()
+	all := make([]throttle.SharedStats, n)
+	var processes sync.WaitGroup
+	for i := range all {
+		processes.Go(func() {
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), workerEnv+"="+string(work))
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("worker: %v", err)
+				return
+			}
+			var r result
+			if err := json.Unmarshal(out, &r); err != nil {
+				t.Errorf("worker: %v: %s", err, out)
+			}
+			all[i] = r.Stats
+		})
+	}
+	processes.Wait()
+	return all, rdb.Time(t.Context()).Val().Sub(began)
+}
+
+func TestFourProcessesShareOneLimit(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	for name, c := range map[string]struct {
+		rate         float64
+		burst, batch int
+	}{
+		"a burst and no more": {rate: 1.0 / 3600, burst: 200},
+		"a rate":              {rate: 500, burst: 50},
+		"an odd rate":         {rate: 1e4 / 3, burst: 7},
+		"batches":             {rate: 500, burst: 50, batch: 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all, took := fleet(t, rdb, 4, worker{
+				Addr: services.Redis(t), Prefix: prefix(t, rdb), Rate: c.rate, Burst: c.burst, Batch: c.batch, Calls: 1000,
+			})
+			var sum throttle.SharedStats
+			for _, s := range all {
+				sum.Admitted += s.Admitted
+				sum.Refused += s.Refused
+				sum.Asked += s.Asked
+				sum.Failed += s.Failed
+			}
+			t.Logf("%v: %+v", took, sum)
+			require.Zero(t, sum.Failed)
+			require.EqualValues(t, 4000, sum.Admitted+sum.Refused)
+			// All tokens were there at the start, so those of the batches count too.
+			require.LessOrEqual(t, float64(sum.Admitted), float64(c.burst)+c.rate*took.Seconds())
+			require.GreaterOrEqual(t, sum.Admitted, int64(c.burst))
+			if c.rate < 1 {
+				require.EqualValues(t, c.burst, sum.Admitted)
+			}
+			if c.batch == 0 {
+				require.EqualValues(t, 4000, sum.Asked, "one round trip a decision")
+			} else {
+				require.LessOrEqual(t, sum.Asked, sum.Refused+sum.Admitted)
+			}
+		})
+	}
+}
+
+// What is taken in batches is spent later: up to Batch-1 tokens an instance more
+// than the limit, in an interval that begins after they were taken.
+func TestBatchStaysWithinItsBound(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	p := prefix(t, rdb)
+	instances := make([]*throttle.Shared, 4)
+	for i := range instances {
+		instances[i] = throttle.NewShared(throttle.SharedConfig{
+			Name: "batch", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 60, Batch: 10,
+			Timeout: patient, OnOutage: throttle.RefuseAll,
+		})
+		require.True(t, instances[i].Allow(t.Context()).OK) // 9 more are held
+	}
+	require.NoError(t, rdb.Del(t.Context(), p+"batch").Err()) // as after the time in which the burst refills
+	admitted, asked := 0, 0
+	for range 100 {
+		for _, s := range instances {
+			if s.Allow(t.Context()).OK {
+				admitted++
+			}
+		}
+	}
+	require.Equal(t, 60+4*(10-1), admitted)
+	for _, s := range instances {
+		asked += int(s.Stats().Asked)
+	}
+	require.Equal(t, 4+6+(400-60-36), asked, "6 batches, and each refusal")
+}
+
+// An hour off, and more: the clock of a bubble is in the year 2000.
+func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
+	addr := services.Redis(t)
+	rdb := client(t, addr)
+	p := prefix(t, rdb)
+	cfg := throttle.SharedConfig{
+		Name: "clocks", Prefix: p, Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
+	}
+	right := cfg
+	right.Eval = evalWith(rdb)
+	s := throttle.NewShared(right)
+	for range 4 {
+		require.True(t, s.Allow(t.Context()).OK)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return net.Dial(network, addr)
+		}})
+		defer rdb.Close()
+		wrong := cfg
+		wrong.Eval = evalWith(rdb)
+		s := throttle.NewShared(wrong)
+		require.Equal(t, 2000, time.Now().Year())
+		for left := 5; left >= 0; left-- {
+			d := s.Allow(t.Context())
+			require.True(t, d.OK)
+			require.Equal(t, left, d.Remaining)
+		}
+		require.False(t, s.Allow(t.Context()).OK)
+	})
+	d := s.Allow(t.Context())
+	require.False(t, d.OK)
+	require.LessOrEqual(t, d.RetryAfter, time.Hour)
+	require.Greater(t, d.RetryAfter, 50*time.Minute)
+}
+
+// counting counts what is sent to the server.
+type counting struct{ commands atomic.Int64 }
+
+func (*counting) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (c *counting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" || cmd.Name() == "eval" {
+			c.commands.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+func (*counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestOneRoundTripADecision(t *testing.T) {
+	own := services.NewRedis(t) // which does not know the script
+	rdb := client(t, own.Addr)
+	var sent counting
+	rdb.AddHook(&sent)
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "trips", Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 50, Timeout: patient, OnOutage: throttle.RefuseAll,
+	})
+	for i := range 100 {
+		require.Equal(t, i < 50, s.Allow(t.Context()).OK)
+	}
+	require.EqualValues(t, 101, sent.commands.Load(), "and one to tell the script")
+	require.EqualValues(t, 100, s.Stats().Asked)
+}
+
+func TestOutages(t *testing.T) {
+	const rate, burst, instances = 100, 40, 4
+	for name, policy := range map[string]throttle.OutagePolicy{
+		"LimitLocally": throttle.LimitLocally, "RefuseAll": throttle.RefuseAll, "AdmitAll": throttle.AdmitAll,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			own := services.NewRedis(t)
+			s := throttle.NewShared(throttle.SharedConfig{
+				Name: "outage", Eval: evalWith(client(t, own.Addr)), Rate: rate, Burst: burst,
+				OnOutage: policy, Instances: instances, RetryEvery: time.Millisecond, Timeout: time.Second,
+			})
+			// What is wrong is not for how long: calls are made until things are so.
+			until := func(isDown bool) {
+				for s.Allow(t.Context()); s.Stats().Down != isDown; s.Allow(t.Context()) {
+				}
+			}
+			until(false)
+			for _, fault := range []struct{ off, on func() }{{own.Kill, own.Start}, {own.Pause, own.Resume}} {
+				fault.off()
+				began := time.Now()
+				until(true)
+				before := s.Stats()
+				for range 200 {
+					err := s.Do(t.Context(), func(context.Context) error { return nil })
+					if policy == throttle.RefuseAll {
+						require.ErrorIs(t, err, throttle.ErrOutage)
+					}
+				}
+				after := s.Stats()
+				admitted := float64(after.Admitted - before.Admitted)
+				switch policy {
+				case throttle.LimitLocally:
+					require.LessOrEqual(t, admitted, burst/instances+rate/instances*time.Since(began).Seconds()+1)
+				case throttle.RefuseAll:
+					require.Zero(t, admitted)
+				case throttle.AdmitAll:
+					require.EqualValues(t, 200, admitted)
+				}
+				fault.on()
+				until(false)
+				alone := s.Stats().Alone
+				s.Allow(t.Context())
+				require.Equal(t, alone, s.Stats().Alone, "decided by Redis again")
+			}
+		})
+	}
+}
+
+func TestWhatElseIsUnderTheKey(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	for name, put := range map[string]func(key string) error{
+		"text":   func(key string) error { return rdb.Set(t.Context(), key, "hello", time.Minute).Err() },
+		"a list": func(key string) error { return rdb.LPush(t.Context(), key, "x").Err() },
+	} {
+		p := prefix(t, rdb)
+		require.NoError(t, put(p+"wrong"))
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "wrong", Prefix: p, Eval: evalWith(rdb), Rate: 1, Timeout: patient, OnOutage: throttle.RefuseAll,
+		})
+		err := s.Do(t.Context(), func(context.Context) error { return nil })
+		require.ErrorIs(t, err, throttle.ErrOutage, name)
+		_, fromRedis := errors.AsType[redis.Error](err)
+		require.True(t, fromRedis, name)
+	}
+}
+
+// A server whose clock is set back must not refuse until it is that late again.
+func TestServerClockSetBack(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	p := prefix(t, rdb)
+	future := rdb.Time(t.Context()).Val().Add(1000 * time.Hour).UnixMicro()
+	require.NoError(t, rdb.Set(t.Context(), p+"back", strconv.FormatInt(future, 10)+" 0", time.Minute).Err())
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 60, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
+	})
+	d := s.Allow(t.Context())
+	require.False(t, d.OK)
+	require.LessOrEqual(t, d.ResetAfter, 10*time.Minute)
+	require.LessOrEqual(t, d.RetryAfter, time.Minute)
+}
+
+func TestKeysLevelsAndWhatStays(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	p := prefix(t, rdb)
+	type call struct {
+		key   string
+		level int
+	}
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Key:    func(ctx context.Context) string { return ctx.Value(call{}).(call).key },
+		Levels: 2, Priority: func(ctx context.Context) int { return ctx.Value(call{}).(call).level },
+	})
+	admitted := func(key string, level int) (n int) {
+		for s.Allow(context.WithValue(t.Context(), call{}, call{key, level})).OK {
+			n++
+		}
+		return n
+	}
+	require.Equal(t, 5, admitted("a", 1), "half is for the level above")
+	require.Equal(t, 5, admitted("a", 0))
+	require.Equal(t, 10, admitted("b", 0))
+	ttl := rdb.PTTL(t.Context(), p+"api/a").Val()
+	require.LessOrEqual(t, ttl, 10*time.Hour+2*time.Millisecond, "the key goes when it says nothing any more")
+	require.Greater(t, ttl, 9*time.Hour)
+}
