@@ -1,0 +1,130 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A call that is refused is told when to come back.
+func Example() {
+	limit := throttle.New(throttle.Config{Name: "search", Rate: throttle.PerMinute(1), Burst: 2})
+	for range 3 {
+		err := limit.Do(context.Background(), func(context.Context) error {
+			fmt.Println("found")
+			return nil
+		})
+		if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
+			fmt.Println("come back in", limited.RetryAfter().Round(time.Second))
+		}
+	}
+	// Output:
+	// found
+	// found
+	// come back in 1m0s
+}
+
+// Each tenant has a limit of its own, and one pays for more.
+func ExampleGroup() {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Name: "api", Rate: throttle.PerHour(100), Burst: 3},
+	})
+	if err := tenants.Set("paying", 1000, 10); err != nil {
+		panic(err)
+	}
+	for _, tenant := range []string{"free", "paying"} {
+		admitted := 0
+		for range 10 {
+			if tenants.Allow(tenant) {
+				admitted++
+			}
+		}
+		fmt.Println(tenant, admitted)
+	}
+	fmt.Printf("%+v\n", tenants.Top(2))
+	// Output:
+	// free 3
+	// paying 10
+	// [{Key:paying Spent:10 Refused:0} {Key:free Spent:3 Refused:7}]
+}
+
+// A decision has what the headers of an HTTP answer say.
+func ExampleLimiter_AllowN() {
+	limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(1), Burst: 100})
+	d := limit.AllowN(40)
+	fmt.Println(d.OK, d.Limit, d.Remaining)
+	d = limit.AllowN(70)
+	fmt.Println(d.OK, d.Remaining, d.RetryAfter.Round(time.Minute))
+	// Output:
+	// true 100 60
+	// false 60 10m0s
+}
+
+// Features that a page can do without are off before the page itself is refused.
+func ExampleLimiter_Level() {
+	const essential, comments, recommendations = 0, 1, 2
+	type priority struct{}
+	limit := throttle.New(throttle.Config{
+		Rate: throttle.PerMinute(1), Burst: 10,
+		Levels: 3, Reserve: []float64{0, 0.2, 0.5},
+		Priority: func(ctx context.Context) int {
+			p, _ := ctx.Value(priority{}).(int)
+			return p
+		},
+	})
+	for range 9 {
+		level := limit.Level()
+		_ = limit.Do(context.Background(), func(context.Context) error {
+			fmt.Print("page")
+			if comments <= level {
+				fmt.Print(", comments")
+			}
+			if recommendations <= level {
+				fmt.Print(", recommendations")
+			}
+			fmt.Println()
+			return nil
+		})
+	}
+	// Output:
+	// page, comments, recommendations
+	// page, comments, recommendations
+	// page, comments, recommendations
+	// page, comments, recommendations
+	// page, comments, recommendations
+	// page, comments
+	// page, comments
+	// page, comments
+	// page
+}
+
+// What is refused goes to the log.
+func ExampleConfig_onReject() {
+	limit := throttle.New(throttle.Config{
+		Name: "search", Rate: 10,
+		OnReject: func(ctx context.Context, e *throttle.LimitedError) {
+			slog.WarnContext(ctx, "limited", "name", e.Name, "why", e.Reason, "retry_after", e.RetryAfter())
+		},
+	})
+	fmt.Println(limit.Do(context.Background(), func(context.Context) error { return nil }))
+	// Output: <nil>
+}
+
+// A client does not send what the server would refuse.
+func ExampleAdaptive() {
+	var sent int
+	server := func(context.Context) error {
+		sent++
+		return errors.New("503 Service Unavailable")
+	}
+	client := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "users"})
+	for range 1000 {
+		_ = client.Do(context.Background(), server)
+	}
+	fmt.Println("less than a tenth was sent:", sent < 100)
+	// Output: less than a tenth was sent: true
+}
