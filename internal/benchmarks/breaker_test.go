@@ -19,28 +19,28 @@ func BenchmarkBreaker(b *testing.B) { benchmark(b, breakerCases) }
 // Every breaker opens after 5 failures in a row, for an hour.
 var breakerCases = []comparison{
 	{"closed", []impl{
-		{"resilience", sequential(ourBreaker)},
-		{"gobreaker", sequential(goBreaker)},
-		{"failsafe", sequential(failsafeBreaker)},
-		{"eapache", sequential(eapacheBreaker)},
+		{"resilience", breakerSequential(ourBreaker)},
+		{"gobreaker", breakerSequential(goBreaker)},
+		{"failsafe", breakerSequential(failsafeBreaker)},
+		{"eapache", breakerSequential(eapacheBreaker)},
 	}},
 	{"closed-parallel", []impl{
-		{"resilience", parallel(ourBreaker)},
-		{"gobreaker", parallel(goBreaker)},
-		{"failsafe", parallel(failsafeBreaker)},
-		{"eapache", parallel(eapacheBreaker)},
+		{"resilience", breakerParallel(ourBreaker)},
+		{"gobreaker", breakerParallel(goBreaker)},
+		{"failsafe", breakerParallel(failsafeBreaker)},
+		{"eapache", breakerParallel(eapacheBreaker)},
 	}},
 	{"open", []impl{
-		{"resilience", sequential(opened(ourBreaker))},
-		{"gobreaker", sequential(opened(goBreaker))},
-		{"failsafe", sequential(opened(failsafeBreaker))},
-		{"eapache", sequential(opened(eapacheBreaker))},
+		{"resilience", breakerSequential(breakerOpened(ourBreaker))},
+		{"gobreaker", breakerSequential(breakerOpened(goBreaker))},
+		{"failsafe", breakerSequential(breakerOpened(failsafeBreaker))},
+		{"eapache", breakerSequential(breakerOpened(eapacheBreaker))},
 	}},
 	{"open-parallel", []impl{
-		{"resilience", parallel(opened(ourBreaker))},
-		{"gobreaker", parallel(opened(goBreaker))},
-		{"failsafe", parallel(opened(failsafeBreaker))},
-		{"eapache", parallel(opened(eapacheBreaker))},
+		{"resilience", breakerParallel(breakerOpened(ourBreaker))},
+		{"gobreaker", breakerParallel(breakerOpened(goBreaker))},
+		{"failsafe", breakerParallel(breakerOpened(failsafeBreaker))},
+		{"eapache", breakerParallel(breakerOpened(eapacheBreaker))},
 	}},
 }
 
@@ -79,8 +79,8 @@ func eapacheBreaker(work func(context.Context) error) guarded {
 	return func() error { return b.Run(run) }
 }
 
-// opened returns the breaker after five failures.
-func opened(breakerOf func(func(context.Context) error) guarded) func(func(context.Context) error) guarded {
+// breakerOpened returns the breaker after five failures.
+func breakerOpened(breakerOf func(func(context.Context) error) guarded) func(func(context.Context) error) guarded {
 	return func(work func(context.Context) error) guarded {
 		down := errors.New("down")
 		failing := true
@@ -98,18 +98,18 @@ func opened(breakerOf func(func(context.Context) error) guarded) func(func(conte
 	}
 }
 
-func sequential(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
+func breakerSequential(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
 	return func(b *testing.B) {
-		call := checked(b, breakerOf)
+		call := breakerChecked(b, breakerOf)
 		for b.Loop() {
 			_ = call()
 		}
 	}
 }
 
-func parallel(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
+func breakerParallel(breakerOf func(func(context.Context) error) guarded) func(*testing.B) {
 	return func(b *testing.B) {
-		call := checked(b, breakerOf)
+		call := breakerChecked(b, breakerOf)
 		b.ResetTimer()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
@@ -119,8 +119,8 @@ func parallel(breakerOf func(func(context.Context) error) guarded) func(*testing
 	}
 }
 
-// checked returns a call that is known to pass always, or never.
-func checked(b *testing.B, breakerOf func(func(context.Context) error) guarded) guarded {
+// breakerChecked returns a call that is known to pass always, or never.
+func breakerChecked(b *testing.B, breakerOf func(func(context.Context) error) guarded) guarded {
 	made := 0
 	counting := true
 	call := breakerOf(func(context.Context) error {

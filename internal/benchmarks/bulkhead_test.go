@@ -18,8 +18,8 @@ import (
 func BenchmarkBulkhead(b *testing.B) { benchmark(b, bulkheadCases) }
 
 var bulkheadCases = []comparison{
-	{"free", bulkheadFree(one)},
-	{"free-parallel", bulkheadFree(parallel)},
+	{"free", bulkheadFree(bulkheadOne)},
+	{"free-parallel", bulkheadFree(bulkheadParallel)},
 	{"full", bulkheadFull()},
 	{"contended", bulkheadContended()},
 }
@@ -65,7 +65,7 @@ func channelCall(limit int) bulkheadCall {
 	}
 }
 
-func failsafeCall(limit uint) bulkheadCall {
+func bulkheadFailsafe(limit uint) bulkheadCall {
 	slots := failsafe.With(failsafebulkhead.New[any](limit))
 	return func(ctx context.Context) error {
 		return slots.WithContext(ctx).RunWithExecution(func(exec failsafe.Execution[any]) error {
@@ -74,7 +74,7 @@ func failsafeCall(limit uint) bulkheadCall {
 	}
 }
 
-func one(b *testing.B, call bulkheadCall) {
+func bulkheadOne(b *testing.B, call bulkheadCall) {
 	ctx := context.Background()
 	for b.Loop() {
 		if err := call(ctx); err != nil {
@@ -83,7 +83,7 @@ func one(b *testing.B, call bulkheadCall) {
 	}
 }
 
-func parallel(b *testing.B, call bulkheadCall) {
+func bulkheadParallel(b *testing.B, call bulkheadCall) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			if err := call(context.Background()); err != nil {
@@ -100,7 +100,7 @@ func bulkheadFree(drive func(*testing.B, bulkheadCall)) []impl {
 		{"resilience", func(b *testing.B) { drive(b, resilienceCall(limit, 0)) }},
 		{"semaphore", func(b *testing.B) { drive(b, semaphoreCall(limit)) }},
 		{"channel", func(b *testing.B) { drive(b, channelCall(limit)) }},
-		{"failsafe", func(b *testing.B) { drive(b, failsafeCall(uint(limit))) }},
+		{"failsafe", func(b *testing.B) { drive(b, bulkheadFailsafe(uint(limit))) }},
 	}
 }
 

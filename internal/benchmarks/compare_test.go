@@ -1,6 +1,9 @@
 package benchmarks
 
-import "testing"
+import (
+	"context"
+	"testing"
+)
 
 // A comparison is one case of a side-by-side: the same work by several
 // implementations. The first is ours, named "resilience".
@@ -46,3 +49,12 @@ func benchmark(b *testing.B, cases []comparison) {
 		})
 	}
 }
+
+func succeeded(b *testing.B, err error) {
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+//go:noinline
+func answer(context.Context) error { return nil }

@@ -98,15 +98,6 @@ var retryCases = []comparison{
 	}},
 }
 
-func succeeded(b *testing.B, err error) {
-	if err != nil {
-		b.Fatal(err)
-	}
-}
-
-//go:noinline
-func answer(context.Context) error { return nil }
-
 var errThirdTime = errors.New("not yet")
 
 // third fails twice and then succeeds.

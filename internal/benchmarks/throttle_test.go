@@ -29,31 +29,31 @@ const plenty = 1e9
 
 var throttleCases = []comparison{
 	{"allow", []impl{
-		{"resilience", alone(allowResilience(plenty, plenty))},
-		{"xrate", alone(allowXrate(plenty, plenty))},
-		{"failsafe", alone(allowFailsafe(plenty, plenty))},
-		{"uber", alone(takeUber())},
-		{"throttled", alone(allowThrottled(1))},
-		{"sethvargo", alone(allowSethvargo(1))},
+		{"resilience", throttleAlone(allowResilience(plenty, plenty))},
+		{"xrate", throttleAlone(allowXrate(plenty, plenty))},
+		{"failsafe", throttleAlone(allowFailsafe(plenty, plenty))},
+		{"uber", throttleAlone(takeUber())},
+		{"throttled", throttleAlone(allowThrottled(1))},
+		{"sethvargo", throttleAlone(allowSethvargo(1))},
 	}},
 	{"allow-parallel", []impl{
-		{"resilience", parallel(allowResilience(plenty, plenty))},
-		{"xrate", parallel(allowXrate(plenty, plenty))},
-		{"failsafe", parallel(allowFailsafe(plenty, plenty))},
-		{"uber", parallel(takeUber())},
-		{"throttled", parallel(allowThrottled(1))},
-		{"sethvargo", parallel(allowSethvargo(1))},
+		{"resilience", throttleParallel(allowResilience(plenty, plenty))},
+		{"xrate", throttleParallel(allowXrate(plenty, plenty))},
+		{"failsafe", throttleParallel(allowFailsafe(plenty, plenty))},
+		{"uber", throttleParallel(takeUber())},
+		{"throttled", throttleParallel(allowThrottled(1))},
+		{"sethvargo", throttleParallel(allowSethvargo(1))},
 	}},
 	{"refused", []impl{
-		{"resilience", alone(allowResilience(1.0/3600, 1))},
-		{"xrate", alone(allowXrate(1.0/3600, 1))},
-		{"failsafe", alone(allowFailsafe(1, 1))},
+		{"resilience", throttleAlone(allowResilience(1.0/3600, 1))},
+		{"xrate", throttleAlone(allowXrate(1.0/3600, 1))},
+		{"failsafe", throttleAlone(allowFailsafe(1, 1))},
 	}},
 	{"keyed-1", []impl{
-		{"resilience", alone(allowGroup(1))},
-		{"xrate", alone(allowXrateMap(1))},
-		{"throttled", alone(allowThrottled(1))},
-		{"sethvargo", alone(allowSethvargo(1))},
+		{"resilience", throttleAlone(allowGroup(1))},
+		{"xrate", throttleAlone(allowXrateMap(1))},
+		{"throttled", throttleAlone(allowThrottled(1))},
+		{"sethvargo", throttleAlone(allowSethvargo(1))},
 	}},
 	{"keyed-1M", []impl{
 		{"resilience", million(allowGroup)},
@@ -70,7 +70,7 @@ var throttleCases = []comparison{
 // allow decides on the i-th call.
 type allow func(i int)
 
-func alone(build func(testing.TB) allow) func(*testing.B) {
+func throttleAlone(build func(testing.TB) allow) func(*testing.B) {
 	return func(b *testing.B) {
 		call := build(b)
 		i := 0
@@ -81,7 +81,7 @@ func alone(build func(testing.TB) allow) func(*testing.B) {
 	}
 }
 
-func parallel(build func(testing.TB) allow) func(*testing.B) {
+func throttleParallel(build func(testing.TB) allow) func(*testing.B) {
 	return func(b *testing.B) {
 		call := build(b)
 		b.ResetTimer()
