@@ -451,9 +451,9 @@ func TestHedgeUnderContention(t *testing.T) {
 }
 
 // TestHedgeCutsTheTail measures what a hedge is for, in exact virtual time: of
-// 20 000 calls one in twenty is slow.
+// 10 000 calls one in twenty is slow.
 func TestHedgeCutsTheTail(t *testing.T) {
-	const calls, fast, slow = 20_000, 10 * ms, time.Second
+	const calls, fast, slow = 10_000, 10 * ms, time.Second
 	measure := func(cfg retry.HedgeConfig) (p50, p99 time.Duration, load float64) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, 2)) // guarded by mu
