@@ -50,6 +50,7 @@ func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
 	require.Equal(t, bulkhead.FullError{Name: "users", Reason: bulkhead.NoSlot, Weight: 1, Limit: 2, InFlight: 2}, *full)
 	require.EqualError(t, err, "bulkhead: users: full (no slot): 2 of 2 in flight, 0 waiting")
 	require.True(t, full.Retryable())
+	require.True(t, full.Refused())
 
 	first()
 	require.NoError(t, b.Do(t.Context(), nothing))

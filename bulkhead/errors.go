@@ -85,3 +85,6 @@ func (e *FullError) Unwrap() error { return e.err }
 // Retryable reports whether trying again can help: it cannot for a call that is
 // too heavy.
 func (e *FullError) Retryable() bool { return e.Reason != TooHeavy }
+
+// Refused returns true: the call was not made.
+func (e *FullError) Refused() bool { return true }

@@ -35,6 +35,8 @@ type Error struct {
 	// Errs are the errors of the last attempts, oldest first: at most
 	// Config.History of them, at least one.
 	Errs []error
+
+	refused bool
 }
 
 func (e *Error) Error() string {
@@ -68,6 +70,10 @@ func prefix(name string) string {
 
 // Unwrap returns the last error and the Reason.
 func (e *Error) Unwrap() []error { return []error{e.last(), e.Reason} }
+
+// Refused reports whether no attempt was made at all: every one was refused by a
+// policy further in, which says so by a method Refused() bool of its error.
+func (e *Error) Refused() bool { return e.refused }
 
 func (e *Error) last() error {
 	if len(e.Errs) == 0 {
@@ -141,11 +147,22 @@ func Retryable(err error) bool {
 	return !ok || e.Retryable()
 }
 
-// retryable and delayed are how errors of other packages speak to this one.
+// retryable, refused and delayed are how errors of other packages speak to this one.
 // They embed error because that is what errors.AsType looks for.
 type retryable interface {
 	error
 	Retryable() bool
+}
+
+type refused interface {
+	error
+	Refused() bool
+}
+
+// isRefused reports whether err says that the work was not begun.
+func isRefused(err error) bool {
+	e, ok := errors.AsType[refused](err)
+	return ok && e.Refused()
 }
 
 type delayed interface {

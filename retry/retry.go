@@ -212,7 +212,8 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // or until there is a reason to give up.
 //
 // It returns nil; or fn's error as it is, if another attempt would not help; or
-// an [*Error] with fn's last error and the reason for giving up. It does not
+// an [*Error] with fn's last error and the reason for giving up, which may be that
+// a policy further in, such as an open breaker, refused to make another. It does not
 // call fn if ctx has already ended.
 //
 // fn is called on the caller's goroutine, with a ctx from which [AttemptFrom]
@@ -266,6 +267,9 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 	c := call{Retrier: r, ctx: ctx, start: start}
 	defer c.end()
 	for n := 1; ; n++ {
+		if c.made && isRefused(err) && !isPermanent(err) && !r.cfg.If(err) {
+			return c.giveUp(n-1, err) // what ends the retrying is not what went wrong
+		}
 		c.remember(err)
 		if isPermanent(err) {
 			return c.fail(unmarked(err))
@@ -317,6 +321,7 @@ type call struct {
 
 	errs   []error
 	buffer [8]error
+	made   bool // an attempt that was not refused before it was made
 }
 
 // end gives back what the call holds, however it ends.
@@ -350,6 +355,7 @@ func (c *call) giveUp(attempts int, reason error) error {
 		Elapsed:  time.Since(c.start),
 		Reason:   reason,
 		Errs:     slices.Clone(c.errs),
+		refused:  !c.made,
 	})
 }
 
@@ -358,6 +364,7 @@ func (c *call) remember(err error) {
 	if c.errs == nil {
 		c.errs = c.buffer[:0]
 	}
+	c.made = c.made || !isRefused(err)
 	if len(c.errs) == c.cfg.History {
 		c.errs = c.errs[:copy(c.errs, c.errs[1:])]
 	}

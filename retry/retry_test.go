@@ -475,6 +475,64 @@ func TestNonRetryableErrorOfTheLastAttemptComesBackAsItself(t *testing.T) {
 	require.Equal(t, answeringError{}, err)
 }
 
+// refusal is what a policy further in returns in the place of a call.
+type refusal struct {
+	error
+	retryable bool
+}
+
+func (refusal) Refused() bool     { return true }
+func (r refusal) Retryable() bool { return r.retryable }
+
+func TestRefusalAfterAFailureKeepsWhatWentWrong(t *testing.T) {
+	open := refusal{errors.New("breaker: circuit open"), false}
+	outcomes := []error{errDown, open}
+	r := retry.New(retry.Config{Backoff: retry.Constant(0), History: 1})
+	err := r.Do(t.Context(), func(context.Context) error {
+		err := outcomes[0]
+		outcomes = outcomes[1:]
+		return err
+	})
+	var e *retry.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 1, e.Attempts)
+	require.Equal(t, []error{errDown}, e.Errs)
+	require.Equal(t, open, e.Reason)
+	require.False(t, e.Refused())
+	require.ErrorIs(t, err, errDown)
+	require.ErrorIs(t, err, open)
+	require.NotErrorIs(t, err, retry.ErrExhausted)
+	require.False(t, retry.Retryable(err))
+}
+
+func TestRefusalOfTheFirstAttemptComesBackAsItself(t *testing.T) {
+	open := refusal{errors.New("breaker: circuit open"), false}
+	err := retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return open })
+	require.Equal(t, open, err)
+}
+
+func TestErrorSaysWhetherAnyAttemptWasMade(t *testing.T) {
+	full := refusal{errors.New("bulkhead: full"), true}
+	for _, c := range []struct {
+		outcomes []error
+		refused  bool
+	}{
+		{[]error{full, full, full}, true},
+		{[]error{errDown, full, full}, false},
+		{[]error{full, full, errDown}, false},
+	} {
+		n := -1
+		err := retry.New(retry.Config{Backoff: retry.Constant(0), History: 1}).Do(t.Context(), func(context.Context) error {
+			n++
+			return c.outcomes[n]
+		})
+		var e *retry.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, c.refused, e.Refused(), "%v", c.outcomes)
+		require.ErrorIs(t, err, retry.ErrExhausted)
+	}
+}
+
 func TestRetryAfterIsTheLeastDelay(t *testing.T) {
 	for _, c := range []struct {
 		name           string

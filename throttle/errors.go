@@ -104,3 +104,6 @@ func (e *LimitedError) RetryAfter() time.Duration {
 // Retryable reports whether trying again can help: it cannot for a call that is
 // too costly.
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly }
+
+// Refused returns true: the call was not made.
+func (e *LimitedError) Refused() bool { return true }

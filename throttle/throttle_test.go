@@ -78,6 +78,7 @@ func TestDoRefusesWithoutCalling(t *testing.T) {
 		require.True(t, isLimited)
 		require.Equal(t, time.Second, limited.RetryAfter())
 		require.True(t, limited.Retryable())
+		require.True(t, limited.Refused())
 		require.Equal(t, []*throttle.LimitedError{limited}, events)
 	})
 }
