@@ -1,0 +1,53 @@
+package saga
+
+import (
+	"errors"
+	"math/rand/v2"
+	"time"
+)
+
+var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
+
+// Exponential returns a Step.Backoff that waits at most first, twice as long
+// after each further failure, and never more than max, with full jitter: any
+// time from nothing to that is equally likely.
+//
+// It depends on the number of the attempt alone, so that a wait goes on where
+// it was when another process takes a saga over.
+func Exponential(first, max time.Duration) func(attempt int) time.Duration {
+	return func(attempt int) time.Duration {
+		d := first
+		for ; attempt > 1 && d < max; attempt-- {
+			d *= 2
+			if d <= 0 {
+				d = max
+			}
+		}
+		d = min(d, max)
+		if d <= 0 {
+			return 0
+		}
+		return rand.N(d) + 1
+	}
+}
+
+// wait returns how long to wait after the attempt-th attempt has failed.
+func wait(u *unit, attempt int, err error) time.Duration {
+	d := max(u.backoff(attempt), 0)
+	if after := retryAfter(err); after > d {
+		// Not all at once when it is over.
+		d = after + rand.N(after/10+1)
+	}
+	return d
+}
+
+func retryAfter(err error) time.Duration {
+	e, ok := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
+	if !ok {
+		return 0
+	}
+	return max(e.RetryAfter(), 0)
+}

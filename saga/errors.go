@@ -1,0 +1,184 @@
+package saga
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// How a saga can end other than completed, and why a call is refused.
+var (
+	// ErrCompensated: everything that was done has been undone.
+	ErrCompensated = errors.New("saga: compensated")
+	// ErrStuck: it can go neither on nor back without a person.
+	ErrStuck = errors.New("saga: stuck")
+	// ErrAbandoned: a person has given it up as it was.
+	ErrAbandoned = errors.New("saga: abandoned")
+
+	// ErrCanceled is the cause of a compensation that Cancel asked for.
+	ErrCanceled = errors.New("saga: canceled")
+	// ErrDeadline is the cause of a compensation after Saga.Deadline.
+	ErrDeadline = errors.New("saga: deadline passed")
+
+	// ErrNotFound: no saga has this id.
+	ErrNotFound = errors.New("saga: not found")
+	// ErrExists: the id belongs to a saga of another definition.
+	ErrExists = errors.New("saga: id in use by another definition")
+	// ErrNotRegistered: the runner does not know this definition or version.
+	ErrNotRegistered = errors.New("saga: definition not registered")
+	// ErrNotAllowed: the saga's present status does not allow the action.
+	ErrNotAllowed = errors.New("saga: not allowed")
+	// ErrNoTx: DoTx, UndoTx and StartTx need a store that is a TxStore.
+	ErrNoTx = errors.New("saga: the store has no transactions")
+
+	// ErrFenced: another owner has the saga; nothing was written. Stores return
+	// it from Commit and CommitTx.
+	ErrFenced = errors.New("saga: fenced: another owner has the saga")
+	// ErrLost is the cause with which the ctx of an attempt ends when its runner
+	// no longer holds the saga.
+	ErrLost = errors.New("saga: lease lost")
+	// ErrDraining is the cause with which the ctx of an attempt ends when its
+	// runner was stopped and RunnerConfig.Drain has passed.
+	ErrDraining = errors.New("saga: runner stopped")
+
+	// ErrUndone is what Barrier refuses a Do with, whose Undo came first.
+	ErrUndone = errors.New("saga: command refused: its undo came first")
+)
+
+// An Error says why a saga did not complete, and what became of its steps.
+//
+// It is [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and
+// to the errors of Failed.
+type Error struct {
+	Name   string   // the definition's Name
+	ID     string   // the saga's id; "" from Run
+	Status Status   // Compensated, Stuck or Abandoned
+	Step   string   // the step that made it turn back or stop; "": none did
+	Err    error    // what that step returned, or ErrCanceled, ErrDeadline, the end of ctx
+	Undone []string // steps that were undone, in the order in which they were
+	Failed []Failure
+}
+
+// A Failure is a step that could neither be done nor undone.
+type Failure struct {
+	Step string
+	Op   Op
+	Err  error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString("saga: ")
+	b.WriteString(e.Name)
+	if e.ID != "" {
+		fmt.Fprintf(&b, " %q", e.ID)
+	}
+	fmt.Fprintf(&b, ": %s", e.Status)
+	if e.Step != "" {
+		fmt.Fprintf(&b, ": step %s", e.Step)
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	for _, f := range e.Failed {
+		if f.Step != e.Step || f.Op == OpUndo {
+			fmt.Fprintf(&b, "; %s of step %s: %v", f.Op, f.Step, f.Err)
+		}
+	}
+	return b.String()
+}
+
+// Is reports whether target is the sentinel of e.Status.
+func (e *Error) Is(target error) bool {
+	switch e.Status {
+	case Compensated:
+		return target == ErrCompensated
+	case Stuck:
+		return target == ErrStuck
+	case Abandoned:
+		return target == ErrAbandoned
+	}
+	return false
+}
+
+// Unwrap returns Err and the errors of Failed.
+func (e *Error) Unwrap() []error {
+	errs := make([]error, 0, 1+len(e.Failed))
+	if e.Err != nil {
+		errs = append(errs, e.Err)
+	}
+	for _, f := range e.Failed {
+		if f.Err != nil && f.Err != e.Err {
+			errs = append(errs, f.Err)
+		}
+	}
+	return errs
+}
+
+// Retryable reports false: a saga that has ended does not end otherwise if it
+// is asked again.
+func (e *Error) Retryable() bool { return false }
+
+// Abort returns err as an error after which a step is not tried again. It may
+// have taken effect: a Do that aborts is undone. Abort(nil) is nil.
+//
+// An error whose Retryable() is false and that has no RetryAfter() aborts too.
+func Abort(err error) error { return wrapFinal(err, false) }
+
+// NoEffect returns err as the answer of a Do that certainly took no effect: the
+// hotel is full, the card is refused. It is not tried again, and needs no undo,
+// unless an earlier attempt is in doubt. NoEffect(nil) is nil.
+func NoEffect(err error) error { return wrapFinal(err, true) }
+
+func wrapFinal(err error, noEffect bool) error {
+	if err == nil {
+		return nil
+	}
+	return &finalError{err: err, noEffect: noEffect}
+}
+
+type finalError struct {
+	err      error
+	noEffect bool
+}
+
+func (e *finalError) Error() string   { return e.err.Error() }
+func (e *finalError) Unwrap() error   { return e.err }
+func (e *finalError) Retryable() bool { return false }
+
+// isFinal reports whether another attempt is pointless after err, and whether
+// err says that the attempt took no effect.
+func isFinal(err error) (final, noEffect bool) {
+	// errors.As stops at the first: an Abort around a NoEffect is both.
+	for e := err; ; {
+		f, ok := errors.AsType[*finalError](e)
+		if !ok {
+			break
+		}
+		final, noEffect = true, noEffect || f.noEffect
+		e = f.err
+	}
+	if final {
+		return final, noEffect
+	}
+	r, ok := errors.AsType[interface {
+		error
+		Retryable() bool
+	}](err)
+	return ok && !r.Retryable() && retryAfter(err) <= 0, false
+}
+
+// A PanicError is what a panic in a step counts as in a [Runner], where no
+// caller is there to see it. Run lets panics pass.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("saga: a step panicked: %v", e.Value) }
+
+// Unwrap returns Value, if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}

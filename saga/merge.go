@@ -1,0 +1,71 @@
+package saga
+
+import (
+	"fmt"
+	"reflect"
+)
+
+// mergeState takes over into the state what a step has changed in its copy of
+// it: each field that differs from base, the copy as it was. Fields of structs
+// and entries of maps are told apart; anything else is one value. What another
+// step has changed meanwhile, to something else, is a conflict. All three are
+// pointers to the same type.
+func mergeState(into, base, changed any) error {
+	return mergeValue(reflect.ValueOf(into).Elem(), reflect.ValueOf(base).Elem(), reflect.ValueOf(changed).Elem(), "")
+}
+
+func mergeValue(into, base, changed reflect.Value, path string) error {
+	if equal(base, changed) {
+		return nil
+	}
+	switch {
+	case into.Kind() == reflect.Struct && allExported(into.Type()):
+		for i := range into.NumField() {
+			if err := mergeValue(into.Field(i), base.Field(i), changed.Field(i), path+"."+into.Type().Field(i).Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	case into.Kind() == reflect.Map && !into.IsNil() && !base.IsNil() && !changed.IsNil():
+		return mergeMap(into, base, changed, path)
+	}
+	if !equal(into, base) && !equal(into, changed) {
+		return fmt.Errorf("saga: two steps that run in parallel have both changed s%s", path)
+	}
+	into.Set(changed)
+	return nil
+}
+
+func mergeMap(into, base, changed reflect.Value, path string) error {
+	for _, keys := range [][]reflect.Value{base.MapKeys(), changed.MapKeys()} {
+		for _, k := range keys {
+			was, is, now := base.MapIndex(k), changed.MapIndex(k), into.MapIndex(k)
+			if sameEntry(was, is) || sameEntry(now, is) {
+				continue
+			}
+			if !sameEntry(now, was) {
+				return fmt.Errorf("saga: two steps that run in parallel have both changed s%s[%v]", path, k)
+			}
+			into.SetMapIndex(k, is) // the zero Value removes it
+		}
+	}
+	return nil
+}
+
+func sameEntry(a, b reflect.Value) bool {
+	if !a.IsValid() || !b.IsValid() {
+		return a.IsValid() == b.IsValid()
+	}
+	return equal(a, b)
+}
+
+func equal(a, b reflect.Value) bool { return reflect.DeepEqual(a.Interface(), b.Interface()) }
+
+func allExported(t reflect.Type) bool {
+	for i := range t.NumField() {
+		if !t.Field(i).IsExported() {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,308 @@
+package saga
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+const (
+	maxName = 100 // bytes in the name of a definition or a step
+	maxID   = 200 // bytes in the id of a saga
+
+	defaultAttempts     = 3
+	defaultUndoAttempts = 20
+	defaultTimeout      = time.Minute
+)
+
+// A plan is a checked definition without its state's type: what the machine
+// needs to know.
+type plan struct {
+	name     string
+	version  int
+	deadline time.Duration
+	units    []unit // every step and alternative, in the order of the definition
+	nodes    []node // every step
+	pivot    int    // the node that is the pivot; -1: none
+	chain    bool   // never more than one unit at work
+	needsTx  bool
+}
+
+// A unit is one alternative of a step; the first is the step itself.
+type unit struct {
+	name         string
+	node         int
+	last         bool // no alternative follows
+	doTx, undoTx bool
+	hasUndo      bool
+	timeout      time.Duration // 0: the default
+	attempts     int           // negative: no limit
+	undoAttempts int
+	backoff      func(int) time.Duration
+	settle       time.Duration
+}
+
+// A node is one step: units[first:first+n] are its alternatives.
+type node struct {
+	name      string
+	first, n  int
+	after     []int // nodes to be done before
+	undoAfter []int // nodes to be undone before
+}
+
+// Validate reports all that is wrong with the definition, or nil.
+func (sg *Saga[S]) Validate() error {
+	_, err := sg.newPlan()
+	return err
+}
+
+func (sg *Saga[S]) newPlan() (*plan, error) {
+	f := invalid.Fields{Type: "saga.Saga"}
+	f.Need(validName(sg.Name), "Name", quoted(sg.Name), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
+	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
+	f.Need(sg.Deadline >= 0, "Deadline", sg.Deadline, "0 (none) or more")
+	f.Need(len(sg.Steps) > 0, "Steps", "empty", "at least one step")
+	p := &plan{name: sg.Name, version: sg.Version, deadline: sg.Deadline, pivot: -1}
+	errs := []error{f.Err()}
+	names := make(map[string]int) // of nodes
+	taken := make(map[string]bool)
+	for i := range sg.Steps {
+		st := &sg.Steps[i]
+		n := node{name: st.Name, first: len(p.units), n: 1 + len(st.Or)}
+		for j := range n.n {
+			alt := st
+			if j > 0 {
+				alt = &st.Or[j-1]
+			}
+			errs = append(errs, checkStep(alt, j > 0, n.n > 1, taken))
+			taken[alt.Name] = true
+			p.units = append(p.units, newUnit(alt, i, j == n.n-1))
+		}
+		if st.Pivot {
+			if p.pivot >= 0 {
+				errs = append(errs, stepError(st.Name, "Pivot is true: %q is the pivot already", sg.Steps[p.pivot].Name))
+			}
+			p.pivot = i
+		}
+		names[st.Name] = i
+		p.nodes = append(p.nodes, n)
+	}
+	errs = append(errs, sg.link(p, names))
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	p.settleShape()
+	return p, checkUndo(p)
+}
+
+func newUnit[S any](st *Step[S], n int, last bool) unit {
+	u := unit{
+		name: st.Name, node: n, last: last,
+		doTx: st.DoTx != nil, undoTx: st.UndoTx != nil,
+		hasUndo: st.Undo != nil || st.UndoTx != nil,
+		timeout: st.Timeout, settle: st.Settle, backoff: st.Backoff,
+		attempts: st.Attempts, undoAttempts: st.UndoAttempts,
+	}
+	if u.attempts == 0 {
+		u.attempts = defaultAttempts
+	}
+	if u.undoAttempts == 0 {
+		u.undoAttempts = defaultUndoAttempts
+	}
+	if u.backoff == nil {
+		u.backoff = defaultBackoff
+	}
+	return u
+}
+
+// checkStep reports what is wrong with one step by itself.
+func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]bool) error {
+	f := invalid.Fields{Type: fmt.Sprintf("saga.Step %q", st.Name)}
+	f.Need(validName(st.Name) && !strings.Contains(st.Name, "/"), "Name", quoted(st.Name),
+		fmt.Sprintf(`1 to %d bytes of UTF-8 without "/"`, maxName))
+	f.Need(!taken[st.Name], "Name", quoted(st.Name), "unique in the saga")
+	f.Need((st.Do != nil) != (st.DoTx != nil), "Do", bothOrNeither(st.Do != nil), "set, or DoTx, but not both")
+	f.Need(st.Undo == nil || st.UndoTx == nil, "Undo", bothOrNeither(true), "set, or UndoTx, but not both")
+	f.Need(!several || st.Undo != nil || st.UndoTx != nil, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
+	f.Need(st.DoTx == nil || st.Around == nil, "Around", "set", "nil with DoTx")
+	f.Need(st.UndoTx == nil || st.UndoAround == nil, "UndoAround", "set", "nil with UndoTx")
+	f.Need(st.Timeout >= 0, "Timeout", st.Timeout, "0 (for 1m) or more")
+	f.Need(st.Settle >= 0, "Settle", st.Settle, "0 (at once) or more")
+	if alternative {
+		f.Need(!st.Pivot, "Pivot", true, "false in an alternative")
+		f.Need(st.After == nil, "After", st.After, "nil in an alternative")
+		f.Need(st.UndoAfter == nil, "UndoAfter", st.UndoAfter, "nil in an alternative")
+		f.Need(len(st.Or) == 0, "Or", fmt.Sprintf("%d steps", len(st.Or)), "empty in an alternative")
+	}
+	return f.Err()
+}
+
+// link resolves After and UndoAfter and finds cycles.
+func (sg *Saga[S]) link(p *plan, names map[string]int) error {
+	var errs []error
+	resolve := func(step, field string, list []string) []int {
+		var out []int
+		for _, name := range list {
+			if n, ok := names[name]; ok {
+				out = append(out, n)
+			} else {
+				errs = append(errs, stepError(step, "%s names %q: no such step", field, name))
+			}
+		}
+		return out
+	}
+	for i := range sg.Steps {
+		st := &sg.Steps[i]
+		if st.After == nil && i > 0 {
+			p.nodes[i].after = []int{i - 1}
+		} else {
+			p.nodes[i].after = resolve(st.Name, "After", st.After)
+		}
+	}
+	for i := range sg.Steps {
+		st := &sg.Steps[i]
+		if st.UndoAfter != nil {
+			p.nodes[i].undoAfter = resolve(st.Name, "UndoAfter", st.UndoAfter)
+			continue
+		}
+		for j := range p.nodes {
+			for _, k := range p.nodes[j].after {
+				if k == i {
+					p.nodes[i].undoAfter = append(p.nodes[i].undoAfter, j)
+				}
+			}
+		}
+	}
+	if at := p.cycle(func(n *node) []int { return n.after }); at >= 0 {
+		errs = append(errs, stepError(p.nodes[at].name, "After makes it wait for itself"))
+	} else if at := p.cycle(func(n *node) []int { return n.undoAfter }); at >= 0 {
+		errs = append(errs, stepError(p.nodes[at].name, "UndoAfter makes it wait for itself"))
+	}
+	return errors.Join(errs...)
+}
+
+// cycle returns a node that waits for itself, or -1.
+func (p *plan) cycle(before func(*node) []int) int {
+	waits := make([]int, len(p.nodes)) // for how many
+	next := make([][]int, len(p.nodes))
+	var free []int
+	for i := range p.nodes {
+		waits[i] = len(before(&p.nodes[i]))
+		for _, j := range before(&p.nodes[i]) {
+			next[j] = append(next[j], i)
+		}
+		if waits[i] == 0 {
+			free = append(free, i)
+		}
+	}
+	for len(free) > 0 {
+		n := free[0]
+		free = free[1:]
+		for _, j := range next[n] {
+			if waits[j]--; waits[j] == 0 {
+				free = append(free, j)
+			}
+		}
+	}
+	// What is left waits for a cycle, or is on one: walk back until it closes.
+	at := -1
+	for i := range waits {
+		if waits[i] > 0 {
+			at = i
+			break
+		}
+	}
+	for seen := make(map[int]bool); at >= 0 && !seen[at]; {
+		seen[at] = true
+		for _, j := range before(&p.nodes[at]) {
+			if waits[j] > 0 {
+				at = j
+				break
+			}
+		}
+	}
+	return at
+}
+
+// settleShape works out what depends on the whole graph.
+func (p *plan) settleShape() {
+	p.chain = true
+	for i := range p.nodes {
+		if i > 0 && !(len(p.nodes[i].after) == 1 && p.nodes[i].after[0] == i-1) {
+			p.chain = false
+		}
+		if i < len(p.nodes)-1 && !(len(p.nodes[i].undoAfter) == 1 && p.nodes[i].undoAfter[0] == i+1) {
+			p.chain = false
+		}
+	}
+	for i := range p.units {
+		p.needsTx = p.needsTx || p.units[i].doTx || p.units[i].undoTx
+	}
+}
+
+// checkUndo reports steps that the saga may have to undo and cannot: all but
+// the pivot and what can only begin after it.
+func checkUndo(p *plan) error {
+	beyond := make([]bool, len(p.nodes))
+	if p.pivot >= 0 {
+		beyond[p.pivot] = true
+		for grew := true; grew; {
+			grew = false
+			for i := range p.nodes {
+				for _, j := range p.nodes[i].after {
+					if beyond[j] && !beyond[i] {
+						beyond[i], grew = true, true
+					}
+				}
+			}
+		}
+	}
+	f := make([]error, 0, len(p.units))
+	for i := range p.units {
+		if u := &p.units[i]; !u.hasUndo && !beyond[u.node] {
+			f = append(f, stepError(u.name, "Undo is nil: must be set, or UndoTx, before the pivot"))
+		}
+	}
+	return errors.Join(f...)
+}
+
+func validName(s string) bool {
+	return s != "" && len(s) <= maxName && utf8.ValidString(s) && !strings.Contains(s, "\x00")
+}
+
+func quoted(s string) string {
+	if len(s) > maxName {
+		return fmt.Sprintf("%d bytes long", len(s))
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+func bothOrNeither(both bool) string {
+	if both {
+		return "set beside its Tx form"
+	}
+	return "nil"
+}
+
+func stepError(step, format string, args ...any) error {
+	return fmt.Errorf("saga.Step %q: "+format, append([]any{step}, args...)...)
+}
+
+// checkID reports why id cannot be the id of a saga.
+func checkID(id string) error {
+	if id == "" || len(id) > maxID || !utf8.ValidString(id) || strings.Contains(id, "\x00") {
+		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", quotedID(id), maxID)
+	}
+	return nil
+}
+
+func quotedID(id string) string {
+	if len(id) > maxID {
+		return fmt.Sprintf("%d bytes long", len(id))
+	}
+	return fmt.Sprintf("%q", id)
+}

@@ -1,0 +1,277 @@
+package saga
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// Run runs a saga in memory: nothing survives the process. It returns nil when
+// every step is done, the error of Validate for a definition that is wrong, and
+// otherwise an [*Error].
+//
+// Steps that follow each other run on the caller's goroutine, steps that may run
+// in parallel on goroutines of their own, with the same s. Run returns when all
+// of them have. When ctx ends the saga turns back; what is undone then is undone
+// on a detached ctx, as long as its attempts last. After the pivot the end of
+// ctx stops the retrying, which leaves the saga stuck, but no attempt. A panic
+// in a Do passes through, after what was done has been undone.
+func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
+	t, err := sg.program()
+	if err != nil {
+		return err
+	}
+	if t.plan.needsTx {
+		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, t.plan.name)
+	}
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	r := &memoryRun[S]{t: t, s: s, ctx: ctx, m: newMachine(t.plan), at: -1}
+	r.m.quiet = true
+	r.identity = identity{p: t.plan, id: r.randomID}
+	if d := t.plan.deadline; d > 0 {
+		r.timed = true
+		r.m.completeBy = time.Now().Add(d)
+	}
+	return r.run()
+}
+
+// Func returns a Run of the saga on s as the unit of work that the other
+// patterns wrap.
+func (sg *Saga[S]) Func(s *S) func(context.Context) error {
+	return func(ctx context.Context) error { return Run(ctx, sg, s) }
+}
+
+// A memoryRun is one Run.
+type memoryRun[S any] struct {
+	identity
+	t     *typed[S]
+	s     *S
+	ctx   context.Context
+	m     *machine
+	timed bool // something depends on the time
+
+	at int // the unit whose attempt runs on the caller's goroutine, or -1
+	op Op
+
+	results chan memoryResult         // of what runs beside the caller
+	cancels []context.CancelCauseFunc // by unit
+	broken  *memoryResult             // the first that panicked or exited
+
+	once   sync.Once
+	random string
+}
+
+type memoryResult struct {
+	unit  int
+	op    Op
+	err   error
+	panic any
+}
+
+func (r *memoryRun[S]) randomID() string {
+	r.once.Do(func() { r.random = rand.Text() })
+	return r.random
+}
+
+func (r *memoryRun[S]) now() time.Time {
+	if !r.timed {
+		return time.Time{} // nothing has failed yet: nothing waits
+	}
+	return time.Now()
+}
+
+func (r *memoryRun[S]) run() error {
+	defer r.unwind()
+	r.loop()
+	if r.broken != nil {
+		if r.broken.panic != nil {
+			panic(r.broken.panic)
+		}
+		runtime.Goexit()
+	}
+	return r.m.failure("")
+}
+
+// errPanicked is what a Do that did not return counts as.
+var errPanicked = Abort(errors.New("saga: the step panicked"))
+
+// unwind undoes what was done when a Do has panicked or called runtime.Goexit.
+func (r *memoryRun[S]) unwind() {
+	if r.at < 0 || r.op != OpDo || r.m.past() {
+		return
+	}
+	r.finish(r.at, OpDo, errPanicked)
+	r.at = -1
+	r.loop()
+}
+
+func (r *memoryRun[S]) loop() {
+	for {
+		r.heed()
+		now := r.now()
+		r.m.advance(now)
+		if r.m.status != Running && r.m.status != Compensating {
+			for r.m.busy() > 0 {
+				r.receive()
+			}
+			return
+		}
+		if r.t.plan.chain {
+			if i := r.m.ready(0, now); i >= 0 {
+				op, attempt := r.m.begin(i)
+				r.at, r.op = i, op
+				err := r.attempt(r.ctx, i, op, attempt)
+				r.at = -1
+				r.finish(i, op, err)
+				continue
+			}
+		} else if r.spread(now) {
+			continue
+		}
+		r.wait(now)
+	}
+}
+
+// heed turns the saga back, or gives up retrying, when the caller's ctx ends.
+func (r *memoryRun[S]) heed() {
+	if r.m.back || r.ctx.Err() == nil {
+		return
+	}
+	r.timed = true
+	r.m.wishBack("", ended.Error(r.ctx))
+}
+
+func (r *memoryRun[S]) finish(i int, op Op, err error) {
+	if err != nil {
+		r.timed = true
+	}
+	if op == OpUndo {
+		r.m.undid(i, err, r.now())
+		return
+	}
+	past := r.m.past()
+	stop := err != nil && r.ctx.Err() != nil
+	if stop && !past {
+		r.m.wishBack(r.m.units[i].Name, withEnd(r.ctx, err))
+	}
+	r.m.did(i, err, r.now())
+	if stop && past && r.m.status == Running {
+		r.m.stick(r.m.units[i].Name, withEnd(r.ctx, err))
+	}
+}
+
+// withEnd returns err together with the end of ctx, unless that is what it is.
+func withEnd(ctx context.Context, err error) error {
+	end := ended.Error(ctx)
+	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", end, err)
+}
+
+// attempt calls a Do or an Undo. The end of the caller's ctx reaches only what
+// can still be turned back.
+func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int) error {
+	timeout := r.t.plan.units[i].timeout
+	if op == OpUndo || r.m.past() {
+		ctx = context.WithoutCancel(ctx)
+		if timeout == 0 {
+			timeout = defaultTimeout
+		}
+	}
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	return r.t.call(&attemptContext{ctx, &r.identity, i, attempt, op}, i, op, r.s)
+}
+
+// spread starts what may begin beside what is running, and waits for a result
+// or for the next to begin. It reports false if nothing is running.
+func (r *memoryRun[S]) spread(now time.Time) bool {
+	if r.results == nil {
+		r.results = make(chan memoryResult, len(r.m.units))
+		r.cancels = make([]context.CancelCauseFunc, len(r.m.units))
+	}
+	for i := r.m.ready(0, now); i >= 0; i = r.m.ready(i+1, now) {
+		op, attempt := r.m.begin(i)
+		ctx, cancel := context.WithCancelCause(r.ctx)
+		r.cancels[i] = cancel
+		go r.beside(ctx, i, op, attempt)
+	}
+	if r.m.busy() == 0 {
+		return false
+	}
+	if r.m.turning(now) {
+		for i, cancel := range r.cancels {
+			if r.m.work[i].busy && r.m.units[i].Status == StepStarted && !r.m.mustKnow(i) {
+				cancel(r.m.wish)
+			}
+		}
+	}
+	var next <-chan time.Time
+	if at, ok := r.m.wake(now); ok {
+		t := time.NewTimer(at.Sub(now))
+		defer t.Stop()
+		next = t.C
+	}
+	select {
+	case res := <-r.results:
+		r.take(res)
+	case <-next:
+	}
+	return true
+}
+
+// beside runs an attempt on a goroutine of its own, whose panic is the caller's.
+func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int) {
+	res := memoryResult{unit: i, op: op, err: errPanicked}
+	defer func() {
+		if res.err == errPanicked {
+			res.panic = recover()
+		}
+		r.results <- res
+	}()
+	res.err = r.attempt(ctx, i, op, attempt)
+}
+
+func (r *memoryRun[S]) receive() { r.take(<-r.results) }
+
+func (r *memoryRun[S]) take(res memoryResult) {
+	r.cancels[res.unit](nil)
+	if res.err == errPanicked && r.broken == nil {
+		r.broken = &res
+	}
+	r.finish(res.unit, res.op, res.err)
+}
+
+// wait waits for the next attempt, or for the end of a ctx that still matters.
+func (r *memoryRun[S]) wait(now time.Time) {
+	at, ok := r.m.wake(now)
+	if !ok {
+		r.m.stick("", errors.New("saga: nothing can go on"))
+		return
+	}
+	t := time.NewTimer(at.Sub(now))
+	defer t.Stop()
+	if r.m.back {
+		<-t.C
+		return
+	}
+	select {
+	case <-t.C:
+	case <-r.ctx.Done():
+		if r.m.past() {
+			r.m.stick("", ended.Error(r.ctx))
+		}
+	}
+}
