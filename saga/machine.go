@@ -557,8 +557,8 @@ func (m *machine) waits(i int, now time.Time) bool {
 	return false
 }
 
-// wake returns when the next attempt may begin or the deadline passes, and
-// whether there is anything to wait for at all.
+// wake returns when the next attempt may begin, or the deadline passes before
+// it, and whether there is an attempt to wait for.
 func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 	for i := range m.units {
 		if m.waits(i, now) {
@@ -567,10 +567,27 @@ func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 			}
 		}
 	}
-	if ok && m.status == Running && !m.completeBy.IsZero() && m.completeBy.After(now) && m.completeBy.Before(at) && !m.past() {
-		at = m.completeBy
+	if d, is := m.deadline(now); ok && is && d.Before(at) {
+		at = d
 	}
 	return at, ok
+}
+
+// alarm returns when time alone will change something.
+func (m *machine) alarm(now time.Time) (at time.Time, ok bool) {
+	at, ok = m.wake(now)
+	if d, is := m.deadline(now); is && !ok {
+		at, ok = d, true
+	}
+	return at, ok
+}
+
+// deadline returns when the saga is to turn back, if it can and is not to yet.
+func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
+	if m.completeBy.IsZero() || m.status != Running || m.past() || m.turning(now) {
+		return time.Time{}, false
+	}
+	return m.completeBy, true
 }
 
 // busy returns how many attempts are running.

@@ -1,0 +1,351 @@
+package saga
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// An execution is one saga that a runner holds, in one epoch. One goroutine, in
+// run, owns the machine, the state and all writes; each attempt has a goroutine
+// of its own and reports back to it.
+type execution struct {
+	r    *Runner
+	p    program
+	plan *plan
+	id   identity
+	rec  Record // as it was claimed
+	seq  int64  // of the record now
+
+	m    *machine
+	s    any    // the state: a *S
+	data []byte // s, encoded
+
+	results chan result
+	running []context.CancelCauseFunc // by unit
+	txUnit  int                       // the unit that has a transaction, or -1
+	open    *result                   // its result, to be committed
+	over    bool                      // released or ended: no longer held, and recorded so
+
+	ctx    context.Context // of the attempts: ends when the saga is lost
+	stop   context.CancelCauseFunc
+	since  time.Time     // when rec.Now was, by the local clock
+	lease  *time.Timer   // until the lease is over
+	signal chan struct{} // something below has changed
+
+	mu    sync.Mutex
+	until time.Time // the end of the lease, by the local clock
+	gone  bool
+	asked *string // the note of a cancellation to heed
+}
+
+// A result is how an attempt has ended.
+type result struct {
+	unit    int
+	op      Op
+	attempt int
+	err     error
+	s, base any                // the copy of the state that it worked on, and as it was
+	cut     bool               // its ctx ended because the runner stops or has lost the saga
+	tx      *sql.Tx            // still open: DoTx or UndoTx has succeeded
+	end     context.CancelFunc // ends the ctx, and with it tx
+}
+
+// newExecution is for a saga that was claimed then, or later, by the local clock.
+func newExecution(r *Runner, p program, rec Record, since time.Time) *execution {
+	e := &execution{
+		r: r, p: p, plan: p.planned(), rec: rec, seq: rec.Seq, since: since, txUnit: -1,
+		results: make(chan result, len(p.planned().units)),
+		running: make([]context.CancelCauseFunc, len(p.planned().units)),
+		signal:  make(chan struct{}, 1), until: since.Add(r.cfg.Lease),
+	}
+	e.id = identity{p: e.plan, id: func() string { return rec.ID }, epoch: rec.Epoch}
+	e.ctx, e.stop = context.WithCancelCause(r.base)
+	e.lease = time.AfterFunc(time.Until(e.until), e.lose)
+	return e
+}
+
+// run takes the saga as far as it goes: to its end, to a wait that is worth
+// writing it back for, or until the runner stops or has lost it.
+func (e *execution) run() {
+	defer e.r.drop(e)
+	defer e.stop(nil)
+	defer e.lease.Stop()
+	if !e.load() {
+		return
+	}
+	for !e.over && !e.lost() {
+		e.heed()
+		now := e.now()
+		// A transaction of this saga may hold the only connection that can
+		// write: whatever else there is to record goes with it.
+		if e.txUnit < 0 {
+			e.m.advance(now)
+			if !e.record(now) {
+				break
+			}
+			e.launch(now)
+		}
+		e.turnBack(now)
+		e.wait(now)
+		if e.open != nil {
+			e.commitOpen()
+		}
+	}
+	if !e.over {
+		e.r.count.lost.Add(1)
+	}
+	e.leave()
+}
+
+// load makes the machine and the state from the record.
+func (e *execution) load() bool {
+	var err error
+	e.m, err = loadMachine(e.plan, &e.rec)
+	if err == nil {
+		e.data = e.rec.Data
+		e.s, err = e.p.decode(e.data)
+	}
+	if e.rec.Previous != "" {
+		e.m.takeOver(e.rec.Previous)
+	}
+	if limit := e.r.cfg.MaxTakeovers; err == nil && limit >= 0 && e.rec.Takeovers > limit {
+		err = fmt.Errorf("saga: taken over %d times without a result", e.rec.Takeovers)
+	}
+	if err == nil {
+		if e.rec.CancelRequested {
+			e.m.cancel(e.rec.CancelNote)
+		}
+		return true
+	}
+	e.m.stick("", err)
+	req := e.request(true, 0)
+	if e.s == nil {
+		req.Data, req.Steps = e.rec.Data, e.rec.Steps // as they are: nobody understands them
+	}
+	if e.write(req) == nil {
+		e.written(req)
+	}
+	return false
+}
+
+// heed takes in what others have asked for.
+func (e *execution) heed() {
+	e.mu.Lock()
+	note := e.asked
+	e.asked = nil
+	e.mu.Unlock()
+	if note != nil {
+		e.m.cancel(*note)
+	}
+}
+
+// launch starts the attempts that may begin.
+func (e *execution) launch(now time.Time) {
+	if e.over || e.lost() || e.r.isDraining() {
+		return
+	}
+	for i := e.m.ready(0, now); i >= 0; i = e.m.ready(i+1, now) {
+		d := &e.plan.units[i]
+		tx := d.doTx
+		if e.m.units[i].Status == StepUndoing {
+			tx = d.undoTx
+		}
+		if tx && e.txUnit >= 0 {
+			continue // one at a time
+		}
+		if tx {
+			e.txUnit = i
+		}
+		res := result{unit: i, s: e.s}
+		if !e.plan.chain {
+			res.s, res.err = e.p.decode(e.data)
+			res.base, _ = e.p.decode(e.data)
+		}
+		res.op, res.attempt = e.m.begin(i)
+		ctx, cancel := context.WithCancelCause(e.ctx)
+		e.running[i] = cancel
+		e.r.count.attempts.Add(1)
+		go e.attempt(ctx, res, tx)
+	}
+}
+
+var errExited = errors.New("saga: a step called runtime.Goexit")
+
+// attempt calls a Do or an Undo on a goroutine of its own. What its ctx is cut
+// off from is the ctx of whoever started the saga.
+func (e *execution) attempt(ctx context.Context, res result, tx bool) {
+	timeout := e.plan.units[res.unit].timeout
+	if timeout == 0 {
+		timeout = defaultTimeout
+	}
+	ctx, res.end = context.WithTimeout(ctx, timeout)
+	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
+	defer func() {
+		if v := recover(); v != nil {
+			res.err = &PanicError{v, debug.Stack()}
+		}
+		if res.err != nil && res.tx != nil {
+			_ = res.tx.Rollback()
+			res.tx = nil
+		}
+		cause := context.Cause(ctx)
+		res.cut = errors.Is(cause, ErrDraining) || errors.Is(cause, ErrLost)
+		if res.tx == nil {
+			res.end()
+		}
+		e.results <- res
+	}()
+	if res.err != nil {
+		return // its copy of the state could not be made
+	}
+	res.err = errExited
+	if tx {
+		var err error
+		if res.tx, err = e.r.tx.Begin(ctx); err != nil {
+			res.err = err
+			return
+		}
+		res.err = e.p.callTx(ctx, res.tx, res.unit, res.op, res.s)
+		return
+	}
+	res.err = e.p.call(ctx, res.unit, res.op, res.s)
+}
+
+// turnBack ends the attempts of a saga that is to turn back, except for that
+// of a pivot whose answer decides.
+func (e *execution) turnBack(now time.Time) {
+	if !e.m.turning(now) {
+		return
+	}
+	for i, cancel := range e.running {
+		if cancel != nil && e.m.units[i].Status == StepStarted && !e.m.mustKnow(i) {
+			cancel(e.m.wish)
+		}
+	}
+}
+
+// wait waits until there is something to do, and takes in all results that are
+// there: parallel steps that end together are recorded together.
+func (e *execution) wait(now time.Time) {
+	if e.over {
+		return
+	}
+	var alarm <-chan time.Time
+	at, ok := e.m.alarm(now)
+	if e.txUnit >= 0 || e.r.isDraining() {
+		at, ok = e.m.deadline(now) // nothing begins now
+	}
+	if ok {
+		t := time.NewTimer(at.Sub(now))
+		defer t.Stop()
+		alarm = t.C
+	}
+	select {
+	case res := <-e.results:
+		e.take(res)
+	case <-alarm:
+		return
+	case <-e.signal:
+		return
+	}
+	for {
+		select {
+		case res := <-e.results:
+			e.take(res)
+		default:
+			return
+		}
+	}
+}
+
+// take draws the conclusions from the end of an attempt.
+func (e *execution) take(res result) {
+	e.running[res.unit](nil)
+	e.running[res.unit] = nil
+	e.r.count.attempts.Add(-1)
+	if res.tx != nil {
+		e.open = &res
+		return
+	}
+	if res.unit == e.txUnit {
+		e.txUnit = -1
+		if e.plan.chain {
+			e.restore()
+		}
+	} else {
+		res.err = e.keep(&res)
+	}
+	e.conclude(&res)
+}
+
+// conclude tells the machine, and the hook if there will be another attempt.
+func (e *execution) conclude(res *result) {
+	now := e.now()
+	switch {
+	case res.err != nil && res.cut:
+		e.m.interrupted(res.unit, now)
+		return
+	case res.op == OpUndo:
+		e.m.undid(res.unit, res.err, now)
+	default:
+		e.m.did(res.unit, res.err, now)
+	}
+	if s := e.m.units[res.unit].Status; s == StepStarted || s == StepUndoing {
+		e.r.happened(e.ctx, &e.rec, Entry{
+			Step: e.m.units[res.unit].Name, Op: res.op, Event: EventRetry, Attempt: res.attempt,
+			Epoch: e.rec.Epoch, Error: res.err.Error(), At: now,
+		})
+	}
+}
+
+// keep takes over what an attempt has written in the state, and returns its
+// error. A state that cannot be kept makes the attempt a failure for good.
+func (e *execution) keep(res *result) error {
+	var err error
+	if !e.plan.chain && res.s != nil {
+		err = e.p.merge(e.s, res.base, res.s)
+	}
+	if err == nil {
+		var data []byte
+		if data, err = e.p.encode(e.s); err == nil {
+			e.data = data
+			return res.err
+		}
+	}
+	e.restore()
+	if res.err != nil {
+		err = fmt.Errorf("%w; %w", res.err, err)
+	}
+	return Abort(err)
+}
+
+// restore makes the state what it was when it was last kept.
+func (e *execution) restore() {
+	s, err := e.p.decode(e.data)
+	if err != nil {
+		e.m.stick("", err)
+		return
+	}
+	e.s = s
+}
+
+// leave waits for the attempts of a saga that is no longer held.
+func (e *execution) leave() {
+	e.stop(ErrLost)
+	for i := range e.running {
+		if e.running[i] == nil {
+			continue
+		}
+		res := <-e.results
+		e.r.count.attempts.Add(-1)
+		if res.tx != nil {
+			_ = res.tx.Rollback()
+			res.end()
+		}
+	}
+}
