@@ -1,0 +1,722 @@
+// Package storetest has the tests that every saga.Store must pass.
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, func(t *testing.T) saga.Store { return newStore(t) })
+//	}
+//
+// It runs against the store's own clock, in real time, with leases far longer
+// and far shorter than a test takes.
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+const (
+	long = time.Hour
+	// short is over when a test looks: it is of the past as soon as it is set.
+	short = time.Nanosecond
+)
+
+// Run runs the suite, each test on a store of its own from newStore. A store that
+// is a [saga.TxStore] is tested as one too.
+func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
+	t.Helper()
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"StartKeepsWhatItIsGiven", startKeeps},
+		{"StartClaimsForAnOwner", startClaims},
+		{"StartLeavesAnExistingIDAlone", startExisting},
+		{"StartOnceOfMany", startOnce},
+		{"ClaimTakesWhatIsDue", claimDue},
+		{"ClaimOfACrashedOwner", claimCrashed},
+		{"ClaimOrderAndLimit", claimOrder},
+		{"ClaimOnlyRegistered", claimRegistered},
+		{"ClaimOncePerEpoch", claimOnce},
+		{"HeartbeatExtendsOnlyWhatIsHeld", heartbeat},
+		{"CommitWritesEverything", commitWrites},
+		{"CommitIsFencedByEpoch", commitEpoch},
+		{"CommitIsFencedBySeq", commitSeq},
+		{"CommitOnceOfMany", commitOnce},
+		{"CommitReleases", commitReleases},
+		{"CommitKeepsTheLease", commitKeepsLease},
+		{"CancelReachesTheOwner", cancelOwned},
+		{"CancelMakesAParkedSagaDue", cancelParked},
+		{"CancelOnlyWhatRuns", cancelEnded},
+		{"LoadOfNothing", loadNothing},
+		{"ListFiltersAndPages", list},
+		{"HistoryHasNoGap", history},
+		{"UnregisteredAreCounted", unregistered},
+		{"TextAndBytesSurvive", roundTrip},
+		{"EndedContext", endedContext},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.test(&suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)})
+		})
+	}
+	for _, c := range []struct {
+		name string
+		test func(*suite, saga.TxStore)
+	}{
+		{"StartTxCommits", startTxCommits},
+		{"StartTxRollsBack", startTxRollsBack},
+		{"StartTxOfAnExistingID", startTxExisting},
+		{"CommitTxCommits", commitTxCommits},
+		{"CommitTxRollsBack", commitTxRollsBack},
+		{"CommitTxIsFenced", commitTxFenced},
+		{"CommitTxOfAPausedOwner", commitTxPaused},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)}
+			tx, ok := s.store.(saga.TxStore)
+			if !ok {
+				t.Skip("not a TxStore")
+			}
+			c.test(s, tx)
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	*require.Assertions
+	ctx   context.Context
+	store saga.Store
+}
+
+var defs = []saga.Definition{{Saga: "trip", Version: 1}}
+
+func request(id string) saga.StartRequest {
+	return saga.StartRequest{
+		ID: id, Saga: "trip", Version: 1, Status: saga.Running,
+		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`),
+		Log: []saga.Entry{{Event: saga.EventCreated}},
+	}
+}
+
+func (s *suite) start(req saga.StartRequest) saga.Record {
+	s.Helper()
+	rec, created, err := s.store.Start(s.ctx, req)
+	s.NoError(err)
+	s.True(created)
+	return rec
+}
+
+// owned starts a saga that owner holds for so long.
+func (s *suite) owned(id, owner string, lease time.Duration) saga.Record {
+	s.Helper()
+	req := request(id)
+	req.Owner, req.Lease = owner, lease
+	return s.start(req)
+}
+
+func (s *suite) load(id string) saga.Record {
+	s.Helper()
+	rec, err := s.store.Load(s.ctx, id)
+	s.NoError(err)
+	return rec
+}
+
+func (s *suite) claim(owner string, limit int) []saga.Record {
+	s.Helper()
+	recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, Lease: long, Limit: limit, Definitions: defs})
+	s.NoError(err)
+	return recs
+}
+
+func commit(rec saga.Record) saga.CommitRequest {
+	return saga.CommitRequest{
+		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Running,
+		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
+		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Event: saga.EventDone, Attempt: 1}},
+	}
+}
+
+func (s *suite) commit(req saga.CommitRequest) saga.Record {
+	s.Helper()
+	_, err := s.store.Commit(s.ctx, req)
+	s.NoError(err)
+	return s.load(req.ID)
+}
+
+// same compares records but for the clock and what only Claim tells. Databases
+// keep times to the microsecond, or less.
+func (s *suite) same(want, got saga.Record) {
+	s.Helper()
+	for _, r := range []*saga.Record{&want, &got} {
+		r.Now, r.Previous = time.Time{}, ""
+		for _, t := range []*time.Time{&r.WakeAt, &r.CompleteBy, &r.CreatedAt, &r.UpdatedAt} {
+			if !t.IsZero() {
+				*t = t.UTC().Truncate(time.Microsecond).Round(0)
+			}
+		}
+	}
+	s.Equal(want, got)
+}
+
+// around reports whether a time is d after the record was read, give or take
+// what a slow machine may need for a test.
+func (s *suite) around(at time.Time, rec saga.Record, d time.Duration) {
+	s.Helper()
+	s.WithinDuration(rec.Now.Add(d), at, 5*time.Minute)
+}
+
+func startKeeps(s *suite) {
+	req := request("a")
+	req.CompleteIn = long
+	req.Log = []saga.Entry{{Event: saga.EventCreated}, {Step: "flight", Op: saga.OpDo, Event: saga.EventSkipped, Attempt: 3, Error: "why"}}
+	rec := s.start(req)
+	s.Equal("a", rec.ID)
+	s.Equal("trip", rec.Saga)
+	s.Equal(1, rec.Version)
+	s.Equal(saga.Running, rec.Status)
+	s.Equal(`{"a":1}`, string(rec.Data))
+	s.Equal(`{"steps":[]}`, string(rec.Steps))
+	s.EqualValues(2, rec.Seq)
+	s.Zero(rec.Epoch)
+	s.Empty(rec.Owner)
+	s.Empty(rec.Previous)
+	s.Zero(rec.Failures)
+	s.Zero(rec.Takeovers)
+	s.Empty(rec.LastError)
+	s.False(rec.CancelRequested)
+	s.False(rec.WakeAt.After(rec.Now), "due at once")
+	s.around(rec.CreatedAt, rec, 0)
+	s.Equal(rec.CreatedAt.UnixMicro(), rec.UpdatedAt.UnixMicro())
+	s.around(rec.CompleteBy, rec, long)
+	s.same(rec, s.load("a"))
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 2)
+	for i := range log {
+		s.around(log[i].At, rec, 0)
+		log[i].At = time.Time{}
+	}
+	s.Equal([]saga.Entry{
+		{Seq: 1, Event: saga.EventCreated},
+		{Seq: 2, Step: "flight", Op: saga.OpDo, Event: saga.EventSkipped, Attempt: 3, Error: "why"},
+	}, log)
+	s.True(s.start(request("b")).CompleteBy.IsZero(), "no deadline")
+}
+
+func startClaims(s *suite) {
+	rec := s.owned("a", "me", long)
+	s.Equal("me", rec.Owner)
+	s.EqualValues(1, rec.Epoch)
+	s.around(rec.WakeAt, rec, long)
+	s.same(rec, s.load("a"))
+	s.Empty(s.claim("other", 10))
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.EqualValues(1, log[0].Epoch)
+}
+
+func startExisting(s *suite) {
+	rec := s.owned("a", "me", long)
+	req := request("a")
+	req.Saga, req.Data, req.Owner, req.Lease = "other", []byte("x"), "other", short
+	got, created, err := s.store.Start(s.ctx, req)
+	s.NoError(err)
+	s.False(created)
+	s.same(rec, got)
+	s.same(rec, s.load("a"))
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 1)
+}
+
+func startOnce(s *suite) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	winners := 0
+	for i := range 8 {
+		wg.Go(func() {
+			req := request("a")
+			req.Owner, req.Lease = fmt.Sprint("owner-", i), long
+			rec, created, err := s.store.Start(s.ctx, req)
+			mu.Lock()
+			defer mu.Unlock()
+			if s.Check(err == nil, "%v", err) && created {
+				winners++
+				s.Check(rec.Owner == req.Owner, "the one that was created is another's")
+			}
+		})
+	}
+	wg.Wait()
+	s.Equal(1, winners)
+}
+
+// Check is for goroutines, which may not end the test.
+func (s *suite) Check(ok bool, format string, args ...any) bool {
+	if !ok {
+		s.T.Errorf(format, args...)
+	}
+	return ok
+}
+
+func claimDue(s *suite) {
+	started := s.start(request("a"))
+	recs := s.claim("me", 10)
+	s.Len(recs, 1)
+	got := recs[0]
+	s.Equal("me", got.Owner)
+	s.Empty(got.Previous)
+	s.EqualValues(1, got.Epoch)
+	s.Zero(got.Takeovers)
+	s.Equal(started.Seq, got.Seq)
+	s.Equal(started.UpdatedAt.UnixMicro(), got.UpdatedAt.UnixMicro())
+	s.around(got.WakeAt, got, long)
+	s.same(got, s.load("a"))
+	s.Empty(s.claim("me", 10), "not due before its lease is over")
+}
+
+func claimCrashed(s *suite) {
+	s.owned("a", "dead", short)
+	got := s.claim("me", 10)
+	s.Len(got, 1)
+	s.Equal("dead", got[0].Previous)
+	s.Equal("me", got[0].Owner)
+	s.EqualValues(2, got[0].Epoch)
+	s.Equal(1, got[0].Takeovers)
+	s.same(got[0], s.load("a"))
+
+	// What its owner commits stays, until it is taken over again.
+	req := commit(got[0])
+	req.Takeovers, req.Release = 7, true
+	s.commit(req)
+	got = s.claim("me", 10)
+	s.Len(got, 1)
+	s.Empty(got[0].Previous)
+	s.Equal(7, got[0].Takeovers)
+	s.EqualValues(3, got[0].Epoch)
+}
+
+func claimOrder(s *suite) {
+	s.start(request("new-1"))
+	s.start(request("new-2"))
+	s.owned("crashed", "dead", short)
+	s.start(request("new-3"))
+	ids := func(recs []saga.Record) []string {
+		var list []string
+		for _, r := range recs {
+			list = append(list, r.ID)
+		}
+		slices.Sort(list)
+		return list
+	}
+	s.Empty(s.claim("me", 0))
+	s.Equal([]string{"crashed"}, ids(s.claim("me", 1)))
+	s.Equal([]string{"new-1", "new-2"}, ids(s.claim("me", 2)))
+	s.Equal([]string{"new-3"}, ids(s.claim("me", 2)))
+	s.Empty(s.claim("me", 2))
+}
+
+func claimRegistered(s *suite) {
+	for i, d := range []saga.Definition{{Saga: "trip", Version: 1}, {Saga: "trip", Version: 2}, {Saga: "order", Version: 1}} {
+		req := request(fmt.Sprint("saga-", i))
+		req.Saga, req.Version = d.Saga, d.Version
+		s.start(req)
+	}
+	claim := func(d ...saga.Definition) []saga.Record {
+		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 10, Definitions: d})
+		s.NoError(err)
+		return recs
+	}
+	s.Empty(claim())
+	s.Empty(claim(saga.Definition{Saga: "order", Version: 2}))
+	recs := claim(saga.Definition{Saga: "trip", Version: 2}, saga.Definition{Saga: "order", Version: 1})
+	s.Len(recs, 2)
+	recs = claim(defs...)
+	s.Len(recs, 1)
+	s.Equal("saga-0", recs[0].ID)
+}
+
+func claimOnce(s *suite) {
+	const sagas, owners = 40, 4
+	for i := range sagas {
+		s.start(request(fmt.Sprintf("saga-%02d", i)))
+	}
+	var mu sync.Mutex
+	seen := make(map[string]string)
+	var wg sync.WaitGroup
+	for o := range owners {
+		owner := fmt.Sprint("owner-", o)
+		wg.Go(func() {
+			for range sagas {
+				recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, Lease: long, Limit: 3, Definitions: defs})
+				if !s.Check(err == nil, "%v", err) {
+					return
+				}
+				mu.Lock()
+				for _, r := range recs {
+					s.Check(seen[r.ID] == "", "%s claimed by %s and %s", r.ID, seen[r.ID], owner)
+					s.Check(r.Epoch == 1, "epoch %d", r.Epoch)
+					seen[r.ID] = owner
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	s.Len(seen, sagas)
+}
+
+func heartbeat(s *suite) {
+	mine := s.owned("mine", "me", short)
+	s.owned("other", "other", short)
+	old := s.owned("taken", "me", short)
+	s.start(request("free"))
+	taken := false
+	for _, r := range s.claim("thief", 10) { // takes them all, by crashed first
+		taken = taken || r.ID == "taken"
+	}
+	s.True(taken)
+	// "mine" is taken back.
+	req := commit(s.load("mine"))
+	req.Release = true
+	s.commit(req)
+	recs := s.claim("me", 1)
+	s.Len(recs, 1)
+	s.Equal("mine", recs[0].ID)
+
+	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: 2 * long, Held: []saga.Held{
+		{ID: "mine", Epoch: recs[0].Epoch},
+		{ID: "taken", Epoch: old.Epoch}, // another has it
+		{ID: "other", Epoch: 1},
+		{ID: "free", Epoch: 0},
+		{ID: "none", Epoch: 1},
+	}})
+	s.NoError(err)
+	s.Equal([]saga.Renewed{{ID: "mine", Epoch: recs[0].Epoch}}, renewed)
+	got := s.load("mine")
+	s.around(got.WakeAt, got, 2*long)
+	s.Equal(recs[0].Seq, got.Seq)
+
+	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
+	s.NoError(err)
+	s.Empty(renewed, "an earlier epoch of the same owner")
+	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long})
+	s.NoError(err)
+	s.Empty(renewed)
+}
+
+func commitWrites(s *suite) {
+	rec := s.owned("a", "me", long)
+	req := commit(rec)
+	req.Status, req.Failures, req.Takeovers, req.LastError = saga.Compensating, 3, 2, "card refused"
+	req.Log = append(req.Log, saga.Entry{Step: "hotel", Op: saga.OpUndo, Event: saga.EventUndoFailed, Attempt: 4, Error: "no"})
+	receipt, err := s.store.Commit(s.ctx, req)
+	s.NoError(err)
+	s.Zero(receipt)
+	got := s.load("a")
+	s.around(got.UpdatedAt, got, 0)
+	s.False(got.UpdatedAt.Before(rec.UpdatedAt))
+	want := rec
+	want.Status, want.Data, want.Steps = req.Status, req.Data, req.Steps
+	want.Failures, want.Takeovers, want.LastError = 3, 2, "card refused"
+	want.Seq, want.UpdatedAt = 3, got.UpdatedAt
+	s.same(want, got)
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 3)
+	s.around(log[2].At, got, 0)
+	log[2].At = time.Time{}
+	s.Equal(saga.Entry{Seq: 3, Step: "hotel", Op: saga.OpUndo, Event: saga.EventUndoFailed, Attempt: 4, Epoch: 1, Error: "no"}, log[2])
+}
+
+func commitEpoch(s *suite) {
+	old := s.owned("a", "dead", short)
+	s.Len(s.claim("me", 1), 1)
+	before := s.load("a")
+	_, err := s.store.Commit(s.ctx, commit(old))
+	s.ErrorIs(err, saga.ErrFenced)
+	future := commit(before)
+	future.Epoch++
+	_, err = s.store.Commit(s.ctx, future)
+	s.ErrorIs(err, saga.ErrFenced)
+	s.same(before, s.load("a"))
+	s.commit(commit(before))
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 2, "nothing of what was fenced")
+}
+
+func commitSeq(s *suite) {
+	rec := s.owned("a", "me", long)
+	s.commit(commit(rec))
+	before := s.load("a")
+	_, err := s.store.Commit(s.ctx, commit(rec)) // the same again
+	s.ErrorIs(err, saga.ErrFenced)
+	s.same(before, s.load("a"))
+	none := commit(rec)
+	none.ID = "none"
+	_, err = s.store.Commit(s.ctx, none)
+	s.ErrorIs(err, saga.ErrFenced)
+}
+
+func commitOnce(s *suite) {
+	rec := s.owned("a", "me", long)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	won := 0
+	for range 8 {
+		wg.Go(func() {
+			_, err := s.store.Commit(s.ctx, commit(rec))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				won++
+			}
+		})
+	}
+	wg.Wait()
+	s.Equal(1, won)
+	s.EqualValues(2, s.load("a").Seq)
+}
+
+func commitReleases(s *suite) {
+	rec := s.owned("a", "me", long)
+	req := commit(rec)
+	req.Release, req.WakeIn = true, 2*long
+	got := s.commit(req)
+	s.Empty(got.Owner)
+	s.EqualValues(1, got.Epoch)
+	s.around(got.WakeAt, got, 2*long)
+	s.Empty(s.claim("me", 1), "not due yet")
+
+	req = commit(got)
+	req.Release, req.WakeIn = true, 0
+	s.commit(req)
+	recs := s.claim("me", 1)
+	s.Len(recs, 1)
+	s.EqualValues(2, recs[0].Epoch)
+
+	for _, status := range []saga.Status{saga.Completed, saga.Compensated, saga.Stuck, saga.Abandoned} {
+		req = commit(s.load("a"))
+		req.Status, req.Release = status, true
+		s.commit(req)
+		s.Empty(s.claim("me", 1), "%s is never due", status)
+	}
+	req = commit(s.load("a"))
+	req.Status, req.Release = saga.Compensating, true
+	s.commit(req)
+	s.Len(s.claim("me", 1), 1, "a person has helped")
+}
+
+func commitKeepsLease(s *suite) {
+	rec := s.owned("a", "me", long)
+	got := s.commit(commit(rec))
+	s.Equal("me", got.Owner)
+	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	rec = s.owned("b", "me", short)
+	got = s.commit(commit(rec)) // over, but nobody else has it
+	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	recs := s.claim("other", 1)
+	s.Len(recs, 1)
+	s.Equal("me", recs[0].Previous)
+}
+
+func cancelOwned(s *suite) {
+	rec := s.owned("a", "me", long)
+	got, err := s.store.Cancel(s.ctx, "a", "changed my mind")
+	s.NoError(err)
+	s.True(got.CancelRequested)
+	s.Equal("changed my mind", got.CancelNote)
+	s.Equal(rec.Seq, got.Seq)
+	s.Equal(rec.Epoch, got.Epoch)
+	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
+	got, err = s.store.Cancel(s.ctx, "a", "again")
+	s.NoError(err)
+	s.Equal("changed my mind", got.CancelNote)
+	s.same(got, s.load("a"))
+
+	receipt, err := s.store.Commit(s.ctx, commit(rec))
+	s.NoError(err)
+	s.Equal(saga.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
+	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	s.NoError(err)
+	s.Equal([]saga.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
+
+	_, err = s.store.Cancel(s.ctx, "none", "")
+	s.ErrorIs(err, saga.ErrNotFound)
+	s.owned("b", "me", long)
+	got, err = s.store.Cancel(s.ctx, "b", "")
+	s.NoError(err)
+	s.True(got.CancelRequested, "a note may be empty")
+	s.True(s.load("b").CancelRequested)
+}
+
+func cancelParked(s *suite) {
+	req := commit(s.owned("a", "me", long))
+	req.Release, req.WakeIn = true, long
+	s.commit(req)
+	s.Empty(s.claim("me", 1))
+	_, err := s.store.Cancel(s.ctx, "a", "why wait")
+	s.NoError(err)
+	recs := s.claim("me", 1)
+	s.Len(recs, 1)
+	s.True(recs[0].CancelRequested)
+	s.Equal("why wait", recs[0].CancelNote)
+}
+
+func cancelEnded(s *suite) {
+	req := commit(s.owned("a", "me", long))
+	req.Status = saga.Compensating
+	before := s.commit(req)
+	got, err := s.store.Cancel(s.ctx, "a", "late")
+	s.NoError(err)
+	s.False(got.CancelRequested)
+	s.same(before, got)
+}
+
+func loadNothing(s *suite) {
+	_, err := s.store.Load(s.ctx, "none")
+	s.ErrorIs(err, saga.ErrNotFound)
+	log, err := s.store.History(s.ctx, "none")
+	s.NoError(err)
+	s.Empty(log)
+	recs, err := s.store.List(s.ctx, saga.Filter{})
+	s.NoError(err)
+	s.Empty(recs)
+}
+
+func list(s *suite) {
+	for _, id := range []string{"b", "a", "Z", "d", "c"} {
+		req := request(id)
+		if id == "d" {
+			req.Saga = "order"
+		}
+		s.start(req)
+	}
+	stuck := commit(s.load("c"))
+	stuck.Status, stuck.Release = saga.Stuck, true
+	s.commit(stuck)
+	ids := func(f saga.Filter) string {
+		recs, err := s.store.List(s.ctx, f)
+		s.NoError(err)
+		var list []string
+		for _, r := range recs {
+			s.same(s.load(r.ID), r)
+			list = append(list, r.ID)
+		}
+		return strings.Join(list, " ")
+	}
+	s.Equal("Z a b c d", ids(saga.Filter{}))
+	s.Equal("Z a", ids(saga.Filter{Limit: 2}))
+	s.Equal("b c", ids(saga.Filter{Limit: 2, After: "a"}))
+	s.Equal("", ids(saga.Filter{After: "d"}))
+	s.Equal("d", ids(saga.Filter{Saga: "order"}))
+	s.Equal("c", ids(saga.Filter{Status: []saga.Status{saga.Stuck}}))
+	s.Equal("Z a b c", ids(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Stuck, saga.Running}}))
+	s.Equal("", ids(saga.Filter{Status: []saga.Status{saga.Abandoned}}))
+}
+
+func history(s *suite) {
+	rec := s.owned("a", "me", long)
+	for range 5 {
+		req := commit(rec)
+		req.Log = append(req.Log, saga.Entry{Event: saga.EventParked})
+		rec = s.commit(req)
+	}
+	s.owned("b", "me", long)
+	log, err := s.store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, int(rec.Seq))
+	for i, e := range log {
+		s.EqualValues(i+1, e.Seq)
+		if i > 0 {
+			s.False(e.At.Before(log[i-1].At))
+		}
+	}
+}
+
+func unregistered(s *suite) {
+	for i := range 3 {
+		req := request(fmt.Sprint("v2-", i))
+		req.Version = 2
+		s.start(req)
+	}
+	s.start(request("known"))
+	req := request("held")
+	req.Version, req.Owner, req.Lease = 3, "me", long
+	s.start(req)
+	found, err := s.store.Unregistered(s.ctx, defs)
+	s.NoError(err)
+	s.Len(found, 1)
+	s.Equal(saga.Definition{Saga: "trip", Version: 2}, found[0].Definition)
+	s.Equal(3, found[0].Count)
+	s.WithinDuration(found[0].Now, found[0].Oldest, 5*time.Minute)
+	found, err = s.store.Unregistered(s.ctx, nil)
+	s.NoError(err)
+	s.Len(found, 2)
+	found, err = s.store.Unregistered(s.ctx, append(defs, saga.Definition{Saga: "trip", Version: 2}))
+	s.NoError(err)
+	s.Empty(found)
+}
+
+func roundTrip(s *suite) {
+	req := request("größe/'\";--%$1?\\" + strings.Repeat("x", 150))
+	req.Data = []byte{0, 1, 255, '\'', '"', 0}
+	req.Steps = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
+	req.Owner, req.Lease = "o'wner \"ö\"", long
+	rec := s.start(req)
+	s.Equal(req.ID, rec.ID)
+	s.True(bytes.Equal(req.Data, rec.Data))
+	s.Equal(string(req.Steps), string(rec.Steps))
+	next := commit(rec)
+	next.LastError = "it's \"bad\" — §\n\ttwo lines"
+	next.Log[0].Error = next.LastError
+	next.Data = bytes.Repeat([]byte{0, 255, '$'}, 100_000)
+	got := s.commit(next)
+	s.Equal(next.LastError, got.LastError)
+	s.Equal(req.Owner, got.Owner)
+	s.True(bytes.Equal(next.Data, got.Data))
+	log, err := s.store.History(s.ctx, req.ID)
+	s.NoError(err)
+	s.Equal(next.LastError, log[1].Error)
+	empty := commit(got)
+	empty.Data = nil
+	s.Empty(s.commit(empty).Data)
+}
+
+func endedContext(s *suite) {
+	rec := s.owned("a", "me", long)
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	_, _, err := s.store.Start(ctx, request("b"))
+	s.Error(err)
+	_, err = s.store.Commit(ctx, commit(rec))
+	s.Error(err)
+	s.NotErrorIs(err, saga.ErrFenced)
+	_, err = s.store.Claim(ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 1, Definitions: defs})
+	s.Error(err)
+	_, err = s.store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	s.Error(err)
+	_, err = s.store.Cancel(ctx, "a", "")
+	s.Error(err)
+	_, err = s.store.Load(ctx, "a")
+	s.Error(err)
+	s.NotErrorIs(err, saga.ErrNotFound)
+	_, err = s.store.List(ctx, saga.Filter{})
+	s.Error(err)
+	_, err = s.store.History(ctx, "a")
+	s.Error(err)
+	_, err = s.store.Unregistered(ctx, nil)
+	s.Error(err)
+	s.same(rec, s.load("a"))
+	_, err = s.store.Load(s.ctx, "b")
+	s.ErrorIs(err, saga.ErrNotFound)
+}

@@ -1,0 +1,120 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+func startTxCommits(s *suite, store saga.TxStore) {
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	rec, created, err := store.StartTx(s.ctx, tx, request("a"))
+	s.NoError(err)
+	s.True(created)
+	s.Equal("a", rec.ID)
+	s.NoError(tx.Commit())
+	s.same(rec, s.load("a"))
+	s.Len(s.claim("me", 1), 1)
+}
+
+func startTxRollsBack(s *suite, store saga.TxStore) {
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	_, _, err = store.StartTx(s.ctx, tx, request("a"))
+	s.NoError(err)
+	s.NoError(tx.Rollback())
+	_, err = store.Load(s.ctx, "a")
+	s.ErrorIs(err, saga.ErrNotFound)
+	log, err := store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Empty(log)
+}
+
+func startTxExisting(s *suite, store saga.TxStore) {
+	rec := s.owned("a", "me", long)
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	got, created, err := store.StartTx(s.ctx, tx, request("a"))
+	s.NoError(err)
+	s.False(created)
+	s.same(rec, got)
+	_, created, err = store.StartTx(s.ctx, tx, request("b"))
+	s.NoError(err, "the transaction must stay usable")
+	s.True(created)
+	s.NoError(tx.Commit())
+	s.load("b")
+}
+
+func commitTxCommits(s *suite, store saga.TxStore) {
+	rec := s.owned("a", "me", long)
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	req := commit(rec)
+	receipt, err := store.CommitTx(s.ctx, tx, req)
+	s.NoError(err)
+	s.Zero(receipt)
+	s.NoError(tx.Commit())
+	got := s.load("a")
+	s.Equal(req.After(), got.Seq)
+	s.Equal(string(req.Data), string(got.Data))
+	log, err := store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 2)
+}
+
+func commitTxRollsBack(s *suite, store saga.TxStore) {
+	rec := s.owned("a", "me", long)
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	_, err = store.CommitTx(s.ctx, tx, commit(rec))
+	s.NoError(err)
+	s.NoError(tx.Rollback())
+	s.same(rec, s.load("a"))
+	log, err := store.History(s.ctx, "a")
+	s.NoError(err)
+	s.Len(log, 1)
+}
+
+func commitTxFenced(s *suite, store saga.TxStore) {
+	old := s.owned("a", "dead", short)
+	s.Len(s.claim("me", 1), 1)
+	before := s.load("a")
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	_, err = store.CommitTx(s.ctx, tx, commit(old))
+	s.ErrorIs(err, saga.ErrFenced)
+	s.NoError(tx.Rollback())
+	s.same(before, s.load("a"))
+}
+
+// commitTxPaused has the owner begin its transaction, stop, and wake up when
+// another has taken the saga over: it must commit nothing. Where one writer
+// keeps all others out (SQLite) the other cannot take over meanwhile, and the
+// owner commits.
+func commitTxPaused(s *suite, store saga.TxStore) {
+	old := s.owned("a", "paused", short)
+	tx, err := store.Begin(s.ctx)
+	s.NoError(err)
+	_, _, err = store.StartTx(s.ctx, tx, request("effect"))
+	s.NoError(err)
+
+	ctx, cancel := context.WithTimeout(s.ctx, 500*time.Millisecond)
+	recs, claimErr := store.Claim(ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 1, Definitions: defs})
+	cancel()
+	_, err = store.CommitTx(s.ctx, tx, commit(old))
+	if claimErr != nil {
+		s.NoError(err)
+		s.NoError(tx.Commit())
+		s.EqualValues(2, s.load("a").Seq)
+		return
+	}
+	s.Len(recs, 1)
+	s.Error(err)
+	s.NoError(tx.Rollback())
+	_, err = store.Load(s.ctx, "effect")
+	s.True(errors.Is(err, saga.ErrNotFound), "what a fenced owner did in its transaction was committed")
+	s.EqualValues(2, s.load("a").Epoch)
+}
