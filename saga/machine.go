@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -103,7 +104,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 func (m *machine) progress() progress {
 	pr := progress{Back: m.back, Canceled: m.canceled, Step: m.step, Steps: m.units}
 	if m.cause != nil {
-		pr.Cause = m.cause.Error()
+		pr.Cause = text(m.cause.Error())
 	}
 	return pr
 }
@@ -122,8 +123,21 @@ func recordedError(text string) error {
 func (m *machine) note(e Entry) {
 	m.changed = true
 	if !m.quiet {
+		e.Error = text(e.Error)
 		m.log = append(m.log, e)
 	}
+}
+
+// text makes of the words of an error or a person what every store can keep.
+func text(s string) string {
+	const most = 4000
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	if strings.IndexByte(s, 0) >= 0 {
+		s = strings.ReplaceAll(s, "\x00", "\uFFFD")
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 func (m *machine) set(i int, s StepStatus) {
@@ -216,7 +230,7 @@ func (m *machine) interrupted(i int, now time.Time) {
 
 func (m *machine) failed(u *StepState, err error) {
 	m.failures++
-	m.lastError = err.Error()
+	m.lastError = text(err.Error())
 	u.Error = m.lastError
 }
 
@@ -528,7 +542,7 @@ func (m *machine) stick(step string, why error) {
 	if m.cause == nil {
 		m.step, m.cause = step, why
 	}
-	m.lastError = why.Error()
+	m.lastError = text(why.Error())
 	m.note(Entry{Step: step, Event: EventStuck, Error: m.lastError})
 }
 

@@ -67,7 +67,7 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 			return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
 		}
 	}
-	rec, err = r.store.Cancel(ctx, id, note)
+	rec, err = r.store.Cancel(ctx, id, text(note))
 	if err != nil {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
 	}
@@ -136,7 +136,7 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 		return CommitRequest{
 			Status: Abandoned, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers,
-			Log: []Entry{{Event: EventAbandoned, Error: note}},
+			Log: []Entry{{Event: EventAbandoned, Error: text(note)}},
 		}, nil
 	})
 }
