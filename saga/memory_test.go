@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/storetest"
@@ -9,4 +10,10 @@ import (
 
 func TestMemoryIsAStore(t *testing.T) {
 	storetest.Run(t, func(*testing.T) saga.Store { return saga.NewMemory() })
+}
+
+func TestCrashMatrix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		storetest.Crashes(t, func(*testing.T) saga.Store { return saga.NewMemory() })
+	})
 }

@@ -1,0 +1,298 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// postgres makes each write one statement: what belongs together is a CTE that
+// modifies data.
+type postgres struct{}
+
+// In postgresSchema ids compare as bytes. The rows of saga have room for the
+// versions that the steps leave behind, which then touch no index.
+const postgresSchema = `
+CREATE TABLE IF NOT EXISTS saga (
+	id               text COLLATE "C" PRIMARY KEY,
+	name             text        NOT NULL,
+	version          bigint      NOT NULL,
+	status           text        NOT NULL,
+	data             bytea       NOT NULL,
+	steps            text        NOT NULL,
+	seq              bigint      NOT NULL,
+	owner            text        NOT NULL,
+	epoch            bigint      NOT NULL,
+	wake_at          timestamptz NOT NULL,
+	complete_by      timestamptz,
+	failures         bigint      NOT NULL DEFAULT 0,
+	takeovers        bigint      NOT NULL DEFAULT 0,
+	last_error       text        NOT NULL DEFAULT '',
+	cancel_requested boolean     NOT NULL DEFAULT false,
+	cancel_note      text        NOT NULL DEFAULT '',
+	created_at       timestamptz NOT NULL,
+	updated_at       timestamptz NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS saga_live ON saga (name, version, owner, wake_at) WHERE ` + isLive + `;
+CREATE INDEX IF NOT EXISTS saga_stuck ON saga (id) WHERE ` + isStuck + `;
+CREATE TABLE IF NOT EXISTS saga_log (
+	saga_id text COLLATE "C" NOT NULL,
+	seq     bigint      NOT NULL,
+	step    text        NOT NULL,
+	op      text        NOT NULL,
+	event   text        NOT NULL,
+	attempt bigint      NOT NULL,
+	epoch   bigint      NOT NULL,
+	error   text        NOT NULL,
+	at      timestamptz NOT NULL,
+	PRIMARY KEY (saga_id, seq)
+);
+` + saga.BarrierTable
+
+func (postgres) migrate(ctx context.Context, db *sql.DB) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	// IF NOT EXISTS alone lets two that create the same table collide.
+	if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock(7234061925530741)`); err != nil {
+		return err
+	}
+	for statement := range strings.SplitSeq(postgresSchema, ";") {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+// txOptions asks for the isolation under which an UPDATE sees the newest
+// version of its row, whatever the default of the database.
+func (postgres) txOptions() *sql.TxOptions {
+	return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+}
+
+func (postgres) lock(context.Context, *sql.Tx) error { return nil }
+
+func (postgres) columns() string { return recordColumns + ", clock_timestamp(), ''" }
+
+func (postgres) bind(i int) string { return "$" + strconv.Itoa(i) }
+
+func (postgres) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+	epoch := 0
+	if req.Owner != "" {
+		epoch = 1
+	} else {
+		req.Lease = 0
+	}
+	args := []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps),
+		len(req.Log), req.Owner, epoch, req.Lease.Microseconds(), req.CompleteIn.Microseconds()}
+	err = q.QueryRowContext(ctx, postgresStart.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&now)
+	if errors.Is(err, sql.ErrNoRows) {
+		return now, false, nil
+	}
+	return now, err == nil, err
+}
+
+// postgresStart and postgresCommit are written for a log of n entries.
+var (
+	postgresStart = newByCount(func(n int) string {
+		return `WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
+s AS (INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
+	SELECT $1, $2, $3::bigint, $4, $5::bytea, $6, $7::bigint, $8, $9::bigint, now + $10::bigint * interval '1 microsecond',
+		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, now, now
+	FROM t ON CONFLICT (id) DO NOTHING
+	RETURNING epoch, created_at AS now),
+` + postgresLog("0", 12, n) + `
+SELECT now FROM s`
+	})
+	postgresCommit        = newByCount(func(n int) string { return postgresCommitText(n, "", 11) })
+	postgresCommitRelease = newByCount(func(n int) string {
+		return postgresCommitText(n, ", owner = '', wake_at = clock_timestamp() + $11::bigint * interval '1 microsecond'", 12)
+	})
+)
+
+func postgresCommitText(n int, release string, next int) string {
+	return `WITH s AS (UPDATE saga SET status = $4, data = $5, steps = $6, seq = $7, failures = $8, takeovers = $9,
+		last_error = $10, updated_at = clock_timestamp()` + release + `
+	WHERE id = $1 AND epoch = $2 AND seq = $3
+	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
+` + postgresLog("$3::bigint", next, n) + `
+SELECT cancel_requested, cancel_note FROM s`
+}
+
+// postgresLog is a CTE that appends n entries, whose parameters begin at next,
+// to the log of the saga in s.
+func postgresLog(seq string, next, n int) string {
+	var b strings.Builder
+	b.WriteString("l AS (INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)\n" +
+		"	SELECT $1, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.now FROM s, (VALUES ")
+	for i := range n {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString("(" + seq + " + " + strconv.Itoa(i+1))
+		for _, typ := range []string{"", "", "", "::bigint", ""} {
+			b.WriteString(", $" + strconv.Itoa(next) + typ)
+			next++
+		}
+		b.WriteString(")")
+	}
+	b.WriteString(") AS v(seq, step, op, event, attempt, error))")
+	return b.String()
+}
+
+func (postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+	args := make([]any, 0, 16)
+	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), nonNil(req.Data), string(req.Steps),
+		req.After(), req.Failures, req.Takeovers, plainText(req.LastError))
+	text := postgresCommit
+	if req.Release {
+		text = postgresCommitRelease
+		args = append(args, req.WakeIn.Microseconds())
+	}
+	err = q.QueryRowContext(ctx, text.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&rc.CancelRequested, &rc.CancelNote)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = saga.ErrFenced
+	}
+	return rc, err
+}
+
+func appendLog(args []any, log []saga.Entry) []any {
+	for i := range log {
+		e := &log[i]
+		args = append(args, e.Step, string(e.Op), e.Event, e.Attempt, plainText(e.Error))
+	}
+	return args
+}
+
+// plainText is s without what a text of PostgreSQL cannot hold.
+func plainText(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// postgresClaim takes the crashed first, and for the rest of the limit those
+// that wait. A definition at a time, the index has them in the right order.
+// The UPDATE names its rows as an array: were they a subquery, a plan could ask
+// it again and lock more.
+const postgresClaim = `WITH d AS MATERIALIZED (
+	SELECT d.name, d.version FROM json_to_recordset($4::json) AS d(name text, version bigint)),
+crashed AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
+	SELECT id, wake_at, owner FROM saga
+	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner > '' AND wake_at <= now()
+	ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED) s
+	ORDER BY wake_at LIMIT $3::bigint),
+waiting AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
+	SELECT id, wake_at FROM saga
+	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner = '' AND wake_at <= now()
+	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed) FOR UPDATE SKIP LOCKED) s
+	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed))
+UPDATE saga s SET epoch = epoch + 1, owner = $1, wake_at = clock_timestamp() + $2::bigint * interval '1 microsecond',
+	takeovers = takeovers + CASE WHEN owner > '' THEN 1 ELSE 0 END
+WHERE id = ANY (ARRAY(SELECT id FROM crashed UNION ALL SELECT id FROM waiting))
+RETURNING ` + recordColumns + `, clock_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
+
+func (postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
+	rows, err := q.QueryContext(ctx, postgresClaim, req.Owner, req.Lease.Microseconds(), req.Limit, jsonDefinitions(req.Definitions))
+	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
+}
+
+const postgresHeartbeat = `UPDATE saga s SET wake_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
+FROM json_to_recordset($3::json) AS h(id text, epoch bigint)
+WHERE s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
+RETURNING s.id, s.epoch, s.cancel_requested, s.cancel_note`
+
+func (postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
+	return q.QueryContext(ctx, postgresHeartbeat, req.Owner, req.Lease.Microseconds(), jsonHeld(req.Held))
+}
+
+const postgresCancel = `UPDATE saga SET cancel_requested = true, cancel_note = $2, updated_at = clock_timestamp(),
+	wake_at = CASE WHEN owner = '' THEN clock_timestamp() ELSE wake_at END
+WHERE id = $1 AND status = 'running' AND NOT cancel_requested
+RETURNING ` + recordColumns + `, clock_timestamp(), ''`
+
+func (postgres) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
+	return q.QueryRowContext(ctx, postgresCancel, id, plainText(note))
+}
+
+const postgresUnregistered = `SELECT name, version, count(*), min(wake_at), now() FROM saga
+WHERE ` + isLive + ` AND wake_at <= now() AND NOT EXISTS (
+	SELECT FROM json_to_recordset($1::json) AS d(name text, version bigint)
+	WHERE d.name = saga.name AND d.version = saga.version)
+GROUP BY name, version ORDER BY name COLLATE "C", version`
+
+func (postgres) unregistered(ctx context.Context, q querier, registered []saga.Definition) (*sql.Rows, error) {
+	return q.QueryContext(ctx, postgresUnregistered, jsonDefinitions(registered))
+}
+
+const postgresDelete = `WITH gone AS (DELETE FROM saga WHERE id = ANY (ARRAY(
+	SELECT id FROM saga WHERE ` + isEnded + ` AND updated_at <= now() - $1::bigint * interval '1 microsecond'
+	LIMIT $2::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
+l AS (DELETE FROM saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone)))
+SELECT count(*) FROM gone`
+
+func (postgres) deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (n int64, err error) {
+	err = q.QueryRowContext(ctx, postgresDelete, age.Microseconds(), limit).Scan(&n)
+	return n, err
+}
+
+// byCount are the texts of a statement by the number of its log's entries. The
+// text of a number is always the same, so that drivers prepare it once.
+type byCount struct {
+	build func(n int) string
+	few   [6]string
+}
+
+func newByCount(build func(n int) string) *byCount {
+	c := &byCount{build: build}
+	for n := range c.few {
+		c.few[n] = build(n)
+	}
+	return c
+}
+
+func (c *byCount) text(n int) string {
+	if n < len(c.few) {
+		return c.few[n]
+	}
+	return c.build(n)
+}
+
+func jsonDefinitions(list []saga.Definition) string {
+	type definition struct {
+		Name    string `json:"name"`
+		Version int    `json:"version"`
+	}
+	out := make([]definition, len(list))
+	for i, d := range list {
+		out[i] = definition{d.Saga, d.Version}
+	}
+	return jsonText(out)
+}
+
+func jsonHeld(list []saga.Held) string {
+	type held struct {
+		ID    string `json:"id"`
+		Epoch int64  `json:"epoch"`
+	}
+	out := make([]held, len(list))
+	for i, h := range list {
+		out[i] = held{h.ID, h.Epoch}
+	}
+	return jsonText(out)
+}
+
+func jsonText(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return string(text)
+}

@@ -1,0 +1,462 @@
+// Package sqlstore keeps the sagas of package saga in the user's own database,
+// PostgreSQL or SQLite, through database/sql and whatever driver the program
+// has.
+//
+//	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
+//	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
+//	err = store.Migrate(ctx) // at every start; does nothing when there is nothing to do
+//	runner := saga.NewRunner(store, saga.RunnerConfig{})
+//
+// A saga is one row of the table saga, its history rows of saga_log. What has
+// ended stays until [Store.DeleteEnded] removes it.
+//
+// # PostgreSQL
+//
+// Version 12 or later. The tables are found through the search_path. Each
+// method is one statement and one round trip; a step costs one commit. A pool of
+// about as many connections as a Runner has Concurrency lets the server write
+// many commits to the disk at once.
+//
+// A process that is stopped in the middle of a DoTx keeps its row locked for as
+// long as its connection lives, and so keeps others from taking the saga over:
+// set idle_in_transaction_session_timeout and tcp_keepalives_idle on the server
+// to a few leases.
+//
+// # SQLite
+//
+// Version 3.35 or later, and a database on a local disk: processes on one
+// machine may share it. SQLite has one writer at a time. The store's own writes
+// queue in the process; write transactions of others wait in SQLite, which
+// needs a busy_timeout. With modernc.org/sqlite:
+//
+//	file:trips.db?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
+//
+// Migrate refuses a synchronous below FULL: a record that the power takes back
+// could let a saga go forward after it began to undo. In WAL mode some drivers
+// have NORMAL as their default. If other parts of the program write much to the
+// same database, db.SetMaxOpenConns(1) lets all of them queue in fairness, and a
+// DoTx must then use its tx and nothing else.
+//
+// Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
+// Cloud Design Patterns
+// (https://learn.microsoft.com/azure/architecture/patterns/scheduler-agent-supervisor).
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A Dialect is a kind of database.
+type Dialect int
+
+// The databases that there is a dialect for.
+const (
+	PostgreSQL Dialect = iota + 1
+	SQLite
+)
+
+func (d Dialect) String() string {
+	switch d {
+	case PostgreSQL:
+		return "PostgreSQL"
+	case SQLite:
+		return "SQLite"
+	}
+	return fmt.Sprintf("Dialect(%d)", int(d))
+}
+
+// A Store is a [saga.TxStore] in a database. It is safe for concurrent use, also
+// by many processes on one database.
+type Store struct {
+	db *sql.DB
+	d  dialect
+	// gate admits one writer of this process at a time; nil: any number.
+	gate chan struct{}
+}
+
+var _ saga.TxStore = (*Store)(nil)
+
+// New returns a Store in db, which it neither asks for anything yet nor ever
+// closes. It returns an error if db is nil or the dialect unknown.
+func New(db *sql.DB, dialect Dialect) (*Store, error) {
+	if db == nil {
+		return nil, errors.New("sqlstore: New needs a *sql.DB, not nil")
+	}
+	switch dialect {
+	case PostgreSQL:
+		return &Store{db: db, d: postgres{}}, nil
+	case SQLite:
+		return &Store{db: db, d: sqlite{}, gate: make(chan struct{}, 1)}, nil
+	}
+	return nil, fmt.Errorf("sqlstore: New does not know %v: must be PostgreSQL or SQLite", dialect)
+}
+
+// A dialect holds what differs between the databases. Where a method takes a
+// querier, its caller sees to it that the statements are one transaction.
+type dialect interface {
+	migrate(ctx context.Context, db *sql.DB) error
+	txOptions() *sql.TxOptions
+	lock(ctx context.Context, tx *sql.Tx) error
+
+	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
+	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
+	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
+	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error)
+	cancel(ctx context.Context, q querier, id, note string) *sql.Row
+	unregistered(ctx context.Context, q querier, registered []saga.Definition) (*sql.Rows, error)
+	deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error)
+
+	columns() string // of a record, in the order of scan
+	bind(i int) string
+}
+
+// A querier is a *sql.DB or a *sql.Tx.
+type querier interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// Migrate creates the tables and indexes that are missing, [saga.BarrierTable]
+// among them. Processes may call it at the same time. On SQLite it returns an
+// error if the connection's settings could lose a commit or give up on a lock
+// at once.
+func (s *Store) Migrate(ctx context.Context) error {
+	if err := s.d.migrate(ctx, s.db); err != nil {
+		return fmt.Errorf("sqlstore: migrate: %w", err)
+	}
+	return nil
+}
+
+// Start implements [saga.Store].
+func (s *Store) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+	err = s.write(ctx, func(q querier) error {
+		rec, created, err = s.start(ctx, q, req)
+		return err
+	})
+	return rec, created, wrap("start", err)
+}
+
+// StartTx implements [saga.TxStore].
+func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+	rec, created, err := s.start(ctx, tx, req)
+	return rec, created, wrap("start", err)
+}
+
+func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (saga.Record, bool, error) {
+	now, created, err := s.d.start(ctx, q, req)
+	if err != nil {
+		return saga.Record{}, false, err
+	}
+	if !created {
+		rec, err := s.load(ctx, q, req.ID)
+		return rec, false, err
+	}
+	rec := saga.Record{
+		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)),
+		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
+	}
+	if req.Owner != "" {
+		rec.Owner, rec.Epoch, rec.WakeAt = req.Owner, 1, now.Add(req.Lease)
+	}
+	if req.CompleteIn > 0 {
+		rec.CompleteBy = now.Add(req.CompleteIn)
+	}
+	return rec, true, nil
+}
+
+// Commit implements [saga.Store].
+func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
+	err = s.write(ctx, func(q querier) error {
+		rc, err = s.d.commit(ctx, q, req)
+		return err
+	})
+	return rc, wrap("commit", err)
+}
+
+// Begin implements [saga.TxStore].
+func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	tx, err := s.begin(ctx)
+	return tx, wrap("begin", err)
+}
+
+// CommitTx implements [saga.TxStore].
+func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+	rc, err := s.d.commit(ctx, tx, req)
+	return rc, wrap("commit", err)
+}
+
+// Claim implements [saga.Store].
+func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+	if req.Limit <= 0 || len(req.Definitions) == 0 {
+		return nil, nil
+	}
+	err = s.write(ctx, func(q querier) error {
+		recs, err = s.d.claim(ctx, q, req)
+		return err
+	})
+	return recs, wrap("claim", err)
+}
+
+// Heartbeat implements [saga.Store].
+func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renewed []saga.Renewed, err error) {
+	if len(req.Held) == 0 {
+		return nil, nil
+	}
+	err = s.write(ctx, func(q querier) error {
+		rows, err := s.d.heartbeat(ctx, q, req)
+		renewed, err = collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
+			return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+		})
+		return err
+	})
+	return renewed, wrap("heartbeat", err)
+}
+
+// Cancel implements [saga.Store].
+func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, err error) {
+	err = s.write(ctx, func(q querier) error {
+		rec, err = scan(s.d.cancel(ctx, q, id, note))
+		if errors.Is(err, sql.ErrNoRows) {
+			rec, err = s.load(ctx, q, id)
+		}
+		return err
+	})
+	return rec, wrap("cancel", err)
+}
+
+// Load implements [saga.Store].
+func (s *Store) Load(ctx context.Context, id string) (saga.Record, error) {
+	rec, err := s.load(ctx, s.db, id)
+	return rec, wrap("load", err)
+}
+
+func (s *Store) load(ctx context.Context, q querier, id string) (saga.Record, error) {
+	rec, err := scan(q.QueryRowContext(ctx, "SELECT "+s.d.columns()+" FROM saga WHERE id = "+s.d.bind(1), id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return rec, saga.ErrNotFound
+	}
+	return rec, err
+}
+
+// List implements [saga.Store].
+func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, error) {
+	query, args := s.listing(f)
+	rows, err := s.db.QueryContext(ctx, query, args...)
+	recs, err := collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
+	return recs, wrap("list", err)
+}
+
+func (s *Store) listing(f saga.Filter) (query string, args []any) {
+	var b strings.Builder
+	bind := func(v any) string {
+		args = append(args, v)
+		return s.d.bind(len(args))
+	}
+	fmt.Fprintf(&b, "SELECT %s FROM saga WHERE id > %s", s.d.columns(), bind(f.After))
+	if f.Saga != "" {
+		fmt.Fprintf(&b, " AND name = %s", bind(f.Saga))
+	}
+	if len(f.Status) > 0 {
+		among := make([]string, len(f.Status))
+		live, stuck := true, true
+		for i, st := range f.Status {
+			among[i] = bind(string(st))
+			live = live && (st == saga.Running || st == saga.Compensating)
+			stuck = stuck && st == saga.Stuck
+		}
+		fmt.Fprintf(&b, " AND status IN (%s)", strings.Join(among, ", "))
+		// Said once more in the words of the partial indexes, so that what has
+		// ended, which is most, need not be read.
+		if live {
+			b.WriteString(" AND " + isLive)
+		}
+		if stuck {
+			b.WriteString(" AND " + isStuck)
+		}
+	}
+	limit := f.Limit
+	if limit <= 0 {
+		limit = 100
+	}
+	fmt.Fprintf(&b, " ORDER BY id LIMIT %s", bind(limit))
+	return b.String(), args
+}
+
+// The conditions of the partial indexes.
+const (
+	isLive  = "status IN ('running', 'compensating')"
+	isStuck = "status = 'stuck'"
+	isEnded = "status IN ('completed', 'compensated', 'abandoned')"
+)
+
+// History implements [saga.Store].
+func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT seq, step, op, event, attempt, epoch, error, at FROM saga_log"+
+		" WHERE saga_id = "+s.d.bind(1)+" ORDER BY seq", id)
+	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
+		var at moment
+		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Event, &e.Attempt, &e.Epoch, &e.Error, &at)
+		e.At = at.Time
+		return e, err
+	})
+	return log, wrap("history", err)
+}
+
+// Unregistered implements [saga.Store].
+func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
+	rows, err := s.d.unregistered(ctx, s.db, registered)
+	found, err := collect(rows, err, func(rows *sql.Rows) (u saga.Unregistered, err error) {
+		var oldest, now moment
+		err = rows.Scan(&u.Saga, &u.Version, &u.Count, &oldest, &now)
+		u.Oldest, u.Now = oldest.Time, now.Time
+		return u, err
+	})
+	return found, wrap("unregistered", err)
+}
+
+// DeleteEnded deletes up to limit sagas that ended at least age ago, with their
+// logs, and returns how many it did. Their ids are then free: a Start with one
+// of them would run the saga again. Rows of the barrier stay.
+func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (n int64, err error) {
+	err = s.write(ctx, func(q querier) error {
+		n, err = s.d.deleteEnded(ctx, q, age, limit)
+		return err
+	})
+	return n, wrap("delete", err)
+}
+
+// write makes fn one transaction: by itself, where each statement is one, or
+// under the lock of the only writer.
+func (s *Store) write(ctx context.Context, fn func(querier) error) error {
+	if s.gate == nil {
+		return fn(s.db)
+	}
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func (s *Store) begin(ctx context.Context) (*sql.Tx, error) {
+	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.d.lock(ctx, tx); err != nil {
+		_ = tx.Rollback()
+		return nil, err
+	}
+	return tx, nil
+}
+
+func (s *Store) enter(ctx context.Context) error {
+	if s.gate == nil {
+		return nil
+	}
+	select {
+	case s.gate <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ended.Error(ctx)
+	}
+}
+
+func (s *Store) leave() {
+	if s.gate != nil {
+		<-s.gate
+	}
+}
+
+// wrap says which method an error is from. The store's own answers stay as
+// they are.
+func wrap(what string, err error) error {
+	if err == nil || err == saga.ErrFenced || err == saga.ErrNotFound {
+		return err
+	}
+	return fmt.Errorf("sqlstore: %s: %w", what, err)
+}
+
+// scan reads a record whose columns are those of the dialect.
+func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
+	var r saga.Record
+	var wakeAt, completeBy, createdAt, updatedAt, now moment
+	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Owner, &r.Epoch,
+		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote,
+		&createdAt, &updatedAt, &now, &r.Previous)
+	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
+		wakeAt.Time, completeBy.Time, createdAt.Time, updatedAt.Time, now.Time
+	return r, err
+}
+
+// recordColumns are what scan reads, but for the clock and the owner before.
+const recordColumns = `id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
+	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
+
+// collect reads all rows. It takes the error of the query for the sake of its
+// callers.
+func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var list []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, rows.Err()
+}
+
+// A moment is a time as a database returns it: as one, as milliseconds since
+// 1970, or as none.
+type moment struct{ time.Time }
+
+// Scan implements [sql.Scanner].
+func (m *moment) Scan(v any) error {
+	switch v := v.(type) {
+	case nil:
+		m.Time = time.Time{}
+	case time.Time:
+		m.Time = v
+	case int64:
+		m.Time = time.UnixMilli(v)
+	default:
+		return fmt.Errorf("%T is not a time", v)
+	}
+	return nil
+}
+
+// nonNil returns b, or no bytes: the column is NOT NULL.
+func nonNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}

@@ -1,0 +1,544 @@
+package storetest
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// Crashes runs the crash matrix on a store: sagas of every shape, whose process
+// stops before and after each of its writes, to be finished by another. It
+// checks that each ends as it would have without the crash, that every step has
+// taken effect once or not at all, that nothing goes forward once the saga has
+// turned back, and that the log has no gap.
+//
+// newStore is called once. Cases run side by side, each with definitions of its
+// own; in a bubble of testing/synctest the whole takes no time.
+func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store) {
+	t.Helper()
+	store := newStore(t)
+	cases := 0
+	for _, sc := range scenarios(store) {
+		clean := newTrial(t, store, sc, sc.name+" without a crash", 0, false)
+		clean.run()
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, 8)
+		for at := 1; at <= clean.writes(); at++ {
+			for _, after := range []bool{false, true} {
+				cases++
+				when := map[bool]string{false: "before", true: "after"}[after]
+				tr := newTrial(t, store, sc, fmt.Sprintf("%s, crash %s write %d", sc.name, when, at), at, after)
+				slots <- struct{}{}
+				wg.Go(func() {
+					defer func() { <-slots }()
+					tr.run()
+				})
+			}
+		}
+		wg.Wait()
+	}
+	t.Logf("%d crashes", cases)
+}
+
+// A scenario is a saga and how it is to end.
+type scenario struct {
+	name  string
+	end   saga.Status
+	steps func(*side) []saga.Step[notes]
+	done  []string // the steps that are in effect then
+}
+
+// notes is the state: what each step has written, to see that it survives.
+type notes struct{ By map[string]string }
+
+func scenarios(store saga.Store) []scenario {
+	list := []scenario{
+		{"chain", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
+		}, []string{"a", "b", "c"}},
+		{"refused", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.NoEffect(errRefused))}
+		}, nil},
+		{"in doubt", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.losing("b")}
+		}, nil},
+		{"diamond", saga.Completed, func(p *side) []saga.Step[notes] {
+			return p.diamond(p.step("d"))
+		}, []string{"a", "b", "c", "d"}},
+		{"diamond refused", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return p.diamond(p.failing("d", saga.NoEffect(errRefused)))
+		}, nil},
+		{"alternative", saga.Completed, func(p *side) []saga.Step[notes] {
+			b := p.losing("b")
+			b.Or = []saga.Step[notes]{p.failing("b2", saga.NoEffect(errRefused)), p.step("b3")}
+			return []saga.Step[notes]{p.step("a"), b, p.step("c")}
+		}, []string{"a", "b3", "c"}},
+		{"pivot", saga.Completed, func(p *side) []saga.Step[notes] {
+			b, c := p.step("b"), p.twice("c")
+			b.Pivot, b.Undo, c.Undo = true, nil, nil
+			return []saga.Step[notes]{p.step("a"), b, c}
+		}, []string{"a", "b", "c"}},
+		{"parked", saga.Completed, func(p *side) []saga.Step[notes] {
+			b := p.twice("b")
+			b.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
+			return []saga.Step[notes]{p.step("a"), b}
+		}, []string{"a", "b"}},
+		{"stuck", saga.Stuck, func(p *side) []saga.Step[notes] {
+			b := p.step("b")
+			b.Undo = func(context.Context, *notes) error { return saga.Abort(errRefused) }
+			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Abort(errRefused))}
+		}, []string{"a", "b"}},
+	}
+	if _, ok := store.(saga.TxStore); ok {
+		list = append(list, scenario{"transactions", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
+		}, []string{"a", "c"}}, scenario{"transactions refused", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errRefused))}
+		}, nil})
+	}
+	return list
+}
+
+var (
+	errRefused = errors.New("refused")
+	errCrashed = errors.New("the process has crashed")
+)
+
+// A trial is one saga that goes through one crash.
+type trial struct {
+	t     *testing.T
+	name  string
+	id    string
+	sc    scenario
+	store saga.Store
+	at    int // the write that the crash is at; 0: none
+	after bool
+	died  chan struct{}
+
+	mu     sync.Mutex
+	n      int             // writes of the first process
+	dead   bool            // it has crashed
+	turned bool            // compensating is recorded
+	effect map[string]bool // of the steps, now
+	undone map[string]bool // what a late Do is refused for
+	calls  map[string]int  // of Do, by step
+}
+
+var trials atomic.Int64
+
+func newTrial(t *testing.T, store saga.Store, sc scenario, name string, at int, after bool) *trial {
+	return &trial{
+		t: t, name: name, id: fmt.Sprintf("crash-%d", trials.Add(1)), sc: sc, store: store,
+		at: at, after: after, died: make(chan struct{}),
+		effect: make(map[string]bool), undone: make(map[string]bool), calls: make(map[string]int),
+	}
+}
+
+func (tr *trial) errorf(format string, args ...any) {
+	tr.t.Errorf(tr.name+": "+format, args...)
+}
+
+func (tr *trial) writes() int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.n
+}
+
+func (tr *trial) run() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	first, second := tr.newSide(true), tr.newSide(false)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { _ = first.runner.Run(ctx) })
+
+	ended := make(chan error, 1)
+	_, err := saga.Start(ctx, first.runner, first.saga, tr.id, notes{})
+	if err == nil {
+		go func() { ended <- tr.end(ctx, second) }()
+		select {
+		case err := <-ended:
+			tr.check(ctx, second, err)
+			return
+		case <-tr.died:
+		}
+	}
+	wg.Go(func() { _ = second.runner.Run(ctx) })
+	if err != nil {
+		// Who does not know whether it was started starts it again.
+		if _, err := saga.Start(ctx, second.runner, second.saga, tr.id, notes{}); err != nil {
+			tr.errorf("start again: %v", err)
+			return
+		}
+		go func() { ended <- tr.end(ctx, second) }()
+	}
+	tr.check(ctx, second, <-ended)
+}
+
+func (tr *trial) end(ctx context.Context, s *side) error {
+	state, err := saga.Result[notes](ctx, s.runner, tr.id)
+	if err == nil {
+		for _, step := range tr.sc.done {
+			if state.By[step] == "" {
+				err = fmt.Errorf("what step %s wrote is lost", step)
+			}
+		}
+	}
+	return err
+}
+
+// check is called when the saga has come to rest.
+func (tr *trial) check(ctx context.Context, s *side, err error) {
+	in, gerr := s.runner.Get(ctx, tr.id)
+	log, lerr := s.runner.History(ctx, tr.id)
+	if gerr != nil || lerr != nil {
+		tr.errorf("%v, %v after %v", gerr, lerr, err)
+		return
+	}
+	if in.Status != tr.sc.end {
+		tr.errorf("ended %s, not %s: %v", in.Status, tr.sc.end, err)
+	}
+	if in.Status == saga.Completed && err != nil {
+		tr.errorf("completed with %v", err)
+	}
+	if in.Owner != "" {
+		tr.errorf("still owned by %s", in.Owner)
+	}
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	var effects []string
+	for step, is := range tr.effect {
+		if is {
+			effects = append(effects, step)
+		}
+	}
+	slices.Sort(effects)
+	if !slices.Equal(effects, tr.sc.done) {
+		tr.errorf("in effect are %v, not %v", effects, tr.sc.done)
+	}
+	for i, e := range log {
+		if e.Seq != int64(i+1) {
+			tr.errorf("log gap: entry %d has seq %d", i+1, e.Seq)
+		}
+		if i > 0 && e.Epoch < log[i-1].Epoch {
+			tr.errorf("log: entry %d of epoch %d follows epoch %d", i+1, e.Epoch, log[i-1].Epoch)
+		}
+	}
+	if int64(len(log)) != in.Seq {
+		tr.errorf("log of %d entries, seq %d", len(log), in.Seq)
+	}
+	s.checkTx(ctx, in)
+}
+
+// A side is one of the two processes. The first crashes: then it writes nothing
+// and does nothing any more.
+type side struct {
+	tr     *trial
+	first  bool
+	runner *saga.Runner
+	saga   *saga.Saga[notes]
+}
+
+func (tr *trial) newSide(first bool) *side {
+	s := &side{tr: tr, first: first}
+	var store saga.Store = &process{tr.store, s}
+	if tx, ok := tr.store.(saga.TxStore); ok {
+		store = &txProcess{process{tr.store, s}, tx}
+	}
+	s.runner = saga.NewRunner(store, saga.RunnerConfig{
+		Lease: 300 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+	})
+	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
+	saga.Register(s.runner, s.saga)
+	return s
+}
+
+// enter begins what a step does, with the trial locked.
+func (s *side) enter(step string) (leave func(), err error) {
+	s.tr.mu.Lock()
+	if s.first && s.tr.dead {
+		s.tr.mu.Unlock()
+		return nil, errCrashed
+	}
+	return s.tr.mu.Unlock, nil
+}
+
+func (s *side) step(name string) saga.Step[notes] {
+	return saga.Step[notes]{
+		Name:    name,
+		Backoff: func(int) time.Duration { return time.Millisecond },
+		Do: func(ctx context.Context, n *notes) error {
+			leave, err := s.enter(name)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			if s.tr.turned {
+				s.tr.errorf("Do of step %s begins after the saga has turned back", name)
+			}
+			if s.tr.undone[name] {
+				return saga.NoEffect(saga.ErrUndone)
+			}
+			s.tr.effect[name] = true
+			if n.By == nil {
+				n.By = make(map[string]string)
+			}
+			n.By[name] = saga.CommandFrom(ctx).ID
+			return nil
+		},
+		Undo: func(context.Context, *notes) error {
+			leave, err := s.enter(name)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			s.tr.effect[name], s.tr.undone[name] = false, true
+			return nil
+		},
+	}
+}
+
+// failing takes no effect.
+func (s *side) failing(name string, err error) saga.Step[notes] {
+	st := s.step(name)
+	st.Do = func(context.Context, *notes) error {
+		leave, crashed := s.enter(name)
+		if crashed != nil {
+			return crashed
+		}
+		defer leave()
+		return err
+	}
+	return st
+}
+
+// losing takes effect and loses its reply.
+func (s *side) losing(name string) saga.Step[notes] {
+	st := s.step(name)
+	do := st.Do
+	st.Do = func(ctx context.Context, n *notes) error {
+		if err := do(ctx, n); err != nil {
+			return err
+		}
+		return errors.New("connection reset")
+	}
+	return st
+}
+
+// twice fails two times before it works.
+func (s *side) twice(name string) saga.Step[notes] {
+	st := s.step(name)
+	do := st.Do
+	st.Do = func(ctx context.Context, n *notes) error {
+		leave, err := s.enter(name)
+		if err != nil {
+			return err
+		}
+		s.tr.calls[name]++
+		calls := s.tr.calls[name]
+		leave()
+		if calls <= 2 {
+			return errors.New("unavailable")
+		}
+		return do(ctx, n)
+	}
+	return st
+}
+
+// diamond is a, then b and c side by side, then last.
+func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
+	a, b, c := s.step("a"), s.step("b"), s.step("c")
+	b.After, c.After, last.After = []string{"a"}, []string{"a"}, []string{"b", "c"}
+	return []saga.Step[notes]{a, b, c, last}
+}
+
+// inTx takes effect in the store's own database: it starts another saga there,
+// which has ended.
+func (s *side) inTx(name string) saga.Step[notes] {
+	mark := func(ctx context.Context, tx *sql.Tx) error {
+		leave, err := s.enter(name)
+		if err != nil {
+			return err
+		}
+		leave()
+		req := request("effect of " + saga.CommandFrom(ctx).ID)
+		req.Saga, req.Status = s.tr.id+" effects", saga.Completed
+		_, created, err := s.tr.store.(saga.TxStore).StartTx(ctx, tx, req)
+		if err == nil && !created {
+			s.tr.errorf("%s has happened twice", req.ID)
+		}
+		return err
+	}
+	return saga.Step[notes]{
+		Name:    name,
+		Backoff: func(int) time.Duration { return time.Millisecond },
+		DoTx: func(ctx context.Context, tx *sql.Tx, n *notes) error {
+			if n.By == nil {
+				n.By = make(map[string]string)
+			}
+			n.By[name] = saga.CommandFrom(ctx).ID
+			return mark(ctx, tx)
+		},
+		UndoTx: func(ctx context.Context, tx *sql.Tx, _ *notes) error { return mark(ctx, tx) },
+	}
+}
+
+// checkTx checks the effects of steps that inTx made.
+func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
+	for i, st := range s.saga.Steps {
+		if st.DoTx == nil {
+			continue
+		}
+		for _, op := range []saga.Op{saga.OpDo, saga.OpUndo} {
+			want := op == saga.OpDo && in.Steps[i].Status != saga.StepNoEffect || in.Steps[i].Status == saga.StepUndone
+			_, err := s.tr.store.Load(ctx, "effect of "+in.CommandID(st.Name, op))
+			if got := err == nil; got != want {
+				s.tr.errorf("step %s is %s, but its %s has happened: %v", st.Name, in.Steps[i].Status, op, got)
+			}
+		}
+	}
+}
+
+// A process is the store as one of the two sees it.
+type process struct {
+	saga.Store
+	s *side
+}
+
+// write is one write, at which the first process may crash. What has begun when
+// it crashes elsewhere may happen, but nobody learns of it.
+func (p *process) write(kind string, fn func() error) error {
+	tr := p.s.tr
+	if !p.s.first {
+		return fn()
+	}
+	tr.mu.Lock()
+	tr.n++
+	here, dead := tr.n == tr.at, tr.dead
+	tr.mu.Unlock()
+	if dead {
+		return errCrashed
+	}
+	if here && !tr.after {
+		p.die()
+		return errCrashed
+	}
+	err := fn()
+	if here {
+		p.die()
+		if kind != "CommitTx" { // then the transaction commits: that is the write
+			return errCrashed
+		}
+	}
+	return err
+}
+
+func (p *process) die() {
+	p.s.tr.mu.Lock()
+	p.s.tr.dead = true
+	p.s.tr.mu.Unlock()
+	close(p.s.tr.died)
+}
+
+func (p *process) read() error {
+	p.s.tr.mu.Lock()
+	defer p.s.tr.mu.Unlock()
+	if p.s.first && p.s.tr.dead {
+		return errCrashed
+	}
+	return nil
+}
+
+func (p *process) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+	err = p.write("Start", func() error {
+		var err error
+		rec, created, err = p.Store.Start(ctx, req)
+		return err
+	})
+	return rec, created, err
+}
+
+func (p *process) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+	// Most claims find nothing and write nothing: no place to crash at.
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	recs, err = p.Store.Claim(ctx, req)
+	if len(recs) > 0 {
+		if werr := p.write("Claim", func() error { return err }); werr != nil {
+			return nil, werr
+		}
+	}
+	return recs, err
+}
+
+func (p *process) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	return p.Store.Heartbeat(ctx, req)
+}
+
+func (p *process) Commit(ctx context.Context, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+	err = p.write("Commit", func() error {
+		var err error
+		receipt, err = p.Store.Commit(ctx, req)
+		p.committed(req, err)
+		return err
+	})
+	return receipt, err
+}
+
+func (p *process) committed(req saga.CommitRequest, err error) {
+	if err == nil && req.Status == saga.Compensating {
+		p.s.tr.mu.Lock()
+		p.s.tr.turned = true
+		p.s.tr.mu.Unlock()
+	}
+}
+
+func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
+	if err := p.read(); err != nil {
+		return saga.Record{}, err
+	}
+	return p.Store.Load(ctx, id)
+}
+
+func (p *process) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
+	return nil, p.read() // of the other trials
+}
+
+// A txProcess is a process of a TxStore.
+type txProcess struct {
+	process
+	tx saga.TxStore
+}
+
+func (p *txProcess) Begin(ctx context.Context) (*sql.Tx, error) {
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	return p.tx.Begin(ctx)
+}
+
+func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+	return p.tx.StartTx(ctx, tx, req)
+}
+
+func (p *txProcess) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+	err = p.write("CommitTx", func() error {
+		var err error
+		receipt, err = p.tx.CommitTx(ctx, tx, req)
+		return err
+	})
+	return receipt, err
+}
