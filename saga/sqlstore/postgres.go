@@ -81,7 +81,7 @@ func (postgres) txOptions() *sql.TxOptions {
 
 func (postgres) lock(context.Context, *sql.Tx) error { return nil }
 
-func (postgres) columns() string { return recordColumns + ", clock_timestamp(), ''" }
+func (postgres) columns() string { return recordColumns + ", statement_timestamp(), ''" }
 
 func (postgres) bind(i int) string { return "$" + strconv.Itoa(i) }
 
@@ -104,7 +104,7 @@ func (postgres) start(ctx context.Context, q querier, req saga.StartRequest) (no
 // postgresStart and postgresCommit are written for a log of n entries.
 var (
 	postgresStart = newByCount(func(n int) string {
-		return `WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
+		return `WITH t AS (SELECT statement_timestamp() AS now),
 s AS (INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
 	SELECT $1, $2, $3::bigint, $4, $5::bytea, $6, $7::bigint, $8, $9::bigint, now + $10::bigint * interval '1 microsecond',
 		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, now, now
@@ -115,13 +115,13 @@ SELECT now FROM s`
 	})
 	postgresCommit        = newByCount(func(n int) string { return postgresCommitText(n, "", 11) })
 	postgresCommitRelease = newByCount(func(n int) string {
-		return postgresCommitText(n, ", owner = '', wake_at = clock_timestamp() + $11::bigint * interval '1 microsecond'", 12)
+		return postgresCommitText(n, ", owner = '', wake_at = statement_timestamp() + $11::bigint * interval '1 microsecond'", 12)
 	})
 )
 
 func postgresCommitText(n int, release string, next int) string {
 	return `WITH s AS (UPDATE saga SET status = $4, data = $5, steps = $6, seq = $7, failures = $8, takeovers = $9,
-		last_error = $10, updated_at = clock_timestamp()` + release + `
+		last_error = $10, updated_at = statement_timestamp()` + release + `
 	WHERE id = $1 AND epoch = $2 AND seq = $3
 	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
 ` + postgresLog("$3::bigint", next, n) + `
@@ -186,25 +186,25 @@ const postgresClaim = `WITH d AS MATERIALIZED (
 	SELECT d.name, d.version FROM json_to_recordset($4::json) AS d(name text, version bigint)),
 crashed AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
 	SELECT id, wake_at, owner FROM saga
-	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner > '' AND wake_at <= now()
+	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner > '' AND wake_at <= statement_timestamp()
 	ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED) s
 	ORDER BY wake_at LIMIT $3::bigint),
 waiting AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
 	SELECT id, wake_at FROM saga
-	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner = '' AND wake_at <= now()
+	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner = '' AND wake_at <= statement_timestamp()
 	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed) FOR UPDATE SKIP LOCKED) s
 	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed))
-UPDATE saga s SET epoch = epoch + 1, owner = $1, wake_at = clock_timestamp() + $2::bigint * interval '1 microsecond',
+UPDATE saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond',
 	takeovers = takeovers + CASE WHEN owner > '' THEN 1 ELSE 0 END
 WHERE id = ANY (ARRAY(SELECT id FROM crashed UNION ALL SELECT id FROM waiting))
-RETURNING ` + recordColumns + `, clock_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
+RETURNING ` + recordColumns + `, statement_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
 
 func (postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
 	rows, err := q.QueryContext(ctx, postgresClaim, req.Owner, req.Lease.Microseconds(), req.Limit, jsonDefinitions(req.Definitions))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
-const postgresHeartbeat = `UPDATE saga s SET wake_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
+const postgresHeartbeat = `UPDATE saga s SET wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond'
 FROM json_to_recordset($3::json) AS h(id text, epoch bigint)
 WHERE s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
 RETURNING s.id, s.epoch, s.cancel_requested, s.cancel_note`
@@ -213,17 +213,17 @@ func (postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequ
 	return q.QueryContext(ctx, postgresHeartbeat, req.Owner, req.Lease.Microseconds(), jsonHeld(req.Held))
 }
 
-const postgresCancel = `UPDATE saga SET cancel_requested = true, cancel_note = $2, updated_at = clock_timestamp(),
-	wake_at = CASE WHEN owner = '' THEN clock_timestamp() ELSE wake_at END
+const postgresCancel = `UPDATE saga SET cancel_requested = true, cancel_note = $2, updated_at = statement_timestamp(),
+	wake_at = CASE WHEN owner = '' THEN statement_timestamp() ELSE wake_at END
 WHERE id = $1 AND status = 'running' AND NOT cancel_requested
-RETURNING ` + recordColumns + `, clock_timestamp(), ''`
+RETURNING ` + recordColumns + `, statement_timestamp(), ''`
 
 func (postgres) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
 	return q.QueryRowContext(ctx, postgresCancel, id, plainText(note))
 }
 
-const postgresUnregistered = `SELECT name, version, count(*), min(wake_at), now() FROM saga
-WHERE ` + isLive + ` AND wake_at <= now() AND NOT EXISTS (
+const postgresUnregistered = `SELECT name, version, count(*), min(wake_at), statement_timestamp() FROM saga
+WHERE ` + isLive + ` AND wake_at <= statement_timestamp() AND NOT EXISTS (
 	SELECT FROM json_to_recordset($1::json) AS d(name text, version bigint)
 	WHERE d.name = saga.name AND d.version = saga.version)
 GROUP BY name, version ORDER BY name COLLATE "C", version`
@@ -233,7 +233,7 @@ func (postgres) unregistered(ctx context.Context, q querier, registered []saga.D
 }
 
 const postgresDelete = `WITH gone AS (DELETE FROM saga WHERE id = ANY (ARRAY(
-	SELECT id FROM saga WHERE ` + isEnded + ` AND updated_at <= now() - $1::bigint * interval '1 microsecond'
+	SELECT id FROM saga WHERE ` + isEnded + ` AND updated_at <= statement_timestamp() - $1::bigint * interval '1 microsecond'
 	LIMIT $2::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
 l AS (DELETE FROM saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone)))
 SELECT count(*) FROM gone`

@@ -1,0 +1,106 @@
+package saga_test
+
+import (
+	"crypto/rand"
+	"database/sql"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+// A database is one that a test has for itself, empty but for the store's
+// tables. Other processes can open it too.
+type database struct {
+	Dialect sqlstore.Dialect
+	DSN     string
+}
+
+// databases are the kinds that each test runs on.
+var databases = []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite}
+
+// onEach runs test on a database of each kind.
+func onEach(t *testing.T, test func(t *testing.T, d database)) {
+	for _, dialect := range databases {
+		t.Run(dialect.String(), func(t *testing.T) { test(t, newDatabase(t, dialect)) })
+	}
+}
+
+func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
+	t.Helper()
+	d := database{Dialect: dialect}
+	if dialect == sqlstore.SQLite {
+		d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
+	} else {
+		d.DSN = newSchema(t)
+	}
+	db := d.open(t)
+	store, err := sqlstore.New(db, dialect)
+	require.NoError(t, err)
+	require.NoError(t, store.Migrate(t.Context()))
+	return d
+}
+
+func sqliteDSN(path string) string {
+	return "file:" + path + "?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+}
+
+// newSchema returns the DSN of a new schema, which goes with the test.
+func newSchema(t testing.TB) string {
+	t.Helper()
+	dsn := services.Postgres(t)
+	schema := "saga_" + strings.ToLower(rand.Text()[:12])
+	db, err := sql.Open("pgx", dsn)
+	require.NoError(t, err)
+	_, err = db.Exec("CREATE SCHEMA " + schema)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := db.Exec("DROP SCHEMA " + schema + " CASCADE")
+		require.NoError(t, err)
+		require.NoError(t, db.Close())
+	})
+	u, err := url.Parse(dsn)
+	if err != nil || u.Scheme == "" {
+		return dsn + " search_path=" + schema
+	}
+	q := u.Query()
+	q.Set("search_path", schema)
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// open opens the database once more; it is closed with the test.
+func (d database) open(t testing.TB) *sql.DB {
+	t.Helper()
+	db, err := d.connect()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func (d database) connect() (*sql.DB, error) {
+	if d.Dialect == sqlstore.SQLite {
+		return sql.Open("sqlite", d.DSN)
+	}
+	db, err := sql.Open("pgx", d.DSN)
+	if err == nil {
+		db.SetMaxOpenConns(16) // of the 100 that the server allows to all tests
+		db.SetMaxIdleConns(16)
+	}
+	return db, err
+}
+
+// store opens the database once more, as a store.
+func (d database) store(t testing.TB) *sqlstore.Store {
+	t.Helper()
+	store, err := sqlstore.New(d.open(t), d.Dialect)
+	require.NoError(t, err)
+	return store
+}
