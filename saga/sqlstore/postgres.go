@@ -152,7 +152,7 @@ func postgresLog(seq string, next, n int) string {
 func (postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
 	args := make([]any, 0, 16)
 	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), nonNil(req.Data), string(req.Steps),
-		req.After(), req.Failures, req.Takeovers, plainText(req.LastError))
+		req.After(), req.Failures, req.Takeovers, req.LastError)
 	text := postgresCommit
 	if req.Release {
 		text = postgresCommitRelease
@@ -168,14 +168,9 @@ func (postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (
 func appendLog(args []any, log []saga.Entry) []any {
 	for i := range log {
 		e := &log[i]
-		args = append(args, e.Step, string(e.Op), e.Event, e.Attempt, plainText(e.Error))
+		args = append(args, e.Step, string(e.Op), e.Event, e.Attempt, e.Error)
 	}
 	return args
-}
-
-// plainText is s without what a text of PostgreSQL cannot hold.
-func plainText(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 // postgresClaim takes the crashed first, and for the rest of the limit those
@@ -219,7 +214,7 @@ WHERE id = $1 AND status = 'running' AND NOT cancel_requested
 RETURNING ` + recordColumns + `, statement_timestamp(), ''`
 
 func (postgres) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
-	return q.QueryRowContext(ctx, postgresCancel, id, plainText(note))
+	return q.QueryRowContext(ctx, postgresCancel, id, note)
 }
 
 const postgresUnregistered = `SELECT name, version, count(*), min(wake_at), statement_timestamp() FROM saga

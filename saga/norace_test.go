@@ -1,0 +1,6 @@
+//go:build !race
+
+package saga_test
+
+// seeds is how many random sagas a test tries.
+const seeds = 10_000

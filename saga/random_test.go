@@ -1,0 +1,573 @@
+package saga_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// TestRandomSagas runs random sagas (graphs, pivots, alternatives, deadlines)
+// through random trouble: steps that fail, hang, panic and lose their replies,
+// a store that loses its answers and is slow, processes that crash or act late,
+// cancellations. Whatever happens: each saga ends, every step has taken effect
+// once or not at all, nothing begins that the record does not have, nothing
+// goes forward after it has turned back, and no epoch has two owners.
+func TestRandomSagas(t *testing.T) {
+	const shards = 4
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	t.Run("worlds", func(t *testing.T) {
+		for shard := range shards {
+			t.Run(fmt.Sprint("shard-", shard), func(t *testing.T) {
+				t.Parallel()
+				for seed := shard; seed < seeds && !t.Failed(); seed += shards {
+					synctest.Test(t, func(t *testing.T) {
+						w := newWorld(t, uint64(seed))
+						w.run()
+						mu.Lock()
+						defer mu.Unlock()
+						for what, n := range w.seen {
+							seen[what] += n
+						}
+					})
+				}
+			})
+		}
+	})
+	t.Log(seen)
+	for _, what := range []string{
+		"completed", "compensated", "stuck", "takenover", "canceled", "parked", "released", "deadline",
+		"slow", "unavailable", "panic", "refused", "aborted", "late", "reply lost",
+	} {
+		require.NotZero(t, seen[what], what)
+	}
+}
+
+const lease = 10 * time.Second
+
+// A world is one random saga and everything around it.
+type world struct {
+	t      *testing.T
+	seed   uint64
+	store  *saga.Memory
+	policy []nodePlan
+	sg     func(*host) *saga.Saga[book]
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	healed bool // nothing fails any more
+	quiet  bool // the store is in order
+	effect map[string]bool
+	undone map[string]bool
+	owners map[int64]string // by epoch
+	seen   map[string]int   // what happened, to know that it did
+}
+
+// book is the state: each step writes a field of its own, which survives.
+type book struct{ Entries map[string]string }
+
+type nodePlan struct {
+	name             string
+	after, undoAfter []string
+	units            []string
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	w := &world{
+		t: t, seed: seed, store: saga.NewMemory(), rng: rand.New(rand.NewPCG(seed, 1)),
+		effect: make(map[string]bool), undone: make(map[string]bool),
+		owners: make(map[int64]string), seen: make(map[string]int),
+	}
+	w.invent()
+	return w
+}
+
+func (w *world) errorf(format string, args ...any) {
+	w.t.Errorf("seed %d: "+format, append([]any{w.seed}, args...)...)
+}
+
+// p is true with this probability in percent. w.mu is held, or nothing runs yet.
+func (w *world) p(percent int) bool { return w.rng.IntN(100) < percent }
+
+// invent makes up the definition.
+func (w *world) invent() {
+	n := 1 + w.rng.IntN(6)
+	graph := w.p(50)
+	pivot := -1
+	if w.p(40) {
+		pivot = w.rng.IntN(n)
+	}
+	var shape saga.Saga[book]
+	shape.Name, shape.Version = "random", 1
+	if w.p(15) {
+		shape.Deadline = time.Duration(1+w.rng.IntN(60)) * time.Second
+	}
+	beyond := make([]bool, n)
+	for i := range n {
+		st := w.unit(fmt.Sprint("s", i))
+		if graph {
+			st.After = []string{}
+			for j := range i {
+				if w.p(40) {
+					st.After = append(st.After, fmt.Sprint("s", j))
+					beyond[i] = beyond[i] || beyond[j] || j == pivot
+				}
+			}
+			if i > 0 && w.p(10) {
+				st.UndoAfter = []string{} // it may be undone at any time
+			}
+		} else {
+			beyond[i] = pivot >= 0 && i > pivot
+		}
+		if w.p(25) {
+			for j := range 1 + w.rng.IntN(2) {
+				st.Or = append(st.Or, w.unit(fmt.Sprintf("s%d-%d", i, j)))
+			}
+		}
+		st.Pivot = i == pivot
+		if (beyond[i] || st.Pivot) && len(st.Or) == 0 && w.p(60) {
+			st.Undo = nil
+		}
+		shape.Steps = append(shape.Steps, st)
+	}
+	for i, st := range shape.Steps {
+		node := nodePlan{name: st.Name, after: st.After, units: []string{st.Name}}
+		if st.After == nil && i > 0 {
+			node.after = []string{shape.Steps[i-1].Name}
+		}
+		for _, alt := range st.Or {
+			node.units = append(node.units, alt.Name)
+		}
+		w.policy = append(w.policy, node)
+	}
+	for i, st := range shape.Steps {
+		w.policy[i].undoAfter = st.UndoAfter
+		if st.UndoAfter == nil {
+			for j := range w.policy {
+				if slices.Contains(w.policy[j].after, st.Name) {
+					w.policy[i].undoAfter = append(w.policy[i].undoAfter, w.policy[j].name)
+				}
+			}
+		}
+	}
+	w.sg = func(h *host) *saga.Saga[book] {
+		sg := shape
+		sg.Steps = slices.Clone(shape.Steps)
+		for i := range sg.Steps {
+			h.bind(&sg.Steps[i])
+			sg.Steps[i].Or = slices.Clone(sg.Steps[i].Or)
+			for j := range sg.Steps[i].Or {
+				h.bind(&sg.Steps[i].Or[j])
+			}
+		}
+		return &sg
+	}
+}
+
+func (w *world) unit(name string) saga.Step[book] {
+	nothing := func(context.Context, *book) error { return nil }
+	wait := []time.Duration{time.Millisecond, time.Second, 8 * time.Second}[w.rng.IntN(3)]
+	st := saga.Step[book]{
+		Name: name, Do: nothing, Undo: nothing, Attempts: 1 + w.rng.IntN(4), UndoAttempts: 6,
+		Backoff: func(int) time.Duration { return wait },
+	}
+	if w.p(20) {
+		st.Settle = time.Duration(w.rng.IntN(20)) * time.Second
+	}
+	if w.p(30) {
+		st.Timeout = time.Duration(1+w.rng.IntN(20)) * time.Second
+	}
+	return st
+}
+
+// A host is one process of the world.
+type host struct {
+	saga.Store
+	w      *world
+	name   string
+	runner *saga.Runner
+	saga   *saga.Saga[book]
+	stop   context.CancelFunc
+	dead   bool // crashed: it does nothing any more
+	cut    bool // from the store, but not from the participants
+}
+
+var errDown = errors.New("connection lost")
+
+func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host {
+	h := &host{Store: w.store, w: w, name: name}
+	h.runner = saga.NewRunner(h, saga.RunnerConfig{Name: name, Lease: lease, MaxTakeovers: 50})
+	h.saga = w.sg(h)
+	saga.Register(h.runner, h.saga)
+	ctx, h.stop = context.WithCancel(ctx)
+	wg.Go(func() { _ = h.runner.Run(ctx) })
+	return h
+}
+
+// bind gives a step the behavior of a participant that is called by this host.
+func (h *host) bind(st *saga.Step[book]) {
+	name := st.Name
+	st.Do = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpDo, b) }
+	if st.Undo != nil {
+		st.Undo = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpUndo, b) }
+	}
+}
+
+// call is a command to a participant, which applies each command once and
+// refuses a Do that comes after its Undo.
+func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error {
+	w := h.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if h.dead {
+		return errDown
+	}
+	w.begins(saga.CommandFrom(ctx), h, name, op)
+	trouble := 100
+	if !w.healed {
+		trouble = w.rng.IntN(100)
+	}
+	if trouble < 6 { // slow, perhaps slower than the lease or the time-out
+		w.seen["slow"]++
+		d := time.Duration(w.rng.IntN(40)) * time.Second
+		heeds := w.p(50)
+		w.mu.Unlock()
+		select {
+		case <-time.After(d):
+		case <-when(heeds, ctx.Done()):
+		}
+		w.mu.Lock()
+		if h.dead {
+			return errDown
+		}
+		if heeds && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		trouble = w.rng.IntN(100)
+	}
+	switch {
+	case trouble < 10:
+		w.seen["unavailable"]++
+		return errors.New("unavailable")
+	case trouble < 13:
+		w.seen["panic"]++
+		panic("out of range")
+	case trouble < 16 && op == saga.OpDo:
+		w.seen["refused"]++
+		return saga.NoEffect(errors.New("refused"))
+	case trouble < 18:
+		w.seen["aborted"]++
+		return saga.Abort(errors.New("no way"))
+	}
+	if op == saga.OpDo {
+		if w.undone[name] {
+			w.seen["late"]++
+			return saga.NoEffect(saga.ErrUndone)
+		}
+		w.effect[name] = true
+		if b.Entries == nil {
+			b.Entries = make(map[string]string)
+		}
+		b.Entries[name] = "done"
+	} else {
+		w.effect[name], w.undone[name] = false, true
+	}
+	if trouble < 25 {
+		w.seen["reply lost"]++
+		return errors.New("reply lost")
+	}
+	return nil
+}
+
+func when(is bool, ch <-chan struct{}) <-chan struct{} {
+	if is {
+		return ch
+	}
+	return nil
+}
+
+// begins checks that an attempt may begin, against the record.
+func (w *world) begins(cmd saga.Command, h *host, name string, op saga.Op) {
+	rec, err := w.store.Load(context.Background(), "saga")
+	if err != nil {
+		w.errorf("%s of %s begins: %v", op, name, err)
+		return
+	}
+	if rec.Epoch != cmd.Epoch {
+		w.errorf("%s of %s begins by %s in epoch %d, but the record is of %d", op, name, h.name, cmd.Epoch, rec.Epoch)
+	}
+	if o := w.owners[cmd.Epoch]; o != "" && o != h.name {
+		w.errorf("epoch %d belongs to %s and %s", cmd.Epoch, o, h.name)
+	}
+	w.owners[cmd.Epoch] = h.name
+	if want := "saga/" + w.nodeOf(name).name + "/" + name + "/" + string(op); cmd.ID != want {
+		w.errorf("the command is %q, not %q", cmd.ID, want)
+	}
+	if op == saga.OpDo && rec.Status != saga.Running {
+		w.errorf("Do of %s begins, but the saga is %s", name, rec.Status)
+	}
+	states := decodeSteps(rec)
+	want := map[saga.Op]saga.StepStatus{saga.OpDo: saga.StepStarted, saga.OpUndo: saga.StepUndoing}[op]
+	if states[name].Status != want {
+		w.errorf("%s of %s begins, but the record says %s", op, name, states[name].Status)
+	}
+	node := w.nodeOf(name)
+	if op == saga.OpDo {
+		for _, before := range node.after {
+			if !w.complete(states, w.nodeOf(before)) {
+				w.errorf("Do of %s begins, but %s is not done", name, before)
+			}
+		}
+	} else if rec.Status == saga.Compensating {
+		for _, before := range node.undoAfter {
+			if !w.settled(states, w.nodeOf(before)) {
+				w.errorf("Undo of %s begins, but %s is not undone", name, before)
+			}
+		}
+	}
+}
+
+func decodeSteps(rec saga.Record) map[string]saga.StepState {
+	var pr struct{ Steps []saga.StepState }
+	_ = json.Unmarshal(rec.Steps, &pr)
+	states := make(map[string]saga.StepState)
+	for _, u := range pr.Steps {
+		states[u.Name] = u
+	}
+	return states
+}
+
+func (w *world) nodeOf(unit string) nodePlan {
+	for _, n := range w.policy {
+		if slices.Contains(n.units, unit) {
+			return n
+		}
+	}
+	panic(unit)
+}
+
+func (w *world) complete(states map[string]saga.StepState, n nodePlan) bool {
+	return slices.ContainsFunc(n.units, func(u string) bool { return states[u].Status == saga.StepDone })
+}
+
+func (w *world) settled(states map[string]saga.StepState, n nodePlan) bool {
+	return !slices.ContainsFunc(n.units, func(u string) bool {
+		s := states[u].Status
+		return s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone
+	})
+}
+
+// disturb is what can happen to a write: it fails, it happens but its answer is
+// lost, or it comes late.
+func (h *host) disturb(write func() error) error {
+	w := h.w
+	w.mu.Lock()
+	trouble := 100
+	if !w.quiet {
+		trouble = w.rng.IntN(100)
+	}
+	late := time.Duration(w.rng.IntN(2*int(lease/time.Second))) * time.Second
+	down := h.dead || h.cut
+	w.mu.Unlock()
+	switch {
+	case down || trouble < 3:
+		return errDown
+	case trouble < 6:
+		_ = write()
+		return errDown
+	case trouble < 8:
+		time.Sleep(late)
+	}
+	err := write()
+	if trouble >= 8 && trouble < 10 {
+		time.Sleep(late)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if h.dead || h.cut {
+		return errDown
+	}
+	return err
+}
+
+func (h *host) Start(_ context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+	err = h.disturb(func() (err error) {
+		rec, created, err = h.w.store.Start(context.Background(), req)
+		return err
+	})
+	return rec, created, err
+}
+
+func (h *host) Claim(_ context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+	err = h.disturb(func() (err error) {
+		recs, err = h.w.store.Claim(context.Background(), req)
+		return err
+	})
+	return recs, err
+}
+
+func (h *host) Heartbeat(_ context.Context, req saga.HeartbeatRequest) (held []saga.Renewed, err error) {
+	err = h.disturb(func() (err error) {
+		held, err = h.w.store.Heartbeat(context.Background(), req)
+		return err
+	})
+	return held, err
+}
+
+func (h *host) Commit(_ context.Context, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+	err = h.disturb(func() (err error) {
+		receipt, err = h.w.store.Commit(context.Background(), req)
+		return err
+	})
+	return receipt, err
+}
+
+func (h *host) Load(_ context.Context, id string) (rec saga.Record, err error) {
+	err = h.disturb(func() (err error) {
+		rec, err = h.w.store.Load(context.Background(), id)
+		return err
+	})
+	return rec, err
+}
+
+// run lives through it.
+func (w *world) run() {
+	ctx, cancel := context.WithTimeout(context.Background(), 24*time.Hour)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var hosts []*host
+	for i := range 1 + w.rng.IntN(3) {
+		hosts = append(hosts, w.host(ctx, fmt.Sprint("host-", i), &wg))
+	}
+	client := saga.NewRunner(w.store, saga.RunnerConfig{})
+	clientSaga := w.sg(hosts[0])
+	saga.Register(client, clientSaga)
+	for {
+		_, err := saga.Start(ctx, hosts[0].runner, hosts[0].saga, "saga", book{})
+		if err == nil {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	wg.Go(func() { w.meddle(ctx, &hosts, &wg, client) })
+	time.Sleep(2 * time.Minute)
+	w.mu.Lock()
+	w.quiet, w.healed = true, true
+	w.mu.Unlock()
+	in := w.await(ctx, client)
+	if in != nil {
+		w.check(ctx, client, in)
+	}
+}
+
+// meddle crashes and replaces processes, stops them in an orderly way, and may
+// cancel the saga.
+func (w *world) meddle(ctx context.Context, hosts *[]*host, wg *sync.WaitGroup, client *saga.Runner) {
+	for i := range 6 {
+		time.Sleep(time.Duration(w.int(15000)) * time.Millisecond)
+		switch k := w.int(10); {
+		case k < 2:
+			w.mu.Lock()
+			(*hosts)[0].dead = true
+			w.mu.Unlock()
+			(*hosts)[0].stop()
+			*hosts = append((*hosts)[1:], w.host(ctx, fmt.Sprint("new-", i), wg))
+		case k < 3:
+			(*hosts)[0].stop()
+			*hosts = append((*hosts)[1:], w.host(ctx, fmt.Sprint("new-", i), wg))
+		case k < 6:
+			h := (*hosts)[w.int(len(*hosts))]
+			w.mu.Lock()
+			h.cut = true
+			w.mu.Unlock()
+			time.AfterFunc(25*time.Second, func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				h.cut = false
+			})
+		case k < 8:
+			_ = client.Cancel(ctx, "saga", "changed my mind")
+		}
+	}
+}
+
+func (w *world) int(n int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rng.IntN(n)
+}
+
+// await waits for the end, and helps where the saga is stuck.
+func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
+	for range 10 {
+		_, err := saga.Result[book](ctx, client, "saga")
+		in, gerr := client.Get(ctx, "saga")
+		if gerr != nil {
+			w.errorf("never ends: %v, %v", err, gerr)
+			return nil
+		}
+		if in.Status != saga.Stuck {
+			return in
+		}
+		if err := client.Retry(ctx, "saga", "it works now"); err != nil {
+			w.errorf("retry: %v", err)
+			return nil
+		}
+	}
+	in, _ := client.Get(ctx, "saga")
+	w.errorf("stuck however often it is retried: %+v", in)
+	return nil
+}
+
+func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instance) {
+	state, _ := saga.Result[book](ctx, client, "saga")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, n := range w.policy {
+		net := 0
+		for _, u := range n.units {
+			if !w.effect[u] {
+				continue
+			}
+			net++
+			if in.Status == saga.Completed && state.Entries[u] == "" {
+				w.errorf("what %s wrote is lost", u)
+			}
+		}
+		if want := map[saga.Status]int{saga.Completed: 1}[in.Status]; net != want {
+			w.errorf("%s, but step %s is in effect %d times: %+v", in.Status, n.name, net, in.Steps)
+		}
+	}
+	if in.Status != saga.Completed && in.Status != saga.Compensated || in.Owner != "" {
+		w.errorf("ended %s, owned by %q", in.Status, in.Owner)
+	}
+	log, err := client.History(ctx, "saga")
+	if err != nil || int64(len(log)) != in.Seq {
+		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
+	}
+	w.seen[string(in.Status)]++
+	if in.Cause == saga.ErrDeadline.Error() {
+		w.seen["deadline"]++
+	}
+	for i, e := range log {
+		switch e.Event {
+		case saga.EventStuck, saga.EventTakenOver, saga.EventCanceled, saga.EventParked, saga.EventReleased:
+			w.seen[e.Event]++
+		}
+		if e.Seq != int64(i+1) || i > 0 && e.Epoch < log[i-1].Epoch {
+			w.errorf("log: entry %d is %+v", i+1, e)
+		}
+	}
+}
