@@ -10,6 +10,16 @@ import (
 	"sync/atomic"
 )
 
+// A body is the body of a response that the caller has. It keeps the attempt
+// going after RoundTrip has returned.
+type body struct {
+	inner   io.ReadCloser
+	call    *call
+	failure error // what was wrong with the response itself
+	once    sync.Once
+	closing atomic.Bool
+}
+
 // duplex reports whether the response's body is a connection to be written to,
 // as after 101 Switching Protocols.
 func duplex(resp *http.Response) bool {
@@ -17,39 +27,30 @@ func duplex(resp *http.Response) bool {
 	return ok
 }
 
-// newBody returns the body that the caller of RoundTrip gets: b, which tells
-// finished how its reading ended.
-func newBody(c *call, b io.ReadCloser, finished chan<- error) io.ReadCloser {
-	if w, ok := b.(io.Writer); ok {
-		return &duplexBody{body: body{inner: b, call: c, finished: finished}, w: w}
-	}
-	return &body{inner: b, call: c, finished: finished}
+func (b *body) duplex() bool {
+	_, ok := b.inner.(io.Writer)
+	return ok
 }
 
-// A body is what keeps an attempt going after RoundTrip has returned.
-type body struct {
-	inner    io.ReadCloser
-	call     *call
-	finished chan<- error
-	once     sync.Once
-	closing  atomic.Bool
+// reader returns what the caller gets.
+func (b *body) reader() io.ReadCloser {
+	if w, ok := b.inner.(io.Writer); ok {
+		return &duplexBody{b, w}
+	}
+	return b
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.inner.Read(p)
 	if err != nil {
-		if err == io.EOF || b.closing.Load() {
-			b.finish(nil)
-		} else {
-			b.finish(err)
-		}
+		b.finish(err)
 	}
 	return n, err
 }
 
-// Close ends the attempt well: the caller has had enough.
+// Close ends the attempt well, whatever has been read: the caller has had enough.
 func (b *body) Close() error {
-	b.closing.Store(true) // what Close does to a Read is no failure
+	b.closing.Store(true) // what that does to a Read is no failure
 	err := b.inner.Close()
 	b.finish(nil)
 	return err
@@ -59,16 +60,35 @@ func (b *body) Close() error {
 // free and their counts are true when Read or Close returns.
 func (b *body) finish(err error) {
 	b.once.Do(func() {
-		b.finished <- err
+		b.ended(err)
 		<-b.call.turn
 		b.call.rethrow()
 	})
 }
 
+// ended tells the attempt how the body ended, unless it knows.
+func (b *body) ended(err error) {
+	if err == io.EOF || b.closing.Load() {
+		err = nil
+	}
+	select {
+	case b.call.outcome <- b.verdict(err):
+	default:
+	}
+}
+
+// verdict returns what the policies get to see of the attempt.
+func (b *body) verdict(err error) error {
+	if b.failure != nil || err == nil {
+		return b.failure
+	}
+	return final(err)
+}
+
 // A duplexBody is the connection after 101 Switching Protocols. The end of what
 // comes in is not the end of what goes out, so only Close ends the attempt.
 type duplexBody struct {
-	body
+	*body
 	w io.Writer
 }
 
@@ -124,81 +144,13 @@ func (d *drained) Close() error { return nil }
 type rest struct {
 	io.Reader
 	inner io.Closer
-	end   context.CancelCauseFunc // releases the ctx that the rest is read under
-}
-
-func (r *rest) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if err != nil && r.end != nil {
-		r.end(nil)
-	}
-	return n, err
+	end   context.CancelFunc // of what the response is read under; may be nil
 }
 
 func (r *rest) Close() error {
 	err := r.inner.Close()
 	if r.end != nil {
-		r.end(nil)
+		r.end()
 	}
 	return err
-}
-
-// A lease is the ctx that a request is sent under: the attempt's, except that it
-// can be extended beyond it. A failed response may have to outlive its attempt,
-// since only the policies know whether it is the last.
-type lease struct {
-	ctx    context.Context
-	cancel context.CancelFunc // nil if no policy gave the attempt a ctx that ends
-	unlink func() bool        // from the attempt's ctx
-	longer bool
-}
-
-func newLease(ctx context.Context, c *call) *lease {
-	if ctx.Done() == c.Done() || !c.replayable {
-		return &lease{ctx: ctx}
-	}
-	l := &lease{}
-	loose, cancel := context.WithCancel(c)
-	l.ctx = &leaseCtx{Context: ctx, loose: loose}
-	l.cancel = cancel
-	l.unlink = context.AfterFunc(ctx, cancel)
-	return l
-}
-
-// extend makes the lease last until the end of the call.
-func (l *lease) extend() {
-	l.longer = true
-	if l.unlink != nil {
-		l.unlink()
-	}
-}
-
-// end is called when the attempt is over.
-func (l *lease) end() {
-	if l.cancel != nil && !l.longer {
-		l.unlink()
-		l.cancel()
-	}
-}
-
-// leaseCtx has the values and the deadline of the attempt's ctx, and its reason
-// for ending, but it ends with loose.
-type leaseCtx struct {
-	context.Context
-	loose context.Context
-}
-
-func (c *leaseCtx) Done() <-chan struct{} { return c.loose.Done() }
-
-func (c *leaseCtx) Err() error {
-	end := c.loose.Err()
-	if end != nil && c.Context.Err() != nil {
-		return c.Context.Err()
-	}
-	return end
-}
-
-// AfterFunc spares a derived ctx a goroutine: package context looks for it.
-func (c *leaseCtx) AfterFunc(f func()) (stop func() bool) {
-	return context.AfterFunc(c.loose, f)
 }
