@@ -168,6 +168,14 @@ func isFinal(err error) (final, noEffect bool) {
 	return ok && !r.Retryable() && retryAfter(err) <= 0, false
 }
 
+// turnedBack is the cause with which the ctx of an attempt ends when its saga is
+// to turn back. It is what made it turn, but has nothing in it for errors.As: a
+// NoEffect was the answer of another step.
+type turnedBack struct{ why error }
+
+func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
+func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
+
 // A PanicError is what a panic in a step counts as in a [Runner], where no
 // caller is there to see it. Run lets panics pass.
 type PanicError struct {

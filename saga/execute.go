@@ -224,7 +224,7 @@ func (e *execution) turnBack(now time.Time) {
 	}
 	for i, cancel := range e.running {
 		if cancel != nil && e.m.units[i].Status == StepStarted && !e.m.mustKnow(i) {
-			cancel(e.m.wish)
+			cancel(&turnedBack{e.m.wish})
 		}
 	}
 }

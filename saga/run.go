@@ -214,7 +214,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 	if r.m.turning(now) {
 		for i, cancel := range r.cancels {
 			if r.m.work[i].busy && r.m.units[i].Status == StepStarted && !r.m.mustKnow(i) {
-				cancel(r.m.wish)
+				cancel(&turnedBack{r.m.wish})
 			}
 		}
 	}

@@ -3,28 +3,53 @@ package saga_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
 )
 
+// trip is the state of most tests: what was called, in order.
 type trip struct{ Calls []string }
 
-func (tr *trip) call(name string, err error) func(context.Context, *trip) error {
+var errDeclined = errors.New("declined")
+
+// note is a Do or an Undo that writes down its name.
+func note(name string, err error) func(context.Context, *trip) error {
 	return func(_ context.Context, s *trip) error {
 		s.Calls = append(s.Calls, name)
 		return err
 	}
 }
 
-func note(name string, err error) func(context.Context, *trip) error {
-	return (*trip)(nil).call(name, err)
+func step(name string) saga.Step[trip] {
+	return saga.Step[trip]{
+		Name: name, Do: note("do "+name, nil), Undo: note("undo "+name, nil),
+		Backoff: func(int) time.Duration { return time.Second },
+	}
 }
 
-func step(name string) saga.Step[trip] {
-	return saga.Step[trip]{Name: name, Do: note("do "+name, nil), Undo: note("undo "+name, nil)}
+func failing(name string, err error) saga.Step[trip] {
+	st := step(name)
+	st.Do = note("do "+name, err)
+	return st
+}
+
+func sequence(steps ...saga.Step[trip]) *saga.Saga[trip] {
+	return &saga.Saga[trip]{Name: "trip", Version: 1, Steps: steps}
+}
+
+func detail(t *testing.T, err error) *saga.Error {
+	t.Helper()
+	e, ok := errors.AsType[*saga.Error](err)
+	require.True(t, ok, "%v", err)
+	return e
 }
 
 func TestRunDoesStepsInOrder(t *testing.T) {
@@ -50,4 +75,503 @@ func TestRunUndoesInReverse(t *testing.T) {
 	require.Equal(t, []string{"car", "flight"}, detail.Undone)
 	require.Empty(t, detail.Failed)
 	require.EqualError(t, err, "saga: trip: compensated: step hotel: hotel full")
+}
+
+func TestRunHonoursAContextThatHasEnded(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errDeclined)
+	var s trip
+	err := saga.Run(ctx, sequence(step("flight")), &s)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, errDeclined)
+	require.Empty(t, s.Calls)
+}
+
+func TestRunTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Duration
+		var attempts []int
+		begun := time.Now()
+		st := step("flight")
+		st.Attempts = 4
+		st.Backoff = func(n int) time.Duration { return time.Duration(n) * time.Second }
+		st.Do = func(ctx context.Context, _ *trip) error {
+			at = append(at, time.Since(begun))
+			attempts = append(attempts, saga.CommandFrom(ctx).Attempt)
+			if len(at) < 4 {
+				return errDeclined
+			}
+			return nil
+		}
+		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
+		require.Equal(t, []int{1, 2, 3, 4}, attempts)
+		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second, 6 * time.Second}, at)
+	})
+}
+
+type hint struct {
+	after time.Duration
+	retry bool
+}
+
+func (hint) Error() string               { return "hint" }
+func (h hint) RetryAfter() time.Duration { return h.after }
+func (h hint) Retryable() bool           { return h.retry }
+
+func TestRunHeedsWhatErrorsSay(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		err   error
+		calls []string
+		took  time.Duration
+	}{
+		{"plain", errDeclined, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
+		{"abort", saga.Abort(errDeclined), []string{"do x", "undo x"}, 0},
+		{"no effect", saga.NoEffect(errDeclined), []string{"do x"}, 0},
+		{"abort without effect", saga.Abort(saga.NoEffect(errDeclined)), []string{"do x"}, 0},
+		{"not retryable", hint{}, []string{"do x", "undo x"}, 0},
+		{"not retryable now", hint{after: time.Minute}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				var s trip
+				err := saga.Run(t.Context(), sequence(failing("x", c.err)), &s)
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorIs(t, err, c.err)
+				require.Equal(t, c.calls, s.Calls)
+				// What a server asks for is spread by up to a tenth.
+				require.GreaterOrEqual(t, time.Since(begun), c.took)
+				require.LessOrEqual(t, time.Since(begun), c.took+c.took/10+2*time.Nanosecond)
+			})
+		})
+	}
+	require.NoError(t, saga.Abort(nil))
+	require.NoError(t, saga.NoEffect(nil))
+}
+
+func TestRunUndoesWhatIsInDoubtThoughItsLastAnswerIsNoEffect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, calls := step("flight"), 0
+		st.Do = func(context.Context, *trip) error {
+			if calls++; calls == 1 {
+				return errors.New("reply lost")
+			}
+			return saga.NoEffect(errDeclined)
+		}
+		var s trip
+		err := saga.Run(t.Context(), sequence(st), &s)
+		require.ErrorIs(t, err, errDeclined)
+		require.Equal(t, []string{"undo flight"}, s.Calls)
+	})
+}
+
+func TestRunTriesAlternatives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hotel := failing("hotel", saga.NoEffect(errors.New("full")))
+		hotel.Or = []saga.Step[trip]{failing("inn", saga.Abort(errors.New("no reply"))), step("hostel")}
+		var s trip
+		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), hotel, step("car")), &s))
+		require.Equal(t, []string{"do flight", "do hotel", "do inn", "undo inn", "do hostel", "do car"}, s.Calls)
+
+		// When all fail, or what comes after, it turns back.
+		hotel.Or[1] = failing("hostel", saga.NoEffect(errDeclined))
+		s = trip{}
+		err := saga.Run(t.Context(), sequence(step("flight"), hotel), &s)
+		require.Equal(t, "hostel", detail(t, err).Step)
+		require.Equal(t, []string{"do flight", "do hotel", "do inn", "undo inn", "do hostel", "undo flight"}, s.Calls)
+
+		hotel.Or[1] = step("hostel")
+		s = trip{}
+		err = saga.Run(t.Context(), sequence(hotel, failing("car", saga.NoEffect(errDeclined))), &s)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do hotel", "do inn", "undo inn", "do hostel", "do car", "undo hostel"}, s.Calls)
+	})
+}
+
+func TestRunGoesOnAfterThePivotUntilItWorks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge := step("charge")
+		charge.Pivot, charge.Undo = true, nil
+		tickets, calls := step("tickets"), 0
+		tickets.Undo, tickets.Attempts = nil, 2
+		tickets.Do = func(context.Context, *trip) error {
+			if calls++; calls < 50 {
+				return errDeclined
+			}
+			return nil
+		}
+		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), charge, tickets), &trip{}))
+		require.Equal(t, 50, calls)
+	})
+}
+
+func TestRunIsStuckWhereItCanGoNowhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge := step("charge")
+		charge.Pivot, charge.Undo = true, nil
+
+		t.Log("a pivot that is in doubt and has no Undo")
+		doubt := charge
+		doubt.Do = note("do charge", errDeclined)
+		var s trip
+		err := saga.Run(t.Context(), sequence(step("flight"), doubt), &s)
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, errDeclined)
+		require.NotErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do charge", "do charge", "do charge"}, s.Calls)
+
+		t.Log("but not if it certainly took no effect")
+		doubt.Do = note("do charge", saga.NoEffect(errDeclined))
+		err = saga.Run(t.Context(), sequence(step("flight"), doubt), &trip{})
+		require.ErrorIs(t, err, saga.ErrCompensated)
+
+		t.Log("a step after the pivot that says it will never work")
+		err = saga.Run(t.Context(), sequence(charge, failing("tickets", saga.Abort(errDeclined))), &trip{})
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.Equal(t, []saga.Failure{{Step: "tickets", Op: saga.OpDo, Err: saga.Abort(errDeclined)}}, detail(t, err).Failed)
+
+		t.Log("an Undo that does not work")
+		flight := step("flight")
+		flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 3
+		s = trip{}
+		err = saga.Run(t.Context(), sequence(step("car"), flight, failing("hotel", saga.NoEffect(errDeclined))), &s)
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, errDeclined)
+		require.EqualError(t, err, "saga: trip: stuck: step hotel: declined; undo of step flight: closed")
+		require.Equal(t, []string{"do car", "do flight", "do hotel", "undo flight", "undo flight", "undo flight"}, s.Calls)
+		require.False(t, detail(t, err).Retryable())
+	})
+}
+
+func TestRunUndoesOnADetachedContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+		hung := step("hotel")
+		hung.Do = func(ctx context.Context, _ *trip) error {
+			cancel(errors.New("user left"))
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		flight, tries := step("flight"), 0
+		flight.Timeout = 7 * time.Second
+		flight.Undo = func(ctx context.Context, s *trip) error {
+			require.NoError(t, ctx.Err())
+			require.Equal(t, "value", ctx.Value(key{}))
+			deadline, ok := ctx.Deadline()
+			require.True(t, ok)
+			require.Equal(t, 7*time.Second, time.Until(deadline))
+			require.Equal(t, deadline, saga.CommandFrom(ctx).CompleteBy)
+			if tries++; tries < 3 {
+				return errDeclined // its own failures do not end it either
+			}
+			return note("undo flight", nil)(ctx, s)
+		}
+		var s trip
+		err := saga.Run(ctx, sequence(flight, hung), &s)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorContains(t, err, "user left")
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+	})
+}
+
+func TestRunStopsWaitingWhenItsContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		slow := failing("flight", errDeclined)
+		slow.Backoff = func(int) time.Duration { return time.Minute }
+		begun := time.Now()
+		err := saga.Run(ctx, sequence(slow), &trip{})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, 90*time.Second, time.Since(begun))
+
+		t.Log("after the pivot it is stuck, but every step was tried")
+		ctx, cancel = context.WithCancel(t.Context())
+		charge := step("charge")
+		charge.Pivot = true
+		charge.Do = func(context.Context, *trip) error { cancel(); return nil }
+		last := step("mail")
+		last.Do = func(ctx context.Context, s *trip) error {
+			require.NoError(t, ctx.Err())
+			return note("do mail", errDeclined)(ctx, s)
+		}
+		var s trip
+		err = saga.Run(ctx, sequence(charge, step("tickets"), last), &s)
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, errDeclined)
+		require.Equal(t, []string{"do tickets", "do mail"}, s.Calls)
+
+		t.Log("also while it waits")
+		ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		charge.Do = note("do charge", nil)
+		slow.Backoff = func(int) time.Duration { return time.Minute }
+		err = saga.Run(ctx, sequence(charge, slow), &trip{})
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+func TestRunBoundsAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Timeout, st.Attempts = 5*time.Second, 2
+		st.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		begun := time.Now()
+		err := saga.Run(t.Context(), sequence(st), &trip{})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 11*time.Second, time.Since(begun))
+	})
+}
+
+func TestRunTurnsBackAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := step("hotel")
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
+		sg := sequence(step("flight"), slow, step("car"))
+		sg.Deadline = 30 * time.Second
+		var s trip
+		err := saga.Run(t.Context(), sg, &s)
+		require.ErrorIs(t, err, saga.ErrDeadline)
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+
+		sg = sequence(step("flight"), slow, step("car"))
+		sg.Deadline = 30 * time.Second
+		sg.Steps[0].Pivot = true
+		require.NoError(t, saga.Run(t.Context(), sg, &trip{}), "not after the pivot")
+	})
+}
+
+func TestRunLetsADoubtfulRequestSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var undone time.Duration
+		st := failing("flight", saga.Abort(errDeclined))
+		st.Settle = 40 * time.Second
+		begun := time.Now()
+		st.Undo = func(context.Context, *trip) error { undone = time.Since(begun); return nil }
+		require.ErrorIs(t, saga.Run(t.Context(), sequence(st), &trip{}), saga.ErrCompensated)
+		require.Equal(t, 40*time.Second, undone)
+
+		t.Log("also when a later attempt has succeeded")
+		calls := 0
+		begun = time.Now()
+		st.Do = func(context.Context, *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			return nil
+		}
+		require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &trip{}))
+		require.Equal(t, 40*time.Second, undone)
+
+		t.Log("but not what is done for certain")
+		st.Do = note("do flight", nil)
+		begun = time.Now()
+		require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &trip{}))
+		require.Zero(t, undone)
+	})
+}
+
+// graph is a, then b and c side by side for 2 and 3 seconds, then d.
+func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
+	timed := func(name string, d time.Duration) saga.Step[trip] {
+		call := func(what string, d time.Duration) func(context.Context, *trip) error {
+			return func(context.Context, *trip) error {
+				time.Sleep(d)
+				mu.Lock()
+				defer mu.Unlock()
+				*log = append(*log, what)
+				return nil
+			}
+		}
+		return saga.Step[trip]{Name: name, Do: call("do "+name, d), Undo: call("undo "+name, d)}
+	}
+	a, b, c, d := timed("a", time.Second), timed("b", 2*time.Second), timed("c", 3*time.Second), timed("d", 0)
+	b.After, c.After, d.After = []string{"a"}, []string{"a"}, []string{"b", "c"}
+	return sequence(a, b, c, d)
+}
+
+func TestRunDoesBranchesInParallel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log []string
+		var mu sync.Mutex
+		sg := graph(&log, &mu)
+		begun := time.Now()
+		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
+		require.Equal(t, 4*time.Second, time.Since(begun))
+		require.Equal(t, []string{"do a", "do b", "do c", "do d"}, log)
+
+		log, begun = nil, time.Now()
+		sg = graph(&log, &mu)
+		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.NoEffect(errDeclined) }
+		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
+		require.Equal(t, 8*time.Second, time.Since(begun))
+		require.Equal(t, []string{"do a", "do b", "do c", "undo b", "undo c", "undo a"}, log)
+
+		t.Log("in another order, if it is said")
+		log, begun = nil, time.Now()
+		sg = graph(&log, &mu)
+		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.NoEffect(errDeclined) }
+		sg.Steps[0].UndoAfter = []string{}
+		sg.Steps[1].UndoAfter = []string{"c"}
+		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
+		require.Equal(t, []string{"do a", "do b", "do c", "undo a", "undo c", "undo b"}, log)
+	})
+}
+
+func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var cause error
+		hang := step("b")
+		hang.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			return cause
+		}
+		fail := failing("c", saga.NoEffect(errDeclined))
+		hang.After, fail.After = []string{"a"}, []string{"a"}
+		var s trip
+		err := saga.Run(t.Context(), sequence(step("a"), hang, fail), &s)
+		require.Equal(t, "c", detail(t, err).Step)
+		require.ErrorIs(t, cause, errDeclined)
+		require.Equal(t, []string{"do a", "do c", "undo b", "undo a"}, s.Calls)
+	})
+}
+
+func TestRunAwaitsThePivotBeforeItTurnsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fail, tries := step("b"), 0
+		fail.Attempts = 1
+		fail.Do = func(context.Context, *trip) error {
+			if tries++; tries < 3 {
+				return errDeclined
+			}
+			return nil
+		}
+		pivot := step("c")
+		pivot.Pivot, pivot.Undo = true, nil
+		pivot.Do = func(ctx context.Context, _ *trip) error {
+			time.Sleep(time.Minute)
+			return ctx.Err()
+		}
+		fail.After, pivot.After = []string{"a"}, []string{"a"}
+		require.NoError(t, saga.Run(t.Context(), sequence(step("a"), fail, pivot), &trip{}))
+		require.Equal(t, 3, tries, "what had failed is tried until it works")
+	})
+}
+
+func TestRunLetsAPanicPassOnceAllIsUndone(t *testing.T) {
+	for _, parallel := range []bool{false, true} {
+		var s trip
+		bad := step("hotel")
+		bad.Do = func(context.Context, *trip) error { panic("boom") }
+		sg := sequence(step("flight"), bad)
+		if parallel {
+			last := step("car")
+			last.After = []string{"hotel"}
+			sg = sequence(step("flight"), bad, last, step("mail"))
+			sg.Steps[3].After = []string{"flight"}
+			sg.Steps[3].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.NoEffect(ctx.Err()) }
+		}
+		require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sg, &s) })
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+
+		s = trip{}
+		sg.Steps[1].Do = func(context.Context, *trip) error { runtime.Goexit(); return nil }
+		sg = &saga.Saga[trip]{Name: "trip", Steps: slices.Clone(sg.Steps)}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = saga.Run(t.Context(), sg, &s)
+			t.Error("Run returned")
+		}()
+		<-done
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+	}
+}
+
+func TestRunNamesItsCommands(t *testing.T) {
+	var ids []string
+	keep := func(err error) func(context.Context, *trip) error {
+		return func(ctx context.Context, _ *trip) error {
+			ids = append(ids, saga.CommandFrom(ctx).ID)
+			return err
+		}
+	}
+	hotel := saga.Step[trip]{Name: "hotel", Do: keep(saga.Abort(errDeclined)), Undo: keep(nil)}
+	hotel.Or = []saga.Step[trip]{{Name: "inn", Do: keep(nil), Undo: keep(nil)}}
+	sg := sequence(hotel, failing("car", saga.NoEffect(errDeclined)))
+	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
+	require.Len(t, ids, 4)
+	id := ids[0][:26]
+	require.Equal(t, []string{
+		id + "/hotel/hotel/do", id + "/hotel/hotel/undo", id + "/hotel/inn/do", id + "/hotel/inn/undo",
+	}, ids)
+	first := id
+	ids = nil
+	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
+	require.NotEqual(t, first, ids[0][:26], "each Run is a saga of its own")
+	require.Zero(t, saga.CommandFrom(t.Context()))
+	cmd := saga.Command{ID: "a/b/c/do", Epoch: 3}
+	require.Equal(t, cmd, saga.CommandFrom(saga.WithCommand(t.Context(), cmd)))
+}
+
+func TestRunGoesThroughWhatIsAround(t *testing.T) {
+	var order []string
+	around := func(name string) func(func(context.Context) error) func(context.Context) error {
+		return func(next func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error {
+				order = append(order, name)
+				return next(ctx)
+			}
+		}
+	}
+	st := step("flight")
+	st.Around, st.UndoAround = around("around do"), around("around undo")
+	var s trip
+	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s))
+	require.Equal(t, []string{"around do", "around undo"}, order)
+	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
+}
+
+func TestFuncIsARun(t *testing.T) {
+	var s trip
+	fn := sequence(step("flight")).Func(&s)
+	require.NoError(t, fn(t.Context()))
+	require.NoError(t, fn(t.Context()))
+	require.Equal(t, []string{"do flight", "do flight"}, s.Calls)
+}
+
+func TestACopyOfADefinitionIsAnother(t *testing.T) {
+	one := sequence(step("flight"))
+	var s trip
+	require.NoError(t, saga.Run(t.Context(), one, &s))
+	two := *one
+	two.Steps = append(slices.Clone(one.Steps), step("hotel"))
+	s = trip{}
+	require.NoError(t, saga.Run(t.Context(), &two, &s))
+	require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+}
+
+func TestExponential(t *testing.T) {
+	backoff := saga.Exponential(time.Second, time.Minute)
+	for attempt, most := range map[int]time.Duration{1: time.Second, 3: 4 * time.Second, 7: time.Minute, 1000: time.Minute} {
+		longest := time.Duration(0)
+		for range 200 {
+			d := backoff(attempt)
+			require.Positive(t, d)
+			require.LessOrEqual(t, d, most)
+			longest = max(longest, d)
+		}
+		require.Greater(t, longest, most*3/4)
+	}
+	require.Zero(t, saga.Exponential(0, 0)(3))
 }
