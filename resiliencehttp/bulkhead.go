@@ -1,0 +1,20 @@
+package resiliencehttp
+
+import (
+	"net/http"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+// Bulkhead returns middleware that serves at most as many requests at once as b
+// has slots. One that gets none, at once or within the time that b lets it wait,
+// gets 503 with Retry-After and a problem document of type
+// temporary-reduced-capacity. Nothing is written for a client that has gone, and
+// its wait ends with it.
+//
+// The level of a request, if b has several, is what b's Priority makes of the
+// request's ctx: set it there from what the server knows of the client. Nothing
+// in the request itself is looked at.
+func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
+	return guard(b.Wrap, false)
+}

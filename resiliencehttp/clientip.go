@@ -1,0 +1,177 @@
+package resiliencehttp
+
+import (
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// ClientIP returns a function that names the client of a request by its address,
+// to throttle by: an IPv4 address, or the /64 of an IPv6 address, since who has
+// one has them all.
+//
+// That is the address of the connection, unless that is one of the trusted
+// proxies. Then it is what they say in X-Forwarded-For or Forwarded (RFC 7239),
+// read from the right up to the first address that is not trusted; what is left
+// of that the client may have made up. Where what they say makes no sense, or the
+// two fields contradict each other, it is the address of the proxy, so that who
+// forges them shares one limit with all others who do. A proxy is to be trusted
+// only if it adds to one of the fields for each request.
+//
+// For a connection without an IP address, such as one on a Unix socket, it is
+// [http.Request.RemoteAddr].
+func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
+	isTrusted := func(addr netip.Addr) bool {
+		for _, p := range trusted {
+			if p.Contains(addr) {
+				return true
+			}
+		}
+		return false
+	}
+	return func(r *http.Request) string {
+		addr, ok := parseNode(r.RemoteAddr)
+		if !ok {
+			return r.RemoteAddr
+		}
+		if isTrusted(addr) {
+			addr = forwardedFor(r.Header, addr, isTrusted)
+		}
+		return clientName(addr)
+	}
+}
+
+// clientName returns the address, or the /64 that it is in.
+func clientName(addr netip.Addr) string {
+	if addr.Is4() {
+		return addr.String()
+	}
+	prefix, _ := addr.Prefix(64) // fails for other addresses than IPv6
+	return prefix.String()
+}
+
+// forwardedFor returns for whom the trusted proxy acts, or proxy itself if that
+// cannot be told.
+func forwardedFor(h http.Header, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
+	x, forwarded := h["X-Forwarded-For"], h["Forwarded"]
+	switch {
+	case len(forwarded) == 0:
+		return rightmost(listed(x), proxy, trusted)
+	case len(x) == 0:
+		return rightmost(forwardedNodes(forwarded), proxy, trusted)
+	}
+	// Most proxies know one of the fields only and let the other pass as it came.
+	addr := rightmost(listed(x), proxy, trusted)
+	if addr != rightmost(forwardedNodes(forwarded), proxy, trusted) {
+		return proxy
+	}
+	return addr
+}
+
+// rightmost returns the last of nodes that is not trusted.
+func rightmost(nodes []string, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
+	addr := proxy
+	for i := len(nodes) - 1; i >= 0; i-- {
+		next, ok := parseNode(nodes[i])
+		if !ok {
+			return proxy
+		}
+		addr = next
+		if !trusted(addr) {
+			break
+		}
+	}
+	return addr
+}
+
+// listed returns the members of a field that is a comma-separated list.
+func listed(lines []string) []string {
+	if len(lines) == 0 {
+		return nil
+	}
+	return strings.Split(strings.Join(lines, ","), ",")
+}
+
+// forwardedNodes returns the for parameter of each element of Forwarded, "" for
+// one that has none; just one "" if the field is not as RFC 7239 has it.
+func forwardedNodes(lines []string) []string {
+	var nodes []string
+	node := ""
+	s := strings.Join(lines, ",")
+	for {
+		name, value, rest, ok := forwardedPair(s)
+		if !ok {
+			return []string{""}
+		}
+		if strings.EqualFold(name, "for") {
+			node = value
+		}
+		if rest == "" {
+			return append(nodes, node)
+		}
+		if rest[0] == ',' {
+			nodes, node = append(nodes, node), ""
+		}
+		s = rest[1:]
+	}
+}
+
+// forwardedPair parses a pair of a Forwarded element, or none, up to the
+// separator that follows.
+func forwardedPair(s string) (name, value, rest string, ok bool) {
+	s = strings.TrimLeft(s, " \t")
+	if s == "" || s[0] == ',' || s[0] == ';' {
+		return "", "", s, true
+	}
+	name, s, ok = strings.Cut(s, "=")
+	if !ok || !token(name) {
+		return "", "", "", false
+	}
+	if value, s, ok = quoted(s); !ok {
+		return "", "", "", false
+	}
+	s = strings.TrimLeft(s, " \t")
+	return name, value, s, s == "" || s[0] == ',' || s[0] == ';'
+}
+
+// quoted parses a token, or what servers write in the place of one, or a quoted
+// string.
+func quoted(s string) (value, rest string, ok bool) {
+	if s == "" || s[0] != '"' {
+		end := strings.IndexAny(s, " \t,;")
+		if end < 0 {
+			end = len(s)
+		}
+		return s[:end], s[end:], end > 0
+	}
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		switch c := s[i]; c {
+		case '"':
+			return b.String(), s[i+1:], true
+		case '\\':
+			if i++; i == len(s) {
+				return "", "", false
+			}
+			b.WriteByte(s[i])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", "", false
+}
+
+// parseNode parses an IP address with or without a port, without its zone. What
+// is IPv4 in the form of IPv6 is IPv4.
+func parseNode(s string) (netip.Addr, bool) {
+	s = strings.Trim(s, " \t")
+	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	if err != nil {
+		with, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return netip.Addr{}, false
+		}
+		addr = with.Addr()
+	}
+	return addr.Unmap().WithZone(""), true
+}

@@ -1,0 +1,285 @@
+package resiliencehttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// A Check is one dependency whose health is reported: a breaker's, a bulkhead's,
+// or what a function says.
+type Check struct {
+	// Name is what the dependency is called in the report. It is required.
+	Name string
+
+	// Critical makes the whole unhealthy when this is.
+	Critical bool
+
+	// Breaker fails while it is open, and warns while it is half-open or disabled.
+	// Of Breaker, Bulkhead and Probe, exactly one must be set.
+	Breaker *breaker.Breaker
+
+	// Bulkhead warns while all of its slots are taken. It never fails: to be busy
+	// is not to be broken.
+	Bulkhead *bulkhead.Bulkhead
+
+	// Probe fails if it returns an error, panics, or takes longer than Timeout. It
+	// runs on a goroutine of its own, one at a time.
+	Probe func(context.Context) error
+
+	// Timeout ends a Probe. Zero means a second.
+	Timeout time.Duration
+
+	// MaxAge is how old a result may be that is reported again. Zero means a
+	// second.
+	MaxAge time.Duration
+
+	// Detail adds to the report why a Check does not pass, which may be the text of
+	// an error. Leave it off where the report is public.
+	Detail bool
+}
+
+// Validate returns an error that names each field that cannot mean anything.
+func (c Check) Validate() error {
+	f := invalid.Fields{Type: "resiliencehttp.Check"}
+	sources := 0
+	for _, set := range []bool{c.Breaker != nil, c.Bulkhead != nil, c.Probe != nil} {
+		if set {
+			sources++
+		}
+	}
+	f.Need(c.Name != "", "Name", `""`, "set")
+	f.Need(sources == 1, "Probe", fmt.Sprintf("one of %d that are set", sources), "set if neither Breaker nor Bulkhead is, and no other")
+	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 1s) or more")
+	f.Need(c.MaxAge >= 0, "MaxAge", c.MaxAge, "0 (for 1s) or more")
+	return f.Err()
+}
+
+// Health returns a handler that reports the health of all checks: with 200, or
+// with 503 if one that is Critical fails.
+//
+//	{"status": "fail", "checks": [
+//		{"name": "users", "status": "fail", "state": "open", "critical": true, "since": "2026-03-01T12:00:00Z"},
+//		{"name": "mail", "status": "pass", "state": "ok", "critical": false, "since": "2026-03-01T09:00:00Z"}
+//	]}
+//
+// A status is pass, warn or fail; that of the whole is fail if a Critical check
+// fails, and else warn if any check does not pass. The state is a breaker's
+// ("closed", "half-open", ...), a bulkhead's ("free" or "full") or a probe's
+// ("ok", "failed" or "timed out"), and since is when it came about, as far as
+// this handler has seen. Why goes with it only if a check's Detail says so.
+//
+// Results are kept for MaxAge, so that polls cost nothing, and however many come
+// at once, a Probe runs once. One that does not return when its time is up is not
+// run again until it has. Health panics if a check is not valid.
+//
+// Source: Health Endpoint Monitoring in the Cloud Design Patterns catalogue
+// (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
+func Health(checks ...Check) http.Handler {
+	h := &health{}
+	for _, c := range checks {
+		if err := c.Validate(); err != nil {
+			panic(err)
+		}
+		if c.Timeout == 0 {
+			c.Timeout = time.Second
+		}
+		if c.MaxAge == 0 {
+			c.MaxAge = time.Second
+		}
+		h.checks = append(h.checks, &checkup{Check: c})
+	}
+	return h
+}
+
+type health struct{ checks []*checkup }
+
+type report struct {
+	Status string   `json:"status"`
+	Checks []result `json:"checks"`
+}
+
+type result struct {
+	Name     string    `json:"name"`
+	Status   string    `json:"status"`
+	State    string    `json:"state"`
+	Critical bool      `json:"critical"`
+	Since    time.Time `json:"since"`
+	Detail   string    `json:"detail,omitempty"`
+}
+
+const (
+	pass = "pass"
+	warn = "warn"
+	fail = "fail"
+)
+
+func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
+		return
+	}
+	for _, c := range h.checks {
+		c.refresh() // all of them at once
+	}
+	all := report{Status: pass, Checks: make([]result, 0, len(h.checks))}
+	for _, c := range h.checks {
+		result, ok := c.result(r.Context())
+		if !ok {
+			return // nobody is waiting for it any more
+		}
+		all.Checks = append(all.Checks, result)
+		switch {
+		case result.Status == fail && c.Critical:
+			all.Status = fail
+		case result.Status != pass && all.Status == pass:
+			all.Status = warn
+		}
+	}
+	body, _ := json.Marshal(all) // strings, booleans and times of this century
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	if all.Status == fail {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// A checkup is a Check and its latest result.
+type checkup struct {
+	Check
+	mu      sync.Mutex
+	latest  result
+	at      time.Time     // of latest; zero before the first
+	pending chan struct{} // closed when the result of the Probe under way is there, nil otherwise
+	running bool          // a Probe has not returned, though its result may be there
+}
+
+// refresh gets a new result if the latest is too old, or begins to.
+func (c *checkup) refresh() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running || !c.at.IsZero() && time.Since(c.at) < c.MaxAge {
+		return
+	}
+	switch {
+	case c.Breaker != nil:
+		c.set(c.ofBreaker())
+	case c.Bulkhead != nil:
+		c.set(c.ofBulkhead())
+	default:
+		c.running = true
+		c.pending = make(chan struct{})
+		go c.probe(c.pending)
+	}
+}
+
+// result waits for the result that refresh has begun to get; not ok if ctx ends
+// before.
+func (c *checkup) result(ctx context.Context) (r result, ok bool) {
+	c.mu.Lock()
+	pending := c.pending
+	c.mu.Unlock()
+	if pending != nil {
+		select {
+		case <-pending:
+		case <-ctx.Done():
+			return result{}, false
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.latest, true
+}
+
+// set makes r the latest result, since when unless it says so itself.
+func (c *checkup) set(r result) {
+	c.at = time.Now()
+	r.Name, r.Critical = c.Name, c.Critical
+	if r.Since.IsZero() {
+		r.Since = c.at
+		if r.State == c.latest.State {
+			r.Since = c.latest.Since
+		}
+	}
+	if !c.Detail {
+		r.Detail = ""
+	}
+	r.Since = r.Since.UTC()
+	c.latest = r
+}
+
+func (c *checkup) ofBreaker() result {
+	s := c.Breaker.Stats()
+	r := result{Status: warn, State: s.State.String(), Since: s.Since}
+	switch s.State {
+	case breaker.Closed:
+		r.Status = pass
+		return r
+	case breaker.Open, breaker.ForcedOpen:
+		r.Status = fail
+	}
+	if s.LastErr != nil {
+		r.Detail = s.LastErr.Error()
+	}
+	return r
+}
+
+func (c *checkup) ofBulkhead() result {
+	s := c.Bulkhead.Stats()
+	if s.InFlight < s.Limit {
+		return result{Status: pass, State: "free"}
+	}
+	queued := 0
+	for _, n := range s.Queued {
+		queued += n
+	}
+	return result{Status: warn, State: "full", Detail: fmt.Sprintf("%d of %d in flight, %d waiting", s.InFlight, s.Limit, queued)}
+}
+
+// probe runs the Probe. Its result is there when it returns or its time is up,
+// whichever comes first.
+func (c *checkup) probe(pending chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
+	defer cancel()
+	settle := func(r result) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.set(r)
+		if c.pending == pending {
+			c.pending = nil
+		}
+		close(pending)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		settle(result{Status: fail, State: "timed out", Detail: fmt.Sprintf("no answer after %v", c.Timeout)})
+	})
+	err := errors.New("the Probe ended its goroutine")
+	defer func() {
+		// That it panics says something of the dependency, and is no reason to end a
+		// process whose health somebody just wanted to know.
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the Probe panicked: %v", p)
+		}
+		if stop() { // in time
+			r := result{Status: pass, State: "ok"}
+			if err != nil {
+				r = result{Status: fail, State: "failed", Detail: err.Error()}
+			}
+			settle(r)
+		}
+		c.mu.Lock()
+		c.running = false
+		c.mu.Unlock()
+	}()
+	err = c.Probe(ctx)
+}

@@ -1,0 +1,64 @@
+package resiliencehttp
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// write sets the fields that tell a client of its quota. Those of several quotas
+// in one chain are one list (RFC 9651, section 3.1).
+func (q Quota) write(h http.Header, name string, d throttle.Decision, reset int64) {
+	policy := name + ";q=" + sfInteger(int64(d.Limit))
+	if q.Window > 0 {
+		policy += ";w=" + sfInteger(seconds(q.Window))
+	}
+	h.Add("RateLimit-Policy", policy)
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
+	if q.Legacy {
+		h.Set("X-RateLimit-Limit", strconv.Itoa(d.Limit))
+		h.Set("X-RateLimit-Remaining", strconv.Itoa(d.Remaining))
+		h.Set("X-RateLimit-Reset", strconv.FormatInt(reset, 10))
+	}
+}
+
+// seconds returns d in whole seconds, rounded up.
+func seconds(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	return int64((d-1)/time.Second) + 1
+}
+
+// sfInteger returns n as an Integer (RFC 9651, section 4.1.4), which has at most
+// 15 digits.
+func sfInteger(n int64) string {
+	return strconv.FormatInt(min(max(n, 0), 999_999_999_999_999), 10)
+}
+
+// sfString returns s as a String (RFC 9651, section 4.1.6). What no String can
+// hold becomes an underscore.
+func sfString(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r < ' ' || r > '~':
+			b.WriteByte('_')
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// forever is how long a wait must be for nobody to be told of it.
+const forever = time.Duration(math.MaxInt64)

@@ -1,0 +1,105 @@
+package resiliencehttp
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// Throttle returns middleware that admits requests at the rate of l: the zero
+// [Quota] on it.
+func Throttle(l *throttle.Limiter) func(http.Handler) http.Handler { return Quota{}.Throttle(l) }
+
+// ThrottleBy returns middleware that admits the requests of each key at the rate
+// that g has for it: the zero [Quota] on it.
+func ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
+	return Quota{}.ThrottleBy(g, key)
+}
+
+// A Quota says how the clients of a server are told of its limit.
+//
+// Every response, admitted or not, carries the fields RateLimit-Policy and
+// RateLimit (draft-ietf-httpapi-ratelimit-headers-11). A request that the limit
+// refuses gets 429 with Retry-After, in whole seconds and at least 1, and a
+// problem document of type quota-exceeded; one that is refused for want of
+// something else, such as an answer from a shared limit, gets 503. A request may
+// wait as long as the limit's MaxWait has it. Nothing is written for a client that has
+// gone while its request waited.
+type Quota struct {
+	// Name is what clients know the quota policy by. Empty means "default".
+	Name string
+
+	// Window is the time in which the limit's burst refills, rounded up to whole
+	// seconds: a minute for 100 requests a minute and a burst of 100. Zero means
+	// that clients are not told.
+	Window time.Duration
+
+	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset,
+	// the last in seconds from now.
+	Legacy bool
+}
+
+// Throttle returns middleware that admits requests at the rate of l.
+func (q Quota) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
+	return q.middleware(func(*http.Request) meter { return limiter{l} })
+}
+
+// ThrottleBy returns middleware that admits the requests of each key at the rate
+// that g has for it. A nil key means [ClientIP] without trusted proxies.
+//
+// Whoever can choose keys can choose a new one for each request: take the key
+// from what the server knows of the client, such as its address or the account
+// that it has proved to be, not from what the client says.
+func (q Quota) ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
+	if key == nil {
+		key = ClientIP()
+	}
+	return q.middleware(func(r *http.Request) meter { return member{g, key(r)} })
+}
+
+// A meter is the limit that one request is subject to.
+type meter interface {
+	Wait(context.Context) error
+	Peek() throttle.Decision
+}
+
+type limiter struct{ *throttle.Limiter }
+
+type member struct {
+	group *throttle.Group[string]
+	key   string
+}
+
+func (m member) Wait(ctx context.Context) error { return m.group.Wait(ctx, m.key) }
+func (m member) Peek() throttle.Decision        { return m.group.Peek(m.key) }
+
+func (q Quota) middleware(of func(*http.Request) meter) func(http.Handler) http.Handler {
+	if q.Name == "" {
+		q.Name = "default"
+	}
+	name := sfString(q.Name)
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			m := of(r)
+			err := m.Wait(r.Context())
+			if gone(r, err) {
+				return
+			}
+			d := m.Peek()
+			reset := seconds(d.ResetAfter)
+			if err != nil {
+				if wait := retryAfterSeconds(err); wait > 0 {
+					reset = wait // what RateLimit says must not be later than Retry-After
+				}
+			}
+			q.write(w.Header(), name, d, reset)
+			if err != nil {
+				refuse(w, err, q.Name)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
