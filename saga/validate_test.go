@@ -1,0 +1,211 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+func doTx(context.Context, *sql.Tx, *trip) error { return nil }
+
+func TestValidateSaysWhatIsWrong(t *testing.T) {
+	with := func(change func(*saga.Step[trip])) []saga.Step[trip] {
+		st := step("a")
+		change(&st)
+		return []saga.Step[trip]{st, step("b")}
+	}
+	alternative := func(change func(*saga.Step[trip])) []saga.Step[trip] {
+		st, alt := step("a"), step("a2")
+		change(&alt)
+		st.Or = []saga.Step[trip]{alt}
+		return []saga.Step[trip]{st, step("b")}
+	}
+	around := func(next func(context.Context) error) func(context.Context) error { return next }
+	for _, c := range []struct {
+		want  string
+		steps []saga.Step[trip]
+	}{
+		{`saga.Saga.Steps is empty`, nil},
+		{`saga.Step "".Name is "": must be 1 to 100 bytes`, with(func(s *saga.Step[trip]) { s.Name = "" })},
+		{`Name is 101 bytes long`, with(func(s *saga.Step[trip]) { s.Name = strings.Repeat("x", 101) })},
+		{`Name is "a/b": must be`, with(func(s *saga.Step[trip]) { s.Name = "a/b" })},
+		{`Name is "\xff"`, with(func(s *saga.Step[trip]) { s.Name = "\xff" })},
+		{`Name is "b": must be unique`, with(func(s *saga.Step[trip]) { s.Name = "b" })},
+		{`Name is "b": must be unique`, alternative(func(s *saga.Step[trip]) { s.Name = "b" })},
+		{`saga.Step "a".Do is nil: must be set, or DoTx`, with(func(s *saga.Step[trip]) { s.Do = nil })},
+		{`saga.Step "a".Do is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
+		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
+		{`saga.Step "a": Undo is nil: must be set`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
+		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo = nil })},
+		{`saga.Step "a".Around is set: must be nil with DoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Around = nil, doTx, around })},
+		{`saga.Step "a".UndoAround is set: must be nil with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.UndoAround = nil, doTx, around })},
+		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
+		{`saga.Step "a".Settle is -1s`, with(func(s *saga.Step[trip]) { s.Settle = -time.Second })},
+		{`saga.Step "a2".Pivot is true: must be false in an alternative`, alternative(func(s *saga.Step[trip]) { s.Pivot = true })},
+		{`saga.Step "a2".After is [b]: must be nil in an alternative`, alternative(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
+		{`saga.Step "a2".UndoAfter is [b]: must be nil in an alternative`, alternative(func(s *saga.Step[trip]) { s.UndoAfter = []string{"b"} })},
+		{`saga.Step "a2".Or is 1 steps: must be empty in an alternative`, alternative(func(s *saga.Step[trip]) { s.Or = []saga.Step[trip]{step("a3")} })},
+		{`saga.Step "a": After names "c": no such step`, with(func(s *saga.Step[trip]) { s.After = []string{"c"} })},
+		{`saga.Step "a": UndoAfter names "c": no such step`, with(func(s *saga.Step[trip]) { s.UndoAfter = []string{"c"} })},
+		{`saga.Step "a": After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"a"} })},
+		{`After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
+		{`UndoAfter makes it wait for itself`, func() []saga.Step[trip] {
+			a, b := step("a"), step("b")
+			b.UndoAfter = []string{"a"} // and a is undone after b, which comes after it
+			return []saga.Step[trip]{a, b}
+		}()},
+		{`saga.Step "b": Pivot is true: "a" is the pivot already`, func() []saga.Step[trip] {
+			a, b := step("a"), step("b")
+			a.Pivot, b.Pivot = true, true
+			return []saga.Step[trip]{a, b}
+		}()},
+		{`saga.Step "c": Undo is nil`, func() []saga.Step[trip] {
+			a, b, c := step("a"), step("b"), step("c")
+			b.Pivot, c.After, c.Undo = true, []string{"a"}, nil // beside the pivot, not after it
+			return []saga.Step[trip]{a, b, c}
+		}()},
+	} {
+		sg := sequence(c.steps...)
+		err := sg.Validate()
+		require.ErrorContains(t, err, c.want)
+		require.Equal(t, err, saga.Run(t.Context(), sg, &trip{}))
+		require.PanicsWithError(t, err.Error(), func() {
+			saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
+		})
+	}
+	for want, sg := range map[string]*saga.Saga[trip]{
+		`saga.Saga.Name is ""`:                 {Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Version is -1`:              {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Deadline is -1s: must be 0`: {Name: "x", Deadline: -time.Second, Steps: []saga.Step[trip]{step("a")}},
+	} {
+		require.ErrorContains(t, sg.Validate(), want)
+	}
+}
+
+func TestValidateAdmits(t *testing.T) {
+	a, b, c := step("a"), step("b"), step("c")
+	b.Pivot, b.Undo, c.Undo = true, nil, nil
+	require.NoError(t, sequence(a, b, c).Validate())
+
+	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}
+	sg := sequence(tx)
+	require.NoError(t, sg.Validate())
+	require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), saga.ErrNoTx)
+	require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
+}
+
+func TestRunnerConfigSaysWhatIsWrong(t *testing.T) {
+	for want, cfg := range map[string]saga.RunnerConfig{
+		"saga.RunnerConfig.Lease is 1ms: must be 0 (for 15s), or 10ms or more": {Lease: time.Millisecond},
+		"saga.RunnerConfig.Poll is -1s":                                        {Poll: -time.Second},
+		"saga.RunnerConfig.Concurrency is -1":                                  {Concurrency: -1},
+		"saga.RunnerConfig.Park is -1s":                                        {Park: -time.Second},
+	} {
+		err := cfg.Validate()
+		require.ErrorContains(t, err, want)
+		require.PanicsWithError(t, err.Error(), func() { saga.NewRunner(saga.NewMemory(), cfg) })
+	}
+	require.PanicsWithError(t, "saga.NewRunner needs a Store, not nil", func() { saga.NewRunner(nil, saga.RunnerConfig{}) })
+}
+
+// FuzzValidate builds a definition from bytes. What Validate admits runs, with
+// every step that may fail failing once, and undoes what it must; what it does
+// not admit is refused with an error that names a step or a field.
+func FuzzValidate(f *testing.F) {
+	f.Add([]byte{3, 0, 0, 0})
+	f.Add([]byte{4, 1, 2, 4, 8, 16, 32})
+	f.Add([]byte{5, 255, 7, 129, 64, 33})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		next := func() byte {
+			if len(data) == 0 {
+				return 0
+			}
+			b := data[0]
+			data = data[1:]
+			return b
+		}
+		n := int(next() % 9)
+		sg := &saga.Saga[counts]{Name: "fuzz"}
+		name := func(b byte) string { return string(rune('a' + b%10)) }
+		for i := range n {
+			bits := next()
+			st := counting(string(rune('a'+i)), bits&1 != 0)
+			if bits&2 != 0 {
+				st.After = []string{}
+				for range next() % 4 {
+					st.After = append(st.After, name(next()))
+				}
+			}
+			if bits&4 != 0 {
+				st.UndoAfter = []string{}
+				for range next() % 3 {
+					st.UndoAfter = append(st.UndoAfter, name(next()))
+				}
+			}
+			if bits&8 != 0 {
+				st.Or = append(st.Or, counting(string(rune('A'+i)), next()&1 != 0))
+			}
+			st.Pivot = bits&16 != 0
+			if bits&32 != 0 {
+				st.Undo = nil
+			}
+			sg.Steps = append(sg.Steps, st)
+		}
+		err := sg.Validate()
+		c := &counts{n: make(map[string]int)}
+		if err != nil {
+			require.Contains(t, err.Error(), "saga.S")
+			require.Equal(t, err, saga.Run(t.Context(), sg, c))
+			return
+		}
+		err = saga.Run(t.Context(), sg, c)
+		for _, st := range sg.Steps {
+			net := c.n[st.Name]
+			for _, alt := range st.Or {
+				net += c.n[alt.Name]
+			}
+			switch {
+			case err == nil:
+				require.Equal(t, 1, net, "step %s of a saga that has completed", st.Name)
+			case !isStuck(err):
+				require.Zero(t, net, "step %s of a saga that was compensated", st.Name)
+			}
+		}
+	})
+}
+
+// counts is how often each step is in effect.
+type counts struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *counts) add(name string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n[name] += n
+}
+
+func counting(name string, refuses bool) saga.Step[counts] {
+	return saga.Step[counts]{
+		Name: name,
+		Do: func(_ context.Context, c *counts) error {
+			if refuses {
+				return saga.NoEffect(errDeclined)
+			}
+			c.add(name, 1)
+			return nil
+		},
+		Undo: func(_ context.Context, c *counts) error { c.add(name, -1); return nil },
+	}
+}
+
+func isStuck(err error) bool { return errors.Is(err, saga.ErrStuck) }
