@@ -304,24 +304,27 @@ func (e *execution) conclude(res *result) {
 }
 
 // keep takes over what an attempt has written in the state, and returns its
-// error. A state that cannot be kept makes the attempt a failure for good.
+// error. An attempt whose writes conflict with those of another has failed, and
+// may come again, on what the other has left. One that leaves a state which
+// does not encode has failed for good.
 func (e *execution) keep(res *result) error {
 	var err error
 	if !e.plan.chain && res.s != nil {
 		err = e.p.merge(e.s, res.base, res.s)
 	}
 	if err == nil {
-		var data []byte
-		if data, err = e.p.encode(e.s); err == nil {
+		data, eerr := e.p.encode(e.s)
+		if eerr == nil {
 			e.data = data
 			return res.err
 		}
+		err = Abort(eerr)
 	}
 	e.restore()
 	if res.err != nil {
-		err = fmt.Errorf("%w; %w", res.err, err)
+		return fmt.Errorf("%w; %w", res.err, err)
 	}
-	return Abort(err)
+	return err
 }
 
 // restore makes the state what it was when it was last kept.

@@ -16,7 +16,8 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
+// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The hooks
+// are called by the goroutines that run sagas, several at a time.
 type RunnerConfig struct {
 	Name string // in the names of owners, in events and errors
 

@@ -4,31 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
 )
 
-// start runs a runner until the test, or its bubble, ends.
-func start(t *testing.T, store saga.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[trip]) *saga.Runner {
+// begin runs a runner until it is stopped, or the test ends.
+func begin[S any](t *testing.T, store saga.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
-	r := saga.NewRunner(store, cfg)
+	r = saga.NewRunner(store, cfg)
 	saga.Register(r, sagas...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	stop := sync.OnceFunc(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)
 	})
 	t.Cleanup(stop)
 	synctest.Wait()
-	return r
+	return r, stop
 }
 
 func events(t *testing.T, r *saga.Runner, id string) []string {
@@ -38,40 +43,37 @@ func events(t *testing.T, r *saga.Runner, id string) []string {
 	var list []string
 	for i, e := range log {
 		require.EqualValues(t, i+1, e.Seq, "log gap")
-		if e.Step == "" {
-			list = append(list, e.Event)
-		} else {
-			list = append(list, fmt.Sprint(e.Event, " ", e.Step))
-		}
+		list = append(list, strings.TrimSpace(e.Event+" "+e.Step))
 	}
 	return list
 }
 
+func mustStart(t *testing.T, r *saga.Runner, sg *saga.Saga[trip]) *saga.Instance {
+	t.Helper()
+	in, err := saga.Start(t.Context(), r, sg, "trip-1", trip{})
+	require.NoError(t, err)
+	return in
+}
+
 func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("hotel"), step("car")}}
-		store := saga.NewMemory()
-		r := start(t, store, saga.RunnerConfig{}, sg)
+		sg := sequence(step("flight"), step("hotel"), step("car"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"begin"}})
 		require.NoError(t, err)
 		s, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, []string{"created", "done flight", "done hotel", "done car", "completed"}, events(t, r, "trip-1"))
-		require.EqualValues(t, 3, r.Stats().Commits)
-		require.EqualValues(t, 1, r.Stats().Completed)
-		require.Zero(t, r.Stats().Held)
+		require.Equal(t, saga.Stats{Started: 1, Completed: 1, Commits: 3}, r.Stats())
 	})
 }
 
 func TestRunnerCompensates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hotel := step("hotel")
-		hotel.Do = note("do hotel", saga.NoEffect(errors.New("full")))
-		sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("car"), hotel}}
-		r := start(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{})
-		require.NoError(t, err)
+		sg := sequence(step("flight"), step("car"), failing("hotel", saga.NoEffect(errors.New("full"))))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
 		s, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.EqualError(t, err, `saga: trip "trip-1": compensated: step hotel: full`)
@@ -80,28 +82,739 @@ func TestRunnerCompensates(t *testing.T) {
 			"created", "done flight", "done car", "noeffect hotel", "compensating hotel",
 			"undone car", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
-		e, _ := errors.AsType[*saga.Error](err)
-		require.Equal(t, []string{"car", "flight"}, e.Undone)
+		require.Equal(t, []string{"car", "flight"}, detail(t, err).Undone)
 	})
+}
+
+// abandoned is a saga of one step whose owner has died with it.
+func abandoned(t *testing.T, store saga.Store, id string) {
+	t.Helper()
+	_, created, err := store.Start(t.Context(), saga.StartRequest{
+		ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
+		Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
+		Owner: "dead", Lease: 15 * time.Second, Log: []saga.Entry{{Event: saga.EventCreated}},
+	})
+	require.NoError(t, err)
+	require.True(t, created)
 }
 
 func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight")}}
+		var epoch int64
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error { epoch = saga.CommandFrom(ctx).Epoch; return nil }
 		store := saga.NewMemory()
-		r := start(t, store, saga.RunnerConfig{}, sg)
-		steps := `{"steps":[{"n":"flight","s":"started"}]}`
-		_, created, err := store.Start(t.Context(), saga.StartRequest{
-			ID: "trip-1", Saga: "trip", Status: saga.Running, Data: []byte(`{}`), Steps: []byte(steps),
-			Owner: "dead", Lease: 15 * time.Second, Log: []saga.Entry{{Event: saga.EventCreated}},
-		})
-		require.NoError(t, err)
-		require.True(t, created)
+		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(st))
+		abandoned(t, store, "trip-1")
 		begun := time.Now()
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(begun), 16*time.Second)
+		require.LessOrEqual(t, time.Since(begun), 16*time.Second, "lease and poll")
+		require.EqualValues(t, 2, epoch)
 		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, r, "trip-1"))
 		require.EqualValues(t, 1, r.Stats().TakenOver)
+	})
+}
+
+func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// Each process that runs the step dies of it.
+		store := saga.NewMemory()
+		var stuck []saga.StuckSaga
+		poison := sequence(step("flight"))
+		abandoned(t, store, "poison")
+		for range 4 {
+			time.Sleep(16 * time.Second)
+			_, err := store.Claim(t.Context(), saga.ClaimRequest{
+				Owner: "victim", Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			})
+			require.NoError(t, err)
+		}
+		r, _ := begin(t, store, saga.RunnerConfig{MaxTakeovers: 4, OnStuck: func(_ context.Context, s saga.StuckSaga) {
+			stuck = append(stuck, s)
+		}}, poison)
+		_, err := saga.Start(t.Context(), r, poison, "other", trip{})
+		require.NoError(t, err)
+		_, err = saga.Result[trip](t.Context(), r, "other")
+		require.NoError(t, err)
+		_, err = saga.Result[trip](t.Context(), r, "poison")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorContains(t, err, "taken over 5 times without a result")
+		require.Len(t, stuck, 1)
+		require.Equal(t, []string{"retry", "skip", "compensate", "abandon"}, stuck[0].Actions)
+		require.True(t, stuck[0].Steps[0].InDoubt)
+
+		require.NoError(t, r.Retry(t.Context(), "poison", "mended"))
+		_, err = saga.Result[trip](t.Context(), r, "poison")
+		require.NoError(t, err)
+		require.Equal(t, []string{"created", "takenover", "stuck", "retried", "done flight", "completed"}, events(t, r, "poison"))
+	})
+}
+
+// A gate is a store whose calls can be made to fail, or be changed.
+type gate struct {
+	saga.Store
+	mu     sync.Mutex
+	closed bool
+	commit func(context.Context, saga.CommitRequest) (saga.Receipt, error)
+	claim  func(context.Context, saga.ClaimRequest) ([]saga.Record, error)
+	start  func(context.Context, saga.StartRequest) (saga.Record, bool, error)
+}
+
+func (g *gate) set(closed bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = closed
+}
+
+func (g *gate) err() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return errDown
+	}
+	return nil
+}
+
+func (g *gate) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	if g.start != nil {
+		return g.start(ctx, req)
+	}
+	return g.Store.Start(ctx, req)
+}
+
+func (g *gate) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	if err := g.err(); err != nil {
+		return nil, err
+	}
+	if g.claim != nil {
+		return g.claim(ctx, req)
+	}
+	return g.Store.Claim(ctx, req)
+}
+
+func (g *gate) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if err := g.err(); err != nil {
+		return nil, err
+	}
+	return g.Store.Heartbeat(ctx, req)
+}
+
+func (g *gate) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	if err := g.err(); err != nil {
+		return saga.Receipt{}, err
+	}
+	if g.commit != nil {
+		return g.commit(ctx, req)
+	}
+	return g.Store.Commit(ctx, req)
+}
+
+func (g *gate) Load(ctx context.Context, id string) (saga.Record, error) {
+	if err := g.err(); err != nil {
+		return saga.Record{}, err
+	}
+	return g.Store.Load(ctx, id)
+}
+
+func (g *gate) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
+	if err := g.err(); err != nil {
+		return nil, err
+	}
+	return g.Store.Unregistered(ctx, d)
+}
+
+func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		begun := time.Now()
+		type end struct {
+			after time.Duration
+			cause error
+		}
+		ended := make(chan end, 1)
+		var calls atomic.Int64
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error {
+			if calls.Add(1) > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			ended <- end{time.Since(begun), context.Cause(ctx)}
+			time.Sleep(time.Minute) // it heeds nothing
+			return nil
+		}
+		sg := sequence(st)
+		var storeErrs atomic.Int64
+		cut, _ := begin(t, g, saga.RunnerConfig{OnStoreError: func(context.Context, error) { storeErrs.Add(1) }}, sg)
+		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, cut, sg)
+		time.Sleep(7 * time.Second) // one heartbeat, at 5 s
+		g.set(true)
+		_, err := saga.Result[trip](t.Context(), other, "trip-1")
+		require.NoError(t, err)
+		got := <-ended
+		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
+		require.ErrorIs(t, got.cause, saga.ErrLost)
+		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
+		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, other, "trip-1"))
+		require.EqualValues(t, 1, cut.Stats().Lost)
+		require.NotZero(t, storeErrs.Load())
+		require.Equal(t, storeErrs.Load(), cut.Stats().StoreErrors)
+	})
+}
+
+func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		var calls atomic.Int64
+		st := step("flight")
+		st.Do = func(context.Context, *trip) error {
+			if calls.Add(1) == 1 {
+				time.Sleep(time.Hour)
+			}
+			return nil
+		}
+		sg := sequence(st)
+		cut, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, cut, sg)
+		begun := time.Now()
+		g.set(true)
+		// At 15 s the lease is over; at 15.001 the store answers again.
+		time.AfterFunc(15*time.Second+time.Millisecond, func() { g.set(false) })
+		time.Sleep(17 * time.Second)
+		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		_, err := saga.Result[trip](t.Context(), other, "trip-1")
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 20*time.Second)
+	})
+}
+
+func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// By the store's clock the lease was over long before it is here.
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		g.start = func(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+			req.Lease = time.Nanosecond
+			return store.Start(ctx, req)
+		}
+		hotel := step("hotel")
+		hotel.Do = func(context.Context, *trip) error { t.Error("the next step began"); return nil }
+		flight := step("flight")
+		flight.Do = func(ctx context.Context, _ *trip) error {
+			time.Sleep(time.Millisecond)
+			recs, err := store.Claim(ctx, saga.ClaimRequest{
+				Owner: "thief", Lease: time.Hour, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			})
+			require.NoError(t, err)
+			require.Len(t, recs, 1)
+			_, err = store.Commit(ctx, saga.CommitRequest{
+				ID: "trip-1", Epoch: recs[0].Epoch, Seq: recs[0].Seq, Status: saga.Running, Data: recs[0].Data,
+				Steps: recs[0].Steps, Log: make([]saga.Entry, 3),
+			})
+			require.NoError(t, err)
+			return nil
+		}
+		sg := sequence(flight, hotel)
+		g.claim = func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		time.Sleep(time.Millisecond)
+		go mustStart(t, r, sg)
+		time.Sleep(time.Second)
+		rec, err := store.Load(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, "thief", rec.Owner)
+		require.EqualValues(t, 4, rec.Seq)
+		require.EqualValues(t, 1, r.Stats().Lost)
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
+func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		slow := step("flight")
+		slow.Do = func(context.Context, *trip) error { time.Sleep(5 * time.Second); return nil }
+		sg := sequence(slow, step("hotel"))
+		first, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, first, sg)
+		time.Sleep(time.Second)
+		stop()
+		require.Equal(t, 5*time.Second, time.Since(begun), "the attempt ends")
+		require.EqualValues(t, 1, first.Stats().Released)
+		rec, err := store.Load(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, rec.Owner)
+		in := mustStart(t, first, sg)
+		require.Equal(t, saga.StepStarted, in.Steps[1].Status, "a runner that has stopped starts nothing itself")
+
+		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		_, err = saga.Result[trip](t.Context(), second, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"created", "done flight", "released", "done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Zero(t, second.Stats().TakenOver)
+	})
+}
+
+func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		calls := 0
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error {
+			if calls++; calls == 1 {
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(ctx), saga.ErrDraining)
+				return ctx.Err()
+			}
+			require.Equal(t, 1, saga.CommandFrom(ctx).Attempt, "it counts as none")
+			return saga.NoEffect(errDeclined)
+		}
+		sg := sequence(st)
+		first, stop := begin(t, store, saga.RunnerConfig{Drain: 3 * time.Second}, sg)
+		begun := time.Now()
+		mustStart(t, first, sg)
+		synctest.Wait()
+		stop()
+		require.Equal(t, 3*time.Second, time.Since(begun))
+		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		s, err := saga.Result[trip](t.Context(), second, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"undo flight"}, s.Calls)
+		require.Equal(t, []string{"created", "released", "failed flight", "compensating flight", "undone flight", "compensated"},
+			events(t, second, "trip-1"))
+	})
+}
+
+func TestALongWaitIsParked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attempts []int
+		var at []time.Duration
+		begun := time.Now()
+		st := step("flight")
+		st.Attempts = 5
+		st.Backoff = func(n int) time.Duration {
+			return []time.Duration{0, time.Second, time.Hour, time.Hour, time.Second}[n]
+		}
+		st.Do = func(ctx context.Context, s *trip) error {
+			attempts = append(attempts, saga.CommandFrom(ctx).Attempt)
+			at = append(at, time.Since(begun).Round(2*time.Second))
+			s.Calls = append(s.Calls, "do")
+			if len(attempts) < 5 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.Zero(t, r.Stats().Held)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Running, in.Status)
+		require.Equal(t, 2, in.Failures)
+		require.Equal(t, "declined", in.LastError)
+		require.Equal(t, time.Hour+time.Second, in.WakeAt.Sub(begun))
+		require.Equal(t, 59*time.Second, in.Since())
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Len(t, s.Calls, 5, "what a failed attempt wrote is kept")
+		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
+		require.Equal(t, []string{"created", "parked", "parked", "done flight", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, time.Hour+2*time.Second, at[2])
+		require.EqualValues(t, 2, r.Stats().Parked)
+	})
+}
+
+func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var steps []saga.Step[map[string]string]
+		for i := range 5 {
+			name := fmt.Sprint("s", i)
+			steps = append(steps, saga.Step[map[string]string]{
+				Name: name, After: []string{},
+				Do: func(ctx context.Context, s *map[string]string) error {
+					time.Sleep(time.Second)
+					(*s)[name] = saga.CommandFrom(ctx).ID
+					return nil
+				},
+				Undo: func(context.Context, *map[string]string) error { return nil },
+			})
+		}
+		// The results are all there when the first is taken in.
+		sg := &saga.Saga[map[string]string]{Name: "wide", Steps: steps}
+		store := &gate{Store: saga.NewMemory()}
+		release := make(chan struct{})
+		store.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+			<-release
+			return store.Store.Commit(ctx, req)
+		}
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "wide-1", map[string]string{"seed": "1"})
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second)
+		close(release)
+		s, err := saga.Result[map[string]string](t.Context(), r, "wide-1")
+		require.NoError(t, err)
+		require.Len(t, s, 6)
+		require.Equal(t, "wide-1/s3/s3/do", s["s3"])
+		require.LessOrEqual(t, r.Stats().Commits, int64(2))
+	})
+}
+
+func TestAStepThatWritesWhatAnotherHasWrittenIsRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := step("a"), step("b")
+		a.After, b.After = []string{}, []string{}
+		sg := sequence(a, b) // both append to Calls
+		var retries atomic.Int64
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
+			if e.Event == saga.EventRetry {
+				retries.Add(1)
+				assert.Equal(t, "saga: two steps that run in parallel have both changed s.Calls", e.Error)
+			}
+		}}, sg)
+		mustStart(t, r, sg)
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.ElementsMatch(t, []string{"do a", "do b"}, s.Calls)
+		require.EqualValues(t, 1, retries.Load())
+	})
+}
+
+func TestStateThatDoesNotEncodeTurnsTheSagaBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
+			{
+				Name: "one", Do: func(_ context.Context, s *float64) error { *s = 1; return nil },
+				Undo: func(context.Context, *float64) error { return nil },
+			},
+			{
+				Name: "two", Do: func(_ context.Context, s *float64) error { *s = math.NaN(); return nil },
+				Undo: func(_ context.Context, s *float64) error { *s *= 10; return nil },
+			},
+		}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "sum-1", 0)
+		require.NoError(t, err)
+		s, err := saga.Result[float64](t.Context(), r, "sum-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorContains(t, err, "the state does not encode")
+		require.Equal(t, 10.0, s)
+
+		_, err = saga.Start(t.Context(), r, sg, "sum-2", math.Inf(1))
+		require.ErrorContains(t, err, "the state does not encode")
+		_, err = r.Get(t.Context(), "sum-2")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+	})
+}
+
+func TestARecordThatCannotBeReadIsStuckAsItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, change := range map[string]func(*saga.StartRequest){
+			"state": func(r *saga.StartRequest) { r.Data = []byte("{") },
+			"steps": func(r *saga.StartRequest) { r.Steps = []byte("{") },
+			"other": func(r *saga.StartRequest) { r.Steps = []byte(`{"steps":[{"n":"hotel","s":"started"}]}`) },
+		} {
+			store := saga.NewMemory()
+			req := saga.StartRequest{
+				ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
+				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []saga.Entry{{Event: saga.EventCreated}},
+			}
+			change(&req)
+			_, _, err := store.Start(t.Context(), req)
+			require.NoError(t, err)
+			r, stop := begin(t, store, saga.RunnerConfig{}, sequence(step("flight")))
+			time.Sleep(2 * time.Second)
+			rec, err := store.Load(t.Context(), "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, saga.Stuck, rec.Status, name)
+			require.Equal(t, req.Data, rec.Data)
+			if name != "state" {
+				require.Error(t, r.Retry(t.Context(), "trip-1", ""))
+			}
+			require.NoError(t, r.Abandon(t.Context(), "trip-1", "beyond repair"))
+			stop()
+		}
+	})
+}
+
+func TestAPanicInAStepIsAFailedAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		boom := step("hotel")
+		boom.Attempts = 1
+		boom.Do = func(context.Context, *trip) error { panic(errDeclined) }
+		exit := boom
+		exit.Do = func(context.Context, *trip) error { runtime.Goexit(); return nil }
+		var retries []error
+		for _, st := range []saga.Step[trip]{boom, exit} {
+			sg := sequence(step("flight"), st)
+			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+			retries = append(retries, err)
+			stop()
+		}
+		require.ErrorContains(t, retries[0], "a step panicked: declined")
+		require.ErrorContains(t, retries[1], "runtime.Goexit")
+		p := &saga.PanicError{Value: errDeclined}
+		require.ErrorIs(t, p, errDeclined)
+		require.Nil(t, (&saga.PanicError{Value: "x"}).Unwrap())
+	})
+}
+
+func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := step("hotel")
+		hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		sg := sequence(step("flight"), hang)
+		sg.Deadline = 20 * time.Second
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrDeadline)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, 20*time.Second, time.Since(begun))
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+
+		t.Log("also while it is parked")
+		wait := failing("hotel", errDeclined)
+		wait.Backoff = func(int) time.Duration { return time.Hour }
+		sg = sequence(step("flight"), wait)
+		sg.Deadline, sg.Version = 20*time.Second, 2
+		saga.Register(r, sg)
+		begun = time.Now()
+		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		require.ErrorIs(t, err, saga.ErrDeadline)
+		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
+	})
+}
+
+func TestStartIsSafeToRepeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		other := &saga.Saga[trip]{Name: "other", Steps: sg.Steps}
+		store := &gate{Store: saga.NewMemory()}
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg, other)
+		in := mustStart(t, r, sg)
+		require.Equal(t, saga.Running, in.Status)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		in, err = saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"again"}})
+		require.NoError(t, err)
+		require.Equal(t, saga.Completed, in.Status)
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight"}, s.Calls)
+		_, err = saga.Start(t.Context(), r, other, "trip-1", trip{})
+		require.ErrorIs(t, err, saga.ErrExists)
+
+		t.Log("an answer that was lost")
+		store.start = func(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+			_, _, err := store.Store.Start(ctx, req)
+			require.NoError(t, err)
+			return saga.Record{}, false, errDown
+		}
+		begun := time.Now()
+		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		require.NoError(t, err)
+		require.Zero(t, time.Since(begun), "it runs here at once, not when its lease is over")
+
+		t.Log("one that failed")
+		store.start = func(context.Context, saga.StartRequest) (saga.Record, bool, error) {
+			return saga.Record{}, false, errDown
+		}
+		_, err = saga.Start(t.Context(), r, sg, "trip-3", trip{})
+		require.ErrorIs(t, err, errDown)
+	})
+}
+
+func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
+	store := saga.NewMemory()
+	r := saga.NewRunner(store, saga.RunnerConfig{})
+	sg := sequence(step("flight"))
+	saga.Register(r, sg)
+	v2 := sequence(step("flight"))
+	v2.Version = 2
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		ctx  context.Context
+		sg   *saga.Saga[trip]
+		id   string
+		want string
+	}{
+		{ended, sg, "trip-1", "context canceled"},
+		{t.Context(), v2, "trip-1", "saga: definition not registered: trip version 2"},
+		{t.Context(), sequence(), "trip-1", "saga.Saga.Steps is empty"},
+		{t.Context(), sg, "", `saga: the id is "": must be 1 to 200 bytes`},
+		{t.Context(), sg, strings.Repeat("x", 201), "saga: the id is 201 bytes long"},
+		{t.Context(), sg, "a\x00b", "without NUL"},
+		{t.Context(), sg, "\xff", "UTF-8"},
+	} {
+		_, err := saga.Start(c.ctx, r, c.sg, c.id, trip{})
+		require.ErrorContains(t, err, c.want)
+	}
+	require.ErrorIs(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), saga.ErrNoTx)
+	recs, err := store.List(t.Context(), saga.Filter{})
+	require.NoError(t, err)
+	require.Empty(t, recs)
+}
+
+func TestVersionsSideBySide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v1, v2 := sequence(step("flight")), sequence(step("train"), step("hotel"))
+		v2.Version = 2
+		store := saga.NewMemory()
+		old := saga.NewRunner(store, saga.RunnerConfig{})
+		saga.Register(old, v1, v2)
+		_, err := saga.Start(t.Context(), old, v1, "one", trip{})
+		require.NoError(t, err)
+		_, err = saga.Start(t.Context(), old, v2, "two", trip{})
+		require.NoError(t, err)
+
+		reports := make(chan saga.Unregistered, 100)
+		r, stop := begin(t, store, saga.RunnerConfig{OnUnregistered: func(_ context.Context, u saga.Unregistered) {
+			reports <- u
+		}}, v2)
+		s, err := saga.Result[trip](t.Context(), r, "two")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do train", "do hotel"}, s.Calls)
+		time.Sleep(2 * time.Second)
+		in, err := r.Get(t.Context(), "one")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		require.Equal(t, []string{"created"}, events(t, r, "one"))
+		reported := <-reports
+		require.Equal(t, saga.Definition{Saga: "trip", Version: 1}, reported.Definition)
+		require.Equal(t, 1, reported.Count)
+		require.EqualValues(t, 1, r.Stats().Unregistered)
+		_, err = saga.Result[trip](canceledAfter(t, time.Minute), r, "one")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, r.Retry(t.Context(), "one", ""), saga.ErrNotRegistered)
+		stop()
+
+		both, _ := begin(t, store, saga.RunnerConfig{}, v1, v2)
+		s, err = saga.Result[trip](t.Context(), both, "one")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight"}, s.Calls)
+		_, err = saga.Result[trip](t.Context(), r, "one")
+		require.ErrorIs(t, err, saga.ErrNotRegistered)
+		require.PanicsWithError(t, "saga: trip version 1 is registered already", func() { saga.Register(both, sequence(step("x"))) })
+		saga.Register(both, v1) // the same again
+	})
+}
+
+func canceledAfter(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestResultSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Result[trip](t.Context(), r, "none")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+		mustStart(t, r, sg)
+		_, err = saga.Result[int](t.Context(), r, "trip-1")
+		require.ErrorContains(t, err, "is a *saga_test.trip, not a *int")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = saga.Result[trip](ctx, r, "trip-1")
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+func TestRunnerHoldsNoMoreThanItMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var now, most, total int
+		st := step("flight")
+		st.Do = func(context.Context, *trip) error {
+			mu.Lock()
+			now++
+			total++
+			most = max(most, now)
+			mu.Unlock()
+			time.Sleep(time.Second)
+			mu.Lock()
+			now--
+			mu.Unlock()
+			return nil
+		}
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 8}, sg)
+		begun := time.Now()
+		for i := range 100 {
+			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
+			require.NoError(t, err)
+		}
+		for i := range 100 {
+			_, err := saga.Result[trip](t.Context(), r, fmt.Sprint("trip-", i))
+			require.NoError(t, err)
+		}
+		require.Equal(t, 8, most)
+		require.Equal(t, 100, total)
+		require.LessOrEqual(t, time.Since(begun), 15*time.Second, "it does not wait for the next poll")
+	})
+}
+
+func TestRunnerRunsOnceAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sequence(step("flight")))
+		require.ErrorContains(t, r.Run(t.Context()), "running already")
+		stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, r.Run(ctx), context.Canceled)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.NoError(t, r.Run(ctx), "but again when it has ended")
+	})
+}
+
+func TestRunnerTellsWhatHappens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var seen []string
+		calls := 0
+		st := step("flight")
+		st.Do = func(context.Context, *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(_ context.Context, e saga.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			require.Equal(t, "worker", e.Name)
+			seen = append(seen, strings.TrimSpace(fmt.Sprint(e.Saga, " ", e.ID, " ", e.Seq, " ", e.Event, " ", e.Step, " ", e.Error)))
+		}}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{
+			"trip trip-1 1 created", "trip trip-1 0 retry flight declined",
+			"trip trip-1 2 done flight", "trip trip-1 3 completed",
+		}, seen)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
 	})
 }

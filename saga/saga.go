@@ -50,7 +50,8 @@
 // It is not recorded when the process dies, so that nothing may depend on it
 // that an Undo needs: derive such things from the command id. Steps that run in
 // parallel are each to write fields of their own. Under a Runner each works on
-// a copy of the state, and what it changed is taken over when it returns.
+// a copy of the state, and what it changed is taken over when it returns; a
+// step that changed what another has changed meanwhile is run again.
 //
 // A definition whose steps change gets a new Version. Register the old one
 // beside it for as long as sagas of it are under way: a runner leaves the
