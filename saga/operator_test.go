@@ -1,0 +1,319 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// broken is a saga whose hotel cannot be canceled until it is mended, and whose
+// car is refused.
+func broken(mended *atomic.Bool) *saga.Saga[trip] {
+	hotel := step("hotel")
+	hotel.UndoAttempts = 2
+	hotel.Undo = func(ctx context.Context, s *trip) error {
+		if !mended.Load() {
+			return errors.New("closed for the season")
+		}
+		return note("undo hotel", nil)(ctx, s)
+	}
+	return sequence(step("flight"), hotel, failing("car", saga.NoEffect(errDeclined)))
+}
+
+func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip], saga.StuckSaga) {
+	t.Helper()
+	alerts := make(chan saga.StuckSaga, 10)
+	sg := broken(mended)
+	r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnStuck: func(_ context.Context, s saga.StuckSaga) {
+		alerts <- s
+	}}, sg)
+	mustStart(t, r, sg)
+	_, err := saga.Result[trip](t.Context(), r, "trip-1")
+	require.ErrorIs(t, err, saga.ErrStuck)
+	return r, sg, <-alerts
+}
+
+func TestStuckSaysAllThatIsNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _, alert := stuckSaga(t, new(atomic.Bool))
+		require.Equal(t, "worker", alert.Name)
+		require.Equal(t, "trip-1", alert.ID)
+		require.Equal(t, "trip", alert.Saga)
+		require.Equal(t, 1, alert.Version)
+		require.Equal(t, saga.Stuck, alert.Status)
+		require.True(t, alert.Back)
+		require.Equal(t, "car", alert.Step)
+		require.Equal(t, "declined", alert.Cause)
+		require.Equal(t, "closed for the season", alert.LastError)
+		require.JSONEq(t, `{"Calls":["do flight","do hotel","do car"]}`, string(alert.State))
+		require.Equal(t, []saga.StepState{
+			{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
+			{Name: "hotel", Step: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season"},
+			{Name: "car", Step: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined"},
+		}, alert.Steps)
+		require.Equal(t, "trip-1/hotel/hotel/undo", alert.CommandID("hotel", saga.OpUndo))
+		require.Empty(t, alert.CommandID("boat", saga.OpUndo))
+		require.Equal(t, []string{"retry", "skip", "abandon"}, alert.Actions)
+
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		alert.Now, in.Now = time.Time{}, time.Time{}
+		require.Equal(t, &alert.Instance, in)
+		list, err := r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		time.Sleep(time.Hour)
+		list, err = r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
+		require.NoError(t, err)
+		require.Equal(t, time.Hour, list[0].Since())
+		require.EqualValues(t, 1, r.Stats().Stuck)
+	})
+}
+
+func TestRetryOfAStuckSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mended atomic.Bool
+		r, _, _ := stuckSaga(t, &mended)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", "they said it is open"))
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck, "not yet")
+		mended.Store(true)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", "now it is"))
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
+		require.Equal(t, []string{
+			"created", "done flight", "done hotel", "noeffect car", "compensating car", "undofailed hotel", "stuck hotel",
+			"retried", "undofailed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
+		}, events(t, r, "trip-1"))
+		log, err := r.History(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, "they said it is open", log[7].Error)
+	})
+}
+
+func TestSkipOfAStuckStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _, _ := stuckSaga(t, new(atomic.Bool))
+		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "boat", ""), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "flight", ""), saga.ErrNotAllowed, "it is done")
+		require.NoError(t, r.SkipStep(t.Context(), "trip-1", "hotel", "canceled by telephone"))
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"flight"}, detail(t, err).Undone)
+		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo flight"}, s.Calls)
+		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "hotel", ""), saga.ErrNotAllowed, "it has ended")
+	})
+}
+
+func TestAbandonOfAStuckSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, sg, _ := stuckSaga(t, new(atomic.Bool))
+		require.ErrorIs(t, r.Compensate(t.Context(), "trip-1", ""), saga.ErrNotAllowed, "it has turned back already")
+		require.NoError(t, r.Abandon(t.Context(), "trip-1", "the hotel burnt down"))
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrAbandoned)
+		require.ErrorContains(t, err, "the hotel burnt down")
+		in := mustStart(t, r, sg)
+		require.Equal(t, saga.Abandoned, in.Status)
+		require.Empty(t, in.Actions)
+		for _, action := range []func(context.Context, string, string) error{r.Retry, r.Compensate, r.Abandon, r.Cancel} {
+			require.ErrorIs(t, action(t.Context(), "trip-1", ""), saga.ErrNotAllowed)
+			require.ErrorIs(t, action(t.Context(), "none", ""), saga.ErrNotFound)
+		}
+		_, err = r.Get(t.Context(), "none")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+		_, err = r.History(t.Context(), "none")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+	})
+}
+
+// TestPivotInDoubt has a payment of which nobody knows whether it was made, and
+// a person who finds out.
+func TestPivotInDoubt(t *testing.T) {
+	charge := failing("charge", errors.New("time-out"))
+	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
+	open := func(t *testing.T) *saga.Runner {
+		sg := sequence(step("flight"), charge, step("tickets"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorContains(t, err, "the pivot may have taken effect and has no Undo: time-out")
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"retry", "skip", "compensate", "abandon"}, in.Actions)
+		return r
+	}
+	t.Run("it was made", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := open(t)
+			require.NoError(t, r.SkipStep(t.Context(), "trip-1", "charge", "seen on the statement"))
+			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, []string{"do flight", "do charge", "do tickets"}, s.Calls)
+		})
+	})
+	t.Run("it was not", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := open(t)
+			require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
+			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.ErrorContains(t, err, "time-out", "the first cause stays")
+			require.Equal(t, []string{"do flight", "do charge", "undo flight"}, s.Calls)
+			require.Equal(t, []string{
+				"created", "done flight", "failed charge", "stuck charge",
+				"skipped charge", "compensating", "undone flight", "compensated",
+			}, events(t, r, "trip-1"))
+		})
+	})
+	t.Run("it works now", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := open(t)
+			require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrStuck, "but it does not")
+			require.NoError(t, r.Abandon(t.Context(), "trip-1", ""))
+		})
+	})
+}
+
+func TestRetryGoesOnAtOnceWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		st := step("flight")
+		st.Backoff = func(int) time.Duration { return 24 * time.Hour }
+		st.Do = func(context.Context, *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, time.Minute, time.Since(begun))
+	})
+}
+
+func TestCancelTurnsTheSagaBack(t *testing.T) {
+	hang := step("hotel")
+	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return context.Cause(ctx) }
+	wait := failing("hotel", errDeclined)
+	wait.Backoff = func(int) time.Duration { return time.Hour }
+	for name, st := range map[string]saga.Step[trip]{"running": hang, "parked": wait} {
+		for _, here := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				store := saga.NewMemory()
+				sg := sequence(step("flight"), st, step("car"))
+				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				time.Sleep(time.Second)
+				operator := r
+				if !here {
+					operator = saga.NewRunner(store, saga.RunnerConfig{}) // which knows nothing
+				}
+				begun := time.Now()
+				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
+				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "again"))
+				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrCanceled)
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				if here {
+					require.Zero(t, time.Since(begun))
+				} else {
+					require.LessOrEqual(t, time.Since(begun), 5*time.Second, "the next heartbeat or poll")
+				}
+				require.Equal(t, []string{"undo hotel", "undo flight"}, s.Calls[len(s.Calls)-2:])
+				log, err := r.History(t.Context(), "trip-1")
+				require.NoError(t, err)
+				notes := 0
+				for _, e := range log {
+					if e.Event == saga.EventCanceled {
+						require.Equal(t, "ill", e.Error)
+						notes++
+					}
+				}
+				require.Equal(t, 1, notes)
+			})
+		}
+	}
+}
+
+func TestCancelAfterThePivot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge, tickets := step("charge"), step("tickets")
+		charge.Pivot = true
+		tickets.Do = func(ctx context.Context, _ *trip) error {
+			time.Sleep(time.Second)
+			return ctx.Err()
+		}
+		sg := sequence(step("flight"), charge, tickets)
+		store := saga.NewMemory()
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
+		_, err := store.Cancel(t.Context(), "trip-1", "it was not seen that it is late")
+		require.NoError(t, err)
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
+	})
+}
+
+func TestAnOwnedSagaIsNoOperatorsToChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := step("flight")
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Second); return nil }
+		sg := sequence(slow)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker"}, sg)
+		mustStart(t, r, sg)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"cancel"}, in.Actions)
+		require.Equal(t, []saga.StepState{{Name: "flight", Step: "flight", Status: saga.StepStarted}}, in.Steps)
+		require.ErrorContains(t, r.Abandon(t.Context(), "trip-1", ""), "held by worker-")
+		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "flight", ""), saga.ErrNotAllowed)
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+	})
+}
+
+func TestOperatorsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mended atomic.Bool
+		store := &gate{Store: saga.NewMemory()}
+		sg := broken(&mended)
+		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		stop()
+		// Another is faster, once.
+		var calls atomic.Int64
+		store.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+			if calls.Add(1) == 1 {
+				require.NoError(t, saga.NewRunner(store.Store, saga.RunnerConfig{}).Abandon(ctx, "trip-1", "first"))
+			}
+			return store.Store.Commit(ctx, req)
+		}
+		require.ErrorIs(t, r.Retry(t.Context(), "trip-1", "second"), saga.ErrNotAllowed)
+		log, err := r.History(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, "first", log[len(log)-1].Error)
+	})
+}
