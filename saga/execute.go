@@ -265,13 +265,16 @@ func (e *execution) wait(now time.Time) {
 
 // take draws the conclusions from the end of an attempt.
 func (e *execution) take(res result) {
-	e.running[res.unit](nil)
+	cancel := e.running[res.unit]
 	e.running[res.unit] = nil
 	e.r.count.attempts.Add(-1)
 	if res.tx != nil {
+		end := res.end
+		res.end = func() { end(); cancel(nil) } // which would roll it back
 		e.open = &res
 		return
 	}
+	cancel(nil)
 	if res.unit == e.txUnit {
 		e.txUnit = -1
 		if e.plan.chain {

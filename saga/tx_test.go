@@ -1,0 +1,454 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A ledger is a database with one table of strings, as small as one can be: it
+// takes the three statements of Barrier, and "do NAME". A transaction writes
+// when it commits, and then what was to happen with it happens.
+type ledger struct {
+	mu       sync.Mutex
+	rows     map[string]string
+	effects  []string
+	onCommit map[string]func() error // by the argument of "with"
+	lose     int                     // how many answers of COMMIT to lose
+	refuse   int                     // how many COMMITs to refuse
+}
+
+func newLedger(t *testing.T) (*ledger, *sql.DB) {
+	l := &ledger{rows: make(map[string]string), onCommit: make(map[string]func() error)}
+	db := sql.OpenDB(l)
+	t.Cleanup(func() { _ = db.Close() })
+	return l, db
+}
+
+func (l *ledger) Connect(context.Context) (driver.Conn, error) { return &ledgerConn{l: l}, nil }
+func (l *ledger) Driver() driver.Driver                        { return nil }
+
+func (l *ledger) did() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string{}, l.effects...)
+}
+
+type ledgerConn struct {
+	l       *ledger
+	rows    map[string]string
+	effects []string
+	with    []string
+}
+
+func (c *ledgerConn) Prepare(string) (driver.Stmt, error) { return nil, errors.New("not prepared") }
+func (c *ledgerConn) Close() error                        { return nil }
+
+func (c *ledgerConn) Begin() (driver.Tx, error) {
+	c.rows, c.effects, c.with = make(map[string]string), nil, nil
+	return c, nil
+}
+
+func (c *ledgerConn) Rollback() error { return nil }
+
+func (c *ledgerConn) Commit() error {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if c.l.refuse > 0 {
+		c.l.refuse--
+		return errors.New("commit refused")
+	}
+	for _, name := range c.with {
+		if err := c.l.onCommit[name](); err != nil {
+			return err
+		}
+	}
+	for k, v := range c.rows {
+		c.l.rows[k] = v
+	}
+	c.l.effects = append(c.l.effects, c.effects...)
+	if c.l.lose > 0 {
+		c.l.lose--
+		return errors.New("connection reset")
+	}
+	return nil
+}
+
+func words(args []driver.NamedValue) []string {
+	var list []string
+	for _, a := range args {
+		list = append(list, a.Value.(string))
+	}
+	return list
+}
+
+func (c *ledgerConn) ExecContext(_ context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	w := words(args)
+	switch {
+	case query == "do":
+		c.effects = append(c.effects, w[0])
+	case query == "with":
+		c.with = append(c.with, w[0])
+	case strings.HasPrefix(query, "INSERT INTO saga_barrier (saga_id, step, op, reason)"):
+		key := strings.Join(w[:3], " ")
+		if c.get(key) != "" {
+			return driver.RowsAffected(0), nil
+		}
+		c.rows[key] = w[3]
+	default:
+		return nil, errors.New("syntax error: " + query)
+	}
+	return driver.RowsAffected(1), nil
+}
+
+func (c *ledgerConn) get(key string) string {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	return c.rows[key] + c.l.rows[key]
+}
+
+func (c *ledgerConn) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	if !strings.HasPrefix(query, "SELECT reason FROM saga_barrier") {
+		return nil, errors.New("syntax error: " + query)
+	}
+	return &ledgerRows{value: c.get(strings.Join(words(args), " "))}, nil
+}
+
+type ledgerRows struct {
+	value string
+	read  bool
+}
+
+func (r *ledgerRows) Columns() []string { return []string{"reason"} }
+func (r *ledgerRows) Close() error      { return nil }
+func (r *ledgerRows) Next(dest []driver.Value) error {
+	if r.read || r.value == "" {
+		return io.EOF
+	}
+	dest[0], r.read = r.value, true
+	return nil
+}
+
+// A txMemory is a Memory whose commits can be part of a ledger's transactions.
+type txMemory struct {
+	*saga.Memory
+	l      *ledger
+	db     *sql.DB
+	mu     sync.Mutex
+	fenced bool // the next CommitTx finds another owner
+}
+
+func newTxMemory(t *testing.T) *txMemory {
+	l, db := newLedger(t)
+	return &txMemory{Memory: saga.NewMemory(), l: l, db: db}
+}
+
+func (m *txMemory) Begin(ctx context.Context) (*sql.Tx, error) { return m.db.BeginTx(ctx, nil) }
+
+func (m *txMemory) with(ctx context.Context, tx *sql.Tx, name string, fn func() error) error {
+	m.l.mu.Lock()
+	m.l.onCommit[name] = fn
+	m.l.mu.Unlock()
+	_, err := tx.ExecContext(ctx, "with", name)
+	return err
+}
+
+func (m *txMemory) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+	if rec, err := m.Load(ctx, req.ID); err == nil {
+		return rec, false, nil
+	}
+	return saga.Record{ID: req.ID, Saga: req.Saga}, true, m.with(ctx, tx, "start "+req.ID, func() error {
+		_, _, err := m.Start(context.Background(), req)
+		return err
+	})
+}
+
+func (m *txMemory) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+	rec, err := m.Load(ctx, req.ID)
+	m.mu.Lock()
+	fenced := m.fenced
+	m.fenced = false
+	m.mu.Unlock()
+	if err != nil || fenced || rec.Epoch != req.Epoch || rec.Seq != req.Seq {
+		return saga.Receipt{}, saga.ErrFenced
+	}
+	return saga.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote},
+		m.with(ctx, tx, "commit "+req.ID, func() error {
+			_, err := m.Commit(context.Background(), req)
+			return err
+		})
+}
+
+// inTx is a step that works in the ledger.
+func inTx(name string) saga.Step[trip] {
+	do := func(what string) func(context.Context, *sql.Tx, *trip) error {
+		return func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			s.Calls = append(s.Calls, what)
+			_, err := tx.ExecContext(ctx, "do", what)
+			return err
+		}
+	}
+	return saga.Step[trip]{
+		Name: name, DoTx: do("do " + name), UndoTx: do("undo " + name),
+		Backoff: func(int) time.Duration { return time.Second },
+	}
+}
+
+func TestDoTxCommitsWithTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		sg := sequence(inTx("flight"), inTx("hotel"), failing("car", saga.NoEffect(errDeclined)))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did())
+		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
+		require.EqualValues(t, 5, r.Stats().Commits)
+	})
+}
+
+func TestDoTxIsAppliedOnceWhateverCommitAnswers(t *testing.T) {
+	for name, trouble := range map[string]func(*txMemory){
+		"the answer is lost":   func(m *txMemory) { m.l.lose = 1 },
+		"it does not commit":   func(m *txMemory) { m.l.refuse = 2 },
+		"fenced, but not lost": func(m *txMemory) { m.fenced = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newTxMemory(t)
+				trouble(store)
+				sg := sequence(inTx("flight"), step("hotel"))
+				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, []string{"do flight"}, store.l.did())
+				require.Equal(t, []string{"do flight", "do hotel"}, s.Calls, "what was rolled back is not in the state")
+				require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
+			})
+		})
+	}
+}
+
+func TestAFailedDoTxNeedsNoUndo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		bad := inTx("hotel")
+		do := bad.DoTx
+		bad.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			_ = do(ctx, tx, s)
+			return errDeclined
+		}
+		panics := inTx("hotel")
+		panics.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			_ = do(ctx, tx, s)
+			panic("boom")
+		}
+		for i, st := range []saga.Step[trip]{bad, panics} {
+			sg := sequence(inTx("flight"), st)
+			sg.Version = i
+			r, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
+			id := []string{"one", "two"}[i]
+			_, err := saga.Start(t.Context(), r, sg, id, trip{})
+			require.NoError(t, err)
+			s, err := saga.Result[trip](t.Context(), r, id)
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+			require.Equal(t, []string{"created", "done flight", "noeffect hotel", "compensating hotel", "undone flight", "compensated"},
+				events(t, r, id))
+			stop()
+		}
+		require.Equal(t, []string{"do flight", "undo flight", "do flight", "undo flight"}, store.l.did())
+	})
+}
+
+func TestAFencedOwnerRollsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		st := inTx("flight")
+		do, calls := st.DoTx, 0
+		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			if calls++; calls > 1 {
+				return do(ctx, tx, s)
+			}
+			err := do(ctx, tx, s)
+			time.Sleep(time.Millisecond)
+			_, cerr := store.Claim(ctx, saga.ClaimRequest{
+				Owner: "other", Lease: time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			})
+			require.NoError(t, cerr)
+			return err
+		}
+		sg := sequence(st)
+		g := &txGate{store}
+		r, _ := begin[trip](t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(500 * time.Millisecond)
+		require.Empty(t, store.l.did(), "a paused owner that wakes up commits nothing")
+		require.EqualValues(t, 1, r.Stats().Lost)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight"}, store.l.did())
+	})
+}
+
+// txGate gives leases that are over at once by the store's clock.
+type txGate struct{ *txMemory }
+
+func (g *txGate) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	req.Lease = time.Nanosecond
+	return g.txMemory.Start(ctx, req)
+}
+
+func TestTransactionsOfOneSagaTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		store.db.SetMaxOpenConns(1)
+		slow := func(name string) saga.Step[counts2] {
+			return saga.Step[counts2]{
+				Name: name, After: []string{},
+				DoTx: func(ctx context.Context, tx *sql.Tx, s *counts2) error {
+					time.Sleep(time.Second)
+					_, err := tx.ExecContext(ctx, "do", name)
+					return err
+				},
+				UndoTx: func(context.Context, *sql.Tx, *counts2) error { return nil },
+			}
+		}
+		plain := saga.Step[counts2]{
+			Name: "plain", After: []string{},
+			Do: func(_ context.Context, s *counts2) error {
+				time.Sleep(500 * time.Millisecond)
+				s.Plain++
+				return nil
+			},
+			Undo: func(context.Context, *counts2) error { return nil },
+		}
+		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{slow("a"), slow("b"), plain}}
+		r, _ := begin[counts2](t, store, saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
+		require.NoError(t, err)
+		s, err := saga.Result[counts2](t.Context(), r, "wide-1")
+		require.NoError(t, err)
+		require.Equal(t, 1, s.Plain)
+		require.Equal(t, 2*time.Second, time.Since(begun))
+		require.EqualValues(t, 2, r.Stats().Commits, "what ended meanwhile is recorded with a transaction")
+	})
+}
+
+type counts2 struct{ Plain int }
+
+func TestStartTx(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		sg := sequence(step("flight"))
+		other := &saga.Saga[trip]{Name: "other", Steps: sg.Steps}
+		r, _ := begin[trip](t, store, saga.RunnerConfig{Poll: time.Hour}, sg, other)
+		begun := time.Now()
+		tx, err := store.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, saga.StartTx(t.Context(), tx, r, sg, "trip-1", trip{}))
+		_, err = r.Get(t.Context(), "trip-1")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+		require.NoError(t, tx.Commit())
+		r.Wake()
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Zero(t, time.Since(begun))
+
+		tx, err = store.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, saga.StartTx(t.Context(), tx, r, sg, "trip-1", trip{}))
+		require.ErrorIs(t, saga.StartTx(t.Context(), tx, r, other, "trip-1", trip{}), saga.ErrExists)
+		require.ErrorContains(t, saga.StartTx(t.Context(), tx, r, sg, "", trip{}), "the id is")
+		require.NoError(t, tx.Rollback())
+		require.Error(t, saga.StartTx(t.Context(), tx, r, sg, "trip-2", trip{}), "it has ended")
+	})
+}
+
+func TestBarrier(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		ops  string
+		want []string // what is applied
+		errs []bool   // which are refused
+	}{
+		{"once", "do", []string{"do"}, []bool{false}},
+		{"do again", "do do", []string{"do"}, []bool{false, false}},
+		{"undo", "do undo", []string{"do", "undo"}, []bool{false, false}},
+		{"undo again", "do undo undo", []string{"do", "undo"}, []bool{false, false, false}},
+		{"undo of nothing", "undo", nil, []bool{false}},
+		{"undo of nothing again", "undo undo", nil, []bool{false, false}},
+		{"do that comes late", "undo do", nil, []bool{false, true}},
+		{"do that comes again late", "do undo do", []string{"do", "undo"}, []bool{false, false, false}},
+		{"all of it", "undo do undo do", nil, []bool{false, true, false, true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, db := newLedger(t)
+			for i, op := range strings.Fields(c.ops) {
+				ctx := saga.WithCommand(t.Context(), saga.Command{ID: "trip/2026/1/hotel/inn/" + op})
+				tx, err := db.BeginTx(ctx, nil)
+				require.NoError(t, err)
+				err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+					_, err := tx.ExecContext(ctx, "do", op)
+					return err
+				})
+				if c.errs[i] {
+					require.ErrorIs(t, err, saga.ErrUndone)
+					require.NoError(t, tx.Rollback())
+					continue
+				}
+				require.NoError(t, err)
+				require.NoError(t, tx.Commit())
+			}
+			require.Equal(t, append([]string{}, c.want...), l.did())
+		})
+	}
+	t.Run("what fails may come again", func(t *testing.T) {
+		l, db := newLedger(t)
+		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/hotel/do"})
+		for _, fail := range []error{errDeclined, nil} {
+			tx, err := db.BeginTx(ctx, nil)
+			require.NoError(t, err)
+			err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+				_, _ = tx.ExecContext(ctx, "do", "do")
+				return fail
+			})
+			require.Equal(t, fail, err)
+			if err != nil {
+				require.NoError(t, tx.Rollback())
+			} else {
+				require.NoError(t, tx.Commit())
+			}
+		}
+		require.Equal(t, []string{"do"}, l.did())
+	})
+	t.Run("without a command", func(t *testing.T) {
+		_, db := newLedger(t)
+		tx, err := db.Begin()
+		require.NoError(t, err)
+		require.ErrorContains(t, saga.Barrier(t.Context(), tx, nil), "the ctx carries no command")
+		for _, id := range []string{"x", "a/b/do", "a/b/c/redo"} {
+			ctx := saga.WithCommand(t.Context(), saga.Command{ID: id})
+			require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "is not the id of a command")
+		}
+		require.NoError(t, tx.Rollback())
+		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/a/a/do"})
+		require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "saga: barrier:")
+		ctx = saga.WithCommand(t.Context(), saga.Command{ID: "1/a/a/undo"})
+		require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "saga: barrier:")
+	})
+}
