@@ -21,6 +21,7 @@ import (
 type database struct {
 	Dialect sqlstore.Dialect
 	DSN     string
+	Name    string // of its connections
 }
 
 // databases are the kinds that each test runs on.
@@ -39,7 +40,7 @@ func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
 	if dialect == sqlstore.SQLite {
 		d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
 	} else {
-		d.DSN = newSchema(t)
+		d.DSN, d.Name = newSchema(t)
 	}
 	db := d.open(t)
 	store, err := sqlstore.New(db, dialect)
@@ -49,14 +50,15 @@ func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
 }
 
 func sqliteDSN(path string) string {
-	return "file:" + path + "?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+	return "file:" + path + "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
 }
 
-// newSchema returns the DSN of a new schema, which goes with the test.
-func newSchema(t testing.TB) string {
+// newSchema returns the DSN of a new schema, which goes with the test, and its
+// name.
+func newSchema(t testing.TB) (dsn, schema string) {
 	t.Helper()
-	dsn := services.Postgres(t)
-	schema := "saga_" + strings.ToLower(rand.Text()[:12])
+	dsn = services.Postgres(t)
+	schema = "saga_" + strings.ToLower(rand.Text()[:12])
 	db, err := sql.Open("pgx", dsn)
 	require.NoError(t, err)
 	_, err = db.Exec("CREATE SCHEMA " + schema)
@@ -68,12 +70,13 @@ func newSchema(t testing.TB) string {
 	})
 	u, err := url.Parse(dsn)
 	if err != nil || u.Scheme == "" {
-		return dsn + " search_path=" + schema
+		return dsn + " search_path=" + schema + " application_name=" + schema, schema
 	}
 	q := u.Query()
 	q.Set("search_path", schema)
+	q.Set("application_name", schema)
 	u.RawQuery = q.Encode()
-	return u.String()
+	return u.String(), schema
 }
 
 // open opens the database once more; it is closed with the test.

@@ -1,0 +1,376 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+var chaosSagas = flag.Int("chaos.sagas", 1000, "how many sagas TestChaos runs")
+
+// TestChaos runs sagas on three processes that are killed, stopped and cut off
+// from the database all the time, with a participant that refuses, fails, loses
+// replies and acts late. Every saga ends, with each effect once or not at all.
+func TestChaos(t *testing.T) {
+	c := newChaos(t, newDatabase(t, sqlstore.PostgreSQL), 3, *chaosSagas)
+	c.start()
+	for !c.allStarted() {
+		c.trouble(c.kill, c.stop, c.cutConnections)
+		require.Empty(t, c.violations())
+	}
+	for range 5 {
+		c.trouble(c.kill, c.stop, c.cutConnections)
+	}
+	c.finish()
+}
+
+// TestTwoProcessesOnOneFile has two processes share a SQLite file and be killed.
+func TestTwoProcessesOnOneFile(t *testing.T) {
+	c := newChaos(t, newDatabase(t, sqlstore.SQLite), 2, 200)
+	c.start()
+	for !c.allStarted() {
+		c.trouble(c.kill)
+	}
+	c.finish()
+}
+
+// TestMutants shows that the chaos finds what is missing: without the fence,
+// without the barrier, and without undoing what is in doubt.
+func TestMutants(t *testing.T) {
+	for _, m := range []mutant{withoutFence, withoutBarrier, withoutDoubt} {
+		t.Run(string(m), func(t *testing.T) {
+			c := newChaos(t, newDatabase(t, sqlstore.PostgreSQL), 2, 1_000_000)
+			c.config.Mutant = m
+			c.config.Faults.Refuse, c.config.Faults.Late, c.config.Faults.LoseReply = 0.15, 0.15, 0.1
+			c.config.Faults.Stall = 0.01
+			c.start()
+			for deadline := time.Now().Add(3 * time.Minute); ; {
+				if found := c.violations(); len(found) > 0 {
+					t.Logf("found in %d sagas: %s", c.count(`SELECT count(*) FROM saga`), found[0])
+					return
+				}
+				require.True(t, time.Now().Before(deadline), "the chaos does not notice")
+				time.Sleep(200 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// A chaos is a number of worker processes on one database, and what is done to
+// them.
+type chaos struct {
+	t      *testing.T
+	config workerConfig
+	db     *sql.DB
+	runner *saga.Runner // looks, and runs nothing
+
+	mu      sync.Mutex
+	workers []*worker
+
+	kills, stops, cuts int
+}
+
+func newChaos(t *testing.T, d database, workers, sagas int) *chaos {
+	c := &chaos{t: t, db: d.open(t), config: workerConfig{
+		Database: d, Workers: workers, Sagas: sagas, Lease: time.Second,
+		Faults: faults{Refuse: 0.03, Fail: 0.05, LoseReply: 0.06, Late: 0.03, Stall: 0.001, LoseCommit: 0.02},
+	}}
+	// A start every 15 ms, or faster if there are very many.
+	c.config.Every = time.Duration(workers) * min(15*time.Millisecond, max(4*time.Millisecond, 200*time.Second/time.Duration(sagas)))
+	for _, table := range []string{effectTable, appliedTable} {
+		_, err := c.db.Exec(table)
+		require.NoError(t, err)
+	}
+	store, err := sqlstore.New(c.db, d.Dialect)
+	require.NoError(t, err)
+	c.runner = saga.NewRunner(store, saga.RunnerConfig{})
+	saga.Register(c.runner, chaosSaga(&participant{}))
+	return c
+}
+
+func (c *chaos) start() {
+	for i := range c.config.Workers {
+		c.workers = append(c.workers, c.newWorker(i))
+	}
+	c.t.Cleanup(func() {
+		for _, w := range c.workers {
+			w.end(syscall.SIGKILL)
+		}
+	})
+}
+
+// A worker is one process.
+type worker struct {
+	number int
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	stderr *bytes.Buffer
+}
+
+func (c *chaos) newWorker(number int) *worker {
+	config := c.config
+	config.Number = number
+	text, err := json.Marshal(config)
+	require.NoError(c.t, err)
+	w := &worker{number: number, stderr: new(bytes.Buffer), cmd: exec.Command(os.Args[0])}
+	w.cmd.Env = append(os.Environ(), "SAGA_WORKER="+string(text))
+	w.cmd.Stderr = w.stderr
+	w.stdin, err = w.cmd.StdinPipe()
+	require.NoError(c.t, err)
+	require.NoError(c.t, w.cmd.Start())
+	return w
+}
+
+// end sends a signal and waits for the end of the process.
+func (w *worker) end(sig syscall.Signal) error {
+	_ = w.cmd.Process.Signal(sig)
+	_ = w.stdin.Close()
+	return w.cmd.Wait()
+}
+
+// trouble does one of the things that make trouble, after a while.
+func (c *chaos) trouble(kinds ...func(*worker)) {
+	time.Sleep(rand.N(c.config.Lease))
+	kinds[rand.N(len(kinds))](c.workers[rand.N(len(c.workers))])
+}
+
+// kill ends a process with no chance to do anything, and starts another.
+func (c *chaos) kill(w *worker) {
+	c.kills++
+	err := w.end(syscall.SIGKILL)
+	c.mustHaveLived(w, err)
+	c.workers[w.number] = c.newWorker(w.number)
+}
+
+// stop stops a process until its leases are over. The others go on meanwhile.
+func (c *chaos) stop(w *worker) {
+	c.stops++
+	require.NoError(c.t, w.cmd.Process.Signal(syscall.SIGSTOP))
+	time.Sleep(c.config.Lease + rand.N(c.config.Lease))
+	require.NoError(c.t, w.cmd.Process.Signal(syscall.SIGCONT))
+}
+
+// cutConnections ends about half of the database's connections.
+func (c *chaos) cutConnections(*worker) {
+	c.cuts++
+	_, err := c.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE pid <> pg_backend_pid() AND random() < 0.5 AND application_name = $1`, c.config.Database.Name)
+	if err != nil {
+		c.t.Log("cut: ", err) // its own, perhaps
+	}
+}
+
+// mustHaveLived fails the test if a worker had ended by itself.
+func (c *chaos) mustHaveLived(w *worker, err error) {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 {
+		c.t.Fatalf("worker %d: %v\n%s", w.number, err, tail(w.stderr.String()))
+	}
+}
+
+func tail(s string) string { return s[max(0, len(s)-8000):] }
+
+func (c *chaos) count(query string) (n int) {
+	require.NoError(c.t, retry(func() error { return c.db.QueryRow(query).Scan(&n) }))
+	return n
+}
+
+// retry is for the test's own connections, which are cut too.
+func retry(fn func() error) (err error) {
+	for range 10 {
+		if err = fn(); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
+func (c *chaos) allStarted() bool { return c.count(`SELECT count(*) FROM saga`) >= c.config.Sagas }
+
+// finish waits for the end of all sagas, undisturbed, and checks them.
+func (c *chaos) finish() {
+	t := c.t
+	deadline := time.Now().Add(5 * time.Minute)
+	for {
+		n := c.count(`SELECT count(*) FROM saga WHERE status IN ('completed', 'compensated', 'stuck', 'abandoned')`)
+		if n == c.config.Sagas {
+			break
+		}
+		require.True(t, time.Now().Before(deadline), "%d of %d sagas have ended", n, c.config.Sagas)
+		time.Sleep(50 * time.Millisecond)
+	}
+	for _, w := range c.workers {
+		err := w.end(syscall.Signal(0))
+		require.NoError(t, err, "worker %d\n%s", w.number, tail(w.stderr.String()))
+		require.NotContains(t, w.stderr.String(), "DATA RACE", tail(w.stderr.String()))
+	}
+	c.workers = nil
+	require.Empty(t, c.violations())
+	ends := make(map[string]int)
+	for _, status := range []saga.Status{saga.Completed, saga.Compensated, saga.Stuck, saga.Running} {
+		ends[string(status)] = c.count(`SELECT count(*) FROM saga WHERE status = '` + string(status) + `'`)
+	}
+	require.Equal(t, c.config.Sagas, ends["completed"]+ends["compensated"])
+	require.NotZero(t, ends["completed"])
+	require.NotZero(t, ends["compensated"])
+	t.Logf("%d sagas: %d completed, %d compensated, %d stuck; %d kills, %d stops, %d cuts, %d takeovers; 0 effects twice, 0 gaps",
+		c.config.Sagas, ends["completed"], ends["compensated"], ends["stuck"], c.kills, c.stops, c.cuts,
+		c.count(`SELECT count(*) FROM saga_log WHERE event = 'takenover'`))
+}
+
+// violations returns what must not be, of all sagas that are there.
+func (c *chaos) violations() []string {
+	effects := make(map[string]map[string]int) // the net effect, by saga and step
+	var found []string
+	report := func(id, format string, args ...any) {
+		found = append(found, id+": "+fmt.Sprintf(format, args...))
+	}
+	ctx := context.Background()
+	var page []*saga.Instance
+	for after := ""; ; after = page[len(page)-1].ID {
+		require.NoError(c.t, retry(func() (err error) {
+			page, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
+			return err
+		}))
+		if len(page) == 0 {
+			break
+		}
+		// Read after the records: what has ended then is what it was.
+		from, to := page[0].ID, page[len(page)-1].ID
+		require.NoError(c.t, retry(func() error { return c.readEffects(from, to, effects, report) }))
+		logs := make(map[string][]saga.Entry)
+		require.NoError(c.t, retry(func() error { return c.readLogs(from, to, logs) }))
+		for _, in := range page {
+			checkLog(in, logs[in.ID], report)
+			if in.Status.Ended() {
+				checkEffects(in, effects[in.ID], report)
+			}
+		}
+	}
+	return found
+}
+
+func (c *chaos) readEffects(from, to string, effects map[string]map[string]int, report func(id, format string, args ...any)) error {
+	rows, err := c.db.Query(`SELECT saga_id, step, done, undone FROM effect WHERE saga_id BETWEEN $1 AND $2`, from, to)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id, step string
+		var done, undone int
+		if err := rows.Scan(&id, &step, &done, &undone); err != nil {
+			return err
+		}
+		if done > 1 || undone > done {
+			report(id, "step %s was done %d times and undone %d times", step, done, undone)
+		}
+		if effects[id] == nil {
+			effects[id] = make(map[string]int)
+		}
+		effects[id][step] = done - undone
+	}
+	return rows.Err()
+}
+
+func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
+	clear(logs)
+	rows, err := c.db.Query(`SELECT saga_id, seq, step, op, event, epoch, error FROM saga_log WHERE saga_id BETWEEN $1 AND $2 ORDER BY saga_id, seq`, from, to)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		var e saga.Entry
+		if err := rows.Scan(&id, &e.Seq, &e.Step, &e.Op, &e.Event, &e.Epoch, &e.Error); err != nil {
+			return err
+		}
+		logs[id] = append(logs[id], e)
+	}
+	return rows.Err()
+}
+
+// checkLog checks that a log tells of one course of events.
+func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string, args ...any)) {
+	var back, ended bool
+	seen := make(map[string]bool)
+	epoch := int64(0)
+	for i, e := range log {
+		switch {
+		case e.Seq != int64(i+1):
+			report(in.ID, "log: entry %d has seq %d", i+1, e.Seq)
+		case e.Epoch < epoch:
+			report(in.ID, "log: epoch %d after %d", e.Epoch, epoch)
+		case ended:
+			report(in.ID, "log: %s %s after the end", e.Event, e.Step)
+		case back && e.Op == saga.OpDo:
+			report(in.ID, "log: %s %s after it has turned back", e.Event, e.Step)
+		}
+		epoch = e.Epoch
+		switch e.Event {
+		case saga.EventCompensating:
+			back = true
+		case saga.EventCompleted, saga.EventCompensated:
+			ended = true
+		case saga.EventStuck:
+			report(in.ID, "stuck: %s", e.Error)
+		case saga.EventDone, saga.EventUndone:
+			if seen[e.Step+e.Event] {
+				report(in.ID, "log: %s %s twice", e.Step, e.Event)
+			}
+			seen[e.Step+e.Event] = true
+		}
+	}
+	if in.Status.Ended() && in.Seq != int64(len(log)) {
+		report(in.ID, "log: %d entries, and the record's seq is %d", len(log), in.Seq)
+	}
+}
+
+// checkEffects checks that what is in effect is what the record says.
+func checkEffects(in *saga.Instance, net map[string]int, report func(id, format string, args ...any)) {
+	want := []string{}
+	for _, u := range in.Steps {
+		if u.Status == saga.StepDone {
+			want = append(want, u.Name)
+		}
+	}
+	got := []string{}
+	for step, n := range net {
+		if n != 0 {
+			got = append(got, step)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) {
+		report(in.ID, "%s, steps %v are done and %v are in effect", in.Status, want, got)
+	}
+	if in.Status == saga.Compensated && len(want) > 0 {
+		report(in.ID, "compensated, and %v are done", want)
+	}
+	if all := strings.Join(want, " "); in.Status == saga.Completed &&
+		all != "account car charge hotel ticket" && all != "account car charge hotel2 ticket" {
+		report(in.ID, "completed, and only %v are done", want)
+	}
+}

@@ -1,0 +1,361 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+// TestMain runs the tests or, where a test has started it again as one, a
+// worker process.
+func TestMain(m *testing.M) {
+	if config := os.Getenv("SAGA_WORKER"); config != "" {
+		if err := work(config); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// A workerConfig says what a worker process does.
+type workerConfig struct {
+	Database database
+	Number   int // of this worker
+	Workers  int // in all
+	Sagas    int // started by all of them together
+	Every    time.Duration
+	Lease    time.Duration
+	Faults   faults
+	Mutant   mutant
+}
+
+// faults are the probabilities of what goes wrong, and durations.
+type faults struct {
+	Refuse     float64 // the participant says no: certainly without effect
+	Fail       float64 // it cannot be reached
+	LoseReply  float64 // it does what it is asked to, and the answer is lost
+	Late       float64 // it does so long after its caller has given up
+	Stall      float64 // the process stops before a write, until its leases are over
+	LoseCommit float64 // the answer to a commit is lost
+}
+
+// A mutant lacks something that the guarantee rests on.
+type mutant string
+
+const (
+	withoutFence   mutant = "without the fence"                // a write happens whoever has the saga
+	withoutBarrier mutant = "without the barrier"              // an id is applied once, also after its Undo
+	withoutDoubt   mutant = "without undoing what is in doubt" // whatever fails has taken no effect
+)
+
+// A chaosTrip is the state of the sagas: what each step has written.
+type chaosTrip struct{ Account, Hotel, Car, Charge, Ticket string }
+
+// work is the life of a worker process: it starts its share of the sagas and
+// runs what it can get, until its standard input ends.
+func work(config string) error {
+	var c workerConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	db, err := c.Database.connect()
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(8)
+	own, err := sqlstore.New(db, c.Database.Dialect)
+	if err != nil {
+		return err
+	}
+	remote, err := c.Database.connect() // the participant's
+	if err != nil {
+		return err
+	}
+	defer remote.Close()
+	remote.SetMaxOpenConns(8)
+
+	p := &participant{db: remote, timeout: c.Lease / 2, c: &c}
+	defer p.late.Wait()
+	runner := saga.NewRunner(&troubledStore{Store: own, c: &c}, saga.RunnerConfig{
+		Name: fmt.Sprintf("worker-%d", c.Number), Lease: c.Lease, Poll: c.Lease / 10, Park: c.Lease / 4,
+		Concurrency: 48, Drain: 2 * c.Lease,
+	})
+	trip := chaosSaga(p)
+	saga.Register(runner, trip)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { _ = runner.Run(ctx) })
+
+	// What a worker before this one has started last it may not have known.
+	next := c.Number
+	var last sql.NullString
+	for i := 0; ; i++ {
+		err := db.QueryRowContext(ctx, `SELECT max(id) FROM saga WHERE id LIKE $1`, fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if last.Valid {
+		if _, err := fmt.Sscanf(last.String, fmt.Sprintf("trip-%d-%%d", c.Number), &next); err != nil {
+			return err
+		}
+	}
+	for ; next < c.Sagas && ctx.Err() == nil; next += c.Workers {
+		id := fmt.Sprintf("trip-%d-%06d", c.Number, next)
+		for {
+			_, err := saga.Start(ctx, runner, trip, id, chaosTrip{})
+			if err == nil || ctx.Err() != nil {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if next%20 == 0 {
+			_ = runner.Cancel(ctx, id, "changed my mind") // too late for some
+		}
+		time.Sleep(rand.N(2 * c.Every))
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// chaosSaga is account, then hotel (or hotel2) beside car, then charge, the
+// pivot, and ticket, which has to work.
+func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
+	step := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
+		return saga.Step[chaosTrip]{
+			Name: name, Timeout: p.timeout, Attempts: 3, UndoAttempts: -1,
+			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
+			Do: func(ctx context.Context, s *chaosTrip) error {
+				*note(s) = name
+				return p.do(ctx, name)
+			},
+			Undo: func(ctx context.Context, s *chaosTrip) error { return p.undo(ctx, name) },
+		}
+	}
+	account := saga.Step[chaosTrip]{
+		Name: "account", Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) }, UndoAttempts: -1,
+		DoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
+			s.Account = "account"
+			return effect(ctx, tx, "account", "done")
+		},
+		UndoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
+			return effect(ctx, tx, "account", "undone")
+		},
+	}
+	hotel := step("hotel", func(s *chaosTrip) *string { return &s.Hotel })
+	hotel.Or = []saga.Step[chaosTrip]{step("hotel2", func(s *chaosTrip) *string { return &s.Hotel })}
+	car := step("car", func(s *chaosTrip) *string { return &s.Car })
+	car.After = []string{"account"}
+	charge := step("charge", func(s *chaosTrip) *string { return &s.Charge })
+	charge.After, charge.Pivot = []string{"hotel", "car"}, true
+	ticket := step("ticket", func(s *chaosTrip) *string { return &s.Ticket })
+	ticket.Undo = nil
+	return &saga.Saga[chaosTrip]{Name: "trip", Version: 1, Steps: []saga.Step[chaosTrip]{account, hotel, car, charge, ticket}}
+}
+
+const effectTable = `CREATE TABLE effect (
+	saga_id text NOT NULL, step text NOT NULL, done integer NOT NULL, undone integer NOT NULL, PRIMARY KEY (saga_id, step))`
+
+const appliedTable = `CREATE TABLE applied (id text PRIMARY KEY)`
+
+// effect counts how often the effect of a step has taken place, or was undone.
+func effect(ctx context.Context, tx *sql.Tx, step, column string) error {
+	id := saga.CommandFrom(ctx).ID
+	var sagaID string
+	for i := range id {
+		if id[i] == '/' {
+			sagaID = id[:i]
+			break
+		}
+	}
+	_, err := tx.ExecContext(ctx, `INSERT INTO effect (saga_id, step, done, undone) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING`, sagaID, step)
+	if err == nil {
+		_, err = tx.ExecContext(ctx, `UPDATE effect SET `+column+` = `+column+` + 1 WHERE saga_id = $1 AND step = $2`, sagaID, step)
+	}
+	return err
+}
+
+// A participant is the service that a step is done by, with tables of its own.
+type participant struct {
+	db      *sql.DB
+	timeout time.Duration // of its callers
+	c       *workerConfig
+	late    sync.WaitGroup
+}
+
+var (
+	errRefused     = errors.New("refused")
+	errUnreachable = errors.New("cannot be reached")
+	errReplyLost   = errors.New("connection reset by peer")
+)
+
+func chance(p float64) bool { return rand.Float64() < p }
+
+func (p *participant) do(ctx context.Context, step string) error {
+	f := p.c.Faults
+	err := func() error {
+		if chance(f.Refuse) && step != "ticket" {
+			return saga.NoEffect(errRefused)
+		}
+		return p.request(ctx, step, "done")
+	}()
+	if err != nil && p.c.Mutant == withoutDoubt {
+		return saga.NoEffect(err)
+	}
+	return err
+}
+
+func (p *participant) undo(ctx context.Context, step string) error {
+	return p.request(ctx, step, "undone")
+}
+
+// request sends a command over a bad network.
+func (p *participant) request(ctx context.Context, step, column string) error {
+	f := p.c.Faults
+	if chance(f.Fail) {
+		return errUnreachable
+	}
+	if column == "done" && chance(f.Late) {
+		cmd := saga.CommandFrom(ctx)
+		p.late.Go(func() {
+			time.Sleep(p.timeout + rand.N(p.c.Lease))
+			_ = p.apply(saga.WithCommand(context.Background(), cmd), step, column)
+		})
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	time.Sleep(rand.N(p.timeout / 8)) // on the way
+	err := p.apply(ctx, step, column)
+	time.Sleep(rand.N(p.timeout / 8))
+	if err == nil && chance(f.LoseReply) {
+		return errReplyLost
+	}
+	return err
+}
+
+// apply is the participant's side.
+func (p *participant) apply(ctx context.Context, step, column string) error {
+	tx, err := p.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	change := func(tx *sql.Tx) error { return effect(ctx, tx, step, column) }
+	if p.c.Mutant == withoutBarrier {
+		err = applyOnce(ctx, tx, step, column, change)
+	} else {
+		err = saga.Barrier(ctx, tx, change)
+	}
+	if err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// applyOnce knows which commands it has applied, and undoes only what was done.
+func applyOnce(ctx context.Context, tx *sql.Tx, step, column string, change func(*sql.Tx) error) error {
+	id := saga.CommandFrom(ctx).ID
+	res, err := tx.ExecContext(ctx, `INSERT INTO applied (id) VALUES ($1) ON CONFLICT DO NOTHING`, id)
+	if err != nil {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return err
+	}
+	if column == "undone" {
+		var n int
+		do := id[:len(id)-len("undo")] + "do"
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM applied WHERE id = $1`, do).Scan(&n); err != nil || n == 0 {
+			return err
+		}
+	}
+	return change(tx)
+}
+
+// A troubledStore is a store whose writes happen long after they were called
+// for, and whose answers get lost.
+type troubledStore struct {
+	*sqlstore.Store
+	c       *workerConfig
+	stopped sync.RWMutex // held for writing while the process seems to be
+}
+
+// stall is what happens to a process that is stopped after it has looked at the
+// clock: it sends nothing, no heartbeat either, and when it goes on what it was
+// about to write is written, though others have gone on meanwhile.
+func (s *troubledStore) stall(ctx context.Context) context.Context {
+	if !chance(s.c.Faults.Stall) {
+		return ctx
+	}
+	s.stopped.Lock()
+	defer s.stopped.Unlock()
+	time.Sleep(s.c.Lease + rand.N(s.c.Lease))
+	return context.WithoutCancel(ctx)
+}
+
+func (s *troubledStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	s.stopped.RLock()
+	defer s.stopped.RUnlock()
+	return s.Store.Heartbeat(ctx, req)
+}
+
+func (s *troubledStore) answer(err error) error {
+	if err == nil && chance(s.c.Faults.LoseCommit) {
+		return errReplyLost
+	}
+	return err
+}
+
+func (s *troubledStore) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	rec, created, err := s.Store.Start(s.stall(ctx), req)
+	return rec, created, s.answer(err)
+}
+
+func (s *troubledStore) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	ctx = s.stall(ctx)
+	rc, err := s.Store.Commit(ctx, req)
+	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
+		rc, err = s.Store.Commit(ctx, req)
+	}
+	return rc, s.answer(err)
+}
+
+func (s *troubledStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+	ctx = s.stall(ctx)
+	rc, err := s.Store.CommitTx(ctx, tx, req)
+	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
+		rc, err = s.Store.CommitTx(ctx, tx, req)
+	}
+	return rc, err
+}
+
+// unfence makes of a write that was refused one that is not, in the mutant.
+func (s *troubledStore) unfence(ctx context.Context, req *saga.CommitRequest) bool {
+	if s.c.Mutant != withoutFence {
+		return false
+	}
+	rec, err := s.Load(ctx, req.ID)
+	req.Epoch, req.Seq = rec.Epoch, rec.Seq
+	return err == nil
+}
