@@ -1,0 +1,233 @@
+// Package sagatest tries out the steps of a saga.
+//
+//	func TestTrip(t *testing.T) {
+//		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
+//	}
+//
+// What goes wrong between a saga and its participants goes wrong seldom, and
+// late: a reply is lost, a request arrives twice, or after it was undone. Check
+// makes each of these happen to each step.
+package sagatest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// An Outcome is how one of Check's runs has ended.
+type Outcome[S any] struct {
+	Name     string   // what went wrong: "the reply of hotel is lost"
+	State    *S       // of that run
+	InEffect []string // the steps and alternatives that must be in effect now; of a compensated saga none
+}
+
+// Check runs the saga in memory, with fresh participants or not, once for each
+// thing that can go wrong with each step and alternative that has an Undo:
+//
+//   - It fails, and takes no effect. It fails in doubt, and took effect (the
+//     reply is lost). It fails in doubt, and took none: Undo comes without Do,
+//     and then the Do comes late, and must be refused.
+//   - Each Do and each Undo is carried out twice, with the same command id.
+//
+// Every Do and Undo must return nil whenever it is called in a way in which it
+// must work, the saga must end as it should, and the state must survive its
+// Codec. What the participants are left with is for the caller to compare, in
+// verify, with what Outcome says. Attempts, waits and Settle do not matter here.
+// A DoTx or UndoTx, which is applied exactly once, is not called.
+func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Outcome[S])) {
+	t.Helper()
+	if err := sg.Validate(); err != nil {
+		t.Fatalf("sagatest: %v", err)
+	}
+	c := &checker[S]{t: t, sg: sg, newState: newState, verify: verify}
+	c.run("nothing goes wrong", "", nothing)
+	beyond := false
+	for i := range sg.Steps {
+		st := &sg.Steps[i]
+		for _, name := range names(st) {
+			if beyond || !undoable(st, name) || st.DoTx != nil {
+				continue
+			}
+			c.run(name+" takes no effect", name, noEffect)
+			c.run("the reply of "+name+" is lost", name, lostReply)
+			c.run(name+" is undone and was never done", name, neverDone)
+		}
+		beyond = beyond || st.Pivot
+	}
+}
+
+// What goes wrong with one step.
+type trouble int
+
+const (
+	nothing trouble = iota
+	noEffect
+	lostReply
+	neverDone
+)
+
+var errTrouble = errors.New("sagatest: it fails on purpose")
+
+type checker[S any] struct {
+	t        testing.TB
+	sg       *saga.Saga[S]
+	newState func() *S
+	verify   []func(testing.TB, Outcome[S])
+}
+
+func names[S any](st *saga.Step[S]) []string {
+	list := []string{st.Name}
+	for i := range st.Or {
+		list = append(list, st.Or[i].Name)
+	}
+	return list
+}
+
+func undoable[S any](st *saga.Step[S], name string) bool {
+	for i := range st.Or {
+		if st.Or[i].Name == name {
+			return st.Or[i].Undo != nil
+		}
+	}
+	return st.Undo != nil
+}
+
+// run runs the saga with trouble at one step. To get to an alternative, those
+// before it fail without effect.
+func (c *checker[S]) run(scenario, at string, what trouble) {
+	c.t.Helper()
+	out := Outcome[S]{Name: scenario, State: c.newState()}
+	sg := &saga.Saga[S]{Name: c.sg.Name, Version: c.sg.Version}
+	last := false // nothing comes to the rescue of the step
+	for i := range c.sg.Steps {
+		st := c.sg.Steps[i]
+		all := names(&st)
+		pos := slices.Index(all, at)
+		last = last || pos == len(all)-1
+		effect := max(pos, 0) // the alternative that is to take effect
+		if pos >= 0 {
+			effect++
+		}
+		if effect < len(all) {
+			out.InEffect = append(out.InEffect, all[effect])
+		}
+		wrapped := make([]saga.Step[S], len(all))
+		for j := range all {
+			alt := st
+			if j > 0 {
+				alt = st.Or[j-1]
+			}
+			w := nothing
+			switch {
+			case j < pos:
+				w = noEffect
+			case j == pos:
+				w = what
+			}
+			wrapped[j] = c.wrap(scenario, alt, w)
+		}
+		first := wrapped[0]
+		first.After, first.UndoAfter, first.Pivot, first.Or = st.After, st.UndoAfter, st.Pivot, wrapped[1:]
+		sg.Steps = append(sg.Steps, first)
+	}
+	err := saga.Run(c.t.Context(), sg, out.State)
+	switch {
+	case what == nothing || !last:
+		if err != nil {
+			c.t.Errorf("%s: the saga must complete: %v", scenario, err)
+		}
+	case !errors.Is(err, saga.ErrCompensated):
+		c.t.Errorf("%s: the saga must be compensated: %v", scenario, err)
+	default:
+		out.InEffect = nil
+	}
+	c.codec(scenario, out.State)
+	for _, verify := range c.verify {
+		verify(c.t, out)
+	}
+}
+
+// wrap makes one step go wrong, and each of its calls happen twice.
+func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
+	out := saga.Step[S]{Name: st.Name, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout, Around: st.Around, UndoAround: st.UndoAround}
+	do, undo := st.Do, st.Undo
+	if do == nil {
+		do = func(context.Context, *S) error { return nil }
+	}
+	twice := func(op string, fn func(context.Context, *S) error) func(context.Context, *S) error {
+		return func(ctx context.Context, s *S) error {
+			for _, which := range []string{"", " again"} {
+				if err := fn(ctx, s); err != nil {
+					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
+					return saga.Abort(err)
+				}
+			}
+			return nil
+		}
+	}
+	switch what {
+	case nothing:
+		out.Do = twice("Do", do)
+	case noEffect:
+		out.Do = func(context.Context, *S) error { return saga.NoEffect(errTrouble) }
+	case lostReply:
+		out.Do = func(ctx context.Context, s *S) error {
+			if err := twice("Do", do)(ctx, s); err != nil {
+				return err
+			}
+			return saga.Abort(errTrouble)
+		}
+	case neverDone:
+		out.Do = func(context.Context, *S) error { return saga.Abort(errTrouble) }
+	}
+	if undo == nil {
+		if st.UndoTx != nil {
+			out.Undo = func(context.Context, *S) error { return nil }
+		}
+		return out
+	}
+	out.Undo = func(ctx context.Context, s *S) error {
+		if err := twice("Undo", undo)(ctx, s); err != nil {
+			return err
+		}
+		if what != neverDone {
+			return nil
+		}
+		cmd := saga.CommandFrom(ctx)
+		cmd.ID = strings.TrimSuffix(cmd.ID, string(saga.OpUndo)) + string(saga.OpDo)
+		if do(saga.WithCommand(ctx, cmd), s) == nil {
+			c.t.Errorf("%s: the Do of %s that comes after its Undo must be refused", scenario, st.Name)
+		}
+		return nil
+	}
+	return out
+}
+
+// codec checks that the state comes back as it was.
+func (c *checker[S]) codec(scenario string, s *S) {
+	encode, decode := func(s *S) ([]byte, error) { return json.Marshal(s) }, func(b []byte, s *S) error { return json.Unmarshal(b, s) }
+	if c.sg.Codec != nil {
+		encode, decode = c.sg.Codec.Encode, c.sg.Codec.Decode
+	}
+	back := new(S)
+	data, err := encode(s)
+	if err == nil {
+		err = decode(data, back)
+	}
+	if err != nil {
+		c.t.Errorf("%s: the state does not survive its Codec: %v", scenario, err)
+		return
+	}
+	again, err := encode(back)
+	if err != nil || !slices.Equal(data, again) {
+		c.t.Errorf("%s: the state does not come back from its Codec as it was: %v, %s", scenario, err,
+			fmt.Sprintf("%q and then %q", data, again))
+	}
+}

@@ -1,0 +1,165 @@
+package sagatest_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagatest"
+)
+
+// A hotel is a participant. What it does right can be switched off.
+type hotel struct {
+	seen     map[string]bool // command ids
+	rooms    map[string]bool // booked, by saga and step
+	once     bool            // it applies a command once
+	barrier  bool            // it refuses a Do that comes after its Undo
+	tolerant bool            // it bears an Undo without a Do
+}
+
+type state struct{ Booked []string }
+
+func (h *hotel) command(ctx context.Context, s *state) error {
+	id := saga.CommandFrom(ctx).ID
+	base, op := id[:strings.LastIndex(id, "/")], id[strings.LastIndex(id, "/")+1:]
+	if h.seen[id] && h.once {
+		return nil
+	}
+	if op == "do" && h.seen[base+"/undo"] && h.barrier {
+		return errors.New("undone already")
+	}
+	h.seen[id] = true
+	if op == "do" {
+		if h.rooms[base] {
+			return errors.New("no room left")
+		}
+		h.rooms[base] = true
+		s.Booked = append(s.Booked, base)
+		return nil
+	}
+	if !h.rooms[base] && !h.tolerant {
+		return errors.New("no such booking")
+	}
+	h.rooms[base] = false
+	return nil
+}
+
+func (h *hotel) saga() *saga.Saga[state] {
+	step := func(name string) saga.Step[state] {
+		return saga.Step[state]{Name: name, Do: h.command, Undo: h.command}
+	}
+	room := step("room")
+	room.Or = []saga.Step[state]{step("suite")}
+	last := step("confirm")
+	last.Pivot, last.Undo = true, nil
+	mail := step("mail")
+	mail.Undo = nil
+	tx := saga.Step[state]{
+		Name:   "log",
+		DoTx:   func(context.Context, *sql.Tx, *state) error { panic("not called") },
+		UndoTx: func(context.Context, *sql.Tx, *state) error { panic("not called") },
+	}
+	return &saga.Saga[state]{Name: "stay", Steps: []saga.Step[state]{tx, step("key"), room, last, mail}}
+}
+
+func newHotel() *hotel {
+	return &hotel{seen: make(map[string]bool), rooms: make(map[string]bool), once: true, barrier: true, tolerant: true}
+}
+
+// recorder is a testing.TB that takes the errors in.
+type recorder struct {
+	testing.TB
+	errs []string
+}
+
+func (r *recorder) Helper() {}
+func (r *recorder) Errorf(format string, args ...any) {
+	r.errs = append(r.errs, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func TestCheckPassesWhatIsRight(t *testing.T) {
+	h := newHotel()
+	runs := 0
+	sagatest.Check(t, h.saga(), func() *state { return &state{} }, func(t testing.TB, o sagatest.Outcome[state]) {
+		runs++
+		var in []string
+		for base, booked := range h.rooms {
+			if booked {
+				in = append(in, base[strings.LastIndex(base, "/")+1:])
+			}
+		}
+		want := slices.DeleteFunc(slices.Clone(o.InEffect), func(s string) bool { return s == "log" })
+		require.ElementsMatch(t, want, in, o.Name)
+		clear(h.rooms)
+		clear(h.seen)
+	})
+	require.Equal(t, 1+3*3, runs)
+}
+
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		want  string
+		wrong func(*hotel)
+	}{
+		{"nothing goes wrong: Do of key again: no room left", func(h *hotel) { h.once = false }},
+		{"key is undone and was never done: Undo of key: no such booking", func(h *hotel) { h.tolerant = false }},
+		{"key is undone and was never done: the Do of key that comes after its Undo must be refused", func(h *hotel) { h.barrier = false }},
+	} {
+		h := newHotel()
+		c.wrong(h)
+		r := &recorder{TB: t}
+		sagatest.Check(r, h.saga(), func() *state { return &state{} })
+		require.Contains(t, r.errs, c.want)
+	}
+}
+
+func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
+	nothing := func(context.Context, *odd) error { return nil }
+	sg := &saga.Saga[odd]{Name: "odd", Steps: []saga.Step[odd]{{Name: "a", Do: nothing, Undo: nothing}}}
+	r := &recorder{TB: t}
+	sagatest.Check(r, sg, func() *odd { return &odd{F: func() {}} })
+	require.Contains(t, r.errs[0], "nothing goes wrong: the state does not survive its Codec")
+	sg.Codec = forgetful{}
+	r.errs = nil
+	sagatest.Check(r, sg, func() *odd { return &odd{F: func() {}} })
+	require.Contains(t, r.errs[0], `does not come back from its Codec as it was: <nil>, "full" and then "empty"`)
+}
+
+func TestCheckStopsAtADefinitionThatIsWrong(t *testing.T) {
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		sagatest.Check(r, &saga.Saga[odd]{}, func() *odd { return nil })
+	}()
+	<-done
+	require.Len(t, r.errs, 1)
+	require.Contains(t, r.errs[0], "saga.Saga.Steps is empty")
+}
+
+type odd struct{ F func() }
+
+// forgetful loses what it encodes.
+type forgetful struct{}
+
+func (forgetful) Encode(s *odd) ([]byte, error) {
+	if s.F == nil {
+		return []byte("empty"), nil
+	}
+	return []byte("full"), nil
+}
+
+func (forgetful) Decode([]byte, *odd) error { return nil }
