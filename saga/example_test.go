@@ -1,0 +1,143 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+type Trip struct {
+	Flight, Hotel string
+}
+
+// The hotel is full, so that the flight is canceled again.
+func ExampleRun() {
+	full := errors.New("hotel full")
+	trip := &saga.Saga[Trip]{
+		Name: "trip",
+		Steps: []saga.Step[Trip]{
+			{
+				Name: "flight",
+				Do:   func(_ context.Context, t *Trip) error { t.Flight = "TP1363"; fmt.Println("booked", t.Flight); return nil },
+				Undo: func(_ context.Context, t *Trip) error { fmt.Println("canceled", t.Flight); return nil },
+			},
+			{
+				Name: "hotel",
+				Do:   func(context.Context, *Trip) error { return saga.NoEffect(full) },
+				Undo: func(context.Context, *Trip) error { return nil },
+			},
+		},
+	}
+	err := saga.Run(context.Background(), trip, &Trip{})
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, full), errors.Is(err, saga.ErrCompensated))
+	// Output:
+	// booked TP1363
+	// canceled TP1363
+	// saga: trip: compensated: step hotel: hotel full
+	// true true
+}
+
+// The same definition under a Runner, with a Store. That of package sqlstore
+// lets it survive the process.
+func ExampleRunner() {
+	nothing := func(context.Context, *Trip) error { return nil }
+	trip := &saga.Saga[Trip]{
+		Name: "trip", Version: 1,
+		Steps: []saga.Step[Trip]{
+			{
+				Name: "flight",
+				Do: func(ctx context.Context, t *Trip) error {
+					t.Flight = "TP1363"
+					fmt.Println(saga.CommandFrom(ctx).ID) // for the participant to apply once
+					return nil
+				},
+				Undo: nothing,
+			},
+			{Name: "hotel", Do: func(_ context.Context, t *Trip) error { t.Hotel = "Ibis"; return nil }, Undo: nothing},
+		},
+	}
+	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
+		OnStuck: func(_ context.Context, s saga.StuckSaga) { fmt.Println("page somebody:", s.ID, s.Cause, s.Actions) },
+	})
+	saga.Register(runner, trip)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = runner.Run(ctx) })
+
+	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
+		fmt.Println(err)
+	}
+	result, err := saga.Result[Trip](ctx, runner, "trip-17")
+	fmt.Println(result, err)
+
+	cancel()
+	running.Wait()
+	// Output:
+	// trip-17/flight/flight/do
+	// {TP1363 Ibis} <nil>
+}
+
+// An alternative is tried before anything is undone.
+func ExampleStep_or() {
+	book := func(hotel string, err error) saga.Step[Trip] {
+		return saga.Step[Trip]{
+			Name: hotel,
+			Do: func(_ context.Context, t *Trip) error {
+				if err == nil {
+					t.Hotel = hotel
+				}
+				return err
+			},
+			Undo: func(context.Context, *Trip) error { return nil },
+		}
+	}
+	hotel := book("Ritz", saga.NoEffect(errors.New("full")))
+	hotel.Or = []saga.Step[Trip]{book("Ibis", nil)}
+	var t Trip
+	err := saga.Run(context.Background(), &saga.Saga[Trip]{Name: "trip", Steps: []saga.Step[Trip]{hotel}}, &t)
+	fmt.Println(t.Hotel, err)
+	// Output: Ibis <nil>
+}
+
+// Everything that happens, in the log of the program.
+func ExampleRunnerConfig_OnEvent() {
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	ping := &saga.Saga[int]{Name: "ping", Steps: []saga.Step[int]{{
+		Name: "send",
+		Do:   func(context.Context, *int) error { return nil },
+		Undo: func(context.Context, *int) error { return nil },
+	}}}
+	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
+		Poll: 10 * time.Millisecond,
+		OnEvent: func(ctx context.Context, e saga.Event) {
+			logger.InfoContext(ctx, e.Event, "saga", e.Saga, "id", e.ID, "step", e.Step, "attempt", e.Attempt, "err", e.Error)
+		},
+	})
+	saga.Register(runner, ping)
+	ctx, cancel := context.WithCancel(context.Background())
+	_, _ = saga.Start(ctx, runner, ping, "ping-1", 0) // no runner runs yet: it is recorded
+	var running sync.WaitGroup
+	running.Go(func() { _ = runner.Run(ctx) })
+	_, _ = saga.Result[int](ctx, runner, "ping-1")
+	cancel()
+	running.Wait()
+	// Output:
+	// level=INFO msg=created saga=ping id=ping-1 step="" attempt=0 err=""
+	// level=INFO msg=done saga=ping id=ping-1 step=send attempt=1 err=""
+	// level=INFO msg=completed saga=ping id=ping-1 step="" attempt=0 err=""
+}
