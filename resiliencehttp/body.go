@@ -20,6 +20,14 @@ type body struct {
 	closing atomic.Bool
 }
 
+// bodyless reports whether there is nothing to wait for in the response's body,
+// which callers then need not close. A ContentLength of 0 does not say so: it is
+// what a RoundTripper leaves that knows no better.
+func bodyless(req *http.Request, resp *http.Response) bool {
+	return resp.Body == http.NoBody || req.Method == http.MethodHead ||
+		resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified
+}
+
 // duplex reports whether the response's body is a connection to be written to,
 // as after 101 Switching Protocols.
 func duplex(resp *http.Response) bool {

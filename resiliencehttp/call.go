@@ -269,7 +269,7 @@ func (c *call) hand(resp *http.Response, failure error) (err error, handed bool)
 		c.final = failure
 	}
 	c.response = resp
-	if resp.Body == http.NoBody {
+	if bodyless(c.req, resp) {
 		return failure, false
 	}
 	c.answer = body{inner: resp.Body, call: c, failure: failure}

@@ -1,105 +1,524 @@
 package resiliencehttp_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"net/http/httptest"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
 )
 
-// tries is the least of all retriers: up to n calls, no waits, as long as the
-// error does not say that it is not Retryable.
-func tries(n int) resilience.Middleware {
-	return func(next resilience.Func) resilience.Func {
-		return func(ctx context.Context) (err error) {
-			for range n {
-				err = next(ctx)
-				r, says := errors.AsType[interface {
-					error
-					Retryable() bool
-				}](err)
-				if err == nil || says && !r.Retryable() {
-					break
-				}
-			}
-			return err
+// retries returns a retrier that does not wait.
+func retries(attempts int) *retry.Retrier {
+	return retry.New(retry.Config{Attempts: attempts, Backoff: retry.Constant(0)})
+}
+
+// A testServer is a server on loopback, over HTTP/1.1 or, with TLS, HTTP/2.
+type testServer struct {
+	*httptest.Server
+	Base *http.Transport // to talk to it
+	opened,
+	requests atomic.Int64
+}
+
+func serve(t *testing.T, http2 bool, handler http.HandlerFunc) *testServer {
+	s := &testServer{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.requests.Add(1)
+		handler(w, r)
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			s.opened.Add(1)
 		}
 	}
+	if http2 {
+		s.EnableHTTP2 = true
+		s.StartTLS()
+		s.Base = s.Client().Transport.(*http.Transport)
+	} else {
+		s.Start()
+		s.Base = &http.Transport{}
+	}
+	t.Cleanup(func() {
+		s.Base.CloseIdleConnections()
+		s.CloseClientConnections()
+		s.Close()
+		requireNoCall(t)
+	})
+	return s
+}
+
+// client returns one that uses mw.
+func (s *testServer) client(mw ...resilience.Middleware) *http.Client {
+	return &http.Client{Transport: &resiliencehttp.Transport{Base: s.Base, Middleware: resilience.Chain(mw...)}}
+}
+
+// onBoth runs a test over HTTP/1.1 and HTTP/2.
+func onBoth(t *testing.T, test func(t *testing.T, http2 bool)) {
+	for name, http2 := range map[string]bool{"HTTP1": false, "HTTP2": true} {
+		t.Run(name, func(t *testing.T) { test(t, http2) })
+	}
+}
+
+// requireNoCall waits for the goroutines of all calls to end.
+func requireNoCall(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		dump := make([]byte, 1<<20)
+		return !bytes.Contains(dump[:runtime.Stack(dump, true)], []byte("resiliencehttp.(*call)"))
+	}, 10*time.Second, time.Millisecond, "a call's goroutine is left")
+}
+
+// answer reads the response to its end and closes it.
+func answer(t *testing.T, resp *http.Response, err error) string {
+	t.Helper()
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return string(body)
 }
 
 // statuses answers with one status after the other, the last one for ever, and
-// a body that names it.
-func statuses(codes ...int) http.HandlerFunc {
-	next := make(chan int, len(codes))
-	for _, code := range codes[:len(codes)-1] {
-		next <- code
-	}
+// the body, or else a text that names the status.
+func statuses(body string, codes ...int) http.HandlerFunc {
+	var n atomic.Int64
 	return func(w http.ResponseWriter, r *http.Request) {
-		code := codes[len(codes)-1]
-		select {
-		case code = <-next:
-		default:
-		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		code := codes[min(int(n.Add(1)), len(codes))-1]
 		w.WriteHeader(code)
-		_, _ = io.WriteString(w, http.StatusText(code))
+		if body == "" {
+			_, _ = io.WriteString(w, http.StatusText(code))
+		}
+		_, _ = io.WriteString(w, body)
 	}
 }
 
-func TestTransportRetriesFailedStatus(t *testing.T) {
-	server := httptest.NewServer(statuses(503, 429, 200))
-	defer server.Close()
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: tries(3)}}
-
-	resp, err := client.Get(server.URL)
-	require.NoError(t, err)
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Equal(t, 200, resp.StatusCode)
-	require.Equal(t, "OK", string(body))
+// watch records what the policies get to see.
+type watch struct {
+	mu   sync.Mutex
+	errs []error
+	ctxs []context.Context
 }
 
-func TestTransportReturnsLastFailedResponseOpen(t *testing.T) {
-	server := httptest.NewServer(statuses(503, 429, 502))
-	defer server.Close()
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: tries(3)}}
-
-	resp, err := client.Get(server.URL)
-	require.NoError(t, err)
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Equal(t, 502, resp.StatusCode)
-	require.Equal(t, "Bad Gateway", string(body))
+func (w *watch) Wrap(next resilience.Func) resilience.Func {
+	return func(ctx context.Context) error {
+		w.mu.Lock()
+		w.ctxs = append(w.ctxs, ctx)
+		w.mu.Unlock()
+		err := next(ctx)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.errs = append(w.errs, err)
+		return err
+	}
 }
 
-func TestTransportSendsPostOnce(t *testing.T) {
-	server := httptest.NewServer(statuses(503, 200))
-	defer server.Close()
-	var seen error
-	client := &http.Client{Transport: &resiliencehttp.Transport{
-		Middleware: resilience.Chain(tries(3), func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error {
-				seen = next(ctx)
-				return seen
+func (w *watch) seen() []error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.errs
+}
+
+// roundTripper is a RoundTripper that is a function.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func response(status int, body io.Reader, header ...string) *http.Response {
+	resp := &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(body)}
+	for i := 0; i < len(header); i += 2 {
+		resp.Header.Add(header[i], header[i+1])
+	}
+	return resp
+}
+
+func TestRetriesOnOneConnectionAndLeavesNothingBehind(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		var n atomic.Int64
+		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+			if n.Add(1)%3 != 0 {
+				w.WriteHeader(503)
+				_, _ = io.WriteString(w, strings.Repeat("x", 60<<10))
+				return
 			}
-		}),
-	}}
+			_, _ = io.WriteString(w, "done")
+		})
+		client := server.client(retries(3).Wrap)
+		for range 20 {
+			resp, err := client.Get(server.URL)
+			require.Equal(t, "done", answer(t, resp, err))
+			require.Equal(t, 200, resp.StatusCode)
+		}
+		require.EqualValues(t, 60, server.requests.Load())
+		require.EqualValues(t, 1, server.opened.Load())
+		requireNoCall(t)
+	})
+}
 
-	resp, err := client.Post(server.URL, "text/plain", strings.NewReader("once"))
+func TestReturnsLastFailedResponseOpen(t *testing.T) {
+	for name, size := range map[string]int{"None": 0, "Short": 10, "Drained": 64 << 10, "TooLong": 64<<10 + 1, "Long": 3 << 20} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, http2 bool) {
+				body := strings.Repeat("0123456789", size/10+1)[:size]
+				server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+					w.WriteHeader(503)
+					_, _ = io.WriteString(w, body)
+				})
+				// The ctx of an attempt ends with it, that of its response must not.
+				client := server.client(retries(3).Wrap, resilience.Timeout(time.Minute))
+				resp, err := client.Get(server.URL)
+				require.Equal(t, body, answer(t, resp, err))
+				require.Equal(t, 503, resp.StatusCode)
+				require.EqualValues(t, 3, server.requests.Load())
+			})
+		})
+	}
+}
+
+func TestLastFailedResponseMayBeClosedUnread(t *testing.T) {
+	server := serve(t, false, statuses(strings.Repeat("x", 1<<20), 503))
+	for range 3 {
+		resp, err := server.client(retries(2).Wrap, resilience.Timeout(time.Minute)).Get(server.URL)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+	}
+}
+
+func TestFailedResponseThatBreaksOffIsStillTheResponse(t *testing.T) {
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		w.WriteHeader(503)
+		_, _ = io.WriteString(w, "half of i")
+	})
+	resp, err := server.client(retries(2).Wrap).Get(server.URL)
 	require.NoError(t, err)
-	require.Equal(t, 503, resp.StatusCode)
+	body, err := io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, "half of i", string(body))
 	require.NoError(t, resp.Body.Close())
-	status, ok := errors.AsType[*resiliencehttp.StatusError](seen)
-	require.True(t, ok)
-	require.False(t, status.Retryable())
-	require.EqualError(t, seen, "resiliencehttp: status 503 Service Unavailable")
+	require.EqualValues(t, 2, server.requests.Load())
+}
+
+func TestRefusalAfterResponseReturnsTheResponse(t *testing.T) {
+	server := serve(t, false, statuses("", 503))
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
+	require.Equal(t, "Service Unavailable", answer(t, resp, err))
+	require.Equal(t, breaker.Open, circuit.State())
+
+	_, err = server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
+	require.ErrorIs(t, err, breaker.ErrOpen)
+	require.EqualValues(t, 1, server.requests.Load())
+}
+
+func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
+	broken := errors.New("broken")
+	closed := 0
+	calls := 0
+	transport := &resiliencehttp.Transport{
+		Middleware: retries(2).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if calls++; calls == 1 {
+				resp := response(503, nil)
+				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+				return resp, nil
+			}
+			return nil, broken
+		}),
+	}
+	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.ErrorIs(t, err, broken)
+	require.Equal(t, 1, closed)
+}
+
+type closeCounter struct {
+	io.Reader
+	closed *int
+}
+
+func (c closeCounter) Close() error { *c.closed++; return nil }
+
+func TestStatusesThatReachThePolicies(t *testing.T) {
+	for _, c := range []struct {
+		method string
+		status int
+		failed bool
+	}{
+		{"GET", 200, false}, {"GET", 404, false}, {"GET", 408, false}, {"GET", 501, false}, {"GET", 505, false},
+		{"GET", 429, true}, {"GET", 500, true}, {"GET", 502, true}, {"GET", 503, true}, {"GET", 504, true},
+		{"POST", 429, true}, {"POST", 500, false}, {"POST", 502, true}, {"POST", 503, true}, {"POST", 504, true}, {"POST", 501, false},
+	} {
+		t.Run(c.method+" "+http.StatusText(c.status), func(t *testing.T) {
+			server := serve(t, false, statuses("", c.status))
+			var seen watch
+			req, err := http.NewRequest(c.method, server.URL, nil)
+			require.NoError(t, err)
+			resp, err := server.client(retries(2).Wrap, seen.Wrap).Do(req)
+			require.Equal(t, http.StatusText(c.status), answer(t, resp, err))
+			require.Equal(t, c.status, resp.StatusCode)
+			if !c.failed {
+				require.Equal(t, []error{nil}, seen.seen())
+				return
+			}
+			status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
+			require.True(t, ok)
+			require.Equal(t, c.status, status.StatusCode)
+			require.Equal(t, c.method == "GET", status.Retryable())
+			require.EqualError(t, status, "resiliencehttp: status "+resp.Status)
+		})
+	}
+}
+
+func TestClassifyDecides(t *testing.T) {
+	server := serve(t, false, statuses("", 418, 418, 503))
+	teapot := errors.New("a teapot")
+	var seen watch
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Base:       server.Base,
+		Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap),
+		Classify: func(r *http.Response) error {
+			switch r.StatusCode {
+			case 418:
+				return teapot
+			}
+			return retry.Permanent(resiliencehttp.DefaultClassify(r))
+		},
+	}}
+	resp, err := client.Get(server.URL)
+	require.Equal(t, "Service Unavailable", answer(t, resp, err))
+	require.EqualValues(t, 3, server.requests.Load())
+	require.ErrorIs(t, seen.seen()[1], teapot)
+	require.False(t, retry.Retryable(seen.seen()[2]))
+
+	resp, err = client.Post(server.URL, "", nil)
+	answer(t, resp, err)
+}
+
+func TestPlainWithoutMiddleware(t *testing.T) {
+	want := response(503, strings.NewReader(""))
+	req := httptest.NewRequest("GET", "http://example.com", nil)
+	got, err := (&resiliencehttp.Transport{Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		require.Same(t, req, r)
+		return want, nil
+	})}).RoundTrip(req)
+	require.NoError(t, err)
+	require.Same(t, want, got)
+}
+
+func TestDefaultBaseIsTheDefaultTransport(t *testing.T) {
+	server := httptest.NewServer(statuses("", 200))
+	defer server.Close()
+	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: retries(1).Wrap}}
+	resp, err := client.Get(server.URL)
+	require.Equal(t, "OK", answer(t, resp, err))
+	client.CloseIdleConnections()
+}
+
+type idleCloser struct {
+	roundTripper
+	closed int
+}
+
+func (c *idleCloser) CloseIdleConnections() { c.closed++ }
+
+func TestForwardsCloseIdleConnections(t *testing.T) {
+	base := &idleCloser{}
+	(&http.Client{Transport: &resiliencehttp.Transport{Base: base}}).CloseIdleConnections()
+	require.Equal(t, 1, base.closed)
+	(&resiliencehttp.Transport{Base: roundTripper(nil)}).CloseIdleConnections()
+}
+
+func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
+	failing := roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("broken") })
+	swallow := resilience.Fallback(func(context.Context, error) error { return nil })
+	forget := func(next resilience.Func) resilience.Func {
+		return func(context.Context) error { return next(context.Background()) }
+	}
+	for name, c := range map[string]struct {
+		mw   resilience.Middleware
+		want string
+	}{
+		"Swallows":   {swallow, "resiliencehttp: the Middleware returned neither an error nor a response"},
+		"NeverCalls": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }, "resiliencehttp: the Middleware returned neither an error nor a response"},
+		"LosesCtx":   {forget, "resiliencehttp: the Middleware lost the request's ctx"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			transport := &resiliencehttp.Transport{Base: failing, Middleware: c.mw}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+			require.Nil(t, resp)
+			require.EqualError(t, err, c.want)
+		})
+	}
+
+	// With a response there is something to answer with.
+	transport := &resiliencehttp.Transport{Middleware: swallow, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		return response(503, strings.NewReader("sorry")), nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.Equal(t, "sorry", answer(t, resp, err))
+}
+
+func TestErrorOfBaseComesBackAsItIs(t *testing.T) {
+	timeout := &net.OpError{Op: "read", Err: context.DeadlineExceeded}
+	for _, method := range []string{"GET", "POST"} {
+		transport := &resiliencehttp.Transport{
+			Middleware: retries(1).Wrap,
+			Base:       roundTripper(func(*http.Request) (*http.Response, error) { return nil, timeout }),
+		}
+		if method == "GET" {
+			transport.Middleware = resilience.Chain()
+		}
+		_, err := transport.RoundTrip(httptest.NewRequest(method, "http://example.com", nil))
+		require.Same(t, timeout, err)
+	}
+}
+
+func TestWorksUnderClientTimeoutRedirectsAndCookies(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		var visits sync.Map
+		hang := make(chan struct{})
+		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+			n, _ := visits.LoadOrStore(r.URL.Path, new(atomic.Int64))
+			first := n.(*atomic.Int64).Add(1) == 1
+			switch {
+			case r.URL.Path == "/hang":
+				<-hang
+			case r.URL.Path == "/loop":
+				http.Redirect(w, r, "/loop", http.StatusFound)
+			case first:
+				w.WriteHeader(503)
+			case r.URL.Path == "/start":
+				http.SetCookie(w, &http.Cookie{Name: "a", Value: "b"})
+				http.Redirect(w, r, "/end", http.StatusFound)
+			default:
+				_, err := r.Cookie("a")
+				_, _ = io.WriteString(w, map[bool]string{true: "with cookie", false: "without"}[err == nil])
+			}
+		})
+		defer close(hang)
+		client := server.client(retries(3).Wrap)
+		client.Jar, _ = cookiejar.New(nil)
+		resp, err := client.Get(server.URL + "/start")
+		require.Equal(t, "with cookie", answer(t, resp, err))
+		require.EqualValues(t, 4, server.requests.Load(), "two each")
+		require.Equal(t, "/end", resp.Request.URL.Path)
+
+		_, err = client.Get(server.URL + "/loop")
+		require.ErrorContains(t, err, "stopped after 10 redirects")
+		require.EqualValues(t, 4+10, server.requests.Load(), "a redirect is no failure")
+
+		client.Timeout = 50 * time.Millisecond
+		_, err = client.Get(server.URL + "/hang")
+		var timeout net.Error
+		require.ErrorAs(t, err, &timeout)
+		require.True(t, timeout.Timeout())
+	})
+}
+
+func TestRetryAfterIsHonoured(t *testing.T) {
+	for name, value := range map[string]func() string{
+		"Seconds": func() string { return "7" },
+		"RFC1123": func() string { return time.Now().Add(7 * time.Second).UTC().Format(http.TimeFormat) },
+		"RFC850":  func() string { return time.Now().Add(7 * time.Second).UTC().Format("Monday, 02-Jan-06 15:04:05 GMT") },
+		"asctime": func() string { return time.Now().Add(7 * time.Second).UTC().Format(time.ANSIC) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := 0
+				transport := &resiliencehttp.Transport{
+					Middleware: retries(2).Wrap,
+					Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						if calls++; calls == 1 {
+							return response(429, strings.NewReader(""), "Retry-After", value()), nil
+						}
+						return response(200, strings.NewReader("ok")), nil
+					}),
+				}
+				start := time.Now()
+				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+				require.Equal(t, "ok", answer(t, resp, err))
+				require.GreaterOrEqual(t, time.Since(start), 7*time.Second)
+				require.Less(t, time.Since(start), 10*time.Second)
+			})
+		})
+	}
+}
+
+func TestRetryAfterAboveTheCapEndsTheCall(t *testing.T) {
+	for _, value := range []string{"61", "99999999999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"} {
+		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", value)
+			w.WriteHeader(503)
+		})
+		resp, err := server.client(retries(5).Wrap).Get(server.URL)
+		answer(t, resp, err)
+		require.Equal(t, 503, resp.StatusCode)
+		require.EqualValues(t, 1, server.requests.Load())
+	}
+}
+
+func TestRetryAfterThatIsRubbish(t *testing.T) {
+	for _, value := range []string{"soon", "-5", "1.5", "+3", "", " ", "1,2", "Thu, 01 Jan 1970 00:00:00 GMT", "\xff"} {
+		e := &resiliencehttp.StatusError{StatusCode: 503, Header: http.Header{"Retry-After": {value}}}
+		require.Zero(t, e.RetryAfter(), "%q", value)
+	}
+	require.Zero(t, (&resiliencehttp.StatusError{}).RetryAfter())
+	require.EqualError(t, &resiliencehttp.StatusError{StatusCode: 799}, "resiliencehttp: status 799")
+}
+
+func TestBulkheadUnderManyCallers(t *testing.T) {
+	const limit, callers, calls = 4, 32, 50
+	onBoth(t, func(t *testing.T, http2 bool) {
+		var n atomic.Int64
+		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+			if n.Add(1)%7 == 0 {
+				w.WriteHeader(503)
+			}
+			_, _ = w.Write(make([]byte, n.Load()%5*1000))
+		})
+		slots := bulkhead.New(bulkhead.Config{Limit: limit, Queue: callers})
+		client := server.client(retries(2).Wrap, slots.Wrap)
+		var wg sync.WaitGroup
+		for i := range callers {
+			wg.Go(func() {
+				for j := range calls {
+					ctx, cancel := context.WithCancel(t.Context())
+					req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+					resp, err := client.Do(req)
+					if err != nil {
+						t.Error(err)
+					} else if (i+j)%3 == 0 {
+						_ = resp.Body.Close()
+					} else if (i+j)%3 == 1 {
+						_, _ = io.Copy(io.Discard, resp.Body)
+						_ = resp.Body.Close()
+					}
+					cancel() // the last third is neither read nor closed
+				}
+			})
+		}
+		wg.Wait()
+		requireNoCall(t)
+		require.Zero(t, slots.Stats().InFlight)
+	})
 }

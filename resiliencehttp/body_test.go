@@ -1,0 +1,317 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// halves answers with "one", and when it is told to, with "two".
+func halves(more <-chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "one")
+		w.(http.Flusher).Flush()
+		select {
+		case <-more:
+			_, _ = io.WriteString(w, "two")
+		case <-r.Context().Done():
+		}
+	}
+}
+
+func TestAttemptLastsUntilBodyIsRead(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		more := make(chan struct{})
+		server := serve(t, http2, halves(more))
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		var inner watch
+		resp, err := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(time.Minute), inner.Wrap).Get(server.URL)
+		require.NoError(t, err)
+		_, err = io.ReadFull(resp.Body, make([]byte, 3))
+		require.NoError(t, err)
+
+		require.NoError(t, inner.ctxs[0].Err(), "the ctx of the attempt ended with RoundTrip")
+		require.Equal(t, 1, slots.Stats().InFlight, "the slot was given back by RoundTrip")
+		close(more)
+		rest, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, "two", string(rest))
+		require.Error(t, inner.ctxs[0].Err(), "the ctx of the attempt outlives its body")
+		require.Zero(t, slots.Stats().InFlight, "the slot outlives the body")
+		require.Equal(t, []error{nil}, inner.seen())
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, halves(nil))
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		var inner watch
+		resp, err := server.client(slots.Wrap, inner.Wrap).Get(server.URL)
+		require.NoError(t, err)
+		require.Equal(t, 1, slots.Stats().InFlight)
+		reading := make(chan error)
+		go func() {
+			_, err := io.ReadAll(resp.Body) // which Close interrupts
+			reading <- err
+		}()
+		require.NoError(t, resp.Body.Close())
+		require.Zero(t, slots.Stats().InFlight)
+		require.Equal(t, []error{nil}, inner.seen(), "to have had enough is no failure")
+		require.Error(t, <-reading)
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, halves(nil))
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		done := make(chan error)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+		resp, err := server.client(func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { err := next(ctx); done <- err; return err }
+		}, retries(3).Wrap, slots.Wrap).Do(req)
+		require.NoError(t, err)
+		gaveUp := errors.New("gave up")
+		cancel(gaveUp)
+		require.ErrorIs(t, <-done, gaveUp)
+		require.Zero(t, slots.Stats().InFlight)
+		requireNoCall(t)
+		_, err = io.ReadAll(resp.Body)
+		require.Error(t, err)
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+func TestTimeoutCoversBody(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, halves(nil))
+		var outer watch
+		resp, err := server.client(outer.Wrap, retries(3).Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
+		if err == nil {
+			_, err = io.ReadAll(resp.Body)
+			require.NoError(t, resp.Body.Close())
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, outer.seen()[0], context.DeadlineExceeded)
+	})
+}
+
+func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = io.WriteString(w, "one")
+	})
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, breaker.Open, circuit.State())
+	require.NoError(t, resp.Body.Close())
+	require.EqualValues(t, 1, server.requests.Load())
+}
+
+func TestPolicyThatRetriesWhatItShouldNotDoesNotHoldTheCaller(t *testing.T) {
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = io.WriteString(w, "one")
+	})
+	always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	resp, err := server.client(always.Wrap, slots.Wrap).Get(server.URL)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.NoError(t, resp.Body.Close())
+	require.Zero(t, slots.Stats().InFlight)
+	require.EqualValues(t, 1, server.requests.Load())
+}
+
+func TestUnreplayableFailureIsHandedOverAtOnce(t *testing.T) {
+	more := make(chan struct{})
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(503)
+		halves(more)(w, r)
+	})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	var seen watch
+	resp, err := server.client(retries(3).Wrap, slots.Wrap, seen.Wrap).Post(server.URL, "", nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, slots.Stats().InFlight)
+	close(more)
+	require.Equal(t, "onetwo", answer(t, resp, nil))
+	require.Zero(t, slots.Stats().InFlight)
+	_, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
+	require.True(t, ok)
+}
+
+func TestCtxThatEndedBeforeTheResponseCame(t *testing.T) {
+	// A Base that answers all the same: its body goes to the caller, who may never
+	// close it.
+	for _, status := range []int{200, 503} {
+		ctx, cancel := context.WithCancel(t.Context())
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		transport := &resiliencehttp.Transport{
+			Middleware: slots.Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				cancel()
+				runtime.Gosched() // the policies' goroutine may look now, or later
+				return response(status, strings.NewReader("late")), nil
+			}),
+		}
+		req := httptest.NewRequest("POST", "http://example.com", nil).WithContext(ctx)
+		resp, err := transport.RoundTrip(req)
+		require.NoError(t, err)
+		requireNoCall(t)
+		require.Zero(t, slots.Stats().InFlight)
+		require.Equal(t, "late", answer(t, resp, nil))
+	}
+}
+
+func TestPanicsPassThrough(t *testing.T) {
+	type oops struct{ int }
+	get := httptest.NewRequest("GET", "http://example.com", nil)
+	ok := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
+	panics := roundTripper(func(*http.Request) (*http.Response, error) { panic(oops{1}) })
+	crash := func(before bool, how func()) resilience.Middleware {
+		return func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				if before {
+					how()
+				}
+				err := next(ctx)
+				how()
+				return err
+			}
+		}
+	}
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	free := func(t *testing.T) {
+		require.Zero(t, slots.Stats().InFlight)
+		requireNoCall(t)
+	}
+
+	t.Run("InBase", func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Base: panics, Middleware: slots.Wrap}
+		require.PanicsWithValue(t, oops{1}, func() { _, _ = transport.RoundTrip(get) })
+		free(t)
+	})
+	t.Run("InBaseAfterFailedResponse", func(t *testing.T) {
+		closed, calls := 0, 0
+		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap),
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				if calls++; calls == 2 {
+					panic(oops{2})
+				}
+				resp := response(503, nil)
+				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+				return resp, nil
+			})}
+		require.PanicsWithValue(t, oops{2}, func() { _, _ = transport.RoundTrip(get) })
+		require.Equal(t, 1, closed)
+		free(t)
+	})
+	t.Run("InPolicyBefore", func(t *testing.T) {
+		body := &trackedBody{Reader: strings.NewReader("")}
+		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, func() { panic(oops{3}) }))}
+		require.PanicsWithValue(t, oops{3}, func() { _, _ = transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", body)) })
+		require.EqualValues(t, 1, body.closed.Load())
+		free(t)
+	})
+	t.Run("InPolicyAfterBody", func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{4}) }))}
+		resp, err := transport.RoundTrip(get)
+		require.NoError(t, err)
+		require.PanicsWithValue(t, oops{4}, func() { _, _ = io.ReadAll(resp.Body) })
+		require.NoError(t, resp.Body.Close())
+		free(t)
+	})
+	t.Run("MadeAnError", func(t *testing.T) {
+		recovered := errors.New("recovered")
+		calls := 0
+		transport := &resiliencehttp.Transport{
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				if calls++; calls == 2 {
+					return ok(r)
+				}
+				panic(oops{5})
+			}),
+			Middleware: func(next resilience.Func) resilience.Func {
+				next = slots.Wrap(next)
+				return func(ctx context.Context) (err error) {
+					defer func() {
+						if recover() != nil {
+							err = recovered
+						}
+					}()
+					return next(ctx)
+				}
+			},
+		}
+		_, err := transport.RoundTrip(get)
+		require.ErrorIs(t, err, recovered)
+		free(t)
+
+		calls = 0
+		transport = &resiliencehttp.Transport{Base: transport.Base, Middleware: resilience.Chain(retries(2).Wrap, transport.Middleware)}
+		resp, err := transport.RoundTrip(get)
+		require.Equal(t, "ok", answer(t, resp, err))
+		free(t)
+	})
+	t.Run("Goexit", func(t *testing.T) {
+		for name, transport := range map[string]*resiliencehttp.Transport{
+			"InBase": {Middleware: slots.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				runtime.Goexit()
+				return nil, nil
+			})},
+			"InPolicyBefore":    {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, runtime.Goexit))},
+			"InPolicyAfterBody": {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
+		} {
+			t.Run(name, func(t *testing.T) {
+				returned := false
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					resp, err := transport.RoundTrip(get)
+					if err == nil {
+						_, _ = io.ReadAll(resp.Body)
+					}
+					returned = true
+				})
+				wg.Wait()
+				require.False(t, returned)
+				free(t)
+			})
+		}
+	})
+}
+
+func TestPanicKeepsTheStackOfBase(t *testing.T) {
+	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(panicsDeepDown)}
+	defer func() {
+		require.Equal(t, "deep down", recover())
+		stack := make([]byte, 1<<16)
+		require.Contains(t, string(stack[:runtime.Stack(stack, false)]), "panicsDeepDown")
+	}()
+	_, _ = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+}
+
+func panicsDeepDown(*http.Request) (*http.Response, error) { panic("deep down") }

@@ -1,0 +1,297 @@
+package resiliencehttp_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+// upgrade switches to a protocol that sends each line back, and says goodbye
+// when the other side has no more to say.
+func upgrade(w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		w.WriteHeader(http.StatusNotImplemented)
+		return
+	}
+	defer conn.Close()
+	_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	for {
+		line, err := rw.ReadString('\n')
+		if err != nil {
+			_, _ = io.WriteString(conn, "goodbye\n")
+			return
+		}
+		_, _ = io.WriteString(conn, line)
+	}
+}
+
+func upgradeRequest(t *testing.T, url string) *http.Request {
+	req, err := http.NewRequest("GET", url, nil)
+	require.NoError(t, err)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "websocket")
+	return req
+}
+
+func requireEcho(t *testing.T, conn io.ReadWriter, lines ...string) {
+	r := bufio.NewReader(conn)
+	for _, line := range lines {
+		_, err := io.WriteString(conn, line+"\n")
+		require.NoError(t, err)
+		got, err := r.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, line+"\n", got)
+	}
+}
+
+func TestSwitchingProtocols(t *testing.T) {
+	server := serve(t, false, upgrade)
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	timedOut := make(chan struct{})
+	client := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(20*time.Millisecond), func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			context.AfterFunc(ctx, func() { close(timedOut) })
+			return next(ctx)
+		}
+	})
+	resp, err := client.Do(upgradeRequest(t, server.URL))
+	require.NoError(t, err)
+	require.Equal(t, 101, resp.StatusCode)
+	conn := resp.Body.(io.ReadWriteCloser)
+	requireEcho(t, conn, "one")
+	<-timedOut
+	requireEcho(t, conn, "two", "three") // the request's time-out is not the connection's
+	require.Equal(t, 1, slots.Stats().InFlight)
+
+	require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+	rest, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Equal(t, "goodbye\n", string(rest))
+	require.Equal(t, 1, slots.Stats().InFlight, "the end of one direction is not the end")
+	require.NoError(t, conn.Close())
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+func TestSwitchingProtocolsWithoutCloseWrite(t *testing.T) {
+	one, other := net.Pipe()
+	defer other.Close()
+	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 101, Body: one}, nil
+		}),
+		Classify: func(*http.Response) error { return errors.New("whatever this is") },
+	}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.ErrorIs(t, resp.Body.(interface{ CloseWrite() error }).CloseWrite(), http.ErrNotSupported)
+	require.NoError(t, resp.Body.Close())
+}
+
+func TestUnderReverseProxy(t *testing.T) {
+	fail := make(chan struct{}, 2)
+	backend := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case fail <- struct{}{}:
+			w.WriteHeader(503)
+			return
+		default:
+		}
+		if r.Header.Get("Upgrade") != "" {
+			upgrade(w, r)
+			return
+		}
+		w.Header().Set("Trailer", "Checksum")
+		_, _ = io.Copy(w, r.Body)
+		_, _ = fmt.Fprintf(w, "%s for %s", r.Method, r.Header.Get("X-Forwarded-For"))
+		w.Header().Set("Checksum", "42")
+	})
+	slots := bulkhead.New(bulkhead.Config{Limit: 4})
+	target, _ := url.Parse(backend.URL)
+	proxy := serve(t, false, (&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.SetXForwarded() },
+		Transport: &resiliencehttp.Transport{
+			Base:       backend.Base,
+			Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap, resilience.Timeout(time.Minute)),
+		},
+	}).ServeHTTP)
+	client := &http.Client{Transport: proxy.Base}
+
+	resp, err := client.Get(proxy.URL)
+	require.Equal(t, "GET for 127.0.0.1", answer(t, resp, err))
+	require.Equal(t, "42", resp.Trailer.Get("Checksum"))
+	require.EqualValues(t, 3, backend.requests.Load())
+
+	resp, err = client.Post(proxy.URL, "", strings.NewReader("hello "))
+	require.Equal(t, "hello POST for 127.0.0.1", answer(t, resp, err))
+
+	resp, err = client.Do(upgradeRequest(t, proxy.URL))
+	require.NoError(t, err)
+	require.Equal(t, 101, resp.StatusCode)
+	requireEcho(t, resp.Body.(io.ReadWriter), "one", "two")
+	require.Equal(t, 1, slots.Stats().InFlight)
+	require.NoError(t, resp.Body.Close())
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, 10*time.Second, time.Millisecond)
+}
+
+func TestTrailersSurvive(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		for _, status := range []int{200, 503} {
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Trailer", "Out")
+				w.WriteHeader(status)
+				_, _ = io.Copy(w, r.Body)
+				w.Header().Set("Out", r.Trailer.Get("In")+" and out")
+			})
+			req, _ := http.NewRequest("PUT", server.URL, nil)
+			req.Trailer = http.Header{"In": nil}
+			text := strings.NewReader("text")
+			req.Body = io.NopCloser(readerFunc(func(p []byte) (int, error) {
+				n, err := text.Read(p)
+				if err == io.EOF {
+					req.Trailer.Set("In", "in")
+				}
+				return n, err
+			}))
+			req.ContentLength = -1
+			resp, err := server.client(retries(2).Wrap).Do(req)
+			require.Equal(t, "text", answer(t, resp, err))
+			require.Equal(t, "in and out", resp.Trailer.Get("Out"))
+		}
+	})
+}
+
+func TestHeadAndOtherResponsesWithoutBody(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, statuses("", 503, 204))
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		resp, err := server.client(retries(2).Wrap, slots.Wrap).Head(server.URL)
+		require.NoError(t, err)
+		require.Equal(t, 204, resp.StatusCode)
+		require.Zero(t, slots.Stats().InFlight, "there is nothing to wait for")
+		require.Empty(t, answer(t, resp, nil))
+	})
+}
+
+func TestNoBodyAtAll(t *testing.T) {
+	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 200}, nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.Empty(t, answer(t, resp, err))
+}
+
+func TestErrorsThatAreNotRetryable(t *testing.T) {
+	secure := httptest.NewTLSServer(statuses("", 200))
+	defer secure.Close()
+	secure.Config.ErrorLog = nil
+	plain := httptest.NewServer(statuses("", 200))
+	defer plain.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(secure.Certificate())
+	dials := 0
+	count := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dials++
+		host, _, _ := net.SplitHostPort(addr)
+		switch host {
+		case "nowhere.example":
+			return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}}
+		case "other.test":
+			addr = secure.Listener.Addr().String()
+		case "busy.example":
+			return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "server misbehaving", Name: host, IsTemporary: true}}
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	valid := &tls.Config{RootCAs: roots}
+	for name, c := range map[string]struct {
+		url     string
+		config  *tls.Config
+		prepare func(*http.Request)
+		is      func(error) bool
+		again   bool
+	}{
+		"UnknownAuthority":  {secure.URL, nil, nil, is[x509.UnknownAuthorityError], false},
+		"HostNameMismatch":  {"https://other.test", valid, nil, is[x509.HostnameError], false},
+		"NoTLS":             {"https" + strings.TrimPrefix(plain.URL, "http"), valid, nil, is[tls.RecordHeaderError], false},
+		"NXDOMAIN":          {"http://nowhere.example", nil, nil, is[*net.DNSError], false},
+		"ResolverIsBusy":    {"http://busy.example", nil, nil, is[*net.DNSError], true},
+		"UnsupportedScheme": {"gopher://example.com", nil, nil, nil, false},
+		"NoHost":            {"http:///path", nil, nil, nil, false},
+		"InvalidMethod":     {plain.URL, nil, func(r *http.Request) { r.Method = "GET IT" }, nil, false},
+		"InvalidFieldName":  {plain.URL, nil, func(r *http.Request) { r.Header["a b"] = []string{"c"} }, nil, false},
+		"InvalidFieldValue": {plain.URL, nil, func(r *http.Request) { r.Header["A"] = []string{"b\nc"} }, nil, false},
+		"NobodyListens":     {"http://127.0.0.1:1", nil, nil, is[*net.OpError], true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen watch
+			base := &http.Transport{DialContext: count, TLSClientConfig: c.config}
+			defer base.CloseIdleConnections()
+			transport := &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}
+			req, err := http.NewRequest("GET", c.url, nil)
+			require.NoError(t, err)
+			req.Header.Set("Idempotency-Key", "1")
+			if c.prepare != nil {
+				c.prepare(req)
+			}
+			_, err = transport.RoundTrip(req)
+			require.Error(t, err)
+			require.True(t, c.is == nil || c.is(err), "%T: %v", err, err)
+			if c.again {
+				require.Len(t, seen.seen(), 3)
+			} else {
+				require.Len(t, seen.seen(), 1, "%v", err)
+			}
+		})
+	}
+}
+
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}
+
+func TestCertificateIsVerifiedOnce(t *testing.T) {
+	secure := httptest.NewTLSServer(statuses("", 200))
+	defer secure.Close()
+	var seen watch
+	base := &http.Transport{}
+	defer base.CloseIdleConnections()
+	_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap)}}).Get(secure.URL)
+	verification, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	require.True(t, ok)
+	require.NotEmpty(t, verification.UnverifiedCertificates)
+	require.Len(t, seen.seen(), 1)
+}
+
+func TestTimeoutOfAFinalErrorIsStillOne(t *testing.T) {
+	var seen watch
+	transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		return nil, &net.DNSError{IsTimeout: true}
+	})}
+	_, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil))
+	require.True(t, is[*net.DNSError](err))
+	timeout, ok := seen.seen()[0].(net.Error)
+	_ = timeout
+	require.False(t, ok, "it is an error of its own")
+	slow, ok := seen.seen()[0].(interface{ Timeout() bool })
+	require.True(t, ok && slow.Timeout())
+}
