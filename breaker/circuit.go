@@ -17,8 +17,7 @@ type circuit struct {
 	gb       *gobreaker.CircuitBreaker[error]
 	b        *Breaker
 	window   window
-	measures bool          // but never trips: the breaker is disabled
-	least    time.Duration // open time of gobreaker itself; the phase may last longer
+	measures bool // but never trips: the breaker is disabled
 	halfOpen bool
 	failed   int      // in a row
 	lastErr  error    // of the last failure
@@ -28,11 +27,12 @@ type circuit struct {
 // newCircuit returns a closed circuit.
 func (b *Breaker) newCircuit() *circuit { return b.newCircuitFor(b.cfg.OpenFor) }
 
-// newCircuitFor returns a closed circuit that opens for less than d, so that
-// gobreaker is ready for half-open when the phase ends, and still refuses a call
-// that found the breaker closed just before.
-func (b *Breaker) newCircuitFor(d time.Duration) *circuit {
-	c := &circuit{b: b, least: max(1, min(d, b.cfg.OpenFor)-1)}
+// newCircuitFor returns a closed circuit whose gobreaker stays open for a little
+// less than least, the shortest time for which an open phase of it lasts. So it is
+// ready for half-open when a phase ends; before, a call that found the breaker
+// closed, and comes to gobreaker only now, is still refused.
+func (b *Breaker) newCircuitFor(least time.Duration) *circuit {
+	c := &circuit{b: b}
 	if b.cfg.WindowCalls > 0 {
 		c.window = newCallWindow(b.cfg.WindowCalls)
 	} else {
@@ -40,7 +40,7 @@ func (b *Breaker) newCircuitFor(d time.Duration) *circuit {
 	}
 	c.gb = gobreaker.NewCircuitBreaker[error](gobreaker.Settings{
 		MaxRequests:   uint32(b.cfg.Successes),
-		Timeout:       c.least,
+		Timeout:       max(1, least-1),
 		IsExcluded:    c.isExcluded,
 		IsSuccessful:  c.isSuccessful,
 		ReadyToTrip:   func(gobreaker.Counts) bool { return true }, // isSuccessful has decided
@@ -49,9 +49,10 @@ func (b *Breaker) newCircuitFor(d time.Duration) *circuit {
 	return c
 }
 
-// newTripped returns an open circuit whose events nobody has seen.
+// newTripped returns an open circuit for a phase of d. It never was in use, so
+// that nobody sees it open.
 func (b *Breaker) newTripped(d time.Duration, err error) *circuit {
-	c := b.newCircuitFor(d)
+	c := b.newCircuitFor(min(d, b.cfg.OpenFor))
 	c.gb.Execute(func() (error, error) {
 		return nil, &verdict{err: err, failed: true, trips: true}
 	})
@@ -125,8 +126,6 @@ func (c *circuit) onStateChange(_ string, _, to gobreaker.State) {
 	case gobreaker.StateHalfOpen:
 		c.b.halfOpened(c)
 	case gobreaker.StateClosed:
-		c.failed = 0
-		c.window.clear()
 		c.b.closedAgain(c)
 	}
 }

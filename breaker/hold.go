@@ -21,7 +21,3 @@ func (c *Config) openTime(n int, hold time.Duration) time.Duration {
 	}
 	return d
 }
-
-// isShort reports whether c was made for an open time shorter than OpenFor. It is
-// replaced when that is over.
-func (c *circuit) isShort() bool { return c.least < c.b.cfg.OpenFor-1 }

@@ -35,7 +35,7 @@ func (b *Breaker) Reset() {
 	b.operate(func(b *Breaker) {
 		b.override(func(p *phase, _ figures) {
 			if p.state != ForcedOpen && p.state != Disabled {
-				b.close()
+				b.close(nil)
 			}
 		})
 	})
@@ -80,17 +80,10 @@ func (b *Breaker) Enable() {
 	b.operate(func(b *Breaker) {
 		b.override(func(p *phase, _ figures) {
 			if p.state == ForcedOpen || p.state == Disabled {
-				b.close()
+				b.close(nil)
 			}
 		})
 	})
-}
-
-// close begins a closed phase on a new circuit, so that results of the old one
-// cannot leak in; b.mu is held.
-func (b *Breaker) close() {
-	b.opens = 0
-	b.enter(&phase{state: Closed, circuit: b.newCircuit()}, Change{})
 }
 
 // operate runs f on the breaker that b stands for, and delivers its events.

@@ -157,7 +157,7 @@ func TestBreakerEnableDoesNotCloseAnOpenOne(t *testing.T) {
 
 func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Second}))
+		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour}))
 		began := time.Now()
 		require.Equal(t, breaker.Stats{Since: began}, b.Stats())
 		time.Sleep(time.Second)
@@ -171,16 +171,16 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 			FailureRate:  0.5,
 			FailedInARow: 2,
 			OpensInARow:  1,
-			OpenLeft:     time.Second,
+			OpenLeft:     time.Hour,
 			LastErr:      errDown,
 		}
 		require.Equal(t, want, b.Stats())
-		time.Sleep(time.Second)
+		time.Sleep(time.Hour)
 		want.State, want.Since, want.OpenLeft = breaker.HalfOpen, time.Now(), 0
 		require.Equal(t, want, b.Stats())
 		do(b, down)
 		require.Equal(t, want.Counts, b.Stats().Counts)
-		time.Sleep(time.Second)
+		time.Sleep(time.Hour)
 		do(b, ok)
 		require.Equal(t, breaker.Stats{Since: time.Now(), LastErr: errDown}, b.Stats())
 		do(b, ok)
@@ -249,16 +249,19 @@ func TestBreakerHookSeesItsOwnResetTold(t *testing.T) {
 
 func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	var seen changes
+	var b *breaker.Breaker
 	panics := true
-	b := breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
+	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
 		if panics {
 			panics = false
+			b.Reset() // told by whoever comes next
 			panic("hook")
 		}
 		seen.hook(ctx, c)
 	}})
 	require.PanicsWithValue(t, "hook", func() { do(b, down) })
-	b.Reset()
+	require.NoError(t, do(b, ok))
+	require.Equal(t, "open -> closed", seen.String())
 	b.Trip(nil, time.Hour)
 	require.Equal(t, "open -> closed, closed -> open", seen.String())
 }

@@ -57,12 +57,14 @@ func TestBreakerPingsInTheBackground(t *testing.T) {
 func TestBreakerRefusesTrafficWhilePinging(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(pinged(func(context.Context) error {
+		cfg := pinged(func(context.Context) error {
 			time.Sleep(5 * time.Second)
 			return nil
-		}, &seen))
+		}, &seen)
+		cfg.Probes = 2 // the ping leaves one permit free
+		b := breaker.New(cfg)
 		do(b, down)
-		for range 59 {
+		for range 109 {
 			time.Sleep(100 * time.Millisecond)
 			require.ErrorIs(t, do(b, ok), breaker.ErrOpen)
 		}

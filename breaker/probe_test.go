@@ -128,6 +128,22 @@ func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
 	})
 }
 
+// A permit that was the last one in one phase need not be in the next.
+func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2}))
+		open(t, b)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok))
+		_, err := b.Allow(t.Context()) // the second and last success that is wanted
+		require.NoError(t, err)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok))
+	})
+}
+
 func TestAllowDoneIsIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 2, OpenFor: time.Second, Successes: 2}))

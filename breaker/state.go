@@ -60,60 +60,50 @@ const forever = time.Duration(math.MaxInt64)
 var errSlow = errors.New("breaker: too many slow calls")
 
 // opened, halfOpened and closedAgain follow gobreaker. They are called with its
-// lock held, and do nothing for a circuit that is not, or no longer, in use.
+// lock held, and do nothing for a circuit that is no longer in use, or not yet.
 func (b *Breaker) opened(c *circuit, cause *verdict, f figures) {
-	if b.phase.Load().circuit != c {
-		return
-	}
-	next := c
-	if c.isShort() {
-		next = b.newTripped(b.cfg.OpenFor, cause.err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.phase.Load()
-	if p.circuit != c {
-		return
-	}
-	err := cause.err
-	if err == nil {
-		err = errSlow
-	}
-	if p.state == HalfOpen {
-		f.Counts = p.figures.Counts
-	}
-	b.opens++
-	b.open(next, b.cfg.openTime(b.opens, cause.hold), err, f)
+	b.follow(c, func(p *phase) {
+		err := cause.err
+		if err == nil {
+			err = errSlow
+		}
+		if p.state == HalfOpen {
+			f.Counts = p.figures.Counts
+		}
+		b.opens++
+		b.open(c, b.cfg.openTime(b.opens, cause.hold), err, f)
+	})
 }
 
 func (b *Breaker) halfOpened(c *circuit) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.phase.Load()
-	if p.circuit != c {
-		return
-	}
-	b.enter(&phase{
-		state:   HalfOpen,
-		circuit: c,
-		refusal: &OpenError{Name: b.cfg.Name, State: HalfOpen, LastErr: p.refusal.LastErr},
-		figures: p.figures,
-	}, Change{})
+	b.follow(c, func(p *phase) {
+		b.enter(&phase{
+			state:   HalfOpen,
+			circuit: c,
+			refusal: &OpenError{Name: b.cfg.Name, State: HalfOpen, LastErr: p.refusal.LastErr},
+			figures: p.figures,
+		}, Change{})
+	})
 }
 
 func (b *Breaker) closedAgain(c *circuit) {
-	next := c
-	if c.isShort() {
-		next = b.newCircuit()
-	}
+	b.follow(c, func(p *phase) { b.close(p.figures.lastErr) })
+}
+
+// follow runs f with b.mu held and with the phase that c is to end.
+func (b *Breaker) follow(c *circuit, f func(*phase)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.phase.Load()
-	if p.circuit != c {
-		return
+	if p := b.phase.Load(); p.circuit == c {
+		f(p)
 	}
+}
+
+// close begins a closed phase; b.mu is held. Each has a circuit of its own: no
+// call that was let through before can tell it anything.
+func (b *Breaker) close(lastErr error) {
 	b.opens = 0
-	b.enter(&phase{state: Closed, circuit: next, figures: figures{lastErr: p.figures.lastErr}}, Change{})
+	b.enter(&phase{state: Closed, circuit: b.newCircuit(), figures: figures{lastErr: lastErr}}, Change{})
 }
 
 // open begins a phase of d in which calls are refused; b.mu is held.

@@ -24,7 +24,6 @@ func rate(n, of int64) float64 {
 type window interface {
 	add(failed, slow bool)
 	counts() Counts
-	clear()
 }
 
 // A tally is Counts without what the others say.
@@ -75,10 +74,6 @@ func (w *timeWindow) add(failed, slow bool) {
 func (w *timeWindow) counts() Counts {
 	w.slide()
 	return w.total.counts()
-}
-
-func (w *timeWindow) clear() {
-	w.total, w.bucket = tally{}, [buckets]tally{}
 }
 
 // slide drops the buckets that have become too old.
@@ -134,8 +129,3 @@ func (w *callWindow) add(failed, slow bool) {
 }
 
 func (w *callWindow) counts() Counts { return w.total.counts() }
-
-func (w *callWindow) clear() {
-	clear(w.ring)
-	w.total, w.next = tally{}, 0
-}

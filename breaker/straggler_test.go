@@ -1,0 +1,51 @@
+package breaker
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A straggler has found the breaker closed, and comes to gobreaker only when that
+// is half-open. It is not let through; for a moment it takes gobreaker's permit,
+// and the result of a probe must not be lost over that. The test is inside the
+// package because from outside it would take luck.
+func TestProbeIsReportedThoughAStragglerIsInItsWay(t *testing.T) {
+	for _, result := range []error{nil, &verdict{err: errors.New("down"), failed: true}} {
+		b := New(Config{OpenFor: time.Hour})
+		b.Trip(nil, 1)
+		for b.State() != HalfOpen {
+			runtime.Gosched()
+		}
+		p := b.phase.Load()
+		permit, ok := b.take(p, b.now())
+		require.True(t, ok)
+
+		var wg sync.WaitGroup
+		there, leave := make(chan struct{}), make(chan struct{})
+		wg.Go(func() {
+			_, _ = p.circuit.gb.Execute(func() (error, error) {
+				close(there)
+				<-leave
+				return nil, errMoved
+			})
+		})
+		<-there
+		wg.Go(func() { b.settle(p, permit, result) })
+		for range 10_000 {
+			runtime.Gosched()
+		}
+		require.Equal(t, HalfOpen, b.State())
+		close(leave)
+		wg.Wait()
+		if result == nil {
+			require.Equal(t, Closed, b.State())
+		} else {
+			require.Equal(t, Open, b.State())
+		}
+	}
+}
