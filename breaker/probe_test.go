@@ -204,7 +204,7 @@ func TestAllowMeasuresSlowCalls(t *testing.T) {
 func TestBreakerProbesStress(t *testing.T) {
 	const (
 		workers = 16
-		probes  = 4000
+		probes  = 2000
 		most    = 3
 	)
 	b := breaker.New(breaker.Config{

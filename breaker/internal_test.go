@@ -1,3 +1,5 @@
+// The tests in this file look inside: from outside they would take luck.
+
 package breaker
 
 import (
@@ -12,8 +14,7 @@ import (
 
 // A straggler has found the breaker closed, and comes to gobreaker only when that
 // is half-open. It is not let through; for a moment it takes gobreaker's permit,
-// and the result of a probe must not be lost over that. The test is inside the
-// package because from outside it would take luck.
+// and the result of a probe must not be lost over that.
 func TestProbeIsReportedThoughAStragglerIsInItsWay(t *testing.T) {
 	for _, result := range []error{nil, &verdict{err: errors.New("down"), failed: true}} {
 		b := New(Config{OpenFor: time.Hour})
@@ -48,4 +49,32 @@ func TestProbeIsReportedThoughAStragglerIsInItsWay(t *testing.T) {
 			require.Equal(t, Open, b.State())
 		}
 	}
+}
+
+// A stuck window keeps gobreaker's lock until it is let go.
+type stuckWindow struct{ there, leave chan struct{} }
+
+func (w stuckWindow) add(failed, slow bool) {}
+
+func (w stuckWindow) counts() Counts {
+	close(w.there)
+	<-w.leave
+	return Counts{}
+}
+
+// A call is refused while somebody else holds both locks.
+func TestRefusalTakesNoLock(t *testing.T) {
+	b := New(Config{})
+	b.ForceOpen(nil)
+	c := b.phase.Load().circuit
+	stuck := stuckWindow{make(chan struct{}), make(chan struct{})}
+	c.window = stuck
+	var wg sync.WaitGroup
+	wg.Go(func() { c.look() })
+	<-stuck.there
+	b.mu.Lock()
+	require.ErrorIs(t, b.Do(t.Context(), nil), ErrOpen)
+	b.mu.Unlock()
+	close(stuck.leave)
+	wg.Wait()
 }
