@@ -27,3 +27,32 @@ func BenchmarkRun(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRunner is what a saga of five steps costs a runner, with a store that
+// costs almost nothing.
+func BenchmarkRunner(b *testing.B) {
+	nothing := func(context.Context, *int) error { return nil }
+	sg := &saga.Saga[int]{Name: "bench"}
+	for i := range 5 {
+		sg.Steps = append(sg.Steps, saga.Step[int]{Name: fmt.Sprint("step-", i), Do: nothing, Undo: nothing})
+	}
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	saga.Register(r, sg)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		n++
+		id := fmt.Sprint("saga-", n)
+		if _, err := saga.Start(ctx, r, sg, id, 0); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := saga.Result[int](ctx, r, id); err != nil {
+			b.Fatal(err)
+		}
+	}
+	cancel()
+	<-done
+}

@@ -2,7 +2,6 @@ package saga
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -105,15 +104,6 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 		Failures: e.m.failures, Takeovers: e.m.takeovers, LastError: e.m.lastError,
 		Log: e.m.log, Release: release, WakeIn: wakeIn,
 	}
-}
-
-// encode returns the machine's progress as a Record keeps it.
-func (m *machine) encode() []byte {
-	data, err := json.Marshal(m.progress())
-	if err != nil {
-		panic(err) // it is of strings, numbers and times
-	}
-	return data
 }
 
 // write commits req. Where the answer was lost it finds out, and commits the
@@ -251,15 +241,6 @@ func (e *execution) commitOpen() {
 	e.restore()
 	res.err, res.cut = err, false
 	e.conclude(res)
-}
-
-func (m *machine) clone() *machine {
-	c := *m
-	c.units = append([]StepState(nil), m.units...)
-	c.work = append([]work(nil), m.work...)
-	c.log = append([]Entry(nil), m.log...)
-	c.undone = append([]string(nil), m.undone...)
-	return &c
 }
 
 // happened counts an entry of a log, and tells the hook.

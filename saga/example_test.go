@@ -24,7 +24,11 @@ func ExampleRun() {
 		Steps: []saga.Step[Trip]{
 			{
 				Name: "flight",
-				Do:   func(_ context.Context, t *Trip) error { t.Flight = "TP1363"; fmt.Println("booked", t.Flight); return nil },
+				Do: func(_ context.Context, t *Trip) error {
+					t.Flight = "TP1363"
+					fmt.Println("booked", t.Flight)
+					return nil
+				},
 				Undo: func(_ context.Context, t *Trip) error { fmt.Println("canceled", t.Flight); return nil },
 			},
 			{

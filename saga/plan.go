@@ -30,6 +30,7 @@ type plan struct {
 	pivot    int    // the node that is the pivot; -1: none
 	chain    bool   // never more than one unit at work
 	needsTx  bool
+	idle     []StepState // where every saga begins
 }
 
 // A unit is one alternative of a step; the first is the step itself.
@@ -240,7 +241,9 @@ func (p *plan) settleShape() {
 		}
 	}
 	for i := range p.units {
-		p.needsTx = p.needsTx || p.units[i].doTx || p.units[i].undoTx
+		u := &p.units[i]
+		p.needsTx = p.needsTx || u.doTx || u.undoTx
+		p.idle = append(p.idle, StepState{Name: u.name, Status: StepIdle, Step: p.nodes[u.node].name})
 	}
 }
 

@@ -201,8 +201,10 @@ func TestRunGoesOnAfterThePivotUntilItWorks(t *testing.T) {
 			}
 			return nil
 		}
+		begun := time.Now()
 		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), charge, tickets), &trip{}))
 		require.Equal(t, 50, calls)
+		require.Equal(t, 49*time.Second, time.Since(begun))
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -457,47 +456,5 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
 	if r.cfg.OnStoreError != nil {
 		r.cfg.OnStoreError(ctx, err)
-	}
-}
-
-// Stats are the figures of one runner since it was made.
-type Stats struct {
-	Held     int64 // sagas that it holds now
-	Attempts int64 // attempts of Do and Undo that run now
-
-	Started     int64 // by a Start or StartTx of this runner
-	Claimed     int64 // from the store
-	TakenOver   int64 // of those, from an owner that had not given them up
-	Completed   int64
-	Compensated int64
-	Stuck       int64
-	Parked      int64 // given up until a later attempt
-	Released    int64 // handed over because the runner stopped
-	Lost        int64 // taken by another, or the lease ran out
-
-	Commits     int64 // writes of a state: one for each result or for several together
-	StoreErrors int64
-	// Unregistered is how many sagas were due, when last looked at, that this
-	// runner does not know.
-	Unregistered int64
-}
-
-type counters struct {
-	attempts, started, claimed, takenOver, completed, compensated, stuck atomic.Int64
-	parked, released, lost, commits, storeErrors, unregistered           atomic.Int64
-}
-
-// Stats returns the runner's figures. List shows the sagas of all runners.
-func (r *Runner) Stats() Stats {
-	r.mu.Lock()
-	held := len(r.held)
-	r.mu.Unlock()
-	c := &r.count
-	return Stats{
-		Held: int64(held), Attempts: c.attempts.Load(),
-		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
-		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(),
-		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
-		Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Unregistered: c.unregistered.Load(),
 	}
 }
