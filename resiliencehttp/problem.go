@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -44,6 +46,9 @@ type delayed interface {
 }
 
 func refused(err error) bool {
+	if errors.Is(err, throttle.ErrLimited) || errors.Is(err, bulkhead.ErrFull) || errors.Is(err, breaker.ErrOpen) {
+		return true
+	}
 	e, ok := errors.AsType[refuser](err)
 	return ok && e.Refused()
 }
@@ -110,12 +115,12 @@ func limited(err error) bool {
 // retryAfterSeconds returns when to come back after err, in seconds: at least 1;
 // 0 if it is of no use to come back.
 func retryAfterSeconds(err error) int64 {
-	e, ok := errors.AsType[delayed](err)
-	if !ok {
-		return 1
+	var wait time.Duration
+	if e, ok := errors.AsType[delayed](err); ok {
+		wait = e.RetryAfter()
 	}
-	wait := e.RetryAfter()
-	if wait == forever {
+	// What an open circuit is not worth is to try again at once.
+	if wait <= 0 && !worthRepeating(err) && !errors.Is(err, breaker.ErrOpen) {
 		return 0
 	}
 	return max(1, seconds(wait))

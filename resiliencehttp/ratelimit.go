@@ -1,7 +1,6 @@
 package resiliencehttp
 
 import (
-	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -59,6 +58,3 @@ func sfString(s string) string {
 	b.WriteByte('"')
 	return b.String()
 }
-
-// forever is how long a wait must be for nobody to be told of it.
-const forever = time.Duration(math.MaxInt64)

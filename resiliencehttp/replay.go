@@ -27,10 +27,7 @@ func replayable(req *http.Request) bool {
 // neverSent reports whether err proves that nothing of the request has reached
 // the server: no connection was made, or a policy further down refused.
 func neverSent(err error) bool {
-	if r, ok := errors.AsType[interface {
-		error
-		Refused() bool
-	}](err); ok && r.Refused() {
+	if refused(err) {
 		return true
 	}
 	op, ok := errors.AsType[*net.OpError](err)

@@ -1,0 +1,246 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+type health struct {
+	Status string
+	Checks []struct {
+		Name, Status, State, Detail string
+		Critical                    bool
+		Since                       time.Time
+	}
+}
+
+func ask(t *testing.T, h http.Handler) (int, health) {
+	t.Helper()
+	w := get(h)
+	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+	var all health
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &all))
+	return w.Code, all
+}
+
+func TestHealthOfABreaker(t *testing.T) {
+	for _, critical := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			circuit := breaker.New(breaker.Config{OpenFor: time.Minute, Jitter: -1})
+			secret := errors.New("password rejected by 10.1.2.3")
+			h := resiliencehttp.Health(
+				resiliencehttp.Check{Name: "users", Critical: critical, Breaker: circuit},
+				resiliencehttp.Check{Name: "why", Breaker: circuit, Detail: true})
+			born := time.Now()
+			for _, step := range []struct {
+				do                   func()
+				state, status, whole string
+				detail               string
+			}{
+				{func() {}, "closed", "pass", "pass", ""},
+				{func() { circuit.Trip(secret, 0) }, "open", "fail", "fail", secret.Error()},
+				{func() { time.Sleep(time.Minute) }, "half-open", "warn", "warn", secret.Error()},
+				{func() { circuit.Reset() }, "closed", "pass", "pass", ""},
+				{func() { circuit.ForceOpen(secret) }, "forced open", "fail", "fail", secret.Error()},
+				{func() { circuit.Enable(); circuit.Disable() }, "disabled", "warn", "warn", ""},
+			} {
+				step.do()
+				since := time.Now()
+				if since.Equal(born) {
+					since = born
+				}
+				time.Sleep(2 * time.Second)
+				code, all := ask(t, h)
+				if !critical && step.whole == "fail" {
+					step.whole = "warn"
+				}
+				require.Equal(t, step.whole, all.Status)
+				require.Equal(t, map[bool]int{true: 503, false: 200}[step.whole == "fail"], code)
+				c := all.Checks[0]
+				require.Equal(t, "users", c.Name)
+				require.Equal(t, critical, c.Critical)
+				require.Equal(t, step.state, c.State)
+				require.Equal(t, step.status, c.Status)
+				require.Empty(t, c.Detail, "says why without being asked")
+				require.Equal(t, step.detail, all.Checks[1].Detail)
+				if step.state != "half-open" {
+					require.WithinDuration(t, since, c.Since, 0)
+				}
+			}
+		})
+	}
+}
+
+func TestHealthOfABulkhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots := bulkhead.New(bulkhead.Config{Limit: 2, Queue: 3})
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "db", Critical: true, Bulkhead: slots, Detail: true})
+		free := time.Now()
+		_, all := ask(t, h)
+		require.Equal(t, "free", all.Checks[0].State)
+		for range 2 {
+			release, _ := slots.TryAcquire()
+			defer release()
+		}
+		time.Sleep(time.Second - 1)
+		_, all = ask(t, h)
+		require.Equal(t, "free", all.Checks[0].State, "results are kept for a second")
+		require.Equal(t, free.UTC(), all.Checks[0].Since)
+		time.Sleep(1)
+		full := time.Now()
+		for range 3 {
+			code, all := ask(t, h)
+			require.Equal(t, 200, code, "to be busy is not to be broken")
+			require.Equal(t, "warn", all.Status)
+			require.Equal(t, "full", all.Checks[0].State)
+			require.Equal(t, full.UTC(), all.Checks[0].Since)
+			require.Equal(t, "2 of 2 in flight, 0 waiting", all.Checks[0].Detail)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+func TestHealthOfAProbe(t *testing.T) {
+	for name, c := range map[string]struct {
+		probe                 func(context.Context) error
+		status, state, detail string
+		takes                 time.Duration
+	}{
+		"OK":       {func(context.Context) error { return nil }, "pass", "ok", "", 0},
+		"Fails":    {func(context.Context) error { return errors.New("no route") }, "fail", "failed", "no route", 0},
+		"Panics":   {func(context.Context) error { panic("oops") }, "fail", "failed", "the Probe panicked: oops", 0},
+		"Exits":    {func(context.Context) error { runtime.Goexit(); return nil }, "fail", "failed", "the Probe ended its goroutine", 0},
+		"TimesOut": {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, "fail", "timed out", "no answer after 1s", time.Second},
+		"Slow":     {func(context.Context) error { time.Sleep(999 * time.Millisecond); return nil }, "pass", "ok", "", 999 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				h := resiliencehttp.Health(resiliencehttp.Check{Name: name, Critical: true, Probe: c.probe, Detail: true})
+				code, all := ask(t, h)
+				require.Equal(t, c.takes, time.Since(start))
+				require.Equal(t, c.status, all.Checks[0].Status)
+				require.Equal(t, c.status, all.Status)
+				require.Equal(t, c.state, all.Checks[0].State)
+				require.Equal(t, c.detail, all.Checks[0].Detail)
+				require.Equal(t, map[bool]int{true: 503, false: 200}[c.status == "fail"], code)
+				synctest.Wait()
+				time.Sleep(10 * time.Second)
+				_, again := ask(t, h)
+				require.Equal(t, all.Checks[0].Since, again.Checks[0].Since, "since when, not when it was asked last")
+			})
+		})
+	}
+}
+
+func TestHealthProbesOnceForAllWhoAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes atomic.Int64
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", MaxAge: time.Minute, Probe: func(context.Context) error {
+			probes.Add(1)
+			time.Sleep(time.Second / 2)
+			return nil
+		}})
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				_, all := ask(t, h)
+				require.Equal(t, "ok", all.Checks[0].State)
+			})
+		}
+		wg.Wait()
+		for range 59 {
+			time.Sleep(time.Second)
+			ask(t, h)
+		}
+		require.EqualValues(t, 1, probes.Load())
+		time.Sleep(time.Second)
+		ask(t, h)
+		require.EqualValues(t, 2, probes.Load())
+	})
+}
+
+func TestHealthDoesNotPileUpBehindAProbeThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes atomic.Int64
+		hang := make(chan struct{})
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "hung", Timeout: time.Second, Probe: func(context.Context) error {
+			if probes.Add(1) == 1 {
+				<-hang // whatever its ctx says
+			}
+			return nil
+		}}, resiliencehttp.Check{Name: "other", Probe: func(context.Context) error { return nil }})
+		for i := range 10 {
+			start := time.Now()
+			_, all := ask(t, h)
+			require.Equal(t, "timed out", all.Checks[0].State)
+			require.Equal(t, "ok", all.Checks[1].State)
+			if i > 0 {
+				require.Zero(t, time.Since(start))
+			}
+			time.Sleep(5 * time.Second)
+		}
+		require.EqualValues(t, 1, probes.Load())
+		close(hang)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		_, all := ask(t, h)
+		require.Equal(t, "ok", all.Checks[0].State)
+		require.EqualValues(t, 2, probes.Load())
+	})
+}
+
+func TestHealthOfAClientThatHasGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", Probe: func(context.Context) error { time.Sleep(time.Second / 2); return nil }})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		require.Zero(t, w.Body.Len())
+		time.Sleep(time.Second)
+		_, all := ask(t, h)
+		require.Equal(t, "ok", all.Checks[0].State)
+	})
+}
+
+func TestHealthMethods(t *testing.T) {
+	server := httptest.NewServer(resiliencehttp.Health())
+	defer server.Close()
+	resp, err := http.Get(server.URL)
+	require.Equal(t, `{"status":"pass","checks":[]}`+"\n", answer(t, resp, err))
+	resp, err = http.Head(server.URL)
+	require.Empty(t, answer(t, resp, err))
+	require.Equal(t, 200, resp.StatusCode)
+	resp, err = http.Post(server.URL, "", nil)
+	answer(t, resp, err)
+	require.Equal(t, 405, resp.StatusCode)
+	require.Equal(t, "GET, HEAD", resp.Header.Get("Allow"))
+}
+
+func TestHealthPanicsWithTheErrorOfValidate(t *testing.T) {
+	probe := func(context.Context) error { return nil }
+	for _, c := range []resiliencehttp.Check{
+		{Probe: probe}, {Name: "a"}, {Name: "a", Probe: probe, Breaker: breaker.New(breaker.Config{})},
+		{Name: "a", Probe: probe, Timeout: -1}, {Name: "a", Probe: probe, MaxAge: -1},
+	} {
+		require.ErrorContains(t, c.Validate(), "resiliencehttp.Check.")
+		require.PanicsWithError(t, c.Validate().Error(), func() { resiliencehttp.Health(c) })
+	}
+	require.NoError(t, resiliencehttp.Check{Name: "a", Probe: probe}.Validate())
+}

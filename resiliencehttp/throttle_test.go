@@ -1,0 +1,268 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello") })
+
+func get(h http.Handler, change ...func(*http.Request)) *httptest.ResponseRecorder {
+	r := httptest.NewRequest("GET", "/", nil)
+	for _, f := range change {
+		f(r)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func from(addr string) func(*http.Request) {
+	return func(r *http.Request) { r.RemoteAddr = addr }
+}
+
+// A problem is what a refusal looks like to a client.
+type problem struct {
+	Type     string
+	Title    string
+	Status   int
+	Violated []string `json:"violated-policies"`
+}
+
+func problemOf(t *testing.T, w *httptest.ResponseRecorder) problem {
+	t.Helper()
+	require.Equal(t, "application/problem+json", w.Header().Get("Content-Type"))
+	var p problem
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &p))
+	require.Equal(t, w.Code, p.Status)
+	require.NotEmpty(t, p.Title)
+	return p
+}
+
+const problemTypes = "https://iana.org/assignments/http-problem-types#"
+
+func TestThrottleRefusesAndTells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(60), Burst: 60})
+		h := resiliencehttp.Quota{Name: "search", Window: time.Minute, Legacy: true}.Throttle(limit)(hello)
+		for i := range 60 {
+			w := get(h)
+			require.Equal(t, 200, w.Code)
+			require.Equal(t, "hello", w.Body.String())
+			require.Equal(t, `"search";q=60;w=60`, w.Header().Get("RateLimit-Policy"))
+			require.Equal(t, fmt.Sprintf(`"search";r=%d;t=%d`, 59-i, i+1), w.Header().Get("RateLimit"))
+			require.Equal(t, "60", w.Header().Get("X-RateLimit-Limit"))
+			require.Equal(t, strconv.Itoa(59-i), w.Header().Get("X-RateLimit-Remaining"))
+			require.Equal(t, strconv.Itoa(i+1), w.Header().Get("X-RateLimit-Reset"))
+			require.Empty(t, w.Header().Get("Retry-After"))
+		}
+		time.Sleep(100 * time.Millisecond)
+		w := get(h)
+		require.Equal(t, 429, w.Code)
+		require.Equal(t, "1", w.Header().Get("Retry-After"), "0.9 s, rounded up")
+		require.Equal(t, `"search";r=0;t=1`, w.Header().Get("RateLimit"), "not later than Retry-After")
+		p := problemOf(t, w)
+		require.Equal(t, problemTypes+"quota-exceeded", p.Type)
+		require.Equal(t, []string{"search"}, p.Violated)
+
+		time.Sleep(900 * time.Millisecond)
+		require.Equal(t, 200, get(h).Code)
+	})
+}
+
+func TestThrottleRoundsRetryAfterUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := resiliencehttp.Throttle(throttle.New(throttle.Config{Rate: 0.1, Burst: 1}))(hello)
+		require.Equal(t, 200, get(h).Code)
+		for _, c := range []struct {
+			after time.Duration
+			want  string
+		}{{0, "10"}, {time.Nanosecond, "10"}, {time.Second - time.Nanosecond, "9"}, {8 * time.Second, "1"}, {time.Second - time.Nanosecond, "1"}} {
+			time.Sleep(c.after)
+			w := get(h)
+			require.Equal(t, 429, w.Code)
+			require.Equal(t, c.want, w.Header().Get("Retry-After"))
+		}
+		time.Sleep(time.Nanosecond)
+		w := get(h)
+		require.Equal(t, 200, w.Code)
+		require.Equal(t, `"default";q=1`, w.Header().Get("RateLimit-Policy"))
+		require.Empty(t, w.Header().Get("X-RateLimit-Limit"))
+	})
+}
+
+func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
+	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
+	w := get(resiliencehttp.Throttle(limit)(hello))
+	require.Equal(t, 429, w.Code)
+	require.Empty(t, w.Header().Get("Retry-After"), "it is of no use to come back")
+}
+
+// structured is a List of Strings with Integer parameters (RFC 9651).
+var structured = regexp.MustCompile(`^"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*(?:[ \t]*,[ \t]*"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*)*$`)
+
+func TestFieldsAreStructured(t *testing.T) {
+	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", strings.Repeat("x", 100)} {
+		limit := throttle.New(throttle.Config{Rate: 1e12, Burst: 1 << 40})
+		inner := throttle.New(throttle.Config{Rate: 1})
+		h := resiliencehttp.Quota{Name: name, Window: time.Nanosecond}.Throttle(limit)(resiliencehttp.Throttle(inner)(hello))
+		w := get(h)
+		for _, field := range []string{"RateLimit-Policy", "RateLimit"} {
+			values := w.Header().Values(field)
+			require.Len(t, values, 2, "one of each quota")
+			require.Regexp(t, structured, strings.Join(values, ", "))
+		}
+		require.Contains(t, w.Header().Get("RateLimit-Policy"), ";w=1")
+	}
+}
+
+func TestThrottleByLeavesOthersAlone(t *testing.T) {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 3}})
+	server := httptest.NewServer(resiliencehttp.ThrottleBy(tenants, nil)(hello))
+	defer server.Close()
+	h := server.Config.Handler
+	refused := 0
+	for i := range 1000 {
+		if get(h, from(fmt.Sprintf("192.0.2.1:%d", i+1)), func(r *http.Request) {
+			// What the client says of itself changes nothing.
+			r.Header.Set("X-Forwarded-For", fmt.Sprintf("10.0.%d.%d", i/256, i%256))
+			r.Header.Set("Forwarded", fmt.Sprintf("for=10.1.%d.%d", i/256, i%256))
+			r.Header.Set("X-Real-IP", fmt.Sprintf("10.2.%d.%d", i/256, i%256))
+			r.Header.Set("Priority", "u=0")
+		}).Code == 429 {
+			refused++
+		}
+	}
+	require.Equal(t, 997, refused)
+	require.Equal(t, 200, get(h, from("192.0.2.2:1")).Code)
+	resp, err := http.Get(server.URL)
+	require.Equal(t, "hello", answer(t, resp, err))
+}
+
+func TestThrottleWithoutRoomForTheKey(t *testing.T) {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}, MaxKeys: 1})
+	h := resiliencehttp.ThrottleBy(tenants, func(r *http.Request) string { return r.RemoteAddr })(hello)
+	require.Equal(t, 200, get(h, from("a")).Code)
+	for i := range 1000 {
+		if w := get(h, from(strconv.Itoa(i))); w.Code != 200 {
+			require.Equal(t, 503, w.Code, "it is not the client's fault")
+			require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
+			return
+		}
+	}
+	t.Fatal("never full")
+}
+
+func TestThrottleWaitsAsTheLimitHasIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		h := resiliencehttp.Throttle(limit)(hello)
+		require.Equal(t, 200, get(h).Code)
+		start := time.Now()
+		require.Equal(t, 200, get(h).Code)
+		require.Equal(t, time.Second, time.Since(start))
+
+		// Nothing is written for a client that has gone.
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		require.Zero(t, w.Body.Len())
+		require.Empty(t, w.Result().Header)
+
+		// One whose time is up is still there.
+		ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		w = get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		require.GreaterOrEqual(t, w.Code, 429)
+	})
+}
+
+func TestOurClientHonoursOurServer(t *testing.T) {
+	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
+	server := serve(t, false, resiliencehttp.Throttle(limit)(hello).ServeHTTP)
+	var waits []time.Duration
+	ctx, cancel := context.WithCancel(t.Context())
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), OnRetry: func(_ context.Context, a retry.Attempt) {
+		waits = append(waits, a.Delay)
+		cancel() // rather than wait
+	}})
+	resp, err := server.client(r.Wrap).Get(server.URL)
+	require.Equal(t, "hello", answer(t, resp, err))
+	req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+	_, err = server.client(r.Wrap).Do(req)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Len(t, waits, 1)
+	require.GreaterOrEqual(t, waits[0], time.Second)
+}
+
+func TestClientIP(t *testing.T) {
+	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48")}
+	for _, c := range []struct {
+		name, remote, x, forwarded, want string
+	}{
+		{"Address", "192.0.2.7:1234", "", "", "192.0.2.7"},
+		{"IPv6", "[2001:db8:1:2:3:4:5:6]:1234", "", "", "2001:db8:1:2::/64"},
+		{"Zone", "[fe80::1%eth0]:1234", "", "", "fe80::/64"},
+		{"Mapped", "[::ffff:192.0.2.7]:1234", "", "", "192.0.2.7"},
+		{"WithoutPort", "192.0.2.7", "", "", "192.0.2.7"},
+		{"UnixSocket", "@", "9.9.9.9", "", "@"},
+		{"NotTrusted", "192.0.2.7:1", "9.9.9.9", "for=9.9.9.9", "192.0.2.7"},
+		{"Trusted", "10.0.0.1:1", "192.0.2.9", "", "192.0.2.9"},
+		{"TrustedMapped", "[::ffff:10.0.0.1]:1", "192.0.2.9", "", "192.0.2.9"},
+		{"TrustedIPv6", "[2001:db8:ffff::1]:1", "2001:db8:1:2:3:4:5:6", "", "2001:db8:1:2::/64"},
+		{"TrustedSaysNothing", "10.0.0.1:1", "", "", "10.0.0.1"},
+		{"FromTheRight", "10.0.0.1:1", "6.6.6.6, 192.0.2.9, 10.1.1.1", "", "192.0.2.9"},
+		{"OnlyTrusted", "10.0.0.1:1", "10.3.3.3,10.2.2.2", "", "10.3.3.3"},
+		{"MadeUpOnTheLeft", "10.0.0.1:1", "garbage, 192.0.2.9", "", "192.0.2.9"},
+		{"Garbage", "10.0.0.1:1", "192.0.2.9, garbage", "", "10.0.0.1"},
+		{"WithPort", "10.0.0.1:1", "192.0.2.9:4711", "", "192.0.2.9"},
+		{"Forwarded", "10.0.0.1:1", "", "for=192.0.2.9;proto=https;by=10.0.0.1", "192.0.2.9"},
+		{"ForwardedQuoted", "10.0.0.1:1", "", `For="[2001:db8:1:2::9]:4711"`, "2001:db8:1:2::/64"},
+		{"ForwardedEscaped", "10.0.0.1:1", "", `for="192\.0.2.9"`, "192.0.2.9"},
+		{"ForwardedList", "10.0.0.1:1", "", `for=6.6.6.6, proto=http ; for=192.0.2.9 , for="10.1.1.1"`, "192.0.2.9"},
+		{"ForwardedUnknown", "10.0.0.1:1", "", "for=6.6.6.6, for=unknown", "10.0.0.1"},
+		{"ForwardedHidden", "10.0.0.1:1", "", "for=_hidden", "10.0.0.1"},
+		{"ForwardedOther", "10.0.0.1:1", "", "proto=https", "10.0.0.1"},
+		{"ForwardedOpenQuote", "10.0.0.1:1", "", `for=", for=192.0.2.9`, "10.0.0.1"},
+		{"ForwardedOpenEscape", "10.0.0.1:1", "", `for="\`, "10.0.0.1"},
+		{"ForwardedNoPair", "10.0.0.1:1", "", `for`, "10.0.0.1"},
+		{"ForwardedBadName", "10.0.0.1:1", "", `f or=1.2.3.4`, "10.0.0.1"},
+		{"ForwardedTwoWords", "10.0.0.1:1", "", `for=1.2.3.4 5`, "10.0.0.1"},
+		{"BothAgree", "10.0.0.1:1", "192.0.2.9", "for=192.0.2.9", "192.0.2.9"},
+		{"BothDisagree", "10.0.0.1:1", "192.0.2.9", "for=6.6.6.6", "10.0.0.1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := httptest.NewRequest("GET", "/", nil)
+			r.RemoteAddr = c.remote
+			if c.x != "" {
+				r.Header.Set("X-Forwarded-For", c.x)
+			}
+			if c.forwarded != "" {
+				r.Header.Set("Forwarded", c.forwarded)
+			}
+			require.Equal(t, c.want, resiliencehttp.ClientIP(proxies...)(r))
+		})
+	}
+
+	r := httptest.NewRequest("GET", "/", nil)
+	r.RemoteAddr = "10.0.0.1:1"
+	r.Header["X-Forwarded-For"] = []string{"6.6.6.6", "192.0.2.9"} // a line of the client's, and one of the proxy's
+	require.Equal(t, "192.0.2.9", resiliencehttp.ClientIP(proxies...)(r))
+}
