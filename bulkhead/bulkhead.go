@@ -157,7 +157,6 @@ type Bulkhead struct {
 	mu         sync.Mutex
 	queue      queue
 	folded     int64         // calls admitted that slots no longer counts
-	longest    time.Duration // that a caller has waited
 	changes    []LimitChange // that OnLimit has not seen
 	announcing bool
 }
@@ -304,8 +303,9 @@ func (b *Bulkhead) tooHeavy(n, level int) bool {
 // wait waits for the n slots of a call, or refuses it.
 func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 	patience, own := b.patience(ctx)
+	now := b.now() // out of the mutex, which is to be held for a short time
 	b.mu.Lock()
-	w, refusal := b.join(level, n, patience)
+	w, refusal := b.join(level, n, now, patience)
 	b.mu.Unlock()
 	if refusal != nil {
 		return b.refuse(ctx, refusal)
@@ -314,19 +314,7 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 		return nil
 	}
 
-	var passed <-chan time.Time
-	if own {
-		timer := time.NewTimer(patience)
-		defer timer.Stop()
-		passed = timer.C
-	}
-	select {
-	case <-w.ready:
-	case <-passed:
-		b.abandon(w, MaxWaitPassed)
-	case <-ctx.Done():
-		b.abandon(w, ContextEnded)
-	}
+	b.await(ctx, w, patience, own)
 	if w.admitted && ctx.Err() != nil { // the slots came too late: pass them on
 		b.leave(n)
 		w.admitted, w.refusal = false, ContextEnded
@@ -336,14 +324,38 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 		return nil
 	}
 	refusal = b.describe(w.refusal, level, n, b.slots.word.Load())
-	refusal.Waited, refusal.err = w.waited, ended.Error(ctx)
+	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
 	return b.refuse(ctx, refusal)
 }
+
+// await returns when w is settled: by whoever hands it its slots or refuses it, or
+// because its patience has ended.
+func (b *Bulkhead) await(ctx context.Context, w *waiter, patience time.Duration, own bool) {
+	done := ctx.Done()
+	var passed <-chan time.Time
+	if own {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		passed = timer.C
+	} else if done == nil {
+		<-w.ready // half of what a select costs
+		return
+	}
+	select {
+	case <-w.ready:
+	case <-passed:
+		b.abandon(w, MaxWaitPassed)
+	case <-done:
+		b.abandon(w, ContextEnded)
+	}
+}
+
+const forever = math.MaxInt64 // as patience
 
 // patience returns how long a caller can wait, and whether it is MaxWait that
 // bounds it, not the deadline of ctx.
 func (b *Bulkhead) patience(ctx context.Context) (left time.Duration, own bool) {
-	left, own = math.MaxInt64, false
+	left, own = forever, false
 	if b.cfg.MaxWait > 0 {
 		left, own = b.cfg.MaxWait, true
 	}
@@ -360,12 +372,17 @@ func (b *Bulkhead) leave(n int) {
 	if b.slots.give(n) {
 		return
 	}
+	var now time.Duration // reading the clock is a good part of a hand-over
+	if b.cfg.Order == CoDel {
+		now = b.now()
+	}
 	b.mu.Lock()
 	if !b.slots.give(n) {
-		now := b.now()
-		b.slots.add(n)
-		b.queue.pace.handed(now, n)
-		b.grant(now)
+		if b.queue.pace.handed(n) {
+			now = b.now()
+			b.queue.pace.ended(now)
+		}
+		b.grant(now, n)
 	}
 	b.mu.Unlock()
 }
@@ -426,7 +443,7 @@ type Stats struct {
 	Refused     int64            // calls that did not
 	Refusals    map[Reason]int64 // Refused by reason, without those that did not occur
 	Waited      int64            // calls of Admitted that had to wait
-	LongestWait time.Duration    // that any call had, refused ones included
+	LongestWait time.Duration    // how long the first of those who wait now has waited
 }
 
 // Stats returns the present figures. It is cheap enough to be called each second.
@@ -438,11 +455,14 @@ func (b *Bulkhead) Stats() Stats {
 	s.Limit = int(b.limit.Load())
 	s.InFlight = s.Limit - freeIn(b.slots.word.Load())
 	for level := range b.queue.lines {
-		s.Queued[level] = b.queue.lines[level].waiters
+		l := &b.queue.lines[level]
+		s.Queued[level] = l.waiters
+		if l.oldest != nil {
+			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
+		}
 	}
 	s.Waited = b.waited.Load()
 	s.Admitted = b.folded + s.Waited
-	s.LongestWait = b.longest
 	for reason := range Reason(reasons) {
 		if n := b.refused[reason].Load(); n > 0 {
 			s.Refusals[reason] = n

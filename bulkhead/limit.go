@@ -61,9 +61,8 @@ func (b *Bulkhead) resize(change LimitChange) {
 	b.limit.Store(int64(change.To))
 	b.slots.add(change.To - change.From)
 	if b.slots.word.Load()&waiting != 0 {
-		now := b.now()
-		b.refuseTooHeavy(now)
-		b.grant(now)
+		b.refuseTooHeavy()
+		b.grant(b.now(), 0)
 	}
 	if b.cfg.OnLimit != nil {
 		b.changes = append(b.changes, change)
@@ -71,11 +70,11 @@ func (b *Bulkhead) resize(change LimitChange) {
 }
 
 // refuseTooHeavy takes out of the queue who would wait for ever.
-func (b *Bulkhead) refuseTooHeavy(now time.Duration) {
+func (b *Bulkhead) refuseTooHeavy() {
 	for level := range b.queue.lines {
 		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
 			if b.tooHeavy(w.weight, level) {
-				b.settle(w, now, false, TooHeavy)
+				b.settle(w, false, TooHeavy)
 			}
 		}
 	}

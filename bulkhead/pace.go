@@ -21,12 +21,14 @@ const paceBatch = 8
 
 func (p *pace) restart(now time.Duration) { *p = pace{since: now} }
 
-// handed records that n slots were handed on.
-func (p *pace) handed(now time.Duration, n int) {
+// handed records that n slots were handed on, and reports whether that ends a batch.
+func (p *pace) handed(n int) bool {
 	p.slots += n
-	if p.slots < paceBatch {
-		return
-	}
+	return p.slots >= paceBatch
+}
+
+// ended begins the next batch.
+func (p *pace) ended(now time.Duration) {
 	p.recent[0], p.recent[1] = p.recent[1], (now-p.since)/time.Duration(p.slots)
 	p.known = min(p.known+1, len(p.recent))
 	p.slots, p.since = 0, now

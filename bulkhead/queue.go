@@ -57,7 +57,6 @@ type waiter struct {
 	settled  bool
 	admitted bool
 	refusal  Reason // if not admitted
-	waited   time.Duration
 }
 
 func (l *line) add(w *waiter) {
@@ -105,8 +104,7 @@ func (w *waiter) behind(newestFirst bool) *waiter {
 
 // join takes the n slots of a call or puts it into the queue. It returns neither
 // a waiter nor a refusal if the call has its slots. The mutex is held.
-func (b *Bulkhead) join(level, n int, patience time.Duration) (*waiter, *FullError) {
-	now := b.now()
+func (b *Bulkhead) join(level, n int, now, patience time.Duration) (*waiter, *FullError) {
 	var word uint64
 	var displaced *waiter
 	for {
@@ -123,7 +121,7 @@ func (b *Bulkhead) join(level, n int, patience time.Duration) (*waiter, *FullErr
 		if b.tooHeavy(n, level) { // since enter has looked
 			return nil, b.refusal(TooHeavy, level, n, word)
 		}
-		if b.cfg.Order == FIFO && b.queue.pace.least(b.ahead(level)+n) > patience {
+		if b.cfg.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
 			return nil, b.refusal(DeadlineTooClose, level, n, word)
 		}
 		// A slot that was given back since admit looked makes this fail.
@@ -136,13 +134,13 @@ func (b *Bulkhead) join(level, n int, patience time.Duration) (*waiter, *FullErr
 		b.queue.pace.restart(now)
 	}
 	if displaced != nil {
-		b.settle(displaced, now, false, Displaced)
+		b.settle(displaced, false, Displaced)
 	}
 	w := &waiter{level: level, weight: n, since: now, ready: make(chan struct{})}
 	b.queue.lines[level].add(w)
 	b.waiters.Add(1)
 	if displaced != nil {
-		b.grant(now) // it may have held up others
+		b.grant(now, 0) // it may have held up others
 	}
 	return w, nil
 }
@@ -166,14 +164,15 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 	return word, true
 }
 
-// grant hands free slots to those who wait, in order. The mutex is held, and the
-// queue was not empty when it was taken.
-func (b *Bulkhead) grant(now time.Duration) {
+// grant hands free slots to those who wait, in order, with freed ones that have been
+// given back just now. The mutex is held, and the queue was not empty when it was
+// taken. What the clock says matters for CoDel only.
+func (b *Bulkhead) grant(now time.Duration, freed int) {
 	newestFirst := b.newestFirst(now)
-	word := b.slots.word.Load()
+	word := b.slots.word.Load() + uint64(freed)
 	free := freeIn(word)
 	for level := range b.queue.lines {
-		taken, ok := b.grantLevel(level, free-b.kept[level], newestFirst, now)
+		taken, ok := b.grantLevel(level, free-b.kept[level], newestFirst)
 		free -= taken
 		word -= uint64(taken)
 		if !ok {
@@ -192,7 +191,7 @@ func (b *Bulkhead) grant(now time.Duration) {
 // grantLevel hands out of room slots to the waiters of one level and returns how
 // many. It is not ok if somebody has been passed often enough, so that nobody
 // behind is to get any.
-func (b *Bulkhead) grantLevel(level, room int, newestFirst bool, now time.Duration) (taken int, ok bool) {
+func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int, ok bool) {
 	l := &b.queue.lines[level]
 	lightest := math.MaxInt
 	w := l.first(newestFirst)
@@ -208,7 +207,7 @@ func (b *Bulkhead) grantLevel(level, room int, newestFirst bool, now time.Durati
 				return taken, false
 			}
 			taken += w.weight
-			b.settle(w, now, true, 0)
+			b.settle(w, true, 0)
 		}
 		w = next
 	}
@@ -238,12 +237,10 @@ func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) bool {
 }
 
 // settle takes w out of the queue and tells it how that ended.
-func (b *Bulkhead) settle(w *waiter, now time.Duration, admitted bool, refusal Reason) {
+func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	b.queue.lines[w.level].remove(w)
 	b.waiters.Add(-1)
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
-	w.waited = now - w.since
-	b.longest = max(b.longest, w.waited)
 	close(w.ready)
 }
 
@@ -254,9 +251,8 @@ func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 	if w.settled {
 		return
 	}
-	now := b.now()
-	b.settle(w, now, false, refusal)
-	b.grant(now) // it may have held up others
+	b.settle(w, false, refusal)
+	b.grant(b.now(), 0) // it may have held up others
 }
 
 // shed refuses those who have waited for too long in a queue that stands.
@@ -264,7 +260,7 @@ func (b *Bulkhead) shed(now time.Duration) {
 	longest := b.standing() / codelFraction
 	for level := range b.queue.lines {
 		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
-			b.settle(w, now, false, Shed)
+			b.settle(w, false, Shed)
 		}
 	}
 }
