@@ -360,6 +360,34 @@ func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
 	})
 }
 
+func TestARunnerThatStopsBeginsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lasting := func(name string, d time.Duration, after ...string) saga.Step[counts2] {
+			return saga.Step[counts2]{
+				Name: name, After: append([]string{}, after...),
+				Do:   func(context.Context, *counts2) error { time.Sleep(d); return nil },
+				Undo: func(context.Context, *counts2) error { return nil },
+			}
+		}
+		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{
+			lasting("x", 5*time.Second), lasting("y", time.Second), lasting("z", time.Second, "y"),
+		}}
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
+		require.NoError(t, err)
+		synctest.Wait()
+		stop()
+		require.Equal(t, 5*time.Second, time.Since(begun))
+		in, err := r.Get(t.Context(), "wide-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.StepDone, in.Steps[1].Status)
+		require.Equal(t, saga.StepStarted, in.Steps[2].Status)
+		require.Zero(t, in.Steps[2].Attempts)
+		require.False(t, in.Steps[2].InDoubt)
+	})
+}
+
 func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
@@ -816,5 +844,100 @@ func TestRunnerTellsWhatHappens(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, in.Owner)
+	})
+}
+
+func TestRunnerEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		undone := make(chan string, 3)
+		undo := func(name string) func(context.Context, *counts2) error {
+			return func(context.Context, *counts2) error { undone <- name; return nil }
+		}
+		nothing := func(context.Context, *counts2) error { return nil }
+		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{
+			{Name: "a", Do: nothing, Undo: undo("a")},
+			{Name: "b", After: []string{"a"}, Undo: undo("b"), Do: func(ctx context.Context, _ *counts2) error {
+				<-ctx.Done()
+				return context.Cause(ctx) // which is not this step's NoEffect
+			}},
+			{Name: "c", After: []string{"a"}, Undo: undo("c"), Do: func(context.Context, *counts2) error {
+				time.Sleep(time.Second)
+				return saga.NoEffect(errDeclined)
+			}},
+		}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
+		require.NoError(t, err)
+		_, err = saga.Result[counts2](t.Context(), r, "wide-1")
+		require.Equal(t, "c", detail(t, err).Step)
+		require.Equal(t, []string{"b", "a"}, detail(t, err).Undone)
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Len(t, undone, 2)
+	})
+}
+
+// TestManySagasOnManyRunners counts: every step of every saga has taken effect
+// once or not at all, and no runner has held more than it may.
+func TestManySagasOnManyRunners(t *testing.T) {
+	const sagas, limit = 400, 16
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		var mu sync.Mutex
+		effect := make(map[string]int)
+		at := func(name string, op int) func(context.Context, *counts2) error {
+			return func(ctx context.Context, s *counts2) error {
+				id := saga.CommandFrom(ctx).ID
+				id = id[:strings.Index(id, "/")]
+				mu.Lock()
+				defer mu.Unlock()
+				if name == "c" && op > 0 && len(id)%2 == 0 {
+					return saga.NoEffect(errDeclined)
+				}
+				effect[id+" "+name] += op
+				return nil
+			}
+		}
+		sg := &saga.Saga[counts2]{Name: "many", Steps: []saga.Step[counts2]{
+			{Name: "a", Do: at("a", 1), Undo: at("a", -1)},
+			{Name: "b1", Do: at("b1", 1), Undo: at("b1", -1), After: []string{"a"}},
+			{Name: "b2", Do: at("b2", 1), Undo: at("b2", -1), After: []string{"a"}},
+			{Name: "c", Do: at("c", 1), Undo: at("c", -1), After: []string{"b1", "b2"}},
+		}}
+		var runners []*saga.Runner
+		for range 3 {
+			r, _ := begin(t, store, saga.RunnerConfig{Concurrency: limit}, sg)
+			runners = append(runners, r)
+		}
+		var wg sync.WaitGroup
+		for i := range sagas {
+			wg.Go(func() {
+				r := runners[i%len(runners)]
+				id := strings.Repeat("x", 1+i%2) + fmt.Sprintf("-%03d", i)
+				_, err := saga.Start(t.Context(), r, sg, id, counts2{})
+				assert.NoError(t, err)
+				_, err = saga.Result[counts2](t.Context(), runners[(i+1)%len(runners)], id)
+				assert.Equal(t, len(id)%2 == 0, errors.Is(err, saga.ErrCompensated), "%v", err)
+				assert.LessOrEqual(t, r.Stats().Held, int64(limit))
+			})
+		}
+		wg.Wait()
+		var sum saga.Stats
+		for _, r := range runners {
+			s := r.Stats()
+			sum.Completed += s.Completed
+			sum.Compensated += s.Compensated
+			require.Zero(t, s.Held)
+			require.Zero(t, s.Attempts)
+		}
+		require.EqualValues(t, sagas/2, sum.Completed)
+		require.EqualValues(t, sagas/2, sum.Compensated)
+		for what, n := range effect {
+			want := 1
+			if strings.Index(what, " ")%2 == 0 {
+				want = 0
+			}
+			require.Equal(t, want, n, what)
+		}
 	})
 }

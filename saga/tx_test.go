@@ -8,10 +8,12 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
@@ -313,40 +315,47 @@ func (g *txGate) Start(ctx context.Context, req saga.StartRequest) (saga.Record,
 }
 
 func TestTransactionsOfOneSagaTakeTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := newTxMemory(t)
-		store.db.SetMaxOpenConns(1)
-		slow := func(name string) saga.Step[counts2] {
-			return saga.Step[counts2]{
-				Name: name, After: []string{},
-				DoTx: func(ctx context.Context, tx *sql.Tx, s *counts2) error {
-					time.Sleep(time.Second)
-					_, err := tx.ExecContext(ctx, "do", name)
-					return err
-				},
-				UndoTx: func(context.Context, *sql.Tx, *counts2) error { return nil },
-			}
-		}
-		plain := saga.Step[counts2]{
-			Name: "plain", After: []string{},
-			Do: func(_ context.Context, s *counts2) error {
-				time.Sleep(500 * time.Millisecond)
-				s.Plain++
-				return nil
+	for _, conns := range []int{0, 1} { // with one, as on SQLite, nothing may wait for another
+		synctest.Test(t, func(t *testing.T) { takeTurns(t, conns) })
+	}
+}
+
+func takeTurns(t *testing.T, conns int) {
+	store := newTxMemory(t)
+	store.db.SetMaxOpenConns(conns)
+	var open atomic.Int64
+	slow := func(name string) saga.Step[counts2] {
+		return saga.Step[counts2]{
+			Name: name, After: []string{},
+			DoTx: func(ctx context.Context, tx *sql.Tx, s *counts2) error {
+				assert.EqualValues(t, 1, open.Add(1))
+				defer open.Add(-1)
+				time.Sleep(time.Second)
+				_, err := tx.ExecContext(ctx, "do", name)
+				return err
 			},
-			Undo: func(context.Context, *counts2) error { return nil },
+			UndoTx: func(context.Context, *sql.Tx, *counts2) error { return nil },
 		}
-		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{slow("a"), slow("b"), plain}}
-		r, _ := begin[counts2](t, store, saga.RunnerConfig{}, sg)
-		begun := time.Now()
-		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
-		require.NoError(t, err)
-		s, err := saga.Result[counts2](t.Context(), r, "wide-1")
-		require.NoError(t, err)
-		require.Equal(t, 1, s.Plain)
-		require.Equal(t, 2*time.Second, time.Since(begun))
-		require.EqualValues(t, 2, r.Stats().Commits, "what ended meanwhile is recorded with a transaction")
-	})
+	}
+	plain := saga.Step[counts2]{
+		Name: "plain", After: []string{},
+		Do: func(_ context.Context, s *counts2) error {
+			time.Sleep(500 * time.Millisecond)
+			s.Plain++
+			return nil
+		},
+		Undo: func(context.Context, *counts2) error { return nil },
+	}
+	sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{slow("a"), slow("b"), plain}}
+	r, _ := begin[counts2](t, store, saga.RunnerConfig{}, sg)
+	begun := time.Now()
+	_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
+	require.NoError(t, err)
+	s, err := saga.Result[counts2](t.Context(), r, "wide-1")
+	require.NoError(t, err)
+	require.Equal(t, 1, s.Plain)
+	require.Equal(t, 2*time.Second, time.Since(begun))
+	require.EqualValues(t, 2, r.Stats().Commits, "what ended meanwhile is recorded with a transaction")
 }
 
 type counts2 struct{ Plain int }
