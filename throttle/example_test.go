@@ -76,7 +76,7 @@ func ExampleLimiter_Level() {
 			return p
 		},
 	})
-	for range 9 {
+	for range 10 {
 		level := limit.Level()
 		_ = limit.Do(context.Background(), func(context.Context) error {
 			fmt.Print("page")
@@ -91,6 +91,7 @@ func ExampleLimiter_Level() {
 		})
 	}
 	// Output:
+	// page, comments, recommendations
 	// page, comments, recommendations
 	// page, comments, recommendations
 	// page, comments, recommendations

@@ -217,6 +217,20 @@ func TestExactForCenturies(t *testing.T) {
 	}
 }
 
+func TestCenturiesAtOnce(t *testing.T) {
+	for _, rate := range []float64{1e-6, 1, 3.7, 1e9, 1e12} { // of 3.7 a nanosecond is 1.99 units
+		synctest.Test(t, func(t *testing.T) {
+			l := throttle.New(throttle.Config{Rate: rate, Burst: 100})
+			g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: rate, Burst: 100}})
+			require.True(t, l.AllowN(100).OK)
+			require.True(t, g.AllowN(1, 100).OK)
+			time.Sleep(250 * 365 * 24 * time.Hour)
+			require.Equal(t, 100, l.Peek().Remaining)
+			require.Equal(t, 100, g.Peek(1).Remaining)
+		})
+	}
+}
+
 // What is owed stays owed when the units are counted anew.
 func TestDebtOutlivesTheCountOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

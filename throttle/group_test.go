@@ -290,6 +290,27 @@ func TestGroupWaitsInOrder(t *testing.T) {
 	})
 }
 
+func TestGroupSetWhileSomebodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}})
+		require.NoError(t, g.Set("a", 1, 1))
+		require.True(t, g.Allow("a"))
+		start := time.Now()
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() { require.NoError(t, g.Wait(t.Context(), "a")) })
+		}
+		synctest.Wait()
+		require.NoError(t, g.Set("a", 0, 0))
+		require.NoError(t, g.SetRate(5, 1))
+		require.False(t, g.Allow("a"), "behind those that wait")
+		calls.Wait()
+		require.Equal(t, 600*time.Millisecond, time.Since(start))
+		require.Equal(t, throttle.Decision{Limit: 1, RetryAfter: 200 * time.Millisecond, ResetAfter: 200 * time.Millisecond}, g.Peek("a"))
+		require.Equal(t, []throttle.Usage[string]{{"a", 4, 1}}, g.Top(9))
+	})
+}
+
 func TestGroupUnderStress(t *testing.T) {
 	const rate, burst = 50, 3
 	g := throttle.NewGroup(throttle.GroupConfig[int]{

@@ -315,6 +315,50 @@ func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 	})
 }
 
+// A slowContext has been canceled by the time somebody has asked twice, which
+// takes a while.
+type slowContext struct {
+	context.Context
+	asked atomic.Int64
+}
+
+func (c *slowContext) Err() error {
+	switch c.asked.Add(1) {
+	case 1:
+		return nil
+	case 2:
+		time.Sleep(1500 * time.Millisecond)
+	}
+	return context.Canceled
+}
+
+// A call that notices late that its ctx has ended has had its time: others have
+// run since, so that its tokens are worth nothing any more.
+func TestTokenThatIsNotUsedIsNotGivenBackLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		start := time.Now()
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		at := make([]time.Duration, 3)
+		for i := range at {
+			calls.Go(func() {
+				ctx := t.Context()
+				if i == 0 {
+					ctx = &slowContext{Context: ctx}
+				}
+				err := l.Wait(ctx)
+				require.Equal(t, i == 0, err != nil)
+				at[i] = time.Since(start)
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+		require.Equal(t, []time.Duration{2500 * time.Millisecond, 2 * time.Second, 3 * time.Second}, at)
+		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 1, Waited: 2, Spent: 4}, l.Stats())
+	})
+}
+
 func TestSetRateKeepsWhatIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
@@ -354,7 +398,7 @@ func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
 }
 
 func TestSetRateUnderLoad(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1000})
+	l := throttle.New(throttle.Config{Rate: 1e-4, Burst: 1000})
 	var admitted atomic.Int64
 	var calls sync.WaitGroup
 	for range 8 {
@@ -367,8 +411,9 @@ func TestSetRateUnderLoad(t *testing.T) {
 		})
 	}
 	calls.Go(func() {
-		for i := range 2000 {
-			require.NoError(t, l.SetRate(1e-3/float64(1+i%3), 1000))
+		rates := []float64{1e-3, 1e-6, 1e-4} // whose units differ by far
+		for i := range 20_000 {
+			require.NoError(t, l.SetRate(rates[i%3], 1000))
 		}
 	})
 	calls.Wait()
