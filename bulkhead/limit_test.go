@@ -89,8 +89,7 @@ func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 
 func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 	at := 100
-	var b *bulkhead.Bulkhead
-	b = bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(c bulkhead.LimitChange) {
+	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(c bulkhead.LimitChange) {
 		if c.From != at { // the race detector watches at
 			t.Errorf("from %d, was at %d", c.From, at)
 		}

@@ -1,0 +1,63 @@
+package bulkhead_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+func BenchmarkDo(b *testing.B) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = slots.Do(ctx, nothing)
+	}
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		release, _ := slots.Acquire(ctx)
+		release()
+	}
+}
+
+func BenchmarkRefusal(b *testing.B) {
+	for name, queue := range map[string]int{"no slot": 0, "queue full": 1} {
+		b.Run(name, func(b *testing.B) {
+			slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: queue})
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			_, _ = slots.Acquire(ctx)
+			go func() { _ = slots.Do(ctx, nothing) }()
+			for queue > 0 && slots.Stats().Queued[0] == 0 {
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = slots.Do(context.Background(), nothing)
+			}
+		})
+	}
+}
+
+func BenchmarkAdaptive(b *testing.B) {
+	slots := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}})
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = slots.Do(ctx, nothing)
+	}
+}
+
+func BenchmarkGroup(b *testing.B) {
+	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}})
+	ctx := context.Background()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		_ = tenants.Do(ctx, i%1000, nothing)
+	}
+}
