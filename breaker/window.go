@@ -117,11 +117,13 @@ func (w *callWindow) add(failed, slow bool) {
 	if slow {
 		m |= markSlow
 	}
-	if old := w.ring[w.next]; old != 0 {
-		w.total.remove(tally{1, int64(old & markFailed / markFailed), int64(old & markSlow / markSlow)})
+	if old := w.ring[w.next]; old != m { // else nothing changes: most often, a success for a success
+		if old != 0 {
+			w.total.remove(tally{1, int64(old & markFailed / markFailed), int64(old & markSlow / markSlow)})
+		}
+		w.total.add(failed, slow)
+		w.ring[w.next] = m
 	}
-	w.total.add(failed, slow)
-	w.ring[w.next] = m
 	w.next++
 	if w.next == len(w.ring) {
 		w.next = 0
