@@ -419,7 +419,7 @@ func TestRunDoesBranchesInParallel(t *testing.T) {
 		require.Equal(t, []string{"do a", "do b", "do c", "undo b", "undo c", "undo a"}, log)
 
 		t.Log("in another order, if it is said")
-		log, begun = nil, time.Now()
+		log = nil
 		sg = graph(&log, &mu)
 		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.NoEffect(errDeclined) }
 		sg.Steps[0].UndoAfter = []string{}
