@@ -101,6 +101,7 @@ func TestAdaptiveCallsInFlightAreNoRefusals(t *testing.T) {
 		calls.Wait()
 		require.InDelta(t, (100.0-2*10)/101, a.Stats().Probability, 1e-12)
 
+		a = newAdaptive(throttle.AdaptiveConfig{Window: time.Minute}, 1)
 		go func() {
 			_ = a.Do(t.Context(), func(context.Context) error { time.Sleep(time.Hour); return errOverloaded })
 		}()

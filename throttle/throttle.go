@@ -2,9 +2,9 @@
 // for each tenant, and across instances.
 //
 //	limit := throttle.New(throttle.Config{
-//		Name:  "search",
-//		Rate:  100,                    // tokens a second
-//		Burst: 20,                     // that may be spent at once
+//		Name:    "search",
+//		Rate:    100,                   // tokens a second
+//		Burst:   20,                    // that may be spent at once
 //		MaxWait: 50 * time.Millisecond, // rather than refuse
 //	})
 //	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
