@@ -77,7 +77,6 @@ type Entry[K comparable, V any] struct {
 	Key   K
 	Value V
 
-	owner  *Map[K, V]
 	pins   atomic.Int64 // dropped: the member has left the map
 	recent atomic.Int32 // how often the hand comes by until it counts as not used lately
 	seen   time.Duration
@@ -113,7 +112,7 @@ func (m *Map[K, V]) Pin(key K) *Entry[K, V] {
 	}
 	s.mu.Unlock()
 	if e == nil {
-		e = m.insert(s, key)
+		return m.insert(s, key)
 	}
 	return e
 }
@@ -128,7 +127,7 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 			m.size.Add(-1)
 		}
 	}()
-	made := &Entry[K, V]{Key: key, Value: m.cfg.Make(key), owner: m}
+	made := &Entry[K, V]{Key: key, Value: m.cfg.Make(key)}
 	now := time.Since(m.start)
 
 	s.mu.Lock()
@@ -223,7 +222,7 @@ func (m *Map[K, V]) drop(s *shard[K, V], e *Entry[K, V]) bool {
 	if !e.pins.CompareAndSwap(0, dropped) {
 		return false
 	}
-	// Only now, when no handle can be pinned any more, is its state final.
+	// Only now, when All cannot hold it any more, is its state final.
 	if m.cfg.Keep != nil && m.cfg.Keep(e.Value) {
 		e.pins.Store(0)
 		return false
@@ -288,30 +287,19 @@ func (e *Entry[K, V]) yield(to func(K, V) bool) bool {
 	return to(e.Key, e.Value)
 }
 
-// Pin pins e again, for a handle that outlives the call it was made for. If the
-// member has been dropped it pins the one that its key has now, as [Map.Pin].
-func (e *Entry[K, V]) Pin() *Entry[K, V] {
-	if e.pin() {
-		return e
-	}
-	return e.owner.Pin(e.Key)
-}
-
 // Unpin ends one Pin.
 func (e *Entry[K, V]) Unpin() {
 	e.touch(once) // its idle time begins now
 	e.release()
 }
 
-// pin reports whether e is still in the map, and pinned.
-func (e *Entry[K, V]) pin() bool {
-	ok := e.hold()
-	if ok {
-		e.touch(again)
-	}
-	return ok
+// pin is for an entry of a locked shard.
+func (e *Entry[K, V]) pin() {
+	e.hold()
+	e.touch(again)
 }
 
+// hold reports whether e was still in the map, and is pinned.
 func (e *Entry[K, V]) hold() bool {
 	for {
 		n := e.pins.Load()
