@@ -3,10 +3,12 @@
 package breaker
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -49,6 +51,25 @@ func TestProbeIsReportedThoughAStragglerIsInItsWay(t *testing.T) {
 			require.Equal(t, Open, b.State())
 		}
 	}
+}
+
+// One that comes after OpenFor, but before the end of a longer open phase, does not
+// make that shorter.
+func TestStragglerDoesNotShortenALongOpenPhase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Config{Failures: 1, OpenFor: time.Second, Jitter: -1, Classify: func(error) Outcome { return Trip(time.Hour) }})
+		c := b.phase.Load().circuit
+		_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+		time.Sleep(time.Second)
+		require.Equal(t, Open, b.State())
+		c.look()
+		err := b.Do(t.Context(), nil)
+		require.ErrorIs(t, err, ErrOpen)
+		require.Equal(t, time.Hour-time.Second, err.(*OpenError).RetryAfter())
+		time.Sleep(time.Hour - time.Second)
+		require.NoError(t, b.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Equal(t, Closed, b.State())
+	})
 }
 
 // A stuck window keeps gobreaker's lock until it is let go.

@@ -80,7 +80,8 @@ func (b *Breaker) halfOpened(c *circuit) {
 		b.enter(&phase{
 			state:   HalfOpen,
 			circuit: c,
-			refusal: &OpenError{Name: b.cfg.Name, State: HalfOpen, LastErr: p.refusal.LastErr},
+			refusal: &OpenError{Name: b.cfg.Name, State: HalfOpen, Until: p.refusal.Until, LastErr: p.refusal.LastErr},
+			until:   p.until, // a straggler may bring it about before, in a long phase
 			figures: p.figures,
 		}, Change{})
 	})
