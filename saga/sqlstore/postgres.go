@@ -79,7 +79,7 @@ func (postgres) txOptions() *sql.TxOptions {
 	return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 }
 
-func (postgres) lock(context.Context, *sql.Tx) error { return nil }
+func (postgres) lock(context.Context, querier) error { return nil }
 
 func (postgres) columns() string { return recordColumns + ", statement_timestamp(), ''" }
 

@@ -91,16 +91,24 @@ func (d sqlite) migrate(ctx context.Context, db *sql.DB) error {
 
 func (sqlite) txOptions() *sql.TxOptions { return nil }
 
-// lock makes tx a writer before it has read anything: what it reads is then
-// the newest there is, and it cannot fail to become one later.
-func (sqlite) lock(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, "UPDATE saga SET seq = seq WHERE 0")
+const sqliteLock = "UPDATE saga SET seq = seq WHERE 0"
+
+// lock makes a transaction a writer before it has read anything: what it reads
+// is then the newest there is, and it cannot fail to become one later.
+func (sqlite) lock(ctx context.Context, q querier) error {
+	_, err := q.ExecContext(ctx, sqliteLock)
 	return err
 }
 
 func (sqlite) columns() string { return recordColumns + ", " + sqliteNow + ", ''" }
 
 func (sqlite) bind(int) string { return "?" }
+
+// sqliteHot are the statements that are worth preparing.
+var sqliteHot = []string{
+	sqliteStart, sqliteCommit, sqliteCommitRelease, sqliteLog.text(1), sqliteLog.text(2),
+	sqliteLock, sqliteCrashed, sqliteWaiting, sqliteClaim, sqliteHeartbeat,
+}
 
 const sqliteStart = `INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
@@ -188,7 +196,7 @@ const sqliteClaim = `UPDATE saga SET epoch = epoch + 1, owner = ?, wake_at = ` +
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
 func (d sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
-	if err := d.lock(ctx, q.(*sql.Tx)); err != nil {
+	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
 	picked, err := d.due(ctx, q, sqliteCrashed, req.Definitions, req.Limit)

@@ -51,7 +51,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -77,10 +76,9 @@ func (d Dialect) String() string {
 // A Store is a [saga.TxStore] in a database. It is safe for concurrent use, also
 // by many processes on one database.
 type Store struct {
-	db *sql.DB
-	d  dialect
-	// gate admits one writer of this process at a time; nil: any number.
-	gate chan struct{}
+	db  *sql.DB
+	d   dialect
+	one *writer // nil: there may be any number
 }
 
 var _ saga.TxStore = (*Store)(nil)
@@ -95,7 +93,7 @@ func New(db *sql.DB, dialect Dialect) (*Store, error) {
 	case PostgreSQL:
 		return &Store{db: db, d: postgres{}}, nil
 	case SQLite:
-		return &Store{db: db, d: sqlite{}, gate: make(chan struct{}, 1)}, nil
+		return &Store{db: db, d: sqlite{}, one: newWriter(db)}, nil
 	}
 	return nil, fmt.Errorf("sqlstore: New does not know %v: must be PostgreSQL or SQLite", dialect)
 }
@@ -105,7 +103,7 @@ func New(db *sql.DB, dialect Dialect) (*Store, error) {
 type dialect interface {
 	migrate(ctx context.Context, db *sql.DB) error
 	txOptions() *sql.TxOptions
-	lock(ctx context.Context, tx *sql.Tx) error
+	lock(ctx context.Context, q querier) error
 
 	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
 	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
@@ -139,7 +137,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 
 // Start implements [saga.Store].
 func (s *Store) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
-	err = s.write(ctx, func(q querier) error {
+	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		rec, created, err = s.start(ctx, q, req)
 		return err
 	})
@@ -177,7 +175,7 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (sa
 
 // Commit implements [saga.Store].
 func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
-	err = s.write(ctx, func(q querier) error {
+	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		rc, err = s.d.commit(ctx, q, req)
 		return err
 	})
@@ -186,11 +184,21 @@ func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (rc saga.Rec
 
 // Begin implements [saga.TxStore].
 func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
+	if s.one != nil {
+		// Only until tx has the lock: the others then wait for it in SQLite.
+		leave, err := s.one.enter(ctx, false)
+		if err != nil {
+			return nil, wrap("begin", err)
+		}
+		defer leave()
 	}
-	defer s.leave()
-	tx, err := s.begin(ctx)
+	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
+	if err == nil {
+		if err = s.d.lock(ctx, tx); err != nil {
+			_ = tx.Rollback()
+			return nil, wrap("begin", err)
+		}
+	}
 	return tx, wrap("begin", err)
 }
 
@@ -205,7 +213,7 @@ func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.R
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
-	err = s.write(ctx, func(q querier) error {
+	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		recs, err = s.d.claim(ctx, q, req)
 		return err
 	})
@@ -217,19 +225,24 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 	if len(req.Held) == 0 {
 		return nil, nil
 	}
-	err = s.write(ctx, func(q querier) error {
+	beat := func(ctx context.Context, q querier) error {
 		rows, err := s.d.heartbeat(ctx, q, req)
 		renewed, err = collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
 			return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
 		})
 		return err
-	})
+	}
+	if s.one != nil {
+		err = s.one.write(ctx, true, beat)
+	} else {
+		err = beat(ctx, s.db)
+	}
 	return renewed, wrap("heartbeat", err)
 }
 
 // Cancel implements [saga.Store].
 func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, err error) {
-	err = s.write(ctx, func(q querier) error {
+	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		rec, err = scan(s.d.cancel(ctx, q, id, note))
 		if errors.Is(err, sql.ErrNoRows) {
 			rec, err = s.load(ctx, q, id)
@@ -333,62 +346,20 @@ func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) 
 // logs, and returns how many it did. Their ids are then free: a Start with one
 // of them would run the saga again. Rows of the barrier stay.
 func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (n int64, err error) {
-	err = s.write(ctx, func(q querier) error {
+	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		n, err = s.d.deleteEnded(ctx, q, age, limit)
 		return err
 	})
 	return n, wrap("delete", err)
 }
 
-// write makes fn one transaction: by itself, where each statement is one, or
-// under the lock of the only writer.
-func (s *Store) write(ctx context.Context, fn func(querier) error) error {
-	if s.gate == nil {
-		return fn(s.db)
+// write makes fn one transaction: by itself, where each of its statements is
+// one, or as the only writer.
+func (s *Store) write(ctx context.Context, fn func(context.Context, querier) error) error {
+	if s.one == nil {
+		return fn(ctx, s.db)
 	}
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	return tx.Commit()
-}
-
-func (s *Store) begin(ctx context.Context) (*sql.Tx, error) {
-	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
-	if err != nil {
-		return nil, err
-	}
-	if err := s.d.lock(ctx, tx); err != nil {
-		_ = tx.Rollback()
-		return nil, err
-	}
-	return tx, nil
-}
-
-func (s *Store) enter(ctx context.Context) error {
-	if s.gate == nil {
-		return nil
-	}
-	select {
-	case s.gate <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ended.Error(ctx)
-	}
-}
-
-func (s *Store) leave() {
-	if s.gate != nil {
-		<-s.gate
-	}
+	return s.one.write(ctx, false, fn)
 }
 
 // wrap says which method an error is from. The store's own answers stay as

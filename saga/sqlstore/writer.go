@@ -1,0 +1,122 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// A writer is the one that SQLite has: it makes transactions one after the
+// other. Two that tried at once would not wait for each other in turn but ask
+// again and again, with pauses.
+type writer struct {
+	db *sql.DB
+	// Whoever is in gate writes. The others wait in queue for their turn at the
+	// gate, all but a heartbeat: however much there is to write, no lease is lost
+	// over it.
+	gate, queue chan struct{}
+	prepared    map[string]*sql.Stmt // by text; of whoever is in gate
+}
+
+func newWriter(db *sql.DB) *writer {
+	return &writer{db: db, gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
+}
+
+// enter waits until the caller is the only one in the gate.
+func (w *writer) enter(ctx context.Context, urgent bool) (leave func(), err error) {
+	if !urgent {
+		if err := pass(ctx, w.queue); err != nil {
+			return nil, err
+		}
+		defer func() { <-w.queue }() // to let the next one wait at the gate
+	}
+	if err := pass(ctx, w.gate); err != nil {
+		return nil, err
+	}
+	return func() { <-w.gate }, nil
+}
+
+func pass(ctx context.Context, c chan struct{}) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	select {
+	case c <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ended.Error(ctx)
+	}
+}
+
+// write calls fn in a transaction and commits it. The end of ctx ends the wait
+// for it; the transaction itself is short, and what SQLite waits for in it no
+// ctx ends.
+func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context, querier) error) error {
+	leave, err := w.enter(ctx, urgent)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := w.prepare(ctx); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(ctx, preparedTx{tx, w.prepared}); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// prepare prepares the statements of every step, of which SQLite would else
+// spend a quarter of its time on the text. They are closed with the database.
+func (w *writer) prepare(ctx context.Context) error {
+	if w.prepared != nil {
+		return nil
+	}
+	prepared := make(map[string]*sql.Stmt)
+	for _, text := range sqliteHot {
+		stmt, err := w.db.PrepareContext(ctx, text)
+		if err != nil {
+			for _, stmt := range prepared {
+				_ = stmt.Close()
+			}
+			return err
+		}
+		prepared[text] = stmt
+	}
+	w.prepared = prepared
+	return nil
+}
+
+// A preparedTx is a transaction that uses what is prepared.
+type preparedTx struct {
+	*sql.Tx
+	prepared map[string]*sql.Stmt
+}
+
+func (tx preparedTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
+	}
+	return tx.Tx.ExecContext(ctx, query, args...)
+}
+
+func (tx preparedTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).QueryContext(ctx, args...)
+	}
+	return tx.Tx.QueryContext(ctx, query, args...)
+}
+
+func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
+	}
+	return tx.Tx.QueryRowContext(ctx, query, args...)
+}
