@@ -44,7 +44,7 @@ func (t *table[K]) next(i int) int {
 
 // find returns the index of key's slot, or -1.
 func (t *table[K]) find(tag uint32, key K) int {
-	if t.used == 0 {
+	if len(t.slots) == 0 {
 		return -1
 	}
 	for i := t.home(tag); ; i = t.next(i) {
