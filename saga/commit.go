@@ -98,6 +98,9 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 	if len(e.m.log) == 0 {
 		e.m.note(Entry{Event: EventResumed})
 	}
+	if release {
+		e.m.forsake()
+	}
 	return CommitRequest{
 		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq,
 		Status: e.m.status, Data: e.data, Steps: e.m.encode(),

@@ -79,7 +79,7 @@ func (e *execution) run() {
 		return
 	}
 	for !e.over && !e.lost() {
-		e.heed()
+		_ = e.heed()
 		now := e.now()
 		// A transaction of this saga may hold the only connection that can
 		// write: whatever else there is to record goes with it.
@@ -100,6 +100,9 @@ func (e *execution) run() {
 		e.r.count.lost.Add(1)
 	}
 	e.leave()
+	if e.over && e.m.status == Running && e.heed() {
+		e.r.recall(e.ctx, e.rec.ID)
+	}
 }
 
 // load makes the machine and the state from the record.
@@ -133,15 +136,13 @@ func (e *execution) load() bool {
 	return false
 }
 
-// heed takes in what others have asked for.
-func (e *execution) heed() {
+// heed takes in what others have asked for, and reports whether it was news.
+func (e *execution) heed() bool {
 	e.mu.Lock()
 	note := e.asked
 	e.asked = nil
 	e.mu.Unlock()
-	if note != nil {
-		e.m.cancel(*note)
-	}
+	return note != nil && e.m.cancel(*note)
 }
 
 // launch starts the attempts that may begin.

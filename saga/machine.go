@@ -191,7 +191,7 @@ func (m *machine) did(i int, err error, now time.Time) {
 	}
 	w.final = final
 	m.failed(u, err)
-	if !final && (m.unlimited(i) || !m.exhausted(d.attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
+	if !final && (m.unlimited(i) || !spent(d.attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
 		u.NotBefore = now.Add(wait(d, u.Attempts, err))
 		return
 	}
@@ -218,7 +218,7 @@ func (m *machine) undid(i int, err error, now time.Time) {
 		return
 	}
 	m.failed(u, err)
-	if final, _ := isFinal(err); !final && !m.exhausted(d.undoAttempts, u.Undos) {
+	if final, _ := isFinal(err); !final && !spent(d.undoAttempts, u.Undos) {
 		u.NotBefore = now.Add(wait(d, u.Undos, err))
 		return
 	}
@@ -247,15 +247,21 @@ func (m *machine) failed(u *StepState, err error) {
 	u.Error = m.lastError
 }
 
-func (m *machine) exhausted(limit, attempts int) bool { return limit >= 0 && attempts >= limit }
+// spent reports whether there were as many attempts as there may be.
+func spent(limit, attempts int) bool { return limit >= 0 && attempts >= limit }
 
-// cancel says that somebody wants the saga to turn back.
-func (m *machine) cancel(note string) {
+// cancel says that somebody wants the saga to turn back, and reports whether
+// that is new to it.
+func (m *machine) cancel(note string) bool {
 	if m.canceled || m.status.Ended() {
-		return
+		return false
 	}
 	m.canceled = true
+	if m.past() {
+		note = "too late, the pivot is done: " + note
+	}
 	m.note(Entry{Event: EventCanceled, Error: note})
+	return true
 }
 
 // takeOver says that the owner before did not give the saga up: whatever it had
@@ -336,6 +342,15 @@ func (m *machine) busy() int {
 		}
 	}
 	return n
+}
+
+// forsake says that nobody will learn how the attempts end that are running.
+func (m *machine) forsake() {
+	for i := range m.work {
+		if m.work[i].busy && m.units[i].Status == StepStarted && !m.p.units[i].doTx {
+			m.units[i].InDoubt = true
+		}
+	}
 }
 
 // failure returns why the saga did not complete, or nil if it did.

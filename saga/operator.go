@@ -141,6 +141,22 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 	})
 }
 
+// recall makes a saga due whose cancellation was asked for while its owner wrote
+// it back to be due later. Should it fail, the saga turns back then.
+func (r *Runner) recall(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
+	defer cancel()
+	err := r.write(ctx, "cancel", id, func(rec *Record) (CommitRequest, error) {
+		return CommitRequest{
+			Status: rec.Status, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
+			Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []Entry{{Event: EventResumed}},
+		}, nil
+	})
+	if err != nil && !errors.Is(err, ErrNotAllowed) {
+		r.storeFailed(ctx, err)
+	}
+}
+
 // operate changes a saga that nobody holds by a person's hand.
 func (r *Runner) operate(ctx context.Context, action, id string, change func(*machine) error) error {
 	return r.write(ctx, action, id, func(rec *Record) (CommitRequest, error) {

@@ -194,7 +194,8 @@ func (r *Runner) definitions() []Definition {
 // Run runs sagas until ctx ends. Then it claims nothing more, lets the attempts
 // that are running end within RunnerConfig.Drain, writes back what it holds for
 // others to go on with, and returns nil. What it could not write back others
-// take over when the lease is over. Only one Run may be under way.
+// take over when the lease is over. A step that does not heed the end of its ctx
+// keeps Run from returning. Only one Run may be under way.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -272,7 +273,8 @@ func (r *Runner) claim(ctx context.Context) {
 		return
 	}
 	since := time.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	// To its answer, even if ctx ends: what is claimed must be given back.
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/3)
 	recs, err := r.store.Claim(call, ClaimRequest{
 		Owner: r.owner, Lease: r.cfg.Lease, Limit: n, Definitions: r.definitions(),
 	})

@@ -462,6 +462,28 @@ func TestALongWaitIsParked(t *testing.T) {
 	})
 }
 
+func TestACancellationThatMeetsAParkedSagaIsHeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := failing("flight", errDeclined)
+		st.Backoff = func(int) time.Duration { return time.Hour }
+		sg := sequence(st)
+		g := &gate{Store: saga.NewMemory()}
+		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+			if req.Log[0].Event == saga.EventParked {
+				_, err := g.Store.Cancel(ctx, req.ID, "just now")
+				assert.NoError(t, err)
+			}
+			return g.Store.Commit(ctx, req)
+		}
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.LessOrEqual(t, time.Since(begun), time.Second)
+	})
+}
+
 func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var steps []saga.Step[map[string]string]
