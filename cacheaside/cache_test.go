@@ -67,7 +67,7 @@ func TestGetLoadsOnceThenHits(t *testing.T) {
 		time.Sleep(5*time.Minute - 1)
 		_, ok := c.Peek(1)
 		require.True(t, ok)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		_, ok = c.Peek(1)
 		require.False(t, ok)
 		_, _ = c.Get(t.Context(), 1)

@@ -96,9 +96,6 @@ func (e *TimeoutError) Is(target error) bool { return target == context.Deadline
 // Timeout reports true, as [net.Error] has it.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// errNoValue is for a load whose policies reported success without a value.
-var errNoValue = errors.New("Around returned nil without a value from Load")
-
 func prefix(name string) string {
 	if name == "" {
 		return "cacheaside: "

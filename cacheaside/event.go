@@ -2,7 +2,7 @@ package cacheaside
 
 import (
 	"context"
-	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -81,17 +81,30 @@ type counts struct {
 	missed, stale, storeHit, loaded, notFound, failed, overtaken, evicted atomic.Int64
 }
 
-// hits counts in several places, so that parallel hits do not meet in one.
-type hits [8]struct {
-	n atomic.Int64
-	_ [120]byte // a cell has two cache lines to itself: they are fetched in pairs
+// hits counts in several cells, so that parallel hits do not meet in one. A
+// sync.Pool gives each processor the token, and so the cell, that it had last.
+type hits struct {
+	cells [32]struct {
+		n atomic.Int64
+		_ [120]byte // a cell has two cache lines to itself: they are fetched in pairs
+	}
+	tokens sync.Pool // of *uint32, an index into cells
+	last   atomic.Uint32
 }
 
-func (h *hits) add() { h[rand.Uint32()%uint32(len(h))].n.Add(1) }
+func (h *hits) add() {
+	token, _ := h.tokens.Get().(*uint32)
+	if token == nil {
+		token = new(uint32)
+		*token = h.last.Add(1)
+	}
+	h.cells[*token%uint32(len(h.cells))].n.Add(1)
+	h.tokens.Put(token)
+}
 
 func (h *hits) sum() (n int64) {
-	for i := range h {
-		n += h[i].n.Load()
+	for i := range h.cells {
+		n += h.cells[i].n.Load()
 	}
 	return n
 }

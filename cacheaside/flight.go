@@ -3,7 +3,6 @@ package cacheaside
 import (
 	"context"
 	"errors"
-	"os"
 	"runtime/debug"
 	"strconv"
 	"sync/atomic"
@@ -217,19 +216,9 @@ func (c *Cache[K, V]) postpone(s *shard[K, V], f *flight[K, V]) {
 	}
 }
 
-// grow makes room on the stack of a new goroutine at once, while there is little
-// on it to be moved.
-//
-//go:noinline
-func grow() byte {
-	var room [6 << 10]byte
-	return room[len(os.Args)%len(room)]
-}
-
 // fly runs f, on the goroutine that singleflight gave it.
 func (c *Cache[K, V]) fly(f *flight[K, V]) (landed any, err error) {
 	defer c.running.Done()
-	grow()
 	returned := false
 	defer func() {
 		if returned {

@@ -70,7 +70,7 @@ func (c *Cache[K, V]) run(ctx context.Context, load func(context.Context) error)
 			return err
 		})(ctx)
 		if err == nil && !succeeded {
-			err = errors.New(prefix(c.cfg.Name) + errNoValue.Error())
+			err = errors.New(prefix(c.cfg.Name) + "Around returned nil without a value from Load")
 		}
 	}
 	if isFailure(err) && ctx.Err() != nil {

@@ -95,6 +95,7 @@ func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsCodec[time.Time](t, false)
 	needsCodec[struct{}](t, false)
 	needsCodec[recurse](t, false)
+	_ = hidden{}.a
 	needsCodec[hidden](t, true)
 	needsCodec[*hidden](t, true)
 	needsCodec[[]hidden](t, true)
@@ -296,7 +297,7 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 		_, err = c.Get(t.Context(), 3)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
 		require.Equal(t, int64(3), loads.Load())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		_, ok = c.Peek(1)
 		require.False(t, ok)
 		mustGet(t, c, 2)

@@ -38,10 +38,6 @@ func (l *eventLog) count(kind cacheaside.Kind) (n int) {
 	return n
 }
 
-func versioned(version *atomic.Int64) func(context.Context, int) (int64, error) {
-	return func(context.Context, int) (int64, error) { return version.Load(), nil }
-}
-
 func mustGet[V any](t *testing.T, c *cacheaside.Cache[int, V], key int) V {
 	t.Helper()
 	v, err := c.Get(t.Context(), key)
@@ -77,6 +73,47 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 			require.NoError(t, change(t.Context()))
 			require.Equal(t, mustGet(t, b, 1), mustGet(t, a, 1))
 			require.Equal(t, before+1, src.loaded(1))
+		}
+	})
+}
+
+// What another process invalidates while a load is under way is not kept, neither
+// in the Store nor in memory; nor is what was read before the subscription stood.
+func TestMessagesOvertakeFlights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		conn, other := shared.connect(), shared.connect()
+		var version atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load: func(context.Context, int) (int64, error) {
+				v := version.Load()
+				time.Sleep(time.Second)
+				return v, nil
+			},
+			Store: conn, ErrorPause: 100 * time.Millisecond,
+		})
+		defer c.Close()
+		synctest.Wait()
+		for i, meanwhile := range []func(){
+			func() { require.NoError(t, other.Invalidate(t.Context(), "1")) },
+			func() { require.NoError(t, other.InvalidateAll(t.Context())) },
+			func() { // the message is missed
+				conn.fail()
+				synctest.Wait()
+				require.NoError(t, other.Invalidate(t.Context(), "1"))
+				conn.recover()
+				time.Sleep(200 * time.Millisecond)
+			},
+		} {
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
+			synctest.Wait()
+			version.Add(1)
+			meanwhile()
+			require.Equal(t, int64(i+1), mustGet(t, c, 1), "a new flight")
+			wg.Wait()
+			require.Equal(t, int64(i+1), mustGet(t, c, 1))
+			require.NoError(t, other.Invalidate(t.Context(), "1"))
 		}
 	})
 }

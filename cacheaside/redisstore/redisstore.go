@@ -1,15 +1,34 @@
 // Package redisstore keeps the values of a cacheaside.Cache in Redis, where other
 // processes find them, and carries invalidations between processes.
 //
-//	store := redisstore.New(redisstore.Config{
-//		Prefix:    "users",
-//		Eval:      eval,      // one call of a Redis client: see the example of Config
-//		Subscribe: subscribe, // ten lines with it
-//	})
+//	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// No Redis client is imported. Redis 5 or later will do, or what speaks its
-// protocol and runs its scripts; a cluster too, as each script keeps to one slot.
+// No Redis client is imported. With github.com/redis/go-redis/v9, and
+// ContextTimeoutEnabled among the options of its client, the two functions are
+//
+//	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+//		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
+//	}
+//	subscribe := func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
+//		sub := client.Subscribe(ctx, channel)
+//		defer sub.Close()
+//		defer context.AfterFunc(ctx, func() { sub.Close() })()
+//		if _, err := sub.Receive(ctx); err != nil {
+//			return err
+//		}
+//		subscribed()
+//		for {
+//			m, err := sub.ReceiveMessage(ctx)
+//			if err != nil {
+//				return err
+//			}
+//			message(m.Payload)
+//		}
+//	}
+//
+// Redis 5 or later will do, or what speaks its protocol and runs its scripts; a
+// cluster too, as each script keeps to one slot.
 //
 //   - Each key is one hash, which holds the value and how long it is fresh, the
 //     lease of whoever is loading it, and the fences of those who are writing.
