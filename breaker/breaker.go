@@ -31,8 +31,9 @@
 //     goroutine with runtime.Goexit is not counted.
 //   - One dependency, one breaker; shards, hosts and tenants that fail on their
 //     own have one each, in a [Group].
-//   - Outside a [Config].Ping there is no goroutine and no timer: the change to
-//     half-open happens when a call or [Breaker.State] comes by.
+//   - Without a [Config].Ping there is no goroutine and no timer: the change to
+//     half-open happens when a call comes by, or somebody asks for [Breaker.State]
+//     or [Breaker.Stats].
 //
 // The pattern is Circuit Breaker of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
@@ -65,8 +66,8 @@ type Breaker struct {
 	pingDue atomic.Int64 // until this instant probing is left to the Ping
 	waiting atomic.Bool  // events are to be delivered
 
-	// mu is a leaf: it is taken while gobreaker's lock is held, never the other
-	// way round, and no user code runs under it.
+	// mu is a leaf: it is taken while the lock of the gobreaker in use is held,
+	// never the other way round, and no user code runs under it.
 	mu         sync.Mutex
 	opens      int // in a row, without closing
 	permits    []permit
