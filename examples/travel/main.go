@@ -1,0 +1,148 @@
+// Travel books two trips of three flights and a hotel, each as one saga in a
+// SQLite file. The first hotel is full and another is offered. The second
+// traveler's card is refused, and everything is undone by each company's own
+// rules for refunds.
+//
+//	go run ./examples/travel
+//	go run ./examples/travel -crash return/do   # dies in the middle ...
+//	go run ./examples/travel                    # ... and the next start finishes
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"strings"
+	"time"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+var (
+	file  = flag.String("db", "travel.db", "the SQLite file; it is removed when all trips have ended")
+	crash = flag.String("crash", "", "die when this command has taken effect and nobody knows it yet:\n"+
+		"outward, onward, return, Hostel, charge or ticket, then /do or /undo")
+)
+
+// A Trip is the state that the steps share.
+type Trip struct {
+	Card  int // what it is good for
+	Price int
+}
+
+// A world is everybody else: airlines, hotels and a bank, who keep their books
+// in a database (here in the same file) and know each command by its id.
+type world struct{ db *sql.DB }
+
+// book does what a command asks for, once, and dies after it if it is to.
+func (w world) book(ctx context.Context, what string, cents int) error {
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	id := saga.CommandFrom(ctx).ID
+	err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO booking VALUES ($1, $2, $3)`, id, what, cents)
+		return err
+	})
+	if err == nil {
+		err = tx.Commit()
+	}
+	if self, _ := os.FindProcess(os.Getpid()); err == nil && *crash != "" && strings.HasSuffix(id, "/"+*crash) {
+		_ = self.Kill()
+		select {}
+	}
+	return err
+}
+
+// reserve is a step that costs something, of which a part is given back.
+func (w world) reserve(name string, cents, refundPercent int) saga.Step[Trip] {
+	return saga.Step[Trip]{
+		Name: name,
+		Do: func(ctx context.Context, t *Trip) error {
+			err := w.book(ctx, name, cents)
+			if err == nil {
+				t.Price += cents
+			}
+			return err
+		},
+		Undo: func(ctx context.Context, t *Trip) error {
+			return w.book(ctx, "refund for "+name, -cents*refundPercent/100)
+		},
+	}
+}
+
+func (w world) trip() *saga.Saga[Trip] {
+	hotel := w.reserve("Ritz", 60000, 100)
+	hotel.Do = func(context.Context, *Trip) error { return saga.NoEffect(errors.New("no vacancy")) }
+	hotel.Or = []saga.Step[Trip]{w.reserve("Hostel", 9000, 100)}
+	return &saga.Saga[Trip]{Name: "trip", Version: 1, Steps: []saga.Step[Trip]{
+		w.reserve("outward", 12000, 100), // one that refunds everything,
+		w.reserve("onward", 8000, 75),    // one that keeps a quarter,
+		w.reserve("return", 5000, 0),     // and a cheap one
+		hotel,
+		{
+			Name: "charge", Pivot: true,
+			Do: func(ctx context.Context, t *Trip) error {
+				if t.Price > t.Card {
+					return saga.NoEffect(errors.New("card refused"))
+				}
+				return w.book(ctx, "charge", -t.Price)
+			},
+			Undo: func(ctx context.Context, t *Trip) error { return w.book(ctx, "refund", t.Price) },
+		},
+		{Name: "ticket", Do: func(ctx context.Context, _ *Trip) error { return w.book(ctx, "ticket", 0) }},
+	}}
+}
+
+func main() {
+	flag.Parse()
+	log.SetFlags(0)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	db, err := sql.Open("sqlite", "file:"+*file+
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate")
+	check(err)
+	store, err := sqlstore.New(db, sqlstore.SQLite)
+	check(err)
+	check(store.Migrate(ctx))
+	_, err = db.Exec(`CREATE TABLE IF NOT EXISTS booking (id text PRIMARY KEY, what text, cents integer)`)
+	check(err)
+
+	runner := saga.NewRunner(store, saga.RunnerConfig{
+		Lease: time.Second, Poll: 100 * time.Millisecond, // short, to see a takeover soon
+		OnEvent: func(_ context.Context, e saga.Event) {
+			fmt.Printf("  %-6s %-12s %-8s %s\n", e.ID, e.Event, e.Step, e.Error)
+		},
+	})
+	trip := world{db}.trip()
+	saga.Register(runner, trip)
+	go func() { check(runner.Run(ctx)) }()
+	for id, card := range map[string]int{"ada": 100000, "bob": 10000} {
+		_, err := saga.Start(ctx, runner, trip, id, Trip{Card: card})
+		check(err)
+		_, err = saga.Result[Trip](ctx, runner, id)
+		if err != nil && !errors.Is(err, saga.ErrCompensated) {
+			log.Fatal(err)
+		}
+		var cents int
+		check(db.QueryRow(`SELECT sum(cents) FROM booking WHERE id LIKE $1`, id+"/%").Scan(&cents))
+		fmt.Printf("%s: error %v; not paid yet: %d.%02d\n", id, err, cents/100, cents%100)
+	}
+	check(db.Close())
+	check(os.Remove(*file))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
