@@ -20,8 +20,7 @@ import (
 
 // record is one key of the store of record, with what the test knows of it.
 type record struct {
-	committed atomic.Int64
-	promised  atomic.Int64 // no Get that begins now may return an older version
+	promised atomic.Int64 // no Get that begins now may return an older version
 }
 
 func (r *record) promise(version int64) {

@@ -311,7 +311,10 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			for c.Stats().Untold > 0 {
 				await(cacheaside.Reinvalidated)
 			}
-			require.Eventually(t, func() bool { return get(1) == get(1) }, time.Minute, 10*time.Millisecond, "kept again")
+			require.Eventually(t, func() bool {
+				first := get(1)
+				return first == get(1)
+			}, time.Minute, 10*time.Millisecond, "kept again")
 		})
 	}
 }
