@@ -79,6 +79,39 @@ func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
 	})
 }
 
+func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
+	inner := &interruptedBody{reading: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	var seen watch
+	transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 200, Body: inner}, nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	go func() {
+		_, _ = resp.Body.Read(make([]byte, 1))
+		close(inner.read)
+	}()
+	<-inner.reading
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, []error{nil}, seen.seen())
+}
+
+// An interruptedBody is read until it is closed, which takes until the reader
+// has noticed.
+type interruptedBody struct{ reading, closing, read chan struct{} }
+
+func (b *interruptedBody) Read([]byte) (int, error) {
+	close(b.reading)
+	<-b.closing
+	return 0, errors.New("read on closed body")
+}
+
+func (b *interruptedBody) Close() error {
+	close(b.closing)
+	<-b.read
+	return nil
+}
+
 func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))
@@ -272,9 +305,11 @@ func TestPanicsPassThrough(t *testing.T) {
 		free(t)
 
 		calls = 0
-		transport = &resiliencehttp.Transport{Base: transport.Base, Middleware: resilience.Chain(retries(2).Wrap, transport.Middleware)}
+		var seen watch
+		transport = &resiliencehttp.Transport{Base: transport.Base, Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, transport.Middleware)}
 		resp, err := transport.RoundTrip(get)
 		require.Equal(t, "ok", answer(t, resp, err))
+		require.Equal(t, []error{recovered, nil}, seen.seen())
 		free(t)
 	})
 	t.Run("Goexit", func(t *testing.T) {

@@ -22,10 +22,6 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-func status(code int) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(code) })
-}
-
 func TestBulkheadRefusesWhenFull(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	h := resiliencehttp.Bulkhead(slots)(hello)
@@ -156,7 +152,13 @@ func TestGuardUnderOtherPolicies(t *testing.T) {
 		}, 503},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, c.status, get(resiliencehttp.Guard(c.mw)(status(500))).Code)
+			served := 0
+			w := get(resiliencehttp.Guard(c.mw)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				served++
+				w.WriteHeader(500)
+			})))
+			require.Equal(t, c.status, w.Code)
+			require.Equal(t, c.status == 500, served == 1)
 		})
 	}
 }
@@ -192,6 +194,8 @@ func TestGuardKeepsWhatTheResponseWriterCanDo(t *testing.T) {
 func TestRefuse(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
+	late, cancel := context.WithTimeout(t.Context(), -1)
+	defer cancel()
 	for name, c := range map[string]struct {
 		err     error
 		ctx     context.Context
@@ -204,6 +208,7 @@ func TestRefuse(t *testing.T) {
 		"Full":     {&bulkhead.FullError{}, t.Context(), true, 503},
 		"Open":     {&breaker.OpenError{}, t.Context(), true, 503},
 		"Deadline": {context.DeadlineExceeded, t.Context(), true, 503},
+		"Late":     {context.DeadlineExceeded, late, true, 503},
 		"Gone":     {&bulkhead.FullError{}, gone, true, 200},
 	} {
 		t.Run(name, func(t *testing.T) {

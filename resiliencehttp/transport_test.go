@@ -236,19 +236,20 @@ func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
 	closed := 0
 	calls := 0
 	transport := &resiliencehttp.Transport{
-		Middleware: retries(2).Wrap,
+		Middleware: retries(3).Wrap,
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			if calls++; calls == 1 {
+			if calls++; calls < 3 {
 				resp := response(503, nil)
-				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", calls*60<<10)), &closed}
 				return resp, nil
 			}
+			require.Equal(t, 2, closed, "a long one and a short one")
 			return nil, broken
 		}),
 	}
 	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.ErrorIs(t, err, broken)
-	require.Equal(t, 1, closed)
+	require.Equal(t, 2, closed)
 }
 
 type closeCounter struct {
@@ -465,7 +466,7 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 }
 
 func TestRetryAfterAboveTheCapEndsTheCall(t *testing.T) {
-	for _, value := range []string{"61", "99999999999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"} {
+	for _, value := range []string{"61", "9223372037", "18446744074", "99999999999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"} {
 		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", value)
 			w.WriteHeader(503)
