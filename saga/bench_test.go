@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-resilience/resilience/saga"
@@ -42,17 +43,18 @@ func BenchmarkRunner(b *testing.B) {
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	b.ReportAllocs()
-	n := 0
-	for b.Loop() {
-		n++
-		id := fmt.Sprint("saga-", n)
-		if _, err := saga.Start(ctx, r, sg, id, 0); err != nil {
-			b.Fatal(err)
+	var n atomic.Int64
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			id := fmt.Sprint("saga-", n.Add(1))
+			if _, err := saga.Start(ctx, r, sg, id, 0); err != nil {
+				b.Error(err)
+			}
+			if _, err := saga.Result[int](ctx, r, id); err != nil {
+				b.Error(err)
+			}
 		}
-		if _, err := saga.Result[int](ctx, r, id); err != nil {
-			b.Fatal(err)
-		}
-	}
+	})
 	cancel()
 	<-done
 }

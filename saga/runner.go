@@ -265,6 +265,10 @@ func (r *Runner) claimLoop(ctx context.Context) {
 
 // claim takes as many sagas as there are places for.
 func (r *Runner) claim(ctx context.Context) {
+	known := r.definitions()
+	if len(known) == 0 {
+		return
+	}
 	n := r.reserve(r.cfg.Concurrency)
 	if n == 0 {
 		r.mu.Lock()
@@ -276,7 +280,7 @@ func (r *Runner) claim(ctx context.Context) {
 	// To its answer, even if ctx ends: what is claimed must be given back.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/3)
 	recs, err := r.store.Claim(call, ClaimRequest{
-		Owner: r.owner, Lease: r.cfg.Lease, Limit: n, Definitions: r.definitions(),
+		Owner: r.owner, Lease: r.cfg.Lease, Limit: n, Definitions: known,
 	})
 	cancel()
 	if err != nil {

@@ -694,6 +694,28 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 	})
 }
 
+func TestTheCallersContextEndsWithStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		slow := step("flight")
+		slow.Do = func(ctx context.Context, s *trip) error {
+			time.Sleep(time.Second)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return note("do flight", nil)(ctx, s)
+		}
+		sg := sequence(slow, step("hotel"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(ctx, r, sg, "trip-1", trip{})
+		require.NoError(t, err)
+		cancel()
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+	})
+}
+
 func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 	store := saga.NewMemory()
 	r := saga.NewRunner(store, saga.RunnerConfig{})
