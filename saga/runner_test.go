@@ -988,3 +988,68 @@ func TestManySagasOnManyRunners(t *testing.T) {
 		}
 	})
 }
+
+// A skewed store is one whose clock is ahead of the process's, or behind.
+type skewed struct {
+	saga.Store
+	by time.Duration
+}
+
+func (s *skewed) shift(rec saga.Record) saga.Record {
+	for _, t := range []*time.Time{&rec.WakeAt, &rec.CompleteBy, &rec.CreatedAt, &rec.UpdatedAt, &rec.Now} {
+		if !t.IsZero() {
+			*t = t.Round(0).Add(s.by)
+		}
+	}
+	return rec
+}
+
+func (s *skewed) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	rec, created, err := s.Store.Start(ctx, req)
+	return s.shift(rec), created, err
+}
+
+func (s *skewed) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	recs, err := s.Store.Claim(ctx, req)
+	for i := range recs {
+		recs[i] = s.shift(recs[i])
+	}
+	return recs, err
+}
+
+func (s *skewed) Load(ctx context.Context, id string) (saga.Record, error) {
+	rec, err := s.Store.Load(ctx, id)
+	return s.shift(rec), err
+}
+
+func TestOnlyTheStoresClockCounts(t *testing.T) {
+	for _, by := range []time.Duration{-time.Hour, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			var at []time.Duration
+			begun := time.Now()
+			st := step("flight")
+			st.Attempts = 3
+			st.Backoff = func(n int) time.Duration { return []time.Duration{0, 2 * time.Second, time.Minute}[n] }
+			st.Do = func(context.Context, *trip) error {
+				at = append(at, time.Since(begun))
+				return errDeclined
+			}
+			st.Settle = 10 * time.Second
+			st.Undo = func(context.Context, *trip) error {
+				at = append(at, time.Since(begun))
+				return nil
+			}
+			sg := sequence(st)
+			sg.Deadline = 10 * time.Minute
+			r, _ := begin(t, &skewed{saga.NewMemory(), by}, saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.NotErrorIs(t, err, saga.ErrDeadline)
+			require.Len(t, at, 4)
+			for i, want := range []time.Duration{0, 2 * time.Second, 62 * time.Second, 72 * time.Second} {
+				require.InDelta(t, want.Seconds(), at[i].Seconds(), 2, "%d", i) // a poll after each wait
+			}
+		})
+	}
+}
