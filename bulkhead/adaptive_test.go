@@ -101,6 +101,18 @@ func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
 	})
 }
 
+// Overload and slower work at once: the limit comes back to what the workers need.
+func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
+	forSeeds(t, 5, func(t *testing.T, seed uint64) {
+		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
+		s.run(13 * time.Second)
+		s.service = lognormal(2 * service)
+		s.run(3 * time.Second)
+		s.run(4 * time.Second)
+		require.GreaterOrEqual(t, s.medianLimit(), workers*9/10)
+	})
+}
+
 func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
 	forSeeds(t, 3, func(t *testing.T, seed uint64) {
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 2*capacity, lognormal(service))

@@ -223,3 +223,52 @@ func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
 	require.EqualValues(t, 5000, ran.Load())
 	requireIdle(t, b)
 }
+
+// Whoever gets a slot and learns at the same moment that its ctx has ended passes
+// it on.
+func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
+	for range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+			release := hold(t, b)
+			ctx, cancel := context.WithCancel(t.Context())
+			next := make(chan struct{})
+			go func() {
+				err := b.Do(ctx, func(context.Context) error {
+					t.Error("called after its ctx had ended")
+					return nil
+				})
+				if !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}()
+			synctest.Wait()
+			go func() { _ = b.Do(t.Context(), func(context.Context) error { close(next); return nil }) }()
+			synctest.Wait()
+			cancel()
+			release()
+			<-next
+			synctest.Wait()
+			require.EqualValues(t, 2, b.Stats().Admitted)
+			requireIdle(t, b)
+		})
+	}
+}
+
+// A slot that is given back just before somebody queues for it is not overlooked:
+// with nobody else to give one back, they would wait for ever.
+func TestNobodyQueuesForASlotThatIsFree(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 300_000 {
+				if err := b.Do(context.Background(), nothing); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	requireIdle(t, b)
+}

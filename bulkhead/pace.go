@@ -13,8 +13,7 @@ import (
 type pace struct {
 	slots  int              // handed on in this batch
 	since  time.Duration    // when this batch began
-	recent [2]time.Duration // a slot's time in the last two batches
-	known  int              // how many of recent are
+	recent [2]time.Duration // a slot's time in the last two batches; 0: not known yet
 }
 
 const paceBatch = 8
@@ -30,7 +29,6 @@ func (p *pace) handed(n int) bool {
 // ended begins the next batch.
 func (p *pace) ended(now time.Duration) {
 	p.recent[0], p.recent[1] = p.recent[1], (now-p.since)/time.Duration(p.slots)
-	p.known = min(p.known+1, len(p.recent))
 	p.slots, p.since = 0, now
 }
 
@@ -38,9 +36,6 @@ func (p *pace) ended(now time.Duration) {
 // mean less two standard deviations, were they freed at random. It is 0 as long
 // as the pace is not known.
 func (p *pace) least(n int) time.Duration {
-	if p.known < len(p.recent) {
-		return 0
-	}
 	count := float64(n) - 2*math.Sqrt(float64(n))
 	if count <= 0 {
 		return 0
