@@ -391,6 +391,31 @@ func TestARunnerThatStopsBeginsNothing(t *testing.T) {
 	})
 }
 
+func TestWhatIsClaimedWhileTheRunnerStopsIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		g.claim = func(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+			time.Sleep(2 * time.Second)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return g.Store.Claim(ctx, req)
+		}
+		sg := sequence(step("flight"))
+		idle := saga.NewRunner(g.Store, saga.RunnerConfig{})
+		saga.Register(idle, sg)
+		mustStart(t, idle, sg)
+		r, stop := begin(t, g, saga.RunnerConfig{}, sg)
+		time.Sleep(time.Second)
+		stop()
+		require.EqualValues(t, 1, r.Stats().Claimed)
+		in, err := idle.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		require.Equal(t, []string{"created", "released"}, events(t, idle, "trip-1"))
+	})
+}
+
 func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
