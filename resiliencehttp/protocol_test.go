@@ -66,10 +66,11 @@ func requireEcho(t *testing.T, conn io.ReadWriter, lines ...string) {
 func TestSwitchingProtocols(t *testing.T) {
 	server := serve(t, false, upgrade)
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	timedOut := make(chan struct{})
-	client := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(20*time.Millisecond), func(next resilience.Func) resilience.Func {
+	var end context.CancelFunc
+	client := server.client(retries(3).Wrap, slots.Wrap, func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
-			context.AfterFunc(ctx, func() { close(timedOut) })
+			ctx, end = context.WithCancel(ctx)
+			defer end()
 			return next(ctx)
 		}
 	})
@@ -78,7 +79,7 @@ func TestSwitchingProtocols(t *testing.T) {
 	require.Equal(t, 101, resp.StatusCode)
 	conn := resp.Body.(io.ReadWriteCloser)
 	requireEcho(t, conn, "one")
-	<-timedOut
+	end()
 	requireEcho(t, conn, "two", "three") // the request's time-out is not the connection's
 	require.Equal(t, 1, slots.Stats().InFlight)
 
