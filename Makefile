@@ -1,7 +1,7 @@
 GO          ?= go
 MODULES     := . examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-FUZZTIME    ?= 6s
+FUZZTIME    ?= 5s
 ROUNDS      ?= 9
 BENCHTIME   ?= 100ms
 
