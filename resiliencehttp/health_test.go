@@ -98,11 +98,11 @@ func TestHealthOfABulkhead(t *testing.T) {
 			release, _ := slots.TryAcquire()
 			defer release()
 		}
-		time.Sleep(time.Second - 1)
+		time.Sleep(time.Second - time.Nanosecond)
 		_, all = ask(t, h)
 		require.Equal(t, "free", all.Checks[0].State, "results are kept for a second")
 		require.Equal(t, free.UTC(), all.Checks[0].Since)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		full := time.Now()
 		for range 3 {
 			code, all := ask(t, h)

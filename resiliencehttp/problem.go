@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -46,9 +45,6 @@ type delayed interface {
 }
 
 func refused(err error) bool {
-	if errors.Is(err, throttle.ErrLimited) || errors.Is(err, bulkhead.ErrFull) || errors.Is(err, breaker.ErrOpen) {
-		return true
-	}
 	e, ok := errors.AsType[refuser](err)
 	return ok && e.Refused()
 }

@@ -23,16 +23,17 @@ func ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(
 // Every response, admitted or not, carries the fields RateLimit-Policy and
 // RateLimit (draft-ietf-httpapi-ratelimit-headers-11). A request that the limit
 // refuses gets 429 with Retry-After, in whole seconds and at least 1, and a
-// problem document of type quota-exceeded; one that is refused for want of
-// something else, such as an answer from a shared limit, gets 503. A request may
-// wait as long as the limit's MaxWait has it. Nothing is written for a client that has
-// gone while its request waited.
+// problem document of type quota-exceeded; one that is refused for another reason
+// than its quota, such as too many keys in a group, gets 503. A request may wait
+// as long as the limit's MaxWait has it. Nothing is written for a client that has
+// gone by then.
 type Quota struct {
 	// Name is what clients know the quota policy by. Empty means "default".
 	Name string
 
 	// Window is the time in which the limit's burst refills, rounded up to whole
-	// seconds: a minute for 100 requests a minute and a burst of 100. Zero means
+	// seconds: a minute for 100 requests a minute and a burst of 100. It is the same
+	// for every key, so leave it out where some have limits of their own. Zero means
 	// that clients are not told.
 	Window time.Duration
 

@@ -1,0 +1,139 @@
+// Httpserver is a server that looks after itself: each tenant has a limit, a slow
+// part of it has a bulkhead, and a health endpoint says how it does. It calls
+// itself and shows what clients see.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// accounts are the tenants, by their API keys.
+var accounts = map[string]string{"key-of-a": "a", "key-of-b": "b"}
+
+// tenant returns who a request is from: an account that has proved itself, or
+// else an address, which the client cannot choose either.
+func tenant(r *http.Request) string {
+	return cmp.Or(accounts[r.Header.Get("Api-Key")], address(r))
+}
+
+var address = resiliencehttp.ClientIP() // name the proxies in front here, if there are any
+
+// A server is what is to be looked after.
+type server struct {
+	tenants *throttle.Group[string]
+	reports *bulkhead.Bulkhead
+	begun   chan struct{} // gets a value for each report that is begun
+	finish  chan struct{} // closed to let them end
+}
+
+func newServer() (*server, error) {
+	s := &server{
+		tenants: throttle.NewGroup(throttle.GroupConfig[string]{
+			Config: throttle.Config{Rate: throttle.PerMinute(5), Burst: 5},
+		}),
+		reports: bulkhead.New(bulkhead.Config{Name: "reports", Limit: 2}),
+		begun:   make(chan struct{}),
+		finish:  make(chan struct{}),
+	}
+	return s, s.tenants.Set("b", throttle.PerMinute(600), 100) // b pays for more
+}
+
+func (s *server) handler() http.Handler {
+	limit := resiliencehttp.Quota{Name: "tenant"}.ThrottleBy(s.tenants, tenant)
+	mux := http.NewServeMux()
+	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
+	mux.Handle("GET /report", limit(resiliencehttp.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
+	// Not throttled: whoever watches over the server must always get through.
+	mux.Handle("GET /health", resiliencehttp.Health(
+		resiliencehttp.Check{Name: "reports", Bulkhead: s.reports, MaxAge: time.Nanosecond},
+	))
+	return mux
+}
+
+func (s *server) hello(w http.ResponseWriter, r *http.Request) {
+	fmt.Fprintln(w, "hello", tenant(r))
+}
+
+func (s *server) report(w http.ResponseWriter, r *http.Request) {
+	s.begun <- struct{}{}
+	select {
+	case <-s.finish:
+		fmt.Fprintln(w, "a long report")
+	case <-r.Context().Done():
+	}
+}
+
+func main() {
+	if err := run(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(out io.Writer) error {
+	s, err := newServer()
+	if err != nil {
+		return err
+	}
+	ts := httptest.NewServer(s.handler())
+	defer ts.Close()
+	get := func(path, key string) (status int, err error) {
+		req, err := http.NewRequest(http.MethodGet, ts.URL+path, nil)
+		if err != nil {
+			return 0, err
+		}
+		req.Header.Set("Api-Key", key)
+		resp, err := ts.Client().Do(req)
+		if err != nil {
+			return 0, err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		fmt.Fprintf(out, "%-8s %-9s %d  RateLimit: %-24s Retry-After: %2s  %.60s\n", path, key,
+			resp.StatusCode, resp.Header.Get("RateLimit"), resp.Header.Get("Retry-After"), bytes.TrimSpace(body))
+		return resp.StatusCode, err
+	}
+
+	fmt.Fprintln(out, "A tenant that asks for too much is told when to come back; the other does not notice:")
+	for range 6 {
+		if _, err := get("/hello", "key-of-a"); err != nil {
+			return err
+		}
+	}
+	if _, err := get("/hello", "key-of-b"); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(out, "Two reports at once are enough; what is fast stays fast:")
+	var reports sync.WaitGroup
+	for range 2 {
+		reports.Go(func() {
+			resp, err := ts.Client().Get(ts.URL + "/report")
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+		})
+		<-s.begun
+	}
+	for _, path := range []string{"/report", "/hello", "/health"} {
+		if _, err := get(path, "key-of-b"); err != nil {
+			return err
+		}
+	}
+	close(s.finish)
+	reports.Wait()
+	_, err = get("/health", "")
+	return err
+}

@@ -1,0 +1,108 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"time"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A client whose every request goes through the policies.
+func ExampleTransport() {
+	requests := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests++; requests < 3 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "at last")
+	}))
+	defer server.Close()
+
+	retries := retry.New(retry.Config{
+		Backoff: retry.Constant(time.Millisecond),
+		OnRetry: func(ctx context.Context, a retry.Attempt) {
+			slog.DebugContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
+		},
+	})
+	circuit := breaker.New(breaker.Config{Name: "api"})
+	slots := bulkhead.New(bulkhead.Config{Name: "api", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(2*time.Second)),
+	}}
+
+	resp, err := client.Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Printf("%s after %d requests: %s\n", resp.Status, requests, body)
+	// Output: 200 OK after 3 requests: at last
+}
+
+// Each client of a server has a limit of its own, by its address.
+func ExampleThrottleBy() {
+	clients := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Rate: throttle.PerMinute(1), Burst: 2},
+	})
+	behind := netip.MustParsePrefix("10.0.0.0/8") // the load balancer
+	limit := resiliencehttp.Quota{Name: "address", Window: 2 * time.Minute}.ThrottleBy(clients, resiliencehttp.ClientIP(behind))
+	handler := limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello") }))
+
+	for range 3 {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = "10.0.0.1:4711"
+		r.Header.Set("X-Forwarded-For", "192.0.2.7")
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Println(w.Code, w.Header().Get("RateLimit-Policy"), w.Header().Get("RateLimit"))
+	}
+	// Output:
+	// 200 "address";q=2;w=120 "address";r=1;t=60
+	// 200 "address";q=2;w=120 "address";r=0;t=120
+	// 429 "address";q=2;w=120 "address";r=0;t=60
+}
+
+// A handler that calls something under policies of its own passes their refusal
+// on.
+func ExampleRefuse() {
+	db := bulkhead.New(bulkhead.Config{Name: "db", Limit: 1})
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		err := db.Do(r.Context(), func(context.Context) error { return nil })
+		if err != nil && !resiliencehttp.Refuse(w, r, err) {
+			http.Error(w, "internal error", http.StatusInternalServerError)
+		}
+	}
+	release, _ := db.TryAcquire()
+	defer release()
+	w := httptest.NewRecorder()
+	handler(w, httptest.NewRequest("GET", "/", nil))
+	fmt.Println(w.Code, "Retry-After:", w.Header().Get("Retry-After"), w.Header().Get("Content-Type"))
+	// Output: 503 Retry-After: 1 application/problem+json
+}
+
+func ExampleHealth() {
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	http.Handle("GET /health", resiliencehttp.Health(
+		resiliencehttp.Check{Name: "users", Critical: true, Breaker: circuit},
+		resiliencehttp.Check{Name: "disk", Probe: func(context.Context) error { return nil }},
+	))
+	circuit.ForceOpen(nil)
+	w := httptest.NewRecorder()
+	http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("GET", "/health", nil))
+	fmt.Println(w.Code)
+	// Output: 503
+}
