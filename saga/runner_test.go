@@ -839,6 +839,23 @@ func TestResultSaysWhy(t *testing.T) {
 	})
 }
 
+func TestResultOutlivesAStoreThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		sg := sequence(step("flight"))
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		g.set(true)
+		ctx := canceledAfter(t, 10*time.Second)
+		_, err := saga.Result[trip](ctx, r, "trip-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, errDown)
+		time.AfterFunc(10*time.Second, func() { g.set(false) })
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+	})
+}
+
 func TestRunnerHoldsNoMoreThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

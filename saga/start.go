@@ -111,23 +111,30 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 // Result waits until the saga has ended, whichever process runs it, and returns
 // its state. The error is nil if it has completed, [ErrNotFound], the end of
 // ctx, or an [*Error], with the state as it was left, when the saga was
-// compensated, was abandoned, or is stuck.
+// compensated, was abandoned, or is stuck. A store that fails is asked again
+// after RunnerConfig.Poll; its error is returned with the end of ctx.
 func Result[S any](ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
+	var failed error
 	for {
 		if ctx.Err() != nil {
-			return s, ended.Error(ctx)
+			return s, errors.Join(ended.Error(ctx), failed)
 		}
 		// Before the look, so that no end is missed after it.
 		told := r.listen(id)
 		rec, err := r.store.Load(ctx, id)
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrNotFound):
 			r.unlisten(id, told)
 			return s, fmt.Errorf("saga: result of %q: %w", id, err)
-		}
-		if rec.Status == Stuck || rec.Status.Ended() {
+		case err != nil:
+			failed = fmt.Errorf("saga: result of %q: %w", id, err)
+			r.storeFailed(ctx, failed)
+		case rec.Status == Stuck || rec.Status.Ended():
 			r.unlisten(id, told)
 			return resultOf[S](ctx, r, rec)
+		default:
+			failed = nil
 		}
 		t := time.NewTimer(r.cfg.Poll)
 		select {
