@@ -179,3 +179,12 @@ func TestGroupConfigIsValidated(t *testing.T) {
 	require.ErrorContains(t, err, "bulkhead.Config.Limit is 0")
 	require.PanicsWithError(t, err.Error(), func() { bulkhead.NewGroup(cfg) })
 }
+
+func TestGroupKeepsABulkheadWhileItsCallRuns(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}, MaxKeys: 1})
+	require.NoError(t, g.Do(t.Context(), "busy", func(context.Context) error {
+		require.NoError(t, g.Do(t.Context(), "another", nothing))
+		require.ErrorIs(t, g.Do(t.Context(), "busy", nothing), bulkhead.ErrFull)
+		return nil
+	}))
+}
