@@ -25,6 +25,20 @@ const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 // participant with a database of its own: fn makes its changes in tx, and tx,
 // which Barrier neither commits nor rolls back, also keeps a row that says so.
 //
+//	tx, err := db.BeginTx(ctx, nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer tx.Rollback()
+//	err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+//		_, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1`, hotel)
+//		return err
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	return tx.Commit()
+//
 //   - A Do that comes for the first time calls fn.
 //   - A Do or an Undo that was applied already is not repeated: nil. What a
 //     first answer held, such as a booking's number, is to be found by the

@@ -42,8 +42,9 @@
 // participant must apply each command id once ([Barrier] does it in a
 // participant's own database; sagatest.Check tries it out).
 //
-// The record "compensating" is committed before the first Undo. After it
-// nothing goes forward again. The end of the caller's ctx never reaches an
+// The record "compensating" is committed before the first Undo, but for that of
+// an alternative which has failed (see Step.Or). After it nothing goes forward
+// again. The end of the caller's ctx never reaches an
 // Undo, which runs on a detached ctx with a time-out of its own.
 //
 // What Do writes in the state is recorded when it returns, also with an error.
