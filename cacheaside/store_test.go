@@ -115,6 +115,18 @@ func TestMessagesOvertakeFlights(t *testing.T) {
 			require.Equal(t, int64(i+1), mustGet(t, c, 1))
 			require.NoError(t, other.Invalidate(t.Context(), "1"))
 		}
+
+		// A load that begins while nothing is heard, and ends when all is well.
+		conn.fail()
+		synctest.Wait()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
+		synctest.Wait()
+		version.Add(1)
+		require.NoError(t, other.Invalidate(t.Context(), "1"))
+		conn.recover()
+		wg.Wait()
+		require.Equal(t, version.Load(), mustGet(t, c, 1))
 	})
 }
 
