@@ -28,7 +28,7 @@ type call struct {
 	final      error // not nil: nothing more may be sent, and this is why
 
 	turn    chan struct{} // to the caller: see lease, or over
-	lease   *lease        // what the attempt to be made is sent under
+	lease   lease         // what the attempt to be made is sent under
 	over    bool          // the policies are done
 	outcome chan error    // to the policies: how the attempt went
 	crash   *crash        // how it ended instead, if it did not return

@@ -12,12 +12,12 @@ type lease struct {
 	unlink  func() bool        // from the attempt's ctx
 }
 
-func newLease(attempt context.Context, c *call) *lease {
+func newLease(attempt context.Context, c *call) lease {
 	if attempt.Done() == c.Done() || !c.replayable {
-		return &lease{ctx: attempt, attempt: attempt}
+		return lease{ctx: attempt, attempt: attempt}
 	}
 	loose, cancel := context.WithCancel(c)
-	return &lease{
+	return lease{
 		ctx:     &leaseCtx{Context: attempt, loose: loose},
 		attempt: attempt,
 		cancel:  cancel,

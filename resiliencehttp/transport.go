@@ -4,10 +4,10 @@
 //	client := &http.Client{
 //		Transport: &resiliencehttp.Transport{
 //			Middleware: resilience.Chain(
-//				retries.Wrap,                        // *retry.Retrier
-//				circuit.Wrap,                        // *breaker.Breaker
-//				slots.Wrap,                          // *bulkhead.Bulkhead
-//				resilience.Timeout(2*time.Second),   // of each attempt
+//				retries.Wrap,                      // *retry.Retrier
+//				circuit.Wrap,                      // *breaker.Breaker
+//				slots.Wrap,                        // *bulkhead.Bulkhead
+//				resilience.Timeout(2*time.Second), // of each attempt
 //			),
 //		},
 //	}
@@ -52,17 +52,26 @@ import (
 // An attempt ends when the body has been read to its end or closed, or its ctx
 // has ended, and not before; only then are its ctx canceled and its slot in a
 // bulkhead given back. A body that breaks off is a failure to the policies. It
-// is not retried, since the caller has the response by then, nor is anything
-// else of which an error in the chain says that it is not Retryable.
+// is not retried, since the caller has the response by then. So is everything
+// else of which an error says that it is not Retryable: a failed response to a
+// POST goes to the caller at once. What lives long, such as a stream of events or
+// the connection after 101 Switching Protocols (which no time-out ends), holds
+// its slot as long; give it a Transport of its own.
 //
-// A response that says "failed" is read up to 64 KiB and closed before it
-// is handed to the policies as an error, so that its connection serves the next
-// attempt. If no other response follows, it is what RoundTrip returns, with a
-// nil error and its body whole and open.
+// A failed response that may be followed by another attempt is read up to 64 KiB
+// and closed before the policies see its [*StatusError], so that its connection
+// serves again; of a longer one the connection is kept until the next attempt.
+// If no other response follows, it is what RoundTrip returns, with a nil error
+// and its body whole and open. Its slot has been given back by then.
 //
-// The policies run on a goroutine of the request's own, which ends with the
-// attempt; panics and [runtime.Goexit] pass from there to the caller of
-// RoundTrip, or of the body's Read or Close.
+// Base runs on the caller's goroutine. The policies run on one of the request's
+// own, which ends with the attempt: when the body is read to its end or closed,
+// or the request's ctx ends, so that one of these must happen. A panic or
+// [runtime.Goexit] in the policies passes to the caller of RoundTrip, or of the
+// body's Read or Close; one in Base, to both.
+//
+// The pattern's sources are those of the packages that the policies come from;
+// what may be repeated, and what Retry-After means, is RFC 9110.
 //
 // The fields are not to be changed once RoundTrip has been called. A Transport
 // is safe for concurrent use, and meant to be built once and shared.
@@ -76,9 +85,10 @@ type Transport struct {
 	Middleware resilience.Middleware
 
 	// Classify returns the error that the policies see in place of a response,
-	// nil if there is nothing wrong with it. It may read neither body. If its
-	// error says that it is not Retryable, the response goes to the caller
-	// without another attempt. Nil means [DefaultClassify].
+	// nil if there is nothing wrong with it. It must not read the body. If its
+	// error has a method Retryable() bool that returns false, the response goes to
+	// the caller without another attempt. Nil means [DefaultClassify], and
+	// Replayable where that asks whether the request may be sent again.
 	Classify func(*http.Response) error
 
 	// Replayable reports whether a request may be sent more than once without
