@@ -52,7 +52,15 @@ type listening struct {
 }
 
 func (l *listening) Watch(ctx context.Context, up func(), heard func(string)) error {
-	return l.Store.Watch(ctx, up, func(key string) {
+	return l.Store.Watch(ctx, func() {
+		up() // has dropped all: what was missed no longer matters
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, ch := range l.heard {
+			close(ch)
+		}
+		clear(l.heard)
+	}, func(key string) {
 		heard(key)
 		l.mu.Lock()
 		defer l.mu.Unlock()
