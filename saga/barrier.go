@@ -25,27 +25,29 @@ const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 // participant with a database of its own: fn makes its changes in tx, and tx,
 // which Barrier neither commits nor rolls back, also keeps a row that says so.
 //
-//		tx, err := db.BeginTx(ctx, nil)
-//		if err != nil {
-//			return err
-//		}
-//		defer tx.Rollback()
-//		err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
-//			_, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1`, hotel)
-//			return err
-//		})
-//		if err != nil {
-//			return err
-//		}
-//		return tx.Commit()
+//	tx, err := db.BeginTx(ctx, nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer tx.Rollback()
+//	err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+//		_, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1`, hotel)
+//		return err
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	return tx.Commit()
 //
-//	  - A Do that comes for the first time calls fn.
-//	  - A Do or an Undo that was applied already is not repeated: nil. What a
-//	    first answer held, such as a booking's number, is to be found by the
-//	    command's id.
-//	  - An Undo whose Do has never come does not call fn: there is nothing to
-//	    undo. It is remembered: nil.
-//	  - A Do that comes after its Undo is refused: [ErrUndone], as a [NoEffect].
+// What becomes of a command depends on what came before it:
+//
+//   - A Do that comes for the first time calls fn.
+//   - A Do or an Undo that was applied already is not repeated: nil. What a
+//     first answer held, such as a booking's number, is to be found by the
+//     command's id.
+//   - An Undo whose Do has never come does not call fn: there is nothing to
+//     undo. It is remembered: nil.
+//   - A Do that comes after its Undo is refused: [ErrUndone], as a [NoEffect].
 //
 // An error of fn is returned as it is, and tx must then be rolled back, so that
 // the command may come again. ctx carries a command inside a Do or an Undo, and

@@ -2,9 +2,11 @@ package saga
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -50,13 +52,19 @@ func WithCommand(ctx context.Context, cmd Command) context.Context {
 // identity is what the commands of one saga have in common.
 type identity struct {
 	p     *plan
-	id    func() string
 	epoch int64
+	name  sync.Once
+	id    string // "": one is made up when somebody asks
 }
 
 func (s *identity) commandID(unit int, op Op) string {
+	s.name.Do(func() {
+		if s.id == "" {
+			s.id = rand.Text()
+		}
+	})
 	u := &s.p.units[unit]
-	return s.id() + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
+	return s.id + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
 }
 
 // attemptContext is the ctx of one attempt. The id of its command is put

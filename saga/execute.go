@@ -62,8 +62,8 @@ func newExecution(r *Runner, p program, rec Record, since time.Time) *execution 
 		results: make(chan result, len(p.planned().units)),
 		running: make([]context.CancelCauseFunc, len(p.planned().units)),
 		signal:  make(chan struct{}, 1), until: since.Add(r.cfg.Lease),
+		id: identity{p: p.planned(), id: rec.ID, epoch: rec.Epoch},
 	}
-	e.id = identity{p: e.plan, id: func() string { return rec.ID }, epoch: rec.Epoch}
 	e.ctx, e.stop = context.WithCancelCause(r.base)
 	e.lease = time.AfterFunc(time.Until(e.until), e.lose)
 	return e

@@ -2,11 +2,9 @@ package saga
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
@@ -33,9 +31,8 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	r := &memoryRun[S]{t: t, s: s, ctx: ctx, m: newMachine(t.plan), at: -1}
+	r := &memoryRun[S]{identity: identity{p: t.plan}, t: t, s: s, ctx: ctx, m: newMachine(t.plan), at: -1}
 	r.m.quiet = true
-	r.identity = identity{p: t.plan, id: r.randomID}
 	if d := t.plan.deadline; d > 0 {
 		r.timed = true
 		r.m.completeBy = time.Now().Add(d)
@@ -64,9 +61,6 @@ type memoryRun[S any] struct {
 	results chan memoryResult         // of what runs beside the caller
 	cancels []context.CancelCauseFunc // by unit
 	broken  *memoryResult             // the first that panicked or exited
-
-	once   sync.Once
-	random string
 }
 
 type memoryResult struct {
@@ -74,11 +68,6 @@ type memoryResult struct {
 	op    Op
 	err   error
 	panic any
-}
-
-func (r *memoryRun[S]) randomID() string {
-	r.once.Do(func() { r.random = rand.Text() })
-	return r.random
 }
 
 func (r *memoryRun[S]) now() time.Time {
