@@ -328,12 +328,8 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 		<-ended // nothing is left behind
 		return context.Cause(ctx)
 	}
-	select {
-	case <-ended:
-		if err != nil {
-			return fmt.Errorf("redisstore: subscription: %w", err)
-		}
-	default:
+	if lost == errEnded && err != nil {
+		return fmt.Errorf("redisstore: subscription: %w", err)
 	}
 	return lost
 }
