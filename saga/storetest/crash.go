@@ -255,7 +255,8 @@ func (tr *trial) newSide(first bool) *side {
 		store = &txProcess{process{tr.store, s}, tx}
 	}
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
-		Lease: 300 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+		Lease: 600 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 	})
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)
