@@ -207,7 +207,7 @@ var errDown = errors.New("connection lost")
 
 func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host {
 	h := &host{Store: w.store, w: w, name: name}
-	h.runner = saga.NewRunner(h, saga.RunnerConfig{Name: name, Lease: lease, MaxTakeovers: 50})
+	h.runner = saga.NewRunner(h, saga.RunnerConfig{Name: name, Lease: lease, Poll: 3 * time.Second, MaxTakeovers: 50})
 	h.saga = w.sg(h)
 	saga.Register(h.runner, h.saga)
 	ctx, h.stop = context.WithCancel(ctx)
@@ -462,7 +462,10 @@ func (w *world) run() {
 		time.Sleep(time.Second)
 	}
 	wg.Go(func() { w.meddle(ctx, &hosts, &wg, client) })
-	time.Sleep(2 * time.Minute)
+	troubled, healed := context.WithTimeout(ctx, 2*time.Minute)
+	_, _ = saga.Result[book](troubled, client, "saga")
+	healed()
+	time.Sleep(45 * time.Second) // longer than the slowest step, which may be late
 	w.mu.Lock()
 	w.quiet, w.healed = true, true
 	w.mu.Unlock()
