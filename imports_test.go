@@ -24,7 +24,7 @@ var engines = map[string][]string{
 	"saga":                  {"golang.org/x/sync"},
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sqlstore":         {"golang.org/x/sync"},
-	"saga/storetest":        {"golang.org/x/sync", "github.com/stretchr/testify", "go.yaml.in/yaml/v3"}, // for tests
+	"saga/storetest":        {"golang.org/x/sync"},
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
 }
 

@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -64,7 +62,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"EndedContext", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(&suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)})
+			c.test(&suite{T: t, checks: checks{t}, ctx: t.Context(), store: newStore(t)})
 		})
 	}
 	for _, c := range []struct {
@@ -80,7 +78,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"CommitTxOfAPausedOwner", commitTxPaused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := &suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)}
+			s := &suite{T: t, checks: checks{t}, ctx: t.Context(), store: newStore(t)}
 			tx, ok := s.store.(saga.TxStore)
 			if !ok {
 				t.Skip("not a TxStore")
@@ -92,7 +90,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 
 type suite struct {
 	*testing.T
-	*require.Assertions
+	checks
 	ctx   context.Context
 	store saga.Store
 }
