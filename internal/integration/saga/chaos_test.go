@@ -45,7 +45,10 @@ func TestChaos(t *testing.T) {
 
 // TestTwoProcessesOnOneFile has two processes share a SQLite file and be killed.
 func TestTwoProcessesOnOneFile(t *testing.T) {
-	c := newChaos(t, newDatabase(t, sqlstore.SQLite), 2, 200)
+	c := newChaos(t, newDatabase(t, sqlstore.SQLite), 2, 100)
+	// One writer, perhaps a slow one: what has made no progress between two kills
+	// is not poisoned.
+	c.config.Lease, c.config.Takeovers = 3*time.Second, -1
 	c.start()
 	for !c.allStarted() {
 		c.trouble(c.kill)

@@ -32,14 +32,15 @@ func TestMain(m *testing.M) {
 
 // A workerConfig says what a worker process does.
 type workerConfig struct {
-	Database database
-	Number   int // of this worker
-	Workers  int // in all
-	Sagas    int // started by all of them together
-	Every    time.Duration
-	Lease    time.Duration
-	Faults   faults
-	Mutant   mutant
+	Database  database
+	Number    int // of this worker
+	Workers   int // in all
+	Sagas     int // started by all of them together
+	Every     time.Duration
+	Lease     time.Duration
+	Takeovers int // RunnerConfig.MaxTakeovers
+	Faults    faults
+	Mutant    mutant
 }
 
 // faults are the probabilities of what goes wrong, and durations.
@@ -98,7 +99,7 @@ func work(config string) error {
 	defer p.late.Wait()
 	runner := saga.NewRunner(&troubledStore{Store: own, c: &c}, saga.RunnerConfig{
 		Name: fmt.Sprintf("worker-%d", c.Number), Lease: c.Lease, Poll: c.Lease / 10, Park: c.Lease / 4,
-		Concurrency: 48, Drain: 2 * c.Lease,
+		Concurrency: 48, Drain: 2 * c.Lease, MaxTakeovers: c.Takeovers,
 	})
 	trip := chaosSaga(p)
 	saga.Register(runner, trip)
