@@ -1,0 +1,210 @@
+package sqlstore_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+// The statements themselves are tested on real databases, in
+// internal/integration/saga. Here is what needs none.
+
+func TestNewRefusesWhatIsMissing(t *testing.T) {
+	_, err := sqlstore.New(nil, sqlstore.SQLite)
+	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
+	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect(7))
+	require.EqualError(t, err, "sqlstore: New does not know Dialect(7): must be PostgreSQL or SQLite")
+	require.Equal(t, "PostgreSQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.SQLite))
+}
+
+// TestMigrateRefusesSettingsThatLoseCommits: durability is never traded unasked.
+func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
+	for _, c := range []struct {
+		synchronous, busy int64
+		want              string
+	}{
+		{1, 5000, "PRAGMA synchronous is 1: must be 2 (FULL) or 3 (EXTRA)"},
+		{0, 5000, "PRAGMA synchronous is 0"},
+		{2, 0, "PRAGMA busy_timeout is 0"},
+		{2, 5000, ""},
+		{3, 1, ""},
+	} {
+		s := &script{answers: map[string]int64{"PRAGMA synchronous": c.synchronous, "PRAGMA busy_timeout": c.busy}}
+		store := newStore(t, s, sqlstore.SQLite)
+		err := store.Migrate(t.Context())
+		if c.want == "" {
+			require.NoError(t, err)
+			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_log")
+			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_barrier")
+			require.Equal(t, "COMMIT", s.log[len(s.log)-1])
+		} else {
+			require.ErrorContains(t, err, "sqlstore: migrate: "+c.want)
+			require.NotContains(t, strings.Join(s.log, "\n"), "CREATE")
+		}
+	}
+}
+
+// TestPostgreSQLWritesInOneRoundTrip counts them.
+func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
+	s := new(script)
+	store := newStore(t, s, sqlstore.PostgreSQL)
+	for entries := range 9 {
+		s.log = nil
+		_, err := store.Commit(t.Context(), saga.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]saga.Entry, entries+1), Release: entries%2 == 0})
+		require.ErrorIs(t, err, saga.ErrFenced, "no row was updated")
+		require.Len(t, s.log, 1)
+		require.NotContains(t, s.log[0], "BEGIN")
+	}
+}
+
+// TestSQLiteWritesInOneTransaction: what was fenced is rolled back.
+func TestSQLiteWritesInOneTransaction(t *testing.T) {
+	s := new(script)
+	store := newStore(t, s, sqlstore.SQLite)
+	_, err := store.Commit(t.Context(), saga.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]saga.Entry, 1)})
+	require.ErrorIs(t, err, saga.ErrFenced)
+	require.Len(t, s.log, 3)
+	require.Equal(t, []string{"BEGIN", "ROLLBACK"}, []string{s.log[0], s.log[2]})
+	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
+}
+
+// TestErrorsSayWhatFailed: the driver's error is in the chain of every method's.
+func TestErrorsSayWhatFailed(t *testing.T) {
+	broken := errors.New("disk on fire")
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+		store := newStore(t, &script{err: broken}, dialect)
+		ctx := t.Context()
+		defs := []saga.Definition{{Saga: "trip", Version: 1}}
+		for what, call := range map[string]func() error{
+			"migrate": func() error { return store.Migrate(ctx) },
+			"start":   func() error { _, _, err := store.Start(ctx, saga.StartRequest{Log: make([]saga.Entry, 1)}); return err },
+			"commit":  func() error { _, err := store.Commit(ctx, saga.CommitRequest{Log: make([]saga.Entry, 1)}); return err },
+			"begin":   func() error { _, err := store.Begin(ctx); return err },
+			"claim":   func() error { _, err := store.Claim(ctx, saga.ClaimRequest{Limit: 1, Definitions: defs}); return err },
+			"heartbeat": func() error {
+				_, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Held: make([]saga.Held, 1)})
+				return err
+			},
+			"cancel":       func() error { _, err := store.Cancel(ctx, "a", ""); return err },
+			"load":         func() error { _, err := store.Load(ctx, "a"); return err },
+			"list":         func() error { _, err := store.List(ctx, saga.Filter{}); return err },
+			"history":      func() error { _, err := store.History(ctx, "a"); return err },
+			"unregistered": func() error { _, err := store.Unregistered(ctx, defs); return err },
+			"delete":       func() error { _, err := store.DeleteEnded(ctx, time.Hour, 1); return err },
+		} {
+			err := call()
+			require.ErrorIs(t, err, broken, "%v: %s", dialect, what)
+			require.ErrorContains(t, err, "sqlstore: "+what+": ")
+		}
+	}
+}
+
+func TestNothingToDoAsksNothing(t *testing.T) {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+		s := new(script)
+		store := newStore(t, s, dialect)
+		recs, err := store.Claim(t.Context(), saga.ClaimRequest{Limit: 10})
+		require.NoError(t, err)
+		require.Empty(t, recs)
+		renewed, err := store.Heartbeat(t.Context(), saga.HeartbeatRequest{Owner: "me"})
+		require.NoError(t, err)
+		require.Empty(t, renewed)
+		require.Empty(t, s.log)
+	}
+}
+
+// TestListUsesThePartialIndexes: their conditions are in the text.
+func TestListUsesThePartialIndexes(t *testing.T) {
+	for _, c := range []struct {
+		status []saga.Status
+		want   string
+	}{
+		{[]saga.Status{saga.Stuck}, " AND status = 'stuck' ORDER BY"},
+		{[]saga.Status{saga.Compensating}, " AND status IN ('running', 'compensating') ORDER BY"},
+		{[]saga.Status{saga.Running, saga.Stuck}, " AND status IN ($2, $3) ORDER BY"},
+		{nil, "WHERE id > $1 ORDER BY"},
+	} {
+		s := new(script)
+		_, err := newStore(t, s, sqlstore.PostgreSQL).List(t.Context(), saga.Filter{Status: c.status})
+		require.NoError(t, err)
+		require.Contains(t, s.log[0], c.want)
+	}
+}
+
+func newStore(t *testing.T, s *script, dialect sqlstore.Dialect) *sqlstore.Store {
+	t.Helper()
+	db := open(s)
+	t.Cleanup(func() { _ = db.Close() })
+	store, err := sqlstore.New(db, dialect)
+	require.NoError(t, err)
+	return store
+}
+
+// A script is a database that answers no rows, but for single numbers, or
+// always fails, and keeps what it was asked.
+type script struct {
+	answers map[string]int64
+	err     error
+	log     []string
+}
+
+func open(s *script) *sql.DB { return sql.OpenDB(s) }
+
+func (s *script) Connect(context.Context) (driver.Conn, error) { return s, nil }
+func (s *script) Driver() driver.Driver                        { return nil }
+func (s *script) Close() error                                 { return nil }
+func (s *script) Prepare(query string) (driver.Stmt, error)    { return &statement{s, query}, s.err }
+
+func (s *script) Begin() (driver.Tx, error) { return s, s.asked("BEGIN") }
+func (s *script) Commit() error             { return s.asked("COMMIT") }
+func (s *script) Rollback() error           { return s.asked("ROLLBACK") }
+func (s *script) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
+	return s, s.asked("BEGIN")
+}
+
+func (s *script) asked(what string) error {
+	s.log = append(s.log, what)
+	return s.err
+}
+
+type statement struct {
+	s     *script
+	query string
+}
+
+func (st *statement) Close() error  { return nil }
+func (st *statement) NumInput() int { return -1 }
+func (st *statement) Exec([]driver.Value) (driver.Result, error) {
+	return driver.RowsAffected(0), st.s.asked(st.query)
+}
+
+func (st *statement) Query([]driver.Value) (driver.Rows, error) {
+	n, ok := st.s.answers[st.query]
+	return &rows{n, ok}, st.s.asked(st.query)
+}
+
+type rows struct {
+	n    int64
+	left bool
+}
+
+func (r *rows) Columns() []string { return []string{"n"} }
+func (r *rows) Close() error      { return nil }
+func (r *rows) Next(dest []driver.Value) error {
+	if !r.left {
+		return io.EOF
+	}
+	r.left, dest[0] = false, r.n
+	return nil
+}
