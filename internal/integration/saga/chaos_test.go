@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -86,7 +85,6 @@ type chaos struct {
 	db     *sql.DB
 	runner *saga.Runner // looks, and runs nothing
 
-	mu      sync.Mutex
 	workers []*worker
 
 	kills, stops, cuts int
