@@ -2,8 +2,8 @@ GO          ?= go
 MODULES     := . examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 5s
-ROUNDS      ?= 9
-BENCHTIME   ?= 100ms
+ROUNDS      ?= 7
+BENCHTIME   ?= 60ms
 
 .PHONY: help test race lint tidy bench fuzz integration examples ci
 

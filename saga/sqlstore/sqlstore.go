@@ -29,7 +29,7 @@
 // queue in the process; write transactions of others wait in SQLite, which
 // needs a busy_timeout. With modernc.org/sqlite:
 //
-//	file:trips.db?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
+//	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
 // Migrate refuses a synchronous below FULL: a record that the power takes back
 // could let a saga go forward after it began to undo. In WAL mode some drivers
