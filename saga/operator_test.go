@@ -73,6 +73,7 @@ func TestStuckSaysAllThatIsNeeded(t *testing.T) {
 		list, err = r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
 		require.NoError(t, err)
 		require.Equal(t, time.Hour, list[0].Since())
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Stuck)
 	})
 }

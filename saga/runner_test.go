@@ -65,6 +65,7 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, []string{"created", "done flight", "done hotel", "done car", "completed"}, events(t, r, "trip-1"))
+		synctest.Wait()
 		require.Equal(t, saga.Stats{Started: 1, Completed: 1, Commits: 3}, r.Stats())
 	})
 }
@@ -112,6 +113,7 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		require.LessOrEqual(t, time.Since(begun), 16*time.Second, "lease and poll")
 		require.EqualValues(t, 2, epoch)
 		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, r, "trip-1"))
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().TakenOver)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -262,6 +264,7 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.ErrorIs(t, got.cause, saga.ErrLost)
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
 		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, other, "trip-1"))
+		synctest.Wait()
 		require.EqualValues(t, 1, cut.Stats().Lost)
 		require.NotZero(t, storeErrs.Load())
 		require.Equal(t, storeErrs.Load(), cut.Stats().StoreErrors)
@@ -331,6 +334,7 @@ func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "thief", rec.Owner)
 		require.EqualValues(t, 4, rec.Seq)
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
 		require.Zero(t, r.Stats().Held)
 	})
@@ -348,6 +352,7 @@ func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
 		time.Sleep(time.Second)
 		stop()
 		require.Equal(t, 5*time.Second, time.Since(begun), "the attempt ends")
+		synctest.Wait()
 		require.EqualValues(t, 1, first.Stats().Released)
 		rec, err := store.Load(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -359,6 +364,7 @@ func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
 		_, err = saga.Result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"created", "done flight", "released", "done hotel", "completed"}, events(t, second, "trip-1"))
+		synctest.Wait()
 		require.Zero(t, second.Stats().TakenOver)
 	})
 }
@@ -408,6 +414,7 @@ func TestWhatIsClaimedWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 		r, stop := begin(t, g, saga.RunnerConfig{}, sg)
 		time.Sleep(time.Second)
 		stop()
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Claimed)
 		in, err := idle.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -469,6 +476,7 @@ func TestALongWaitIsParked(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Zero(t, r.Stats().Held)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -483,6 +491,7 @@ func TestALongWaitIsParked(t *testing.T) {
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
 		require.Equal(t, []string{"created", "parked", "parked", "done flight", "completed"}, events(t, r, "trip-1"))
 		require.Equal(t, time.Hour+2*time.Second, at[2])
+		synctest.Wait()
 		require.EqualValues(t, 2, r.Stats().Parked)
 	})
 }
@@ -541,6 +550,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, s, 6)
 		require.Equal(t, "wide-1/s3/s3/do", s["s3"])
+		synctest.Wait()
 		require.LessOrEqual(t, r.Stats().Commits, int64(2))
 	})
 }
@@ -800,6 +810,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		reported := <-reports
 		require.Equal(t, saga.Definition{Saga: "trip", Version: 1}, reported.Definition)
 		require.Equal(t, 1, reported.Count)
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Unregistered)
 		_, err = saga.Result[trip](canceledAfter(t, time.Minute), r, "one")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -1011,6 +1022,7 @@ func TestManySagasOnManyRunners(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		synctest.Wait()
 		var sum saga.Stats
 		for _, r := range runners {
 			s := r.Stats()

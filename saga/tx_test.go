@@ -217,6 +217,7 @@ func TestDoTxCommitsWithTheLog(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did())
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
+		synctest.Wait()
 		require.EqualValues(t, 5, r.Stats().Commits)
 	})
 }
@@ -299,6 +300,7 @@ func TestAFencedOwnerRollsBack(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(500 * time.Millisecond)
 		require.Empty(t, store.l.did(), "a paused owner that wakes up commits nothing")
+		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
 		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -355,6 +357,7 @@ func takeTurns(t *testing.T, conns int) {
 	require.NoError(t, err)
 	require.Equal(t, 1, s.Plain)
 	require.Equal(t, 2*time.Second, time.Since(begun))
+	synctest.Wait()
 	require.EqualValues(t, 2, r.Stats().Commits, "what ended meanwhile is recorded with a transaction")
 }
 

@@ -294,6 +294,7 @@ func TestPoisonedSaga(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		// A process that dies is a runner whose ctx ends without a drain and whose
 		// store answers nothing any more.
+		var awaitTrips func(context.Context)
 		start := func(dead chan struct{}) (*saga.Runner, *saga.Saga[nothing]) {
 			var once sync.Once
 			store := &dyingStore{Store: d.store(t), dead: dead}
@@ -302,6 +303,7 @@ func TestPoisonedSaga(t *testing.T) {
 				Name: "step", Undo: done,
 				Do: func(ctx context.Context, _ *nothing) error {
 					if strings.HasPrefix(saga.CommandFrom(ctx).ID, "poison/") {
+						awaitTrips(ctx) // or their bad luck would be taken for poison
 						once.Do(func() { close(dead) })
 						<-ctx.Done()
 					}
@@ -312,6 +314,15 @@ func TestPoisonedSaga(t *testing.T) {
 			return r, sg
 		}
 		idle, sg := start(make(chan struct{}))
+		awaitTrips = func(ctx context.Context) {
+			for ctx.Err() == nil {
+				done, err := idle.List(ctx, saga.Filter{Status: []saga.Status{saga.Completed}})
+				if err == nil && len(done) == 20 {
+					return
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
 		_, err := saga.Start(t.Context(), idle, sg, "poison", nothing{})
 		require.NoError(t, err)
 		for i := range 20 {
