@@ -102,9 +102,9 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 				}
 				steps := []saga.Step[nothing]{step, last}
 
-				var fenced error
 				paused := &pausedStore{Store: d.store(t), reached: make(chan struct{}), resume: make(chan struct{})}
-				owner := saga.NewRunner(&observedStore{paused, &fenced}, quick(saga.RunnerConfig{Name: "paused", Drain: -1}))
+				observed := &observedStore{pausedStore: paused}
+				owner := saga.NewRunner(observed, quick(saga.RunnerConfig{Name: "paused", Drain: -1}))
 				saga.Register(owner, &saga.Saga[nothing]{Name: "trip", Steps: steps})
 				def := &saga.Saga[nothing]{Name: "trip", Steps: steps}
 				other := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{Name: "other"}))
@@ -134,7 +134,7 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 				cancel()
 				wg.Wait()
 				if d.Dialect == sqlstore.PostgreSQL {
-					require.ErrorIs(t, fenced, saga.ErrFenced, "the owner has not tried")
+					require.ErrorIs(t, observed.first(), saga.ErrFenced, "the owner has not tried")
 				}
 				require.Equal(t, 1, marks(t, db))
 				in, err := other.Get(t.Context(), "a")
@@ -148,13 +148,22 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 // An observedStore keeps the error of the first CommitTx.
 type observedStore struct {
 	*pausedStore
-	err *error
+	mu  sync.Mutex // the owner may hold the saga again while its first attempt is paused
+	err error
+}
+
+func (s *observedStore) first() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 func (s *observedStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
 	rc, err := s.pausedStore.CommitTx(ctx, tx, req)
-	if err != nil && *s.err == nil {
-		*s.err = err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
 	}
 	return rc, err
 }
