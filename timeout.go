@@ -12,7 +12,7 @@ import (
 // It is [context.DeadlineExceeded], and unwraps to what the call returned.
 type TimeoutError struct {
 	After time.Duration // the limit that passed
-	Err   error         // what the call returned; nil in the cause of its ctx
+	Err   error         // what the call returned; nil if that was no more than the cause of its ctx
 }
 
 func (e *TimeoutError) Error() string {
@@ -56,10 +56,10 @@ func Timeout(d time.Duration) Middleware {
 			defer cancel()
 			err := next(timed)
 			// By identity: this very limit counts, not another Timeout further up.
-			if err != nil && context.Cause(timed) == error(passed) {
-				return &TimeoutError{After: d, Err: err}
+			if err == nil || err == error(passed) || context.Cause(timed) != error(passed) {
+				return err
 			}
-			return err
+			return &TimeoutError{After: d, Err: err}
 		}
 	}
 }
