@@ -75,6 +75,10 @@ func (e *Error) Unwrap() []error { return []error{e.last(), e.Reason} }
 // policy further in, which says so by a method Refused() bool of its error.
 func (e *Error) Refused() bool { return e.refused }
 
+// Timeout reports whether the last error or the Reason is a time-out, as
+// [net.Error] has it. An http.Client asks the error of its transport for this.
+func (e *Error) Timeout() bool { return isTimeout(e.last()) || isTimeout(e.Reason) }
+
 func (e *Error) last() error {
 	if len(e.Errs) == 0 {
 		return nil
@@ -147,8 +151,8 @@ func Retryable(err error) bool {
 	return !ok || e.Retryable()
 }
 
-// retryable, refused and delayed are how errors of other packages speak to this one.
-// They embed error because that is what errors.AsType looks for.
+// retryable, refused, delayed and timeout are how errors of other packages speak to
+// this one. They embed error because that is what errors.AsType looks for.
 type retryable interface {
 	error
 	Retryable() bool
@@ -163,6 +167,19 @@ type refused interface {
 func isRefused(err error) bool {
 	e, ok := errors.AsType[refused](err)
 	return ok && e.Refused()
+}
+
+type timeout interface {
+	error
+	Timeout() bool
+}
+
+func isTimeout(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true // though another error in the chain may come first
+	}
+	e, ok := errors.AsType[timeout](err)
+	return ok && e.Timeout()
 }
 
 type delayed interface {

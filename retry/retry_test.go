@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -530,6 +533,26 @@ func TestErrorSaysWhetherAnyAttemptWasMade(t *testing.T) {
 		require.ErrorAs(t, err, &e)
 		require.Equal(t, c.refused, e.Refused(), "%v", c.outcomes)
 		require.ErrorIs(t, err, retry.ErrExhausted)
+	}
+}
+
+func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
+	slow := fmt.Errorf("users: %w", os.ErrDeadlineExceeded) // Timeout() is true
+	for _, c := range []struct {
+		name    string
+		err     *retry.Error
+		timeout bool
+	}{
+		{"the last error is", &retry.Error{Errs: []error{errDown, slow}, Reason: retry.ErrExhausted}, true},
+		{"the reason is", &retry.Error{Errs: []error{errDown}, Reason: context.DeadlineExceeded}, true},
+		{"it is one of several", &retry.Error{Errs: []error{errors.Join(os.ErrNotExist, &fs.PathError{Err: errDown}, context.DeadlineExceeded)}}, true},
+		{"an earlier error was", &retry.Error{Errs: []error{slow, errDown}, Reason: retry.ErrExhausted}, false},
+		{"the caller has left", &retry.Error{Errs: []error{errDown}, Reason: context.Canceled}, false},
+		{"nothing is known", &retry.Error{}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Equal(t, c.timeout, (&url.Error{Err: c.err}).Timeout())
+		})
 	}
 }
 
