@@ -3,7 +3,6 @@ package breaker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"sync/atomic"
 	"time"
@@ -75,7 +74,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		Keep: (*Breaker).keep,
 	})
 	rest := cfg.Config
-	rest.Name = memberName(rest.Name, "(other keys)")
+	rest.Name = keyed.Name(rest.Name, "(other keys)")
 	g.rest = New(rest)
 	return g
 }
@@ -86,17 +85,10 @@ func (g *Group[K]) newMember(key K) *Breaker {
 		cfg = g.cfg.For(key)
 		orDefault(&cfg.Name, g.cfg.Config.Name)
 	}
-	cfg.Name = memberName(cfg.Name, fmt.Sprint(key))
+	cfg.Name = keyed.Name(cfg.Name, key)
 	b := New(cfg)
 	b.seat = place[K]{g, key}
 	return b
-}
-
-func memberName(group, key string) string {
-	if group == "" {
-		return key
-	}
-	return group + "/" + key
 }
 
 // Do calls fn under the breaker of key, as [Breaker.Do] does.

@@ -3,7 +3,6 @@ package bulkhead
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"sync/atomic"
 	"time"
@@ -68,7 +67,9 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if cfg.IdleAfter == 0 {
 		cfg.IdleAfter = 10 * time.Minute
 	}
-	g := &Group[K]{cfg: cfg, rest: newMember(cfg.Config, "(other keys)")}
+	rest := cfg.Config
+	rest.Name = keyed.Name(rest.Name, "(other keys)")
+	g := &Group[K]{cfg: cfg, rest: New(rest)}
 	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
 		Make: g.make,
 		Max:  cfg.MaxKeys,
@@ -85,14 +86,7 @@ func (g *Group[K]) make(key K) *Bulkhead {
 			cfg.Name = g.cfg.Config.Name
 		}
 	}
-	return newMember(cfg, fmt.Sprint(key))
-}
-
-func newMember(cfg Config, key string) *Bulkhead {
-	if cfg.Name != "" {
-		cfg.Name += "/"
-	}
-	cfg.Name += key
+	cfg.Name = keyed.Name(cfg.Name, key)
 	return New(cfg)
 }
 

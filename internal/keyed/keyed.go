@@ -18,6 +18,7 @@
 package keyed
 
 import (
+	"fmt"
 	"hash/maphash"
 	"iter"
 	"slices"
@@ -90,6 +91,15 @@ const (
 	once  = 1 // it was made
 	again = 2 // it was there already
 )
+
+// Name returns the name of the member of a key in errors and events:
+// "<group>/<key>", or "<key>" in a group without a name.
+func Name[K any](group string, key K) string {
+	if group == "" {
+		return fmt.Sprint(key)
+	}
+	return fmt.Sprint(group, "/", key)
+}
 
 // New returns an empty map.
 func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {

@@ -287,3 +287,9 @@ func BenchmarkMapInsertFull(b *testing.B) {
 		m.Pin(i).Unpin()
 	}
 }
+
+func TestName(t *testing.T) {
+	require.Equal(t, "db/7", keyed.Name("db", 7))
+	require.Equal(t, "7", keyed.Name("", 7))
+	require.Equal(t, "db/(other keys)", keyed.Name("db", "(other keys)"))
+}
