@@ -114,11 +114,17 @@ func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err erro
 	if e == nil {
 		return g.rest.allow(ctx)
 	}
+	held := false // stays so if a hook panics
+	defer func() {
+		if !held {
+			e.Unpin()
+		}
+	}()
 	report, err := e.Value.allow(ctx)
 	if err != nil {
-		e.Unpin()
 		return nil, err
 	}
+	held = true
 	var over atomic.Bool
 	return func(err error) {
 		if !over.Swap(true) {

@@ -192,6 +192,22 @@ func TestGroupForgetsIdleBreakers(t *testing.T) {
 	})
 }
 
+func TestGroupForgetsABreakerWhoseHookPanicked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := breaker.NewGroup(breaker.GroupConfig[int]{
+			MaxKeys: 1,
+			Config: steady(breaker.Config{
+				Failures: 1, OpenFor: time.Minute, OnReject: func(context.Context, *breaker.OpenError) { panic("boom") },
+			}),
+		})
+		_ = g.Do(t.Context(), 1, down)
+		require.PanicsWithValue(t, "boom", func() { _, _ = g.Allow(t.Context(), 1) })
+		time.Sleep(time.Minute)
+		require.NoError(t, g.Do(t.Context(), 2, ok))
+		require.Equal(t, []int{2}, keysOf(g))
+	})
+}
+
 func TestGroupPings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var pings atomic.Int64

@@ -46,9 +46,9 @@ func (c GroupConfig[K]) Validate() error {
 // when their key first comes, and forgotten when it no longer does.
 //
 // A bulkhead is never forgotten while it has a call, running or waiting. Where
-// MaxKeys bulkheads have one, a new key gets no bulkhead of its own: all such keys
-// share one, named "<Name>/(other keys)" and made from Config. So what runs is
-// bounded whatever keys come.
+// MaxKeys bulkheads are held and the few that are looked at all have one, a new key
+// gets no bulkhead of its own: all such keys share one, named "<Name>/(other keys)"
+// and made from Config. So what runs is bounded whatever keys come.
 type Group[K comparable] struct {
 	cfg     GroupConfig[K]
 	members *keyed.Map[K, *Bulkhead]
@@ -112,16 +112,22 @@ func (g *Group[K]) Acquire(ctx context.Context, key K) (release func(), err erro
 	if e == nil {
 		return g.rest.Acquire(ctx)
 	}
+	held := false // stays so if a hook panics
+	defer func() {
+		if !held {
+			e.Unpin()
+		}
+	}()
 	give, err := e.Value.Acquire(ctx)
 	if err != nil {
-		e.Unpin()
 		return nil, err
 	}
+	held = true
 	var released atomic.Bool
 	return func() {
 		if released.CompareAndSwap(false, true) {
+			defer e.Unpin()
 			give()
-			e.Unpin()
 		}
 	}, nil
 }

@@ -188,3 +188,19 @@ func TestGroupKeepsABulkheadWhileItsCallRuns(t *testing.T) {
 		return nil
 	}))
 }
+
+// A bulkhead whose hook panics is not held for ever: there is room for another.
+func TestGroupForgetsABulkheadWhoseHookPanicked(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
+		Config:  bulkhead.Config{Limit: 1, OnReject: func(context.Context, *bulkhead.FullError) { panic("boom") }},
+		MaxKeys: 1,
+	})
+	release, err := g.Acquire(t.Context(), "a")
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "boom", func() { _, _ = g.Acquire(t.Context(), "a") })
+	release()
+	require.NoError(t, g.Do(t.Context(), "b", nothing))
+	for key := range g.All() {
+		require.Equal(t, "b", key)
+	}
+}
