@@ -106,7 +106,7 @@ var policies = map[string]resilience.Middleware{
 	},
 }
 
-func TestEndedContextIsHonouredBeforeAnythingElse(t *testing.T) {
+func TestEndedContextIsHonoredBeforeAnythingElse(t *testing.T) {
 	cause := errors.New("the user went away")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)

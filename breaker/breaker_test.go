@@ -225,12 +225,12 @@ func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 	})
 }
 
-func TestBreakerIgnoresCancelledCalls(t *testing.T) {
+func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Outcome {
 			return breaker.Failure
 		}}))
-		cancelled := func() {
+		canceled := func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 			defer cancel()
 			require.ErrorIs(t, b.Do(ctx, func(ctx context.Context) error {
@@ -238,13 +238,13 @@ func TestBreakerIgnoresCancelledCalls(t *testing.T) {
 				return fmt.Errorf("query: %w", ctx.Err())
 			}), context.DeadlineExceeded)
 		}
-		cancelled()
+		canceled()
 		require.Equal(t, breaker.Closed, b.State())
 		require.Zero(t, b.Stats().Calls)
 		open(t, b)
 		time.Sleep(time.Second)
 		for range 3 {
-			cancelled()
+			canceled()
 			require.Equal(t, breaker.HalfOpen, b.State(), "neither opened nor closed")
 		}
 		require.NoError(t, do(b, ok), "the permit is there")

@@ -416,7 +416,7 @@ func TestFetchIsAUnitOfWork(t *testing.T) {
 	require.Equal(t, "whole", dst)
 }
 
-func TestContextThatHasEndedIsHonoured(t *testing.T) {
+func TestContextThatHasEndedIsHonored(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { panic("called") },
 	})

@@ -194,7 +194,7 @@ func TestThrottleWaitsAsTheLimitHasIt(t *testing.T) {
 	})
 }
 
-func TestOurClientHonoursOurServer(t *testing.T) {
+func TestOurClientHonorsOurServer(t *testing.T) {
 	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
 	server := serve(t, false, resiliencehttp.Throttle(limit)(hello).ServeHTTP)
 	var waits []time.Duration

@@ -436,7 +436,7 @@ func TestWorksUnderClientTimeoutRedirectsAndCookies(t *testing.T) {
 	})
 }
 
-func TestRetryAfterIsHonoured(t *testing.T) {
+func TestRetryAfterIsHonored(t *testing.T) {
 	for name, value := range map[string]func() string{
 		"Seconds": func() string { return "7" },
 		"RFC1123": func() string { return time.Now().Add(7 * time.Second).UTC().Format(http.TimeFormat) },

@@ -144,7 +144,7 @@ func TestHedgeMakesTheFirstCallOnTheCallersGoroutine(t *testing.T) {
 	require.Contains(t, stack, "testing.tRunner(")
 }
 
-func TestHedgeHonoursItsContext(t *testing.T) {
+func TestHedgeHonorsItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -158,7 +158,7 @@ func TestHedgeHonoursItsContext(t *testing.T) {
 		_, err = retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, errShutdown)
-		require.Len(t, log.began, 2, "an ended ctx is honoured before anything else")
+		require.Len(t, log.began, 2, "an ended ctx is honored before anything else")
 	})
 }
 

@@ -276,7 +276,7 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 	})
 }
 
-func TestEndedContextIsHonouredFirst(t *testing.T) {
+func TestEndedContextIsHonoredFirst(t *testing.T) {
 	errShutdown := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errShutdown)
@@ -337,7 +337,7 @@ func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
 	})
 }
 
-func TestContextThatEndsInTheHookIsHonoured(t *testing.T) {
+func TestContextThatEndsInTheHookIsHonored(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	fn, calls := failing(forever, errDown)
 	err := retry.New(retry.Config{

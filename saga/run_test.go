@@ -77,7 +77,7 @@ func TestRunUndoesInReverse(t *testing.T) {
 	require.EqualError(t, err, "saga: trip: compensated: step hotel: hotel full")
 }
 
-func TestRunHonoursAContextThatHasEnded(t *testing.T) {
+func TestRunHonorsAContextThatHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errDeclined)
 	var s trip

@@ -166,7 +166,7 @@ func TestWaitThatCannotEndInTimeIsRefusedAtOnce(t *testing.T) {
 	})
 }
 
-func TestEndedContextIsHonouredFirst(t *testing.T) {
+func TestEndedContextIsHonoredFirst(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 1, Burst: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
