@@ -20,8 +20,8 @@ func Example() {
 	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 30 * time.Second, Jitter: -1})
 	for range 4 {
 		err := circuit.Do(context.Background(), fetch)
-		if errors.Is(err, breaker.ErrOpen) {
-			fmt.Println("not called:", err)
+		if refused, ok := errors.AsType[*breaker.OpenError](err); ok {
+			fmt.Println("not called:", refused.Name, "is", refused.State)
 			continue
 		}
 		fmt.Println(err)
@@ -30,7 +30,7 @@ func Example() {
 	// connection refused
 	// connection refused
 	// connection refused
-	// not called: breaker: users: circuit open for 30s (last error: connection refused)
+	// not called: users is open
 }
 
 // One line of slog tells of every change.

@@ -67,11 +67,13 @@ func ExampleError() {
 	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(2 * time.Hour)})
 
 	err := retries.Do(ctx, func(context.Context) error { return errRefused })
-	fmt.Println(err)
 	fmt.Println(errors.Is(err, errRefused), errors.Is(err, context.DeadlineExceeded))
+	if gaveUp, ok := errors.AsType[*retry.Error](err); ok {
+		fmt.Println(gaveUp.Errs, gaveUp.Reason)
+	}
 	// Output:
-	// retry: users: gave up after 1 attempt in 0s: a wait of 2h0m0s would pass the deadline: context deadline exceeded: connection refused
 	// true true
+	// [connection refused] a wait of 2h0m0s would pass the deadline: context deadline exceeded
 }
 
 // Another attempt will not find the user either.

@@ -19,7 +19,7 @@ func Example() {
 			return nil
 		})
 		if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
-			fmt.Println("come back in", limited.RetryAfter().Round(time.Second))
+			fmt.Println("come back in", limited.RetryAfter().Round(time.Minute))
 		}
 	}
 	// Output:
