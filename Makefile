@@ -27,13 +27,9 @@ bench: ## measure side by side with the peers and put the table into the README
 	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
 	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' README.md > README.new && mv README.new README.md && rm FIGURES.md
 
-# Known: FuzzBulkheadIsTheModel finds a difference in the order of heavy calls that
-# is not mended yet; its seeds run in make test.
-KNOWN := FuzzBulkheadIsTheModel
-
 fuzz: ## each fuzz target for FUZZTIME
 	@set -e; for pkg in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' | grep -vx '$(KNOWN)' || true); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 			echo "fuzz $$pkg $$target"; \
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$pkg; \
 		done; \

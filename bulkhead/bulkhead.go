@@ -18,9 +18,10 @@
 //     it share it. [Group] holds one for each key.
 //   - Limit bounds the work, Queue bounds who waits for it, and both hold at every
 //     moment. Whoever finds both full is refused at once, with a [*FullError].
-//   - A slot that becomes free goes to the first who waits. Nobody who comes later
-//     takes it away, except a more important call, or one that is lighter than a
-//     heavy one which cannot use it yet (see [WithWeight]).
+//   - A slot that becomes free goes to the first who waits, by level and [Order].
+//     By FIFO, nobody who comes later takes it away, except a more important call,
+//     or one that is lighter than a heavy one which cannot use it yet (see
+//     [WithWeight]).
 //   - Of several Levels the more important is always served first, so a level may
 //     starve below a busy one. Reserve keeps slots free for the levels above.
 //   - In a chain it comes inside of retries, so that no slot is held while a retry
@@ -149,7 +150,6 @@ type Bulkhead struct {
 	limit   atomic.Int64
 	waiters atomic.Int64 // in queue; changed under mu
 	refused [reasons]atomic.Int64
-	waited  atomic.Int64                // calls that waited and were admitted
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
 	adaptive adaptive // used if cfg.Adaptive is set
@@ -157,6 +157,7 @@ type Bulkhead struct {
 	mu         sync.Mutex
 	queue      queue
 	folded     int64         // calls admitted that slots no longer counts
+	waited     int64         // calls that waited and were admitted
 	changes    []LimitChange // that OnLimit has not seen
 	announcing bool
 }
@@ -303,25 +304,28 @@ func (b *Bulkhead) tooHeavy(n, level int) bool {
 // wait waits for the n slots of a call, or refuses it.
 func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 	patience, own := b.patience(ctx)
-	now := b.now() // out of the mutex, which is to be held for a short time
+	// Made out of the mutex, which is to be held for a short time.
+	w := &waiter{level: level, weight: n, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
-	w, refusal := b.join(level, n, now, patience)
+	queued, refusal := b.join(w, patience)
 	b.mu.Unlock()
 	if refusal != nil {
 		return b.refuse(ctx, refusal)
 	}
-	if w == nil {
+	if !queued {
 		return nil
 	}
 
 	b.await(ctx, w, patience, own)
-	if w.admitted && ctx.Err() != nil { // the slots came too late: pass them on
-		b.leave(n)
-		w.admitted, w.refusal = false, ContextEnded
-	}
-	if w.admitted {
-		b.waited.Add(1)
+	if w.admitted && ctx.Err() == nil {
 		return nil
+	}
+	if w.admitted { // the slots came too late: pass them on
+		b.mu.Lock()
+		b.waited--
+		b.mu.Unlock()
+		b.leave(n)
+		w.refusal = ContextEnded
 	}
 	refusal = b.describe(w.refusal, level, n, b.slots.word.Load())
 	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
@@ -461,7 +465,7 @@ func (b *Bulkhead) Stats() Stats {
 			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
 		}
 	}
-	s.Waited = b.waited.Load()
+	s.Waited = b.waited
 	s.Admitted = b.folded + s.Waited
 	for reason := range Reason(reasons) {
 		if n := b.refused[reason].Load(); n > 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,16 +17,19 @@ import (
 type model struct {
 	limit   int
 	queue   int
-	newest  bool // first
+	order   bulkhead.Order
+	stood   time.Time // since when somebody waits
 	kept    []int
+	passed  []int // by level: slots taken before the first who waits
 	held    map[*modeled]bool
 	waiting []*modeled // by age
 }
 
 type modeled struct {
-	level, weight, passed int
-	refused               bool
-	reason                bulkhead.Reason
+	level, weight int
+	since         time.Time
+	refused       bool
+	reason        bulkhead.Reason
 }
 
 func (m *model) inFlight() int {
@@ -36,10 +40,15 @@ func (m *model) inFlight() int {
 	return n
 }
 
+func (m *model) newestFirst() bool {
+	return m.order == bulkhead.LIFO ||
+		m.order == bulkhead.CoDel && len(m.waiting) > 0 && time.Since(m.stood) >= 100*time.Millisecond
+}
+
 // inOrder returns who waits, those first who are served first.
 func (m *model) inOrder() []*modeled {
 	order := slices.Clone(m.waiting)
-	if m.newest {
+	if m.newestFirst() {
 		slices.Reverse(order)
 	}
 	slices.SortStableFunc(order, func(a, b *modeled) int { return a.level - b.level })
@@ -50,37 +59,33 @@ func (m *model) fits(c *modeled) bool {
 	return m.limit-m.inFlight()-c.weight >= m.kept[c.level]
 }
 
-// firsts returns the first of each level that waits before c.
-func (m *model) firsts(c *modeled) []*modeled {
-	var firsts []*modeled
-	seen := map[int]bool{}
-	for _, w := range m.inOrder() {
-		if w == c || w.level > c.level {
-			break
-		}
-		if newcomer := !slices.Contains(m.waiting, c); newcomer && m.newest && w.level == c.level {
-			break
-		}
-		if !seen[w.level] {
-			firsts = append(firsts, w)
-			seen[w.level] = true
-		}
+// before returns who waits and is served before c.
+func (m *model) before(c *modeled) []*modeled {
+	order := m.inOrder()
+	if i := slices.Index(order, c); i >= 0 {
+		return order[:i]
 	}
-	return firsts
+	return slices.DeleteFunc(order, func(w *modeled) bool {
+		return w.level > c.level || w.level == c.level && m.newestFirst()
+	})
 }
 
 func (m *model) mayPass(c *modeled) bool {
-	for _, f := range m.firsts(c) {
-		if f.passed+c.weight > m.limit {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(m.before(c), func(w *modeled) bool {
+		return m.passed[w.level]+c.weight > m.limit
+	})
 }
 
 func (m *model) admit(c *modeled) {
-	for _, f := range m.firsts(c) {
-		f.passed += c.weight
+	levels := map[int]bool{}
+	for _, w := range m.before(c) {
+		levels[w.level] = true
+	}
+	for level := range levels {
+		m.passed[level] += c.weight
+	}
+	if slices.Contains(m.waiting, c) && !levels[c.level] { // the first of its level
+		m.passed[c.level] = 0
 	}
 	m.leave(c)
 	m.held[c] = true
@@ -88,6 +93,9 @@ func (m *model) admit(c *modeled) {
 
 func (m *model) leave(c *modeled) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(w *modeled) bool { return w == c })
+	if !slices.ContainsFunc(m.waiting, func(w *modeled) bool { return w.level == c.level }) {
+		m.passed[c.level] = 0
+	}
 }
 
 func (m *model) refuse(c *modeled, reason bulkhead.Reason) {
@@ -98,25 +106,42 @@ func (m *model) refuse(c *modeled, reason bulkhead.Reason) {
 func (m *model) tooHeavy(c *modeled) bool { return c.weight > 1 && c.weight > m.limit-m.kept[c.level] }
 
 func (m *model) grant() {
-	for again := true; again; {
-		again = false
-		for _, w := range m.inOrder() {
-			if !m.fits(w) {
-				continue
+	for m.grantOne() {
+		if m.order != bulkhead.CoDel || !m.newestFirst() {
+			continue
+		}
+		for m.grantOne() {
+		}
+		for _, w := range slices.Clone(m.waiting) {
+			if time.Since(w.since) > 5*time.Millisecond {
+				m.refuse(w, bulkhead.Shed)
 			}
-			if !m.mayPass(w) {
-				return
-			}
-			m.admit(w)
-			again = true
-			break
 		}
 	}
 }
 
+// grantOne reports whether it has found somebody to have their slots.
+func (m *model) grantOne() bool {
+	for _, w := range m.inOrder() {
+		if m.fits(w) && m.mayPass(w) {
+			m.admit(w)
+			return true
+		}
+	}
+	return false
+}
+
+// try reports whether c, a newcomer, gets its slots at once.
+func (m *model) try(c *modeled) bool {
+	if !m.fits(c) || !m.mayPass(c) {
+		return false
+	}
+	m.admit(c)
+	return true
+}
+
 func (m *model) acquire(c *modeled) {
-	if m.fits(c) && m.mayPass(c) {
-		m.admit(c)
+	if m.try(c) {
 		return
 	}
 	if m.tooHeavy(c) {
@@ -126,6 +151,10 @@ func (m *model) acquire(c *modeled) {
 	if m.queue == 0 {
 		m.refuse(c, bulkhead.NoSlot)
 		return
+	}
+	c.since = time.Now()
+	if len(m.waiting) == 0 {
+		m.stood = c.since
 	}
 	if len(m.waiting) == m.queue {
 		var victim *modeled
@@ -155,6 +184,9 @@ func (m *model) cancel(c *modeled) {
 }
 
 func (m *model) setLimit(n int) {
+	if n == m.limit {
+		return
+	}
 	m.limit = n
 	for _, w := range slices.Clone(m.waiting) {
 		if m.tooHeavy(w) {
@@ -193,38 +225,48 @@ func playModel(t *testing.T, data []byte) {
 	reserve := []int{next(3), next(3), 0}
 	kept := []int{0, reserve[0], reserve[0] + reserve[1]}
 	least := kept[2] + 1
-	m := &model{limit: least + next(8), queue: next(6), newest: next(2) == 1, kept: kept, held: map[*modeled]bool{}}
-	order := bulkhead.FIFO
-	if m.newest {
-		order = bulkhead.LIFO
+	m := &model{
+		limit: least + next(8), queue: next(6), order: bulkhead.Order(next(3)),
+		kept: kept, passed: make([]int, 3), held: map[*modeled]bool{},
 	}
 	b := bulkhead.New(bulkhead.Config{
-		Limit: m.limit, Queue: m.queue, Order: order, Levels: 3, Priority: levelOf, Reserve: reserve,
+		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve,
 	})
 	var pairs []*pair
 	for len(data) > 0 {
 		switch next(8) {
-		case 0, 1, 2, 3:
+		case 0, 1, 2:
 			p := &pair{modeled: &modeled{level: next(3), weight: 1}}
 			if next(3) == 0 {
 				p.weight = 1 + next(6)
 			}
-			ctx, cancel := context.WithCancel(atLevel(context.Background(), p.level))
+			ctx, cancel := context.WithCancel(atLevel(t.Context(), p.level)) // ends if the test fails
 			p.cancel = cancel
 			pairs = append(pairs, p)
 			go func() { p.release, p.err = b.Acquire(bulkhead.WithWeight(ctx, p.weight)) }()
 			m.acquire(p.modeled)
-		case 4, 5:
+		case 3:
+			p := &pair{modeled: &modeled{level: 2, weight: 1}, cancel: func() {}}
+			release, ok := b.TryAcquire()
+			require.Equal(t, m.try(p.modeled), ok)
+			if ok {
+				p.release = release
+				pairs = append(pairs, p)
+			}
+		case 4:
+			which := next(256)
 			if held := matching(pairs, func(p *pair) bool { return m.held[p.modeled] }); len(held) > 0 {
-				p := held[next(len(held))]
+				p := held[which%len(held)]
 				p.release()
 				p.release()
 				m.release(p.modeled)
 			}
+		case 5:
+			time.Sleep(time.Duration(next(256)) * time.Millisecond)
 		case 6:
-			waiting := matching(pairs, func(p *pair) bool { return slices.Contains(m.waiting, p.modeled) })
-			if len(waiting) > 0 {
-				p := waiting[next(len(waiting))]
+			which := next(256)
+			if waiting := matching(pairs, func(p *pair) bool { return slices.Contains(m.waiting, p.modeled) }); len(waiting) > 0 {
+				p := waiting[which%len(waiting)]
 				p.cancel()
 				m.cancel(p.modeled)
 			}

@@ -42,6 +42,7 @@ type line struct {
 	waiters        int
 	weight         int // of all of them
 	lightest       int // none of them weighs less
+	passed         int // slots taken by calls behind its first, since a first got its own
 }
 
 // A waiter is a caller in the queue.
@@ -50,7 +51,6 @@ type waiter struct {
 	level        int
 	weight       int
 	since        time.Duration
-	passed       int // slots that lighter calls behind it have taken
 
 	// Set when it leaves the queue, before ready is closed.
 	ready    chan struct{}
@@ -62,7 +62,7 @@ type waiter struct {
 func (l *line) add(w *waiter) {
 	w.older, l.newest = l.newest, w
 	if w.older == nil {
-		l.oldest, l.lightest = w, w.weight
+		l.oldest, l.lightest, l.passed = w, w.weight, 0
 	} else {
 		w.older.newer = w
 		l.lightest = min(l.lightest, w.weight)
@@ -102,27 +102,28 @@ func (w *waiter) behind(newestFirst bool) *waiter {
 	return w.newer
 }
 
-// join takes the n slots of a call or puts it into the queue. It returns neither
-// a waiter nor a refusal if the call has its slots. The mutex is held.
-func (b *Bulkhead) join(level, n int, now, patience time.Duration) (*waiter, *FullError) {
+// join takes the slots of a call or puts it into the queue as w. If it is neither
+// queued nor refused, the call has its slots. The mutex is held.
+func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal *FullError) {
+	level, n, now := w.level, w.weight, w.since
 	var word uint64
 	var displaced *waiter
 	for {
 		var ok bool
 		if word, ok = b.admit(level, n, now); ok {
-			return nil, nil
+			return false, nil
 		}
 		displaced = nil
 		if b.waiters.Load() >= int64(b.cfg.Queue) {
 			if displaced = b.leastImportant(level); displaced == nil {
-				return nil, b.refusal(QueueFull, level, n, word)
+				return false, b.refusal(QueueFull, level, n, word)
 			}
 		}
 		if b.tooHeavy(n, level) { // since enter has looked
-			return nil, b.refusal(TooHeavy, level, n, word)
+			return false, b.refusal(TooHeavy, level, n, word)
 		}
 		if b.cfg.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
-			return nil, b.refusal(DeadlineTooClose, level, n, word)
+			return false, b.refusal(DeadlineTooClose, level, n, word)
 		}
 		// A slot that was given back since admit looked makes this fail.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
@@ -136,17 +137,16 @@ func (b *Bulkhead) join(level, n int, now, patience time.Duration) (*waiter, *Fu
 	if displaced != nil {
 		b.settle(displaced, false, Displaced)
 	}
-	w := &waiter{level: level, weight: n, since: now, ready: make(chan struct{})}
 	b.queue.lines[level].add(w)
 	b.waiters.Add(1)
-	if displaced != nil {
-		b.grant(now, 0) // it may have held up others
+	if displaced != nil || b.cfg.Order == CoDel { // it may have held up others; another may be first by now
+		b.grant(now, 0)
 	}
-	return w, nil
+	return true, nil
 }
 
-// admit takes the n slots of a newcomer, if nobody waits who comes before it. The
-// mutex is held.
+// admit takes the n slots of a newcomer, if it may pass those who wait and come
+// before it. The mutex is held.
 func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool) {
 	word, ok = b.slots.take(n, b.kept[level])
 	if ok || word&waiting == 0 || freeIn(word)-b.kept[level] < n {
@@ -157,9 +157,10 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 	if newestFirst {
 		last--
 	}
-	if !b.pass(last, n, newestFirst, nil) {
+	if n > b.allowance(last, newestFirst, nil) {
 		return word, false
 	}
+	b.pass(last, n, newestFirst, nil)
 	b.slots.word.Add(admitted - uint64(n))
 	return word, true
 }
@@ -170,76 +171,93 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 func (b *Bulkhead) grant(now time.Duration, freed int) {
 	newestFirst := b.newestFirst(now)
 	word := b.slots.word.Load() + uint64(freed)
-	free := freeIn(word)
-	for level := range b.queue.lines {
-		taken, ok := b.grantLevel(level, free-b.kept[level], newestFirst)
-		free -= taken
-		word -= uint64(taken)
-		if !ok {
-			break
-		}
+	taken := b.grantLevels(freeIn(word), newestFirst)
+	if b.cfg.Order == CoDel && newestFirst && taken > 0 && b.shed(now) {
+		taken += b.grantLevels(freeIn(word)-taken, newestFirst) // those held up by who is gone
 	}
-	if b.cfg.Order == CoDel && newestFirst {
-		b.shed(now)
-	}
+	word -= uint64(taken)
 	if b.waiters.Load() == 0 {
 		word &^= waiting
 	}
 	b.slots.word.Store(word)
 }
 
-// grantLevel hands out of room slots to the waiters of one level and returns how
-// many. It is not ok if somebody has been passed often enough, so that nobody
-// behind is to get any.
-func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int, ok bool) {
-	l := &b.queue.lines[level]
-	lightest := math.MaxInt
-	w := l.first(newestFirst)
-	for w != nil {
-		if room-taken < l.lightest {
-			return taken, true
-		}
-		next := w.behind(newestFirst)
-		if w.weight > room-taken {
-			lightest = min(lightest, w.weight)
-		} else {
-			if !b.pass(level, w.weight, newestFirst, w) {
-				return taken, false
-			}
-			taken += w.weight
-			b.settle(w, true, 0)
-		}
-		w = next
+// grantLevels hands out of free slots to the waiters of all levels and returns how
+// many.
+func (b *Bulkhead) grantLevels(free int, newestFirst bool) (taken int) {
+	for level := range b.queue.lines {
+		taken += b.grantLevel(level, free-taken-b.kept[level], newestFirst)
 	}
-	l.lightest = lightest
-	return taken, true
+	return taken
 }
 
-// pass reports whether a call may take n slots before those whose turn it is, in
-// the levels up to the last, and if so counts it on them. Only a lighter call
-// comes to ask, and each of them lets it happen for as many slots as the limit
-// has. A waiter does not pass itself.
-func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) bool {
-	limit := int(b.limit.Load())
+// grantLevel hands out of room slots to the waiters of one level and returns how
+// many.
+func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
+	l := &b.queue.lines[level]
+	lightest := math.MaxInt
+	var next *waiter
+	for w := l.first(newestFirst); w != nil; w = next {
+		if room-taken < l.lightest {
+			return taken
+		}
+		next = w.behind(newestFirst)
+		if w.weight <= room-taken {
+			allowed := b.allowance(level, newestFirst, w)
+			if allowed < l.lightest {
+				return taken
+			}
+			if w.weight <= allowed {
+				b.pass(level, w.weight, newestFirst, w)
+				taken += w.weight
+				b.settle(w, true, 0)
+				continue
+			}
+		}
+		lightest = min(lightest, w.weight)
+	}
+	l.lightest = lightest
+	return taken
+}
+
+// allowance returns how many slots a call may take before those whose turn it is,
+// in the levels up to the last. Only a lighter call comes to ask. A waiter does not
+// pass itself.
+func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
+	allowed := math.MaxInt
 	for level := range last + 1 {
-		first := b.queue.lines[level].first(newestFirst)
-		if first != nil && first != w && first.passed+n > limit {
-			return false
+		l := &b.queue.lines[level]
+		if first := l.first(newestFirst); first != nil && first != w {
+			allowed = min(allowed, int(b.limit.Load())-l.passed)
 		}
 	}
+	return allowed
+}
+
+// pass counts n slots on the levels up to the last as taken by w, or by a newcomer
+// if that is nil. The count is the line's and not the waiter's, or else slots would
+// never be kept where the first changes before it is served: because it gives up,
+// or because who comes later is first.
+func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 	for level := range last + 1 {
-		first := b.queue.lines[level].first(newestFirst)
-		if first != nil && first != w {
-			first.passed += n
+		l := &b.queue.lines[level]
+		switch l.first(newestFirst) {
+		case nil:
+		case w:
+			l.passed = 0
+		default:
+			l.passed += n
 		}
 	}
-	return true
 }
 
 // settle takes w out of the queue and tells it how that ended.
 func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	b.queue.lines[w.level].remove(w)
 	b.waiters.Add(-1)
+	if admitted {
+		b.waited++
+	}
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
 	close(w.ready)
 }
@@ -255,14 +273,17 @@ func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 	b.grant(b.now(), 0) // it may have held up others
 }
 
-// shed refuses those who have waited for too long in a queue that stands.
-func (b *Bulkhead) shed(now time.Duration) {
+// shed refuses those who have waited for too long in a queue that stands, and
+// reports whether there were any.
+func (b *Bulkhead) shed(now time.Duration) (refused bool) {
 	longest := b.standing() / codelFraction
 	for level := range b.queue.lines {
 		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
 			b.settle(w, false, Shed)
+			refused = true
 		}
 	}
+	return refused
 }
 
 // leastImportant returns the newest waiter of the least important level below

@@ -293,6 +293,47 @@ func TestANewcomerPassesAHeavyCallByTheSameRule(t *testing.T) {
 	})
 }
 
+// Slots are kept for whoever is first, or else heavy calls that give up, or that
+// newer ones come before, would starve behind light ones.
+func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
+	for order, change := range map[bulkhead.Order]func(c *callers, cancelFirst func()){
+		bulkhead.FIFO: func(_ *callers, cancelFirst func()) {
+			cancelFirst()
+			synctest.Wait()
+		},
+		bulkhead.LIFO: func(c *callers, _ func()) {
+			c.start(bulkhead.WithWeight(c.t.Context(), 3), "third heavy")
+		},
+	} {
+		t.Run(fmt.Sprint(order), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCallers(t, bulkhead.New(bulkhead.Config{
+					Limit: 4, Queue: 9, Order: order, Levels: 2, Priority: levelOf,
+				}))
+				c.start(bulkhead.WithWeight(t.Context(), 2), "running")
+				ctx, cancel := context.WithCancel(bulkhead.WithWeight(t.Context(), 3))
+				defer cancel()
+				c.start(ctx, "first heavy")
+				c.start(bulkhead.WithWeight(t.Context(), 3), "second heavy")
+				for i := range 4 {
+					name := fmt.Sprint("light ", i)
+					c.start(atLevel(t.Context(), 1), name)
+					c.finish(name)
+				}
+				c.start(atLevel(t.Context(), 1), "last light")
+				require.Len(t, c.ran, 5)
+				change(c, cancel)
+				require.Len(t, c.ran, 5, "nobody passes who is first now")
+
+				c.finish("running")
+				first := map[bulkhead.Order]string{bulkhead.FIFO: "second heavy", bulkhead.LIFO: "third heavy"}[order]
+				require.ElementsMatch(t, []string{first, "last light"}, c.ran[5:], "the count begins anew")
+				c.finishAll()
+			})
+		})
+	}
+}
+
 func TestWhoGivesUpLetsThoseBehindPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Queue: 50}))
@@ -523,6 +564,25 @@ func TestCoDelNeverLeavesASlotIdle(t *testing.T) {
 		c.finish("running")
 		require.Equal(t, []string{"running", "b"}, c.ran)
 		require.Equal(t, bulkhead.Shed, c.refusal("a"))
+		c.finishAll()
+	})
+}
+
+// Nor does who gives up in a standing queue take the others along.
+func TestCoDelShedsOnlyWhenASlotIsHandedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Order: bulkhead.CoDel}))
+		c.start(t.Context(), "running")
+		c.start(t.Context(), "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		c.start(ctx, "b")
+		time.Sleep(time.Hour)
+		cancel()
+		synctest.Wait()
+		require.Equal(t, bulkhead.ContextEnded, c.refusal("b"))
+		require.Equal(t, []int{1}, c.b.Stats().Queued)
+		c.finish("running")
+		require.Equal(t, []string{"running", "a"}, c.ran)
 		c.finishAll()
 	})
 }

@@ -7,10 +7,14 @@ type weightKey struct{}
 // WithWeight returns a ctx whose calls take n slots of every bulkhead that they
 // pass through. A weight below 1 counts as 1.
 //
-// A call that waits for many slots is passed by lighter calls behind it, which
-// fit into what is free, until these have taken as many slots as the limit has;
-// from then on, free slots are kept for it. A call that is heavier than the
-// limit, less what is kept for the levels above, is refused at once: [TooHeavy].
+// While the first who waits at a level needs more slots than are free, lighter
+// calls behind it may take those, until they have taken as many as the limit has
+// since the first of that level was last served; from then on, free slots are kept
+// for whoever is first there. So heavy calls neither starve behind light ones nor
+// hold them up for ever.
+//
+// A call that is heavier than the limit, less what Reserve keeps for the levels
+// above, is refused at once: [TooHeavy].
 func WithWeight(ctx context.Context, n int) context.Context {
 	return context.WithValue(ctx, weightKey{}, max(n, 1))
 }
