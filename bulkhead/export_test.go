@@ -24,3 +24,6 @@ type Call = call
 
 // SkipAdmitted makes b count n calls more, in the word.
 func SkipAdmitted(b *Bulkhead, n int) { b.slots.word.Add(uint64(n) * admitted) }
+
+// ForgetWeights makes it as if nobody had called WithWeight yet.
+func ForgetWeights() { weighted.Store(false) }

@@ -27,6 +27,12 @@ const (
 
 func freeIn(word uint64) int { return int(word&freeMask) - bias }
 
+// oneFree reports whether takeOne may take a slot of the most important level.
+func oneFree(word uint64) bool { return word&(foldAt|waiting) == 0 && freeIn(word) > 0 }
+
+// takeOne takes a slot if the word has not changed meanwhile.
+func (s *slots) takeOne(word uint64) bool { return s.word.CompareAndSwap(word, word-1+admitted) }
+
 // take takes n slots if nobody waits and it leaves as many free as are to be
 // kept. The word is the one that it decided by.
 func (s *slots) take(n, kept int) (word uint64, ok bool) {

@@ -1,6 +1,9 @@
 package bulkhead
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 type weightKey struct{}
 
@@ -16,8 +19,13 @@ type weightKey struct{}
 // A call that is heavier than the limit, less what Reserve keeps for the levels
 // above, is refused at once: [TooHeavy].
 func WithWeight(ctx context.Context, n int) context.Context {
+	weighted.Store(true)
 	return context.WithValue(ctx, weightKey{}, max(n, 1))
 }
+
+// weighted says that there are weights in this program. Until then a call need not
+// look for one in its ctx, which is slow where that is deep.
+var weighted atomic.Bool
 
 func weightOf(ctx context.Context) int {
 	if n, ok := ctx.Value(weightKey{}).(int); ok {

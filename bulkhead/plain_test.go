@@ -1,0 +1,117 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+// As long as a program has no weights, Do of a bulkhead without levels takes a short
+// cut. It must come to the same.
+
+func TestShortCutIsNotForAnEndedContext(t *testing.T) {
+	bulkhead.ForgetWeights()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	require.ErrorIs(t, b.Do(ctx, func(context.Context) error { return errors.New("called") }), context.Canceled)
+	require.Zero(t, b.Stats().Admitted)
+}
+
+func TestShortCutIsNotForLevels(t *testing.T) {
+	bulkhead.ForgetWeights()
+	b := bulkhead.New(bulkhead.Config{Limit: 2, Levels: 2, Priority: levelOf, Reserve: []int{1}})
+	low := atLevel(t.Context(), 1)
+	err := b.Do(low, func(context.Context) error { return b.Do(low, nothing) })
+	require.ErrorIs(t, err, bulkhead.ErrFull, "the last slot is kept for level 0")
+	requireIdle(t, b)
+}
+
+func TestShortCutIsNotForWeights(t *testing.T) {
+	bulkhead.ForgetWeights()
+	b := bulkhead.New(bulkhead.Config{Limit: 2})
+	heavy := bulkhead.WithWeight(t.Context(), 2)
+	err := b.Do(heavy, func(context.Context) error { return b.Do(t.Context(), nothing) })
+	require.ErrorIs(t, err, bulkhead.ErrFull)
+	requireIdle(t, b)
+}
+
+func TestShortCutIsNotForAnAdaptiveLimit(t *testing.T) {
+	bulkhead.ForgetWeights()
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 4}})
+		var calls sync.WaitGroup
+		for range 50 {
+			calls.Go(func() {
+				for range 1000 {
+					_ = b.Do(t.Context(), func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil })
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		calls.Wait()
+		require.Greater(t, b.Stats().Limit, 4, "it has seen the calls")
+	})
+}
+
+func TestShortCutCountsWithoutEnd(t *testing.T) {
+	bulkhead.ForgetWeights()
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	bulkhead.SkipAdmitted(b, 1<<31-2)
+	for range 10 {
+		require.NoError(t, b.Do(t.Context(), nothing))
+	}
+	bulkhead.SkipAdmitted(b, 1<<31-2)
+	for range 10 {
+		require.NoError(t, b.Do(t.Context(), nothing))
+	}
+	require.EqualValues(t, 2*(1<<31-2)+20, b.Stats().Admitted)
+}
+
+func TestShortCutUnderStress(t *testing.T) {
+	bulkhead.ForgetWeights()
+	const most, queue, callers, each = 8, 16, 32, 5000
+	b := bulkhead.New(bulkhead.Config{Limit: most, Queue: queue})
+	var running, over, done atomic.Int64
+	work := func(context.Context) error {
+		if running.Add(1) > most {
+			over.Add(1)
+		}
+		runtime.Gosched()
+		running.Add(-1)
+		done.Add(1)
+		return nil
+	}
+	var calls sync.WaitGroup
+	for i := range callers {
+		calls.Go(func() {
+			for n := range each {
+				switch (n + i) % 8 {
+				case 0:
+					if release, err := b.Acquire(t.Context()); err == nil {
+						_ = work(t.Context())
+						release()
+					}
+				case 1:
+					_ = b.SetLimit(1 + n%most)
+				default:
+					_ = b.Do(t.Context(), work)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	require.Zero(t, over.Load(), "more than the limit at once")
+	require.EqualValues(t, done.Load(), b.Stats().Admitted)
+	require.NoError(t, b.SetLimit(most))
+	requireIdle(t, b)
+}
