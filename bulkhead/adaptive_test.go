@@ -6,6 +6,7 @@
 package bulkhead_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -123,6 +124,32 @@ func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
 		s.run(10 * time.Second)
 		require.InEpsilon(t, early, float64(s.medianLimit()), 0.25)
 	})
+}
+
+// Calls that run out of time in a probe ended early, and say nothing about an idle
+// server.
+func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
+	c := bulkhead.NewController(bulkhead.Adaptive{})
+	var now time.Duration
+	round := func(latency time.Duration, err error) {
+		calls := make([]bulkhead.Call, c.Limit())
+		for i := range calls {
+			calls[i] = c.Begin(now, i+1)
+		}
+		now += latency
+		for _, call := range calls {
+			c.End(call, now, err)
+		}
+	}
+	for !c.Probing() {
+		round(service, nil)
+	}
+	require.InEpsilon(t, service, c.Base(), 0.001)
+	for c.Probing() {
+		round(service/4, context.DeadlineExceeded)
+	}
+	round(service, nil) // the last samples have ended
+	require.InEpsilon(t, service, c.Base(), 0.001)
 }
 
 func TestAdaptiveServesFewCallsOfTwoKinds(t *testing.T) {

@@ -255,20 +255,52 @@ func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
 	}
 }
 
+// A deadlineCalled calls a function when it is asked for its deadline.
+type deadlineCalled struct {
+	context.Context
+	called func()
+}
+
+func (c deadlineCalled) Deadline() (time.Time, bool) {
+	c.called()
+	return c.Context.Deadline()
+}
+
 // A slot that is given back just before somebody queues for it is not overlooked:
-// with nobody else to give one back, they would wait for ever.
+// with nobody else to give one back, they would wait for ever. The deadline is asked
+// for between the look that finds no slot and the queue.
 func TestNobodyQueuesForASlotThatIsFree(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for range 300_000 {
-				if err := b.Do(context.Background(), nothing); err != nil {
-					t.Error(err)
-				}
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		release := hold(t, b)
+		require.NoError(t, b.Do(deadlineCalled{t.Context(), release}, nothing))
+		require.Zero(t, b.Stats().Waited)
+		requireIdle(t, b)
+	})
+}
+
+// The same at every moment, which the bubble of synctest watches: it knows at once
+// who waits for ever.
+func TestNobodyQueuesForASlotThatBecomesFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		for i := range 50_000 {
+			release := hold(t, b)
+			var wg sync.WaitGroup
+			var ready atomic.Bool
+			wg.Go(func() {
+				ready.Store(true)
+				_ = b.Do(context.Background(), nothing)
+			})
+			for !ready.Load() {
+				runtime.Gosched()
 			}
-		})
-	}
-	wg.Wait()
-	requireIdle(t, b)
+			for range i % 64 { // a moment more or less
+				ready.Load()
+			}
+			release()
+			wg.Wait()
+		}
+		requireIdle(t, b)
+	})
 }

@@ -178,3 +178,26 @@ func TestAMillionMixedOperations(t *testing.T) {
 		})
 	}
 }
+
+// Slots are taken and given back at the moment at which the queue empties, and the
+// slots are no longer those of the mutex.
+func TestNoSlotIsLostWhenTheQueueEmpties(t *testing.T) {
+	const limit = 3
+	b := bulkhead.New(bulkhead.Config{Limit: limit, Queue: 1})
+	var workers sync.WaitGroup
+	for range limit + 1 {
+		workers.Go(func() {
+			for range 150_000 {
+				err := b.Do(context.Background(), func(context.Context) error {
+					runtime.Gosched()
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	requireIdle(t, b)
+}
