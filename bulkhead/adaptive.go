@@ -14,8 +14,9 @@ import (
 // use; once they queue there, it shrinks.
 //
 // A call that succeeds is a sample of the latency. One that fails with
-// [context.DeadlineExceeded] is a sample of at least four times the latency of an
-// idle server. Other errors say nothing about load, and neither do panics.
+// [context.DeadlineExceeded], and not with [ErrFull], is a sample of at least four
+// times the latency of an idle server. Other errors say nothing about load, and
+// neither do panics.
 //
 // To learn what an idle server takes, the bulkhead lowers its limit to 0.6 of it
 // for a few latencies: every 10 s (or 100 latencies, if that is more) while the

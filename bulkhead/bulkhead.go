@@ -49,7 +49,7 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Bulkhead] works.
+// Config says how a [Bulkhead] works. No number in it may be negative.
 type Config struct {
 	// Name appears in errors and events. Optional.
 	Name string
@@ -451,7 +451,7 @@ type Stats struct {
 	InFlight    int              // slots that are taken; above Limit after that has shrunk
 	Queued      []int            // callers that wait, by level
 	Admitted    int64            // calls that got a slot
-	Refused     int64            // calls that did not
+	Refused     int64            // calls that did not, other than those whose ctx had ended before
 	Refusals    map[Reason]int64 // Refused by reason, without those that did not occur
 	Waited      int64            // calls of Admitted that had to wait
 	LongestWait time.Duration    // how long the first of those who wait now has waited

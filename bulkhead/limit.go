@@ -11,9 +11,9 @@ type LimitChange struct {
 	Name     string // of the bulkhead
 	From, To int
 
-	Latency time.Duration // the mean of late
-	Base    time.Duration // the mean on an idle server
-	Probe   bool          // lowered for some latencies, to learn Base
+	Latency time.Duration // the geometric mean of the last calls that were looked at
+	Base    time.Duration // the same on an idle server; 0: not known yet
+	Probe   bool          // lowered for a few latencies, to learn Base
 }
 
 // SetLimit changes the limit. When it grows, callers that wait get the new slots
