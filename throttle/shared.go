@@ -36,7 +36,8 @@ type SharedConfig struct {
 	// same Prefix and Name share one. It is required.
 	Name string
 
-	// Prefix is put before the name of each key in Redis. Empty means "throttle:".
+	// Prefix begins each key in Redis, which goes on with the Name and, if there is
+	// a Key, with a slash and what that returns. Empty means "throttle:".
 	Prefix string
 
 	// Eval runs a Lua script, which is always the same one, on Redis 5 or later
@@ -129,7 +130,8 @@ func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
 // Each decision takes one round trip, or 1/Batch. Over any interval all instances
 // together admit at most Burst + Rate x interval tokens, and what Batch says. The
 // rate is exact to one part in 4e15/Rate, to the safe side. Who loses Redis goes
-// on as OnOutage says, after one Timeout, and comes back by itself.
+// on as OnOutage says, after one Timeout, and comes back by itself. If Redis loses
+// what it held, as in a restart without persistence, the burst is full again.
 //
 // A Shared does not wait: a retry around it, which heeds [LimitedError.RetryAfter],
 // does.
@@ -164,7 +166,11 @@ func (m micros) times(n int) micros {
 
 func newSharedTerms(rate float64, burst int, reserve []float64) *sharedTerms {
 	whole, part := math.Modf(1e6 / rate)
-	t := &sharedTerms{burst: burstOf(rate, burst), token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))}}
+	burst = burstOf(rate, burst)
+	t := &sharedTerms{
+		burst: burst,
+		token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))},
+	}
 	for _, share := range reserve {
 		t.room = append(t.room, t.token.times(t.burst-reserved(t.burst, share)))
 	}
@@ -251,7 +257,8 @@ func (s *Shared) Wait(ctx context.Context) error {
 // once ctx has ended.
 func (s *Shared) Allow(ctx context.Context) Decision {
 	if ctx.Err() != nil {
-		return Decision{Limit: s.terms.Load().burst}
+		t := s.terms.Load()
+		return Decision{Limit: t.burst}
 	}
 	d, _, _ := s.decide(ctx, s.callOf(ctx))
 	return d
@@ -315,14 +322,21 @@ func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reas
 	t := s.terms.Load()
 	switch {
 	case c.n == 0 || s.spendHeld(c.n):
-		d = Decision{OK: true, Limit: t.burst, Remaining: int(s.held.Load())}
+		d = Decision{OK: true, Remaining: int(s.held.Load())}
 	case c.n > t.burst-reserved(t.burst, s.cfg.Reserve[c.level]):
-		d, why = Decision{Limit: t.burst, RetryAfter: never}, TooCostly
+		d, why = Decision{RetryAfter: never}, TooCostly
 	case s.cfg.Batch > 1:
 		d, why, cause = s.askBatch(ctx, t, c)
 	default:
 		d, why, cause = s.ask(ctx, t, c, c.n)
 	}
+	if why == Outage {
+		if cause != nil && s.cfg.OnError != nil {
+			s.cfg.OnError(ctx, cause)
+		}
+		d, why, cause = s.decideAlone(c)
+	}
+	d.Limit = t.burst
 	if d.OK {
 		s.admitted.Add(1)
 		s.spent.Add(int64(c.n))
@@ -351,39 +365,36 @@ func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (De
 	select {
 	case <-s.asks:
 	case <-ctx.Done():
-		return Decision{Limit: t.burst}, ContextEnded, ended.Error(ctx)
+		return Decision{}, ContextEnded, ended.Error(ctx)
 	}
 	defer func() { s.asks <- struct{}{} }()
 	if s.spendHeld(c.n) {
-		return Decision{OK: true, Limit: t.burst, Remaining: int(s.held.Load())}, 0, nil
+		return Decision{OK: true, Remaining: int(s.held.Load())}, 0, nil
 	}
 	// With what is still held the next batch is one of Batch again.
 	return s.ask(ctx, t, c, max(c.n, s.cfg.Batch-int(s.held.Load())))
 }
 
-// ask asks Redis for want tokens, or at least those of the call, unless there is
-// an outage.
+// ask asks Redis for want tokens, or at least those of the call. It returns Outage
+// if there is one, and what went wrong if it was this call that found out.
 func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall, want int) (Decision, Reason, error) {
 	if !s.mayAsk() {
-		return s.decideAlone(t, c)
+		return Decision{}, Outage, nil
 	}
 	began := time.Now()
 	answer, err := s.eval(ctx, t, c, want)
 	if err != nil {
 		// What its caller cut short says nothing about Redis, unless it was slow.
 		if ctx.Err() != nil && (errors.Is(ctx.Err(), context.Canceled) || time.Since(began) < s.cfg.Timeout/2) {
-			return Decision{Limit: t.burst}, ContextEnded, ended.Error(ctx)
+			return Decision{}, ContextEnded, ended.Error(ctx)
 		}
 		s.failed.Add(1)
 		s.cause.Store(&err)
 		s.down.Store(int64(time.Since(s.base) + s.cfg.RetryEvery))
-		if s.cfg.OnError != nil {
-			s.cfg.OnError(ctx, err)
-		}
-		return s.decideAlone(t, c)
+		return Decision{}, Outage, err
 	}
 	s.down.Store(0)
-	d := Decision{OK: answer.taken > 0, Limit: t.burst, RetryAfter: answer.wait, ResetAfter: answer.debt}
+	d := Decision{OK: answer.taken > 0, RetryAfter: answer.wait, ResetAfter: answer.debt}
 	d.Remaining = t.remaining(c.level, answer.debt)
 	if !d.OK {
 		return d, OverLimit, nil
@@ -472,19 +483,18 @@ func integer(v any) (int64, bool) {
 }
 
 // decideAlone decides without Redis.
-func (s *Shared) decideAlone(t *sharedTerms, c sharedCall) (Decision, Reason, error) {
+func (s *Shared) decideAlone(c sharedCall) (Decision, Reason, error) {
 	s.alone.Add(1)
 	switch s.cfg.OnOutage {
 	case AdmitAll:
-		return Decision{OK: true, Limit: t.burst}, 0, nil
+		return Decision{OK: true}, 0, nil
 	case LimitLocally:
 		d, why := s.local.decide(c.key, c.n, c.level)
-		d.Limit = t.burst
 		if why == 0 || why == OverLimit {
 			return d, why, nil
 		}
 	}
-	d := Decision{Limit: t.burst, RetryAfter: max(0, time.Duration(s.down.Load())-time.Since(s.base))}
+	d := Decision{RetryAfter: max(0, time.Duration(s.down.Load())-time.Since(s.base))}
 	cause := ErrOutage
 	if err := s.cause.Load(); err != nil {
 		cause = fmt.Errorf("%w: %w", ErrOutage, *err)

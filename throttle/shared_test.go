@@ -3,6 +3,8 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -142,6 +144,56 @@ func TestSharedBadAnswers(t *testing.T) {
 	}
 }
 
+// FuzzSharedAnswer has Redis answer a call of 1 to 8 tokens with three values, each
+// as a client of one kind or another has it.
+func FuzzSharedAnswer(f *testing.F) {
+	const asInt64, asString, asBytes, asInt, asFloat, asNil = 0, 1, 2, 3, 4, 5
+	f.Add(uint8(0), uint8(asInt64), int64(5), int64(0), int64(500_000))              // a batch
+	f.Add(uint8(2), uint8(asString), int64(3), int64(0), int64(1_000_000))           // what the call takes, and nothing left
+	f.Add(uint8(1), uint8(asBytes), int64(0), int64(200_000), int64(1_000_000))      // refused
+	f.Add(uint8(0), uint8(asInt), int64(4), int64(0), int64(0))                      // neither of what was asked for
+	f.Add(uint8(0), uint8(asFloat), int64(1), int64(0), int64(0))                    // not an integer
+	f.Add(uint8(0), uint8(asNil), int64(1), int64(0), int64(0))                      // nothing
+	f.Add(uint8(0), uint8(asInt64), int64(-1), int64(0), int64(0))                   // fewer than none
+	f.Add(uint8(0), uint8(asInt64), int64(0), int64(-1), int64(math.MinInt64))       // in the past
+	f.Add(uint8(0), uint8(asInt64), int64(1), int64(0), int64(math.MaxInt64/1000))   // as long as a Duration can be
+	f.Add(uint8(0), uint8(asInt64), int64(0), int64(math.MaxInt64/1000+1), int64(0)) // longer
+	f.Add(uint8(7), uint8(asString), int64(math.MaxInt64), int64(0), int64(100_000)) // tokens without end
+	f.Fuzz(func(t *testing.T, cost, kind uint8, taken, wait, debt int64) {
+		n := 1 + int(cost%8)
+		as := func(v int64) any {
+			return []any{v, strconv.FormatInt(v, 10), strconv.AppendInt(nil, v, 10), int(v), float64(v), nil}[kind%6]
+		}
+		asked, wrong := 0, 0
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 10, Burst: 10, Batch: 5, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
+			Eval: func(context.Context, string, []string, ...any) (any, error) {
+				if asked++; asked > 1 {
+					return nil, errDown
+				}
+				return []any{as(taken), as(wait), as(debt)}, nil
+			},
+			Cost:    func(context.Context) int { return n },
+			OnError: func(context.Context, error) { wrong++ },
+		})
+		d := s.Allow(t.Context())
+		sane := kind%6 < asFloat && min(taken, wait, debt) >= 0 && max(taken, wait, debt) <= math.MaxInt64/1000 &&
+			(taken == 0 || taken == int64(n) || taken == int64(max(n, 5)))
+		require.Equal(t, sane, wrong == 0)
+		require.Equal(t, sane && taken > 0, d.OK)
+		require.GreaterOrEqual(t, min(d.RetryAfter, d.ResetAfter), time.Duration(0))
+		require.True(t, 0 <= d.Remaining && d.Remaining <= 10)
+		held := 0
+		for n = 1; s.Allow(t.Context()).OK; held++ {
+		}
+		if d.OK {
+			require.EqualValues(t, int(taken)-1-int(cost%8), held)
+		} else {
+			require.Zero(t, held)
+		}
+	})
+}
+
 func TestSharedOutage(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy   throttle.OutagePolicy
@@ -272,6 +324,7 @@ func TestSharedValidate(t *testing.T) {
 		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":            {Eval: eval, Rate: 1},
 		"throttle.SharedConfig.Eval is nil: must be set":                                                {Name: "n", Rate: 1},
 		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e12 tokens a second":             {Name: "n", Eval: eval},
+		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e12 tokens a second":           {Name: "n", Eval: eval, Rate: math.NaN()},
 		"throttle.SharedConfig.Rate is 1e+10: must be at most 1e9 tokens a second":                      {Name: "n", Eval: eval, Rate: 1e10},
 		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                              {Name: "n", Eval: eval, Rate: 2, Batch: 5},
 		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one": {Name: "n", Eval: eval, Rate: 2, Batch: 2, Key: key},

@@ -193,6 +193,7 @@ func TestValidate(t *testing.T) {
 		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                                 {Rate: 1, Priority: level},
 		"throttle.Config.Reserve is [0]: must be one for each of the 2 Levels":                                 {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0}},
 		"throttle.Config.Reserve[0] is 0.1: must be 0: there is no level above":                                {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0.1, 0.2}},
+		"throttle.Config.Reserve[1] is NaN: must be at least 0, as that of the level above, and less than 1":   {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, math.NaN()}},
 		"throttle.Config.Reserve[1] is 1: must be at least 0, as that of the level above, and less than 1":     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 1}},
 		"throttle.Config.Reserve[2] is 0.2: must be at least 0.5, as that of the level above, and less than 1": {Rate: 1, Levels: 3, Priority: level, Reserve: []float64{0, 0.5, 0.2}},
 	} {
@@ -309,6 +310,75 @@ func TestPanicPassesThrough(t *testing.T) {
 	wrapped := l.Wrap(ok)
 	require.NoError(t, wrapped(t.Context()))
 	require.ErrorIs(t, wrapped(t.Context()), throttle.ErrLimited)
+}
+
+// No lock is held while a hook runs.
+func TestHooksMayCallBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		called := 0
+		var l *throttle.Limiter
+		l = throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, OnReject: func(context.Context, *throttle.LimitedError) {
+			called++
+			l.Refund(1)
+			require.NoError(t, l.SetRate(1, 1))
+			require.Zero(t, l.Stats().Waiting)
+		}})
+		require.True(t, l.AllowN(1).OK)
+		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, l.Wait(soon), throttle.ErrLimited)
+		require.Equal(t, 1, called)
+
+		var g *throttle.Group[int]
+		g = throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{Rate: 1, Burst: 1, OnReject: func(_ context.Context, e *throttle.LimitedError) {
+				called++
+				require.NoError(t, g.SetRate(1, 1))
+				require.NoError(t, g.Set(1, 5, 5))
+			}},
+			MaxKeys: 1, IdleAfter: -1,
+			OnEvict: func(u throttle.Usage[int]) {
+				called++
+				g.Peek(u.Key)
+				require.Equal(t, 1, g.Stats().Keys)
+				require.Equal(t, 1, g.Top(9)[0].Key, "it has gone")
+			},
+		})
+		require.True(t, g.Allow(0))
+		time.Sleep(time.Second)
+		require.True(t, g.Allow(1))
+		require.Equal(t, 2, called)
+		require.ErrorIs(t, g.Wait(t.Context(), 1), throttle.ErrLimited)
+		require.Equal(t, 3, called)
+		require.True(t, g.AllowN(1, 4).OK, "as it has been given")
+
+		var s *throttle.Shared
+		s = throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 1, Burst: 2, Batch: 2, OnOutage: throttle.RefuseAll,
+			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
+			OnError: func(ctx context.Context, _ error) {
+				called++
+				require.True(t, s.Stats().Down)
+				require.False(t, s.Allow(ctx).OK)
+			},
+			OnReject: func(ctx context.Context, _ *throttle.LimitedError) {
+				called++
+				require.False(t, s.Allow(ctx).OK)
+			},
+		})
+		require.ErrorIs(t, s.Wait(t.Context()), errDown)
+		require.Equal(t, 5, called)
+
+		var a *throttle.Adaptive
+		a = throttle.NewAdaptive(throttle.AdaptiveConfig{OnReject: func(context.Context, *throttle.LimitedError) {
+			called++
+			require.Positive(t, a.Stats().Probability)
+		}})
+		a.SetRand(func() float64 { return 0 })
+		_ = a.Do(t.Context(), overloaded)
+		require.ErrorIs(t, a.Do(t.Context(), ok), throttle.ErrLimited)
+		require.Equal(t, 6, called)
+	})
 }
 
 // A limiter that is a global is built outside of the bubble in which a test uses
