@@ -56,11 +56,11 @@ func ExampleGroup() {
 func ExampleLimiter_AllowN() {
 	limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(1), Burst: 100})
 	d := limit.AllowN(40)
-	fmt.Println(d.OK, d.Limit, d.Remaining)
+	fmt.Println(d.OK, d.Limit, d.Window, d.Remaining)
 	d = limit.AllowN(70)
 	fmt.Println(d.OK, d.Remaining, d.RetryAfter.Round(time.Minute))
 	// Output:
-	// true 100 60
+	// true 100 1h40m0s 60
 	// false 60 10m0s
 }
 

@@ -62,6 +62,12 @@ func burstOf(rate float64, burst int) int {
 	return burst
 }
 
+// windowOf returns the time in which a burst refills. It is for people to read, so
+// the nearest nanosecond will do: 7 a minute are 7/60 a second, a little less.
+func windowOf(rate float64, burst int) time.Duration {
+	return time.Duration(math.Round(float64(burst) / rate * float64(time.Second)))
+}
+
 // checkRate records what is wrong with a rate and a burst.
 func checkRate(f *invalid.Fields, rate float64, burst int) {
 	if !(rate > 0 && rate <= maxRate) {

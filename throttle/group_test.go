@@ -21,9 +21,9 @@ import (
 func TestGroupKeysAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2}})
-		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Remaining: 1, ResetAfter: time.Second}, g.AllowN("a", 1))
+		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, g.AllowN("a", 1))
 		require.True(t, g.Allow("a"))
-		require.Equal(t, throttle.Decision{Limit: 2, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, g.AllowN("a", 1))
+		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, g.AllowN("a", 1))
 		err := g.Do(t.Context(), "a", ok)
 		require.EqualError(t, err, "throttle: api/a: limited (over the limit), retry after 1s")
 		require.NoError(t, g.Wrap("b", ok)(t.Context()))
@@ -54,6 +54,7 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 		require.True(t, g.Allow("paying"))
 		require.NoError(t, g.Set("paying", 100, 10))
 		require.NoError(t, g.Set("also", 10, 0), "whatever MaxKeys says")
+		require.Equal(t, 100*time.Millisecond, g.Peek("paying").Window, "its own")
 		require.Equal(t, 9, g.Peek("paying").Remaining, "what was spent stays spent")
 		require.True(t, g.AllowN("paying", 9).OK)
 		require.ErrorIs(t, g.Do(t.Context(), "paying", ok), throttle.ErrLimited)
@@ -65,7 +66,7 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 		require.True(t, g.AllowN("paying", 5).OK)
 
 		require.NoError(t, g.Set("paying", 0, 0))
-		require.Equal(t, throttle.Decision{Limit: 2, RetryAfter: 4 * time.Second, ResetAfter: 5 * time.Second}, g.Peek("paying"))
+		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 4 * time.Second, ResetAfter: 5 * time.Second}, g.Peek("paying"))
 		require.NoError(t, g.Set("never seen", 0, 0))
 		require.EqualValues(t, 15, g.Top(1)[0].Spent)
 		require.Error(t, g.Set("paying", -1, 0))
@@ -319,7 +320,7 @@ func TestGroupSetWhileSomebodyWaits(t *testing.T) {
 		require.False(t, g.Allow("a"), "behind those that wait")
 		calls.Wait()
 		require.Equal(t, 600*time.Millisecond, time.Since(start))
-		require.Equal(t, throttle.Decision{Limit: 1, RetryAfter: 200 * time.Millisecond, ResetAfter: 200 * time.Millisecond}, g.Peek("a"))
+		require.Equal(t, throttle.Decision{Limit: 1, Window: 200 * time.Millisecond, RetryAfter: 200 * time.Millisecond, ResetAfter: 200 * time.Millisecond}, g.Peek("a"))
 		require.Equal(t, []throttle.Usage[string]{{"a", 4, 1}}, g.Top(9))
 	})
 }

@@ -151,9 +151,10 @@ type Shared struct {
 
 // sharedTerms are a rate and a burst in the units of the script.
 type sharedTerms struct {
-	burst int
-	token micros
-	room  []micros // by level
+	burst  int
+	window time.Duration
+	token  micros
+	room   []micros // by level
 }
 
 // micros is a time in microseconds and 2^-32ths of one.
@@ -168,7 +169,7 @@ func newSharedTerms(rate float64, burst int, reserve []float64) *sharedTerms {
 	whole, part := math.Modf(1e6 / rate)
 	burst = burstOf(rate, burst)
 	t := &sharedTerms{
-		burst: burst,
+		burst: burst, window: windowOf(rate, burst),
 		token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))},
 	}
 	for _, share := range reserve {
@@ -258,7 +259,7 @@ func (s *Shared) Wait(ctx context.Context) error {
 func (s *Shared) Allow(ctx context.Context) Decision {
 	if ctx.Err() != nil {
 		t := s.terms.Load()
-		return Decision{Limit: t.burst}
+		return Decision{Limit: t.burst, Window: t.window}
 	}
 	d, _, _ := s.decide(ctx, s.callOf(ctx))
 	return d
@@ -336,7 +337,7 @@ func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reas
 		}
 		d, why, cause = s.decideAlone(c)
 	}
-	d.Limit = t.burst
+	d.Limit, d.Window = t.burst, t.window
 	if d.OK {
 		s.admitted.Add(1)
 		s.spent.Add(int64(c.n))

@@ -53,7 +53,7 @@ func hanging(ctx context.Context, _ []any) (any, error) {
 func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
 	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5})
-	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Allow(t.Context()))
+	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Allow(t.Context()))
 	require.NoError(t, s.Wrap(ok)(t.Context()))
 	f.answer = answers("0", []byte("100000"), 500_000)
 	err := s.Do(t.Context(), ok)
@@ -66,7 +66,7 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	}
 
 	require.NoError(t, s.SetRate(3, 2))
-	_ = s.Allow(t.Context())
+	require.Equal(t, 666_666_667*time.Nanosecond, s.Allow(t.Context()).Window)
 	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
 		"a third of a second, rounded up to 2^-32 us")
 	require.Error(t, s.SetRate(0, 2))
@@ -108,7 +108,7 @@ func TestSharedEndedContext(t *testing.T) {
 		require.Equal(t, throttle.ContextEnded, limited.Reason)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, s.Do(ctx, ok), throttle.ErrLimited)
-		require.False(t, s.Allow(ctx).OK)
+		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Allow(ctx))
 		require.Len(t, f.calls, 1)
 		require.False(t, s.Stats().Down, "a caller that leaves says nothing about Redis")
 

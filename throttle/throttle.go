@@ -256,6 +256,7 @@ func (l *Limiter) Allow() bool {
 type Decision struct {
 	OK         bool
 	Limit      int           // the Burst
+	Window     time.Duration // in which the Burst refills, to the nearest nanosecond
 	Remaining  int           // tokens that could be taken now, after this
 	RetryAfter time.Duration // until the same tokens could be taken, if nobody takes any: 0 if they were; the longest Duration if they never can
 	ResetAfter time.Duration // until the burst is full again, if nobody takes any
@@ -459,6 +460,7 @@ func (m measure) decision(ok bool, n, level int) Decision {
 	d := Decision{
 		OK:         ok,
 		Limit:      m.burst,
+		Window:     windowOf(m.rate, m.burst),
 		Remaining:  int(max(m.room[level]-max(m.tat-m.now, 0), 0) >> m.frac),
 		ResetAfter: m.until(m.tat),
 	}

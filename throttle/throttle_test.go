@@ -21,9 +21,9 @@ func TestExactSequence(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 3})
 		for left := 2; left >= 0; left-- {
 			d := l.AllowN(1)
-			require.Equal(t, throttle.Decision{OK: true, Limit: 3, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond}, d)
+			require.Equal(t, throttle.Decision{OK: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond}, d)
 		}
-		refused := throttle.Decision{Limit: 3, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
+		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
 		require.Equal(t, refused, l.AllowN(1))
 		require.Equal(t, refused, l.Peek())
 
@@ -214,6 +214,21 @@ func TestValidate(t *testing.T) {
 func TestBurstIsASecondsWorth(t *testing.T) {
 	for rate, burst := range map[float64]int{0.1: 1, 1: 1, 1.5: 2, 99.2: 100, 1e12: 1e12} {
 		require.Equal(t, burst, throttle.New(throttle.Config{Rate: rate}).Peek().Limit)
+	}
+}
+
+func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
+	for want, cfg := range map[time.Duration]throttle.Config{
+		time.Minute:         {Rate: throttle.PerMinute(7), Burst: 7}, // 7/60 is not quite what a float64 can hold
+		time.Hour:           {Rate: throttle.PerHour(1000), Burst: 1000},
+		time.Second:         {Rate: 1e12},
+		30 * 24 * time.Hour: {Rate: throttle.Every(30 * 24 * time.Hour), Burst: 1},
+		0:                   {Rate: 1e12, Burst: 1}, // a thousandth of a nanosecond
+	} {
+		l := throttle.New(cfg)
+		require.Equal(t, want, l.Peek().Window)
+		require.NoError(t, l.SetRate(2, 6))
+		require.Equal(t, 3*time.Second, l.AllowN(1).Window)
 	}
 }
 

@@ -100,7 +100,7 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 			require.Zero(t, s.Waiting)
 			require.Greater(t, s.Waited, int64(100))
 			time.Sleep(time.Hour)
-			require.Equal(t, throttle.Decision{OK: true, Limit: burst, Remaining: burst - burst*3/10}, l.Peek(), "nothing was lost")
+			require.Equal(t, throttle.Decision{OK: true, Limit: burst, Window: time.Duration(burst) * time.Second / rate, Remaining: burst - burst*3/10}, l.Peek(), "nothing was lost")
 		})
 	}
 }
@@ -364,9 +364,9 @@ func TestSetRateKeepsWhatIsOwed(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
 		require.True(t, l.AllowN(7).OK)
 		require.NoError(t, l.SetRate(1, 20))
-		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
+		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Window: 20 * time.Second, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
 		require.NoError(t, l.SetRate(1, 5))
-		require.Equal(t, throttle.Decision{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 7 * time.Second}, l.Peek())
+		require.Equal(t, throttle.Decision{Limit: 5, Window: 5 * time.Second, RetryAfter: 3 * time.Second, ResetAfter: 7 * time.Second}, l.Peek())
 		require.NoError(t, l.SetRate(100, 0))
 		require.Equal(t, 93, l.Peek().Remaining)
 		require.EqualError(t, l.SetRate(0, 5), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
