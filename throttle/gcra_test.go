@@ -81,6 +81,10 @@ func (r *reference) refund(n int) {
 	r.tat.Sub(r.tat, by)
 }
 
+// kept is how long it takes, at least, to refill what a limiter can owe after its
+// rate has fallen.
+const kept = 54 * 365 * 24 * time.Hour
+
 // FuzzExactness runs a limiter beside the reference. The operations are 9 bytes
 // each: a kind, and a number.
 func FuzzExactness(f *testing.F) {
@@ -91,11 +95,29 @@ func FuzzExactness(f *testing.F) {
 		}
 		return b
 	}
-	takes := ops(0, 2, 0, 2, 1, 333333333, 0, 2, 1, 1, 0, 2, 0, 10, 2, 1, 0, 4)
-	for _, rate := range []float64{1, 3, 1e9, 1.1e9, 1e12, 1 / (30.0 * 24 * 3600), 1e5 / 3, math.Pi} {
+	const take, sleep, refund, set = 0, 1, 2, 3
+	const second, year = uint64(time.Second), 365 * 24 * uint64(time.Hour)
+	takeOf := func(n uint64) uint64 { return n << 1 }
+	rateOf := math.Float64bits
+	const month = 1 / (30.0 * 24 * 3600)
+
+	takes := ops(take, takeOf(1), take, takeOf(1), sleep, second/3, take, takeOf(1), sleep, 1, take, takeOf(1), take, takeOf(5), refund, 1, take, takeOf(2))
+	for _, rate := range []float64{1, 3, 1e9, 1.1e9, 1e12, month, 1e5 / 3, math.Pi} {
 		f.Add(rate, uint32(5), takes)
 	}
-	f.Add(7.0, uint32(0), ops(0, 6, 3, math.Float64bits(1e10), 0, 18, 3, math.Float64bits(0.5), 0, 2, 1, 1e17, 0, 2))
+	// A second's worth at once, at 1e12 and at less than one a second.
+	f.Add(1e12, uint32(0), ops(take, takeOf(1e12), take, takeOf(1), sleep, 1, take, takeOf(1000), take, takeOf(1)))
+	f.Add(0.1, uint32(0), ops(take, takeOf(1), take, takeOf(1), sleep, 10*second-1, take, takeOf(1), sleep, 1, take, takeOf(1)))
+	// Changes of the rate: by far, in the middle of a token, with a burst overdrawn.
+	f.Add(7.0, uint32(0), ops(take, takeOf(3), set, rateOf(1e10), take, takeOf(9), set, rateOf(0.5), take, takeOf(1), sleep, 3*year, take, takeOf(1)))
+	f.Add(1e12, uint32(1e9), ops(take, takeOf(1e9), set, rateOf(month), take, takeOf(1), sleep, year, take, takeOf(1), set, rateOf(1e12), sleep, 1, take, takeOf(5)))
+	f.Add(3.0, uint32(9), ops(take, takeOf(9), sleep, second/2, set, rateOf(2.5), sleep, second/2, set, rateOf(3.5), take, takeOf(1), take, takeOf(2)))
+	// Refunds: more than was taken, while something is owed in part, and of nothing.
+	f.Add(2.0, uint32(4), ops(take, takeOf(4), sleep, second/3, refund, 999, take, takeOf(4), take, takeOf(1), refund, 0, sleep, second/5, refund, 1, take, takeOf(2)))
+	// The far future, in which the time is counted anew.
+	f.Add(1.0, uint32(100), ops(take, takeOf(60), sleep, 15*year, take, takeOf(60), take, takeOf(41), sleep, 18*year, sleep, 18*year, sleep, 18*year, sleep, 18*year, take, takeOf(100), take, takeOf(1)))
+	f.Add(1e12, uint32(100), ops(take, takeOf(100), sleep, year/7, take, takeOf(100), sleep, year/7, take, takeOf(100), take, takeOf(1), set, rateOf(1e9), sleep, year, take, takeOf(1)))
+	f.Add(2*month, uint32(50), ops(take, takeOf(50), sleep, 18*year, sleep, 18*year, take, takeOf(30), sleep, 18*year, sleep, 18*year, set, rateOf(month), take, takeOf(21), take, takeOf(20)))
 	f.Fuzz(func(t *testing.T, rate float64, burst uint32, script []byte) {
 		cfg := throttle.Config{Rate: rate, Burst: int(burst)}
 		if cfg.Validate() != nil {
@@ -123,6 +145,10 @@ func FuzzExactness(f *testing.F) {
 					rate := math.Float64frombits(number)
 					if l.SetRate(rate, int(number%99)) == nil {
 						r.set(rate, int(number%99))
+					}
+					if debt := new(big.Rat).Quo(r.ahead(), r.nanosecond()); debt.Cmp(big.NewRat(int64(kept), 1)) > 0 {
+						require.GreaterOrEqual(t, l.Peek().ResetAfter, kept)
+						return // it does not know how much more
 					}
 				}
 			}

@@ -330,8 +330,9 @@ func (l *Limiter) Stats() Stats {
 // If the limit cannot mean anything, it returns the error and changes nothing.
 //
 // What has been spent stays spent: if 7 of 10 tokens are gone, they are gone of
-// 20 as well, which leaves 13, and refill at the new rate. Who waits keeps the
-// place, and waits as long as the new rate has it.
+// 20 as well, which leaves 13, and refill at the new rate; of what would take
+// longer, 54 years' worth is kept. Who waits keeps the place and waits as long as
+// the new rate has it, and then goes on even if it takes more than the new burst.
 func (l *Limiter) SetRate(rate float64, burst int) error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	checkRate(&f, rate, burst)
@@ -366,16 +367,16 @@ func (l *Limiter) begin(p pace) {
 
 // take moves the tat ahead by n tokens if the level has room for them. It
 // returns how things stand after that.
-func (l *Limiter) take(n, level int) (measure, bool) {
-	m := l.measure()
+func (l *Limiter) take(n, level int) (m measure, ok bool) {
+	m = l.measure()
 	if n <= 0 {
 		l.count(0)
 		return m, true
 	}
-	if m.cannot(n, level) {
-		return m, false
-	}
 	for {
+		if m.cannot(n, level) { // the burst may have become smaller
+			return m, false
+		}
 		units := m.tokens(n)
 		if m.tat > m.now+m.room[level]-units {
 			return m, false
@@ -387,7 +388,10 @@ func (l *Limiter) take(n, level int) (measure, bool) {
 			m.tat = tat
 			return m, true
 		}
-		m = l.measure()
+		// The clock is not read again, which would take longer than all of the rest.
+		if m.tat, ok = l.tatOf(m.terms); !ok {
+			m = l.measure()
+		}
 	}
 }
 
@@ -411,14 +415,22 @@ func (l *Limiter) measure() measure {
 	t := l.epoch.Load()
 	elapsed := time.Since(t.base)
 	if uint64(elapsed) <= uint64(t.horizon) {
-		// It is the tat of these terms if they are still the same after it was read.
-		if tat := l.tat.Load(); tat != sealed && l.epoch.Load() == t {
+		if tat, ok := l.tatOf(t); ok {
 			return measure{t, elapsed, t.unitsAt(elapsed), tat}
 		}
 	}
 	l.queue.mu.Lock() // another epoch begins
 	defer l.queue.mu.Unlock()
 	return l.measureLocked()
+}
+
+// tatOf reads the tat, and reports whether it is one of the terms t: it is if they
+// are still the same after that.
+func (l *Limiter) tatOf(t *terms) (tat int64, ok bool) {
+	// Adding nothing fetches the cache line to write it, as take is about to do: so
+	// it changes hands once for each call and not twice.
+	tat = l.tat.Add(0)
+	return tat, tat != sealed && l.epoch.Load() == t
 }
 
 // measureLocked is measure for who holds the lock, so that the epoch stays.

@@ -397,26 +397,77 @@ func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
 	})
 }
 
-func TestSetRateUnderLoad(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1e-4, Burst: 1000})
-	var admitted atomic.Int64
-	var calls sync.WaitGroup
-	for range 8 {
+func TestSetRateBelowTheCostOfWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, MaxWait: -1, Cost: func(context.Context) int { return 8 }})
+		start := time.Now()
+		require.True(t, l.AllowN(10).OK)
+		var calls sync.WaitGroup
+		calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
+		time.Sleep(4 * time.Second) // 14 are owed
+		require.NoError(t, l.SetRate(1, 5))
+		calls.Wait()
+		require.Equal(t, 13*time.Second, time.Since(start), "5 are owed: as if it had taken them one by one")
+		require.Zero(t, l.Peek().Remaining)
+		err := l.Wait(t.Context())
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, throttle.TooCostly, limited.Reason)
+	})
+}
+
+// underSetRate calls call many times from several goroutines, while another keeps
+// setting the limits of l in turn.
+func underSetRate(t *testing.T, l *throttle.Limiter, callers, each int, call func(), limits ...throttle.Config) {
+	t.Helper()
+	var calls, setter sync.WaitGroup
+	for range callers {
 		calls.Go(func() {
-			for range 20_000 {
-				if l.Allow() {
-					admitted.Add(1)
-				}
+			for range each {
+				call()
 			}
 		})
 	}
-	calls.Go(func() {
-		rates := []float64{1e-3, 1e-6, 1e-4} // whose units differ by far
-		for i := range 20_000 {
-			require.NoError(t, l.SetRate(rates[i%3], 1000))
+	done := make(chan struct{})
+	setter.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+				limit := limits[i%len(limits)]
+				require.NoError(t, l.SetRate(limit.Rate, limit.Burst))
+			}
 		}
 	})
 	calls.Wait()
-	require.EqualValues(t, 1000, admitted.Load(), "every token once, in whatever epoch")
-	require.EqualValues(t, 1000, l.Stats().Admitted)
+	close(done)
+	setter.Wait()
+}
+
+// Each call finds its token, and each token is gone after it, in whatever epoch.
+func TestSetRateUnderLoad(t *testing.T) {
+	const burst, callers, each = 1_000_000, 8, 100_000
+	start := time.Now()
+	l := throttle.New(throttle.Config{Rate: 0.001, Burst: burst})
+	underSetRate(t, l, callers, each, func() { l.Allow() },
+		throttle.Config{Rate: 0.001, Burst: burst}, // the units of these differ by far
+		throttle.Config{Rate: 1, Burst: burst},
+		throttle.Config{Rate: 0.05, Burst: burst},
+	)
+	require.EqualValues(t, callers*each, l.Stats().Admitted)
+	refilled := time.Since(start).Seconds() // at most, in tokens
+	require.InDelta(t, burst-callers*each+refilled/2, l.Peek().Remaining, refilled/2+1)
+}
+
+// A cost that was below the burst when the call came is not paid out of a smaller
+// one: at this rate, what it takes too much would have come back a moment later.
+func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1e9, Burst: 100})
+	var over atomic.Int64
+	underSetRate(t, l, 4, 100_000, func() {
+		if d := l.AllowN(70); d.OK && d.Limit < 70 {
+			over.Add(1)
+		}
+	}, throttle.Config{Rate: 1e9, Burst: 5}, throttle.Config{Rate: 1e9, Burst: 100})
+	require.Zero(t, over.Load(), "70 tokens out of a burst of 5")
 }
