@@ -47,7 +47,8 @@ type GroupConfig[K comparable] struct {
 	IdleAfter time.Duration
 
 	// OnEvict, if not nil, is called for each key that is dropped, with what it
-	// has used since it came: together with Top this makes a full account.
+	// has used since it came, by the call that brought a new one: together with Top
+	// this makes a full account.
 	OnEvict func(Usage[K])
 }
 
@@ -301,26 +302,32 @@ type Usage[K comparable] struct {
 // the same the ones that were refused more often. It visits every key; other
 // calls go on.
 func (g *Group[K]) Top(n int) []Usage[K] {
+	if n <= 0 {
+		return nil
+	}
 	more := func(a, b Usage[K]) int {
 		return cmp.Or(cmp.Compare(b.Spent, a.Spent), cmp.Compare(b.Refused, a.Refused))
 	}
 	var top []Usage[K]
+	var least *Usage[K] // of the n that were the top at the last look
 	for i := range g.shards {
 		s := &g.shards[i]
 		s.mu.Lock()
 		for j := range s.table.slots {
-			if s.table.slots[j].tag == 0 || n <= 0 {
+			if s.table.slots[j].tag == 0 {
 				continue
 			}
-			u := s.usage(j)
-			if len(top) == n && more(u, top[n-1]) >= 0 {
-				continue
+			if u := s.usage(j); least == nil || more(u, *least) < 0 {
+				top = append(top, u)
 			}
-			at, _ := slices.BinarySearchFunc(top, u, more)
-			top = slices.Insert(top, at, u)
-			top = top[:min(len(top), n)]
 		}
 		s.mu.Unlock()
+		if last := i == len(g.shards)-1; last || len(top)/2 >= n {
+			slices.SortFunc(top, more)
+			if len(top) >= n {
+				least, top = new(top[n-1]), top[:n]
+			}
+		}
 	}
 	return top
 }

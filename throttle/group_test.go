@@ -1,11 +1,14 @@
 package throttle_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -46,6 +49,34 @@ func TestGroupKeysAreApart(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, g.Do(ended, "b", ok), context.Canceled)
 	})
+}
+
+func TestGroupTopIsThatOfAllShards(t *testing.T) {
+	const keys = 5000
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-3, Burst: 100}})
+	var all []throttle.Usage[int]
+	for key := range keys {
+		u := throttle.Usage[int]{Key: key, Spent: int64(key * 7919 % 97), Refused: int64(key % 3)}
+		require.True(t, g.AllowN(key, int(u.Spent)).OK)
+		for range u.Refused {
+			require.False(t, g.AllowN(key, 101).OK)
+		}
+		all = append(all, u)
+	}
+	slices.SortStableFunc(all, func(a, b throttle.Usage[int]) int {
+		return cmp.Or(cmp.Compare(b.Spent, a.Spent), cmp.Compare(b.Refused, a.Refused))
+	})
+	for _, n := range []int{-1, 0, 1, 2, 30, 1000, keys - 1, keys, math.MaxInt} {
+		top := g.Top(n)
+		require.Len(t, top, min(max(n, 0), keys))
+		seen := make(map[int]bool)
+		for i, u := range top {
+			require.Equal(t, all[i].Spent, u.Spent)
+			require.Equal(t, all[i].Refused, u.Refused)
+			require.False(t, seen[u.Key])
+			seen[u.Key] = true
+		}
+	}
 }
 
 func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
@@ -102,10 +133,35 @@ func TestGroupEvictionNeitherMintsNorLoses(t *testing.T) {
 }
 
 func FuzzGroup(f *testing.F) {
-	f.Add(uint64(1), uint64(2))
-	f.Add(uint64(77), uint64(0))
-	f.Fuzz(func(t *testing.T, a, b uint64) {
-		synctest.Test(t, func(t *testing.T) { playGroup(t, rand.New(rand.NewPCG(a, b)), 400) })
+	const hundred, monthly, billion = 0, 1, 2
+	const sleep, refund, set, unset, take = 0, 1, 2, 3, 4
+	play := func(scale, keys, burst uint16, calls ...[]uint16) {
+		var b []byte
+		for _, choice := range append([]uint16{scale, keys - 1, burst - 1}, slices.Concat(calls...)...) {
+			b = binary.LittleEndian.AppendUint16(b, choice)
+		}
+		f.Add(b)
+	}
+	call := func(c ...uint16) []uint16 { return c }
+	repeat := func(n int, c ...uint16) []uint16 { return slices.Repeat(c, n) }
+	for _, scale := range []uint16{hundred, monthly, billion} {
+		play(scale, 1, 3, repeat(4, 0, take, 1), call(0, sleep, 700, 14), repeat(3, 0, take, 1)) // a burst, and what refills
+		play(scale, 1, 5, call(0, take, 3), repeat(2, 0, refund), repeat(5, 0, take, 2))
+		play(scale, 2, 5, call(0, take, 3, 0, set, 49, 8), repeat(4, 0, take, 3), call(0, unset), repeat(2, 0, take, 1, 1, take, 1))
+		play(scale, 1, 5, repeat(9, 0, take, 1, 0, set, 49, 8, 0, sleep, 999, 5, 0, set, 0, 0)) // up and down
+	}
+	play(monthly, 2, 5, repeat(80, 0, sleep, 999, 17, 0, take, 3, 0, take, 3)) // a year each
+	var lower, upper []uint16                                                  // keys
+	for key := range uint16(60) {
+		lower = append(lower, key, take, 1)
+		upper = append(upper, 60+key, take, 1)
+	}
+	tenMS, notYet := call(0, sleep, 611, 14), call(0, sleep, 594, 14) // a token has refilled, or 97 % of one
+	play(hundred, 127, 1, lower, tenMS, upper, lower, upper)
+	play(hundred, 127, 1, lower, notYet, upper, lower, upper)
+	play(billion, 127, 5, lower, call(0, sleep, 999, 17), upper, call(0, set, 0, 0), lower, call(0, unset), upper)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		synctest.Test(t, func(t *testing.T) { playGroup(t, (*script)(&b), min(len(b)/2, 1000)) })
 	})
 }
 
@@ -269,7 +325,43 @@ func TestGroupFloodOfOneTenant(t *testing.T) {
 			for tenant := 1; tenant < 20; tenant++ {
 				require.True(t, g.Allow(tenant))
 			}
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(time.Millisecond)
+		}
+	}
+	calls.Wait()
+	return latency
+}
+
+// One tenant floods: the others keep their rate and their latency, which they lose
+// without the limit.
+func TestGroupFloodOfOneTenant(t *testing.T) {
+	for name, maxWait := range map[string]time.Duration{"refused": 0, "waiting": 50 * time.Millisecond, "waiting for long": -1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := throttle.NewGroup(throttle.GroupConfig[int]{
+					Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: maxWait, MaxQueue: 100},
+				})
+				for _, took := range flood(t, g.Do) {
+					require.Len(t, took, 19)
+					for _, latency := range took {
+						require.Equal(t, time.Millisecond, latency, "that of the server")
+					}
+				}
+				top := g.Top(2)
+				require.Equal(t, 0, top[0].Key)
+				require.EqualValues(t, 5000, top[0].Spent+top[0].Refused)
+				require.EqualValues(t, 10, top[1].Spent)
+				require.Zero(t, top[1].Refused)
+				if maxWait == 0 {
+					require.EqualValues(t, 10, top[0].Spent)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		bare := flood(t, func(ctx context.Context, _ int, fn func(context.Context) error) error { return fn(ctx) })
+		for round, took := range bare {
+			require.Greater(t, slices.Min(took), time.Duration(round)*300*time.Millisecond, "without a limit the queue grows")
 		}
 		top := g.Top(2)
 		require.Equal(t, throttle.Usage[int]{Key: 0, Spent: 100, Refused: 99_900}, top[0])
