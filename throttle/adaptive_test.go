@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -226,6 +227,8 @@ func TestAdaptiveKeepsTheLessImportantBackFirst(t *testing.T) {
 func TestAdaptiveValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.AdaptiveConfig{
 		"throttle.AdaptiveConfig.K is 1: must be 0 (for 2), or above 1 and at most 1e9":       {K: 1},
+		"throttle.AdaptiveConfig.K is NaN: must be 0 (for 2), or above 1 and at most 1e9":     {K: math.NaN()},
+		"throttle.AdaptiveConfig.K is +Inf: must be 0 (for 2), or above 1 and at most 1e9":    {K: math.Inf(1)},
 		"throttle.AdaptiveConfig.Window is -1ns: must be 0 (for 2 minutes), or at least 24ns": {Window: -1},
 		"throttle.AdaptiveConfig.Levels is 2: must be 0 or 1 where Priority is nil":           {Levels: 2},
 	} {

@@ -54,9 +54,9 @@ const never = time.Duration(math.MaxInt64)
 // and the client's error for Outage.
 type LimitedError struct {
 	Name   string        // of the limiter
-	Key    string        // of a Group's or a Shared's limit
+	Key    string        // of a Group's or a Shared's limit; "overflow" for the one of ShareOne
 	Reason Reason        // why the call was refused
-	Limit  int           // the Burst, when it refused the call
+	Limit  int           // the Burst at that time
 	Level  int           // of the call; 0 is the most important
 	Cost   int           // of the call, in tokens
 	After  time.Duration // when to come back: see RetryAfter

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +28,8 @@ const (
 
 // GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
-	// Config is the limit of each key. [Group.Set] gives a key another.
+	// Config is the limit of each key, MaxQueue included. [Group.Set] gives a key
+	// another Rate and Burst.
 	Config Config
 
 	// MaxKeys is how many keys are held at once. Zero means 100 000. A key takes
@@ -72,25 +71,6 @@ type Group[K comparable] struct {
 	keys     atomic.Int64
 	overflow *Limiter
 	shards   []shard[K]
-}
-
-// A shard holds part of the keys. A call keeps its lock for the time of one
-// look-up; only growing the table, by half, takes longer.
-type shard[K comparable] struct {
-	mu      sync.Mutex
-	terms   *terms
-	table   table[K]
-	own     map[K]*own // the limits of the slots that are apart
-	stats   GroupStats
-	evicted []Usage[K] // for OnEvict, to be called without the lock
-	_       [64]byte
-}
-
-// An own limit belongs to one key: it was Set, or somebody waits for it.
-type own struct {
-	*Limiter
-	users int  // calls that go on
-	set   bool // by Set, until that is undone
 }
 
 // NewGroup returns a Group without keys. It panics with the error of
@@ -208,7 +188,8 @@ func (g *Group[K]) Peek(key K) Decision {
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
-// Refund gives back n tokens of key, as [Limiter.Refund] does.
+// Refund gives back n tokens of key, as [Limiter.Refund] does. The burst of a key
+// that is not held is full: there it does nothing.
 func (g *Group[K]) Refund(key K, n int) {
 	s, tag := g.shard(key)
 	s.mu.Lock()
@@ -299,8 +280,8 @@ type Usage[K comparable] struct {
 }
 
 // Top returns the n keys that have spent the most, and of those that have spent
-// the same the ones that were refused more often. It visits every key; other
-// calls go on.
+// the same the ones that were refused more often; all keys if n is more than there
+// are. It visits every key; other calls go on.
 func (g *Group[K]) Top(n int) []Usage[K] {
 	if n <= 0 {
 		return nil
@@ -435,144 +416,6 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 	return result{m: m, why: why}
 }
 
-// release ends a call of a key's own limit.
-func (g *Group[K]) release(key K, o *own) {
-	s, tag := g.shard(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if o.users--; o.users == 0 && !o.set { // and not that of the overflow
-		s.join(s.table.find(tag, key))
-	}
-}
-
-// part gives the key of a slot a limit of its own, with what it has spent.
-func (g *Group[K]) part(s *shard[K], i int) *own {
-	slot := &s.table.slots[i]
-	if slot.tag&apart != 0 {
-		return s.own[slot.key]
-	}
-	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
-	o.key = fmt.Sprint(slot.key)
-	o.tat.Store(slot.tat)
-	slot.tag |= apart
-	if s.own == nil {
-		s.own = make(map[K]*own)
-	}
-	s.own[slot.key] = o
-	return o
-}
-
-// join undoes part, unless somebody needs it.
-func (s *shard[K]) join(i int) {
-	slot := &s.table.slots[i]
-	o := s.own[slot.key]
-	if o.users > 0 || o.set {
-		return
-	}
-	did := o.Stats()
-	s.stats.add(did)
-	s.table.add(i, did.Spent)
-	s.table.refuse(i, did.Refused)
-	m := o.measure()
-	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
-	slot.tag &^= apart
-	delete(s.own, slot.key)
-}
-
-// usage returns what the key of a slot has used.
-func (s *shard[K]) usage(i int) Usage[K] {
-	slot := &s.table.slots[i]
-	u := Usage[K]{Key: slot.key, Spent: s.table.spent(i), Refused: int64(s.table.rest[i].refused)}
-	if slot.tag&apart != 0 {
-		did := s.own[slot.key].Stats()
-		u.Spent += did.Spent
-		u.Refused += did.Refused
-	}
-	return u
-}
-
-// measure reads the clock. It does so under the lock: a reading from before a key
-// was dropped would make tokens out of nothing when the key comes back.
-func (s *shard[K]) measure() measure {
-	elapsed := time.Since(s.terms.base)
-	if uint64(elapsed) > uint64(s.terms.horizon) {
-		t := *s.terms
-		t.base = time.Now()
-		s.begin(&t)
-		elapsed = 0
-	}
-	now := s.terms.at(elapsed)
-	return measure{s.terms, elapsed, now, now}
-}
-
-// begin makes t the terms from now on. What has been spent stays spent.
-func (s *shard[K]) begin(t *terms) {
-	if s.terms != nil {
-		last := s.terms.unitsLate(t.base.Sub(s.terms.base))
-		for i := range s.table.slots {
-			slot := &s.table.slots[i]
-			slot.tat = t.convert(slot.tat-last, &s.terms.pace)
-		}
-	}
-	s.terms = t
-}
-
-func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
-	hash := maphash.Comparable(g.seed, key)
-	return &g.shards[hash&uint64(len(g.shards)-1)], tagOf(hash)
-}
-
-// enter makes room for a new key, by dropping some that are as good as new, and
-// returns the index of its slot, or -1 if the group is full.
-func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
-	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
-	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
-		if !g.makeRoom(s) {
-			g.keys.Add(-1)
-			return -1
-		}
-	}
-	i := s.table.insert(tag, key)
-	s.table.slots[i].tat = m.now
-	return i
-}
-
-// makeRoom drops keys whose burst has refilled, if it finds some without a long
-// search, from s or from other shards that nobody uses at the moment. It reports
-// whether there is room for the key that has been counted in.
-func (g *Group[K]) makeRoom(s *shard[K]) bool {
-	g.sweep(s, 64, s.measure().now)
-	first := rand.IntN(len(g.shards))
-	for i := range min(8, len(g.shards)) {
-		if g.keys.Load() <= int64(g.cfg.MaxKeys) {
-			return true
-		}
-		other := &g.shards[(first+i)%len(g.shards)]
-		if other != s && other.mu.TryLock() {
-			g.sweep(other, 64, other.measure().now)
-			s.evicted = append(s.evicted, other.evicted...)
-			other.evicted = nil
-			other.mu.Unlock()
-		}
-	}
-	return g.keys.Load() <= int64(g.cfg.MaxKeys)
-}
-
-// sweep drops, of the next n slots, the keys whose burst was full at a time.
-func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
-	s.table.sweep(n, func(i int) bool {
-		if s.table.slots[i].tat > at {
-			return false
-		}
-		g.keys.Add(-1)
-		s.stats.Evicted++
-		if g.cfg.OnEvict != nil {
-			s.evicted = append(s.evicted, s.usage(i))
-		}
-		return true
-	})
-}
-
 // overflowed decides on a key for which there is no room, and unlocks s.
 func (g *Group[K]) overflowed(s *shard[K], m measure) result {
 	s.stats.Overflow++
@@ -586,12 +429,12 @@ func (g *Group[K]) overflowed(s *shard[K], m measure) result {
 	return result{m: m, why: TooManyKeys, own: o}
 }
 
-// unlock unlocks s and reports what was dropped meanwhile.
-func (g *Group[K]) unlock(s *shard[K]) {
-	evicted := s.evicted
-	s.evicted = nil
-	s.mu.Unlock()
-	for _, u := range evicted {
-		g.cfg.OnEvict(u)
+// release ends a call of a key's own limit.
+func (g *Group[K]) release(key K, o *own) {
+	s, tag := g.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.users--; o.users == 0 && !o.set { // and not that of the overflow
+		s.join(s.table.find(tag, key))
 	}
 }

@@ -17,8 +17,9 @@ import (
 //
 // A level goes off when no more of Burst is left than it has to leave to those
 // above, and on again when the burst has refilled by a quarter of the way from
-// there to full, so that it does not flicker. Level 0 is always on. It is as
-// those who call Level have seen it: one that nobody asked for did not change.
+// there to full, so that it does not flicker. Level 0 is always on. Whether a level
+// is on is decided when Level is called: what came and went in between leaves no
+// trace.
 func (l *Limiter) Level() int {
 	m := l.measure()
 	used := max(m.tat-m.now, 0)

@@ -1,0 +1,167 @@
+package throttle
+
+import (
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// A shard holds part of the keys. A call keeps its lock for the time of one
+// look-up; only growing the table, by half, takes longer.
+type shard[K comparable] struct {
+	mu      sync.Mutex
+	terms   *terms
+	table   table[K]
+	own     map[K]*own // the limits of the slots that are apart
+	stats   GroupStats
+	evicted []Usage[K] // for OnEvict, to be called without the lock
+	_       [64]byte
+}
+
+// An own limit belongs to one key: it was Set, or somebody waits for it.
+type own struct {
+	*Limiter
+	users int  // calls that go on
+	set   bool // by Set, until that is undone
+}
+
+// shard returns the shard that key belongs to, and key's tag in its table.
+func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
+	hash := maphash.Comparable(g.seed, key)
+	return &g.shards[hash&uint64(len(g.shards)-1)], tagOf(hash)
+}
+
+// measure reads the clock. It does so under the lock: a reading from before a key
+// was dropped would make tokens out of nothing when the key comes back.
+func (s *shard[K]) measure() measure {
+	elapsed := time.Since(s.terms.base)
+	if uint64(elapsed) > uint64(s.terms.horizon) {
+		t := *s.terms
+		t.base = time.Now()
+		s.begin(&t)
+		elapsed = 0
+	}
+	now := s.terms.at(elapsed)
+	return measure{s.terms, elapsed, now, now}
+}
+
+// begin makes t the terms from now on. What has been spent stays spent.
+func (s *shard[K]) begin(t *terms) {
+	if s.terms != nil {
+		last := s.terms.unitsLate(t.base.Sub(s.terms.base))
+		for i := range s.table.slots {
+			slot := &s.table.slots[i]
+			slot.tat = t.convert(slot.tat-last, &s.terms.pace)
+		}
+	}
+	s.terms = t
+}
+
+// enter makes room for a new key, by dropping some that are as good as new, and
+// returns the index of its slot, or -1 if the group is full.
+func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
+	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
+		if !g.makeRoom(s, m.now) {
+			g.keys.Add(-1)
+			return -1
+		}
+	}
+	i := s.table.insert(tag, key)
+	s.table.slots[i].tat = m.now
+	return i
+}
+
+// makeRoom drops keys whose burst has refilled, if it finds some without a long
+// search, from s or from other shards that nobody uses at the moment. It reports
+// whether there is room for the key that has been counted in.
+func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
+	g.sweep(s, 64, now)
+	first := rand.IntN(len(g.shards))
+	for i := range min(8, len(g.shards)) {
+		if g.keys.Load() <= int64(g.cfg.MaxKeys) {
+			return true
+		}
+		other := &g.shards[(first+i)%len(g.shards)]
+		if other != s && other.mu.TryLock() {
+			g.sweep(other, 64, other.measure().now)
+			s.evicted = append(s.evicted, other.evicted...)
+			other.evicted = nil
+			other.mu.Unlock()
+		}
+	}
+	return g.keys.Load() <= int64(g.cfg.MaxKeys)
+}
+
+// sweep drops, of the next n slots, the keys whose burst was full at a time.
+func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
+	s.table.sweep(n, func(i int) bool {
+		if s.table.slots[i].tat > at {
+			return false
+		}
+		g.keys.Add(-1)
+		s.stats.Evicted++
+		if g.cfg.OnEvict != nil {
+			s.evicted = append(s.evicted, s.usage(i))
+		}
+		return true
+	})
+}
+
+// unlock unlocks s and reports what was dropped meanwhile.
+func (g *Group[K]) unlock(s *shard[K]) {
+	evicted := s.evicted
+	s.evicted = nil
+	s.mu.Unlock()
+	for _, u := range evicted {
+		g.cfg.OnEvict(u)
+	}
+}
+
+// part gives the key of a slot a limit of its own, with what it has spent.
+func (g *Group[K]) part(s *shard[K], i int) *own {
+	slot := &s.table.slots[i]
+	if slot.tag&apart != 0 {
+		return s.own[slot.key]
+	}
+	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
+	o.key = fmt.Sprint(slot.key)
+	o.tat.Store(slot.tat)
+	slot.tag |= apart
+	if s.own == nil {
+		s.own = make(map[K]*own)
+	}
+	s.own[slot.key] = o
+	return o
+}
+
+// join undoes part, unless somebody needs it.
+func (s *shard[K]) join(i int) {
+	slot := &s.table.slots[i]
+	o := s.own[slot.key]
+	if o.users > 0 || o.set {
+		return
+	}
+	did := o.Stats()
+	s.stats.add(did)
+	s.table.add(i, did.Spent)
+	s.table.refuse(i, did.Refused)
+	m := o.measure()
+	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
+	slot.tag &^= apart
+	delete(s.own, slot.key)
+}
+
+// usage returns what the key of a slot has used.
+func (s *shard[K]) usage(i int) Usage[K] {
+	slot := &s.table.slots[i]
+	u := Usage[K]{Key: slot.key, Spent: s.table.spent(i), Refused: int64(s.table.rest[i].refused)}
+	if slot.tag&apart != 0 {
+		did := s.own[slot.key].Stats()
+		u.Spent += did.Spent
+		u.Refused += did.Refused
+	}
+	return u
+}
