@@ -20,13 +20,16 @@
 //     is not kept.
 //   - There is at most one load of a key at a time in a process, between
 //     invalidations, and one in all processes that share a Store, while its lease
-//     lasts. What was loaded is kept only by whoever still holds the lease.
+//     lasts. What was loaded is kept only by whoever still holds the lease. A load
+//     that has outlived LoadTimeout, or that nobody waited for to the end, no
+//     longer counts: whoever comes next begins another.
 //   - An error or a panic is never cached. [ErrNotFound] is remembered for
 //     NotFoundTTL, which is not by default.
 //   - Old values are served only where Stale, StaleOnError or SoftTimeout asks
 //     for it, and never after an invalidation. Expire is the soft form.
 //   - A load does not end with the call that began it: each caller waits as long
-//     as its own ctx lasts, and the load is canceled when the last has gone.
+//     as its own ctx lasts, and the load is canceled when the last has gone. A
+//     refresh in the background goes on without anybody.
 //   - No lock is held while a function of the application runs.
 //
 // With a Store, the promise holds in each process for its own updates. What
@@ -45,8 +48,7 @@
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache
 // Stampede Prevention" (VLDB 2015); stale-while-revalidate and stale-if-error
-// from RFC 5861. Memory is kept by github.com/maypok86/otter/v2, loads are merged
-// by golang.org/x/sync/singleflight.
+// from RFC 5861. Memory is kept by github.com/maypok86/otter/v2.
 package cacheaside
 
 import (
@@ -59,7 +61,6 @@ import (
 	"time"
 
 	"github.com/maypok86/otter/v2"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
@@ -98,7 +99,8 @@ type shard[K comparable, V any] struct {
 	others  map[*flight[K, V]]struct{} // flights whose result will not be kept
 	fenced  map[K]*flight[K, V]        // of others, the last that reads behind a fence
 	primes  []*prime[K, V]             // see Prime
-	loads   singleflight.Group
+	timer   *time.Timer                // see watchOver
+	watched bool                       // timer is set
 	_       [64]byte
 }
 
@@ -125,7 +127,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		c.entries = otter.Must(&otter.Options[K, *entry[V]]{
 			MaximumWeight: uint64(cfg.Capacity),
 			Weigher:       func(_ K, e *entry[V]) uint32 { return e.cost },
-			OnDeletion: func(e otter.DeletionEvent[K, *entry[V]]) {
+			OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry[V]]) {
 				if e.WasEvicted() {
 					c.counts.evicted.Add(1)
 				}
@@ -206,9 +208,9 @@ func (c *Cache[K, V]) give(e *entry[V]) (V, error) {
 
 // resolve is Get past a miss.
 func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V], error) {
-	e, f, landing, err := c.join(ctx, key, early, nil)
+	e, f, err := c.join(ctx, key, early, nil)
 	if f != nil {
-		return c.wait(ctx, f, landing)
+		return c.wait(ctx, f)
 	}
 	return e, err
 }
@@ -216,8 +218,7 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V]
 // join serves what may be served without a load, which it then begins in the
 // background if that is due; or it joins the flight of the key, or launches one.
 // A flight that it returns is to be waited for or left.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V]) (
-	*entry[V], *flight[K, V], <-chan singleflight.Result, error) {
+func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V]) (*entry[V], *flight[K, V], error) {
 	var written string
 	if c.shared != nil {
 		written = c.cfg.Key(key)
@@ -226,41 +227,47 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V
 	s.mu.Lock()
 	if c.closed.Load() {
 		s.mu.Unlock()
-		return nil, nil, nil, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	// Again, under the lock: the flight that was in progress may have landed.
-	now := c.now()
+	instant := time.Now()
+	now := instant.Sub(c.base)
 	f := c.current(s, key)
 	e := c.peek(key)
 	how := e.standing(now)
 	if how == kept && !e.paused(now) || how == dead {
-		if f == nil {
-			f = c.launch(ctx, s, key, written)
+		launch := f == nil
+		if launch {
+			f = c.launch(ctx, s, key, written, instant)
 			f.old.Store(e)
 			b.add(f)
 		}
 		f.waiters++
-		landing := s.loads.DoChan(f.id, func() (any, error) { return c.fly(f) })
 		s.mu.Unlock()
+		if launch {
+			go c.fly(f)
+		}
 		c.counts.missed.Add(1)
-		return nil, f, landing, nil
+		return nil, f, nil
 	}
 	refresh := f == nil && !e.paused(now) && (how == stale || early)
 	if refresh {
-		f = c.launch(ctx, s, key, written)
+		f = c.launch(ctx, s, key, written, instant)
 		f.renew = how == fresh
 		f.waiters++ // itself: it goes on when nobody waits
-		s.loads.DoChan(f.id, func() (any, error) { return c.fly(f) })
 	}
 	s.mu.Unlock()
+	if refresh {
+		go c.fly(f)
+	}
 	if how != fresh {
-		return c.serveStale(ctx, key, e, nil), nil, nil, nil
+		return c.serveStale(ctx, key, e, nil), nil, nil
 	}
 	c.hits.add()
 	if refresh {
 		c.tell(ctx, RefreshAhead, key, nil)
 	}
-	return e, nil, nil, nil
+	return e, nil, nil
 }
 
 // peek returns the entry of key whatever its age, or nil.
@@ -327,7 +334,11 @@ func (c *Cache[K, V]) Close() error {
 			s.others[f] = struct{}{}
 		}
 		for f := range s.others {
-			f.endWith(ErrClosed)
+			f.ctx.cancel()
+			f.fail(ErrClosed)
+		}
+		if s.timer != nil {
+			s.timer.Stop()
 		}
 		s.mu.Unlock()
 	}

@@ -12,7 +12,8 @@ import (
 )
 
 // Config says how a [Cache] loads, keeps and shares its values. A zero field
-// means its default. Load is required.
+// means its default. A negative value is an error unless its field gives it a
+// meaning. Load is required.
 type Config[K comparable, V any] struct {
 	// Name appears in errors and events.
 	Name string
@@ -88,7 +89,8 @@ type Config[K comparable, V any] struct {
 	Clone func(V) V
 
 	// OnEvent is told what happens besides hits and misses, after it happened, on
-	// the goroutine that did it; it may call the Cache.
+	// the goroutine that did it, which waits for it; it may call the Cache. Its ctx
+	// has the values of that of the call or the load, if any, that it is about.
 	OnEvent func(context.Context, Event)
 }
 

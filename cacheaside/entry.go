@@ -138,23 +138,6 @@ func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 
 type termsKey struct{}
 
-// detached has the values of a ctx, but not its end, and the terms of a load.
-type detached struct {
-	context.Context
-	terms *terms
-}
-
-func (*detached) Deadline() (deadline time.Time, ok bool) { return }
-func (*detached) Done() <-chan struct{}                   { return nil }
-func (*detached) Err() error                              { return nil }
-
-func (d *detached) Value(key any) any {
-	if key == (termsKey{}) {
-		return d.terms
-	}
-	return d.Context.Value(key)
-}
-
 // SetTTL makes what the load that ctx was given to returns fresh for ttl, instead
 // of Config.TTL and without jitter; for LoadMany, all of it. It also applies to
 // ErrNotFound. Zero or less means that the result is not to be kept. Outside a

@@ -66,6 +66,7 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 
 // Expire ends the time for which keys are fresh. Unlike after Invalidate, their
 // values may still be served as Stale and StaleOnError allow, counted from now.
+// What is being loaded is not kept. Errors are those of Invalidate.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	if c.closed.Load() {
 		return ErrClosed

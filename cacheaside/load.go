@@ -41,31 +41,42 @@ func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		f.batch = nil
 		return b.load(f)
 	}
-	var value V
-	begun, err := c.run(f.ctx, func(ctx context.Context) (err error) {
-		value, err = c.cfg.Load(ctx, f.key)
-		return err
-	})
-	return c.loaded(f, value, &f.terms, begun, err)
+	begun, err := c.run(&f.ctx, f)
+	return c.loaded(f, f.value, &f.ctx.terms, begun, err)
+}
+
+func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
+	f.value, err = f.c.cfg.Load(ctx, f.key)
+	return err
+}
+
+// A job is what a load consists of. It is attempted once, or as often as Around
+// has it.
+type job interface {
+	attempt(ctx context.Context) error
 }
 
 // run runs a load when one of the slots is free, with the policies around it, and
 // returns when it began.
-func (c *Cache[K, V]) run(ctx context.Context, load func(context.Context) error) (begun time.Duration, err error) {
+func (c *Cache[K, V]) run(ctx context.Context, load job) (begun time.Duration, err error) {
 	select {
 	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
+	default: // ctx.Done is worth avoiding
+		select {
+		case c.slots <- struct{}{}:
+		case <-ctx.Done():
+			return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
+		}
 	}
 	defer func() { <-c.slots }()
 	begun = c.now()
 	if c.cfg.Around == nil {
-		err = load(ctx)
+		err = load.attempt(ctx)
 	} else {
 		succeeded := false
 		err = c.cfg.Around(func(ctx context.Context) error {
 			begun = c.now() // of the attempt whose value counts
-			err := load(ctx)
+			err := load.attempt(ctx)
 			succeeded = err == nil
 			return err
 		})(ctx)
@@ -97,7 +108,7 @@ func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Dura
 		e := c.found(f.key, value, *t, begun)
 		c.counts.loaded.Add(1)
 		if c.cfg.OnEvent != nil {
-			c.cfg.OnEvent(f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
+			c.cfg.OnEvent(&f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
 		}
 		return e, nil
 	case isFailure(err):

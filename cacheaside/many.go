@@ -7,24 +7,22 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // GetMany returns the values of keys, each as Get would; what has to be loaded is
 // loaded by one call of LoadMany, if there is one. A key that does not exist is
 // not in the map. An error says, joined, what went wrong with the keys that are
-// missing for another reason; the map then holds the others.
+// missing for another reason; the map then holds the others. When ctx ends, the
+// map holds what had been found by then.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
 	values := make(map[K]V, len(keys))
 	type waiting struct {
-		key     K
-		f       *flight[K, V]
-		landing <-chan singleflight.Result
+		key K
+		f   *flight[K, V]
 	}
 	var (
 		missed []waiting
@@ -51,16 +49,16 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 			continue
 		}
 		seen[key] = struct{}{}
-		e, f, landing, err := c.join(ctx, key, false, b)
+		e, f, err := c.join(ctx, key, false, b)
 		if f != nil {
-			missed = append(missed, waiting{key, f, landing})
+			missed = append(missed, waiting{key, f})
 			continue
 		}
 		take(key, e, err)
 	}
 	b.close()
 	for i, w := range missed {
-		e, err := c.wait(ctx, w.f, w.landing)
+		e, err := c.wait(ctx, w.f)
 		if ctx.Err() != nil && err != nil {
 			for _, w := range missed[i+1:] {
 				c.leave(w.f)
@@ -84,12 +82,11 @@ type batch[K comparable, V any] struct {
 	undecided int
 	needed    []*flight[K, V]
 	left      int // of needed, those that wait
-	cancel    context.CancelFunc
 	started   bool
+	ctx       loadCtx
 
 	// Written before done is closed.
 	values map[K]V
-	terms  terms
 	begun  time.Duration
 	err    error
 }
@@ -133,23 +130,21 @@ func (b *batch[K, V]) startIfDecided() {
 		return
 	}
 	b.started = true
-	ctx, cancel := context.WithTimeout(
-		&detached{b.needed[0].ctx, &b.terms}, b.c.cfg.LoadTimeout)
-	b.cancel = cancel
+	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.c.cfg.LoadTimeout))
 	if b.left == 0 {
-		cancel()
+		b.ctx.cancel()
 	}
 	// Not later than the flights that wait for it: Close waits for those.
 	b.c.running.Add(1)
-	go b.run(ctx)
+	go b.run()
 }
 
 // run calls LoadMany for the flights that need it.
-func (b *batch[K, V]) run(ctx context.Context) {
+func (b *batch[K, V]) run() {
 	c := b.c
 	defer c.running.Done()
 	defer close(b.done)
-	defer b.cancel()
+	defer b.ctx.cancel()
 	// As for a single load: what it panics with, and Goexit, becomes an error.
 	returned := false
 	defer func() {
@@ -157,15 +152,17 @@ func (b *batch[K, V]) run(ctx context.Context) {
 			b.err = c.panicked(recover())
 		}
 	}()
+	b.begun, b.err = c.run(&b.ctx, b)
+	returned = true
+}
+
+func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
 	keys := make([]K, len(b.needed))
 	for i, f := range b.needed {
 		keys[i] = f.key
 	}
-	b.begun, b.err = c.run(ctx, func(ctx context.Context) (err error) {
-		b.values, err = c.cfg.LoadMany(ctx, keys)
-		return err
-	})
-	returned = true
+	b.values, err = b.c.cfg.LoadMany(ctx, keys)
+	return err
 }
 
 // load is for a flight that needs the load, and waits for it.
@@ -178,19 +175,19 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 	b.mu.Unlock()
 	select {
 	case <-b.done:
-	case <-f.ctx.Done():
+	case <-f.done: // it has been answered without the load
 		b.mu.Lock()
 		b.left--
-		if b.left == 0 && b.cancel != nil {
-			b.cancel()
+		if b.left == 0 && b.started {
+			b.ctx.cancel()
 		}
 		b.mu.Unlock()
-		return nil, b.c.over(f.ctx, nil)
+		return nil, f.err
 	}
 	value, ok := b.values[f.key]
 	err := b.err
 	if err == nil && !ok {
 		err = ErrNotFound
 	}
-	return b.c.loaded(f, value, &b.terms, b.begun, err)
+	return b.c.loaded(f, value, &b.ctx.terms, b.begun, err)
 }

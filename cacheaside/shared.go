@@ -63,15 +63,15 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (e *entry[V], lease string, err 
 	token, poll := newToken(), pollFirst
 	for {
 		asked := s.c.now()
-		look, err := s.store.Acquire(f.ctx, f.written, token, f.renew)
+		look, err := s.store.Acquire(&f.ctx, f.written, token, f.renew)
 		if err != nil {
 			if f.ctx.Err() != nil {
-				return nil, "", s.c.over(f.ctx, err)
+				return nil, "", s.c.over(&f.ctx, err)
 			}
-			s.failed(f.ctx, err)
+			s.failed(&f.ctx, err)
 			return nil, "", nil
 		}
-		s.works(f.ctx)
+		s.works(&f.ctx)
 		e, err := s.read(f, look, asked)
 		if err != nil {
 			return nil, "", err
@@ -100,8 +100,8 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (e *entry[V], lease string, err 
 			f.old.CompareAndSwap(nil, e)
 			wait := min(poll, max(look.Wait, time.Millisecond))
 			poll = min(2*poll, pollMost)
-			if !sleep(f.ctx, wait/2+rand.N(wait)) {
-				return nil, "", s.c.over(f.ctx, nil)
+			if !sleep(&f.ctx, wait/2+rand.N(wait)) {
+				return nil, "", s.c.over(&f.ctx, nil)
 			}
 		default:
 			return nil, "", fmt.Errorf("%sthe Store answered with State %d", prefix(s.c.cfg.Name), look.State)
@@ -129,7 +129,7 @@ func (s *shared[K, V]) read(f *flight[K, V], look Lookup, asked time.Duration) (
 			prefix(s.c.cfg.Name), f.key, f.written, ErrKeyCollision)
 	}
 	if err != nil {
-		s.c.tell(f.ctx, BadPayload, f.key, err)
+		s.c.tell(&f.ctx, BadPayload, f.key, err)
 		return nil, nil
 	}
 	// From when it was asked: the answer may have taken a while.
@@ -144,7 +144,7 @@ func (s *shared[K, V]) offer(f *flight[K, V], e *entry[V]) {
 		return
 	}
 	c := s.c
-	sh := c.shard(f.key)
+	sh := f.shard
 	sh.mu.Lock()
 	if sh.flights[f.key] == f && f.version == c.version(f.slot) && c.remembers.Load() && c.peek(f.key) == nil {
 		e.slot, e.version = f.slot, f.version
@@ -164,18 +164,18 @@ func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 	if c.entries != nil || f.renew || c.cfg.Ahead == 0 || !c.ahead(e, c.now()) {
 		return
 	}
-	sh := c.shard(f.key)
+	sh := f.shard
 	sh.mu.Lock()
 	if c.closed.Load() {
 		sh.mu.Unlock()
 		return
 	}
-	early := c.launch(f.ctx, sh, f.key, f.written)
+	early := c.launch(f.ctx.values, sh, f.key, f.written, time.Now())
 	early.renew = true
 	early.waiters++
-	sh.loads.DoChan(early.id, func() (any, error) { return c.fly(early) })
 	sh.mu.Unlock()
-	c.tell(f.ctx, RefreshAhead, f.key, nil)
+	go c.fly(early)
+	c.tell(&f.ctx, RefreshAhead, f.key, nil)
 }
 
 // behindFence readies f to load while a writer is at work. Whoever asks from now
@@ -188,15 +188,15 @@ func (s *shared[K, V]) behindFence(f *flight[K, V]) error {
 		return nil
 	}
 	f.batch.skip(f)
-	sh := c.shard(f.key)
+	sh := f.shard
 	sh.mu.Lock()
 	before := sh.fenced[f.key]
 	sh.mu.Unlock()
 	if before != nil {
 		select {
-		case <-before.ctx.Done():
-		case <-f.ctx.Done():
-			return c.over(f.ctx, nil)
+		case <-before.done:
+		case <-f.done:
+			return f.err
 		}
 	}
 	sh.mu.Lock()
@@ -213,7 +213,7 @@ func (s *shared[K, V]) fill(f *flight[K, V], lease string, e *entry[V]) {
 	if lease == "" {
 		return
 	}
-	ctx := context.WithoutCancel(f.ctx)
+	ctx := context.WithoutCancel(&f.ctx)
 	now := s.c.now()
 	if e == nil || e.keep <= now {
 		if f.old.Load() == nil {
@@ -243,7 +243,7 @@ func (s *shared[K, V]) release(f *flight[K, V], lease string) {
 	if lease == "" {
 		return
 	}
-	ctx := context.WithoutCancel(f.ctx)
+	ctx := context.WithoutCancel(&f.ctx)
 	if err := s.store.Release(ctx, f.written, lease); err != nil {
 		s.failed(ctx, err)
 	}

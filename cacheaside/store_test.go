@@ -410,6 +410,27 @@ func (f flaky) Fill(ctx context.Context, key, token string, value []byte, fresh,
 	return f.Store.Fill(ctx, key, token, value, fresh, keep)
 }
 
+func (f flaky) Invalidate(ctx context.Context, key string) error {
+	if f.fails("Invalidate") {
+		return errStore
+	}
+	return f.Store.Invalidate(ctx, key)
+}
+
+func (f flaky) Expire(ctx context.Context, key string) error {
+	if f.fails("Expire") {
+		return errStore
+	}
+	return f.Store.Expire(ctx, key)
+}
+
+func (f flaky) InvalidateAll(ctx context.Context) error {
+	if f.fails("InvalidateAll") {
+		return errStore
+	}
+	return f.Store.InvalidateAll(ctx)
+}
+
 func (f flaky) Release(ctx context.Context, key, token string) error {
 	if f.fails("Release") {
 		return errStore
@@ -447,6 +468,82 @@ func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.Zero(t, c.Stats().Untold)
+	})
+}
+
+// The same where only the invalidation fails: the Store answers, at once, with the
+// old value.
+func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
+	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
+		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1) },
+		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1) },
+		"InvalidateAll": func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared, src := newFakeStore(), newSource()
+				var failing atomic.Bool
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: src.load, ErrorPause: -1,
+					Store: flaky{shared.connect(), func(call string) bool {
+						return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
+					}},
+				})
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+				failing.Store(true)
+				for want := 1; want <= 3; want++ {
+					require.NoError(t, src.write(1)(t.Context()))
+					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotInvalidated)
+					require.Equal(t, want, mustGet(t, c, 1))
+					time.Sleep(time.Second) // it is tried again, in vain
+				}
+				failing.Store(false)
+				time.Sleep(time.Second)
+				require.Zero(t, c.Stats().Untold)
+				require.NoError(t, c.Expire(t.Context(), 1))
+				asked := shared.called("Acquire")
+				require.Equal(t, 3, mustGet(t, c, 1))
+				require.Equal(t, asked+1, shared.called("Acquire"), "told, and asked again")
+			})
+		})
+	}
+}
+
+// Between the look of a Get into memory and its lock another's flight may land:
+// what it brought is served, and nothing is asked or loaded again.
+func TestFlightThatLandsMeanwhileIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		var hold atomic.Bool
+		release := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.load, Store: shared.connect(),
+			Key: func(int) string { // is asked for after the first look and before the lock
+				if hold.Swap(false) {
+					<-release
+				}
+				return "1"
+			},
+		})
+		defer c.Close()
+		synctest.Wait()
+		hold.Store(true)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if v, err := c.Get(t.Context(), 1); err != nil || v != 0 {
+				t.Errorf("%v, %v", v, err)
+			}
+		})
+		synctest.Wait()
+		mustGet(t, c, 1)
+		close(release)
+		wg.Wait()
+		require.Equal(t, 1, shared.called("Acquire"))
+		require.Equal(t, 1, src.loaded(1))
+		require.Equal(t, int64(1), c.Stats().Missed)
+		require.Equal(t, int64(1), c.Stats().Hit)
 	})
 }
 

@@ -61,7 +61,8 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Store] reaches Redis. Prefix and Eval are required.
+// Config says how a [Store] reaches Redis. A zero duration means its default, a
+// negative one is an error. Prefix and Eval are required.
 type Config struct {
 	// Prefix is what the keys of one cache begin with, and the name of its channel.
 	// Caches that share it share their values. It may not contain { or }.
