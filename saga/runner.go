@@ -32,7 +32,8 @@ type RunnerConfig struct {
 	// for. Before a longer one it is written back, due again then. 0: 5 s.
 	Park time.Duration
 	// Drain is how long the attempts that are running may go on when the ctx of
-	// Run ends; then their ctx ends too. 0: 10 s; negative: none at all.
+	// Run ends; then their ctx ends too, and no lease is extended any more. 0:
+	// 10 s; negative: none at all.
 	Drain time.Duration
 	// MaxTakeovers is how often a saga may be taken over from crashed owners
 	// without a result in between, before it is stuck: the process that it
@@ -193,9 +194,10 @@ func (r *Runner) definitions() []Definition {
 
 // Run runs sagas until ctx ends. Then it claims nothing more, lets the attempts
 // that are running end within RunnerConfig.Drain, writes back what it holds for
-// others to go on with, and returns nil. What it could not write back others
-// take over when the lease is over. A step that does not heed the end of its ctx
-// keeps Run from returning. Only one Run may be under way.
+// others to go on with, and returns nil. After Drain it sends no heartbeat any
+// more: what it has not written back by the end of the lease others take over.
+// So Run returns within about Drain and Lease, unless a step does not heed the
+// end of its ctx. Only one Run may be under way.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -210,14 +212,12 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.base, r.draining = base, false
 	r.mu.Unlock()
 
-	drained := make(chan struct{})
 	var g errgroup.Group
 	g.Go(func() error { r.claimLoop(ctx); return nil })
 	g.Go(func() error { r.reportLoop(ctx); return nil })
-	g.Go(func() error { r.heartbeatLoop(base, drained); return nil })
+	g.Go(func() error { r.heartbeatLoop(base); return nil })
 	<-ctx.Done()
 	r.drain(cancel)
-	close(drained)
 	_ = g.Wait()
 	r.mu.Lock()
 	r.base = nil
@@ -225,7 +225,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	return nil
 }
 
-// drain waits until nothing is held any more.
+// drain waits until nothing is held any more, and ends base when Drain is over
+// or, before, when it has nothing to wait for.
 func (r *Runner) drain(cancel context.CancelCauseFunc) {
 	r.mu.Lock()
 	r.draining = true
@@ -236,6 +237,7 @@ func (r *Runner) drain(cancel context.CancelCauseFunc) {
 	hard := time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(ErrDraining) })
 	defer hard.Stop()
 	r.work.Wait()
+	cancel(ErrDraining)
 }
 
 // Wake makes the runner ask for sagas that are due now, without waiting for
@@ -368,12 +370,14 @@ func (r *Runner) tell(id string) {
 }
 
 // heartbeatLoop keeps the leases of what is held, with one statement for all.
-func (r *Runner) heartbeatLoop(ctx context.Context, drained <-chan struct{}) {
+// It ends with the ctx of the attempts: a store that takes heartbeats and fails
+// every commit, or a step that hangs, would else keep a saga for ever.
+func (r *Runner) heartbeatLoop(ctx context.Context) {
 	t := time.NewTicker(r.cfg.Lease / 3)
 	defer t.Stop()
 	for {
 		select {
-		case <-drained:
+		case <-ctx.Done():
 			return
 		case <-t.C:
 			r.heartbeat(ctx)
@@ -433,6 +437,9 @@ func (r *Runner) reportLoop(ctx context.Context) {
 		call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
 		found, err := r.store.Unregistered(call, r.definitions())
 		cancel()
+		if ctx.Err() != nil {
+			return // it was cut short
+		}
 		if err != nil {
 			r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
 		} else {
@@ -456,9 +463,6 @@ func (r *Runner) isDraining() bool {
 }
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
-	if ctx.Err() != nil {
-		return // it was cut short
-	}
 	r.count.storeErrors.Add(1)
 	if r.cfg.OnStoreError != nil {
 		r.cfg.OnStoreError(ctx, err)

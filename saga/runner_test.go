@@ -423,6 +423,81 @@ func TestWhatIsClaimedWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	})
 }
 
+func TestARunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		slow := step("flight")
+		slow.Do = func(context.Context, *trip) error { time.Sleep(40 * time.Second); return nil }
+		slow.Timeout = time.Minute
+		sg := sequence(slow)
+		first, stop := begin(t, store, saga.RunnerConfig{Drain: time.Minute}, sg)
+		mustStart(t, first, sg)
+		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		stop()
+		require.Equal(t, []string{"created", "done flight", "completed"}, events(t, second, "trip-1"))
+		require.Zero(t, second.Stats().Claimed)
+	})
+}
+
+func TestARunnerThatStopsHandsOverWhatItCannotWriteBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// Heartbeats and reads work, commits do not.
+		store := saga.NewMemory()
+		begun := time.Now()
+		var late atomic.Int64
+		g := &gate{Store: store, commit: func(context.Context, saga.CommitRequest) (saga.Receipt, error) {
+			return saga.Receipt{}, errDown
+		}}
+		sg := sequence(step("flight"), step("hotel"))
+		first, stop := begin(t, g, saga.RunnerConfig{
+			OnStoreError: func(context.Context, error) {
+				if time.Since(begun) > 11*time.Second {
+					late.Add(1)
+				}
+			},
+		}, sg)
+		mustStart(t, first, sg)
+		time.Sleep(time.Second)
+		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		stop()
+		// The drain ends at 11 s; the last heartbeat was at 10 s. It tries until the
+		// lease is over, with pauses of up to a twentieth of it.
+		require.InDelta(t, 25.0, time.Since(begun).Seconds(), 0.75)
+		require.EqualValues(t, 1, first.Stats().Lost)
+		require.NotZero(t, late.Load(), "what fails after the drain is told too")
+		_, err := saga.Result[trip](t.Context(), second, "trip-1")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "lease and poll")
+		require.Equal(t, []string{"created", "takenover", "done flight", "done hotel", "completed"}, events(t, second, "trip-1"))
+	})
+}
+
+func TestARunnerThatStopsDoesNotKeepWhatAHungStepHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		var calls atomic.Int64
+		hung := step("flight")
+		hung.Do = func(context.Context, *trip) error {
+			if calls.Add(1) == 1 {
+				time.Sleep(time.Hour)
+			}
+			return nil
+		}
+		sg := sequence(hung)
+		first, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, first, sg)
+		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		stopped := make(chan struct{})
+		go func() { stop(); close(stopped) }()
+		_, err := saga.Result[trip](t.Context(), second, "trip-1")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "drain, lease and poll")
+		<-stopped
+		require.Equal(t, time.Hour, time.Since(begun), "it waits for the step")
+	})
+}
+
 func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()

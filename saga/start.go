@@ -17,8 +17,9 @@ import (
 // The id is what makes it safe to call Start again after an error: if it exists
 // already, nothing is started, and the Instance is the one that exists. It is
 // [ErrExists] if that is of a definition with another name. Nothing is written
-// for a ctx that has ended, an id that is empty, too long or not UTF-8, a
-// definition that is wrong or not registered, or a state that does not encode.
+// for a ctx that has ended, an id that is not 1 to 200 bytes of UTF-8 without
+// NUL, a definition that is wrong or not registered, or a state that does not
+// encode.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, t, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
@@ -129,7 +130,9 @@ func Result[S any](ctx context.Context, r *Runner, id string) (S, error) {
 			return s, fmt.Errorf("saga: result of %q: %w", id, err)
 		case err != nil:
 			failed = fmt.Errorf("saga: result of %q: %w", id, err)
-			r.storeFailed(ctx, failed)
+			if ctx.Err() == nil { // else it was cut short
+				r.storeFailed(ctx, failed)
+			}
 		case rec.Status == Stuck || rec.Status.Ended():
 			r.unlisten(id, told)
 			return resultOf[S](ctx, r, rec)
