@@ -58,7 +58,8 @@ type Store interface {
 	// request's, Seq grows by len(Log), UpdatedAt is now. WakeAt and Owner stay,
 	// unless Release is set: then Owner is "" and WakeAt is now + WakeIn. The i-th
 	// entry of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now.
-	// It costs one round trip and one commit.
+	// It costs one round trip and at most one commit: commits of several sagas
+	// that come at the same time may share one.
 	Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 
 	// Cancel asks the owner of a running saga to turn back. If Status is Running

@@ -167,6 +167,20 @@ func (sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc
 	return rc, sqliteAppend(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
 }
 
+func (d sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) error {
+	for _, p := range batch {
+		rc, err := d.commit(ctx, q, p.req)
+		if err == saga.ErrFenced {
+			continue // it has changed nothing
+		}
+		if err != nil {
+			return err
+		}
+		p.receipt, p.written = rc, true
+	}
+	return nil
+}
+
 var sqliteLog = newByCount(func(n int) string {
 	return "INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
 		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+sqliteNow+")", n), ", ")

@@ -10,12 +10,18 @@
 // A saga is one row of the table saga, its history rows of saga_log. What has
 // ended stays until [Store.DeleteEnded] removes it.
 //
+// Each step is committed before the next begins. Where many sagas run, their
+// commits share transactions: those that come while a few others are on their
+// way to the database go together in the next one. None waits for company, and
+// each has its own fence and its own outcome.
+//
 // # PostgreSQL
 //
 // Version 12 or later. The tables are found through the search_path. Each
-// method is one statement and one round trip; a step costs one commit. A pool of
-// about as many connections as a Runner has Concurrency lets the server write
-// many commits to the disk at once.
+// method is one statement and one round trip; a commit that was to share one,
+// and finds its row locked or not its own any more, takes another by itself. A
+// pool of 8 to 16 connections is enough for hundreds of sagas at a time, and
+// one more for each DoTx under way.
 //
 // A process that is stopped in the middle of a DoTx keeps its row locked for as
 // long as its connection lives, and so keeps others from taking the saga over:
@@ -76,9 +82,10 @@ func (d Dialect) String() string {
 // A Store is a [saga.TxStore] in a database. It is safe for concurrent use, also
 // by many processes on one database.
 type Store struct {
-	db  *sql.DB
-	d   dialect
-	one *writer // nil: there may be any number
+	db      *sql.DB
+	d       dialect
+	one     *writer // nil: there may be any number
+	commits group
 }
 
 var _ saga.TxStore = (*Store)(nil)
@@ -91,11 +98,32 @@ func New(db *sql.DB, dialect Dialect) (*Store, error) {
 	}
 	switch dialect {
 	case PostgreSQL:
-		return &Store{db: db, d: postgres{}}, nil
+		return newStore(db, postgres{}, nil, 8), nil
 	case SQLite:
-		return &Store{db: db, d: sqlite{}, one: newWriter(db)}, nil
+		return newStore(db, sqlite{}, newWriter(db), 1), nil
 	}
 	return nil, fmt.Errorf("sqlstore: New does not know %v: must be PostgreSQL or SQLite", dialect)
+}
+
+// newStore has lanes for commits. SQLite has one writer. PostgreSQL gathers what
+// waits for the disk itself: with fewer lanes than 8 it is kept from that where
+// the disk is slow, with more it works more for each commit where it is fast.
+func newStore(db *sql.DB, d dialect, one *writer, lanes int) *Store {
+	s := &Store{db: db, d: d, one: one}
+	s.commits = group{
+		lanes: lanes,
+		alone: func(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
+			err = s.write(ctx, func(ctx context.Context, q querier) error {
+				rc, err = d.commit(ctx, q, req)
+				return err
+			})
+			return rc, err
+		},
+		send: func(ctx context.Context, batch []*pending) error {
+			return s.write(ctx, func(ctx context.Context, q querier) error { return d.commitBatch(ctx, q, batch) })
+		},
+	}
+	return s
 }
 
 // A dialect holds what differs between the databases. Where a method takes a
@@ -107,6 +135,9 @@ type dialect interface {
 
 	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
 	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
+	// commitBatch marks as written what the fence lets pass and nobody has
+	// locked. An error leaves open whether any of it was.
+	commitBatch(ctx context.Context, q querier, batch []*pending) error
 	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error)
 	cancel(ctx context.Context, q querier, id, note string) *sql.Row
@@ -174,11 +205,8 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (sa
 }
 
 // Commit implements [saga.Store].
-func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
-	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		rc, err = s.d.commit(ctx, q, req)
-		return err
-	})
+func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	rc, err := s.commits.commit(ctx, req)
 	return rc, wrap("commit", err)
 }
 

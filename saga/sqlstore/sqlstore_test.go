@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -40,7 +41,7 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 		{2, 5000, ""},
 		{3, 1, ""},
 	} {
-		s := &script{answers: map[string]int64{"PRAGMA synchronous": c.synchronous, "PRAGMA busy_timeout": c.busy}}
+		s := &script{answers: map[string][]driver.Value{"PRAGMA synchronous": {c.synchronous}, "PRAGMA busy_timeout": {c.busy}}}
 		store := newStore(t, s, sqlstore.SQLite)
 		err := store.Migrate(t.Context())
 		if c.want == "" {
@@ -77,6 +78,98 @@ func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	require.Len(t, s.log, 3)
 	require.Equal(t, []string{"BEGIN", "ROLLBACK"}, []string{s.log[0], s.log[2]})
 	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
+}
+
+// TestABatchWhoseCommitFailsIsSettledOneByOne: what its statements did says
+// nothing then.
+func TestABatchWhoseCommitFailsIsSettledOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := errors.New("disk full")
+		commits := 0
+		s := &script{
+			answers: map[string][]driver.Value{"UPDATE saga SET status": {true, "note"}},
+			onCommit: func() error {
+				time.Sleep(time.Second)
+				if commits++; commits == 2 || commits == 4 {
+					return full
+				}
+				return nil
+			},
+		}
+		store := newStore(t, s, sqlstore.SQLite)
+		errs := make(chan error, 3)
+		for _, id := range []string{"first", "a", "b"} {
+			go func() {
+				_, err := store.Commit(t.Context(), saga.CommitRequest{ID: id, Log: make([]saga.Entry, 1)})
+				errs <- err
+			}()
+			synctest.Wait()
+		}
+		require.NoError(t, <-errs, "the first")
+		require.NoError(t, <-errs, "a or b")
+		require.ErrorIs(t, <-errs, full, "the other")
+		require.Equal(t, 4, commits, "of the first, of both, and of each")
+	})
+}
+
+// TestAWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
+// and the turn of the others comes all the same.
+func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
+		store := newStore(t, s, sqlstore.SQLite)
+		definitions := []saga.Definition{{Saga: "trip", Version: 1}}
+		calls := []func(context.Context) error{
+			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, 0, 1); return err }, // has its turn
+			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, 0, 1); return err }, // is next
+			func(ctx context.Context) error { _, err := store.Begin(ctx); return err },
+			func(ctx context.Context) error {
+				_, err := store.Claim(ctx, saga.ClaimRequest{Limit: 1, Definitions: definitions})
+				return err
+			},
+			func(ctx context.Context) error {
+				_, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Held: make([]saga.Held, 1)})
+				return err
+			},
+		}
+		begun := time.Now()
+		errs := make(chan error, len(calls))
+		for i, call := range calls {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(len(calls)-i)*time.Second)
+				defer cancel()
+				errs <- call(ctx)
+			}()
+			synctest.Wait()
+		}
+		for i := range calls[1:] {
+			require.ErrorIs(t, <-errs, context.DeadlineExceeded)
+			require.Equal(t, time.Duration(i+1)*time.Second, time.Since(begun))
+		}
+		require.NoError(t, <-errs, "what is being written is written")
+		_, err := store.Heartbeat(t.Context(), saga.HeartbeatRequest{Held: make([]saga.Held, 1)})
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Minute, time.Since(begun))
+	})
+}
+
+// TestAHeartbeatDoesNotQueue: it comes after one other at most, so that no lease
+// is lost over how much there is to write.
+func TestAHeartbeatDoesNotQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
+		store := newStore(t, s, sqlstore.SQLite)
+		for range 5 {
+			go func() { _, _ = store.DeleteEnded(t.Context(), 0, 1) }()
+			synctest.Wait()
+		}
+		begun := time.Now()
+		_, err := store.Heartbeat(t.Context(), saga.HeartbeatRequest{Held: make([]saga.Held, 1)})
+		require.NoError(t, err)
+		require.Equal(t, 3*time.Minute, time.Since(begun), "what is written, what is next, itself")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+	})
 }
 
 // TestErrorsSayWhatFailed: the driver's error is in the chain of every method's.
@@ -151,12 +244,13 @@ func newStore(t *testing.T, s *script, dialect sqlstore.Dialect) *sqlstore.Store
 	return store
 }
 
-// A script is a database that answers no rows, but for single numbers, or
+// A script is a database that answers no rows, but for those it was told to, or
 // always fails, and keeps what it was asked.
 type script struct {
-	answers map[string]int64
-	err     error
-	log     []string
+	answers  map[string][]driver.Value // one row, to what begins so
+	err      error
+	onCommit func() error
+	log      []string
 }
 
 func open(s *script) *sql.DB { return sql.OpenDB(s) }
@@ -167,8 +261,13 @@ func (s *script) Close() error                                 { return nil }
 func (s *script) Prepare(query string) (driver.Stmt, error)    { return &statement{s, query}, s.err }
 
 func (s *script) Begin() (driver.Tx, error) { return s, s.asked("BEGIN") }
-func (s *script) Commit() error             { return s.asked("COMMIT") }
-func (s *script) Rollback() error           { return s.asked("ROLLBACK") }
+func (s *script) Commit() error {
+	if err := s.asked("COMMIT"); err != nil || s.onCommit == nil {
+		return err
+	}
+	return s.onCommit()
+}
+func (s *script) Rollback() error { return s.asked("ROLLBACK") }
 func (s *script) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
 	return s, s.asked("BEGIN")
 }
@@ -190,21 +289,26 @@ func (st *statement) Exec([]driver.Value) (driver.Result, error) {
 }
 
 func (st *statement) Query([]driver.Value) (driver.Rows, error) {
-	n, ok := st.s.answers[st.query]
-	return &rows{n, ok}, st.s.asked(st.query)
+	for begin, row := range st.s.answers {
+		if strings.HasPrefix(st.query, begin) {
+			return &rows{row, true}, st.s.asked(st.query)
+		}
+	}
+	return new(rows), st.s.asked(st.query)
 }
 
 type rows struct {
-	n    int64
+	row  []driver.Value
 	left bool
 }
 
-func (r *rows) Columns() []string { return []string{"n"} }
+func (r *rows) Columns() []string { return make([]string, len(r.row)) }
 func (r *rows) Close() error      { return nil }
 func (r *rows) Next(dest []driver.Value) error {
 	if !r.left {
 		return io.EOF
 	}
-	r.left, dest[0] = false, r.n
+	r.left = false
+	copy(dest, r.row)
 	return nil
 }

@@ -49,6 +49,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"CommitIsFencedByEpoch", commitEpoch},
 		{"CommitIsFencedBySeq", commitSeq},
 		{"CommitOnceOfMany", commitOnce},
+		{"CommitOfManyAtOnce", commitMany},
 		{"CommitReleases", commitReleases},
 		{"CommitKeepsTheLease", commitKeepsLease},
 		{"CancelReachesTheOwner", cancelOwned},
@@ -483,6 +484,92 @@ func commitOnce(s *suite) {
 	wg.Wait()
 	s.Equal(1, won)
 	s.EqualValues(2, s.load("a").Seq)
+}
+
+// commitMany has many sagas commit at the same time, as a store may write them
+// together: each must have its own outcome. Every fourth is fenced off, and
+// every fourth is canceled.
+func commitMany(s *suite) {
+	const sagas, commits = 32, 5
+	var recs []saga.Record
+	for i := range sagas {
+		rec := s.owned(fmt.Sprintf("%02d", sagas-i), "me", long)
+		switch i % 4 {
+		case 1:
+			rec.Epoch++
+		case 2:
+			_, err := s.store.Cancel(s.ctx, rec.ID, "note of "+rec.ID)
+			s.NoError(err)
+		}
+		recs = append(recs, rec)
+	}
+	last := func(rec saga.Record, n int) saga.CommitRequest {
+		req := commit(rec)
+		word := fmt.Sprint(rec.ID, " ", n)
+		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of "+word
+		req.Failures, req.Takeovers = n, n+1
+		for k := range n % 3 {
+			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Event: saga.EventUndone, Attempt: k, Error: word})
+		}
+		if n == commits-1 && rec.ID[1]%2 == 1 {
+			req.Release, req.WakeIn = true, 2*long
+		}
+		return req
+	}
+	receipts := make([]saga.Receipt, sagas)
+	errs := make([]error, sagas)
+	var wg sync.WaitGroup
+	for i, rec := range recs {
+		wg.Go(func() {
+			for n := 0; n < commits && errs[i] == nil; n++ {
+				req := last(rec, n)
+				receipts[i], errs[i] = s.store.Commit(s.ctx, req)
+				rec.Seq = req.After()
+			}
+		})
+	}
+	wg.Wait()
+	for i, rec := range recs {
+		got := s.load(rec.ID)
+		log, err := s.store.History(s.ctx, rec.ID)
+		s.NoError(err)
+		s.Len(log, int(got.Seq))
+		if i%4 == 1 {
+			s.ErrorIs(errs[i], saga.ErrFenced)
+			s.same(func() saga.Record { rec.Epoch--; return rec }(), got)
+			continue
+		}
+		s.NoError(errs[i])
+		want := last(rec, commits-1)
+		s.EqualValues(1+commits+4, got.Seq) // of five, with 0, 1, 2, 0 and 1 entries more
+		s.Equal(string(want.Data), string(got.Data))
+		s.Equal(string(want.Steps), string(got.Steps))
+		s.Equal(want.LastError, got.LastError)
+		s.Equal(want.Failures, got.Failures)
+		s.Equal(want.Takeovers, got.Takeovers)
+		if want.Release {
+			s.Empty(got.Owner)
+			s.around(got.WakeAt, got, 2*long)
+		} else {
+			s.Equal("me", got.Owner)
+			s.around(got.WakeAt, got, long)
+		}
+		seq := 1
+		for n := range commits {
+			for _, w := range last(rec, n).Log {
+				e := log[seq]
+				seq++
+				s.EqualValues(seq, e.Seq)
+				s.EqualValues(1, e.Epoch)
+				s.Equal([]any{w.Step, w.Op, w.Event, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Event, e.Attempt, e.Error})
+			}
+		}
+		receipt := saga.Receipt{}
+		if i%4 == 2 {
+			receipt = saga.Receipt{CancelRequested: true, CancelNote: "note of " + rec.ID}
+		}
+		s.Equal(receipt, receipts[i])
+	}
 }
 
 func commitReleases(s *suite) {

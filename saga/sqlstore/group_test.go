@@ -1,0 +1,280 @@
+package sqlstore_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+var errBroken = errors.New("connection reset by peer")
+
+func TestCommitsGatherWhileOthersAreOnTheirWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.fill()
+		require.Len(t, d.seen(), lanes, "at once")
+		require.NotContains(t, strings.Join(d.seen(), " "), "batch")
+		for _, o := range []*outcome{d.commit("a"), d.commit("b"), d.commit("c")} {
+			require.NoError(t, o.wait())
+			require.Equal(t, "for "+o.id, o.receipt.CancelNote)
+			require.Equal(t, 2*time.Second, o.took)
+		}
+		require.Equal(t, []string{"batch a b c"}, d.seen()[lanes:])
+		d.fill()
+		d.commit("e").wait()
+		require.Equal(t, "alone e", d.seen()[2*lanes+1], "there was no other")
+	})
+}
+
+func TestWhatABatchPassesOverIsCommittedByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.passes = map[string]bool{"locked": true, "fenced": true}
+		d.fenced = map[string]bool{"fenced": true}
+		d.fill()
+		locked, a, fenced := d.commit("locked"), d.commit("a"), d.commit("fenced")
+		require.NoError(t, locked.wait())
+		require.Equal(t, "for locked", locked.receipt.CancelNote)
+		require.Equal(t, 3*time.Second, locked.took)
+		require.NoError(t, a.wait())
+		require.Equal(t, 2*time.Second, a.took)
+		require.Equal(t, saga.ErrFenced, fenced.wait())
+		require.ElementsMatch(t, []string{"batch locked a fenced", "alone locked", "alone fenced"}, d.seen()[lanes:])
+	})
+}
+
+// TestABatchThatFailsIsSettledOneByOne: it may have been written all the same.
+func TestABatchThatFailsIsSettledOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.breaks = true
+		d.fenced = map[string]bool{"b": true}
+		d.fill()
+		a, b := d.commit("a"), d.commit("b")
+		require.NoError(t, a.wait())
+		err := b.wait()
+		require.ErrorIs(t, err, errBroken)
+		require.NotErrorIs(t, err, saga.ErrFenced, "which would mean that it was not written")
+		require.ElementsMatch(t, []string{"batch a b", "alone a", "alone b"}, d.seen()[lanes:])
+	})
+}
+
+func TestACommitWaitsNoLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.fill()
+		a, b, c := d.commitFor(400*time.Millisecond, "a"), d.commit("b"), d.commit("c")
+		require.ErrorIs(t, a.wait(), context.DeadlineExceeded)
+		require.Equal(t, 400*time.Millisecond, a.took)
+		require.NoError(t, b.wait())
+		require.NoError(t, c.wait())
+		require.Equal(t, []string{"batch b c"}, d.seen()[lanes:], "a was withdrawn")
+
+		// Nor does one that ends in a batch take the others with it.
+		d.fill()
+		e, f := d.commitFor(1500*time.Millisecond, "e"), d.commit("f")
+		require.ErrorIs(t, e.wait(), context.DeadlineExceeded)
+		require.Equal(t, 1500*time.Millisecond, e.took)
+		require.NoError(t, f.wait())
+		require.Equal(t, []string{"batch e f", "alone f"}, d.seen()[2*lanes+1:])
+	})
+}
+
+// TestACommitOutlivesItsContextWithItsBatch: what a batch is to write must not
+// change under it.
+func TestACommitOutlivesItsContextWithItsBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.deaf = true
+		d.fill()
+		a := d.commitFor(1500*time.Millisecond, "a")
+		d.commit("b")
+		<-a.done
+		require.Equal(t, 2*time.Second, a.took)
+	})
+}
+
+func TestABatchHasItsLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.fill()
+		for i := range 100 {
+			d.commit(fmt.Sprint("c", i))
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		var sizes []int
+		for _, s := range d.seen()[lanes:] {
+			sizes = append(sizes, len(strings.Fields(s))-1)
+		}
+		require.ElementsMatch(t, []int{64, 36}, sizes)
+
+		d.data = make([]byte, 600_000)
+		d.fill()
+		for i := range 6 {
+			d.commit(fmt.Sprint("d", i))
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.ElementsMatch(t, []string{"batch d0 d1", "batch d2 d3", "batch d4 d5"}, d.seen()[2*lanes+2:])
+	})
+}
+
+// A desk is a PostgreSQL that takes a second for each statement and keeps what
+// it was asked.
+type desk struct {
+	store  *sqlstore.Store
+	passes map[string]bool // over these in batches
+	fenced map[string]bool // by themselves, too
+	breaks bool            // in batches
+	deaf   bool            // to the end of a ctx
+	data   []byte
+
+	mu  sync.Mutex
+	log []string
+}
+
+func newDesk(t *testing.T) *desk {
+	d := new(desk)
+	db := sql.OpenDB(d)
+	t.Cleanup(func() { _ = db.Close() })
+	var err error
+	d.store, err = sqlstore.New(db, sqlstore.PostgreSQL)
+	require.NoError(t, err)
+	return d
+}
+
+// An outcome is of one commit.
+type outcome struct {
+	id      string
+	receipt saga.Receipt
+	err     error
+	took    time.Duration
+	done    chan struct{}
+}
+
+func (o *outcome) wait() error { <-o.done; return o.err }
+
+const lanes = 8 // of commits to PostgreSQL
+
+// fill has commits on every lane.
+func (d *desk) fill() {
+	for i := range lanes {
+		d.commit(fmt.Sprint(i + 1))
+	}
+}
+
+func (d *desk) commit(id string) *outcome { return d.commitCtx(context.Background(), id) }
+
+func (d *desk) commitFor(timeout time.Duration, id string) *outcome {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	o := d.commitCtx(ctx, id)
+	go func() { <-o.done; cancel() }()
+	return o
+}
+
+// commitCtx returns when the commit has got as far as it does at once.
+func (d *desk) commitCtx(ctx context.Context, id string) *outcome {
+	o := &outcome{id: id, done: make(chan struct{})}
+	begun := time.Now()
+	go func() {
+		o.receipt, o.err = d.store.Commit(ctx, saga.CommitRequest{ID: id, Data: d.data, Log: make([]saga.Entry, 1)})
+		o.took = time.Since(begun)
+		close(o.done)
+	}()
+	synctest.Wait()
+	return o
+}
+
+func (d *desk) seen() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]string(nil), d.log...)
+}
+
+func (d *desk) Connect(context.Context) (driver.Conn, error) { return d, nil }
+func (d *desk) Driver() driver.Driver                        { return nil }
+func (d *desk) Close() error                                 { return nil }
+func (d *desk) Prepare(string) (driver.Stmt, error)          { return nil, errBroken }
+func (d *desk) Begin() (driver.Tx, error)                    { return nil, errBroken }
+
+func (d *desk) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	var batch []struct {
+		I  int64
+		ID string
+	}
+	what, out := "alone", new(written)
+	if len(args) == 1 {
+		what = "batch"
+		if err := json.Unmarshal([]byte(args[0].Value.(string)), &batch); err != nil {
+			return nil, err
+		}
+	} else {
+		batch = append(batch, struct {
+			I  int64
+			ID string
+		}{-1, args[0].Value.(string)})
+	}
+	asked := what
+	for _, c := range batch {
+		asked += " " + c.ID
+		note := "for " + c.ID
+		switch {
+		case what == "batch" && !d.passes[c.ID]:
+			out.rows = append(out.rows, []driver.Value{c.I, true, note})
+		case what == "alone" && !d.fenced[c.ID]:
+			out.rows = append(out.rows, []driver.Value{true, note})
+		}
+	}
+	d.mu.Lock()
+	d.log = append(d.log, asked)
+	d.mu.Unlock()
+	select {
+	case <-time.After(time.Second):
+	case <-when(!d.deaf, ctx.Done()):
+		return nil, ctx.Err()
+	}
+	if what == "batch" && d.breaks {
+		return nil, errBroken
+	}
+	return out, nil
+}
+
+func when(is bool, ch <-chan struct{}) <-chan struct{} {
+	if is {
+		return ch
+	}
+	return nil
+}
+
+type written struct{ rows [][]driver.Value }
+
+func (w *written) Columns() []string {
+	if len(w.rows) == 0 {
+		return []string{"i", "cancel_requested", "cancel_note"}
+	}
+	return []string{"i", "cancel_requested", "cancel_note"}[3-len(w.rows[0]):]
+}
+func (w *written) Close() error { return nil }
+func (w *written) Next(dest []driver.Value) error {
+	if len(w.rows) == 0 {
+		return io.EOF
+	}
+	copy(dest, w.rows[0])
+	w.rows = w.rows[1:]
+	return nil
+}
