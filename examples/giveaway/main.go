@@ -14,22 +14,15 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"strings"
 	"time"
-
-	_ "github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite"
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-const divisions, prize, processes = 100, 100_00, 4
+const divisions, prize = 100, 100_00 // cents
 
 var (
 	dsn    = flag.String("dsn", "", "a PostgreSQL (postgres://...); empty: a temporary SQLite file")
@@ -44,22 +37,7 @@ type Payout struct {
 	Division, Cents int
 }
 
-func payout(db *sql.DB) *saga.Saga[Payout] {
-	bank := func(ctx context.Context, statement string, args ...any) error { // applies each command once
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, statement, args...)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		return tx.Commit()
-	}
+func payout(b *bank) *saga.Saga[Payout] {
 	return &saga.Saga[Payout]{Name: "payout", Steps: []saga.Step[Payout]{{
 		Name: "hold", // was done by the transaction that started the saga
 		Do:   func(context.Context, *Payout) error { return nil },
@@ -67,18 +45,7 @@ func payout(db *sql.DB) *saga.Saga[Payout] {
 			_, err := tx.ExecContext(ctx, `UPDATE division SET balance = balance + $1, version = version + 1 WHERE id = $2`, p.Cents, p.Division)
 			return err
 		},
-	}, {
-		Name: "pay", Attempts: -1,
-		Do: func(ctx context.Context, p *Payout) error {
-			if strings.HasPrefix(p.ID, "payout-0") { // one in 16
-				return saga.NoEffect(errors.New("account closed"))
-			}
-			return bank(ctx, `INSERT INTO payment VALUES ($1, $2, $3)`, p.ID, p.Division, p.Cents)
-		},
-		Undo: func(ctx context.Context, p *Payout) error {
-			return bank(ctx, `DELETE FROM payment WHERE id = $1`, p.ID)
-		},
-	}}}
+	}, {Name: "pay", Attempts: -1, Do: b.pay, Undo: b.takeBack}}}
 }
 
 // claim starts the payout of a part of what a division has left.
@@ -113,14 +80,12 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 
 // work is the life of a process: it claims, and runs payouts, its own and those
 // that a killed one has left.
-func work(db *sql.DB, store *sqlstore.Store) {
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }() // its parent has ended
+func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		Lease: time.Second, Poll: 50 * time.Millisecond,
 		MaxTakeovers: -1, // no process lives long here: that says nothing against a saga
 	})
-	payouts := payout(db)
+	payouts := payout(&bank{db})
 	saga.Register(runner, payouts)
 	go func() {
 		for ctx.Err() == nil {
@@ -134,55 +99,29 @@ func work(db *sql.DB, store *sqlstore.Store) {
 
 // give gives everything away, while it kills a process now and then.
 func give(sharded bool) {
-	source, schema := *dsn, fmt.Sprintf("giveaway_%d", os.Getpid())
-	if source == "" {
-		dir, err := os.MkdirTemp("", "giveaway")
-		check(err)
-		defer os.RemoveAll(dir)
-		source = "file:" + dir + "/db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
-	} else {
-		source += map[bool]string{true: "&", false: "?"}[strings.Contains(source, "?")] + "search_path=" + schema
-	}
+	source, drop := create(*dsn)
+	defer drop()
 	db, store := open(source)
 	defer db.Close()
-	if *dsn != "" {
-		run(db, "CREATE SCHEMA "+schema)
-		defer run(db, "DROP SCHEMA "+schema+" CASCADE")
-	}
 	check(store.Migrate(context.Background()))
 	run(db, "CREATE TABLE division (id integer PRIMARY KEY, balance integer, version integer, retries integer)")
-	run(db, "CREATE TABLE payment (id text PRIMARY KEY, division integer, cents integer)")
+	run(db, paymentTable)
 	for i := range divisions {
 		run(db, "INSERT INTO division VALUES ($1, $2, 0, 0)", i, prize)
 	}
-	start := func(i int) *exec.Cmd {
-		if !sharded {
-			i = 0 // everybody's first choice is the same
-		}
-		cmd := exec.Command(os.Args[0], "-dsn", source, "-batch", fmt.Sprint(*batch), "-worker", fmt.Sprint(i))
-		cmd.Stderr = os.Stderr
-		_, err := cmd.StdinPipe()
-		check(err)
-		check(cmd.Start())
-		return cmd
-	}
-	cmds := make([]*exec.Cmd, processes)
-	for i := range cmds {
-		cmds[i] = start(i)
+	var all processes
+	for i := range all {
+		all.start(i, source, sharded)
 	}
 	kills := 0
 	for left := 1; left > 0; kills++ {
 		time.Sleep(rand.N(time.Second))
-		i := rand.N(processes)
-		check(cmds[i].Process.Kill())
-		_ = cmds[i].Wait()
-		cmds[i] = start(i)
+		all.start(rand.N(len(all)), source, sharded)
 		check(db.QueryRow(`SELECT (SELECT sum(balance) FROM division) +
 			(SELECT count(*) FROM saga WHERE status NOT IN ('completed', 'compensated'))`).Scan(&left))
 	}
-	for i := range cmds {
-		check(cmds[i].Process.Kill())
-		_ = cmds[i].Wait()
+	for i := range all {
+		all.kill(i)
 	}
 	for i := range divisions {
 		var cents int
@@ -197,38 +136,15 @@ func give(sharded bool) {
 	fmt.Printf("sharded: %v; %d processes killed; %d claims, %d retries\n", sharded, kills, claims, retries)
 }
 
-func open(source string) (*sql.DB, *sqlstore.Store) {
-	driver, dialect := "sqlite", sqlstore.SQLite
-	if strings.HasPrefix(source, "postgres") {
-		driver, dialect = "pgx", sqlstore.PostgreSQL
-	}
-	db, err := sql.Open(driver, source)
-	check(err)
-	db.SetMaxOpenConns(8)
-	store, err := sqlstore.New(db, dialect)
-	check(err)
-	return db, store
-}
-
 func main() {
 	flag.Parse()
 	if *worker >= 0 {
-		work(open(*dsn))
+		db, store := open(*dsn)
+		work(whileParentLives(), db, store)
 		return
 	}
 	give(false)
 	if *shard {
 		give(true)
-	}
-}
-
-func run(db *sql.DB, statement string, args ...any) {
-	_, err := db.Exec(statement, args...)
-	check(err)
-}
-
-func check(err error) {
-	if err != nil {
-		log.Fatal(err)
 	}
 }
