@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -89,30 +90,31 @@ func run(out io.Writer) error {
 	}
 	ts := httptest.NewServer(s.handler())
 	defer ts.Close()
-	get := func(path, key string) (status int, err error) {
+	const row = "  %-8s  %-7s  %-6v  %-19s  %-11s  %s\n"
+	fmt.Fprintf(out, row, "Api-Key", "path", "status", "RateLimit", "Retry-After", "answer")
+	get := func(path, key string) error {
 		req, err := http.NewRequest(http.MethodGet, ts.URL+path, nil)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		req.Header.Set("Api-Key", key)
 		resp, err := ts.Client().Do(req)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		fmt.Fprintf(out, "%-8s %-9s %d  RateLimit: %-24s Retry-After: %2s  %.60s\n", path, key,
-			resp.StatusCode, resp.Header.Get("RateLimit"), resp.Header.Get("Retry-After"), bytes.TrimSpace(body))
-		return resp.StatusCode, err
+		fmt.Fprintf(out, row, key, path, resp.StatusCode, resp.Header.Get("RateLimit"), resp.Header.Get("Retry-After"), text(resp, body))
+		return err
 	}
 
 	fmt.Fprintln(out, "A tenant that asks for too much is told when to come back; the other does not notice:")
 	for range 6 {
-		if _, err := get("/hello", "key-of-a"); err != nil {
+		if err := get("/hello", "key-of-a"); err != nil {
 			return err
 		}
 	}
-	if _, err := get("/hello", "key-of-b"); err != nil {
+	if err := get("/hello", "key-of-b"); err != nil {
 		return err
 	}
 
@@ -128,12 +130,20 @@ func run(out io.Writer) error {
 		<-s.begun
 	}
 	for _, path := range []string{"/report", "/hello", "/health"} {
-		if _, err := get(path, "key-of-b"); err != nil {
+		if err := get(path, "key-of-b"); err != nil {
 			return err
 		}
 	}
 	close(s.finish)
 	reports.Wait()
-	_, err = get("/health", "")
-	return err
+	return get("/health", "")
+}
+
+// text returns what a response says; of a problem document, its title.
+func text(resp *http.Response, body []byte) string {
+	var problem struct{ Title string }
+	if resp.Header.Get("Content-Type") == "application/problem+json" && json.Unmarshal(body, &problem) == nil {
+		return problem.Title
+	}
+	return string(bytes.TrimSpace(body))
 }
