@@ -297,7 +297,7 @@ func (c *call) result() (*http.Response, error) {
 	case *finalError:
 		return nil, err.err // as Base returned it
 	}
-	return nil, c.err
+	return nil, withTimeout(c.err)
 }
 
 // abandoned reports whether the policies gave up because the caller had.

@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -64,12 +65,33 @@ func (e *finalError) Error() string   { return e.err.Error() }
 func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 
-// Timeout makes a finalError as much of a [net.Error] as what is in it.
-func (e *finalError) Timeout() bool {
+// Timeout reports whether what is in it is a time-out.
+func (e *finalError) Timeout() bool { return timedOut(e.err) }
+
+// A timeoutError is an error around that of a time-out, such as a retrier's. It
+// says so itself, since [net/url.Error] asks nobody further in.
+type timeoutError struct{ err error }
+
+func (e *timeoutError) Error() string { return e.err.Error() }
+func (e *timeoutError) Unwrap() error { return e.err }
+func (e *timeoutError) Timeout() bool { return true }
+
+// withTimeout returns err as one that says whether it is a time-out.
+func withTimeout(err error) error {
+	if _, ok := err.(interface{ Timeout() bool }); !ok && timedOut(err) {
+		return &timeoutError{err}
+	}
+	return err
+}
+
+func timedOut(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true // a retrier's reason to give up, say, beside an error that is none
+	}
 	t, ok := errors.AsType[interface {
 		error
 		Timeout() bool
-	}](e.err)
+	}](err)
 	return ok && t.Timeout()
 }
 

@@ -107,7 +107,9 @@ type Transport struct {
 
 // RoundTrip sends req through the policies, and returns the response that they
 // accepted, or else the last one received. An error is what the policies made of
-// the error of Base, or a refusal of their own, or the end of req's ctx.
+// the error of Base, or a refusal of their own, or the end of req's ctx. If it is
+// due to a time-out, however deep, its Timeout() bool returns true, and so does
+// that of the [net/url.Error] that an http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.Middleware == nil {
 		return t.base().RoundTrip(req)
@@ -118,7 +120,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if ctx := req.Context(); ctx.Err() != nil {
 		closeBody(req)
-		return nil, ended.Error(ctx)
+		return nil, withTimeout(ended.Error(ctx))
 	}
 	t.wrapOnce.Do(func() { t.wrapped = t.Middleware(attempt) })
 	c := newCall(t, req)
