@@ -13,8 +13,12 @@ import (
 // in one chain are one list (RFC 9651, section 3.1).
 func (q Quota) write(h http.Header, name string, d throttle.Decision, reset int64) {
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
-	if q.Window > 0 {
-		policy += ";w=" + sfInteger(seconds(q.Window))
+	window := q.Window
+	if window == 0 && d.Window%time.Second == 0 { // 20 a second of 100 is not what 0.2 s, rounded, says
+		window = d.Window
+	}
+	if window > 0 {
+		policy += ";w=" + sfInteger(seconds(window))
 	}
 	h.Add("RateLimit-Policy", policy)
 	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))

@@ -31,10 +31,10 @@ type Quota struct {
 	// Name is what clients know the quota policy by. Empty means "default".
 	Name string
 
-	// Window is the time in which the limit's burst refills, rounded up to whole
-	// seconds: a minute for 100 requests a minute and a burst of 100. It is the same
-	// for every key, so leave it out where some have limits of their own. Zero means
-	// that clients are not told.
+	// Window is the time in which the burst refills, as clients are told it, rounded
+	// up to whole seconds. Zero means that of the limit, or of the key's own: a
+	// minute for 100 requests a minute and a burst of 100. If that is no whole number
+	// of seconds, or Window is negative, clients are not told.
 	Window time.Duration
 
 	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset,

@@ -61,7 +61,7 @@ const problemTypes = "https://iana.org/assignments/http-problem-types#"
 func TestThrottleRefusesAndTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(60), Burst: 60})
-		h := resiliencehttp.Quota{Name: "search", Window: time.Minute, Legacy: true}.Throttle(limit)(hello)
+		h := resiliencehttp.Quota{Name: "search", Legacy: true}.Throttle(limit)(hello)
 		for i := range 60 {
 			w := get(h)
 			require.Equal(t, 200, w.Code)
@@ -103,9 +103,36 @@ func TestThrottleRoundsRetryAfterUp(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		w := get(h)
 		require.Equal(t, 200, w.Code)
-		require.Equal(t, `"default";q=1`, w.Header().Get("RateLimit-Policy"))
+		require.Equal(t, `"default";q=1;w=10`, w.Header().Get("RateLimit-Policy"))
 		require.Empty(t, w.Header().Get("X-RateLimit-Limit"))
 	})
+}
+
+func TestQuotaTellsTheWindow(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		rate   float64
+		burst  int
+		window time.Duration
+		want   string
+	}{
+		{"whole seconds", throttle.PerMinute(7), 7, 0, `"default";q=7;w=60`},
+		{"a part of a second says nothing", 100, 20, 0, `"default";q=20`},
+		{"nor does a second and a half", 100, 150, 0, `"default";q=150`},
+		{"what the server says", 100, 150, time.Minute, `"default";q=150;w=60`},
+		{"rounded up", 100, 150, 1500 * time.Millisecond, `"default";q=150;w=2`},
+		{"not to be told", 1, 10, -1, `"default";q=10`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			limit := throttle.New(throttle.Config{Rate: c.rate, Burst: c.burst})
+			w := get(resiliencehttp.Quota{Window: c.window}.Throttle(limit)(hello))
+			require.Equal(t, c.want, w.Header().Get("RateLimit-Policy"))
+		})
+	}
+	own := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}})
+	require.NoError(t, own.Set("192.0.2.1", 1, 20)) // the address of get's requests
+	w := get(resiliencehttp.Quota{}.ThrottleBy(own, nil)(hello))
+	require.Equal(t, `"default";q=20;w=20`, w.Header().Get("RateLimit-Policy"), "of the key")
 }
 
 func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
