@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/stack"
 )
 
 // A call is one request on its way through the policies. It is also the ctx that
@@ -18,6 +19,10 @@ import (
 // as calls do on one stack: the policies' goroutine passes the turn when it wants
 // an attempt to be made, and when it is done; the caller's passes it back with
 // the outcome. One of them always waits, so that nothing else needs a lock.
+//
+// Base is left on the caller's, whose stack has room for it and shows in its
+// panics. The turn is passed through channels, not by [iter.Pull], which is
+// faster but ends the process if one of a body's readers is locked to a thread.
 type call struct {
 	context.Context
 	t    *Transport
@@ -27,11 +32,12 @@ type call struct {
 	replayable bool  // may be sent again even if it was sent before
 	final      error // not nil: nothing more may be sent, and this is why
 
-	turn    chan struct{} // to the caller: see lease, or over
-	lease   lease         // what the attempt to be made is sent under
-	over    bool          // the policies are done
-	outcome chan error    // to the policies: how the attempt went
-	crash   *crash        // how it ended instead, if it did not return
+	turn    chan struct{}   // to the caller: see attempt, or over
+	attempt context.Context // of the attempt to be made
+	lease   *lease          // what it is sent under, if not that
+	over    bool            // the policies are done
+	outcome chan error      // to the policies: how the attempt went
+	crash   *crash          // how it ended instead, if it did not return
 
 	failed   *http.Response // the latest response, if it failed and may be replaced
 	rest     *rest          // its body, if there was too much to drain
@@ -94,6 +100,7 @@ func (c *call) run() {
 		c.over = true
 		c.turn <- struct{}{}
 	}()
+	stack.To8K() // which policies commonly need
 	c.err = c.t.wrapped(c)
 	returned = true
 }
@@ -115,7 +122,7 @@ func attempt(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	c.lease = newLease(ctx, c)
+	c.attempt, c.lease = ctx, newLease(ctx, c)
 	defer c.lease.end()
 	c.turn <- struct{}{}
 
@@ -133,7 +140,8 @@ func attempt(ctx context.Context) error {
 				// The connection ends with the ctx, though nobody may read or close.
 				return c.answer.verdict(ended.Error(ctx))
 			}
-			end = nil // hand sees to it
+			c.lease.end() // so that Base returns, and hand sees to the rest
+			end = nil
 		}
 	}
 }
@@ -184,7 +192,7 @@ func (c *call) rethrow() {
 // error in its place, goes to the policies first.
 func (c *call) send() (err error, handed bool) {
 	c.discard()
-	req, err := c.request(c.lease.ctx)
+	req, err := c.request()
 	if err != nil {
 		c.final = &finalError{err}
 		return c.final, false
@@ -209,7 +217,11 @@ func (c *call) send() (err error, handed bool) {
 
 // request returns what Base is to send: a copy, so that nothing that is done to
 // it shows in the caller's.
-func (c *call) request(ctx context.Context) (*http.Request, error) {
+func (c *call) request() (*http.Request, error) {
+	ctx := c.attempt
+	if c.lease != nil {
+		ctx = c.lease
+	}
 	body, err := c.body.next(ctx)
 	if err != nil {
 		return nil, err
@@ -275,7 +287,7 @@ func (c *call) hand(resp *http.Response, failure error) (err error, handed bool)
 	c.answer = body{inner: resp.Body, call: c, failure: failure}
 	resp.Body = c.answer.reader()
 	c.handed.Store(true)
-	if end := c.lease.attempt.Err(); end != nil && !c.answer.duplex() {
+	if end := c.attempt.Err(); end != nil && !c.answer.duplex() {
 		c.answer.ended(end) // attempt may have looked before
 	}
 	return nil, true
