@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -145,6 +146,63 @@ func TestTimeoutCoversBody(t *testing.T) {
 		}
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, outer.seen()[0], context.DeadlineExceeded)
+	})
+}
+
+func TestLongFailedResponseOutlivesItsAttempt(t *testing.T) {
+	for _, byClose := range []bool{true, false} {
+		var sent context.Context
+		var inner watch
+		transport := &resiliencehttp.Transport{
+			Middleware: resilience.Chain(retries(1).Wrap, resilience.Timeout(time.Minute), inner.Wrap),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				sent = r.Context()
+				require.NoError(t, sent.Err())
+				return response(503, strings.NewReader(strings.Repeat("x", 100<<10))), nil
+			}),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+		require.NoError(t, err)
+		require.Error(t, inner.ctxs[0].Err())
+		require.NoError(t, sent.Err(), "the rest of the body is read under it")
+		if byClose {
+			require.NoError(t, resp.Body.Close())
+		} else {
+			cancel()
+		}
+		<-sent.Done()
+		require.ErrorIs(t, sent.Err(), context.Canceled)
+		cancel()
+	}
+}
+
+func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		requests := 0
+		transport := &resiliencehttp.Transport{
+			Middleware: resilience.Chain(retries(2).Wrap, resilience.Timeout(time.Second)),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				deadline, ok := r.Context().Deadline()
+				require.True(t, ok)
+				require.Equal(t, time.Second, time.Until(deadline))
+				if requests++; requests == 2 {
+					return response(200, strings.NewReader("ok")), nil
+				}
+				derived, cancel := context.WithCancel(r.Context()) // as net/http has it
+				defer cancel()
+				<-derived.Done()
+				require.ErrorIs(t, r.Context().Err(), context.DeadlineExceeded)
+				require.ErrorIs(t, derived.Err(), context.DeadlineExceeded)
+				_, ok = errors.AsType[*resilience.TimeoutError](context.Cause(r.Context()))
+				require.True(t, ok)
+				return nil, derived.Err()
+			}),
+		}
+		start := time.Now()
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.Equal(t, "ok", answer(t, resp, err))
+		require.Equal(t, time.Second, time.Since(start))
 	})
 }
 

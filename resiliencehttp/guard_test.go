@@ -47,6 +47,34 @@ func TestBulkheadQueueTimesOut(t *testing.T) {
 	})
 }
 
+func TestRequestCannotChooseItsPriority(t *testing.T) {
+	type account struct{}
+	synctest.Test(t, func(t *testing.T) {
+		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 10, Levels: 2, Priority: func(ctx context.Context) int {
+			if ctx.Value(account{}) == "paying" {
+				return 0
+			}
+			return 1
+		}})
+		release, _ := slots.TryAcquire()
+		h := resiliencehttp.Bulkhead(slots)(hello)
+		claims := func(r *http.Request) {
+			r.Header.Set("Priority", "u=0")
+			r.Header.Set("X-Priority", "0")
+			r.Header.Set("Account", "paying")
+		}
+		go get(h, claims)
+		synctest.Wait()
+		require.Equal(t, []int{0, 1}, slots.Stats().Queued)
+		go get(h, func(r *http.Request) { *r = *r.WithContext(context.WithValue(t.Context(), account{}, "paying")) })
+		synctest.Wait()
+		require.Equal(t, []int{1, 1}, slots.Stats().Queued)
+		release()
+		synctest.Wait()
+		require.Zero(t, slots.Stats().InFlight)
+	})
+}
+
 func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})

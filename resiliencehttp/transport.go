@@ -21,8 +21,9 @@
 //     DELETE (RFC 9110, section 9.2.2) and what carries an Idempotency-Key, with
 //     a body that can be sent again. A POST is retried only if it was certainly
 //     never sent.
-//   - A failed status is an error for the policies and a response for the
-//     caller, who gets the last one, its body open.
+//   - A failed status (429, 502, 503, 504, and 500 where the request may be
+//     repeated) is an error for the policies and a response for the caller, who
+//     gets the last one, its body open. A retrier heeds its Retry-After.
 //   - An attempt lasts until its response's body has been read to its end or
 //     closed. So long does it hold its place in a bulkhead, and so long must a
 //     time-out within the chain allow for. As always with net/http, the caller
@@ -51,12 +52,12 @@ import (
 // wait for the response, and the time which the caller takes to read the body.
 // An attempt ends when the body has been read to its end or closed, or its ctx
 // has ended, and not before; only then are its ctx canceled and its slot in a
-// bulkhead given back. A body that breaks off is a failure to the policies. It
-// is not retried, since the caller has the response by then. So is everything
-// else of which an error says that it is not Retryable: a failed response to a
-// POST goes to the caller at once. What lives long, such as a stream of events or
-// the connection after 101 Switching Protocols (which no time-out ends), holds
-// its slot as long; give it a Transport of its own.
+// bulkhead given back. A body that breaks off is a failure to the policies, but is
+// not retried, since the caller has the response by then. Nor is anything else
+// whose error is not Retryable: a failed response to a POST goes to the caller at
+// once, and is a failure to the policies when its body ends. What lives long, such
+// as a stream of events or the connection after 101 Switching Protocols (which no
+// time-out ends), holds its slot as long; give it a Transport of its own.
 //
 // A failed response that may be followed by another attempt is read up to 64 KiB
 // and closed before the policies see its [*StatusError], so that its connection

@@ -252,6 +252,36 @@ func TestErrorAfterFailedResponseIsReturned(t *testing.T) {
 	require.Equal(t, 2, closed)
 }
 
+func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
+	for name, c := range map[string]struct{ size, closed int }{
+		"Short":   {10, 1},
+		"Drained": {64 << 10, 1},
+		"TooLong": {64<<10 + 1, 0}, // in case it is the last
+	} {
+		t.Run(name, func(t *testing.T) {
+			body := strings.NewReader(strings.Repeat("x", c.size))
+			closed, waits := 0, 0
+			r := retry.New(retry.Config{Backoff: retry.Constant(0), OnRetry: func(context.Context, retry.Attempt) {
+				waits++
+				require.Equal(t, c.closed, closed)
+				require.Zero(t, body.Len())
+			}})
+			transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				if waits == 0 {
+					resp := response(503, nil)
+					resp.Body = closeCounter{body, &closed}
+					return resp, nil
+				}
+				require.Equal(t, 1, closed, "the connection is needed now")
+				return response(200, strings.NewReader("ok")), nil
+			})}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+			require.Equal(t, "ok", answer(t, resp, err))
+			require.Equal(t, 1, waits)
+		})
+	}
+}
+
 type closeCounter struct {
 	io.Reader
 	closed *int
