@@ -1,7 +1,7 @@
 GO          ?= go
 MODULES     := . examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-FUZZTIME    ?= 5s
+FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
 BENCHTIME   ?= 60ms
 
@@ -27,11 +27,12 @@ bench: ## measure side by side with the peers and put the table into the README
 	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
 	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' README.md > README.new && mv README.new README.md && rm FIGURES.md
 
-fuzz: ## each fuzz target for FUZZTIME
+# By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804.
+fuzz: ## each fuzz target for FUZZTIME inputs
 	@set -e; for pkg in $$($(GO) list ./...); do \
 		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 			echo "fuzz $$pkg $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$pkg; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$pkg; \
 		done; \
 	done
 
