@@ -98,7 +98,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	}
 	if cfg.Overflow == ShareOne {
 		g.overflow = newLimiter(cfg.Config, t)
-		g.overflow.key = "overflow"
+		g.overflow.key = "(other keys)"
 	}
 	return g
 }

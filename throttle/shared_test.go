@@ -323,9 +323,9 @@ func TestSharedValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.SharedConfig{
 		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":            {Eval: eval, Rate: 1},
 		"throttle.SharedConfig.Eval is nil: must be set":                                                {Name: "n", Rate: 1},
-		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e12 tokens a second":             {Name: "n", Eval: eval},
-		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e12 tokens a second":           {Name: "n", Eval: eval, Rate: math.NaN()},
-		"throttle.SharedConfig.Rate is 1e+10: must be at most 1e9 tokens a second":                      {Name: "n", Eval: eval, Rate: 1e10},
+		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second":              {Name: "n", Eval: eval},
+		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e9 tokens a second":            {Name: "n", Eval: eval, Rate: math.NaN()},
+		"throttle.SharedConfig.Rate is 1e+10: must be above 0 and at most 1e9 tokens a second":          {Name: "n", Eval: eval, Rate: 1e10},
 		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                              {Name: "n", Eval: eval, Rate: 2, Batch: 5},
 		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one": {Name: "n", Eval: eval, Rate: 2, Batch: 2, Key: key},
 		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                          {Name: "n", Eval: eval, Rate: 2, Timeout: -1},
