@@ -278,8 +278,12 @@ func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
 	if b.cfg.Priority != nil {
 		level = min(max(b.cfg.Priority(ctx), 0), b.cfg.Levels-1)
 	}
-	n = weightOf(ctx)
+	n = 1
+	if weighted.Load() {
+		n = weightOf(ctx)
+	}
 	word, ok := b.slots.take(n, b.kept[level])
+	var refusal *FullError
 	switch {
 	case ok:
 		if word >= foldAt {
@@ -287,13 +291,21 @@ func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
 		}
 		return n, nil
 	case b.tooHeavy(n, level):
-		return 0, b.refuse(ctx, b.refusal(TooHeavy, level, n, word))
+		refusal = b.refusal(TooHeavy, level, n, word)
 	case b.cfg.Queue == 0:
-		return 0, b.refuse(ctx, b.refusal(NoSlot, level, n, word))
+		refusal = b.refusal(NoSlot, level, n, word)
 	case b.noPlace(level, n, word):
-		return 0, b.refuse(ctx, b.refusal(QueueFull, level, n, word))
+		refusal = b.refusal(QueueFull, level, n, word)
+	default:
+		if refusal = b.wait(ctx, level, n); refusal == nil {
+			return n, nil
+		}
 	}
-	return n, b.wait(ctx, level, n)
+	b.refused[refusal.Reason].Add(1)
+	if b.cfg.OnReject != nil {
+		b.cfg.OnReject(ctx, refusal)
+	}
+	return 0, refusal
 }
 
 // noPlace reports whether it is certain without the mutex that a call which found
@@ -308,8 +320,8 @@ func (b *Bulkhead) tooHeavy(n, level int) bool {
 	return n > 1 && n > int(b.limit.Load())-b.kept[level]
 }
 
-// wait waits for the n slots of a call, or refuses it.
-func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
+// wait waits for the n slots of a call. It returns why the call is refused, or nil.
+func (b *Bulkhead) wait(ctx context.Context, level, n int) *FullError {
 	patience, own := b.patience(ctx)
 	// Made out of the mutex, which is to be held for a short time.
 	w := &waiter{level: level, weight: n, since: b.now(), ready: make(chan struct{})}
@@ -317,7 +329,7 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 	queued, refusal := b.join(w, patience)
 	b.mu.Unlock()
 	if refusal != nil {
-		return b.refuse(ctx, refusal)
+		return refusal
 	}
 	if !queued {
 		return nil
@@ -336,7 +348,7 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) error {
 	}
 	refusal = b.describe(w.refusal, level, n, b.slots.word.Load())
 	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
-	return b.refuse(ctx, refusal)
+	return refusal
 }
 
 // await returns when w is settled: by whoever hands it its slots or refuses it, or
@@ -396,15 +408,6 @@ func (b *Bulkhead) leave(n int) {
 		b.grant(now, n)
 	}
 	b.mu.Unlock()
-}
-
-// refuse counts and reports a refusal.
-func (b *Bulkhead) refuse(ctx context.Context, e *FullError) error {
-	b.refused[e.Reason].Add(1)
-	if b.cfg.OnReject != nil {
-		b.cfg.OnReject(ctx, e)
-	}
-	return e
 }
 
 // refusal returns the error of a call that did not wait. It is the one of the
