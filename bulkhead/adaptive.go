@@ -133,6 +133,6 @@ func (b *Bulkhead) follow() bool {
 		Base:    time.Duration(c.base),
 		Probe:   c.phase == draining,
 	})
-	b.mu.Unlock()
+	b.unlock()
 	return true
 }

@@ -327,7 +327,7 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) *FullError {
 	w := &waiter{level: level, weight: n, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
 	queued, refusal := b.join(w, patience)
-	b.mu.Unlock()
+	b.unlock()
 	if refusal != nil {
 		return refusal
 	}
@@ -407,7 +407,7 @@ func (b *Bulkhead) leave(n int) {
 		}
 		b.grant(now, n)
 	}
-	b.mu.Unlock()
+	b.unlock()
 }
 
 // refusal returns the error of a call that did not wait. It is the one of the

@@ -48,7 +48,7 @@ func (b *Bulkhead) set(n int) {
 		b.adaptive.controller.restart(b.now(), n)
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	b.resize(LimitChange{To: n})
 }
 

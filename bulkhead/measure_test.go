@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +79,29 @@ func TestAdaptiveGrowsFromOne(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 1, Max: 40}})
 		keepCalling(b, 100, 10*time.Second, taking(10*time.Millisecond, nil))
 		require.Equal(t, 40, b.Stats().Limit)
+	})
+}
+
+// A slot that comes with the growth is at work before anything else happens.
+func TestAdaptiveGrowthWakesWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b *bulkhead.Bulkhead
+		var running atomic.Int64
+		b = bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.Adaptive{Initial: 1, Max: 8}, Queue: 20,
+			OnLimit: func(bulkhead.LimitChange) {
+				synctest.Wait()
+				require.EqualValues(t, b.Stats().InFlight, running.Load())
+			},
+		})
+		keepCalling(b, 20, 5*time.Second, func(context.Context) error {
+			running.Add(1)
+			defer running.Add(-1)
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		})
+		require.Equal(t, 8, b.Stats().Limit)
+		requireIdle(t, b)
 	})
 }
 

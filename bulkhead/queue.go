@@ -31,9 +31,10 @@ const (
 // empty, slots.word says so, and only who holds the mutex of the bulkhead
 // changes either.
 type queue struct {
-	lines []line        // by level
-	stood time.Duration // since when it has not been empty
-	pace  pace
+	lines   []line        // by level
+	stood   time.Duration // since when it has not been empty
+	pace    pace
+	settled *waiter // who has left and is to be told, linked by older
 }
 
 // A line holds the waiters of one level, by age.
@@ -251,7 +252,7 @@ func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 	}
 }
 
-// settle takes w out of the queue and tells it how that ended.
+// settle takes w out of the queue, and leaves it to unlock to tell it.
 func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	b.queue.lines[w.level].remove(w)
 	b.waiters.Add(-1)
@@ -259,13 +260,24 @@ func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 		b.waited++
 	}
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
-	close(w.ready)
+	w.older, b.queue.settled = b.queue.settled, w
+}
+
+// unlock releases the mutex and then tells those who were settled under it: waking
+// them would take longer than all else that is done under the mutex.
+func (b *Bulkhead) unlock() {
+	settled := b.queue.settled
+	b.queue.settled = nil
+	b.mu.Unlock()
+	for w := settled; w != nil; w = w.older {
+		close(w.ready)
+	}
 }
 
 // abandon settles w as refused, unless it has been settled already.
 func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	if w.settled {
 		return
 	}
