@@ -27,3 +27,10 @@ func SkipAdmitted(b *Bulkhead, n int) { b.slots.word.Add(uint64(n) * admitted) }
 
 // ForgetWeights makes it as if nobody had called WithWeight yet.
 func ForgetWeights() { weighted.Store(false) }
+
+// WithMutex does fn while it holds the mutex of b.
+func WithMutex(b *Bulkhead, fn func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fn()
+}

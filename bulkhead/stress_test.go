@@ -179,25 +179,44 @@ func TestAMillionMixedOperations(t *testing.T) {
 	}
 }
 
-// Slots are taken and given back at the moment at which the queue empties, and the
-// slots are no longer those of the mutex.
+// Many give their slots back at the moment at which the queue empties. The first of
+// them hands its slot on; when the others get the mutex, nobody waits, and the slots
+// are no longer those of the mutex: a look at a thousand levels gives everybody else
+// the time to change them.
 func TestNoSlotIsLostWhenTheQueueEmpties(t *testing.T) {
-	const limit = 3
-	b := bulkhead.New(bulkhead.Config{Limit: limit, Queue: 1})
-	var workers sync.WaitGroup
-	for range limit + 1 {
-		workers.Go(func() {
-			for range 150_000 {
-				err := b.Do(context.Background(), func(context.Context) error {
-					runtime.Gosched()
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
+	const limit, leavers = 1000, 20
+	for range 500 {
+		b := bulkhead.New(bulkhead.Config{Limit: limit, Queue: 1, Levels: 1000, Priority: levelOf})
+		var releases []func()
+		for range limit {
+			releases = append(releases, hold(t, b))
+		}
+		var calls sync.WaitGroup
+		var emptied atomic.Bool
+		calls.Go(func() {
+			_ = b.Do(context.Background(), func(context.Context) error {
+				emptied.Store(true)
+				return nil
+			})
+		})
+		for b.Stats().Queued[0] == 0 {
+			runtime.Gosched()
+		}
+		bulkhead.WithMutex(b, func() {
+			for _, release := range releases[:leavers] {
+				calls.Go(release)
+			}
+			for range 100 { // they see that somebody waits, and come to the mutex
+				runtime.Gosched()
 			}
 		})
+		for !emptied.Load() {
+			runtime.Gosched()
+		}
+		for _, release := range releases[leavers:] {
+			release()
+		}
+		calls.Wait()
+		require.Zero(t, b.Stats().InFlight)
 	}
-	workers.Wait()
-	requireIdle(t, b)
 }
