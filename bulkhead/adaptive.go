@@ -10,19 +10,19 @@ import (
 )
 
 // Adaptive makes a [Bulkhead] find its limit from the latency of its calls: as
-// long as they take what they take on an idle server, the limit grows with its
-// use; once they queue there, it shrinks.
+// long as they take no longer than on an idle server, the limit grows with its
+// use; once they queue at the server, it shrinks.
 //
 // A call that succeeds is a sample of the latency. One that fails with
 // [context.DeadlineExceeded], and not with [ErrFull], is a sample of at least four
 // times the latency of an idle server. Other errors say nothing about load, and
 // neither do panics.
 //
-// To learn what an idle server takes, the bulkhead lowers its limit to 0.6 of it
-// for a few latencies: every 10 s (or 100 latencies, if that is more) while the
-// limit is in use, and when latency stays high although the limit shrinks. Where
-// a lower limit does not help, the work itself has become slower, and the limit
-// grows again.
+// To learn how long an idle server takes, the bulkhead lowers its limit to six
+// tenths for a few latencies: every 10 s (or 100 latencies, if that is more) while
+// the limit is in use, and when latency stays high although the limit shrinks.
+// Where a lower limit does not help, the work itself has become slower, and the
+// limit grows again.
 //
 // It needs some ten calls in flight, or a hundred a second, to be precise. The
 // limit bounds each process for itself.
@@ -31,7 +31,8 @@ type Adaptive struct {
 	// it. A limit that is little used shrinks to Initial and no further.
 	Initial int
 
-	// Min and Max bound the limit. Zero means 1, and 1000 or Min if that is more.
+	// Min and Max bound the limit. Zero means a Min of 1, and a Max of 1000, or of
+	// Min if that is more.
 	Min, Max int
 
 	// Tolerance is how much more latency than on an idle server counts as none,

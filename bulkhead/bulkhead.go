@@ -74,8 +74,8 @@ type Config struct {
 	Levels int
 
 	// Priority returns the level of a call: 0 is the most important. What it
-	// returns is clamped to 0 ... Levels-1. It is called for every call, before
-	// that waits, and must be fast. It needs Levels.
+	// returns is clamped to 0 ... Levels-1. It is asked about every call, before
+	// any wait, and must be fast. It needs Levels.
 	Priority func(context.Context) int
 
 	// Reserve holds, for each level, the slots that are kept free for it and the
@@ -84,8 +84,9 @@ type Config struct {
 	// 0 may take every slot, level 1 all but the last 2, and level 2 all but the
 	// last 5. What is kept for a level is free to those above it.
 	//
-	// It may be shorter than Levels: the others are 0, as that of the last level,
-	// which has none below, must be. Together they must be less than Limit.
+	// It may be shorter than Levels: what is missing is 0. So is the last level's,
+	// which has no level below to keep slots from. The sum must be less than Limit,
+	// or than Adaptive.Min.
 	Reserve []int
 
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
@@ -219,8 +220,8 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 }
 
 // Acquire takes a slot as [Bulkhead.Do] does, for work that is not one function.
-// The slot is held until release is called, for which any goroutine will do;
-// calling it again does nothing. After an error, release is nil.
+// The slot is held until release is called, by any goroutine; calling it again
+// does nothing. After an error, release is nil.
 //
 // An adaptive limit takes the call as a success when it is released, unless ctx
 // has ended by then: after a deadline it ran out of time, and after a cancel it

@@ -19,7 +19,7 @@ const (
 	Displaced                      // it waited, and a more important caller took its place
 	MaxWaitPassed                  // it waited for MaxWait
 	ContextEnded                   // its ctx ended while it waited
-	DeadlineTooClose               // it would have waited for longer than MaxWait or its deadline allow
+	DeadlineTooClose               // it would have waited for longer than MaxWait or its deadline allows
 	Shed                           // it waited in a queue that has stood for too long; see CoDel
 	TooHeavy                       // its weight is more than the limit leaves to its level
 	reasons          = iota

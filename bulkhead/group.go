@@ -46,9 +46,10 @@ func (c GroupConfig[K]) Validate() error {
 // when their key first comes, and forgotten when it no longer does.
 //
 // A bulkhead is never forgotten while it has a call, running or waiting. Where
-// MaxKeys bulkheads are held and the few that are looked at all have one, a new key
-// gets no bulkhead of its own: all such keys share one, named "<Name>/(other keys)"
-// and made from Config. So what runs is bounded whatever keys come.
+// MaxKeys bulkheads are held and all of the few that are looked at have a call, a
+// new key gets no bulkhead of its own: all such keys share one, named
+// "<Name>/(other keys)" and made from Config. So what runs is bounded whatever keys
+// come.
 type Group[K comparable] struct {
 	cfg     GroupConfig[K]
 	members *keyed.Map[K, *Bulkhead]

@@ -21,9 +21,9 @@ const (
 
 	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if
 	// that is 0). From then on, until it is empty, who came last is served first,
-	// and whenever a slot is handed on, who has waited for more than a twentieth
-	// of that time is refused: controlled delay with adaptive LIFO, as in Maurer,
-	// Fail at Scale, ACM Queue 13(8), 2015.
+	// and whenever a slot is handed on, whoever has waited for more than a
+	// twentieth of that time is refused: controlled delay with adaptive LIFO, as
+	// in Maurer, Fail at Scale, ACM Queue 13(8), 2015.
 	CoDel
 )
 
