@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/go-resilience/resilience/bulkhead"
@@ -15,6 +16,11 @@ import (
 // The level of a request, if b has several, is what b's Priority makes of the
 // request's ctx: set it there from what the server knows of the client. Nothing
 // in the request itself is looked at.
+//
+// Bulkhead panics if b is nil.
 func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
+	if b == nil {
+		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
+	}
 	return guard(b.Wrap, false)
 }

@@ -22,6 +22,16 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
+func TestMiddlewareOfNilPanicsWhenBuilt(t *testing.T) {
+	for want, build := range map[string]func(){
+		"resiliencehttp: Throttle needs a Limiter, not nil":  func() { resiliencehttp.Throttle(nil) },
+		"resiliencehttp: ThrottleBy needs a Group, not nil":  func() { resiliencehttp.ThrottleBy(nil, nil) },
+		"resiliencehttp: Bulkhead needs a Bulkhead, not nil": func() { resiliencehttp.Bulkhead(nil) },
+	} {
+		require.PanicsWithError(t, want, build)
+	}
+}
+
 func TestBulkheadRefusesWhenFull(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	h := resiliencehttp.Bulkhead(slots)(hello)

@@ -2,18 +2,21 @@ package resiliencehttp
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// Throttle returns middleware that admits requests at the rate of l: the zero
-// [Quota] on it.
+// Throttle returns middleware that admits requests at the rate of l, and tells
+// clients of it as the zero [Quota] does. It panics if l is nil.
 func Throttle(l *throttle.Limiter) func(http.Handler) http.Handler { return Quota{}.Throttle(l) }
 
 // ThrottleBy returns middleware that admits the requests of each key at the rate
-// that g has for it: the zero [Quota] on it.
+// that g has for it, and tells clients of it as the zero [Quota] does; see there
+// for what makes a good key. A nil key means [ClientIP] without trusted proxies.
+// It panics if g is nil.
 func ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
 	return Quota{}.ThrottleBy(g, key)
 }
@@ -32,9 +35,9 @@ type Quota struct {
 	Name string
 
 	// Window is the time in which the burst refills, as clients are told it, rounded
-	// up to whole seconds. Zero means that of the limit, or of the key's own: a
-	// minute for 100 requests a minute and a burst of 100. If that is no whole number
-	// of seconds, or Window is negative, clients are not told.
+	// up to whole seconds. Zero means what the limit itself has: a minute for 100
+	// requests a minute and a burst of 100. If that is no whole number of seconds, or
+	// Window is negative, clients are not told.
 	Window time.Duration
 
 	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset,
@@ -42,18 +45,26 @@ type Quota struct {
 	Legacy bool
 }
 
-// Throttle returns middleware that admits requests at the rate of l.
+// Throttle returns middleware that admits requests at the rate of l. It panics if
+// l is nil.
 func (q Quota) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
+	if l == nil {
+		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
+	}
 	return q.middleware(func(*http.Request) meter { return limiter{l} })
 }
 
 // ThrottleBy returns middleware that admits the requests of each key at the rate
-// that g has for it. A nil key means [ClientIP] without trusted proxies.
+// that g has for it. A nil key means [ClientIP] without trusted proxies. It panics
+// if g is nil.
 //
 // Whoever can choose keys can choose a new one for each request: take the key
 // from what the server knows of the client, such as its address or the account
 // that it has proved to be, not from what the client says.
 func (q Quota) ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
+	if g == nil {
+		panic(errors.New("resiliencehttp: ThrottleBy needs a Group, not nil"))
+	}
 	if key == nil {
 		key = ClientIP()
 	}
