@@ -20,7 +20,7 @@ type Check struct {
 	// Name is what the dependency is called in the report. It is required.
 	Name string
 
-	// Critical makes the whole unhealthy when this is.
+	// Critical makes the whole report fail when this check does.
 	Critical bool
 
 	// Breaker fails while it is open, and warns while it is half-open or disabled.
