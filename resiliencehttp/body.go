@@ -15,7 +15,7 @@ import (
 type body struct {
 	inner   io.ReadCloser
 	call    *call
-	failure error // what was wrong with the response itself
+	end     chan error // to the attempt: how it ended, nil if well
 	once    sync.Once
 	closing atomic.Bool
 }
@@ -35,9 +35,12 @@ func duplex(resp *http.Response) bool {
 	return ok
 }
 
-func (b *body) duplex() bool {
-	_, ok := b.inner.(io.Writer)
-	return ok
+// shortLimit is how long a body may be to be read before RoundTrip returns.
+const shortLimit = 4 << 10
+
+// short reports whether the response's body is known to be short.
+func short(resp *http.Response) bool {
+	return 0 < resp.ContentLength && resp.ContentLength <= shortLimit && !duplex(resp)
 }
 
 // reader returns what the caller gets.
@@ -64,33 +67,17 @@ func (b *body) Close() error {
 	return err
 }
 
-// finish ends the attempt and waits for the policies, so that their slots are
-// free and their counts are true when Read or Close returns.
+// finish ends the attempt, unless it has ended, and waits for the policies, so
+// that their slots are free and their counts are true when Read or Close returns.
 func (b *body) finish(err error) {
 	b.once.Do(func() {
-		b.ended(err)
+		if err == io.EOF || b.closing.Load() {
+			err = nil
+		}
+		b.end <- err
 		<-b.call.turn
 		b.call.rethrow()
 	})
-}
-
-// ended tells the attempt how the body ended, unless it knows.
-func (b *body) ended(err error) {
-	if err == io.EOF || b.closing.Load() {
-		err = nil
-	}
-	select {
-	case b.call.outcome <- b.verdict(err):
-	default:
-	}
-}
-
-// verdict returns what the policies get to see of the attempt.
-func (b *body) verdict(err error) error {
-	if b.failure != nil || err == nil {
-		return b.failure
-	}
-	return final(err)
 }
 
 // A duplexBody is the connection after 101 Switching Protocols. The end of what
@@ -111,25 +98,25 @@ func (b *duplexBody) CloseWrite() error {
 	return fmt.Errorf("resiliencehttp: CloseWrite: %w", http.ErrNotSupported)
 }
 
-// drainLimit is how much of a failed response is read to save its connection.
+// drainLimit is how much of a response is read to save its connection.
 const drainLimit = 64 << 10
 
-// drain reads what is left of a failed response, closes it and puts what was
-// read in the place of its body. Of a response that is too long for that it
-// returns the body, still open.
-func drain(resp *http.Response) *rest {
+// drain reads what is left of a response, closes it and puts what was read in the
+// place of its body, with how that broke off, if it did. Of a response that is too
+// long for that it returns the body, still open.
+func drain(resp *http.Response) (*rest, error) {
 	if resp.Body == http.NoBody {
-		return nil
+		return nil, nil
 	}
 	read, err := io.ReadAll(io.LimitReader(resp.Body, drainLimit+1))
 	if len(read) > drainLimit {
 		r := &rest{Reader: io.MultiReader(bytes.NewReader(read), resp.Body), inner: resp.Body}
 		resp.Body = r
-		return r
+		return r, nil
 	}
 	_ = resp.Body.Close()
 	resp.Body = &drained{Reader: *bytes.NewReader(read), err: err}
-	return nil
+	return nil, err
 }
 
 // drained is a body that has been read before.

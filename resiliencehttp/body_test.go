@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -80,6 +81,75 @@ func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
 	})
 }
 
+func TestShortBodyIsReadBeforeRoundTripReturns(t *testing.T) {
+	for name, c := range map[string]struct {
+		method   string
+		size     int
+		declared bool
+		early    bool
+	}{
+		"Short":           {"GET", 1, true, true},
+		"LongestOfShort":  {"GET", 4 << 10, true, true},
+		"Long":            {"GET", 4<<10 + 1, true, false},
+		"OfUnknownLength": {"GET", 1, false, false},
+		"RequestHasABody": {"PUT", 1, true, false}, // which may depend on what is in the response's
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, http2 bool) {
+				want := strings.Repeat("0123456789", c.size/10+1)[:c.size]
+				server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+					if c.declared {
+						w.Header().Set("Content-Length", strconv.Itoa(c.size))
+					}
+					w.(http.Flusher).Flush()
+					_, _ = io.WriteString(w, want)
+				})
+				var body io.Reader
+				if c.method == "PUT" {
+					body = strings.NewReader("x")
+				}
+				req, err := http.NewRequest(c.method, server.URL, body)
+				require.NoError(t, err)
+				slots := bulkhead.New(bulkhead.Config{Limit: 1})
+				var inner watch
+				resp, err := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(time.Minute), inner.Wrap).Do(req)
+				require.NoError(t, err)
+				if c.early {
+					requireNoCall(t) // though nobody has closed the body
+					require.Zero(t, slots.Stats().InFlight)
+					require.Equal(t, []error{nil}, inner.seen())
+				} else {
+					require.Equal(t, 1, slots.Stats().InFlight)
+				}
+				if c.declared {
+					require.EqualValues(t, c.size, resp.ContentLength)
+				}
+				require.Equal(t, want, answer(t, resp, nil))
+				require.Zero(t, slots.Stats().InFlight)
+			})
+		})
+	}
+}
+
+// A RoundTripper that unpacks a body, say, may leave the Content-Length as it was.
+func TestBodyOfAnotherLengthThanDeclared(t *testing.T) {
+	for _, size := range []int{0, 1, 100, 64 << 10, 64<<10 + 1, 100 << 10} {
+		want := strings.Repeat("x", size)
+		closed := 0
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		transport := &resiliencehttp.Transport{Middleware: slots.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			resp := response(200, nil)
+			resp.ContentLength, resp.Body = 10, closeCounter{strings.NewReader(want), &closed}
+			return resp, nil
+		})}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.Equal(t, size > 64<<10, slots.Stats().InFlight == 1, "too long to be read at once")
+		require.Equal(t, want, answer(t, resp, err))
+		require.Equal(t, 1, closed)
+		require.Zero(t, slots.Stats().InFlight)
+	}
+}
+
 func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
 	inner := &interruptedBody{reading: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	var seen watch
@@ -137,15 +207,22 @@ func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 
 func TestTimeoutCoversBody(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, halves(nil))
-		var outer watch
-		resp, err := server.client(outer.Wrap, retries(3).Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
-		if err == nil {
-			_, err = io.ReadAll(resp.Body)
-			require.NoError(t, resp.Body.Close())
+		for _, length := range []string{"", "6"} { // a short one is read before RoundTrip returns
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				if length != "" {
+					w.Header().Set("Content-Length", length)
+				}
+				halves(nil)(w, r)
+			})
+			var outer watch
+			resp, err := server.client(outer.Wrap, retries(3).Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
+			if err == nil {
+				_, err = io.ReadAll(resp.Body)
+				require.NoError(t, resp.Body.Close())
+			}
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, outer.seen()[0], context.DeadlineExceeded)
 		}
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, outer.seen()[0], context.DeadlineExceeded)
 	})
 }
 
@@ -177,6 +254,35 @@ func TestLongFailedResponseOutlivesItsAttempt(t *testing.T) {
 	}
 }
 
+func TestRequestIsNotSentUnderACtxThatOutlivesItsAttempt(t *testing.T) {
+	policy, end := context.WithCancel(t.Context())
+	defer end()
+	var sent context.Context
+	transport := &resiliencehttp.Transport{
+		Middleware: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { return next(both{policy, ctx}) }
+		},
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			sent = r.Context()
+			return response(200, strings.NewReader("ok")), nil
+		}),
+	}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.NoError(t, sent.Err())
+	require.Equal(t, "ok", answer(t, resp, nil))
+	require.ErrorIs(t, sent.Err(), context.Canceled)
+	require.NoError(t, policy.Err())
+}
+
+// both is a ctx with the values of another.
+type both struct {
+	context.Context
+	values context.Context
+}
+
+func (b both) Value(key any) any { return b.values.Value(key) }
+
 func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		requests := 0
@@ -206,35 +312,58 @@ func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
 	})
 }
 
-func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
-	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Length", "100")
+// breaksOff answers with half a body, of known length or not.
+func breaksOff(declared bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if declared {
+			w.Header().Set("Content-Length", "100")
+		}
 		_, _ = io.WriteString(w, "one")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		for _, short := range []bool{true, false} {
+			server := serve(t, http2, breaksOff(short))
+			circuit := breaker.New(breaker.Config{Failures: 1})
+			resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
+			require.NoError(t, err)
+			require.Equal(t, short, circuit.State() == breaker.Open)
+			body, err := io.ReadAll(resp.Body)
+			require.Error(t, err)
+			if !http2 { // where it is a StreamError
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+			}
+			require.Equal(t, "one", string(body))
+			require.Equal(t, breaker.Open, circuit.State())
+			require.NoError(t, resp.Body.Close())
+			require.EqualValues(t, 1, server.requests.Load())
+		}
 	})
-	circuit := breaker.New(breaker.Config{Failures: 1})
-	resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
-	require.NoError(t, err)
-	_, err = io.ReadAll(resp.Body)
-	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
-	require.Equal(t, breaker.Open, circuit.State())
-	require.NoError(t, resp.Body.Close())
-	require.EqualValues(t, 1, server.requests.Load())
 }
 
 func TestPolicyThatRetriesWhatItShouldNotDoesNotHoldTheCaller(t *testing.T) {
-	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Length", "100")
-		_, _ = io.WriteString(w, "one")
-	})
-	always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	resp, err := server.client(always.Wrap, slots.Wrap).Get(server.URL)
-	require.NoError(t, err)
-	_, err = io.ReadAll(resp.Body)
-	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
-	require.NoError(t, resp.Body.Close())
-	require.Zero(t, slots.Stats().InFlight)
-	require.EqualValues(t, 1, server.requests.Load())
+	for name, handler := range map[string]http.HandlerFunc{
+		"Short":           breaksOff(true),
+		"OfUnknownLength": breaksOff(false),
+		"None":            func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, false, handler)
+			always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+			slots := bulkhead.New(bulkhead.Config{Limit: 1})
+			resp, err := server.client(always.Wrap, slots.Wrap).Post(server.URL, "", nil)
+			require.NoError(t, err)
+			_, err = io.ReadAll(resp.Body)
+			require.Equal(t, name != "None", errors.Is(err, io.ErrUnexpectedEOF))
+			require.NoError(t, resp.Body.Close())
+			require.Zero(t, slots.Stats().InFlight)
+			require.EqualValues(t, 1, server.requests.Load())
+		})
+	}
 }
 
 func TestUnreplayableFailureIsHandedOverAtOnce(t *testing.T) {
@@ -282,6 +411,9 @@ func TestPanicsPassThrough(t *testing.T) {
 	type oops struct{ int }
 	get := httptest.NewRequest("GET", "http://example.com", nil)
 	ok := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
+	short := roundTripper(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 200, ContentLength: 2, Body: io.NopCloser(strings.NewReader("ok"))}, nil
+	})
 	panics := roundTripper(func(*http.Request) (*http.Response, error) { panic(oops{1}) })
 	crash := func(before bool, how func()) resilience.Middleware {
 		return func(next resilience.Func) resilience.Func {
@@ -321,6 +453,18 @@ func TestPanicsPassThrough(t *testing.T) {
 		require.Equal(t, 1, closed)
 		free(t)
 	})
+	t.Run("InPolicyAfterFailedResponse", func(t *testing.T) {
+		closed := 0
+		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{7}) })),
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				resp := response(503, nil)
+				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+				return resp, nil
+			})}
+		require.PanicsWithValue(t, oops{7}, func() { _, _ = transport.RoundTrip(get) })
+		require.Equal(t, 1, closed)
+		free(t)
+	})
 	t.Run("InPolicyBefore", func(t *testing.T) {
 		body := &trackedBody{Reader: strings.NewReader("")}
 		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, func() { panic(oops{3}) }))}
@@ -334,6 +478,20 @@ func TestPanicsPassThrough(t *testing.T) {
 		require.NoError(t, err)
 		require.PanicsWithValue(t, oops{4}, func() { _, _ = io.ReadAll(resp.Body) })
 		require.NoError(t, resp.Body.Close())
+		free(t)
+	})
+	t.Run("InPolicyAfterTheEndOfCtx", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{8}) })),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) { cancel(); return ok(r) })}
+		resp, err := transport.RoundTrip(get.WithContext(ctx))
+		require.NoError(t, err)
+		require.PanicsWithValue(t, oops{8}, func() { _ = resp.Body.Close() })
+		free(t)
+	})
+	t.Run("InPolicyAfterShortBody", func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Base: short, Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{6}) }))}
+		require.PanicsWithValue(t, oops{6}, func() { _, _ = transport.RoundTrip(get) })
 		free(t)
 	})
 	t.Run("MadeAnError", func(t *testing.T) {
@@ -376,8 +534,9 @@ func TestPanicsPassThrough(t *testing.T) {
 				runtime.Goexit()
 				return nil, nil
 			})},
-			"InPolicyBefore":    {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, runtime.Goexit))},
-			"InPolicyAfterBody": {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
+			"InPolicyBefore":         {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, runtime.Goexit))},
+			"InPolicyAfterShortBody": {Base: short, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
+			"InPolicyAfterBody":      {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
 		} {
 			t.Run(name, func(t *testing.T) {
 				returned := false
@@ -396,15 +555,3 @@ func TestPanicsPassThrough(t *testing.T) {
 		}
 	})
 }
-
-func TestPanicKeepsTheStackOfBase(t *testing.T) {
-	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(panicsDeepDown)}
-	defer func() {
-		require.Equal(t, "deep down", recover())
-		stack := make([]byte, 1<<16)
-		require.Contains(t, string(stack[:runtime.Stack(stack, false)]), "panicsDeepDown")
-	}()
-	_, _ = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-}
-
-func panicsDeepDown(*http.Request) (*http.Response, error) { panic("deep down") }

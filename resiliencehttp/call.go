@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"runtime"
-	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/stack"
@@ -14,15 +13,15 @@ import (
 // A call is one request on its way through the policies. It is also the ctx that
 // they run under, so that an attempt, at their other end, finds it.
 //
-// The policies run on a goroutine of their own, so that they can go on after
-// RoundTrip has returned; all else happens on the caller's. The two take turns,
-// as calls do on one stack: the policies' goroutine passes the turn when it wants
-// an attempt to be made, and when it is done; the caller's passes it back with
-// the outcome. One of them always waits, so that nothing else needs a lock.
+// The policies, and Base under them, run on a goroutine of their own, so that they
+// can go on after RoundTrip has returned. That one and the caller's take turns, as
+// calls do on one stack: RoundTrip waits until it has something to return, the
+// policies for the end of a body that they have handed over, and the Read or Close
+// that is its end for the policies. One of them always waits, so that nothing else
+// needs a lock.
 //
-// Base is left on the caller's, whose stack has room for it and shows in its
-// panics. The turn is passed through channels, not by [iter.Pull], which is
-// faster but ends the process if one of a body's readers is locked to a thread.
+// The turn is passed through channels, not by [iter.Pull], which ends the process
+// if one of a body's readers is locked to a thread.
 type call struct {
 	context.Context
 	t    *Transport
@@ -32,33 +31,16 @@ type call struct {
 	replayable bool  // may be sent again even if it was sent before
 	final      error // not nil: nothing more may be sent, and this is why
 
-	turn    chan struct{}   // to the caller: see attempt, or over
-	attempt context.Context // of the attempt to be made
-	lease   *lease          // what it is sent under, if not that
-	over    bool            // the policies are done
-	outcome chan error      // to the policies: how the attempt went
-	crash   *crash          // how it ended instead, if it did not return
-
 	failed   *http.Response // the latest response, if it failed and may be replaced
-	rest     *rest          // its body, if there was too much to drain
 	response *http.Response // what no attempt may replace
-	answer   body           // its body
-	handed   atomic.Bool    // the caller has it, and outcome gets a value when answer ends
+	answer   body           // its body, if that was
+	handed   bool           // over to the caller before it had ended
 
-	err     error  // what the policies returned
-	crashed *crash // or how they ended instead
-	stopped bool   // or that they were stopped, since nobody wants to know
-}
-
-// A crash is a panic with value, or runtime.Goexit if that is nil.
-type crash struct{ value any }
-
-// again lets the current goroutine go the way of another one.
-func (c *crash) again() {
-	if c.value != nil {
-		panic(c.value)
-	}
-	runtime.Goexit()
+	turn     chan struct{} // to the caller: a response is handed over; the policies are done
+	err      error         // what they returned
+	stopped  bool          // or that they were stopped, since nobody wants to know
+	crashed  bool          // or that they ended otherwise: in a panic with the
+	panicked any           // value, or by runtime.Goexit if that is nil
 }
 
 type callKey struct{}
@@ -78,7 +60,6 @@ func newCall(t *Transport, req *http.Request) *call {
 		req:     req,
 		body:    requestBody{req: req, max: t.MaxBuffer},
 		turn:    make(chan struct{}, 1),
-		outcome: make(chan error, 1),
 	}
 	if t.Replayable != nil {
 		c.replayable = t.Replayable(req)
@@ -93,28 +74,26 @@ func (c *call) run() {
 	returned := false
 	defer func() {
 		if !returned {
-			if value := recover(); value != nil || !c.stopped {
-				c.crashed = &crash{value}
-			}
+			c.panicked = recover()
+			c.crashed = c.panicked != nil || !c.stopped
 		}
-		c.over = true
 		c.turn <- struct{}{}
 	}()
-	stack.To8K() // which policies commonly need
+	stack.To8K() // which policies over an http.Transport commonly need
 	c.err = c.t.wrapped(c)
 	returned = true
 }
 
-// attempt is what the policies wrap. It has the caller send the request of the
-// call in ctx, and returns when the response's body is done with.
+// attempt is what the policies wrap. It sends the request of the call in ctx, and
+// returns when the response's body is done with.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	switch {
 	case !ok:
 		return errNoCall
-	case c.handed.Load():
+	case c.response != nil:
 		// Nobody waits for what a policy makes of an error that it should have
-		// left alone, except the caller, to close the body.
+		// left alone, except the caller, to return or to close the body.
 		c.stopped = true
 		runtime.Goexit()
 	case c.final != nil:
@@ -122,84 +101,22 @@ func attempt(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	c.attempt, c.lease = ctx, newLease(ctx, c)
-	defer c.lease.end()
-	c.turn <- struct{}{}
-
-	end := ctx.Done()
-	for {
-		select {
-		case err := <-c.outcome:
-			if crash := c.crash; crash != nil {
-				c.crash = nil
-				crash.again()
-			}
-			return err
-		case <-end:
-			if c.handed.Load() && !c.answer.duplex() {
-				// The connection ends with the ctx, though nobody may read or close.
-				return c.answer.verdict(ended.Error(ctx))
-			}
-			c.lease.end() // so that Base returns, and hand sees to the rest
-			end = nil
-		}
-	}
+	lease := newLease(ctx, c)
+	defer lease.end()
+	return c.send(ctx, lease)
 }
 
-// serve makes attempts for as long as the policies want them and RoundTrip has
-// nothing to return.
-func (c *call) serve() {
-	for {
-		<-c.turn
-		if c.over || c.try() {
-			return
-		}
-	}
-}
-
-// try makes an attempt. It reports whether RoundTrip has something to return.
-func (c *call) try() (done bool) {
-	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		// The policies crash, too, each returning its permits, unless one makes an
-		// error of it. This goroutine goes on from here, its stack still in place.
-		c.crash = &crash{recover()}
-		c.outcome <- nil
-		c.serve()
-		c.rethrow()
-		done = true
-	}()
-	err, done := c.send()
-	returned = true
-	if !done {
-		c.outcome <- err
-	}
-	return done
-}
-
-// rethrow lets the crash of the policies be the caller's.
-func (c *call) rethrow() {
-	if c.crashed != nil {
-		c.discard()
-		c.crashed.again()
-	}
-}
-
-// send sends the request and hands the response over, unless its failure, or the
-// error in its place, goes to the policies first.
-func (c *call) send() (err error, handed bool) {
+// send sends the request and returns what the policies get to see of that.
+func (c *call) send(ctx context.Context, lease *lease) error {
 	c.discard()
-	req, err := c.request()
+	req, err := c.request(lease.or(ctx))
 	if err != nil {
 		c.final = &finalError{err}
-		return c.final, false
+		return c.final
 	}
 	resp, err := c.t.base().RoundTrip(req)
 	if err != nil {
-		return c.unanswered(req, err), false
+		return c.unanswered(req, err)
 	}
 	if resp.Request == req {
 		resp.Request = c.req
@@ -209,19 +126,27 @@ func (c *call) send() (err error, handed bool) {
 	}
 	failure := c.classify(resp)
 	if failure != nil && c.mayRepeat() && worthRepeating(failure) && !duplex(resp) {
-		c.keep(resp)
-		return failure, false
+		c.keep(resp, lease)
+		return failure
 	}
-	return c.hand(resp, failure)
+	c.response = resp
+	if failure != nil {
+		failure = final(failure)
+	}
+	switch {
+	case bodyless(c.req, resp):
+		return failure
+	case short(resp) && c.body.none(): // of two bodies, one may wait for the other
+		if rest, err := drain(resp); rest == nil {
+			return verdict(failure, err)
+		}
+	}
+	return c.hand(ctx, failure)
 }
 
 // request returns what Base is to send: a copy, so that nothing that is done to
 // it shows in the caller's.
-func (c *call) request() (*http.Request, error) {
-	ctx := c.attempt
-	if c.lease != nil {
-		ctx = c.lease
-	}
+func (c *call) request(ctx context.Context) (*http.Request, error) {
 	body, err := c.body.next(ctx)
 	if err != nil {
 		return nil, err
@@ -257,10 +182,10 @@ func (c *call) classify(resp *http.Response) error {
 
 // keep lets go of a failed response's connection, and holds the rest in case no
 // other response follows.
-func (c *call) keep(resp *http.Response) {
+func (c *call) keep(resp *http.Response, lease *lease) {
 	c.failed = resp
-	if c.rest = drain(resp); c.rest != nil {
-		c.rest.end = c.lease.extend()
+	if rest, _ := drain(resp); rest != nil {
+		rest.end = lease.extend()
 	}
 }
 
@@ -268,29 +193,36 @@ func (c *call) keep(resp *http.Response) {
 func (c *call) discard() {
 	if c.failed != nil {
 		_ = c.failed.Body.Close()
-		c.failed, c.rest = nil, nil
+		c.failed = nil
 	}
 }
 
-// hand gives the caller a response that no attempt may replace, and makes the
-// attempt last as long as its body does.
-func (c *call) hand(resp *http.Response, failure error) (err error, handed bool) {
-	c.final = errAnswered
-	if failure != nil {
-		failure = final(failure)
-		c.final = failure
+// hand gives the caller the response, and returns when its body has ended or,
+// though nobody may read or close that, ctx.
+func (c *call) hand(ctx context.Context, failure error) error {
+	done := ctx.Done()
+	if duplex(c.response) {
+		done = nil // the connection does not end with it
 	}
-	c.response = resp
-	if bodyless(c.req, resp) {
-		return failure, false
+	c.answer = body{inner: c.response.Body, call: c, end: make(chan error, 1)}
+	c.response.Body = c.answer.reader()
+	c.handed = true
+	c.turn <- struct{}{}
+	select {
+	case err := <-c.answer.end:
+		return verdict(failure, err)
+	case <-done:
+		return verdict(failure, ended.Error(ctx))
 	}
-	c.answer = body{inner: resp.Body, call: c, failure: failure}
-	resp.Body = c.answer.reader()
-	c.handed.Store(true)
-	if end := c.attempt.Err(); end != nil && !c.answer.duplex() {
-		c.answer.ended(end) // attempt may have looked before
+}
+
+// verdict returns what the policies get to see of a response that no attempt may
+// replace, once they know how its body ended.
+func verdict(failure, err error) error {
+	if failure != nil || err == nil {
+		return failure
 	}
-	return nil, true
+	return final(err)
 }
 
 // result returns what RoundTrip returns when the policies are done.
@@ -316,4 +248,16 @@ func (c *call) result() (*http.Response, error) {
 func (c *call) abandoned() bool {
 	end := c.req.Context().Err()
 	return end != nil && errors.Is(c.err, end)
+}
+
+// rethrow lets the caller's goroutine go the way that the policies' went.
+func (c *call) rethrow() {
+	if !c.crashed {
+		return
+	}
+	c.discard()
+	if c.panicked != nil {
+		panic(c.panicked)
+	}
+	runtime.Goexit()
 }

@@ -1,9 +1,6 @@
 package resiliencehttp
 
-import (
-	"context"
-	"sync/atomic"
-)
+import "context"
 
 // A lease is the ctx that a request is sent under where the attempt's own ends
 // with it: it has that one's values, deadline and reason for ending, but can be
@@ -13,7 +10,8 @@ type lease struct {
 	context.Context // the attempt's
 	loose           context.Context
 	cancel          context.CancelFunc // of loose
-	extended        atomic.Bool
+	leave           func() bool        // keeps loose from ending with the attempt's
+	extended        bool
 }
 
 // newLease returns nil where the attempt's ctx will do.
@@ -23,6 +21,15 @@ func newLease(attempt context.Context, c *call) *lease {
 	}
 	l := &lease{Context: attempt}
 	l.loose, l.cancel = context.WithCancel(c)
+	l.leave = context.AfterFunc(attempt, l.cancel)
+	return l
+}
+
+// or returns the lease, or attempt if there is none.
+func (l *lease) or(attempt context.Context) context.Context {
+	if l == nil {
+		return attempt
+	}
 	return l
 }
 
@@ -32,13 +39,15 @@ func (l *lease) extend() context.CancelFunc {
 	if l == nil {
 		return nil
 	}
-	l.extended.Store(true)
+	l.leave()
+	l.extended = true
 	return l.cancel
 }
 
-// end is called when the attempt is over, or its ctx.
+// end is called when the attempt is over.
 func (l *lease) end() {
-	if l != nil && !l.extended.Load() {
+	if l != nil && !l.extended {
+		l.leave()
 		l.cancel()
 	}
 }

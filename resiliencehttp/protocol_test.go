@@ -98,7 +98,7 @@ func TestSwitchingProtocolsWithoutCloseWrite(t *testing.T) {
 	defer other.Close()
 	transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
 		Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 101, Body: one}, nil
+			return &http.Response{StatusCode: 101, Body: one, ContentLength: 1}, nil
 		}),
 		Classify: func(*http.Response) error { return errors.New("whatever this is") },
 	}
@@ -168,6 +168,19 @@ func TestTrailersSurvive(t *testing.T) {
 			require.Equal(t, "in and out", resp.Trailer.Get("Out"))
 		}
 	})
+}
+
+func TestTrailersOfAShortBodySurvive(t *testing.T) {
+	server := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "4")
+		w.Header().Set("Trailer", "Out")
+		_, _ = io.WriteString(w, "text")
+		w.(http.Flusher).Flush()
+		w.Header().Set("Out", "and out")
+	})
+	resp, err := server.client(retries(2).Wrap).Get(server.URL)
+	require.Equal(t, "text", answer(t, resp, err))
+	require.Equal(t, "and out", resp.Trailer.Get("Out"))
 }
 
 func TestHeadAndOtherResponsesWithoutBody(t *testing.T) {

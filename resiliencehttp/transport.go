@@ -27,7 +27,7 @@
 //   - An attempt lasts until its response's body has been read to its end or
 //     closed. So long does it hold its place in a bulkhead, and so long must a
 //     time-out within the chain allow for. As always with net/http, the caller
-//     closes the body.
+//     closes the body. A short one is read before the caller has it.
 //
 // The server middleware answers 429 where a limit refuses and 503 where there is
 // no capacity, with Retry-After and a problem document (RFC 9457). Nothing that
@@ -53,9 +53,12 @@ import (
 // An attempt ends when the body has been read to its end or closed, or its ctx
 // has ended, and not before; only then are its ctx canceled and its slot in a
 // bulkhead given back. A body that breaks off is a failure to the policies, but is
-// not retried, since the caller has the response by then. Nor is anything else
-// whose error is not Retryable: a failed response to a POST goes to the caller at
-// once, and is a failure to the policies when its body ends. What lives long, such
+// not retried: the caller gets what there is of it, and then the error. Nor is
+// anything else retried whose error is not Retryable: a failed response to a POST
+// goes to the caller at once, and is a failure to the policies when its body ends.
+//
+// A body of at most 4 KiB, by its Content-Length, is read before RoundTrip returns,
+// and its slot given back, unless the request has a body, too. What lives long, such
 // as a stream of events or the connection after 101 Switching Protocols (which no
 // time-out ends), holds its slot as long; give it a Transport of its own.
 //
@@ -65,11 +68,11 @@ import (
 // If no other response follows, it is what RoundTrip returns, with a nil error
 // and its body whole and open. Its slot has been given back by then.
 //
-// Base runs on the caller's goroutine. The policies run on one of the request's
-// own, which ends with the attempt: when the body is read to its end or closed,
-// or the request's ctx ends, so that one of these must happen. A panic or
-// [runtime.Goexit] in the policies passes to the caller of RoundTrip, or of the
-// body's Read or Close; one in Base, to both.
+// The policies and Base run on a goroutine of the request's own, which ends with
+// the attempt: when the body is read to its end or closed, or the request's ctx
+// ends, so that one of these must happen. A panic or [runtime.Goexit] in them
+// passes to the caller of RoundTrip, or of the body's Read or Close; the stack
+// that it came from does not.
 //
 // The pattern's sources are those of the packages that the policies come from;
 // what may be repeated, and what Retry-After means, is RFC 9110.
@@ -127,8 +130,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := newCall(t, req)
 	defer c.body.close()
 	go c.run()
-	c.serve()
-	if c.handed.Load() {
+	<-c.turn
+	if c.handed {
 		return c.response, nil
 	}
 	return c.result()
@@ -169,5 +172,4 @@ func closeBody(req *http.Request) {
 var (
 	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
 	errNoCall     = errors.New("resiliencehttp: the Middleware lost the request's ctx")
-	errAnswered   = errors.New("resiliencehttp: the request has been answered and is not sent again")
 )
