@@ -388,7 +388,10 @@ func (l *Limiter) take(n, level int) (m measure, ok bool) {
 			m.tat = tat
 			return m, true
 		}
-		// The clock is not read again, which would take longer than all of the rest.
+		// Others want it, too. Adding nothing fetches the cache line to write it, as
+		// is about to be done: so it changes hands once and not twice. The clock is
+		// not read again, which would take longer than all of the rest.
+		l.tat.Add(0)
 		if m.tat, ok = l.tatOf(m.terms); !ok {
 			m = l.measure()
 		}
@@ -427,9 +430,7 @@ func (l *Limiter) measure() measure {
 // tatOf reads the tat, and reports whether it is one of the terms t: it is if they
 // are still the same after that.
 func (l *Limiter) tatOf(t *terms) (tat int64, ok bool) {
-	// Adding nothing fetches the cache line to write it, as take is about to do: so
-	// it changes hands once for each call and not twice.
-	tat = l.tat.Add(0)
+	tat = l.tat.Load()
 	return tat, tat != sealed && l.epoch.Load() == t
 }
 
