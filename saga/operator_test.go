@@ -229,7 +229,6 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 				}
 				begun := time.Now()
 				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
-				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "again"))
 				s, err := saga.Result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCanceled)
 				require.ErrorIs(t, err, saga.ErrCompensated)
@@ -239,19 +238,43 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 					require.LessOrEqual(t, time.Since(begun), 5*time.Second, "the next heartbeat or poll")
 				}
 				require.Equal(t, []string{"undo hotel", "undo flight"}, s.Calls[len(s.Calls)-2:])
-				log, err := r.History(t.Context(), "trip-1")
-				require.NoError(t, err)
-				notes := 0
-				for _, e := range log {
-					if e.Event == saga.EventCanceled {
-						require.Equal(t, "ill", e.Error)
-						notes++
-					}
-				}
-				require.Equal(t, 1, notes)
+				require.Equal(t, []string{"ill"}, cancelNotes(t, r))
 			})
 		}
 	}
+}
+
+func TestCancelAgainIsNoError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := step("hotel")
+		slow.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return context.Cause(ctx)
+		}
+		sg := sequence(slow)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		synctest.Wait()
+		require.NoError(t, r.Cancel(t.Context(), "trip-1", "again"))
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"ill"}, cancelNotes(t, r))
+		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
+	})
+}
+
+func cancelNotes(t *testing.T, r *saga.Runner) (notes []string) {
+	log, err := r.History(t.Context(), "trip-1")
+	require.NoError(t, err)
+	for _, e := range log {
+		if e.Event == saga.EventCanceled {
+			notes = append(notes, e.Error)
+		}
+	}
+	return notes
 }
 
 func TestCancelAfterThePivot(t *testing.T) {
