@@ -465,6 +465,20 @@ func TestPanicsPassThrough(t *testing.T) {
 		require.Equal(t, 1, closed)
 		free(t)
 	})
+	t.Run("InClassify", func(t *testing.T) {
+		closed := 0
+		transport := &resiliencehttp.Transport{Middleware: slots.Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				resp := response(200, nil)
+				resp.Body = closeCounter{strings.NewReader("ok"), &closed}
+				return resp, nil
+			}),
+			Classify: func(*http.Response) error { panic(oops{9}) },
+		}
+		require.PanicsWithValue(t, oops{9}, func() { _, _ = transport.RoundTrip(get) })
+		require.Equal(t, 1, closed)
+		free(t)
+	})
 	t.Run("InPolicyBefore", func(t *testing.T) {
 		body := &trackedBody{Reader: strings.NewReader("")}
 		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, func() { panic(oops{3}) }))}

@@ -173,11 +173,19 @@ func (c *call) unanswered(req *http.Request, err error) error {
 	return err
 }
 
-func (c *call) classify(resp *http.Response) error {
-	if c.t.Classify != nil {
-		return c.t.Classify(resp)
+func (c *call) classify(resp *http.Response) (failure error) {
+	if c.t.Classify == nil {
+		return classify(resp, c.mayRepeat())
 	}
-	return classify(resp, c.mayRepeat())
+	returned := false
+	defer func() {
+		if !returned { // nobody else has it
+			_ = resp.Body.Close()
+		}
+	}()
+	failure = c.t.Classify(resp)
+	returned = true
+	return failure
 }
 
 // keep lets go of a failed response's connection, and holds the rest in case no
