@@ -260,9 +260,8 @@ func (c *checkup) probe(pending chan struct{}) {
 		}
 		close(pending)
 	}
-	stop := context.AfterFunc(ctx, func() {
-		settle(result{Status: fail, State: "timed out", Detail: fmt.Sprintf("no answer after %v", c.Timeout)})
-	})
+	timedOut := result{Status: fail, State: "timed out", Detail: fmt.Sprintf("no answer after %v", c.Timeout)}
+	stop := context.AfterFunc(ctx, func() { settle(timedOut) })
 	err := errors.New("the Probe ended its goroutine")
 	defer func() {
 		// That it panics says something of the dependency, and is no reason to end a
@@ -270,9 +269,12 @@ func (c *checkup) probe(pending chan struct{}) {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the Probe panicked: %v", p)
 		}
-		if stop() { // in time
+		if stop() {
 			r := result{Status: pass, State: "ok"}
-			if err != nil {
+			switch {
+			case ctx.Err() != nil: // it returned because of that, faster than AfterFunc
+				r = timedOut
+			case err != nil:
 				r = result{Status: fail, State: "failed", Detail: err.Error()}
 			}
 			settle(r)

@@ -149,6 +149,18 @@ func TestHealthOfAProbe(t *testing.T) {
 	}
 }
 
+// A Probe that returns because its time is up may be faster than who watches it.
+func TestHealthOfAProbeThatHeedsItsTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", Probe: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
+		for range 5000 {
+			_, all := ask(t, h)
+			require.Equal(t, "timed out", all.Checks[0].State)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 func TestHealthProbesOnceForAllWhoAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var probes atomic.Int64
