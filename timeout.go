@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // TimeoutError reports that a [Timeout] passed before its call had succeeded.
@@ -37,8 +38,9 @@ func (e *TimeoutError) Timeout() bool { return true }
 // It waits for the call to return, which is to heed its ctx: no goroutine is
 // left behind. An error returned after the limit has passed comes back wrapped
 // in a *TimeoutError. Success that comes late is success, and the end of the
-// caller's own ctx is returned as it is. Zero means no limit; Timeout panics if
-// d is negative.
+// caller's own ctx is returned as it is. Within a resiliencehttp.Transport the call
+// ends with the body of its response. Zero means no limit; Timeout panics if d is
+// negative.
 func Timeout(d time.Duration) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
@@ -52,9 +54,15 @@ func Timeout(d time.Duration) Middleware {
 				return ended.Error(ctx)
 			}
 			passed := &TimeoutError{After: d}
-			timed, cancel := context.WithTimeoutCause(ctx, d, passed)
-			defer cancel()
-			err := next(timed)
+			at := time.Now().Add(d)
+			timed, cancel := context.WithDeadlineCause(ctx, at, passed)
+			var err error
+			if work := linger.Of(ctx); work != nil {
+				err = work.Do(linger.WithLimit(timed, at, passed), next, func(error) { cancel() })
+			} else {
+				defer cancel()
+				err = next(timed)
+			}
 			// By identity: this very limit counts, not another Timeout further up.
 			if err == nil || err == error(passed) || context.Cause(timed) != error(passed) {
 				return err

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // sleep waits for d or for the end of ctx, whose cause it then returns.
@@ -121,5 +122,42 @@ func TestTimeoutOfZeroIsNoLimit(t *testing.T) {
 func TestTimeoutRefusesANegativeLimit(t *testing.T) {
 	require.PanicsWithError(t, "resilience: Timeout is -1s: must be 0 (no limit) or more", func() {
 		resilience.Timeout(-time.Second)
+	})
+}
+
+// beginWork returns a ctx for work that may go on after its function, as a request
+// does until its response has been read.
+func beginWork(ctx context.Context) (context.Context, *linger.Work) {
+	linger.Use()
+	work := new(linger.Work)
+	return context.WithValue(ctx, linger.Key{}, work), work
+}
+
+func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var timed context.Context
+		run := func(ctx context.Context, fn resilience.Func) {
+			require.NoError(t, resilience.Timeout(time.Second)(func(ctx context.Context) error {
+				timed = ctx
+				return fn(ctx)
+			})(ctx))
+		}
+		ctx, work := beginWork(t.Context())
+		start := time.Now()
+		run(ctx, func(context.Context) error { work.GoOn(); return nil })
+		require.NoError(t, timed.Err())
+		<-timed.Done()
+		require.Equal(t, time.Second, time.Since(start))
+		require.Equal(t, &resilience.TimeoutError{After: time.Second}, context.Cause(timed))
+
+		ctx, work = beginWork(t.Context())
+		run(ctx, func(context.Context) error { work.GoOn(); return nil })
+		require.NoError(t, timed.Err())
+		work.End(nil)
+		require.ErrorIs(t, timed.Err(), context.Canceled)
+
+		ctx, _ = beginWork(t.Context())
+		run(ctx, sleep(0))
+		require.ErrorIs(t, timed.Err(), context.Canceled, "the work did not go on")
 	})
 }

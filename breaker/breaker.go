@@ -26,7 +26,9 @@
 //   - Success and failure are those of [Config].Classify: not every error means
 //     that the dependency is ill.
 //   - Each result counts for the period in which its call began. What comes back
-//     after a trip, a reset or a closing changes nothing.
+//     after a trip, a reset or a closing changes nothing. Within a
+//     resiliencehttp.Transport a success is judged, and its time taken, when the
+//     response has been read.
 //   - A panic in the call is a failure and passes through. A call that ends its
 //     goroutine with runtime.Goexit is not counted.
 //   - One dependency, one breaker; shards, hosts and tenants that fail on their
@@ -49,6 +51,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A Breaker refuses calls while what they call is failing. Make one with [New]
@@ -109,16 +112,17 @@ func (b *Breaker) do(ctx context.Context, fn func(context.Context) error) error 
 		return ended.Error(ctx)
 	}
 	defer b.deliver(ctx)
+	work := linger.Of(ctx)
 	for {
 		p := b.phase.Load()
-		if p.refusal != nil {
+		if p.refusal != nil || work != nil {
 			var permit uint64
 			var refusal *OpenError
 			if p, permit, refusal = b.admit(p); refusal != nil {
 				return b.refuse(ctx, refusal)
 			}
-			if p.state == HalfOpen {
-				return b.probe(ctx, fn, p, permit)
+			if p.state == HalfOpen || work != nil {
+				return b.beside(ctx, fn, p, permit, work)
 			}
 		}
 		err, verdict := p.circuit.gb.Execute(func() (error, error) {
@@ -164,10 +168,7 @@ func (b *Breaker) allow(ctx context.Context) (func(error), error) {
 		if over.Swap(true) {
 			return
 		}
-		defer b.deliver(ctx)
-		verdict := errIgnored
-		defer func() { b.settle(p, permit, verdict) }()
-		verdict = b.judge(ctx, err, begun)
+		b.conclude(ctx, p, permit, begun, err)
 	}, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // GroupConfig says what the breakers of a [Group] are like.
@@ -99,6 +100,10 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	e := g.members.Pin(key)
 	if e == nil {
 		return g.rest.do(ctx, fn)
+	}
+	if work := linger.Of(ctx); work != nil {
+		member := func(ctx context.Context) error { return e.Value.do(ctx, fn) }
+		return work.Do(ctx, member, func(error) { e.Unpin() })
 	}
 	defer e.Unpin()
 	return e.Value.do(ctx, fn)

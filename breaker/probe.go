@@ -2,9 +2,12 @@ package breaker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A permit is what a probe holds from its admission to its end, so that there are
@@ -14,9 +17,11 @@ type permit struct {
 	expires time.Duration
 }
 
-// probe calls fn as a probe of phase p.
-func (b *Breaker) probe(ctx context.Context, fn func(context.Context) error, p *phase, permit uint64) error {
+// beside calls fn outside gobreaker, as a call that was admitted in phase p: a
+// probe, or one whose work may go on after fn and has its result when it ends.
+func (b *Breaker) beside(ctx context.Context, fn func(context.Context) error, p *phase, permit uint64, work *linger.Work) error {
 	result := errIgnored // of a call that ends its goroutine
+	goesOn := false
 	defer func() {
 		if r := recover(); r != nil {
 			// As gobreaker does for other calls: the same panic goes on from here,
@@ -24,12 +29,33 @@ func (b *Breaker) probe(ctx context.Context, fn func(context.Context) error, p *
 			b.settle(p, permit, &verdict{err: fmt.Errorf("%v", r), failed: true})
 			panic(r)
 		}
-		b.settle(p, permit, result)
+		if !goesOn {
+			b.settle(p, permit, result)
+		}
 	}()
 	begun := b.stopwatch()
 	err := fn(ctx)
+	goesOn = err == nil && work.AtEnd(func(err error) {
+		if ctx.Err() == context.Canceled && !errors.Is(err, context.Canceled) {
+			// Not the caller has ended it, but a policy further out, on its return.
+			ctx = context.WithoutCancel(ctx)
+		}
+		b.conclude(ctx, p, permit, begun, err)
+	})
+	if goesOn {
+		return nil
+	}
 	result = b.judge(ctx, err, begun)
 	return err
+}
+
+// conclude ends a call that was admitted in phase p, made outside gobreaker, and
+// has ended with err.
+func (b *Breaker) conclude(ctx context.Context, p *phase, permit uint64, begun time.Duration, err error) {
+	defer b.deliver(ctx)
+	result := errIgnored // if Classify panics
+	defer func() { b.settle(p, permit, result) }()
+	result = b.judge(ctx, err, begun)
 }
 
 // settle ends a call that was admitted in phase p and made outside gobreaker.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // Adaptive makes a [Bulkhead] find its limit from the latency of its calls: as
@@ -74,13 +75,31 @@ type adaptive struct {
 }
 
 // measure does fn, in slots that the call has already, and learns from it.
-func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) error) error {
+func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
 	c := b.begin()
+	if work != nil {
+		return b.measureWork(ctx, n, fn, work, c)
+	}
 	how := silent // stays so if fn panics
 	defer func() { b.end(c, n, how) }()
 	err := fn(ctx)
 	how = outcomeOf(err)
 	return err
+}
+
+// measureWork is measure of work that may go on after fn.
+func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work, c call) error {
+	how := silent
+	return work.Do(ctx, func(ctx context.Context) error {
+		err := fn(ctx)
+		how = outcomeOf(err)
+		return err
+	}, func(err error) {
+		if err != nil {
+			how = outcomeOf(err)
+		}
+		b.end(c, n, how)
+	})
 }
 
 func outcomeOf(err error) outcome {

@@ -28,7 +28,8 @@
 //     waits, and outside of the time-out of the single call.
 //   - A call holds its slot until its function returns. A function that does not
 //     heed its ctx holds it for that long; the bulkhead then contains the damage,
-//     which is its purpose.
+//     which is its purpose. Within a resiliencehttp.Transport a call holds its slot
+//     until the body of its response has been read to its end or closed.
 //
 // A limit that is guessed is wrong as soon as the dependency changes. [Adaptive]
 // finds it from the latency of the calls.
@@ -47,6 +48,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // Config says how a [Bulkhead] works. No number in it may be negative.
@@ -200,6 +202,9 @@ func New(cfg Config) *Bulkhead {
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	// What most calls come to, without a look at what most bulkheads do not have.
 	if word := b.slots.word.Load(); b.plain && oneFree(word) && !weighted.Load() && ctx.Err() == nil && b.slots.takeOne(word) {
+		if work := linger.Of(ctx); work != nil {
+			return work.Do(ctx, fn, func(error) { b.leave(1) })
+		}
 		defer b.leave(1)
 		return fn(ctx)
 	}
@@ -207,8 +212,12 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
-	if b.cfg.Adaptive != nil {
-		return b.measure(ctx, n, fn)
+	work := linger.Of(ctx)
+	switch {
+	case b.cfg.Adaptive != nil:
+		return b.measure(ctx, n, fn, work)
+	case work != nil:
+		return work.Do(ctx, fn, func(error) { b.leave(n) })
 	}
 	defer b.leave(n)
 	return fn(ctx)

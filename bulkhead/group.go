@@ -10,6 +10,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // GroupConfig says what the bulkheads of a [Group] are like.
@@ -99,6 +100,9 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	e := g.members.Pin(key)
 	if e == nil {
 		return g.rest.Do(ctx, fn)
+	}
+	if work := linger.Of(ctx); work != nil {
+		return work.Do(ctx, e.Value.Wrap(fn), func(error) { e.Unpin() })
 	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -93,6 +94,25 @@ func TestNestedRetrierKeepsItsAttemptTimeout(t *testing.T) {
 		require.ErrorIs(t, err, retry.ErrExhausted)
 		require.Equal(t, 3.0, seconds(start))
 	})
+}
+
+func TestAttemptTimeoutCoversWorkThatGoesOn(t *testing.T) {
+	linger.Use()
+	for _, goesOn := range []bool{true, false} {
+		work := new(linger.Work) // as a request is until its response has been read
+		var attempt context.Context
+		r := retry.New(retry.Config{AttemptTimeout: time.Minute})
+		require.NoError(t, r.Do(context.WithValue(t.Context(), linger.Key{}, work), func(ctx context.Context) error {
+			attempt = ctx
+			if goesOn {
+				work.GoOn()
+			}
+			return nil
+		}))
+		require.Equal(t, goesOn, attempt.Err() == nil)
+		work.End(nil)
+		require.ErrorIs(t, attempt.Err(), context.Canceled)
+	}
 }
 
 func TestNestedRetrierRetriesWhenToldTo(t *testing.T) {

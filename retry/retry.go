@@ -50,6 +50,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // Config says when, how often and how long a [Retrier] retries.
@@ -68,7 +69,9 @@ type Config struct {
 	MaxElapsed time.Duration
 
 	// AttemptTimeout is the time that each attempt's ctx leaves it. An attempt
-	// that fails when it has passed is retried like any other. Zero means none.
+	// that fails when it has passed is retried like any other. Within a
+	// resiliencehttp.Transport an attempt that succeeds ends with the body of its
+	// response. Zero means none.
 	AttemptTimeout time.Duration
 
 	// Backoff returns the delays of one call, from its first failure on: a new
@@ -254,7 +257,11 @@ func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) e
 	if r.cfg.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, r.timedOut)
+	at := time.Now().Add(r.cfg.AttemptTimeout)
+	ctx, cancel := context.WithDeadlineCause(ctx, at, r.timedOut)
+	if work := linger.Of(ctx); work != nil {
+		return work.Do(linger.WithLimit(ctx, at, r.timedOut), fn, func(error) { cancel() })
+	}
 	defer cancel()
 	return fn(ctx)
 }

@@ -1,0 +1,126 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/linger"
+)
+
+// beginWork returns a ctx for work that may go on after its function, as a request
+// does until its response has been read.
+func beginWork(ctx context.Context) (context.Context, *linger.Work) {
+	linger.Use()
+	work := new(linger.Work)
+	return context.WithValue(ctx, linger.Key{}, work), work
+}
+
+func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
+	policies := map[string]func() (do func(context.Context, func(context.Context) error) error, inFlight func() int){
+		"Bulkhead": func() (func(context.Context, func(context.Context) error) error, func() int) {
+			b := bulkhead.New(bulkhead.Config{Limit: 5})
+			return b.Do, func() int { return b.Stats().InFlight }
+		},
+		"Adaptive": func() (func(context.Context, func(context.Context) error) error, func() int) {
+			b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}})
+			return b.Do, func() int { return b.Stats().InFlight }
+		},
+		"Group": func() (func(context.Context, func(context.Context) error) error, func() int) {
+			g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 5}})
+			do := func(ctx context.Context, fn func(context.Context) error) error { return g.Do(ctx, 1, fn) }
+			return do, func() int {
+				for _, b := range g.All() {
+					return b.Stats().InFlight
+				}
+				return 0
+			}
+		},
+	}
+	broken := errors.New("broken")
+	for name, policy := range policies {
+		for weight := 1; weight <= 2; weight++ {
+			t.Run(name, func(t *testing.T) {
+				bulkhead.ForgetWeights()
+				do, inFlight := policy()
+				ctx, work := beginWork(t.Context())
+				if weight > 1 {
+					ctx = bulkhead.WithWeight(ctx, weight)
+				}
+				require.NoError(t, do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+				require.Equal(t, weight, inFlight())
+				work.End(nil)
+				require.Zero(t, inFlight())
+
+				ctx, _ = beginWork(t.Context())
+				require.Equal(t, broken, do(ctx, func(context.Context) error { return broken }))
+				require.Zero(t, inFlight(), "the work did not go on")
+
+				ctx, work = beginWork(t.Context())
+				require.Equal(t, broken, do(ctx, func(context.Context) error { work.GoOn(); return broken }))
+				require.Zero(t, inFlight(), "the next attempt may need the slot")
+
+				ctx, work = beginWork(t.Context())
+				require.Panics(t, func() { _ = do(ctx, func(context.Context) error { work.GoOn(); panic("oops") }) })
+				require.Zero(t, inFlight())
+
+				ctx, work = beginWork(t.Context())
+				work.GoOn()
+				require.NoError(t, do(ctx, nothing))
+				require.Zero(t, inFlight(), "this is not what goes on")
+			})
+		}
+	}
+}
+
+func TestGroupKeepsABulkheadWhoseWorkGoesOn(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}, MaxKeys: 1})
+	ctx, work := beginWork(t.Context())
+	require.NoError(t, g.Do(ctx, 1, func(context.Context) error { work.GoOn(); return nil }))
+	require.NoError(t, g.Do(t.Context(), 2, nothing))
+	require.ErrorIs(t, g.Do(t.Context(), 1, nothing), bulkhead.ErrFull, "the group has forgotten it")
+	work.End(nil)
+	require.NoError(t, g.Do(t.Context(), 1, nothing))
+}
+
+func TestAdaptiveMeasuresUntilTheWorkIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 50 * time.Millisecond
+		var changes []bulkhead.LimitChange
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.Adaptive{Initial: 10},
+			OnLimit:  func(c bulkhead.LimitChange) { changes = append(changes, c) },
+		})
+		// call makes ten calls at once, again and again, whose work ends with an error.
+		call := func(times int, end error) {
+			for range times {
+				var wg sync.WaitGroup
+				for range 10 {
+					wg.Go(func() {
+						ctx, work := beginWork(t.Context())
+						_ = b.Do(ctx, func(context.Context) error { work.GoOn(); return nil })
+						time.Sleep(latency)
+						work.End(end)
+					})
+				}
+				wg.Wait()
+			}
+		}
+		call(100, nil)
+		require.NotEmpty(t, changes)
+		for _, c := range changes {
+			require.InDelta(t, latency, c.Latency, float64(latency)/10)
+		}
+		before := b.Stats().Limit
+		call(20, errors.New("broke off"))
+		require.Equal(t, before, b.Stats().Limit, "that says nothing about load")
+		call(20, context.DeadlineExceeded)
+		require.Less(t, b.Stats().Limit, before)
+	})
+}
