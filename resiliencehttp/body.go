@@ -2,29 +2,44 @@ package resiliencehttp
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"sync/atomic"
+
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A body is the body of a response that the caller has. It keeps the attempt
-// going after RoundTrip has returned.
+// A body is the body of a response that the caller has. Its end is that of the
+// work that the policies hold something for.
 type body struct {
 	inner   io.ReadCloser
-	call    *call
-	end     chan error // to the attempt: how it ended, nil if well
-	once    sync.Once
+	work    *linger.Work
+	lease   *lease
+	unwatch func() bool // the end of the lease
 	closing atomic.Bool
 }
 
+// newBody returns what the caller gets in the place of the answer's body. The work
+// also ends with the ctx of the answer, though nobody may read or close it, unless
+// its body is a connection, which does not end with that.
+func newBody(a answer, work *linger.Work) io.ReadCloser {
+	b := &body{inner: a.Body, work: work, lease: a.lease}
+	if duplex(a.Response) {
+		return &duplexBody{b, b.inner.(io.Writer)}
+	}
+	if a.lease.Done() != nil {
+		b.unwatch = a.lease.AfterFunc(func() { work.End(a.lease.reason()) })
+	}
+	return b
+}
+
 // bodyless reports whether there is nothing to wait for in the response's body,
-// which callers then need not close. A ContentLength of 0 does not say so: it is
-// what a RoundTripper leaves that knows no better.
+// which callers then need not close. A ContentLength of 0 does not say so, except in
+// HTTP/2: it is what a RoundTripper leaves that knows no better.
 func bodyless(req *http.Request, resp *http.Response) bool {
 	return resp.Body == http.NoBody || req.Method == http.MethodHead ||
+		resp.ProtoMajor == 2 && resp.ContentLength == 0 ||
 		resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified
 }
 
@@ -32,23 +47,7 @@ func bodyless(req *http.Request, resp *http.Response) bool {
 // as after 101 Switching Protocols.
 func duplex(resp *http.Response) bool {
 	_, ok := resp.Body.(io.Writer)
-	return ok
-}
-
-// shortLimit is how long a body may be to be read before RoundTrip returns.
-const shortLimit = 4 << 10
-
-// short reports whether the response's body is known to be short.
-func short(resp *http.Response) bool {
-	return 0 < resp.ContentLength && resp.ContentLength <= shortLimit && !duplex(resp)
-}
-
-// reader returns what the caller gets.
-func (b *body) reader() io.ReadCloser {
-	if w, ok := b.inner.(io.Writer); ok {
-		return &duplexBody{b, w}
-	}
-	return b
+	return ok && resp.StatusCode == http.StatusSwitchingProtocols
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -59,29 +58,30 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the attempt well, whatever has been read: the caller has had enough.
+// Close ends the work well, whatever has been read: the caller has had enough.
 func (b *body) Close() error {
 	b.closing.Store(true) // what that does to a Read is no failure
-	err := b.inner.Close()
-	b.finish(nil)
-	return err
+	defer b.finish(nil)
+	return b.inner.Close()
 }
 
-// finish ends the attempt, unless it has ended, and waits for the policies, so
-// that their slots are free and their counts are true when Read or Close returns.
+// finish ends the work: slots are free and counts are true when Read or Close
+// returns, unless ctx has just ended.
 func (b *body) finish(err error) {
-	b.once.Do(func() {
-		if err == io.EOF || b.closing.Load() {
-			err = nil
-		}
-		b.end <- err
-		<-b.call.turn
-		b.call.rethrow()
-	})
+	if b.unwatch != nil {
+		b.unwatch()
+	}
+	switch {
+	case err == nil || err == io.EOF || b.closing.Load():
+		err = nil
+	case b.lease.Err() != nil:
+		err = b.lease.reason()
+	}
+	b.work.End(err)
 }
 
 // A duplexBody is the connection after 101 Switching Protocols. The end of what
-// comes in is not the end of what goes out, so only Close ends the attempt.
+// comes in is not the end of what goes out, so only Close ends the work.
 type duplexBody struct {
 	*body
 	w io.Writer
@@ -102,21 +102,23 @@ func (b *duplexBody) CloseWrite() error {
 const drainLimit = 64 << 10
 
 // drain reads what is left of a response, closes it and puts what was read in the
-// place of its body, with how that broke off, if it did. Of a response that is too
-// long for that it returns the body, still open.
-func drain(resp *http.Response) (*rest, error) {
+// place of its body, with how that broke off, if it did. It returns false if there is
+// too much for that, and the body is still open.
+func drain(resp *http.Response) bool {
 	if resp.Body == http.NoBody {
-		return nil, nil
+		return true
 	}
 	read, err := io.ReadAll(io.LimitReader(resp.Body, drainLimit+1))
 	if len(read) > drainLimit {
-		r := &rest{Reader: io.MultiReader(bytes.NewReader(read), resp.Body), inner: resp.Body}
-		resp.Body = r
-		return r, nil
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(read), resp.Body), resp.Body}
+		return false
 	}
 	_ = resp.Body.Close()
 	resp.Body = &drained{Reader: *bytes.NewReader(read), err: err}
-	return nil, err
+	return true
 }
 
 // drained is a body that has been read before.
@@ -134,18 +136,3 @@ func (d *drained) Read(p []byte) (int, error) {
 }
 
 func (d *drained) Close() error { return nil }
-
-// A rest is a body of which only the beginning has been read before.
-type rest struct {
-	io.Reader
-	inner io.Closer
-	end   context.CancelFunc // of what the response is read under; may be nil
-}
-
-func (r *rest) Close() error {
-	err := r.inner.Close()
-	if r.end != nil {
-		r.end()
-	}
-	return err
-}

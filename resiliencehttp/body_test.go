@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,75 +81,6 @@ func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
 	})
 }
 
-func TestShortBodyIsReadBeforeRoundTripReturns(t *testing.T) {
-	for name, c := range map[string]struct {
-		method   string
-		size     int
-		declared bool
-		early    bool
-	}{
-		"Short":           {"GET", 1, true, true},
-		"LongestOfShort":  {"GET", 4 << 10, true, true},
-		"Long":            {"GET", 4<<10 + 1, true, false},
-		"OfUnknownLength": {"GET", 1, false, false},
-		"RequestHasABody": {"PUT", 1, true, false}, // which may depend on what is in the response's
-	} {
-		t.Run(name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, http2 bool) {
-				want := strings.Repeat("0123456789", c.size/10+1)[:c.size]
-				server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-					if c.declared {
-						w.Header().Set("Content-Length", strconv.Itoa(c.size))
-					}
-					w.(http.Flusher).Flush()
-					_, _ = io.WriteString(w, want)
-				})
-				var body io.Reader
-				if c.method == "PUT" {
-					body = strings.NewReader("x")
-				}
-				req, err := http.NewRequest(c.method, server.URL, body)
-				require.NoError(t, err)
-				slots := bulkhead.New(bulkhead.Config{Limit: 1})
-				var inner watch
-				resp, err := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(time.Minute), inner.Wrap).Do(req)
-				require.NoError(t, err)
-				if c.early {
-					requireNoCall(t) // though nobody has closed the body
-					require.Zero(t, slots.Stats().InFlight)
-					require.Equal(t, []error{nil}, inner.seen())
-				} else {
-					require.Equal(t, 1, slots.Stats().InFlight)
-				}
-				if c.declared {
-					require.EqualValues(t, c.size, resp.ContentLength)
-				}
-				require.Equal(t, want, answer(t, resp, nil))
-				require.Zero(t, slots.Stats().InFlight)
-			})
-		})
-	}
-}
-
-// A RoundTripper that unpacks a body, say, may leave the Content-Length as it was.
-func TestBodyOfAnotherLengthThanDeclared(t *testing.T) {
-	for _, size := range []int{0, 1, 100, 64 << 10, 64<<10 + 1, 100 << 10} {
-		want := strings.Repeat("x", size)
-		closed := 0
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		transport := &resiliencehttp.Transport{Middleware: slots.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-			resp := response(200, nil)
-			resp.ContentLength, resp.Body = 10, closeCounter{strings.NewReader(want), &closed}
-			return resp, nil
-		})}
-		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-		require.Equal(t, size > 64<<10, slots.Stats().InFlight == 1, "too long to be read at once")
-		require.Equal(t, want, answer(t, resp, err))
-		require.Equal(t, 1, closed)
-		require.Zero(t, slots.Stats().InFlight)
-	}
-}
-
 func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
 	inner := &interruptedBody{reading: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	var seen watch
@@ -187,18 +118,16 @@ func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		done := make(chan error)
+		var outer watch
 		ctx, cancel := context.WithCancelCause(t.Context())
 		req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
-		resp, err := server.client(func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error { err := next(ctx); done <- err; return err }
-		}, retries(3).Wrap, slots.Wrap).Do(req)
+		resp, err := server.client(outer.Wrap, retries(3).Wrap, slots.Wrap, derives).Do(req)
 		require.NoError(t, err)
 		gaveUp := errors.New("gave up")
 		cancel(gaveUp)
-		require.ErrorIs(t, <-done, gaveUp)
-		require.Zero(t, slots.Stats().InFlight)
+		requireFree(t, slots)
 		requireNoCall(t)
+		require.ErrorIs(t, outer.seen()[0], gaveUp)
 		_, err = io.ReadAll(resp.Body)
 		require.Error(t, err)
 		require.NoError(t, resp.Body.Close())
@@ -206,24 +135,296 @@ func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 }
 
 func TestTimeoutCoversBody(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		for _, length := range []string{"", "6"} { // a short one is read before RoundTrip returns
-			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-				if length != "" {
-					w.Header().Set("Content-Length", length)
+	const limit = 50 * time.Millisecond
+	timeout := resilience.Timeout(limit)
+	attempts := retry.New(retry.Config{AttemptTimeout: limit}).Wrap
+	for name, limited := range map[string]resilience.Middleware{
+		"Timeout":              timeout,
+		"AttemptTimeout":       attempts,
+		"AroundAnother":        resilience.Chain(timeout, derives),
+		"WithinAnother":        resilience.Chain(derives, timeout),
+		"AttemptWithinAnother": resilience.Chain(derives, attempts),
+		"TheShorterOfTwo":      resilience.Chain(derives, timeout, resilience.Timeout(time.Minute)),
+		"TheShorterOfTwoAgain": resilience.Chain(derives, resilience.Timeout(time.Minute), timeout),
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, http2 bool) {
+				for _, status := range []int{200, 503} {
+					server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+						w.WriteHeader(status)
+						halves(nil)(w, r)
+					})
+					circuit := breaker.New(breaker.Config{Failures: 1})
+					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					resp, err := server.client(circuit.Wrap, slots.Wrap, limited).Post(server.URL, "", nil)
+					require.NoError(t, err)
+					require.Equal(t, status == 503, circuit.State() == breaker.Open)
+					_, err = io.ReadAll(resp.Body)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					if !http2 { // which has the bare error of the ctx
+						require.ErrorContains(t, err, limit.String())
+					}
+					require.Eventually(t, func() bool { return circuit.State() == breaker.Open }, 10*time.Second, time.Millisecond)
+					requireFree(t, slots)
+					require.NoError(t, resp.Body.Close())
 				}
-				halves(nil)(w, r)
 			})
-			var outer watch
-			resp, err := server.client(outer.Wrap, retries(3).Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
-			if err == nil {
-				_, err = io.ReadAll(resp.Body)
-				require.NoError(t, resp.Body.Close())
-			}
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, outer.seen()[0], context.DeadlineExceeded)
+		})
+	}
+}
+
+func TestTimeoutEndsTheAttemptThoughNobodyCloses(t *testing.T) {
+	server := serve(t, false, halves(nil))
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	resp, err := server.client(circuit.Wrap, slots.Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
+	require.NoError(t, err)
+	requireFree(t, slots)
+	require.Eventually(t, func() bool { return circuit.State() == breaker.Open }, 10*time.Second, time.Millisecond)
+	require.NoError(t, resp.Body.Close())
+}
+
+// derives is a policy of other origin: most cancel the ctx that they derive when they
+// return.
+func derives(next resilience.Func) resilience.Func {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		return next(ctx)
+	}
+}
+
+func TestCtxThatAPolicyCancelsDoesNotCutTheBody(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		for _, status := range []int{200, 404, 503} {
+			more := make(chan struct{})
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(status)
+				halves(more)(w, r)
+			})
+			slots := bulkhead.New(bulkhead.Config{Limit: 1})
+			var sent context.Context
+			client := &http.Client{Transport: &resiliencehttp.Transport{
+				Middleware: resilience.Chain(slots.Wrap, derives),
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					sent = r.Context()
+					return server.Base.RoundTrip(r)
+				}),
+			}}
+			resp, err := client.Post(server.URL, "", nil)
+			require.NoError(t, err)
+			require.Equal(t, status, resp.StatusCode)
+			require.NoError(t, sent.Err())
+			close(more)
+			require.Equal(t, "onetwo", answer(t, resp, nil))
+			require.ErrorIs(t, sent.Err(), context.Canceled)
+			require.Zero(t, slots.Stats().InFlight)
 		}
 	})
+}
+
+// The next attempt may need what the response of the last one would hold.
+func TestSuccessThatAPolicyMakesAnErrorHoldsNoSlot(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	tooLate := errors.New("too late")
+	dislikes := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { return errors.Join(next(ctx), tooLate) }
+	}
+	server := serve(t, false, statuses("ok", 200))
+	resp, err := server.client(retries(3).Wrap, slots.Wrap, dislikes, resilience.Timeout(time.Minute)).Get(server.URL)
+	require.Zero(t, slots.Stats().InFlight)
+	require.Equal(t, "ok", answer(t, resp, err))
+	require.EqualValues(t, 1, server.requests.Load())
+}
+
+func TestBreakerWithinAPolicyThatCancelsSeesTheBodyBreakOff(t *testing.T) {
+	server := serve(t, false, breaksOff(false))
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	resp, err := server.client(derives, circuit.Wrap).Get(server.URL)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err)
+	require.Equal(t, breaker.Open, circuit.State())
+	require.NoError(t, resp.Body.Close())
+}
+
+func TestBreakerWithinAPolicyThatCancelsIgnoresTheCallersEnd(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, halves(nil))
+		circuit := breaker.New(breaker.Config{Failures: 1})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+		resp, err := server.client(derives, circuit.Wrap).Do(req)
+		require.NoError(t, err)
+		cancel(errors.New("gave up"))
+		_, err = io.ReadAll(resp.Body)
+		require.Error(t, err)
+		require.NoError(t, resp.Body.Close())
+		requireNoCall(t)
+		require.Equal(t, breaker.Closed, circuit.State())
+	})
+}
+
+func TestEmptyResponseHoldsNoSlot(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, func(http.ResponseWriter, *http.Request) {})
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		resp, err := server.client(slots.Wrap).Get(server.URL)
+		require.NoError(t, err)
+		require.Zero(t, slots.Stats().InFlight)
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+// A writableBody happens to have a method Write.
+type writableBody struct {
+	io.Reader
+	io.Writer
+}
+
+func (writableBody) Close() error { return nil }
+
+func TestBodyThatHappensToWriteIsNoConnection(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	calls := 0
+	transport := &resiliencehttp.Transport{
+		Middleware: resilience.Chain(retries(2).Wrap, slots.Wrap),
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			calls++
+			resp := response([]int{0, 503, 200}[calls], nil)
+			resp.Body = writableBody{strings.NewReader("ok"), io.Discard}
+			return resp, nil
+		}),
+	}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, 2, calls)
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+func TestHookMayCloseTheBodyWhoseEndItHearsOf(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	var resp *http.Response
+	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Change) {
+		require.NoError(t, resp.Body.Close())
+		require.Zero(t, slots.Stats().InFlight)
+	}})
+	server := serve(t, false, breaksOff(false))
+	resp, err := server.client(slots.Wrap, circuit.Wrap).Get(server.URL)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err)
+	require.Equal(t, breaker.Open, circuit.State())
+}
+
+func TestPolicyMayCancelTheRequest(t *testing.T) {
+	sent := make(chan struct{})
+	transport := &resiliencehttp.Transport{
+		Middleware: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				ctx, cancel := context.WithCancel(ctx)
+				go func() { <-sent; cancel() }()
+				return next(ctx)
+			}
+		},
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			close(sent)
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}),
+	}
+	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// What a Base does for itself, such as to fetch a token, is none of the response.
+func TestPoliciesOfBaseHoldNothingForTheResponse(t *testing.T) {
+	tokens := bulkhead.New(bulkhead.Config{Limit: 1})
+	outer := bulkhead.New(bulkhead.Config{Limit: 1})
+	fetching, finish, fetched := make(chan struct{}), make(chan struct{}), make(chan error)
+	transport := &resiliencehttp.Transport{Middleware: outer.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		go func() {
+			fetched <- tokens.Do(r.Context(), func(context.Context) error { close(fetching); <-finish; return nil })
+		}()
+		<-fetching
+		return response(200, strings.NewReader("ok")), nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	close(finish)
+	require.NoError(t, <-fetched)
+	require.Zero(t, tokens.Stats().InFlight)
+	require.Equal(t, 1, outer.Stats().InFlight)
+	require.Equal(t, "ok", answer(t, resp, nil))
+	require.Zero(t, outer.Stats().InFlight)
+}
+
+// A notifyingCtx counts those who wait for its end.
+type notifyingCtx struct {
+	context.Context
+	done    chan struct{}
+	waiting atomic.Int64
+}
+
+func (c *notifyingCtx) Done() <-chan struct{} { return c.done }
+
+func (c *notifyingCtx) AfterFunc(func()) (stop func() bool) {
+	c.waiting.Add(1)
+	return func() bool { c.waiting.Add(-1); return true }
+}
+
+func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
+	for name, mw := range map[string]resilience.Middleware{
+		"Slot":    bulkhead.New(bulkhead.Config{Limit: 1}).Wrap,
+		"Timeout": resilience.Timeout(time.Minute),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := &notifyingCtx{Context: t.Context(), done: make(chan struct{})}
+			for _, status := range []int{200, 503} {
+				transport := &resiliencehttp.Transport{Middleware: mw, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					return response(status, strings.NewReader("ok")), nil
+				})}
+				resp, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil).WithContext(ctx))
+				require.NoError(t, err)
+				require.Equal(t, status == 200 || name == "Timeout", ctx.waiting.Load() > 0)
+				require.NoError(t, resp.Body.Close())
+				require.Zero(t, ctx.waiting.Load())
+			}
+		})
+	}
+}
+
+func TestEndOfTheCallersCtxCutsTheBodyWhateverPoliciesDid(t *testing.T) {
+	for name, mw := range map[string]resilience.Middleware{
+		"Nothing": resilience.Chain(), "Canceled": derives, "Timeout": resilience.Timeout(time.Minute),
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, http2 bool) {
+				server := serve(t, http2, halves(nil))
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+				resp, err := server.client(mw).Do(req)
+				require.NoError(t, err)
+				_, err = io.ReadAll(resp.Body)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.NoError(t, resp.Body.Close())
+			})
+		})
+	}
+}
+
+func TestResponseIsBasesOwnIfNothingIsHeldForIt(t *testing.T) {
+	want := response(200, strings.NewReader("ok"))
+	body := want.Body
+	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) { return want, nil })}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.Same(t, want, resp)
+	require.True(t, body == resp.Body)
 }
 
 func TestLongFailedResponseOutlivesItsAttempt(t *testing.T) {
@@ -326,12 +527,12 @@ func breaksOff(declared bool) http.HandlerFunc {
 
 func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
-		for _, short := range []bool{true, false} {
-			server := serve(t, http2, breaksOff(short))
+		for _, declared := range []bool{true, false} {
+			server := serve(t, http2, breaksOff(declared))
 			circuit := breaker.New(breaker.Config{Failures: 1})
 			resp, err := server.client(retries(3).Wrap, circuit.Wrap).Get(server.URL)
 			require.NoError(t, err)
-			require.Equal(t, short, circuit.State() == breaker.Open)
+			require.Equal(t, breaker.Closed, circuit.State())
 			body, err := io.ReadAll(resp.Body)
 			require.Error(t, err)
 			if !http2 { // where it is a StreamError
@@ -345,24 +546,44 @@ func TestBodyThatBreaksOffIsAFailureAndNotRetried(t *testing.T) {
 	})
 }
 
-func TestPolicyThatRetriesWhatItShouldNotDoesNotHoldTheCaller(t *testing.T) {
-	for name, handler := range map[string]http.HandlerFunc{
-		"Short":           breaksOff(true),
-		"OfUnknownLength": breaksOff(false),
-		"None":            func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) },
-	} {
+func TestPolicyThatRetriesWhateverItGetsIsEnded(t *testing.T) {
+	for name, size := range map[string]int{"None": 0, "Short": 10, "Long": 100 << 10} {
 		t.Run(name, func(t *testing.T) {
-			server := serve(t, false, handler)
+			server := serve(t, false, func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(503)
+				_, _ = io.WriteString(w, strings.Repeat("x", size))
+			})
 			always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
 			slots := bulkhead.New(bulkhead.Config{Limit: 1})
 			resp, err := server.client(always.Wrap, slots.Wrap).Post(server.URL, "", nil)
-			require.NoError(t, err)
-			_, err = io.ReadAll(resp.Body)
-			require.Equal(t, name != "None", errors.Is(err, io.ErrUnexpectedEOF))
-			require.NoError(t, resp.Body.Close())
-			require.Zero(t, slots.Stats().InFlight)
+			require.Len(t, answer(t, resp, err), size)
 			require.EqualValues(t, 1, server.requests.Load())
+			require.Zero(t, slots.Stats().InFlight)
+
+			circuit := breaker.New(breaker.Config{Failures: 2})
+			for range 2 {
+				resp, err := server.client(always.Wrap, circuit.Wrap).Post(server.URL, "", nil)
+				require.Len(t, answer(t, resp, err), size)
+			}
+			require.Equal(t, breaker.Open, circuit.State(), "each is a failure, and nothing else")
+
+			stubborn := func(next resilience.Func) resilience.Func { // of other origin
+				return func(ctx context.Context) error {
+					for next(ctx) != nil {
+					}
+					return nil
+				}
+			}
+			resp, err = server.client(stubborn, slots.Wrap).Post(server.URL, "", nil)
+			require.Len(t, answer(t, resp, err), size)
 		})
+	}
+	broken := errors.New("broken")
+	always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+	for _, mw := range []resilience.Middleware{always.Wrap, resilience.Chain()} {
+		transport := &resiliencehttp.Transport{Middleware: mw, Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, broken })}
+		_, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil))
+		require.Equal(t, broken, err)
 	}
 }
 
@@ -376,10 +597,9 @@ func TestUnreplayableFailureIsHandedOverAtOnce(t *testing.T) {
 	var seen watch
 	resp, err := server.client(retries(3).Wrap, slots.Wrap, seen.Wrap).Post(server.URL, "", nil)
 	require.NoError(t, err)
-	require.Equal(t, 1, slots.Stats().InFlight)
+	require.Zero(t, slots.Stats().InFlight, "to the policies it is over")
 	close(more)
 	require.Equal(t, "onetwo", answer(t, resp, nil))
-	require.Zero(t, slots.Stats().InFlight)
 	_, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
 	require.True(t, ok)
 }
@@ -394,178 +614,253 @@ func TestCtxThatEndedBeforeTheResponseCame(t *testing.T) {
 			Middleware: slots.Wrap,
 			Base: roundTripper(func(*http.Request) (*http.Response, error) {
 				cancel()
-				runtime.Gosched() // the policies' goroutine may look now, or later
 				return response(status, strings.NewReader("late")), nil
 			}),
 		}
 		req := httptest.NewRequest("POST", "http://example.com", nil).WithContext(ctx)
 		resp, err := transport.RoundTrip(req)
 		require.NoError(t, err)
-		requireNoCall(t)
-		require.Zero(t, slots.Stats().InFlight)
+		requireFree(t, slots)
 		require.Equal(t, "late", answer(t, resp, nil))
+	}
+}
+
+// crashes is a policy that calls how after what it wraps, or before.
+func crashes(before bool, how func()) resilience.Middleware {
+	return func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			if before {
+				how()
+			}
+			err := next(ctx)
+			how()
+			return err
+		}
 	}
 }
 
 func TestPanicsPassThrough(t *testing.T) {
 	type oops struct{ int }
-	get := httptest.NewRequest("GET", "http://example.com", nil)
-	ok := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
-	short := roundTripper(func(*http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: 200, ContentLength: 2, Body: io.NopCloser(strings.NewReader("ok"))}, nil
-	})
-	panics := roundTripper(func(*http.Request) (*http.Response, error) { panic(oops{1}) })
-	crash := func(before bool, how func()) resilience.Middleware {
-		return func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error {
-				if before {
-					how()
-				}
-				err := next(ctx)
-				how()
-				return err
+	long := strings.Repeat("x", 100<<10)
+	for name, c := range map[string]struct {
+		base  func(call int, resp *http.Response) *http.Response
+		inner resilience.Middleware
+		class func(*http.Response) error
+		again func(*http.Request) bool
+		sent  int
+	}{
+		"InBase":         {base: func(int, *http.Response) *http.Response { panic(oops{1}) }},
+		"InReplayable":   {again: func(*http.Request) bool { panic(oops{1}) }},
+		"InPolicyBefore": {inner: crashes(true, func() { panic(oops{1}) })},
+		"InPolicyAfter":  {inner: crashes(false, func() { panic(oops{1}) }), sent: 1},
+		"InClassify":     {class: func(*http.Response) error { panic(oops{1}) }, sent: 1},
+		"InBaseAfterFailedResponse": {base: func(call int, resp *http.Response) *http.Response {
+			if call == 2 {
+				panic(oops{1})
 			}
-		}
-	}
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	free := func(t *testing.T) {
-		require.Zero(t, slots.Stats().InFlight)
-		requireNoCall(t)
-	}
-
-	t.Run("InBase", func(t *testing.T) {
-		transport := &resiliencehttp.Transport{Base: panics, Middleware: slots.Wrap}
-		require.PanicsWithValue(t, oops{1}, func() { _, _ = transport.RoundTrip(get) })
-		free(t)
-	})
-	t.Run("InBaseAfterFailedResponse", func(t *testing.T) {
-		closed, calls := 0, 0
-		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap),
-			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				if calls++; calls == 2 {
-					panic(oops{2})
-				}
-				resp := response(503, nil)
-				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
-				return resp, nil
-			})}
-		require.PanicsWithValue(t, oops{2}, func() { _, _ = transport.RoundTrip(get) })
-		require.Equal(t, 1, closed)
-		free(t)
-	})
-	t.Run("InPolicyAfterFailedResponse", func(t *testing.T) {
-		closed := 0
-		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{7}) })),
-			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				resp := response(503, nil)
-				resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
-				return resp, nil
-			})}
-		require.PanicsWithValue(t, oops{7}, func() { _, _ = transport.RoundTrip(get) })
-		require.Equal(t, 1, closed)
-		free(t)
-	})
-	t.Run("InClassify", func(t *testing.T) {
-		closed := 0
-		transport := &resiliencehttp.Transport{Middleware: slots.Wrap,
-			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				resp := response(200, nil)
-				resp.Body = closeCounter{strings.NewReader("ok"), &closed}
-				return resp, nil
-			}),
-			Classify: func(*http.Response) error { panic(oops{9}) },
-		}
-		require.PanicsWithValue(t, oops{9}, func() { _, _ = transport.RoundTrip(get) })
-		require.Equal(t, 1, closed)
-		free(t)
-	})
-	t.Run("InPolicyBefore", func(t *testing.T) {
-		body := &trackedBody{Reader: strings.NewReader("")}
-		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, func() { panic(oops{3}) }))}
-		require.PanicsWithValue(t, oops{3}, func() { _, _ = transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", body)) })
-		require.EqualValues(t, 1, body.closed.Load())
-		free(t)
-	})
-	t.Run("InPolicyAfterBody", func(t *testing.T) {
-		transport := &resiliencehttp.Transport{Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{4}) }))}
-		resp, err := transport.RoundTrip(get)
-		require.NoError(t, err)
-		require.PanicsWithValue(t, oops{4}, func() { _, _ = io.ReadAll(resp.Body) })
-		require.NoError(t, resp.Body.Close())
-		free(t)
-	})
-	t.Run("InPolicyAfterTheEndOfCtx", func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{8}) })),
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) { cancel(); return ok(r) })}
-		resp, err := transport.RoundTrip(get.WithContext(ctx))
-		require.NoError(t, err)
-		require.PanicsWithValue(t, oops{8}, func() { _ = resp.Body.Close() })
-		free(t)
-	})
-	t.Run("InPolicyAfterShortBody", func(t *testing.T) {
-		transport := &resiliencehttp.Transport{Base: short, Middleware: resilience.Chain(slots.Wrap, crash(false, func() { panic(oops{6}) }))}
-		require.PanicsWithValue(t, oops{6}, func() { _, _ = transport.RoundTrip(get) })
-		free(t)
-	})
-	t.Run("MadeAnError", func(t *testing.T) {
-		recovered := errors.New("recovered")
-		calls := 0
-		transport := &resiliencehttp.Transport{
-			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				if calls++; calls == 2 {
-					return ok(r)
-				}
-				panic(oops{5})
-			}),
-			Middleware: func(next resilience.Func) resilience.Func {
-				next = slots.Wrap(next)
-				return func(ctx context.Context) (err error) {
-					defer func() {
-						if recover() != nil {
-							err = recovered
-						}
-					}()
-					return next(ctx)
-				}
-			},
-		}
-		_, err := transport.RoundTrip(get)
-		require.ErrorIs(t, err, recovered)
-		free(t)
-
-		calls = 0
-		var seen watch
-		transport = &resiliencehttp.Transport{Base: transport.Base, Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, transport.Middleware)}
-		resp, err := transport.RoundTrip(get)
-		require.Equal(t, "ok", answer(t, resp, err))
-		require.Equal(t, []error{recovered, nil}, seen.seen())
-		free(t)
-	})
-	t.Run("Goexit", func(t *testing.T) {
-		for name, transport := range map[string]*resiliencehttp.Transport{
-			"InBase": {Middleware: slots.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				runtime.Goexit()
-				return nil, nil
-			})},
-			"InPolicyBefore":         {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(true, runtime.Goexit))},
-			"InPolicyAfterShortBody": {Base: short, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
-			"InPolicyAfterBody":      {Base: ok, Middleware: resilience.Chain(slots.Wrap, crash(false, runtime.Goexit))},
-		} {
-			t.Run(name, func(t *testing.T) {
-				returned := false
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					resp, err := transport.RoundTrip(get)
-					if err == nil {
-						_, _ = io.ReadAll(resp.Body)
+			resp.StatusCode = 503
+			return resp
+		}, sent: 1},
+		"InPolicyAfterFailedResponse": {base: func(_ int, resp *http.Response) *http.Response {
+			resp.StatusCode = 503
+			return resp
+		}, inner: crashes(false, func() { panic(oops{1}) }), sent: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			slots := bulkhead.New(bulkhead.Config{Limit: 1})
+			calls, closed := 0, 0
+			var sent context.Context
+			transport := &resiliencehttp.Transport{
+				Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap, c.inner, resilience.Timeout(time.Minute)),
+				Classify:   c.class,
+				Replayable: c.again,
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					calls++
+					sent = r.Context()
+					resp := response(200, nil)
+					resp.Body = closeCounter{strings.NewReader(long), &closed}
+					if c.base != nil {
+						resp = c.base(calls, resp)
 					}
-					returned = true
-				})
-				wg.Wait()
-				require.False(t, returned)
-				free(t)
-			})
+					return resp, nil
+				}),
+			}
+			body := &trackedBody{Reader: strings.NewReader("")}
+			req := httptest.NewRequest("PUT", "http://example.com", body)
+			req.GetBody = func() (io.ReadCloser, error) { return body, nil }
+			require.PanicsWithValue(t, oops{1}, func() { _, _ = transport.RoundTrip(req) })
+			require.Equal(t, c.sent, closed)
+			if calls == 0 {
+				require.EqualValues(t, 1, body.closed.Load())
+			} else {
+				require.ErrorIs(t, sent.Err(), context.Canceled)
+			}
+			require.Zero(t, slots.Stats().InFlight)
+		})
+	}
+}
+
+// A panickingBody panics where it is told to.
+type panickingBody struct {
+	io.Reader
+	inRead, inClose bool
+	closed          int
+}
+
+func (b *panickingBody) Read(p []byte) (int, error) {
+	if b.inRead {
+		panic("read")
+	}
+	return b.Reader.Read(p)
+}
+
+func (b *panickingBody) Close() error {
+	b.closed++
+	if b.inClose {
+		panic("close")
+	}
+	return nil
+}
+
+func TestPanicsOfBodies(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	get := func() *http.Request { return httptest.NewRequest("PUT", "http://example.com", nil) }
+	answers := func(status int, body io.ReadCloser) *resiliencehttp.Transport {
+		return &resiliencehttp.Transport{
+			Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap),
+			MaxBuffer:  100,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				resp := response(status, nil)
+				resp.Body = body
+				return resp, nil
+			}),
 		}
+	}
+
+	resp, err := answers(200, &panickingBody{Reader: strings.NewReader("ok"), inClose: true}).RoundTrip(get())
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "close", func() { _ = resp.Body.Close() })
+	require.Zero(t, slots.Stats().InFlight)
+
+	body := &panickingBody{inRead: true}
+	require.PanicsWithValue(t, "read", func() { _, _ = answers(503, body).RoundTrip(get()) })
+	require.Equal(t, 1, body.closed)
+	require.Zero(t, slots.Stats().InFlight)
+
+	sent := &panickingBody{inRead: true}
+	req := httptest.NewRequest("PUT", "http://example.com", nil)
+	req.Body, req.ContentLength = sent, -1
+	require.PanicsWithValue(t, "read", func() { _, _ = answers(200, http.NoBody).RoundTrip(req) })
+	require.Equal(t, 1, sent.closed)
+	require.Zero(t, slots.Stats().InFlight)
+
+	sent = &panickingBody{}
+	req.Body = sent
+	never := &resiliencehttp.Transport{Middleware: func(resilience.Func) resilience.Func { panic("never") }}
+	require.PanicsWithValue(t, "never", func() { _, _ = never.RoundTrip(req) })
+	require.PanicsWithValue(t, "never", func() { _, _ = never.RoundTrip(get()) })
+	require.Equal(t, 1, sent.closed)
+}
+
+func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
+	recovered := errors.New("recovered")
+	calls := 0
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	recovers := func(next resilience.Func) resilience.Func {
+		next = slots.Wrap(next)
+		return func(ctx context.Context) (err error) {
+			defer func() {
+				if recover() != nil {
+					err = recovered
+				}
+			}()
+			return next(ctx)
+		}
+	}
+	base := roundTripper(func(*http.Request) (*http.Response, error) {
+		if calls++; calls == 2 {
+			return response(200, strings.NewReader("ok")), nil
+		}
+		panic("oops")
 	})
+	get := httptest.NewRequest("GET", "http://example.com", nil)
+	_, err := (&resiliencehttp.Transport{Base: base, Middleware: recovers}).RoundTrip(get)
+	require.ErrorIs(t, err, recovered)
+	require.Zero(t, slots.Stats().InFlight)
+
+	calls = 0
+	var seen watch
+	resp, err := (&resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, recovers)}).RoundTrip(get)
+	require.Equal(t, "ok", answer(t, resp, err))
+	require.Equal(t, []error{recovered, nil}, seen.seen())
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+func TestPanicAtTheEndOfTheBody(t *testing.T) {
+	for name, end := range map[string]func(io.ReadCloser){
+		"Read":  func(body io.ReadCloser) { _, _ = io.ReadAll(body) },
+		"Close": func(body io.ReadCloser) { _ = body.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			slots := bulkhead.New(bulkhead.Config{Limit: 1})
+			// Of two policies the inner one has its end first.
+			circuit := breaker.New(breaker.Config{SlowAfter: 1, SlowRate: 0.1, MinCalls: 1,
+				OnChange: func(context.Context, breaker.Change) { panic("oops") }})
+			transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, circuit.Wrap),
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					return response(200, strings.NewReader("ok")), nil
+				})}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+			require.NoError(t, err)
+			require.PanicsWithValue(t, "oops", func() { end(resp.Body) })
+			require.Zero(t, slots.Stats().InFlight)
+			require.NoError(t, resp.Body.Close())
+		})
+	}
+}
+
+func TestPanicKeepsItsStack(t *testing.T) {
+	for name, transport := range map[string]*resiliencehttp.Transport{
+		"InBase": {Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			panicsDeepDown()
+			return nil, nil
+		})},
+		"InPolicy": {Middleware: resilience.Chain(retries(1).Wrap, crashes(true, panicsDeepDown))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				require.Equal(t, "deep down", recover())
+				stack := make([]byte, 1<<16)
+				require.Contains(t, string(stack[:runtime.Stack(stack, false)]), "panicsDeepDown")
+			}()
+			_, _ = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		})
+	}
+}
+
+func panicsDeepDown() { panic("deep down") }
+
+func TestGoexitPassesThrough(t *testing.T) {
+	ok := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	for name, transport := range map[string]*resiliencehttp.Transport{
+		"InBase": {Middleware: slots.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			runtime.Goexit()
+			return nil, nil
+		})},
+		"InPolicyBefore": {Base: ok, Middleware: resilience.Chain(slots.Wrap, crashes(true, runtime.Goexit))},
+		"InPolicyAfter":  {Base: ok, Middleware: resilience.Chain(slots.Wrap, crashes(false, runtime.Goexit))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			returned := false
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				_, _ = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+				returned = true
+			})
+			wg.Wait()
+			require.False(t, returned)
+			require.Zero(t, slots.Stats().InFlight)
+		})
+	}
 }

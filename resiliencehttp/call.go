@@ -4,98 +4,60 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"runtime"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/stack"
+	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/retry"
 )
 
 // A call is one request on its way through the policies. It is also the ctx that
-// they run under, so that an attempt, at their other end, finds it.
-//
-// The policies, and Base under them, run on a goroutine of their own, so that they
-// can go on after RoundTrip has returned. That one and the caller's take turns, as
-// calls do on one stack: RoundTrip waits until it has something to return, the
-// policies for the end of a body that they have handed over, and the Read or Close
-// that is its end for the policies. One of them always waits, so that nothing else
-// needs a lock.
-//
-// The turn is passed through channels, not by [iter.Pull], which ends the process
-// if one of a body's readers is locked to a thread.
+// they run under, so that an attempt, at their other end, finds it, and they find
+// work that may go on after they have returned.
 type call struct {
 	context.Context
 	t    *Transport
 	req  *http.Request // the caller's
 	body requestBody
+	work linger.Work
 
 	replayable bool  // may be sent again even if it was sent before
 	final      error // not nil: nothing more may be sent, and this is why
 
-	failed   *http.Response // the latest response, if it failed and may be replaced
-	response *http.Response // what no attempt may replace
-	answer   body           // its body, if that was
-	handed   bool           // over to the caller before it had ended
+	failed   answer // the latest, if it failed and may be replaced
+	accepted answer // which no attempt may replace
+}
 
-	turn     chan struct{} // to the caller: a response is handed over; the policies are done
-	err      error         // what they returned
-	stopped  bool          // or that they were stopped, since nobody wants to know
-	crashed  bool          // or that they ended otherwise: in a panic with the
-	panicked any           // value, or by runtime.Goexit if that is nil
+// An answer is a response that somebody may read, and the lease that it came under.
+type answer struct {
+	*http.Response
+	lease  *lease // nil if there is nothing more to read under it
+	failed bool
 }
 
 type callKey struct{}
 
-// Value returns the call itself for its key.
 func (c *call) Value(key any) any {
-	if key == (callKey{}) {
+	switch key.(type) {
+	case callKey:
 		return c
+	case linger.Key:
+		return &c.work
 	}
 	return c.Context.Value(key)
 }
 
-func newCall(t *Transport, req *http.Request) *call {
-	c := &call{
-		Context: req.Context(),
-		t:       t,
-		req:     req,
-		body:    requestBody{req: req, max: t.MaxBuffer},
-		turn:    make(chan struct{}, 1),
-	}
-	if t.Replayable != nil {
-		c.replayable = t.Replayable(req)
-	} else {
-		c.replayable = replayable(req)
-	}
-	return c
-}
+// AfterFunc spares those who derive a ctx from this one a goroutine: package context
+// looks for it.
+func (c *call) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
 
-// run takes the call through the policies, on a goroutine of its own.
-func (c *call) run() {
-	returned := false
-	defer func() {
-		if !returned {
-			c.panicked = recover()
-			c.crashed = c.panicked != nil || !c.stopped
-		}
-		c.turn <- struct{}{}
-	}()
-	stack.To8K() // which policies over an http.Transport commonly need
-	c.err = c.t.wrapped(c)
-	returned = true
-}
-
-// attempt is what the policies wrap. It sends the request of the call in ctx, and
-// returns when the response's body is done with.
+// attempt is what the policies wrap. It sends the request of the call in ctx.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	switch {
 	case !ok:
 		return errNoCall
-	case c.response != nil:
-		// Nobody waits for what a policy makes of an error that it should have
-		// left alone, except the caller, to return or to close the body.
-		c.stopped = true
-		runtime.Goexit()
+	case c.accepted.Response != nil:
+		return nil // an error would keep a policy going that tries again whatever it gets
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -103,18 +65,20 @@ func attempt(ctx context.Context) error {
 	}
 	lease := newLease(ctx, c)
 	defer lease.end()
-	return c.send(ctx, lease)
+	return c.send(lease)
 }
 
 // send sends the request and returns what the policies get to see of that.
-func (c *call) send(ctx context.Context, lease *lease) error {
+func (c *call) send(lease *lease) error {
 	c.discard()
-	req, err := c.request(lease.or(ctx))
+	req, err := c.request(lease)
 	if err != nil {
-		c.final = &finalError{err}
-		return c.final
+		return c.finally(err)
 	}
 	resp, err := c.t.base().RoundTrip(req)
+	if err == nil && resp == nil {
+		err = errNothing
+	}
 	if err != nil {
 		return c.unanswered(req, err)
 	}
@@ -124,24 +88,41 @@ func (c *call) send(ctx context.Context, lease *lease) error {
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
-	failure := c.classify(resp)
-	if failure != nil && c.mayRepeat() && worthRepeating(failure) && !duplex(resp) {
-		c.keep(resp, lease)
-		return failure
-	}
-	c.response = resp
-	if failure != nil {
-		failure = final(failure)
-	}
-	switch {
-	case bodyless(c.req, resp):
-		return failure
-	case short(resp) && c.body.none(): // of two bodies, one may wait for the other
-		if rest, err := drain(resp); rest == nil {
-			return verdict(failure, err)
+	return c.answered(resp, lease)
+}
+
+// answered returns what the policies get to see of a response.
+func (c *call) answered(resp *http.Response, lease *lease) error {
+	returned := false
+	defer func() {
+		if !returned { // nobody else has it
+			_ = resp.Body.Close()
 		}
+	}()
+	failure := c.classify(resp)
+	last := failure == nil || !c.mayRepeat() || !worthRepeating(failure) || duplex(resp)
+	drained := !last && drain(resp)
+	returned = true
+
+	a := answer{resp, lease, failure != nil}
+	if drained || bodyless(c.req, resp) {
+		a.lease = nil
+	} else {
+		lease.extended.Store(true)
 	}
-	return c.hand(ctx, failure)
+	if !last {
+		c.failed = a
+		return failure
+	}
+	c.accepted = a
+	if failure != nil {
+		return retry.Permanent(failure)
+	}
+	if a.lease != nil {
+		c.work.GoOn()
+		c.hold(a.lease)
+	}
+	return nil
 }
 
 // request returns what Base is to send: a copy, so that nothing that is done to
@@ -164,8 +145,7 @@ func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 // unanswered returns for the policies the error that Base returned.
 func (c *call) unanswered(req *http.Request, err error) error {
 	if !c.mayRepeat() && !(c.body.rewinds() && neverSent(err)) {
-		c.final = &finalError{err}
-		return c.final
+		return c.finally(err)
 	}
 	if hopeless(req, err) {
 		return &finalError{err}
@@ -173,99 +153,93 @@ func (c *call) unanswered(req *http.Request, err error) error {
 	return err
 }
 
-func (c *call) classify(resp *http.Response) (failure error) {
-	if c.t.Classify == nil {
-		return classify(resp, c.mayRepeat())
-	}
-	returned := false
-	defer func() {
-		if !returned { // nobody else has it
-			_ = resp.Body.Close()
-		}
-	}()
-	failure = c.t.Classify(resp)
-	returned = true
-	return failure
+// finally returns err for the policies, as one after which nothing is sent, whatever
+// they make of it.
+func (c *call) finally(err error) error {
+	c.final = retry.Permanent(&finalError{err})
+	return c.final
 }
 
-// keep lets go of a failed response's connection, and holds the rest in case no
-// other response follows.
-func (c *call) keep(resp *http.Response, lease *lease) {
-	c.failed = resp
-	if rest, _ := drain(resp); rest != nil {
-		rest.end = lease.extend()
+func (c *call) classify(resp *http.Response) error {
+	if c.t.Classify != nil {
+		return c.t.Classify(resp)
+	}
+	if failed := classify(resp, c.mayRepeat()); failed != nil {
+		return failed
+	}
+	return nil
+}
+
+// hold has the lease dropped at the end of the body.
+func (c *call) hold(lease *lease) {
+	if lease.apart() {
+		c.work.AtEnd(func(error) { lease.drop() })
 	}
 }
 
 // discard closes a failed response that another one takes the place of.
 func (c *call) discard() {
-	if c.failed != nil {
-		_ = c.failed.Body.Close()
-		c.failed = nil
+	c.failed.close()
+	c.failed = answer{}
+}
+
+func (a answer) close() {
+	if a.Response != nil {
+		_ = a.Body.Close()
+	}
+	if a.lease != nil {
+		a.lease.drop()
 	}
 }
 
-// hand gives the caller the response, and returns when its body has ended or,
-// though nobody may read or close that, ctx.
-func (c *call) hand(ctx context.Context, failure error) error {
-	done := ctx.Done()
-	if duplex(c.response) {
-		done = nil // the connection does not end with it
+// result returns what RoundTrip returns after the policies have returned err.
+func (c *call) result(err error) (*http.Response, error) {
+	if a := c.accepted; a.Response != nil {
+		if a.lease != nil {
+			a.lease.limit()
+		}
+		return c.hand(a), nil
 	}
-	c.answer = body{inner: c.response.Body, call: c, end: make(chan error, 1)}
-	c.response.Body = c.answer.reader()
-	c.handed = true
-	c.turn <- struct{}{}
-	select {
-	case err := <-c.answer.end:
-		return verdict(failure, err)
-	case <-done:
-		return verdict(failure, ended.Error(ctx))
-	}
-}
-
-// verdict returns what the policies get to see of a response that no attempt may
-// replace, once they know how its body ended.
-func verdict(failure, err error) error {
-	if failure != nil || err == nil {
-		return failure
-	}
-	return final(err)
-}
-
-// result returns what RoundTrip returns when the policies are done.
-func (c *call) result() (*http.Response, error) {
-	c.rethrow()
-	if c.response != nil {
-		return c.response, nil
-	}
-	if c.failed != nil && !c.abandoned() {
-		return c.failed, nil
+	if c.failed.Response != nil && !c.abandoned(err) {
+		return c.hand(c.failed), nil
 	}
 	c.discard()
-	switch err := c.err.(type) {
+	if err != nil && err == c.final {
+		err = errors.Unwrap(err)
+	}
+	switch err := err.(type) {
 	case nil:
 		return nil, errNoResponse
 	case *finalError:
 		return nil, err.err // as Base returned it
 	}
-	return nil, withTimeout(c.err)
+	return nil, withTimeout(err)
 }
 
 // abandoned reports whether the policies gave up because the caller had.
-func (c *call) abandoned() bool {
+func (c *call) abandoned(err error) bool {
 	end := c.req.Context().Err()
-	return end != nil && errors.Is(c.err, end)
+	return end != nil && errors.Is(err, end)
 }
 
-// rethrow lets the caller's goroutine go the way that the policies' went.
-func (c *call) rethrow() {
-	if !c.crashed {
-		return
+// hand returns the response for the caller, whose body ends what is held for it.
+func (c *call) hand(a answer) *http.Response {
+	if a.lease != nil && a.failed { // of which the policies have seen all that they will
+		c.work.GoOn()
+		c.hold(a.lease)
 	}
+	if c.work.Held() {
+		a.Body = newBody(a, &c.work)
+	}
+	if a.failed { // the policies have its Header
+		a.Header = a.Header.Clone()
+	}
+	return a.Response
+}
+
+// crash lets go of everything where the policies do not return.
+func (c *call) crash() {
+	defer c.work.End(nil)
+	c.accepted.close()
 	c.discard()
-	if c.panicked != nil {
-		panic(c.panicked)
-	}
-	runtime.Goexit()
 }

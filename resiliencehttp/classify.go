@@ -41,10 +41,16 @@ func (e *StatusError) Retryable() bool { return !e.final }
 // StatusError is not Retryable if the request may not be sent again, going by
 // its method and its idempotency key.
 func DefaultClassify(resp *http.Response) error {
-	return classify(resp, resp.Request != nil && replayable(resp.Request))
+	failed := classify(resp, resp.Request != nil && replayable(resp.Request))
+	if failed == nil {
+		return nil
+	}
+	failed.Header = failed.Header.Clone()
+	return failed
 }
 
-func classify(resp *http.Response, mayRepeat bool) error {
+// classify returns what is wrong with resp, or nil. The two share a Header.
+func classify(resp *http.Response, mayRepeat bool) *StatusError {
 	switch resp.StatusCode {
 	case http.StatusTooManyRequests, http.StatusBadGateway,
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -55,7 +61,7 @@ func classify(resp *http.Response, mayRepeat bool) error {
 	default:
 		return nil
 	}
-	return &StatusError{StatusCode: resp.StatusCode, Header: resp.Header.Clone(), final: !mayRepeat}
+	return &StatusError{StatusCode: resp.StatusCode, Header: resp.Header, final: !mayRepeat}
 }
 
 // A finalError is an error after which the request is not sent again.
@@ -93,14 +99,6 @@ func timedOut(err error) bool {
 		Timeout() bool
 	}](err)
 	return ok && t.Timeout()
-}
-
-// final returns err as one that says that it is not Retryable.
-func final(err error) error {
-	if worthRepeating(err) {
-		return &finalError{err}
-	}
-	return err
 }
 
 // worthRepeating reports whether nothing in err says that it is not Retryable.

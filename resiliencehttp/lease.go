@@ -1,69 +1,115 @@
 package resiliencehttp
 
-import "context"
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
 
-// A lease is the ctx that a request is sent under where the attempt's own ends
-// with it: it has that one's values, deadline and reason for ending, but can be
-// extended beyond it. A failed response may have to outlive its attempt, since
-// only the policies know whether it is the last one.
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
+)
+
+// A lease is the ctx that a request is sent under. It has the values and the end of
+// the attempt's, but outlasts that where the response does: policies cancel what
+// they have derived from a ctx when they return, and a body is read after that.
 type lease struct {
 	context.Context // the attempt's
-	loose           context.Context
-	cancel          context.CancelFunc // of loose
-	leave           func() bool        // keeps loose from ending with the attempt's
-	extended        bool
+	call            *call
+
+	// Where the attempt's ctx may end before the call's:
+	loose    context.Context
+	cancel   context.CancelCauseFunc // of loose
+	leave    func() bool             // keeps loose from ending with the attempt's
+	timer    *time.Timer             // in its place, if not nil
+	extended atomic.Bool
 }
 
-// newLease returns nil where the attempt's ctx will do.
 func newLease(attempt context.Context, c *call) *lease {
-	if attempt.Done() == c.Done() || !c.replayable {
-		return nil
-	}
-	l := &lease{Context: attempt}
-	l.loose, l.cancel = context.WithCancel(c)
-	l.leave = context.AfterFunc(attempt, l.cancel)
-	return l
-}
-
-// or returns the lease, or attempt if there is none.
-func (l *lease) or(attempt context.Context) context.Context {
-	if l == nil {
-		return attempt
+	l := &lease{Context: attempt, call: c}
+	if attempt.Done() != c.Done() {
+		l.loose, l.cancel = context.WithCancelCause(c)
+		l.leave = context.AfterFunc(attempt, l.attemptEnded)
 	}
 	return l
 }
 
-// extend makes the lease last until the cancel that it returns is called, or the
-// caller's ctx ends. Nil means that nothing needs to be called.
-func (l *lease) extend() context.CancelFunc {
-	if l == nil {
-		return nil
+// apart reports whether the lease can outlast the attempt's ctx.
+func (l *lease) apart() bool { return l.loose != nil }
+
+// attemptEnded ends the lease with the attempt's ctx. One that was extended goes on
+// if that was canceled, as by a policy that returns; a time-out covers the body.
+func (l *lease) attemptEnded() {
+	if !l.extended.Load() || l.Context.Err() != context.Canceled {
+		l.cancel(context.Cause(l.Context))
 	}
-	l.leave()
-	l.extended = true
-	return l.cancel
+}
+
+// limit has the lease end in time although the attempt's ctx has been canceled, once
+// the policies have returned.
+func (l *lease) limit() {
+	if limit := linger.LimitOf(l.Context); limit != nil && l.Context.Err() == context.Canceled {
+		l.timer = time.AfterFunc(time.Until(limit.At), func() { l.cancel(limit.Cause) })
+	}
 }
 
 // end is called when the attempt is over.
 func (l *lease) end() {
-	if l != nil && !l.extended {
-		l.leave()
-		l.cancel()
+	if !l.extended.Load() {
+		l.drop()
 	}
 }
 
-func (l *lease) Done() <-chan struct{} { return l.loose.Done() }
+// drop ends the lease.
+func (l *lease) drop() {
+	if !l.apart() {
+		return
+	}
+	l.leave()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.cancel(nil)
+}
+
+// reason returns why the lease has ended.
+func (l *lease) reason() error { return ended.Error(l) }
+
+func (l *lease) Done() <-chan struct{} {
+	if l.apart() {
+		return l.loose.Done()
+	}
+	return l.Context.Done()
+}
 
 func (l *lease) Err() error {
-	end := l.loose.Err()
-	if end != nil && l.Context.Err() != nil {
+	if !l.apart() {
 		return l.Context.Err()
+	}
+	end := l.loose.Err()
+	if end != nil && errors.Is(context.Cause(l.loose), context.DeadlineExceeded) {
+		return context.DeadlineExceeded // as an attempt's time-out has it
 	}
 	return end
 }
 
-// AfterFunc spares a ctx that is derived from this one a goroutine: package
-// context looks for it.
+// Value hides the work of the call from Base: what policies there hold is not held
+// for the response.
+func (l *lease) Value(key any) any {
+	if key == (linger.Key{}) {
+		return nil
+	}
+	v := l.Context.Value(key)
+	if _, isCtx := v.(context.Context); isCtx && l.apart() && l.loose.Err() != nil {
+		return l.loose.Value(key) // the one that context.Cause looks for has another cause
+	}
+	return v
+}
+
+// AfterFunc is for those who derive a ctx from this one, as that of the call is.
 func (l *lease) AfterFunc(f func()) (stop func() bool) {
-	return context.AfterFunc(l.loose, f)
+	if l.apart() {
+		return context.AfterFunc(l.loose, f)
+	}
+	return context.AfterFunc(l.Context, f)
 }

@@ -38,9 +38,9 @@ func neverSent(err error) bool {
 type requestBody struct {
 	req      *http.Request
 	max      int64
-	used     bool   // the caller's own body was taken, and whoever took it closes it
-	buffered bool   // it is in kept
-	kept     []byte //
+	used     bool // the caller's own body was taken, and whoever took it closes it
+	buffered bool // it is in kept
+	kept     []byte
 }
 
 func (b *requestBody) none() bool { return b.req.Body == nil || b.req.Body == http.NoBody }
@@ -74,7 +74,14 @@ func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 	body := b.req.Body
 	// A Read that waits for something else does not know of ctx.
 	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
+	returned := false
+	defer func() {
+		if !returned && stop() {
+			_ = body.Close()
+		}
+	}()
 	read, err := io.ReadAll(io.LimitReader(body, b.max+1))
+	returned = true
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}

@@ -27,7 +27,7 @@
 //   - An attempt lasts until its response's body has been read to its end or
 //     closed. So long does it hold its place in a bulkhead, and so long must a
 //     time-out within the chain allow for. As always with net/http, the caller
-//     closes the body. A short one is read before the caller has it.
+//     closes the body.
 //
 // The server middleware answers 429 where a limit refuses and 503 where there is
 // no capacity, with Retry-After and a problem document (RFC 9457). Nothing that
@@ -42,37 +42,39 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A Transport is an [http.RoundTripper] that sends each request through its
-// Middleware. What the policies see as one call is one attempt: a request, its
-// response, and the reading of that response's body.
+// Middleware. What the policies see as one call is one attempt: a request and its
+// response.
 //
-// A time-out in the chain therefore covers all of that: connecting, sending, the
-// wait for the response, and the time which the caller takes to read the body.
-// An attempt ends when the body has been read to its end or closed, or its ctx
-// has ended, and not before; only then are its ctx canceled and its slot in a
-// bulkhead given back. A body that breaks off is a failure to the policies, but is
-// not retried: the caller gets what there is of it, and then the error. Nor is
-// anything else retried whose error is not Retryable: a failed response to a POST
-// goes to the caller at once, and is a failure to the policies when its body ends.
+// What the policies of this module hold for an attempt that succeeds they hold until
+// the response's body has been read to its end or closed, or the ctx has ended, so
+// that one of these must happen: a bulkhead its slot and the measuring of its
+// latency, and a breaker its judgment. A time-out (resilience.Timeout, and the
+// AttemptTimeout of a retrier) covers all of it: connecting, sending, the wait for
+// the response, and the time which the caller takes to read the body. A body that
+// breaks off is a failure to a breaker, but is not retried: the caller gets what
+// there is of it, and then the error.
 //
-// A body of at most 4 KiB, by its Content-Length, is read before RoundTrip returns,
-// and its slot given back, unless the request has a body, too. What lives long, such
-// as a stream of events or the connection after 101 Switching Protocols (which no
-// time-out ends), holds its slot as long; give it a Transport of its own.
+// Other middleware is done with an attempt when the response is there. The body is
+// not cut off by the end of a ctx which that cancels when it returns.
 //
-// A failed response that may be followed by another attempt is read up to 64 KiB
-// and closed before the policies see its [*StatusError], so that its connection
-// serves again; of a longer one the connection is kept until the next attempt.
-// If no other response follows, it is what RoundTrip returns, with a nil error
-// and its body whole and open. Its slot has been given back by then.
+// A failed response is a failure without its body, and holds no slot after that. One
+// that may be followed by another attempt is read, up to 64 KiB, and closed before
+// the policies see its [*StatusError], so that its connection serves again; of a
+// longer one the connection is kept until the next attempt. If no other response
+// follows, it is what RoundTrip returns, with a nil error and its body whole and
+// open; no time-out covers what is left to read of it then.
 //
-// The policies and Base run on a goroutine of the request's own, which ends with
-// the attempt: when the body is read to its end or closed, or the request's ctx
-// ends, so that one of these must happen. A panic or [runtime.Goexit] in them
-// passes to the caller of RoundTrip, or of the body's Read or Close; the stack
-// that it came from does not.
+// What lives long, such as a stream of events or the connection after 101 Switching
+// Protocols (which no time-out ends), holds its slot as long; give it a Transport of
+// its own.
+//
+// The policies and Base run on the caller's goroutine, and what is held is given back
+// within the body's Read or Close. Only where ctx ends first is it given back on a
+// goroutine beside them, with the hooks that this calls: nobody recovers their panics.
 //
 // The pattern's sources are those of the packages that the policies come from;
 // what may be repeated, and what Retry-After means, is RFC 9110.
@@ -84,8 +86,9 @@ type Transport struct {
 	Base http.RoundTripper
 
 	// Middleware runs each request; usually a [resilience.Chain]. It is applied
-	// once, to the first request, and serves them all. Nil means that Base gets
-	// the requests as they are.
+	// once, to the first request, and serves them all. It may call what it wraps
+	// more than once, but one call after the other, and none after it has returned.
+	// Nil means that Base gets the requests as they are.
 	Middleware resilience.Middleware
 
 	// Classify returns the error that the policies see in place of a response,
@@ -106,7 +109,7 @@ type Transport struct {
 	MaxBuffer int64
 
 	wrapOnce sync.Once
-	wrapped  resilience.Func
+	wrapped  func() resilience.Func // which panics each time if Middleware does
 }
 
 // RoundTrip sends req through the policies, and returns the response that they
@@ -126,15 +129,22 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, withTimeout(ended.Error(ctx))
 	}
-	t.wrapOnce.Do(func() { t.wrapped = t.Middleware(attempt) })
-	c := newCall(t, req)
-	defer c.body.close()
-	go c.run()
-	<-c.turn
-	if c.handed {
-		return c.response, nil
-	}
-	return c.result()
+	c := &call{Context: req.Context(), t: t, req: req, body: requestBody{req: req, max: t.MaxBuffer}}
+	returned := false
+	defer func() {
+		c.body.close()
+		if !returned {
+			c.crash()
+		}
+	}()
+	t.wrapOnce.Do(func() {
+		linger.Use()
+		t.wrapped = sync.OnceValue(func() resilience.Func { return t.Middleware(attempt) })
+	})
+	c.replayable = t.replayable(req)
+	err := t.wrapped()(c)
+	returned = true
+	return c.result(err)
 }
 
 // CloseIdleConnections forwards to Base, as [http.Client.CloseIdleConnections]
@@ -143,6 +153,13 @@ func (t *Transport) CloseIdleConnections() {
 	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		base.CloseIdleConnections()
 	}
+}
+
+func (t *Transport) replayable(req *http.Request) bool {
+	if t.Replayable != nil {
+		return t.Replayable(req)
+	}
+	return replayable(req)
 }
 
 func (t *Transport) base() http.RoundTripper {
@@ -171,5 +188,6 @@ func closeBody(req *http.Request) {
 
 var (
 	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
+	errNothing    = errors.New("resiliencehttp: Base returned neither an error nor a response")
 	errNoCall     = errors.New("resiliencehttp: the Middleware lost the request's ctx")
 )

@@ -22,6 +22,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -34,8 +35,8 @@ func retries(attempts int) *retry.Retrier {
 // A testServer is a server on loopback, over HTTP/1.1 or, with TLS, HTTP/2.
 type testServer struct {
 	*httptest.Server
-	Base *http.Transport // to talk to it
-	opened,
+	Base          *http.Transport // to talk to it
+	opened, open, // connections
 	requests atomic.Int64
 }
 
@@ -46,8 +47,12 @@ func serve(t *testing.T, http2 bool, handler http.HandlerFunc) *testServer {
 		handler(w, r)
 	}))
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
+		switch state {
+		case http.StateNew:
 			s.opened.Add(1)
+			s.open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			s.open.Add(-1)
 		}
 	}
 	if http2 {
@@ -59,7 +64,12 @@ func serve(t *testing.T, http2 bool, handler http.HandlerFunc) *testServer {
 		s.Base = &http.Transport{}
 	}
 	t.Cleanup(func() {
-		s.Base.CloseIdleConnections()
+		if !t.Failed() { // a body that somebody has left open keeps its connection from being idle
+			require.Eventually(t, func() bool {
+				s.Base.CloseIdleConnections()
+				return s.open.Load() == 0
+			}, 10*time.Second, time.Millisecond, "a connection is left")
+		}
 		s.CloseClientConnections()
 		s.Close()
 		requireNoCall(t)
@@ -79,13 +89,20 @@ func onBoth(t *testing.T, test func(t *testing.T, http2 bool)) {
 	}
 }
 
-// requireNoCall waits for the goroutines of all calls to end.
+// requireNoCall waits for all goroutines in this package's code to end.
 func requireNoCall(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		dump := make([]byte, 1<<20)
-		return !bytes.Contains(dump[:runtime.Stack(dump, true)], []byte("resiliencehttp.(*call)"))
-	}, 10*time.Second, time.Millisecond, "a call's goroutine is left")
+		return !bytes.Contains(dump[:runtime.Stack(dump, true)], []byte("/resiliencehttp."))
+	}, 10*time.Second, time.Millisecond, "a goroutine is left")
+}
+
+// requireFree waits until nobody has a slot, as a call whose ctx has ended does not
+// wait for that.
+func requireFree(t *testing.T, slots *bulkhead.Bulkhead) {
+	t.Helper()
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // answer reads the response to its end and closes it.
@@ -113,7 +130,7 @@ func statuses(body string, codes ...int) http.HandlerFunc {
 	}
 }
 
-// watch records what the policies get to see.
+// watch records what the policies get to see, of a response's body, too.
 type watch struct {
 	mu   sync.Mutex
 	errs []error
@@ -125,12 +142,19 @@ func (w *watch) Wrap(next resilience.Func) resilience.Func {
 		w.mu.Lock()
 		w.ctxs = append(w.ctxs, ctx)
 		w.mu.Unlock()
+		work := linger.Of(ctx)
 		err := next(ctx)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.errs = append(w.errs, err)
+		if err != nil || !work.AtEnd(w.see) {
+			w.see(err)
+		}
 		return err
 	}
+}
+
+func (w *watch) see(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.errs = append(w.errs, err)
 }
 
 func (w *watch) seen() []error {
@@ -320,6 +344,45 @@ func TestStatusesThatReachThePolicies(t *testing.T) {
 	}
 }
 
+func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		server := serve(t, false, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("A", "b")
+			w.WriteHeader(503)
+		})
+		var seen watch
+		req, err := http.NewRequest(method, server.URL, nil)
+		require.NoError(t, err)
+		resp, err := server.client(retries(2).Wrap, seen.Wrap).Do(req)
+		require.Empty(t, answer(t, resp, err))
+		resp.Header.Set("A", "c")
+		for _, err := range seen.seen() {
+			status, ok := errors.AsType[*resiliencehttp.StatusError](err)
+			require.True(t, ok)
+			require.Equal(t, "b", status.Header.Get("A"))
+		}
+	}
+	resp := response(503, nil, "A", "b")
+	status, ok := errors.AsType[*resiliencehttp.StatusError](resiliencehttp.DefaultClassify(resp))
+	require.True(t, ok)
+	resp.Header.Set("A", "c")
+	require.Equal(t, "b", status.Header.Get("A"))
+}
+
+func TestResponseThatNobodyGetsIsClosed(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	closed := 0
+	r := retry.New(retry.Config{OnRetry: func(context.Context, retry.Attempt) { cancel() }})
+	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		resp := response(503, nil)
+		resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+		return resp, nil
+	})}
+	_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, closed)
+}
+
 func TestClassifyDecides(t *testing.T) {
 	server := serve(t, false, statuses("", 418, 418, 503))
 	teapot := errors.New("a teapot")
@@ -400,6 +463,10 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 			require.EqualError(t, err, c.want)
 		})
 	}
+
+	nothing := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil })}
+	_, err := nothing.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.ErrorContains(t, err, "resiliencehttp: Base returned neither an error nor a response")
 
 	// With a response there is something to answer with.
 	transport := &resiliencehttp.Transport{Middleware: swallow, Base: roundTripper(func(*http.Request) (*http.Response, error) {
@@ -528,7 +595,13 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 			_, _ = w.Write(make([]byte, n.Load()%5*1000))
 		})
 		slots := bulkhead.New(bulkhead.Config{Limit: limit, Queue: callers})
-		client := server.client(retries(2).Wrap, slots.Wrap)
+		var judged atomic.Int64
+		circuit := breaker.New(breaker.Config{Window: time.Hour, FailureRate: 1, Classify: func(error) breaker.Outcome {
+			judged.Add(1)
+			return breaker.Success
+		}})
+		var attempts watch
+		client := server.client(retries(2).Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Minute), attempts.Wrap)
 		var wg sync.WaitGroup
 		for i := range callers {
 			wg.Go(func() {
@@ -549,7 +622,27 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		requireFree(t, slots)
 		requireNoCall(t)
-		require.Zero(t, slots.Stats().InFlight)
+		require.Positive(t, judged.Load())
+		// Each attempt counts once, but for those whose ctx ended first.
+		ended := int64(len(attempts.seen()))
+		require.EqualValues(t, len(attempts.ctxs), ended)
+		require.LessOrEqual(t, circuit.Stats().Calls, ended)
+		require.GreaterOrEqual(t, circuit.Stats().Calls, ended-callers*calls/3-callers)
 	})
+}
+
+func TestTransportOverATransport(t *testing.T) {
+	more := make(chan struct{})
+	server := serve(t, false, halves(more))
+	inner, outer := bulkhead.New(bulkhead.Config{Limit: 1}), bulkhead.New(bulkhead.Config{Limit: 1})
+	var base http.RoundTripper = server.client(inner.Wrap, resilience.Timeout(time.Minute)).Transport
+	client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: outer.Wrap}}
+	resp, err := client.Get(server.URL)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1}, []int{inner.Stats().InFlight, outer.Stats().InFlight})
+	close(more)
+	require.Equal(t, "onetwo", answer(t, resp, nil))
+	require.Equal(t, []int{0, 0}, []int{inner.Stats().InFlight, outer.Stats().InFlight})
 }
