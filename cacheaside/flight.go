@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/stack"
 )
 
 // A flight is one load of a key, and the lease for what it will store: it is kept
@@ -254,7 +253,7 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 		}
 	}()
 	if f.batch == nil && len(c.slots) < cap(c.slots) { // else it waits its turn, and better be small
-		stack.To16K() // which an eviction needs
+		growStack() // which an eviction needs
 	}
 	e, err := c.obtain(f)
 	returned = true
