@@ -37,7 +37,7 @@ func TestFigures(t *testing.T) {
 			if !wanted.MatchString(name) {
 				continue
 			}
-			row := rowOf(name, c, measure(c))
+			row := rowOf(name, c, measure(c, p.times))
 			fmt.Fprint(os.Stderr, row) // a long run shows how far it is
 			table.WriteString(row)
 		}
@@ -52,10 +52,10 @@ func TestFigures(t *testing.T) {
 }
 
 // measure returns the results of each implementation, by its name.
-func measure(c comparison) map[string][]testing.BenchmarkResult {
+func measure(c comparison, times int) map[string][]testing.BenchmarkResult {
 	results := make(map[string][]testing.BenchmarkResult)
 	order := slices.Clone(c.impls)
-	for range *rounds {
+	for range *rounds * times {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, i := range order {
 			r := testing.Benchmark(func(b *testing.B) {

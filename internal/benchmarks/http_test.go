@@ -28,8 +28,7 @@ var httpCases = []comparison{
 // client that retries at once has one success for each round of them. A failed
 // answer has no body: failsafe would leave that open, and its connection with it,
 // until the process has no descriptors left. No client is told to wait, though
-// the others set a timer for it; ours lasts until the body has been read, theirs
-// until the header has.
+// the others set a timer for it.
 func getters(statuses ...int) []impl {
 	impls := []impl{
 		{"resilience", func(b *testing.B) {
