@@ -35,11 +35,10 @@ func newBody(a answer, work *linger.Work) io.ReadCloser {
 }
 
 // bodyless reports whether there is nothing to wait for in the response's body,
-// which callers then need not close. A ContentLength of 0 does not say so, except in
-// HTTP/2: it is what a RoundTripper leaves that knows no better.
+// which callers then need not close. A ContentLength of 0 does not say so: it is
+// what a RoundTripper leaves that knows no better, and trailers may be to come.
 func bodyless(req *http.Request, resp *http.Response) bool {
 	return resp.Body == http.NoBody || req.Method == http.MethodHead ||
-		resp.ProtoMajor == 2 && resp.ContentLength == 0 ||
 		resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified
 }
 

@@ -134,18 +134,33 @@ func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 	})
 }
 
+// patiently calls get with ever longer limits until the limit passes after the
+// response has come, however slow the machine is.
+func patiently(t *testing.T, get func(limit time.Duration) (*http.Response, error)) (*http.Response, time.Duration) {
+	t.Helper()
+	for limit := 50 * time.Millisecond; ; limit *= 2 {
+		resp, err := get(limit)
+		if err == nil {
+			return resp, limit
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+}
+
 func TestTimeoutCoversBody(t *testing.T) {
-	const limit = 50 * time.Millisecond
-	timeout := resilience.Timeout(limit)
-	attempts := retry.New(retry.Config{AttemptTimeout: limit}).Wrap
-	for name, limited := range map[string]resilience.Middleware{
+	timeout := resilience.Timeout
+	attempts := func(limit time.Duration) resilience.Middleware {
+		return retry.New(retry.Config{Attempts: 1, AttemptTimeout: limit}).Wrap
+	}
+	long := timeout(time.Hour)
+	for name, limited := range map[string]func(time.Duration) resilience.Middleware{
 		"Timeout":              timeout,
 		"AttemptTimeout":       attempts,
-		"AroundAnother":        resilience.Chain(timeout, derives),
-		"WithinAnother":        resilience.Chain(derives, timeout),
-		"AttemptWithinAnother": resilience.Chain(derives, attempts),
-		"TheShorterOfTwo":      resilience.Chain(derives, timeout, resilience.Timeout(time.Minute)),
-		"TheShorterOfTwoAgain": resilience.Chain(derives, resilience.Timeout(time.Minute), timeout),
+		"AroundAnother":        func(d time.Duration) resilience.Middleware { return resilience.Chain(timeout(d), derives) },
+		"WithinAnother":        func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, timeout(d)) },
+		"AttemptWithinAnother": func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, attempts(d)) },
+		"TheShorterOfTwo":      func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, timeout(d), long) },
+		"TheShorterOfTwoAgain": func(d time.Duration) resilience.Middleware { return resilience.Chain(derives, long, timeout(d)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, http2 bool) {
@@ -154,12 +169,14 @@ func TestTimeoutCoversBody(t *testing.T) {
 						w.WriteHeader(status)
 						halves(nil)(w, r)
 					})
-					circuit := breaker.New(breaker.Config{Failures: 1})
-					slots := bulkhead.New(bulkhead.Config{Limit: 1})
-					resp, err := server.client(circuit.Wrap, slots.Wrap, limited).Post(server.URL, "", nil)
-					require.NoError(t, err)
-					require.Equal(t, status == 503, circuit.State() == breaker.Open)
-					_, err = io.ReadAll(resp.Body)
+					var circuit *breaker.Breaker
+					var slots *bulkhead.Bulkhead
+					resp, limit := patiently(t, func(limit time.Duration) (*http.Response, error) {
+						circuit = breaker.New(breaker.Config{Failures: 1})
+						slots = bulkhead.New(bulkhead.Config{Limit: 1})
+						return server.client(circuit.Wrap, slots.Wrap, limited(limit)).Post(server.URL, "", nil)
+					})
+					_, err := io.ReadAll(resp.Body)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 					if !http2 { // which has the bare error of the ctx
 						require.ErrorContains(t, err, limit.String())
@@ -175,10 +192,13 @@ func TestTimeoutCoversBody(t *testing.T) {
 
 func TestTimeoutEndsTheAttemptThoughNobodyCloses(t *testing.T) {
 	server := serve(t, false, halves(nil))
-	circuit := breaker.New(breaker.Config{Failures: 1})
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	resp, err := server.client(circuit.Wrap, slots.Wrap, resilience.Timeout(50*time.Millisecond)).Get(server.URL)
-	require.NoError(t, err)
+	var circuit *breaker.Breaker
+	var slots *bulkhead.Bulkhead
+	resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
+		circuit = breaker.New(breaker.Config{Failures: 1})
+		slots = bulkhead.New(bulkhead.Config{Limit: 1})
+		return server.client(circuit.Wrap, slots.Wrap, resilience.Timeout(limit)).Get(server.URL)
+	})
 	requireFree(t, slots)
 	require.Eventually(t, func() bool { return circuit.State() == breaker.Open }, 10*time.Second, time.Millisecond)
 	require.NoError(t, resp.Body.Close())
@@ -266,14 +286,28 @@ func TestBreakerWithinAPolicyThatCancelsIgnoresTheCallersEnd(t *testing.T) {
 }
 
 func TestEmptyResponseHoldsNoSlot(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, func(http.ResponseWriter, *http.Request) {})
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		resp, err := server.client(slots.Wrap).Get(server.URL)
-		require.NoError(t, err)
-		require.Zero(t, slots.Stats().InFlight)
-		require.NoError(t, resp.Body.Close())
+	server := serve(t, false, func(http.ResponseWriter, *http.Request) {})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	resp, err := server.client(slots.Wrap).Get(server.URL)
+	require.NoError(t, err)
+	require.Zero(t, slots.Stats().InFlight)
+	require.NoError(t, resp.Body.Close())
+}
+
+func TestResponseThatIsNotOverThoughItsLengthIsZero(t *testing.T) {
+	end := make(chan struct{})
+	server := serve(t, true, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "0")
+		w.Header().Set("Trailer", "Out")
+		w.(http.Flusher).Flush()
+		<-end
+		w.Header().Set("Out", "and out")
 	})
+	resp, err := server.client(resilience.Timeout(time.Minute)).Get(server.URL)
+	require.NoError(t, err)
+	close(end)
+	require.Empty(t, answer(t, resp, nil))
+	require.Equal(t, "and out", resp.Trailer.Get("Out"))
 }
 
 // A writableBody happens to have a method Write.
@@ -403,12 +437,13 @@ func TestEndOfTheCallersCtxCutsTheBodyWhateverPoliciesDid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, http2 bool) {
 				server := serve(t, http2, halves(nil))
-				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-				defer cancel()
-				req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
-				resp, err := server.client(mw).Do(req)
-				require.NoError(t, err)
-				_, err = io.ReadAll(resp.Body)
+				resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
+					ctx, cancel := context.WithTimeout(t.Context(), limit)
+					t.Cleanup(cancel)
+					req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+					return server.client(mw).Do(req)
+				})
+				_, err := io.ReadAll(resp.Body)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.NoError(t, resp.Body.Close())
 			})

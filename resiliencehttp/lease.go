@@ -48,6 +48,9 @@ func (l *lease) attemptEnded() {
 // limit has the lease end in time although the attempt's ctx has been canceled, once
 // the policies have returned.
 func (l *lease) limit() {
+	if !l.apart() {
+		return
+	}
 	if limit := linger.LimitOf(l.Context); limit != nil && l.Context.Err() == context.Canceled {
 		l.timer = time.AfterFunc(time.Until(limit.At), func() { l.cancel(limit.Cause) })
 	}

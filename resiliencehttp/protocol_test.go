@@ -66,11 +66,13 @@ func requireEcho(t *testing.T, conn io.ReadWriter, lines ...string) {
 
 func TestSwitchingProtocols(t *testing.T) {
 	server := serve(t, false, upgrade)
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	var inner watch
-	client := server.client(retries(3).Wrap, slots.Wrap, resilience.Timeout(50*time.Millisecond), inner.Wrap)
-	resp, err := client.Do(upgradeRequest(t, server.URL))
-	require.NoError(t, err)
+	var slots *bulkhead.Bulkhead
+	var inner *watch
+	resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
+		slots, inner = bulkhead.New(bulkhead.Config{Limit: 1}), new(watch)
+		client := server.client(slots.Wrap, resilience.Timeout(limit), inner.Wrap)
+		return client.Do(upgradeRequest(t, server.URL))
+	})
 	require.Equal(t, 101, resp.StatusCode)
 	conn := resp.Body.(io.ReadWriteCloser)
 	requireEcho(t, conn, "one")
