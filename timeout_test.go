@@ -125,14 +125,6 @@ func TestTimeoutRefusesANegativeLimit(t *testing.T) {
 	})
 }
 
-// beginWork returns a ctx for work that may go on after its function, as a request
-// does until its response has been read.
-func beginWork(ctx context.Context) (context.Context, *linger.Work) {
-	linger.Use()
-	work := new(linger.Work)
-	return context.WithValue(ctx, linger.Key{}, work), work
-}
-
 func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var timed context.Context
@@ -142,7 +134,7 @@ func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 				return fn(ctx)
 			})(ctx))
 		}
-		ctx, work := beginWork(t.Context())
+		ctx, work := linger.Begin(t.Context())
 		start := time.Now()
 		run(ctx, func(context.Context) error { work.GoOn(); return nil })
 		require.NoError(t, timed.Err())
@@ -150,13 +142,13 @@ func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(start))
 		require.Equal(t, &resilience.TimeoutError{After: time.Second}, context.Cause(timed))
 
-		ctx, work = beginWork(t.Context())
+		ctx, work = linger.Begin(t.Context())
 		run(ctx, func(context.Context) error { work.GoOn(); return nil })
 		require.NoError(t, timed.Err())
 		work.End(nil)
 		require.ErrorIs(t, timed.Err(), context.Canceled)
 
-		ctx, _ = beginWork(t.Context())
+		ctx, _ = linger.Begin(t.Context())
 		run(ctx, sleep(0))
 		require.ErrorIs(t, timed.Err(), context.Canceled, "the work did not go on")
 	})

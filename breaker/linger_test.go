@@ -13,18 +13,10 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// beginWork returns a ctx for work that may go on after its function, as a request
-// does until its response has been read.
-func beginWork(ctx context.Context) (context.Context, *linger.Work) {
-	linger.Use()
-	work := new(linger.Work)
-	return context.WithValue(ctx, linger.Key{}, work), work
-}
-
 func TestBreakerCountsWorkThatGoesOnWhenItIsOver(t *testing.T) {
 	var seen changes
 	b := breaker.New(breaker.Config{Failures: 1, OnChange: seen.hook})
-	ctx, work := beginWork(t.Context())
+	ctx, work := linger.Begin(t.Context())
 	goesOn := func(context.Context) error { work.GoOn(); return nil }
 	require.NoError(t, b.Do(ctx, goesOn))
 	require.Zero(t, b.Stats().Calls)
@@ -32,7 +24,7 @@ func TestBreakerCountsWorkThatGoesOnWhenItIsOver(t *testing.T) {
 	require.EqualValues(t, 1, b.Stats().Calls)
 	require.Zero(t, b.Stats().Failed)
 
-	ctx, work = beginWork(t.Context())
+	ctx, work = linger.Begin(t.Context())
 	require.NoError(t, b.Do(ctx, goesOn))
 	require.Equal(t, breaker.Closed, b.State())
 	work.End(errDown)
@@ -40,7 +32,7 @@ func TestBreakerCountsWorkThatGoesOnWhenItIsOver(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 	require.Equal(t, errDown, seen.all[0].Err)
 
-	ctx, work = beginWork(t.Context())
+	ctx, work = linger.Begin(t.Context())
 	requireRefused(t, b.Do(ctx, goesOn), breaker.Open)
 	require.False(t, work.Held())
 }
@@ -57,7 +49,7 @@ func TestBreakerCountsWorkThatFailsAfterItsCtx(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := breaker.New(breaker.Config{Failures: 1})
-			ctx, work := beginWork(t.Context())
+			ctx, work := linger.Begin(t.Context())
 			ctx, cancel := context.WithCancel(ctx)
 			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
 			cancel()
@@ -76,7 +68,7 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := breaker.New(breaker.Config{Failures: 1})
-			ctx, work := beginWork(t.Context())
+			ctx, work := linger.Begin(t.Context())
 			func() {
 				defer func() { _ = recover() }()
 				require.Equal(t, errDown, b.Do(ctx, func(context.Context) error { return fn(work) }))
@@ -88,7 +80,7 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	}
 
 	b := breaker.New(breaker.Config{Failures: 1})
-	ctx, _ := beginWork(t.Context())
+	ctx, _ := linger.Begin(t.Context())
 	require.NoError(t, b.Do(ctx, ok))
 	require.EqualValues(t, 1, b.Stats().Calls)
 	done := make(chan struct{})
@@ -106,7 +98,7 @@ func TestBreakerProbesUntilTheWorkIsOver(t *testing.T) {
 			b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
 			open(t, b)
 			time.Sleep(time.Second)
-			ctx, work := beginWork(t.Context())
+			ctx, work := linger.Begin(t.Context())
 			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
 			requireRefused(t, do(b, ok), breaker.HalfOpen)
 			work.End(end)
@@ -119,7 +111,7 @@ func TestBreakerProbesUntilTheWorkIsOver(t *testing.T) {
 func TestBreakerFindsWorkSlowThatGoesOnForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{SlowAfter: time.Second, SlowRate: 0.5, MinCalls: 1})
-		ctx, work := beginWork(t.Context())
+		ctx, work := linger.Begin(t.Context())
 		require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
 		time.Sleep(time.Second)
 		work.End(nil)
@@ -129,7 +121,7 @@ func TestBreakerFindsWorkSlowThatGoesOnForLong(t *testing.T) {
 
 func TestGroupKeepsABreakerWhoseWorkGoesOn(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Failures: 1}, MaxKeys: 1})
-	ctx, work := beginWork(t.Context())
+	ctx, work := linger.Begin(t.Context())
 	require.NoError(t, g.Do(ctx, 1, func(context.Context) error { work.GoOn(); return nil }))
 	require.NoError(t, g.Do(t.Context(), 2, ok))
 	require.Equal(t, []int{1}, keysOf(g))

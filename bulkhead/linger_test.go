@@ -14,14 +14,6 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// beginWork returns a ctx for work that may go on after its function, as a request
-// does until its response has been read.
-func beginWork(ctx context.Context) (context.Context, *linger.Work) {
-	linger.Use()
-	work := new(linger.Work)
-	return context.WithValue(ctx, linger.Key{}, work), work
-}
-
 func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 	policies := map[string]func() (do func(context.Context, func(context.Context) error) error, inFlight func() int){
 		"Bulkhead": func() (func(context.Context, func(context.Context) error) error, func() int) {
@@ -49,7 +41,7 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				bulkhead.ForgetWeights()
 				do, inFlight := policy()
-				ctx, work := beginWork(t.Context())
+				ctx, work := linger.Begin(t.Context())
 				if weight > 1 {
 					ctx = bulkhead.WithWeight(ctx, weight)
 				}
@@ -58,19 +50,19 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 				work.End(nil)
 				require.Zero(t, inFlight())
 
-				ctx, _ = beginWork(t.Context())
+				ctx, _ = linger.Begin(t.Context())
 				require.Equal(t, broken, do(ctx, func(context.Context) error { return broken }))
 				require.Zero(t, inFlight(), "the work did not go on")
 
-				ctx, work = beginWork(t.Context())
+				ctx, work = linger.Begin(t.Context())
 				require.Equal(t, broken, do(ctx, func(context.Context) error { work.GoOn(); return broken }))
 				require.Zero(t, inFlight(), "the next attempt may need the slot")
 
-				ctx, work = beginWork(t.Context())
+				ctx, work = linger.Begin(t.Context())
 				require.Panics(t, func() { _ = do(ctx, func(context.Context) error { work.GoOn(); panic("oops") }) })
 				require.Zero(t, inFlight())
 
-				ctx, work = beginWork(t.Context())
+				ctx, work = linger.Begin(t.Context())
 				work.GoOn()
 				require.NoError(t, do(ctx, nothing))
 				require.Zero(t, inFlight(), "this is not what goes on")
@@ -81,7 +73,7 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 
 func TestGroupKeepsABulkheadWhoseWorkGoesOn(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}, MaxKeys: 1})
-	ctx, work := beginWork(t.Context())
+	ctx, work := linger.Begin(t.Context())
 	require.NoError(t, g.Do(ctx, 1, func(context.Context) error { work.GoOn(); return nil }))
 	require.NoError(t, g.Do(t.Context(), 2, nothing))
 	require.ErrorIs(t, g.Do(t.Context(), 1, nothing), bulkhead.ErrFull, "the group has forgotten it")
@@ -103,7 +95,7 @@ func TestAdaptiveMeasuresUntilTheWorkIsOver(t *testing.T) {
 				var wg sync.WaitGroup
 				for range 10 {
 					wg.Go(func() {
-						ctx, work := beginWork(t.Context())
+						ctx, work := linger.Begin(t.Context())
 						_ = b.Do(ctx, func(context.Context) error { work.GoOn(); return nil })
 						time.Sleep(latency)
 						work.End(end)

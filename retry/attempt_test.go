@@ -97,12 +97,11 @@ func TestNestedRetrierKeepsItsAttemptTimeout(t *testing.T) {
 }
 
 func TestAttemptTimeoutCoversWorkThatGoesOn(t *testing.T) {
-	linger.Use()
 	for _, goesOn := range []bool{true, false} {
-		work := new(linger.Work) // as a request is until its response has been read
+		ctx, work := linger.Begin(t.Context()) // as a request is until its response has been read
 		var attempt context.Context
 		r := retry.New(retry.Config{AttemptTimeout: time.Minute})
-		require.NoError(t, r.Do(context.WithValue(t.Context(), linger.Key{}, work), func(ctx context.Context) error {
+		require.NoError(t, r.Do(ctx, func(ctx context.Context) error {
 			attempt = ctx
 			if goesOn {
 				work.GoOn()

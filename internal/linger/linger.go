@@ -37,10 +37,17 @@ const (
 // Key is the key of a [*Work] among the values of a ctx.
 type Key struct{}
 
+// Begin returns ctx with new work.
+func Begin(ctx context.Context) (context.Context, *Work) {
+	Use()
+	w := new(Work)
+	return context.WithValue(ctx, Key{}, w), w
+}
+
 // inUse spares programs without such work the search for it.
 var inUse atomic.Bool
 
-// Use is to be called once before any work is begun.
+// Use is to be called once before any work is begun other than by Begin.
 func Use() { inUse.Store(true) }
 
 // Of returns the work that a policy is about to do under ctx: nil if there is none,
@@ -54,7 +61,7 @@ func Of(ctx context.Context) *Work {
 
 func find(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
-	if w == nil || w.is(goesOn) || w.is(over) {
+	if w == nil || !w.is(inside) {
 		return nil
 	}
 	return w

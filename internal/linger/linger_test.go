@@ -13,13 +13,6 @@ import (
 
 var errBroke = errors.New("the body broke off")
 
-// begin returns a ctx with work.
-func begin(t *testing.T) (context.Context, *linger.Work) {
-	linger.Use()
-	work := new(linger.Work)
-	return context.WithValue(t.Context(), linger.Key{}, work), work
-}
-
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	linger.Use()
 	work := linger.Of(t.Context())
@@ -45,7 +38,7 @@ func TestReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
 		"Panics":         {func(w *linger.Work) error { w.GoOn(); panic(errBroke) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, work := begin(t)
+			ctx, work := linger.Begin(t.Context())
 			require.Same(t, work, linger.Of(ctx))
 			var ends []error
 			func() {
@@ -67,7 +60,7 @@ func TestReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
 }
 
 func TestWhatIsHeldIsReleasedFromTheInsideOut(t *testing.T) {
-	_, work := begin(t)
+	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	var ends []string
 	for _, name := range []string{"inner", "outer"} {
@@ -81,7 +74,7 @@ func TestWhatIsHeldIsReleasedFromTheInsideOut(t *testing.T) {
 }
 
 func TestEndFromWithinEndsTheRest(t *testing.T) {
-	_, work := begin(t)
+	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	var ends []string
 	work.AtEnd(func(error) { work.End(nil); ends = append(ends, "inner") })
@@ -91,7 +84,7 @@ func TestEndFromWithinEndsTheRest(t *testing.T) {
 }
 
 func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
-	ctx, work := begin(t)
+	ctx, work := linger.Begin(t.Context())
 	work.GoOn()
 	require.Nil(t, linger.Of(ctx), "a fallback, say")
 	work.End(nil)
@@ -99,7 +92,7 @@ func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
 }
 
 func TestPanicKeepsNothing(t *testing.T) {
-	_, work := begin(t)
+	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	ends := 0
 	work.AtEnd(func(error) { ends++; panic("first") })
@@ -109,7 +102,7 @@ func TestPanicKeepsNothing(t *testing.T) {
 }
 
 func TestTheEarliestLimitCounts(t *testing.T) {
-	ctx, work := begin(t)
+	ctx, work := linger.Begin(t.Context())
 	require.Nil(t, linger.LimitOf(ctx))
 	noon := time.Now()
 	outer := linger.WithLimit(ctx, noon, errBroke)
