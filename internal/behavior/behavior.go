@@ -1,0 +1,212 @@
+// Package behavior reads what an error says about the call that returned it. Every
+// package of this module reads errors here and nowhere else, so that no pattern
+// misreads what another one says.
+//
+// An error says what it means by methods, at any depth of its chain:
+//
+//	Refused() bool             true: this module did not make the call
+//	Answered() bool            true: the dependency worked, and its answer is no
+//	Retryable() bool           false: another attempt cannot help
+//	RetryAfter() time.Duration > 0: another attempt cannot help sooner
+//	Throttled() bool           true: the dependency refused the call to shed load
+//
+// Of an error and what it wraps, the outermost that has a method decides. Of errors
+// that are joined (an error with Unwrap() []error), every part is asked:
+//
+//   - The whole is refused only if all parts are, and answered only if a part is
+//     answered and no part failed. Anything else has failed.
+//   - One part that is not refused and not retryable makes the whole not retryable.
+//     Refused parts decide only where all parts are refused; then one that is
+//     retryable is enough.
+//   - The longest RetryAfter counts, and one Throttled part is enough.
+//
+// What an error says of its call comes before what it says of the next one:
+// Refused, Answered, the end of the caller's ctx, Retryable, RetryAfter.
+package behavior
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// A Kind is what the end of a call says about the dependency.
+type Kind uint8
+
+const (
+	Done     Kind = iota // the call succeeded
+	Answered             // the dependency worked, and its answer is no
+	Refused              // the call was not made
+	Canceled             // the caller's ctx was canceled; the call says nothing
+	Overran              // the deadline of the caller's ctx passed
+	Failed               // the dependency failed, or cannot be told from one that did
+)
+
+// An End is what the end of a call says.
+type End struct {
+	Kind Kind
+	// Retryable is whether another attempt may help: false for Done, and for an
+	// answer that does not itself say that it is retryable.
+	Retryable bool
+	// RetryAfter is the least time until another attempt, 0 if there is none.
+	RetryAfter time.Duration
+	// FailedAfter is the RetryAfter of the parts that have failed: what the
+	// dependency asked for, without what policies of this module estimate.
+	FailedAfter time.Duration
+	// Throttled is whether the dependency refused the call to shed load.
+	Throttled bool
+}
+
+// Read returns what err says, whatever became of the caller. A nil err is Done.
+func Read(err error) End {
+	if err == nil {
+		return End{}
+	}
+	p := read(err)
+	return End{
+		Kind:        p.kind,
+		Retryable:   p.retry == yes || p.retry == unsaid && p.kind != Answered,
+		RetryAfter:  p.after,
+		FailedAfter: p.failedAfter,
+		Throttled:   p.throttled,
+	}
+}
+
+// ReadUnder returns what err says of a call that was made under ctx. If ctx has
+// ended, an err that is neither refused nor an answer is the end of ctx.
+func ReadUnder(ctx context.Context, err error) End {
+	end := Read(err)
+	if end.Kind == Failed {
+		switch ctx.Err() {
+		case nil:
+		case context.DeadlineExceeded:
+			end.Kind = Overran
+		default:
+			end.Kind = Canceled
+		}
+	}
+	return end
+}
+
+// IsRefused reports whether the call that returned err was not made.
+func IsRefused(err error) bool { return Read(err).Kind == Refused }
+
+// IsAnswered reports whether err is an answer of a dependency that worked.
+func IsAnswered(err error) bool { return Read(err).Kind == Answered }
+
+// IsTimeout reports whether err is a time-out: context.DeadlineExceeded, or an error
+// whose method Timeout() bool returns true, anywhere in its chain.
+func IsTimeout(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	e, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && e.Timeout()
+}
+
+// A said is a word on whether another attempt may help.
+type said uint8
+
+const (
+	unsaid said = iota
+	yes
+	no
+)
+
+// A part is what an error of a chain says for itself and for what it wraps.
+type part struct {
+	kind               Kind // Answered, Refused or Failed
+	retry              said
+	after, failedAfter time.Duration
+	throttled          bool
+}
+
+// read returns what err says. What err wraps speaks first; then err itself, so that
+// the outermost word stands.
+func read(err error) part {
+	p := part{kind: Failed}
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		p = join(e.Unwrap())
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			p = read(inner)
+		}
+	}
+	if e, ok := err.(interface{ Answered() bool }); ok {
+		switch answered := e.Answered(); {
+		case answered && p.kind == Failed:
+			p.kind = Answered
+		case !answered && p.kind == Answered:
+			p.kind = Failed
+		}
+	}
+	if e, ok := err.(interface{ Refused() bool }); ok {
+		switch refused := e.Refused(); {
+		case refused:
+			p.kind = Refused
+		case p.kind == Refused:
+			p.kind = Failed
+		}
+	}
+	if e, ok := err.(interface{ Retryable() bool }); ok {
+		p.retry = no
+		if e.Retryable() {
+			p.retry = yes
+		}
+	}
+	if e, ok := err.(interface{ RetryAfter() time.Duration }); ok {
+		p.after = max(0, e.RetryAfter())
+		p.failedAfter = p.after
+	}
+	if p.kind != Failed {
+		p.failedAfter = 0
+	}
+	if e, ok := err.(interface{ Throttled() bool }); ok {
+		p.throttled = e.Throttled()
+	}
+	return p
+}
+
+// join returns what errors that are joined say together.
+func join(errs []error) part {
+	whole := part{kind: Refused}
+	var made, refused said // what the parts say that were made, and those that were not
+	parts := 0
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		parts++
+		p := read(err)
+		switch {
+		case p.kind == Refused:
+			// One refusal that may be retried is enough: unsaid is retryable, too.
+			if refused != yes {
+				refused = p.retry
+				if p.retry == unsaid {
+					refused = yes
+				}
+			}
+		case p.kind == Failed || whole.kind == Refused:
+			whole.kind = p.kind
+			made = max(made, p.retry)
+		default:
+			made = max(made, p.retry)
+		}
+		whole.after = max(whole.after, p.after)
+		whole.failedAfter = max(whole.failedAfter, p.failedAfter)
+		whole.throttled = whole.throttled || p.throttled
+	}
+	if parts == 0 {
+		return part{kind: Failed}
+	}
+	whole.retry = made
+	if whole.kind == Refused {
+		whole.retry = refused
+	}
+	return whole
+}

@@ -1,0 +1,44 @@
+package resilience_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+)
+
+func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
+	declined := errors.New("card declined")
+	err := fmt.Errorf("pay: %w", resilience.Answer(declined))
+
+	require.ErrorIs(t, err, declined)
+	require.EqualError(t, err, "pay: card declined")
+	require.True(t, resilience.Answered(err))
+	require.False(t, resilience.Retryable(err))
+	require.False(t, resilience.Refused(err))
+
+	require.False(t, resilience.Answered(errors.Join(err, errors.New("timeout"))), "a part has failed")
+	require.False(t, resilience.Answered(declined))
+	require.NoError(t, resilience.Answer(nil))
+	require.False(t, resilience.Answered(nil))
+}
+
+func TestRefusedTellsRefusalsFromFailures(t *testing.T) {
+	b := breaker.New(breaker.Config{Name: "users"})
+	defer b.Close()
+	b.Trip(errors.New("down"), time.Minute)
+	refusal := b.Do(t.Context(), func(context.Context) error { return nil })
+
+	require.True(t, resilience.Refused(refusal))
+	require.True(t, resilience.Refused(fmt.Errorf("users: %w", refusal)))
+	require.False(t, resilience.Retryable(refusal))
+	require.Positive(t, resilience.RetryAfter(refusal))
+	require.False(t, resilience.Refused(errors.Join(refusal, errors.New("reset by peer"))), "another call was made")
+	require.True(t, resilience.Retryable(errors.Join(refusal, errors.New("reset by peer"))))
+}
