@@ -1,3 +1,3 @@
 // Package benchmarks measures the patterns beside their peers, doing the same
-// work in one process. make bench writes the README's table from it.
+// work in one process. make bench writes the tables of BENCHMARKS.md.
 package benchmarks

@@ -17,10 +17,11 @@ var (
 	only    = flag.String("only", "", "a regular expression: the pattern/case names to measure")
 )
 
-// TestFigures measures every comparison and writes the README's table. In one
-// process it alternates the implementations of a case, in a new order each
-// round, so that what else the machine does falls on all of them alike; it
-// reports medians, and the ratio of ours to theirs as the ratio of the medians.
+// TestFigures measures every comparison and writes the tables of BENCHMARKS.md, one
+// for each pattern: a row a case, a column an implementation. In one process it
+// alternates the implementations of a case, in a new order each round, so that what
+// else the machine does falls on all of them alike. It reports medians and, in
+// brackets, the ratio of our median to theirs.
 func TestFigures(t *testing.T) {
 	if *figures == "" {
 		t.Skip("measures only with -figures; run make bench")
@@ -29,26 +30,46 @@ func TestFigures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table strings.Builder
-	table.WriteString("| case | resilience | beside it (ours / theirs) |\n|---|---|---|\n")
+	var tables strings.Builder
 	for _, p := range patterns {
+		head := headOf(p)
 		for _, c := range p.cases {
 			name := p.name + "/" + c.name
 			if !wanted.MatchString(name) {
 				continue
 			}
-			row := rowOf(name, c, measure(c, p.times))
-			fmt.Fprint(os.Stderr, row) // a long run shows how far it is
-			table.WriteString(row)
+			row := rowOf(c, columnsOf(p), measure(c, p.times))
+			fmt.Fprintln(os.Stderr, name, row) // a long run shows how far it is
+			fmt.Fprintf(&tables, "%s%s\n", head, row)
+			head = ""
 		}
 	}
 	if *figures == "-" {
-		fmt.Print(table.String())
+		fmt.Print(tables.String())
 		return
 	}
-	if err := os.WriteFile(*figures, []byte(table.String()), 0o644); err != nil {
+	if err := os.WriteFile(*figures, []byte(tables.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// columnsOf returns the implementations that a pattern's cases are measured with, ours
+// first.
+func columnsOf(p pattern) []string {
+	var names []string
+	for _, c := range p.cases {
+		for _, i := range c.impls {
+			if !slices.Contains(names, i.name) {
+				names = append(names, i.name)
+			}
+		}
+	}
+	return names
+}
+
+func headOf(p pattern) string {
+	names := columnsOf(p)
+	return fmt.Sprintf("\n### %s\n\n| case | %s |\n|---|%s\n", p.name, strings.Join(names, " | "), strings.Repeat("---|", len(names)))
 }
 
 // measure returns the results of each implementation, by its name.
@@ -70,20 +91,21 @@ func measure(c comparison, times int) map[string][]testing.BenchmarkResult {
 	return results
 }
 
-func rowOf(name string, c comparison, results map[string][]testing.BenchmarkResult) string {
+func rowOf(c comparison, columns []string, results map[string][]testing.BenchmarkResult) string {
 	ours, ok := medianTime(results[c.impls[0].name])
 	if !ok {
-		return fmt.Sprintf("| `%s` | not measured | |\n", name)
+		return fmt.Sprintf("| `%s` | not measured |", c.name)
 	}
-	var beside []string
-	for _, i := range c.impls[1:] {
-		theirs, ok := medianTime(results[i.name])
+	row := fmt.Sprintf("| `%s` | **%s** |", c.name, figureOf(ours, results[c.impls[0].name]))
+	for _, name := range columns[1:] {
+		theirs, ok := medianTime(results[name])
 		if !ok {
+			row += " |"
 			continue
 		}
-		beside = append(beside, fmt.Sprintf("%s %s (**%.2f**)", i.name, figureOf(theirs, results[i.name]), ours/theirs))
+		row += fmt.Sprintf(" %s (%.2f) |", figureOf(theirs, results[name]), ours/theirs)
 	}
-	return fmt.Sprintf("| `%s` | %s | %s |\n", name, figureOf(ours, results[c.impls[0].name]), strings.Join(beside, ", "))
+	return row
 }
 
 // figureOf words one implementation's figures: time, allocations, and whatever
@@ -105,7 +127,7 @@ func figureOf(ns float64, rs []testing.BenchmarkResult) string {
 		}
 		words = append(words, fmt.Sprintf("%.4g %s", median(values), unit))
 	}
-	return strings.Join(words, " ")
+	return strings.Join(words, ", ")
 }
 
 func medianTime(rs []testing.BenchmarkResult) (ns float64, ok bool) {
