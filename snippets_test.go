@@ -1,0 +1,137 @@
+package resilience_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// This file holds the snippets of README.md and docs, for the compiler: see
+// TestSnippetsCompile. It is not run.
+
+// What the snippets use of the programs around them.
+type User struct{ ID int }
+
+var (
+	ctx        = context.Background()
+	handler    http.Handler
+	tenants    *throttle.Group[string]
+	ping       = func(context.Context) error { return nil }
+	fetchUser  = func(context.Context, int) (*User, error) { return nil, nil }
+	cachedUser = func(int) (*User, error) { return nil, nil }
+	use        = func(...any) {}
+
+	bookFlight, cancelFlight, bookRoom, cancelRoom, charge func(context.Context, *Trip) error
+)
+
+func _() {
+	// Build each policy once and share it. A zero field means its default.
+	retries := retry.New(retry.Config{
+		Attempts: 4,
+		OnRetry: func(ctx context.Context, a retry.Attempt) {
+			slog.WarnContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
+		},
+	})
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 30 * time.Second})
+	slots := bulkhead.New(bulkhead.Config{Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
+
+	// One policy, one call.
+	err := slots.Do(ctx, ping)
+
+	// Several, outermost first, and a call with a result.
+	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap)
+	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
+		return fetchUser(ctx, 42)
+	})
+	if errors.Is(err, breaker.ErrOpen) {
+		user, err = cachedUser(42)
+	}
+
+	// Every request of an http.Client.
+	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: guarded}}
+
+	use(user, err, client)
+}
+
+func _() {
+	retries := retry.New(retry.Config{
+		Attempts: 4,
+		Budget:   retry.NewBudget(retry.BudgetConfig{}), // share it among the retriers of one dependency
+	})
+	err := retries.Do(ctx, ping)
+
+	use(err)
+}
+
+func _() {
+	circuit := breaker.New(breaker.Config{Name: "users", FailureRate: 0.5, Window: 10 * time.Second})
+	if err := circuit.Do(ctx, ping); errors.Is(err, breaker.ErrOpen) {
+		use(cachedUser(42))
+	}
+}
+
+func _() {
+	slots := bulkhead.New(bulkhead.Config{Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
+	err := slots.Do(ctx, ping)
+
+	use(err)
+}
+
+func _() {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Rate: throttle.PerMinute(60), Burst: 10},
+	})
+	err := tenants.Do(ctx, "tenant-7", ping)
+	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
+		slog.Warn("come back later", "in", limited.RetryAfter())
+	}
+}
+
+func _() {
+	users := cacheaside.New(cacheaside.Config[int, *User]{
+		Load:         fetchUser,
+		TTL:          time.Minute,
+		StaleOnError: time.Hour, // serve the old value while the source is down
+	})
+	user, err := users.Get(ctx, 42)
+	err = users.Update(ctx, 42, ping) // write to the source, then invalidate, in the only right order
+
+	use(user, err)
+}
+
+type Trip struct{ Flight, Room string }
+
+var trip = &saga.Saga[Trip]{
+	Name: "trip",
+	Steps: []saga.Step[Trip]{
+		{Name: "flight", Do: bookFlight, Undo: cancelFlight},
+		{Name: "room", Do: bookRoom, Undo: cancelRoom},
+		{Name: "charge", Do: charge, Pivot: true}, // from here on there is no way back
+	},
+}
+
+func book(ctx context.Context) error { return saga.Run(ctx, trip, &Trip{}) } // or by a Runner, on a database
+
+var _ = book
+
+func _() {
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Middleware: resilience.Timeout(2 * time.Second),
+	}}
+
+	limit := resiliencehttp.ThrottleBy(tenants, resiliencehttp.ClientIP())
+	http.Handle("/", limit(handler))
+
+	use(client)
+}
