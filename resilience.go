@@ -31,6 +31,7 @@ package resilience
 
 import (
 	"context"
+	"slices"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
@@ -55,9 +56,10 @@ type Policy interface {
 // Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is
 // a(b(fn)). A nil Middleware is left out; Chain() returns next as it is.
 //
-// Wrapping happens when the result is applied, once for each call of it. A
-// function that is called often is wrapped once and kept.
+// The result wraps next anew each time that it is applied. Wrap a function that is
+// called often once, and keep it. Chain keeps a copy of mw.
 func Chain(mw ...Middleware) Middleware {
+	mw = slices.Clone(mw)
 	return func(next Func) Func {
 		for i := len(mw) - 1; i >= 0; i-- {
 			if mw[i] != nil {

@@ -51,6 +51,18 @@ func TestChainWrapsOnceForEachApplication(t *testing.T) {
 	require.Equal(t, 1, wraps)
 }
 
+func TestChainKeepsAListOfItsOwn(t *testing.T) {
+	var trace []string
+	common := make([]resilience.Middleware, 0, 2)
+	common = append(common, named("common", &trace))
+	a := resilience.Chain(append(common, named("a", &trace))...)
+	b := resilience.Chain(append(common, named("b", &trace))...) // in the same array
+	fn := func(context.Context) error { return nil }
+	require.NoError(t, a(fn)(t.Context()))
+	require.NoError(t, b(fn)(t.Context()))
+	require.Equal(t, []string{"common", "a", "/a", "/common", "common", "b", "/b", "/common"}, trace)
+}
+
 func TestValueReturnsTheResult(t *testing.T) {
 	var trace []string
 	v, err := resilience.Value(t.Context(), named("a", &trace), func(context.Context) (int, error) { return 42, nil })
