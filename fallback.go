@@ -3,19 +3,20 @@ package resilience
 import (
 	"context"
 	"errors"
+	"reflect"
+	"slices"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with each error that comes out of
-// what it wraps. What fn returns is returned: nil to answer in the place of
-// the failed call, err to leave things as they are, or another error, to which
-// err is joined unless it is already in it.
+// Fallback returns a Middleware that calls fn with the error of what it wraps, and
+// returns what fn returns: nil to answer in place of the failed call, err to leave
+// things as they are, or another error, to which err is joined unless it is already
+// in it.
 //
-// A ctx that has already ended is an error like any other: fn sees it, and ctx,
-// and decides; what is wrapped is not called. A fallback is the outermost of a
-// chain, so that it answers for every way in which the rest can fail. Fallback
-// panics if fn is nil.
+// fn is also called, with the ctx and its cause, if ctx has already ended; what is
+// wrapped is then not called. A fallback is the outermost of a chain, so that it
+// answers for every way in which the rest can fail. Fallback panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))
@@ -30,10 +31,30 @@ func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 				return nil
 			}
 			instead := fn(ctx, err)
-			if instead == nil || errors.Is(instead, err) {
+			if instead == nil || contains(instead, err) {
 				return instead
 			}
 			return errors.Join(instead, err)
 		}
 	}
+}
+
+// contains reports whether err is tree or an error that tree wraps. errors.Is does not
+// find an error whose type is not comparable (such as a slice), and panics on one that
+// holds such a value in a field: those are compared by what they hold.
+func contains(tree, err error) bool {
+	if reflect.ValueOf(err).Comparable() {
+		return errors.Is(tree, err)
+	}
+	if reflect.DeepEqual(tree, err) {
+		return true
+	}
+	switch e := tree.(type) {
+	case interface{ Unwrap() error }:
+		inner := e.Unwrap()
+		return inner != nil && contains(inner, err)
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), func(part error) bool { return part != nil && contains(part, err) })
+	}
+	return false
 }

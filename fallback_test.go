@@ -3,6 +3,8 @@ package resilience_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -43,6 +45,36 @@ func TestFallbackNeverLosesTheError(t *testing.T) {
 			err := resilience.Fallback(c.fallback)(func(context.Context) error { return errDown })(t.Context())
 			require.ErrorIs(t, err, errDown)
 			require.EqualError(t, err, c.want)
+		})
+	}
+}
+
+// list is an error of a type that cannot be compared, and boxed of one that can be,
+// unless what it holds cannot: to compare two of the latter panics.
+type list []string
+
+func (l list) Error() string { return strings.Join(l, ", ") }
+
+type boxed struct{ value any }
+
+func (b boxed) Error() string { return fmt.Sprint(b.value) }
+
+func TestFallbackKnowsErrorsThatCannotBeCompared(t *testing.T) {
+	for name, err := range map[string]error{
+		"slice":          list{"name", "age"},
+		"slice in a box": boxed{[]string{"name", "age"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := func(fallback func(error) error) error {
+				return resilience.Fallback(func(_ context.Context, err error) error { return fallback(err) })(
+					func(context.Context) error { return err })(t.Context())
+			}
+			same := func(err error) error { return err }
+			require.Equal(t, err, run(same))
+			wraps := func(err error) error { return fmt.Errorf("invalid: %w", errors.Join(errDown, err)) }
+			require.Equal(t, wraps(err), run(wraps))
+			another := func(error) error { return list{"other"} }
+			require.Equal(t, errors.Join(list{"other"}, err), run(another))
 		})
 	}
 }
