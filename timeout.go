@@ -12,18 +12,23 @@ import (
 // TimeoutError reports that a [Timeout] passed before its call had succeeded.
 // It is [context.DeadlineExceeded], and unwraps to what the call returned.
 type TimeoutError struct {
+	Name  string        // of the Timeout; empty if it has none
 	After time.Duration // the limit that passed
 	Err   error         // what the call returned; nil if that was no more than the cause of its ctx
 }
 
 func (e *TimeoutError) Error() string {
-	if e.Err == nil {
-		return fmt.Sprintf("resilience: timed out after %v", e.After)
+	text := fmt.Sprintf("timed out after %v", e.After)
+	if e.Name != "" {
+		text = e.Name + ": " + text
 	}
-	return fmt.Sprintf("resilience: timed out after %v: %v", e.After, e.Err)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return "resilience: " + text
 }
 
-// Unwrap returns the error of the call, which is never lost.
+// Unwrap returns the error of the call.
 func (e *TimeoutError) Unwrap() error { return e.Err }
 
 // Is reports whether target is [context.DeadlineExceeded].
@@ -35,13 +40,15 @@ func (e *TimeoutError) Timeout() bool { return true }
 // Timeout returns a Middleware that gives each call d to finish: its ctx ends
 // after d, with a [*TimeoutError] as its cause.
 //
-// It waits for the call to return, which is to heed its ctx: no goroutine is
-// left behind. An error returned after the limit has passed comes back wrapped
-// in a *TimeoutError. Success that comes late is success, and the end of the
-// caller's own ctx is returned as it is. Within a resiliencehttp.Transport the call
-// ends with the body of its response. Zero means no limit; Timeout panics if d is
-// negative.
-func Timeout(d time.Duration) Middleware {
+// It waits for the call to return, so the call must heed its ctx: no goroutine is
+// left behind. An error that the call returns after the limit has passed is wrapped
+// in a *TimeoutError. Success that comes late is success, and the end of the caller's
+// own ctx is returned as it is. Within a resiliencehttp.Transport the call ends with
+// the body of its response. Zero means no limit; Timeout panics if d is negative.
+func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
+
+// NamedTimeout is [Timeout] with a name for its errors, which says what timed out.
+func NamedTimeout(name string, d time.Duration) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
 	}
@@ -53,7 +60,7 @@ func Timeout(d time.Duration) Middleware {
 			if ctx.Err() != nil {
 				return ended.Error(ctx)
 			}
-			passed := &TimeoutError{After: d}
+			passed := &TimeoutError{Name: name, After: d}
 			at := time.Now().Add(d)
 			timed, cancel := context.WithDeadlineCause(ctx, at, passed)
 			var err error
@@ -67,7 +74,7 @@ func Timeout(d time.Duration) Middleware {
 			if err == nil || err == error(passed) || context.Cause(timed) != error(passed) {
 				return err
 			}
-			return &TimeoutError{After: d, Err: err}
+			return &TimeoutError{Name: name, After: d, Err: err}
 		}
 	}
 }

@@ -55,6 +55,19 @@ func TestTimeoutIsTheCauseOfItsContext(t *testing.T) {
 	})
 }
 
+func TestTimeoutSaysOfWhat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := resilience.NamedTimeout("users", time.Second)
+		err := limit(sleep(time.Minute))(t.Context())
+		require.EqualError(t, err, "resilience: users: timed out after 1s")
+		require.Equal(t, &resilience.TimeoutError{Name: "users", After: time.Second}, err)
+
+		err = limit(func(ctx context.Context) error { <-ctx.Done(); return errDown })(t.Context())
+		require.EqualError(t, err, "resilience: users: timed out after 1s: down")
+		require.Equal(t, &resilience.TimeoutError{Name: "users", After: time.Second, Err: errDown}, err)
+	})
+}
+
 func TestTimeoutKeepsSuccessThatComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := resilience.Timeout(time.Second)(func(context.Context) error {
