@@ -2,9 +2,9 @@ package retry
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -13,11 +13,12 @@ import (
 // The functions below return factories for Config.Backoff. A BackOff has state
 // and belongs to one call; a factory is safe to share. What a factory cannot
 // mean (a negative delay) is reported by [Config.Validate].
-
-// Constant waits d before each retry, without jitter. d is at least 0.
 //
-// Many clients that fail together come back together: where there are many,
-// [Exponential] spreads them.
+// Constant, Linear, Doubling and Delays are exact. Exponential and Decorrelated are
+// random, as is what FullJitter makes of the exact ones. Many clients that fail
+// together and wait for exactly as long come back together.
+
+// Constant waits d before each retry. d is at least 0.
 func Constant(d time.Duration) func() backoff.BackOff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
@@ -26,14 +27,39 @@ func Constant(d time.Duration) func() backoff.BackOff {
 	return func() backoff.BackOff { return b }
 }
 
-// Linear waits a random time between 0 and a bound that begins at first, grows
-// by step with each retry, and stays at longest. It needs 0 <= first <= longest
-// and step >= 0.
+// Linear waits first, then step longer before each retry, and at most longest. It
+// needs 0 <= first <= longest and step >= 0.
 func Linear(first, step, longest time.Duration) func() backoff.BackOff {
 	if first < 0 || step < 0 || longest < first {
 		return misused("Linear(%v, %v, %v)", "given 0 or more, and longest at least first", first, step, longest)
 	}
-	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, bound: first} }
+	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, next: first} }
+}
+
+// Doubling waits first, then twice as long before each retry, and at most longest.
+// It needs 0 < first <= longest. [Exponential] is the same with full jitter.
+func Doubling(first, longest time.Duration) func() backoff.BackOff {
+	if first <= 0 || longest < first {
+		return misused("Doubling(%v, %v)", "given more than 0, and longest at least first", first, longest)
+	}
+	return doubling(first, longest)
+}
+
+// doubling lets the engine compute the delays without jitter: its RandomizationFactor
+// would exceed MaxInterval.
+func doubling(first, longest time.Duration) func() backoff.BackOff {
+	return func() backoff.BackOff {
+		b := &backoff.ExponentialBackOff{
+			InitialInterval: first,
+			Multiplier:      2,
+			MaxInterval:     longest,
+			MaxElapsedTime:  0, // time limits are the retrier's
+			Stop:            backoff.Stop,
+			Clock:           backoff.SystemClock,
+		}
+		b.Reset()
+		return b
+	}
 }
 
 // Exponential waits a random time between 0 and a bound that begins at first,
@@ -44,10 +70,24 @@ func Exponential(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
 		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
 	}
+	return FullJitter(doubling(first, longest))
+}
+
+// FullJitter waits a random time between 0 and each delay of delays, which is not
+// nil.
+func FullJitter(delays func() backoff.BackOff) func() backoff.BackOff {
+	if delays == nil {
+		return misused("FullJitter(nil)", "given the delays")
+	}
 	return func() backoff.BackOff {
-		b := new(exponential)
-		b.init(first, longest)
-		return b
+		switch b := delays().(type) {
+		case nil:
+			return nil // Validate says so
+		case *misuse:
+			return b
+		default:
+			return &jittered{b}
+		}
 	}
 }
 
@@ -71,14 +111,14 @@ func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 		then = Exponential(defaultFirst, defaultLongest)
 	}
 	return func() backoff.BackOff {
-		b := then()
-		if b == nil {
+		switch b := then().(type) {
+		case nil:
 			return nil // Validate says so
+		case *misuse:
+			return b
+		default:
+			return &immediate{n: n, then: b}
 		}
-		if m, ok := b.(*misuse); ok {
-			return m
-		}
-		return &immediate{n: n, then: b}
 	}
 }
 
@@ -105,46 +145,33 @@ type constant struct{ d time.Duration }
 func (b *constant) Reset()                     {}
 func (b *constant) NextBackOff() time.Duration { return b.d }
 
-type linear struct{ first, step, longest, bound time.Duration }
+type linear struct{ first, step, longest, next time.Duration }
 
-func (b *linear) Reset() { b.bound = b.first }
+func (b *linear) Reset() { b.next = b.first }
 
 func (b *linear) NextBackOff() time.Duration {
-	d := fullJitter(b.bound)
-	if b.bound > b.longest-b.step { // the sum might overflow
-		b.bound = b.longest
+	d := b.next
+	if b.next > b.longest-b.step { // the sum might overflow
+		b.next = b.longest
 	} else {
-		b.bound += b.step
+		b.next += b.step
 	}
 	return d
 }
 
-// exponential lets the engine compute the bounds and adds the jitter itself:
-// RandomizationFactor would exceed MaxInterval.
-type exponential struct{ bounds backoff.ExponentialBackOff }
+type jittered struct{ delays backoff.BackOff }
 
-// exponentials are for calls without a Config.Backoff: the only ones that no
-// user's code can keep.
-var exponentials = sync.Pool{New: func() any { return new(exponential) }}
+func (b *jittered) Reset() { b.delays.Reset() }
 
-func (b *exponential) init(first, longest time.Duration) {
-	b.bounds = backoff.ExponentialBackOff{
-		InitialInterval: first,
-		Multiplier:      2,
-		MaxInterval:     longest,
-		MaxElapsedTime:  0, // time limits are the retrier's
-		Stop:            backoff.Stop,
-		Clock:           stopped{}, // nothing asks for the time; the real one costs 50 ns a delay
+func (b *jittered) NextBackOff() time.Duration {
+	d := b.delays.NextBackOff()
+	if d < 0 {
+		return backoff.Stop
 	}
-	b.bounds.Reset()
+	return fullJitter(d)
 }
 
-func (b *exponential) Reset()                     { b.bounds.Reset() }
-func (b *exponential) NextBackOff() time.Duration { return fullJitter(b.bounds.NextBackOff()) }
-
-type stopped struct{}
-
-func (stopped) Now() time.Time { return time.Time{} }
+func (b *jittered) retries() (int, bool) { return retriesOf(b.delays) }
 
 type decorrelated struct{ first, longest, last time.Duration }
 
@@ -178,11 +205,8 @@ func (b *immediate) NextBackOff() time.Duration {
 }
 
 func (b *immediate) retries() (int, bool) {
-	if f, ok := b.then.(finite); ok {
-		n, ok := f.retries()
-		return b.n + n, ok
-	}
-	return 0, false
+	n, ok := retriesOf(b.then)
+	return b.n + min(n, math.MaxInt-1-b.n), ok // so that one more than that is an int
 }
 
 type delays struct {
@@ -202,8 +226,13 @@ func (b *delays) NextBackOff() time.Duration {
 
 func (b *delays) retries() (int, bool) { return len(b.all), true }
 
-// finite is a BackOff that may know for how many retries it has delays.
-type finite interface{ retries() (n int, ok bool) }
+// retriesOf returns for how many retries b has delays. ok is false if b does not say.
+func retriesOf(b backoff.BackOff) (n int, ok bool) {
+	if finite, ok := b.(interface{ retries() (int, bool) }); ok {
+		return finite.retries()
+	}
+	return 0, false
+}
 
 // misuse stands for a factory with arguments that mean nothing. Validate finds
 // it and says so; used anyway, it never retries.

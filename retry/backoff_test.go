@@ -29,6 +29,11 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 		}
 	}
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	linear := func(n int) time.Duration { return min(time.Duration(1+2*n), 30) * time.Second }
+	thirds := func(n int) time.Duration {
+		return []time.Duration{0, longest / 3, longest / 3 * 2, longest/3*2 + longest/3, longest}[min(n, 4)]
+	}
+	long := func(n int) time.Duration { return []time.Duration{1, longest}[min(n, 1)] }
 	for _, c := range []struct {
 		name        string
 		factory     func() backoff.BackOff
@@ -38,11 +43,14 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 		{"Constant", retry.Constant(time.Second), always(time.Second), always(time.Second), false},
 		{"Constant(0)", retry.Constant(0), always(0), always(0), false},
 		{"Constant(longest)", retry.Constant(longest), always(longest), always(longest), false},
-		{"Linear", retry.Linear(time.Second, 2*time.Second, 30*time.Second), always(0),
-			func(n int) time.Duration { return min(time.Duration(1+2*n), 30) * time.Second }, true},
-		{"Linear to the longest", retry.Linear(0, longest/3, longest), always(0),
-			func(n int) time.Duration { return []time.Duration{0, longest / 3, longest / 3 * 2, longest}[min(n, 3)] }, true},
-		{"Linear without a step", retry.Linear(time.Second, 0, time.Minute), always(0), always(time.Second), true},
+		{"Linear", retry.Linear(time.Second, 2*time.Second, 30*time.Second), linear, linear, false},
+		{"Linear to the longest", retry.Linear(0, longest/3, longest), thirds, thirds, false},
+		{"Linear with a long step", retry.Linear(1, longest, longest), long, long, false},
+		{"Linear without a step", retry.Linear(time.Second, 0, time.Minute), always(time.Second), always(time.Second), false},
+		{"Linear with jitter", retry.FullJitter(retry.Linear(time.Second, 2*time.Second, 30*time.Second)), always(0), linear, true},
+		{"Doubling", retry.Doubling(time.Second, time.Minute), double(time.Second, time.Minute), double(time.Second, time.Minute), false},
+		{"Doubling to the longest", retry.Doubling(1, longest), double(1, longest), double(1, longest), false},
+		{"Constant with jitter", retry.FullJitter(retry.Constant(time.Second)), always(0), always(time.Second), true},
 		{"Exponential", retry.Exponential(100*time.Millisecond, 10*time.Second), always(0), double(100*time.Millisecond, 10*time.Second), true},
 		{"Exponential from 1ns", retry.Exponential(1, time.Second), always(0), double(1, time.Second), true},
 		{"Exponential to the longest", retry.Exponential(time.Second, longest), always(0), double(time.Second, longest), true},
@@ -112,6 +120,8 @@ func TestEachCallHasABackOffOfItsOwn(t *testing.T) {
 	for name, factory := range map[string]func() backoff.BackOff{
 		"Delays":      retry.Delays(1, 2, 3),
 		"Immediately": retry.Immediately(1, retry.Delays(2, 3)),
+		"Linear":      retry.Linear(1, 1, 9),
+		"Doubling":    retry.Doubling(1, 9),
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, second := factory(), factory()
@@ -145,6 +155,11 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"Linear first", retry.Config{Backoff: retry.Linear(-1, 1, 1)}, "retry.Config.Backoff is Linear(-1ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
 		{"Linear step", retry.Config{Backoff: retry.Linear(1, -1, 1)}, "retry.Config.Backoff is Linear(1ns, -1ns, 1ns): must be given 0 or more, and longest at least first"},
 		{"Linear longest", retry.Config{Backoff: retry.Linear(2, 1, 1)}, "retry.Config.Backoff is Linear(2ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
+		{"Doubling first", retry.Config{Backoff: retry.Doubling(0, 1)}, "retry.Config.Backoff is Doubling(0s, 1ns): must be given more than 0, and longest at least first"},
+		{"Doubling longest", retry.Config{Backoff: retry.Doubling(2, 1)}, "retry.Config.Backoff is Doubling(2ns, 1ns): must be given more than 0, and longest at least first"},
+		{"FullJitter", retry.Config{Backoff: retry.FullJitter(nil)}, "retry.Config.Backoff is FullJitter(nil): must be given the delays"},
+		{"FullJitter of", retry.Config{Backoff: retry.FullJitter(retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
+		{"too few Attempts for jittered Delays", retry.Config{Attempts: 2, Backoff: retry.FullJitter(retry.Delays(1, 2))}, "retry.Config.Attempts is 2: must be 0 or 3, one more than Backoff has delays"},
 		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
 		{"Decorrelated first", retry.Config{Backoff: retry.Decorrelated(-1, 1)}, "retry.Config.Backoff is Decorrelated(-1ns, 1ns): must be given more than 0, and longest at least first"},
@@ -152,6 +167,8 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"Immediately", retry.Config{Backoff: retry.Immediately(-1, nil)}, "retry.Config.Backoff is Immediately(-1, ...): must be given 0 or more"},
 		{"Immediately, then", retry.Config{Backoff: retry.Immediately(1, retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
 		{"Delays", retry.Config{Backoff: retry.Delays(1, -2, 3)}, "retry.Config.Backoff is Delays(..., -2ns, ...): must be given 0 or more"},
+		{"FullJitter, later nil", retry.Config{Backoff: retry.FullJitter(func() backoff.BackOff { return nil })},
+			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
 		{"several", retry.Config{MaxElapsed: -1, History: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.History is -2: must be 0 (for 8) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -233,7 +250,9 @@ func FuzzDelays(f *testing.F) {
 			least, cap time.Duration
 		}{
 			"Constant":     {retry.Constant(a), a >= 0, a, a},
-			"Linear":       {retry.Linear(a, s, m), 0 <= a && a <= m && s >= 0, 0, m},
+			"Linear":       {retry.Linear(a, s, m), 0 <= a && a <= m && s >= 0, a, m},
+			"Doubling":     {retry.Doubling(a, m), 0 < a && a <= m, a, m},
+			"FullJitter":   {retry.FullJitter(retry.Linear(a, s, m)), 0 <= a && a <= m && s >= 0, 0, m},
 			"Exponential":  {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
 			"Decorrelated": {retry.Decorrelated(a, m), 0 < a && a <= m, a, m},
 			"Immediately":  {retry.Immediately(int(s%100), retry.Exponential(a, m)), s%100 >= 0 && 0 < a && a <= m, 0, m},

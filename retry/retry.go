@@ -132,14 +132,16 @@ func (c Config) resolve() (Config, error) {
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
 	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
 	attempts := 3
-	if c.Backoff != nil {
+	if c.Backoff == nil {
+		c.Backoff = Exponential(defaultFirst, defaultLongest)
+	} else {
 		switch b := c.Backoff().(type) {
 		case nil:
 			f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
 		case *misuse:
 			f.Need(false, "Backoff", b.what, b.want)
-		case finite:
-			if retries, ok := b.retries(); ok {
+		default:
+			if retries, ok := retriesOf(b); ok {
 				attempts = retries + 1
 				f.Need(c.Attempts <= 0 || c.Attempts == attempts, "Attempts", c.Attempts,
 					fmt.Sprintf("0 or %d, one more than Backoff has delays", attempts))
@@ -339,9 +341,6 @@ func (c *call) end() {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	if b, ok := c.delays.(*exponential); ok && c.cfg.Backoff == nil {
-		exponentials.Put(b)
-	}
 }
 
 func (c *call) fail(err error) error {
@@ -381,11 +380,7 @@ func (c *call) remember(err error) {
 // next returns how long to wait for another attempt after err, or why there
 // should be none. It charges the budget for one that may be made.
 func (c *call) next(err error) (delay time.Duration, reason error) {
-	if c.delays == nil && c.cfg.Backoff == nil {
-		b := exponentials.Get().(*exponential)
-		b.init(defaultFirst, defaultLongest)
-		c.delays = b
-	} else if c.delays == nil {
+	if c.delays == nil {
 		if c.delays = c.cfg.Backoff(); c.delays == nil {
 			return 0, errNoBackOff
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net/url"
 	"os"
 	"runtime"
@@ -635,6 +636,7 @@ func TestAttemptsLimitCalls(t *testing.T) {
 		{"no limit but the delays", -1, retry.Delays(0, 0), 3},
 		{"no delays", 0, retry.Delays(), 1},
 		{"immediately and delays", 0, retry.Immediately(2, retry.Delays(0)), 4},
+		{"jittered delays", 0, retry.FullJitter(retry.Delays(0, 0)), 3},
 		{"immediately and more", 0, retry.Immediately(1, retry.Constant(0)), 3},
 		{"negative is no limit", -1, func() backoff.BackOff { return backoff.WithMaxRetries(&backoff.ZeroBackOff{}, 1000) }, 1001},
 	} {
@@ -646,6 +648,17 @@ func TestAttemptsLimitCalls(t *testing.T) {
 			require.Equal(t, c.want, *calls)
 		})
 	}
+}
+
+func TestImmediatelyForEverRetries(t *testing.T) {
+	for _, then := range []func() backoff.BackOff{nil, retry.Delays(0, 0), retry.Immediately(math.MaxInt, retry.Delays(0))} {
+		fn, calls := failing(1000, errDown)
+		require.NoError(t, retry.New(retry.Config{Backoff: retry.Immediately(math.MaxInt, then), Attempts: -1}).Do(t.Context(), fn))
+		require.Equal(t, 1001, *calls)
+	}
+	fn, calls := failing(1000, errDown)
+	require.NoError(t, retry.New(retry.Config{Backoff: retry.Immediately(math.MaxInt, retry.Delays(0))}).Do(t.Context(), fn))
+	require.Equal(t, 1001, *calls)
 }
 
 func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
