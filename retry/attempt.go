@@ -2,57 +2,40 @@ package retry
 
 import (
 	"context"
-	"reflect"
-	"sync"
+
+	"github.com/go-resilience/resilience/internal/attempt"
 )
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. ok
-// is false if no [Retrier] is at work. Of nested ones it is the number of the
-// innermost that retries.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. It
+// returns 0 and false if no [Retrier] repeats the operation. Of nested retriers it is
+// the number of the innermost one that retries.
 //
-// It is there for what a server or a trace should know: a header, an attribute
-// of a span.
-func AttemptFrom(ctx context.Context) (n int, ok bool) {
-	n, ok = ctx.Value(attemptKey{}).(int)
-	return n, ok
-}
+// Use it for what a server or a trace should know: a header, an attribute of a span.
+func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-type attemptKey struct{}
-
-// attemptCtx marks a ctx as that of the nth attempt. It never changes, and so is
-// safe to keep after its call, and to share.
-type attemptCtx struct {
-	context.Context
-	n int
-}
-
-func (c *attemptCtx) Value(key any) any {
-	if key == (attemptKey{}) {
-		return c.n
+// Fresh returns a ctx in which a new operation begins: a [Retrier] that is called
+// with it retries, though another one further up is at work.
+//
+// A loop that lives long, such as a queue's consumer, is often run under a Retrier
+// that begins it again when it fails. Each message is then an operation of its own,
+// and not a part of the attempt to run the loop: handle it with Fresh(ctx). The same
+// holds for work that goes on after its caller has left (context.WithoutCancel).
+//
+// A mark of [Permanent] ends the operation that it is returned in, and is taken off
+// there. Mark the error again to end the retrying further up.
+func Fresh(ctx context.Context) context.Context {
+	if _, ok := attempt.From(ctx); !ok {
+		return ctx
 	}
-	return c.Context.Value(key)
+	return attempt.With(ctx, 0)
 }
 
-var firstOfBackground = &attemptCtx{context.Background(), 1}
+var firstOfBackground = attempt.With(context.Background(), 1)
 
-// firsts holds the marked contexts of first attempts that were made last, for
-// calls that come one after another under the same ctx.
-var firsts sync.Pool
-
-// firstAttempt marks ctx as that of a first attempt. All calls under one ctx may
-// use the same mark, so it goes back into the pool as soon as it is found or
-// made, and the pool forgets it with the next collections of garbage.
+// firstAttempt marks ctx as that of a first attempt.
 func firstAttempt(ctx context.Context) context.Context {
 	if ctx == context.Background() {
-		return firstOfBackground
+		return firstOfBackground // without an allocation
 	}
-	m, _ := firsts.Get().(*attemptCtx)
-	if m == nil || m.Context != ctx {
-		m = &attemptCtx{ctx, 1}
-		if reflect.TypeOf(ctx).Kind() != reflect.Pointer {
-			return m // to compare it might panic
-		}
-	}
-	firsts.Put(m)
-	return m
+	return attempt.With(ctx, 1)
 }

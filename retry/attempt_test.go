@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/linger"
@@ -121,6 +122,78 @@ func TestNestedRetrierRetriesWhenToldTo(t *testing.T) {
 	err := outer.Wrap(inner.Wrap(fn))(t.Context())
 	require.ErrorIs(t, err, retry.ErrExhausted)
 	require.Equal(t, 12, *calls)
+}
+
+func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
+	fn, calls := failing(forever, errDown)
+	once := retry.New(retry.Config{Attempts: 1})
+	inner := retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)})
+	err := once.Wrap(func(ctx context.Context) error {
+		_, ok := retry.AttemptFrom(ctx)
+		require.False(t, ok)
+		return inner.Do(ctx, fn)
+	})(t.Context())
+	require.ErrorIs(t, err, errDown)
+	require.Equal(t, 4, *calls)
+
+	// It hides no mark either.
+	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+	fn, calls = failing(forever, errDown)
+	_ = outer.Wrap(once.Wrap(inner.Wrap(fn)))(t.Context())
+	require.Equal(t, 2, *calls)
+}
+
+func TestFreshBeginsANewOperation(t *testing.T) {
+	type key struct{}
+	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+	budget := retry.NewBudget(retry.BudgetConfig{})
+	inner := retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0), Budget: budget})
+	innermost := retry.New(retry.Config{Attempts: 8, Backoff: retry.Constant(0)})
+	fn, calls := failing(forever, errDown)
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+	err := outer.Do(ctx, func(ctx context.Context) error {
+		ctx = retry.Fresh(ctx)
+		_, ok := retry.AttemptFrom(ctx)
+		require.False(t, ok)
+		require.Equal(t, "value", ctx.Value(key{}))
+		return inner.Do(ctx, innermost.Wrap(fn))
+	})
+	require.ErrorIs(t, err, errDown)
+	require.Equal(t, 2*4, *calls)
+	require.Equal(t, int64(2), budget.Stats().Called)
+
+	fresh := retry.Fresh(ctx)
+	require.Equal(t, ctx, fresh, "nobody retries")
+	cancel()
+	require.ErrorIs(t, fresh.Err(), context.Canceled)
+}
+
+func TestPermanentSurvivesNestedRetriers(t *testing.T) {
+	for _, mark := range []func(error) error{
+		retry.Permanent,
+		func(err error) error { return retry.Permanent(retry.Permanent(err)) },
+		func(err error) error { return backoff.Permanent(err) },
+	} {
+		fn, calls := failing(forever, mark(errDown))
+		for _, nested := range []bool{true, false, true, false} {
+			fn = retry.New(retry.Config{Backoff: retry.Constant(0), Nested: nested}).Wrap(fn)
+		}
+		require.Equal(t, errDown, fn(t.Context()), "the outermost takes the mark off")
+		require.Equal(t, 1, *calls)
+	}
+}
+
+func TestPermanentEndsTheOperationThatItIsReturnedIn(t *testing.T) {
+	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+	inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	fn, calls := failing(forever, retry.Permanent(errDown))
+	err := outer.Do(t.Context(), func(ctx context.Context) error {
+		err := inner.Do(retry.Fresh(ctx), fn)
+		require.Equal(t, errDown, err)
+		return err
+	})
+	require.ErrorIs(t, err, retry.ErrExhausted)
+	require.Equal(t, 2, *calls)
 }
 
 func TestAttemptFromTellsTheAttemptOfTheInnermostThatRetries(t *testing.T) {

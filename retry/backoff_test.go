@@ -223,7 +223,7 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 		}})
 		fn, calls := failing(forever, errDown)
 		err := r.Do(t.Context(), fn)
-		require.EqualError(t, err, "retry: gave up after 1 attempt in 0s: Config.Backoff returned nil: backend: down")
+		require.EqualError(t, err, "retry: gave up after 1 attempt: Config.Backoff returned nil: backend: down")
 		require.ErrorIs(t, err, errDown)
 		require.Equal(t, 1, *calls)
 	})

@@ -74,7 +74,7 @@ func TestBudgetThatIsExhaustedKeepsTheError(t *testing.T) {
 		require.ErrorIs(t, err, errDown)
 		require.ErrorIs(t, err, retry.ErrBudget)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: users: gave up after 1 attempt in 0s: budget exhausted: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 1 attempt: budget exhausted: backend: down")
 		require.Zero(t, hooks)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/attempt"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -21,9 +24,12 @@ import (
 type scenario struct {
 	attempts       int
 	delays         []time.Duration // the last one repeats; none: no retry
+	delay          int             // what Config.Delay does: 0: nil, 1: adds 1, 2: ends what was refused
 	maxElapsed     time.Duration
 	attemptTimeout time.Duration
 	maxRetryAfter  time.Duration
+	contrary       bool // If retries what Retryable would not, and the reverse
+	nested         bool // in the attempt of another Retrier
 	history        int
 	budget         int           // retries it allows, times ten; negative: there is none
 	deadline       time.Duration // of ctx; 0: none
@@ -32,25 +38,68 @@ type scenario struct {
 }
 
 type answer struct {
-	err   error
+	word
 	takes time.Duration
 	heeds bool // it returns when its ctx ends
 }
 
+// A word is an error and what it says.
+type word struct {
+	err       error
+	kind      behavior.Kind
+	retryable bool
+	after     time.Duration
+	permanent error // what comes back, if err is marked by Permanent
+}
+
+// saying is an error that says everything by its methods.
+type saying word
+
+func (s *saying) Error() string             { return fmt.Sprintf("kind %d, %t, %d", s.kind, s.retryable, s.after) }
+func (s *saying) Refused() bool             { return s.kind == behavior.Refused }
+func (s *saying) Answered() bool            { return s.kind == behavior.Answered }
+func (s *saying) Retryable() bool           { return s.retryable }
+func (s *saying) RetryAfter() time.Duration { return s.after }
+
+func says(kind behavior.Kind, retryable bool, after time.Duration) word {
+	w := word{kind: kind, retryable: retryable, after: after}
+	w.err = (*saying)(&w)
+	return w
+}
+
 // An outcome is all that can be seen of a call.
 type outcome struct {
-	story  []string // attempts and hooks, with their times
-	ended  time.Duration
-	result string // what Do returned
-	stats  retry.Stats
-	spent  int64 // of the budget
+	story         []string // attempts and hooks, with their times
+	ended         time.Duration
+	result        string // what Do returned
+	kind          behavior.Kind
+	stats         retry.Stats
+	called, spent int64   // of the budget
+	finds         []error // in the result, by errors.Is
 }
 
 var (
-	errFinal    = errors.New("final")
-	errModelled = []error{
-		nil, errDown, errDown, errDown, retry.Permanent(errFinal), answeringError{},
-		answeringError{true, 3}, answeringError{true, 9},
+	errFinal = errors.New("final")
+	down     = word{err: errDown, kind: behavior.Failed, retryable: true}
+	words    = []word{
+		{kind: behavior.Done}, down, down, down,
+		{err: retry.Permanent(errFinal), kind: behavior.Failed, permanent: errFinal},
+		{err: retry.Permanent(retry.Permanent(errFinal)), kind: behavior.Failed, permanent: errFinal},
+		{err: backoff.Permanent(errFinal), kind: behavior.Failed, permanent: errFinal},
+		says(behavior.Failed, false, 0), says(behavior.Failed, false, 3),
+		says(behavior.Failed, true, 3), says(behavior.Failed, true, 9),
+		says(behavior.Answered, false, 0), says(behavior.Answered, false, 3),
+		says(behavior.Answered, true, 0), says(behavior.Answered, true, 3),
+		says(behavior.Refused, true, 0), says(behavior.Refused, true, 0), says(behavior.Refused, true, 3),
+		says(behavior.Refused, false, 0), says(behavior.Refused, false, 3), says(behavior.Refused, false, 9),
+		{
+			err:  errors.Join(errDown, says(behavior.Refused, false, 3).err),
+			kind: behavior.Failed, retryable: true, after: 3,
+		},
+		{
+			err:  errors.Join(says(behavior.Answered, false, 0).err, says(behavior.Refused, true, 3).err),
+			kind: behavior.Answered, after: 3,
+		},
 	}
 )
 
@@ -67,9 +116,12 @@ func scenarioOf(data []byte) scenario {
 	optional := func(n int) time.Duration { return time.Duration(max(0, next(2*n)-n)) }
 	s := scenario{
 		attempts:       next(7) - 1,
+		delay:          max(0, next(6)-3),
 		maxElapsed:     optional(60),
 		attemptTimeout: optional(8),
 		maxRetryAfter:  optional(10),
+		contrary:       next(4) == 1,
+		nested:         next(4) == 1,
 		history:        next(4),
 		budget:         next(3) - 1,
 		deadline:       optional(60),
@@ -79,7 +131,7 @@ func scenarioOf(data []byte) scenario {
 		s.delays = append(s.delays, time.Duration(next(8)))
 	}
 	for range 1 + next(8) {
-		s.answers = append(s.answers, answer{errModelled[next(len(errModelled))], time.Duration(next(10)), next(2) == 0})
+		s.answers = append(s.answers, answer{words[next(len(words))], time.Duration(next(10)), next(2) == 0})
 	}
 	// What has no limit must be ended, and take time until it is.
 	if s.attempts < 0 {
@@ -95,8 +147,8 @@ func at[T any](list []T, i int) T { return list[min(i, len(list)-1)] }
 
 const never = time.Duration(math.MaxInt64)
 
-// model says what is to come of s. It is false where two things happen at the
-// same instant, in an order that nobody promises.
+// model returns the outcome of s. It is false where two things happen at the same
+// instant, in an order that nobody promises.
 func (s scenario) model() (outcome, bool) {
 	var o outcome
 	tell := func(now time.Duration, format string, args ...any) {
@@ -128,12 +180,10 @@ func (s scenario) model() (outcome, bool) {
 		return o, false
 	}
 
-	var errs []error
+	var errs []string
+	var all, latest word // what all attempts say together, and the last
+	all.kind = behavior.Refused
 	var now, from time.Duration
-	from = -1
-	if s.maxElapsed > 0 {
-		from = 0
-	}
 	for n := 1; ; n++ {
 		a := at(s.answers, n-1)
 		tell(now, "attempt %d", n)
@@ -142,39 +192,58 @@ func (s scenario) model() (outcome, bool) {
 			timeout = now + s.attemptTimeout
 		}
 		ctxEnds := min(timeout, end)
-		err := a.err
+		latest = a.word
 		done := now + a.takes
 		if a.heeds && done >= ctxEnds {
 			if timeout == end || done == ctxEnds {
 				return o, false
 			}
-			done, err = ctxEnds, why
+			done, latest = ctxEnds, word{err: why, kind: behavior.Failed, retryable: true}
 			if timeout < end {
-				err = context.DeadlineExceeded
+				latest.err = context.DeadlineExceeded
 			}
-		} else if done == end {
+		} else if done == end || done == timeout || timeout == end && done > end {
 			return o, false
 		}
 		now = done
+		text := textOf(latest.err)
+		late := done > timeout && timeout < end && latest.retryable && latest.err != context.DeadlineExceeded && latest.err != nil
+		if late {
+			text = "late: " + text
+		}
+		charged := n > 1 && s.budget >= 0 && all.kind != behavior.Refused
 		if n > 1 {
 			o.stats.Retried++
-			o.spent++
-		}
-		if from < 0 {
+		} else {
 			from = now
 		}
+		if charged && (latest.err == nil || latest.kind == behavior.Refused) {
+			o.spent--
+		}
+		if all.kind == behavior.Refused && latest.kind != behavior.Refused && s.budget >= 0 {
+			o.called = 1
+		}
 		o.ended = now
-		if err == nil {
+		if latest.err == nil {
 			o.result = "success"
 			if n > 1 {
 				o.stats.Recovered++
-				o.spent--
 			}
 			return o, true
 		}
-		o.stats.Failed++
-		errs = append(errs, err)
-		giveUp := func(reason error) (outcome, bool) {
+		asItIs := func() (outcome, bool) {
+			o.stats.Failed++
+			o.result, o.kind, o.finds = text, latest.kind, []error{latest.err}
+			return o, true
+		}
+		remember := func() {
+			errs = append(errs, text)
+			if latest.kind == behavior.Failed || all.kind == behavior.Refused || latest.kind == all.kind {
+				all = latest
+			}
+		}
+		giveUp := func(n int, reason error) (outcome, bool) {
+			o.stats.Failed++
 			switch reason {
 			case retry.ErrExhausted:
 				o.stats.Exhausted++
@@ -185,56 +254,95 @@ func (s scenario) model() (outcome, bool) {
 			if history == 0 {
 				history = 8
 			}
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %v", n, now-from, reason, errs[max(0, len(errs)-history):])
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", n, now-from, reason, errs[max(0, len(errs)-history):])
+			o.kind = all.kind
+			o.finds = []error{all.err, reason}
+			if latest.kind != behavior.Refused {
+				o.finds = append(o.finds, latest.err)
+			}
+			tell(now, "gave up")
 			return o, true
 		}
 		switch {
-		case errors.Is(err, errFinal):
-			o.result = errFinal.Error()
-			return o, true
+		case latest.permanent != nil && s.nested:
+			return asItIs()
+		case latest.permanent != nil:
+			latest.err = latest.permanent
+			text = latest.permanent.Error()
+			return asItIs()
+		case latest.kind == behavior.Answered && !latest.retryable:
+			return asItIs()
+		case now >= end && n == 1 && (latest.err == why || late && why == context.DeadlineExceeded):
+			return asItIs()
 		case now >= end:
-			if n == 1 && errors.Is(err, why) {
-				o.result = err.Error()
-				return o, true
+			remember()
+			return giveUp(n, why)
+		case latest.kind == behavior.Refused && !latest.retryable && (s.maxRetryAfter == 0 || latest.after == 0 || latest.after > s.maxRetryAfter):
+			if all.kind == behavior.Refused {
+				return asItIs()
 			}
-			return giveUp(why)
-		case err == error(answeringError{}):
-			o.result = err.Error()
-			return o, true
-		case n >= attempts || len(s.delays) == 0:
-			return giveUp(retry.ErrExhausted)
+			return giveUp(n-1, latest.err)
+		}
+		if latest.kind == behavior.Failed {
+			if s.contrary {
+				tell(now, "if %s", text)
+			}
+			if latest.retryable == s.contrary {
+				return asItIs()
+			}
+		}
+		remember()
+		if n >= attempts || len(s.delays) == 0 {
+			return giveUp(n, retry.ErrExhausted)
 		}
 		delay := at(s.delays, n-1)
-		if e, ok := err.(answeringError); ok {
-			if e.after > maxRetryAfter {
-				return giveUp(retry.ErrExhausted)
-			}
-			delay = max(delay, e.after)
+		if s.delay > 0 {
+			tell(now, "delay %d %s in %d after %d", n, text, delay, now-from)
+			delay++
 		}
+		if s.delay == 2 && latest.kind == behavior.Refused {
+			return giveUp(n, retry.ErrExhausted)
+		}
+		if latest.after > maxRetryAfter {
+			return giveUp(n, retry.ErrExhausted)
+		}
+		delay = max(delay, latest.after)
 		switch {
 		case s.maxElapsed > 0 && now+delay >= s.maxElapsed:
-			return giveUp(retry.ErrExhausted)
+			return giveUp(n, retry.ErrExhausted)
 		case now+delay >= deadline:
-			return giveUp(context.DeadlineExceeded)
-		case s.budget >= 0 && o.spent >= int64(s.budget)*10:
-			return giveUp(retry.ErrBudget)
+			return giveUp(n, context.DeadlineExceeded)
+		case s.budget >= 0 && all.kind != behavior.Refused && o.spent >= int64(s.budget)*10:
+			return giveUp(n, retry.ErrBudget)
 		}
-		o.stats.Failed--
-		tell(now, "hook %d %v in %d after %d", n, err, delay, now-from)
+		tell(now, "hook %d %s in %d after %d", n, text, delay, now-from)
 		if now+delay == cancel {
 			return o, false
 		}
 		if now+delay > cancel {
 			now, o.ended = cancel, cancel
-			o.stats.Failed++
-			return giveUp(context.Canceled)
+			return giveUp(n, context.Canceled)
+		}
+		if s.budget >= 0 && all.kind != behavior.Refused {
+			o.spent++
 		}
 		now += delay
 	}
 }
 
+// textOf returns the text of err, shorter if an AttemptTimeout has passed.
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	if strings.HasPrefix(err.Error(), "retry: an attempt took longer") {
+		return "late: " + errors.Unwrap(err).Error()
+	}
+	return err.Error()
+}
+
 // run does what s says.
-func (s scenario) run(t *testing.T) (o outcome) {
+func (s scenario) run(t *testing.T) (o outcome, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -246,6 +354,9 @@ func (s scenario) run(t *testing.T) (o outcome) {
 		if s.cancel > 0 {
 			time.AfterFunc(s.cancel, cancel)
 		}
+		if s.nested {
+			ctx = attempt.With(ctx, 1)
+		}
 		start := time.Now()
 		tell := func(format string, args ...any) {
 			o.story = append(o.story, fmt.Sprintf("%d: ", time.Since(start))+fmt.Sprintf(format, args...))
@@ -255,23 +366,44 @@ func (s scenario) run(t *testing.T) (o outcome) {
 			MaxElapsed:     s.maxElapsed,
 			AttemptTimeout: s.attemptTimeout,
 			MaxRetryAfter:  s.maxRetryAfter,
+			Nested:         s.nested,
 			History:        s.history,
 			Backoff:        func() backoff.BackOff { return &repeatingDelays{all: s.delays} },
 			OnRetry: func(_ context.Context, a retry.Attempt) {
-				tell("hook %d %v in %d after %d", a.Number, a.Err, a.Delay, a.Elapsed)
+				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.Retrying)
 			},
+			OnGiveUp: func(context.Context, *retry.Error) { tell("gave up") },
+		}
+		if s.contrary {
+			cfg.If = func(err error) bool {
+				tell("if %s", textOf(err))
+				return !retry.Retryable(err)
+			}
+		}
+		if s.delay > 0 {
+			cfg.Delay = func(_ context.Context, a retry.Attempt) time.Duration {
+				tell("delay %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.Retrying)
+				if s.delay == 2 && behavior.IsRefused(a.Err) {
+					return -1
+				}
+				return a.Delay + 1
+			}
 		}
 		if s.budget >= 0 {
 			cfg.Budget = retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: []int{-1, 1}[s.budget]})
 		}
 		r := retry.New(cfg)
 		calls := 0
-		err := r.Do(ctx, func(ctx context.Context) error {
+		err = r.Do(ctx, func(ctx context.Context) error {
 			calls++
-			n, _ := retry.AttemptFrom(ctx)
-			require.Equal(t, calls, n)
-			tell("attempt %d", n)
-			a := at(s.answers, n-1)
+			n, marked := retry.AttemptFrom(ctx)
+			if s.attempts == 1 {
+				require.Equal(t, s.nested, marked, "one attempt sets no mark")
+			} else {
+				require.Equal(t, calls, n)
+			}
+			tell("attempt %d", calls)
+			a := at(s.answers, calls-1)
 			if !a.heeds {
 				time.Sleep(a.takes)
 				return a.err
@@ -286,9 +418,11 @@ func (s scenario) run(t *testing.T) (o outcome) {
 		o.ended = time.Since(start)
 		o.stats = r.Stats()
 		if cfg.Budget != nil {
-			o.spent = cfg.Budget.Stats().Charged
+			b := cfg.Budget.Stats()
+			o.called, o.spent = b.Called, b.Charged
 		}
 		o.result = "success"
+		o.kind = behavior.Read(err).Kind
 		if e, ok := err.(*retry.Error); ok {
 			require.ErrorIs(t, err, e.Errs[len(e.Errs)-1])
 			reason := e.Reason
@@ -297,12 +431,16 @@ func (s scenario) run(t *testing.T) (o outcome) {
 					reason = known
 				}
 			}
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %v", e.Attempts, e.Elapsed, reason, e.Errs)
+			var texts []string
+			for _, err := range e.Errs {
+				texts = append(texts, textOf(err))
+			}
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", e.Attempts, e.Retrying, reason, texts)
 		} else if err != nil {
-			o.result = err.Error()
+			o.result = textOf(err)
 		}
 	})
-	return o
+	return o, err
 }
 
 // repeatingDelays is a BackOff of a user's own: Attempts has nothing to do with
@@ -328,10 +466,11 @@ func checkAgainstModel(t *testing.T, data []byte) (checked bool) {
 	if !certain {
 		return false
 	}
-	got := s.run(t)
-	if s.budget < 0 {
-		want.spent = 0
+	got, err := s.run(t)
+	for _, each := range want.finds {
+		require.ErrorIs(t, err, each, "%q: %+v", data, s)
 	}
+	want.finds = nil
 	require.Equal(t, want, got, "%q: %+v", data, s)
 	return true
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -68,10 +69,10 @@ func TestRetrierReturnsLastErrorAndReason(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, "users", e.Name)
 		require.Equal(t, 3, e.Attempts)
-		require.Equal(t, 1200*time.Millisecond, e.Elapsed)
+		require.Equal(t, 1200*time.Millisecond, e.Retrying)
 		require.Equal(t, retry.ErrExhausted, e.Reason)
 		require.Len(t, e.Errs, 3)
-		require.EqualError(t, err, "retry: users: gave up after 3 attempts in 1.2s: no attempts left: call 3: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 3 attempts and 1.2s of retrying: no attempts left: call 3: backend: down")
 	})
 }
 
@@ -84,15 +85,16 @@ func TestFirstTrySuccessCostsNothing(t *testing.T) {
 	})
 	built = 0 // New looks at one
 	wrapped := r.Wrap(succeed)
-	type key struct{}
-	for name, ctx := range map[string]context.Context{
-		"background": context.Background(),
-		"cancelable": t.Context(),
-		"value":      context.WithValue(t.Context(), key{}, "v"),
+	for name, c := range map[string]struct {
+		ctx    context.Context
+		allocs float64
+	}{
+		"background": {context.Background(), 0},
+		"cancelable": {t.Context(), 1}, // the mark
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Zero(t, testing.AllocsPerRun(1000, func() { _ = r.Do(ctx, succeed) }))
-			require.Zero(t, testing.AllocsPerRun(1000, func() { _ = wrapped(ctx) }))
+			require.Equal(t, c.allocs, testing.AllocsPerRun(1000, func() { _ = r.Do(c.ctx, succeed) }))
+			require.Equal(t, c.allocs, testing.AllocsPerRun(1000, func() { _ = wrapped(c.ctx) }))
 		})
 	}
 	require.Zero(t, built)
@@ -151,7 +153,7 @@ func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
 				require.Equal(t, "the caller's", ctx.Value(key{}))
 				_, ok := retry.AttemptFrom(ctx)
 				require.False(t, ok, "the hook has the ctx of Do")
-				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.Elapsed)
+				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.Retrying)
 			},
 		})
 		err := r.Do(ctx, func(ctx context.Context) error {
@@ -185,17 +187,17 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 		text     string
 	}{
 		{"the wait ends before the deadline", 2*time.Second + 1, 0, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
-			"retry: gave up after 3 attempts in 2s: no attempts left: backend: down"},
+			"retry: gave up after 3 attempts and 2s of retrying: no attempts left: backend: down"},
 		{"the wait ends at the deadline", 2 * time.Second, 0, time.Second, 2, time.Second, context.DeadlineExceeded,
-			"retry: gave up after 2 attempts in 1s: a wait of 1s would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 2 attempts and 1s of retrying: a wait of 1s would pass the deadline: context deadline exceeded: backend: down"},
 		{"the wait ends after the deadline", time.Second, 0, time.Hour, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt in 0s: a wait of 1h0m0s would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 1 attempt: a wait of 1h0m0s would pass the deadline: context deadline exceeded: backend: down"},
 		{"the wait ends before MaxElapsed", 0, 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
-			"retry: gave up after 3 attempts in 2s: no attempts left: backend: down"},
+			"retry: gave up after 3 attempts and 2s of retrying: no attempts left: backend: down"},
 		{"the wait ends at MaxElapsed", 0, 2 * time.Second, time.Second, 2, time.Second, retry.ErrExhausted,
-			"retry: gave up after 2 attempts in 1s: a wait of 1s would pass MaxElapsed of 2s: backend: down"},
+			"retry: gave up after 2 attempts and 1s of retrying: a wait of 1s would pass MaxElapsed of 2s: backend: down"},
 		{"the longest wait there is", 0, time.Hour, 1<<63 - 1, 1, 0, retry.ErrExhausted,
-			"retry: gave up after 1 attempt in 0s: a wait of 2562047h47m16.854775807s would pass MaxElapsed of 1h0m0s: backend: down"},
+			"retry: gave up after 1 attempt: a wait of 2562047h47m16.854775807s would pass MaxElapsed of 1h0m0s: backend: down"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -228,11 +230,11 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 
 func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var elapsed []time.Duration
+		var retrying []time.Duration
 		r := retry.New(retry.Config{
 			MaxElapsed: 10 * time.Second,
 			Backoff:    retry.Constant(time.Second),
-			OnRetry:    func(_ context.Context, a retry.Attempt) { elapsed = append(elapsed, a.Elapsed) },
+			OnRetry:    func(_ context.Context, a retry.Attempt) { retrying = append(retrying, a.Retrying) },
 		})
 		err := r.Do(t.Context(), func(context.Context) error {
 			time.Sleep(6 * time.Second)
@@ -240,8 +242,82 @@ func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
 		})
 		e, _ := errors.AsType[*retry.Error](err)
 		require.Equal(t, 2, e.Attempts)
-		require.Equal(t, 13*time.Second, e.Elapsed)
-		require.Equal(t, []time.Duration{6 * time.Second}, elapsed)
+		require.Equal(t, 7*time.Second, e.Retrying, "which does not count it")
+		require.Equal(t, []time.Duration{0}, retrying)
+	})
+}
+
+func TestErrorDoesNotTakeTheFirstAttemptForRetrying(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := func(context.Context) error { time.Sleep(30 * time.Second); return errDown }
+		err := retry.New(retry.Config{Attempts: 1}).Do(t.Context(), slow)
+		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: backend: down")
+		err = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Second)}).Do(t.Context(), slow)
+		require.EqualError(t, err, "retry: gave up after 2 attempts and 31s of retrying: no attempts left: backend: down")
+	})
+}
+
+func TestOnGiveUpIsToldOfEachError(t *testing.T) {
+	type key struct{}
+	ctx := context.WithValue(t.Context(), key{}, "the caller's")
+	var told []*retry.Error
+	r := retry.New(retry.Config{
+		Backoff: retry.Constant(0),
+		OnGiveUp: func(ctx context.Context, e *retry.Error) {
+			require.Equal(t, "the caller's", ctx.Value(key{}))
+			told = append(told, e)
+		},
+	})
+	require.NoError(t, r.Do(ctx, succeed))
+	fn, _ := failing(2, errDown)
+	require.NoError(t, r.Do(ctx, fn))
+	require.Equal(t, errDown, r.Do(ctx, func(context.Context) error { return retry.Permanent(errDown) }))
+	require.Empty(t, told)
+	err := r.Do(ctx, fail)
+	require.Len(t, told, 1)
+	require.Same(t, err, told[0])
+}
+
+func TestDelaySeesErrorAndAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		ctx := context.WithValue(t.Context(), key{}, "the caller's")
+		var seen, waited []retry.Attempt
+		r := retry.New(retry.Config{
+			Name:     "users",
+			Attempts: 10,
+			Backoff:  retry.Linear(time.Second, time.Second, time.Hour),
+			Delay: func(ctx context.Context, a retry.Attempt) time.Duration {
+				require.Equal(t, "the caller's", ctx.Value(key{}))
+				seen = append(seen, a)
+				switch a.Number {
+				case 1:
+					return 10 * a.Delay
+				case 2:
+					return 0
+				case 3:
+					return a.Delay // what the server asks for is the least
+				default:
+					return -1
+				}
+			},
+			OnRetry: func(_ context.Context, a retry.Attempt) { waited = append(waited, a) },
+		})
+		later := refusal{retryable: true, after: time.Minute}
+		err := r.Do(ctx, func(ctx context.Context) error {
+			if n, _ := retry.AttemptFrom(ctx); n == 3 {
+				return later
+			}
+			return errDown
+		})
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.Len(t, seen, 4)
+		require.Equal(t, retry.Attempt{Name: "users", Number: 1, Err: errDown, Delay: time.Second}, seen[0])
+		require.Equal(t, retry.Attempt{Name: "users", Number: 3, Err: later, Delay: 3 * time.Second, Retrying: 10 * time.Second}, seen[2])
+		require.Len(t, waited, 3)
+		require.Equal(t, 10*time.Second, waited[0].Delay)
+		require.Zero(t, waited[1].Delay)
+		require.GreaterOrEqual(t, waited[2].Delay, time.Minute)
 	})
 }
 
@@ -273,7 +349,7 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 		require.ErrorIs(t, err, errShutdown)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 2 attempts in 3s: context canceled: shutting down: backend: down")
+		require.EqualError(t, err, "retry: gave up after 2 attempts and 3s of retrying: context canceled: shutting down: backend: down")
 	})
 }
 
@@ -325,7 +401,7 @@ func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
 			return ctx.Err()
 		})
 		require.Equal(t, 2, calls)
-		require.EqualError(t, err, "retry: gave up after 2 attempts in 0s: context canceled")
+		require.EqualError(t, err, "retry: gave up after 2 attempts and 0s of retrying: context canceled")
 		e, _ := errors.AsType[*retry.Error](err)
 		require.Equal(t, []error{errDown, context.Canceled}, e.Errs)
 
@@ -360,13 +436,76 @@ func TestAttemptTimeoutIsRetried(t *testing.T) {
 				return nil
 			}
 			<-ctx.Done()
-			require.EqualError(t, context.Cause(ctx), "retry: users: an attempt took longer than AttemptTimeout of 1s: context deadline exceeded")
+			require.EqualError(t, context.Cause(ctx), "retry: users: an attempt took longer than AttemptTimeout of 1s")
 			require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
 			return ctx.Err()
 		})
 		require.NoError(t, err)
 		require.Equal(t, 3, calls)
 		require.Equal(t, 3.0, seconds(start))
+	})
+}
+
+func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
+	reset := errors.New("connection reset")
+	errSlow := fmt.Errorf("users: %w", os.ErrDeadlineExceeded)
+	for _, c := range []struct {
+		name     string
+		returned error
+		text     string // of what If sees; empty: as returned
+	}{
+		{"another error", reset, "retry: users: an attempt took longer than AttemptTimeout of 1s: connection reset"},
+		{"a refusal", refusal{retryable: true}, "retry: users: an attempt took longer than AttemptTimeout of 1s: refused"},
+		{"the end of ctx", context.DeadlineExceeded, ""},
+		{"a time-out", errSlow, ""},
+		{"permanent", retry.Permanent(reset), ""},
+		{"answered", notFound, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for _, nested := range []bool{false, true} {
+					outer := retry.New(retry.Config{Attempts: 1})
+					if nested {
+						outer = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+					}
+					var seen error
+					inner := retry.New(retry.Config{Name: "users", Attempts: 2, Backoff: retry.Constant(0), AttemptTimeout: time.Second})
+					_ = outer.Do(t.Context(), func(ctx context.Context) error {
+						seen = inner.Do(ctx, func(ctx context.Context) error {
+							<-ctx.Done()
+							return c.returned
+						})
+						return seen
+					})
+					if e, ok := errors.AsType[*retry.Error](seen); ok {
+						seen = e.Errs[1]
+					}
+					if c.text != "" {
+						require.EqualError(t, seen, c.text)
+						require.ErrorIs(t, seen, context.DeadlineExceeded)
+						require.ErrorIs(t, seen, c.returned)
+						require.True(t, behavior.IsTimeout(seen))
+						require.Equal(t, behavior.Read(c.returned), behavior.Read(seen), "it says what it said")
+					} else if c.name != "permanent" {
+						require.Equal(t, c.returned, seen)
+					} else if !nested {
+						require.Equal(t, reset, seen)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestErrorBeforeAnAttemptTimeoutIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second}).Do(t.Context(), func(context.Context) error {
+			time.Sleep(time.Second / 2)
+			return errDown
+		})
+		e, _ := errors.AsType[*retry.Error](err)
+		require.Equal(t, []error{errDown}, e.Errs)
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
 
@@ -396,7 +535,8 @@ func TestPermanentErrorComesBackAsItself(t *testing.T) {
 	}{
 		{"marked", retry.Permanent(errDown), errDown},
 		{"marked by the engine", backoff.Permanent(errDown), errDown},
-		{"marked twice", retry.Permanent(retry.Permanent(errDown)), retry.Permanent(errDown)},
+		{"marked twice", retry.Permanent(retry.Permanent(errDown)), errDown},
+		{"marked by both", retry.Permanent(backoff.Permanent(errDown)), errDown},
 		{"marked further down", wrapped, wrapped},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -468,6 +608,65 @@ func TestIfDecidesInPlaceOfRetryable(t *testing.T) {
 	require.Equal(t, 1, *calls)
 }
 
+func TestIfIsAskedOnceAboutEachFailure(t *testing.T) {
+	var asked []error
+	r := retry.New(retry.Config{
+		Attempts: 10,
+		Backoff:  retry.Constant(0),
+		If:       func(err error) bool { asked = append(asked, err); return !errors.Is(err, context.Canceled) },
+	})
+	outcomes := []error{
+		errDown, refusal{}, refusal{retryable: true}, tooMany, fmt.Errorf("users: %w", errDown), context.Canceled,
+	}
+	outcomes[1] = refusal{retryable: true, after: 1}
+	next := 0
+	err := r.Do(t.Context(), func(context.Context) error { next++; return outcomes[next-1] })
+	require.Equal(t, context.Canceled, err)
+	require.Equal(t, []error{errDown, outcomes[4], context.Canceled}, asked)
+}
+
+func TestIfIsNotAskedOnceTheContextHasEnded(t *testing.T) {
+	errShutdown := errors.New("shutting down")
+	for name, last := range map[string]error{
+		"failed":                 errDown,
+		"refused":                refusal{retryable: true},
+		"refused by an open one": refusal{after: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			r := retry.New(retry.Config{Backoff: retry.Constant(0), If: func(error) bool {
+				require.NoError(t, ctx.Err())
+				return true
+			}})
+			err := r.Do(ctx, func(ctx context.Context) error {
+				if n, _ := retry.AttemptFrom(ctx); n == 1 {
+					return errDown
+				}
+				cancel(errShutdown)
+				return last
+			})
+			for _, want := range []error{errDown, last, context.Canceled, errShutdown} {
+				require.ErrorIs(t, err, want)
+			}
+		})
+	}
+}
+
+func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
+	type boxed struct{ error } // to compare what it holds panics
+	for name, cause := range map[string]error{"slice": uncomparable{"gone"}, "slice in a box": boxed{uncomparable{"gone"}}} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err := retry.New(retry.Config{}).Do(ctx, func(context.Context) error {
+				cancel(cause)
+				return errors.Join(ctx.Err(), cause)
+			})
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorContains(t, err, "uncomparable: [gone]")
+		})
+	}
+}
+
 func TestNonRetryableErrorOfTheLastAttemptComesBackAsItself(t *testing.T) {
 	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	err := r.Do(t.Context(), func(ctx context.Context) error {
@@ -477,64 +676,6 @@ func TestNonRetryableErrorOfTheLastAttemptComesBackAsItself(t *testing.T) {
 		return answeringError{}
 	})
 	require.Equal(t, answeringError{}, err)
-}
-
-// refusal is what a policy further in returns in the place of a call.
-type refusal struct {
-	error
-	retryable bool
-}
-
-func (refusal) Refused() bool     { return true }
-func (r refusal) Retryable() bool { return r.retryable }
-
-func TestRefusalAfterAFailureKeepsWhatWentWrong(t *testing.T) {
-	open := refusal{errors.New("breaker: circuit open"), false}
-	outcomes := []error{errDown, open}
-	r := retry.New(retry.Config{Backoff: retry.Constant(0), History: 1})
-	err := r.Do(t.Context(), func(context.Context) error {
-		err := outcomes[0]
-		outcomes = outcomes[1:]
-		return err
-	})
-	var e *retry.Error
-	require.ErrorAs(t, err, &e)
-	require.Equal(t, 1, e.Attempts)
-	require.Equal(t, []error{errDown}, e.Errs)
-	require.Equal(t, open, e.Reason)
-	require.False(t, e.Refused())
-	require.ErrorIs(t, err, errDown)
-	require.ErrorIs(t, err, open)
-	require.NotErrorIs(t, err, retry.ErrExhausted)
-	require.False(t, retry.Retryable(err))
-}
-
-func TestRefusalOfTheFirstAttemptComesBackAsItself(t *testing.T) {
-	open := refusal{errors.New("breaker: circuit open"), false}
-	err := retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return open })
-	require.Equal(t, open, err)
-}
-
-func TestErrorSaysWhetherAnyAttemptWasMade(t *testing.T) {
-	full := refusal{errors.New("bulkhead: full"), true}
-	for _, c := range []struct {
-		outcomes []error
-		refused  bool
-	}{
-		{[]error{full, full, full}, true},
-		{[]error{errDown, full, full}, false},
-		{[]error{full, full, errDown}, false},
-	} {
-		n := -1
-		err := retry.New(retry.Config{Backoff: retry.Constant(0), History: 1}).Do(t.Context(), func(context.Context) error {
-			n++
-			return c.outcomes[n]
-		})
-		var e *retry.Error
-		require.ErrorAs(t, err, &e)
-		require.Equal(t, c.refused, e.Refused(), "%v", c.outcomes)
-		require.ErrorIs(t, err, retry.ErrExhausted)
-	}
 }
 
 func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
@@ -596,7 +737,7 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 		start := time.Now()
 		err := retry.New(retry.Config{}).Do(t.Context(), fn)
 		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 1 attempt in 0s: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
+		require.EqualError(t, err, "retry: gave up after 1 attempt: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
@@ -701,17 +842,17 @@ func TestErrorKeepsTheLastErrors(t *testing.T) {
 
 func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
-		"retry: gave up after 0 attempts in 0s":                                         {},
-		"retry: a: gave up after 1 attempt in 0s: backend: down":                        {Name: "a", Attempts: 1, Errs: []error{errDown}},
-		"retry: gave up after 2 attempts in 1.235s: budget exhausted":                   {Attempts: 2, Elapsed: 1234567890, Reason: retry.ErrBudget},
-		"retry: gave up after 2 attempts in 2ms: context canceled":                      {Attempts: 2, Elapsed: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
-		"retry: gave up after 2 attempts in 0s: context canceled: uncomparable: [gone]": {Attempts: 2, Reason: context.Canceled, Errs: []error{uncomparable{"gone"}}},
+		"retry: gave up after 0 attempts":                                                            {},
+		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Errs: []error{errDown}},
+		"retry: gave up after 2 attempts and 1.235s of retrying: budget exhausted":                   {Attempts: 2, Retrying: 1234567890, Reason: retry.ErrBudget},
+		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, Retrying: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
+		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Reason: context.Canceled, Errs: []error{uncomparable{"gone"}}},
 	} {
 		require.EqualError(t, e, want)
 		require.NotErrorIs(t, e, errors.ErrUnsupported)
 	}
 	e := &retry.Error{Reason: uncomparable{"gone"}, Errs: []error{uncomparable{"gone"}}}
-	require.EqualError(t, e, "retry: gave up after 0 attempts in 0s: uncomparable: [gone]")
+	require.EqualError(t, e, "retry: gave up after 0 attempts: uncomparable: [gone]")
 }
 
 type uncomparable []string
