@@ -131,6 +131,88 @@ func ExampleHedge() {
 	// fast replica <nil>
 }
 
+// One Hedger for an operation keeps its figures, and learns its delay from them.
+func ExampleHedger() {
+	lookups := retry.NewHedger[string](retry.HedgeConfig{
+		Name:      "lookup",
+		Delay:     20 * time.Millisecond, // until it knows better
+		Quantile:  0.95,
+		Latencies: new(retry.Latencies),
+		Budget:    retry.NewBudget(retry.BudgetConfig{Ratio: 0.1}),
+	})
+	name, err := lookups.Do(context.Background(), func(ctx context.Context) (string, error) {
+		return "Ada", nil
+	})
+	fmt.Println(name, err)
+	s := lookups.Stats()
+	fmt.Println(s.Called, "called,", s.Hedged, "hedged")
+	// Output:
+	// Ada <nil>
+	// 1 called, 0 hedged
+}
+
+// A consumer runs for as long as the program does, and under a Retrier that starts it
+// again when the connection to its queue is lost. Each message that it handles is an
+// operation of its own: Fresh lets the Retriers of the handler retry.
+func ExampleFresh() {
+	connections := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(time.Millisecond)})
+	charges := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond)})
+
+	queue := []string{"order 1", "order 2"}
+	charge := func(ctx context.Context, order string) error {
+		n, _ := retry.AttemptFrom(ctx)
+		fmt.Println(order, "attempt", n)
+		if order == "order 1" && n == 1 {
+			return errors.New("connection reset")
+		}
+		return nil
+	}
+	consume := func(ctx context.Context) error {
+		for len(queue) > 0 {
+			order := queue[0]
+			queue = queue[1:]
+			err := charges.Do(retry.Fresh(ctx), func(ctx context.Context) error {
+				return charge(ctx, order)
+			})
+			if err != nil {
+				return err // with ctx in place of Fresh(ctx): after one attempt
+			}
+		}
+		return nil
+	}
+	fmt.Println(connections.Do(context.Background(), consume))
+	// Output:
+	// order 1 attempt 1
+	// order 1 attempt 2
+	// order 2 attempt 1
+	// <nil>
+}
+
+// The delay may depend on the error and on the number of the attempt.
+func ExampleConfig_delay() {
+	errDeadlock := errors.New("deadlock")
+	transactions := retry.New(retry.Config{
+		Backoff: retry.Exponential(100*time.Millisecond, time.Second),
+		Delay: func(ctx context.Context, a retry.Attempt) time.Duration {
+			if errors.Is(a.Err, errDeadlock) {
+				return 0 // the other transaction has won and is done
+			}
+			return a.Delay
+		},
+		OnRetry: func(ctx context.Context, a retry.Attempt) {
+			fmt.Println("attempt", a.Number, "failed, again in", a.Delay)
+		},
+	})
+	_ = transactions.Do(context.Background(), func(ctx context.Context) error {
+		if n, _ := retry.AttemptFrom(ctx); n == 1 {
+			return errDeadlock
+		}
+		return nil
+	})
+	// Output:
+	// attempt 1 failed, again in 0s
+}
+
 // A server may want to know that it sees a request again.
 func ExampleAttemptFrom() {
 	retries := retry.New(retry.Config{Backoff: retry.Immediately(1, nil)})

@@ -3,16 +3,23 @@ package retry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// HedgeConfig says when [Hedge] makes another call. It may be shared.
+// HedgeConfig says when a [Hedger] makes another call. It may be shared.
 type HedgeConfig struct {
+	// Name appears in errors. It may be empty.
+	Name string
+
 	// Delay is how long a call may take before another is made beside it. It must
 	// be more than 0; about the 95th percentile of the latency is usual.
 	Delay time.Duration
@@ -28,17 +35,18 @@ type HedgeConfig struct {
 	Max int
 
 	// Budget limits the further calls to a fraction of the first ones. They are
-	// charged whether or not they succeed. It should not be the Budget of a
-	// Retrier around the Hedge: each call would count twice. Nil means no limit.
+	// charged whether or not they succeed, unless they are refused. It should not be
+	// the Budget of a Retrier around the hedge: each call would count twice. Nil
+	// means no limit.
 	Budget *Budget
 
 	// Discard is called with each value that is not returned, to close a body or
-	// give back a connection. It is called before Hedge returns and on its
-	// goroutine.
+	// give back a connection. It is called before Do returns and on its goroutine.
+	// A panic in it passes through, after it was called with the other values.
 	//
 	// A value that needs this often lives no longer than its ctx does. So with
-	// Discard, the ctx of the call that won is not canceled when Hedge returns
-	// but ends with the ctx given to Hedge, which should not be one that lives as
+	// Discard, the ctx of the call that won is not canceled when Do returns
+	// but ends with the ctx given to Do, which should not be one that lives as
 	// long as the program does.
 	Discard func(value any)
 }
@@ -53,68 +61,129 @@ func (c HedgeConfig) Validate() error {
 	return f.Err()
 }
 
-// Hedge calls fn and, if that takes longer than a delay, calls it again beside
-// the first: the tail at scale (Dean and Barroso, "The Tail at Scale",
-// Communications of the ACM, 2013). The first success is returned, and the
-// ctx of the other calls is canceled.
-//
-// Hedge is for calls that may safely be made twice, also at the same time. The
-// first is made on the caller's goroutine, the others each on their own. Hedge
-// returns when all of them have, so that fn may use what belongs to the caller;
-// fn is to heed its ctx, or nothing is gained.
-//
-// A failure is not a reason for another call. If all calls that were made have
-// failed, their errors are returned, joined if there are several; use a
-// [Retrier] around Hedge. A panic in any call, and runtime.Goexit, ends the
-// others and goes on in the goroutine of the caller.
-//
-// Hedge panics if cfg is not valid.
-func Hedge[T any](ctx context.Context, cfg HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
+// A Hedger makes calls that return a T, and another call beside one that takes too
+// long: the tail at scale (Dean and Barroso, "The Tail at Scale", Communications of
+// the ACM, 2013). It is safe for concurrent use.
+type Hedger[T any] struct {
+	cfg  HedgeConfig
+	lost error // a lostError
+
+	called, hedged, won, failed, overBudget atomic.Int64
+}
+
+// NewHedger returns a Hedger. It panics if cfg is not valid: see
+// [HedgeConfig.Validate].
+func NewHedger[T any](cfg HedgeConfig) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
-	}
-	var zero T
-	if ctx.Err() != nil {
-		return zero, ended.Error(ctx)
 	}
 	if cfg.Max == 0 {
 		cfg.Max = 2
 	}
-	if cfg.Budget != nil {
-		cfg.Budget.call()
-	}
-	h := &hedge[T]{ctx: ctx, cfg: cfg, fn: fn, delay: cfg.Delay, winner: -1}
-	if cfg.Quantile > 0 {
-		if d, ok := cfg.Latencies.Quantile(cfg.Quantile); ok {
-			h.delay = d + 1 // a call that takes just as long is not slower
-		}
-	}
-	defer h.discard()
-	var start time.Time
-	if cfg.Latencies != nil {
-		start = time.Now()
-	}
-	h.call()
-	if cfg.Latencies != nil && h.tells() {
-		cfg.Latencies.observe(time.Since(start))
-	}
-	h.others.Wait()
-	if h.crash != nil {
-		h.crash()
-	}
-	if h.winner < 0 {
-		return zero, join(h.errs)
-	}
-	h.returned = true
-	return h.value, nil
+	return &Hedger[T]{cfg: cfg, lost: lostError(cfg.Name)}
 }
 
-// A hedge is one call of Hedge.
-type hedge[T any] struct {
+// lostError is the cause of the ctx of calls that are not needed any more: the name of
+// their Hedger.
+type lostError string
+
+func (name lostError) Error() string {
+	return prefix(string(name)) + "the hedge is over: this call is not needed any more"
+}
+
+// HedgeStats is a snapshot of what a [Hedger] has done since it was made.
+type HedgeStats struct {
+	Called     int64         // calls of Do that called fn
+	Hedged     int64         // calls of fn that were made beside another
+	Won        int64         // calls of Do that returned the value of one of those
+	Failed     int64         // calls of Do that called fn and returned an error
+	OverBudget int64         // calls of fn that Budget refused
+	Delay      time.Duration // after which another call would be made now
+}
+
+// Stats returns the figures of h.
+func (h *Hedger[T]) Stats() HedgeStats {
+	return HedgeStats{
+		Called:     h.called.Load(),
+		Hedged:     h.hedged.Load(),
+		Won:        h.won.Load(),
+		Failed:     h.failed.Load(),
+		OverBudget: h.overBudget.Load(),
+		Delay:      h.delay(),
+	}
+}
+
+func (h *Hedger[T]) delay() time.Duration {
+	if h.cfg.Quantile > 0 {
+		if d, ok := h.cfg.Latencies.Quantile(h.cfg.Quantile); ok {
+			return d + 1 // a call that takes just as long is not slower
+		}
+	}
+	return h.cfg.Delay
+}
+
+// Hedge is [Hedger.Do] without a Hedger to keep and its figures. It panics if cfg is
+// not valid.
+func Hedge[T any](ctx context.Context, cfg HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
+	return NewHedger[T](cfg).Do(ctx, fn)
+}
+
+// Do calls fn and, if that takes longer than a delay, calls it again beside the
+// first. It returns the first success and cancels the ctx of the other calls.
+//
+// Hedge calls that may safely be made twice, also at the same time. The first is
+// made on the caller's goroutine, the others each on their own. Do returns when all
+// of them have, so that fn may use what belongs to the caller; fn must heed its ctx,
+// or nothing is gained.
+//
+// A failure is not a reason for another call. If all calls that were made have
+// failed, their errors are returned, joined if there are several; use a
+// [Retrier] around Do. Do does not call fn if ctx has already ended.
+//
+// A panic in any call, and runtime.Goexit, ends the others and goes on in the
+// goroutine of the caller: a panic of a further call as a [*PanicError], which has the
+// stack of that call.
+func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
+	var zero T
+	if ctx.Err() != nil {
+		return zero, ended.Error(ctx)
+	}
+	h.called.Add(1)
+	if h.cfg.Budget != nil {
+		h.cfg.Budget.call()
+	}
+	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, after: h.delay(), winner: -1}
+	defer r.clear()
+	var start time.Time
+	if h.cfg.Latencies != nil {
+		start = time.Now()
+	}
+	r.call()
+	if h.cfg.Latencies != nil && r.tells() {
+		h.cfg.Latencies.observe(time.Since(start))
+	}
+	r.others.Wait()
+	if r.crash != nil {
+		r.crash()
+	}
+	if r.winner < 0 {
+		h.failed.Add(1)
+		return zero, join(r.errs)
+	}
+	r.discard()
+	if r.winner > 0 {
+		h.won.Add(1)
+	}
+	r.returned = true
+	return r.value, nil
+}
+
+// A race is one call of Do.
+type race[T any] struct {
+	*Hedger[T]
 	ctx   context.Context
-	cfg   HedgeConfig
 	fn    func(context.Context) (T, error)
-	delay time.Duration
+	after time.Duration
 
 	others   sync.WaitGroup // a timer that has not fired, or the call that it makes
 	returned bool           // the value: it is the caller's now
@@ -126,57 +195,64 @@ type hedge[T any] struct {
 	over    bool // no other call may begin, and no success counts any more
 	winner  int  // the call that returned value; -1: none
 	value   T
-	lost    []T // by calls that succeeded too late
+	late    []T // of calls that succeeded too late
 	errs    []error
 	crash   func() // goes on with the panic or the exit of a call
 }
 
 // call makes one call, unless it is too late for it.
-func (h *hedge[T]) call() {
-	ctx, i, ok := h.begin()
+func (r *race[T]) call() {
+	ctx, i, charge, ok := r.begin()
 	if !ok {
 		return
 	}
 	crashed := true
 	defer func() {
 		if crashed {
-			h.mu.Lock()
-			h.finish(-1)
-			h.mu.Unlock()
+			r.mu.Lock()
+			r.finish(-1)
+			r.mu.Unlock()
 		}
 	}()
-	value, err := h.fn(ctx)
+	value, err := r.fn(ctx)
 	crashed = false
-	h.end(i, value, err)
+	if i > 0 && r.cfg.Budget != nil && behavior.IsRefused(err) {
+		r.cfg.Budget.refund(charge) // nothing was sent
+	}
+	r.end(i, value, err)
 }
 
 // begin returns the ctx and the number of a call that is to be made, and sets
-// the timer for the one after it.
-func (h *hedge[T]) begin() (ctx context.Context, i int, ok bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	i = len(h.cancels)
-	if h.over || h.ctx.Err() != nil {
-		return nil, 0, false
-	}
-	if i > 0 && h.cfg.Budget != nil {
-		if _, ok := h.cfg.Budget.charge(); !ok {
-			return nil, 0, false
+// the timer for the one after it. The first call is always made.
+func (r *race[T]) begin() (ctx context.Context, i int, charge uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i = len(r.cancels)
+	if i > 0 {
+		if r.over || r.ctx.Err() != nil {
+			return nil, 0, 0, false
 		}
+		if r.cfg.Budget != nil {
+			if charge, ok = r.cfg.Budget.charge(); !ok {
+				r.overBudget.Add(1)
+				return nil, 0, 0, false
+			}
+		}
+		r.hedged.Add(1)
 	}
-	ctx, cancel := context.WithCancelCause(h.ctx)
-	h.cancels = append(h.cancels, cancel)
-	h.running++
-	if len(h.cancels) < h.cfg.Max {
-		h.others.Add(1)
-		h.timer = time.AfterFunc(h.delay, h.callBeside)
+	ctx, cancel := context.WithCancelCause(r.ctx)
+	r.cancels = append(r.cancels, cancel)
+	r.running++
+	if len(r.cancels) < r.cfg.Max {
+		r.others.Add(1)
+		r.timer = time.AfterFunc(r.after, r.callBeside)
 	}
-	return ctx, i, true
+	return ctx, i, charge, true
 }
 
 // callBeside makes a call on a goroutine of its own.
-func (h *hedge[T]) callBeside() {
-	defer h.others.Done()
+func (r *race[T]) callBeside() {
+	defer r.others.Done()
 	crashed := true
 	defer func() {
 		if !crashed {
@@ -184,75 +260,101 @@ func (h *hedge[T]) callBeside() {
 		}
 		crash := runtime.Goexit
 		if p := recover(); p != nil {
-			crash = func() { panic(p) }
+			e, ok := p.(*PanicError) // of a hedge within this one
+			if !ok {
+				e = &PanicError{Value: p, Stack: debug.Stack()}
+			}
+			crash = func() { panic(e) }
 		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.crash == nil {
-			h.crash = crash
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.crash == nil {
+			r.crash = crash
 		}
 	}()
-	h.call()
+	r.call()
 	crashed = false
 }
 
+// A PanicError is what [Hedger.Do] panics with if a call panicked that was made
+// beside the first, on another goroutine.
+type PanicError struct {
+	Value any    // what the call panicked with
+	Stack []byte // of the call's goroutine
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("retry: a hedged call panicked: %v\n\n%s", e.Value, e.Stack)
+}
+
+// Unwrap returns the value of the panic if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
 // end takes the outcome of call i.
-func (h *hedge[T]) end(i int, value T, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.running--
+func (r *race[T]) end(i int, value T, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running--
 	switch {
-	case h.over && err == nil:
-		h.lost = append(h.lost, value)
-	case h.over:
+	case r.over && err == nil:
+		r.late = append(r.late, value)
+	case r.over:
 	case err == nil:
-		h.winner, h.value = i, value
-		h.finish(i)
+		r.winner, r.value = i, value
+		r.finish(i)
 	default:
-		h.errs = append(h.errs, err)
-		if h.running == 0 {
-			h.finish(-1)
+		r.errs = append(r.errs, err)
+		if r.running == 0 {
+			r.finish(-1)
 		}
 	}
 }
 
 // finish sees to it that no other call begins, and cancels those that run, but
-// not the winner's ctx if its value may need that. h.mu is held.
-func (h *hedge[T]) finish(winner int) {
-	h.over = true
-	if h.timer != nil && h.timer.Stop() {
-		h.others.Done()
+// not the winner's ctx if its value may need that. r.mu is held.
+func (r *race[T]) finish(winner int) {
+	r.over = true
+	if r.timer != nil && r.timer.Stop() {
+		r.others.Done()
 	}
-	for i, cancel := range h.cancels {
-		if i != winner || h.cfg.Discard == nil {
-			cancel(errLost)
+	for i, cancel := range r.cancels {
+		if i != winner || r.cfg.Discard == nil {
+			cancel(r.lost)
 		}
 	}
 }
 
-var errLost = errors.New("retry: the hedge is over: this call is not needed any more")
-
 // tells reports whether the time that the first call took says how long such
 // calls take: it succeeded, or was still at it when another did.
-func (h *hedge[T]) tells() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.winner >= 0
+func (r *race[T]) tells() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.winner >= 0
 }
 
-// discard waits for all calls and gives the values that are not returned to
-// Discard, however Hedge ends.
-func (h *hedge[T]) discard() {
-	h.others.Wait()
-	if h.cfg.Discard == nil {
+// clear waits for all calls and discards the values that are not returned, however
+// Do ends.
+func (r *race[T]) clear() {
+	r.others.Wait()
+	if r.winner >= 0 && !r.returned {
+		r.late = append(r.late, r.value)
+	}
+	r.discard()
+}
+
+// discard gives the values that came too late to Discard: all of them, even if there
+// is a panic.
+func (r *race[T]) discard() {
+	if r.cfg.Discard == nil || len(r.late) == 0 {
 		return
 	}
-	if h.winner >= 0 && !h.returned {
-		h.lost = append(h.lost, h.value)
-	}
-	for _, value := range h.lost {
-		h.cfg.Discard(value)
-	}
+	value := r.late[0]
+	r.late = r.late[1:]
+	defer r.discard()
+	r.cfg.Discard(value)
 }
 
 func join(errs []error) error {

@@ -162,6 +162,36 @@ func TestHedgeHonorsItsContext(t *testing.T) {
 	})
 }
 
+// endsOnLook is a ctx that ends when it has been looked at n times.
+type endsOnLook struct {
+	context.Context
+	n int
+}
+
+func (c *endsOnLook) Err() error {
+	if c.n--; c.n < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestHedgeCallsOrSaysThatItsContextHasEnded(t *testing.T) {
+	for looks := range 5 {
+		calls := 0
+		ctx := &endsOnLook{t.Context(), looks}
+		got, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+			calls++
+			return "value", nil
+		})
+		if calls == 0 {
+			require.ErrorIs(t, err, context.Canceled)
+		} else {
+			require.NoError(t, err)
+			require.Equal(t, "value", got)
+		}
+	}
+}
+
 func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)
@@ -202,6 +232,27 @@ func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 		cancel()
 		require.Error(t, ctxs[1].Err())
 	})
+}
+
+func TestPanicInDiscardLosesNoValue(t *testing.T) {
+	for name, leave := range map[string]func(){"panic": func() { panic("broken") }, "exit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var discarded []any
+				var calls atomic.Int64
+				require.Equal(t, "left", leaves(func() {
+					_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+						Delay: 50 * ms, Max: 4,
+						Discard: func(value any) { discarded = append(discarded, value); leave() },
+					}, func(context.Context) (string, error) {
+						time.Sleep(time.Second)
+						return fmt.Sprint(calls.Add(1)), nil
+					})
+				}))
+				require.ElementsMatch(t, []any{"1", "2", "3", "4"}, discarded, "the winner's, too: nobody has got it")
+			})
+		})
+	}
 }
 
 func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
@@ -261,9 +312,16 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 						})
 					}
 					start := time.Now()
-					if name == "panic" {
+					switch {
+					case name == "panic" && who == 0:
 						require.PanicsWithValue(t, errDown, hedge)
-					} else {
+					case name == "panic":
+						e := panicOf(t, hedge)
+						require.Equal(t, errDown, e.Value)
+						require.ErrorIs(t, e, errDown)
+						require.Contains(t, string(e.Stack), "TestHedgePassesOnPanicAndExit", "the stack of the call")
+						require.ErrorContains(t, e, "hedge_test.go")
+					default:
 						require.Equal(t, "left", leaves(hedge))
 					}
 					require.Zero(t, running.Load())
@@ -275,11 +333,45 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 	}
 }
 
+// panicOf returns the *PanicError that fn panics with.
+func panicOf(t *testing.T, fn func()) (e *retry.PanicError) {
+	t.Helper()
+	defer func() {
+		var ok bool
+		e, ok = recover().(*retry.PanicError)
+		require.True(t, ok)
+	}()
+	fn()
+	return nil
+}
+
+func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := retry.HedgeConfig{Delay: 50 * ms}
+		second := func(fn func()) func(context.Context) (int, error) { // calls fn in the second call
+			var calls atomic.Int64
+			return func(ctx context.Context) (int, error) {
+				if calls.Add(1) == 2 {
+					fn()
+				}
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+		}
+		e := panicOf(t, func() {
+			_, _ = retry.Hedge(t.Context(), cfg, second(func() {
+				_, _ = retry.Hedge(t.Context(), cfg, second(func() { panic("broken") }))
+			}))
+		})
+		require.Equal(t, "broken", e.Value)
+	})
+}
+
 func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var discarded []any
 		var calls atomic.Int64
-		require.PanicsWithValue(t, "sore loser", func() {
+		e := panicOf(t, func() {
 			_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
 				Delay:   50 * ms,
 				Discard: func(value any) { discarded = append(discarded, value) },
@@ -292,6 +384,8 @@ func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 				panic("sore loser")
 			})
 		})
+		require.Equal(t, "sore loser", e.Value)
+		require.NoError(t, errors.Unwrap(e))
 		require.Equal(t, []any{"won"}, discarded)
 	})
 }
@@ -311,6 +405,75 @@ func TestHedgeIsBoundByItsBudget(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Equal(t, int64(hedges+hedges/10), calls.Load(), "success does not give back what the load has cost")
+	})
+}
+
+func TestRefusedHedgeCostsNoBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{})
+		for _, c := range []struct {
+			second error
+			want   int64
+		}{{full, 0}, {errDown, 1}, {nil, 2}} {
+			fn, _ := replies(reply{takes: 100 * ms}, reply{takes: 10 * ms, err: c.second})
+			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
+			require.NoError(t, err)
+			require.Equal(t, c.want, b.Stats().Charged)
+		}
+	})
+}
+
+func TestHedgerCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen retry.Latencies
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		h := retry.NewHedger[string](retry.HedgeConfig{
+			Name: "users", Delay: 50 * ms, Max: 3, Budget: b, Quantile: 0.5, Latencies: &seen,
+		})
+		do := func(ctx context.Context, all ...reply) *hedgeLog {
+			fn, log := replies(all...)
+			_, _ = h.Do(ctx, fn)
+			return log
+		}
+		want := retry.HedgeStats{Delay: 50 * ms}
+		require.Equal(t, want, h.Stats())
+
+		do(t.Context(), reply{takes: 10 * ms})
+		want.Called = 1
+		require.Equal(t, want, h.Stats())
+
+		log := do(t.Context(), reply{takes: time.Second}, reply{takes: 10 * ms})
+		require.EqualError(t, log.lost[0], "retry: users: the hedge is over: this call is not needed any more")
+		want.Called, want.Hedged, want.Won = 2, 1, 1
+		require.Equal(t, want, h.Stats())
+
+		do(t.Context(), reply{takes: 120 * ms}, reply{takes: 200 * ms}, reply{takes: time.Second})
+		want.Called, want.Hedged = 3, 3
+		require.Equal(t, want, h.Stats())
+
+		do(t.Context(), reply{takes: 10 * ms, err: errDown})
+		want.Called, want.Failed = 4, 1
+		require.Equal(t, want, h.Stats())
+
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		do(ctx, reply{})
+		require.Equal(t, want, h.Stats(), "it called nothing")
+
+		for range 7 {
+			do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
+		}
+		want.Called, want.Hedged = 11, 10
+		require.Equal(t, want, h.Stats())
+		do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
+		want.Called, want.OverBudget = 12, 1
+		require.Equal(t, want, h.Stats())
+
+		for range 20 {
+			do(t.Context(), reply{takes: 10 * ms})
+		}
+		want.Called, want.Delay = 32, 10*ms+1
+		require.Equal(t, want, h.Stats())
 	})
 }
 
@@ -401,52 +564,84 @@ func TestLatenciesAreSorted(t *testing.T) {
 // TestHedgeUnderContention mixes everything that can happen at once, on real
 // goroutines, and counts.
 func TestHedgeUnderContention(t *testing.T) {
+	const workers, each = 16, 500
 	synctest.Test(t, func(t *testing.T) {
 		var seen retry.Latencies
-		var made, discarded, returned, succeeded atomic.Int64
+		var firsts, hedged, discarded, returned, failed, left, succeeded, refused atomic.Int64
+		budget := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: -1})
+		h := retry.NewHedger[int](retry.HedgeConfig{
+			Delay: 2 * ms, Quantile: 0.5, Latencies: &seen, Max: 4, Budget: budget,
+			Discard: func(any) { discarded.Add(1) },
+		})
 		var wg sync.WaitGroup
-		for range 16 {
+		for range workers {
 			wg.Go(func() {
-				for range 500 {
+				for range each {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Int64N(30)+1)*ms)
-					var running atomic.Int64
-					_, err := retry.Hedge(ctx, retry.HedgeConfig{
-						Delay: 2 * ms, Quantile: 0.5, Latencies: &seen, Max: 4,
-						Discard: func(any) { discarded.Add(1) },
-					}, func(ctx context.Context) (int, error) {
-						made.Add(1)
-						running.Add(1)
-						defer running.Add(-1)
-						takes := time.Duration(rand.Int64N(12)) * ms
-						if rand.IntN(3) == 0 {
-							select {
-							case <-time.After(takes):
-							case <-ctx.Done():
-								return 0, ctx.Err()
+					var calls, running atomic.Int64
+					how := leaves(func() {
+						_, err := h.Do(ctx, func(ctx context.Context) (int, error) {
+							if calls.Add(1) == 1 {
+								firsts.Add(1)
+							} else {
+								hedged.Add(1)
 							}
+							running.Add(1)
+							defer running.Add(-1)
+							takes := time.Duration(rand.Int64N(12)) * ms
+							if rand.IntN(3) == 0 {
+								select {
+								case <-time.After(takes):
+								case <-ctx.Done():
+									return 0, ctx.Err()
+								}
+							} else {
+								time.Sleep(takes)
+							}
+							switch rand.IntN(20) {
+							case 0, 1, 2:
+								return 0, errDown
+							case 3:
+								refused.Add(1)
+								return 0, full
+							case 4:
+								panic("broken")
+							case 5:
+								runtime.Goexit()
+							}
+							succeeded.Add(1)
+							return 0, nil
+						})
+						if err == nil {
+							returned.Add(1)
 						} else {
-							time.Sleep(takes)
+							failed.Add(1)
 						}
-						if rand.IntN(5) == 0 {
-							return 0, errDown
-						}
-						succeeded.Add(1)
-						return 0, nil
 					})
+					if how == "left" {
+						left.Add(1)
+					}
 					if running.Load() != 0 {
 						t.Error("a call outlived its hedge")
-					}
-					if err == nil {
-						returned.Add(1)
 					}
 					cancel()
 				}
 			})
 		}
 		wg.Wait()
-		require.Greater(t, made.Load(), int64(16*500))
-		require.Positive(t, discarded.Load())
+		for _, n := range []*atomic.Int64{&hedged, &discarded, &returned, &failed, &left, &refused} {
+			require.Positive(t, n.Load())
+		}
+		require.Equal(t, int64(workers*each), firsts.Load(), "each hedge makes a first call")
+		require.Equal(t, int64(workers*each), returned.Load()+failed.Load()+left.Load())
 		require.Equal(t, succeeded.Load(), returned.Load()+discarded.Load(), "each value is returned or discarded, once")
+		s := h.Stats()
+		require.Equal(t, firsts.Load(), s.Called)
+		require.Equal(t, hedged.Load(), s.Hedged)
+		require.Equal(t, failed.Load(), s.Failed)
+		require.Positive(t, s.Won)
+		require.Less(t, s.Won, returned.Load())
+		require.Equal(t, budget.Stats().Refused, s.OverBudget)
 	})
 }
 
