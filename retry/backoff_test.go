@@ -120,6 +120,7 @@ func TestEachCallHasABackOffOfItsOwn(t *testing.T) {
 	for name, factory := range map[string]func() backoff.BackOff{
 		"Delays":      retry.Delays(1, 2, 3),
 		"Immediately": retry.Immediately(1, retry.Delays(2, 3)),
+		"FullJitter":  retry.FullJitter(retry.Delays(0)),
 		"Linear":      retry.Linear(1, 1, 9),
 		"Doubling":    retry.Doubling(1, 9),
 	} {

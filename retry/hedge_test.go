@@ -192,6 +192,23 @@ func TestHedgeCallsOrSaysThatItsContextHasEnded(t *testing.T) {
 	}
 }
 
+func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 500 {
+			var calls atomic.Int64
+			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+				if calls.Add(1) == 1 {
+					time.Sleep(50 * ms) // until the other call is due
+					return 1, nil
+				}
+				<-ctx.Done() // for ever, if it began after the end
+				return 0, ctx.Err()
+			})
+			require.NoError(t, err)
+		}
+	})
+}
+
 func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)

@@ -395,7 +395,7 @@ type call struct {
 	timer    *time.Timer
 
 	charge  uint64 // what refund wants for the last retry
-	charged bool   // the last retry, and not given back
+	charged bool   // the last retry was charged
 	unspent bool   // it was charged but is not made yet
 
 	kind    behavior.Kind // what all attempts say together: Failed before Answered before Refused
@@ -417,7 +417,7 @@ func (c *call) end() {
 
 func (c *call) refund() {
 	c.cfg.Budget.refund(c.charge)
-	c.charged, c.unspent = false, false
+	c.unspent = false
 }
 
 func (c *call) fail(err error) error {

@@ -549,6 +549,8 @@ func TestPermanentErrorComesBackAsItself(t *testing.T) {
 		})
 	}
 	require.NoError(t, retry.Permanent(nil))
+	empty := &backoff.PermanentError{} // which has no text
+	require.Equal(t, error(empty), retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return empty }))
 }
 
 // answeringError says itself whether to retry, and when.
@@ -560,6 +562,12 @@ type answeringError struct {
 func (answeringError) Error() string               { return "backend: answered" }
 func (e answeringError) Retryable() bool           { return e.retryable }
 func (e answeringError) RetryAfter() time.Duration { return e.after }
+
+// overruling says that another attempt may help, whatever it wraps says.
+type overruling struct{ error }
+
+func (o overruling) Unwrap() error { return o.error }
+func (overruling) Retryable() bool { return true }
 
 func TestErrorsSayWhetherToRetry(t *testing.T) {
 	for _, c := range []struct {
@@ -573,6 +581,7 @@ func TestErrorsSayWhetherToRetry(t *testing.T) {
 		{"not retryable, wrapped", fmt.Errorf("users: %w", answeringError{}), false},
 		{"not retryable, joined", errors.Join(errDown, answeringError{}), false},
 		{"retryable", answeringError{retryable: true}, true},
+		{"permanent further down, but not to what wraps it", overruling{retry.Permanent(errDown)}, true},
 		{"a time limit further down", context.DeadlineExceeded, true},
 		{"a cancellation further down", context.Canceled, true},
 		{"exhausted further down", &retry.Error{Errs: []error{errDown}, Reason: retry.ErrExhausted}, true},
@@ -775,6 +784,7 @@ func TestAttemptsLimitCalls(t *testing.T) {
 		{"one more than delays", 0, retry.Delays(0, 0, 0, 0), 5},
 		{"and so it says", 3, retry.Delays(0, 0), 3},
 		{"no limit but the delays", -1, retry.Delays(0, 0), 3},
+		{"no limit but the jittered delays", -1, retry.FullJitter(retry.Delays(0, 0)), 3},
 		{"no delays", 0, retry.Delays(), 1},
 		{"immediately and delays", 0, retry.Immediately(2, retry.Delays(0)), 4},
 		{"jittered delays", 0, retry.FullJitter(retry.Delays(0, 0)), 3},
