@@ -30,9 +30,9 @@ func (c BudgetConfig) Validate() error {
 // x 10 besides: a rare call may still be retried. A retry is charged before its
 // wait. It costs nothing in the end if it succeeds, or if it was never made.
 //
-// A Budget counts what reaches the dependency: of a call, the first attempt that is
-// not refused by a policy further in is the call, those after it are retries, and
-// refused attempts are neither.
+// A Budget counts the attempts that reach the dependency: the first one of a call
+// counts as the call, each later one as a retry, and an attempt that a policy further
+// in refuses as neither.
 //
 // A Budget is safe for concurrent use and takes no lock.
 type Budget struct {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,7 +85,9 @@ func prefix(name string) string {
 
 // Unwrap returns the last error, the last failure if that is another one, and the
 // Reason.
-func (e *Error) Unwrap() []error { return []error{e.last(), e.earlier, e.Reason} }
+func (e *Error) Unwrap() []error {
+	return slices.DeleteFunc([]error{e.last(), e.earlier, e.Reason}, func(err error) bool { return err == nil })
+}
 
 // Refused reports whether no attempt was made at all: a policy further in refused
 // every one.

@@ -15,8 +15,8 @@
 // Retry what may safely be done twice: an attempt that failed may yet have taken
 // effect. Then these rules hold:
 //
-//   - Delays are random and grow (full jitter): clients that failed together do
-//     not come back together.
+//   - By default delays are random and grow (full jitter): clients that failed
+//     together do not come back together.
 //   - A wait that could not end before the deadline of ctx is not begun. The error
 //     says both why no attempt followed and what the last one said: see [Error].
 //   - An error that another attempt cannot help ends the retrying and comes back
@@ -92,17 +92,17 @@ type Config struct {
 	// Validate calls it once.
 	Backoff func() backoff.BackOff
 
-	// Delay returns the delay before the next attempt, in place of a.Delay, the
-	// Backoff's, for delays that depend on the error or on ctx. A negative delay
-	// ends the retrying. All limits hold for it, and RetryAfter is still the least.
-	// Nil means a.Delay.
+	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
+	// which is the Backoff's. Set it if the delay depends on the error or on ctx. A
+	// negative delay ends the retrying. The limits of any wait hold, and RetryAfter
+	// still sets the least. Nil means a.Delay.
 	Delay func(ctx context.Context, a Attempt) time.Duration
 
 	// MaxRetryAfter is the longest wait that an error may ask for by its RetryAfter
 	// method; an error that asks for more ends the retrying, since to come back
-	// sooner would be of no use. If it is set, a Retrier also waits, within it, for
-	// what says that it cannot help to retry sooner: an open breaker. Zero means a
-	// minute, and an open breaker ends the retrying.
+	// sooner would be of no use. If MaxRetryAfter is set, a Retrier also waits for an
+	// open breaker (a refusal that is not retryable, but says when it will be) that
+	// asks for no more. Zero means a minute, and an open breaker ends the retrying.
 	MaxRetryAfter time.Duration
 
 	// If reports whether a failure is worth another attempt. It is asked once for
