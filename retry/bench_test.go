@@ -18,23 +18,12 @@ func BenchmarkDo(b *testing.B) {
 			_ = r.Do(ctx, succeed)
 		}
 	})
-	b.Run("same-ctx", func(b *testing.B) {
+	b.Run("cancelable", func(b *testing.B) {
 		r := retry.New(retry.Config{})
 		ctx := b.Context()
 		b.ReportAllocs()
 		for b.Loop() {
 			_ = r.Do(ctx, succeed)
-		}
-	})
-	b.Run("another-ctx-each-time", func(b *testing.B) {
-		r := retry.New(retry.Config{})
-		var ctxs [2]context.Context
-		for i := range ctxs {
-			ctxs[i] = context.WithValue(b.Context(), key{}, i)
-		}
-		b.ReportAllocs()
-		for i := 0; b.Loop(); i++ {
-			_ = r.Do(ctxs[i&1], succeed)
 		}
 	})
 	b.Run("parallel", func(b *testing.B) {
@@ -96,6 +85,14 @@ func BenchmarkBudget(b *testing.B) {
 
 func BenchmarkHedge(b *testing.B) {
 	value := func(context.Context) (int, error) { return 1, nil }
+	b.Run("hedger", func(b *testing.B) {
+		h := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Minute})
+		ctx := b.Context()
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = h.Do(ctx, value)
+		}
+	})
 	b.Run("fast", func(b *testing.B) {
 		cfg := retry.HedgeConfig{Delay: time.Minute}
 		ctx := b.Context()
