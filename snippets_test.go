@@ -17,6 +17,8 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
+//lint:file-ignore SA4006 a snippet shows calls, not what becomes of each error
+
 // This file holds the snippets of README.md and docs, for the compiler: see
 // TestSnippetsCompile. It is not run.
 
