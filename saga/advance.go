@@ -19,14 +19,28 @@ func (m *machine) past() bool {
 
 // unlimited reports whether a unit is to be tried until it works.
 func (m *machine) unlimited(i int) bool {
-	return m.p.units[i].last && m.past()
+	return m.p.units[i].last && m.past() || m.mustKnow(i)
+}
+
+// undecided reports whether the pivot must be known before the saga can turn.
+func (m *machine) undecided() bool {
+	if m.p.pivot < 0 || m.back {
+		return false
+	}
+	i := m.p.nodes[m.p.pivot].first
+	return m.mustKnow(i) && m.units[i].Status == StepStarted
 }
 
 // mustKnow reports whether a unit is the pivot, may have taken effect and has
 // no Undo: before its answer is known the saga can turn nowhere.
 func (m *machine) mustKnow(i int) bool {
+	return m.decides(i) && (m.units[i].InDoubt || m.work[i].busy)
+}
+
+// decides reports whether a unit is the pivot and has no Undo.
+func (m *machine) decides(i int) bool {
 	d := &m.p.units[i]
-	return d.node == m.p.pivot && !d.hasUndo && (m.units[i].InDoubt || m.work[i].busy)
+	return d.node == m.p.pivot && !d.hasUndo
 }
 
 // turning reports whether a saga that goes forward is to turn back.
@@ -63,9 +77,20 @@ func (m *machine) reason(now time.Time) (step string, why error) {
 		}
 	}
 	if !m.completeBy.IsZero() && !now.Before(m.completeBy) {
-		return "", ErrDeadline
+		return m.late(ErrDeadline)
 	}
 	return "", nil
+}
+
+// late returns why a saga that has run out of time turns back: why, together with
+// the latest error of the first step that was to be tried again, and that step.
+func (m *machine) late(why error) (step string, _ error) {
+	for i := range m.units {
+		if u := &m.units[i]; u.Status == StepStarted && u.Error != "" {
+			return u.Name, fmt.Errorf("%w: %w", why, m.errorOf(i))
+		}
+	}
+	return "", why
 }
 
 func (m *machine) errorOf(i int) error {
@@ -132,13 +157,13 @@ func (m *machine) goOn(now time.Time) {
 		}
 		m.low++
 	}
+	if m.turning(now) {
+		m.turn()
+		return
+	}
 	if m.low == len(m.p.nodes) {
 		m.status = Completed
 		m.note(Entry{Event: EventCompleted})
-		return
-	}
-	if m.turning(now) {
-		m.turn()
 		return
 	}
 	past := m.past()
@@ -275,6 +300,7 @@ func (m *machine) undo(i int) {
 			u.NotBefore = m.work[i].ended.Add(settle)
 		}
 	}
+	u.Refusals = 0
 	m.set(i, StepUndoing)
 }
 

@@ -1,7 +1,7 @@
 package saga
 
 import (
-	"errors"
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -31,23 +31,18 @@ func Exponential(first, max time.Duration) func(attempt int) time.Duration {
 	}
 }
 
-// wait returns how long to wait after the attempt-th attempt has failed.
-func wait(u *unit, attempt int, err error) time.Duration {
+// leastPause is the least wait after a refusal, which counts as no attempt: with a
+// Backoff of 0, nothing else would slow the tries down.
+const leastPause = 10 * time.Millisecond
+
+// wait returns how long to wait after the attempt-th attempt has failed with an
+// error whose RetryAfter is after.
+func wait(u *unit, attempt int, after time.Duration) time.Duration {
 	d := max(u.backoff(attempt), 0)
-	if after := retryAfter(err); after > d {
-		// Not all at once when it is over.
+	if after > d {
+		// Spread what was told to wait for the same moment.
+		after = min(after, math.MaxInt64/2)
 		d = after + rand.N(after/10+1)
 	}
 	return d
-}
-
-func retryAfter(err error) time.Duration {
-	e, ok := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
-	if !ok {
-		return 0
-	}
-	return max(e.RetryAfter(), 0)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/attempt"
 )
 
 // A Command is what an attempt of a step asks its participant to do.
@@ -67,8 +69,21 @@ func (s *identity) commandID(unit int, op Op) string {
 	return s.id + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
 }
 
+// DoID returns the ID of the Do that the command is, or undoes: the id under which
+// the participant knows what is to be undone. It is "" if ID is not that of a
+// command.
+func (c Command) DoID() string {
+	if id, ok := strings.CutSuffix(c.ID, "/"+string(OpUndo)); ok {
+		return id + "/" + string(OpDo)
+	}
+	if strings.HasSuffix(c.ID, "/"+string(OpDo)) {
+		return c.ID
+	}
+	return ""
+}
+
 // attemptContext is the ctx of one attempt. The id of its command is put
-// together only when somebody asks.
+// together only when it is asked for.
 type attemptContext struct {
 	context.Context
 	saga    *identity
@@ -78,10 +93,24 @@ type attemptContext struct {
 }
 
 func (c *attemptContext) Value(key any) any {
-	if key == (commandKey{}) {
+	switch key.(type) {
+	case commandKey:
 		return c
+	case attempt.Key:
+		return c.mark()
 	}
 	return c.Context.Value(key)
+}
+
+// mark returns what package attempt marks the ctx with: the number of the attempt,
+// or 0 for a step that the saga does not repeat, which is a new operation whatever
+// the caller of Run is an attempt of.
+func (c *attemptContext) mark() int {
+	u := &c.saga.p.units[c.unit]
+	if c.op == OpDo && u.attempts == 1 || c.op == OpUndo && u.undoAttempts == 1 {
+		return 0
+	}
+	return c.attempt
 }
 
 // splitCommand takes the id of a command apart.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // How a saga can end other than completed, and why a call is refused.
@@ -119,15 +121,28 @@ func (e *Error) Unwrap() []error {
 // is asked again.
 func (e *Error) Retryable() bool { return false }
 
-// Abort returns err as an error after which a step is not tried again. It may
-// have taken effect: a Do that aborts is undone. Abort(nil) is nil.
+// Refused reports false: steps were called, whatever the error of the last one
+// says.
+func (e *Error) Refused() bool { return false }
+
+// Answered reports whether a participant's answer made the saga turn back, and
+// everything has been undone.
+func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
+
+// Abort returns err as an answer after which a step is not tried again. The step
+// may have taken effect: a Do that aborts is undone. Abort(nil) is nil.
 //
-// An error whose Retryable() is false and that has no RetryAfter() aborts too.
+// Any other answer, which is an error with Answered() true that does not say
+// Retryable() true, aborts too. A refusal does not, also inside an Abort: to give
+// up on it, return an error that has only its text.
 func Abort(err error) error { return wrapFinal(err, false) }
 
 // NoEffect returns err as the answer of a Do that certainly took no effect: the
-// hotel is full, the card is refused. It is not tried again, and needs no undo,
-// unless an earlier attempt is in doubt. NoEffect(nil) is nil.
+// hotel is full, the card is refused. The step is not tried again, and needs no
+// undo unless an earlier attempt is in doubt. NoEffect(nil) is nil.
+//
+// Of joined errors, each must be a NoEffect or a refusal: a NoEffect beside a
+// time-out leaves the step in doubt.
 func NoEffect(err error) error { return wrapFinal(err, true) }
 
 func wrapFinal(err error, noEffect bool) error {
@@ -145,27 +160,60 @@ type finalError struct {
 func (e *finalError) Error() string   { return e.err.Error() }
 func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
+func (e *finalError) Answered() bool  { return true }
 
-// isFinal reports whether another attempt is pointless after err, and whether
-// err says that the attempt took no effect.
-func isFinal(err error) (final, noEffect bool) {
-	// errors.As stops at the first: an Abort around a NoEffect is both.
-	for e := err; ; {
-		f, ok := errors.AsType[*finalError](e)
-		if !ok {
-			break
+// InDoubt returns err as the error of a Do that may have taken effect, whatever
+// err itself says. A Do that calls several participants needs it: if a policy
+// refuses the second call, its error says that nothing was called, and what the
+// first call did would not be undone. InDoubt(nil) is nil.
+func InDoubt(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &doubtError{err}
+}
+
+type doubtError struct{ err error }
+
+func (e *doubtError) Error() string  { return e.err.Error() }
+func (e *doubtError) Unwrap() error  { return e.err }
+func (e *doubtError) Refused() bool  { return false }
+func (e *doubtError) Answered() bool { return false }
+
+// isFinal reports whether another attempt is pointless after err, which says end.
+// The word Retryable() of a failure does not count: it is about the calls of
+// whoever gave it, and an attempt has a command id that makes it safe to repeat.
+func isFinal(err error, end behavior.End) bool {
+	if _, ok := errors.AsType[*finalError](err); ok {
+		return true
+	}
+	child, ok := errors.AsType[*Error](err)
+	return ok && child.Status.Ended() || end.Kind == behavior.Answered && !end.Retryable
+}
+
+// noEffect reports whether err says that the attempt certainly took no effect.
+func noEffect(err error) bool {
+	switch e := err.(type) {
+	case *finalError:
+		return e.noEffect || noEffect(e.err)
+	case *doubtError, *Error, *PanicError:
+		return false // what is inside speaks of less than the whole attempt
+	case interface{ Unwrap() error }:
+		return noEffect(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		found := false
+		for _, part := range e.Unwrap() {
+			switch {
+			case part == nil || behavior.IsRefused(part):
+			case noEffect(part):
+				found = true
+			default:
+				return false
+			}
 		}
-		final, noEffect = true, noEffect || f.noEffect
-		e = f.err
+		return found
 	}
-	if final {
-		return final, noEffect
-	}
-	r, ok := errors.AsType[interface {
-		error
-		Retryable() bool
-	}](err)
-	return ok && !r.Retryable() && retryAfter(err) <= 0, false
+	return false
 }
 
 // turnedBack is the cause with which the ctx of an attempt ends when its saga is
@@ -182,6 +230,11 @@ type PanicError struct {
 	Value any
 	Stack []byte
 }
+
+// Refused and Answered report false: an error that a step panics with says
+// nothing of what the step did before.
+func (e *PanicError) Refused() bool  { return false }
+func (e *PanicError) Answered() bool { return false }
 
 func (e *PanicError) Error() string { return fmt.Sprintf("saga: a step panicked: %v", e.Value) }
 

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // An execution is one saga that a runner holds, in one epoch. One goroutine, in
@@ -292,12 +294,16 @@ func (e *execution) conclude(res *result) {
 	now := e.now()
 	switch {
 	case res.err != nil && res.cut:
-		e.m.interrupted(res.unit, now)
+		e.m.interrupted(res.unit, res.err, now)
 		return
 	case res.op == OpUndo:
 		e.m.undid(res.unit, res.err, now)
 	default:
 		e.m.did(res.unit, res.err, now)
+	}
+	if behavior.IsRefused(res.err) {
+		e.r.count.refused.Add(1)
+		return
 	}
 	if s := e.m.units[res.unit].Status; s == StepStarted || s == StepUndoing {
 		e.r.happened(e.ctx, &e.rec, Entry{

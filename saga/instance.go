@@ -94,7 +94,7 @@ func actions(rec Record, pr *progress, past bool) []string {
 	if slices.ContainsFunc(pr.Steps, func(u StepState) bool { return skippable(u.Status) }) {
 		a = append(a, "skip")
 	}
-	if rec.Status == Stuck && !pr.Back && !past {
+	if !pr.Back && !past {
 		a = append(a, "compensate")
 	}
 	return append(a, "abandon")

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // A machine is the state of one saga and the rules by which it changes. It does
@@ -52,6 +54,7 @@ type StepState struct {
 	Status    StepStatus `json:"s"`
 	Attempts  int        `json:"a,omitempty"` // of Do, as far as they are known
 	Undos     int        `json:"u,omitempty"` // attempts of Undo
+	Refusals  int        `json:"r,omitempty"` // calls refused since the last attempt that was made
 	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
 	Error     string     `json:"e,omitempty"` // of the latest failure
 	NotBefore time.Time  `json:"t,omitzero"`  // when its next attempt may begin
@@ -129,6 +132,9 @@ func recordedError(text string) error {
 		if text == known.Error() {
 			return known
 		}
+		if why, ok := strings.CutPrefix(text, known.Error()+": "); ok {
+			return fmt.Errorf("%w: %s", known, why)
+		}
 	}
 	return errors.New(text)
 }
@@ -179,20 +185,26 @@ func (m *machine) did(i int, err error, now time.Time) {
 		if u.InDoubt && d.settle > 0 {
 			u.NotBefore = w.ended.Add(d.settle) // an earlier attempt may be late
 		}
-		u.InDoubt, u.Error = false, ""
+		u.InDoubt, u.Error, u.Refusals = false, "", 0
 		m.failures, m.takeovers = 0, 0
 		m.set(i, StepDone)
 		m.note(Entry{Step: u.Name, Op: OpDo, Event: EventDone, Attempt: u.Attempts})
 		return
 	}
-	final, noEffect := isFinal(err)
-	if !noEffect && !d.doTx {
+	end := behavior.Read(err)
+	if end.Kind == behavior.Refused {
+		u.Attempts--
+		m.refused(i, OpDo, u.Attempts, err, end.RetryAfter, now)
+		return
+	}
+	u.Refusals = 0
+	if !noEffect(err) && !d.doTx {
 		u.InDoubt, w.ended = true, now
 	}
-	w.final = final
+	w.final = isFinal(err, end)
 	m.failed(u, err)
-	if !final && (m.unlimited(i) || !spent(d.attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
-		u.NotBefore = now.Add(wait(d, u.Attempts, err))
+	if !w.final && (m.unlimited(i) || !spent(d.attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
+		u.NotBefore = now.Add(wait(d, u.Attempts, end.RetryAfter))
 		return
 	}
 	u.NotBefore = time.Time{}
@@ -212,23 +224,45 @@ func (m *machine) undid(i int, err error, now time.Time) {
 	u.NotBefore = time.Time{}
 	if err == nil {
 		m.failures, m.takeovers = 0, 0
+		u.Refusals = 0
 		m.undone = append(m.undone, u.Name)
 		m.set(i, StepUndone)
 		m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndone, Attempt: u.Undos})
 		return
 	}
+	end := behavior.Read(err)
+	if end.Kind == behavior.Refused {
+		u.Undos--
+		m.refused(i, OpUndo, u.Undos, err, end.RetryAfter, now)
+		return
+	}
+	u.Refusals = 0
 	m.failed(u, err)
-	if final, _ := isFinal(err); !final && !spent(d.undoAttempts, u.Undos) {
-		u.NotBefore = now.Add(wait(d, u.Undos, err))
+	if !isFinal(err, end) && !spent(d.undoAttempts, u.Undos) {
+		u.NotBefore = now.Add(wait(d, u.Undos, end.RetryAfter))
 		return
 	}
 	m.set(i, StepUndoFailed)
 	m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndoFailed, Attempt: u.Undos, Error: u.Error})
 }
 
-// interrupted says that an attempt was cut short by its runner, which counts as
-// no attempt, and may have taken effect.
-func (m *machine) interrupted(i int, now time.Time) {
+// refused says that an attempt was refused before the participant was called. It
+// is no attempt and leaves nothing in doubt. The log shows the first refusal in a
+// row, together with whatever is recorded next.
+func (m *machine) refused(i int, op Op, attempts int, err error, after time.Duration, now time.Time) {
+	u := &m.units[i]
+	u.Refusals++
+	m.lastError = text(err.Error())
+	u.Error = m.lastError
+	u.NotBefore = now.Add(max(wait(&m.p.units[i], attempts+u.Refusals, after), leastPause))
+	if u.Refusals == 1 && !m.quiet {
+		m.log = append(m.log, Entry{Step: u.Name, Op: op, Event: EventRefused, Error: u.Error})
+	}
+}
+
+// interrupted says that an attempt was cut short by its runner. It counts as no
+// attempt, and may have taken effect unless err says that it was refused.
+func (m *machine) interrupted(i int, err error, now time.Time) {
 	u, w := &m.units[i], &m.work[i]
 	w.busy = false
 	if u.Status == StepUndoing {
@@ -236,7 +270,7 @@ func (m *machine) interrupted(i int, now time.Time) {
 		return
 	}
 	u.Attempts--
-	if !m.p.units[i].doTx {
+	if !m.p.units[i].doTx && !behavior.IsRefused(err) {
 		u.InDoubt, w.ended = true, now
 	}
 }

@@ -53,7 +53,8 @@ func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 // recorded; whoever holds the saga ends the attempts that are running, and
 // compensates. It is [ErrNotAllowed] if the saga does not run or its pivot is
 // done; a request that comes too late for a pivot that is under way has no
-// effect. To cancel again is no error.
+// effect. A saga without a pivot turns back until it has completed, also when its
+// last step succeeds after the request. To cancel again is no error.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -116,12 +117,13 @@ func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 	})
 }
 
-// Compensate lets a stuck saga turn back whose pivot is not done. A pivot that
-// is in doubt and has no Undo is taken as not done: the person knows.
+// Compensate turns a saga back that nobody holds and whose pivot is not done, most
+// of all a stuck one. A pivot that is in doubt and has no Undo is taken as not done:
+// the person knows.
 func (r *Runner) Compensate(ctx context.Context, id, note string) error {
 	return r.operate(ctx, "compensate", id, func(m *machine) error {
-		if m.status != Stuck || m.back || m.past() {
-			return fmt.Errorf("%w: compensate of %q: only if it is stuck on its way forward and its pivot is not done", ErrNotAllowed, id)
+		if m.back || m.past() {
+			return fmt.Errorf("%w: compensate of %q: only on its way forward, and if its pivot is not done", ErrNotAllowed, id)
 		}
 		m.compensate(note)
 		return nil
@@ -237,7 +239,7 @@ func skippable(s StepStatus) bool {
 
 func (m *machine) skip(i int, note string) {
 	m.set(i, StepSkipped)
-	m.units[i].NotBefore = time.Time{}
+	m.units[i].NotBefore, m.units[i].Refusals = time.Time{}, 0
 	m.note(Entry{Step: m.units[i].Name, Event: EventSkipped, Error: note})
 	m.unstick()
 }
@@ -247,7 +249,7 @@ func (m *machine) retry(note string) {
 	m.unstick()
 	for i := range m.units {
 		u := &m.units[i]
-		u.NotBefore = time.Time{}
+		u.NotBefore, u.Refusals = time.Time{}, 0
 		switch {
 		case u.Status == StepUndoFailed:
 			u.Undos = 0
@@ -262,12 +264,15 @@ func (m *machine) retry(note string) {
 func (m *machine) compensate(note string) {
 	step, cause := m.step, m.cause
 	for i := range m.units {
-		if u := &m.units[i]; u.Status == StepFailed && !m.p.units[i].hasUndo {
+		if m.decides(i) && (m.units[i].Status == StepFailed || m.mustKnow(i)) {
 			m.skip(i, note)
 		}
 	}
 	m.unstick()
 	m.step, m.cause = step, cause
+	if cause == nil && note != "" {
+		m.cause = recordedError(note)
+	}
 	m.turnBack("", note)
 }
 

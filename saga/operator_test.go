@@ -139,7 +139,7 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 // TestPivotInDoubt has a payment of which nobody knows whether it was made, and
 // a person who finds out.
 func TestPivotInDoubt(t *testing.T) {
-	charge := failing("charge", errors.New("time-out"))
+	charge := failing("charge", saga.Abort(errors.New("time-out")))
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
 	open := func(t *testing.T) *saga.Runner {
 		sg := sequence(step("flight"), charge, step("tickets"))
@@ -184,6 +184,44 @@ func TestPivotInDoubt(t *testing.T) {
 			require.ErrorIs(t, err, saga.ErrStuck, "but it does not")
 			require.NoError(t, r.Abandon(t.Context(), "trip-1", ""))
 		})
+	})
+}
+
+func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge, works := failing("charge", errDeclined), false
+		charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
+		charge.Backoff = func(int) time.Duration { return time.Minute }
+		charge.Do = func(context.Context, *trip) error {
+			if works {
+				return nil
+			}
+			return errDeclined
+		}
+		sg := sequence(step("flight"), charge)
+		sg.Deadline = time.Hour
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Running, in.Status)
+		require.Contains(t, in.Actions, "compensate")
+		works = true
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+
+		t.Log("unless a person knows")
+		works = false
+		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		require.NoError(t, r.Compensate(t.Context(), "trip-2", "not on the statement"))
+		s, err := saga.Result[trip](t.Context(), r, "trip-2")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorContains(t, err, "not on the statement")
+		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 	})
 }
 

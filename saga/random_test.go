@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -561,7 +562,7 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
 	}
 	w.seen[string(in.Status)]++
-	if in.Cause == saga.ErrDeadline.Error() {
+	if strings.HasPrefix(in.Cause, saga.ErrDeadline.Error()) {
 		w.seen["deadline"]++
 	}
 	for i, e := range log {

@@ -17,9 +17,10 @@ import (
 // Steps that follow each other run on the caller's goroutine, steps that may run
 // in parallel on goroutines of their own, with the same s. Run returns when all
 // of them have. When ctx ends the saga turns back; what is undone then is undone
-// on a detached ctx, as long as its attempts last. After the pivot the end of
-// ctx stops the retrying, which leaves the saga stuck, but no attempt. A panic
-// in a Do passes through, after what was done has been undone.
+// on a detached ctx, as long as its attempts last and for as long as a policy
+// refuses it. After the pivot, and while a pivot without Undo is in doubt, the end
+// of ctx stops the retrying, which leaves the saga stuck. A panic in a step passes
+// through, after what was done has been undone.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	t, err := sg.program()
 	if err != nil {
@@ -89,16 +90,19 @@ func (r *memoryRun[S]) run() error {
 	return r.m.failure("")
 }
 
-// errPanicked is what a Do that did not return counts as.
+// errPanicked is what a Do or an Undo that did not return counts as.
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
-// unwind undoes what was done when a Do has panicked or called runtime.Goexit.
+// unwind undoes what was done when a step has panicked or called runtime.Goexit.
+// An Undo that has counts as one that has failed for good.
 func (r *memoryRun[S]) unwind() {
-	if r.at < 0 || r.op != OpDo || r.m.past() {
+	if r.at < 0 || r.m.past() {
 		return
 	}
-	r.finish(r.at, OpDo, errPanicked)
+	defer r.unwind() // an Undo may panic, too
+	i := r.at
 	r.at = -1
+	r.finish(i, r.op, errPanicked)
 	r.loop()
 }
 
@@ -117,7 +121,7 @@ func (r *memoryRun[S]) loop() {
 			if i := r.m.ready(0, now); i >= 0 {
 				op, attempt := r.m.begin(i)
 				r.at, r.op = i, op
-				err := r.attempt(r.ctx, i, op, attempt)
+				err := r.attempt(r.ctx, i, op, attempt, r.m.past())
 				r.at = -1
 				r.finish(i, op, err)
 				continue
@@ -135,7 +139,7 @@ func (r *memoryRun[S]) heed() {
 		return
 	}
 	r.timed = true
-	r.m.wishBack("", ended.Error(r.ctx))
+	r.m.wishBack(r.m.late(ended.Error(r.ctx)))
 }
 
 func (r *memoryRun[S]) finish(i int, op Op, err error) {
@@ -152,7 +156,7 @@ func (r *memoryRun[S]) finish(i int, op Op, err error) {
 		r.m.wishBack(r.m.units[i].Name, withEnd(r.ctx, err))
 	}
 	r.m.did(i, err, r.now())
-	if stop && past && r.m.status == Running {
+	if stop && (past || r.m.undecided()) && r.m.status == Running {
 		r.m.stick(r.m.units[i].Name, withEnd(r.ctx, err))
 	}
 }
@@ -166,15 +170,21 @@ func withEnd(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", end, err)
 }
 
-// attempt calls a Do or an Undo. The end of the caller's ctx reaches only what
-// can still be turned back.
-func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int) error {
+// attempt calls a Do or an Undo. The end of the caller's ctx, and the deadline of
+// the saga, reach only what can still be turned back. It may not look at the state
+// of the machine, which goes on beside it.
+func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, past bool) error {
 	timeout := r.t.plan.units[i].timeout
-	if op == OpUndo || r.m.past() {
+	switch {
+	case op == OpUndo || past:
 		ctx = context.WithoutCancel(ctx)
 		if timeout == 0 {
 			timeout = defaultTimeout
 		}
+	case !r.m.completeBy.IsZero() && !r.m.decides(i):
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, r.m.completeBy, &turnedBack{ErrDeadline})
+		defer cancel()
 	}
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -195,7 +205,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 		op, attempt := r.m.begin(i)
 		ctx, cancel := context.WithCancelCause(r.ctx)
 		r.cancels[i] = cancel
-		go r.beside(ctx, i, op, attempt)
+		go r.beside(ctx, i, op, attempt, r.m.past())
 	}
 	if r.m.busy() == 0 {
 		return false
@@ -222,7 +232,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 }
 
 // beside runs an attempt on a goroutine of its own, whose panic is the caller's.
-func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int) {
+func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int, past bool) {
 	res := memoryResult{unit: i, op: op, err: errPanicked}
 	defer func() {
 		if res.err == errPanicked {
@@ -230,7 +240,7 @@ func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int) {
 		}
 		r.results <- res
 	}()
-	res.err = r.attempt(ctx, i, op, attempt)
+	res.err = r.attempt(ctx, i, op, attempt, past)
 }
 
 func (r *memoryRun[S]) receive() { r.take(<-r.results) }
@@ -259,8 +269,8 @@ func (r *memoryRun[S]) wait(now time.Time) {
 	select {
 	case <-t.C:
 	case <-r.ctx.Done():
-		if r.m.past() {
-			r.m.stick("", ended.Error(r.ctx))
+		if r.m.past() || r.m.undecided() {
+			r.m.stick(r.m.late(ended.Error(r.ctx)))
 		}
 	}
 }

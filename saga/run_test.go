@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -118,6 +119,21 @@ func (hint) Error() string               { return "hint" }
 func (h hint) RetryAfter() time.Duration { return h.after }
 func (h hint) Retryable() bool           { return h.retry }
 
+// answer is a participant's no; with a hint it says more.
+type answer struct{ hint error }
+
+func (answer) Error() string   { return "no" }
+func (answer) Answered() bool  { return true }
+func (a answer) Unwrap() error { return a.hint }
+
+// refusal is what a policy of this module says that did not make the call.
+type refusal struct{ after time.Duration }
+
+func (refusal) Error() string               { return "refused" }
+func (refusal) Refused() bool               { return true }
+func (refusal) Retryable() bool             { return false }
+func (r refusal) RetryAfter() time.Duration { return r.after }
+
 func TestRunHeedsWhatErrorsSay(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -129,7 +145,17 @@ func TestRunHeedsWhatErrorsSay(t *testing.T) {
 		{"abort", saga.Abort(errDeclined), []string{"do x", "undo x"}, 0},
 		{"no effect", saga.NoEffect(errDeclined), []string{"do x"}, 0},
 		{"abort without effect", saga.Abort(saga.NoEffect(errDeclined)), []string{"do x"}, 0},
-		{"not retryable", hint{}, []string{"do x", "undo x"}, 0},
+		{"not retryable", hint{}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
+		{"answered", answer{}, []string{"do x", "undo x"}, 0},
+		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
+		{"no effect beside a time-out", errors.Join(saga.NoEffect(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
+		{"no effect twice", errors.Join(saga.NoEffect(errDeclined), fmt.Errorf("b: %w", saga.NoEffect(errDeclined))), []string{"do x"}, 0},
+		{"no effect beside a refusal", errors.Join(saga.NoEffect(errDeclined), refusal{}), []string{"do x"}, 0},
+		{"no effect around a time-out", saga.NoEffect(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
+		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.NoEffect(errDeclined)}, []string{"do x", "undo x"}, 0},
+		{"in doubt, whatever is inside", saga.InDoubt(saga.NoEffect(errDeclined)), []string{"do x", "undo x"}, 0},
+		{"a refusal in doubt", saga.InDoubt(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
+		{"a refusal beside a failure", errors.Join(refusal{}, errDeclined), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"not retryable now", hint{after: time.Minute}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -148,6 +174,7 @@ func TestRunHeedsWhatErrorsSay(t *testing.T) {
 	}
 	require.NoError(t, saga.Abort(nil))
 	require.NoError(t, saga.NoEffect(nil))
+	require.NoError(t, saga.InDoubt(nil))
 }
 
 func TestRunUndoesWhatIsInDoubtThoughItsLastAnswerIsNoEffect(t *testing.T) {
@@ -213,14 +240,27 @@ func TestRunIsStuckWhereItCanGoNowhere(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
 
-		t.Log("a pivot that is in doubt and has no Undo")
+		t.Log("a pivot that is in doubt, has no Undo and does not know")
 		doubt := charge
-		doubt.Do = note("do charge", errDeclined)
+		doubt.Do = note("do charge", saga.Abort(errDeclined))
 		var s trip
 		err := saga.Run(t.Context(), sequence(step("flight"), doubt), &s)
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorIs(t, err, errDeclined)
 		require.NotErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do charge"}, s.Calls)
+
+		t.Log("or is not asked any more")
+		doubt.Do, doubt.Backoff = note("do charge", errDeclined), func(int) time.Duration { return 25 * time.Second }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s = trip{}
+		begun := time.Now()
+		err = saga.Run(ctx, sequence(step("flight"), doubt), &s)
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, errDeclined)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Minute, time.Since(begun))
 		require.Equal(t, []string{"do flight", "do charge", "do charge", "do charge"}, s.Calls)
 
 		t.Log("but not if it certainly took no effect")
@@ -349,6 +389,60 @@ func TestRunTurnsBackAtItsDeadline(t *testing.T) {
 		sg.Deadline = 30 * time.Second
 		sg.Steps[0].Pivot = true
 		require.NoError(t, saga.Run(t.Context(), sg, &trip{}), "not after the pivot")
+	})
+}
+
+func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		heeds := step("hotel")
+		heeds.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), saga.ErrDeadline)
+			return ctx.Err()
+		}
+		beside := step("car")
+		beside.After = []string{"flight"}
+		for _, sg := range []*saga.Saga[trip]{sequence(step("flight"), heeds), sequence(step("flight"), heeds, beside)} {
+			sg.Deadline = 30 * time.Second
+			begun := time.Now()
+			err := saga.Run(t.Context(), sg, &trip{})
+			require.ErrorIs(t, err, saga.ErrDeadline)
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.Equal(t, "hotel", detail(t, err).Step)
+			require.Equal(t, 30*time.Second, time.Since(begun))
+		}
+
+		t.Log("but not that of a pivot without Undo, whose answer decides")
+		pivot := step("charge")
+		pivot.Pivot, pivot.Undo = true, nil
+		pivot.Do = func(ctx context.Context, _ *trip) error {
+			time.Sleep(time.Minute)
+			return ctx.Err()
+		}
+		sg := sequence(step("flight"), pivot)
+		sg.Deadline = 30 * time.Second
+		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
+	})
+}
+
+func TestASagaWithoutPivotTurnsBackUntilItHasCompleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := step("hotel")
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
+		sg := sequence(step("flight"), slow)
+		sg.Deadline = 30 * time.Second
+		var s trip
+		require.ErrorIs(t, saga.Run(t.Context(), sg, &s), saga.ErrDeadline)
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+
+		sg = sequence(step("flight"), slow)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(30 * time.Second)
+		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 	})
 }
 
@@ -500,6 +594,52 @@ func TestRunLetsAPanicPassOnceAllIsUndone(t *testing.T) {
 	}
 }
 
+func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
+	for _, exits := range []bool{false, true} {
+		var s trip
+		undo := func(name string) func(context.Context, *trip) error {
+			return func(context.Context, *trip) error {
+				s.Calls = append(s.Calls, "undo "+name)
+				if exits {
+					runtime.Goexit()
+				}
+				panic(name)
+			}
+		}
+		b, d := step("b"), step("d")
+		b.Undo, d.Undo = undo("b"), undo("d")
+		b.UndoAfter, d.UndoAfter = []string{}, []string{}
+		a, c := step("a"), step("c")
+		a.UndoAfter, c.UndoAfter = []string{}, []string{}
+		sg := sequence(a, b, c, d, failing("e", saga.NoEffect(errDeclined)))
+		done := make(chan any, 1)
+		go func() {
+			defer func() { done <- recover() }()
+			_ = saga.Run(t.Context(), sg, &s)
+			t.Error("Run returned")
+		}()
+		if got := <-done; exits {
+			require.Nil(t, got)
+		} else {
+			require.Contains(t, []any{"b", "d"}, got)
+		}
+		slices.Sort(s.Calls)
+		require.Equal(t, []string{"do a", "do b", "do c", "do d", "do e", "undo a", "undo b", "undo c", "undo d"}, s.Calls)
+	}
+}
+
+func TestRunUndoesWhatCanBeUndoneWhenAnUndoPanicsInTurn(t *testing.T) {
+	var s trip
+	b := step("b")
+	b.Undo = func(context.Context, *trip) error { panic("boom") }
+	a := step("a")
+	a.UndoAfter = []string{} // a chain would wait for b
+	c := failing("c", saga.NoEffect(errDeclined))
+	c.UndoAfter, b.UndoAfter = []string{}, []string{}
+	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sequence(a, b, c), &s) })
+	require.Equal(t, []string{"do a", "do b", "do c", "undo a"}, s.Calls)
+}
+
 func TestRunNamesItsCommands(t *testing.T) {
 	var ids []string
 	keep := func(err error) func(context.Context, *trip) error {
@@ -523,6 +663,10 @@ func TestRunNamesItsCommands(t *testing.T) {
 	require.NotEqual(t, first, ids[0][:26], "each Run is a saga of its own")
 	require.Zero(t, saga.CommandFrom(t.Context()))
 	cmd := saga.Command{ID: "a/b/c/do", Epoch: 3}
+	require.Equal(t, "a/b/c/do", cmd.DoID())
+	require.Equal(t, "a/b/c/do", saga.Command{ID: "a/b/c/undo"}.DoID())
+	require.Empty(t, saga.Command{}.DoID())
+	require.Empty(t, saga.Command{ID: "a/b/c/redo"}.DoID())
 	require.Equal(t, cmd, saga.CommandFrom(saga.WithCommand(t.Context(), cmd)))
 }
 

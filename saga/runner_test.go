@@ -1012,6 +1012,7 @@ func TestRunnerTellsWhatHappens(t *testing.T) {
 		mustStart(t, r, sg)
 		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
+		synctest.Wait() // the record is there before the hook is called
 		require.Equal(t, []string{
 			"trip trip-1 1 created", "trip trip-1 0 retry flight declined",
 			"trip trip-1 2 done flight", "trip trip-1 3 completed",

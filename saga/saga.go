@@ -42,6 +42,15 @@
 // participant must apply each command id once ([Barrier] does it in a
 // participant's own database; sagatest.Check tries it out).
 //
+// An error that says Refused() true means that a policy of this module (an open
+// breaker, a full bulkhead, a limiter) did not make the call. Then the attempt was
+// not made: the step is not in doubt, and is tried again after RetryAfter and at
+// least the backoff, until Deadline or Cancel turns the saga back; an Undo is tried
+// for as long as it takes. Refusals do not count against Attempts and UndoAttempts,
+// and the log shows the first of a row. If the process crashes while it holds the
+// saga, a step that was refused is in doubt as any other that was started. A Do
+// that calls several participants returns the refusal of a later one as [InDoubt].
+//
 // The record "compensating" is committed before the first Undo, but for that of
 // an alternative which has failed (see Step.Or). After it nothing goes forward
 // again. The end of the caller's ctx never reaches an
@@ -78,7 +87,7 @@ type Saga[S any] struct {
 	Name     string        // 1 to 100 bytes
 	Version  int           // 0 or more; see the package comment
 	Steps    []Step[S]     // at least one
-	Deadline time.Duration // from the start; passed before the pivot is done: compensate. 0: none
+	Deadline time.Duration // from the start; passed before the pivot, or without one the last step, is done: compensate. 0: none
 	Codec    Codec[S]      // nil: JSON. Run does not use it
 
 	cached atomic.Value // of cachedProgram[S]
@@ -89,7 +98,8 @@ type Step[S any] struct {
 	Name string // 1 to 100 bytes, without "/"; unique in the saga, alternatives included
 
 	// Do does the step. It may be called again, with the same command id, after
-	// it took effect.
+	// it took effect. Its ctx begins an operation of its own, of which each call is
+	// an attempt: retriers inside do not multiply the saga's (see Around).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called again, and for a Do that never took
 	// effect, even one that arrives later. It may be nil in the pivot and after it.
@@ -116,26 +126,33 @@ type Step[S any] struct {
 
 	// Pivot marks the step that decides: until it is done the saga can turn back;
 	// from then on the steps that remain are tried until they work. At most one.
-	// A pivot that has no Undo, is in doubt and fails makes the saga stuck: say
-	// NoEffect where that is known.
+	// A pivot that has no Undo and is in doubt is itself tried until its answer is
+	// known, whatever Attempts and Deadline say: return a NoEffect where it
+	// certainly took none. An Abort then makes the saga stuck.
 	Pivot bool
 
 	// Timeout bounds each attempt of Do and Undo through its ctx. 0: 1 minute,
 	// except for a Do under Run, which has the caller's ctx.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most. 0: 3; negative: no limit, which
-	// also holds after the pivot for a step that has no alternative left.
+	// also holds after the pivot for a step that has no alternative left. An
+	// attempt that a policy refused is not counted: see the package comment.
 	Attempts int
 	// UndoAttempts is how often Undo is called before the saga is stuck. 0: 20;
-	// negative: no limit.
+	// negative: no limit. An attempt that a policy refused is not counted.
 	UndoAttempts int
 	// Backoff is the wait after the attempt-th attempt of Do or Undo has failed:
-	// 1, 2 and so on. nil: Exponential(100*time.Millisecond, time.Minute).
-	// An error with RetryAfter() can make it longer.
+	// 1, 2 and so on; refusals since the last attempt count, too. nil:
+	// Exponential(100*time.Millisecond, time.Minute). An error with RetryAfter()
+	// can make it longer.
 	Backoff func(attempt int) time.Duration
 
 	// Around wraps each attempt of Do, UndoAround each of Undo: the Wrap of a
-	// Retrier, Breaker, Bulkhead or Limiter, or a Chain. Not for DoTx and UndoTx.
+	// Breaker, Bulkhead or Limiter, or a Chain. Not for DoTx and UndoTx.
+	//
+	// The saga retries the step, so a Retrier inside makes one attempt for each of
+	// the saga's, in Around as in Do. Only with Attempts (or UndoAttempts) 1 it
+	// retries by its own rules.
 	Around, UndoAround func(next func(context.Context) error) func(context.Context) error
 
 	// Settle is how long a request already sent may still take effect after its
@@ -208,6 +225,7 @@ const (
 	EventUndone       = "undone"
 	EventUndoFailed   = "undofailed"
 	EventSkipped      = "skipped"      // by a person
+	EventRefused      = "refused"      // by a policy of this module, before the participant was called
 	EventParked       = "parked"       // to be tried again later
 	EventReleased     = "released"     // handed over by a runner that stops
 	EventResumed      = "resumed"      // went on with what was ready

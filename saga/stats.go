@@ -13,6 +13,7 @@ type Stats struct {
 	Completed   int64
 	Compensated int64
 	Stuck       int64
+	Refused     int64 // calls refused before the participant was called: no attempts
 	Parked      int64 // given up until a later attempt
 	Released    int64 // handed over because the runner stopped
 	Lost        int64 // taken by another, or the lease ran out
@@ -26,7 +27,7 @@ type Stats struct {
 
 type counters struct {
 	attempts, started, claimed, takenOver, completed, compensated, stuck atomic.Int64
-	parked, released, lost, commits, storeErrors, unregistered           atomic.Int64
+	refused, parked, released, lost, commits, storeErrors, unregistered  atomic.Int64
 }
 
 // Stats returns the runner's figures. List shows the sagas of all runners.
@@ -39,7 +40,7 @@ func (r *Runner) Stats() Stats {
 		Held: int64(held), Attempts: c.attempts.Load(),
 		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
 		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(),
-		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
+		Refused: c.refused.Load(), Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
 		Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Unregistered: c.unregistered.Load(),
 	}
 }

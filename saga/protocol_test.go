@@ -1,0 +1,500 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/attempt"
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// refusing refuses the first n calls, with a policy's error.
+func refusing(n int, after time.Duration) func(func(context.Context) error) func(context.Context) error {
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if n--; n >= 0 {
+				return fmt.Errorf("users: %w", refusal{after})
+			}
+			return next(ctx)
+		}
+	}
+}
+
+const always = 1 << 30
+
+func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Attempts, st.Around = 2, refusing(10, 0)
+		var asked []int
+		st.Backoff = func(n int) time.Duration { asked = append(asked, n); return time.Second }
+		st.Do = func(ctx context.Context, _ *trip) error {
+			require.Equal(t, 1, saga.CommandFrom(ctx).Attempt)
+			return nil
+		}
+		begun := time.Now()
+		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
+		require.Equal(t, 10*time.Second, time.Since(begun), "each refusal waits for the backoff")
+		require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, asked, "which grows")
+
+		t.Log("RetryAfter where that is longer")
+		st.Around = refusing(3, time.Minute)
+		begun = time.Now()
+		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
+		require.GreaterOrEqual(t, time.Since(begun), 3*time.Minute)
+		require.LessOrEqual(t, time.Since(begun), 200*time.Second)
+
+		t.Log("and never in a tight loop")
+		st.Around, st.Backoff = refusing(100, 0), func(int) time.Duration { return 0 }
+		begun = time.Now()
+		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
+		require.Equal(t, time.Second, time.Since(begun))
+	})
+}
+
+func TestRunCountsTheAttemptsBetweenRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, calls := step("flight"), 0
+		st.Attempts = 3
+		var numbers []int
+		st.Do = func(ctx context.Context, s *trip) error {
+			numbers = append(numbers, saga.CommandFrom(ctx).Attempt)
+			if calls++; calls%4 != 0 {
+				return refusal{}
+			}
+			return errDeclined
+		}
+		var s trip
+		err := saga.Run(t.Context(), sequence(st), &s)
+		require.ErrorIs(t, err, errDeclined)
+		require.Equal(t, []int{1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, numbers)
+		require.Equal(t, []string{"undo flight"}, s.Calls, "what has failed is in doubt")
+	})
+}
+
+func TestRunNeitherAbortsNorUndoesWhatWasOnlyRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		before error // what an attempt before the refusals returns
+		calls  []string
+	}{
+		"refused":                  {err: refusal{}},
+		"wrapped":                  {err: fmt.Errorf("hotel: %w", refusal{})},
+		"joined":                   {err: errors.Join(refusal{}, refusal{time.Second})},
+		"inside an Abort":          {err: saga.Abort(refusal{})},
+		"inside a NoEffect":        {err: saga.NoEffect(refusal{})},
+		"beside a time-out":        {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
+		"after one that failed":    {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
+		"of the second of a step":  {err: saga.InDoubt(refusal{}), calls: []string{"undo hotel"}},
+		"in a child that ran":      {err: &saga.Error{Status: saga.Stuck, Err: refusal{}}, calls: []string{"undo hotel"}},
+		"in a panic, so it is not": {err: &saga.PanicError{Value: refusal{}}, calls: []string{"undo hotel"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st, calls := step("hotel"), 0
+				st.Attempts = -1
+				st.Do = func(context.Context, *trip) error {
+					if calls++; calls == 1 && c.before != nil {
+						return c.before
+					}
+					return c.err
+				}
+				sg := sequence(step("flight"), st)
+				sg.Deadline = time.Minute
+				begun := time.Now()
+				var s trip
+				err := saga.Run(t.Context(), sg, &s)
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorIs(t, err, saga.ErrDeadline)
+				require.ErrorIs(t, err, c.err, "what it waited for is told")
+				require.Equal(t, "hotel", detail(t, err).Step)
+				require.False(t, behavior.IsRefused(err), "steps were called")
+				require.Equal(t, time.Minute, time.Since(begun))
+				require.Equal(t, append(append([]string{"do flight"}, c.calls...), "undo flight"), s.Calls)
+			})
+		})
+	}
+}
+
+func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.UndoAttempts, st.UndoAround = 1, refusing(500, time.Minute)
+		var s trip
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		begun := time.Now()
+		err := saga.Run(ctx, sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.GreaterOrEqual(t, time.Since(begun), 500*time.Minute)
+		require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
+	})
+}
+
+func TestRunEndsTheWaitForARefusalWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Around = refusing(always, time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		var s trip
+		err := saga.Run(ctx, sequence(st), &s)
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorAs(t, err, new(refusal))
+		require.Empty(t, s.Calls)
+
+		t.Log("and past the pivot is stuck")
+		charge := step("charge")
+		charge.Pivot = true
+		ctx, cancel = context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		err = saga.Run(ctx, sequence(charge, st), &s)
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorAs(t, err, new(refusal))
+	})
+}
+
+// A pivot without Undo that is in doubt must be known before the saga can turn: it
+// outwaits the deadline. One that was only refused does not.
+func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge, calls := step("charge"), 0
+		charge.Pivot, charge.Undo = true, nil
+		charge.Do = func(context.Context, *trip) error {
+			calls++
+			return refusal{}
+		}
+		sg := sequence(step("flight"), charge)
+		sg.Deadline = time.Minute
+		begun := time.Now()
+		err := saga.Run(t.Context(), sg, &trip{})
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, time.Minute, time.Since(begun))
+
+		calls = 0
+		charge.Do = func(context.Context, *trip) error {
+			switch calls++; {
+			case calls == 1:
+				return errDeclined
+			case calls < 100:
+				return refusal{}
+			}
+			return nil
+		}
+		sg = sequence(step("flight"), charge)
+		sg.Deadline = time.Minute
+		begun = time.Now()
+		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
+		require.Equal(t, 99*time.Second, time.Since(begun))
+	})
+}
+
+func TestRunnerShowsARefusalOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flight, hotel := step("flight"), step("hotel")
+		flight.UndoAround, flight.UndoAttempts = refusing(30, 0), 1
+		hotel.Around = refusing(always, 0)
+		sg := sequence(flight, hotel)
+		sg.Deadline = 30*time.Second + 500*time.Millisecond
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorIs(t, err, saga.ErrDeadline)
+		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+		require.Equal(t, []string{
+			"created", "done flight", "refused hotel", "compensating hotel", "refused flight", "undone flight", "compensated",
+		}, events(t, r, "trip-1"))
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.StepNoEffect, in.Steps[1].Status)
+		require.Zero(t, in.Steps[1].Attempts)
+		require.Equal(t, 1, in.Steps[0].Undos)
+		require.Zero(t, in.Failures)
+		synctest.Wait()
+		require.EqualValues(t, 31+30, r.Stats().Refused)
+	})
+}
+
+// While an owner holds a saga, each of its steps may be under way: if the owner
+// crashes they are in doubt, whatever was refused before. What was written back is
+// known.
+func TestRunnerKnowsAfterACrashWhatWasOnlyRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, owner string
+		undone      bool
+	}{
+		{"written back", "", false},
+		{"held by an owner that crashed", "dead", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hotel := step("hotel")
+				hotel.Around = refusing(always, 0)
+				sg := sequence(hotel)
+				sg.Deadline = 10 * time.Second
+				store := saga.NewMemory()
+				_, _, err := store.Start(t.Context(), saga.StartRequest{
+					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`), CompleteIn: 10 * time.Second,
+					Steps: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
+					Owner: c.owner, Lease: 15 * time.Second, Log: []saga.Entry{{Event: saga.EventCreated}},
+				})
+				require.NoError(t, err)
+				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.Equal(t, c.undone, len(s.Calls) == 1)
+			})
+		})
+	}
+}
+
+func TestRunnerKnowsThatARefusedStepIsNotInDoubtWhenItIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hotel := step("hotel")
+		hotel.Around = func(func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error { <-ctx.Done(); return refusal{} } // as a queue for a slot does
+		}
+		hotel.Timeout = time.Hour
+		sg := sequence(hotel)
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Drain: time.Second}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		stop()
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		require.False(t, in.Steps[0].InDoubt)
+		require.Zero(t, in.Steps[0].Attempts)
+	})
+}
+
+// A policy is a real policy that refuses, until it is let go.
+type policy struct {
+	wrap   func(func(context.Context) error) func(context.Context) error
+	letGo  func()        // does nothing where the policy lets go by itself
+	within time.Duration // of letting go the step is done
+}
+
+var policies = map[string]func(t *testing.T) policy{
+	"open breaker": func(t *testing.T) policy {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour})
+		require.Error(t, b.Do(t.Context(), func(context.Context) error { return errDeclined }))
+		return policy{b.Wrap, func() {}, 2 * time.Hour}
+	},
+	"half-open breaker": func(t *testing.T) policy {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		require.Error(t, b.Do(t.Context(), func(context.Context) error { return errDeclined }))
+		time.Sleep(2 * time.Second)
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		return policy{b.Wrap, func() { done(nil) }, 5 * time.Minute}
+	},
+	"forced open breaker": func(t *testing.T) policy {
+		b := breaker.New(breaker.Config{})
+		b.ForceOpen(nil)
+		return policy{b.Wrap, b.Enable, time.Hour}
+	},
+	"full bulkhead": func(t *testing.T) policy {
+		b := bulkhead.New(bulkhead.Config{Limit: 1})
+		release, err := b.Acquire(t.Context())
+		require.NoError(t, err)
+		return policy{b.Wrap, release, 5 * time.Minute}
+	},
+	"limiter": func(t *testing.T) policy {
+		l := throttle.New(throttle.Config{Rate: throttle.PerHour(1), Burst: 1})
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		return policy{l.Wrap, func() {}, 2 * time.Hour}
+	},
+}
+
+func TestARefusalOfEachPolicyIsNoAttempt(t *testing.T) {
+	for name, newPolicy := range policies {
+		for _, where := range []string{"around", "inside"} {
+			t.Run(name+" "+where, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := newPolicy(t)
+					wrap := func(st saga.Step[trip]) saga.Step[trip] {
+						st.Attempts, st.UndoAttempts = 1, 1
+						st.Backoff = saga.Exponential(100*time.Millisecond, time.Minute)
+						if where == "around" {
+							st.Around, st.UndoAround = p.wrap, p.wrap
+							return st
+						}
+						do, undo := st.Do, st.Undo
+						st.Do = func(ctx context.Context, s *trip) error {
+							return p.wrap(func(ctx context.Context) error { return do(ctx, s) })(ctx)
+						}
+						st.Undo = func(ctx context.Context, s *trip) error {
+							return p.wrap(func(ctx context.Context) error { return undo(ctx, s) })(ctx)
+						}
+						return st
+					}
+					sg := sequence(wrap(step("hotel")))
+					sg.Deadline = 20 * time.Second
+					var s trip
+					err := saga.Run(t.Context(), sg, &s)
+					require.ErrorIs(t, err, saga.ErrCompensated)
+					require.ErrorIs(t, err, saga.ErrDeadline)
+					require.Empty(t, s.Calls, "never called, so not undone")
+
+					sg = sequence(step("flight"), wrap(step("hotel")), step("car"))
+					begun := time.Now()
+					ctx, cancel := context.WithTimeout(t.Context(), p.within)
+					defer cancel()
+					go func() {
+						time.Sleep(15 * time.Second)
+						p.letGo()
+					}()
+					require.NoError(t, saga.Run(ctx, sg, &s))
+					require.GreaterOrEqual(t, time.Since(begun), 15*time.Second)
+					require.Equal(t, []string{"do flight", "do hotel", "do car"}, s.Calls)
+				})
+			})
+		}
+	}
+}
+
+// A payments service hangs for four seconds while orders come in, and its breaker
+// opens. Nobody is charged without an order, and no saga waits for a person.
+func TestAHangingServiceLeavesNoSagaStuckAndNobodyChargedInVain(t *testing.T) {
+	for _, deadline := range []time.Duration{0, 3 * time.Second} {
+		t.Run(fmt.Sprint("deadline ", deadline), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const orders = 200
+				var mu sync.Mutex
+				charged, ordered := make(map[string]int), make(map[string]int)
+				hangs := true
+				time.AfterFunc(4*time.Second, func() { mu.Lock(); hangs = false; mu.Unlock() })
+				payments := breaker.New(breaker.Config{Name: "payments", Failures: 5, OpenFor: 2 * time.Second})
+				slots := bulkhead.New(bulkhead.Config{Limit: 20})
+				around := func(next func(context.Context) error) func(context.Context) error {
+					return payments.Wrap(slots.Wrap(next))
+				}
+				charge := saga.Step[trip]{
+					Name: "charge", Pivot: true, Timeout: 500 * time.Millisecond, Around: around,
+					Do: func(ctx context.Context, _ *trip) error {
+						mu.Lock()
+						hung := hangs
+						mu.Unlock()
+						if hung {
+							<-ctx.Done()
+							return ctx.Err()
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						charged[saga.CommandFrom(ctx).DoID()] = 1
+						return nil
+					},
+				}
+				reserve := saga.Step[trip]{
+					Name: "reserve",
+					Do: func(ctx context.Context, _ *trip) error {
+						mu.Lock()
+						defer mu.Unlock()
+						ordered[saga.CommandFrom(ctx).ID]++
+						return nil
+					},
+					Undo: func(ctx context.Context, _ *trip) error {
+						mu.Lock()
+						defer mu.Unlock()
+						ordered[saga.CommandFrom(ctx).DoID()]--
+						return nil
+					},
+				}
+				sg := sequence(reserve, charge)
+				sg.Deadline = deadline
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 50}, sg)
+				var wg sync.WaitGroup
+				completed := 0
+				for i := range orders {
+					time.Sleep(20 * time.Millisecond)
+					wg.Go(func() {
+						id := fmt.Sprint("order-", i)
+						_, err := saga.Start(t.Context(), r, sg, id, trip{})
+						require.NoError(t, err)
+						_, err = saga.Result[trip](t.Context(), r, id)
+						require.NotErrorIs(t, err, saga.ErrStuck)
+						mu.Lock()
+						defer mu.Unlock()
+						paid := charged[id+"/charge/charge/do"]
+						require.Equal(t, ordered[id+"/reserve/reserve/do"], paid, "%s: %v", id, err)
+						require.Equal(t, err == nil, paid == 1)
+						completed += paid
+					})
+				}
+				wg.Wait()
+				require.NotZero(t, r.Stats().Refused)
+				require.Zero(t, r.Stats().Stuck)
+				if deadline == 0 {
+					require.Equal(t, orders, completed)
+				}
+			})
+		})
+	}
+}
+
+func TestAStepIsAnOperationOfItsOwn(t *testing.T) {
+	var marks []int
+	keep := func(err error) func(context.Context, *trip) error {
+		return func(ctx context.Context, _ *trip) error {
+			n, _ := attempt.From(ctx)
+			marks = append(marks, n)
+			return err
+		}
+	}
+	for _, c := range []struct {
+		name           string
+		attempts, undo int
+		want           []int
+	}{
+		{"a step that the saga repeats", 3, 2, []int{1, 2, 3, 1, 2}},
+		{"without end, too", -1, -1, []int{1, 2, 3, 4, 1, 2}},
+		{"one that it does not", 1, 1, []int{0, 0}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, durable := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					marks = nil
+					st, undos := step("flight"), 0
+					st.Attempts, st.UndoAttempts = c.attempts, c.undo
+					st.Do = func(ctx context.Context, s *trip) error {
+						if saga.CommandFrom(ctx).Attempt == 4 {
+							return keep(saga.Abort(errDeclined))(ctx, s)
+						}
+						return keep(errDeclined)(ctx, s)
+					}
+					st.Undo = func(ctx context.Context, s *trip) error {
+						if undos++; undos == 1 && c.undo != 1 {
+							return keep(errDeclined)(ctx, s)
+						}
+						return keep(nil)(ctx, s)
+					}
+					sg := sequence(st)
+					if !durable {
+						ctx := attempt.With(t.Context(), 7) // the caller is an attempt itself
+						require.ErrorIs(t, saga.Run(ctx, sg, &trip{}), saga.ErrCompensated)
+					} else {
+						r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+						mustStart(t, r, sg)
+						_, err := saga.Result[trip](t.Context(), r, "trip-1")
+						require.ErrorIs(t, err, saga.ErrCompensated)
+					}
+					require.Equal(t, c.want, marks)
+				})
+			}
+		})
+	}
+}
