@@ -67,7 +67,8 @@ func TestRunCountsTheAttemptsBetweenRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, calls := step("flight"), 0
 		st.Attempts = 3
-		var numbers []int
+		var numbers, asked []int
+		st.Backoff = func(n int) time.Duration { asked = append(asked, n); return time.Second }
 		st.Do = func(ctx context.Context, s *trip) error {
 			numbers = append(numbers, saga.CommandFrom(ctx).Attempt)
 			if calls++; calls%4 != 0 {
@@ -79,6 +80,7 @@ func TestRunCountsTheAttemptsBetweenRefusals(t *testing.T) {
 		err := saga.Run(t.Context(), sequence(st), &s)
 		require.ErrorIs(t, err, errDeclined)
 		require.Equal(t, []int{1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, numbers)
+		require.Equal(t, []int{1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5}, asked, "refusals in a row count for the backoff")
 		require.Equal(t, []string{"undo flight"}, s.Calls, "what has failed is in doubt")
 	})
 }
@@ -225,6 +227,28 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		require.Zero(t, in.Failures)
 		synctest.Wait()
 		require.EqualValues(t, 31+30, r.Stats().Refused)
+	})
+}
+
+func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hotel := step("hotel")
+		hotel.Attempts, hotel.UndoAround = -1, refusing(3, 0)
+		hotel.Do = func(ctx context.Context, _ *trip) error {
+			if saga.CommandFrom(ctx).Attempt == 1 {
+				return errDeclined
+			}
+			return refusal{}
+		}
+		sg := sequence(hotel)
+		sg.Deadline = 10 * time.Second
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{
+			"created", "refused hotel", "compensating hotel", "refused hotel", "undone hotel", "compensated",
+		}, events(t, r, "trip-1"))
 	})
 }
 
