@@ -36,13 +36,14 @@ func Exponential(first, max time.Duration) func(attempt int) time.Duration {
 const leastPause = 10 * time.Millisecond
 
 // wait returns how long to wait after the attempt-th attempt has failed with an
-// error whose RetryAfter is after.
-func wait(u *unit, attempt int, after time.Duration) time.Duration {
-	d := max(u.backoff(attempt), 0)
+// error whose RetryAfter is after. The error is that of a Backoff that panics.
+func wait(u *unit, attempt int, after time.Duration) (d time.Duration, err error) {
+	defer caught(&err)
+	d = max(u.backoff(attempt), 0)
 	if after > d {
 		// Spread what was told to wait for the same moment.
 		after = min(after, math.MaxInt64/2)
 		d = after + rand.N(after/10+1)
 	}
-	return d
+	return d, nil
 }

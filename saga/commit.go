@@ -193,7 +193,7 @@ func (e *execution) written(req CommitRequest) {
 		rec.Status, rec.Data, rec.Steps, rec.Seq, rec.Owner = req.Status, req.Data, req.Steps, e.seq, ""
 		rec.Failures, rec.Takeovers, rec.LastError = req.Failures, req.Takeovers, req.LastError
 		rec.UpdatedAt, rec.WakeAt, rec.Now = now, now, now
-		e.r.cfg.OnStuck(e.ctx, StuckSaga{e.r.cfg.Name, *newInstance(rec, e.plan)})
+		hook(e.ctx, "OnStuck", e.r.cfg.OnStuck, StuckSaga{e.r.cfg.Name, *newInstance(rec, e.plan)})
 	}
 }
 
@@ -260,7 +260,5 @@ func (r *Runner) happened(ctx context.Context, rec *Record, entry Entry) {
 	case EventReleased:
 		r.count.released.Add(1)
 	}
-	if r.cfg.OnEvent != nil {
-		r.cfg.OnEvent(ctx, Event{r.cfg.Name, rec.Saga, rec.Version, rec.ID, entry})
-	}
+	hook(ctx, "OnEvent", r.cfg.OnEvent, Event{r.cfg.Name, rec.Saga, rec.Version, rec.ID, entry})
 }

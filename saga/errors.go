@@ -3,6 +3,7 @@ package saga
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -224,8 +225,8 @@ type turnedBack struct{ why error }
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A PanicError is what a panic in a step counts as in a [Runner], where no
-// caller is there to see it. Run lets panics pass.
+// A PanicError is what a panic in a step, a Codec or a Backoff counts as in a
+// [Runner], where no caller is there to see it. Run lets the panics of steps pass.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -236,7 +237,15 @@ type PanicError struct {
 func (e *PanicError) Refused() bool  { return false }
 func (e *PanicError) Answered() bool { return false }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("saga: a step panicked: %v", e.Value) }
+func (e *PanicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.Value) }
+
+// caught turns a panic into a PanicError. It is deferred around code of the user
+// that runs on a goroutine of this package.
+func caught(err *error) {
+	if v := recover(); v != nil {
+		*err = &PanicError{v, debug.Stack()}
+	}
+}
 
 // Unwrap returns Value, if it is an error.
 func (e *PanicError) Unwrap() error {

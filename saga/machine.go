@@ -204,9 +204,27 @@ func (m *machine) did(i int, err error, now time.Time) {
 	w.final = isFinal(err, end)
 	m.failed(u, err)
 	if !w.final && (m.unlimited(i) || !spent(d.attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
-		u.NotBefore = now.Add(wait(d, u.Attempts, end.RetryAfter))
-		return
+		pause, broken := wait(d, u.Attempts, end.RetryAfter)
+		if broken == nil {
+			u.NotBefore = now.Add(pause)
+			return
+		}
+		m.broken(i, broken)
 	}
+	m.gaveUp(i)
+}
+
+// broken says that the Backoff of a unit has panicked: there is no other attempt.
+func (m *machine) broken(i int, err error) {
+	u, w := &m.units[i], &m.work[i]
+	w.final, w.err = true, fmt.Errorf("%w: %w", err, w.err)
+	m.lastError = text(w.err.Error())
+	u.Error = m.lastError
+}
+
+// gaveUp says that a Do is not tried again.
+func (m *machine) gaveUp(i int) {
+	u := &m.units[i]
 	u.NotBefore = time.Time{}
 	if u.InDoubt {
 		m.set(i, StepFailed)
@@ -239,9 +257,19 @@ func (m *machine) undid(i int, err error, now time.Time) {
 	u.Refusals = 0
 	m.failed(u, err)
 	if !isFinal(err, end) && !spent(d.undoAttempts, u.Undos) {
-		u.NotBefore = now.Add(wait(d, u.Undos, end.RetryAfter))
-		return
+		pause, broken := wait(d, u.Undos, end.RetryAfter)
+		if broken == nil {
+			u.NotBefore = now.Add(pause)
+			return
+		}
+		m.broken(i, broken)
 	}
+	m.undoGaveUp(i)
+}
+
+// undoGaveUp says that an Undo is not tried again.
+func (m *machine) undoGaveUp(i int) {
+	u := &m.units[i]
 	m.set(i, StepUndoFailed)
 	m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndoFailed, Attempt: u.Undos, Error: u.Error})
 }
@@ -254,7 +282,17 @@ func (m *machine) refused(i int, op Op, attempts int, err error, after time.Dura
 	u.Refusals++
 	m.lastError = text(err.Error())
 	u.Error = m.lastError
-	u.NotBefore = now.Add(max(wait(&m.p.units[i], attempts+u.Refusals, after), leastPause))
+	pause, broken := wait(&m.p.units[i], attempts+u.Refusals, after)
+	if broken != nil {
+		m.broken(i, broken)
+		if op == OpUndo {
+			m.undoGaveUp(i)
+		} else {
+			m.gaveUp(i)
+		}
+		return
+	}
+	u.NotBefore = now.Add(max(pause, leastPause))
 	if u.Refusals == 1 && !m.quiet {
 		m.log = append(m.log, Entry{Step: u.Name, Op: op, Event: EventRefused, Error: u.Error})
 	}

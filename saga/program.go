@@ -56,7 +56,10 @@ func (sg *Saga[S]) program() (*typed[S], error) {
 func (t *typed[S]) planned() *plan { return t.plan }
 
 func (t *typed[S]) encode(s any) ([]byte, error) {
-	data, err := t.codec.Encode(s.(*S))
+	data, err := func() (data []byte, err error) {
+		defer caught(&err)
+		return t.codec.Encode(s.(*S))
+	}()
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not encode: %w", t.plan.name, err)
 	}
@@ -65,13 +68,18 @@ func (t *typed[S]) encode(s any) ([]byte, error) {
 
 func (t *typed[S]) decode(data []byte) (any, error) {
 	s := new(S)
-	if err := t.codec.Decode(data, s); err != nil {
+	err := func() (err error) {
+		defer caught(&err)
+		return t.codec.Decode(data, s)
+	}()
+	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.name, err)
 	}
 	return s, nil
 }
 
-func (t *typed[S]) merge(into, base, changed any) error {
+func (t *typed[S]) merge(into, base, changed any) (err error) {
+	defer caught(&err)
 	return mergeState(into, base, changed)
 }
 

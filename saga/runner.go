@@ -16,7 +16,8 @@ import (
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The hooks
-// are called by the goroutines that run sagas, several at a time.
+// are called by the goroutines that run sagas, several at a time. A panic in a hook
+// is logged by slog's default logger.
 type RunnerConfig struct {
 	Name string // in the names of owners, in events and errors
 
@@ -446,9 +447,7 @@ func (r *Runner) reportLoop(ctx context.Context) {
 			var n int64
 			for _, u := range found {
 				n += int64(u.Count)
-				if r.cfg.OnUnregistered != nil {
-					r.cfg.OnUnregistered(ctx, u)
-				}
+				hook(ctx, "OnUnregistered", r.cfg.OnUnregistered, u)
 			}
 			r.count.unregistered.Store(n)
 		}
@@ -464,7 +463,5 @@ func (r *Runner) isDraining() bool {
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
-	if r.cfg.OnStoreError != nil {
-		r.cfg.OnStoreError(ctx, err)
-	}
+	hook(ctx, "OnStoreError", r.cfg.OnStoreError, err)
 }

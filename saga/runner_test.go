@@ -725,7 +725,7 @@ func TestAPanicInAStepIsAFailedAttempt(t *testing.T) {
 			retries = append(retries, err)
 			stop()
 		}
-		require.ErrorContains(t, retries[0], "a step panicked: declined")
+		require.ErrorContains(t, retries[0], "panic: declined")
 		require.ErrorContains(t, retries[1], "runtime.Goexit")
 		p := &saga.PanicError{Value: errDeclined}
 		require.ErrorIs(t, p, errDeclined)

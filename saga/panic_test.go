@@ -1,0 +1,130 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// fragile is a Codec that panics when it is told to.
+type fragile struct {
+	mu             sync.Mutex
+	encode, decode bool
+}
+
+func (f *fragile) Encode(s *trip) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.encode {
+		panic("encode")
+	}
+	return json.Marshal(s)
+}
+
+func (f *fragile) Decode(data []byte, s *trip) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.decode {
+		panic("decode")
+	}
+	return json.Unmarshal(data, s)
+}
+
+func TestAPanicInACodecIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		codec := &fragile{}
+		hotel := step("hotel")
+		hotel.Do = func(context.Context, *trip) error {
+			codec.mu.Lock()
+			defer codec.mu.Unlock()
+			codec.encode = true
+			return nil
+		}
+		sg := sequence(step("flight"), hotel)
+		sg.Codec = codec
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorContains(t, err, "the state does not encode: saga: panic: encode")
+		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.ErrorAs(t, err, new(*saga.PanicError))
+
+		t.Log("one that does not decode is stuck as it is")
+		codec.encode = false
+		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		sg2 := sequence(step("flight"))
+		sg2.Version, sg2.Codec = 2, codec
+		codec.decode = true
+		saga.Register(r, sg2)
+		_, err = saga.Start(t.Context(), r, sg2, "trip-3", trip{Calls: []string{"begin"}})
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		in, err := r.Get(t.Context(), "trip-3")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		require.JSONEq(t, `{"Calls":["begin"]}`, string(in.State))
+	})
+}
+
+func TestAPanicInABackoffEndsTheAttempts(t *testing.T) {
+	for _, durable := range []bool{false, true} {
+		for _, fails := range []error{errDeclined, refusal{}} {
+			synctest.Test(t, func(t *testing.T) {
+				st := failing("hotel", fails)
+				st.Backoff = func(int) time.Duration { panic("boom") }
+				sg := sequence(step("flight"), st)
+				var err error
+				if durable {
+					r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+					mustStart(t, r, sg)
+					_, err = saga.Result[trip](t.Context(), r, "trip-1")
+				} else {
+					err = saga.Run(t.Context(), sg, &trip{})
+				}
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorContains(t, err, "panic: boom: "+fails.Error())
+
+				t.Log("of Do and of Undo")
+				undo := step("flight")
+				undo.Undo, undo.Backoff = note("undo flight", fails), st.Backoff
+				err = saga.Run(t.Context(), sequence(undo, failing("hotel", saga.NoEffect(errDeclined))), &trip{})
+				require.ErrorIs(t, err, saga.ErrStuck)
+				require.ErrorContains(t, err, "panic: boom: "+fails.Error())
+			})
+		}
+	}
+}
+
+func TestAPanicInAHookIsLogged(t *testing.T) {
+	var logged bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
+	defer slog.SetDefault(before)
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"), failing("hotel", saga.Abort(errDeclined)))
+		sg.Steps[1].Pivot, sg.Steps[1].Undo = true, nil
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+			OnEvent: func(context.Context, saga.Event) { panic("event") },
+			OnStuck: func(context.Context, saga.StuckSaga) { panic("stuck") },
+		}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		synctest.Wait()
+	})
+	require.Contains(t, logged.String(), "saga: OnEvent panicked")
+	require.Contains(t, logged.String(), "saga: OnStuck panicked")
+	require.Contains(t, logged.String(), "panic_test.go", "with its stack")
+}
