@@ -148,6 +148,9 @@ func (m *machine) advance(now time.Time) {
 	if m.status == Compensating {
 		m.goBack()
 	}
+	if m.moved {
+		m.since, m.moved = now, false
+	}
 }
 
 func (m *machine) goOn(now time.Time) {
@@ -230,7 +233,7 @@ func (m *machine) turn() {
 }
 
 func (m *machine) turnBack(step, why string) {
-	m.status, m.back = Compensating, true
+	m.status, m.back, m.moved = Compensating, true, true
 	m.note(Entry{Step: step, Event: EventCompensating, Error: why})
 }
 

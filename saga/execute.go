@@ -1,10 +1,12 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -87,10 +89,13 @@ func (e *execution) run() {
 		// write: whatever else there is to record goes with it.
 		if e.txUnit < 0 {
 			e.m.advance(now)
+			e.report(now)
 			if !e.record(now) {
 				break
 			}
 			e.launch(now)
+		} else {
+			e.report(now)
 		}
 		e.turnBack(now)
 		e.wait(now)
@@ -170,6 +175,7 @@ func (e *execution) launch(now time.Time) {
 			res.base, _ = e.p.decode(e.data)
 		}
 		res.op, res.attempt = e.m.begin(i)
+		e.m.work[i].due = now.Add(e.r.timeout(d, tx))
 		ctx, cancel := context.WithCancelCause(e.ctx)
 		e.running[i] = cancel
 		e.r.count.attempts.Add(1)
@@ -179,14 +185,15 @@ func (e *execution) launch(now time.Time) {
 
 var errExited = errors.New("saga: a step called runtime.Goexit")
 
+// timeout returns how long an attempt may take.
+func (r *Runner) timeout(u *unit, tx bool) time.Duration {
+	return cmp.Or(u.timeout, defaultTimeout)
+}
+
 // attempt calls a Do or an Undo on a goroutine of its own. What its ctx is cut
 // off from is the ctx of whoever started the saga.
 func (e *execution) attempt(ctx context.Context, res result, tx bool) {
-	timeout := e.plan.units[res.unit].timeout
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
-	ctx, res.end = context.WithTimeout(ctx, timeout)
+	ctx, res.end = context.WithTimeout(ctx, e.r.timeout(&e.plan.units[res.unit], tx))
 	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
 	defer func() {
 		if v := recover(); v != nil {
@@ -232,6 +239,37 @@ func (e *execution) turnBack(now time.Time) {
 	}
 }
 
+// report tells that the saga makes no progress.
+func (e *execution) report(now time.Time) {
+	at, ok := e.m.failing(e.r.cfg.FailingAfter)
+	if e.over || !ok || now.Before(at) {
+		return
+	}
+	e.m.reported = now // written with whatever is written next
+	e.r.count.failing.Add(1)
+	in := newInstance(e.snapshot(now), e.plan)
+	for i := range in.Steps {
+		if w := &e.m.work[i]; w.busy && !now.Before(w.due) {
+			in.Steps[i].Error = fmt.Sprintf("saga: an attempt runs %v after the end of its ctx", now.Sub(w.due).Round(time.Second))
+		}
+	}
+	f := FailingSaga{e.r.cfg.Name, *in}
+	if e.r.cfg.OnFailing == nil {
+		slog.WarnContext(e.ctx, "saga: no progress", "saga", in.Saga, "id", in.ID, "since", in.Since(), "error", in.LastError)
+		return
+	}
+	hook(e.ctx, "OnFailing", e.r.cfg.OnFailing, f)
+}
+
+// snapshot is the record as it would be if it were written now.
+func (e *execution) snapshot(now time.Time) Record {
+	rec := e.rec
+	rec.Status, rec.Data, rec.Steps, rec.Seq = e.m.status, e.data, e.m.encode(), e.seq
+	rec.Failures, rec.Takeovers, rec.LastError = e.m.failures, e.m.takeovers, e.m.lastError
+	rec.Now = now
+	return rec
+}
+
 // wait waits until there is something to do, and takes in all results that are
 // there: parallel steps that end together are recorded together.
 func (e *execution) wait(now time.Time) {
@@ -242,6 +280,9 @@ func (e *execution) wait(now time.Time) {
 	at, ok := e.m.alarm(now)
 	if e.txUnit >= 0 || e.r.isDraining() {
 		at, ok = e.m.deadline(now) // nothing begins now
+	}
+	if t, is := e.m.failing(e.r.cfg.FailingAfter); is && (!ok || t.Before(at)) {
+		at, ok = t, true
 	}
 	if ok {
 		t := time.NewTimer(at.Sub(now))

@@ -31,17 +31,18 @@ type Instance struct {
 	CancelRequested bool
 	CancelNote      string
 
-	CreatedAt time.Time
-	UpdatedAt time.Time
-	Now       time.Time // when it was looked at, by the store's clock as all of these
+	CreatedAt  time.Time
+	ProgressAt time.Time // when a step last changed its status, or the saga turned back
+	UpdatedAt  time.Time // when the record was last written
+	Now        time.Time // when it was looked at, by the store's clock as all of these
 
 	// Actions are those that a person may take now: "cancel", "retry", "skip",
 	// "compensate", "abandon".
 	Actions []string
 }
 
-// Since returns for how long the saga has been as it is.
-func (in *Instance) Since() time.Duration { return in.Now.Sub(in.UpdatedAt) }
+// Since returns for how long the saga has made no progress.
+func (in *Instance) Since() time.Duration { return in.Now.Sub(in.ProgressAt) }
 
 // CommandID returns the id of the command with which a step's participant was,
 // or will be, asked to do or to undo it.
@@ -65,7 +66,10 @@ func newInstance(rec Record, p *plan) *Instance {
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
-		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
+		CreatedAt: rec.CreatedAt, ProgressAt: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
+	}
+	if in.ProgressAt.IsZero() {
+		in.ProgressAt = rec.CreatedAt
 	}
 	past := false
 	for i := range in.Steps {

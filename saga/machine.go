@@ -29,8 +29,11 @@ type machine struct {
 	completeBy time.Time
 
 	units     []StepState
-	work      []work // of this owner; nothing of it is recorded
-	low       int    // the nodes below are complete
+	work      []work    // of this owner; nothing of it is recorded
+	low       int       // the nodes below are complete
+	since     time.Time // of the last progress; zero: there was none
+	reported  time.Time // when the lack of it was told last
+	moved     bool      // since is to be set
 	failures  int
 	takeovers int
 	lastError string
@@ -43,6 +46,7 @@ type machine struct {
 // work is what a machine knows of the attempts of a unit in this process.
 type work struct {
 	busy  bool      // an attempt is running
+	due   time.Time // when its ctx ends
 	final bool      // its error said that another is pointless
 	ended time.Time // of the last attempt that is in doubt
 	err   error     // of the last attempt
@@ -65,6 +69,8 @@ type StepState struct {
 type progress struct {
 	Back     bool        `json:"back,omitempty"`
 	Canceled bool        `json:"canceled,omitempty"`
+	Since    time.Time   `json:"since,omitzero"`    // of the last progress
+	Reported time.Time   `json:"reported,omitzero"` // when the lack of it was told last
 	Step     string      `json:"step,omitempty"`
 	Cause    string      `json:"cause,omitempty"`
 	Steps    []StepState `json:"steps"`
@@ -82,6 +88,10 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 		return m, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
 	}
 	m.status, m.back, m.canceled, m.step = rec.Status, pr.Back, pr.Canceled, pr.Step
+	m.since, m.reported = pr.Since, pr.Reported
+	if m.since.IsZero() {
+		m.since = rec.CreatedAt
+	}
 	if pr.Cause != "" {
 		m.cause = recordedError(pr.Cause)
 	}
@@ -102,7 +112,9 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 }
 
 func (m *machine) progress() progress {
-	pr := progress{Back: m.back, Canceled: m.canceled, Step: m.step, Steps: m.units}
+	pr := progress{
+		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported, Step: m.step, Steps: m.units,
+	}
 	if m.cause != nil {
 		pr.Cause = text(m.cause.Error())
 	}
@@ -161,7 +173,36 @@ func text(s string) string {
 
 func (m *machine) set(i int, s StepStatus) {
 	m.units[i].Status = s
-	m.changed = true
+	m.changed, m.moved = true, true
+}
+
+// failing returns when the saga is to be reported as failing: when it has made no
+// progress for that long, and again whenever that time has doubled, while an attempt
+// has failed, was refused, or runs though its time is over. ok is false if it is not
+// failing.
+func (m *machine) failing(after time.Duration) (at time.Time, ok bool) {
+	if after < 0 || m.moved || m.status != Running && m.status != Compensating {
+		return at, false
+	}
+	if m.reported.After(m.since) {
+		after = 2 * m.reported.Sub(m.since)
+	}
+	for i := range m.units {
+		u, w, t := &m.units[i], &m.work[i], m.since.Add(after)
+		switch {
+		case (u.Status == StepStarted || u.Status == StepUndoing) && u.Error != "":
+		case w.busy:
+			if w.due.After(t) {
+				t = w.due
+			}
+		default:
+			continue
+		}
+		if !ok || t.Before(at) {
+			at, ok = t, true
+		}
+	}
+	return at, ok
 }
 
 // begin says that an attempt of a unit that was ready begins, and which it is.

@@ -278,7 +278,7 @@ func (m *machine) compensate(note string) {
 
 // unstick takes a stuck saga up again where it was.
 func (m *machine) unstick() {
-	m.takeovers = 0
+	m.takeovers, m.moved = 0, true
 	if m.status != Stuck {
 		return
 	}

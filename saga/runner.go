@@ -44,6 +44,15 @@ type RunnerConfig struct {
 	// OnEvent is called after each entry in the log of a saga, by the runner that
 	// wrote it, and after each attempt that fails and will be repeated.
 	OnEvent func(context.Context, Event)
+	// FailingAfter is how long a saga may make no progress, while its attempts fail,
+	// are refused or do not end, before OnFailing is called. It is called again each
+	// time that this has lasted twice as long. 0: 10 minutes; negative: never.
+	FailingAfter time.Duration
+
+	// OnFailing is called for a saga that makes no progress: a step past the pivot
+	// that never works, an Undo that is refused, an attempt that heeds no ctx. nil:
+	// slog's default logger at Warn.
+	OnFailing func(context.Context, FailingSaga)
 	// OnStuck is called when a saga has become stuck and needs a person.
 	OnStuck func(context.Context, StuckSaga)
 	// OnUnregistered is called, every few leases, for sagas that are due and
@@ -73,6 +82,7 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	defaultTo(&c.Poll, time.Second)
 	defaultTo(&c.Park, 5*time.Second)
 	defaultTo(&c.Drain, 10*time.Second)
+	defaultTo(&c.FailingAfter, 10*time.Minute)
 	if c.Concurrency == 0 {
 		c.Concurrency = 64
 	}
@@ -99,6 +109,13 @@ const EventRetry = "retry"
 type StuckSaga struct {
 	Name     string // of the runner
 	Instance        // its Actions are those that are open to a person
+}
+
+// A FailingSaga is a saga that makes no progress. The Error of its Steps says why,
+// Since for how long.
+type FailingSaga struct {
+	Name string // of the runner
+	Instance
 }
 
 // A Runner is the scheduler, the agents and the supervisor of one process: it

@@ -15,6 +15,7 @@ type Stats struct {
 	Stuck       int64
 	Refused     int64 // calls refused before the participant was called: no attempts
 	Parked      int64 // given up until a later attempt
+	Failing     int64 // reports of sagas that make no progress: see OnFailing
 	Released    int64 // handed over because the runner stopped
 	Lost        int64 // taken by another, or the lease ran out
 
@@ -26,8 +27,8 @@ type Stats struct {
 }
 
 type counters struct {
-	attempts, started, claimed, takenOver, completed, compensated, stuck atomic.Int64
-	refused, parked, released, lost, commits, storeErrors, unregistered  atomic.Int64
+	attempts, started, claimed, takenOver, completed, compensated, stuck         atomic.Int64
+	refused, parked, failing, released, lost, commits, storeErrors, unregistered atomic.Int64
 }
 
 // Stats returns the runner's figures. List shows the sagas of all runners.
@@ -40,7 +41,7 @@ func (r *Runner) Stats() Stats {
 		Held: int64(held), Attempts: c.attempts.Load(),
 		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
 		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(),
-		Refused: c.refused.Load(), Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
+		Refused: c.refused.Load(), Parked: c.parked.Load(), Failing: c.failing.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
 		Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Unregistered: c.unregistered.Load(),
 	}
 }

@@ -1,0 +1,113 @@
+package saga_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// reports collects what OnFailing is told.
+func reports(list *[]saga.FailingSaga) saga.RunnerConfig {
+	return saga.RunnerConfig{
+		Name: "worker", FailingAfter: time.Hour,
+		OnFailing: func(_ context.Context, f saga.FailingSaga) { *list = append(*list, f) },
+	}
+}
+
+func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
+	charge := step("charge")
+	charge.Pivot, charge.Undo = true, nil
+	slow := func(st saga.Step[trip]) saga.Step[trip] {
+		st.Backoff = saga.Exponential(100*time.Millisecond, time.Minute)
+		return st
+	}
+	tickets := slow(failing("tickets", errDeclined))
+	refused := slow(step("flight"))
+	refused.UndoAround = refusing(always, time.Second)
+	for name, c := range map[string]struct {
+		sg    *saga.Saga[trip]
+		error string
+	}{
+		"past the pivot":          {sequence(charge, tickets), "declined"},
+		"an Undo that is refused": {sequence(refused, failing("hotel", saga.NoEffect(errDeclined))), "users: refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told []saga.FailingSaga
+				r, _ := begin(t, saga.NewMemory(), reports(&told), c.sg)
+				mustStart(t, r, c.sg)
+				time.Sleep(24 * time.Hour)
+				synctest.Wait()
+				require.Len(t, told, 5, "after 1, 2, 4, 8 and 16 hours, whatever was written in between")
+				for i, f := range told {
+					require.Equal(t, "worker", f.Name)
+					require.Equal(t, "trip-1", f.ID)
+					require.Equal(t, c.error, f.LastError)
+					require.GreaterOrEqual(t, f.Since(), time.Hour<<i)
+					require.LessOrEqual(t, f.Since(), time.Hour<<i+7*time.Minute)
+				}
+				require.EqualValues(t, 5, r.Stats().Failing)
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, 24*time.Hour, in.Since().Round(time.Second), "since the last progress, not the last write")
+			})
+		})
+	}
+}
+
+func TestRunnerReportsAnAttemptThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []saga.FailingSaga
+		end := make(chan struct{})
+		hang := step("hotel")
+		hang.Timeout = 90 * time.Minute
+		hang.Do = func(context.Context, *trip) error { <-end; return nil }
+		sg := sequence(step("flight"), hang)
+		r, _ := begin(t, saga.NewMemory(), reports(&told), sg)
+		mustStart(t, r, sg)
+		time.Sleep(89 * time.Minute)
+		require.Empty(t, told, "it may take its time")
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		require.Len(t, told, 1)
+		require.Equal(t, 90*time.Minute, told[0].Since())
+		require.Equal(t, "saga: an attempt runs 0s after the end of its ctx", told[0].Steps[1].Error)
+		require.NotEmpty(t, told[0].Owner)
+		close(end)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		time.Sleep(48 * time.Hour)
+		require.Len(t, told, 1)
+	})
+}
+
+func TestRunnerReportsNoSagaThatGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []saga.FailingSaga
+		cfg := reports(&told)
+		slow := func(name string) saga.Step[trip] {
+			st, calls := step(name), 0
+			st.Timeout = time.Hour
+			st.Backoff = func(int) time.Duration { return 10 * time.Minute }
+			st.Do = func(context.Context, *trip) error {
+				if calls++; calls == 1 {
+					return errDeclined
+				}
+				time.Sleep(40 * time.Minute)
+				return nil
+			}
+			return st
+		}
+		sg := sequence(slow("a"), slow("b"), slow("c"))
+		r, _ := begin(t, saga.NewMemory(), cfg, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, told)
+	})
+}
