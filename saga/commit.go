@@ -63,7 +63,27 @@ func (e *execution) record(now time.Time) bool {
 		return true
 	}
 	req := e.request(release, wakeIn)
+	if err := e.write(req); err != nil {
+		return err != ErrLost && e.halt(err)
+	}
+	e.written(req)
+	return true
+}
+
+// halt makes a saga stuck whose state cannot be recorded. It is left as it was
+// recorded last, and what was started then is in doubt. It reports false if this
+// cannot be recorded either: then the lease runs out.
+func (e *execution) halt(why error) bool {
+	m, err := loadMachine(e.plan, &e.rec)
+	if err != nil {
+		m, why = e.m, err
+	}
+	m.doubt()
+	m.stick("", why)
+	e.m, e.data = m, e.rec.Data
+	req := e.request(true, 0)
 	if e.write(req) != nil {
+		e.lose()
 		return false
 	}
 	e.written(req)
@@ -109,9 +129,16 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 	}
 }
 
+// unwritable is after how many failures a commit is given up, if they have also
+// lasted for a whole lease: the store then took the heartbeats of the saga all the
+// while, so that it is the commit that cannot be written.
+const unwritable = 10
+
 // write commits req. Where the answer was lost it finds out, and commits the
-// same again if it has not happened. An error means that the saga is lost.
+// same again if it has not happened. It returns ErrLost if the saga is lost, and
+// another error if this commit cannot be written.
 func (e *execution) write(req CommitRequest) error {
+	since := time.Now()
 	for tries := 0; ; tries++ {
 		ctx, cancel := e.storeCtx()
 		receipt, err := e.r.store.Commit(ctx, req)
@@ -127,6 +154,9 @@ func (e *execution) write(req CommitRequest) error {
 		}
 		if e.lost() {
 			return ErrLost
+		}
+		if tries >= unwritable && time.Since(since) >= e.r.cfg.Lease {
+			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
 		}
 		e.pause(tries)
 	}
@@ -182,6 +212,7 @@ func (e *execution) written(req CommitRequest) {
 	first := e.seq + 1
 	e.seq, e.over = req.After(), req.Release
 	e.m.log, e.m.changed = nil, false
+	e.rec.Status, e.rec.Data, e.rec.Steps = req.Status, req.Data, req.Steps
 	e.r.count.commits.Add(1)
 	now := e.now()
 	for i, entry := range req.Log {

@@ -22,7 +22,7 @@ type execution struct {
 	p    program
 	plan *plan
 	id   identity
-	rec  Record // as it was claimed
+	rec  Record // as it was claimed; Status, Data and Steps as they were recorded last
 	seq  int64  // of the record now
 
 	m    *machine

@@ -91,8 +91,11 @@ func actions(rec Record, pr *progress, past bool) []string {
 	if rec.Status == Running && !past && !rec.CancelRequested {
 		a = append(a, "cancel")
 	}
-	if rec.Owner != "" || rec.Status.Ended() {
+	switch {
+	case rec.Status.Ended():
 		return a
+	case rec.Owner != "":
+		return append(a, "abandon")
 	}
 	a = append(a, "retry")
 	if slices.ContainsFunc(pr.Steps, func(u StepState) bool { return skippable(u.Status) }) {

@@ -380,12 +380,17 @@ func (m *machine) cancel(note string) bool {
 // takeOver says that the owner before did not give the saga up: whatever it had
 // started may have taken effect. What commits with the log has not.
 func (m *machine) takeOver(previous string) {
+	m.doubt()
+	m.note(Entry{Event: EventTakenOver, Error: "from " + previous})
+}
+
+// doubt puts in doubt what was started.
+func (m *machine) doubt() {
 	for i := range m.units {
 		if m.units[i].Status == StepStarted && !m.p.units[i].doTx {
 			m.units[i].InDoubt = true
 		}
 	}
-	m.note(Entry{Event: EventTakenOver, Error: "from " + previous})
 }
 
 // ready returns a unit at or after i whose next attempt may begin, or -1.

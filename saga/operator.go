@@ -130,9 +130,10 @@ func (r *Runner) Compensate(ctx context.Context, id, note string) error {
 	})
 }
 
-// Abandon ends a saga as it is: nothing more of it is done or undone. It is for
-// a saga that nobody holds, most of all a stuck one, also of a definition that
-// is no longer registered.
+// Abandon ends a saga as it is, most of all a stuck one, also of a definition that is
+// no longer registered. Nothing more of it is done or undone. If a runner holds it,
+// the ctx of its attempts ends, at the latest with the next heartbeat, and their
+// results are dropped: it is the way out of an attempt that never ends.
 func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 	return r.write(ctx, "abandon", id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
@@ -192,7 +193,7 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 		if err != nil {
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
-		if rec.Status.Ended() || rec.Owner != "" {
+		if rec.Status.Ended() || rec.Owner != "" && action != "abandon" {
 			return notAllowed(action, &rec)
 		}
 		req, err := next(&rec)
@@ -214,6 +215,9 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 		}
 		r.mu.Lock()
 		r.tell(id)
+		if e := r.held[id]; e != nil && action == "abandon" {
+			e.lose()
+		}
 		r.mu.Unlock()
 		r.Wake()
 		return nil

@@ -1,0 +1,151 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// picky is a store that takes no commit whose state holds certain words, and may
+// be out of order.
+type picky struct {
+	*saga.Memory
+	words    string
+	noCommit atomic.Bool
+	noWrite  atomic.Bool
+	tries    atomic.Int64
+}
+
+var errTooLong = errors.New("value too long")
+
+func (p *picky) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	p.tries.Add(1)
+	if p.noCommit.Load() || p.noWrite.Load() || p.words != "" && bytes.Contains(req.Data, []byte(p.words)) {
+		return saga.Receipt{}, errTooLong
+	}
+	return p.Memory.Commit(ctx, req)
+}
+
+func (p *picky) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if p.noWrite.Load() {
+		return nil, errTooLong
+	}
+	return p.Memory.Heartbeat(ctx, req)
+}
+
+func (p *picky) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	if p.noWrite.Load() {
+		return nil, errTooLong
+	}
+	return p.Memory.Claim(ctx, req)
+}
+
+func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &picky{Memory: saga.NewMemory(), words: "do hotel"}
+		sg := sequence(step("flight"), step("hotel"), step("car"))
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		begun := time.Now()
+		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorContains(t, err, "the state cannot be recorded: value too long")
+		require.Equal(t, []string{"do flight"}, s.Calls, "the state as it was recorded last")
+		require.LessOrEqual(t, time.Since(begun), time.Minute)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		require.Equal(t, saga.StepStarted, in.Steps[1].Status)
+		require.True(t, in.Steps[1].InDoubt)
+		require.Equal(t, []string{"created", "done flight", "stuck"}, events(t, r, "trip-1"))
+
+		t.Log("it can be taken up again, and turned back")
+		store.words = ""
+		require.NoError(t, r.Compensate(t.Context(), "trip-1", ""))
+		s, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+	})
+}
+
+func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &picky{Memory: saga.NewMemory(), words: "undo flight"}
+		sg := sequence(step("flight"), failing("hotel", saga.NoEffect(errDeclined)))
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.NoError(t, r.Abandon(t.Context(), "trip-1", "done by hand"))
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrAbandoned)
+	})
+}
+
+func TestAStoreThatIsOutOfOrderMakesNoSagaStuck(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		out   func(*picky) *atomic.Bool
+		lasts time.Duration
+	}{
+		{"for commits, for less than a lease", func(p *picky) *atomic.Bool { return &p.noCommit }, 14 * time.Second},
+		{"for all writes, for an hour", func(p *picky) *atomic.Bool { return &p.noWrite }, time.Hour},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &picky{Memory: saga.NewMemory()}
+				var once atomic.Bool
+				flight := step("flight")
+				flight.Do = func(context.Context, *trip) error {
+					if once.CompareAndSwap(false, true) {
+						c.out(store).Store(true)
+						time.AfterFunc(c.lasts, func() { c.out(store).Store(false) })
+					}
+					return nil
+				}
+				sg := sequence(flight, step("hotel"))
+				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				_, err := saga.Result[trip](t.Context(), r, "trip-1")
+				require.NoError(t, err)
+				require.NotContains(t, events(t, r, "trip-1"), "stuck")
+				require.Greater(t, store.tries.Load(), int64(10))
+			})
+		})
+	}
+}
+
+func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := make(chan struct{})
+		hang := step("hotel")
+		hang.Do = func(context.Context, *trip) error { <-end; return nil }
+		sg := sequence(step("flight"), hang, step("car"))
+		store := saga.NewMemory()
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(24 * time.Hour)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.NotEmpty(t, in.Owner)
+		require.Equal(t, []string{"cancel", "abandon"}, in.Actions)
+		operator := saga.NewRunner(store, saga.RunnerConfig{}) // in another process
+		require.ErrorIs(t, operator.Retry(t.Context(), "trip-1", ""), saga.ErrNotAllowed)
+		require.NoError(t, operator.Abandon(t.Context(), "trip-1", "the hotel's server is gone"))
+		time.Sleep(time.Minute)
+		close(end)
+		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrAbandoned)
+		synctest.Wait()
+		require.Equal(t, []string{"created", "done flight", "abandoned"}, events(t, r, "trip-1"))
+		require.Zero(t, r.Stats().Held)
+	})
+}
