@@ -181,7 +181,7 @@ func (m *machine) set(i int, s StepStatus) {
 // has failed, was refused, or runs though its time is over. ok is false if it is not
 // failing.
 func (m *machine) failing(after time.Duration) (at time.Time, ok bool) {
-	if after < 0 || m.moved || m.status != Running && m.status != Compensating {
+	if after < 0 || m.status != Running && m.status != Compensating {
 		return at, false
 	}
 	if m.reported.After(m.since) {

@@ -49,7 +49,7 @@ func TestRandomSagas(t *testing.T) {
 	t.Log(seen)
 	for _, what := range []string{
 		"completed", "compensated", "stuck", "takenover", "canceled", "parked", "released", "deadline",
-		"slow", "unavailable", "panic", "refused", "aborted", "late", "reply lost",
+		"slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused",
 	} {
 		require.NotZero(t, seen[what], what)
 	}
@@ -67,8 +67,10 @@ type world struct {
 
 	mu     sync.Mutex
 	rng    *rand.Rand
-	healed bool // nothing fails any more
-	quiet  bool // the store is in order
+	healed bool            // nothing fails any more
+	quiet  bool            // the store is in order
+	called map[string]bool // whose Do was called, and not refused before
+	undos  map[string]bool // whose Undo was called
 	effect map[string]bool
 	undone map[string]bool
 	owners map[int64]string // by epoch
@@ -87,6 +89,7 @@ type nodePlan struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{
 		t: t, seed: seed, store: saga.NewMemory(), rng: rand.New(rand.NewPCG(seed, 1)),
+		called: make(map[string]bool), undos: make(map[string]bool),
 		effect: make(map[string]bool), undone: make(map[string]bool),
 		owners: make(map[int64]string), seen: make(map[string]int),
 	}
@@ -220,8 +223,35 @@ func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host
 func (h *host) bind(st *saga.Step[book]) {
 	name := st.Name
 	st.Do = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpDo, b) }
+	st.Around = h.policy(saga.OpDo)
 	if st.Undo != nil {
+		st.UndoAround = h.policy(saga.OpUndo)
 		st.Undo = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpUndo, b) }
+	}
+}
+
+// policy refuses some of the calls, at once or when their ctx ends while they wait.
+func (h *host) policy(op saga.Op) func(func(context.Context) error) func(context.Context) error {
+	w := h.w
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			w.mu.Lock()
+			refuses, waits, after := !w.healed && w.p(15), w.p(20), time.Duration(w.rng.IntN(20))*time.Second
+			if refuses {
+				w.seen[map[saga.Op]string{saga.OpDo: "refused", saga.OpUndo: "undo refused"}[op]]++
+			}
+			w.mu.Unlock()
+			if !refuses {
+				return next(ctx)
+			}
+			if waits {
+				select {
+				case <-time.After(after):
+				case <-ctx.Done():
+				}
+			}
+			return refusal{after}
+		}
 	}
 }
 
@@ -235,6 +265,8 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 		return errDown
 	}
 	w.begins(saga.CommandFrom(ctx), h, name, op)
+	w.called[name] = w.called[name] || op == saga.OpDo
+	w.undos[name] = w.undos[name] || op == saga.OpUndo
 	trouble := 100
 	if !w.healed {
 		trouble = w.rng.IntN(100)
@@ -265,8 +297,8 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 		w.seen["panic"]++
 		panic("out of range")
 	case trouble < 16 && op == saga.OpDo:
-		w.seen["refused"]++
-		return saga.NoEffect(errors.New("refused"))
+		w.seen["no effect"]++
+		return saga.NoEffect(errors.New("full"))
 	case trouble < 18:
 		w.seen["aborted"]++
 		return saga.Abort(errors.New("no way"))
@@ -560,6 +592,13 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	log, err := client.History(ctx, "saga")
 	if err != nil || int64(len(log)) != in.Seq {
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
+	}
+	if !slices.ContainsFunc(log, func(e saga.Entry) bool { return e.Event == saga.EventTakenOver }) {
+		for name := range w.undos {
+			if !w.called[name] {
+				w.errorf("%s was undone, though no owner has crashed and its Do was never called", name)
+			}
+		}
 	}
 	w.seen[string(in.Status)]++
 	if strings.HasPrefix(in.Cause, saga.ErrDeadline.Error()) {

@@ -15,8 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-resilience/resilience/saga"
 )
@@ -34,6 +34,7 @@ type Outcome[S any] struct {
 //   - It fails, and takes no effect. It fails in doubt, and took effect (the
 //     reply is lost). It fails in doubt, and took none: Undo comes without Do,
 //     and then the Do comes late, and must be refused.
+//   - A policy of this module refuses its Do, and then lets it pass.
 //   - Each Do and each Undo is carried out twice, with the same command id.
 //
 // Every Do and Undo must return nil whenever it is called in a way in which it
@@ -58,6 +59,7 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 			c.run(name+" takes no effect", name, noEffect)
 			c.run("the reply of "+name+" is lost", name, lostReply)
 			c.run(name+" is undone and was never done", name, neverDone)
+			c.run(name+" is refused by a policy at first", name, heldBack)
 		}
 		beyond = beyond || st.Pivot
 	}
@@ -71,7 +73,14 @@ const (
 	noEffect
 	lostReply
 	neverDone
+	heldBack
 )
+
+// refusal is the error of a policy that has not made the call.
+type refusal struct{}
+
+func (refusal) Error() string { return "sagatest: refused on purpose" }
+func (refusal) Refused() bool { return true }
 
 var errTrouble = errors.New("sagatest: it fails on purpose")
 
@@ -112,7 +121,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 		pos := slices.Index(all, at)
 		last = last || pos == len(all)-1
 		effect := max(pos, 0) // the alternative that is to take effect
-		if pos >= 0 {
+		if pos >= 0 && what != heldBack {
 			effect++
 		}
 		if effect < len(all) {
@@ -139,7 +148,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	}
 	err := saga.Run(c.t.Context(), sg, out.State)
 	switch {
-	case what == nothing || !last:
+	case what == nothing || what == heldBack || !last:
 		if err != nil {
 			c.t.Errorf("%s: the saga must complete: %v", scenario, err)
 		}
@@ -166,7 +175,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 			for _, which := range []string{"", " again"} {
 				if err := fn(ctx, s); err != nil {
 					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
-					return saga.Abort(err)
+					return saga.InDoubt(saga.Abort(err)) // whatever err says: Check is over soon
 				}
 			}
 			return nil
@@ -183,6 +192,15 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 				return err
 			}
 			return saga.Abort(errTrouble)
+		}
+	case heldBack:
+		calls := 0
+		out.Backoff = func(int) time.Duration { return 0 }
+		out.Do = func(ctx context.Context, s *S) error {
+			if calls++; calls == 1 {
+				return refusal{}
+			}
+			return twice("Do", do)(ctx, s)
 		}
 	case neverDone:
 		out.Do = func(context.Context, *S) error { return saga.Abort(errTrouble) }
@@ -201,7 +219,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 			return nil
 		}
 		cmd := saga.CommandFrom(ctx)
-		cmd.ID = strings.TrimSuffix(cmd.ID, string(saga.OpUndo)) + string(saga.OpDo)
+		cmd.ID = cmd.DoID()
 		if do(saga.WithCommand(ctx, cmd), s) == nil {
 			c.t.Errorf("%s: the Do of %s that comes after its Undo must be refused", scenario, st.Name)
 		}

@@ -106,7 +106,7 @@ func TestCheckPassesWhatIsRight(t *testing.T) {
 		clear(h.rooms)
 		clear(h.seen)
 	})
-	require.Equal(t, 1+3*3, runs)
+	require.Equal(t, 1+4*3, runs)
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
@@ -125,6 +125,19 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		require.Contains(t, r.errs, c.want)
 	}
 }
+
+func TestCheckEndsThoughAStepIsRefusedForGood(t *testing.T) {
+	sg := newHotel().saga()
+	sg.Steps[1].Do = func(context.Context, *state) error { return refusedForGood{} }
+	r := &recorder{TB: t}
+	sagatest.Check(r, sg, func() *state { return &state{} })
+	require.Contains(t, r.errs, "nothing goes wrong: Do of key: refused")
+}
+
+type refusedForGood struct{}
+
+func (refusedForGood) Error() string { return "refused" }
+func (refusedForGood) Refused() bool { return true }
 
 func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
 	nothing := func(context.Context, *odd) error { return nil }

@@ -24,7 +24,8 @@ import (
 // own; in a bubble of testing/synctest the whole takes no time. Where it would
 // take too much, shapes names those that are to run: "chain", "refused", "in
 // doubt", "diamond", "diamond refused", "alternative", "pivot", "parked",
-// "stuck", "transactions", "transactions refused". None means all.
+// "refused by a policy", "undo refused by a policy", "stuck", "transactions",
+// "transactions refused". None means all.
 func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...string) {
 	t.Helper()
 	store := newStore(t)
@@ -97,6 +98,12 @@ func scenarios(store saga.Store) []scenario {
 			b.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
 			return []saga.Step[notes]{p.step("a"), b}
 		}, []string{"a", "b"}},
+		{"refused by a policy", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
+		}, []string{"a", "b", "c"}},
+		{"undo refused by a policy", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.NoEffect(errRefused))}
+		}, nil},
 		{"stuck", saga.Stuck, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
 			b.Undo = func(context.Context, *notes) error { return saga.Abort(errRefused) }
@@ -340,6 +347,40 @@ func (s *side) losing(name string) saga.Step[notes] {
 	}
 	return st
 }
+
+// heldBack is refused by a policy, twice before its Do is called and twice before
+// its Undo is, which counts as no attempt. It is parked meanwhile.
+func (s *side) heldBack(name string) saga.Step[notes] {
+	st := s.step(name)
+	st.Attempts, st.UndoAttempts = 1, 1
+	st.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
+	policy := func(op saga.Op) func(func(context.Context) error) func(context.Context) error {
+		return func(next func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error {
+				leave, err := s.enter(name)
+				if err != nil {
+					return next(ctx)
+				}
+				key := name + "/" + string(op)
+				s.tr.calls[key]++
+				calls := s.tr.calls[key]
+				leave()
+				if calls <= 2 {
+					return refusal{}
+				}
+				return next(ctx)
+			}
+		}
+	}
+	st.Around, st.UndoAround = policy(saga.OpDo), policy(saga.OpUndo)
+	return st
+}
+
+// refusal is the error of a policy that has not made the call.
+type refusal struct{}
+
+func (refusal) Error() string { return "refused by a policy" }
+func (refusal) Refused() bool { return true }
 
 // twice fails two times before it works.
 func (s *side) twice(name string) saga.Step[notes] {
