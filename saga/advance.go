@@ -19,7 +19,8 @@ func (m *machine) past() bool {
 
 // unlimited reports whether a unit is to be tried until it works.
 func (m *machine) unlimited(i int) bool {
-	return m.p.units[i].last && m.past() || m.mustKnow(i)
+	d := &m.p.units[i]
+	return d.last && !m.p.nodes[d.node].bestEffort && m.past() || m.mustKnow(i)
 }
 
 // undecided reports whether the pivot must be known before the saga can turn.
@@ -40,7 +41,7 @@ func (m *machine) mustKnow(i int) bool {
 // decides reports whether a unit is the pivot and has no Undo.
 func (m *machine) decides(i int) bool {
 	d := &m.p.units[i]
-	return d.node == m.p.pivot && !d.hasUndo
+	return d.node == m.p.pivot && !d.hasUndo && !d.readOnly
 }
 
 // turning reports whether a saga that goes forward is to turn back.
@@ -106,7 +107,7 @@ type nodeAt int
 const (
 	nodeIdle      nodeAt = iota // not begun
 	nodeAtWork                  // started or undoing
-	nodeComplete                // done or skipped
+	nodeComplete                // done, skipped, or given up for good
 	nodeNext                    // the alternative is to be started
 	nodeRetreat                 // the alternative is to be undone before the next
 	nodeExhausted               // the last alternative has failed
@@ -125,7 +126,10 @@ func (m *machine) node(k int) (nodeAt, int) {
 		case StepUndoFailed:
 			return nodeBlocked, i
 		case StepFailed:
-			if m.p.units[i].last {
+			switch {
+			case n.bestEffort:
+				return nodeComplete, i
+			case m.p.units[i].last:
 				return nodeExhausted, i
 			}
 			return nodeRetreat, i
@@ -135,6 +139,9 @@ func (m *machine) node(k int) (nodeAt, int) {
 			}
 			return nodeNext, i
 		}
+	}
+	if n.bestEffort {
+		return nodeComplete, n.first
 	}
 	return nodeExhausted, n.first + n.n - 1
 }
@@ -279,7 +286,10 @@ func (m *machine) toUndo(k int) int {
 			}
 			m.set(i, StepNoEffect)
 		case StepDone, StepFailed, StepUndoing, StepUndoFailed:
-			return i
+			if !m.p.units[i].readOnly {
+				return i
+			}
+			m.set(i, StepNoEffect)
 		}
 	}
 	return -1
@@ -309,6 +319,9 @@ func (m *machine) undo(i int) {
 
 func (m *machine) stuckAtBlocked() {
 	for i := range m.units {
+		if m.p.nodes[m.p.units[i].node].bestEffort {
+			continue
+		}
 		if s := m.units[i].Status; s == StepUndoFailed || s == StepFailed || s == StepNoEffect && m.p.units[i].last && !m.back {
 			m.stick(m.units[i].Name, m.errorOf(i))
 			return

@@ -254,6 +254,9 @@ func (e *execution) commitOpen() {
 	if err == nil {
 		err = res.tx.Commit()
 	} else {
+		if endedItself(res.ctx, err) {
+			err = Abort(errTxEnded)
+		}
 		_ = res.tx.Rollback()
 	}
 	if err == nil {

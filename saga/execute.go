@@ -55,8 +55,9 @@ type result struct {
 	err     error
 	s, base any                // the copy of the state that it worked on, and as it was
 	cut     bool               // its ctx ended because the runner stops or has lost the saga
+	ctx     context.Context    // of the attempt
 	tx      *sql.Tx            // still open: DoTx or UndoTx has succeeded
-	end     context.CancelFunc // ends the ctx, and with it tx
+	end     context.CancelFunc // ends ctx, and with it tx
 }
 
 // newExecution is for a saga that was claimed then, or later, by the local clock.
@@ -183,6 +184,16 @@ func (e *execution) launch(now time.Time) {
 	}
 }
 
+// errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its
+// own transaction: what it did may have happened, and no log says so.
+var errTxEnded = errors.New("saga: the step has ended its transaction itself")
+
+// endedItself reports whether err, of a transaction under ctx, says that somebody
+// else had ended it. The end of ctx does that, too.
+func endedItself(ctx context.Context, err error) bool {
+	return errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
+}
+
 var errExited = errors.New("saga: a step called runtime.Goexit")
 
 // timeout returns how long an attempt may take.
@@ -195,12 +206,15 @@ func (r *Runner) timeout(u *unit, tx bool) time.Duration {
 func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	ctx, res.end = context.WithTimeout(ctx, e.r.timeout(&e.plan.units[res.unit], tx))
 	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
+	res.ctx = ctx
 	defer func() {
 		if v := recover(); v != nil {
 			res.err = &PanicError{v, debug.Stack()}
 		}
 		if res.err != nil && res.tx != nil {
-			_ = res.tx.Rollback()
+			if endedItself(ctx, res.tx.Rollback()) {
+				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
+			}
 			res.tx = nil
 		}
 		cause := context.Cause(ctx)

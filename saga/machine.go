@@ -71,6 +71,7 @@ type progress struct {
 	Canceled bool        `json:"canceled,omitempty"`
 	Since    time.Time   `json:"since,omitzero"`    // of the last progress
 	Reported time.Time   `json:"reported,omitzero"` // when the lack of it was told last
+	Pivot    *string     `json:"pivot,omitempty"`   // the name of the step; "": none; nil: not known
 	Step     string      `json:"step,omitempty"`
 	Cause    string      `json:"cause,omitempty"`
 	Steps    []StepState `json:"steps"`
@@ -108,12 +109,16 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 		m.work[i].ended = rec.Now
 	}
 	m.units = pr.Steps
+	if pr.Pivot != nil && *pr.Pivot != p.pivotName {
+		return m, fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.name, p.version, p.pivotName, *pr.Pivot)
+	}
 	return m, nil
 }
 
 func (m *machine) progress() progress {
 	pr := progress{
-		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported, Step: m.step, Steps: m.units,
+		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported,
+		Pivot: &m.p.pivotName, Step: m.step, Steps: m.units,
 	}
 	if m.cause != nil {
 		pr.Cause = text(m.cause.Error())
@@ -239,7 +244,7 @@ func (m *machine) did(i int, err error, now time.Time) {
 		return
 	}
 	u.Refusals = 0
-	if !noEffect(err) && !d.doTx {
+	if !noEffect(err) && !d.noDoubt || errors.Is(err, errTxEnded) {
 		u.InDoubt, w.ended = true, now
 	}
 	w.final = isFinal(err, end)
@@ -349,7 +354,7 @@ func (m *machine) interrupted(i int, err error, now time.Time) {
 		return
 	}
 	u.Attempts--
-	if !m.p.units[i].doTx && !behavior.IsRefused(err) {
+	if !m.p.units[i].noDoubt && !behavior.IsRefused(err) {
 		u.InDoubt, w.ended = true, now
 	}
 }
@@ -387,7 +392,7 @@ func (m *machine) takeOver(previous string) {
 // doubt puts in doubt what was started.
 func (m *machine) doubt() {
 	for i := range m.units {
-		if m.units[i].Status == StepStarted && !m.p.units[i].doTx {
+		if m.units[i].Status == StepStarted && !m.p.units[i].noDoubt {
 			m.units[i].InDoubt = true
 		}
 	}
@@ -465,7 +470,7 @@ func (m *machine) busy() int {
 // forsake says that nobody will learn how the attempts end that are running.
 func (m *machine) forsake() {
 	for i := range m.work {
-		if m.work[i].busy && m.units[i].Status == StepStarted && !m.p.units[i].doTx {
+		if m.work[i].busy && m.units[i].Status == StepStarted && !m.p.units[i].noDoubt {
 			m.units[i].InDoubt = true
 		}
 	}

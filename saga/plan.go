@@ -22,15 +22,16 @@ const (
 // A plan is a checked definition without its state's type: what the machine
 // needs to know.
 type plan struct {
-	name     string
-	version  int
-	deadline time.Duration
-	units    []unit // every step and alternative, in the order of the definition
-	nodes    []node // every step
-	pivot    int    // the node that is the pivot; -1: none
-	chain    bool   // never more than one unit at work
-	needsTx  bool
-	idle     []StepState // where every saga begins
+	name      string
+	version   int
+	deadline  time.Duration
+	units     []unit // every step and alternative, in the order of the definition
+	nodes     []node // every step
+	pivot     int    // the node that is the pivot; -1: none
+	pivotName string
+	chain     bool // never more than one unit at work
+	needsTx   bool
+	idle      []StepState // where every saga begins
 }
 
 // A unit is one alternative of a step; the first is the step itself.
@@ -40,6 +41,8 @@ type unit struct {
 	last         bool // no alternative follows
 	doTx, undoTx bool
 	hasUndo      bool
+	readOnly     bool
+	noDoubt      bool          // a Do that has failed or was cut short has taken no effect
 	timeout      time.Duration // 0: the default
 	attempts     int           // negative: no limit
 	undoAttempts int
@@ -53,6 +56,8 @@ type node struct {
 	first, n  int
 	after     []int // nodes to be done before
 	undoAfter []int // nodes to be undone before
+
+	bestEffort bool
 }
 
 // Validate reports all that is wrong with the definition, or nil.
@@ -73,7 +78,7 @@ func (sg *Saga[S]) newPlan() (*plan, error) {
 	taken := make(map[string]bool)
 	for i := range sg.Steps {
 		st := &sg.Steps[i]
-		n := node{name: st.Name, first: len(p.units), n: 1 + len(st.Or)}
+		n := node{name: st.Name, first: len(p.units), n: 1 + len(st.Or), bestEffort: st.BestEffort}
 		for j := range n.n {
 			alt := st
 			if j > 0 {
@@ -87,7 +92,7 @@ func (sg *Saga[S]) newPlan() (*plan, error) {
 			if p.pivot >= 0 {
 				errs = append(errs, stepError(st.Name, "Pivot is true: %q is the pivot already", sg.Steps[p.pivot].Name))
 			}
-			p.pivot = i
+			p.pivot, p.pivotName = i, st.Name
 		}
 		names[st.Name] = i
 		p.nodes = append(p.nodes, n)
@@ -104,7 +109,7 @@ func newUnit[S any](st *Step[S], n int, last bool) unit {
 	u := unit{
 		name: st.Name, node: n, last: last,
 		doTx: st.DoTx != nil, undoTx: st.UndoTx != nil,
-		hasUndo: st.Undo != nil || st.UndoTx != nil,
+		hasUndo: st.Undo != nil || st.UndoTx != nil, readOnly: st.ReadOnly, noDoubt: st.DoTx != nil || st.ReadOnly,
 		timeout: st.Timeout, settle: st.Settle, backoff: st.Backoff,
 		attempts: st.Attempts, undoAttempts: st.UndoAttempts,
 	}
@@ -128,7 +133,9 @@ func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]b
 	f.Need(!taken[st.Name], "Name", quoted(st.Name), "unique in the saga")
 	f.Need((st.Do != nil) != (st.DoTx != nil), "Do", bothOrNeither(st.Do != nil), "set, or DoTx, but not both")
 	f.Need(st.Undo == nil || st.UndoTx == nil, "Undo", bothOrNeither(true), "set, or UndoTx, but not both")
-	f.Need(!several || st.Undo != nil || st.UndoTx != nil, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
+	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
+	f.Need(!st.ReadOnly || st.Undo == nil && st.UndoTx == nil, "ReadOnly", true, "false, or Undo and UndoTx nil")
+	f.Need(!st.BestEffort || !several, "BestEffort", true, "false in a step with alternatives")
 	f.Need(st.DoTx == nil || st.Around == nil, "Around", "set", "nil with DoTx")
 	f.Need(st.UndoTx == nil || st.UndoAround == nil, "UndoAround", "set", "nil with UndoTx")
 	f.Need(st.Timeout >= 0, "Timeout", st.Timeout, "0 (for 1m) or more")
@@ -247,8 +254,9 @@ func (p *plan) settleShape() {
 	}
 }
 
-// checkUndo reports steps that the saga may have to undo and cannot: all but
-// the pivot and what can only begin after it.
+// checkUndo reports steps that the saga may have to undo and cannot (all but the
+// pivot and what can only begin after it), and steps before the pivot that the saga
+// is to go on without.
 func checkUndo(p *plan) error {
 	beyond := make([]bool, len(p.nodes))
 	if p.pivot >= 0 {
@@ -266,8 +274,12 @@ func checkUndo(p *plan) error {
 	}
 	f := make([]error, 0, len(p.units))
 	for i := range p.units {
-		if u := &p.units[i]; !u.hasUndo && !beyond[u.node] {
+		u := &p.units[i]
+		if !u.hasUndo && !u.readOnly && !beyond[u.node] {
 			f = append(f, stepError(u.name, "Undo is nil: must be set, or UndoTx, before the pivot"))
+		}
+		if p.nodes[u.node].bestEffort && (!beyond[u.node] || u.node == p.pivot) {
+			f = append(f, stepError(u.name, "BestEffort is true: must be false up to the pivot"))
 		}
 	}
 	return errors.Join(f...)

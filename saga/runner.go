@@ -167,13 +167,16 @@ func NewRunner(store Store, cfg RunnerConfig) *Runner {
 
 // Register makes definitions known to a runner, several versions of one side by
 // side. It panics with the error of [Saga.Validate], with [ErrNoTx] if a step
-// needs a transaction that the store has not, and if the name and version are
-// those of another definition.
+// needs a transaction that the store has not, if the name and version are those of
+// another definition, and if S has fields that the default Codec does not keep.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		t, err := sg.program()
 		if err == nil && t.plan.needsTx && r.tx == nil {
 			err = fmt.Errorf("%w: %s has a DoTx or UndoTx", ErrNoTx, sg.Name)
+		}
+		if err == nil {
+			err = t.checkState()
 		}
 		if err != nil {
 			panic(err)

@@ -88,7 +88,7 @@ type Saga[S any] struct {
 	Version  int           // 0 or more; see the package comment
 	Steps    []Step[S]     // at least one
 	Deadline time.Duration // from the start; passed before the pivot, or without one the last step, is done: compensate. 0: none
-	Codec    Codec[S]      // nil: JSON. Run does not use it
+	Codec    Codec[S]      // nil: JSON, which must keep each field of S. Run does not use it
 
 	cached atomic.Value // of cachedProgram[S]
 }
@@ -102,12 +102,15 @@ type Step[S any] struct {
 	// an attempt: retriers inside do not multiply the saga's (see Around).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called again, and for a Do that never took
-	// effect, even one that arrives later. It may be nil in the pivot and after it.
+	// effect, even one that arrives later. It may be nil in the pivot, after it and
+	// in a step that is ReadOnly.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is Do in a transaction of the store's database, which commits together
 	// with the saga's log: exactly once. An error rolls it back, and what it
-	// wrote in s. A Runner runs the DoTx and UndoTx of one saga one at a time.
+	// wrote in s. DoTx may neither commit tx nor roll it back. A Runner runs the
+	// DoTx and UndoTx of one saga one at a time, and meanwhile begins no other of
+	// its steps.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
@@ -124,6 +127,14 @@ type Step[S any] struct {
 	// An alternative has no After, UndoAfter, Or or Pivot of its own.
 	Or []Step[S]
 
+	// ReadOnly says that Do changes nothing: there is nothing to undo, and nothing
+	// is ever in doubt. Undo and UndoTx must be nil.
+	ReadOnly bool
+	// BestEffort says that the saga goes on, and completes, without this step if
+	// its attempts have failed or it aborts. Only for steps that come after the
+	// pivot, without Or. The log shows that it failed. A refusal is waited for.
+	BestEffort bool
+
 	// Pivot marks the step that decides: until it is done the saga can turn back;
 	// from then on the steps that remain are tried until they work. At most one.
 	// A pivot that has no Undo and is in doubt is itself tried until its answer is
@@ -135,8 +146,8 @@ type Step[S any] struct {
 	// except for a Do under Run, which has the caller's ctx.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most. 0: 3; negative: no limit, which
-	// also holds after the pivot for a step that has no alternative left. An
-	// attempt that a policy refused is not counted: see the package comment.
+	// also holds after the pivot for a step that has no alternative left and is not
+	// BestEffort. An attempt that a policy refused is not counted: see the package comment.
 	Attempts int
 	// UndoAttempts is how often Undo is called before the saga is stuck. 0: 20;
 	// negative: no limit. An attempt that a policy refused is not counted.

@@ -1,0 +1,241 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// bothWays runs a saga in memory and by a runner, which must come to the same.
+func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) {
+	synctest.Test(t, func(t *testing.T) {
+		var s trip
+		err := saga.Run(t.Context(), sg, &s)
+		check(s, err)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		s, err = saga.Result[trip](t.Context(), r, "trip-1")
+		check(s, err)
+	})
+}
+
+func TestAReadOnlyStepHasNothingToUndo(t *testing.T) {
+	quote := step("quote")
+	quote.ReadOnly, quote.Undo = true, nil
+	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.NoEffect(errDeclined))), func(s trip, err error) {
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do quote", "do hotel", "undo flight"}, s.Calls)
+		require.Equal(t, []string{"flight"}, detail(t, err).Undone)
+	})
+
+	t.Log("also when it has failed")
+	quote.Do, quote.Attempts = note("do quote", errDeclined), 1
+	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
+	})
+
+	t.Log("also as the pivot, which then is never in doubt")
+	quote.Pivot = true
+	bothWays(t, sequence(step("flight"), quote), func(s trip, err error) {
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
+	})
+
+	t.Log("and with alternatives")
+	quote.Pivot = false
+	other := step("other quote")
+	other.ReadOnly, other.Undo = true, nil
+	quote.Or = []saga.Step[trip]{other}
+	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.NoEffect(errDeclined))), func(s trip, err error) {
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "do quote", "do other quote", "do hotel", "undo flight"}, s.Calls)
+	})
+}
+
+func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		quote := failing("flight", saga.NoEffect(errDeclined))
+		quote.ReadOnly, quote.Undo = true, nil
+		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
+		abandoned(t, store, "trip-1")
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+	})
+}
+
+func TestTheSagaGoesOnWithoutABestEffortStep(t *testing.T) {
+	charge := step("charge")
+	charge.Pivot, charge.Undo = true, nil
+	for _, err := range []error{errDeclined, saga.Abort(errDeclined), saga.NoEffect(errDeclined)} {
+		mail := failing("mail", err)
+		mail.BestEffort, mail.Attempts = true, 2
+		calls := []string{"do charge", "do mail", "do mail", "do tickets"}
+		if err != errDeclined {
+			calls = []string{"do charge", "do mail", "do tickets"}
+		}
+		bothWays(t, sequence(charge, mail, step("tickets")), func(s trip, err error) {
+			require.NoError(t, err)
+			require.Equal(t, calls, s.Calls)
+		})
+	}
+
+	t.Log("and is stuck where it would be, too")
+	mail := failing("mail", errDeclined)
+	mail.BestEffort = true
+	bothWays(t, sequence(charge, mail, failing("tickets", saga.Abort(errors.New("no paper")))), func(_ trip, err error) {
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.Equal(t, "tickets", detail(t, err).Step)
+	})
+
+	t.Log("the log shows it")
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(charge, mail)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"created", "done charge", "failed mail", "completed"}, events(t, r, "trip-1"))
+	})
+}
+
+func TestAMovedPivotIsAnotherDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		slow := failing("hotel", errDeclined)
+		slow.Backoff = func(int) time.Duration { return time.Minute }
+		sg := sequence(step("flight"), slow)
+		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Second)
+		stop()
+		moved := sequence(step("flight"), slow)
+		moved.Steps[0].Pivot = true
+		r, _ = begin(t, store, saga.RunnerConfig{}, moved)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, `saga: the pivot of trip version 1 is "flight", that of the record was ""`, in.LastError)
+		require.ErrorContains(t, r.Retry(t.Context(), "trip-1", ""), in.LastError)
+		require.NoError(t, r.Abandon(t.Context(), "trip-1", ""))
+	})
+}
+
+func TestADoTxThatEndsItsOwnTransactionIsInDoubt(t *testing.T) {
+	for name, result := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newTxMemory(t)
+				bad := inTx("hotel")
+				do := bad.DoTx
+				bad.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+					require.NoError(t, do(ctx, tx, s))
+					require.NoError(t, tx.Commit())
+					return result
+				}
+				sg := sequence(inTx("flight"), bad)
+				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				_, err := saga.Result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorContains(t, err, "the step has ended its transaction itself")
+				require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did(), "once, and undone")
+			})
+		})
+	}
+}
+
+func TestADoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		slow := inTx("hotel")
+		slow.Timeout, slow.Attempts = time.Second, 2
+		slow.DoTx = func(ctx context.Context, _ *sql.Tx, _ *trip) error {
+			<-ctx.Done()
+			synctestSettle()
+			return nil
+		}
+		sg := sequence(slow)
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.NotContains(t, err.Error(), "itself")
+		require.Empty(t, store.l.did())
+	})
+}
+
+// synctestSettle gives database/sql the time to roll back.
+func synctestSettle() { time.Sleep(time.Millisecond) }
+
+type inner struct{ Amount int }
+
+type kept struct {
+	inner
+	Name  string
+	At    time.Time
+	Price *big.Int
+	Raw   json.RawMessage
+	Next  *kept
+	Map   map[string][]inner
+	_     struct{}
+}
+
+type hidden struct{ cache map[string]int }
+
+type dashed struct {
+	Name  string
+	Cache map[string]int `json:"-"`
+}
+
+type dash struct {
+	Dash int `json:"-,"`
+}
+
+func register[S any](codec saga.Codec[S]) func() {
+	nothing := func(context.Context, *S) error { return nil }
+	sg := &saga.Saga[S]{Name: "trip", Codec: codec, Steps: []saga.Step[S]{{Name: "a", Do: nothing, ReadOnly: true}}}
+	return func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) }
+}
+
+type anyCodec[S any] struct{}
+
+func (anyCodec[S]) Encode(*S) ([]byte, error) { return nil, nil }
+func (anyCodec[S]) Decode([]byte, *S) error   { return nil }
+
+func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
+	_ = hidden{}.cache
+	lost := "is not kept by JSON, and would be lost when a saga is taken over"
+	require.PanicsWithError(t, `saga: trip: s.cache `+lost+`: export it without the tag "-", or set Codec`, register[hidden](nil))
+	for where, fn := range map[string]func(){
+		"s.Cache":        register[dashed](nil),
+		"s.Cache ":       register[*dashed](nil),
+		"s.Of.cache":     register[struct{ Of []map[string]*hidden }](nil),
+		"s.hidden.cache": register[struct{ hidden }](nil),
+	} {
+		func() {
+			defer func() { require.ErrorContains(t, recover().(error), where[:len(where)-1]) }()
+			fn()
+		}()
+	}
+	for _, fn := range []func(){
+		register[kept](nil), register[dash](nil), register[int](nil), register[map[string]any](nil), register[any](nil),
+		register[hidden](anyCodec[hidden]{}),
+	} {
+		require.NotPanics(t, fn)
+	}
+	require.NoError(t, saga.Run(t.Context(), &saga.Saga[hidden]{Name: "trip", Steps: []saga.Step[hidden]{{
+		Name: "a", ReadOnly: true, Do: func(context.Context, *hidden) error { return nil },
+	}}}, &hidden{}), "Run keeps nothing")
+}
