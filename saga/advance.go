@@ -41,7 +41,7 @@ func (m *machine) mustKnow(i int) bool {
 // decides reports whether a unit is the pivot and has no Undo.
 func (m *machine) decides(i int) bool {
 	d := &m.p.units[i]
-	return d.node == m.p.pivot && !d.hasUndo && !d.readOnly
+	return d.node == m.p.pivot && !d.hasUndo
 }
 
 // turning reports whether a saga that goes forward is to turn back.
