@@ -79,7 +79,7 @@ func ExampleRunner() {
 	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
 		fmt.Println(err)
 	}
-	result, err := saga.Result[Trip](ctx, runner, "trip-17")
+	result, err := trip.Result(ctx, runner, "trip-17")
 	fmt.Println(result, err)
 
 	cancel()
@@ -137,7 +137,7 @@ func ExampleRunnerConfig_OnEvent() {
 	_, _ = saga.Start(ctx, runner, ping, "ping-1", 0) // no runner runs yet: it is recorded
 	var running sync.WaitGroup
 	running.Go(func() { _ = runner.Run(ctx) })
-	_, _ = saga.Result[int](ctx, runner, "ping-1")
+	_, _ = ping.Result(ctx, runner, "ping-1")
 	cancel()
 	running.Wait()
 	// Output:

@@ -61,7 +61,7 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"begin"}})
 		require.NoError(t, err)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := sg.Result(t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, []string{"created", "done flight", "done hotel", "done car", "completed"}, events(t, r, "trip-1"))

@@ -21,7 +21,7 @@
 //	saga.Register(runner, trip)
 //	go runner.Run(ctx)
 //	_, err := saga.Start(ctx, runner, trip, "trip-17", Trip{From: "LIS"})
-//	done, err := saga.Result[Trip](ctx, runner, "trip-17")
+//	done, err := trip.Result(ctx, runner, "trip-17")
 //
 // # The guarantee
 //

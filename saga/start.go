@@ -111,6 +111,10 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 // ctx, or an [*Error], with the state as it was left, when the saga was
 // compensated, was abandoned, or is stuck. A store that fails is asked again
 // after RunnerConfig.Poll; its error is returned with the end of ctx.
+//
+// A step that waits for the Result of a saga that it has started keeps the place of
+// its own saga meanwhile. Give such sagas a Runner of their own: otherwise parents
+// can take all places of RunnerConfig.Concurrency, and none is left for a child.
 func Result[S any](ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
 	var failed error
@@ -145,6 +149,12 @@ func Result[S any](ctx context.Context, r *Runner, id string) (S, error) {
 		t.Stop()
 		r.unlisten(id, told)
 	}
+}
+
+// Result is the function of that name for a saga of this definition, whose state it
+// knows.
+func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
+	return Result[S](ctx, r, id)
 }
 
 func resultOf[S any](ctx context.Context, r *Runner, rec Record) (s S, err error) {

@@ -129,7 +129,7 @@ func main() {
 	for id, card := range map[string]int{"ada": 100000, "bob": 10000} {
 		_, err := saga.Start(ctx, runner, trip, id, Trip{Card: card})
 		check(err)
-		_, err = saga.Result[Trip](ctx, runner, id)
+		_, err = trip.Result(ctx, runner, id)
 		if err != nil && !errors.Is(err, saga.ErrCompensated) {
 			log.Fatal(err)
 		}
