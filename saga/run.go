@@ -93,16 +93,14 @@ func (r *memoryRun[S]) run() error {
 // errPanicked is what a Do or an Undo that did not return counts as.
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
-// unwind undoes what was done when a step has panicked or called runtime.Goexit.
-// An Undo that has counts as one that has failed for good.
+// unwind undoes what was done when a Do has panicked or called runtime.Goexit. After
+// an Undo that has, nothing is left to undo here: in a sequence the others wait for it.
 func (r *memoryRun[S]) unwind() {
-	if r.at < 0 || r.m.past() {
+	if r.at < 0 || r.op != OpDo || r.m.past() {
 		return
 	}
-	defer r.unwind() // an Undo may panic, too
-	i := r.at
+	r.finish(r.at, OpDo, errPanicked)
 	r.at = -1
-	r.finish(i, r.op, errPanicked)
 	r.loop()
 }
 
