@@ -103,8 +103,8 @@ func (c *attemptContext) Value(key any) any {
 }
 
 // mark returns what package attempt marks the ctx with: the number of the attempt,
-// or 0 for a step that the saga does not repeat, which is a new operation whatever
-// the caller of Run is an attempt of.
+// or 0 for a step that the saga does not repeat. Zero begins a new operation, also
+// if the caller of Run is itself an attempt of another one.
 func (c *attemptContext) mark() int {
 	u := &c.saga.p.units[c.unit]
 	if c.op == OpDo && u.attempts == 1 || c.op == OpUndo && u.undoAttempts == 1 {

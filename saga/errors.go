@@ -182,8 +182,8 @@ func (e *doubtError) Refused() bool  { return false }
 func (e *doubtError) Answered() bool { return false }
 
 // isFinal reports whether another attempt is pointless after err, which says end.
-// The word Retryable() of a failure does not count: it is about the calls of
-// whoever gave it, and an attempt has a command id that makes it safe to repeat.
+// Retryable() of a failure does not count: it speaks of one call, and an attempt has
+// a command id that makes it safe to repeat.
 func isFinal(err error, end behavior.End) bool {
 	if _, ok := errors.AsType[*finalError](err); ok {
 		return true

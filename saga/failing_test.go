@@ -2,6 +2,8 @@ package saga_test
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,12 +13,29 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// reports collects what OnFailing is told.
-func reports(list *[]saga.FailingSaga) saga.RunnerConfig {
+// A report collects what OnFailing is told.
+type report struct {
+	mu   sync.Mutex
+	list []saga.FailingSaga
+}
+
+func (r *report) config() saga.RunnerConfig {
 	return saga.RunnerConfig{
 		Name: "worker", FailingAfter: time.Hour,
-		OnFailing: func(_ context.Context, f saga.FailingSaga) { *list = append(*list, f) },
+		OnFailing: func(_ context.Context, f saga.FailingSaga) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.list = append(r.list, f)
+		},
 	}
+}
+
+// told returns what there is to be told by now.
+func (r *report) told() []saga.FailingSaga {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.list)
 }
 
 func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
@@ -38,11 +57,11 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var told []saga.FailingSaga
-				r, _ := begin(t, saga.NewMemory(), reports(&told), c.sg)
+				var failing report
+				r, _ := begin(t, saga.NewMemory(), failing.config(), c.sg)
 				mustStart(t, r, c.sg)
 				time.Sleep(24 * time.Hour)
-				synctest.Wait()
+				told := failing.told()
 				require.Len(t, told, 5, "after 1, 2, 4, 8 and 16 hours, whatever was written in between")
 				for i, f := range told {
 					require.Equal(t, "worker", f.Name)
@@ -62,18 +81,18 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 
 func TestRunnerReportsAnAttemptThatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []saga.FailingSaga
+		var failing report
 		end := make(chan struct{})
 		hang := step("hotel")
 		hang.Timeout = 90 * time.Minute
 		hang.Do = func(context.Context, *trip) error { <-end; return nil }
 		sg := sequence(step("flight"), hang)
-		r, _ := begin(t, saga.NewMemory(), reports(&told), sg)
+		r, _ := begin(t, saga.NewMemory(), failing.config(), sg)
 		mustStart(t, r, sg)
 		time.Sleep(89 * time.Minute)
-		require.Empty(t, told, "it may take its time")
+		require.Empty(t, failing.told(), "it may take its time")
 		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		told := failing.told()
 		require.Len(t, told, 1)
 		require.Equal(t, 90*time.Minute, told[0].Since())
 		require.Equal(t, "saga: an attempt runs 0s after the end of its ctx", told[0].Steps[1].Error)
@@ -82,14 +101,13 @@ func TestRunnerReportsAnAttemptThatDoesNotEnd(t *testing.T) {
 		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		time.Sleep(48 * time.Hour)
-		require.Len(t, told, 1)
+		require.Len(t, failing.told(), 1)
 	})
 }
 
 func TestRunnerReportsNoSagaThatGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []saga.FailingSaga
-		cfg := reports(&told)
+		var failing report
 		slow := func(name string) saga.Step[trip] {
 			st, calls := step(name), 0
 			st.Timeout = time.Hour
@@ -104,10 +122,10 @@ func TestRunnerReportsNoSagaThatGoesOn(t *testing.T) {
 			return st
 		}
 		sg := sequence(slow("a"), slow("b"), slow("c"))
-		r, _ := begin(t, saga.NewMemory(), cfg, sg)
+		r, _ := begin(t, saga.NewMemory(), failing.config(), sg)
 		mustStart(t, r, sg)
 		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.Empty(t, told)
+		require.Empty(t, failing.told())
 	})
 }
