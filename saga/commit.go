@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 )
 
@@ -102,7 +103,7 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 		e.m.forsake()
 	}
 	return CommitRequest{
-		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq,
+		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq, Nonce: rand.Int64(),
 		Status: e.m.status, Data: e.data, Steps: e.m.encode(),
 		Failures: e.m.failures, Takeovers: e.m.takeovers, LastError: e.m.lastError,
 		Log: e.m.log, Release: release, WakeIn: wakeIn,
@@ -132,10 +133,12 @@ func (e *execution) write(req CommitRequest) error {
 	}
 }
 
-// settle finds out whether a commit that returned err has happened: then the
-// record has its epoch and at least the sequence after it, for nobody else
-// writes in an epoch before it is released. If it has not, either the saga is
-// lost or the same may be committed again, whatever is still under way.
+// settle finds out whether a commit that returned err has happened: the record
+// then has its nonce. A record that has not changed at all may be written again,
+// whatever is still under way: the fence lets only one write through. Any other
+// record was written by another owner, or by a transaction of this one whose
+// COMMIT arrived after it was given up. Either way this execution does not know
+// the saga's state any more, and loses it.
 func (e *execution) settle(req CommitRequest, err error) (rec Record, happened bool) {
 	if !errors.Is(err, ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
@@ -150,7 +153,7 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 		case err != nil:
 			e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 			e.pause(tries)
-		case rec.Epoch == req.Epoch && rec.Seq >= req.After():
+		case rec.Nonce == req.Nonce:
 			return rec, true
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
 			return rec, false
@@ -232,10 +235,6 @@ func (e *execution) commitOpen() {
 	}
 	rec, happened := e.settle(req, err)
 	if happened {
-		// Perhaps by an earlier attempt, whose commit was under way: then it is
-		// that attempt's state.
-		e.data = rec.Data
-		e.restore()
 		e.receive(Receipt{rec.CancelRequested, rec.CancelNote})
 		e.written(req)
 		return

@@ -38,7 +38,7 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 	now := time.Now()
 	s := &memorySaga{Record: Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps),
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now,
 	}}
 	if req.CompleteIn > 0 {
@@ -124,7 +124,7 @@ func (m *Memory) Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 	now := time.Now()
 	s.Status, s.Data, s.Steps = req.Status, slices.Clone(req.Data), slices.Clone(req.Steps)
 	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
-	s.UpdatedAt = now
+	s.Nonce, s.UpdatedAt = req.Nonce, now
 	if req.Release {
 		s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
 	}

@@ -340,6 +340,38 @@ func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
 	})
 }
 
+// TestAWriteOfItsEpochIsNotTakenForItsOwn has a transaction that was given up
+// land after all, in the place of a record of the same length.
+func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+			if req.Status != saga.Compensating {
+				return store.Commit(ctx, req)
+			}
+			late := req
+			late.Nonce, late.Status, late.Release = req.Nonce+1, saga.Completed, true
+			late.Log = []saga.Entry{{Step: "hotel", Op: saga.OpDo, Event: saga.EventDone}, {Event: saga.EventCompleted}}
+			require.Len(t, req.Log, len(late.Log))
+			_, err := store.Commit(ctx, late)
+			require.NoError(t, err)
+			return store.Commit(ctx, req)
+		}
+		flight := step("flight")
+		flight.Undo = func(context.Context, *trip) error { t.Error("a completed saga was undone"); return nil }
+		sg := sequence(flight, failing("hotel", saga.NoEffect(errDeclined)))
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
+		require.EqualValues(t, 1, r.Stats().Lost)
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
 func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()

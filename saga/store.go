@@ -27,8 +27,8 @@ type Store interface {
 	// Start inserts a saga and its log, or, if the ID exists already, changes
 	// nothing and returns the saga that has it. created reports which.
 	//
-	// The new record has the request's ID, Saga, Version, Status, Data and Steps,
-	// Seq len(Log), CompleteBy now + CompleteIn (none if that is 0), and
+	// The new record has the request's ID, Saga, Version, Status, Data, Steps and
+	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is 0), and
 	// CreatedAt and UpdatedAt now. With an Owner it is claimed from the start:
 	// Owner, Epoch 1, WakeAt now + Lease. Without one: Owner "", Epoch 0, WakeAt
 	// now. Everything else is zero. It costs one commit.
@@ -54,8 +54,9 @@ type Store interface {
 	// if the record's Epoch and Seq are still the request's; otherwise, also when
 	// there is no such saga, it returns ErrFenced.
 	//
-	// Status, Data, Steps, Failures, Takeovers and LastError become the
-	// request's, Seq grows by len(Log), UpdatedAt is now. WakeAt and Owner stay,
+	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
+	// request's, Seq grows by len(Log), UpdatedAt is now. No other method but
+	// Start changes Nonce. WakeAt and Owner stay,
 	// unless Release is set: then Owner is "" and WakeAt is now + WakeIn. The i-th
 	// entry of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now.
 	// It costs one round trip and at most one commit: commits of several sagas
@@ -118,6 +119,7 @@ type Record struct {
 	Steps   []byte // every step's progress; a short text (JSON), opaque to the store
 
 	Seq      int64  // entries in the log; with Epoch the fence of every write
+	Nonce    int64  // of the Start or Commit that wrote last
 	Owner    string // the runner that holds the saga; "": nobody
 	Previous string // what Owner was before Claim; "" from every other method
 	Epoch    int64  // the fencing token: grows with each claim
@@ -144,6 +146,7 @@ type StartRequest struct {
 	Status     Status
 	Data       []byte
 	Steps      []byte
+	Nonce      int64         // random: see CommitRequest
 	CompleteIn time.Duration // 0: no deadline
 	Owner      string        // "": left to be claimed
 	Lease      time.Duration // of Owner
@@ -190,6 +193,10 @@ type CommitRequest struct {
 	ID    string
 	Epoch int64 // the record's must still be this
 	Seq   int64 // the record's must still be this
+	// Nonce is a random number by which a caller whose answer was lost recognizes
+	// its own write in the record. Seq and Epoch do not tell it from another write
+	// of this owner, such as a transaction whose COMMIT arrives late.
+	Nonce int64
 
 	Status    Status
 	Data      []byte

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	data             bytea       NOT NULL,
 	steps            text        NOT NULL,
 	seq              bigint      NOT NULL,
+	nonce            bigint      NOT NULL,
 	owner            text        NOT NULL,
 	epoch            bigint      NOT NULL,
 	wake_at          timestamptz NOT NULL,
@@ -93,7 +94,7 @@ func (postgres) start(ctx context.Context, q querier, req saga.StartRequest) (no
 		req.Lease = 0
 	}
 	args := []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps),
-		len(req.Log), req.Owner, epoch, req.Lease.Microseconds(), req.CompleteIn.Microseconds()}
+		len(req.Log), req.Owner, epoch, req.Lease.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce}
 	err = q.QueryRowContext(ctx, postgresStart.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&now)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
@@ -105,23 +106,23 @@ func (postgres) start(ctx context.Context, q querier, req saga.StartRequest) (no
 var (
 	postgresStart = newByCount(func(n int) string {
 		return `WITH t AS (SELECT statement_timestamp() AS now),
-s AS (INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
+s AS (INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
 	SELECT $1, $2, $3::bigint, $4, $5::bytea, $6, $7::bigint, $8, $9::bigint, now + $10::bigint * interval '1 microsecond',
-		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, now, now
+		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, $12::bigint, now, now
 	FROM t ON CONFLICT (id) DO NOTHING
 	RETURNING epoch, created_at AS now),
-` + postgresLog("0", 12, n) + `
+` + postgresLog("0", 13, n) + `
 SELECT now FROM s`
 	})
-	postgresCommit        = newByCount(func(n int) string { return postgresCommitText(n, "", 11) })
+	postgresCommit        = newByCount(func(n int) string { return postgresCommitText(n, "", 12) })
 	postgresCommitRelease = newByCount(func(n int) string {
-		return postgresCommitText(n, ", owner = '', wake_at = statement_timestamp() + $11::bigint * interval '1 microsecond'", 12)
+		return postgresCommitText(n, ", owner = '', wake_at = statement_timestamp() + $12::bigint * interval '1 microsecond'", 13)
 	})
 )
 
 func postgresCommitText(n int, release string, next int) string {
 	return `WITH s AS (UPDATE saga SET status = $4, data = $5, steps = $6, seq = $7, failures = $8, takeovers = $9,
-		last_error = $10, updated_at = statement_timestamp()` + release + `
+		last_error = $10, nonce = $11, updated_at = statement_timestamp()` + release + `
 	WHERE id = $1 AND epoch = $2 AND seq = $3
 	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
 ` + postgresLog("$3::bigint", next, n) + `
@@ -152,7 +153,7 @@ func postgresLog(seq string, next, n int) string {
 func (postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
 	args := make([]any, 0, 16)
 	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), nonNil(req.Data), string(req.Steps),
-		req.After(), req.Failures, req.Takeovers, req.LastError)
+		req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := postgresCommit
 	if req.Release {
 		text = postgresCommitRelease
@@ -172,12 +173,12 @@ func (postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (
 // plan that is made, and kept, while the table is new would else read all of it.
 const postgresBatch = `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset($1::json) AS r(one bigint, i bigint, id text, epoch bigint, seq bigint,
-		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
+		nonce bigint, status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
 		release boolean, wake_in bigint, log json)
 	JOIN saga s ON s.id = r.id AND s.epoch = r.epoch AND s.seq = r.seq
 	WHERE r.one = 1 FOR UPDATE OF s SKIP LOCKED),
 s AS (UPDATE saga s SET status = k.status, data = decode(k.data, 'base64'), steps = k.steps, seq = k.after,
-		failures = k.failures, takeovers = k.takeovers, last_error = k.last_error, updated_at = statement_timestamp(),
+		failures = k.failures, takeovers = k.takeovers, last_error = k.last_error, nonce = k.nonce, updated_at = statement_timestamp(),
 		owner = CASE WHEN k.release THEN '' ELSE s.owner END,
 		wake_at = CASE WHEN k.release THEN statement_timestamp() + k.wake_in * interval '1 microsecond' ELSE s.wake_at END
 	FROM k WHERE s.id = k.id
@@ -333,6 +334,7 @@ func jsonCommits(batch []*pending) string {
 		ID        string      `json:"id"`
 		Epoch     int64       `json:"epoch"`
 		Seq       int64       `json:"seq"`
+		Nonce     int64       `json:"nonce"`
 		Status    saga.Status `json:"status"`
 		Data      []byte      `json:"data"` // in base64
 		Steps     string      `json:"steps"`
@@ -351,7 +353,7 @@ func jsonCommits(batch []*pending) string {
 		for k, e := range c.Log {
 			log[k] = entry{k + 1, e.Step, e.Op, e.Event, e.Attempt, e.Error}
 		}
-		out[i] = commit{1, i, c.ID, c.Epoch, c.Seq, c.Status, nonNil(c.Data), string(c.Steps), c.After(),
+		out[i] = commit{1, i, c.ID, c.Epoch, c.Seq, c.Nonce, c.Status, nonNil(c.Data), string(c.Steps), c.After(),
 			c.Failures, c.Takeovers, c.LastError, c.Release, c.WakeIn.Microseconds(), log}
 	}
 	return jsonText(out)

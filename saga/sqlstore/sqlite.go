@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	data             blob    NOT NULL,
 	steps            text    NOT NULL,
 	seq              integer NOT NULL,
+	nonce            integer NOT NULL,
 	owner            text    NOT NULL,
 	epoch            integer NOT NULL,
 	wake_at          integer NOT NULL,
@@ -110,8 +111,8 @@ var sqliteHot = []string{
 	sqliteLock, sqliteCrashed, sqliteWaiting, sqliteClaim, sqliteHeartbeat,
 }
 
-const sqliteStart = `INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
+const sqliteStart = `INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
 func (sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
@@ -127,7 +128,7 @@ func (sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now 
 	}
 	var at moment
 	err = q.QueryRowContext(ctx, sqliteStart, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.Lease.Milliseconds(), completeIn).Scan(&at)
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.Lease.Milliseconds(), completeIn, req.Nonce).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
 	}
@@ -143,14 +144,14 @@ var (
 )
 
 func sqliteCommitText(release string) string {
-	return `UPDATE saga SET status = ?, data = ?, steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?,
+	return `UPDATE saga SET status = ?, data = ?, steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?,
 	updated_at = ` + sqliteNow + release + `
 WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
 func (sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
-	args := make([]any, 0, 11)
-	args = append(args, string(req.Status), nonNil(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError)
+	args := make([]any, 0, 12)
+	args = append(args, string(req.Status), nonNil(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := sqliteCommit
 	if req.Release {
 		text = sqliteCommitRelease

@@ -192,7 +192,7 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (sa
 	}
 	rec := saga.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)),
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
 	}
 	if req.Owner != "" {
@@ -403,7 +403,7 @@ func wrap(what string, err error) error {
 func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 	var r saga.Record
 	var wakeAt, completeBy, createdAt, updatedAt, now moment
-	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Owner, &r.Epoch,
+	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
 		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote,
 		&createdAt, &updatedAt, &now, &r.Previous)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
@@ -412,7 +412,7 @@ func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 }
 
 // recordColumns are what scan reads, but for the clock and the owner before.
-const recordColumns = `id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
+const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
 // collect reads all rows. It takes the error of the query for the sake of its

@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -101,7 +102,7 @@ var defs = []saga.Definition{{Saga: "trip", Version: 1}}
 func request(id string) saga.StartRequest {
 	return saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running,
-		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`),
+		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
 		Log: []saga.Entry{{Event: saga.EventCreated}},
 	}
 }
@@ -138,7 +139,7 @@ func (s *suite) claim(owner string, limit int) []saga.Record {
 
 func commit(rec saga.Record) saga.CommitRequest {
 	return saga.CommitRequest{
-		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Running,
+		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: saga.Running,
 		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
 		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Event: saga.EventDone, Attempt: 1}},
 	}
@@ -185,6 +186,7 @@ func startKeeps(s *suite) {
 	s.Equal(`{"a":1}`, string(rec.Data))
 	s.Equal(`{"steps":[]}`, string(rec.Steps))
 	s.EqualValues(2, rec.Seq)
+	s.Equal(req.Nonce, rec.Nonce)
 	s.Zero(rec.Epoch)
 	s.Empty(rec.Owner)
 	s.Empty(rec.Previous)
@@ -276,6 +278,7 @@ func claimDue(s *suite) {
 	s.EqualValues(1, got.Epoch)
 	s.Zero(got.Takeovers)
 	s.Equal(started.Seq, got.Seq)
+	s.Equal(started.Nonce, got.Nonce)
 	s.Equal(started.UpdatedAt.UnixMicro(), got.UpdatedAt.UnixMicro())
 	s.around(got.WakeAt, got, long)
 	s.same(got, s.load("a"))
@@ -403,6 +406,7 @@ func heartbeat(s *suite) {
 	got := s.load("mine")
 	s.around(got.WakeAt, got, 2*long)
 	s.Equal(recs[0].Seq, got.Seq)
+	s.Equal(recs[0].Nonce, got.Nonce)
 
 	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
 	s.NoError(err)
@@ -426,7 +430,7 @@ func commitWrites(s *suite) {
 	want := rec
 	want.Status, want.Data, want.Steps = req.Status, req.Data, req.Steps
 	want.Failures, want.Takeovers, want.LastError = 3, 2, "card refused"
-	want.Seq, want.UpdatedAt = 3, got.UpdatedAt
+	want.Seq, want.Nonce, want.UpdatedAt = 3, req.Nonce, got.UpdatedAt
 	s.same(want, got)
 	log, err := s.store.History(s.ctx, "a")
 	s.NoError(err)
@@ -507,7 +511,7 @@ func commitMany(s *suite) {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
 		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of "+word
-		req.Failures, req.Takeovers = n, n+1
+		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
 			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Event: saga.EventUndone, Attempt: k, Error: word})
 		}
@@ -545,6 +549,7 @@ func commitMany(s *suite) {
 		s.Equal(string(want.Data), string(got.Data))
 		s.Equal(string(want.Steps), string(got.Steps))
 		s.Equal(want.LastError, got.LastError)
+		s.Equal(want.Nonce, got.Nonce)
 		s.Equal(want.Failures, got.Failures)
 		s.Equal(want.Takeovers, got.Takeovers)
 		if want.Release {
@@ -622,6 +627,7 @@ func cancelOwned(s *suite) {
 	s.Equal("changed my mind", got.CancelNote)
 	s.Equal(rec.Seq, got.Seq)
 	s.Equal(rec.Epoch, got.Epoch)
+	s.Equal(rec.Nonce, got.Nonce)
 	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	got, err = s.store.Cancel(s.ctx, "a", "again")
 	s.NoError(err)
