@@ -26,11 +26,20 @@ func proxied(t *testing.T, d database) (database, *faultproxy.Proxy) {
 	require.NoError(t, err)
 	p := faultproxy.New(t, u.Host)
 	u.Host = p.Addr()
+	d.DSN = u.String()
+	return d.with(t, "sslmode", "disable"), p // so that the proxy can read along
+}
+
+// with returns d with one more parameter of its connections.
+func (d database) with(t *testing.T, key string, value any) database {
+	t.Helper()
+	u, err := url.Parse(d.DSN)
+	require.NoError(t, err)
 	q := u.Query()
-	q.Set("sslmode", "disable") // so that the proxy can read along
+	q.Set(key, fmt.Sprint(value))
 	u.RawQuery = q.Encode()
 	d.DSN = u.String()
-	return d, p
+	return d
 }
 
 // isCommit reports whether pgx sends a COMMIT with data.
