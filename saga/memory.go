@@ -105,7 +105,7 @@ func (m *Memory) Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed
 			continue
 		}
 		s.WakeAt = time.Now().Add(req.Lease)
-		renewed = append(renewed, Renewed{h.ID, h.Epoch, s.CancelRequested, s.CancelNote})
+		renewed = append(renewed, Renewed{h.ID, h.Epoch, false, s.CancelRequested, s.CancelNote})
 	}
 	return renewed, nil
 }

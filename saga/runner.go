@@ -401,18 +401,16 @@ func (r *Runner) heartbeat(ctx context.Context) {
 	if len(held) == 0 {
 		return
 	}
-	since := time.Now()
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/3)
-	renewed, err := r.store.Heartbeat(call, req)
-	cancel()
+	renewed, since, err := r.renew(ctx, req)
 	if err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
 		return // the leases may still hold; their own timers tell
 	}
 	for _, n := range renewed {
 		h := Held{n.ID, n.Epoch}
 		if e := held[h]; e != nil {
-			e.renew(since)
+			if !n.Locked {
+				e.renew(since)
+			}
 			if n.CancelRequested {
 				e.cancel(n.CancelNote)
 			}
@@ -422,6 +420,23 @@ func (r *Runner) heartbeat(ctx context.Context) {
 	for _, e := range held {
 		e.lose()
 	}
+}
+
+// renew sends one heartbeat and returns when it was sent. A connection that is
+// half open must not cost the leases: the first try has little time, the second
+// more, in case it is the store that is slow.
+func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Renewed, since time.Time, err error) {
+	for timeout := r.cfg.Lease / 8; timeout <= r.cfg.Lease/4; timeout *= 2 {
+		since = time.Now()
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		renewed, err = r.store.Heartbeat(call, req)
+		cancel()
+		if err == nil {
+			break
+		}
+		r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
+	}
+	return renewed, since, err
 }
 
 // reportLoop looks for sagas that are due and that nobody here knows.

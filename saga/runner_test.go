@@ -164,6 +164,8 @@ type gate struct {
 	commit func(context.Context, saga.CommitRequest) (saga.Receipt, error)
 	claim  func(context.Context, saga.ClaimRequest) ([]saga.Record, error)
 	start  func(context.Context, saga.StartRequest) (saga.Record, bool, error)
+
+	heartbeat func(context.Context, saga.HeartbeatRequest) ([]saga.Renewed, error)
 }
 
 func (g *gate) set(closed bool) {
@@ -201,6 +203,9 @@ func (g *gate) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record,
 func (g *gate) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
 	if err := g.err(); err != nil {
 		return nil, err
+	}
+	if g.heartbeat != nil {
+		return g.heartbeat(ctx, req)
 	}
 	return g.Store.Heartbeat(ctx, req)
 }
@@ -268,6 +273,80 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.EqualValues(t, 1, cut.Stats().Lost)
 		require.NotZero(t, storeErrs.Load())
 		require.Equal(t, storeErrs.Load(), cut.Stats().StoreErrors)
+	})
+}
+
+// TestALockedRowIsNotLost: a heartbeat that could not extend a lease leaves it as
+// it is.
+func TestALockedRowIsNotLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		locked time.Duration
+		lost   bool
+	}{"for one heartbeat": {6 * time.Second, false}, "for longer": {21 * time.Second, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				store := saga.NewMemory()
+				g := &gate{Store: store, claim: func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }}
+				g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+					if since := time.Since(begun); since > 3*time.Second && since < 3*time.Second+c.locked {
+						var list []saga.Renewed
+						for _, h := range req.Held {
+							list = append(list, saga.Renewed{ID: h.ID, Epoch: h.Epoch, Locked: true})
+						}
+						return list, nil
+					}
+					return store.Heartbeat(ctx, req)
+				}
+				st := step("flight")
+				st.Do = func(ctx context.Context, _ *trip) error {
+					select {
+					case <-ctx.Done():
+					case <-time.After(40 * time.Second):
+					}
+					assert.Equal(t, c.lost, ctx.Err() != nil)
+					return ctx.Err()
+				}
+				sg := sequence(st)
+				r, stop := begin(t, g, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				time.Sleep(time.Minute)
+				stop()
+				require.Equal(t, c.lost, r.Stats().Lost == 1)
+			})
+		})
+	}
+}
+
+// TestOneHeartbeatWithoutAnAnswerCostsNoLease: the connection is half open, and
+// so is the one that the next is sent on.
+func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		beats := 0
+		g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+			if beats++; beats%3 != 0 {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return store.Heartbeat(ctx, req)
+		}
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error {
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Second):
+			}
+			return ctx.Err()
+		}
+		sg := sequence(st)
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Zero(t, r.Stats().Lost)
 	})
 }
 

@@ -47,7 +47,9 @@ type Store interface {
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
 	// Heartbeat sets WakeAt to now + Lease for each saga of Held whose Owner and
-	// Epoch are still as given, and returns those. One statement for all.
+	// Epoch are still as given, and returns those. One statement for all. It does
+	// not wait for a row that another transaction has locked: it returns that with
+	// Locked set, and leaves its WakeAt as it is.
 	Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed, error)
 
 	// Commit writes the next state of one saga and appends its log, if and only
@@ -180,10 +182,11 @@ type Held struct {
 	Epoch int64
 }
 
-// Renewed is a saga whose lease a heartbeat has extended.
+// Renewed is a saga that is still its owner's.
 type Renewed struct {
 	ID              string
 	Epoch           int64
+	Locked          bool // the lease was not extended, and ends when it was to end
 	CancelRequested bool
 	CancelNote      string
 }

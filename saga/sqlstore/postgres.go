@@ -234,10 +234,19 @@ func (postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
-const postgresHeartbeat = `UPDATE saga s SET wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond'
-FROM json_to_recordset($3::json) AS h(id text, epoch bigint)
-WHERE s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
-RETURNING s.id, s.epoch, s.cancel_requested, s.cancel_note`
+// postgresHeartbeat waits for no row. One that is locked it reads as it was
+// committed last. The condition on "one" is that of postgresBatch.
+const postgresHeartbeat = `WITH h AS MATERIALIZED (
+	SELECT s.id, s.epoch, s.cancel_requested, s.cancel_note FROM json_to_recordset($3::json) AS h(one bigint, id text, epoch bigint)
+	JOIN saga s ON s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
+	WHERE h.one = 1),
+free AS MATERIALIZED (
+	SELECT s.id FROM h JOIN saga s ON s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
+	FOR NO KEY UPDATE OF s SKIP LOCKED),
+renewed AS (UPDATE saga s SET wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond'
+	FROM free WHERE s.id = free.id
+	RETURNING s.id)
+SELECT h.id, h.epoch, r.id IS NULL, h.cancel_requested, h.cancel_note FROM h LEFT JOIN renewed r ON r.id = h.id`
 
 func (postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
 	return q.QueryContext(ctx, postgresHeartbeat, req.Owner, req.Lease.Microseconds(), jsonHeld(req.Held))
@@ -309,12 +318,13 @@ func jsonDefinitions(list []saga.Definition) string {
 
 func jsonHeld(list []saga.Held) string {
 	type held struct {
+		One   int    `json:"one"`
 		ID    string `json:"id"`
 		Epoch int64  `json:"epoch"`
 	}
 	out := make([]held, len(list))
 	for i, h := range list {
-		out[i] = held{h.ID, h.Epoch}
+		out[i] = held{1, h.ID, h.Epoch}
 	}
 	return jsonText(out)
 }

@@ -263,7 +263,7 @@ func (sqlite) due(ctx context.Context, q querier, query string, definitions []sa
 
 const sqliteHeartbeat = `UPDATE saga SET wake_at = ` + sqliteNow + ` + ?
 WHERE owner = ? AND (id, epoch) IN (SELECT json_extract(value, '$.id'), json_extract(value, '$.epoch') FROM json_each(?))
-RETURNING id, epoch, cancel_requested, cancel_note`
+RETURNING id, epoch, 0, cancel_requested, cancel_note`
 
 func (sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
 	return q.QueryContext(ctx, sqliteHeartbeat, req.Lease.Milliseconds(), req.Owner, jsonHeld(req.Held))

@@ -256,7 +256,7 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 	beat := func(ctx context.Context, q querier) error {
 		rows, err := s.d.heartbeat(ctx, q, req)
 		renewed, err = collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
-			return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+			return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
 		})
 		return err
 	}

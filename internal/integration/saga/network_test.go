@@ -45,6 +45,35 @@ func (d database) with(t *testing.T, key string, value any) database {
 // isCommit reports whether pgx sends a COMMIT with data.
 func isCommit(data []byte) bool { return bytes.Contains(data, []byte("commit\x00")) }
 
+// TestAHalfOpenConnectionCostsNoLease has the next heartbeats find a connection
+// that never answers.
+func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
+	t.Parallel()
+	far, proxy := proxied(t, newDatabase(t, sqlstore.PostgreSQL))
+	db := far.open(t)
+	db.SetMaxIdleConns(1) // the one that is cut
+	store, err := sqlstore.New(db, far.Dialect)
+	require.NoError(t, err)
+	const lease = 4 * time.Second
+	ended := make(chan error, 1)
+	sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(2 * lease):
+		}
+		ended <- ctx.Err()
+		return nil
+	}}}}
+	r := saga.NewRunner(store, saga.RunnerConfig{Lease: lease, Poll: time.Hour})
+	saga.Register(r, sg)
+	run(t, r)
+	_, err = saga.Start(t.Context(), r, sg, "a", nothing{})
+	require.NoError(t, err)
+	defer proxy.Cut(faultproxy.ToClient)()
+	require.NoError(t, <-ended, "the saga was lost")
+	require.NotZero(t, r.Stats().StoreErrors, "no heartbeat has found the connection")
+}
+
 // TestALateCommitIsNotTakenForAnother holds a DoTx's COMMIT back until its owner
 // has given it up. The next record has the same length: the owner must not take
 // the row that it finds then for the record that it wrote.
