@@ -184,6 +184,9 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	if timeout == 0 {
 		timeout = defaultTimeout
 	}
+	if tx && e.r.tx.Exclusive() {
+		timeout = min(timeout, e.r.cfg.Lease/2) // no heartbeat is written meanwhile
+	}
 	ctx, res.end = context.WithTimeout(ctx, timeout)
 	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
 	defer func() {

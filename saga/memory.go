@@ -79,7 +79,7 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 	claimed := make([]Record, 0, len(due))
 	for _, s := range due {
 		previous := s.Owner
-		if previous != "" {
+		if previous != "" && previous != req.Owner {
 			s.Takeovers++
 		}
 		s.Epoch++

@@ -128,10 +128,10 @@ func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
 		var stuck []saga.StuckSaga
 		poison := sequence(step("flight"))
 		abandoned(t, store, "poison")
-		for range 4 {
+		for i := range 4 {
 			time.Sleep(16 * time.Second)
 			_, err := store.Claim(t.Context(), saga.ClaimRequest{
-				Owner: "victim", Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+				Owner: fmt.Sprint("victim-", i), Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 		}

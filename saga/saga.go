@@ -97,7 +97,8 @@ type Step[S any] struct {
 
 	// DoTx is Do in a transaction of the store's database, which commits together
 	// with the saga's log: exactly once. An error rolls it back, and what it
-	// wrote in s. A Runner runs the DoTx and UndoTx of one saga one at a time.
+	// wrote in s. A Runner runs the DoTx and UndoTx of one saga one at a time. On
+	// SQLite each has at most half of RunnerConfig.Lease.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error

@@ -42,7 +42,8 @@ type Store interface {
 	// has locked are passed over, not waited for.
 	//
 	// For each: Previous is what Owner was, Takeovers grows by one if that was
-	// not "", Epoch grows by one, Owner is the request's and WakeAt is now + Lease.
+	// neither "" nor the request's Owner, which has not crashed, Epoch grows by
+	// one, Owner is the request's and WakeAt is now + Lease.
 	// Seq, UpdatedAt and the log stay. No saga is ever claimed twice in one epoch.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
@@ -99,6 +100,10 @@ type TxStore interface {
 	// write lock at once (BEGIN IMMEDIATE).
 	Begin(ctx context.Context) (*sql.Tx, error)
 
+	// Exclusive reports whether a transaction of Begin keeps every other writer
+	// out, a heartbeat too, as in SQLite. A runner then ends it after half a lease.
+	Exclusive() bool
+
 	// StartTx is Start inside tx, and neither commits nor rolls it back. An ID
 	// that exists already must leave tx usable.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
@@ -130,7 +135,7 @@ type Record struct {
 	CompleteBy time.Time // before the pivot: compensate from then on; zero: never
 
 	Failures        int    // attempts that have failed since the last step that succeeded
-	Takeovers       int    // claims from a crashed owner since the last result of a step
+	Takeovers       int    // claims from another owner that had not given it up, since the last result of a step
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested

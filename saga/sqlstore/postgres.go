@@ -225,7 +225,7 @@ waiting AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
 	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed) FOR UPDATE SKIP LOCKED) s
 	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed))
 UPDATE saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond',
-	takeovers = takeovers + CASE WHEN owner > '' THEN 1 ELSE 0 END
+	takeovers = takeovers + CASE WHEN owner > '' AND owner <> $1 THEN 1 ELSE 0 END
 WHERE id = ANY (ARRAY(SELECT id FROM crashed UNION ALL SELECT id FROM waiting))
 RETURNING ` + recordColumns + `, statement_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
 

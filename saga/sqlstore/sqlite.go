@@ -207,7 +207,7 @@ var (
 )
 
 const sqliteClaim = `UPDATE saga SET epoch = epoch + 1, owner = ?, wake_at = ` + sqliteNow + ` + ?,
-	takeovers = takeovers + (owner > '')
+	takeovers = takeovers + (owner > '' AND owner <> ?)
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
 func (d sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
@@ -229,7 +229,7 @@ func (d sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]
 		ids[i] = p.id
 		previous[p.id] = p.owner
 	}
-	rows, err := q.QueryContext(ctx, sqliteClaim, req.Owner, req.Lease.Milliseconds(), jsonText(ids))
+	rows, err := q.QueryContext(ctx, sqliteClaim, req.Owner, req.Lease.Milliseconds(), req.Owner, jsonText(ids))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
 		rec, err := scan(rows)
 		rec.Previous = previous[rec.ID]

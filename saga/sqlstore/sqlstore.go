@@ -43,6 +43,10 @@
 // same database, db.SetMaxOpenConns(1) lets all of them queue in fairness, and a
 // DoTx must then use its tx and nothing else.
 //
+// A DoTx keeps all other writers out while it runs, and with them the heartbeats
+// of every process. A runner therefore ends it after half of RunnerConfig.Lease,
+// whatever its Timeout.
+//
 // Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
 // Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/scheduler-agent-supervisor).
@@ -229,6 +233,9 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	}
 	return tx, wrap("begin", err)
 }
+
+// Exclusive implements [saga.TxStore]: SQLite has one writer.
+func (s *Store) Exclusive() bool { return s.one != nil }
 
 // CommitTx implements [saga.TxStore].
 func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {

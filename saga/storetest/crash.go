@@ -537,6 +537,8 @@ func (p *txProcess) Begin(ctx context.Context) (*sql.Tx, error) {
 	return p.tx.Begin(ctx)
 }
 
+func (p *txProcess) Exclusive() bool { return p.tx.Exclusive() }
+
 func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
 	return p.tx.StartTx(ctx, tx, req)
 }

@@ -304,6 +304,14 @@ func claimCrashed(s *suite) {
 	s.Empty(got[0].Previous)
 	s.Equal(7, got[0].Takeovers)
 	s.EqualValues(3, got[0].Epoch)
+
+	// An owner that takes up again what it had has not crashed.
+	s.owned("b", "me", short)
+	got = s.claim("me", 10)
+	s.Len(got, 1)
+	s.Equal("me", got[0].Previous)
+	s.EqualValues(2, got[0].Epoch)
+	s.Zero(got[0].Takeovers)
 }
 
 func claimOrder(s *suite) {
