@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"time"
 )
 
@@ -58,8 +59,8 @@ type Store interface {
 	// there is no such saga, it returns ErrFenced.
 	//
 	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
-	// request's, Seq grows by len(Log), UpdatedAt is now. No other method but
-	// Start changes Nonce. WakeAt and Owner stay,
+	// request's, Seq grows by len(Log), UpdatedAt is now, Reported false. No other
+	// method but Start changes Nonce. WakeAt and Owner stay,
 	// unless Release is set: then Owner is "" and WakeAt is now + WakeIn. The i-th
 	// entry of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now.
 	// It costs one round trip and at most one commit: commits of several sagas
@@ -85,9 +86,33 @@ type Store interface {
 	// the record's Seq, without a gap. A saga that does not exist has none.
 	History(ctx context.Context, id string) ([]Entry, error)
 
+	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes
+	// nothing else, and nothing at all of any other saga.
+	Reported(ctx context.Context, id string, seq int64) error
+
 	// Unregistered counts the due sagas (as in Claim) whose Saga and Version are
 	// not among registered, by Saga and Version.
 	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
+}
+
+// ErrNotMigrated is returned by the Check of a store whose tables are missing, or
+// of another version.
+var ErrNotMigrated = errors.New("saga: the store is not migrated")
+
+// A Checker is a Store that can say whether it is ready for use. A runner that
+// finds that it is not does not begin to run.
+type Checker interface {
+	// Check returns an error that is [ErrNotMigrated] if the store was not set up
+	// for this version. Any other error says that it could not find out.
+	Check(ctx context.Context) error
+}
+
+// A Notifier is a Store that can tell when sagas may have become due, so that
+// they need not wait for a runner's next Poll.
+type Notifier interface {
+	// Listen calls notify, from one goroutine, until ctx ends or it fails. A runner
+	// then calls it again after Poll.
+	Listen(ctx context.Context, notify func()) error
 }
 
 // A TxStore is a Store in a database of package [database/sql], where a saga
@@ -139,6 +164,7 @@ type Record struct {
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested
+	Reported        bool   // of a stuck saga: OnStuck was called
 
 	CreatedAt time.Time
 	UpdatedAt time.Time // of the latest Start, Commit or Cancel
@@ -244,7 +270,9 @@ type Filter struct {
 	Saga   string   // "": every definition
 	Status []Status // empty: every status
 	After  string   // only IDs above this one: the last ID of the page before
-	Limit  int      // at most; 0: 100
+
+	Unreported bool // only those that are not Reported
+	Limit      int  // at most; 0: 100
 }
 
 // Unregistered counts due sagas that a runner leaves alone because their

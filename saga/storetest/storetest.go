@@ -58,6 +58,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"CancelOnlyWhatRuns", cancelEnded},
 		{"LoadOfNothing", loadNothing},
 		{"ListFiltersAndPages", list},
+		{"ReportedOfAStuckSaga", reported},
 		{"HistoryHasNoGap", history},
 		{"UnregisteredAreCounted", unregistered},
 		{"TextAndBytesSurvive", roundTrip},
@@ -720,7 +721,49 @@ func list(s *suite) {
 	s.Equal("d", ids(saga.Filter{Saga: "order"}))
 	s.Equal("c", ids(saga.Filter{Status: []saga.Status{saga.Stuck}}))
 	s.Equal("Z a b c", ids(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Stuck, saga.Running}}))
+	s.Equal("Z a b c d", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running, saga.Stuck}}))
+	s.Equal("b c", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running}, After: "a", Limit: 2}))
+	s.Equal("Z a", ids(saga.Filter{Saga: "trip", Limit: 2}))
+	s.Equal("", ids(saga.Filter{Saga: "none"}))
 	s.Equal("", ids(saga.Filter{Status: []saga.Status{saga.Abandoned}}))
+}
+
+func reported(s *suite) {
+	for _, id := range []string{"a", "b", "running"} {
+		s.owned(id, "me", long)
+	}
+	for _, id := range []string{"a", "b"} {
+		req := commit(s.load(id))
+		req.Status, req.Release = saga.Stuck, true
+		s.commit(req)
+	}
+	unreported := func() string {
+		recs, err := s.store.List(s.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true})
+		s.NoError(err)
+		var ids []string
+		for _, r := range recs {
+			ids = append(ids, r.ID)
+		}
+		return strings.Join(ids, " ")
+	}
+	s.Equal("a b", unreported())
+	before := s.load("a")
+	s.False(before.Reported)
+	s.NoError(s.store.Reported(s.ctx, "a", before.Seq-1), "it is stuck for another reason by now")
+	s.same(before, s.load("a"))
+	s.NoError(s.store.Reported(s.ctx, "a", before.Seq))
+	before.Reported = true
+	s.same(before, s.load("a"))
+	s.Equal("b", unreported())
+	running := s.load("running")
+	s.NoError(s.store.Reported(s.ctx, "running", running.Seq))
+	s.same(running, s.load("running"))
+	s.NoError(s.store.Reported(s.ctx, "none", 1))
+
+	again := commit(s.load("a"))
+	again.Status, again.Release = saga.Stuck, true
+	s.False(s.commit(again).Reported)
+	s.Equal("a b", unreported())
 }
 
 func history(s *suite) {
