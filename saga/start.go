@@ -70,15 +70,12 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 	if err != nil {
 		return err
 	}
-	rec, created, err := r.tx.StartTx(ctx, tx, req)
+	rec, _, err := r.tx.StartTx(ctx, tx, req)
 	if err != nil {
 		return fmt.Errorf("saga: start of %q: %w", id, err)
 	}
 	if rec.Saga != sg.Name {
 		return fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
-	}
-	if created {
-		r.count.started.Add(1)
 	}
 	return nil
 }

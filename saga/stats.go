@@ -7,7 +7,7 @@ type Stats struct {
 	Held     int64 // sagas that it holds now
 	Attempts int64 // attempts of Do and Undo that run now
 
-	Started     int64 // by a Start or StartTx of this runner
+	Started     int64 // by a Start of this runner; whether what StartTx starts is committed it does not know
 	Claimed     int64 // from the store
 	TakenOver   int64 // of those, from an owner that had not given them up
 	Completed   int64
