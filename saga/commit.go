@@ -191,12 +191,12 @@ func (e *execution) written(req CommitRequest) {
 		entry.Seq, entry.Epoch, entry.At = first+int64(i), e.rec.Epoch, now
 		e.r.happened(e.ctx, &e.rec, entry)
 	}
-	if req.Status == Stuck && e.r.cfg.OnStuck != nil {
+	if req.Status == Stuck {
 		rec := e.rec
 		rec.Status, rec.Data, rec.Steps, rec.Seq, rec.Owner = req.Status, req.Data, req.Steps, e.seq, ""
 		rec.Failures, rec.Takeovers, rec.LastError = req.Failures, req.Takeovers, req.LastError
 		rec.UpdatedAt, rec.WakeAt, rec.Now = now, now, now
-		e.r.cfg.OnStuck(e.ctx, StuckSaga{e.r.cfg.Name, *newInstance(rec, e.plan)})
+		e.r.isStuck(e.ctx, newInstance(rec, e.plan))
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	mathrand "math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,12 +45,15 @@ type RunnerConfig struct {
 	// OnEvent is called after each entry in the log of a saga, by the runner that
 	// wrote it, and after each attempt that fails and will be repeated.
 	OnEvent func(context.Context, Event)
-	// OnStuck is called when a saga has become stuck and needs a person.
+	// OnStuck is called when a saga has become stuck and needs a person. If the
+	// process ends before OnStuck has returned, another calls it, a few leases
+	// later: it is called at least once. nil: slog's default logger warns.
 	OnStuck func(context.Context, StuckSaga)
 	// OnUnregistered is called, every few leases, for sagas that are due and
-	// that this runner does not know.
+	// that this runner does not know. nil: slog's default logger warns.
 	OnUnregistered func(context.Context, Unregistered)
 	// OnStoreError is called when the store has failed; the runner tries again.
+	// nil: slog's default logger warns, once in Poll at most.
 	OnStoreError func(context.Context, error)
 }
 
@@ -121,7 +126,8 @@ type Runner struct {
 	backlog  bool // the last claim got as many as it asked for
 	work     sync.WaitGroup
 
-	count counters
+	count  counters
+	warned atomic.Int64 // when a failure of the store was last logged
 }
 
 // NewRunner returns a runner on store, which does nothing until Run is called,
@@ -197,10 +203,14 @@ func (r *Runner) definitions() []Definition {
 // others to go on with, and returns nil. After Drain it sends no heartbeat any
 // more: what it has not written back by the end of the lease others take over.
 // So Run returns within about Drain and Lease, unless a step does not heed the
-// end of its ctx. Only one Run may be under way.
+// end of its ctx. Only one Run may be under way. Run returns an error at once if
+// the store is a [Checker] and was not set up.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
+	}
+	if err := r.check(ctx); err != nil {
+		return err
 	}
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(ErrDraining)
@@ -214,6 +224,7 @@ func (r *Runner) Run(ctx context.Context) error {
 
 	var g errgroup.Group
 	g.Go(func() error { r.claimLoop(ctx); return nil })
+	g.Go(func() error { r.listenLoop(ctx); return nil })
 	g.Go(func() error { r.reportLoop(ctx); return nil })
 	g.Go(func() error { r.heartbeatLoop(base); return nil })
 	<-ctx.Done()
@@ -222,6 +233,25 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.base = nil
 	r.mu.Unlock()
+	return nil
+}
+
+// check returns the error of a store that was not set up. A store that does not
+// answer is no reason not to run.
+func (r *Runner) check(ctx context.Context) error {
+	c, ok := r.store.(Checker)
+	if !ok {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease/3)
+	defer cancel()
+	err := c.Check(call)
+	if errors.Is(err, ErrNotMigrated) {
+		return fmt.Errorf("saga: run: %w", err)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
+	}
 	return nil
 }
 
@@ -262,6 +292,35 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		r.claim(ctx)
 		// Spread, so that many processes do not ask in step.
 		t.Reset(r.cfg.Poll - mathrand.N(r.cfg.Poll/8+1))
+	}
+}
+
+// gatherFor is how long notifications are gathered for one claim.
+const gatherFor = 2 * time.Millisecond
+
+// listenLoop has the store wake the runner.
+func (r *Runner) listenLoop(ctx context.Context) {
+	n, ok := r.store.(Notifier)
+	if !ok {
+		return
+	}
+	var told atomic.Bool
+	notify := func() {
+		if told.CompareAndSwap(false, true) {
+			time.AfterFunc(gatherFor, func() { told.Store(false); r.Wake() })
+		}
+	}
+	for {
+		err := n.Listen(ctx, notify)
+		if ctx.Err() != nil {
+			return
+		}
+		r.storeFailed(ctx, fmt.Errorf("saga: listen: %w", err))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(r.cfg.Poll):
+		}
 	}
 }
 
@@ -439,7 +498,8 @@ func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Ren
 	return renewed, since, err
 }
 
-// reportLoop looks for sagas that are due and that nobody here knows.
+// reportLoop looks for sagas that are due and that nobody here knows, and for
+// stuck ones that nobody was told of.
 func (r *Runner) reportLoop(ctx context.Context) {
 	t := time.NewTimer(r.cfg.Poll)
 	defer t.Stop()
@@ -449,25 +509,64 @@ func (r *Runner) reportLoop(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
-		found, err := r.store.Unregistered(call, r.definitions())
-		cancel()
-		if ctx.Err() != nil {
-			return // it was cut short
-		}
-		if err != nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
-		} else {
-			var n int64
-			for _, u := range found {
-				n += int64(u.Count)
-				if r.cfg.OnUnregistered != nil {
-					r.cfg.OnUnregistered(ctx, u)
-				}
-			}
-			r.count.unregistered.Store(n)
-		}
+		r.reportUnregistered(ctx)
+		r.reportStuck(ctx)
 		t.Reset(3 * r.cfg.Lease)
+	}
+}
+
+func (r *Runner) reportUnregistered(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	defer cancel()
+	found, err := r.store.Unregistered(call, r.definitions())
+	if ctx.Err() != nil {
+		return // it was cut short
+	}
+	if err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
+		return
+	}
+	var n int64
+	for _, u := range found {
+		n += int64(u.Count)
+		if r.cfg.OnUnregistered != nil {
+			r.cfg.OnUnregistered(ctx, u)
+		} else {
+			slog.WarnContext(ctx, "saga: due, and not registered here", "runner", r.cfg.Name, "saga", u.Saga, "version", u.Version, "count", u.Count, "since", u.Now.Sub(u.Oldest))
+		}
+	}
+	r.count.unregistered.Store(n)
+}
+
+// reportStuck tells of sagas whose owner did not, for it has had a lease to.
+func (r *Runner) reportStuck(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	defer cancel()
+	recs, err := r.store.List(call, Filter{Status: []Status{Stuck}, Unreported: true})
+	if err != nil && ctx.Err() == nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: stuck sagas: %w", err))
+	}
+	for _, rec := range recs {
+		if ctx.Err() != nil {
+			return
+		}
+		if rec.Now.Sub(rec.UpdatedAt) >= r.cfg.Lease {
+			r.isStuck(ctx, r.instance(rec))
+		}
+	}
+}
+
+// isStuck tells of a stuck saga, and then records that it did.
+func (r *Runner) isStuck(ctx context.Context, in *Instance) {
+	if r.cfg.OnStuck != nil {
+		r.cfg.OnStuck(ctx, StuckSaga{r.cfg.Name, *in})
+	} else {
+		slog.WarnContext(ctx, "saga: stuck", "runner", r.cfg.Name, "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
+	}
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
+	defer cancel()
+	if err := r.store.Reported(call, in.ID, in.Seq); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", in.ID, err)) // it is told again
 	}
 }
 
@@ -481,5 +580,10 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
 	if r.cfg.OnStoreError != nil {
 		r.cfg.OnStoreError(ctx, err)
+		return
+	}
+	now := time.Now().UnixNano()
+	if last := r.warned.Load(); (last == 0 || now-last >= int64(r.cfg.Poll)) && r.warned.CompareAndSwap(last, now) {
+		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.cfg.Name, "err", err)
 	}
 }

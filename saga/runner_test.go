@@ -166,6 +166,7 @@ type gate struct {
 	start  func(context.Context, saga.StartRequest) (saga.Record, bool, error)
 
 	heartbeat func(context.Context, saga.HeartbeatRequest) ([]saga.Renewed, error)
+	reported  func(ctx context.Context, id string, seq int64) error
 }
 
 func (g *gate) set(closed bool) {
@@ -218,6 +219,13 @@ func (g *gate) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt
 		return g.commit(ctx, req)
 	}
 	return g.Store.Commit(ctx, req)
+}
+
+func (g *gate) Reported(ctx context.Context, id string, seq int64) error {
+	if g.reported != nil {
+		return g.reported(ctx, id, seq)
+	}
+	return g.Store.Reported(ctx, id, seq)
 }
 
 func (g *gate) Load(ctx context.Context, id string) (saga.Record, error) {

@@ -520,6 +520,13 @@ func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
 	return p.Store.Load(ctx, id)
 }
 
+func (p *process) Reported(ctx context.Context, id string, seq int64) error {
+	if err := p.read(); err != nil {
+		return err
+	}
+	return p.Store.Reported(ctx, id, seq)
+}
+
 func (p *process) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
 	return nil, p.read() // of the other trials
 }
