@@ -88,7 +88,9 @@ func (*postgres) schema() string { return postgresSchema }
 func (*postgres) check(context.Context, querier) error { return nil }
 
 func (*postgres) hasTable(ctx context.Context, q querier, name string) (has bool, err error) {
-	return has, q.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, name).Scan(&has)
+	// Unlike to_regclass this sees what was committed since the transaction began.
+	return has, q.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_class
+		WHERE relname = $1 AND pg_catalog.pg_table_is_visible(oid))`, name).Scan(&has)
 }
 
 // lockSchema lets one migrate at a time.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func (d database) with(t *testing.T, key string, value any) database {
 	require.NoError(t, err)
 	q := u.Query()
 	q.Set(key, fmt.Sprint(value))
-	u.RawQuery = q.Encode()
+	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20") // which is not a form's
 	d.DSN = u.String()
 	return d
 }
