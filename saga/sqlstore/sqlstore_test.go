@@ -26,6 +26,13 @@ func TestNewRefusesWhatIsMissing(t *testing.T) {
 	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
 	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect(7))
 	require.EqualError(t, err, "sqlstore: New does not know Dialect(7): must be PostgreSQL or SQLite")
+	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
+		_, err = sqlstore.Config{Prefix: prefix}.New(open(new(script)), sqlstore.SQLite)
+		require.EqualError(t, err, fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix))
+	}
+	listen := func(context.Context, string, func()) error { return nil }
+	_, err = sqlstore.Config{Prefix: "a_9", Listen: listen}.New(open(new(script)), sqlstore.SQLite)
+	require.EqualError(t, err, "sqlstore: Config.Listen is for PostgreSQL")
 	require.Equal(t, "PostgreSQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.SQLite))
 }
 

@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -256,5 +257,37 @@ func TestDeleteEnded(t *testing.T) {
 		}
 		_, err := store.Load(ctx, "c")
 		require.NoError(t, err)
+	})
+}
+
+// TestPruneBarrier deletes what is old and nothing else.
+func TestPruneBarrier(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		db, ctx := d.open(t), t.Context()
+		apply := func(id string) (applied bool) {
+			tx, err := db.Begin()
+			require.NoError(t, err)
+			defer tx.Rollback()
+			require.NoError(t, saga.Barrier(saga.WithCommand(ctx, saga.Command{ID: id + "/step/step/do"}), tx, func(*sql.Tx) error {
+				applied = true
+				return nil
+			}))
+			require.NoError(t, tx.Commit())
+			return applied
+		}
+		require.True(t, apply("old"))
+		_, err := db.Exec(`UPDATE saga_barrier SET at = '2001-02-03 04:05:06'`)
+		require.NoError(t, err)
+		require.True(t, apply("new"))
+		for _, want := range []int64{1, 0} {
+			n, err := saga.PruneBarrier(ctx, db, time.Hour)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+		}
+		require.False(t, apply("new"))
+		require.True(t, apply("old"))
+		n, err := saga.PruneBarrier(ctx, db, -time.Hour)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, n)
 	})
 }
