@@ -4,11 +4,14 @@
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
-//	err = store.Migrate(ctx) // at every start; does nothing when there is nothing to do
+//	err = store.Migrate(ctx) // at every start: it does nothing if all is there
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is one row of the table saga, its history rows of saga_log. What has
-// ended stays until [Store.DeleteEnded] removes it.
+// A saga is one row of the table saga, its history rows of saga_log, and the
+// version of both is in saga_schema. Config.Prefix gives them other names, and
+// [Store.Schema] prints them for another tool. What has ended stays until
+// [Store.DeleteEnded] removes it. No call reads more of the tables than it
+// returns or changes, however many sagas have ended.
 //
 // Each step is committed before the next begins. Where many sagas run, their
 // commits share transactions: those that come while a few others are on their
@@ -17,16 +20,21 @@
 //
 // # PostgreSQL
 //
-// Version 12 or later. The tables are found through the search_path. Each
-// method is one statement and one round trip; a commit that was to share one,
-// and finds its row locked or not its own any more, takes another by itself. A
+// Version 12 or later. The tables are found through the search_path. A write is
+// one statement and one round trip; where the default isolation is not READ
+// COMMITTED it is a transaction of three. A commit that was to share one, and
+// finds its row locked or not its own any more, takes another by itself. A
 // pool of 8 to 16 connections is enough for hundreds of sagas at a time, and
 // one more for each DoTx under way.
 //
-// A process that is stopped in the middle of a DoTx keeps its row locked for as
-// long as its connection lives, and so keeps others from taking the saga over:
-// set idle_in_transaction_session_timeout and tcp_keepalives_idle on the server
-// to a few leases.
+// A process that is stopped in the middle of a DoTx, or cut off from the server,
+// keeps its row locked for as long as the server keeps its connection, and so
+// keeps others from taking the saga over: set
+// idle_in_transaction_session_timeout and tcp_keepalives_idle on the server to a
+// few leases. No other saga waits for that row.
+//
+// A saga that another process has started is found after RunnerConfig.Poll, or
+// within milliseconds with Config.Listen.
 //
 // # SQLite
 //

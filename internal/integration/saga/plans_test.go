@@ -245,29 +245,38 @@ type recorded struct {
 
 func (c *recorded) Prepare(query string) (driver.Stmt, error) {
 	stmt, err := c.Conn.Prepare(query)
-	return &recordedStmt{stmt, c.r, query}, err
+	if err != nil {
+		return nil, err
+	}
+	return &recordedStmt{stmt.(sqliteStmt), c.r, query}, nil
+}
+
+type sqliteStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
 }
 
 type recordedStmt struct {
-	driver.Stmt
+	sqliteStmt
 	r    *recorder
 	text string
 }
 
-func (s *recordedStmt) record(args []driver.Value) {
+func (s *recordedStmt) record(args []driver.NamedValue) {
 	list := make([]any, len(args))
 	for i, a := range args {
-		list[i] = a
+		list[i] = a.Value
 	}
 	s.r.add(s.text, list)
 }
 
-func (s *recordedStmt) Exec(args []driver.Value) (driver.Result, error) {
+func (s *recordedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
 	s.record(args)
-	return s.Stmt.Exec(args) //nolint:staticcheck // no ctx is needed
+	return s.sqliteStmt.ExecContext(ctx, args)
 }
 
-func (s *recordedStmt) Query(args []driver.Value) (driver.Rows, error) {
+func (s *recordedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	s.record(args)
-	return s.Stmt.Query(args) //nolint:staticcheck // no ctx is needed
+	return s.sqliteStmt.QueryContext(ctx, args)
 }
