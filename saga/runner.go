@@ -53,7 +53,7 @@ type RunnerConfig struct {
 	// that this runner does not know. nil: slog's default logger warns.
 	OnUnregistered func(context.Context, Unregistered)
 	// OnStoreError is called when the store has failed; the runner tries again.
-	// nil: slog's default logger warns, once in Poll at most.
+	// nil: slog's default logger warns, once a second at most.
 	OnStoreError func(context.Context, error)
 }
 
@@ -483,9 +483,14 @@ func (r *Runner) heartbeat(ctx context.Context) {
 
 // renew sends one heartbeat and returns when it was sent. A connection that is
 // half open must not cost the leases: the first try has little time, the second
-// more, in case it is the store that is slow.
+// more, in case it is the store that is slow. A store that one writer keeps to
+// itself is local, and only ever slow.
 func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Renewed, since time.Time, err error) {
-	for timeout := r.cfg.Lease / 8; timeout <= r.cfg.Lease/4; timeout *= 2 {
+	tries := []time.Duration{r.cfg.Lease / 8, r.cfg.Lease / 3}
+	if r.tx != nil && r.tx.Exclusive() {
+		tries = tries[1:]
+	}
+	for _, timeout := range tries {
 		since = time.Now()
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		renewed, err = r.store.Heartbeat(call, req)
@@ -583,7 +588,7 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 		return
 	}
 	now := time.Now().UnixNano()
-	if last := r.warned.Load(); (last == 0 || now-last >= int64(r.cfg.Poll)) && r.warned.CompareAndSwap(last, now) {
+	if last := r.warned.Load(); (last == 0 || now-last >= int64(time.Second)) && r.warned.CompareAndSwap(last, now) {
 		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.cfg.Name, "err", err)
 	}
 }

@@ -263,6 +263,8 @@ func (tr *trial) newSide(first bool) *side {
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
 		Lease: 600 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
+		// What goes wrong is meant to.
+		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
 	})
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)

@@ -80,6 +80,7 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 func TestAPrefixedStoreIsAStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(dialect.String(), func(t *testing.T) {
+			t.Parallel()
 			storetest.Run(t, func(t *testing.T) saga.Store {
 				d := newDatabase(t, dialect) // whose other tables must stay empty
 				db := d.open(t)
@@ -150,6 +151,7 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
 	for _, level := range []string{"serializable", "repeatable read"} {
 		t.Run(level, func(t *testing.T) {
+			t.Parallel()
 			storetest.Run(t, func(t *testing.T) saga.Store {
 				d := newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", level)
 				return d.store(t)

@@ -56,8 +56,9 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	store, err := sqlstore.New(db, far.Dialect)
 	require.NoError(t, err)
 	const lease = 4 * time.Second
-	ended := make(chan error, 1)
+	begun, ended := make(chan struct{}), make(chan error, 1)
 	sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
+		close(begun)
 		select {
 		case <-ctx.Done():
 		case <-time.After(2 * lease):
@@ -70,6 +71,7 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	run(t, r)
 	_, err = saga.Start(t.Context(), r, sg, "a", nothing{})
 	require.NoError(t, err)
+	<-begun
 	defer proxy.Cut(faultproxy.ToClient)()
 	require.NoError(t, <-ended, "the saga was lost")
 	require.NotZero(t, r.Stats().StoreErrors, "no heartbeat has found the connection")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -27,6 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // what goes wrong is meant to
 	os.Exit(m.Run())
 }
 
