@@ -41,6 +41,7 @@ func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
 		begin(t, store, saga.RunnerConfig{OnStuck: hook}, sequence(step("flight")))
 		begin(t, store, saga.RunnerConfig{OnStuck: hook, Lease: 16 * time.Second}, sequence(step("flight")))
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		require.Equal(t, []time.Duration{46 * time.Second}, told, "after a lease, in which its owner may do it, and once")
 	})
 }
@@ -64,6 +65,7 @@ func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
 		_, err := saga.Result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		require.Equal(t, 3, told)
 		require.EqualValues(t, 2, r.Stats().StoreErrors)
 	})
@@ -82,6 +84,7 @@ func TestWhatNobodyHooksIsLogged(t *testing.T) {
 		require.NoError(t, err)
 		_, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sequence(step("flight")))
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight cause=full`)
 		require.Contains(t, out.String(), `level=WARN msg="saga: due, and not registered here" runner=one saga=order version=0 count=1`)
 		require.NotContains(t, out.String(), "failed")
@@ -162,6 +165,7 @@ func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 
 		store.tell <- false
 		time.Sleep(time.Hour + time.Second)
+		synctest.Wait()
 		require.Equal(t, 2, store.listens, "it listens again after Poll")
 		begun = time.Now()
 		start("trip-2")
