@@ -4,22 +4,48 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"time"
 )
 
 // BarrierTable is the statement that creates the table that [Barrier] writes
 // to, for PostgreSQL and SQLite. It belongs into the participant's own database:
 // run it there once, or with the participant's migrations. sqlstore's Migrate
 // runs it too, for participants that share the store's database.
-//
-// A row may be deleted once its command can no longer arrive, which is when its
-// saga has ended and no message of it is under way any more.
 const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	saga_id text NOT NULL,
 	step text NOT NULL,
 	op text NOT NULL,
 	reason text NOT NULL,
+	at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP,
 	PRIMARY KEY (saga_id, step, op)
 )`
+
+// barrierSQL is what Barrier says to one kind of database.
+type barrierSQL struct {
+	insert string // a row (saga, step, op, reason), unless it is there
+	reason string // of the row (saga, step, op)
+	prune  string // what is older than a time in UTC
+}
+
+// standardBarrier is for PostgreSQL and SQLite.
+var standardBarrier = barrierSQL{
+	insert: `INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
+	reason: `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
+	prune:  `DELETE FROM saga_barrier WHERE at < $1`,
+}
+
+// PruneBarrier deletes the rows of [BarrierTable] that are older than age, and
+// returns how many. A command that comes after its row was deleted is applied
+// again: age must be longer than the longest saga takes, with its retries, and
+// than a message can be under way. It reads the whole table. The time is that of
+// this process, and the rows have the database's.
+func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
+	res, err := db.ExecContext(ctx, standardBarrier.prune, time.Now().Add(-age).UTC().Format("2006-01-02 15:04:05Z"))
+	if err != nil {
+		return 0, fmt.Errorf("saga: prune of the barrier: %w", err)
+	}
+	return res.RowsAffected()
+}
 
 // Barrier applies the command that ctx carries once. It is for the side of a
 // participant with a database of its own: fn makes its changes in tx, and tx,
@@ -52,14 +78,15 @@ const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 // An error of fn is returned as it is, and tx must then be rolled back, so that
 // the command may come again. ctx carries a command inside a Do or an Undo, and
 // where [WithCommand] has put the one that came with a message. The table is
-// [BarrierTable].
+// [BarrierTable], which [PruneBarrier] keeps small.
 func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 	saga, step, op, err := splitCommand(CommandFrom(ctx).ID)
 	if err != nil {
 		return err
 	}
+	b := &standardBarrier
 	if op == OpDo {
-		first, err := pass(ctx, tx, saga, step, OpDo, OpDo)
+		first, err := b.pass(ctx, tx, saga, step, OpDo, OpDo)
 		if err != nil {
 			return err
 		}
@@ -67,8 +94,7 @@ func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 			return fn(tx)
 		}
 		var reason string
-		err = tx.QueryRowContext(ctx, `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
-			saga, step, string(OpDo)).Scan(&reason)
+		err = tx.QueryRowContext(ctx, b.reason, saga, step, string(OpDo)).Scan(&reason)
 		if err != nil {
 			return fmt.Errorf("saga: barrier: %w", err)
 		}
@@ -78,11 +104,11 @@ func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 		return nil
 	}
 	// Taking the place of the Do keeps it out, and shows whether it has been.
-	never, err := pass(ctx, tx, saga, step, OpDo, OpUndo)
+	never, err := b.pass(ctx, tx, saga, step, OpDo, OpUndo)
 	if err != nil {
 		return err
 	}
-	first, err := pass(ctx, tx, saga, step, OpUndo, OpUndo)
+	first, err := b.pass(ctx, tx, saga, step, OpUndo, OpUndo)
 	if err != nil || never || !first {
 		return err
 	}
@@ -90,10 +116,8 @@ func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 }
 
 // pass writes the row of a command, unless it is there, which it reports.
-func pass(ctx context.Context, tx *sql.Tx, saga, step string, op, reason Op) (first bool, err error) {
-	res, err := tx.ExecContext(ctx,
-		`INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
-		saga, step, string(op), string(reason))
+func (b *barrierSQL) pass(ctx context.Context, tx *sql.Tx, saga, step string, op, reason Op) (first bool, err error) {
+	res, err := tx.ExecContext(ctx, b.insert, saga, step, string(op), string(reason))
 	if err != nil {
 		return false, fmt.Errorf("saga: barrier: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 )
 
@@ -122,7 +123,7 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 		e.m.forsake()
 	}
 	return CommitRequest{
-		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq,
+		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq, Nonce: rand.Int64(),
 		Status: e.m.status, Data: e.data, Steps: e.m.encode(),
 		Failures: e.m.failures, Takeovers: e.m.takeovers, LastError: e.m.lastError,
 		Log: e.m.log, Release: release, WakeIn: wakeIn,
@@ -162,10 +163,12 @@ func (e *execution) write(req CommitRequest) error {
 	}
 }
 
-// settle finds out whether a commit that returned err has happened: then the
-// record has its epoch and at least the sequence after it, for nobody else
-// writes in an epoch before it is released. If it has not, either the saga is
-// lost or the same may be committed again, whatever is still under way.
+// settle finds out whether a commit that returned err has happened: the record
+// then has its nonce. A record that has not changed at all may be written again,
+// whatever is still under way: the fence lets only one write through. Any other
+// record was written by another owner, or by a transaction of this one whose
+// COMMIT arrived after it was given up. Either way this execution does not know
+// the saga's state any more, and loses it.
 func (e *execution) settle(req CommitRequest, err error) (rec Record, happened bool) {
 	if !errors.Is(err, ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
@@ -180,7 +183,7 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 		case err != nil:
 			e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 			e.pause(tries)
-		case rec.Epoch == req.Epoch && rec.Seq >= req.After():
+		case rec.Nonce == req.Nonce:
 			return rec, true
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
 			return rec, false
@@ -219,12 +222,12 @@ func (e *execution) written(req CommitRequest) {
 		entry.Seq, entry.Epoch, entry.At = first+int64(i), e.rec.Epoch, now
 		e.r.happened(e.ctx, &e.rec, entry)
 	}
-	if req.Status == Stuck && e.r.cfg.OnStuck != nil {
+	if req.Status == Stuck {
 		rec := e.rec
 		rec.Status, rec.Data, rec.Steps, rec.Seq, rec.Owner = req.Status, req.Data, req.Steps, e.seq, ""
 		rec.Failures, rec.Takeovers, rec.LastError = req.Failures, req.Takeovers, req.LastError
 		rec.UpdatedAt, rec.WakeAt, rec.Now = now, now, now
-		hook(e.ctx, "OnStuck", e.r.cfg.OnStuck, StuckSaga{e.r.cfg.Name, *newInstance(rec, e.plan)})
+		e.r.isStuck(e.ctx, newInstance(rec, e.plan))
 	}
 }
 
@@ -266,10 +269,6 @@ func (e *execution) commitOpen() {
 	}
 	rec, happened := e.settle(req, err)
 	if happened {
-		// Perhaps by an earlier attempt, whose commit was under way: then it is
-		// that attempt's state.
-		e.data = rec.Data
-		e.restore()
 		e.receive(Receipt{rec.CancelRequested, rec.CancelNote})
 		e.written(req)
 		return

@@ -198,7 +198,11 @@ var errExited = errors.New("saga: a step called runtime.Goexit")
 
 // timeout returns how long an attempt may take.
 func (r *Runner) timeout(u *unit, tx bool) time.Duration {
-	return cmp.Or(u.timeout, defaultTimeout)
+	d := cmp.Or(u.timeout, defaultTimeout)
+	if tx && r.tx.Exclusive() {
+		d = min(d, r.cfg.Lease/2) // no heartbeat is written meanwhile
+	}
+	return d
 }
 
 // attempt calls a Do or an Undo on a goroutine of its own. What its ctx is cut

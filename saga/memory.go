@@ -38,7 +38,7 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 	now := time.Now()
 	s := &memorySaga{Record: Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps),
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now,
 	}}
 	if req.CompleteIn > 0 {
@@ -79,7 +79,7 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 	claimed := make([]Record, 0, len(due))
 	for _, s := range due {
 		previous := s.Owner
-		if previous != "" {
+		if previous != "" && previous != req.Owner {
 			s.Takeovers++
 		}
 		s.Epoch++
@@ -105,7 +105,7 @@ func (m *Memory) Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed
 			continue
 		}
 		s.WakeAt = time.Now().Add(req.Lease)
-		renewed = append(renewed, Renewed{h.ID, h.Epoch, s.CancelRequested, s.CancelNote})
+		renewed = append(renewed, Renewed{h.ID, h.Epoch, false, s.CancelRequested, s.CancelNote})
 	}
 	return renewed, nil
 }
@@ -124,7 +124,7 @@ func (m *Memory) Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 	now := time.Now()
 	s.Status, s.Data, s.Steps = req.Status, slices.Clone(req.Data), slices.Clone(req.Steps)
 	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
-	s.UpdatedAt = now
+	s.Nonce, s.Reported, s.UpdatedAt = req.Nonce, false, now
 	if req.Release {
 		s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
 	}
@@ -178,7 +178,7 @@ func (m *Memory) List(ctx context.Context, f Filter) ([]Record, error) {
 	var found []*memorySaga
 	for _, s := range m.sagas {
 		if (f.Saga == "" || s.Saga == f.Saga) && s.ID > f.After &&
-			(len(f.Status) == 0 || slices.Contains(f.Status, s.Status)) {
+			(len(f.Status) == 0 || slices.Contains(f.Status, s.Status)) && !(f.Unreported && s.Reported) {
 			found = append(found, s)
 		}
 	}
@@ -205,6 +205,19 @@ func (m *Memory) History(ctx context.Context, id string) ([]Entry, error) {
 		return slices.Clone(s.log), nil
 	}
 	return nil, nil
+}
+
+// Reported implements [Store].
+func (m *Memory) Reported(ctx context.Context, id string, seq int64) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.sagas[id]; ok && s.Status == Stuck && s.Seq == seq {
+		s.Reported = true
+	}
+	return nil
 }
 
 // Unregistered implements [Store].

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 )
 
@@ -200,7 +201,7 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 		if err != nil {
 			return err
 		}
-		req.ID, req.Epoch, req.Seq, req.Release = rec.ID, rec.Epoch, rec.Seq, true
+		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
 		_, err = r.store.Commit(ctx, req)
 		if errors.Is(err, ErrFenced) {
 			continue // somebody was faster: look again

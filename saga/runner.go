@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	mathrand "math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -53,12 +55,15 @@ type RunnerConfig struct {
 	// that never works, an Undo that is refused, an attempt that heeds no ctx. nil:
 	// slog's default logger at Warn.
 	OnFailing func(context.Context, FailingSaga)
-	// OnStuck is called when a saga has become stuck and needs a person.
+	// OnStuck is called when a saga has become stuck and needs a person. If the
+	// process ends before OnStuck has returned, another calls it, a few leases
+	// later: it is called at least once. nil: slog's default logger warns.
 	OnStuck func(context.Context, StuckSaga)
 	// OnUnregistered is called, every few leases, for sagas that are due and
-	// that this runner does not know.
+	// that this runner does not know. nil: slog's default logger warns.
 	OnUnregistered func(context.Context, Unregistered)
 	// OnStoreError is called when the store has failed; the runner tries again.
+	// nil: slog's default logger warns, once a second at most.
 	OnStoreError func(context.Context, error)
 }
 
@@ -139,7 +144,8 @@ type Runner struct {
 	backlog  bool // the last claim got as many as it asked for
 	work     sync.WaitGroup
 
-	count counters
+	count  counters
+	warned atomic.Int64 // when a failure of the store was last logged
 }
 
 // NewRunner returns a runner on store, which does nothing until Run is called,
@@ -218,10 +224,14 @@ func (r *Runner) definitions() []Definition {
 // others to go on with, and returns nil. After Drain it sends no heartbeat any
 // more: what it has not written back by the end of the lease others take over.
 // So Run returns within about Drain and Lease, unless a step does not heed the
-// end of its ctx. Only one Run may be under way.
+// end of its ctx. Only one Run may be under way. Run returns an error at once if
+// the store is a [Checker] and was not set up.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
+	}
+	if err := r.check(ctx); err != nil {
+		return err
 	}
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(ErrDraining)
@@ -235,6 +245,7 @@ func (r *Runner) Run(ctx context.Context) error {
 
 	var g errgroup.Group
 	g.Go(func() error { r.claimLoop(ctx); return nil })
+	g.Go(func() error { r.listenLoop(ctx); return nil })
 	g.Go(func() error { r.reportLoop(ctx); return nil })
 	g.Go(func() error { r.heartbeatLoop(base); return nil })
 	<-ctx.Done()
@@ -243,6 +254,25 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.base = nil
 	r.mu.Unlock()
+	return nil
+}
+
+// check returns the error of a store that was not set up. A store that does not
+// answer is no reason not to run.
+func (r *Runner) check(ctx context.Context) error {
+	c, ok := r.store.(Checker)
+	if !ok {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease/3)
+	defer cancel()
+	err := c.Check(call)
+	if errors.Is(err, ErrNotMigrated) {
+		return fmt.Errorf("saga: run: %w", err)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
+	}
 	return nil
 }
 
@@ -283,6 +313,35 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		r.claim(ctx)
 		// Spread, so that many processes do not ask in step.
 		t.Reset(r.cfg.Poll - mathrand.N(r.cfg.Poll/8+1))
+	}
+}
+
+// gatherFor is how long notifications are gathered for one claim.
+const gatherFor = 2 * time.Millisecond
+
+// listenLoop has the store wake the runner.
+func (r *Runner) listenLoop(ctx context.Context) {
+	n, ok := r.store.(Notifier)
+	if !ok {
+		return
+	}
+	var told atomic.Bool
+	notify := func() {
+		if told.CompareAndSwap(false, true) {
+			time.AfterFunc(gatherFor, func() { told.Store(false); r.Wake() })
+		}
+	}
+	for {
+		err := n.Listen(ctx, notify)
+		if ctx.Err() != nil {
+			return
+		}
+		r.storeFailed(ctx, fmt.Errorf("saga: listen: %w", err))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(r.cfg.Poll):
+		}
 	}
 }
 
@@ -422,18 +481,16 @@ func (r *Runner) heartbeat(ctx context.Context) {
 	if len(held) == 0 {
 		return
 	}
-	since := time.Now()
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/3)
-	renewed, err := r.store.Heartbeat(call, req)
-	cancel()
+	renewed, since, err := r.renew(ctx, req)
 	if err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
 		return // the leases may still hold; their own timers tell
 	}
 	for _, n := range renewed {
 		h := Held{n.ID, n.Epoch}
 		if e := held[h]; e != nil {
-			e.renew(since)
+			if !n.Locked {
+				e.renew(since)
+			}
 			if n.CancelRequested {
 				e.cancel(n.CancelNote)
 			}
@@ -445,7 +502,30 @@ func (r *Runner) heartbeat(ctx context.Context) {
 	}
 }
 
-// reportLoop looks for sagas that are due and that nobody here knows.
+// renew sends one heartbeat and returns when it was sent. A connection that is
+// half open must not cost the leases: the first try has little time, the second
+// more, in case it is the store that is slow. A store that one writer keeps to
+// itself is local, and only ever slow.
+func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Renewed, since time.Time, err error) {
+	tries := []time.Duration{r.cfg.Lease / 8, r.cfg.Lease / 3}
+	if r.tx != nil && r.tx.Exclusive() {
+		tries = tries[1:]
+	}
+	for _, timeout := range tries {
+		since = time.Now()
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		renewed, err = r.store.Heartbeat(call, req)
+		cancel()
+		if err == nil {
+			break
+		}
+		r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
+	}
+	return renewed, since, err
+}
+
+// reportLoop looks for sagas that are due and that nobody here knows, and for
+// stuck ones that nobody was told of.
 func (r *Runner) reportLoop(ctx context.Context) {
 	t := time.NewTimer(r.cfg.Poll)
 	defer t.Stop()
@@ -455,23 +535,64 @@ func (r *Runner) reportLoop(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
-		found, err := r.store.Unregistered(call, r.definitions())
-		cancel()
-		if ctx.Err() != nil {
-			return // it was cut short
-		}
-		if err != nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
-		} else {
-			var n int64
-			for _, u := range found {
-				n += int64(u.Count)
-				hook(ctx, "OnUnregistered", r.cfg.OnUnregistered, u)
-			}
-			r.count.unregistered.Store(n)
-		}
+		r.reportUnregistered(ctx)
+		r.reportStuck(ctx)
 		t.Reset(3 * r.cfg.Lease)
+	}
+}
+
+func (r *Runner) reportUnregistered(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	defer cancel()
+	found, err := r.store.Unregistered(call, r.definitions())
+	if ctx.Err() != nil {
+		return // it was cut short
+	}
+	if err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
+		return
+	}
+	var n int64
+	for _, u := range found {
+		n += int64(u.Count)
+		if r.cfg.OnUnregistered != nil {
+			hook(ctx, "OnUnregistered", r.cfg.OnUnregistered, u)
+		} else {
+			slog.WarnContext(ctx, "saga: due, and not registered here", "runner", r.cfg.Name, "saga", u.Saga, "version", u.Version, "count", u.Count, "since", u.Now.Sub(u.Oldest))
+		}
+	}
+	r.count.unregistered.Store(n)
+}
+
+// reportStuck tells of sagas whose owner did not, for it has had a lease to.
+func (r *Runner) reportStuck(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	defer cancel()
+	recs, err := r.store.List(call, Filter{Status: []Status{Stuck}, Unreported: true})
+	if err != nil && ctx.Err() == nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: stuck sagas: %w", err))
+	}
+	for _, rec := range recs {
+		if ctx.Err() != nil {
+			return
+		}
+		if rec.Now.Sub(rec.UpdatedAt) >= r.cfg.Lease {
+			r.isStuck(ctx, r.instance(rec))
+		}
+	}
+}
+
+// isStuck tells of a stuck saga, and then records that it did.
+func (r *Runner) isStuck(ctx context.Context, in *Instance) {
+	if r.cfg.OnStuck != nil {
+		hook(ctx, "OnStuck", r.cfg.OnStuck, StuckSaga{r.cfg.Name, *in})
+	} else {
+		slog.WarnContext(ctx, "saga: stuck", "runner", r.cfg.Name, "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
+	}
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
+	defer cancel()
+	if err := r.store.Reported(call, in.ID, in.Seq); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", in.ID, err)) // it is told again
 	}
 }
 
@@ -483,5 +604,12 @@ func (r *Runner) isDraining() bool {
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
-	hook(ctx, "OnStoreError", r.cfg.OnStoreError, err)
+	if r.cfg.OnStoreError != nil {
+		hook(ctx, "OnStoreError", r.cfg.OnStoreError, err)
+		return
+	}
+	now := time.Now().UnixNano()
+	if last := r.warned.Load(); (last == 0 || now-last >= int64(time.Second)) && r.warned.CompareAndSwap(last, now) {
+		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.cfg.Name, "err", err)
+	}
 }

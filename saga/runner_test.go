@@ -128,10 +128,10 @@ func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
 		var stuck []saga.StuckSaga
 		poison := sequence(step("flight"))
 		abandoned(t, store, "poison")
-		for range 4 {
+		for i := range 4 {
 			time.Sleep(16 * time.Second)
 			_, err := store.Claim(t.Context(), saga.ClaimRequest{
-				Owner: "victim", Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+				Owner: fmt.Sprint("victim-", i), Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 		}
@@ -164,6 +164,9 @@ type gate struct {
 	commit func(context.Context, saga.CommitRequest) (saga.Receipt, error)
 	claim  func(context.Context, saga.ClaimRequest) ([]saga.Record, error)
 	start  func(context.Context, saga.StartRequest) (saga.Record, bool, error)
+
+	heartbeat func(context.Context, saga.HeartbeatRequest) ([]saga.Renewed, error)
+	reported  func(ctx context.Context, id string, seq int64) error
 }
 
 func (g *gate) set(closed bool) {
@@ -202,6 +205,9 @@ func (g *gate) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga
 	if err := g.err(); err != nil {
 		return nil, err
 	}
+	if g.heartbeat != nil {
+		return g.heartbeat(ctx, req)
+	}
 	return g.Store.Heartbeat(ctx, req)
 }
 
@@ -213,6 +219,13 @@ func (g *gate) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt
 		return g.commit(ctx, req)
 	}
 	return g.Store.Commit(ctx, req)
+}
+
+func (g *gate) Reported(ctx context.Context, id string, seq int64) error {
+	if g.reported != nil {
+		return g.reported(ctx, id, seq)
+	}
+	return g.Store.Reported(ctx, id, seq)
 }
 
 func (g *gate) Load(ctx context.Context, id string) (saga.Record, error) {
@@ -268,6 +281,80 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.EqualValues(t, 1, cut.Stats().Lost)
 		require.NotZero(t, storeErrs.Load())
 		require.Equal(t, storeErrs.Load(), cut.Stats().StoreErrors)
+	})
+}
+
+// TestALockedRowIsNotLost: a heartbeat that could not extend a lease leaves it as
+// it is.
+func TestALockedRowIsNotLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		locked time.Duration
+		lost   bool
+	}{"for one heartbeat": {6 * time.Second, false}, "for longer": {21 * time.Second, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				store := saga.NewMemory()
+				g := &gate{Store: store, claim: func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }}
+				g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+					if since := time.Since(begun); since > 3*time.Second && since < 3*time.Second+c.locked {
+						var list []saga.Renewed
+						for _, h := range req.Held {
+							list = append(list, saga.Renewed{ID: h.ID, Epoch: h.Epoch, Locked: true})
+						}
+						return list, nil
+					}
+					return store.Heartbeat(ctx, req)
+				}
+				st := step("flight")
+				st.Do = func(ctx context.Context, _ *trip) error {
+					select {
+					case <-ctx.Done():
+					case <-time.After(40 * time.Second):
+					}
+					assert.Equal(t, c.lost, ctx.Err() != nil)
+					return ctx.Err()
+				}
+				sg := sequence(st)
+				r, stop := begin(t, g, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				time.Sleep(time.Minute)
+				stop()
+				require.Equal(t, c.lost, r.Stats().Lost == 1)
+			})
+		})
+	}
+}
+
+// TestOneHeartbeatWithoutAnAnswerCostsNoLease: the connection is half open, and
+// so is the one that the next is sent on.
+func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		beats := 0
+		g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+			if beats++; beats%3 != 0 {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return store.Heartbeat(ctx, req)
+		}
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error {
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Second):
+			}
+			return ctx.Err()
+		}
+		sg := sequence(st)
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Zero(t, r.Stats().Lost)
 	})
 }
 
@@ -335,6 +422,38 @@ func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
 		require.Equal(t, "thief", rec.Owner)
 		require.EqualValues(t, 4, rec.Seq)
 		synctest.Wait()
+		require.EqualValues(t, 1, r.Stats().Lost)
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
+// TestAWriteOfItsEpochIsNotTakenForItsOwn has a transaction that was given up
+// land after all, in the place of a record of the same length.
+func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+			if req.Status != saga.Compensating {
+				return store.Commit(ctx, req)
+			}
+			late := req
+			late.Nonce, late.Status, late.Release = req.Nonce+1, saga.Completed, true
+			late.Log = []saga.Entry{{Step: "hotel", Op: saga.OpDo, Event: saga.EventDone}, {Event: saga.EventCompleted}}
+			require.Len(t, req.Log, len(late.Log))
+			_, err := store.Commit(ctx, late)
+			require.NoError(t, err)
+			return store.Commit(ctx, req)
+		}
+		flight := step("flight")
+		flight.Undo = func(context.Context, *trip) error { t.Error("a completed saga was undone"); return nil }
+		sg := sequence(flight, failing("hotel", saga.NoEffect(errDeclined)))
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
 		require.EqualValues(t, 1, r.Stats().Lost)
 		require.Zero(t, r.Stats().Held)
 	})

@@ -110,7 +110,7 @@ type Step[S any] struct {
 	// with the saga's log: exactly once. An error rolls it back, and what it
 	// wrote in s. DoTx may neither commit tx nor roll it back. A Runner runs the
 	// DoTx and UndoTx of one saga one at a time, and meanwhile begins no other of
-	// its steps.
+	// its steps. On SQLite each has at most half of RunnerConfig.Lease.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
@@ -33,13 +34,13 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
-		// The answer may have been lost: then the saga is there, and this
-		// runner's if it says so, for no other call has its first epoch.
+		// The answer may have been lost: then the saga is there, and its nonce says
+		// whether this call has started it.
 		found, lerr := r.store.Load(ctx, id)
 		if lerr != nil {
 			return nil, fmt.Errorf("saga: start of %q: %w", id, err)
 		}
-		rec, created = found, here > 0 && found.Owner == r.owner && found.Epoch == 1 && found.Seq == 1
+		rec, created = found, found.Nonce == req.Nonce
 	}
 	if rec.Saga != sg.Name {
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
@@ -48,7 +49,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 		r.count.started.Add(1)
 		r.happened(ctx, &rec, Entry{Event: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
-	if created && rec.Owner != "" {
+	if created && here > 0 && rec.Owner == r.owner && rec.Epoch == 1 {
 		r.hold(rec, since)
 	} else if rec.Owner == "" {
 		r.Wake()
@@ -102,7 +103,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	m.advance(time.Time{}) // the first steps are started with the record
 	return StartRequest{
 		ID: id, Saga: sg.Name, Version: sg.Version, Status: m.status, Data: data, Steps: m.encode(),
-		CompleteIn: sg.Deadline, Log: []Entry{{Event: EventCreated}},
+		Nonce: rand.Int64(), CompleteIn: sg.Deadline, Log: []Entry{{Event: EventCreated}},
 	}, t, nil
 }
 

@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"time"
 )
 
@@ -27,8 +28,8 @@ type Store interface {
 	// Start inserts a saga and its log, or, if the ID exists already, changes
 	// nothing and returns the saga that has it. created reports which.
 	//
-	// The new record has the request's ID, Saga, Version, Status, Data and Steps,
-	// Seq len(Log), CompleteBy now + CompleteIn (none if that is 0), and
+	// The new record has the request's ID, Saga, Version, Status, Data, Steps and
+	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is 0), and
 	// CreatedAt and UpdatedAt now. With an Owner it is claimed from the start:
 	// Owner, Epoch 1, WakeAt now + Lease. Without one: Owner "", Epoch 0, WakeAt
 	// now. Everything else is zero. It costs one commit.
@@ -42,20 +43,24 @@ type Store interface {
 	// has locked are passed over, not waited for.
 	//
 	// For each: Previous is what Owner was, Takeovers grows by one if that was
-	// not "", Epoch grows by one, Owner is the request's and WakeAt is now + Lease.
+	// neither "" nor the request's Owner, which has not crashed, Epoch grows by
+	// one, Owner is the request's and WakeAt is now + Lease.
 	// Seq, UpdatedAt and the log stay. No saga is ever claimed twice in one epoch.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
 	// Heartbeat sets WakeAt to now + Lease for each saga of Held whose Owner and
-	// Epoch are still as given, and returns those. One statement for all.
+	// Epoch are still as given, and returns those. One statement for all. It does
+	// not wait for a row that another transaction has locked: it returns that with
+	// Locked set, and leaves its WakeAt as it is.
 	Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed, error)
 
 	// Commit writes the next state of one saga and appends its log, if and only
 	// if the record's Epoch and Seq are still the request's; otherwise, also when
 	// there is no such saga, it returns ErrFenced.
 	//
-	// Status, Data, Steps, Failures, Takeovers and LastError become the
-	// request's, Seq grows by len(Log), UpdatedAt is now. WakeAt and Owner stay,
+	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
+	// request's, Seq grows by len(Log), UpdatedAt is now, Reported false. No other
+	// method but Start changes Nonce. WakeAt and Owner stay,
 	// unless Release is set: then Owner is "" and WakeAt is now + WakeIn. The i-th
 	// entry of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now.
 	// It costs one round trip and at most one commit: commits of several sagas
@@ -81,9 +86,33 @@ type Store interface {
 	// the record's Seq, without a gap. A saga that does not exist has none.
 	History(ctx context.Context, id string) ([]Entry, error)
 
+	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes
+	// nothing else, and nothing at all of any other saga.
+	Reported(ctx context.Context, id string, seq int64) error
+
 	// Unregistered counts the due sagas (as in Claim) whose Saga and Version are
 	// not among registered, by Saga and Version.
 	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
+}
+
+// ErrNotMigrated is returned by the Check of a store whose tables are missing, or
+// of another version.
+var ErrNotMigrated = errors.New("saga: the store is not migrated")
+
+// A Checker is a Store that can say whether it is ready for use. A runner that
+// finds that it is not does not begin to run.
+type Checker interface {
+	// Check returns an error that is [ErrNotMigrated] if the store was not set up
+	// for this version. Any other error says that it could not find out.
+	Check(ctx context.Context) error
+}
+
+// A Notifier is a Store that can tell when sagas may have become due, so that
+// they need not wait for a runner's next Poll.
+type Notifier interface {
+	// Listen calls notify, from one goroutine, until ctx ends or it fails. A runner
+	// then calls it again after Poll.
+	Listen(ctx context.Context, notify func()) error
 }
 
 // A TxStore is a Store in a database of package [database/sql], where a saga
@@ -95,6 +124,10 @@ type TxStore interface {
 	// Begin begins the transaction of one DoTx or UndoTx. In SQLite it takes the
 	// write lock at once (BEGIN IMMEDIATE).
 	Begin(ctx context.Context) (*sql.Tx, error)
+
+	// Exclusive reports whether a transaction of Begin keeps every other writer
+	// out, a heartbeat too, as in SQLite. A runner then ends it after half a lease.
+	Exclusive() bool
 
 	// StartTx is Start inside tx, and neither commits nor rolls it back. An ID
 	// that exists already must leave tx usable.
@@ -118,6 +151,7 @@ type Record struct {
 	Steps   []byte // every step's progress; a short text (JSON), opaque to the store
 
 	Seq      int64  // entries in the log; with Epoch the fence of every write
+	Nonce    int64  // of the Start or Commit that wrote last
 	Owner    string // the runner that holds the saga; "": nobody
 	Previous string // what Owner was before Claim; "" from every other method
 	Epoch    int64  // the fencing token: grows with each claim
@@ -126,10 +160,11 @@ type Record struct {
 	CompleteBy time.Time // before the pivot: compensate from then on; zero: never
 
 	Failures        int    // attempts that have failed since the last step that succeeded
-	Takeovers       int    // claims from a crashed owner since the last result of a step
+	Takeovers       int    // claims from another owner that had not given it up, since the last result of a step
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested
+	Reported        bool   // of a stuck saga: OnStuck was called
 
 	CreatedAt time.Time
 	UpdatedAt time.Time // of the latest Start, Commit or Cancel
@@ -144,6 +179,7 @@ type StartRequest struct {
 	Status     Status
 	Data       []byte
 	Steps      []byte
+	Nonce      int64         // random: see CommitRequest
 	CompleteIn time.Duration // 0: no deadline
 	Owner      string        // "": left to be claimed
 	Lease      time.Duration // of Owner
@@ -177,10 +213,11 @@ type Held struct {
 	Epoch int64
 }
 
-// Renewed is a saga whose lease a heartbeat has extended.
+// Renewed is a saga that is still its owner's.
 type Renewed struct {
 	ID              string
 	Epoch           int64
+	Locked          bool // the lease was not extended, and ends when it was to end
 	CancelRequested bool
 	CancelNote      string
 }
@@ -190,6 +227,10 @@ type CommitRequest struct {
 	ID    string
 	Epoch int64 // the record's must still be this
 	Seq   int64 // the record's must still be this
+	// Nonce is a random number by which a caller whose answer was lost recognizes
+	// its own write in the record. Seq and Epoch do not tell it from another write
+	// of this owner, such as a transaction whose COMMIT arrives late.
+	Nonce int64
 
 	Status    Status
 	Data      []byte
@@ -229,7 +270,9 @@ type Filter struct {
 	Saga   string   // "": every definition
 	Status []Status // empty: every status
 	After  string   // only IDs above this one: the last ID of the page before
-	Limit  int      // at most; 0: 100
+
+	Unreported bool // only those that are not Reported
+	Limit      int  // at most; 0: 100
 }
 
 // Unregistered counts due sagas that a runner leaves alone because their

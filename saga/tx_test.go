@@ -149,12 +149,16 @@ type txMemory struct {
 	db     *sql.DB
 	mu     sync.Mutex
 	fenced bool // the next CommitTx finds another owner
+
+	exclusive bool
 }
 
 func newTxMemory(t *testing.T) *txMemory {
 	l, db := newLedger(t)
 	return &txMemory{Memory: saga.NewMemory(), l: l, db: db}
 }
+
+func (m *txMemory) Exclusive() bool { return m.exclusive }
 
 func (m *txMemory) Begin(ctx context.Context) (*sql.Tx, error) { return m.db.BeginTx(ctx, nil) }
 
@@ -275,6 +279,30 @@ func TestAFailedDoTxNeedsNoUndo(t *testing.T) {
 		}
 		require.Equal(t, []string{"do flight", "undo flight", "do flight", "undo flight"}, store.l.did())
 	})
+}
+
+// TestATransactionThatKeepsHeartbeatsOutHasHalfALease: it would else cost its
+// saga, and those beside it, their leases.
+func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
+	for exclusive, want := range map[bool]time.Duration{true: 5 * time.Second, false: time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			store := newTxMemory(t)
+			store.exclusive = exclusive
+			begun := time.Now()
+			st := inTx("flight")
+			st.Attempts = 1
+			st.DoTx = func(ctx context.Context, _ *sql.Tx, _ *trip) error {
+				<-ctx.Done()
+				require.Equal(t, want, time.Since(begun))
+				return ctx.Err()
+			}
+			sg := sequence(st)
+			r, _ := begin[trip](t, store, saga.RunnerConfig{Lease: 10 * time.Second}, sg)
+			mustStart(t, r, sg)
+			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCompensated)
+		})
+	}
 }
 
 func TestAFencedOwnerRollsBack(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/saga"
@@ -34,6 +35,10 @@ const (
 	maxBytes = 1 << 20 // reached by the last one that is taken
 )
 
+// maxHold is how long a single commit keeps its lane at most: longer than one
+// takes that waits for no row.
+const maxHold = 1500 * time.Millisecond
+
 // A pending commit is one that waits for a batch, or is in one.
 type pending struct {
 	req     saga.CommitRequest
@@ -53,7 +58,10 @@ func (g *group) commit(ctx context.Context, req saga.CommitRequest) (saga.Receip
 	if g.busy < g.lanes {
 		g.busy++
 		g.mu.Unlock()
-		defer g.next()
+		leave := sync.OnceFunc(g.next)
+		defer leave()
+		// It may wait for a row that somebody keeps locked.
+		defer time.AfterFunc(maxHold, leave).Stop()
 		return g.alone(ctx, req)
 	}
 	p := &pending{req: req, sent: make(chan struct{})}

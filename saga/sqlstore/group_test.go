@@ -1,6 +1,7 @@
 package sqlstore_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -108,6 +109,32 @@ func TestACommitOutlivesItsContextWithItsBatch(t *testing.T) {
 	})
 }
 
+// TestACommitThatTakesLongGivesUpItsLane: it waits for a row that somebody keeps
+// locked, and the others do not wait for it.
+func TestACommitThatTakesLongGivesUpItsLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.takes = time.Hour
+		d.fill()
+		d.mu.Lock()
+		d.takes = time.Second
+		d.mu.Unlock()
+		outcomes := []*outcome{d.commit("a"), d.commit("b"), d.commit("c")}
+		for _, o := range outcomes {
+			require.NoError(t, o.wait())
+			require.Less(t, o.took, 3*time.Second)
+		}
+		require.Equal(t, []string{"batch a b c"}, d.seen()[lanes:])
+		time.Sleep(time.Hour)
+		d.fill() // no more at once than before
+		e, f := d.commit("e"), d.commit("f")
+		require.Equal(t, 2*lanes+1, len(d.seen()))
+		require.NoError(t, e.wait())
+		require.NoError(t, f.wait())
+		require.Equal(t, "batch e f", d.seen()[2*lanes+1])
+	})
+}
+
 func TestABatchHasItsLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
@@ -144,8 +171,9 @@ type desk struct {
 	deaf   bool            // to the end of a ctx
 	data   []byte
 
-	mu  sync.Mutex
-	log []string
+	mu    sync.Mutex
+	log   []string
+	takes time.Duration // 0: a second
 }
 
 func newDesk(t *testing.T) *desk {
@@ -218,6 +246,10 @@ func (d *desk) QueryContext(ctx context.Context, query string, args []driver.Nam
 		ID string
 	}
 	what, out := "alone", new(written)
+	if len(args) == 0 { // SHOW
+		out.rows = append(out.rows, []driver.Value{"read committed"})
+		return out, nil
+	}
 	if len(args) == 1 {
 		what = "batch"
 		if err := json.Unmarshal([]byte(args[0].Value.(string)), &batch); err != nil {
@@ -242,9 +274,10 @@ func (d *desk) QueryContext(ctx context.Context, query string, args []driver.Nam
 	}
 	d.mu.Lock()
 	d.log = append(d.log, asked)
+	takes := cmp.Or(d.takes, time.Second)
 	d.mu.Unlock()
 	select {
-	case <-time.After(time.Second):
+	case <-time.After(takes):
 	case <-when(!d.deaf, ctx.Done()):
 		return nil, ctx.Err()
 	}

@@ -15,10 +15,28 @@ import (
 
 // sqlite writes in transactions of two or three statements, of which the first
 // takes the lock of the only writer. Times are milliseconds since 1970.
-type sqlite struct{}
+type sqlite struct {
+	started, committed, released string
+	log                          *byCount
+	locked, crashed, waiting     string
+	claimed, beat, canceled      string
+	deletedSaga, deletedLog      string
+}
+
+func newSQLite(t tables) *sqlite {
+	return &sqlite{
+		started: t.sql(sqliteStart), committed: t.sql(sqliteCommitText("")),
+		released: t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
+		log:      newByCount(func(n int) string { return t.sql(sqliteLogText(n)) }),
+		locked:   t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
+		crashed:  t.sql(fmt.Sprintf(sqliteDue, ">")), waiting: t.sql(fmt.Sprintf(sqliteDue, "=")),
+		claimed: t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
+		deletedSaga: t.sql(sqliteDelete), deletedLog: t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
+	}
+}
 
 const sqliteSchema = `
-CREATE TABLE IF NOT EXISTS saga (
+CREATE TABLE {p}saga (
 	id               text    NOT NULL PRIMARY KEY,
 	name             text    NOT NULL,
 	version          integer NOT NULL,
@@ -26,6 +44,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	data             blob    NOT NULL,
 	steps            text    NOT NULL,
 	seq              integer NOT NULL,
+	nonce            integer NOT NULL,
 	owner            text    NOT NULL,
 	epoch            integer NOT NULL,
 	wake_at          integer NOT NULL,
@@ -35,12 +54,12 @@ CREATE TABLE IF NOT EXISTS saga (
 	last_error       text    NOT NULL DEFAULT '',
 	cancel_requested integer NOT NULL DEFAULT 0,
 	cancel_note      text    NOT NULL DEFAULT '',
+	reported         integer NOT NULL DEFAULT 0,
 	created_at       integer NOT NULL,
 	updated_at       integer NOT NULL
 );
-CREATE INDEX IF NOT EXISTS saga_live ON saga (name, version, owner, wake_at) WHERE ` + isLive + `;
-CREATE INDEX IF NOT EXISTS saga_stuck ON saga (id) WHERE ` + isStuck + `;
-CREATE TABLE IF NOT EXISTS saga_log (
+` + indexes + `
+CREATE TABLE {p}saga_log (
 	saga_id text    NOT NULL,
 	seq     integer NOT NULL,
 	step    text    NOT NULL,
@@ -52,22 +71,21 @@ CREATE TABLE IF NOT EXISTS saga_log (
 	at      integer NOT NULL,
 	PRIMARY KEY (saga_id, seq)
 ) WITHOUT ROWID;
-` + saga.BarrierTable
+CREATE TABLE {p}saga_schema (version integer NOT NULL);
+`
 
 // sqliteNow is the clock. (unixepoch knows fractions only since 3.42.)
 const sqliteNow = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 
-func (d sqlite) migrate(ctx context.Context, db *sql.DB) error {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+func (*sqlite) schema() string { return sqliteSchema }
+
+// check refuses settings that could lose a commit, or give up on a lock at once.
+func (*sqlite) check(ctx context.Context, q querier) error {
 	var synchronous, busy int
-	if err := conn.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
+	if err := q.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
 		return err
 	}
-	if err := conn.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy); err != nil {
+	if err := q.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy); err != nil {
 		return err
 	}
 	if synchronous < 2 {
@@ -76,45 +94,52 @@ func (d sqlite) migrate(ctx context.Context, db *sql.DB) error {
 	if busy <= 0 {
 		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection, for a writer must wait for another process's")
 	}
-	tx, err := conn.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	for statement := range strings.SplitSeq(sqliteSchema, ";") {
-		if _, err := tx.ExecContext(ctx, statement); err != nil {
-			return err
-		}
-	}
-	return tx.Commit()
+	return nil
 }
 
-func (sqlite) txOptions() *sql.TxOptions { return nil }
+func (*sqlite) hasTable(ctx context.Context, q querier, name string) (has bool, err error) {
+	return has, q.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?`, name).Scan(&has)
+}
 
-const sqliteLock = "UPDATE saga SET seq = seq WHERE 0"
-
-// lock makes a transaction a writer before it has read anything: what it reads
-// is then the newest there is, and it cannot fail to become one later.
-func (sqlite) lock(ctx context.Context, q querier) error {
-	_, err := q.ExecContext(ctx, sqliteLock)
+// lockSchema makes the transaction the only writer, which takes a real write.
+func (*sqlite) lockSchema(ctx context.Context, q querier) error {
+	_, err := q.ExecContext(ctx, `CREATE TABLE saga_migrating (id integer)`)
+	if err == nil {
+		_, err = q.ExecContext(ctx, `DROP TABLE saga_migrating`)
+	}
 	return err
 }
 
-func (sqlite) columns() string { return recordColumns + ", " + sqliteNow + ", ''" }
+func (*sqlite) isolated(context.Context, querier) (bool, error) { return true, nil }
 
-func (sqlite) bind(int) string { return "?" }
+func (*sqlite) txOptions() *sql.TxOptions { return nil }
 
-// sqliteHot are the statements that are worth preparing.
-var sqliteHot = []string{
-	sqliteStart, sqliteCommit, sqliteCommitRelease, sqliteLog.text(1), sqliteLog.text(2),
-	sqliteLock, sqliteCrashed, sqliteWaiting, sqliteClaim, sqliteHeartbeat,
+// lock makes a transaction a writer before it has read anything: what it reads
+// is then the newest there is, and it cannot fail to become one later.
+func (d *sqlite) lock(ctx context.Context, q querier) error {
+	_, err := q.ExecContext(ctx, d.locked)
+	return err
 }
 
-const sqliteStart = `INSERT INTO saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, created_at, updated_at)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
+func (*sqlite) now() string { return sqliteNow }
+
+func (*sqlite) columns() string { return recordColumns + ", " + sqliteNow + ", ''" }
+
+func (*sqlite) bind(int) string { return "?" }
+
+// hot are the statements that are worth preparing.
+func (d *sqlite) hot() []string {
+	return []string{
+		d.started, d.committed, d.released, d.log.text(1), d.log.text(2),
+		d.locked, d.crashed, d.waiting, d.claimed, d.beat,
+	}
+}
+
+const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
-func (sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
 	var epoch int64
 	if req.Owner != "" {
 		epoch = 1
@@ -126,34 +151,29 @@ func (sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now 
 		completeIn = req.CompleteIn.Milliseconds()
 	}
 	var at moment
-	err = q.QueryRowContext(ctx, sqliteStart, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.Lease.Milliseconds(), completeIn).Scan(&at)
+	err = q.QueryRowContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.Lease.Milliseconds(), completeIn, req.Nonce).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
 	}
 	if err == nil {
-		err = sqliteAppend(ctx, q, req.ID, 0, epoch, req.Log)
+		err = d.append(ctx, q, req.ID, 0, epoch, req.Log)
 	}
 	return at.Time, err == nil, err
 }
 
-var (
-	sqliteCommit        = sqliteCommitText("")
-	sqliteCommitRelease = sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")
-)
-
 func sqliteCommitText(release string) string {
-	return `UPDATE saga SET status = ?, data = ?, steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?,
+	return `UPDATE {p}saga SET status = ?, data = ?, steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
 	updated_at = ` + sqliteNow + release + `
 WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
-func (sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
-	args := make([]any, 0, 11)
-	args = append(args, string(req.Status), nonNil(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError)
-	text := sqliteCommit
+func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+	args := make([]any, 0, 12)
+	args = append(args, string(req.Status), nonNil(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
+	text := d.committed
 	if req.Release {
-		text = sqliteCommitRelease
+		text = d.released
 		args = append(args, req.WakeIn.Milliseconds())
 	}
 	args = append(args, req.ID, req.Epoch, req.Seq)
@@ -164,10 +184,10 @@ func (sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc
 	if err != nil {
 		return rc, err
 	}
-	return rc, sqliteAppend(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
+	return rc, d.append(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
 }
 
-func (d sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) error {
+func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) error {
 	for _, p := range batch {
 		rc, err := d.commit(ctx, q, p.req)
 		if err == saga.ErrFenced {
@@ -181,42 +201,37 @@ func (d sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) er
 	return nil
 }
 
-var sqliteLog = newByCount(func(n int) string {
-	return "INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
+func sqliteLogText(n int) string {
+	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
 		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+sqliteNow+")", n), ", ")
-})
+}
 
-func sqliteAppend(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
+func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
 	args := make([]any, 0, 8*len(log))
 	for i := range log {
 		e := &log[i]
 		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), e.Event, e.Attempt, epoch, e.Error)
 	}
-	_, err := q.ExecContext(ctx, sqliteLog.text(len(log)), args...)
+	_, err := q.ExecContext(ctx, d.log.text(len(log)), args...)
 	return err
 }
 
-const sqliteDue = `SELECT id, wake_at, owner FROM saga
+const sqliteDue = `SELECT id, wake_at, owner FROM {p}saga
 WHERE ` + isLive + ` AND name = ? AND version = ? AND owner %s '' AND wake_at <= ` + sqliteNow + `
 ORDER BY wake_at LIMIT ?`
 
-var (
-	sqliteCrashed = fmt.Sprintf(sqliteDue, ">")
-	sqliteWaiting = fmt.Sprintf(sqliteDue, "=")
-)
-
-const sqliteClaim = `UPDATE saga SET epoch = epoch + 1, owner = ?, wake_at = ` + sqliteNow + ` + ?,
-	takeovers = takeovers + (owner > '')
+const sqliteClaim = `UPDATE {p}saga SET epoch = epoch + 1, owner = ?, wake_at = ` + sqliteNow + ` + ?,
+	takeovers = takeovers + (owner > '' AND owner <> ?)
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
+func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
 	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
-	picked, err := d.due(ctx, q, sqliteCrashed, req.Definitions, req.Limit)
+	picked, err := d.due(ctx, q, d.crashed, req.Definitions, req.Limit)
 	if err == nil && len(picked) < req.Limit {
 		var waiting []dueSaga
-		waiting, err = d.due(ctx, q, sqliteWaiting, req.Definitions, req.Limit-len(picked))
+		waiting, err = d.due(ctx, q, d.waiting, req.Definitions, req.Limit-len(picked))
 		picked = append(picked, waiting...)
 	}
 	if err != nil || len(picked) == 0 {
@@ -228,7 +243,7 @@ func (d sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]
 		ids[i] = p.id
 		previous[p.id] = p.owner
 	}
-	rows, err := q.QueryContext(ctx, sqliteClaim, req.Owner, req.Lease.Milliseconds(), jsonText(ids))
+	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.Lease.Milliseconds(), req.Owner, jsonText(ids))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
 		rec, err := scan(rows)
 		rec.Previous = previous[rec.ID]
@@ -244,7 +259,7 @@ type dueSaga struct {
 
 // due returns the first of what query finds for each definition, of which the
 // index has the order.
-func (sqlite) due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
+func (d *sqlite) due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
 	var found []dueSaga
 	for _, d := range definitions {
 		rows, err := q.QueryContext(ctx, query, d.Saga, d.Version, limit)
@@ -260,39 +275,32 @@ func (sqlite) due(ctx context.Context, q querier, query string, definitions []sa
 	return found[:min(limit, len(found))], nil
 }
 
-const sqliteHeartbeat = `UPDATE saga SET wake_at = ` + sqliteNow + ` + ?
+const sqliteHeartbeat = `UPDATE {p}saga SET wake_at = ` + sqliteNow + ` + ?
 WHERE owner = ? AND (id, epoch) IN (SELECT json_extract(value, '$.id'), json_extract(value, '$.epoch') FROM json_each(?))
-RETURNING id, epoch, cancel_requested, cancel_note`
+RETURNING id, epoch, 0, cancel_requested, cancel_note`
 
-func (sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
-	return q.QueryContext(ctx, sqliteHeartbeat, req.Lease.Milliseconds(), req.Owner, jsonHeld(req.Held))
+func (d *sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
+	return q.QueryContext(ctx, d.beat, req.Lease.Milliseconds(), req.Owner, jsonHeld(req.Held))
 }
 
-const sqliteCancel = `UPDATE saga SET cancel_requested = 1, cancel_note = ?, updated_at = ` + sqliteNow + `,
+const sqliteCancel = `UPDATE {p}saga SET cancel_requested = 1, cancel_note = ?, updated_at = ` + sqliteNow + `,
 	wake_at = CASE WHEN owner = '' THEN ` + sqliteNow + ` ELSE wake_at END
 WHERE id = ? AND status = 'running' AND NOT cancel_requested
 RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (sqlite) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
-	return q.QueryRowContext(ctx, sqliteCancel, note, id)
+func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
+	return q.QueryRowContext(ctx, d.canceled, note, id)
 }
 
-const sqliteUnregistered = `SELECT name, version, count(*), min(wake_at), ` + sqliteNow + ` FROM saga
-WHERE ` + isLive + ` AND wake_at <= ` + sqliteNow + ` AND (name, version) NOT IN (
-	SELECT json_extract(value, '$.name'), json_extract(value, '$.version') FROM json_each(?))
-GROUP BY name, version ORDER BY name, version`
+const sqliteDelete = `DELETE FROM {p}saga WHERE rowid IN (SELECT rowid FROM {p}saga
+	WHERE ` + isEnded + ` AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
 
-func (sqlite) unregistered(ctx context.Context, q querier, registered []saga.Definition) (*sql.Rows, error) {
-	return q.QueryContext(ctx, sqliteUnregistered, jsonDefinitions(registered))
-}
-
-func (sqlite) deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error) {
-	rows, err := q.QueryContext(ctx, `DELETE FROM saga WHERE rowid IN (SELECT rowid FROM saga
-	WHERE `+isEnded+` AND updated_at <= `+sqliteNow+` - ? LIMIT ?) RETURNING id`, age.Milliseconds(), limit)
+func (d *sqlite) deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error) {
+	rows, err := q.QueryContext(ctx, d.deletedSaga, age.Milliseconds(), limit)
 	ids, err := collect(rows, err, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) })
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	_, err = q.ExecContext(ctx, `DELETE FROM saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`, jsonText(ids))
+	_, err = q.ExecContext(ctx, d.deletedLog, jsonText(ids))
 	return int64(len(ids)), err
 }

@@ -4,11 +4,14 @@
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
-//	err = store.Migrate(ctx) // at every start; does nothing when there is nothing to do
+//	err = store.Migrate(ctx) // at every start: it does nothing if all is there
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is one row of the table saga, its history rows of saga_log. What has
-// ended stays until [Store.DeleteEnded] removes it.
+// A saga is one row of the table saga, its history rows of saga_log, and the
+// version of both is in saga_schema. Config.Prefix gives them other names, and
+// [Store.Schema] prints them for another tool. What has ended stays until
+// [Store.DeleteEnded] removes it. No call reads more of the tables than it
+// returns or changes, however many sagas have ended.
 //
 // Each step is committed before the next begins. Where many sagas run, their
 // commits share transactions: those that come while a few others are on their
@@ -17,16 +20,21 @@
 //
 // # PostgreSQL
 //
-// Version 12 or later. The tables are found through the search_path. Each
-// method is one statement and one round trip; a commit that was to share one,
-// and finds its row locked or not its own any more, takes another by itself. A
+// Version 12 or later. The tables are found through the search_path. A write is
+// one statement and one round trip; where the default isolation is not READ
+// COMMITTED it is a transaction of three. A commit that was to share one, and
+// finds its row locked or not its own any more, takes another by itself. A
 // pool of 8 to 16 connections is enough for hundreds of sagas at a time, and
 // one more for each DoTx under way.
 //
-// A process that is stopped in the middle of a DoTx keeps its row locked for as
-// long as its connection lives, and so keeps others from taking the saga over:
-// set idle_in_transaction_session_timeout and tcp_keepalives_idle on the server
-// to a few leases.
+// A process that is stopped in the middle of a DoTx, or cut off from the server,
+// keeps its row locked for as long as the server keeps its connection, and so
+// keeps others from taking the saga over: set
+// idle_in_transaction_session_timeout and tcp_keepalives_idle on the server to a
+// few leases. No other saga waits for that row.
+//
+// A saga that another process has started is found after RunnerConfig.Poll, or
+// within milliseconds with Config.Listen.
 //
 // # SQLite
 //
@@ -43,6 +51,10 @@
 // same database, db.SetMaxOpenConns(1) lets all of them queue in fairness, and a
 // DoTx must then use its tx and nothing else.
 //
+// A DoTx keeps all other writers out while it runs, and with them the heartbeats
+// of every process. A runner therefore ends it after half of RunnerConfig.Lease,
+// whatever its Timeout.
+//
 // Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
 // Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/scheduler-agent-supervisor).
@@ -55,6 +67,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
@@ -84,23 +97,73 @@ func (d Dialect) String() string {
 type Store struct {
 	db      *sql.DB
 	d       dialect
+	tables  tables
+	listen  func(ctx context.Context, channel string, notify func()) error
 	one     *writer // nil: there may be any number
 	commits group
+
+	level atomic.Pointer[bool] // of dialect.isolated; nil: not asked yet
 }
 
 var _ saga.TxStore = (*Store)(nil)
 
+// A Config configures a [Store]. The zero Config is usable.
+type Config struct {
+	// Prefix begins the names of the tables and indexes, for a database that has
+	// others of these names: up to 32 of a-z, 0-9 and _, not a digit first.
+	Prefix string
+
+	// Listen lets runners hear of a saga that was started elsewhere within
+	// milliseconds, instead of after RunnerConfig.Poll. PostgreSQL only. It
+	// executes LISTEN for the channel on a connection of its own, and calls notify
+	// once then and for each notification, until ctx ends or the connection fails.
+	// With pgx:
+	//
+	//	func(ctx context.Context, channel string, notify func()) error {
+	//		conn, err := pgx.Connect(ctx, dsn)
+	//		if err != nil {
+	//			return err
+	//		}
+	//		defer conn.Close(context.Background())
+	//		if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+	//			return err
+	//		}
+	//		for notify(); ; notify() {
+	//			if _, err := conn.WaitForNotification(ctx); err != nil {
+	//				return err
+	//			}
+	//		}
+	//	}
+	//
+	// A store with Listen also notifies, so that every process that starts sagas
+	// needs it. PostgreSQL commits the transactions that notify one after the other:
+	// that of each StartTx, and of each Start by a runner with no place free.
+	Listen func(ctx context.Context, channel string, notify func()) error
+}
+
+// New is Config{}.New.
+func New(db *sql.DB, dialect Dialect) (*Store, error) { return Config{}.New(db, dialect) }
+
 // New returns a Store in db, which it neither asks for anything yet nor ever
-// closes. It returns an error if db is nil or the dialect unknown.
-func New(db *sql.DB, dialect Dialect) (*Store, error) {
+// closes. It returns an error if db is nil, the dialect unknown, or the Config
+// wrong for it.
+func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
 	if db == nil {
 		return nil, errors.New("sqlstore: New needs a *sql.DB, not nil")
 	}
+	if !isPrefix(c.Prefix) {
+		return nil, fmt.Errorf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix)
+	}
+	t := tables(c.Prefix)
 	switch dialect {
 	case PostgreSQL:
-		return newStore(db, postgres{}, nil, 8), nil
+		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 8), nil
 	case SQLite:
-		return newStore(db, sqlite{}, newWriter(db), 1), nil
+		if c.Listen != nil {
+			return nil, errors.New("sqlstore: Config.Listen is for PostgreSQL")
+		}
+		d := newSQLite(t)
+		return newStore(db, d, t, nil, newWriter(db, d.hot()), 1), nil
 	}
 	return nil, fmt.Errorf("sqlstore: New does not know %v: must be PostgreSQL or SQLite", dialect)
 }
@@ -108,8 +171,8 @@ func New(db *sql.DB, dialect Dialect) (*Store, error) {
 // newStore has lanes for commits. SQLite has one writer. PostgreSQL gathers what
 // waits for the disk itself: with fewer lanes than 8 it is kept from that where
 // the disk is slow, with more it works more for each commit where it is fast.
-func newStore(db *sql.DB, d dialect, one *writer, lanes int) *Store {
-	s := &Store{db: db, d: d, one: one}
+func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, string, func()) error, one *writer, lanes int) *Store {
+	s := &Store{db: db, d: d, tables: t, listen: listen, one: one}
 	s.commits = group{
 		lanes: lanes,
 		alone: func(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
@@ -129,7 +192,13 @@ func newStore(db *sql.DB, d dialect, one *writer, lanes int) *Store {
 // A dialect holds what differs between the databases. Where a method takes a
 // querier, its caller sees to it that the statements are one transaction.
 type dialect interface {
-	migrate(ctx context.Context, db *sql.DB) error
+	schema() string
+	check(ctx context.Context, q querier) error // the connection's settings
+	hasTable(ctx context.Context, q querier, name string) (bool, error)
+	lockSchema(ctx context.Context, q querier) error
+	// isolated reports whether a statement that is not in a transaction sees the
+	// newest version of each row that it changes.
+	isolated(ctx context.Context, q querier) (bool, error)
 	txOptions() *sql.TxOptions
 	lock(ctx context.Context, q querier) error
 
@@ -141,9 +210,9 @@ type dialect interface {
 	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error)
 	cancel(ctx context.Context, q querier, id, note string) *sql.Row
-	unregistered(ctx context.Context, q querier, registered []saga.Definition) (*sql.Rows, error)
 	deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error)
 
+	now() string
 	columns() string // of a record, in the order of scan
 	bind(i int) string
 }
@@ -153,17 +222,6 @@ type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
-// Migrate creates the tables and indexes that are missing, [saga.BarrierTable]
-// among them. Processes may call it at the same time. On SQLite it returns an
-// error if the connection's settings could lose a commit or give up on a lock
-// at once.
-func (s *Store) Migrate(ctx context.Context) error {
-	if err := s.d.migrate(ctx, s.db); err != nil {
-		return fmt.Errorf("sqlstore: migrate: %w", err)
-	}
-	return nil
 }
 
 // Start implements [saga.Store].
@@ -192,7 +250,7 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (sa
 	}
 	rec := saga.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)),
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
 	}
 	if req.Owner != "" {
@@ -230,6 +288,9 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	return tx, wrap("begin", err)
 }
 
+// Exclusive implements [saga.TxStore]: SQLite has one writer.
+func (s *Store) Exclusive() bool { return s.one != nil }
+
 // CommitTx implements [saga.TxStore].
 func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
 	rc, err := s.d.commit(ctx, tx, req)
@@ -256,14 +317,14 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 	beat := func(ctx context.Context, q querier) error {
 		rows, err := s.d.heartbeat(ctx, q, req)
 		renewed, err = collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
-			return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+			return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
 		})
 		return err
 	}
 	if s.one != nil {
 		err = s.one.write(ctx, true, beat)
 	} else {
-		err = beat(ctx, s.db)
+		err = s.write(ctx, beat)
 	}
 	return renewed, wrap("heartbeat", err)
 }
@@ -287,7 +348,7 @@ func (s *Store) Load(ctx context.Context, id string) (saga.Record, error) {
 }
 
 func (s *Store) load(ctx context.Context, q querier, id string) (saga.Record, error) {
-	rec, err := scan(q.QueryRowContext(ctx, "SELECT "+s.d.columns()+" FROM saga WHERE id = "+s.d.bind(1), id))
+	rec, err := scan(q.QueryRowContext(ctx, s.tables.sql("SELECT "+s.d.columns()+" FROM {p}saga WHERE id = "+s.d.bind(1)), id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return rec, saga.ErrNotFound
 	}
@@ -302,53 +363,67 @@ func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, error) 
 	return recs, wrap("list", err)
 }
 
+// listing asks for the first of each status, of which the indexes have the order,
+// and merges them: where few of very many are admitted, no others are read.
 func (s *Store) listing(f saga.Filter) (query string, args []any) {
-	var b strings.Builder
 	bind := func(v any) string {
 		args = append(args, v)
 		return s.d.bind(len(args))
-	}
-	fmt.Fprintf(&b, "SELECT %s FROM saga WHERE id > %s", s.d.columns(), bind(f.After))
-	if f.Saga != "" {
-		fmt.Fprintf(&b, " AND name = %s", bind(f.Saga))
-	}
-	if len(f.Status) > 0 {
-		among := make([]string, len(f.Status))
-		live, stuck := true, true
-		for i, st := range f.Status {
-			among[i] = bind(string(st))
-			live = live && (st == saga.Running || st == saga.Compensating)
-			stuck = stuck && st == saga.Stuck
-		}
-		fmt.Fprintf(&b, " AND status IN (%s)", strings.Join(among, ", "))
-		// Said once more in the words of the partial indexes, so that what has
-		// ended, which is most, need not be read.
-		if live {
-			b.WriteString(" AND " + isLive)
-		}
-		if stuck {
-			b.WriteString(" AND " + isStuck)
-		}
 	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = 100
 	}
-	fmt.Fprintf(&b, " ORDER BY id LIMIT %s", bind(limit))
-	return b.String(), args
+	status := f.Status
+	if len(status) == 0 && f.Saga != "" {
+		status = []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned}
+	}
+	one := func(status ...saga.Status) string {
+		var b strings.Builder
+		fmt.Fprintf(&b, "SELECT %s FROM {p}saga WHERE id > %s", s.d.columns(), bind(f.After))
+		if f.Saga != "" {
+			fmt.Fprintf(&b, " AND name = %s", bind(f.Saga))
+		}
+		for _, st := range status {
+			fmt.Fprintf(&b, " AND status = %s", bind(string(st)))
+		}
+		if f.Unreported {
+			b.WriteString(" AND NOT reported")
+		}
+		fmt.Fprintf(&b, " ORDER BY id LIMIT %s", bind(limit))
+		return b.String()
+	}
+	if len(status) <= 1 {
+		return s.tables.sql(one(status...)), args
+	}
+	var arms []string
+	for i, st := range status {
+		if !slices.Contains(status[:i], st) {
+			arms = append(arms, fmt.Sprintf("SELECT * FROM (%s) AS s%d", one(st), i))
+		}
+	}
+	return s.tables.sql(strings.Join(arms, " UNION ALL ") + " ORDER BY id LIMIT " + bind(limit)), args
 }
 
 // The conditions of the partial indexes.
 const (
 	isLive  = "status IN ('running', 'compensating')"
-	isStuck = "status = 'stuck'"
 	isEnded = "status IN ('completed', 'compensated', 'abandoned')"
 )
 
+// indexes are of what is claimed, what is listed and what is deleted. No column
+// of theirs changes with a step, which PostgreSQL then writes without touching
+// them; what has ended was last given up when it ended, so that wake_at tells.
+const indexes = `
+CREATE INDEX {p}saga_live ON {p}saga (name, version, owner, wake_at) WHERE ` + isLive + `;
+CREATE INDEX {p}saga_ended ON {p}saga (wake_at) WHERE ` + isEnded + `;
+CREATE INDEX {p}saga_status ON {p}saga (status, id);
+CREATE INDEX {p}saga_name ON {p}saga (name, status, id);`
+
 // History implements [saga.Store].
 func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT seq, step, op, event, attempt, epoch, error, at FROM saga_log"+
-		" WHERE saga_id = "+s.d.bind(1)+" ORDER BY seq", id)
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log"+
+		" WHERE saga_id = "+s.d.bind(1)+" ORDER BY seq"), id)
 	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
 		var at moment
 		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Event, &e.Attempt, &e.Epoch, &e.Error, &at)
@@ -358,16 +433,57 @@ func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
 	return log, wrap("history", err)
 }
 
-// Unregistered implements [saga.Store].
+// Unregistered implements [saga.Store]. It goes from one definition that has live
+// sagas to the next, and reads those of the ones that are not registered.
 func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
-	rows, err := s.d.unregistered(ctx, s.db, registered)
-	found, err := collect(rows, err, func(rows *sql.Rows) (u saga.Unregistered, err error) {
-		var oldest, now moment
-		err = rows.Scan(&u.Saga, &u.Version, &u.Count, &oldest, &now)
-		u.Oldest, u.Now = oldest.Time, now.Time
-		return u, err
-	})
+	found, err := s.unregistered(ctx, registered)
 	return found, wrap("unregistered", err)
+}
+
+func (s *Store) unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
+	next := s.tables.sql("SELECT name, version FROM {p}saga WHERE " + isLive +
+		" AND (name, version) > (" + s.d.bind(1) + ", " + s.d.bind(2) + ") ORDER BY name, version LIMIT 1")
+	count := s.tables.sql("SELECT count(*), min(wake_at), " + s.d.now() + " FROM {p}saga WHERE " + isLive +
+		" AND name = " + s.d.bind(1) + " AND version = " + s.d.bind(2) + " AND wake_at <= " + s.d.now())
+	var found []saga.Unregistered
+	for d := (saga.Definition{Version: -1}); ; {
+		err := s.db.QueryRowContext(ctx, next, d.Saga, d.Version).Scan(&d.Saga, &d.Version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return found, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(registered, d) {
+			continue
+		}
+		var oldest, now moment
+		u := saga.Unregistered{Definition: d}
+		if err := s.db.QueryRowContext(ctx, count, d.Saga, d.Version).Scan(&u.Count, &oldest, &now); err != nil {
+			return nil, err
+		}
+		if u.Oldest, u.Now = oldest.Time, now.Time; u.Count > 0 {
+			found = append(found, u)
+		}
+	}
+}
+
+// Reported implements [saga.Store].
+func (s *Store) Reported(ctx context.Context, id string, seq int64) error {
+	text := s.tables.sql("UPDATE {p}saga SET reported = true WHERE id = " + s.d.bind(1) + " AND seq = " + s.d.bind(2) + " AND status = 'stuck'")
+	return wrap("reported", s.write(ctx, func(ctx context.Context, q querier) error {
+		_, err := q.ExecContext(ctx, text, id, seq)
+		return err
+	}))
+}
+
+// Listen implements [saga.Notifier].
+func (s *Store) Listen(ctx context.Context, notify func()) error {
+	if s.listen == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return wrap("listen", s.listen(ctx, s.tables.channel(), notify))
 }
 
 // DeleteEnded deletes up to limit sagas that ended at least age ago, with their
@@ -384,10 +500,37 @@ func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (
 // write makes fn one transaction: by itself, where each of its statements is
 // one, or as the only writer.
 func (s *Store) write(ctx context.Context, fn func(context.Context, querier) error) error {
-	if s.one == nil {
+	if s.one != nil {
+		return s.one.write(ctx, false, fn)
+	}
+	alone, err := s.isolated(ctx)
+	if err != nil {
+		return err
+	}
+	if alone {
 		return fn(ctx, s.db)
 	}
-	return s.one.write(ctx, false, fn)
+	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(ctx, tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// isolated asks once. Where it is false a write takes two round trips more.
+func (s *Store) isolated(ctx context.Context) (bool, error) {
+	if known := s.level.Load(); known != nil {
+		return *known, nil
+	}
+	is, err := s.d.isolated(ctx, s.db)
+	if err == nil {
+		s.level.Store(&is)
+	}
+	return is, err
 }
 
 // wrap says which method an error is from. The store's own answers stay as
@@ -403,8 +546,8 @@ func wrap(what string, err error) error {
 func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 	var r saga.Record
 	var wakeAt, completeBy, createdAt, updatedAt, now moment
-	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Owner, &r.Epoch,
-		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote,
+	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
+		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
 		&createdAt, &updatedAt, &now, &r.Previous)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
 		wakeAt.Time, completeBy.Time, createdAt.Time, updatedAt.Time, now.Time
@@ -412,8 +555,8 @@ func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 }
 
 // recordColumns are what scan reads, but for the clock and the owner before.
-const recordColumns = `id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
-	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
+const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
+	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
 
 // collect reads all rows. It takes the error of the query for the sake of its
 // callers.

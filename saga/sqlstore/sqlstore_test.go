@@ -26,6 +26,13 @@ func TestNewRefusesWhatIsMissing(t *testing.T) {
 	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
 	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect(7))
 	require.EqualError(t, err, "sqlstore: New does not know Dialect(7): must be PostgreSQL or SQLite")
+	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
+		_, err = sqlstore.Config{Prefix: prefix}.New(open(new(script)), sqlstore.SQLite)
+		require.EqualError(t, err, fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix))
+	}
+	listen := func(context.Context, string, func()) error { return nil }
+	_, err = sqlstore.Config{Prefix: "a_9", Listen: listen}.New(open(new(script)), sqlstore.SQLite)
+	require.EqualError(t, err, "sqlstore: Config.Listen is for PostgreSQL")
 	require.Equal(t, "PostgreSQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.SQLite))
 }
 
@@ -41,12 +48,14 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 		{2, 5000, ""},
 		{3, 1, ""},
 	} {
-		s := &script{answers: map[string][]driver.Value{"PRAGMA synchronous": {c.synchronous}, "PRAGMA busy_timeout": {c.busy}}}
+		s := &script{answers: map[string][]driver.Value{
+			"PRAGMA synchronous": {c.synchronous}, "PRAGMA busy_timeout": {c.busy}, "SELECT count(*) FROM sqlite_master": {int64(0)},
+		}}
 		store := newStore(t, s, sqlstore.SQLite)
 		err := store.Migrate(t.Context())
 		if c.want == "" {
 			require.NoError(t, err)
-			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_log")
+			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE saga_log")
 			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_barrier")
 			require.Equal(t, "COMMIT", s.log[len(s.log)-1])
 		} else {
@@ -58,8 +67,11 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 
 // TestPostgreSQLWritesInOneRoundTrip counts them.
 func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
-	s := new(script)
+	s := &script{answers: map[string][]driver.Value{"SHOW": {"read committed"}}}
 	store := newStore(t, s, sqlstore.PostgreSQL)
+	_, err := store.Commit(t.Context(), saga.CommitRequest{ID: "a", Log: make([]saga.Entry, 1)})
+	require.ErrorIs(t, err, saga.ErrFenced)
+	require.Len(t, s.log, 2, "it asks for the isolation once")
 	for entries := range 9 {
 		s.log = nil
 		_, err := store.Commit(t.Context(), saga.CommitRequest{ID: "a", Epoch: 1, Seq: 1, Log: make([]saga.Entry, entries+1), Release: entries%2 == 0})
@@ -193,6 +205,8 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 			"load":         func() error { _, err := store.Load(ctx, "a"); return err },
 			"list":         func() error { _, err := store.List(ctx, saga.Filter{}); return err },
 			"history":      func() error { _, err := store.History(ctx, "a"); return err },
+			"reported":     func() error { return store.Reported(ctx, "a", 1) },
+			"check":        func() error { return store.Check(ctx) },
 			"unregistered": func() error { _, err := store.Unregistered(ctx, defs); return err },
 			"delete":       func() error { _, err := store.DeleteEnded(ctx, time.Hour, 1); return err },
 		} {
@@ -214,24 +228,6 @@ func TestNothingToDoAsksNothing(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, renewed)
 		require.Empty(t, s.log)
-	}
-}
-
-// TestListUsesThePartialIndexes: their conditions are in the text.
-func TestListUsesThePartialIndexes(t *testing.T) {
-	for _, c := range []struct {
-		status []saga.Status
-		want   string
-	}{
-		{[]saga.Status{saga.Stuck}, " AND status = 'stuck' ORDER BY"},
-		{[]saga.Status{saga.Compensating}, " AND status IN ('running', 'compensating') ORDER BY"},
-		{[]saga.Status{saga.Running, saga.Stuck}, " AND status IN ($2, $3) ORDER BY"},
-		{nil, "WHERE id > $1 ORDER BY"},
-	} {
-		s := new(script)
-		_, err := newStore(t, s, sqlstore.PostgreSQL).List(t.Context(), saga.Filter{Status: c.status})
-		require.NoError(t, err)
-		require.Contains(t, s.log[0], c.want)
 	}
 }
 

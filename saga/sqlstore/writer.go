@@ -11,7 +11,8 @@ import (
 // other. Two that tried at once would not wait for each other in turn but ask
 // again and again, with pauses.
 type writer struct {
-	db *sql.DB
+	db  *sql.DB
+	hot []string // statements to prepare
 	// Whoever is in gate writes. The others wait in queue for their turn at the
 	// gate, all but a heartbeat: however much there is to write, no lease is lost
 	// over it.
@@ -19,8 +20,8 @@ type writer struct {
 	prepared    map[string]*sql.Stmt // by text; of whoever is in gate
 }
 
-func newWriter(db *sql.DB) *writer {
-	return &writer{db: db, gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
+func newWriter(db *sql.DB, hot []string) *writer {
+	return &writer{db: db, hot: hot, gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
 }
 
 // enter waits until the caller is the only one in the gate.
@@ -80,7 +81,7 @@ func (w *writer) prepare(ctx context.Context) error {
 		return nil
 	}
 	prepared := make(map[string]*sql.Stmt)
-	for _, text := range sqliteHot {
+	for _, text := range w.hot {
 		stmt, err := w.db.PrepareContext(ctx, text)
 		if err != nil {
 			for _, stmt := range prepared {

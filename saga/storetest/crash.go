@@ -270,6 +270,8 @@ func (tr *trial) newSide(first bool) *side {
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
 		Lease: 600 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
+		// What goes wrong is meant to.
+		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
 	})
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)
@@ -561,6 +563,13 @@ func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
 	return p.Store.Load(ctx, id)
 }
 
+func (p *process) Reported(ctx context.Context, id string, seq int64) error {
+	if err := p.read(); err != nil {
+		return err
+	}
+	return p.Store.Reported(ctx, id, seq)
+}
+
 func (p *process) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
 	return nil, p.read() // of the other trials
 }
@@ -577,6 +586,8 @@ func (p *txProcess) Begin(ctx context.Context) (*sql.Tx, error) {
 	}
 	return p.tx.Begin(ctx)
 }
+
+func (p *txProcess) Exclusive() bool { return p.tx.Exclusive() }
 
 func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
 	return p.tx.StartTx(ctx, tx, req)

@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -57,6 +58,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"CancelOnlyWhatRuns", cancelEnded},
 		{"LoadOfNothing", loadNothing},
 		{"ListFiltersAndPages", list},
+		{"ReportedOfAStuckSaga", reported},
 		{"HistoryHasNoGap", history},
 		{"UnregisteredAreCounted", unregistered},
 		{"TextAndBytesSurvive", roundTrip},
@@ -101,7 +103,7 @@ var defs = []saga.Definition{{Saga: "trip", Version: 1}}
 func request(id string) saga.StartRequest {
 	return saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running,
-		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`),
+		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
 		Log: []saga.Entry{{Event: saga.EventCreated}},
 	}
 }
@@ -138,7 +140,7 @@ func (s *suite) claim(owner string, limit int) []saga.Record {
 
 func commit(rec saga.Record) saga.CommitRequest {
 	return saga.CommitRequest{
-		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Running,
+		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: saga.Running,
 		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
 		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Event: saga.EventDone, Attempt: 1}},
 	}
@@ -185,6 +187,7 @@ func startKeeps(s *suite) {
 	s.Equal(`{"a":1}`, string(rec.Data))
 	s.Equal(`{"steps":[]}`, string(rec.Steps))
 	s.EqualValues(2, rec.Seq)
+	s.Equal(req.Nonce, rec.Nonce)
 	s.Zero(rec.Epoch)
 	s.Empty(rec.Owner)
 	s.Empty(rec.Previous)
@@ -276,6 +279,7 @@ func claimDue(s *suite) {
 	s.EqualValues(1, got.Epoch)
 	s.Zero(got.Takeovers)
 	s.Equal(started.Seq, got.Seq)
+	s.Equal(started.Nonce, got.Nonce)
 	s.Equal(started.UpdatedAt.UnixMicro(), got.UpdatedAt.UnixMicro())
 	s.around(got.WakeAt, got, long)
 	s.same(got, s.load("a"))
@@ -301,6 +305,14 @@ func claimCrashed(s *suite) {
 	s.Empty(got[0].Previous)
 	s.Equal(7, got[0].Takeovers)
 	s.EqualValues(3, got[0].Epoch)
+
+	// An owner that takes up again what it had has not crashed.
+	s.owned("b", "me", short)
+	got = s.claim("me", 10)
+	s.Len(got, 1)
+	s.Equal("me", got[0].Previous)
+	s.EqualValues(2, got[0].Epoch)
+	s.Zero(got[0].Takeovers)
 }
 
 func claimOrder(s *suite) {
@@ -403,6 +415,7 @@ func heartbeat(s *suite) {
 	got := s.load("mine")
 	s.around(got.WakeAt, got, 2*long)
 	s.Equal(recs[0].Seq, got.Seq)
+	s.Equal(recs[0].Nonce, got.Nonce)
 
 	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
 	s.NoError(err)
@@ -426,7 +439,7 @@ func commitWrites(s *suite) {
 	want := rec
 	want.Status, want.Data, want.Steps = req.Status, req.Data, req.Steps
 	want.Failures, want.Takeovers, want.LastError = 3, 2, "card refused"
-	want.Seq, want.UpdatedAt = 3, got.UpdatedAt
+	want.Seq, want.Nonce, want.UpdatedAt = 3, req.Nonce, got.UpdatedAt
 	s.same(want, got)
 	log, err := s.store.History(s.ctx, "a")
 	s.NoError(err)
@@ -507,7 +520,7 @@ func commitMany(s *suite) {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
 		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of "+word
-		req.Failures, req.Takeovers = n, n+1
+		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
 			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Event: saga.EventUndone, Attempt: k, Error: word})
 		}
@@ -545,6 +558,7 @@ func commitMany(s *suite) {
 		s.Equal(string(want.Data), string(got.Data))
 		s.Equal(string(want.Steps), string(got.Steps))
 		s.Equal(want.LastError, got.LastError)
+		s.Equal(want.Nonce, got.Nonce)
 		s.Equal(want.Failures, got.Failures)
 		s.Equal(want.Takeovers, got.Takeovers)
 		if want.Release {
@@ -622,6 +636,7 @@ func cancelOwned(s *suite) {
 	s.Equal("changed my mind", got.CancelNote)
 	s.Equal(rec.Seq, got.Seq)
 	s.Equal(rec.Epoch, got.Epoch)
+	s.Equal(rec.Nonce, got.Nonce)
 	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	got, err = s.store.Cancel(s.ctx, "a", "again")
 	s.NoError(err)
@@ -706,7 +721,49 @@ func list(s *suite) {
 	s.Equal("d", ids(saga.Filter{Saga: "order"}))
 	s.Equal("c", ids(saga.Filter{Status: []saga.Status{saga.Stuck}}))
 	s.Equal("Z a b c", ids(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Stuck, saga.Running}}))
+	s.Equal("Z a b c d", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running, saga.Stuck}}))
+	s.Equal("b c", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running}, After: "a", Limit: 2}))
+	s.Equal("Z a", ids(saga.Filter{Saga: "trip", Limit: 2}))
+	s.Equal("", ids(saga.Filter{Saga: "none"}))
 	s.Equal("", ids(saga.Filter{Status: []saga.Status{saga.Abandoned}}))
+}
+
+func reported(s *suite) {
+	for _, id := range []string{"a", "b", "running"} {
+		s.owned(id, "me", long)
+	}
+	for _, id := range []string{"a", "b"} {
+		req := commit(s.load(id))
+		req.Status, req.Release = saga.Stuck, true
+		s.commit(req)
+	}
+	unreported := func() string {
+		recs, err := s.store.List(s.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true})
+		s.NoError(err)
+		var ids []string
+		for _, r := range recs {
+			ids = append(ids, r.ID)
+		}
+		return strings.Join(ids, " ")
+	}
+	s.Equal("a b", unreported())
+	before := s.load("a")
+	s.False(before.Reported)
+	s.NoError(s.store.Reported(s.ctx, "a", before.Seq-1), "it is stuck for another reason by now")
+	s.same(before, s.load("a"))
+	s.NoError(s.store.Reported(s.ctx, "a", before.Seq))
+	before.Reported = true
+	s.same(before, s.load("a"))
+	s.Equal("b", unreported())
+	running := s.load("running")
+	s.NoError(s.store.Reported(s.ctx, "running", running.Seq))
+	s.same(running, s.load("running"))
+	s.NoError(s.store.Reported(s.ctx, "none", 1))
+
+	again := commit(s.load("a"))
+	again.Status, again.Release = saga.Stuck, true
+	s.False(s.commit(again).Reported)
+	s.Equal("a b", unreported())
 }
 
 func history(s *suite) {

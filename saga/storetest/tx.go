@@ -59,6 +59,7 @@ func commitTxCommits(s *suite, store saga.TxStore) {
 	s.NoError(tx.Commit())
 	got := s.load("a")
 	s.Equal(req.After(), got.Seq)
+	s.Equal(req.Nonce, got.Nonce)
 	s.Equal(string(req.Data), string(got.Data))
 	log, err := store.History(s.ctx, "a")
 	s.NoError(err)

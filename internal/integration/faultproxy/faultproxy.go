@@ -17,7 +17,9 @@
 package faultproxy
 
 import (
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -108,13 +110,21 @@ func (p *Proxy) Hang() { p.change(Both, func(f *faults) { f.held, f.hung = true,
 
 // Cut makes the connections that are open half open, for good: in direction d all
 // that is sent, and the end of the stream, is lost silently. New connections work.
-func (p *Proxy) Cut(d Direction) {
+// end resets those that were cut, as keepalives do in the end; it need not be
+// called.
+func (p *Proxy) Cut(d Direction) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for l := range p.links {
+	links := slices.Collect(maps.Keys(p.links))
+	for _, l := range links {
 		l.cut |= d
 	}
 	p.tell()
+	return func() {
+		for _, l := range links {
+			l.reset()
+		}
+	}
 }
 
 // Reset ends the connections that are open, on both sides, with a TCP reset. What

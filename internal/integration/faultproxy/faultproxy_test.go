@@ -227,7 +227,7 @@ func TestCutLosesOneDirectionOfTheConnectionsThatAreOpen(t *testing.T) {
 			s, p := setUp(t)
 			client := dial(t, p)
 			eventually(t, func() bool { return p.Conns() == 1 })
-			p.Cut(c.cut)
+			end := p.Cut(c.cut)
 			send(t, client, "hello")
 			hearsNothing(t, client)
 			require.True(t, s.has(c.heard)())
@@ -240,6 +240,10 @@ func TestCutLosesOneDirectionOfTheConnectionsThatAreOpen(t *testing.T) {
 			if c.cut == faultproxy.ToServer {
 				require.NoError(t, client.Close())
 				require.Never(t, s.ended(1), never, time.Millisecond, "the end is lost too")
+				end()
+				eventually(t, s.ended(1))
+				send(t, other, "?")
+				hears(t, other, "?")
 			}
 		})
 	}

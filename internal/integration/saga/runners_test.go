@@ -392,6 +392,54 @@ func (s *dyingStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (
 	}
 }
 
+// TestALongTransactionEndsAndPoisonsNobody has a DoTx take longer than the lease.
+// On SQLite it keeps every heartbeat out.
+func TestALongTransactionEndsAndPoisonsNobody(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		t.Parallel()
+		const lease = 2 * time.Second
+		r := saga.NewRunner(d.store(t), saga.RunnerConfig{Lease: lease, Poll: 20 * time.Millisecond})
+		ended := make(chan error, 1)
+		long := &saga.Saga[nothing]{Name: "long", Steps: []saga.Step[nothing]{{
+			Name: "long", Attempts: 2, UndoTx: mark, Backoff: func(int) time.Duration { return 0 },
+			DoTx: func(ctx context.Context, tx *sql.Tx, _ *nothing) error {
+				select {
+				case <-ctx.Done():
+				case <-time.After(lease + lease/2):
+				}
+				return ctx.Err()
+			},
+		}}}
+		bystander := &saga.Saga[nothing]{Name: "bystander", Steps: []saga.Step[nothing]{{
+			Name: "step", Undo: done,
+			Do: func(ctx context.Context, _ *nothing) error {
+				select {
+				case <-ctx.Done():
+				case err := <-ended:
+					ended <- err
+				}
+				return ctx.Err()
+			},
+		}}}
+		saga.Register(r, long, bystander)
+		run(t, r)
+		_, err := saga.Start(t.Context(), r, bystander, "b", nothing{})
+		require.NoError(t, err)
+		_, err = saga.Start(t.Context(), r, long, "a", nothing{})
+		require.NoError(t, err)
+		_, err = saga.Result[nothing](t.Context(), r, "a")
+		ended <- err
+		if d.Dialect == sqlstore.SQLite {
+			require.ErrorIs(t, err, saga.ErrCompensated)
+		} else {
+			require.NoError(t, err)
+		}
+		_, err = saga.Result[nothing](t.Context(), r, "b")
+		require.NoError(t, err)
+		require.Zero(t, r.Stats().TakenOver)
+	})
+}
+
 // TestCanceledCaller has the caller's ctx end right after the start: the saga
 // goes on.
 func TestCanceledCaller(t *testing.T) {

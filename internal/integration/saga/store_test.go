@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -148,6 +149,38 @@ func TestALockedSagaHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// TestAHeartbeatWaitsForNoRow: a row that somebody keeps locked would else cost a
+// process the leases of all that it holds.
+func TestAHeartbeatWaitsForNoRow(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	store, ctx := d.store(t), t.Context()
+	var held []saga.Held
+	for _, id := range []string{"free", "locked", "taken"} {
+		rec, _, err := store.Start(ctx, saga.StartRequest{
+			ID: id, Saga: "trip", Status: saga.Running, Owner: "me", Lease: time.Nanosecond, Log: make([]saga.Entry, 1),
+		})
+		require.NoError(t, err)
+		held = append(held, saga.Held{ID: id, Epoch: rec.Epoch})
+	}
+	db := d.open(t)
+	_, err := db.Exec(`UPDATE saga SET owner = 'thief', epoch = 2 WHERE id = 'taken'`)
+	require.NoError(t, err)
+	tx, err := db.Begin()
+	require.NoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.Exec(`SELECT FROM saga WHERE id IN ('locked', 'taken') FOR UPDATE`)
+	require.NoError(t, err)
+	before, err := store.Load(ctx, "locked")
+	require.NoError(t, err)
+	// For ever, if it waited.
+	renewed, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", Lease: time.Hour, Held: held})
+	require.NoError(t, err)
+	require.ElementsMatch(t, []saga.Renewed{{ID: "free", Epoch: 1}, {ID: "locked", Epoch: 1, Locked: true}}, renewed)
+	after, err := store.Load(ctx, "locked")
+	require.NoError(t, err)
+	require.Equal(t, before.WakeAt, after.WakeAt)
+}
+
 // TestABatchLooksIdsUp: however old its plan is, for one that reads the whole
 // table would be ever slower.
 func TestABatchLooksIdsUp(t *testing.T) {
@@ -224,5 +257,37 @@ func TestDeleteEnded(t *testing.T) {
 		}
 		_, err := store.Load(ctx, "c")
 		require.NoError(t, err)
+	})
+}
+
+// TestPruneBarrier deletes what is old and nothing else.
+func TestPruneBarrier(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		db, ctx := d.open(t), t.Context()
+		apply := func(id string) (applied bool) {
+			tx, err := db.Begin()
+			require.NoError(t, err)
+			defer tx.Rollback()
+			require.NoError(t, saga.Barrier(saga.WithCommand(ctx, saga.Command{ID: id + "/step/step/do"}), tx, func(*sql.Tx) error {
+				applied = true
+				return nil
+			}))
+			require.NoError(t, tx.Commit())
+			return applied
+		}
+		require.True(t, apply("old"))
+		_, err := db.Exec(`UPDATE saga_barrier SET at = '2001-02-03 04:05:06'`)
+		require.NoError(t, err)
+		require.True(t, apply("new"))
+		for _, want := range []int64{1, 0} {
+			n, err := saga.PruneBarrier(ctx, db, time.Hour)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+		}
+		require.False(t, apply("new"))
+		require.True(t, apply("old"))
+		n, err := saga.PruneBarrier(ctx, db, -time.Hour)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, n)
 	})
 }

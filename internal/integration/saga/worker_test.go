@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -27,15 +28,17 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // what goes wrong is meant to
 	os.Exit(m.Run())
 }
 
 // A workerConfig says what a worker process does.
 type workerConfig struct {
 	Database  database
-	Number    int // of this worker
-	Workers   int // in all
-	Sagas     int // started by all of them together
+	Store     database // the same, as the store reaches it
+	Number    int      // of this worker
+	Workers   int      // in all
+	Sagas     int      // started by all of them together
 	Every     time.Duration
 	Lease     time.Duration
 	Takeovers int // RunnerConfig.MaxTakeovers
@@ -51,6 +54,7 @@ type faults struct {
 	Late       float64 // it does so long after its caller has given up
 	Stall      float64 // the process stops before a write, until its leases are over
 	LoseCommit float64 // the answer to a commit is lost
+	LateCommit float64 // the COMMIT of a transaction arrives after its sender has given it up
 }
 
 // A mutant lacks something that the guarantee rests on.
@@ -58,6 +62,7 @@ type mutant string
 
 const (
 	withoutFence   mutant = "without the fence"                // a write happens whoever has the saga
+	withoutNonce   mutant = "without the nonce"                // a record in its epoch that is long enough is its own
 	withoutBarrier mutant = "without the barrier"              // an id is applied once, also after its Undo
 	withoutDoubt   mutant = "without undoing what is in doubt" // whatever fails has taken no effect
 )
@@ -78,7 +83,7 @@ func work(config string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	db, err := c.Database.connect()
+	db, err := c.Store.connect()
 	if err != nil {
 		return err
 	}
@@ -97,7 +102,7 @@ func work(config string) error {
 
 	p := &participant{db: remote, timeout: c.Lease / 2, c: &c}
 	defer p.late.Wait()
-	runner := saga.NewRunner(&troubledStore{Store: own, c: &c}, saga.RunnerConfig{
+	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]saga.CommitRequest)}, saga.RunnerConfig{
 		Name: fmt.Sprintf("worker-%d", c.Number), Lease: c.Lease, Poll: c.Lease / 10, Park: c.Lease / 4,
 		Concurrency: 48, Drain: 2 * c.Lease, MaxTakeovers: c.Takeovers,
 	})
@@ -110,8 +115,8 @@ func work(config string) error {
 	// What a worker before this one has started last it may not have known.
 	next := c.Number
 	var last sql.NullString
-	for i := 0; ; i++ {
-		err := db.QueryRowContext(ctx, `SELECT max(id) FROM saga WHERE id LIKE $1`, fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
+	for {
+		err := remote.QueryRowContext(ctx, `SELECT max(id) FROM saga WHERE id LIKE $1`, fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -125,14 +130,19 @@ func work(config string) error {
 	for ; next < c.Sagas && ctx.Err() == nil; next += c.Workers {
 		id := fmt.Sprintf("trip-%d-%06d", c.Number, next)
 		for {
-			_, err := saga.Start(ctx, runner, trip, id, chaosTrip{})
+			// As a server would, for a connection may never answer.
+			call, cancel := context.WithTimeout(ctx, c.Lease)
+			_, err := saga.Start(call, runner, trip, id, chaosTrip{})
+			cancel()
 			if err == nil || ctx.Err() != nil {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
 		if next%20 == 0 {
-			_ = runner.Cancel(ctx, id, "changed my mind") // too late for some
+			call, cancel := context.WithTimeout(ctx, c.Lease)
+			_ = runner.Cancel(call, id, "changed my mind") // too late for some
+			cancel()
 		}
 		time.Sleep(rand.N(2 * c.Every))
 	}
@@ -140,8 +150,8 @@ func work(config string) error {
 	return nil
 }
 
-// chaosSaga is account, then hotel (or hotel2) beside car, then charge, the
-// pivot, and ticket, which has to work.
+// chaosSaga is account (or account2), then hotel (or hotel2) beside car, then
+// charge, the pivot, and ticket, which has to work.
 func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	step := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
@@ -154,16 +164,21 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 			Undo: func(ctx context.Context, s *chaosTrip) error { return p.undo(ctx, name) },
 		}
 	}
-	account := saga.Step[chaosTrip]{
-		Name: "account", Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) }, UndoAttempts: -1,
-		DoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
-			s.Account = "account"
-			return effect(ctx, tx, "account", "done")
-		},
-		UndoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
-			return effect(ctx, tx, "account", "undone")
-		},
+	inTx := func(name string, attempts int) saga.Step[chaosTrip] {
+		return saga.Step[chaosTrip]{
+			Name: name, Timeout: p.timeout / 2, Attempts: attempts, UndoAttempts: -1,
+			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
+			DoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
+				s.Account = name
+				return effect(ctx, tx, name, "done")
+			},
+			UndoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
+				return effect(ctx, tx, name, "undone")
+			},
+		}
 	}
+	account := inTx("account", 1)
+	account.Or = []saga.Step[chaosTrip]{inTx("account2", 3)}
 	hotel := step("hotel", func(s *chaosTrip) *string { return &s.Hotel })
 	hotel.Or = []saga.Step[chaosTrip]{step("hotel2", func(s *chaosTrip) *string { return &s.Hotel })}
 	car := step("car", func(s *chaosTrip) *string { return &s.Car })
@@ -300,6 +315,9 @@ type troubledStore struct {
 	*sqlstore.Store
 	c       *workerConfig
 	stopped sync.RWMutex // held for writing while the process seems to be
+
+	mu   sync.Mutex
+	last map[string]saga.CommitRequest // by saga
 }
 
 // stall is what happens to a process that is stopped after it has looked at the
@@ -312,7 +330,9 @@ func (s *troubledStore) stall(ctx context.Context) context.Context {
 	s.stopped.Lock()
 	defer s.stopped.Unlock()
 	time.Sleep(s.c.Lease + rand.N(s.c.Lease))
-	return context.WithoutCancel(ctx)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	time.AfterFunc(4*s.c.Lease, cancel) // a connection may never answer
+	return ctx
 }
 
 func (s *troubledStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
@@ -334,6 +354,7 @@ func (s *troubledStore) Start(ctx context.Context, req saga.StartRequest) (saga.
 }
 
 func (s *troubledStore) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	s.asked(req)
 	ctx = s.stall(ctx)
 	rc, err := s.Store.Commit(ctx, req)
 	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
@@ -343,12 +364,36 @@ func (s *troubledStore) Commit(ctx context.Context, req saga.CommitRequest) (sag
 }
 
 func (s *troubledStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+	s.asked(req)
 	ctx = s.stall(ctx)
 	rc, err := s.Store.CommitTx(ctx, tx, req)
 	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
 		rc, err = s.Store.CommitTx(ctx, tx, req)
 	}
 	return rc, err
+}
+
+func (s *troubledStore) asked(req saga.CommitRequest) {
+	if s.c.Mutant != withoutNonce {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last[req.ID] = req
+}
+
+// Load takes, in the mutant, a record that is long enough for the one that was
+// asked for.
+func (s *troubledStore) Load(ctx context.Context, id string) (saga.Record, error) {
+	rec, err := s.Store.Load(ctx, id)
+	if s.c.Mutant == withoutNonce {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if req, ok := s.last[id]; ok && rec.Epoch == req.Epoch && rec.Seq >= req.After() {
+			rec.Nonce = req.Nonce
+		}
+	}
+	return rec, err
 }
 
 // unfence makes of a write that was refused one that is not, in the mutant.

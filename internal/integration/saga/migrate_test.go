@@ -1,0 +1,270 @@
+package saga_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/storetest"
+)
+
+// onEmpty runs test on a database of each kind that has no tables.
+func onEmpty(t *testing.T, test func(t *testing.T, d database)) {
+	for _, dialect := range databases {
+		t.Run(dialect.String(), func(t *testing.T) {
+			d := database{Dialect: dialect}
+			if dialect == sqlstore.SQLite {
+				d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
+			} else {
+				d.DSN, d.Name = newSchema(t)
+			}
+			test(t, d)
+		})
+	}
+}
+
+func TestMigrate(t *testing.T) {
+	onEmpty(t, func(t *testing.T, d database) {
+		store, db, ctx := d.store(t), d.open(t), t.Context()
+		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
+		require.ErrorIs(t, saga.NewRunner(store, saga.RunnerConfig{}).Run(ctx), saga.ErrNotMigrated)
+		var wg sync.WaitGroup
+		for range 4 { // processes that start together
+			wg.Go(func() {
+				if err := d.store(t).Migrate(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, store.Check(ctx))
+		require.NoError(t, store.Migrate(ctx))
+
+		_, err := db.Exec(`UPDATE saga_schema SET version = 99`)
+		require.NoError(t, err)
+		require.ErrorContains(t, store.Migrate(ctx), "its schema is of version 99, and this program's is 1")
+		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
+		_, err = db.Exec(`UPDATE saga_schema SET version = 1`)
+		require.NoError(t, err)
+		_, err = db.Exec(`DROP TABLE saga_log`)
+		require.NoError(t, err)
+		require.ErrorContains(t, store.Migrate(ctx), "there is a table saga and no table saga_log")
+	})
+}
+
+func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
+	onEmpty(t, func(t *testing.T, d database) {
+		db := d.open(t)
+		_, err := db.Exec(`CREATE TABLE saga (title text)`)
+		require.NoError(t, err)
+		require.ErrorContains(t, d.store(t).Migrate(t.Context()), "there is a table saga and no table saga_log: another program's (use Config.Prefix)")
+		store, err := sqlstore.Config{Prefix: "trips_"}.New(db, d.Dialect)
+		require.NoError(t, err)
+		require.NoError(t, store.Migrate(t.Context()))
+		require.NoError(t, store.Check(t.Context()))
+	})
+}
+
+// TestAPrefixedStoreIsAStore: no text has forgotten it.
+func TestAPrefixedStoreIsAStore(t *testing.T) {
+	for _, dialect := range databases {
+		t.Run(dialect.String(), func(t *testing.T) {
+			t.Parallel()
+			storetest.Run(t, func(t *testing.T) saga.Store {
+				d := newDatabase(t, dialect) // whose other tables must stay empty
+				db := d.open(t)
+				store, err := sqlstore.Config{Prefix: "trips_"}.New(db, dialect)
+				require.NoError(t, err)
+				require.NoError(t, store.Migrate(t.Context()))
+				t.Cleanup(func() {
+					var n int
+					require.NoError(t, db.QueryRow(`SELECT (SELECT count(*) FROM saga) + (SELECT count(*) FROM saga_log)`).Scan(&n))
+					require.Zero(t, n)
+				})
+				return store
+			})
+		})
+	}
+}
+
+// TestTheSchemaOfAnotherTool: Migrate finds it and is content.
+func TestTheSchemaOfAnotherTool(t *testing.T) {
+	onEmpty(t, func(t *testing.T, d database) {
+		store, db := d.store(t), d.open(t)
+		for statement := range strings.SplitSeq(store.Schema(), ";") {
+			if strings.TrimSpace(statement) != "" {
+				_, err := db.Exec(statement)
+				require.NoError(t, err, statement)
+			}
+		}
+		require.NoError(t, store.Check(t.Context()))
+		require.NoError(t, store.Migrate(t.Context()))
+	})
+}
+
+// TestMigrateNeedsNoRightToCreate, if all is there: the program's role may have
+// none.
+func TestMigrateNeedsNoRightToCreate(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	db := d.open(t)
+	role := "saga_" + strings.ToLower(rand.Text()[:12])
+	for _, statement := range []string{
+		`CREATE ROLE %s LOGIN`,
+		`GRANT USAGE ON SCHEMA ` + d.Name + ` TO %s`,
+		`GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ` + d.Name + ` TO %s`,
+	} {
+		_, err := db.Exec(fmt.Sprintf(statement, role))
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		_, err := db.Exec(fmt.Sprintf(`DROP OWNED BY %s; DROP ROLE %[1]s`, role))
+		require.NoError(t, err)
+	})
+	config, err := pgx.ParseConfig(d.DSN)
+	require.NoError(t, err)
+	own := d.open(t)
+	own.SetMaxOpenConns(1)
+	_, err = own.Exec(`SET ROLE ` + role)
+	require.NoError(t, err)
+	_, err = own.Exec(`CREATE TABLE other (id text)`)
+	require.ErrorContains(t, err, "permission denied", config.User)
+	store, err := sqlstore.New(own, d.Dialect)
+	require.NoError(t, err)
+	require.NoError(t, store.Migrate(t.Context()))
+	_, _, err = store.Start(t.Context(), saga.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+	require.NoError(t, err)
+}
+
+// TestAStoreUnderAnotherDefaultIsolation: PostgreSQL would refuse to serialize
+// what the fence decides.
+func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
+	for _, level := range []string{"serializable", "repeatable read"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			storetest.Run(t, func(t *testing.T) saga.Store {
+				d := newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", level)
+				return d.store(t)
+			})
+		})
+	}
+}
+
+// listen is what the documentation of Config.Listen shows.
+func listen(dsn string) func(context.Context, string, func()) error {
+	return func(ctx context.Context, channel string, notify func()) error {
+		conn, err := pgx.Connect(ctx, dsn)
+		if err != nil {
+			return err
+		}
+		defer conn.Close(context.Background())
+		if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+			return err
+		}
+		for notify(); ; notify() {
+			if _, err := conn.WaitForNotification(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// TestAStartElsewhereIsHeardOf: the runner polls once an hour.
+func TestAStartElsewhereIsHeardOf(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	store := func() *sqlstore.Store {
+		store, err := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
+		require.NoError(t, err)
+		return store
+	}
+	begun := make(chan struct{}, 1)
+	sg := func() *saga.Saga[nothing] {
+		return &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{
+			Name: "step", Undo: done, Do: func(context.Context, *nothing) error { begun <- struct{}{}; return nil },
+		}}}
+	}
+	r := saga.NewRunner(store(), saga.RunnerConfig{Poll: time.Hour})
+	here := sg()
+	saga.Register(r, here)
+	own := store()
+	elsewhere := saga.NewRunner(own, saga.RunnerConfig{})
+	there := sg()
+	saga.Register(elsewhere, there)
+	run(t, r)
+
+	starts := map[string]func(id string) error{
+		"Start": func(id string) error {
+			_, err := saga.Start(t.Context(), elsewhere, there, id, nothing{})
+			return err
+		},
+		"StartTx": func(id string) error {
+			tx, err := own.Begin(t.Context())
+			if err == nil {
+				err = saga.StartTx(t.Context(), tx, elsewhere, there, id, nothing{})
+			}
+			if err == nil {
+				err = tx.Commit()
+			}
+			return err
+		},
+	}
+	for name, start := range starts {
+		var took []time.Duration
+		for i := range 20 {
+			since := time.Now()
+			require.NoError(t, start(fmt.Sprint(name, i)))
+			<-begun
+			took = append(took, time.Since(since))
+		}
+		t.Logf("from %s to the first step: %v at p50", name, median(took))
+	}
+
+	// What a runner hands over is heard of too.
+	stopped := saga.NewRunner(own, saga.RunnerConfig{Drain: -1})
+	var released sync.Once
+	reached := make(chan struct{})
+	slow := &saga.Saga[nothing]{Name: "slow", Steps: []saga.Step[nothing]{{
+		Name: "step", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
+			first := false
+			released.Do(func() { first = true; close(reached) })
+			if first {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		},
+	}}}
+	saga.Register(stopped, slow)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = stopped.Run(ctx) })
+	_, err := saga.Start(t.Context(), stopped, slow, "handed over", nothing{})
+	require.NoError(t, err)
+	stopped.Wake()
+	<-reached
+	saga.Register(r, slow)
+	cancel()
+	wg.Wait()
+	for {
+		in, err := r.Get(t.Context(), "handed over")
+		require.NoError(t, err)
+		if in.Status == saga.Completed {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func median(list []time.Duration) time.Duration {
+	slices.Sort(list)
+	return list[len(list)/2]
+}

@@ -1,0 +1,177 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// stuckAlone is a stuck saga whose owner has died before it told anybody.
+func stuckAlone(t *testing.T, store saga.Store, id string) {
+	t.Helper()
+	_, _, err := store.Start(t.Context(), saga.StartRequest{
+		ID: id, Saga: "trip", Version: 1, Status: saga.Stuck, Data: []byte(`{}`),
+		Steps: []byte(`{"steps":[{"n":"flight","s":"failed"}],"step":"flight","cause":"full"}`),
+		Log:   []saga.Entry{{Event: saga.EventStuck}},
+	})
+	require.NoError(t, err)
+}
+
+func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		store := saga.NewMemory()
+		stuckAlone(t, store, "trip-1")
+		var told []time.Duration
+		hook := func(_ context.Context, s saga.StuckSaga) {
+			assert.Equal(t, "trip-1", s.ID)
+			assert.Equal(t, "full", s.Cause)
+			assert.Contains(t, s.Actions, "retry")
+			told = append(told, time.Since(begun))
+		}
+		begin(t, store, saga.RunnerConfig{OnStuck: hook}, sequence(step("flight")))
+		begin(t, store, saga.RunnerConfig{OnStuck: hook, Lease: 16 * time.Second}, sequence(step("flight")))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, []time.Duration{46 * time.Second}, told, "after a lease, in which its owner may do it, and once")
+	})
+}
+
+// TestAStuckSagaIsReportedUntilThatIsRecorded: at least once, not at most.
+func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		fails := 2
+		g.reported = func(ctx context.Context, id string, seq int64) error {
+			if fails--; fails >= 0 {
+				return errDown
+			}
+			return g.Store.Reported(ctx, id, seq)
+		}
+		told := 0
+		sg := sequence(failing("flight", saga.Abort(errDeclined)))
+		sg.Steps[0].Undo = func(context.Context, *trip) error { return saga.Abort(errDeclined) }
+		r, _ := begin(t, g, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) { told++ }}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, 3, told)
+		require.EqualValues(t, 2, r.Stats().StoreErrors)
+	})
+}
+
+func TestWhatNobodyHooksIsLogged(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		slog.SetDefault(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		stuckAlone(t, store, "trip-1")
+		_, _, err := store.Start(t.Context(), saga.StartRequest{ID: "order-1", Saga: "order", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		require.NoError(t, err)
+		_, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sequence(step("flight")))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight cause=full`)
+		require.Contains(t, out.String(), `level=WARN msg="saga: due, and not registered here" runner=one saga=order version=0 count=1`)
+		require.NotContains(t, out.String(), "failed")
+		out.Reset()
+		g.set(true)
+		time.Sleep(10*time.Second - time.Millisecond)
+		stop()
+		n := bytes.Count(out.Bytes(), []byte(`msg="saga: the store has failed"`))
+		require.Greater(t, n, 3)
+		require.LessOrEqual(t, n, 11, "once a second")
+	})
+}
+
+type checkedStore struct {
+	*saga.Memory
+	err error
+}
+
+func (s *checkedStore) Check(context.Context) error { return s.err }
+
+func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &checkedStore{saga.NewMemory(), saga.ErrNotMigrated}
+		r := saga.NewRunner(store, saga.RunnerConfig{})
+		require.ErrorIs(t, r.Run(t.Context()), saga.ErrNotMigrated)
+
+		store.err = errDown // for now, perhaps
+		sg := sequence(step("flight"))
+		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 1, r.Stats().StoreErrors)
+	})
+}
+
+// A tellingStore notifies when it is told to.
+type tellingStore struct {
+	*saga.Memory
+	listens int
+	tell    chan bool // false: the connection fails
+}
+
+func (s *tellingStore) Listen(ctx context.Context, notify func()) error {
+	s.listens++
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case ok := <-s.tell:
+			if !ok {
+				return errors.New("connection reset")
+			}
+			notify()
+		}
+	}
+}
+
+func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &tellingStore{Memory: saga.NewMemory(), tell: make(chan bool)}
+		sg := sequence(step("flight"))
+		r, _ := begin(t, store, saga.RunnerConfig{Poll: time.Hour}, sg)
+		elsewhere := saga.NewRunner(store, saga.RunnerConfig{})
+		saga.Register(elsewhere, sg)
+		start := func(id string) {
+			_, err := saga.Start(t.Context(), elsewhere, sg, id, trip{})
+			require.NoError(t, err)
+		}
+		begun := time.Now()
+		start("trip-1")
+		for range 3 {
+			store.tell <- true
+		}
+		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 10*time.Millisecond)
+
+		store.tell <- false
+		time.Sleep(time.Hour + time.Second)
+		synctest.Wait()
+		require.Equal(t, 2, store.listens, "it listens again after Poll")
+		begun = time.Now()
+		start("trip-2")
+		store.tell <- true
+		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 10*time.Millisecond)
+	})
+}

@@ -1,0 +1,129 @@
+package sqlstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// schemaVersion is the version of the tables that this package writes to.
+const schemaVersion = 1
+
+// tables is what the names of the tables begin with.
+type tables string
+
+// sql puts the names into a text.
+func (t tables) sql(text string) string { return strings.ReplaceAll(text, "{p}", string(t)) }
+
+func (t tables) channel() string { return string(t) + "saga" }
+
+func isPrefix(s string) bool {
+	for i, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && c != '_' && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return len(s) <= 32
+}
+
+// Schema returns the statements that create the tables and indexes, for those
+// who migrate with a tool of their own: Migrate then finds them and does nothing.
+// Each ends with a semicolon.
+func (s *Store) Schema() string {
+	return strings.TrimLeft(s.tables.sql(s.d.schema()+
+		fmt.Sprintf("INSERT INTO {p}saga_schema (version) VALUES (%d);\n", schemaVersion)+
+		saga.BarrierTable+";\n"), "\n")
+}
+
+// Migrate creates the tables and indexes, [saga.BarrierTable] among them, unless
+// they are there: then it needs no right to create any. Processes may call it at
+// the same time. It returns an error if a table of these names is another
+// program's or of another version, and, on SQLite, if the connection's settings
+// could lose a commit or give up on a lock at once.
+func (s *Store) Migrate(ctx context.Context) error {
+	if err := s.migrate(ctx); err != nil {
+		return fmt.Errorf("sqlstore: migrate: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) migrate(ctx context.Context) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := s.d.check(ctx, conn); err != nil {
+		return err
+	}
+	if err := s.find(ctx, conn); err != errNoTables {
+		return err
+	}
+	tx, err := conn.BeginTx(ctx, s.d.txOptions())
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := s.d.lockSchema(ctx, tx); err != nil {
+		return err
+	}
+	if err := s.find(ctx, tx); err != errNoTables {
+		return err // another process was faster
+	}
+	for statement := range strings.SplitSeq(s.Schema(), ";") {
+		if strings.TrimSpace(statement) == "" {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+// Check returns nil if the tables are there, and of this version. An error is
+// [saga.ErrNotMigrated], or the database's.
+func (s *Store) Check(ctx context.Context) error {
+	if err := s.find(ctx, s.db); err != nil {
+		return fmt.Errorf("sqlstore: check: %w", err)
+	}
+	return nil
+}
+
+// errNoTables is what find returns if none of them is there.
+var errNoTables = fmt.Errorf("%w: it has no tables", saga.ErrNotMigrated)
+
+// find looks for the tables.
+func (s *Store) find(ctx context.Context, q querier) error {
+	var found, missing []string
+	for _, name := range []string{"saga", "saga_log", "saga_schema"} {
+		name = string(s.tables) + name
+		has, err := s.d.hasTable(ctx, q, name)
+		if err != nil {
+			return err
+		}
+		if has {
+			found = append(found, name)
+		} else {
+			missing = append(missing, name)
+		}
+	}
+	if len(found) == 0 {
+		return errNoTables
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w: there is a table %s and no table %s: another program's (use Config.Prefix), or part of the schema is missing",
+			saga.ErrNotMigrated, found[0], missing[0])
+	}
+	var version int
+	err := q.QueryRowContext(ctx, s.tables.sql("SELECT max(version) FROM {p}saga_schema")).Scan(&version)
+	if err != nil {
+		return fmt.Errorf("version of the schema: %w", err)
+	}
+	if version != schemaVersion {
+		return fmt.Errorf("%w: its schema is of version %d, and this program's is %d", saga.ErrNotMigrated, version, schemaVersion)
+	}
+	return nil
+}
