@@ -1,13 +1,18 @@
-// Package linger lets what a policy holds for a call outlast the function that it
-// wraps, where the work goes on after that: a response is read, and its slot
-// needed, when RoundTrip has long returned.
+// Package linger lets a policy hold a slot or a time-out for longer than the function
+// that it wraps. A response, for example, is still being read, and needs its slot,
+// after RoundTrip has returned.
 //
-// Who begins such work runs the policies under a ctx that has a [Work] for [Key].
-// A policy that holds something gives it back like this:
+// The code that begins such work runs the policies under a ctx whose value for [Key]
+// is a [Work]. A policy gives back what it holds like this:
 //
-//	return linger.Of(ctx).Do(ctx, fn, func(error) { release() })
+//	if work := linger.Of(ctx); work != nil {
+//		return work.Hold(ctx, fn, release)
+//	}
+//	defer release()
+//	return fn(ctx)
 //
-// It is released when fn returns, as ever, unless fn succeeds and the work goes on.
+// Only slots and time-outs are held. A policy judges a call when its function returns.
+// What breaks off after that is one more failure, and [Work.OnBroken] tells of it.
 package linger
 
 import (
@@ -17,20 +22,21 @@ import (
 	"time"
 )
 
-// Work is what policies are run for. It is safe for concurrent use. A nil Work is
-// over when its function returns, as are most.
+// A Work is what policies are run for. It is safe for concurrent use. A nil Work ends
+// when its function returns.
 type Work struct {
-	mu    sync.Mutex
-	state state
-	ends  []func(error)
-	err   error // that it ended with
+	mu     sync.Mutex
+	state  state
+	ends   []func()
+	broken []func(error)
+	err    error // that it ended with
 }
 
 type state int
 
 const (
-	inside state = iota // the functions of the policies
-	goesOn              // after the innermost of them has returned
+	inside state = iota // the functions of the policies run
+	goesOn              // the innermost of them has returned, and the work goes on
 	over
 )
 
@@ -47,11 +53,11 @@ func Begin(ctx context.Context) (context.Context, *Work) {
 // inUse spares programs without such work the search for it.
 var inUse atomic.Bool
 
-// Use is to be called once before any work is begun other than by Begin.
+// Use is called once before any work is begun other than by Begin.
 func Use() { inUse.Store(true) }
 
-// Of returns the work that a policy is about to do under ctx: nil if there is none,
-// or if it does not depend on what the policy is about to do.
+// Of returns the work that a policy is about to do under ctx. It returns nil if there
+// is none, or if the work no longer depends on what the policy is about to do.
 func Of(ctx context.Context) *Work {
 	if !inUse.Load() {
 		return nil
@@ -67,39 +73,30 @@ func find(ctx context.Context) *Work {
 	return w
 }
 
-// GoOn is called by the innermost function before it returns, if the work goes on
-// after that.
-func (w *Work) GoOn() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.state = goesOn
-}
-
 func (w *Work) is(s state) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state == s
 }
 
-// Do calls fn, and release when it is over: at the end of the work, with the error
-// that this ended with, if fn succeeds and the work goes on; and else, with nil, when
-// fn returns or panics. A policy further in that makes an error of success has done
-// with the work, whatever becomes of it.
-func (w *Work) Do(ctx context.Context, fn func(context.Context) error, release func(error)) error {
+// Hold calls fn and returns its error. If fn succeeds and the work goes on, release is
+// called at the end of the work; otherwise when fn returns or panics. A policy further
+// in that turns success into an error has ended the work for all policies outside it.
+func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, release func()) error {
 	held := false
 	defer func() {
 		if !held {
-			release(nil)
+			release()
 		}
 	}()
 	err := fn(ctx)
-	held = err == nil && w.AtEnd(release)
+	held = err == nil && w.keep(release)
 	return err
 }
 
-// AtEnd has f called at the end of the work, with the error that it ended with. It
-// returns false, and f is not called, if the work does not go on.
-func (w *Work) AtEnd(f func(error)) bool {
+// keep has release called at the end of the work. It returns false, and release is not
+// called, if the work does not go on.
+func (w *Work) keep(release func()) bool {
 	if w == nil {
 		return false
 	}
@@ -108,45 +105,108 @@ func (w *Work) AtEnd(f func(error)) bool {
 	if w.state != goesOn {
 		return false
 	}
-	w.ends = append(w.ends, f)
+	w.ends = append(w.ends, release)
 	return true
 }
 
-// Held reports whether anything is to be called at the end of the work.
+// OnBroken has f called once if the work, which goes on after the function of a policy
+// has succeeded, breaks off: with how it did. A cancel by the caller does not break it
+// off. A deadline or a time-out does if the caller was waiting for the dependency when
+// it passed. The ctx of the policy may long have been canceled by then, which says
+// nothing: policies cancel a ctx that they derived when they return. Its deadline tells
+// whether the end was the caller's.
+func (w *Work) OnBroken(f func(error)) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.state == goesOn {
+		w.broken = append(w.broken, f)
+	}
+}
+
+// GoOn is called by the innermost function before it returns, if the work goes on
+// after that.
+func (w *Work) GoOn() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.state = goesOn
+}
+
+// Held reports whether anything is to be called when the work ends or breaks off.
 func (w *Work) Held() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.ends) > 0
+	return len(w.ends)+len(w.broken) > 0
 }
 
-// End ends the work: it calls what is to be called then, in the order in which the
-// policies returned, all of it even if there is a panic. Who ends it again, perhaps
-// from within, helps to call what is left.
+// End ends the work. An err that is not nil is how it broke off. End gives back what is
+// held, in the order in which the policies returned, and then calls the functions of
+// OnBroken, all of them even if one panics. A second call, perhaps from one of these
+// functions, does what is left of that.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.state != over {
 		w.state, w.err = over, err
 	}
-	if len(w.ends) == 0 {
-		w.mu.Unlock()
-		return
-	}
-	f := w.ends[0]
-	w.ends = w.ends[1:]
+	f := w.next()
 	w.mu.Unlock()
-	defer w.End(nil)
-	f(w.err)
+	if f != nil {
+		defer w.End(nil)
+		f()
+	}
+}
+
+// next takes the next function that is to be called at the end; nil if there is none.
+// It runs under the lock.
+func (w *Work) next() func() {
+	if len(w.ends) > 0 {
+		f := w.ends[0]
+		w.ends = w.ends[1:]
+		return f
+	}
+	if w.err == nil || len(w.broken) == 0 {
+		return nil
+	}
+	f := w.broken[0]
+	w.broken = w.broken[1:]
+	return func() { f(w.err) }
+}
+
+// Do is Hold with a release that is given the error that the work ended with.
+//
+// Deprecated: use Hold and OnBroken.
+func (w *Work) Do(ctx context.Context, fn func(context.Context) error, release func(error)) error {
+	return w.Hold(ctx, fn, func() { release(w.endedWith()) })
+}
+
+// AtEnd has f called at the end of the work, with the error that it ended with. It
+// returns false, and f is not called, if the work does not go on.
+//
+// Deprecated: use Hold and OnBroken.
+func (w *Work) AtEnd(f func(error)) bool {
+	return w.keep(func() { f(w.endedWith()) })
+}
+
+func (w *Work) endedWith() error {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
 }
 
 // A Limit is when a time-out ends work that goes on, and the cause that it gives. The
-// ctx of a time-out does not tell: whoever is between may have canceled it by then.
+// ctx of the time-out cannot tell: a policy further out may have canceled it by then.
 type Limit struct {
 	At    time.Time
 	Cause error
 }
 
-// WithLimit returns ctx with a limit for the work that it belongs to, unless there is
-// none, or an earlier limit.
+// WithLimit returns ctx with a limit for the work that it belongs to. It returns ctx as
+// it is if there is no work, or an earlier limit.
 func WithLimit(ctx context.Context, at time.Time, cause error) context.Context {
 	if Of(ctx) == nil {
 		return ctx

@@ -13,16 +13,19 @@ import (
 
 var errBroke = errors.New("the body broke off")
 
+// hold has f called at the end of work that goes on.
+func hold(t *testing.T, work *linger.Work, f func()) {
+	t.Helper()
+	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, f))
+}
+
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	linger.Use()
 	work := linger.Of(t.Context())
 	require.Nil(t, work)
-	require.False(t, work.AtEnd(func(error) { t.Error("called") }))
+	work.OnBroken(func(error) { t.Error("called") })
 	released := 0
-	require.Equal(t, errBroke, work.Do(t.Context(), func(context.Context) error { return errBroke }, func(err error) {
-		released++
-		require.NoError(t, err)
-	}))
+	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, func() { released++ }))
 	require.Equal(t, 1, released)
 }
 
@@ -40,21 +43,16 @@ func TestReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := linger.Begin(t.Context())
 			require.Same(t, work, linger.Of(ctx))
-			var ends []error
+			released := 0
 			func() {
 				defer func() { _ = recover() }()
-				_ = work.Do(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
-					func(err error) { ends = append(ends, err) })
+				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
+					func() { released++ })
 			}()
 			require.Equal(t, c.held, work.Held())
-			if c.held {
-				require.Empty(t, ends)
-				work.End(errBroke)
-				require.Equal(t, []error{errBroke}, ends)
-				return
-			}
+			require.Equal(t, c.held, released == 0)
 			work.End(errBroke)
-			require.Equal(t, []error{nil}, ends)
+			require.Equal(t, 1, released)
 		})
 	}
 }
@@ -64,23 +62,56 @@ func TestWhatIsHeldIsReleasedFromTheInsideOut(t *testing.T) {
 	work.GoOn()
 	var ends []string
 	for _, name := range []string{"inner", "outer"} {
-		require.True(t, work.AtEnd(func(err error) { require.Equal(t, errBroke, err); ends = append(ends, name) }))
+		hold(t, work, func() { ends = append(ends, name) })
 	}
-	work.End(errBroke)
+	work.End(nil)
 	require.Equal(t, []string{"inner", "outer"}, ends)
 	work.End(nil)
 	require.Len(t, ends, 2, "it ends once")
-	require.False(t, work.AtEnd(func(error) { t.Error("called") }))
+	hold(t, work, func() { ends = append(ends, "late") })
+	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
+}
+
+func TestOnBroken(t *testing.T) {
+	for name, c := range map[string]struct {
+		goOn  bool
+		end   error
+		calls []string
+	}{
+		"BreaksOff":      {true, errBroke, []string{"slot", "inner", "outer"}},
+		"EndsWell":       {true, nil, []string{"slot"}},
+		"WasNotToGoOn":   {false, errBroke, []string{"slot"}},
+		"NorDidItGoWell": {false, nil, []string{"slot"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, work := linger.Begin(t.Context())
+			if c.goOn {
+				work.GoOn()
+			}
+			var calls []string
+			for _, name := range []string{"inner", "outer"} {
+				work.OnBroken(func(err error) { require.Equal(t, errBroke, err); calls = append(calls, name) })
+				require.Equal(t, c.goOn, work.Held())
+			}
+			hold(t, work, func() { calls = append(calls, "slot") })
+			work.End(c.end)
+			work.End(errBroke)
+			require.Equal(t, c.calls, calls)
+			work.OnBroken(func(error) { t.Error("called") })
+			work.End(errBroke)
+		})
+	}
 }
 
 func TestEndFromWithinEndsTheRest(t *testing.T) {
 	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	var ends []string
-	work.AtEnd(func(error) { work.End(nil); ends = append(ends, "inner") })
-	work.AtEnd(func(err error) { require.Equal(t, errBroke, err); ends = append(ends, "outer") })
+	hold(t, work, func() { work.End(nil); ends = append(ends, "inner") })
+	hold(t, work, func() { ends = append(ends, "outer") })
+	work.OnBroken(func(err error) { require.Equal(t, errBroke, err); ends = append(ends, "broken") })
 	work.End(errBroke)
-	require.Equal(t, []string{"outer", "inner"}, ends)
+	require.Equal(t, []string{"outer", "broken", "inner"}, ends)
 }
 
 func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
@@ -94,11 +125,13 @@ func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
 func TestPanicKeepsNothing(t *testing.T) {
 	_, work := linger.Begin(t.Context())
 	work.GoOn()
-	ends := 0
-	work.AtEnd(func(error) { ends++; panic("first") })
-	work.AtEnd(func(error) { ends++ })
-	require.PanicsWithValue(t, "first", func() { work.End(nil) })
-	require.Equal(t, 2, ends)
+	var ends []string
+	hold(t, work, func() { ends = append(ends, "first"); panic("first") })
+	hold(t, work, func() { ends = append(ends, "second") })
+	work.OnBroken(func(error) { ends = append(ends, "third"); panic("third") })
+	work.OnBroken(func(error) { ends = append(ends, "fourth") })
+	require.Panics(t, func() { work.End(errBroke) })
+	require.Equal(t, []string{"first", "second", "third", "fourth"}, ends)
 }
 
 func TestTheEarliestLimitCounts(t *testing.T) {
