@@ -80,3 +80,14 @@ func BenchmarkGroupDo(b *testing.B) {
 		})
 	}
 }
+
+// A caller's deadline costs a look at the clock: see Config.Patience.
+func BenchmarkDoWithADeadline(b *testing.B) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	circuit := breaker.New(breaker.Config{})
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = circuit.Do(ctx, ok)
+	}
+}

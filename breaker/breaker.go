@@ -18,28 +18,34 @@
 // few calls are let through as probes. If they succeed it closes; if one fails it
 // opens again, for longer where MaxOpenFor allows.
 //
-// What to know:
+// What the end of a call says of the dependency:
 //
-//   - An error that comes after the caller's own ctx has ended is not counted: it
-//     says nothing about the dependency. Give calls a limit of their own inside
-//     the breaker (resilience.Timeout), or one that only ever hangs will not open it.
-//   - Success and failure are those of [Config].Classify: not every error means
-//     that the dependency is ill.
-//   - Each result counts for the period in which its call began. What comes back
-//     after a trip, a reset or a closing changes nothing. Within a
-//     resiliencehttp.Transport a success is judged, and its time taken, when the
-//     response has been read.
-//   - A panic in the call is a failure and passes through. A call that ends its
-//     goroutine with runtime.Goexit is not counted.
-//   - One dependency, one breaker; shards, hosts and tenants that fail on their
-//     own have one each, in a [Group].
-//   - Without a [Config].Ping there is no goroutine and no timer: the change to
-//     half-open happens when a call comes by, or somebody asks for [Breaker.State]
-//     or [Breaker.Stats].
+//   - An answer (an error whose method Answered() bool returns true, such as that of
+//     resilience.Answer) is a success: the dependency worked, and its answer is no.
+//   - A refusal (Refused() bool) is ignored: a policy further in made no call.
+//   - An error that is returned after the caller's ctx was canceled is ignored. After
+//     its deadline has passed, it is a failure if the call had run for
+//     [Config].Patience by then, and ignored if not.
+//   - Any other error is what [Config].Classify says, and a failure by default. One
+//     with a RetryAfter() time.Duration opens the breaker for exactly that time.
+//   - A panic is a failure and passes through. A call that ends its goroutine with
+//     runtime.Goexit is not counted.
+//
+// What else to know:
+//
+//   - Each result counts for the period in which its call began. A result that
+//     arrives after a trip, a reset or a closing changes nothing.
+//   - Within a resiliencehttp.Transport a call ends with the headers of the
+//     response. A body that breaks off later is one more failure.
+//   - Use one breaker for one dependency. Shards, hosts and tenants that fail on
+//     their own have one each, in a [Group].
+//   - Without a [Config].Ping there is no goroutine and no timer: the breaker becomes
+//     half-open when a call arrives after the open time, or when the program asks for
+//     [Breaker.State] or [Breaker.Stats].
 //
 // The pattern is Circuit Breaker of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
-// Michael T. Nygard, Release It! The state machine is github.com/sony/gobreaker.
+// Michael T. Nygard, Release It! The engine is github.com/sony/gobreaker.
 package breaker
 
 import (
@@ -47,30 +53,25 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/sony/gobreaker/v2"
-
-	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A Breaker refuses calls while what they call is failing. Make one with [New]
 // and share it: it is safe for concurrent use.
 //
-// A closed Breaker takes one lock for a moment, before and after the call; an
-// open one takes none.
+// A closed Breaker takes one lock for a moment after each call; an open one takes
+// none.
 type Breaker struct {
-	cfg   Config    // with its defaults filled in
-	start time.Time // instants are durations since then
-	phase atomic.Pointer[phase]
-	seat  seat // of a member of a Group, or nil
+	cfg       Config    // with its defaults filled in
+	start     time.Time // instants are durations since then
+	phase     atomic.Pointer[phase]
+	groupDone *atomic.Bool // whether the group of a member is closed; nil for others
 
-	busy    atomic.Int64 // half-open calls need not ask for a permit before this instant
+	busy    atomic.Int64 // no permit is free before this instant, unless one is given back
 	pingDue atomic.Int64 // until this instant probing is left to the Ping
 	waiting atomic.Bool  // events are to be delivered
 
-	// mu is a leaf: it is taken while the lock of the gobreaker in use is held,
-	// never the other way round, and no user code runs under it.
+	// mu guards every change of phase. The lock of a gobreaker may be taken while mu
+	// is held, never the other way round. No user code runs under either.
 	mu         sync.Mutex
 	opens      int // in a row, without closing
 	permits    []permit
@@ -88,139 +89,8 @@ func New(cfg Config) *Breaker {
 		panic(err)
 	}
 	b := &Breaker{cfg: cfg.withDefaults(), start: time.Now()}
-	b.phase.Store(&phase{state: Closed, circuit: b.newCircuit(), since: b.start})
+	b.phase.Store(&phase{state: Closed, circuit: b.newCircuit(Closed), since: b.start})
 	return b
 }
 
-// Do calls fn unless the breaker refuses it, and returns fn's error as it is. The
-// error of a refusal is an [*OpenError]; fn has not been called then, nor if ctx
-// had ended already.
-func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
-	if b.seat != nil {
-		return b.seat.do(ctx, fn)
-	}
-	return b.do(ctx, fn)
-}
-
-// Wrap returns a function that calls next under the breaker.
-func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return b.Do(ctx, next) }
-}
-
-func (b *Breaker) do(ctx context.Context, fn func(context.Context) error) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
-	}
-	defer b.deliver(ctx)
-	work := linger.Of(ctx)
-	for {
-		p := b.phase.Load()
-		if p.refusal != nil || work != nil {
-			var permit uint64
-			var refusal *OpenError
-			if p, permit, refusal = b.admit(p); refusal != nil {
-				return b.refuse(ctx, refusal)
-			}
-			if p.state == HalfOpen || work != nil {
-				return b.beside(ctx, fn, p, permit, work)
-			}
-		}
-		err, verdict := p.circuit.gb.Execute(func() (error, error) {
-			if b.phase.Load() != p {
-				return nil, errMoved
-			}
-			begun := b.stopwatch()
-			err := fn(ctx)
-			return err, b.judge(ctx, err, begun)
-		})
-		switch verdict {
-		case errMoved, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests:
-			continue // fn was not called: the phase changed after it was looked at
-		}
-		return err
-	}
-}
-
-// Allow asks for a call that is not a single function: done is to be called with
-// its error when it has ended, from any goroutine. Calling it again does nothing.
-// If err is not nil the call is refused, as by [Breaker.Do], and done is nil.
-//
-// A probe whose done is not called loses its permit after MaxHalfOpen.
-func (b *Breaker) Allow(ctx context.Context) (done func(error), err error) {
-	if b.seat != nil {
-		return b.seat.allow(ctx)
-	}
-	return b.allow(ctx)
-}
-
-func (b *Breaker) allow(ctx context.Context) (func(error), error) {
-	if ctx.Err() != nil {
-		return nil, ended.Error(ctx)
-	}
-	defer b.deliver(ctx)
-	p, permit, refusal := b.admit(b.phase.Load())
-	if refusal != nil {
-		return nil, b.refuse(ctx, refusal)
-	}
-	begun := b.stopwatch()
-	var over atomic.Bool
-	return func(err error) {
-		if over.Swap(true) {
-			return
-		}
-		b.conclude(ctx, p, permit, begun, err)
-	}, nil
-}
-
-// admit finds the phase in which a call that comes now is let through, beginning
-// with p, and the permit that it holds if it is a probe; or else the refusal.
-func (b *Breaker) admit(p *phase) (*phase, uint64, *OpenError) {
-	for {
-		if p.refusal == nil {
-			return p, 0, nil
-		}
-		now := b.now()
-		if now < p.until || int64(now) < b.pingDue.Load() {
-			return nil, 0, p.refusal
-		}
-		if p.state == HalfOpen {
-			if int64(now) < b.busy.Load() {
-				return nil, 0, p.refusal
-			}
-			permit, ok := b.take(p, now)
-			if ok {
-				return p, permit, nil
-			}
-		}
-		next := b.advance(p)
-		if next == p {
-			return nil, 0, p.refusal
-		}
-		p = next
-	}
-}
-
-// advance returns the phase after p, if its time has come.
-func (b *Breaker) advance(p *phase) *phase {
-	if p.state == Open && b.now() >= p.until {
-		p.circuit.gb.State() // to half-open
-	}
-	return b.phase.Load()
-}
-
-func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
-	if b.cfg.OnReject != nil {
-		b.cfg.OnReject(ctx, refusal)
-	}
-	return refusal
-}
-
 func (b *Breaker) now() time.Duration { return time.Since(b.start) }
-
-// stopwatch returns the instant at which a call begins, if it matters.
-func (b *Breaker) stopwatch() time.Duration {
-	if b.cfg.SlowAfter == 0 {
-		return 0
-	}
-	return b.now()
-}

@@ -1,46 +1,52 @@
 package breaker
 
 import (
-	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
 )
 
-// A circuit is one gobreaker with the window that decides when it trips. Its
-// fields are guarded by gobreaker's lock: they are used in gobreaker's callbacks
-// only, which all run under it. No user code runs there.
+// A circuit is the gobreaker of one phase in which calls pass, or probes. Each phase
+// has a circuit of its own, so that a result can reach the phase in which its call
+// began and no other. When gobreaker opens, the phase is over.
 //
-// Interval is 0, so that a generation ends with a change of state and with nothing
-// else: a result is not dropped because its call took longer than some interval.
+// Open times, permits and operators are the breaker's own: gobreaker's Timeout is the
+// same each time, and a half-open call of gobreaker's that never returns is never
+// given up.
+//
+// The fields are guarded by gobreaker's lock: they are used in its callbacks only,
+// which all run under it. No user code and no other lock of the breaker does.
 type circuit struct {
-	gb       *gobreaker.CircuitBreaker[error]
-	b        *Breaker
-	window   window
-	measures bool // but never trips: the breaker is disabled
-	halfOpen bool
-	failed   int      // in a row
-	lastErr  error    // of the last failure
-	cause    *verdict // of the change that is about to come
+	gb      *gobreaker.CircuitBreaker[struct{}]
+	cfg     *Config
+	state   State  // of its phase
+	window  window // nil while half-open
+	row     int    // failures since the last success
+	lastErr error  // of the last failure
+	cause   *verdict
+	tripped atomic.Pointer[tripping]
 }
 
-// newCircuit returns a closed circuit.
-func (b *Breaker) newCircuit() *circuit { return b.newCircuitFor(b.cfg.OpenFor) }
+// A tripping is why gobreaker has opened, and the figures of that moment.
+type tripping struct {
+	*verdict
+	figures
+}
 
-// newCircuitFor returns a closed circuit whose gobreaker stays open for a little
-// less than least, the shortest time for which an open phase of it lasts. So it is
-// ready for half-open when a phase ends; before, a call that found the breaker
-// closed, and comes to gobreaker only now, is still refused.
-func (b *Breaker) newCircuitFor(least time.Duration) *circuit {
-	c := &circuit{b: b}
-	if b.cfg.WindowCalls > 0 {
+// newCircuit returns the circuit of a phase that is Closed, HalfOpen or Disabled.
+func (b *Breaker) newCircuit(state State) *circuit {
+	c := &circuit{cfg: &b.cfg, state: state}
+	switch {
+	case state == HalfOpen:
+	case b.cfg.WindowCalls > 0:
 		c.window = newCallWindow(b.cfg.WindowCalls)
-	} else {
+	default:
 		c.window = newTimeWindow(b.cfg.Window, b.start)
 	}
-	c.gb = gobreaker.NewCircuitBreaker[error](gobreaker.Settings{
-		MaxRequests:   uint32(b.cfg.Successes),
-		Timeout:       max(1, least-1),
+	c.gb = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
+		Interval:      0, // a result is never dropped because its call took longer
+		Timeout:       longest,
 		IsExcluded:    c.isExcluded,
 		IsSuccessful:  c.isSuccessful,
 		ReadyToTrip:   func(gobreaker.Counts) bool { return true }, // isSuccessful has decided
@@ -49,17 +55,16 @@ func (b *Breaker) newCircuitFor(least time.Duration) *circuit {
 	return c
 }
 
-// newTripped returns an open circuit for a phase of d. It never was in use, so
-// that nobody sees it open.
-func (b *Breaker) newTripped(d time.Duration, err error) *circuit {
-	c := b.newCircuitFor(min(d, b.cfg.OpenFor))
-	c.gb.Execute(func() (error, error) {
-		return nil, &verdict{err: err, failed: true, trips: true}
-	})
-	return c
+// report counts the verdict on a call. It does nothing if gobreaker has opened.
+func (c *circuit) report(v *verdict) {
+	var err error
+	if v != nil {
+		err = v
+	}
+	_, _ = c.gb.Execute(func() (struct{}, error) { return struct{}{}, err })
 }
 
-// isExcluded is gobreaker's first question about a result of this generation.
+// isExcluded implements gobreaker.Settings.IsExcluded.
 func (c *circuit) isExcluded(err error) bool {
 	switch v := err.(type) {
 	case nil:
@@ -68,98 +73,81 @@ func (c *circuit) isExcluded(err error) bool {
 		v.figures = c.figures()
 		return true
 	default:
-		return err == errIgnored || err == errMoved
+		return err == error(ignored)
 	}
 }
 
-// isSuccessful is its second. For gobreaker a call fails if the circuit is to open
-// for it, which need not be a failure: it may be one slow call too many.
+// isSuccessful implements gobreaker.Settings.IsSuccessful. To gobreaker a call fails
+// if the circuit opens for it: a failure may be one of several that it takes, and a
+// success may be one slow call too many.
 func (c *circuit) isSuccessful(err error) bool {
 	if err == nil {
-		if !c.halfOpen {
-			c.failed = 0
+		c.row = 0
+		if c.window != nil {
 			c.window.add(false, false)
 		}
 		return true
 	}
-	v, ok := err.(*verdict)
-	if !ok { // gobreaker's word for a panic
-		v = &verdict{err: err, failed: true}
-	}
-	if v.failed {
-		c.failed++
-		c.lastErr = v.err
-	} else {
-		c.failed = 0
-	}
-	if c.halfOpen { // a slow probe is a failed one
-		c.cause = v
-		return false
-	}
-	c.window.add(v.failed, v.slow)
-	if c.measures || !v.trips && !c.overLimit() {
+	v := err.(*verdict)
+	c.count(v)
+	if !c.opensFor(v) {
 		return true
 	}
 	c.cause = v
 	return false
 }
 
-func (c *circuit) overLimit() bool {
-	cfg := &c.b.cfg
-	if cfg.Failures > 0 && c.failed >= cfg.Failures {
+func (c *circuit) count(v *verdict) {
+	if v.failed {
+		c.row++
+		c.lastErr = v.err
+	} else {
+		c.row = 0
+	}
+	if c.window != nil {
+		c.window.add(v.failed, v.slow)
+	}
+}
+
+// opensFor reports whether the circuit opens for v, which has been counted.
+func (c *circuit) opensFor(v *verdict) bool {
+	cfg := c.cfg
+	switch {
+	case c.state == Disabled:
+		return false
+	case c.state == HalfOpen:
+		return true
+	case v.trips || cfg.Failures > 0 && c.row >= cfg.Failures:
 		return true
 	}
 	n := c.window.counts()
-	if n.Calls < int64(cfg.MinCalls) {
-		return false
-	}
-	return cfg.FailureRate > 0 && n.failureRate() >= cfg.FailureRate ||
-		cfg.SlowRate > 0 && n.slowRate() >= cfg.SlowRate
+	return n.Calls >= int64(cfg.MinCalls) &&
+		(cfg.FailureRate > 0 && n.failureRate() >= cfg.FailureRate ||
+			cfg.SlowRate > 0 && n.slowRate() >= cfg.SlowRate)
 }
 
-func (c *circuit) onStateChange(_ string, _, to gobreaker.State) {
-	c.halfOpen = to == gobreaker.StateHalfOpen
-	switch to {
-	case gobreaker.StateOpen:
-		c.b.opened(c, c.cause, c.figures())
-		c.cause = nil
-	case gobreaker.StateHalfOpen:
-		c.b.halfOpened(c)
-	case gobreaker.StateClosed:
-		c.b.closedAgain(c)
-	}
+// onStateChange implements gobreaker.Settings.OnStateChange. The only change there is
+// is that gobreaker opens.
+func (c *circuit) onStateChange(string, gobreaker.State, gobreaker.State) {
+	c.tripped.Store(&tripping{c.cause, c.figures()})
 }
 
-// report tells the circuit of a call that was not made inside gobreaker, unless
-// the phase in which it began is over.
-func (c *circuit) report(p *phase, verdict error) {
-	for c.b.phase.Load() == p {
-		_, err := c.gb.Execute(func() (error, error) {
-			// gobreaker has noted the generation before this line: if the phase is
-			// still p, the verdict counts for p or for nothing.
-			if c.b.phase.Load() != p {
-				return nil, errMoved
-			}
-			return nil, verdict
-		})
-		if err != gobreaker.ErrTooManyRequests {
-			return
-		}
-		// A call that found the breaker closed, and comes to gobreaker only now,
-		// holds a permit for a moment.
-		runtime.Gosched()
-	}
-}
+// successes returns how many probes have succeeded.
+func (c *circuit) successes() int { return int(c.gb.Counts().ConsecutiveSuccesses) }
 
 // figures are what a circuit knows of its calls.
 type figures struct {
 	Counts
-	failed  int // in a row
 	lastErr error
 }
 
 func (c *circuit) figures() figures {
-	return figures{Counts: c.window.counts(), failed: c.failed, lastErr: c.lastErr}
+	f := figures{lastErr: c.lastErr}
+	if c.window != nil {
+		f.Counts = c.window.counts()
+	}
+	f.FailedInARow = int64(c.row)
+	return f
 }
 
 // A peek is a verdict that asks for the figures, under gobreaker's lock.
@@ -167,9 +155,12 @@ type peek struct{ figures }
 
 func (*peek) Error() string { return "breaker: peek" }
 
-// look returns the figures, and whether the circuit was closed and could be asked.
+// look returns the figures. It reports false if gobreaker has opened.
 func (c *circuit) look() (figures, bool) {
 	var p peek
-	_, err := c.gb.Execute(func() (error, error) { return nil, &p })
+	_, err := c.gb.Execute(func() (struct{}, error) { return struct{}{}, &p })
 	return p.figures, err == error(&p)
 }
+
+// longest is the longest time that anything lasts: 73 years, and safe to add.
+const longest = time.Duration(1 << 61)

@@ -13,13 +13,13 @@ import (
 // zero Config opens after 5 failures in a row, for 30 seconds, and closes after
 // one successful probe.
 //
-// Any of Failures, FailureRate and SlowRate opens it; of several, whichever comes
-// first. A call that is neither a failure nor slow never does.
+// Any of Failures, FailureRate and SlowRate opens it; of several, the first that is
+// met. A call that is neither a failure nor slow never does.
 type Config struct {
 	// Name appears in errors and events.
 	Name string
 
-	// Failures is how many calls in a row must fail. Zero means 5 if neither rate
+	// Failures is how many calls in a row must fail. Zero means 5 if no other of these
 	// is set, and no such limit if one is.
 	Failures int
 	// FailureRate is the share of the calls in the window that must have failed,
@@ -28,27 +28,43 @@ type Config struct {
 	// SlowRate is the share of the calls in the window, failed or not, that must
 	// have taken SlowAfter or longer, in (0, 1]. It needs SlowAfter, and makes a
 	// probe that is slow a failed one. Zero: it does not matter.
-	SlowRate  float64
+	SlowRate float64
+	// SlowAfter is how long a call takes that counts as slow. It needs SlowRate. Zero: no
+	// call is slow.
 	SlowAfter time.Duration
 	// MinCalls is how many calls there must be in the window before a rate counts.
 	// Zero means 20, or WindowCalls if that is less.
 	MinCalls int
 	// Window is the time for which a call is remembered, from its end, in ten
 	// buckets: it leaves after 0.9 to 1 times Window. At least a millisecond. Zero
-	// means 60 seconds if there is a rate and no WindowCalls.
+	// means 60 seconds, if there is no WindowCalls and more than Failures is set.
 	Window time.Duration
 	// WindowCalls remembers the last so many calls instead, at most 1<<20. Zero
-	// means 100 if there is neither a rate nor a Window: they are for Stats only.
+	// means 100 if there is no Window and nothing but Failures is set: they are for
+	// Stats only.
 	WindowCalls int
 
-	// OpenFor is the least time that the breaker stays open. Zero means 30 seconds.
+	// Patience is the least time that a call must have run, when the deadline of its
+	// caller's ctx passed, to count as a failure, and as slow. With less, the call is
+	// ignored: it may have had too little time. Zero means SlowAfter, or a second
+	// if that is not set. Negative means never: every call whose caller's time was up
+	// is ignored. Set it below the time that callers usually allow, or a
+	// dependency that hangs does not open the breaker.
+	Patience time.Duration
+
+	// OpenFor is the least time that the breaker stays open when calls have failed.
+	// Zero means 30 seconds.
 	OpenFor time.Duration
 	// MaxOpenFor lets that time double with each failed probe, up to this, until
 	// the breaker closes. Zero means OpenFor: it does not grow.
 	MaxOpenFor time.Duration
-	// Jitter is the share by which each open time is lengthened at random, up to 1,
+	// Jitter is the share by which each such time is lengthened at random, up to 1,
 	// so that a fleet does not probe together. Zero means 0.1, negative none.
 	Jitter float64
+	// MaxRetryAfter is the longest time that the breaker stays open because a failure
+	// said so, by its RetryAfter or by [Trip]. Zero means the larger of OpenFor and
+	// MaxOpenFor.
+	MaxRetryAfter time.Duration
 
 	// Probes is the most calls let through at once while half-open. Zero means 1.
 	Probes int
@@ -63,20 +79,21 @@ type Config struct {
 	// one call at a time, until Successes of them have returned nil, while other
 	// calls are refused. The goroutine lives while the breaker is open or half-open,
 	// or until [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen; when one
-	// has not returned by then, other calls probe after all.
+	// has not returned by then, other calls probe after all. A Ping that panics has
+	// failed with a [*PanicError].
 	Ping func(context.Context) error
 
-	// Classify says what an error means; nil means DefaultClassify. It is not asked
-	// about nil, which is success, nor about an error of a call whose ctx has ended,
-	// which is ignored.
+	// Classify says what an error means; nil means DefaultClassify. It is asked about
+	// each error that would count as a failure, and about no other: not about answers,
+	// refusals, or calls that are ignored because their caller has left.
 	Classify func(error) Outcome
 
 	// OnChange is called after each change of state, one call at a time and in the
 	// order of the changes: From is always the To before. OnReject is called for
 	// each refused call. Both run on a goroutine that calls the breaker, without a
-	// lock: they may use all its methods, and delay what waits for them. ctx is that
-	// of the call that caused the event; a change may come with that of another call
-	// at the same time, and with context.Background if it was no call.
+	// lock: they may use all its methods, and delay the calls that wait for them. ctx
+	// is that of the call that caused the event. A change may have the ctx of another
+	// call at the same time, and context.Background if no call caused it.
 	OnChange func(context.Context, Change)
 	OnReject func(context.Context, *OpenError)
 }
@@ -92,6 +109,7 @@ const (
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "breaker.Config"}
 	rates := c.FailureRate != 0 || c.SlowRate != 0
+	leastMax := cmp.Or(c.OpenFor, openFor)
 	f.Need(c.Failures >= 0, "Failures", c.Failures, "0 (for the default) or more")
 	f.Need(isShare(c.FailureRate), "FailureRate", c.FailureRate, "0 (for none) or in (0, 1]")
 	f.Need(isShare(c.SlowRate), "SlowRate", c.SlowRate, "0 (for none) or in (0, 1]")
@@ -105,7 +123,8 @@ func (c Config) Validate() error {
 	f.Need(c.Window == 0 || c.WindowCalls == 0, "WindowCalls", c.WindowCalls, "0 when Window is set: one or the other")
 	f.Need(c.WindowCalls <= 0 || c.MinCalls <= c.WindowCalls, "MinCalls", c.MinCalls, "at most WindowCalls, or no rate ever counts")
 	f.Need(c.OpenFor >= 0, "OpenFor", c.OpenFor, "0 (for 30s) or more")
-	f.Need(c.MaxOpenFor == 0 || c.MaxOpenFor >= cmp.Or(c.OpenFor, openFor), "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
+	f.Need(c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
+	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for the larger of OpenFor and MaxOpenFor) or more")
 	f.Need(c.Jitter <= 1, "Jitter", c.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
 	f.Need(c.Probes >= 0, "Probes", c.Probes, "0 (for 1) or more")
 	f.Need(c.Successes >= 0 && int64(c.Successes) <= math.MaxInt32, "Successes", c.Successes, "0 (for Probes) to 1<<31 - 1")
@@ -130,17 +149,16 @@ func (c Config) withDefaults() Config {
 		orDefault(&c.MinCalls, c.WindowCalls)
 	}
 	orDefault(&c.MinCalls, 20)
+	orDefault(&c.Patience, cmp.Or(c.SlowAfter, time.Second))
 	orDefault(&c.OpenFor, openFor)
 	orDefault(&c.MaxOpenFor, c.OpenFor)
 	orDefault(&c.Jitter, 0.1)
+	orDefault(&c.MaxRetryAfter, c.MaxOpenFor)
 	orDefault(&c.Probes, 1)
 	orDefault(&c.Successes, c.Probes)
 	orDefault(&c.MaxHalfOpen, time.Minute)
-	for _, d := range []*time.Duration{&c.OpenFor, &c.MaxOpenFor, &c.MaxHalfOpen} {
+	for _, d := range []*time.Duration{&c.OpenFor, &c.MaxOpenFor, &c.MaxRetryAfter, &c.MaxHalfOpen} {
 		*d = min(*d, longest)
-	}
-	if c.Classify == nil {
-		c.Classify = DefaultClassify
 	}
 	return c
 }

@@ -2,9 +2,9 @@ package breaker_test
 
 import (
 	"context"
-	"errors"
 	"math"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -22,7 +22,6 @@ func TestConfigValidate(t *testing.T) {
 		"SlowRate is NaN: must be 0 (for none) or in (0, 1]":                                                           {SlowRate: math.NaN(), SlowAfter: 1},
 		"SlowAfter is -1ns: must be 0 or more":                                                                         {SlowRate: 1, SlowAfter: -1},
 		"SlowAfter is 0s: must be set for SlowRate to count":                                                           {SlowRate: 1},
-		"SlowRate is 0: must be set for SlowAfter to count":                                                            {SlowAfter: 1},
 		"MinCalls is -1: must be 0 (for 20) or more":                                                                   {FailureRate: 1, MinCalls: -1},
 		"MinCalls is 7: must be 0 without FailureRate or SlowRate":                                                     {MinCalls: 7},
 		"MinCalls is 7: must be at most WindowCalls, or no rate ever counts":                                           {FailureRate: 1, MinCalls: 7, WindowCalls: 6},
@@ -31,8 +30,7 @@ func TestConfigValidate(t *testing.T) {
 		"WindowCalls is -1: must be 0 (for the default) to 1<<20":                                                      {WindowCalls: -1},
 		"WindowCalls is 1048577: must be 0 (for the default) to 1<<20":                                                 {WindowCalls: 1<<20 + 1},
 		"WindowCalls is 5: must be 0 when Window is set: one or the other":                                             {WindowCalls: 5, Window: time.Second},
-		"OpenFor is -1ns: must be 0 (for 30s) or more":                                                                 {OpenFor: -1},
-		"MaxOpenFor is -1ns: must be 0 (for OpenFor) or at least OpenFor":                                              {MaxOpenFor: -1},
+		"MaxRetryAfter is -1ns: must be 0 (for the larger of OpenFor and MaxOpenFor) or more":                          {MaxRetryAfter: -1},
 		"MaxOpenFor is 29s: must be 0 (for OpenFor) or at least OpenFor":                                               {MaxOpenFor: 29 * time.Second},
 		"MaxOpenFor is 1s: must be 0 (for OpenFor) or at least OpenFor":                                                {MaxOpenFor: time.Second, OpenFor: 2 * time.Second},
 		"Jitter is 1.1: must be 0 (for 0.1), at most 1, or negative (for none)":                                        {Jitter: 1.1},
@@ -85,9 +83,7 @@ func TestOpenError(t *testing.T) {
 	require.EqualError(t, e, "breaker: circuit closed")
 	require.ErrorIs(t, e, breaker.ErrOpen)
 	require.EqualError(t, breaker.ErrOpen, "breaker: circuit open")
-	require.False(t, e.Retryable())
 	require.True(t, e.Refused())
-	require.Zero(t, e.RetryAfter())
 
 	e = &breaker.OpenError{Name: "users", State: breaker.HalfOpen, LastErr: errDown}
 	require.EqualError(t, e, "breaker: users: circuit half-open (last error: down)")
@@ -95,11 +91,39 @@ func TestOpenError(t *testing.T) {
 
 	e = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
 	require.ErrorContains(t, e, "breaker: circuit open for ")
-	var later interface{ RetryAfter() time.Duration }
-	require.True(t, errors.As(error(e), &later))
-	require.InDelta(t, time.Hour, later.RetryAfter(), float64(time.Minute))
-	e.Until = time.Now().Add(-time.Hour)
-	require.Zero(t, e.RetryAfter())
+}
+
+// A refusal always says when to come back, and whether that is worth while.
+func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Minute}))
+		open(t, b)
+		refusal := requireRefused(t, do(b, ok), breaker.Open)
+		require.False(t, refusal.Retryable())
+		require.Equal(t, time.Minute, refusal.RetryAfter())
+		time.Sleep(time.Minute - time.Millisecond)
+		require.Equal(t, time.Millisecond, refusal.RetryAfter())
+		time.Sleep(time.Hour)
+		require.Equal(t, time.Millisecond, refusal.RetryAfter(), "the time has passed")
+
+		_, err := b.Allow(t.Context()) // probes, and hangs
+		require.NoError(t, err)
+		refusal = requireRefused(t, do(b, ok), breaker.HalfOpen)
+		require.True(t, refusal.Retryable())
+		began := time.Now()
+		for range 100 {
+			wait := refusal.RetryAfter()
+			require.Equal(t, min(max(10*time.Millisecond, time.Since(began)), time.Second), wait)
+			time.Sleep(wait / 2)
+		}
+
+		b.ForceOpen(errDown)
+		refusal = requireRefused(t, do(b, ok), breaker.ForcedOpen)
+		require.False(t, refusal.Retryable())
+		require.Equal(t, 30*time.Second, refusal.RetryAfter())
+		time.Sleep(time.Hour)
+		require.Equal(t, 30*time.Second, refusal.RetryAfter())
+	})
 }
 
 func TestStateString(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
-	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // GroupConfig says what the breakers of a [Group] are like.
@@ -88,7 +87,7 @@ func (g *Group[K]) newMember(key K) *Breaker {
 	}
 	cfg.Name = keyed.Name(cfg.Name, key)
 	b := New(cfg)
-	b.seat = place[K]{g, key}
+	b.groupDone = &g.done
 	return b
 }
 
@@ -99,14 +98,15 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.do(ctx, fn)
-	}
-	if work := linger.Of(ctx); work != nil {
-		member := func(ctx context.Context) error { return e.Value.do(ctx, fn) }
-		return work.Do(ctx, member, func(error) { e.Unpin() })
+		return g.rest.Do(ctx, fn)
 	}
 	defer e.Unpin()
-	return e.Value.do(ctx, fn)
+	return e.Value.Do(ctx, fn)
+}
+
+// Wrap returns a function that calls next under the breaker that key has at the time.
+func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
 // Allow asks the breaker of key for a call, as [Breaker.Allow] does. The breaker
@@ -117,7 +117,7 @@ func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err erro
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.allow(ctx)
+		return g.rest.Allow(ctx)
 	}
 	held := false // stays so if a hook panics
 	defer func() {
@@ -125,7 +125,7 @@ func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err erro
 			e.Unpin()
 		}
 	}()
-	report, err := e.Value.allow(ctx)
+	report, err := e.Value.Allow(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -139,19 +139,23 @@ func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err erro
 	}, nil
 }
 
-// For returns the breaker of key, which is made if there is none. It may be kept:
-// it always stands for the breaker that the key has when it is used.
-func (g *Group[K]) For(key K) *Breaker {
+// With calls f with the breaker of key, which is made if there is none, to look at it or
+// to force it open: the breaker is not forgotten while f runs, and f does not keep it.
+// With returns false, and does not call f, if the key has no breaker of its own because
+// the group is full.
+func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest
+		return false
 	}
 	defer e.Unpin()
-	return e.Value
+	f(e.Value)
+	return true
 }
 
 // All returns the breakers that the group holds, in no order, without the one that
-// keys share. Looking at them does not keep them from being forgotten.
+// keys share. A breaker is not forgotten while it is yielded. Looking at breakers does
+// not keep them from being forgotten after that.
 func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
 
 // Close does for each breaker of the group, and those to come, what
@@ -159,7 +163,7 @@ func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
 func (g *Group[K]) Close() error {
 	g.done.Store(true)
 	for _, b := range g.members.All() {
-		b.stop()
+		_ = b.Close()
 	}
 	return g.rest.Close()
 }
@@ -175,52 +179,4 @@ func (b *Breaker) keep() bool {
 	default: // without traffic a probe may never come
 		return b.now() < p.until || b.pingDue.Load() != 0
 	}
-}
-
-// A seat is the place of a member in its group. The member does all that is public
-// through it, since its group may have forgotten it and made another.
-type seat interface {
-	do(context.Context, func(context.Context) error) error
-	allow(context.Context) (func(error), error)
-	with(func(*Breaker))       // on the member that the key has now
-	current(*Breaker) *Breaker // the same to look at, or the former one if there is none
-	closed() bool
-}
-
-type place[K comparable] struct {
-	g   *Group[K]
-	key K
-}
-
-func (s place[K]) do(ctx context.Context, fn func(context.Context) error) error {
-	return s.g.Do(ctx, s.key, fn)
-}
-
-func (s place[K]) allow(ctx context.Context) (func(error), error) { return s.g.Allow(ctx, s.key) }
-
-func (s place[K]) with(f func(*Breaker)) {
-	e := s.g.members.Pin(s.key)
-	if e == nil {
-		f(s.g.rest)
-		return
-	}
-	defer e.Unpin()
-	f(e.Value)
-}
-
-func (s place[K]) current(former *Breaker) *Breaker {
-	if b, ok := s.g.members.Get(s.key); ok {
-		return b
-	}
-	return former
-}
-
-func (s place[K]) closed() bool { return s.g.done.Load() }
-
-// current returns the breaker that b stands for, to look at.
-func (b *Breaker) current() *Breaker {
-	if b.seat == nil {
-		return b
-	}
-	return b.seat.current(b)
 }

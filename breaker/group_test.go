@@ -84,36 +84,39 @@ func TestGroupConfigForAKey(t *testing.T) {
 	require.Equal(t, "7", requireRefused(t, plain.Do(ctx, 7, ok), breaker.Open).Name)
 }
 
-// A handle from For stands for the breaker that its key has, whatever the group has
-// forgotten in the meantime.
-func TestGroupHandleStandsForTheLiveBreaker(t *testing.T) {
+// An operator acts on the breaker that a key has now, and never on that which keys share.
+func TestGroupWithTheBreakerOfAKey(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: breaker.Config{Failures: 2}})
 	ctx := t.Context()
-	handle := g.For(1)
-	require.Equal(t, errDown, do(handle, down))
-	require.NoError(t, g.Do(ctx, 2, ok), "takes the place of key 1")
-	require.NotContains(t, maps.Collect(g.All()), 1)
-
-	require.Equal(t, errDown, g.Do(ctx, 1, down))
-	require.Equal(t, breaker.Closed, handle.State())
-	require.EqualValues(t, 1, handle.Stats().Failed, "what was counted before is forgotten")
-	require.Equal(t, errDown, handle.Wrap(down)(ctx))
-	require.Equal(t, breaker.Open, handle.State())
-	requireRefused(t, g.Do(ctx, 1, ok), breaker.Open)
-	_, err := handle.Allow(ctx)
-	requireRefused(t, err, breaker.Open)
-
-	handle.Reset()
-	require.NoError(t, g.Do(ctx, 1, ok))
-	handle.Trip(errDown, time.Hour)
-	requireRefused(t, g.Do(ctx, 1, ok), breaker.Open)
-	handle.Disable()
-	require.Equal(t, errDown, g.Do(ctx, 1, down))
-	handle.ForceOpen(errDown)
+	require.True(t, g.With(1, func(b *breaker.Breaker) {
+		b.ForceOpen(errDown)
+		require.True(t, g.With(1, func(again *breaker.Breaker) { require.Same(t, b, again) }))
+		require.NoError(t, g.Do(ctx, 2, ok), "another key")
+	}))
 	requireRefused(t, g.Do(ctx, 1, ok), breaker.ForcedOpen)
-	handle.Enable()
+
+	require.False(t, g.With(2, func(*breaker.Breaker) { t.Error("called, for a key without a breaker") }), "it is full")
+	require.NoError(t, g.Do(ctx, 2, ok))
+	require.NoError(t, g.Do(ctx, 3, ok))
+
+	require.True(t, g.With(1, (*breaker.Breaker).Enable))
 	require.NoError(t, g.Do(ctx, 1, ok))
-	require.NoError(t, handle.Close())
+	require.True(t, g.With(2, func(*breaker.Breaker) {
+		require.False(t, g.With(1, nil), "the only place is in use")
+	}))
+	require.PanicsWithValue(t, "boom", func() { g.With(2, func(*breaker.Breaker) { panic("boom") }) })
+	require.True(t, g.With(1, func(*breaker.Breaker) {}), "the place of key 2 is free again")
+}
+
+func TestGroupWrap(t *testing.T) {
+	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: breaker.Config{Failures: 2}})
+	wrapped := g.Wrap(1, down)
+	require.Equal(t, errDown, wrapped(t.Context()))
+	require.NoError(t, g.Do(t.Context(), 2, ok), "takes the place of key 1")
+	require.Equal(t, errDown, wrapped(t.Context()), "takes it back, and counts anew")
+	require.Equal(t, errDown, wrapped(t.Context()))
+	requireRefused(t, wrapped(t.Context()), breaker.Open)
+	requireRefused(t, g.Do(t.Context(), 1, ok), breaker.Open)
 }
 
 func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
@@ -123,8 +126,8 @@ func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 		})
 		ctx := t.Context()
 		_ = g.Do(ctx, 0, down)
-		g.For(1).ForceOpen(nil)
-		g.For(2).Disable()
+		g.With(1, func(b *breaker.Breaker) { b.ForceOpen(nil) })
+		g.With(2, (*breaker.Breaker).Disable)
 		done, err := g.Allow(ctx, 3)
 		require.NoError(t, err)
 		hanging := make(chan struct{})
@@ -140,14 +143,11 @@ func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 		require.Equal(t, "db/(other keys)", refusal.Name, "keys without a breaker share one")
 		_, err = g.Allow(ctx, 102)
 		require.ErrorIs(t, err, breaker.ErrOpen)
-		g.For(103).Reset()
-		require.NoError(t, g.Do(ctx, 104, ok))
-
 		done(errDown)
 		done(errDown)
 		close(hanging)
 		synctest.Wait()
-		require.Equal(t, breaker.Open, g.For(3).State())
+		g.With(3, func(b *breaker.Breaker) { require.Equal(t, breaker.Open, b.State()) })
 		require.NoError(t, g.Do(ctx, 200, ok), "key 4 was not in use any more")
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 200}, keysOf(g))
 
@@ -278,8 +278,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Calls of a key that is in use all go to one breaker, through the group and
-// through handles, while others come and go.
+// Calls of a key that is in use all go to one breaker, while other keys are made and
+// forgotten.
 func TestGroupStress(t *testing.T) {
 	const (
 		workers = 8
@@ -294,7 +294,12 @@ func TestGroupStress(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(6, uint64(w)))
-			handle := g.For(w)
+			wrapped := g.Wrap(w, func(context.Context) error {
+				if rand.IntN(3) == 0 {
+					return errDown
+				}
+				return nil
+			})
 			for i := range rounds {
 				key := r.IntN(3 * limit)
 				fn := ok
@@ -303,17 +308,19 @@ func TestGroupStress(t *testing.T) {
 				}
 				switch r.IntN(6) {
 				case 0:
-					_ = handle.Do(context.Background(), fn)
+					_ = wrapped(context.Background())
 				case 1:
 					if done, err := g.Allow(context.Background(), key); err == nil {
 						done(fn(nil))
 					}
 				case 2:
-					handle.Stats()
-					if i%100 == 0 {
-						handle.Trip(nil, time.Microsecond)
-						handle.Reset()
-					}
+					g.With(w, func(b *breaker.Breaker) {
+						b.Stats()
+						if i%100 == 0 {
+							b.Trip(nil, time.Microsecond)
+							b.Reset()
+						}
+					})
 				default:
 					_ = g.Do(context.Background(), key, fn)
 				}
@@ -327,9 +334,8 @@ func TestGroupStress(t *testing.T) {
 	}
 	wg.Wait()
 	for key := range 3 * limit { // nothing stayed pinned: each key finds room
-		b := g.For(key)
-		b.Reset()
-		require.NoError(t, do(b, ok), fmt.Sprint(key))
+		require.True(t, g.With(key, (*breaker.Breaker).Reset))
+		require.NoError(t, g.Do(t.Context(), key, ok), fmt.Sprint(key))
 		require.Contains(t, keysOf(g), key)
 	}
 }

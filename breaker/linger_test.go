@@ -2,7 +2,6 @@ package breaker_test
 
 import (
 	"context"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,118 +12,126 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-func TestBreakerCountsWorkThatGoesOnWhenItIsOver(t *testing.T) {
-	var seen changes
-	b := breaker.New(breaker.Config{Failures: 1, OnChange: seen.hook})
-	ctx, work := linger.Begin(t.Context())
-	goesOn := func(context.Context) error { work.GoOn(); return nil }
-	require.NoError(t, b.Do(ctx, goesOn))
-	require.Zero(t, b.Stats().Calls)
-	work.End(nil)
-	require.EqualValues(t, 1, b.Stats().Calls)
-	require.Zero(t, b.Stats().Failed)
-
-	ctx, work = linger.Begin(t.Context())
-	require.NoError(t, b.Do(ctx, goesOn))
-	require.Equal(t, breaker.Closed, b.State())
-	work.End(errDown)
-	seen.requireChain(t, breaker.Open)
-	require.Equal(t, breaker.Open, b.State())
-	require.Equal(t, errDown, seen.all[0].Err)
-
-	ctx, work = linger.Begin(t.Context())
-	requireRefused(t, b.Do(ctx, goesOn), breaker.Open)
-	require.False(t, work.Held())
+// goesOn calls b with work that goes on after the call, as a response's body does.
+func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work {
+	t.Helper()
+	ctx, work := linger.Begin(ctx)
+	require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+	return work
 }
 
-// A policy further out has canceled the ctx that it derived when the body ends.
-func TestBreakerCountsWorkThatFailsAfterItsCtx(t *testing.T) {
-	for name, c := range map[string]struct {
-		end   error
-		opens bool
+func TestBreakerCountsASuccessWhenTheCallReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{SlowAfter: time.Second, SlowRate: 0.5, MinCalls: 1})
+		work := goesOn(t, b, t.Context())
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts)
+		time.Sleep(time.Hour) // the reader is slow
+		work.End(nil)
+		require.Equal(t, breaker.Counts{}, b.Stats().Counts, "the hour has passed, and nothing was added")
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerCountsABreakingOffAsOneMoreFailure(t *testing.T) {
+	var seen changes
+	b := breaker.New(breaker.Config{Failures: 2, OnChange: seen.hook})
+	goesOn(t, b, t.Context()).End(errDown)
+	require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 1, Failed: 1, FailedInARow: 1}, b.Stats().Counts)
+	require.NoError(t, do(b, ok))
+
+	first, second := goesOn(t, b, t.Context()), goesOn(t, b, t.Context())
+	first.End(errDown)
+	second.End(errDown)
+	require.Equal(t, breaker.Open, b.State())
+	require.Equal(t, errDown, b.Stats().LastErr)
+	seen.requireChain(t, breaker.Open)
+}
+
+// A breaking off counts for the phase in which its call began, as any result does.
+func TestBreakerIgnoresABreakingOffFromBefore(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1})
+	work := goesOn(t, b, t.Context())
+	b.Reset()
+	work.End(errDown)
+	require.Equal(t, breaker.Closed, b.State())
+	require.Zero(t, b.Stats().Counts)
+}
+
+func TestBreakerReadsABreakingOff(t *testing.T) {
+	for name, test := range map[string]struct {
+		err      error
+		patience time.Duration
+		after    time.Duration // it breaks off; the deadline is at 10 s
+		want     breaker.State
 	}{
-		"BrokeOff": {errDown, true},
-		"TimedOut": {context.DeadlineExceeded, true},
-		"Canceled": {context.Canceled, false}, // so it was the caller
+		"before the deadline":          {errDown, 0, time.Second, breaker.Open},
+		"at the deadline":              {context.DeadlineExceeded, 0, 10 * time.Second, breaker.Open},
+		"at the deadline, impatiently": {context.DeadlineExceeded, time.Minute, 10 * time.Second, breaker.Closed},
+		"a time-out within":            {context.DeadlineExceeded, time.Minute, time.Second, breaker.Open},
+		"retry after":                  {throttled(time.Second), 0, time.Second, breaker.Open},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := breaker.New(breaker.Config{Failures: 1})
-			ctx, work := linger.Begin(t.Context())
-			ctx, cancel := context.WithCancel(ctx)
-			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
-			cancel()
-			work.End(c.end)
-			require.Equal(t, c.opens, b.State() == breaker.Open)
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(steady(breaker.Config{Failures: 1, Patience: test.patience}))
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				within, cancelWithin := context.WithCancel(ctx)
+				work := goesOn(t, b, within)
+				cancelWithin() // a policy further out has returned
+				time.Sleep(test.after)
+				work.End(test.err)
+				require.Equal(t, test.want, b.State())
+			})
 		})
 	}
 }
 
 func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	for name, fn := range map[string]func(work *linger.Work) error{
-		"Error":     func(*linger.Work) error { return errDown },
-		"ErrorOfIt": func(w *linger.Work) error { w.GoOn(); return errDown },
-		"Panic":     func(*linger.Work) error { panic("oops") },
-		"PanicOfIt": func(w *linger.Work) error { w.GoOn(); panic("oops") },
+		"error":             func(*linger.Work) error { return errDown },
+		"error of the work": func(w *linger.Work) error { w.GoOn(); return errDown },
+		"panic":             func(*linger.Work) error { panic("oops") },
+		"panic of the work": func(w *linger.Work) error { w.GoOn(); panic("oops") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := breaker.New(breaker.Config{Failures: 1})
+			b := breaker.New(breaker.Config{Failures: 2})
 			ctx, work := linger.Begin(t.Context())
 			func() {
 				defer func() { _ = recover() }()
 				require.Equal(t, errDown, b.Do(ctx, func(context.Context) error { return fn(work) }))
 			}()
-			require.Equal(t, breaker.Open, b.State())
-			work.End(nil)
-			require.Equal(t, breaker.Open, b.State())
-		})
-	}
-
-	b := breaker.New(breaker.Config{Failures: 1})
-	ctx, _ := linger.Begin(t.Context())
-	require.NoError(t, b.Do(ctx, ok))
-	require.EqualValues(t, 1, b.Stats().Calls)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = b.Do(ctx, func(context.Context) error { runtime.Goexit(); return nil })
-	}()
-	<-done
-	require.EqualValues(t, 1, b.Stats().Calls, "nothing is known of it")
-}
-
-func TestBreakerProbesUntilTheWorkIsOver(t *testing.T) {
-	for _, end := range []error{nil, errDown} {
-		synctest.Test(t, func(t *testing.T) {
-			b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
-			open(t, b)
-			time.Sleep(time.Second)
-			ctx, work := linger.Begin(t.Context())
-			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
-			requireRefused(t, do(b, ok), breaker.HalfOpen)
-			work.End(end)
-			require.Equal(t, end == nil, b.State() == breaker.Closed)
-			require.Equal(t, end != nil, b.State() == breaker.Open)
+			work.End(errDown)
+			require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Counts, "once")
 		})
 	}
 }
 
-func TestBreakerFindsWorkSlowThatGoesOnForLong(t *testing.T) {
+// A probe has succeeded when it returns. If what it returned breaks off while the
+// breaker is still half-open, it has failed after all.
+func TestBreakerProbesSucceedWhenTheyReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{SlowAfter: time.Second, SlowRate: 0.5, MinCalls: 1})
-		ctx, work := linger.Begin(t.Context())
-		require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Successes: 2}))
+		open(t, b)
 		time.Sleep(time.Second)
-		work.End(nil)
+		goesOn(t, b, t.Context()).End(errDown)
 		require.Equal(t, breaker.Open, b.State())
+
+		time.Sleep(time.Second)
+		work := goesOn(t, b, t.Context())
+		require.Equal(t, breaker.HalfOpen, b.State())
+		require.NoError(t, do(b, ok), "the first has given its permit back")
+		require.Equal(t, breaker.Closed, b.State())
+		work.End(errDown)
+		require.Equal(t, breaker.Closed, b.State(), "it belongs to the phase before")
 	})
 }
 
-func TestGroupKeepsABreakerWhoseWorkGoesOn(t *testing.T) {
+func TestGroupForgetsABreakerWhoseCallsHaveReturned(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Failures: 1}, MaxKeys: 1})
 	ctx, work := linger.Begin(t.Context())
 	require.NoError(t, g.Do(ctx, 1, func(context.Context) error { work.GoOn(); return nil }))
 	require.NoError(t, g.Do(t.Context(), 2, ok))
-	require.Equal(t, []int{1}, keysOf(g))
+	require.Equal(t, []int{2}, keysOf(g))
 	work.End(errDown)
-	requireRefused(t, g.Do(t.Context(), 1, ok), breaker.Open)
+	require.NoError(t, g.Do(t.Context(), 1, ok))
 }

@@ -1,10 +1,9 @@
 package breaker_test
 
 import (
-	"maps"
-	"slices"
-
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -32,11 +31,44 @@ type model struct {
 }
 
 type result struct {
-	at     time.Duration
-	failed bool
+	at           time.Duration
+	failed, slow bool
 }
 
-type call struct{ id, period int } // id 0: no probe
+type call struct {
+	id, period      int // id 0: no probe
+	begun, deadline time.Duration
+}
+
+// An end is an error with what a breaker is to make of it, unless its caller has left.
+type end struct {
+	err   error
+	says  outcome
+	after time.Duration
+}
+
+type outcome int
+
+const (
+	good outcome = iota
+	bad
+	nothing
+)
+
+const tick = 100 * time.Millisecond
+
+var ends = []end{
+	{nil, good, 0},
+	{errDown, bad, 0},
+	{refused(true), nothing, 0},
+	{throttled(3 * tick), bad, 3 * tick},
+	{nil, good, 0},
+	{answered(true), good, 0},
+	{errors.Join(anOpenError, errDown), bad, 0},
+	{errors.Join(anOpenError, throttled(30*tick), errDown), bad, 30 * tick},
+	{errors.Join(anOpenError, answered(true)), good, 0},
+	{fmt.Errorf("get: %w", errors.Join(answered(true), errDown)), bad, 0},
+}
 
 func (m *model) enter(s breaker.State) {
 	m.state = s
@@ -59,60 +91,74 @@ func (m *model) look() breaker.State {
 	return m.state
 }
 
-func (m *model) allow() (call, bool) {
+func (m *model) allow(deadline time.Duration) (call, bool) {
 	switch m.look() {
 	case breaker.Open, breaker.ForcedOpen:
 		return call{}, false
 	case breaker.Closed, breaker.Disabled:
-		return call{0, m.period}, true
+		return call{0, m.period, m.now, deadline}, true
 	}
-	most := min(m.cfg.Probes, m.cfg.Successes-m.successes)
-	for _, id := range slices.Sorted(maps.Keys(m.permits)) {
-		if len(m.permits) >= most && m.permits[id] <= m.now {
+	for id, expires := range m.permits {
+		if expires <= m.now {
 			delete(m.permits, id)
 		}
 	}
-	if len(m.permits) >= most {
+	if len(m.permits) >= min(m.cfg.Probes, m.cfg.Successes-m.successes) {
 		return call{}, false
 	}
 	m.admitted++
 	m.permits[m.admitted] = m.now + m.cfg.MaxHalfOpen
-	return call{m.admitted, m.period}, true
+	return call{m.admitted, m.period, m.now, deadline}, true
 }
 
-func (m *model) end(c call, err error) {
-	_, holds := m.permits[c.id]
+// end is told of a call that ended now, as e says, and whose caller's ctx was canceled
+// or not.
+func (m *model) end(c call, e end, canceled bool) {
+	lost := c.id != 0 && m.permits[c.id] <= m.now
 	delete(m.permits, c.id)
-	outcome := breaker.DefaultClassify(err)
-	if c.id != 0 && !holds || c.period != m.period || outcome == breaker.Ignore {
+	says, slow := e.says, false
+	switch overran := c.deadline > 0 && m.now >= c.deadline; {
+	case says != bad:
+	case overran && (m.cfg.Patience < 0 || c.deadline-c.begun < m.cfg.Patience):
+		says = nothing
+	case overran:
+		slow = true
+	case canceled:
+		says = nothing
+	}
+	if lost || c.period != m.period || says == nothing {
 		return
 	}
-	if err == nil {
+	if says == good {
 		m.row = 0
 	} else {
 		m.row++
 	}
-	later, trips := err.(throttled)
-	if m.state == breaker.HalfOpen && err == nil {
+	if m.state == breaker.HalfOpen && says == good {
 		if m.successes++; m.successes == m.cfg.Successes {
 			m.enter(breaker.Closed)
 		}
 		return
 	}
 	if m.state != breaker.HalfOpen {
-		m.calls = append(m.calls, result{m.now, err != nil})
+		m.calls = append(m.calls, result{m.now, says == bad, slow})
 		n := m.counts()
 		rate := n.Calls >= int64(m.cfg.MinCalls) && m.cfg.FailureRate > 0 && float64(n.Failed) >= m.cfg.FailureRate*float64(n.Calls)
 		inARow := m.cfg.Failures > 0 && m.row >= m.cfg.Failures
-		if err == nil || m.state == breaker.Disabled || !rate && !inARow && !trips {
+		if says == good || m.state == breaker.Disabled || !rate && !inARow && e.after == 0 {
 			return
 		}
 	}
 	m.opens++
-	m.open(max(min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor), time.Duration(later)))
+	if e.after > 0 {
+		m.open(min(e.after, m.cfg.MaxRetryAfter))
+	} else {
+		m.open(min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor))
+	}
 }
 
-func (m *model) counts() (n breaker.Counts) {
+func (m *model) counts() breaker.Counts {
+	n := breaker.Counts{FailedInARow: int64(m.row)}
 	for i, r := range m.calls {
 		if w := m.cfg.Window / 10; w > 0 && r.at/w <= m.now/w-10 || w == 0 && i < len(m.calls)-m.cfg.WindowCalls {
 			continue
@@ -122,6 +168,9 @@ func (m *model) counts() (n breaker.Counts) {
 			n.Failed++
 		} else {
 			n.Succeeded++
+		}
+		if r.slow {
+			n.Slow++
 		}
 	}
 	return n
@@ -140,7 +189,6 @@ func FuzzBreakerModel(f *testing.F) {
 }
 
 func runModel(t *testing.T, program []byte) {
-	const tick = 100 * time.Millisecond
 	a, b := int(program[0]), int(program[1])
 	cfg := breaker.Config{
 		Failures:    1 + a%4,
@@ -150,8 +198,9 @@ func runModel(t *testing.T, program []byte) {
 		Successes:   1 + b>>2%4,
 		MaxHalfOpen: 20 * tick,
 		WindowCalls: 6,
-		MinCalls:    0,
+		Patience:    []time.Duration{tick, 3 * tick, -1, 10 * tick}[b>>4%4],
 	}
+	cfg.MaxRetryAfter = []time.Duration{cfg.MaxOpenFor, 2 * tick}[b>>7]
 	if a&4 != 0 { // by rate
 		cfg.FailureRate, cfg.MinCalls = 0.5, 4
 		cfg.Failures *= b >> 6 & 1
@@ -165,38 +214,54 @@ func runModel(t *testing.T, program []byte) {
 	circuit := breaker.New(steady(cfg))
 	began := time.Now()
 
-	var dones []func(error)
-	var calls []call
-	errs := []error{nil, errDown, refused(true), throttled(7 * tick)}
+	type waiting struct {
+		call   call
+		done   func(error)
+		cancel context.CancelFunc
+	}
+	var calls []waiting
 	for i := 2; i+1 < len(program); i += 2 {
 		op, arg := program[i]%16, int(program[i+1])
 		switch op {
 		case 0:
 			time.Sleep(time.Duration(arg) * tick / 4)
+			synctest.Wait() // for the deadlines
 			m.now = time.Since(began)
 		case 1, 2, 3, 4, 5:
-			done, err := circuit.Allow(t.Context())
-			c, admitted := m.allow()
+			ctx, cancel := context.WithCancel(t.Context())
+			var deadline time.Duration
+			if arg%2 == 1 {
+				deadline = m.now + time.Duration(1+arg>>4)*tick
+				ctx, cancel = context.WithDeadline(t.Context(), began.Add(deadline))
+			}
+			defer cancel()
+			done, err := circuit.Allow(ctx)
+			c, admitted := m.allow(deadline)
 			require.Equal(t, admitted, err == nil, "op %d: %+v", i, m)
 			if admitted {
-				dones, calls = append(dones, done), append(calls, c)
+				calls = append(calls, waiting{c, done, cancel})
 			}
 		case 6, 7, 8, 9, 10:
-			if len(dones) > 0 {
-				j := arg >> 2 % len(dones)
-				dones[j](errs[arg%4])
-				m.end(calls[j], errs[arg%4])
-				dones, calls = append(dones[:j], dones[j+1:]...), append(calls[:j], calls[j+1:]...)
+			if len(calls) > 0 {
+				j := arg >> 4 % len(calls)
+				w, e := calls[j], ends[arg%len(ends)]
+				calls = append(calls[:j], calls[j+1:]...)
+				canceled := arg>>4%5 == 4
+				if canceled {
+					w.cancel()
+				}
+				w.done(e.err)
+				m.end(w.call, e, canceled)
 			}
 		case 11:
-			err := errs[arg%4]
+			e := ends[arg%len(ends)]
 			called := false
-			got := do(circuit, func(context.Context) error { called = true; return err })
-			c, admitted := m.allow()
+			got := do(circuit, func(context.Context) error { called = true; return e.err })
+			c, admitted := m.allow(0)
 			require.Equal(t, admitted, called, "op %d: %+v", i, m)
 			if admitted {
-				require.Equal(t, err, got)
-				m.end(c, err)
+				require.Equal(t, e.err, got)
+				m.end(c, e, false)
 			} else {
 				require.ErrorIs(t, got, breaker.ErrOpen)
 			}
@@ -233,7 +298,6 @@ func runModel(t *testing.T, program []byte) {
 			require.Equal(t, m.until-m.now, s.OpenLeft, "op %d: %+v", i, m)
 		case breaker.Closed, breaker.Disabled:
 			require.Equal(t, m.counts(), s.Counts, "op %d: %+v", i, m)
-			require.EqualValues(t, m.row, s.FailedInARow, "op %d: %+v", i, m)
 		}
 	}
 	seen.requireChain(t, m.look())

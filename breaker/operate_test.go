@@ -111,7 +111,7 @@ func TestBreakerForceOpen(t *testing.T) {
 		b.ForceOpen(reason)
 		time.Sleep(24 * 365 * time.Hour)
 		refusal := requireRefused(t, do(b, ok), breaker.ForcedOpen)
-		require.Zero(t, refusal.RetryAfter())
+		require.Equal(t, 30*time.Second, refusal.RetryAfter())
 		require.EqualError(t, refusal, "breaker: users: circuit forced open (last error: migration)")
 		require.Equal(t, reason, b.Stats().LastErr)
 		b.Reset()
@@ -137,7 +137,7 @@ func TestBreakerDisable(t *testing.T) {
 	b.Trip(nil, time.Second)
 	b.Reset()
 	require.Equal(t, breaker.Disabled, b.State(), "until Enable")
-	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10}, b.Stats().Counts, "it goes on counting")
+	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10, FailedInARow: 10}, b.Stats().Counts, "it goes on counting")
 	b.ForceOpen(nil)
 	b.Disable()
 	b.Enable()
@@ -165,20 +165,20 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 			do(b, call)
 		}
 		want := breaker.Stats{
-			State:        breaker.Open,
-			Since:        began.Add(time.Second),
-			Counts:       breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2},
-			FailureRate:  0.5,
-			FailedInARow: 2,
-			OpensInARow:  1,
-			OpenLeft:     time.Hour,
-			LastErr:      errDown,
+			State:       breaker.Open,
+			Since:       began.Add(time.Second),
+			Counts:      breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2},
+			FailureRate: 0.5,
+			OpensInARow: 1,
+			OpenLeft:    time.Hour,
+			LastErr:     errDown,
 		}
 		require.Equal(t, want, b.Stats())
 		time.Sleep(time.Hour)
 		want.State, want.Since, want.OpenLeft = breaker.HalfOpen, time.Now(), 0
 		require.Equal(t, want, b.Stats())
 		do(b, down)
+		want.FailedInARow++
 		require.Equal(t, want.Counts, b.Stats().Counts)
 		time.Sleep(time.Hour)
 		do(b, ok)

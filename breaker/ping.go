@@ -2,6 +2,8 @@ package breaker
 
 import (
 	"context"
+	"errors"
+	"runtime/debug"
 	"time"
 )
 
@@ -16,7 +18,7 @@ func (b *Breaker) repoint(p *phase) {
 		b.stopPing = nil
 		b.pingDue.Store(0)
 	}
-	if p.state == Open && b.cfg.Ping != nil && !b.closed && (b.seat == nil || !b.seat.closed()) {
+	if p.state == Open && b.cfg.Ping != nil && !b.closed && (b.groupDone == nil || !b.groupDone.Load()) {
 		ctx, cancel := context.WithCancel(context.Background())
 		b.stopPing = cancel
 		b.pingDue.Store(int64(p.until + b.cfg.MaxHalfOpen))
@@ -24,7 +26,7 @@ func (b *Breaker) repoint(p *phase) {
 	}
 }
 
-// ping waits until phase p is over and pings until ctx ends, which it does with
+// ping waits until the open phase p is over and pings until ctx ends, which it does with
 // the half-open phase.
 func (b *Breaker) ping(ctx context.Context, p *phase) {
 	timer := time.NewTimer(p.until - b.now())
@@ -35,57 +37,57 @@ func (b *Breaker) ping(ctx context.Context, p *phase) {
 		return
 	}
 	for ctx.Err() == nil {
-		p := b.advance(p)
+		b.advance()
 		b.deliver(context.Background())
+		p := b.phase.Load()
 		if p.state != HalfOpen {
 			return
 		}
-		now := b.now()
-		id, ok := b.take(p, now)
-		if !ok {
-			// A probe from before still holds the permit.
-			timer.Reset(max(0, time.Duration(b.busy.Load())-now))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		b.pingOnce(ctx, p, id)
+		b.pingOnce(ctx, p)
 	}
 }
 
-func (b *Breaker) pingOnce(ctx context.Context, p *phase, permit uint64) {
-	result := errIgnored // of a Ping that ends the goroutine
-	defer b.deliver(context.Background())
-	defer func() { b.settle(p, permit, result) }()
+// errPingExited is what a Ping fails with that ends its goroutine.
+var errPingExited = errors.New("breaker: Ping called runtime.Goexit")
+
+// pingOnce counts a Ping as a probe of phase p. It needs no permit: no other call is let
+// through for as long as a Ping may take.
+func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
+	began := pass{phase: p, begun: b.now()}
 	b.mu.Lock()
 	if ctx.Err() == nil {
-		b.pingDue.Store(int64(b.now() + b.cfg.MaxHalfOpen))
+		b.pingDue.Store(int64(began.begun + b.cfg.MaxHalfOpen))
 	}
 	b.mu.Unlock()
 
+	result := &verdict{err: errPingExited, failed: true}
+	defer func() {
+		if r := recover(); r != nil {
+			result = &verdict{err: &PanicError{r, debug.Stack()}, failed: true}
+		}
+		if ctx.Err() != nil {
+			result = ignored // it was stopped
+		}
+		b.settle(context.Background(), began, result)
+	}()
 	limited, cancel := context.WithTimeout(ctx, b.cfg.MaxHalfOpen)
 	defer cancel()
-	begun := b.stopwatch()
 	err := b.cfg.Ping(limited)
-	result = b.judge(ctx, err, begun)
-	if result == errIgnored && ctx.Err() == nil {
+	if err == nil {
+		err = limited.Err()
+	}
+	result = b.judge(ctx, began, err)
+	if result == ignored {
 		// What Classify would ignore in a call is no reason to close either, and to
 		// ping again without a pause would be a busy loop.
 		result = &verdict{err: err, failed: true}
 	}
 }
 
-// Close stops the [Config].Ping goroutine, if there is one, and sees to it that
-// none is started again: from then on the breaker probes with calls. It does not
-// wait for a Ping that is under way, whose ctx it ends. It returns nil.
+// Close stops the [Config].Ping goroutine, if there is one, and none is started again:
+// from then on calls are the probes. It does not wait for a Ping that is under way,
+// whose ctx it ends. It returns nil.
 func (b *Breaker) Close() error {
-	b.operate((*Breaker).stop)
-	return nil
-}
-
-func (b *Breaker) stop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -94,4 +96,5 @@ func (b *Breaker) stop() {
 		b.stopPing = nil
 		b.pingDue.Store(0)
 	}
+	return nil
 }

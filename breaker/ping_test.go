@@ -3,6 +3,7 @@ package breaker_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -186,8 +187,36 @@ func TestBreakerPingsAfterATripForItsTime(t *testing.T) {
 	})
 }
 
-// A call that took the permit of a late ping keeps it while the next ping waits.
-func TestBreakerPingWaitsForThePermit(t *testing.T) {
+// A Ping that returns after MaxHalfOpen has failed, whatever it returns. If a call has
+// ended the phase by then, the Ping changes nothing.
+func TestBreakerPingThatReturnsTooLate(t *testing.T) {
+	for _, test := range []struct {
+		call func(context.Context) error // at 11.5 s; the Ping was begun at 1 s and returns at 12 s
+		want string
+	}{
+		{nil, "half-open -> open"},
+		{ok, "half-open -> closed"},
+		{down, "half-open -> open"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var seen changes
+			b := breaker.New(pinged(taking(11*time.Second, nil), &seen))
+			do(b, down)
+			time.Sleep(11500 * time.Millisecond)
+			if test.call != nil {
+				do(b, test.call)
+			}
+			time.Sleep(500 * time.Millisecond)
+			synctest.Wait()
+			require.Equal(t, "closed -> open, open -> half-open, "+test.want, seen.String())
+			require.NoError(t, b.Close())
+			time.Sleep(time.Hour)
+		})
+	}
+}
+
+// A call that has the only permit and was forgotten does not keep a Ping waiting.
+func TestBreakerPingsThoughAProbeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		var pings atomic.Int64
@@ -198,18 +227,68 @@ func TestBreakerPingWaitsForThePermit(t *testing.T) {
 			return nil
 		}, &seen))
 		do(b, down)
-		time.Sleep(11 * time.Second) // the ping has lost its permit at 11 s
+		time.Sleep(11 * time.Second) // calls probe now
 		forgotten, err := b.Allow(t.Context())
 		require.NoError(t, err)
-		time.Sleep(2 * time.Second) // the ping returns at 13 s, in vain, and waits until 21 s
+		time.Sleep(2 * time.Second) // the Ping returns at 13 s, has failed, and is called again at 15 s
 		synctest.Wait()
-		require.EqualValues(t, 1, pings.Load())
-		require.Equal(t, breaker.HalfOpen, b.State())
-		time.Sleep(8 * time.Second)
+		require.Equal(t, breaker.Open, b.State())
+		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.EqualValues(t, 2, pings.Load())
 		require.Equal(t, breaker.Closed, b.State())
 		forgotten(errDown)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// A Ping that panics, or ends its goroutine, has failed. The program goes on.
+func TestBreakerPingThatDoesNotReturnHasFailed(t *testing.T) {
+	for name, test := range map[string]struct {
+		ping func()
+		want string
+	}{
+		"panic":           {func() { panic("boom") }, "breaker: Ping panicked: boom"},
+		"error":           {func() { panic(errDown) }, "breaker: Ping panicked: down"},
+		"goroutine's end": {runtime.Goexit, "breaker: Ping called runtime.Goexit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen changes
+				var healthy atomic.Bool
+				b := breaker.New(pinged(func(context.Context) error {
+					if !healthy.Load() {
+						test.ping()
+					}
+					return nil
+				}, &seen))
+				do(b, down)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				require.Equal(t, 2*time.Second, b.Stats().OpenLeft)
+				require.EqualError(t, b.Stats().LastErr, test.want)
+				if name == "error" {
+					require.ErrorIs(t, b.Stats().LastErr, errDown)
+				}
+				if p, ok := errors.AsType[*breaker.PanicError](b.Stats().LastErr); ok {
+					require.Contains(t, string(p.Stack), "ping_test.go")
+				}
+				healthy.Store(true)
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+func TestBreakerPingThatAnswersHasSucceeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(pinged(returning(answered(true)), &seen))
+		do(b, down)
+		time.Sleep(time.Second)
+		synctest.Wait()
 		require.Equal(t, breaker.Closed, b.State())
 	})
 }

@@ -1,9 +1,6 @@
 package breaker_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,18 +30,7 @@ func TestBreakerTripsAtTheExactRate(t *testing.T) {
 		"one in a row":                {breaker.Config{Failures: 1}, []bool{S, S, F}},
 		"an old call leaves the ring": {breaker.Config{FailureRate: 1, WindowCalls: 4, MinCalls: 4}, []bool{S, F, F, F, F}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			b := breaker.New(test.cfg)
-			for i, failed := range test.calls {
-				require.Equal(t, breaker.Closed, b.State(), "before call %d", i)
-				if failed {
-					require.Equal(t, errDown, do(b, down))
-				} else {
-					require.NoError(t, do(b, ok))
-				}
-			}
-			require.Equal(t, breaker.Open, b.State())
-		})
+		t.Run(name, func(t *testing.T) { requireTripsAtTheLast(t, test.cfg, test.calls) })
 	}
 }
 
@@ -78,7 +64,7 @@ func TestBreakerTripsAtTheExactSlowRate(t *testing.T) {
 		for range 4 {
 			require.Equal(t, errDown, do(b, taking(slow, errDown)))
 		}
-		require.Equal(t, breaker.Counts{Calls: 4, Failed: 4, Slow: 4}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 4, Failed: 4, Slow: 4, FailedInARow: 4}, b.Stats().Counts)
 		require.Equal(t, breaker.Open, b.State())
 	})
 }
@@ -113,7 +99,7 @@ func TestBreakerWindowSlides(t *testing.T) {
 		require.Equal(t, breaker.Closed, b.State(), "three calls: those of 10 s ago have gone")
 		require.InDelta(t, 2.0/3, b.Stats().FailureRate, 1e-12)
 		time.Sleep(time.Hour)
-		require.Zero(t, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Counts)
 		require.Zero(t, b.Stats().FailureRate)
 		for range 4 {
 			require.Equal(t, breaker.Closed, b.State())
@@ -150,174 +136,16 @@ func TestBreakerSeesAnOutageThatIsSlowerThanItsWindow(t *testing.T) {
 	}
 }
 
-// throttled is an error that says when to come back.
-type throttled time.Duration
-
-func (e throttled) Error() string             { return "throttled" }
-func (e throttled) RetryAfter() time.Duration { return time.Duration(e) }
-
-type refused bool
-
-func (e refused) Error() string { return "refused" }
-func (e refused) Refused() bool { return bool(e) }
-
-func TestDefaultClassify(t *testing.T) {
-	for _, test := range []struct {
-		err  error
-		want breaker.Outcome
-	}{
-		{nil, breaker.Success},
-		{errDown, breaker.Failure},
-		{context.Canceled, breaker.Failure},
-		{context.DeadlineExceeded, breaker.Failure},
-		{throttled(time.Second), breaker.Trip(time.Second)},
-		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.Trip(time.Second)},
-		{errors.Join(errDown, throttled(time.Second)), breaker.Trip(time.Second)},
-		{throttled(0), breaker.Failure},
-		{throttled(-time.Second), breaker.Failure},
-		{refused(true), breaker.Ignore},
-		{refused(false), breaker.Failure},
-		{fmt.Errorf("get: %w", &breaker.OpenError{Until: time.Now().Add(time.Hour)}), breaker.Ignore},
-		{errors.Join(throttled(time.Second), refused(true)), breaker.Ignore},
-	} {
-		require.Equal(t, test.want, breaker.DefaultClassify(test.err), "%v", test.err)
-	}
-	require.Equal(t, breaker.Failure, breaker.Outcome{})
-}
-
-func TestBreakerTripsAtOnceOnRetryAfter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{OpenFor: 10 * time.Second, MaxOpenFor: 40 * time.Second}))
-		overloaded := func(d time.Duration) func(context.Context) error {
-			return func(context.Context) error { return throttled(d) }
-		}
-		do(b, overloaded(time.Minute))
-		require.Equal(t, breaker.Open, b.State())
-		require.Equal(t, time.Minute, b.Stats().OpenLeft)
-		require.Equal(t, time.Minute, requireRefused(t, do(b, ok), breaker.Open).RetryAfter())
-		time.Sleep(time.Minute - 1)
-		require.Equal(t, breaker.Open, b.State())
-		time.Sleep(time.Nanosecond)
-		do(b, overloaded(time.Second))
-		require.Equal(t, 20*time.Second, b.Stats().OpenLeft, "it asks for less than the second open time")
-		time.Sleep(20 * time.Second)
-		do(b, overloaded(1<<63-1))
-		require.Greater(t, b.Stats().OpenLeft, 50*365*24*time.Hour)
-		require.Equal(t, breaker.Open, b.State())
-	})
-}
-
-func TestBreakerClassify(t *testing.T) {
-	errMissing := errors.New("missing")
-	b := breaker.New(breaker.Config{Failures: 2, Classify: func(err error) breaker.Outcome {
-		switch err {
-		case errMissing:
-			return breaker.Success
-		case errDown:
-			return breaker.Failure
-		}
-		return breaker.Ignore
-	}})
-	returning := func(err error) func(context.Context) error { return func(context.Context) error { return err } }
-	do(b, down)
-	require.Equal(t, errMissing, do(b, returning(errMissing)), "the error comes back all the same")
-	do(b, down)
-	do(b, returning(context.Canceled))
-	require.Equal(t, breaker.Closed, b.State())
-	require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2}, b.Stats().Counts)
-	do(b, down)
-	require.Equal(t, breaker.Open, b.State())
-}
-
-// A result counts for the period in which its call began.
-func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
-	late := map[string]error{"success": nil, "failure": errDown, "retry after": throttled(time.Hour)}
-	for name, between := range map[string]func(b *breaker.Breaker){
-		"reset":  func(b *breaker.Breaker) { b.Reset() },
-		"trip":   func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
-		"force":  func(b *breaker.Breaker) { b.ForceOpen(nil) },
-		"forced": func(b *breaker.Breaker) { b.ForceOpen(nil); b.Enable() },
-		"enable": func(b *breaker.Breaker) { b.Disable(); b.Enable() },
-		"open":   func(b *breaker.Breaker) { do(b, down) },
-		"half-open": func(b *breaker.Breaker) {
-			do(b, down)
-			time.Sleep(time.Second)
-			b.State()
-		},
-		"tripped, half-open": func(b *breaker.Breaker) {
-			b.Trip(errDown, time.Second)
-			time.Sleep(time.Second)
-			b.State()
-		},
-		"close": func(b *breaker.Breaker) {
-			do(b, down)
-			time.Sleep(time.Second)
-			do(b, ok)
-		},
-		"reopened": func(b *breaker.Breaker) {
-			do(b, down)
-			time.Sleep(time.Second)
-			do(b, down)
-			time.Sleep(time.Second)
-			b.State()
-		},
-	} {
-		for result, err := range late {
-			t.Run(name+", then "+result, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, Successes: 1, OpenFor: time.Second}))
-					hanging := make(chan struct{})
-					go do(b, func(context.Context) error { <-hanging; return err })
-					done, refused := b.Allow(t.Context())
-					require.NoError(t, refused)
-					synctest.Wait()
-					between(b)
-					before := b.Stats()
-					close(hanging)
-					synctest.Wait()
-					require.Equal(t, before, b.Stats())
-					done(err)
-					require.Equal(t, before, b.Stats())
-				})
-			})
-		}
-	}
-}
-
-// A probe from before a trip or a reset changes nothing, though it gives its
-// permit back.
-func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
-	for name, between := range map[string]func(b *breaker.Breaker){
-		"trip":  func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
-		"reset": func(b *breaker.Breaker) { b.Reset() },
-		"failed probe": func(b *breaker.Breaker) {
+func requireTripsAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
+	t.Helper()
+	b := breaker.New(cfg)
+	for i, failed := range calls {
+		require.Equal(t, breaker.Closed, b.State(), "before call %d", i)
+		if failed {
 			require.Equal(t, errDown, do(b, down))
-		},
-	} {
-		for _, late := range []error{nil, errDown} {
-			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second}))
-					open(t, b)
-					time.Sleep(time.Second)
-					hanging := make(chan struct{})
-					go do(b, func(context.Context) error { <-hanging; return late })
-					synctest.Wait()
-					require.Equal(t, breaker.HalfOpen, b.State())
-					between(b)
-					before := b.Stats()
-					close(hanging)
-					synctest.Wait()
-					require.Equal(t, before, b.Stats())
-
-					b.Trip(nil, time.Second)
-					time.Sleep(time.Second)
-					for range 2 {
-						require.NoError(t, do(b, ok))
-					}
-					require.Equal(t, breaker.Closed, b.State())
-				})
-			})
+		} else {
+			require.NoError(t, do(b, ok))
 		}
 	}
+	require.Equal(t, breaker.Open, b.State())
 }

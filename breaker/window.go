@@ -7,7 +7,12 @@ type Counts struct {
 	Calls     int64 // that were counted: not those that were ignored
 	Succeeded int64 // slow ones included
 	Failed    int64
-	Slow      int64 // that took SlowAfter or longer, failed or not
+	// Slow are the calls that took SlowAfter or longer, failed or not, and those that
+	// failed because their caller's time was up: see [Config].Patience.
+	Slow int64
+	// FailedInARow are the calls that have failed since the last success, in the window
+	// or not.
+	FailedInARow int64
 }
 
 func (c Counts) failureRate() float64 { return rate(c.Failed, c.Calls) }
@@ -20,7 +25,7 @@ func rate(n, of int64) float64 {
 	return float64(n) / float64(of)
 }
 
-// A window remembers calls: those of the last time, or the last so many.
+// A window remembers calls: those of the last so long, or the last so many.
 type window interface {
 	add(failed, slow bool)
 	counts() Counts

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"time"
 )
 
@@ -41,17 +42,15 @@ type Change struct {
 	OpenFor time.Duration
 }
 
-// A phase is the time between two changes: one state of one circuit. Its identity
-// is that of the generation to which a result belongs.
+// A phase is the time between two changes: one state with the settings and counts that
+// belong to it.
 type phase struct {
 	state   State
-	circuit *circuit
-	refusal *OpenError    // nil: calls pass
+	circuit *circuit      // that results go to; nil if no call passes
+	refusal *OpenError    // nil: every call passes
 	until   time.Duration // no call passes before; forever where an operator decides
 	since   time.Time     // of the state
 	figures figures       // of the circuit when it was last closed
-
-	successes int // of probes; guarded by Breaker.mu
 }
 
 const forever = time.Duration(math.MaxInt64)
@@ -59,68 +58,95 @@ const forever = time.Duration(math.MaxInt64)
 // errSlow is what opened a breaker whose last call has succeeded.
 var errSlow = errors.New("breaker: too many slow calls")
 
-// opened, halfOpened and closedAgain follow gobreaker. They are called with its
-// lock held, and do nothing for a circuit that is no longer in use, or not yet.
-func (b *Breaker) opened(c *circuit, cause *verdict, f figures) {
-	b.follow(c, func(p *phase) {
-		err := cause.err
-		if err == nil {
-			err = errSlow
-		}
-		if p.state == HalfOpen {
-			f.Counts = p.figures.Counts
-		}
-		b.opens++
-		b.open(c, b.cfg.openTime(b.opens, cause.hold), err, f)
-	})
-}
-
-func (b *Breaker) halfOpened(c *circuit) {
-	b.follow(c, func(p *phase) {
-		b.enter(&phase{
-			state:   HalfOpen,
-			circuit: c,
-			refusal: &OpenError{Name: b.cfg.Name, State: HalfOpen, Until: p.refusal.Until, LastErr: p.refusal.LastErr},
-			until:   p.until, // a straggler may bring it about before, in a long phase
-			figures: p.figures,
-		}, Change{})
-	})
-}
-
-func (b *Breaker) closedAgain(c *circuit) {
-	b.follow(c, func(p *phase) { b.close(p.figures.lastErr) })
-}
-
-// follow runs f with b.mu held and with the phase that c is to end.
-func (b *Breaker) follow(c *circuit, f func(*phase)) {
+// advance begins the phases whose time has come.
+func (b *Breaker) advance() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.phase.Load(); p.circuit == c {
-		f(p)
+	b.catchUp()
+}
+
+// catchUp begins the phases that the time and the results of calls bring about, and
+// returns the present one; b.mu is held.
+func (b *Breaker) catchUp() *phase {
+	for {
+		p := b.phase.Load()
+		switch {
+		case p.state == Open:
+			if b.now() < p.until {
+				return p
+			}
+			b.halfOpen(p)
+		case p.state == ForcedOpen:
+			return p
+		case p.circuit.tripped.Load() != nil:
+			b.trip(p, p.circuit.tripped.Load())
+		case p.state == HalfOpen && p.circuit.successes() >= b.cfg.Successes:
+			b.close(p.figures.lastErr)
+		default:
+			return p
+		}
 	}
 }
 
-// close begins a closed phase; b.mu is held. Each has a circuit of its own: no
-// call that was let through before can tell it anything.
-func (b *Breaker) close(lastErr error) {
-	b.opens = 0
-	b.enter(&phase{state: Closed, circuit: b.newCircuit(), figures: figures{lastErr: lastErr}}, Change{})
+// trip ends phase p, whose calls have failed.
+func (b *Breaker) trip(p *phase, t *tripping) {
+	b.opens++
+	d := b.cfg.openTime(b.opens)
+	if t.hold > 0 {
+		d = min(t.hold, b.cfg.MaxRetryAfter)
+	}
+	err := t.err
+	if err == nil {
+		err = errSlow
+	}
+	f := t.figures
+	if p.state == HalfOpen { // where only failures in a row are counted
+		f.Counts = p.figures.Counts
+		f.FailedInARow = t.FailedInARow
+	}
+	b.open(d, err, f)
+}
+
+// openTime returns how long to stay open when it is for the nth time in a row.
+func (c *Config) openTime(n int) time.Duration {
+	d := c.OpenFor
+	for ; n > 1 && d < c.MaxOpenFor; n-- {
+		d = min(d*2, c.MaxOpenFor)
+	}
+	if c.Jitter > 0 {
+		d += time.Duration(rand.Float64() * c.Jitter * float64(d))
+	}
+	return d
 }
 
 // open begins a phase of d in which calls are refused; b.mu is held.
-func (b *Breaker) open(c *circuit, d time.Duration, err error, f figures) {
+func (b *Breaker) open(d time.Duration, err error, f figures) {
 	until := b.now() + d
 	f.lastErr = err
 	b.enter(&phase{
 		state:   Open,
-		circuit: c,
 		refusal: &OpenError{Name: b.cfg.Name, State: Open, Until: b.start.Add(until), LastErr: err},
 		until:   until,
 		figures: f,
 	}, Change{Err: err, OpenFor: d})
 }
 
-// enter begins phase p; b.mu is held. It is where every change happens.
+// halfOpen begins the phase after the open phase p; b.mu is held.
+func (b *Breaker) halfOpen(p *phase) {
+	refusal := *p.refusal
+	refusal.State, refusal.since = HalfOpen, time.Now()
+	c := b.newCircuit(HalfOpen)
+	c.row = int(p.figures.FailedInARow)
+	b.enter(&phase{state: HalfOpen, circuit: c, refusal: &refusal, figures: p.figures}, Change{})
+}
+
+// close begins a closed phase; b.mu is held.
+func (b *Breaker) close(lastErr error) {
+	b.opens = 0
+	b.enter(&phase{state: Closed, circuit: b.newCircuit(Closed), figures: figures{lastErr: lastErr}}, Change{})
+}
+
+// enter begins phase p; b.mu is held. Every change of state happens here.
 func (b *Breaker) enter(p *phase, c Change) {
 	from := b.phase.Load()
 	p.since = from.since
@@ -139,12 +165,12 @@ func (b *Breaker) enter(p *phase, c Change) {
 
 // An event is a change that OnChange is yet to be told of.
 type event struct {
-	ctx    context.Context // nil: that of the next to come by
+	ctx    context.Context // nil: that of the next caller that delivers
 	change Change
 }
 
 // deliver calls OnChange for the events that wait, in order. If another goroutine
-// is at it, or a hook further up the stack, that one goes on with them.
+// is delivering, or a hook further up the stack, it goes on with these.
 func (b *Breaker) deliver(ctx context.Context) {
 	if b.waiting.Load() {
 		b.deliverAll(ctx)
@@ -185,8 +211,9 @@ func (b *Breaker) tell(e event) {
 // State returns the state. A breaker whose open time has passed becomes half-open
 // now.
 func (b *Breaker) State() State {
-	b = b.current()
-	p := b.advance(b.phase.Load())
+	b.mu.Lock()
+	state := b.catchUp().state
+	b.mu.Unlock()
 	b.deliver(context.Background())
-	return p.state
+	return state
 }

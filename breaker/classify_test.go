@@ -1,0 +1,205 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// throttled is an error that says when to come back.
+type throttled time.Duration
+
+func (e throttled) Error() string             { return "throttled" }
+func (e throttled) RetryAfter() time.Duration { return time.Duration(e) }
+
+type refused bool
+
+func (e refused) Error() string { return "refused" }
+func (e refused) Refused() bool { return bool(e) }
+
+type answered bool
+
+func (e answered) Error() string  { return "not found" }
+func (e answered) Answered() bool { return bool(e) }
+
+// anOpenError is the refusal of another breaker.
+var anOpenError = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
+
+func TestDefaultClassify(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want breaker.Outcome
+	}{
+		{nil, breaker.Success},
+		{errDown, breaker.Failure},
+		{context.Canceled, breaker.Failure},
+		{context.DeadlineExceeded, breaker.Failure},
+		{throttled(time.Second), breaker.Trip(time.Second)},
+		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.Trip(time.Second)},
+		{errors.Join(errDown, throttled(time.Second)), breaker.Trip(time.Second)},
+		{throttled(0), breaker.Failure},
+		{throttled(-time.Second), breaker.Failure},
+		{answered(true), breaker.Success},
+		{answered(false), breaker.Failure},
+		{errors.Join(answered(true), errDown), breaker.Failure},
+		{refused(true), breaker.Ignore},
+		{refused(false), breaker.Failure},
+		{fmt.Errorf("get: %w", anOpenError), breaker.Ignore},
+		{errors.Join(anOpenError, refused(true)), breaker.Ignore},
+		{errors.Join(errDown, refused(true)), breaker.Failure},
+		{errors.Join(throttled(time.Second), refused(true)), breaker.Trip(time.Second)},
+		{errors.Join(throttled(time.Second), anOpenError), breaker.Trip(time.Second)},
+	} {
+		require.Equal(t, test.want, breaker.DefaultClassify(test.err), "%v", test.err)
+	}
+	require.Equal(t, breaker.Failure, breaker.Outcome{})
+	require.Equal(t, breaker.Trip(0), breaker.Trip(-1))
+}
+
+func returning(err error) func(context.Context) error {
+	return func(context.Context) error { return err }
+}
+
+// An answer is a success and a refusal is nothing, whatever Classify would say.
+func TestBreakerReadsTheEndOfACall(t *testing.T) {
+	canceled := func(err error) func(context.Context) error {
+		return func(ctx context.Context) error { ctx.Value(cancelKey{}).(context.CancelFunc)(); return err }
+	}
+	success := breaker.Counts{Calls: 1, Succeeded: 1}
+	failure := breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}
+	ignored := breaker.Counts{}
+	for name, test := range map[string]struct {
+		fn    func(context.Context) error
+		want  breaker.Counts
+		asked bool // Classify
+	}{
+		"done":                        {ok, success, false},
+		"answered":                    {returning(answered(true)), success, false},
+		"answered, wrapped":           {returning(fmt.Errorf("get: %w", answered(true))), success, false},
+		"answered, beside a refusal":  {returning(errors.Join(answered(true), anOpenError)), success, false},
+		"answered, beside a failure":  {returning(errors.Join(answered(true), errDown)), failure, true},
+		"refused":                     {returning(anOpenError), ignored, false},
+		"refused, wrapped":            {returning(fmt.Errorf("get: %w", anOpenError)), ignored, false},
+		"refused, twice":              {returning(errors.Join(anOpenError, refused(true))), ignored, false},
+		"refused, beside a failure":   {returning(errors.Join(anOpenError, errDown)), failure, true},
+		"failed":                      {down, failure, true},
+		"not retryable":               {returning(final{}), failure, true},
+		"canceled":                    {canceled(context.Canceled), ignored, false},
+		"canceled, with any error":    {canceled(errDown), ignored, false},
+		"canceled, and done":          {canceled(nil), success, false},
+		"canceled, and answered":      {canceled(answered(true)), success, false},
+		"canceled, and refused":       {canceled(anOpenError), ignored, false},
+		"canceled further in":         {returning(context.Canceled), failure, true},
+		"a deadline passed within it": {returning(context.DeadlineExceeded), failure, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked := false
+			b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Outcome {
+				asked = true
+				return breaker.Failure
+			}})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ctx = context.WithValue(ctx, cancelKey{}, cancel)
+			_ = b.Do(ctx, test.fn)
+			require.Equal(t, test.want, b.Stats().Counts)
+			require.Equal(t, test.asked, asked, "Classify was asked")
+			require.Equal(t, breaker.Closed, b.State())
+		})
+	}
+}
+
+type cancelKey struct{}
+
+type final struct{}
+
+func (final) Error() string   { return "final" }
+func (final) Retryable() bool { return false }
+
+func TestBreakerClassify(t *testing.T) {
+	errMissing := errors.New("missing")
+	b := breaker.New(breaker.Config{Failures: 2, Classify: func(err error) breaker.Outcome {
+		switch err {
+		case errMissing:
+			return breaker.Success
+		case errDown:
+			return breaker.Failure
+		}
+		return breaker.Ignore
+	}})
+	do(b, down)
+	require.Equal(t, errMissing, do(b, returning(errMissing)), "the error comes back all the same")
+	do(b, down)
+	do(b, returning(context.Canceled))
+	require.Equal(t, breaker.Closed, b.State())
+	require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 1}, b.Stats().Counts)
+	do(b, down)
+	require.Equal(t, breaker.Open, b.State())
+}
+
+func TestBreakerOpensForExactlyRetryAfter(t *testing.T) {
+	const sec = time.Second
+	for name, test := range map[string]struct {
+		cfg  breaker.Config
+		err  error
+		want time.Duration
+	}{
+		"less than OpenFor":       {breaker.Config{}, throttled(sec), sec},
+		"a nanosecond":            {breaker.Config{}, throttled(1), 1},
+		"as long as OpenFor":      {breaker.Config{}, throttled(30 * sec), 30 * sec},
+		"at most OpenFor":         {breaker.Config{}, throttled(31 * sec), 30 * sec},
+		"at most MaxOpenFor":      {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
+		"at most MaxRetryAfter":   {breaker.Config{MaxRetryAfter: time.Hour}, throttled(1<<63 - 1), time.Hour},
+		"a lower MaxRetryAfter":   {breaker.Config{MaxRetryAfter: 2 * sec}, throttled(3 * sec), 2 * sec},
+		"wrapped":                 {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
+		"the longest of several":  {breaker.Config{}, errors.Join(throttled(sec), throttled(2*sec), errDown), 2 * sec},
+		"not that of a refusal":   {breaker.Config{}, errors.Join(throttled(sec), anOpenError), sec},
+		"through Classify's Trip": {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Trip(sec) }}, errDown, sec},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen changes
+				test.cfg.OnChange = seen.hook
+				b := breaker.New(test.cfg) // with jitter, which does not count
+				require.Equal(t, test.err, do(b, returning(test.err)))
+				require.Equal(t, test.want, seen.all[0].OpenFor)
+				require.Equal(t, test.want, b.Stats().OpenLeft)
+				refusal := requireRefused(t, do(b, ok), breaker.Open)
+				require.Equal(t, time.Now().Add(test.want), refusal.Until)
+				time.Sleep(test.want - 1)
+				requireRefused(t, do(b, ok), breaker.Open)
+				time.Sleep(time.Nanosecond)
+				require.NoError(t, do(b, ok), "it is well: calls pass")
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+func TestBreakerGrowsItsOwnOpenTimeOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute}))
+		open(t, b)
+		time.Sleep(time.Second)
+		do(b, returning(throttled(5*time.Second)))
+		require.Equal(t, 5*time.Second, b.Stats().OpenLeft, "a probe")
+		time.Sleep(5 * time.Second)
+		do(b, down)
+		require.Equal(t, 4*time.Second, b.Stats().OpenLeft, "the third time in a row")
+	})
+}
+
+func TestClassifyTripWithoutATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Trip(0) }}))
+		do(b, down)
+		require.Equal(t, 30*time.Second, b.Stats().OpenLeft)
+	})
+}

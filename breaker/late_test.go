@@ -1,0 +1,161 @@
+package breaker_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// A result counts for the period in which its call began.
+func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
+	late := map[string]error{"success": nil, "failure": errDown, "retry after": throttled(time.Hour)}
+	for name, between := range map[string]func(b *breaker.Breaker){
+		"reset":  func(b *breaker.Breaker) { b.Reset() },
+		"trip":   func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
+		"force":  func(b *breaker.Breaker) { b.ForceOpen(nil) },
+		"forced": func(b *breaker.Breaker) { b.ForceOpen(nil); b.Enable() },
+		"enable": func(b *breaker.Breaker) { b.Disable(); b.Enable() },
+		"open":   func(b *breaker.Breaker) { do(b, down) },
+		"half-open": func(b *breaker.Breaker) {
+			do(b, down)
+			time.Sleep(time.Second)
+			b.State()
+		},
+		"tripped, half-open": func(b *breaker.Breaker) {
+			b.Trip(errDown, time.Second)
+			time.Sleep(time.Second)
+			b.State()
+		},
+		"close": func(b *breaker.Breaker) {
+			do(b, down)
+			time.Sleep(time.Second)
+			do(b, ok)
+		},
+		"reopened": func(b *breaker.Breaker) {
+			do(b, down)
+			time.Sleep(time.Second)
+			do(b, down)
+			time.Sleep(time.Second)
+			b.State()
+		},
+	} {
+		for result, err := range late {
+			t.Run(name+", then "+result, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, Successes: 1, OpenFor: time.Second}))
+					hanging := make(chan struct{})
+					go do(b, func(context.Context) error { <-hanging; return err })
+					done, refused := b.Allow(t.Context())
+					require.NoError(t, refused)
+					synctest.Wait()
+					between(b)
+					before := b.Stats()
+					close(hanging)
+					synctest.Wait()
+					require.Equal(t, before, b.Stats())
+					done(err)
+					require.Equal(t, before, b.Stats())
+				})
+			})
+		}
+	}
+}
+
+// A probe from before a trip or a reset changes nothing, though it gives its
+// permit back.
+func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
+	for name, between := range map[string]func(b *breaker.Breaker){
+		"trip":  func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
+		"reset": func(b *breaker.Breaker) { b.Reset() },
+		"failed probe": func(b *breaker.Breaker) {
+			require.Equal(t, errDown, do(b, down))
+		},
+	} {
+		for _, late := range []error{nil, errDown} {
+			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second}))
+					open(t, b)
+					time.Sleep(time.Second)
+					hanging := make(chan struct{})
+					go do(b, func(context.Context) error { <-hanging; return late })
+					synctest.Wait()
+					require.Equal(t, breaker.HalfOpen, b.State())
+					between(b)
+					before := b.Stats()
+					close(hanging)
+					synctest.Wait()
+					require.Equal(t, before, b.Stats())
+
+					b.Trip(nil, time.Second)
+					time.Sleep(time.Second)
+					for range 2 {
+						require.NoError(t, do(b, ok))
+					}
+					require.Equal(t, breaker.Closed, b.State())
+				})
+			})
+		}
+	}
+}
+
+// A result that arrives late in an open phase, which is longer or shorter than OpenFor,
+// changes neither the phase nor what anybody is told of it.
+func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
+	for name, trip := range map[string]func(b *breaker.Breaker, d time.Duration){
+		"retry after": func(b *breaker.Breaker, d time.Duration) { do(b, returning(throttled(d))) },
+		"trip":        func(b *breaker.Breaker, d time.Duration) { b.Trip(errDown, d) },
+	} {
+		for _, d := range []time.Duration{10 * time.Second, time.Minute} {
+			t.Run(fmt.Sprint(name, " ", d), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var seen changes
+					b := breaker.New(steady(breaker.Config{OpenFor: 30 * time.Second, MaxRetryAfter: time.Hour, OnChange: seen.hook}))
+					const step = 500 * time.Millisecond
+					defer time.Sleep(time.Hour) // until all have returned
+					for i := range 200 {        // a result every half second
+						go do(b, taking(time.Duration(i)*step+time.Nanosecond, []error{nil, errDown, throttled(step)}[i%3]))
+					}
+					synctest.Wait()
+					trip(b, d)
+					until := time.Now().Add(d)
+					for left := d; left > 0; left -= step {
+						refusal := requireRefused(t, do(b, ok), breaker.Open)
+						require.Equal(t, until, refusal.Until)
+						require.Equal(t, left, refusal.RetryAfter())
+						require.Equal(t, breaker.Open, b.State())
+						require.Equal(t, left, b.Stats().OpenLeft)
+						require.Len(t, seen.all, 1)
+						time.Sleep(step)
+					}
+					require.Equal(t, breaker.HalfOpen, b.State())
+					require.Equal(t, until, seen.all[1].At)
+					require.Zero(t, b.Stats().OpenLeft)
+					require.NoError(t, do(b, ok))
+					require.Equal(t, breaker.Closed, b.State())
+				})
+			})
+		}
+	}
+}
+
+// A probe that has lost its permit counts for nothing, whether or not another has it.
+func TestBreakerIgnoresAProbeThatTookTooLong(t *testing.T) {
+	for _, late := range []error{nil, errDown, throttled(time.Hour)} {
+		synctest.Test(t, func(t *testing.T) {
+			b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: 10 * time.Second}))
+			open(t, b)
+			time.Sleep(time.Second)
+			require.Equal(t, late, do(b, taking(10*time.Second, late)))
+			require.Equal(t, breaker.HalfOpen, b.State())
+			require.Equal(t, late, do(b, taking(10*time.Second-1, late)))
+			require.NotEqual(t, breaker.HalfOpen, b.State(), "in time")
+		})
+	}
+}

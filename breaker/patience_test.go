@@ -1,0 +1,172 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// hang returns when ctx ends, as a client does whose server is silent.
+func hang(ctx context.Context) error {
+	<-ctx.Done()
+	return fmt.Errorf("query: %w", ctx.Err())
+}
+
+// hangFor makes a call that hangs until the deadline of its caller.
+func hangFor(b *breaker.Breaker, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return b.Do(ctx, hang)
+}
+
+func TestBreakerTakesACallersDeadlineForEvidence(t *testing.T) {
+	const sec = time.Second
+	for name, test := range map[string]struct {
+		cfg     breaker.Config
+		took    time.Duration
+		counted bool
+	}{
+		"a second by default":           {breaker.Config{}, sec, true},
+		"less than a second":            {breaker.Config{}, sec - 1, false},
+		"a stranger's millisecond":      {breaker.Config{}, time.Millisecond, false},
+		"long":                          {breaker.Config{}, time.Hour, true},
+		"SlowAfter":                     {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1}, 2 * sec, true},
+		"less than SlowAfter":           {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1}, 2*sec - 1, false},
+		"Patience before SlowAfter":     {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1, Patience: sec}, sec, true},
+		"Patience":                      {breaker.Config{Patience: 50 * time.Millisecond}, 50 * time.Millisecond, true},
+		"less than Patience":            {breaker.Config{Patience: 50 * time.Millisecond}, 50*time.Millisecond - 1, false},
+		"never":                         {breaker.Config{Patience: -1}, time.Hour, false},
+		"never, though slow is counted": {breaker.Config{Patience: -1, SlowAfter: sec, SlowRate: 1}, time.Hour, false},
+	} {
+		want := breaker.Counts{}
+		if test.counted {
+			want = breaker.Counts{Calls: 1, Failed: 1, Slow: 1, FailedInARow: 1}
+		}
+		calls := map[string]func(t *testing.T, b *breaker.Breaker){
+			"Do": func(t *testing.T, b *breaker.Breaker) {
+				require.ErrorIs(t, hangFor(b, test.took), context.DeadlineExceeded)
+			},
+			"Allow": func(t *testing.T, b *breaker.Breaker) {
+				ctx, cancel := context.WithTimeout(t.Context(), test.took)
+				defer cancel()
+				done, err := b.Allow(ctx)
+				require.NoError(t, err)
+				done(hang(ctx))
+			},
+			"with any error": func(t *testing.T, b *breaker.Breaker) {
+				ctx, cancel := context.WithTimeout(t.Context(), test.took)
+				defer cancel()
+				require.Equal(t, errDown, b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return errDown }))
+			},
+			"late, heedless of ctx": func(t *testing.T, b *breaker.Breaker) {
+				ctx, cancel := context.WithTimeout(t.Context(), test.took)
+				defer cancel()
+				require.Equal(t, errDown, b.Do(ctx, taking(2*time.Hour, errDown)))
+			},
+		}
+		for how, call := range calls {
+			t.Run(name+", "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := breaker.New(test.cfg)
+					time.Sleep(time.Minute)
+					call(t, b)
+					require.Equal(t, want, b.Stats().Counts)
+				})
+			})
+		}
+	}
+}
+
+func TestBreakerPatienceIsForDeadlinesOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		time.AfterFunc(time.Minute, cancel)
+		require.ErrorIs(t, b.Do(ctx, hang), context.Canceled)
+
+		// A deadline that passed while the call succeeded, was refused or answered.
+		for _, err := range []error{nil, anOpenError, answered(true)} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			require.Equal(t, err, b.Do(ctx, taking(time.Hour, err)))
+		}
+		require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 2}, b.Stats().Counts)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// Classify may know better, as for any failure.
+func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked []error
+		b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Outcome {
+			asked = append(asked, err)
+			return breaker.Ignore
+		}})
+		err := hangFor(b, time.Second)
+		_ = hangFor(b, time.Millisecond)
+		require.Equal(t, []error{err}, asked)
+		require.Zero(t, b.Stats().Counts)
+	})
+}
+
+// Every caller has a deadline, and the dependency hangs: the circuit opens. It closes
+// when the dependency is well again.
+func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
+	for name, cfg := range map[string]breaker.Config{
+		"in a row": {Failures: 5},
+		"rate":     {FailureRate: 0.5, MinCalls: 5},
+		"slow":     {SlowRate: 0.5, SlowAfter: time.Second, MinCalls: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(steady(cfg))
+				for range 5 {
+					require.Equal(t, breaker.Closed, b.State())
+					_ = hangFor(b, 2*time.Second)
+				}
+				require.Equal(t, breaker.Open, b.State())
+				time.Sleep(30 * time.Second)
+				_ = hangFor(b, 2*time.Second)
+				require.Equal(t, breaker.Open, b.State(), "the probe hung")
+				time.Sleep(30 * time.Second)
+				require.NoError(t, do(b, ok))
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+// A probe that its impatient caller cut short says nothing, and gives its permit back.
+func TestBreakerHungProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute}))
+		open(t, b)
+		time.Sleep(time.Second)
+		for range 3 {
+			_ = hangFor(b, time.Second-1)
+			require.Equal(t, breaker.HalfOpen, b.State())
+		}
+		_ = hangFor(b, time.Second)
+		require.Equal(t, 2*time.Second, b.Stats().OpenLeft)
+		require.ErrorIs(t, b.Stats().LastErr, context.DeadlineExceeded)
+	})
+}
+
+func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1})
+		tooLate := errors.New("too late")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, tooLate)
+		defer cancel()
+		require.Equal(t, tooLate, b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }))
+		require.Equal(t, tooLate, b.Stats().LastErr)
+	})
+}

@@ -1,0 +1,62 @@
+package breaker
+
+import (
+	"slices"
+	"time"
+)
+
+// A permit is what a probe holds from its admission to its end, or for MaxHalfOpen.
+// Probes of an earlier half-open phase that still run hold theirs, too, so that there
+// are never more than Probes at once.
+type permit struct {
+	id      uint64 // from 1
+	expires time.Duration
+}
+
+// take returns a permit for a probe of phase p, if one is free.
+func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.phase.Load() != p {
+		return 0, false
+	}
+	for len(b.permits) > 0 && b.permits[0].expires <= now { // the oldest is first
+		b.permits = slices.Delete(b.permits, 0, 1)
+	}
+	most := min(b.cfg.Probes, b.cfg.Successes-p.circuit.successes())
+	ok := len(b.permits) < most
+	if ok {
+		b.lastPermit++
+		b.permits = append(b.permits, permit{b.lastPermit, now + b.cfg.MaxHalfOpen})
+	}
+	if len(b.permits) >= most {
+		b.busy.Store(int64(b.permits[0].expires))
+	}
+	return b.lastPermit, ok
+}
+
+// settleProbe counts the verdict v on a probe of phase p, and gives its permit back. A
+// probe that has lost its permit, or whose phase is over, does not count. A permit of
+// 0 is that of a probe that has given it back already.
+func (b *Breaker) settleProbe(p *phase, id uint64, v *verdict) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	counts := id == 0 || b.release(id)
+	if counts && b.phase.Load() == p {
+		p.circuit.report(v)
+		b.catchUp()
+	}
+}
+
+// release gives a permit back. It reports whether the permit had not expired; b.mu is
+// held.
+func (b *Breaker) release(id uint64) bool {
+	i := slices.IndexFunc(b.permits, func(q permit) bool { return q.id == id })
+	if i < 0 {
+		return false
+	}
+	held := b.now() < b.permits[i].expires
+	b.permits = slices.Delete(b.permits, i, i+1)
+	b.busy.Store(0)
+	return held
+}
