@@ -129,11 +129,12 @@ func (b *Breaker) stopwatch(ctx context.Context) time.Duration {
 // A verdict is what a circuit is told of a call, in the place of its error. A fast
 // success is nil.
 type verdict struct {
-	err    error // the error of the call; nil for a slow success
-	failed bool
-	slow   bool
-	trips  bool          // whatever the counts are
-	hold   time.Duration // of a trip: for exactly that long, unless 0
+	err     error // the error of the call; nil for a slow success
+	failed  bool
+	slow    bool
+	trips   bool          // whatever the counts are
+	hold    time.Duration // of a trip: for exactly that long, unless 0
+	counted bool          // by the circuit, already
 }
 
 // ignored is the verdict that changes nothing.
@@ -216,9 +217,22 @@ func (b *Breaker) settle(ctx context.Context, admitted pass, v *verdict) {
 		p.circuit.report(nil)
 	case v != ignored:
 		p.circuit.report(v)
+		if b.opensWhen(p) {
+			v.trips = true
+			p.circuit.report(v)
+		}
 		if p.circuit.tripped.Load() != nil {
 			b.advance()
 		}
 	}
 	b.deliver(ctx)
+}
+
+// opensWhen asks Config.OpenWhen about phase p.
+func (b *Breaker) opensWhen(p *phase) bool {
+	if b.cfg.OpenWhen == nil || p.state != Closed {
+		return false
+	}
+	f, ok := p.circuit.look()
+	return ok && b.cfg.OpenWhen(f.Counts)
 }

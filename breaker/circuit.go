@@ -89,7 +89,9 @@ func (c *circuit) isSuccessful(err error) bool {
 		return true
 	}
 	v := err.(*verdict)
-	c.count(v)
+	if !v.counted {
+		c.count(v)
+	}
 	if !c.opensFor(v) {
 		return true
 	}
@@ -98,6 +100,7 @@ func (c *circuit) isSuccessful(err error) bool {
 }
 
 func (c *circuit) count(v *verdict) {
+	v.counted = true
 	if v.failed {
 		c.row++
 		c.lastErr = v.err
@@ -116,11 +119,14 @@ func (c *circuit) opensFor(v *verdict) bool {
 	case c.state == Disabled:
 		return false
 	case c.state == HalfOpen:
-		return true
+		return v.failed || cfg.SlowRate > 0
 	case v.trips || cfg.Failures > 0 && c.row >= cfg.Failures:
 		return true
 	}
 	n := c.window.counts()
+	if cfg.FailuresInWindow > 0 && n.Failed >= int64(cfg.FailuresInWindow) {
+		return true
+	}
 	return n.Calls >= int64(cfg.MinCalls) &&
 		(cfg.FailureRate > 0 && n.failureRate() >= cfg.FailureRate ||
 			cfg.SlowRate > 0 && n.slowRate() >= cfg.SlowRate)

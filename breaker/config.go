@@ -13,8 +13,8 @@ import (
 // zero Config opens after 5 failures in a row, for 30 seconds, and closes after
 // one successful probe.
 //
-// Any of Failures, FailureRate and SlowRate opens it; of several, the first that is
-// met. A call that is neither a failure nor slow never does.
+// Any of Failures, FailuresInWindow, FailureRate, SlowRate and OpenWhen opens it; of
+// several, the first that is met. A call that is neither a failure nor slow never does.
 type Config struct {
 	// Name appears in errors and events.
 	Name string
@@ -22,6 +22,9 @@ type Config struct {
 	// Failures is how many calls in a row must fail. Zero means 5 if no other of these
 	// is set, and no such limit if one is.
 	Failures int
+	// FailuresInWindow is how many of the calls in the window must have failed, in a row
+	// or not. Zero: it does not matter.
+	FailuresInWindow int
 	// FailureRate is the share of the calls in the window that must have failed,
 	// in (0, 1]. Zero: it does not matter.
 	FailureRate float64
@@ -29,9 +32,13 @@ type Config struct {
 	// have taken SlowAfter or longer, in (0, 1]. It needs SlowAfter, and makes a
 	// probe that is slow a failed one. Zero: it does not matter.
 	SlowRate float64
-	// SlowAfter is how long a call takes that counts as slow. It needs SlowRate. Zero: no
-	// call is slow.
+	// SlowAfter is how long a call takes that counts as slow. Zero: no call is slow.
+	// Without a SlowRate slow calls are counted, and nothing else.
 	SlowAfter time.Duration
+	// OpenWhen, if not nil, is asked after each call that failed or was slow, and opens
+	// the breaker by returning true. It runs without a lock, on the goroutine of the
+	// call, and perhaps on several at once.
+	OpenWhen func(Counts) bool
 	// MinCalls is how many calls there must be in the window before a rate counts.
 	// Zero means 20, or WindowCalls if that is less.
 	MinCalls int
@@ -53,7 +60,7 @@ type Config struct {
 	Patience time.Duration
 
 	// OpenFor is the least time that the breaker stays open when calls have failed.
-	// Zero means 30 seconds.
+	// Zero means 30 seconds. Negative means none: the next call is a probe.
 	OpenFor time.Duration
 	// MaxOpenFor lets that time double with each failed probe, up to this, until
 	// the breaker closes. Zero means OpenFor: it does not grow.
@@ -63,7 +70,7 @@ type Config struct {
 	Jitter float64
 	// MaxRetryAfter is the longest time that the breaker stays open because a failure
 	// said so, by its RetryAfter or by [Trip]. Zero means the larger of OpenFor and
-	// MaxOpenFor.
+	// MaxOpenFor, or 30 seconds if OpenFor is negative.
 	MaxRetryAfter time.Duration
 
 	// Probes is the most calls let through at once while half-open. Zero means 1.
@@ -111,19 +118,20 @@ func (c Config) Validate() error {
 	rates := c.FailureRate != 0 || c.SlowRate != 0
 	leastMax := cmp.Or(c.OpenFor, openFor)
 	f.Need(c.Failures >= 0, "Failures", c.Failures, "0 (for the default) or more")
+	f.Need(c.FailuresInWindow >= 0, "FailuresInWindow", c.FailuresInWindow, "0 (for none) or more")
 	f.Need(isShare(c.FailureRate), "FailureRate", c.FailureRate, "0 (for none) or in (0, 1]")
 	f.Need(isShare(c.SlowRate), "SlowRate", c.SlowRate, "0 (for none) or in (0, 1]")
 	f.Need(c.SlowAfter >= 0, "SlowAfter", c.SlowAfter, "0 or more")
 	f.Need(c.SlowRate == 0 || c.SlowAfter != 0, "SlowAfter", c.SlowAfter, "set for SlowRate to count")
-	f.Need(c.SlowAfter == 0 || c.SlowRate != 0, "SlowRate", c.SlowRate, "set for SlowAfter to count")
 	f.Need(c.MinCalls >= 0, "MinCalls", c.MinCalls, "0 (for 20) or more")
 	f.Need(c.MinCalls <= 0 || rates, "MinCalls", c.MinCalls, "0 without FailureRate or SlowRate")
 	f.Need(c.Window == 0 || c.Window >= minWindow, "Window", c.Window, "0 (for the default) or at least 1ms")
 	f.Need(c.WindowCalls >= 0 && c.WindowCalls <= maxWindowCalls, "WindowCalls", c.WindowCalls, "0 (for the default) to 1<<20")
 	f.Need(c.Window == 0 || c.WindowCalls == 0, "WindowCalls", c.WindowCalls, "0 when Window is set: one or the other")
 	f.Need(c.WindowCalls <= 0 || c.MinCalls <= c.WindowCalls, "MinCalls", c.MinCalls, "at most WindowCalls, or no rate ever counts")
-	f.Need(c.OpenFor >= 0, "OpenFor", c.OpenFor, "0 (for 30s) or more")
-	f.Need(c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
+	f.Need(c.WindowCalls <= 0 || c.FailuresInWindow <= c.WindowCalls, "FailuresInWindow", c.FailuresInWindow, "at most WindowCalls, or it is never reached")
+	f.Need(c.OpenFor >= 0 || c.MaxOpenFor == 0, "MaxOpenFor", c.MaxOpenFor, "0 when OpenFor is negative")
+	f.Need(c.OpenFor < 0 || c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for the larger of OpenFor and MaxOpenFor) or more")
 	f.Need(c.Jitter <= 1, "Jitter", c.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
 	f.Need(c.Probes >= 0, "Probes", c.Probes, "0 (for 1) or more")
@@ -136,7 +144,7 @@ func (c Config) Validate() error {
 func isShare(x float64) bool { return x >= 0 && x <= 1 }
 
 func (c Config) withDefaults() Config {
-	if c.FailureRate == 0 && c.SlowRate == 0 {
+	if c.FailuresInWindow == 0 && c.FailureRate == 0 && c.SlowRate == 0 && c.OpenWhen == nil {
 		orDefault(&c.Failures, 5)
 		if c.Window == 0 {
 			orDefault(&c.WindowCalls, 100)
@@ -151,9 +159,10 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.MinCalls, 20)
 	orDefault(&c.Patience, cmp.Or(c.SlowAfter, time.Second))
 	orDefault(&c.OpenFor, openFor)
+	c.OpenFor = max(c.OpenFor, 0)
 	orDefault(&c.MaxOpenFor, c.OpenFor)
 	orDefault(&c.Jitter, 0.1)
-	orDefault(&c.MaxRetryAfter, c.MaxOpenFor)
+	orDefault(&c.MaxRetryAfter, cmp.Or(c.MaxOpenFor, openFor))
 	orDefault(&c.Probes, 1)
 	orDefault(&c.Successes, c.Probes)
 	orDefault(&c.MaxHalfOpen, time.Minute)

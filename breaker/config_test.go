@@ -30,7 +30,11 @@ func TestConfigValidate(t *testing.T) {
 		"WindowCalls is -1: must be 0 (for the default) to 1<<20":                                                      {WindowCalls: -1},
 		"WindowCalls is 1048577: must be 0 (for the default) to 1<<20":                                                 {WindowCalls: 1<<20 + 1},
 		"WindowCalls is 5: must be 0 when Window is set: one or the other":                                             {WindowCalls: 5, Window: time.Second},
+		"FailuresInWindow is -1: must be 0 (for none) or more":                                                         {FailuresInWindow: -1},
+		"FailuresInWindow is 7: must be at most WindowCalls, or it is never reached":                                   {FailuresInWindow: 7, WindowCalls: 6},
+		"MaxOpenFor is 1ns: must be 0 when OpenFor is negative":                                                        {OpenFor: -1, MaxOpenFor: 1},
 		"MaxRetryAfter is -1ns: must be 0 (for the larger of OpenFor and MaxOpenFor) or more":                          {MaxRetryAfter: -1},
+		"MaxOpenFor is -1ns: must be 0 (for OpenFor) or at least OpenFor":                                              {MaxOpenFor: -1},
 		"MaxOpenFor is 29s: must be 0 (for OpenFor) or at least OpenFor":                                               {MaxOpenFor: 29 * time.Second},
 		"MaxOpenFor is 1s: must be 0 (for OpenFor) or at least OpenFor":                                                {MaxOpenFor: time.Second, OpenFor: 2 * time.Second},
 		"Jitter is 1.1: must be 0 (for 0.1), at most 1, or negative (for none)":                                        {Jitter: 1.1},
@@ -56,6 +60,9 @@ func TestConfigValidate(t *testing.T) {
 		{OpenFor: math.MaxInt64, MaxHalfOpen: math.MaxInt64, Jitter: 1, Window: math.MaxInt64},
 		{MaxOpenFor: 30 * time.Second},
 		{Probes: 7, Successes: 3},
+		{SlowAfter: time.Second},
+		{OpenFor: -1, Patience: -1},
+		{FailuresInWindow: 7, WindowCalls: 7},
 	} {
 		require.NoError(t, cfg.Validate(), "%+v", cfg)
 	}

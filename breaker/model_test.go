@@ -145,7 +145,8 @@ func (m *model) end(c call, e end, canceled bool) {
 		n := m.counts()
 		rate := n.Calls >= int64(m.cfg.MinCalls) && m.cfg.FailureRate > 0 && float64(n.Failed) >= m.cfg.FailureRate*float64(n.Calls)
 		inARow := m.cfg.Failures > 0 && m.row >= m.cfg.Failures
-		if says == good || m.state == breaker.Disabled || !rate && !inARow && e.after == 0 {
+		inWindow := m.cfg.FailuresInWindow > 0 && n.Failed >= int64(m.cfg.FailuresInWindow)
+		if says == good || m.state == breaker.Disabled || !rate && !inARow && !inWindow && e.after == 0 {
 			return
 		}
 	}
@@ -207,6 +208,8 @@ func runModel(t *testing.T, program []byte) {
 		if a&8 != 0 {
 			cfg.WindowCalls, cfg.Window = 0, 10*tick
 		}
+	} else if a&8 != 0 {
+		cfg.FailuresInWindow = 3
 	}
 	m := &model{cfg: cfg, permits: make(map[int]time.Duration)}
 	var seen changes

@@ -37,13 +37,13 @@ func TestBreakerTakesACallersDeadlineForEvidence(t *testing.T) {
 		"less than a second":            {breaker.Config{}, sec - 1, false},
 		"a stranger's millisecond":      {breaker.Config{}, time.Millisecond, false},
 		"long":                          {breaker.Config{}, time.Hour, true},
-		"SlowAfter":                     {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1}, 2 * sec, true},
-		"less than SlowAfter":           {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1}, 2*sec - 1, false},
-		"Patience before SlowAfter":     {breaker.Config{SlowAfter: 2 * sec, SlowRate: 1, Patience: sec}, sec, true},
+		"SlowAfter":                     {breaker.Config{SlowAfter: 2 * sec}, 2 * sec, true},
+		"less than SlowAfter":           {breaker.Config{SlowAfter: 2 * sec}, 2*sec - 1, false},
+		"Patience before SlowAfter":     {breaker.Config{SlowAfter: 2 * sec, Patience: sec}, sec, true},
 		"Patience":                      {breaker.Config{Patience: 50 * time.Millisecond}, 50 * time.Millisecond, true},
 		"less than Patience":            {breaker.Config{Patience: 50 * time.Millisecond}, 50*time.Millisecond - 1, false},
 		"never":                         {breaker.Config{Patience: -1}, time.Hour, false},
-		"never, though slow is counted": {breaker.Config{Patience: -1, SlowAfter: sec, SlowRate: 1}, time.Hour, false},
+		"never, though slow is counted": {breaker.Config{Patience: -1, SlowAfter: sec}, time.Hour, false},
 	} {
 		want := breaker.Counts{}
 		if test.counted {

@@ -1,6 +1,7 @@
 package breaker_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -136,6 +137,35 @@ func TestBreakerSeesAnOutageThatIsSlowerThanItsWindow(t *testing.T) {
 	}
 }
 
+func TestBreakerTripsAtFailuresInTheWindow(t *testing.T) {
+	const F, S = true, false
+	for name, test := range map[string]struct {
+		cfg   breaker.Config
+		calls []bool // failed?  The last one opens it, and none before.
+	}{
+		"not in a row":      {breaker.Config{FailuresInWindow: 3}, []bool{F, S, S, F, S, S, S, S, S, F}},
+		"of the last four":  {breaker.Config{FailuresInWindow: 2, WindowCalls: 4}, []bool{F, S, S, S, F, S, F}},
+		"of all":            {breaker.Config{FailuresInWindow: 3, WindowCalls: 3}, []bool{F, F, S, F, F, F}},
+		"or in a row":       {breaker.Config{FailuresInWindow: 3, Failures: 2}, []bool{F, S, F, F}},
+		"or the rate":       {breaker.Config{FailuresInWindow: 4, FailureRate: 0.5, MinCalls: 6}, []bool{F, S, F, S, S, F}},
+		"whatever MinCalls": {breaker.Config{FailuresInWindow: 2, FailureRate: 0.5}, []bool{F, F}},
+	} {
+		t.Run(name, func(t *testing.T) { requireTripsAtTheLast(t, test.cfg, test.calls) })
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{FailuresInWindow: 2, Window: 10 * time.Second})
+		for range 10 {
+			do(b, down)
+			require.Equal(t, breaker.Closed, b.State())
+			time.Sleep(10 * time.Second)
+		}
+		do(b, down)
+		time.Sleep(9*time.Second - 1)
+		do(b, down)
+		require.Equal(t, breaker.Open, b.State())
+	})
+}
+
 func requireTripsAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	t.Helper()
 	b := breaker.New(cfg)
@@ -148,4 +178,103 @@ func requireTripsAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 		}
 	}
 	require.Equal(t, breaker.Open, b.State())
+}
+
+func TestBreakerOpensWhenItIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		var asked []breaker.Counts
+		b := breaker.New(steady(breaker.Config{
+			Failures: 10, SlowAfter: time.Second, WindowCalls: 4, OnChange: seen.hook,
+			OpenWhen: func(c breaker.Counts) bool {
+				asked = append(asked, c)
+				return c.Slow >= 1 && c.Failed >= 2
+			},
+		}))
+		do(b, down)
+		do(b, ok)
+		do(b, taking(time.Second, nil))
+		do(b, ok)
+		do(b, returning(anOpenError))
+		do(b, down) // the first has left the window
+		require.Equal(t, breaker.Closed, b.State())
+		do(b, down)
+		require.Equal(t, breaker.Open, b.State())
+		require.Equal(t, []breaker.Counts{
+			{Calls: 1, Failed: 1, FailedInARow: 1},
+			{Calls: 3, Succeeded: 2, Failed: 1, Slow: 1},
+			{Calls: 4, Succeeded: 3, Failed: 1, Slow: 1, FailedInARow: 1},
+			{Calls: 4, Succeeded: 2, Failed: 2, Slow: 1, FailedInARow: 2},
+		}, asked)
+		require.Equal(t, asked[3], b.Stats().Counts, "each call is counted once")
+		require.Equal(t, errDown, seen.all[0].Err)
+		require.Equal(t, 30*time.Second, seen.all[0].OpenFor)
+
+		time.Sleep(30 * time.Second)
+		do(b, down)
+		require.Equal(t, breaker.Open, b.State())
+		require.Len(t, asked, 4, "a probe that fails opens it anyway")
+		b.Disable()
+		do(b, down)
+		require.Len(t, asked, 4)
+	})
+}
+
+// OpenWhen is asked without a lock: it may use the breaker, and may panic.
+func TestOpenWhenMayUseTheBreaker(t *testing.T) {
+	var b *breaker.Breaker
+	b = breaker.New(breaker.Config{OpenWhen: func(c breaker.Counts) bool {
+		require.Equal(t, b.Stats().Counts, c)
+		require.NoError(t, do(b, ok))
+		if c.Failed == 1 {
+			panic("boom")
+		}
+		if c.Failed == 2 {
+			b.Reset()
+			return true
+		}
+		return true
+	}})
+	require.PanicsWithValue(t, "boom", func() { do(b, down) })
+	require.Equal(t, errDown, do(b, down))
+	require.Equal(t, breaker.Closed, b.State(), "it was reset in the meantime")
+	b = breaker.New(breaker.Config{OpenWhen: func(breaker.Counts) bool { return true }})
+	require.PanicsWithValue(t, "ouch", func() { do(b, func(context.Context) error { panic("ouch") }) })
+	require.Equal(t, breaker.Open, b.State(), "it is asked about a panic, too")
+}
+
+func TestBreakerCountsSlowCallsWithoutARate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, SlowAfter: time.Second}))
+		for range 50 {
+			require.NoError(t, do(b, taking(time.Second, nil)))
+		}
+		require.Equal(t, breaker.Counts{Calls: 50, Succeeded: 50, Slow: 50}, b.Stats().Counts)
+		require.Equal(t, 1.0, b.Stats().SlowRate)
+		open(t, b)
+		time.Sleep(30 * time.Second)
+		require.NoError(t, do(b, taking(time.Second, nil)))
+		require.Equal(t, breaker.Closed, b.State(), "a slow probe is a success")
+	})
+}
+
+func TestBreakerProbesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(breaker.Config{Failures: 2, OpenFor: -1, OnChange: seen.hook})
+		do(b, down)
+		do(b, down)
+		require.Equal(t, breaker.HalfOpen, b.State())
+		done, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		done(errDown)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open, half-open -> closed", seen.String())
+		b.Trip(nil, 0)
+		require.NoError(t, do(b, ok))
+		b.Trip(nil, time.Second)
+		requireRefused(t, do(b, ok), breaker.Open)
+	})
 }
