@@ -1,6 +1,7 @@
 package breaker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -15,10 +16,8 @@ import (
 type pass struct {
 	phase  *phase        // in which the call began
 	permit uint64        // of a probe; 0 for other calls
-	begun  time.Duration // or unmeasured
+	begun  time.Duration // 0 where it does not matter
 }
-
-const unmeasured time.Duration = -1
 
 // Do calls fn unless the breaker refuses it, and returns fn's error as it is. The
 // error of a refusal is an [*OpenError]; fn has not been called then, nor if ctx
@@ -44,7 +43,9 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	err := fn(ctx)
 	result = b.judge(ctx, admitted, err)
 	if work != nil && err == nil {
-		work.OnBroken(func(err error) { b.broken(ctx, admitted, err) })
+		result = cmp.Or(result, new(verdict))
+		success := result
+		work.OnBroken(func(err error) { b.broken(ctx, admitted, success, err) })
 	}
 	return err
 }
@@ -117,24 +118,29 @@ func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
 func (b *Breaker) stopwatch(ctx context.Context) time.Duration {
 	if b.cfg.SlowAfter == 0 {
 		if b.cfg.Patience < 0 {
-			return unmeasured
+			return 0
 		}
 		if _, ok := ctx.Deadline(); !ok {
-			return unmeasured
+			return 0
 		}
 	}
 	return b.now()
 }
 
-// A verdict is what a circuit is told of a call, in the place of its error. A fast
-// success is nil.
+// A verdict is what a circuit is told of a call, in the place of its error. Most are
+// those of a fast success, and nil.
 type verdict struct {
-	err     error // the error of the call; nil for a slow success
-	failed  bool
-	slow    bool
-	trips   bool          // whatever the counts are
-	hold    time.Duration // of a trip: for exactly that long, unless 0
-	counted bool          // by the circuit, already
+	err    error // the error of the call; nil for a success
+	failed bool
+	slow   bool
+	trips  bool          // whatever the counts are
+	hold   time.Duration // of a trip: for exactly that long, unless 0
+	undoes *verdict      // the success of the same call, which has broken off since
+
+	// What the circuit notes when it counts the verdict.
+	counted bool
+	ended   int // of a success: the row of failures that it ended
+	nth     int // and which success it was
 }
 
 // ignored is the verdict that changes nothing.
@@ -187,15 +193,14 @@ func succeeded(slow bool) *verdict {
 // caller passed.
 func (b *Breaker) outlasted(ctx context.Context, admitted pass) bool {
 	deadline, ok := ctx.Deadline()
-	return ok && b.cfg.Patience >= 0 && admitted.begun != unmeasured &&
-		deadline.Sub(b.start)-admitted.begun >= b.cfg.Patience
+	return ok && b.cfg.Patience >= 0 && deadline.Sub(b.start)-admitted.begun >= b.cfg.Patience
 }
 
 // broken counts one more failure in the phase of a call that had succeeded when what
 // it returned, such as a response's body, breaks off. ctx may have been canceled by
 // policies that have returned since; its deadline still says whether the caller's time
 // was up.
-func (b *Breaker) broken(ctx context.Context, admitted pass, err error) {
+func (b *Breaker) broken(ctx context.Context, admitted pass, success *verdict, err error) {
 	admitted.permit = 0 // given back
 	result := ignored   // if Classify panics
 	defer func() { b.settle(context.WithoutCancel(ctx), admitted, result) }()
@@ -204,6 +209,9 @@ func (b *Breaker) broken(ctx context.Context, admitted pass, err error) {
 		end.Kind = behavior.Overran
 	}
 	result = b.judgeError(ctx, admitted, err, end, false)
+	if result != nil && result.failed {
+		result.undoes = success
+	}
 }
 
 // settle counts the verdict on a call for the phase in which the call began, if that
@@ -217,7 +225,7 @@ func (b *Breaker) settle(ctx context.Context, admitted pass, v *verdict) {
 		p.circuit.report(nil)
 	case v != ignored:
 		p.circuit.report(v)
-		if b.opensWhen(p) {
+		if (v.failed || v.slow) && b.opensWhen(p) {
 			v.trips = true
 			p.circuit.report(v)
 		}

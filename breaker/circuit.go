@@ -23,6 +23,7 @@ type circuit struct {
 	state   State  // of its phase
 	window  window // nil while half-open
 	row     int    // failures since the last success
+	passed  int    // successes
 	lastErr error  // of the last failure
 	cause   *verdict
 	tripped atomic.Pointer[tripping]
@@ -83,6 +84,7 @@ func (c *circuit) isExcluded(err error) bool {
 func (c *circuit) isSuccessful(err error) bool {
 	if err == nil {
 		c.row = 0
+		c.passed++
 		if c.window != nil {
 			c.window.add(false, false)
 		}
@@ -102,9 +104,14 @@ func (c *circuit) isSuccessful(err error) bool {
 func (c *circuit) count(v *verdict) {
 	v.counted = true
 	if v.failed {
+		if u := v.undoes; u != nil && u.nth == c.passed {
+			c.row += u.ended // no other success has ended it
+		}
 		c.row++
 		c.lastErr = v.err
 	} else {
+		c.passed++
+		v.nth, v.ended = c.passed, c.row
 		c.row = 0
 	}
 	if c.window != nil {
@@ -116,7 +123,7 @@ func (c *circuit) count(v *verdict) {
 func (c *circuit) opensFor(v *verdict) bool {
 	cfg := c.cfg
 	switch {
-	case c.state == Disabled:
+	case c.state == Disabled || !v.failed && !v.slow:
 		return false
 	case c.state == HalfOpen:
 		return v.failed || cfg.SlowRate > 0

@@ -60,7 +60,8 @@ type Config struct {
 	Patience time.Duration
 
 	// OpenFor is the least time that the breaker stays open when calls have failed.
-	// Zero means 30 seconds. Negative means none: the next call is a probe.
+	// Zero means 30 seconds. Negative means none: the next call is a probe. That
+	// is not possible with a Ping.
 	OpenFor time.Duration
 	// MaxOpenFor lets that time double with each failed probe, up to this, until
 	// the breaker closes. Zero means OpenFor: it does not grow.
@@ -130,6 +131,7 @@ func (c Config) Validate() error {
 	f.Need(c.Window == 0 || c.WindowCalls == 0, "WindowCalls", c.WindowCalls, "0 when Window is set: one or the other")
 	f.Need(c.WindowCalls <= 0 || c.MinCalls <= c.WindowCalls, "MinCalls", c.MinCalls, "at most WindowCalls, or no rate ever counts")
 	f.Need(c.WindowCalls <= 0 || c.FailuresInWindow <= c.WindowCalls, "FailuresInWindow", c.FailuresInWindow, "at most WindowCalls, or it is never reached")
+	f.Need(c.OpenFor >= 0 || c.Ping == nil, "OpenFor", c.OpenFor, "0 (for 30s) or more with a Ping, which has to pause")
 	f.Need(c.OpenFor >= 0 || c.MaxOpenFor == 0, "MaxOpenFor", c.MaxOpenFor, "0 when OpenFor is negative")
 	f.Need(c.OpenFor < 0 || c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for the larger of OpenFor and MaxOpenFor) or more")

@@ -32,6 +32,7 @@ func TestConfigValidate(t *testing.T) {
 		"WindowCalls is 5: must be 0 when Window is set: one or the other":                                             {WindowCalls: 5, Window: time.Second},
 		"FailuresInWindow is -1: must be 0 (for none) or more":                                                         {FailuresInWindow: -1},
 		"FailuresInWindow is 7: must be at most WindowCalls, or it is never reached":                                   {FailuresInWindow: 7, WindowCalls: 6},
+		"OpenFor is -1ns: must be 0 (for 30s) or more with a Ping, which has to pause":                                 {OpenFor: -1, Ping: ok},
 		"MaxOpenFor is 1ns: must be 0 when OpenFor is negative":                                                        {OpenFor: -1, MaxOpenFor: 1},
 		"MaxRetryAfter is -1ns: must be 0 (for the larger of OpenFor and MaxOpenFor) or more":                          {MaxRetryAfter: -1},
 		"MaxOpenFor is -1ns: must be 0 (for OpenFor) or at least OpenFor":                                              {MaxOpenFor: -1},

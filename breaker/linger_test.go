@@ -47,6 +47,42 @@ func TestBreakerCountsABreakingOffAsOneMoreFailure(t *testing.T) {
 	seen.requireChain(t, breaker.Open)
 }
 
+// A success that breaks off does not end a row of failures. Another success does.
+func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 3})
+	goesOn(t, b, t.Context()).End(errDown)
+	do(b, down)
+	require.EqualValues(t, 2, b.Stats().FailedInARow)
+	goesOn(t, b, t.Context()).End(errDown)
+	require.Equal(t, breaker.Open, b.State())
+
+	b = breaker.New(breaker.Config{Failures: 5})
+	do(b, down)
+	do(b, down)
+	first := goesOn(t, b, t.Context())
+	do(b, down)
+	second := goesOn(t, b, t.Context())
+	first.End(errDown)
+	require.EqualValues(t, 1, b.Stats().FailedInARow, "the second is a success as yet")
+	second.End(errDown)
+	require.EqualValues(t, 3, b.Stats().FailedInARow, "1 and the 1 that the second had ended, and itself")
+
+	do(b, down)
+	third := goesOn(t, b, t.Context())
+	require.NoError(t, do(b, ok))
+	third.End(errDown)
+	require.EqualValues(t, 1, b.Stats().FailedInARow)
+}
+
+func TestBreakerWithWorkThatGoesOnWell(t *testing.T) {
+	asked := 0
+	b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 2, OpenWhen: func(breaker.Counts) bool { asked++; return false }})
+	do(b, down)
+	goesOn(t, b, t.Context()).End(nil)
+	require.Equal(t, breaker.Closed, b.State(), "half of the calls have failed, and a success never opens it")
+	require.Equal(t, 1, asked)
+}
+
 // A breaking off counts for the phase in which its call began, as any result does.
 func TestBreakerIgnoresABreakingOffFromBefore(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1})

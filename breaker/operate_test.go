@@ -371,3 +371,20 @@ func TestBreakerChangesStress(t *testing.T) {
 	require.Greater(t, len(seen), 1000)
 	require.NoError(t, do(b, ok))
 }
+
+// The first call after the open time finds the permit taken by a probe of before. It is
+// refused, and tells that the breaker is half-open.
+func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(breaker.Config{OnChange: seen.hook})
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		_, err := b.Allow(t.Context())
+		require.NoError(t, err)
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open", seen.String())
+	})
+}

@@ -36,13 +36,12 @@ func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
 }
 
 // settleProbe counts the verdict v on a probe of phase p, and gives its permit back. A
-// probe that has lost its permit, or whose phase is over, does not count. A permit of
-// 0 is that of a probe that has given it back already.
+// probe that has lost its permit does not count. Permit 0 is that of a Ping, and of a
+// probe that has given its permit back.
 func (b *Breaker) settleProbe(p *phase, id uint64, v *verdict) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	counts := id == 0 || b.release(id)
-	if counts && b.phase.Load() == p {
+	if id == 0 || b.release(id) {
 		p.circuit.report(v)
 		b.catchUp()
 	}

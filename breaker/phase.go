@@ -58,37 +58,30 @@ const forever = time.Duration(math.MaxInt64)
 // errSlow is what opened a breaker whose last call has succeeded.
 var errSlow = errors.New("breaker: too many slow calls")
 
-// advance begins the phases whose time has come.
+// advance begins the next phase, if its time has come.
 func (b *Breaker) advance() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.catchUp()
 }
 
-// catchUp begins the phases that the time and the results of calls bring about, and
-// returns the present one; b.mu is held.
+// catchUp begins the next phase, if the time or the results of calls bring it about,
+// and returns the present one; b.mu is held.
 func (b *Breaker) catchUp() *phase {
-	for {
-		p := b.phase.Load()
-		switch {
-		case p.state == Open:
-			if b.now() < p.until {
-				return p
-			}
-			b.halfOpen(p)
-		case p.state == ForcedOpen:
-			return p
-		case p.circuit.tripped.Load() != nil:
-			b.trip(p, p.circuit.tripped.Load())
-		case p.state == HalfOpen && p.circuit.successes() >= b.cfg.Successes:
-			b.close(p.figures.lastErr)
-		default:
-			return p
-		}
+	p := b.phase.Load()
+	switch {
+	case p.state == Open && b.now() >= p.until:
+		b.halfOpen(p)
+	case p.circuit == nil: // open, or forced open
+	case p.circuit.tripped.Load() != nil:
+		b.trip(p, p.circuit.tripped.Load())
+	case p.state == HalfOpen && p.circuit.successes() >= b.cfg.Successes:
+		b.close(p.figures.lastErr)
 	}
+	return b.phase.Load()
 }
 
-// trip ends phase p, whose calls have failed.
+// trip ends phase p, whose calls have failed; b.mu is held.
 func (b *Breaker) trip(p *phase, t *tripping) {
 	b.opens++
 	d := b.cfg.openTime(b.opens)
