@@ -8,15 +8,15 @@ import (
 )
 
 // A circuit is the gobreaker of one phase in which calls pass, or probes. Each phase
-// has a circuit of its own, so that a result can reach the phase in which its call
-// began and no other. When gobreaker opens, the phase is over.
+// has a circuit of its own, so that a result can only reach the phase in which its call
+// began. The phase ends when gobreaker opens.
 //
-// Open times, permits and operators are the breaker's own: gobreaker's Timeout is the
-// same each time, and a half-open call of gobreaker's that never returns is never
-// given up.
+// The half-open state of gobreaker is not used: its Timeout is the same each time, and a
+// call that never returns would keep it half-open for ever. Open times and permits are
+// the breaker's own.
 //
-// The fields are guarded by gobreaker's lock: they are used in its callbacks only,
-// which all run under it. No user code and no other lock of the breaker does.
+// The fields are guarded by gobreaker's lock: they are used in its callbacks only, which
+// all run under it. The callbacks run no user code and take no other lock.
 type circuit struct {
 	gb      *gobreaker.CircuitBreaker[struct{}]
 	cfg     *Config
@@ -78,9 +78,9 @@ func (c *circuit) isExcluded(err error) bool {
 	}
 }
 
-// isSuccessful implements gobreaker.Settings.IsSuccessful. To gobreaker a call fails
-// if the circuit opens for it: a failure may be one of several that it takes, and a
-// success may be one slow call too many.
+// isSuccessful implements gobreaker.Settings.IsSuccessful. It counts the verdict, and
+// returns false if the circuit opens for it. A failure may be the first of several that
+// are needed, and a success may be one slow call too many.
 func (c *circuit) isSuccessful(err error) bool {
 	if err == nil {
 		c.row = 0

@@ -23,17 +23,17 @@ type Config struct {
 	// is set, and no such limit if one is.
 	Failures int
 	// FailuresInWindow is how many of the calls in the window must have failed, in a row
-	// or not. Zero: it does not matter.
+	// or not. Zero means no such limit.
 	FailuresInWindow int
 	// FailureRate is the share of the calls in the window that must have failed,
-	// in (0, 1]. Zero: it does not matter.
+	// in (0, 1]. Zero means no such limit.
 	FailureRate float64
 	// SlowRate is the share of the calls in the window, failed or not, that must
 	// have taken SlowAfter or longer, in (0, 1]. It needs SlowAfter, and makes a
-	// probe that is slow a failed one. Zero: it does not matter.
+	// probe that is slow a failed one. Zero means no such limit.
 	SlowRate float64
-	// SlowAfter is how long a call takes that counts as slow. Zero: no call is slow.
-	// Without a SlowRate slow calls are counted, and nothing else.
+	// SlowAfter is how long a call takes that counts as slow. Without a SlowRate,
+	// slow calls are counted, and change nothing. Zero means that no call is slow.
 	SlowAfter time.Duration
 	// OpenWhen, if not nil, is asked after each call that failed or was slow, and opens
 	// the breaker by returning true. It runs without a lock, on the goroutine of the
@@ -46,17 +46,18 @@ type Config struct {
 	// buckets: it leaves after 0.9 to 1 times Window. At least a millisecond. Zero
 	// means 60 seconds, if there is no WindowCalls and more than Failures is set.
 	Window time.Duration
-	// WindowCalls remembers the last so many calls instead, at most 1<<20. Zero
+	// WindowCalls is how many calls are remembered instead, at most 1<<20. Zero
 	// means 100 if there is no Window and nothing but Failures is set: they are for
 	// Stats only.
 	WindowCalls int
 
-	// Patience is the least time that a call must have run, when the deadline of its
-	// caller's ctx passed, to count as a failure, and as slow. With less, the call is
-	// ignored: it may have had too little time. Zero means SlowAfter, or a second
-	// if that is not set. Negative means never: every call whose caller's time was up
-	// is ignored. Set it below the time that callers usually allow, or a
-	// dependency that hangs does not open the breaker.
+	// Patience is how long a call must have run, when the deadline of its caller's ctx
+	// passed, to count as a failure and as slow. A call that had less time is ignored.
+	// Zero means SlowAfter, or a second if that is not set. Negative means that every
+	// call whose deadline passed is ignored.
+	//
+	// Set it below the time that callers usually allow. Otherwise a dependency that
+	// hangs does not open the breaker.
 	Patience time.Duration
 
 	// OpenFor is the least time that the breaker stays open when calls have failed.
@@ -80,8 +81,8 @@ type Config struct {
 	// close it. There are never more probes at once than are still wanted. Zero
 	// means Probes.
 	Successes int
-	// MaxHalfOpen is how long a probe holds its permit: after that another call may
-	// have it, and the result of the probe no longer counts. Zero means a minute.
+	// MaxHalfOpen is how long a probe holds its permit. After that another call may take
+	// it, and the result of the probe no longer counts. Zero means a minute.
 	MaxHalfOpen time.Duration
 	// Ping, if not nil, is the probe: it is called by a goroutine of the breaker,
 	// one call at a time, until Successes of them have returned nil, while other

@@ -74,6 +74,37 @@ func ExampleConfig_classify() {
 	// Output: closed
 }
 
+// Any rule over the counts may open the breaker: here ten failures within a minute, but
+// only if they are more than one call in a hundred.
+func ExampleConfig_openWhen() {
+	circuit := breaker.New(breaker.Config{
+		Window:   time.Minute,
+		OpenWhen: func(c breaker.Counts) bool { return c.Failed >= 10 && c.Failed*100 > c.Calls },
+	})
+	for range 10 {
+		_ = circuit.Do(context.Background(), fetch)
+	}
+	fmt.Println(circuit.State())
+	// Output: open
+}
+
+// Callers have deadlines. A dependency that answers none of them in time opens the
+// breaker if it had Patience for each.
+func ExampleConfig_patience() {
+	circuit := breaker.New(breaker.Config{Failures: 3, Patience: 10 * time.Millisecond})
+	hang := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	for circuit.State() == breaker.Closed {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		_ = circuit.Do(ctx, hang)
+		cancel()
+	}
+	fmt.Println(circuit.Stats().LastErr)
+	// Output: context deadline exceeded
+}
+
 // A health check finds out when a dependency is back, instead of a customer.
 func ExampleConfig_ping() {
 	closed := make(chan struct{})
@@ -158,4 +189,16 @@ func ExampleGroup() {
 	// Output:
 	// shard 3 is open
 	// shard 4: <nil>
+}
+
+// An operator takes one shard out of use.
+func ExampleGroup_With() {
+	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "store"}})
+	shards.With(3, func(b *breaker.Breaker) { b.ForceOpen(errors.New("disk is being replaced")) })
+	for shard := 2; shard <= 3; shard++ {
+		fmt.Println(shards.Do(context.Background(), shard, func(context.Context) error { return nil }))
+	}
+	// Output:
+	// <nil>
+	// breaker: store/3: circuit forced open (last error: disk is being replaced)
 }

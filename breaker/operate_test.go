@@ -254,7 +254,7 @@ func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
 		if panics {
 			panics = false
-			b.Reset() // told by whoever comes next
+			b.Reset() // told by the next call
 			panic("hook")
 		}
 		seen.hook(ctx, c)
