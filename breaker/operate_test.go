@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 func TestBreakerTrip(t *testing.T) {
@@ -294,7 +295,8 @@ func TestBreakerChangesStress(t *testing.T) {
 	b = breaker.New(breaker.Config{
 		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowRate: 0.9, SlowAfter: time.Microsecond,
 		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
-		Probes: 2, Successes: 3, MaxHalfOpen: time.Millisecond,
+		Probes: 2, Successes: 3, MaxHalfOpen: time.Millisecond, Patience: time.Nanosecond,
+		OpenWhen: func(c breaker.Counts) bool { b.State(); return c.Failed >= 4 && c.Slow >= 2 },
 		OnChange: func(ctx context.Context, c breaker.Change) {
 			if telling.Add(1) != 1 {
 				t.Error("told two changes at a time")
@@ -336,6 +338,17 @@ func TestBreakerChangesStress(t *testing.T) {
 					b.State()
 				case 8:
 					_, _ = b.Allow(ctx) // forgotten
+				case 11: // breaks off while the breaker goes on
+					ctx, work := linger.Begin(ctx)
+					_ = b.Do(ctx, func(context.Context) error {
+						work.GoOn()
+						wg.Go(func() { work.End(errDown) })
+						return nil
+					})
+				case 12: // its caller's time is up
+					ctx, cancel := context.WithTimeout(ctx, time.Microsecond)
+					_ = b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+					cancel()
 				case 9, 10:
 					if done, err := b.Allow(ctx); err == nil {
 						wg.Go(func() { done(errDown) })
