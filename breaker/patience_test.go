@@ -170,3 +170,17 @@ func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 		require.Equal(t, tooLate, b.Stats().LastErr)
 	})
 }
+
+// A connection with the deadline of its ctx often returns before ctx is canceled. Of the
+// two, either may be first.
+func TestBreakerSeesADeadlineAtItsTime(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			b := breaker.New(breaker.Config{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			require.Equal(t, errDown, b.Do(ctx, taking(time.Millisecond, errDown)))
+			require.Zero(t, b.Stats().Counts, "the caller had no patience")
+		})
+	}
+}

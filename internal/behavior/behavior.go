@@ -73,12 +73,17 @@ func Read(err error) End {
 }
 
 // ReadUnder returns what err says of a call that was made under ctx. If ctx has
-// ended, an err that is neither refused nor an answer is the end of ctx.
+// ended, an err that is neither refused nor an answer is the end of ctx. The deadline
+// counts from the moment that it passes: a connection that has the same deadline often
+// returns before ctx is canceled.
 func ReadUnder(ctx context.Context, err error) End {
 	end := Read(err)
 	if end.Kind == Failed {
 		switch ctx.Err() {
 		case nil:
+			if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+				end.Kind = Overran
+			}
 		case context.DeadlineExceeded:
 			end.Kind = Overran
 		default:

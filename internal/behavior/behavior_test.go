@@ -172,6 +172,8 @@ func TestReadUnderTheEndOfTheCaller(t *testing.T) {
 	cancel()
 	overran, cancel := context.WithDeadline(context.Background(), time.Unix(0, 0))
 	defer cancel()
+	late := unnoticed{context.Background(), time.Now()}
+	early := unnoticed{context.Background(), time.Now().Add(time.Hour)}
 	ref, ans := refused{of(nil), true}, answered{of(nil), true}
 	for name, test := range map[string]struct {
 		ctx  context.Context
@@ -186,12 +188,24 @@ func TestReadUnderTheEndOfTheCaller(t *testing.T) {
 		"overran, refused":   {overran, ref, behavior.Refused},
 		"canceled, answered": {canceled, ans, behavior.Answered},
 		"overran, answered":  {overran, ans, behavior.Answered},
+		"deadline to come":   {early, errPlain, behavior.Failed},
+		"unnoticed":          {late, errPlain, behavior.Overran},
+		"unnoticed, done":    {late, nil, behavior.Done},
+		"unnoticed, refused": {late, ref, behavior.Refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, test.want, behavior.ReadUnder(test.ctx, test.err).Kind)
 		})
 	}
 }
+
+// An unnoticed ctx has a deadline, and is not canceled when that passes: not yet.
+type unnoticed struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c unnoticed) Deadline() (time.Time, bool) { return c.deadline, true }
 
 func TestIsTimeout(t *testing.T) {
 	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", context.DeadlineExceeded)))
