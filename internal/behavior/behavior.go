@@ -27,6 +27,7 @@ package behavior
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -100,16 +101,22 @@ func IsRefused(err error) bool { return Read(err).Kind == Refused }
 func IsAnswered(err error) bool { return Read(err).Kind == Answered }
 
 // IsTimeout reports whether err is a time-out: context.DeadlineExceeded, or an error
-// whose method Timeout() bool returns true, anywhere in its chain.
+// with a method Timeout() bool that returns true. Of an error and what it wraps, the
+// outermost that has the method decides; of joined errors, one time-out is enough.
 func IsTimeout(err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return true
+	return errors.Is(err, context.DeadlineExceeded) || saysTimeout(err)
+}
+
+func saysTimeout(err error) bool {
+	switch e := err.(type) {
+	case interface{ Timeout() bool }:
+		return e.Timeout()
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), saysTimeout)
+	case interface{ Unwrap() error }:
+		return saysTimeout(e.Unwrap())
 	}
-	e, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err)
-	return ok && e.Timeout()
+	return false
 }
 
 // A said is a word on whether another attempt may help.

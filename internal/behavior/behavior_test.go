@@ -209,12 +209,14 @@ func (c unnoticed) Deadline() (time.Time, bool) { return c.deadline, true }
 
 func TestIsTimeout(t *testing.T) {
 	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", context.DeadlineExceeded)))
-	require.True(t, behavior.IsTimeout(errors.Join(errPlain, timeout{})))
+	require.True(t, behavior.IsTimeout(errors.Join(errPlain, timeout{true})))
+	require.True(t, behavior.IsTimeout(fmt.Errorf("a: %w", errors.Join(nil, timeout{false}, timeout{true}))), "one is enough")
+	require.False(t, behavior.IsTimeout(errors.Join(errPlain, timeout{false})))
 	require.False(t, behavior.IsTimeout(errPlain))
 	require.False(t, behavior.IsTimeout(nil))
 }
 
-type timeout struct{}
+type timeout struct{ is bool }
 
-func (timeout) Error() string { return "timeout" }
-func (timeout) Timeout() bool { return true }
+func (timeout) Error() string   { return "timeout" }
+func (t timeout) Timeout() bool { return t.is }
