@@ -71,7 +71,7 @@ func NamedTimeout(name string, d time.Duration) Middleware {
 				err = next(timed)
 			}
 			// By identity: this very limit counts, not another Timeout further up.
-			if err == nil || err == error(passed) || context.Cause(timed) != error(passed) {
+			if err == nil || err == error(passed) || !ended.By(timed, at, passed) {
 				return err
 			}
 			return &TimeoutError{Name: name, After: d, Err: err}

@@ -166,3 +166,17 @@ func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 		require.ErrorIs(t, timed.Err(), context.Canceled, "the work did not go on")
 	})
 }
+
+// A connection with the deadline of its ctx often returns before ctx is canceled. Of the
+// two, either may be first.
+func TestTimeoutPassesAtItsTime(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			err := resilience.Timeout(time.Second)(func(context.Context) error {
+				time.Sleep(time.Second)
+				return errDown
+			})(t.Context())
+			require.Equal(t, &resilience.TimeoutError{After: time.Second, Err: errDown}, err)
+		})
+	}
+}

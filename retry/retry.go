@@ -302,7 +302,7 @@ func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) e
 		defer cancel()
 		err = fn(timed)
 	}
-	if err != nil && context.Cause(timed) == error(r.timedOut) && !behavior.IsTimeout(err) && Retryable(err) {
+	if err != nil && ended.By(timed, at, r.timedOut) && !behavior.IsTimeout(err) && Retryable(err) {
 		return &timeoutError{name: r.cfg.Name, after: r.cfg.AttemptTimeout, err: err}
 	}
 	return err

@@ -497,6 +497,22 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 	}
 }
 
+// A connection with the deadline of its ctx often returns before ctx is canceled. Of the
+// two, either may be first.
+func TestAttemptTimeoutPassesAtItsTime(t *testing.T) {
+	r := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second})
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			err := r.Do(t.Context(), func(context.Context) error {
+				time.Sleep(time.Second)
+				return errDown
+			})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, errDown)
+		})
+	}
+}
+
 func TestErrorBeforeAnAttemptTimeoutIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second}).Do(t.Context(), func(context.Context) error {

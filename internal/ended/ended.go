@@ -4,6 +4,7 @@ package ended
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // Error returns why ctx ended, or nil while it lives. [errors.Is] finds both
@@ -18,6 +19,17 @@ func Error(ctx context.Context) error {
 		return cause
 	}
 	return &endError{err: err, cause: cause}
+}
+
+// By reports whether ctx, which was made to end at a time with a cause, has ended by
+// that: also if the time has passed and ctx is not canceled yet, since a connection with
+// the same deadline often returns a moment before.
+func By(ctx context.Context, at time.Time, cause error) bool {
+	if ctx.Err() != nil {
+		return context.Cause(ctx) == cause
+	}
+	deadline, ok := ctx.Deadline()
+	return ok && deadline.Equal(at) && !time.Now().Before(at)
 }
 
 // endError is the end of a ctx whose cause does not say that it is one.
