@@ -71,22 +71,21 @@ func Chain(mw ...Middleware) Middleware {
 }
 
 // Value runs fn under mw and returns its result; on error, the zero T. A nil mw
-// runs fn as it is, unless ctx has already ended.
+// runs fn as it is. fn is not called with a ctx that has already ended.
 //
 // mw must call what it wraps on the caller's goroutine and not after it has
 // returned, as every policy of this module does; Value then has no race.
 // Where mw turns an error into success without a value ([Fallback]), the result
 // is the zero T and a nil error.
 func Value[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
-	if ctx.Err() != nil {
-		var zero T
-		return zero, ended.Error(ctx)
-	}
 	if mw == nil {
 		mw = Chain()
 	}
 	var value T
 	err := mw(func(ctx context.Context) error {
+		if ctx.Err() != nil {
+			return ended.Error(ctx)
+		}
 		v, err := fn(ctx)
 		if err == nil {
 			value = v

@@ -98,6 +98,20 @@ func TestValueKeepsOnlyTheResultOfSuccess(t *testing.T) {
 	require.Equal(t, 1, v)
 }
 
+func TestValueOfAnEndedContextIsTheFallbacks(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	called := func(context.Context) (int, error) { t.Error("fn was called"); return 42, nil }
+	instead := resilience.Fallback(func(context.Context, error) error { return errDown })
+	_, err := resilience.Value(ctx, instead, called)
+	require.ErrorIs(t, err, errDown)
+	require.ErrorIs(t, err, context.Canceled)
+
+	heedless := func(next resilience.Func) resilience.Func { return next }
+	_, err = resilience.Value(ctx, heedless, called)
+	require.Equal(t, context.Canceled, err)
+}
+
 func TestValueOfAFallbackIsZero(t *testing.T) {
 	swallow := resilience.Fallback(func(context.Context, error) error { return nil })
 	v, err := resilience.Value(t.Context(), swallow, func(context.Context) (int, error) { return 42, errDown })
