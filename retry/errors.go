@@ -98,6 +98,13 @@ func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 // and none failed.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
+// Retryable reports whether another call may help, as the last error and the last
+// failure say. The Reason has no say: what only an open breaker has refused is not
+// retryable, though attempts were left for it.
+func (e *Error) Retryable() bool {
+	return behavior.Read(errors.Join(e.last(), e.earlier)).Retryable
+}
+
 // Timeout reports whether the last error or the Reason is a time-out, as
 // [net.Error] has it. An http.Client asks the error of its transport for this.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.last()) || behavior.IsTimeout(e.Reason) }

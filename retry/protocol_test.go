@@ -223,6 +223,35 @@ func TestErrorSpeaksForAllItsAttempts(t *testing.T) {
 	}
 }
 
+func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
+	rejected := refusal{}
+	for _, c := range []struct {
+		errs []error
+		want bool
+	}{
+		{[]error{errDown, errDown}, true},
+		{[]error{full, full}, true},
+		{[]error{tooMany, tooMany}, true},
+		{[]error{open, open}, false},
+		{[]error{full, open}, false},
+		{[]error{open, full}, true},
+		{[]error{open, errDown}, true},
+		{[]error{errDown, open}, true},
+		{[]error{tooMany, open}, true},
+		{[]error{errDown, rejected}, true}, // the Reason
+	} {
+		t.Run(fmt.Sprint(c.errs), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fn, _ := returning(c.errs...)
+				err := retry.New(retry.Config{Attempts: 2, MaxRetryAfter: time.Minute}).Do(t.Context(), fn)
+				require.ErrorAs(t, err, new(*retry.Error))
+				require.Equal(t, c.want, behavior.Read(err).Retryable)
+				require.Equal(t, c.want, retry.Retryable(fmt.Errorf("users: %w", err)))
+			})
+		})
+	}
+}
+
 func TestRefusalsCostNoBudget(t *testing.T) {
 	nothing := retry.BudgetConfig{Ratio: -1, PerSecond: -1}
 	one := retry.BudgetConfig{Ratio: 1, PerSecond: -1}
