@@ -101,21 +101,23 @@ func (b *Budget) epoch() uint64 {
 	return uint64(max(0, time.Since(b.base))/budgetSlot) + uint64(budgetSlots)
 }
 
-// call counts a call, which earns Ratio of a retry.
-func (b *Budget) call() {
+// call counts a call, which earns Ratio of a retry. What it returns is for uncall.
+func (b *Budget) call() (epoch uint64) {
 	now := b.epoch()
 	slot := &b.calls[now%uint64(budgetSlots)]
 	for {
 		w := slot.Load()
 		if w>>32 >= now { // later: the clock was read a whole window ago
-			slot.Add(1)
-			return
+			return slot.Add(1) >> 32
 		}
 		if slot.CompareAndSwap(w, now<<32|1) {
-			return
+			return now
 		}
 	}
 }
+
+// uncall takes back what call counted in an epoch, unless it is past.
+func (b *Budget) uncall(epoch uint64) { takeBack(&b.calls[epoch%uint64(budgetSlots)], epoch) }
 
 // called returns how many calls are in the window.
 func (b *Budget) called(now uint64) int64 {
@@ -159,15 +161,20 @@ func (b *Budget) charge() (epoch uint64, ok bool) {
 
 // refund gives back what charge took in an epoch, unless it is past.
 func (b *Budget) refund(epoch uint64) {
-	slot := &b.charged[epoch%uint64(budgetSlots)]
+	if takeBack(&b.charged[epoch%uint64(budgetSlots)], epoch) {
+		b.spent.Add(-1)
+	}
+}
+
+// takeBack lowers the count of slot by one, if it is still that of epoch.
+func takeBack(slot *atomic.Uint64, epoch uint64) bool {
 	for {
 		w := slot.Load()
 		if w>>32 != epoch || uint32(w) == 0 {
-			return
+			return false
 		}
 		if slot.CompareAndSwap(w, w-1) {
-			b.spent.Add(-1)
-			return
+			return true
 		}
 	}
 }

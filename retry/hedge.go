@@ -149,9 +149,6 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 		return zero, ended.Error(ctx)
 	}
 	h.called.Add(1)
-	if h.cfg.Budget != nil {
-		h.cfg.Budget.call()
-	}
 	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, after: h.delay(), winner: -1}
 	defer r.clear()
 	var start time.Time
@@ -202,7 +199,7 @@ type race[T any] struct {
 
 // call makes one call, unless it is too late for it.
 func (r *race[T]) call() {
-	ctx, i, charge, ok := r.begin()
+	ctx, i, epoch, ok := r.begin()
 	if !ok {
 		return
 	}
@@ -216,24 +213,33 @@ func (r *race[T]) call() {
 	}()
 	value, err := r.fn(ctx)
 	crashed = false
-	if i > 0 && r.cfg.Budget != nil && behavior.IsRefused(err) {
-		r.cfg.Budget.refund(charge) // nothing was sent
+	if r.cfg.Budget != nil && behavior.IsRefused(err) { // nothing was sent
+		if i == 0 {
+			r.cfg.Budget.uncall(epoch)
+		} else {
+			r.cfg.Budget.refund(epoch)
+		}
 	}
 	r.end(i, value, err)
 }
 
-// begin returns the ctx and the number of a call that is to be made, and sets
-// the timer for the one after it. The first call is always made.
-func (r *race[T]) begin() (ctx context.Context, i int, charge uint64, ok bool) {
+// begin returns the ctx and the number of a call that is to be made, with the epoch in
+// which its budget was charged, and sets the timer for the one after it. The first call
+// is always made.
+func (r *race[T]) begin() (ctx context.Context, i int, epoch uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i = len(r.cancels)
-	if i > 0 {
-		if r.over || r.ctx.Err() != nil {
-			return nil, 0, 0, false
-		}
+	switch {
+	case i == 0:
 		if r.cfg.Budget != nil {
-			if charge, ok = r.cfg.Budget.charge(); !ok {
+			epoch = r.cfg.Budget.call()
+		}
+	case r.over || r.ctx.Err() != nil:
+		return nil, 0, 0, false
+	default:
+		if r.cfg.Budget != nil {
+			if epoch, ok = r.cfg.Budget.charge(); !ok {
 				r.overBudget.Add(1)
 				return nil, 0, 0, false
 			}
@@ -247,7 +253,7 @@ func (r *race[T]) begin() (ctx context.Context, i int, charge uint64, ok bool) {
 		r.others.Add(1)
 		r.timer = time.AfterFunc(r.after, r.callBeside)
 	}
-	return ctx, i, charge, true
+	return ctx, i, epoch, true
 }
 
 // callBeside makes a call on a goroutine of its own.

@@ -425,6 +425,25 @@ func TestHedgeIsBoundByItsBudget(t *testing.T) {
 	})
 }
 
+func TestHedgeOfACallThatIsRefusedEarnsNoBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: -1})
+		for _, c := range []struct {
+			err  error
+			want int64
+		}{{full, 0}, {open, 0}, {errDown, 1}, {nil, 2}} {
+			fn, _ := replies(reply{takes: ms, err: c.err})
+			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
+			require.Equal(t, c.err, err)
+			require.Equal(t, retry.BudgetStats{Called: c.want, Left: c.want}, b.Stats())
+		}
+		fn, _ := replies(reply{takes: 20 * time.Second, err: full})
+		_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Max: 1, Delay: 50 * ms, Budget: b}, fn)
+		require.Equal(t, full, err)
+		require.Zero(t, b.Stats().Called, "its time is past")
+	})
+}
+
 func TestRefusedHedgeCostsNoBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{})
