@@ -54,12 +54,9 @@ var errPingExited = errors.New("breaker: Ping called runtime.Goexit")
 // through for as long as a Ping may take.
 func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 	began := pass{phase: p, begun: b.now()}
-	b.mu.Lock()
-	if ctx.Err() == nil {
-		b.pingDue.Store(int64(began.begun + b.cfg.MaxHalfOpen))
+	if !b.holdForPing(ctx, began.begun) {
+		return
 	}
-	b.mu.Unlock()
-
 	result := &verdict{err: errPingExited, failed: true}
 	defer func() {
 		if r := recover(); r != nil {
@@ -82,6 +79,18 @@ func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 		// ping again without a pause would be a busy loop.
 		result = &verdict{err: err, failed: true}
 	}
+}
+
+// holdForPing keeps probes out while a Ping may take its time, from now on. It reports
+// false if the Ping has been stopped.
+func (b *Breaker) holdForPing(ctx context.Context, now time.Duration) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	b.pingDue.Store(int64(now + b.cfg.MaxHalfOpen))
+	return true
 }
 
 // Close stops the [Config].Ping goroutine, if there is one, and none is started again:

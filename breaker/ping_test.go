@@ -172,6 +172,25 @@ func TestBreakerStopsPinging(t *testing.T) {
 	}
 }
 
+// The goroutine that would ping runs the hook that closes the breaker.
+func TestBreakerDoesNotPingAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := pinged(func(context.Context) error { t.Error("pinged"); return nil }, new(changes))
+		var b *breaker.Breaker
+		cfg.OnChange = func(_ context.Context, c breaker.Change) {
+			if c.To == breaker.HalfOpen {
+				require.NoError(t, b.Close())
+			}
+		}
+		b = breaker.New(cfg)
+		do(b, down)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, do(b, ok), "now calls are the probes")
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
 func TestBreakerPingsAfterATripForItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
