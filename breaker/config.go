@@ -53,11 +53,13 @@ type Config struct {
 
 	// Patience is how long a call must have run, when the deadline of its caller's ctx
 	// passed, to count as a failure and as slow. A call that had less time is ignored.
-	// Zero means SlowAfter, or a second if that is not set. Negative means that every
-	// call whose deadline passed is ignored.
+	// Zero means nine tenths of SlowAfter, or of a second if that is not set, so that
+	// callers that allow just as much are counted. Negative means that every call whose
+	// deadline passed is ignored.
 	//
-	// Set it below the time that callers usually allow. Otherwise a dependency that
-	// hangs does not open the breaker.
+	// Set it below the time that callers usually allow; a Timeout or an AttemptTimeout
+	// around the breaker is such a caller. Otherwise a dependency that hangs does not
+	// open the breaker.
 	Patience time.Duration
 
 	// OpenFor is the least time that the breaker stays open when calls have failed.
@@ -160,7 +162,8 @@ func (c Config) withDefaults() Config {
 		orDefault(&c.MinCalls, c.WindowCalls)
 	}
 	orDefault(&c.MinCalls, 20)
-	orDefault(&c.Patience, cmp.Or(c.SlowAfter, time.Second))
+	enough := cmp.Or(c.SlowAfter, time.Second)
+	orDefault(&c.Patience, enough-enough/10) // the time of a ctx begins before the call
 	orDefault(&c.OpenFor, openFor)
 	c.OpenFor = max(c.OpenFor, 0)
 	orDefault(&c.MaxOpenFor, c.OpenFor)

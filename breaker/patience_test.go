@@ -33,12 +33,14 @@ func TestBreakerTakesACallersDeadlineForEvidence(t *testing.T) {
 		took    time.Duration
 		counted bool
 	}{
-		"a second by default":           {breaker.Config{}, sec, true},
-		"less than a second":            {breaker.Config{}, sec - 1, false},
+		"a second, by default":          {breaker.Config{}, sec, true},
+		"nine tenths of a second":       {breaker.Config{}, sec * 9 / 10, true},
+		"less than that":                {breaker.Config{}, sec*9/10 - 1, false},
 		"a stranger's millisecond":      {breaker.Config{}, time.Millisecond, false},
 		"long":                          {breaker.Config{}, time.Hour, true},
 		"SlowAfter":                     {breaker.Config{SlowAfter: 2 * sec}, 2 * sec, true},
-		"less than SlowAfter":           {breaker.Config{SlowAfter: 2 * sec}, 2*sec - 1, false},
+		"nine tenths of SlowAfter":      {breaker.Config{SlowAfter: 2 * sec}, 2 * sec * 9 / 10, true},
+		"less than that of SlowAfter":   {breaker.Config{SlowAfter: 2 * sec}, 2*sec*9/10 - 1, false},
 		"Patience before SlowAfter":     {breaker.Config{SlowAfter: 2 * sec, Patience: sec}, sec, true},
 		"Patience":                      {breaker.Config{Patience: 50 * time.Millisecond}, 50 * time.Millisecond, true},
 		"less than Patience":            {breaker.Config{Patience: 50 * time.Millisecond}, 50*time.Millisecond - 1, false},
@@ -151,7 +153,7 @@ func TestBreakerHungProbe(t *testing.T) {
 		open(t, b)
 		time.Sleep(time.Second)
 		for range 3 {
-			_ = hangFor(b, time.Second-1)
+			_ = hangFor(b, time.Second/2)
 			require.Equal(t, breaker.HalfOpen, b.State())
 		}
 		_ = hangFor(b, time.Second)
@@ -168,6 +170,19 @@ func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 		defer cancel()
 		require.Equal(t, tooLate, b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }))
 		require.Equal(t, tooLate, b.Stats().LastErr)
+	})
+}
+
+// A caller takes a moment from the making of its ctx to the breaker: to wait for a slot,
+// say. The usual second is enough all the same.
+func TestBreakerCountsACallerWhoseTimeBeganBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		time.Sleep(50 * time.Millisecond)
+		require.ErrorIs(t, b.Do(ctx, hang), context.DeadlineExceeded)
+		require.Equal(t, breaker.Open, b.State())
 	})
 }
 
