@@ -39,6 +39,9 @@
 //     response. A body that breaks off later is one more failure.
 //   - Use one breaker for one dependency. Shards, hosts and tenants that fail on
 //     their own have one each, in a [Group].
+//   - Do not run a call under the same breaker twice, around a method and in the client
+//     that it uses, say. Half-open, the outer call has the permit, the inner one is
+//     refused, and the breaker never closes.
 //   - Without a [Config].Ping there is no goroutine and no timer: the breaker becomes
 //     half-open when a call arrives after the open time, or when the program asks for
 //     [Breaker.State] or [Breaker.Stats].

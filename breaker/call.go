@@ -59,7 +59,8 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 // its error when it has ended, from any goroutine. Calling it again does nothing.
 // If err is not nil the call is refused, as by [Breaker.Do], and done is nil.
 //
-// A probe whose done is not called loses its permit after MaxHalfOpen.
+// ctx is to live until then: an error that is reported after ctx was canceled is
+// ignored. A probe whose done is not called loses its permit after MaxHalfOpen.
 func (b *Breaker) Allow(ctx context.Context) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)

@@ -35,9 +35,9 @@ type Config struct {
 	// SlowAfter is how long a call takes that counts as slow. Without a SlowRate,
 	// slow calls are counted, and change nothing. Zero means that no call is slow.
 	SlowAfter time.Duration
-	// OpenWhen, if not nil, is asked after each call that failed or was slow, and opens
-	// the breaker by returning true. It runs without a lock, on the goroutine of the
-	// call, and perhaps on several at once.
+	// OpenWhen, if not nil, is asked after each call that failed or was slow while the
+	// breaker was closed, and opens it by returning true. It runs without a lock, on the
+	// goroutine of the call, and perhaps on several at once.
 	OpenWhen func(Counts) bool
 	// MinCalls is how many calls there must be in the window before a rate counts.
 	// Zero means 20, or WindowCalls if that is less.
@@ -73,7 +73,8 @@ type Config struct {
 	// so that a fleet does not probe together. Zero means 0.1, negative none.
 	Jitter float64
 	// MaxRetryAfter is the longest time that the breaker stays open because a failure
-	// said so, by its RetryAfter or by [Trip]. Zero means the larger of OpenFor and
+	// said so, by its RetryAfter or by the outcome [Trip]; [Breaker.Trip] has no such
+	// limit. Zero means the larger of OpenFor and
 	// MaxOpenFor, or 30 seconds if OpenFor is negative.
 	MaxRetryAfter time.Duration
 
@@ -101,10 +102,11 @@ type Config struct {
 
 	// OnChange is called after each change of state, one call at a time and in the
 	// order of the changes: From is always the To before. OnReject is called for
-	// each refused call. Both run on a goroutine that calls the breaker, without a
+	// each refused call. Both run on a goroutine that uses the breaker, without a
 	// lock: they may use all its methods, and delay the calls that wait for them. ctx
 	// is that of the call that caused the event. A change may have the ctx of another
-	// call at the same time, and context.Background if no call caused it.
+	// call at the same time, and context.Background if no call caused it. With a Ping,
+	// OnChange also runs on the goroutine that pings, where a panic ends the program.
 	OnChange func(context.Context, Change)
 	OnReject func(context.Context, *OpenError)
 }
