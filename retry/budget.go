@@ -32,7 +32,8 @@ func (c BudgetConfig) Validate() error {
 //
 // A Budget counts the attempts that reach the dependency: the first one of a call
 // counts as the call, each later one as a retry, and an attempt that a policy further
-// in refuses as neither.
+// in refuses as neither. Of nested retriers, give it to one: each counts the call, and
+// would earn its retries again.
 //
 // A Budget is safe for concurrent use and takes no lock.
 type Budget struct {
