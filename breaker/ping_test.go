@@ -191,6 +191,20 @@ func TestBreakerDoesNotPingAfterClose(t *testing.T) {
 	})
 }
 
+// What was held for pings of an earlier open time does not keep probes out.
+func TestBreakerProbesAfterPingsThatWereStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(pinged(func(context.Context) error { t.Error("pinged"); return nil }, new(changes)))
+		do(b, down)
+		b.Reset()
+		require.NoError(t, b.Close())
+		do(b, down)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
 func TestBreakerPingsAfterATripForItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
