@@ -980,3 +980,14 @@ func TestRetrierIsSharedByManyCalls(t *testing.T) {
 	require.Equal(t, int64(goroutines*each*10/4), calls.Load())
 	require.Equal(t, retry.Stats{Retried: goroutines * each * 6 / 4, Recovered: goroutines * each * 3 / 4}, r.Stats())
 }
+
+func TestErrorOfACanceledCallSaysSoBesideItsCause(t *testing.T) {
+	gone := errors.New("the user went away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := retry.New(retry.Config{}).Do(ctx, func(ctx context.Context) error {
+		cancel(gone)
+		return context.Cause(ctx)
+	})
+	require.ErrorIs(t, err, gone)
+	require.ErrorIs(t, err, context.Canceled)
+}
