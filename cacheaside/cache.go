@@ -53,8 +53,8 @@ package cacheaside
 
 import (
 	"context"
-	"errors"
 	"hash/maphash"
+	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -88,6 +88,11 @@ type Cache[K comparable, V any] struct {
 
 	hits   hits
 	counts counts
+
+	breaks struct { // set by tests that show what a rule is for
+		lease bool // a flight keeps what it loaded whether it was overtaken or not
+		order bool // memory is told before the Store
+	}
 }
 
 const shards = 64
@@ -97,11 +102,14 @@ type shard[K comparable, V any] struct {
 	mu      sync.Mutex
 	flights map[K]*flight[K, V]        // the flight whose result will be kept
 	others  map[*flight[K, V]]struct{} // flights whose result will not be kept
-	fenced  map[K]*flight[K, V]        // of others, the last that reads behind a fence
+	alone   map[K]*flight[K, V]        // of others, the last that loads without a claim; see turn
 	primes  []*prime[K, V]             // see Prime
+	pauses  map[K]time.Duration        // see pause
 	timer   *time.Timer                // see watchOver
 	watched bool                       // timer is set
-	_       [64]byte
+
+	manyPauses int // how many pauses there may be before those that have passed are dropped
+	_          [64]byte
 }
 
 // New returns a Cache. It panics with the error of cfg.Validate if there is one.
@@ -121,7 +129,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	for i := range c.shards {
 		c.shards[i].flights = make(map[K]*flight[K, V])
 		c.shards[i].others = make(map[*flight[K, V]]struct{})
-		c.shards[i].fenced = make(map[K]*flight[K, V])
+		c.shards[i].alone = make(map[K]*flight[K, V])
 	}
 	if cfg.Capacity > 0 {
 		c.entries = otter.Must(&otter.Options[K, *entry[V]]{
@@ -154,7 +162,7 @@ func (c *Cache[K, V]) shardOf(key K) uint64 { return maphash.Comparable(c.seed, 
 
 // version is what an entry and a flight must have been made under to count: the
 // epoch and, with a Store, how often others have invalidated keys of this slot.
-func (c *Cache[K, V]) version(slot uint16) uint64 {
+func (c *Cache[K, V]) version(slot uint32) uint64 {
 	v := c.epoch.Load() << 32
 	if c.shared != nil {
 		v |= uint64(c.shared.slots[slot].Load())
@@ -208,17 +216,28 @@ func (c *Cache[K, V]) give(e *entry[V]) (V, error) {
 
 // resolve is Get past a miss.
 func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V], error) {
+	at := c.asks()
 	e, f, err := c.join(ctx, key, early, nil)
 	if f != nil {
-		return c.wait(ctx, f)
+		return c.wait(ctx, f, at)
 	}
 	return e, err
 }
 
+// asks returns the time at which a caller asks, where it matters: without memory a
+// caller may join a flight that has read an old value from the Store before.
+func (c *Cache[K, V]) asks() time.Duration {
+	if c.entries != nil {
+		return 0
+	}
+	return c.now()
+}
+
 // join serves what may be served without a load, which it then begins in the
-// background if that is due; or it joins the flight of the key, or launches one.
-// A flight that it returns is to be waited for or left.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V]) (*entry[V], *flight[K, V], error) {
+// background if that is due; or it joins the flight of the key, or launches one,
+// which g lets fly if it is not nil. A flight that it returns is to be waited for or
+// left.
+func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, g *gathering[K, V]) (*entry[V], *flight[K, V], error) {
 	var written string
 	if c.shared != nil {
 		written = c.cfg.Key(key)
@@ -239,13 +258,14 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V
 		launch := f == nil
 		if launch {
 			f = c.launch(ctx, s, key, written, instant)
-			f.old.Store(e)
-			b.add(f)
+			if e != nil {
+				f.old.Store(&oldValue[V]{e, math.MaxInt64})
+			}
 		}
 		f.waiters++
 		s.mu.Unlock()
 		if launch {
-			go c.fly(f)
+			g.fly(f)
 		}
 		c.counts.missed.Add(1)
 		return nil, f, nil
@@ -258,7 +278,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, b *batch[K, V
 	}
 	s.mu.Unlock()
 	if refresh {
-		go c.fly(f)
+		g.fly(f)
 	}
 	if how != fresh {
 		return c.serveStale(ctx, key, e, nil), nil, nil
@@ -352,6 +372,3 @@ func (c *Cache[K, V]) Close() error {
 	}
 	return err
 }
-
-// isFailure reports whether err, of a load, is more than the absence of the key.
-func isFailure(err error) bool { return err != nil && !errors.Is(err, ErrNotFound) }

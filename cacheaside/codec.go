@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"reflect"
 	"time"
@@ -33,26 +34,36 @@ var (
 )
 
 // survivesJSON reports whether JSON can give back a t: it has no type of its own
-// for an interface, cannot write a function, and leaves unexported fields out.
-func survivesJSON(t reflect.Type) bool {
-	for t.Kind() == reflect.Pointer && !marshals(t) {
-		t = t.Elem()
-	}
-	if marshals(t) || marshals(reflect.PointerTo(t)) {
+// for an interface, cannot write a function, and leaves unexported fields out. seen
+// holds the types that have been looked at: a type may contain itself.
+func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
+	if marshals(t) || marshals(reflect.PointerTo(t)) || seen[t] {
 		return true
 	}
+	if seen == nil {
+		seen = make(map[reflect.Type]bool)
+	}
+	seen[t] = true
 	switch t.Kind() {
 	case reflect.Interface, reflect.Func, reflect.Chan, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		return false
-	case reflect.Slice, reflect.Array:
-		return survivesJSON(t.Elem())
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		return survivesJSON(t.Elem(), seen)
+	case reflect.Map:
+		return (plainKey(t.Key()) || marshals(t.Key())) && survivesJSON(t.Elem(), seen)
 	case reflect.Struct:
+		written := t.NumField() == 0
 		for i := range t.NumField() {
-			if f := t.Field(i); f.IsExported() || f.Anonymous {
-				return true
+			f := t.Field(i)
+			if !f.IsExported() && !f.Anonymous || f.Tag.Get("json") == "-" {
+				continue
 			}
+			if !survivesJSON(f.Type, seen) {
+				return false
+			}
+			written = true
 		}
-		return t.NumField() == 0
+		return written
 	}
 	return true
 }
@@ -61,12 +72,20 @@ func marshals(t reflect.Type) bool {
 	return t.Kind() != reflect.Interface && (t.Implements(jsonMarshaler) || t.Implements(textMarshaler))
 }
 
-// An envelope is how a value lies in a Store: a version, whether the key exists
-// at all, the fingerprint of its key, how long its load took, what it costs, and what
-// the Codec wrote.
-const envelopeVersion = 1
+// An envelope is how a value lies in a Store: a version, a checksum of all that
+// follows, whether the key exists at all, the fingerprint of its key, how long its
+// load took, what it costs, and what the Codec wrote.
+const (
+	envelopeVersion = 2
+	envelopeHead    = 1 + 4 // the version and the checksum
+	envelopeLeast   = envelopeHead + 1 + 8
+)
 
-var errEnvelope = errors.New("not an envelope of this version")
+var (
+	errEnvelope = errors.New("not an envelope of this version")
+	errDamaged  = errors.New("damaged: the checksum is wrong")
+	checksums   = crc32.MakeTable(crc32.Castagnoli)
+)
 
 func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
 	absent := byte(0)
@@ -75,25 +94,31 @@ func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
 		absent = 1
 	} else {
 		var err error
-		if body, err = c.cfg.Codec.Encode(e.value); err != nil {
+		if body, err = guarded(func() ([]byte, error) { return c.cfg.Codec.Encode(e.value) }); err != nil {
 			return nil, fmt.Errorf("encode: %w", err)
 		}
 	}
-	data := make([]byte, 0, 2+8+2*binary.MaxVarintLen64+len(body))
-	data = append(data, envelopeVersion, absent)
+	data := make([]byte, envelopeHead, envelopeLeast+2*binary.MaxVarintLen64+len(body))
+	data = append(data, absent)
 	data = binary.BigEndian.AppendUint64(data, c.fingerprint(key))
 	data = binary.AppendUvarint(data, uint64(e.took))
 	data = binary.AppendUvarint(data, uint64(e.cost))
-	return append(data, body...), nil
+	data = append(data, body...)
+	data[0] = envelopeVersion
+	binary.BigEndian.PutUint32(data[1:], crc32.Checksum(data[envelopeHead:], checksums))
+	return data, nil
 }
 
 func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
-	if len(data) < 10 || data[0] != envelopeVersion || data[1] > 1 {
+	if len(data) < envelopeLeast || data[0] != envelopeVersion {
 		return nil, errEnvelope
 	}
-	e := &entry[V]{absent: data[1] == 1}
-	mark := binary.BigEndian.Uint64(data[2:])
-	data = data[10:]
+	if crc32.Checksum(data[envelopeHead:], checksums) != binary.BigEndian.Uint32(data[1:]) {
+		return nil, errDamaged
+	}
+	e := &entry[V]{absent: data[envelopeHead] == 1}
+	mark := binary.BigEndian.Uint64(data[envelopeHead+1:])
+	data = data[envelopeLeast:]
 	took, n := binary.Uvarint(data)
 	if n <= 0 {
 		return nil, errEnvelope
@@ -110,12 +135,22 @@ func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
 	if e.absent {
 		return e, nil
 	}
-	value, err := c.cfg.Codec.Decode(data[n:])
+	value, err := guarded(func() (V, error) { return c.cfg.Codec.Decode(data[n:]) })
 	if err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
 	e.value = value
 	return e, nil
+}
+
+// guarded makes a panic of a Codec an error: what it cannot read is loaded anew.
+func guarded[T any](do func() (T, error)) (t T, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the codec panicked: %v", v)
+		}
+	}()
+	return do()
 }
 
 // fingerprint tells keys apart that Config.Key writes alike, where a key can be printed

@@ -124,7 +124,7 @@ func (cfg Config[K, V]) Validate() error {
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))
-		f.Need(cfg.Codec != nil || survivesJSON(reflect.TypeFor[V]()), "Codec", "nil",
+		f.Need(cfg.Codec != nil || survivesJSON(reflect.TypeFor[V](), nil), "Codec", "nil",
 			fmt.Sprintf("a Codec for a Store: %v does not survive JSON", reflect.TypeFor[V]()))
 	}
 	return f.Err()

@@ -13,7 +13,7 @@ import (
 type entry[V any] struct {
 	value   V
 	absent  bool          // the key does not exist
-	slot    uint16        // of its key; see shared.slots
+	slot    uint32        // of its key; see shared.slots
 	version uint64        // of the slot, when its load began
 	fresh   time.Duration // it is fresh before this,
 	stale   time.Duration // served while it is being refreshed before this,

@@ -14,16 +14,18 @@ type Kind string
 const (
 	Loaded         Kind = "loaded"          // a load returned a value
 	LoadFailed     Kind = "load failed"     // a load returned an error other than ErrNotFound, panicked or timed out
+	LoadRefused    Kind = "load refused"    // a policy in Around did not let the load run; callers see it fail
 	ServedStale    Kind = "served stale"    // a caller was given a value past its TTL; Err says why, if a load failed
 	Overtaken      Kind = "overtaken"       // what was loaded was out of date when it came, and was not kept
 	BadPayload     Kind = "bad payload"     // what the Store held could not be read: a miss
-	StoreDown      Kind = "store down"      // the Store failed; it is left alone for ErrorPause
-	StoreUp        Kind = "store up"        // the Store answers again
+	StoreDown      Kind = "store down"      // a shard of the Store failed; it is left alone for ErrorPause
+	StoreUp        Kind = "store up"        // all shards of the Store answer again
 	FenceFailed    Kind = "fence failed"    // an Update went on without a fence in the Store
 	NotInvalidated Kind = "not invalidated" // the Store could not be told; the Cache keeps trying
 	Reinvalidated  Kind = "reinvalidated"   // the Store has been told after all
 	WatchLost      Kind = "watch lost"      // no word from other processes: memory is not used
-	WatchRestored  Kind = "watch restored"  // memory is used again
+	Watching       Kind = "watching"        // changes by other processes are heard, and memory is used
+	WatchRestored  Kind = "watch restored"  // the same, after WatchLost
 	RefreshAhead   Kind = "refresh ahead"   // a fresh value is being refreshed early
 )
 
@@ -46,11 +48,13 @@ type Stats struct {
 	Loaded    int64 // loads that returned a value
 	NotFound  int64 // loads that returned ErrNotFound
 	Failed    int64 // loads that failed in any other way
+	Refused   int64 // loads that a policy in Around did not let run
 	Overtaken int64 // loads whose result was out of date when it came
 	Evicted   int64 // entries that left memory for want of room
 	Entries   int64 // in memory now, those past their TTL included
 	Loading   int64 // loads in progress now
 	Untold    int64 // keys that the Store still has to be told about
+	Panics    int64 // of OnEvent
 }
 
 // Stats returns a snapshot.
@@ -63,6 +67,8 @@ func (c *Cache[K, V]) Stats() Stats {
 		Loaded:    c.counts.loaded.Load(),
 		NotFound:  c.counts.notFound.Load(),
 		Failed:    c.counts.failed.Load(),
+		Refused:   c.counts.refused.Load(),
+		Panics:    c.counts.panics.Load(),
 		Overtaken: c.counts.overtaken.Load(),
 		Evicted:   c.counts.evicted.Load(),
 		Loading:   int64(len(c.slots)),
@@ -78,7 +84,7 @@ func (c *Cache[K, V]) Stats() Stats {
 
 // counts are the counters off the path of a hit.
 type counts struct {
-	missed, stale, storeHit, loaded, notFound, failed, overtaken, evicted atomic.Int64
+	missed, stale, storeHit, loaded, notFound, failed, refused, overtaken, evicted, panics atomic.Int64
 }
 
 // hits counts in several cells, so that parallel hits do not meet in one. A
@@ -92,13 +98,15 @@ type hits struct {
 	last   atomic.Uint32
 }
 
-func (h *hits) add() {
+func (h *hits) add() { h.addMany(1) }
+
+func (h *hits) addMany(n int64) {
 	token, _ := h.tokens.Get().(*uint32)
 	if token == nil {
 		token = new(uint32)
 		*token = h.last.Add(1)
 	}
-	h.cells[*token%uint32(len(h.cells))].n.Add(1)
+	h.cells[*token%uint32(len(h.cells))].n.Add(n)
 	h.tokens.Put(token)
 }
 
@@ -112,13 +120,22 @@ func (h *hits) sum() (n int64) {
 // tell reports an event. It is never called with a lock held.
 func (c *Cache[K, V]) tell(ctx context.Context, kind Kind, key K, err error) {
 	if c.cfg.OnEvent != nil {
-		c.cfg.OnEvent(ctx, Event{Name: c.cfg.Name, Kind: kind, Key: key, Err: err})
+		c.event(ctx, Event{Name: c.cfg.Name, Kind: kind, Key: key, Err: err})
 	}
 }
 
 // tellAll reports an event that concerns no key in particular.
 func (c *Cache[K, V]) tellAll(ctx context.Context, kind Kind, err error) {
 	if c.cfg.OnEvent != nil {
-		c.cfg.OnEvent(ctx, Event{Name: c.cfg.Name, Kind: kind, Err: err})
+		c.event(ctx, Event{Name: c.cfg.Name, Kind: kind, Err: err})
 	}
+}
+
+func (c *Cache[K, V]) event(ctx context.Context, e Event) {
+	defer func() {
+		if recover() != nil {
+			c.counts.panics.Add(1)
+		}
+	}()
+	c.cfg.OnEvent(ctx, e)
 }

@@ -1,20 +1,7 @@
 package cacheaside
 
-// BreakLease makes flights store what they loaded whether they were overtaken or
-// not, until the function that it returns is called.
-func BreakLease() (restore func()) {
-	kept := holdsLease
-	holdsLease = func(bool) bool { return true }
-	return func() { holdsLease = kept }
-}
+// BreakLease makes flights keep what they loaded whether they were overtaken or not.
+func (c *Cache[K, V]) BreakLease() { c.breaks.lease = true }
 
-// BreakOrder makes invalidations tell memory before the Store, until the function
-// that it returns is called.
-func BreakOrder() (restore func()) {
-	kept := inOrder
-	inOrder = func(there func() error, here func()) error {
-		here()
-		return there()
-	}
-	return func() { inOrder = kept }
-}
+// BreakOrder makes invalidations tell memory before the Store.
+func (c *Cache[K, V]) BreakOrder() { c.breaks.order = true }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"strconv"
 	"sync"
 	"time"
 
@@ -16,22 +17,24 @@ var errStore = errors.New("the store is down")
 // fakeStore is the obvious Store: what several fakeConns share. Its time is that
 // of the test's bubble.
 type fakeStore struct {
-	mu    sync.Mutex
-	items map[string]*fakeItem
-	epoch int
-	conns map[*fakeConn]func(string)
-	calls map[string]int
-	lease time.Duration
-	write time.Duration
+	mu          sync.Mutex
+	items       map[string]*fakeItem
+	epoch       int
+	generations int
+	conns       map[*fakeConn]func(string)
+	calls       map[string]int
+	lease       time.Duration
+	write       time.Duration
 }
 
 type fakeItem struct {
-	value       []byte
-	fresh, keep time.Time
-	epoch       int
-	token       string
-	leased      time.Time
-	fences      map[string]time.Time
+	value              []byte
+	fresh, keep        time.Time
+	epoch              int
+	generation, filled string
+	token              string
+	leased             time.Time
+	fences             map[string]time.Time // and, for those that came too late, the zero time
 }
 
 func newFakeStore() *fakeStore {
@@ -48,7 +51,27 @@ type fakeConn struct {
 
 	mu      sync.Mutex
 	failing bool
-	lost    chan struct{} // closed when the subscription is to be lost
+	broken  map[uint8]bool // shards that fail
+	hangs   time.Duration  // how long a call that fails takes
+	lost    chan struct{}  // closed when the subscription is to be lost
+}
+
+// Shard is the last character of key, so that a test can tell.
+func (c *fakeConn) Shard(key string) uint8 {
+	if key == "" {
+		return 0
+	}
+	return key[len(key)-1] % 64
+}
+
+// breakShard makes the calls for keys of the shard of key fail, or no longer.
+func (c *fakeConn) breakShard(key string, fails bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken == nil {
+		c.broken = map[uint8]bool{}
+	}
+	c.broken[c.Shard(key)] = fails
 }
 
 func (s *fakeStore) connect() *fakeConn { return &fakeConn{fakeStore: s, lost: make(chan struct{})} }
@@ -69,19 +92,28 @@ func (c *fakeConn) recover() {
 	c.failing, c.lost = false, make(chan struct{})
 }
 
-func (c *fakeConn) begin(ctx context.Context, name string) error {
+func (c *fakeConn) begin(ctx context.Context, name string, keys ...string) error {
 	if c.yield {
 		for range rand.N(20) {
 			runtime.Gosched()
 		}
 	}
 	c.mu.Lock()
-	failing := c.failing
+	failing, hangs := c.failing, c.hangs
+	for _, key := range keys {
+		if c.Shard(key) != c.Shard(keys[0]) {
+			panic("the keys of one call are of several shards")
+		}
+		failing = failing || c.broken[c.Shard(key)]
+	}
 	c.mu.Unlock()
 	c.fakeStore.mu.Lock()
-	defer c.fakeStore.mu.Unlock()
 	c.calls[name]++
+	c.fakeStore.mu.Unlock()
 	if failing {
+		if hangs > 0 {
+			time.Sleep(hangs)
+		}
 		return errStore
 	}
 	return ctx.Err()
@@ -111,7 +143,7 @@ func (it *fakeItem) fenced() bool {
 	return false
 }
 
-func (it *fakeItem) drop() { it.value, it.token = nil, "" }
+func (it *fakeItem) drop() { it.value, it.token, it.generation, it.filled = nil, "", "", "" }
 
 func (c *fakeConn) publish(key string) {
 	for conn, heard := range c.conns {
@@ -121,52 +153,81 @@ func (c *fakeConn) publish(key string) {
 	}
 }
 
-func (c *fakeConn) Acquire(ctx context.Context, key, token string, renew bool) (cacheaside.Lookup, error) {
-	if err := c.begin(ctx, "Acquire"); err != nil {
-		return cacheaside.Lookup{}, err
+func (c *fakeConn) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	var keys []string
+	for _, ask := range asks {
+		keys = append(keys, ask.Key)
+	}
+	if err := c.begin(ctx, "Acquire", keys...); err != nil {
+		return nil, err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	it, now := c.item(key), time.Now()
-	if it.fenced() {
-		return cacheaside.Lookup{State: cacheaside.Fenced}, nil
+	var looks []cacheaside.Lookup
+	for _, ask := range asks {
+		looks = append(looks, c.look(ask))
 	}
-	var look cacheaside.Lookup
-	if it.value != nil && it.epoch == c.epoch && now.Before(it.keep) {
-		look.Value, look.Fresh = it.value, it.fresh.Sub(now)
-		if look.Fresh > 0 && !renew {
-			look.State = cacheaside.Hit
-			return look, nil
-		}
-	}
-	if it.token != "" && it.token != token && now.Before(it.leased) && it.epoch == c.epoch {
-		look.State, look.Wait = cacheaside.Busy, it.leased.Sub(now)
-		return look, nil
-	}
-	if it.epoch != c.epoch {
-		it.value = nil
-	}
-	it.token, it.leased, it.epoch = token, now.Add(c.lease), c.epoch
-	look.State = cacheaside.Leased
-	return look, nil
+	return looks, nil
 }
 
-func (c *fakeConn) Fill(ctx context.Context, key, token string, value []byte, fresh, keep time.Duration) (bool, error) {
-	if err := c.begin(ctx, "Fill"); err != nil {
-		return false, err
+func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
+	it, now := c.item(ask.Key), time.Now()
+	if it.fenced() {
+		return cacheaside.Lookup{State: cacheaside.Fenced}
+	}
+	if it.epoch != c.epoch {
+		it.drop()
+		it.epoch = c.epoch
+	}
+	if it.value != nil && now.Before(it.keep) {
+		look.Value, look.Fresh = it.value, it.fresh.Sub(now)
+		if look.Fresh > 0 && !ask.Renew {
+			look.State = cacheaside.Hit
+			return look
+		}
+	}
+	if ask.Token == "" {
+		look.State = cacheaside.Missed
+		return look
+	}
+	if it.token != "" && it.token != ask.Token && now.Before(it.leased) {
+		look.State, look.Wait = cacheaside.Busy, it.leased.Sub(now)
+		return look
+	}
+	if it.generation == "" {
+		c.generations++
+		it.generation = strconv.Itoa(c.generations)
+	}
+	it.token, it.leased = ask.Token, now.Add(c.lease)
+	look.State, look.Grant = cacheaside.Leased, it.generation
+	return look
+}
+
+func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	var keys []string
+	for _, v := range values {
+		keys = append(keys, v.Key)
+	}
+	if err := c.begin(ctx, "Fill", keys...); err != nil {
+		return nil, err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	it, now := c.item(key), time.Now()
-	if it.token != token || it.epoch != c.epoch || it.fenced() {
-		return false, nil
+	var current []bool
+	for _, v := range values {
+		it, now := c.item(v.Key), time.Now()
+		ok := it.epoch == c.epoch && !it.fenced() && (v.Grant == it.generation || v.Grant == it.filled)
+		if ok && v.Grant == it.generation {
+			it.value, it.fresh, it.keep = v.Value, now.Add(v.Fresh), now.Add(v.Keep)
+			it.token, it.generation, it.filled = "", "", v.Grant
+		}
+		current = append(current, ok)
 	}
-	it.value, it.token, it.fresh, it.keep = value, "", now.Add(fresh), now.Add(keep)
-	return true, nil
+	return current, nil
 }
 
 func (c *fakeConn) Release(ctx context.Context, key, token string) error {
-	if err := c.begin(ctx, "Release"); err != nil {
+	if err := c.begin(ctx, "Release", key); err != nil {
 		return err
 	}
 	c.fakeStore.mu.Lock()
@@ -177,29 +238,33 @@ func (c *fakeConn) Release(ctx context.Context, key, token string) error {
 	return nil
 }
 
-func (c *fakeConn) Invalidate(ctx context.Context, key string) error {
-	if err := c.begin(ctx, "Invalidate"); err != nil {
+func (c *fakeConn) Invalidate(ctx context.Context, keys ...string) error {
+	if err := c.begin(ctx, "Invalidate", keys...); err != nil {
 		return err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	c.item(key).drop()
-	c.publish(key)
+	for _, key := range keys {
+		c.item(key).drop()
+		c.publish(key)
+	}
 	return nil
 }
 
-func (c *fakeConn) Expire(ctx context.Context, key string) error {
-	if err := c.begin(ctx, "Expire"); err != nil {
+func (c *fakeConn) Expire(ctx context.Context, keys ...string) error {
+	if err := c.begin(ctx, "Expire", keys...); err != nil {
 		return err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	it := c.item(key)
-	it.token = ""
-	if it.fresh.After(time.Now()) {
-		it.fresh = time.Now()
+	for _, key := range keys {
+		it := c.item(key)
+		it.token, it.generation, it.filled = "", "", ""
+		if it.fresh.After(time.Now()) {
+			it.fresh = time.Now()
+		}
+		c.publish(key)
 	}
-	c.publish(key)
 	return nil
 }
 
@@ -215,27 +280,33 @@ func (c *fakeConn) InvalidateAll(ctx context.Context) error {
 }
 
 func (c *fakeConn) Fence(ctx context.Context, key, token string) (time.Duration, error) {
-	if err := c.begin(ctx, "Fence"); err != nil {
+	if err := c.begin(ctx, "Fence", key); err != nil {
 		return 0, err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
 	it := c.item(key)
 	it.drop()
-	it.fences[token] = time.Now().Add(2 * c.write)
+	if _, late := it.fences[token]; !late {
+		it.fences[token] = time.Now().Add(2 * c.write)
+	}
 	c.publish(key)
 	return c.write, nil
 }
 
 func (c *fakeConn) Unfence(ctx context.Context, key, token string) error {
-	if err := c.begin(ctx, "Unfence"); err != nil {
+	if err := c.begin(ctx, "Unfence", key); err != nil {
 		return err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
 	it := c.item(key)
 	it.drop()
-	delete(it.fences, token)
+	if _, stood := it.fences[token]; stood {
+		delete(it.fences, token)
+	} else {
+		it.fences[token] = time.Time{}
+	}
 	c.publish(key)
 	return nil
 }

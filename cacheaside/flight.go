@@ -3,46 +3,58 @@ package cacheaside
 import (
 	"context"
 	"errors"
+	"maps"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A flight is one load of a key, and the lease for what it will store: it is kept
-// only while shard.flights still has this very flight. An invalidation takes it
-// from there. Those who wait for it are answered all the same; whoever comes
-// later finds no flight to join.
+// A flight is one load of a key, and the right to keep what it loads: that is kept
+// only while shard.flights still has this very flight. An invalidation takes it from
+// there. Its callers are answered all the same; later callers do not find it.
 type flight[K comparable, V any] struct {
 	c       *Cache[K, V]
 	shard   *shard[K, V]
 	key     K
-	slot    uint16
-	version uint64 // of the slot, when it began
-	written string // the key, for the Store
-	renew   bool   // a fresh value in the Store is to be loaded anew
-	fenced  bool   // the Store said that a writer is at work: not to be kept
-	refused bool   // the Store did not take the result: not to be kept
+	slot    uint32
+	version uint64        // of the slot, when it began
+	began   time.Duration // since the Cache was made
+	written string        // the key, for the Store
 	ctx     loadCtx
 	value   V            // that Load returned
 	batch   *batch[K, V] // of GetMany; nil: the flight loads by itself
+	failing *batch[K, V] // that failed, and with it this flight
 
-	old     atomic.Pointer[entry[V]] // what may be served if the load fails
-	offered chan struct{}            // closed when old may be served at once; nil without a Store
+	asked       *answer // of the Store, if GetMany has asked it
+	renew       bool    // a fresh value in the Store is to be loaded anew
+	passing     bool    // what it loads is not to be kept: nobody hears of what changes meanwhile
+	follows     bool    // its answer is that of another flight
+	loaded      bool    // a load returned a value
+	invalidated bool    // the Store knows of an invalidation since the load began: not to be kept
+
+	old     atomic.Pointer[oldValue[V]] // what may be served if the load fails
+	offered chan struct{}               // closed when old may be served at once; nil without a Store
 
 	// Guarded by the mutex of the shard.
 	waiters  int
 	answered bool // with what it found, or with why it will not find anything
 
-	done  chan struct{} // closed when those who wait may read the answer:
-	entry *entry[V]
-	err   error
+	done    chan struct{} // closed when those who wait may read the answer:
+	entry   *entry[V]
+	stale   bool // entry is past its TTL
+	current bool // nothing was invalidated until f ended
+	err     error
 }
 
-// holdsLease reports whether f may store what it loaded. It is a variable so that a
-// test can show what happens without the rule.
-var holdsLease = func(current bool) bool { return current }
+// An oldValue may be served to callers that asked before at, and to all while the
+// flight may be joined, if at is unset.
+type oldValue[V any] struct {
+	entry *entry[V]
+	at    time.Duration
+}
 
 // current returns the flight of key that a caller may join, or nil. The shard is
 // locked.
@@ -66,14 +78,15 @@ func (s *shard[K, V]) overtake(key K) {
 // launch makes the flight of key, which is to be flown by a goroutine of its own.
 // The shard is locked; nobody waits for it yet.
 func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time) *flight[K, V] {
-	f := &flight[K, V]{c: c, shard: s, key: key, written: written, done: make(chan struct{})}
+	f := &flight[K, V]{c: c, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{})}
 	if c.shared != nil {
-		f.slot = slotOf(written)
+		f.slot = c.shared.slotOf(written)
 		f.offered = make(chan struct{})
 	}
 	f.version = c.version(f.slot)
 	f.ctx.init(ctx, now.Add(c.cfg.LoadTimeout))
-	if c.entries == nil {
+	f.passing = !findable(key)
+	if c.entries == nil || f.passing {
 		s.others[f] = struct{}{}
 	} else {
 		s.flights[key] = f
@@ -83,11 +96,11 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	return f
 }
 
-// wait waits for the answer of f, on the caller's behalf.
-func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) (*entry[V], error) {
+// wait waits for the answer of f, on behalf of a caller that asked at a time.
+func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
 	var soft <-chan time.Time
 	if c.cfg.SoftTimeout > 0 {
-		timer := time.NewTimer(c.cfg.SoftTimeout)
+		timer := time.NewTimer(f.began + c.cfg.SoftTimeout - c.now())
 		defer timer.Stop()
 		soft = timer.C
 	}
@@ -95,17 +108,20 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) (*entry[V], err
 	for {
 		select {
 		case <-f.done:
-			if f.err != nil {
-				return c.instead(ctx, f)
+			switch {
+			case f.err != nil:
+				return c.instead(ctx, f, at)
+			case f.stale:
+				return c.serveStale(ctx, f.key, f.entry, nil), nil
 			}
 			return f.entry, nil
 		case <-offered:
-			if old := f.old.Load(); old.standing(c.now()) >= stale {
-				return c.serveStale(ctx, f.key, old, nil), nil // and f goes on
+			if old := f.old.Load(); old.entry.standing(c.now()) >= stale && old.at >= at {
+				return c.serveStale(ctx, f.key, old.entry, nil), nil // and f goes on
 			}
 			offered = nil
 		case <-soft:
-			if old := c.standby(f); old != nil {
+			if old := c.standby(f, at); old != nil {
 				return c.serveStale(ctx, f.key, old, nil), nil // and f goes on
 			}
 		case <-ctx.Done():
@@ -115,27 +131,33 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) (*entry[V], err
 	}
 }
 
-// instead is what a caller gets when f has failed: the old value, where that is
-// allowed.
-func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V]) (*entry[V], error) {
+// instead is what a caller that asked at a time gets when f has failed: the old
+// value, where that is allowed.
+func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
 	if isFailure(f.err) && !errors.Is(f.err, ErrClosed) {
-		if old := c.standby(f); old != nil {
+		if old := c.standby(f, at); old != nil {
 			return c.serveStale(ctx, f.key, old, f.err), nil
 		}
 	}
 	return nil, f.err
 }
 
-// standby returns the old value that may be served when f fails, or nil.
-func (c *Cache[K, V]) standby(f *flight[K, V]) *entry[V] {
-	old := c.peek(f.key)
-	if c.entries == nil {
-		old = f.old.Load()
+// standby returns the old value that a caller that asked at a time may be served
+// when f fails or takes long, or nil: what memory has, or else what was there when f
+// began, if nothing was invalidated since.
+func (c *Cache[K, V]) standby(f *flight[K, V], at time.Duration) *entry[V] {
+	e := c.peek(f.key)
+	if old := f.old.Load(); e == nil && old != nil && old.at >= at {
+		f.shard.mu.Lock()
+		if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
+			e = old.entry
+		}
+		f.shard.mu.Unlock()
 	}
-	if old.standing(c.now()) == dead || old.absent {
+	if e.standing(c.now()) == dead || e.absent {
 		return nil
 	}
-	return old
+	return e
 }
 
 // leave is for a caller that no longer waits. The last one cancels the load.
@@ -213,7 +235,6 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 		c.watchOver(s, next)
 	}
 	for _, f := range overdue {
-		c.counts.failed.Add(1)
 		c.postpone(f)
 		if s.flights[f.key] == f {
 			s.overtake(f.key)
@@ -223,22 +244,51 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	}
 	s.mu.Unlock()
 	for _, f := range overdue {
-		c.tell(&f.ctx, LoadFailed, f.key, f.err)
+		c.failed(f, f.err)
 	}
 }
 
 // postpone keeps the old value from being refreshed for a while. The shard of f,
 // which has failed, is locked.
 func (c *Cache[K, V]) postpone(f *flight[K, V]) {
-	if c.cfg.ErrorPause == 0 || f.shard.flights[f.key] != f {
+	s := f.shard
+	if c.cfg.ErrorPause == 0 || f.follows || c.entries != nil && s.flights[f.key] != f || !findable(f.key) {
 		return
 	}
 	now := c.now()
-	if old := c.peek(f.key); old.standing(now) != dead {
-		x := *old
+	if e := c.peek(f.key); e.standing(now) != dead {
+		x := *e
 		x.pause = now + c.cfg.ErrorPause
 		c.entries.Set(f.key, &x)
+	} else if old := f.old.Load(); old != nil && old.entry.standing(now) != dead {
+		s.pause(f.key, now, c.cfg.ErrorPause)
 	}
+}
+
+// pause keeps the key from being loaded for d, though the old value is not in memory
+// but in the Store. The shard is locked.
+func (s *shard[K, V]) pause(key K, now, d time.Duration) {
+	if s.pauses == nil {
+		s.pauses = make(map[K]time.Duration)
+	}
+	if len(s.pauses) >= s.manyPauses {
+		maps.DeleteFunc(s.pauses, func(_ K, until time.Duration) bool { return until <= now })
+		s.manyPauses = 2*len(s.pauses) + 100
+	}
+	s.pauses[key] = now + d
+}
+
+// paused reports whether key is not to be loaded, because that has failed a moment ago.
+func (s *shard[K, V]) paused(key K, now time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now < s.pauses[key]
+}
+
+func (s *shard[K, V]) unpause(key K) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pauses, key)
 }
 
 // fly flies f, on a goroutine of its own.
@@ -270,14 +320,17 @@ func (c *Cache[K, V]) panicked(value any) *PanicError {
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
-	holds := holdsLease(s.flights[f.key] == f && f.version == c.version(f.slot)) && !f.refused
+	holds := s.flights[f.key] == f && f.version == c.version(f.slot) && !f.passing
+	holds = (holds || c.breaks.lease) && !f.invalidated
 	overtaken := false
 	switch {
 	case isFailure(err):
 		c.postpone(f)
 	case c.entries == nil:
+		delete(s.pauses, f.key)
+		overtaken = f.invalidated
 	case !holds:
-		overtaken = !f.fenced
+		overtaken = !f.passing
 	case e != nil && c.remembers.Load() && c.now() < e.keep:
 		e.slot, e.version = f.slot, f.version
 		c.entries.Set(f.key, e)
@@ -287,25 +340,48 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	if s.flights[f.key] == f {
 		delete(s.flights, f.key)
 	}
-	if s.fenced[f.key] == f {
-		delete(s.fenced, f.key)
+	if s.alone[f.key] == f {
+		delete(s.alone, f.key)
 	}
 	delete(s.others, f)
 	late := f.answered // those who waited have been told why they got nothing
-	f.answered = true
+	if !late {
+		f.answered, f.current, f.entry, f.err = true, holds, e, err
+	}
 	s.mu.Unlock()
 
+	defer func() { // whatever OnEvent does
+		f.ctx.cancel()
+		if !late {
+			close(f.done)
+		}
+	}()
 	switch {
+	case f.follows: // the other flight tells
 	case isFailure(err) && (!late || errors.As(err, new(*PanicError))):
-		c.counts.failed.Add(1)
-		c.tell(&f.ctx, LoadFailed, f.key, err)
+		c.failed(f, err)
 	case overtaken:
+		c.tellLoaded(f, e)
 		c.counts.overtaken.Add(1)
 		c.tell(&f.ctx, Overtaken, f.key, nil)
+	default:
+		c.tellLoaded(f, e)
 	}
-	f.ctx.cancel()
-	if !late {
-		f.entry, f.err = e, err
-		close(f.done)
+}
+
+// failed counts and tells that the load of f has failed.
+func (c *Cache[K, V]) failed(f *flight[K, V], err error) {
+	if behavior.IsRefused(err) {
+		c.counts.refused.Add(1)
+		c.tell(&f.ctx, LoadRefused, f.key, err)
+		return
+	}
+	c.counts.failed.Add(1)
+	c.tell(&f.ctx, LoadFailed, f.key, err)
+}
+
+func (c *Cache[K, V]) tellLoaded(f *flight[K, V], e *entry[V]) {
+	if f.loaded && c.cfg.OnEvent != nil {
+		c.event(&f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
 	}
 }

@@ -2,21 +2,26 @@ package cacheaside
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // Update calls write, which is to change what Load reads for key in the store of
 // record, and then invalidates key, also when write failed or panicked: it may
-// have had its effect. It returns the error of write; where the Store could not
-// be told, an [*InvalidateError] is joined to it.
+// have had its effect. It returns the error of write.
 //
 // With a Store, the key is fenced before write is called: until Update returns,
 // all who ask read the store of record and nothing they read is kept. The ctx
 // that write gets ends before the fence does (see redisstore's Config.Write),
 // with a [*TimeoutError] as its cause. If the Store cannot be reached, write is
 // called without a fence.
+//
+// If the Store cannot be told after the write, the fence keeps the old value out of
+// it, and Update returns what write returned: other processes miss until the Store
+// has been told, or the fence has fallen. Only if there was no fence either may they
+// get the old value. Then an [*InvalidateError] is returned, joined to the error of
+// write if there is one. It matches [ErrUntold], and it does not mean that the write
+// failed: [WriteError] takes it off. OnEvent is told in each case.
 func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -28,20 +33,18 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 		defer c.forget(key)
 		return write(ctx)
 	}
-	token := newToken()
-	writeCtx, cancel := c.shared.fence(ctx, key, token)
+	w, writeCtx, cancel := c.shared.fence(ctx, key)
 	defer cancel()
-	// Those who ask from here on find the fence in the Store; what is in memory
-	// would outlast this process if it died before it could tell the others.
+	// Calls from here on find the fence in the Store. What is in memory would
+	// outlast this process's writer if that never returned.
 	c.forget(key)
 	defer func() {
-		untold := c.shared.announce(ctx, key, func(ctx context.Context, written string) error {
-			return c.cfg.Store.Unfence(ctx, written, token)
-		}, c.forget)
-		if err == nil {
-			err = untold
-		} else if untold != nil {
-			err = errors.Join(err, untold)
+		if untold := w.unfence(ctx); untold != nil {
+			if err == nil {
+				err = untold
+			} else {
+				err = &untoldError{err, untold}
+			}
 		}
 	}()
 	if writeCtx.Err() != nil {
@@ -59,8 +62,8 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	return c.eachKey(ctx, keys, c.forget, func(ctx context.Context, written string) error {
-		return c.cfg.Store.Invalidate(ctx, written)
+	return c.eachKey(ctx, keys, c.forget, func(ctx context.Context, written []string) error {
+		return c.cfg.Store.Invalidate(ctx, written...)
 	})
 }
 
@@ -71,32 +74,17 @@ func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	return c.eachKey(ctx, keys, c.age, func(ctx context.Context, written string) error {
-		return c.cfg.Store.Expire(ctx, written)
+	return c.eachKey(ctx, keys, c.age, func(ctx context.Context, written []string) error {
+		return c.cfg.Store.Expire(ctx, written...)
 	})
 }
 
-// eachKey tells the Store, then memory: in the other order a flight could read
-// the old value from the Store in between, and keep it. Memory is told whatever
-// the Store answers.
-func (c *Cache[K, V]) eachKey(ctx context.Context, keys []K, here func(K), there func(context.Context, string) error) error {
-	var failed *InvalidateError
-	for _, key := range keys {
-		if c.shared == nil {
-			here(key)
-			continue
-		}
-		var one *InvalidateError
-		if err := c.shared.announce(ctx, key, there, here); errors.As(err, &one) {
-			if failed == nil {
-				failed = one
-			} else {
-				failed.Keys = append(failed.Keys, one.Keys...)
-			}
-		}
+func (c *Cache[K, V]) eachKey(ctx context.Context, keys []K, here func(K), there func(context.Context, []string) error) error {
+	if c.shared != nil {
+		return c.shared.announce(ctx, keys, "", there, here)
 	}
-	if failed != nil {
-		return failed
+	for _, key := range keys {
+		here(key)
 	}
 	return nil
 }
@@ -145,9 +133,16 @@ func (c *Cache[K, V]) age(key K) {
 	}
 }
 
-// forgetAll drops every entry. The epoch makes them, and what is being loaded,
-// out of date at once; the rest is to free the memory.
+// forgetAll drops every entry.
 func (c *Cache[K, V]) forgetAll() {
+	c.outdate()
+	if c.entries != nil {
+		c.entries.InvalidateAll()
+	}
+}
+
+// outdate makes every entry, and what is being loaded, out of date.
+func (c *Cache[K, V]) outdate() {
 	c.epoch.Add(1)
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -156,8 +151,5 @@ func (c *Cache[K, V]) forgetAll() {
 			s.overtake(key)
 		}
 		s.mu.Unlock()
-	}
-	if c.entries != nil {
-		c.entries.InvalidateAll()
 	}
 }

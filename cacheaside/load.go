@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -16,7 +17,7 @@ func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 	if c.shared == nil {
 		return c.load(f)
 	}
-	e, lease, err := c.shared.consult(f)
+	e, claim, err := c.shared.consult(f)
 	if e != nil || err != nil {
 		f.batch.skip(f)
 		return e, err
@@ -24,13 +25,13 @@ func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 	filled := false
 	defer func() {
 		if !filled { // the load failed, or panicked
-			c.shared.release(f, lease)
+			c.shared.release(f, claim)
 		}
 	}()
 	e, err = c.load(f)
 	if e != nil || !isFailure(err) {
 		filled = true
-		c.shared.fill(f, lease, e)
+		c.shared.fill(f, claim, e)
 	}
 	return e, err
 }
@@ -78,6 +79,9 @@ func (c *Cache[K, V]) run(ctx context.Context, load job) (begun time.Duration, e
 			begun = c.now() // of the attempt whose value counts
 			err := load.attempt(ctx)
 			succeeded = err == nil
+			if isNotFound(err) && !behavior.IsAnswered(err) {
+				err = answered{err} // by a method Is, which policies do not ask
+			}
 			return err
 		})(ctx)
 		if err == nil && !succeeded {
@@ -107,9 +111,7 @@ func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Dura
 	case err == nil:
 		e := c.found(f.key, value, *t, begun)
 		c.counts.loaded.Add(1)
-		if c.cfg.OnEvent != nil {
-			c.cfg.OnEvent(&f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
-		}
+		f.loaded = true
 		return e, nil
 	case isFailure(err):
 		return nil, err

@@ -19,55 +19,157 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	values := make(map[K]V, len(keys))
+	found := finding[K, V]{c: c, values: make(map[K]V, len(keys))}
+	var missing []K
+	now, hits := c.now(), int64(0)
+	for i, key := range keys {
+		e := c.peek(key)
+		if e.standing(now) != fresh || c.cfg.Ahead > 0 {
+			if missing == nil {
+				missing = make([]K, 0, len(keys)-i)
+			}
+			missing = append(missing, key)
+			continue
+		}
+		hits++
+		found.take(key, e, nil)
+	}
+	if hits > 0 {
+		c.hits.addMany(hits)
+	}
+	if len(missing) > 0 {
+		if err := c.getMissing(ctx, missing, &found); err != nil {
+			found.errs = append(found.errs, err)
+		}
+	}
+	return found.values, found.err()
+}
+
+// getMissing finds the values of keys that are not fresh in memory. It returns an
+// error if ctx ends before that.
+func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K, V]) error {
 	type waiting struct {
 		key K
 		f   *flight[K, V]
 	}
-	var (
-		missed []waiting
-		errs   []error
-		seen   = make(map[K]struct{}, len(keys))
-		b      *batch[K, V]
-	)
+	var missed []waiting
+	at := c.asks()
+	waited := 0
+	defer func() {
+		for _, w := range missed[waited:] { // ctx has ended, or a function of the application panicked
+			c.leave(w.f)
+		}
+	}()
+	func() {
+		g := c.gather()
+		defer g.launch()
+		seen := make(map[K]struct{}, len(keys))
+		for _, key := range keys {
+			if _, twice := seen[key]; twice {
+				continue
+			}
+			seen[key] = struct{}{}
+			e, f, err := c.join(ctx, key, false, g)
+			if f != nil {
+				missed = append(missed, waiting{key, f})
+				continue
+			}
+			found.take(key, e, err)
+		}
+	}()
+	for _, w := range missed {
+		waited++
+		e, err := c.wait(ctx, w.f, at)
+		if err != nil && ctx.Err() != nil {
+			return err
+		}
+		if err != nil && w.f.failing != nil {
+			found.fail(w.f.failing, w.key)
+			continue
+		}
+		found.take(w.key, e, err)
+	}
+	return nil
+}
+
+// A finding is what GetMany has found.
+type finding[K comparable, V any] struct {
+	c      *Cache[K, V]
+	values map[K]V
+	errs   []error
+	failed map[*batch[K, V]][]K // the keys that each LoadMany failed
+}
+
+func (found *finding[K, V]) take(key K, e *entry[V], err error) {
+	if err == nil {
+		var v V
+		if v, err = found.c.give(e); err == nil {
+			found.values[key] = v
+		}
+	}
+	if isFailure(err) {
+		found.errs = append(found.errs, fmt.Errorf("%s%v: %w", prefix(found.c.cfg.Name), key, err))
+	}
+}
+
+func (found *finding[K, V]) fail(b *batch[K, V], key K) {
+	if found.failed == nil {
+		found.failed = make(map[*batch[K, V]][]K)
+	}
+	found.failed[b] = append(found.failed[b], key)
+}
+
+// err joins what went wrong: the error of a LoadMany once, with its keys.
+func (found *finding[K, V]) err() error {
+	errs := found.errs
+	for b, keys := range found.failed {
+		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(found.c.cfg.Name), some(keys), b.err))
+	}
+	return errors.Join(errs...)
+}
+
+// A gathering is the flights that a GetMany has made and that do not fly yet: with a
+// Store it is asked for several at a time, and with LoadMany they load together.
+type gathering[K comparable, V any] struct {
+	c       *Cache[K, V]
+	b       *batch[K, V] // nil without LoadMany
+	flights []*flight[K, V]
+}
+
+func (c *Cache[K, V]) gather() *gathering[K, V] {
+	g := &gathering[K, V]{c: c}
 	if c.cfg.LoadMany != nil {
-		b = &batch[K, V]{c: c, done: make(chan struct{})}
+		g.b = &batch[K, V]{c: c, done: make(chan struct{})}
 	}
-	take := func(key K, e *entry[V], err error) {
-		if err == nil {
-			var v V
-			if v, err = c.give(e); err == nil {
-				values[key] = v
-			}
-		}
-		if isFailure(err) {
-			errs = append(errs, fmt.Errorf("%s%v: %w", prefix(c.cfg.Name), key, err))
-		}
+	return g
+}
+
+// fly lets f fly when the others do; at once, if g is nil.
+func (g *gathering[K, V]) fly(f *flight[K, V]) {
+	if g == nil {
+		go f.c.fly(f)
+		return
 	}
-	for _, key := range keys {
-		if _, twice := seen[key]; twice {
-			continue
-		}
-		seen[key] = struct{}{}
-		e, f, err := c.join(ctx, key, false, b)
-		if f != nil {
-			missed = append(missed, waiting{key, f})
-			continue
-		}
-		take(key, e, err)
+	f.batch = g.b
+	g.flights = append(g.flights, f)
+}
+
+// launch lets all flights fly. Until then they keep Close waiting, so that nothing
+// begins after it has returned.
+func (g *gathering[K, V]) launch() {
+	if len(g.flights) == 0 {
+		return
 	}
-	b.close()
-	for i, w := range missed {
-		e, err := c.wait(ctx, w.f)
-		if ctx.Err() != nil && err != nil {
-			for _, w := range missed[i+1:] {
-				c.leave(w.f)
-			}
-			return values, errors.Join(append(errs, err)...)
-		}
-		take(w.key, e, err)
+	if g.b != nil {
+		g.b.undecided = len(g.flights)
 	}
-	return values, errors.Join(errs...)
+	if g.c.shared != nil {
+		g.c.shared.launchMany(g.flights)
+		return
+	}
+	for _, f := range g.flights {
+		go g.c.fly(f)
+	}
 }
 
 // A batch is one call of LoadMany, for the flights that GetMany launched. It
@@ -78,7 +180,6 @@ type batch[K comparable, V any] struct {
 	done chan struct{} // closed when it has ended
 
 	mu        sync.Mutex
-	closed    bool // no more flights join
 	undecided int
 	needed    []*flight[K, V]
 	left      int // of needed, those that wait
@@ -91,28 +192,6 @@ type batch[K comparable, V any] struct {
 	err    error
 }
 
-// add makes f part of b. Its shard is locked.
-func (b *batch[K, V]) add(f *flight[K, V]) {
-	if b == nil {
-		return
-	}
-	b.mu.Lock()
-	b.undecided++
-	b.mu.Unlock()
-	f.batch = b
-}
-
-// close is called when all flights have been added.
-func (b *batch[K, V]) close() {
-	if b == nil {
-		return
-	}
-	b.mu.Lock()
-	b.closed = true
-	b.startIfDecided()
-	b.mu.Unlock()
-}
-
 // skip is for a flight that needs no load, or will load by itself.
 func (b *batch[K, V]) skip(f *flight[K, V]) {
 	if b == nil || f.batch == nil {
@@ -120,13 +199,13 @@ func (b *batch[K, V]) skip(f *flight[K, V]) {
 	}
 	f.batch = nil
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.undecided--
 	b.startIfDecided()
-	b.mu.Unlock()
 }
 
 func (b *batch[K, V]) startIfDecided() {
-	if b.started || !b.closed || b.undecided > 0 || len(b.needed) == 0 {
+	if b.started || b.undecided > 0 || len(b.needed) == 0 {
 		return
 	}
 	b.started = true
@@ -134,18 +213,15 @@ func (b *batch[K, V]) startIfDecided() {
 	if b.left == 0 {
 		b.ctx.cancel()
 	}
-	// Not later than the flights that wait for it: Close waits for those.
-	b.c.running.Add(1)
-	go b.run()
+	b.c.running.Go(b.run) // the flight that is the last to decide keeps Close waiting
 }
 
 // run calls LoadMany for the flights that need it.
 func (b *batch[K, V]) run() {
 	c := b.c
-	defer c.running.Done()
 	defer close(b.done)
 	defer b.ctx.cancel()
-	// As for a single load: what it panics with, and Goexit, becomes an error.
+	// As for a single load: a panic and Goexit become errors.
 	returned := false
 	defer func() {
 		if !returned {
@@ -157,6 +233,9 @@ func (b *batch[K, V]) run() {
 }
 
 func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
+	if ctx.Err() != nil { // nobody waits any more
+		return ctx.Err()
+	}
 	keys := make([]K, len(b.needed))
 	for i, f := range b.needed {
 		keys[i] = f.key
@@ -185,9 +264,14 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		return nil, f.err
 	}
 	value, ok := b.values[f.key]
-	err := b.err
-	if err == nil && !ok {
+	var err error
+	switch {
+	case ok: // also where the others failed
+	case b.err == nil:
 		err = ErrNotFound
+	default:
+		err = b.err
+		f.failing = b
 	}
 	return b.c.loaded(f, value, &b.ctx.terms, b.begun, err)
 }

@@ -59,13 +59,13 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 		if ctx.Err() != nil {
 			return ended.Error(ctx)
 		}
-		if c.entries == nil {
+		if c.entries == nil || !findable(key) {
 			continue
 		}
 		e := c.found(key, value, terms{}, begun)
 		e.took = 0 // nothing is known of the load of one
 		if c.shared != nil {
-			e.slot = slotOf(c.cfg.Key(key))
+			e.slot = c.shared.slotOf(c.cfg.Key(key))
 		}
 		e.version = version(e.slot)
 		i := c.shardOf(key)
@@ -81,16 +81,16 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 }
 
 // versions returns version as it is now, for every slot.
-func (c *Cache[K, V]) versions() func(slot uint16) uint64 {
+func (c *Cache[K, V]) versions() func(slot uint32) uint64 {
 	epoch := c.version(0)
 	if c.shared == nil {
-		return func(uint16) uint64 { return epoch }
+		return func(uint32) uint64 { return epoch }
 	}
 	all := make([]uint64, len(c.shared.slots))
 	for slot := range all {
-		all[slot] = c.version(uint16(slot))
+		all[slot] = c.version(uint32(slot))
 	}
-	return func(slot uint16) uint64 { return all[slot] }
+	return func(slot uint32) uint64 { return all[slot] }
 }
 
 func without[T comparable](list []T, x T) []T {

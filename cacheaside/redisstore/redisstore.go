@@ -4,8 +4,8 @@
 //	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// No Redis client is imported. With github.com/redis/go-redis/v9, and
-// ContextTimeoutEnabled among the options of its client, the two functions are
+// No Redis client is imported. With github.com/redis/go-redis/v9 the two functions
+// are
 //
 //	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 //		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
@@ -27,32 +27,42 @@
 //		}
 //	}
 //
-// Redis 5 or later will do, or what speaks its protocol and runs its scripts; a
-// cluster too, as each script keeps to one slot.
+// Redis 5 or later is needed, or a server that speaks its protocol and runs its
+// scripts. A cluster works too: the keys of a script are in one slot.
 //
-//   - Each key is one hash, which holds the value and how long it is fresh, the
-//     lease of whoever is loading it, and the fences of those who are writing.
+//   - Each key is one hash. It holds the value and how long it is fresh, the lease of
+//     the process that loads it, and the fences of the writers at work.
 //   - Each operation is one Lua script, and atomic. A hit is one round trip, a miss
 //     two: to take the lease and to fill.
 //   - All times are by the clock of Redis. Every key expires.
-//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}. All that is in a
-//     bucket counts only while the bucket's epoch is the one it was loaded in:
-//     InvalidateAll changes the epoch of each.
+//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}; these are the shards
+//     of the Store. Everything in a bucket counts only while the bucket's epoch is the
+//     one that it was loaded in: InvalidateAll changes the epoch of each.
+//   - All keys that begin with {prefix: belong to the Store. A key of another type
+//     that it finds there is deleted.
 //
-// Run Redis without persistence and with an eviction policy of your choice: what
-// is lost is loaded anew, except that a lost fence no longer guards against a
-// writer that dies before it has invalidated, and the TTL does; a snapshot that is
-// restored may hold values from when it was taken.
+// Run Redis without persistence and with an eviction policy of your choice. A value
+// that is lost is loaded anew. A fence that is lost no longer guards against a
+// writer that dies before it has invalidated; then the TTL does. A snapshot that is
+// restored may hold values of its time.
+//
+// A failover to a replica that lags takes recent invalidations and fences back, also
+// those of writers that live. The Cache tells again what it has told in the ten
+// seconds before it lost the connection, and does not use the Store for those keys
+// until then. Other processes may read the old value from when they reach the
+// replica until they hear of it. Config.EvalReplicated closes that gap.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -64,38 +74,46 @@ import (
 // Config says how a [Store] reaches Redis. A zero duration means its default, a
 // negative one is an error. Prefix and Eval are required.
 type Config struct {
-	// Prefix is what the keys of one cache begin with, and the name of its channel.
-	// Caches that share it share their values. It may not contain { or }.
+	// Prefix is the beginning of the keys of one cache, and the name of its channel.
+	// Caches with the same Prefix share their values. It may not contain { or }.
 	Prefix string
 
 	// Eval runs a Lua script and returns its reply: integers as int64, strings as
-	// string or []byte, arrays as []any. It must heed the deadline of its ctx (with
-	// go-redis, set ContextTimeoutEnabled). The scripts are constants, a client may
-	// send them by their hash.
+	// string or []byte, arrays as []any. Each of args is a string, of any bytes. The
+	// scripts are constants; a client may send them by their hash. Eval should heed
+	// the deadline of its ctx; if it does not, the Store goes on without its answer,
+	// and the call ends in the background.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+	// EvalReplicated runs the scripts of invalidations and fences as Eval does, and
+	// returns when replicas have what they changed, or with an error: in a pipeline
+	// of the script and WAIT, on one connection. It makes a failover lose neither.
+	// Nil: Eval, so that a failover may lose what was not replicated.
+	EvalReplicated func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed
 	// it, and then message for each message, in their order. It returns when ctx has
-	// ended or the connection is lost: it must not connect again by itself, since
-	// what was published meanwhile would be missed. Nil: changes that other
-	// processes make are seen when the TTL of what is in memory has passed.
+	// ended or the connection is lost. It must not connect again by itself: messages
+	// published meanwhile would be missed. Nil: changes that other processes make
+	// are seen when the TTL of what is in memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
-	// Timeout bounds each call of Eval. 0: 250 ms.
+	// Timeout bounds each call of Eval. Zero means 250 ms.
 	Timeout time.Duration
 
-	// Lease is for how long others wait for a process that loads a value before one
-	// of them loads it as well. 0: 3 s.
+	// Lease is how long other processes wait for the one that loads a value. Then
+	// one of them loads it as well, and the value that is there first is kept: a
+	// load that takes longer than Lease costs loads, not its result. Zero means 3 s.
 	Lease time.Duration
 
-	// Write is for how long the write of an Update may take: its ctx ends then. The
+	// Write is how long the write of an Update may take: its ctx ends then. The
 	// fence stands for twice as long, so that a commit that was under way at that
-	// time is covered. 0: 10 s.
+	// time is covered. Zero means 10 s.
 	Write time.Duration
 
 	// Heartbeat is how long the channel may be silent before it is tested with a
-	// message; if that does not arrive within Timeout, and a second more, the
-	// subscription counts as lost. 0: 5 s.
+	// message. If none arrives within Timeout, and a second more, the subscription
+	// counts as lost. Zero means 5 s.
 	Heartbeat time.Duration
 }
 
@@ -128,126 +146,163 @@ func New(cfg Config) *Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 250 * time.Millisecond
-	}
-	if cfg.Lease == 0 {
-		cfg.Lease = 3 * time.Second
-	}
-	if cfg.Write == 0 {
-		cfg.Write = 10 * time.Second
-	}
-	if cfg.Heartbeat == 0 {
-		cfg.Heartbeat = 5 * time.Second
+	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
+	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
+	cfg.Write = cmp.Or(cfg.Write, 10*time.Second)
+	cfg.Heartbeat = cmp.Or(cfg.Heartbeat, 5*time.Second)
+	if cfg.EvalReplicated == nil {
+		cfg.EvalReplicated = cfg.Eval
 	}
 	origin := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
 	return &Store{cfg: cfg, origin: origin}
 }
 
-// hold is for how long a lease is remembered after its time, unless someone else
-// takes it: a load that takes longer cannot fill.
+// hold is how long the generation of a key outlives a lease: a load that takes
+// longer cannot fill.
 const hold = 10 * time.Minute
 
 // Acquire implements cacheaside.Store.
-func (s *Store) Acquire(ctx context.Context, key, token string, renew bool) (cacheaside.Lookup, error) {
-	again := 0
-	if renew {
-		again = 1
+func (s *Store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	keys := make([]string, 0, len(asks)+1)
+	args := make([]any, 0, 2*len(asks)+2)
+	args = append(args, micros(s.cfg.Lease), millis(s.cfg.Lease+hold))
+	for _, ask := range asks {
+		keys = append(keys, s.hash(ask.Key))
+		renew := "0"
+		if ask.Renew {
+			renew = "1"
+		}
+		args = append(args, ask.Token, renew)
 	}
-	reply, err := s.eval(ctx, "acquire", acquire, s.keys(key),
-		token, s.cfg.Lease.Microseconds(), again, (s.cfg.Lease + hold).Milliseconds())
+	keys = append(keys, s.epoch(s.Shard(asks[0].Key)))
+	reply, err := s.eval(ctx, s.cfg.Eval, "acquire", acquire, keys, args...)
 	if err != nil {
-		return cacheaside.Lookup{}, err
+		return nil, err
 	}
-	look, ok := lookup(reply)
+	answers, ok := reply.([]any)
+	looks := make([]cacheaside.Lookup, len(asks))
+	ok = ok && len(answers) == len(asks)
+	for i := 0; ok && i < len(looks); i++ {
+		looks[i], ok = lookup(answers[i])
+	}
 	if !ok {
-		return cacheaside.Lookup{}, unexpected("acquire", reply)
+		return nil, unexpected("acquire", reply)
 	}
-	return look, nil
+	return looks, nil
 }
 
 func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	fields, ok := reply.([]any)
-	if !ok || len(fields) != 4 {
+	if !ok || len(fields) != 5 {
 		return look, false
 	}
 	state, ok1 := fields[0].(int64)
-	fresh, ok2 := fields[2].(int64)
-	wait, ok3 := fields[3].(int64)
-	var value []byte
-	switch v := fields[1].(type) {
-	case string:
-		value = []byte(v)
-	case []byte:
-		value = v
-	default:
-		return look, false
-	}
-	if len(value) > 0 { // an envelope never is empty
+	value, ok2 := bytes(fields[1])
+	fresh, ok3 := fields[2].(int64)
+	wait, ok4 := fields[3].(int64)
+	grant, ok5 := bytes(fields[4])
+	if len(value) > 0 { // an envelope is never empty
 		look.Value = value
 	}
 	look.State = cacheaside.State(state)
 	look.Fresh = time.Duration(fresh) * time.Microsecond
 	look.Wait = time.Duration(wait) * time.Microsecond
-	return look, ok1 && ok2 && ok3
+	look.Grant = string(grant)
+	return look, ok1 && ok2 && ok3 && ok4 && ok5
+}
+
+// bytes returns a string of a reply.
+func bytes(reply any) ([]byte, bool) {
+	switch v := reply.(type) {
+	case string:
+		return []byte(v), true
+	case []byte:
+		return v, true
+	}
+	return nil, false
 }
 
 // Fill implements cacheaside.Store.
-func (s *Store) Fill(ctx context.Context, key, token string, value []byte, fresh, keep time.Duration) (bool, error) {
-	reply, err := s.eval(ctx, "fill", fill, s.keys(key), token, value, fresh.Microseconds(), keep.Microseconds())
+func (s *Store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	keys := make([]string, 0, len(values)+1)
+	args := make([]any, 0, 4*len(values))
+	for _, v := range values {
+		keys = append(keys, s.hash(v.Key))
+		args = append(args, v.Grant, string(v.Value), micros(v.Fresh), micros(v.Keep))
+	}
+	keys = append(keys, s.epoch(s.Shard(values[0].Key)))
+	reply, err := s.eval(ctx, s.cfg.Eval, "fill", fill, keys, args...)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	filled, ok := reply.(int64)
+	answers, ok := reply.([]any)
+	current := make([]bool, len(values))
+	ok = ok && len(answers) == len(values)
+	for i := 0; ok && i < len(current); i++ {
+		var n int64
+		n, ok = answers[i].(int64)
+		current[i] = n == 1
+	}
 	if !ok {
-		return false, unexpected("fill", reply)
+		return nil, unexpected("fill", reply)
 	}
-	return filled == 1, nil
+	return current, nil
 }
 
 // Release implements cacheaside.Store.
 func (s *Store) Release(ctx context.Context, key, token string) error {
-	_, err := s.eval(ctx, "release", release, s.keys(key), token)
+	_, err := s.eval(ctx, s.cfg.Eval, "release", release, []string{s.hash(key)}, token)
 	return err
 }
 
 // Invalidate implements cacheaside.Store.
-func (s *Store) Invalidate(ctx context.Context, key string) error {
-	_, err := s.eval(ctx, "invalidate", invalidate, s.keys(key), s.cfg.Prefix, s.message(key))
-	return err
+func (s *Store) Invalidate(ctx context.Context, keys ...string) error {
+	return s.each(ctx, "invalidate", invalidate, keys)
 }
 
 // Expire implements cacheaside.Store.
-func (s *Store) Expire(ctx context.Context, key string) error {
-	_, err := s.eval(ctx, "expire", expire, s.keys(key), s.cfg.Prefix, s.message(key))
+func (s *Store) Expire(ctx context.Context, keys ...string) error {
+	return s.each(ctx, "expire", expire, keys)
+}
+
+func (s *Store) each(ctx context.Context, what, script string, keys []string) error {
+	hashes := make([]string, len(keys))
+	args := make([]any, 0, 1+len(keys))
+	args = append(args, s.cfg.Prefix)
+	for i, key := range keys {
+		hashes[i] = s.hash(key)
+		args = append(args, s.message(key))
+	}
+	_, err := s.eval(ctx, s.cfg.EvalReplicated, what, script, hashes, args...)
 	return err
 }
 
 // Fence implements cacheaside.Store.
 func (s *Store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
-	_, err := s.eval(ctx, "fence", fence, s.keys(key),
-		s.cfg.Prefix, s.message(key), token, (2 * s.cfg.Write).Microseconds())
+	_, err := s.eval(ctx, s.cfg.EvalReplicated, "fence", fence, []string{s.hash(key)},
+		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.Write))
 	return s.cfg.Write, err
 }
 
 // Unfence implements cacheaside.Store.
 func (s *Store) Unfence(ctx context.Context, key, token string) error {
-	_, err := s.eval(ctx, "unfence", unfence, s.keys(key), s.cfg.Prefix, s.message(key), token)
+	_, err := s.eval(ctx, s.cfg.EvalReplicated, "unfence", unfence, []string{s.hash(key)},
+		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.Write))
 	return err
 }
 
 // InvalidateAll implements cacheaside.Store. It is one round trip for each of the
 // buckets; if it fails, some may have been invalidated.
 func (s *Store) InvalidateAll(ctx context.Context) error {
-	for bucket := range buckets {
-		// Others are told when all is done: whoever asks after the message is to
-		// find none of the old values.
+	for bucket := range uint8(buckets) {
+		// Other processes are told last: a call that follows the message must find
+		// none of the old values.
 		message := ""
 		if bucket == buckets-1 {
 			message = s.message("")
 		}
-		_, err := s.eval(ctx, "invalidate all", raise, []string{s.epochOf(bucket)},
-			s.cfg.Prefix, message, (s.cfg.Lease + hold).Milliseconds())
+		_, err := s.eval(ctx, s.cfg.EvalReplicated, "invalidate all", raise, []string{s.epoch(bucket)},
+			s.cfg.Prefix, message, millis(s.cfg.Lease+hold))
 		if err != nil {
 			return err
 		}
@@ -255,36 +310,69 @@ func (s *Store) InvalidateAll(ctx context.Context) error {
 	return nil
 }
 
-// buckets is how many slots of a cluster the keys are spread over. Processes that
-// share a cache must agree on it.
+// buckets is the number of slots of a cluster that the keys are spread over.
+// Processes that share a cache must agree on it.
 const buckets = 64
 
-// keys returns the hash of key and the epoch of its bucket, which have a slot of
-// a cluster in common.
-func (s *Store) keys(key string) []string {
-	epoch := s.epochOf(int(crc32.ChecksumIEEE([]byte(key)) % buckets))
-	return []string{epoch + ":" + key, epoch}
+// Shard implements cacheaside.Store.
+func (s *Store) Shard(key string) uint8 {
+	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
-func (s *Store) epochOf(bucket int) string {
-	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(bucket) + "}"
+// hash and epoch return keys of Redis: the hash of key, and the epoch of a bucket.
+// The part in braces puts those of one bucket into one slot of a cluster.
+func (s *Store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
+
+func (s *Store) epoch(bucket uint8) string {
+	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
 
-func (s *Store) eval(ctx context.Context, what, script string, keys []string, args ...any) (any, error) {
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
+func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+type evalFunc = func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+// eval runs a script for no longer than Timeout, whether the client heeds the
+// deadline of its ctx or not.
+func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	reply, err := s.cfg.Eval(ctx, script, keys, args...)
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: %s: %w", what, err)
+	type answer struct {
+		reply any
+		err   error
 	}
-	return reply, nil
+	answered := make(chan answer, 1)
+	go func() {
+		defer cancel()
+		a := answer{err: errors.New("Eval did not return")} // it panicked, or called Goexit
+		defer func() {
+			if v := recover(); v != nil {
+				a.err = fmt.Errorf("Eval panicked: %v\n%s", v, debug.Stack())
+			}
+			answered <- a
+		}()
+		a.reply, a.err = run(ctx, script, keys, args...)
+	}()
+	var a answer
+	select {
+	case a = <-answered:
+	case <-ctx.Done():
+		select {
+		case a = <-answered: // at the last moment, or what ended ctx
+		default:
+			a.err = context.Cause(ctx)
+		}
+	}
+	if a.err != nil {
+		return nil, fmt.Errorf("redisstore: %s: %w", what, a.err)
+	}
+	return a.reply, nil
 }
 
 func unexpected(what string, reply any) error {
 	return fmt.Errorf("redisstore: %s: unexpected reply %T %v", what, reply, reply)
 }
 
-// message is what is published for key: who did it, and the key; "" is for all.
+// message returns what is published for key: the origin and the key; "" is for all.
 // A message without a newline is a heartbeat.
 func (s *Store) message(key string) string { return s.origin + "\n" + key }
 
@@ -300,7 +388,7 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	if s.previous != nil { // a subscription that was lost, and may still be ending
+	if s.previous != nil { // a subscription that was lost and may still be ending
 		<-s.previous
 	}
 	subscribed := make(chan struct{}, 1)
@@ -338,32 +426,42 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 // listen passes messages on until there may be one that it missed.
 func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 	subscribed <-chan struct{}, messages <-chan string, ended <-chan struct{}) error {
-	// One process tests the channel for all: whoever is silent first. The others
-	// hear the test.
+	// The process that has been silent first tests the channel; the others hear it.
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
-	tested := false
+	var lost time.Time // when the channel is given up; zero: it is not being tested
+	var failed error   // of the last test
 	for {
 		select {
 		case <-subscribed:
 			up()
 			rest()
 		case payload := <-messages:
-			tested = false
+			lost, failed = time.Time{}, nil
 			rest()
 			if origin, key, isChange := strings.Cut(payload, "\n"); isChange && origin != s.origin {
 				heard(key)
 			}
 		case <-quiet.C:
-			if tested {
+			// A test that fails says little of the subscription: it is repeated
+			// until there is no time left.
+			if lost.IsZero() {
+				lost = time.Now().Add(s.cfg.Timeout + time.Second)
+			}
+			left := time.Until(lost)
+			if left <= 0 {
+				if failed != nil {
+					return failed
+				}
 				return errSilent
 			}
-			tested = true
-			if _, err := s.eval(ctx, "heartbeat", beat, []string{s.epochOf(0)}, s.cfg.Prefix, s.origin); err != nil {
-				return err
+			_, failed = s.eval(ctx, s.cfg.Eval, "heartbeat", beat, []string{s.epoch(0)}, s.cfg.Prefix, s.origin)
+			if failed == nil {
+				quiet.Reset(time.Until(lost))
+			} else {
+				quiet.Reset(min(s.cfg.Timeout, time.Until(lost)))
 			}
-			quiet.Reset(s.cfg.Timeout + time.Second)
 		case <-ended:
 			return errEnded
 		case <-ctx.Done():

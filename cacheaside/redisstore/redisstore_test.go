@@ -3,6 +3,8 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -74,6 +76,8 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	}
 }
 
+func ask(key string) cacheaside.Ask { return cacheaside.Ask{Key: key, Token: "token"} }
+
 func TestRepliesAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
@@ -82,33 +86,117 @@ func TestRepliesAreRead(t *testing.T) {
 			reply any
 			want  cacheaside.Lookup
 		}{
-			{[]any{int64(1), "v", int64(2000), int64(0)},
+			{[]any{int64(1), "v", int64(2000), int64(0), ""},
 				cacheaside.Lookup{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
-			{[]any{int64(3), []byte("v"), int64(-5000), int64(7)},
+			{[]any{int64(3), []byte("v"), int64(-5000), int64(7), ""},
 				cacheaside.Lookup{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond}},
-			{[]any{int64(2), "", int64(0), int64(0)}, cacheaside.Lookup{State: cacheaside.Leased}},
-			{[]any{int64(4), "", int64(0), int64(0)}, cacheaside.Lookup{State: cacheaside.Fenced}},
+			{[]any{int64(2), "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{int64(2), "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{int64(4), "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
+			{[]any{int64(5), "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Missed}},
 		} {
-			c.reply = test.reply
-			got, err := s.Acquire(t.Context(), "42", "token", true)
+			c.reply = []any{test.reply, test.reply}
+			got, err := s.Acquire(t.Context(), ask("42"), ask("42"))
 			require.NoError(t, err)
-			require.Equal(t, test.want, got)
+			require.Equal(t, []cacheaside.Lookup{test.want, test.want}, got)
 		}
-		for _, reply := range []any{nil, "OK", []any{}, []any{int64(1), 2.5, int64(0), int64(0)},
-			[]any{int64(1), "v", "0", int64(0)}, []any{nil, "v", int64(0), int64(0)}} {
+		for _, reply := range []any{nil, "OK", []any{}, []any{nil}, []any{[]any{int64(1), 2.5, int64(0), int64(0), ""}},
+			[]any{[]any{int64(1), "v", "0", int64(0), ""}}, []any{[]any{nil, "v", int64(0), int64(0), ""}},
+			[]any{[]any{int64(1), "v", int64(0), int64(0)}}, []any{[]any{int64(1), "v", int64(0), int64(0), 5}}} {
 			c.reply = reply
-			_, err := s.Acquire(t.Context(), "42", "token", false)
+			_, err := s.Acquire(t.Context(), ask("42"))
 			require.ErrorContains(t, err, "redisstore: acquire: unexpected reply")
 		}
-		for _, reply := range []any{int64(0), int64(1)} {
+		value := cacheaside.Filling{Key: "42", Grant: "g", Value: []byte("v"), Fresh: time.Second, Keep: time.Minute}
+		c.reply = []any{int64(0), int64(1)}
+		current, err := s.Fill(t.Context(), value, value)
+		require.NoError(t, err)
+		require.Equal(t, []bool{false, true}, current)
+		for _, reply := range []any{"OK", []any{}, []any{"1"}} {
 			c.reply = reply
-			ok, err := s.Fill(t.Context(), "42", "token", []byte("v"), time.Second, time.Minute)
-			require.NoError(t, err)
-			require.Equal(t, reply == int64(1), ok)
+			_, err = s.Fill(t.Context(), value)
+			require.ErrorContains(t, err, "redisstore: fill: unexpected reply")
 		}
-		c.reply = "OK"
-		_, err := s.Fill(t.Context(), "42", "token", []byte("v"), time.Second, time.Minute)
-		require.ErrorContains(t, err, "redisstore: fill: unexpected reply")
+	})
+}
+
+// A client that writes its arguments with fmt would write the bytes of a []byte as
+// numbers.
+func TestArgumentsOfAScriptAreStrings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c client
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
+		ctx := t.Context()
+		_, _ = s.Acquire(ctx, ask("1"))
+		_, _ = s.Fill(ctx, cacheaside.Filling{Key: "1", Value: []byte("\x00\xff"), Fresh: time.Second, Keep: time.Minute})
+		require.Equal(t, []any{"", "\x00\xff", "1000000", "60000000"}, c.last().args)
+		_, _ = s.Fence(ctx, "1", "t")
+		_ = s.Unfence(ctx, "1", "t")
+		_ = s.Release(ctx, "1", "t")
+		_ = s.Invalidate(ctx, "1", "65")
+		_ = s.Expire(ctx, "1")
+		_ = s.InvalidateAll(ctx)
+		for _, call := range c.calls {
+			for _, arg := range call.args {
+				require.IsType(t, "", arg)
+			}
+		}
+	})
+}
+
+// A client that does not heed the deadline of its ctx, as go-redis does not by
+// default, is not waited for.
+func TestTimeoutHoldsForAClientThatDoesNotHeedIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: func(context.Context, string, []string, ...any) (any, error) {
+			time.Sleep(5 * time.Second)
+			return int64(0), nil
+		}})
+		start := time.Now()
+		require.ErrorIs(t, s.Invalidate(t.Context(), "1"), context.DeadlineExceeded)
+		require.Equal(t, 250*time.Millisecond, time.Since(start))
+		gone := errors.New("gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(gone)
+		require.ErrorIs(t, s.Invalidate(ctx, "1"), gone)
+		require.Equal(t, 250*time.Millisecond, time.Since(start))
+		time.Sleep(5 * time.Second) // the call has ended
+	})
+}
+
+func TestClientThatPanicsIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for want, eval := range map[string]func(){
+			"redisstore: invalidate: Eval panicked: boom": func() { panic("boom") },
+			"redisstore: invalidate: Eval did not return": runtime.Goexit,
+		} {
+			s := redisstore.New(redisstore.Config{Prefix: "users", Eval: func(context.Context, string, []string, ...any) (any, error) {
+				eval()
+				return nil, nil
+			}})
+			require.ErrorContains(t, s.Invalidate(t.Context(), "1"), want)
+		}
+	})
+}
+
+// What a failover must not lose goes through EvalReplicated, and nothing else does.
+func TestInvalidationsAndFencesAreReplicated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var plain, replicated client
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: plain.eval, EvalReplicated: replicated.eval})
+		ctx := t.Context()
+		_, _ = s.Acquire(ctx, ask("1"))
+		_, _ = s.Fill(ctx, cacheaside.Filling{Key: "1"})
+		_ = s.Release(ctx, "1", "t")
+		require.Equal(t, 3, plain.called())
+		require.Zero(t, replicated.called())
+		_, _ = s.Fence(ctx, "1", "t")
+		_ = s.Unfence(ctx, "1", "t")
+		_ = s.Invalidate(ctx, "1")
+		_ = s.Expire(ctx, "1")
+		_ = s.InvalidateAll(ctx)
+		require.Equal(t, 3, plain.called())
+		require.Equal(t, 4+64, replicated.called())
 	})
 }
 
@@ -118,9 +206,9 @@ func TestErrorsOfTheClientAreWrapped(t *testing.T) {
 		c := client{err: down}
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		ctx := t.Context()
-		_, err := s.Acquire(ctx, "42", "token", false)
+		_, err := s.Acquire(ctx, ask("42"))
 		require.EqualError(t, err, "redisstore: acquire: connection refused")
-		_, err = s.Fill(ctx, "42", "token", nil, 0, 0)
+		_, err = s.Fill(ctx, cacheaside.Filling{Key: "42"})
 		require.ErrorIs(t, err, down)
 		_, err = s.Fence(ctx, "42", "token")
 		require.ErrorIs(t, err, down)
@@ -139,9 +227,12 @@ func TestKeysOfAScriptShareASlot(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		slots := map[string]bool{}
 		for _, key := range []string{"", "42", "a{b}c", "user:7", "ü"} {
-			require.NoError(t, s.Invalidate(t.Context(), key))
+			c.reply = []any{[]any{int64(5), "", int64(0), int64(0), ""}}
+			_, err := s.Acquire(t.Context(), ask(key))
+			require.NoError(t, err)
 			keys := c.last().keys
 			require.Len(t, keys, 2)
+			require.Equal(t, "{users:"+strconv.Itoa(int(s.Shard(key)))+"}", keys[1])
 			slot, rest, ok := strings.Cut(keys[0], "}")
 			require.True(t, ok)
 			require.Equal(t, ":"+key, rest)
@@ -255,6 +346,28 @@ func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
 		start := time.Now()
 		require.ErrorContains(t, <-done, "heartbeat did not arrive")
 		require.Less(t, time.Since(start), 15*time.Second)
+
+		// A test that comes late, after tests that failed, is as good as any.
+		done = watch()
+		message = <-b.subscribed
+		c.mu.Lock()
+		c.err = errors.New("i/o timeout")
+		before := len(c.calls)
+		c.mu.Unlock()
+		for c.called() < before+3 {
+			time.Sleep(100 * time.Millisecond)
+		}
+		c.mu.Lock()
+		c.err = nil
+		c.mu.Unlock()
+		message(c.last().args[1].(string))
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatal(err)
+		default:
+		}
+		require.ErrorContains(t, <-done, "heartbeat did not arrive")
 
 		// What cannot be tested is lost as well; so is what is never confirmed.
 		done = watch()

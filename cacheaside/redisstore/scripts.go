@@ -5,103 +5,174 @@ package redisstore
 //
 //	v           the value, with
 //	f, k, e     when it ceases to be fresh and to be kept, the epoch it counts in
-//	t, l, g     the token of the lease, when its time is over, the epoch it was taken in
+//	g           the generation that may be filled: <epoch>:<time>:<token>
+//	d           the last generation that was filled
+//	t, l        the token of the lease, when its time is over
 //	w           when the last of the fences falls
 //	w:<token>   when the fence of this writer falls
+//	x:<token>   until when a fence of this writer comes too late
 //
-// While a fence stands there is neither a value nor a lease.
+// While a fence stands there is neither a value nor a generation.
+//
+// A generation is what a load is guarded by. Each holder of the lease is given the
+// one that there is; an invalidation deletes it, and with it the right to fill of
+// all who were given it. The first of them to fill deletes it as well: those who
+// come after it are told that nothing was invalidated, and change nothing. Were
+// the lease itself the guard, a load that takes longer than its lease would never
+// be kept: each process that takes it over would revoke the right of the one
+// before.
+//
+// What is not as it must be, a key of another type or a time that is no number, is
+// taken for nothing, so that it is replaced.
 
 const preamble = `
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
 local function us(x) return string.format('%.0f', x) end
-local function live(x, now) return x and tonumber(x) > now end
+local function number(x) return x and tonumber(x) or 0 end
+local function live(x) return number(x) > now end
 local function outlast(key, ms)
 	if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, us(2 * ms)) end
 end
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
+local function fields(key, ...)
+	local h = redis.pcall('HMGET', key, ...)
+	if h.err then
+		redis.call('DEL', key)
+		return {}
+	end
+	return h
+end
+local function epochOf(key)
+	local epoch = redis.pcall('GET', key)
+	if type(epoch) == 'table' then
+		redis.call('DEL', key)
+		return false
+	end
+	return epoch
+end
+local function of(epoch, generation)
+	return epoch and generation and string.sub(generation, 1, #epoch + 1) == epoch .. ':'
+end
+local function forget(key)
+	local gone = redis.pcall('HDEL', key, 'v', 'f', 'k', 'e', 'g', 'd', 't', 'l')
+	if type(gone) == 'table' then redis.call('DEL', key) end
+end
 `
 
-// KEYS: hash, epoch. ARGV: token, lease (us), renew, hold (ms).
-// Returns the state, the value, for how long it is fresh, how long the lease lasts.
+// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); of each hash: token ("": look
+// only), renew ("1").
+// Returns for each the state, the value, for how long it is fresh, how long the
+// lease lasts, the generation.
 const acquire = preamble + `
-local h = redis.call('HMGET', KEYS[1], 'v', 'f', 'k', 'e', 't', 'l', 'g', 'w')
-if live(h[8], now) then return {4, '', 0, 0} end
-local epoch = redis.call('GET', KEYS[2])
-local value, fresh = '', 0
-if h[1] and h[4] == epoch and live(h[3], now) then
-	value, fresh = h[1], tonumber(h[2]) - now
-	if fresh > 0 and ARGV[3] ~= '1' then return {1, value, fresh, 0} end
+local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
+local epoch = epochOf(epochKey)
+local function look(key, token, renew)
+	local h = fields(key, 'v', 'f', 'k', 'e', 'g', 't', 'l', 'w')
+	if live(h[8]) then return {4, '', 0, 0, ''} end
+	local value, fresh = '', 0
+	if h[1] and epoch and h[4] == epoch and live(h[3]) then
+		value, fresh = h[1], number(h[2]) - now
+		if fresh > 0 and renew ~= '1' then return {1, value, fresh, 0, ''} end
+	end
+	if token == '' then return {5, value, fresh, 0, ''} end
+	local generation = h[5]
+	if not of(epoch, generation) then
+		generation = nil
+	elseif h[6] and h[6] ~= token and live(h[7]) then
+		return {3, value, fresh, number(h[7]) - now, ''}
+	end
+	if not epoch then
+		epoch = us(now)
+		redis.call('SET', epochKey, epoch, 'PX', hold)
+	end
+	generation = generation or epoch .. ':' .. us(now) .. ':' .. token
+	redis.call('HSET', key, 'g', generation, 't', token, 'l', us(now + ARGV[1]))
+	outlast(key, hold)
+	outlast(epochKey, hold)
+	return {2, value, fresh, 0, generation}
 end
-if h[5] and h[5] ~= ARGV[1] and h[7] == epoch and live(h[6], now) then
-	return {3, value, fresh, tonumber(h[6]) - now}
-end
-if not epoch then
-	epoch = us(now)
-	redis.call('SET', KEYS[2], epoch, 'PX', ARGV[4])
-end
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', us(now + ARGV[2]), 'g', epoch)
-outlast(KEYS[1], tonumber(ARGV[4]))
-outlast(KEYS[2], tonumber(ARGV[4]))
-return {2, value, fresh, 0}
+local answers = {}
+for i = 1, #KEYS - 1 do answers[i] = look(KEYS[i], ARGV[2*i+1], ARGV[2*i+2]) end
+return answers
 `
 
-// KEYS: hash, epoch. ARGV: token, value, fresh for (us), keep for (us).
+// KEYS: hashes, epoch. ARGV, of each hash: generation, value, fresh for (us), keep
+// for (us).
+// Returns for each 1 if nothing was invalidated, else 0.
 const fill = preamble + `
-local h = redis.call('HMGET', KEYS[1], 't', 'g', 'w')
-if h[1] ~= ARGV[1] then return 0 end
-redis.call('HDEL', KEYS[1], 't', 'l', 'g')
-if h[2] ~= redis.call('GET', KEYS[2]) or live(h[3], now) then return 0 end
-redis.call('HSET', KEYS[1], 'v', ARGV[2], 'f', us(now + ARGV[3]), 'k', us(now + ARGV[4]), 'e', h[2])
-local ms = math.ceil(ARGV[4] / 1000)
-redis.call('PEXPIRE', KEYS[1], us(ms))
-outlast(KEYS[2], ms)
-return 1
+local epochKey = KEYS[#KEYS]
+local epoch = epochOf(epochKey)
+local function store(key, generation, value, fresh, keep)
+	local h = fields(key, 'g', 'd', 'w')
+	if not of(epoch, generation) or live(h[3]) then return 0 end
+	if h[1] ~= generation then return h[2] == generation and 1 or 0 end
+	redis.call('HDEL', key, 'g', 't', 'l')
+	redis.call('HSET', key, 'v', value, 'f', us(now + fresh), 'k', us(now + keep), 'e', epoch, 'd', generation)
+	local ms = math.ceil(keep / 1000)
+	redis.call('PEXPIRE', key, us(ms))
+	outlast(epochKey, ms)
+	return 1
+end
+local answers = {}
+for i = 1, #KEYS - 1 do answers[i] = store(KEYS[i], ARGV[4*i-3], ARGV[4*i-2], ARGV[4*i-1], ARGV[4*i]) end
+return answers
 `
 
 // KEYS: hash. ARGV: token.
-const release = `
-if redis.call('HGET', KEYS[1], 't') == ARGV[1] then redis.call('HDEL', KEYS[1], 't', 'l', 'g') end
+const release = preamble + `
+if fields(KEYS[1], 't')[1] == ARGV[1] then redis.call('HDEL', KEYS[1], 't', 'l') end
 return 0
 `
 
-// KEYS: hash. ARGV: channel, message.
-const invalidate = `
-redis.call('HDEL', KEYS[1], 'v', 'f', 'k', 'e', 't', 'l', 'g')
-redis.call('PUBLISH', ARGV[1], ARGV[2])
+// KEYS: hashes. ARGV: channel; of each hash: message.
+const invalidate = preamble + `
+for i = 1, #KEYS do
+	forget(KEYS[i])
+	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
+end
 return 0
 `
 
-// KEYS: hash. ARGV: channel, message.
+// KEYS: hashes. ARGV: channel; of each hash: message.
 const expire = preamble + `
-local f = redis.call('HGET', KEYS[1], 'f')
-if live(f, now) then redis.call('HSET', KEYS[1], 'f', us(now)) end
-redis.call('HDEL', KEYS[1], 't', 'l', 'g')
-redis.call('PUBLISH', ARGV[1], ARGV[2])
+for i = 1, #KEYS do
+	if live(fields(KEYS[i], 'f')[1]) then redis.call('HSET', KEYS[i], 'f', us(now)) end
+	redis.call('HDEL', KEYS[i], 'g', 'd', 't', 'l')
+	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
+end
 return 0
 `
 
 // KEYS: hash. ARGV: channel, message, token, for how long (us).
 const fence = preamble + `
-redis.call('HDEL', KEYS[1], 'v', 'f', 'k', 'e', 't', 'l', 'g')
+forget(KEYS[1])
+local h = fields(KEYS[1], 'w', 'x:' .. ARGV[3])
+if live(h[2]) then return 0 end
 local falls = now + ARGV[4]
-local last = math.max(falls, tonumber(redis.call('HGET', KEYS[1], 'w') or 0))
+local last = math.max(falls, number(h[1]))
 redis.call('HSET', KEYS[1], 'w:' .. ARGV[3], us(falls), 'w', us(last))
 redis.call('PEXPIRE', KEYS[1], us(math.ceil((last - now) / 1000)))
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
-// KEYS: hash. ARGV: channel, message, token.
+// KEYS: hash. ARGV: channel, message, token, for how long a fence may come too late
+// (us).
 const unfence = preamble + `
-redis.call('HDEL', KEYS[1], 'v', 'f', 'k', 'e', 't', 'l', 'g', 'w:' .. ARGV[3])
+forget(KEYS[1])
+if redis.call('HDEL', KEYS[1], 'w:' .. ARGV[3]) == 0 then
+	redis.call('HSET', KEYS[1], 'x:' .. ARGV[3], us(now + ARGV[4]))
+	outlast(KEYS[1], math.ceil(ARGV[4] / 1000))
+end
 local h = redis.call('HGETALL', KEYS[1])
 local last = 0
 for i = 1, #h, 2 do
-	if string.sub(h[i], 1, 2) == 'w:' then
-		if live(h[i+1], now) then
-			last = math.max(last, tonumber(h[i+1]))
-		else
+	local kind = string.sub(h[i], 1, 2)
+	if kind == 'w:' or kind == 'x:' then
+		if not live(h[i+1]) then
 			redis.call('HDEL', KEYS[1], h[i])
+		elseif kind == 'w:' then
+			last = math.max(last, number(h[i+1]))
 		end
 	end
 end
@@ -112,7 +183,7 @@ return 0
 
 // KEYS: epoch. ARGV: channel, message (none: ""), hold (ms).
 const raise = preamble + `
-local epoch = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0) + 1)
+local epoch = math.max(now, number(epochOf(KEYS[1])) + 1)
 local ms = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 redis.call('SET', KEYS[1], us(epoch), 'PX', us(ms))
 if ARGV[2] ~= '' then redis.call('PUBLISH', ARGV[1], ARGV[2]) end

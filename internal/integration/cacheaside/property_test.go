@@ -84,6 +84,9 @@ func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
 	return nil
 }
 
+// untoldKey is for the ctx of an Update: whether the Store could not be told.
+type untoldKey struct{}
+
 // dying is the Store of a process that dies before its Unfence.
 type dying struct{ cacheaside.Store }
 
@@ -126,7 +129,13 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 		onEvent, ready := up()
 		procs[i].records = make([]record, tr.keys)
 		procs[i].cache = cacheaside.New(cacheaside.Config[int, int64]{
-			Load: load, Store: procs[i].ears, Capacity: tr.capacity, OnEvent: onEvent, ErrorPause: 20 * time.Millisecond,
+			Load: load, Store: procs[i].ears, Capacity: tr.capacity, ErrorPause: 20 * time.Millisecond,
+			OnEvent: func(ctx context.Context, e cacheaside.Event) {
+				onEvent(ctx, e)
+				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.NotInvalidated {
+					*untold = true
+				}
+			},
 		})
 		if tr.capacity >= 0 {
 			<-ready
@@ -137,10 +146,10 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			if tr.breakIt != nil {
 				s = tr.breakIt(s)
 			}
-			// It has no memory: what it would have had died with it. It never gets
-			// to repair what it left.
+			// It has no memory: what it would have had died with it. It never
+			// succeeds in repairing what it left.
 			procs[i].dying = cacheaside.New(cacheaside.Config[int, int64]{
-				Load: load, Store: dying{s}, Capacity: -1, ErrorPause: time.Hour,
+				Load: load, Store: dying{s}, Capacity: -1, ErrorPause: -1,
 			})
 		}
 	}
@@ -164,6 +173,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			for i := 0; !done.Load(); i++ {
 				key := (w*7 + i) % tr.keys
 				var version int64
+				untold := false
 				commit := func(ctx context.Context) error {
 					runtime.Gosched()
 					if tr.crash { // others come and go between the fence and the commit
@@ -179,9 +189,6 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				switch {
 				case tr.crash && rand.N(5) == 0:
 					err = p.dying.Update(t.Context(), key, commit)
-					if errors.Is(err, errDied) {
-						err = nil // what it has fenced is safe
-					}
 					if err == nil && tr.capacity >= 0 { // for memory, once it has heard of the fence
 						err = p.ears.catchUp(t.Context(), other)
 					}
@@ -189,18 +196,18 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 					_ = commit(t.Context())
 					err = p.cache.Invalidate(t.Context(), key)
 				default:
-					err = p.cache.Update(t.Context(), key, commit)
+					err = p.cache.Update(context.WithValue(t.Context(), untoldKey{}, &untold), key, commit)
 				}
 				var late *cacheaside.TimeoutError
 				switch {
-				case err == nil:
+				case err == nil && (!untold || tr.during == nil):
 					promise(by, key, version)
 				case errors.As(err, &late) && version == 0:
 					continue // the machine paused for longer than the fence stands: nothing was written
 				case tr.during == nil:
 					t.Errorf("write: %v", err)
 					return
-				default: // Redis was not to be told: the process itself knows
+				default: // Redis was not told, and may have lost the fence: the process itself knows
 					p.records[key].promise(version)
 				}
 				written.Add(1)
@@ -242,17 +249,22 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 // quickly makes the fence of a writer that died fall soon.
 func quickly(cfg *redisstore.Config) { cfg.Write = 100 * time.Millisecond }
 
+// shortLease makes nearly every load outlast its lease.
+func shortLease(cfg *redisstore.Config) { cfg.Lease = 50 * time.Microsecond }
+
 func TestNoGetIsOlderThanAnUpdateThatReturned(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
-		"redis":                         {writers: 4, keys: 8, reads: 10_000, capacity: -1, processes: 2},
-		"redis, three writers, one key": {writers: 3, keys: 1, reads: 10_000, capacity: -1, processes: 3},
-		"redis, invalidated":            {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true},
-		"redis, crashes":                {writers: 3, keys: 4, reads: 20_000, capacity: -1, processes: 3, crash: true, store: quickly},
-		"both":                          {writers: 4, keys: 8, reads: 20_000, processes: 2},
-		"both, three writers, one key":  {writers: 3, keys: 1, reads: 20_000, processes: 3},
-		"both, invalidated":             {writers: 3, keys: 2, reads: 40_000, processes: 3, invalidate: true},
-		"both, crashes":                 {writers: 3, keys: 4, reads: 20_000, processes: 3, crash: true, store: quickly},
+		"redis":                                 {writers: 4, keys: 8, reads: 10_000, capacity: -1, processes: 2},
+		"redis, three writers, one key":         {writers: 3, keys: 1, reads: 10_000, capacity: -1, processes: 3},
+		"redis, invalidated":                    {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true},
+		"redis, crashes":                        {writers: 3, keys: 4, reads: 20_000, capacity: -1, processes: 3, crash: true, store: quickly},
+		"redis, loads that outlast their lease": {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true, store: shortLease},
+		"both, loads that outlast their lease":  {writers: 3, keys: 2, reads: 20_000, processes: 3, invalidate: true, store: shortLease},
+		"both":                                  {writers: 4, keys: 8, reads: 20_000, processes: 2},
+		"both, three writers, one key":          {writers: 3, keys: 1, reads: 20_000, processes: 3},
+		"both, invalidated":                     {writers: 3, keys: 2, reads: 40_000, processes: 3, invalidate: true},
+		"both, crashes":                         {writers: 3, keys: 4, reads: 20_000, processes: 3, crash: true, store: quickly},
 	} {
 		t.Run(name, func(t *testing.T) {
 			violations, writes := tr.run(t, addr)
@@ -285,21 +297,56 @@ func TestTheSameWhileRedisIsKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// unleased fills whoever holds the lease.
+// unleased fills whoever was granted what: it takes the grant that there is.
 type unleased struct{ cacheaside.Store }
 
-func (s unleased) Fill(ctx context.Context, key, _ string, value []byte, fresh, keep time.Duration) (bool, error) {
-	token := fmt.Sprint(rand.Uint64())
-	for {
-		look, err := s.Acquire(ctx, key, token, true)
-		if err != nil || look.State == cacheaside.Fenced {
-			return false, err
+func (s unleased) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	for i, v := range values {
+		token := fmt.Sprint(rand.Uint64())
+		for {
+			looks, err := s.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token, Renew: true})
+			if err != nil || looks[0].State == cacheaside.Fenced {
+				return make([]bool, len(values)), err
+			}
+			if looks[0].State == cacheaside.Leased {
+				values[i].Grant = looks[0].Grant
+				break
+			}
+			time.Sleep(time.Millisecond)
 		}
-		if look.State == cacheaside.Leased {
-			return s.Store.Fill(ctx, key, token, value, fresh, keep)
-		}
-		time.Sleep(time.Millisecond)
 	}
+	return s.Store.Fill(ctx, values...)
+}
+
+// renewed extends the lease of a load that takes long, by acquiring it again with
+// the same token: after an invalidation that grants anew what was revoked.
+type renewed struct {
+	cacheaside.Store
+	tokens *sync.Map // of each grant
+}
+
+func (s renewed) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	looks, err := s.Store.Acquire(ctx, asks...)
+	for i, look := range looks {
+		if look.State == cacheaside.Leased {
+			s.tokens.Store(look.Grant, asks[i].Token)
+		}
+	}
+	return looks, err
+}
+
+func (s renewed) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	for i, v := range values {
+		token, _ := s.tokens.Load(v.Grant)
+		looks, err := s.Store.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token.(string), Renew: true})
+		if err != nil {
+			return nil, err
+		}
+		if looks[0].State == cacheaside.Leased {
+			values[i].Grant = looks[0].Grant
+		}
+	}
+	return s.Store.Fill(ctx, values...)
 }
 
 // unfenced writes without a fence.
@@ -327,6 +374,8 @@ func TestWithoutItsRulesOldValuesComeBack(t *testing.T) {
 	for name, tr := range map[string]trial{
 		"no lease": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, invalidate: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return unleased{s} }},
+		"lease acquired again": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, invalidate: true,
+			breakIt: func(s cacheaside.Store) cacheaside.Store { return renewed{s, new(sync.Map)} }},
 		"no fence": {writers: 3, keys: 4, reads: 5_000, capacity: -1, processes: 3, crash: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return unfenced{s} }},
 		"no fence, memory": {writers: 3, keys: 4, reads: 5_000, processes: 3, crash: true,

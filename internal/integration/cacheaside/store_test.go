@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
@@ -20,16 +21,35 @@ import (
 
 func acquire(t *testing.T, s cacheaside.Store, key, token string, renew bool) cacheaside.Lookup {
 	t.Helper()
-	look, err := s.Acquire(t.Context(), key, token, renew)
+	looks, err := s.Acquire(t.Context(), cacheaside.Ask{Key: key, Token: token, Renew: renew})
 	require.NoError(t, err)
-	return look
+	require.Len(t, looks, 1)
+	return looks[0]
 }
 
-func fill(t *testing.T, s cacheaside.Store, key, token string) bool {
+// lease acquires key and returns the grant.
+func lease(t *testing.T, s cacheaside.Store, key, token string) string {
 	t.Helper()
-	filled, err := s.Fill(t.Context(), key, token, []byte("v-"+token), time.Minute, time.Hour)
+	look := acquire(t, s, key, token, false)
+	require.Equal(t, cacheaside.Leased, look.State)
+	require.NotEmpty(t, look.Grant)
+	return look.Grant
+}
+
+// fill fills value under grant and reports whether nothing was invalidated since.
+func fill(t *testing.T, s cacheaside.Store, key, grant, value string) bool {
+	t.Helper()
+	current, err := s.Fill(t.Context(), cacheaside.Filling{
+		Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour})
 	require.NoError(t, err)
-	return filled
+	require.Len(t, current, 1)
+	return current[0]
+}
+
+// value returns what the store has of key, fresh or not.
+func value(t *testing.T, s cacheaside.Store, key string) string {
+	t.Helper()
+	return string(acquire(t, s, key, "", false).Value)
 }
 
 // TestStoreKeepsItsRules is the contract of cacheaside.Store, rule by rule.
@@ -37,98 +57,209 @@ func TestStoreKeepsItsRules(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	for name, test := range map[string]func(t *testing.T, s *redisstore.Store){
 		"the first takes the lease, the others wait": func(t *testing.T, s *redisstore.Store) {
-			require.Equal(t, cacheaside.Leased, acquire(t, s, "k", "a", false).State)
+			a := lease(t, s, "k", "a")
 			look := acquire(t, s, "k", "b", false)
 			require.Equal(t, cacheaside.Busy, look.State)
 			require.Nil(t, look.Value)
+			require.Empty(t, look.Grant)
 			require.Greater(t, look.Wait, time.Second)
 			require.LessOrEqual(t, look.Wait, 3*time.Second)
-			require.Equal(t, cacheaside.Leased, acquire(t, s, "k", "a", false).State, "again")
-			require.False(t, fill(t, s, "k", "b"))
-			require.True(t, fill(t, s, "k", "a"))
+			require.Equal(t, a, lease(t, s, "k", "a"), "a client that asks twice")
+			require.False(t, fill(t, s, "k", "b", "v"))
+			require.True(t, fill(t, s, "k", a, "v"))
 			look = acquire(t, s, "k", "b", false)
 			require.Equal(t, cacheaside.Hit, look.State)
-			require.Equal(t, "v-a", string(look.Value))
+			require.Equal(t, "v", string(look.Value))
 			require.Greater(t, look.Fresh, 50*time.Second)
 			require.LessOrEqual(t, look.Fresh, time.Minute)
-			require.False(t, fill(t, s, "k", "a"), "it was given back")
+		},
+		"the first fill of a generation is kept": func(t *testing.T, s *redisstore.Store) {
+			a := lease(t, s, "k", "a")
+			require.NoError(t, s.Release(t.Context(), "k", "a"))
+			require.Equal(t, a, lease(t, s, "k", "b"), "the generation goes on")
+			require.True(t, fill(t, s, "k", a, "of a"))
+			require.True(t, fill(t, s, "k", a, "of b"), "nothing was invalidated")
+			require.Equal(t, "of a", value(t, s, "k"))
+			c := acquire(t, s, "k", "c", true)
+			require.Equal(t, cacheaside.Leased, c.State, "the lease ended with the fill")
+			require.NotEqual(t, a, c.Grant)
+			require.True(t, fill(t, s, "k", a, "of b"))
+			require.Equal(t, "of a", value(t, s, "k"))
+			require.True(t, fill(t, s, "k", c.Grant, "of c"))
+			require.Equal(t, "of c", value(t, s, "k"))
+		},
+		"a look takes no lease": func(t *testing.T, s *redisstore.Store) {
+			require.Equal(t, cacheaside.Missed, acquire(t, s, "k", "", false).State)
+			a := lease(t, s, "k", "a")
+			require.Equal(t, cacheaside.Missed, acquire(t, s, "k", "", false).State)
+			require.True(t, fill(t, s, "k", a, "v"))
+			require.Equal(t, cacheaside.Hit, acquire(t, s, "k", "", false).State)
+			require.NoError(t, s.Expire(t.Context(), "k"))
+			look := acquire(t, s, "k", "", false)
+			require.Equal(t, cacheaside.Missed, look.State)
+			require.Equal(t, "v", string(look.Value))
+			lease(t, s, "k", "b")
 		},
 		"a fresh value is renewed on request": func(t *testing.T, s *redisstore.Store) {
-			acquire(t, s, "k", "a", false)
-			require.True(t, fill(t, s, "k", "a"))
+			require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "v-a"))
 			look := acquire(t, s, "k", "b", true)
 			require.Equal(t, cacheaside.Leased, look.State)
 			require.Equal(t, "v-a", string(look.Value))
 			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "c", true).State)
 			require.Equal(t, cacheaside.Hit, acquire(t, s, "k", "c", false).State)
-			require.True(t, fill(t, s, "k", "b"))
-			require.Equal(t, "v-b", string(acquire(t, s, "k", "c", false).Value))
+			require.True(t, fill(t, s, "k", look.Grant, "v-b"))
+			require.Equal(t, "v-b", value(t, s, "k"))
 		},
-		"a released lease is free": func(t *testing.T, s *redisstore.Store) {
-			acquire(t, s, "k", "a", false)
+		"a lease is released by its holder": func(t *testing.T, s *redisstore.Store) {
+			lease(t, s, "k", "a")
 			require.NoError(t, s.Release(t.Context(), "k", "b"))
 			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "b", false).State)
 			require.NoError(t, s.Release(t.Context(), "k", "a"))
-			require.Equal(t, cacheaside.Leased, acquire(t, s, "k", "b", false).State)
-			require.False(t, fill(t, s, "k", "a"))
+			lease(t, s, "k", "b")
 		},
-		"an invalidation takes value and lease": func(t *testing.T, s *redisstore.Store) {
-			acquire(t, s, "k", "a", false)
+		"an invalidation takes value, lease and generation": func(t *testing.T, s *redisstore.Store) {
+			a := lease(t, s, "k", "a")
 			require.NoError(t, s.Invalidate(t.Context(), "k"))
-			require.False(t, fill(t, s, "k", "a"), "absence authorises nothing")
-			acquire(t, s, "k", "b", false)
-			require.True(t, fill(t, s, "k", "b"))
+			require.False(t, fill(t, s, "k", a, "v"), "absence authorizes nothing")
+			b := lease(t, s, "k", "a")
+			require.NotEqual(t, a, b, "though the token is the same")
+			require.False(t, fill(t, s, "k", a, "v"))
+			require.True(t, fill(t, s, "k", b, "v"))
 			require.NoError(t, s.Invalidate(t.Context(), "k"))
-			require.Nil(t, acquire(t, s, "k", "c", false).Value)
+			require.Empty(t, value(t, s, "k"))
+			require.False(t, fill(t, s, "k", b, "v"), "which was filled before")
 		},
 		"an expired value is there, but not fresh": func(t *testing.T, s *redisstore.Store) {
-			acquire(t, s, "k", "a", false)
-			require.True(t, fill(t, s, "k", "a"))
-			acquire(t, s, "k", "b", true)
+			a := lease(t, s, "k", "a")
+			require.True(t, fill(t, s, "k", a, "v-a"))
+			b := acquire(t, s, "k", "b", true)
 			require.NoError(t, s.Expire(t.Context(), "k"))
-			require.False(t, fill(t, s, "k", "b"))
+			require.False(t, fill(t, s, "k", b.Grant, "v-b"))
+			require.False(t, fill(t, s, "k", a, "v-b"))
 			look := acquire(t, s, "k", "c", false)
 			require.Equal(t, cacheaside.Leased, look.State)
 			require.Equal(t, "v-a", string(look.Value))
 			require.LessOrEqual(t, look.Fresh, time.Duration(0))
+			time.Sleep(2 * time.Millisecond)
+			require.NoError(t, s.Expire(t.Context(), "k"))
+			require.Less(t, acquire(t, s, "k", "", false).Fresh, -2*time.Millisecond, "from the first time")
 			require.NoError(t, s.Expire(t.Context(), "nothing"))
 		},
+		"a value is forgotten when it is to be": func(t *testing.T, s *redisstore.Store) {
+			_, err := s.Fill(t.Context(), cacheaside.Filling{Key: "k", Grant: lease(t, s, "k", "a"),
+				Value: []byte("v"), Fresh: time.Millisecond, Keep: 200 * time.Millisecond})
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return acquire(t, s, "k", "", false).State == cacheaside.Missed }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return value(t, s, "k") == "" }, time.Minute, time.Millisecond)
+			// Also where the hash lives longer, for the next lease.
+			_, err = s.Fill(t.Context(), cacheaside.Filling{Key: "k", Grant: lease(t, s, "k", "a"),
+				Value: []byte("v"), Fresh: time.Millisecond, Keep: 200 * time.Millisecond})
+			require.NoError(t, err)
+			acquire(t, s, "k", "b", true)
+			require.Eventually(t, func() bool { return value(t, s, "k") == "" }, time.Minute, time.Millisecond)
+			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "c", false).State)
+			acquire(t, s, "other", "a", false) // so that something is left
+		},
 		"everything is invalidated": func(t *testing.T, s *redisstore.Store) {
-			for i := range 300 {
-				acquire(t, s, strconv.Itoa(i), "a", false)
+			grants := make([]string, 300)
+			for i := range grants {
+				grants[i] = lease(t, s, strconv.Itoa(i), "a")
 				if i%2 == 0 {
-					require.True(t, fill(t, s, strconv.Itoa(i), "a"))
+					require.True(t, fill(t, s, strconv.Itoa(i), grants[i], "v"))
 				}
 			}
 			_, err := s.Fence(t.Context(), "fenced", "w")
 			require.NoError(t, err)
 			require.NoError(t, s.InvalidateAll(t.Context()))
-			for i := range 300 {
-				require.False(t, fill(t, s, strconv.Itoa(i), "a"))
+			for i, grant := range grants {
+				if i%3 == 0 {
+					require.False(t, fill(t, s, strconv.Itoa(i), grant, "v"))
+				}
 				look := acquire(t, s, strconv.Itoa(i), "b", false)
-				require.Equal(t, cacheaside.Leased, look.State)
+				require.Equal(t, cacheaside.Leased, look.State, "a lease of before is none")
 				require.Nil(t, look.Value)
+				require.False(t, fill(t, s, strconv.Itoa(i), grant, "v"))
+				require.True(t, fill(t, s, strconv.Itoa(i), look.Grant, "w"))
+				require.Equal(t, "w", value(t, s, strconv.Itoa(i)))
 			}
 			require.Equal(t, cacheaside.Fenced, acquire(t, s, "fenced", "a", false).State)
+			last := lease(t, s, "last", "a")
 			require.NoError(t, s.InvalidateAll(t.Context()))
-			require.False(t, fill(t, s, "1", "b"))
+			require.False(t, fill(t, s, "last", last, "v"))
 		},
 		"fences are counted": func(t *testing.T, s *redisstore.Store) {
-			acquire(t, s, "k", "a", false)
+			a := lease(t, s, "k", "a")
+			require.True(t, fill(t, s, "k", a, "v"))
+			b := acquire(t, s, "k", "b", true)
 			for _, w := range []string{"1", "2"} {
 				window, err := s.Fence(t.Context(), "k", w)
 				require.NoError(t, err)
 				require.Equal(t, 10*time.Second, window)
 			}
-			require.False(t, fill(t, s, "k", "a"))
+			require.False(t, fill(t, s, "k", b.Grant, "v"))
+			require.False(t, fill(t, s, "k", a, "v"))
 			require.NoError(t, s.Unfence(t.Context(), "k", "1"))
 			require.NoError(t, s.Unfence(t.Context(), "k", "1"), "not twice")
 			require.NoError(t, s.Invalidate(t.Context(), "k"), "keeps them")
-			require.Equal(t, cacheaside.Fenced, acquire(t, s, "k", "a", false).State)
+			require.NoError(t, s.Expire(t.Context(), "k"), "keeps them")
+			look := acquire(t, s, "k", "a", true)
+			require.Equal(t, cacheaside.Fenced, look.State)
+			require.Empty(t, look.Value)
 			require.NoError(t, s.Unfence(t.Context(), "k", "2"))
-			require.Equal(t, cacheaside.Leased, acquire(t, s, "k", "a", false).State)
+			require.False(t, fill(t, s, "k", b.Grant, "v"))
+			c := lease(t, s, "k", "a")
 			require.NoError(t, s.Unfence(t.Context(), "k", "never stood"))
-			require.False(t, fill(t, s, "k", "a"))
+			require.False(t, fill(t, s, "k", c, "v"))
+			require.Empty(t, value(t, s, "k"))
+		},
+		"a fence that comes after its end does not stand": func(t *testing.T, s *redisstore.Store) {
+			require.NoError(t, s.Unfence(t.Context(), "k", "1"))
+			_, err := s.Fence(t.Context(), "k", "1")
+			require.NoError(t, err)
+			lease(t, s, "k", "a")
+			_, err = s.Fence(t.Context(), "k", "2")
+			require.NoError(t, err)
+			require.Equal(t, cacheaside.Fenced, acquire(t, s, "k", "a", false).State, "but another does")
+		},
+		"several keys at once": func(t *testing.T, s *redisstore.Store) {
+			keys := ofOneShard(s, 5)
+			filled := lease(t, s, keys[1], "a")
+			require.True(t, fill(t, s, keys[1], filled, "v1"))
+			lease(t, s, keys[2], "a")
+			_, err := s.Fence(t.Context(), keys[3], "w")
+			require.NoError(t, err)
+			var asks []cacheaside.Ask
+			for _, key := range keys {
+				asks = append(asks, cacheaside.Ask{Key: key, Token: "b"})
+			}
+			asks[4].Token = ""
+			looks, err := s.Acquire(t.Context(), asks...)
+			require.NoError(t, err)
+			var states []cacheaside.State
+			for _, look := range looks {
+				states = append(states, look.State)
+			}
+			require.Equal(t, []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed}, states)
+			require.Equal(t, "v1", string(looks[1].Value))
+			second := lease(t, s, keys[4], "b")
+			current, err := s.Fill(t.Context(),
+				cacheaside.Filling{Key: keys[0], Grant: looks[0].Grant, Value: []byte("v0"), Fresh: time.Minute, Keep: time.Minute},
+				cacheaside.Filling{Key: keys[3], Grant: "none", Value: []byte("v3"), Fresh: time.Minute, Keep: time.Minute},
+				cacheaside.Filling{Key: keys[4], Grant: second, Value: []byte("v4"), Fresh: time.Hour, Keep: time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, []bool{true, false, true}, current)
+			require.Equal(t, "v0", value(t, s, keys[0]))
+			require.Equal(t, "v4", value(t, s, keys[4]))
+			require.Greater(t, acquire(t, s, keys[4], "", false).Fresh, 50*time.Minute)
+			require.NoError(t, s.Expire(t.Context(), keys[0], keys[4]))
+			for _, key := range []string{keys[0], keys[4]} {
+				require.Equal(t, cacheaside.Missed, acquire(t, s, key, "", false).State)
+				require.NotEmpty(t, value(t, s, key))
+			}
+			require.NoError(t, s.Invalidate(t.Context(), keys...))
+			for _, key := range keys {
+				require.Empty(t, value(t, s, key))
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,6 +267,79 @@ func TestStoreKeepsItsRules(t *testing.T) {
 			test(t, p.store(prefix))
 			everyKeyExpires(t, p, prefix)
 		})
+	}
+}
+
+// ofOneShard returns n keys of one shard.
+func ofOneShard(s cacheaside.Store, n int) (keys []string) {
+	for i := 0; len(keys) < n; i++ {
+		if key := strconv.Itoa(i); s.Shard(key) == 7 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// What is not as it must be is replaced, and the keys beside it are not affected.
+func TestDamagedKeysAreReplaced(t *testing.T) {
+	p := newProcess(t, services.Redis(t))
+	for name, damage := range map[string]func(c *redis.Client, hash string) error{
+		"a string": func(c *redis.Client, hash string) error { return c.Set(t.Context(), hash, "x", time.Hour).Err() },
+		"a list": func(c *redis.Client, hash string) error {
+			if err := c.Del(t.Context(), hash).Err(); err != nil {
+				return err
+			}
+			return c.LPush(t.Context(), hash, "x").Err()
+		},
+		"no times": func(c *redis.Client, hash string) error { return c.HDel(t.Context(), hash, "f", "k", "l").Err() },
+		"times are text": func(c *redis.Client, hash string) error {
+			return c.HSet(t.Context(), hash, "f", "x", "k", "y", "l", "z", "w", "u").Err()
+		},
+		"the epoch is text": func(c *redis.Client, hash string) error { return c.HSet(t.Context(), hash, "e", "x").Err() },
+		"a list for the epoch": func(c *redis.Client, hash string) error {
+			epoch, _, _ := strings.Cut(hash, ":k")
+			if err := c.Del(t.Context(), epoch).Err(); err != nil {
+				return err
+			}
+			return c.LPush(t.Context(), epoch, "x").Err()
+		},
+		"text for the epoch": func(c *redis.Client, hash string) error {
+			epoch, _, _ := strings.Cut(hash, ":k")
+			return c.Set(t.Context(), epoch, "text", time.Hour).Err()
+		},
+	} {
+		for call, do := range map[string]func(s cacheaside.Store, key, grant string) error{
+			"nothing":    func(cacheaside.Store, string, string) error { return nil },
+			"invalidate": func(s cacheaside.Store, key, _ string) error { return s.Invalidate(t.Context(), key) },
+			"expire":     func(s cacheaside.Store, key, _ string) error { return s.Expire(t.Context(), key) },
+			"release":    func(s cacheaside.Store, key, _ string) error { return s.Release(t.Context(), key, "a") },
+			"all":        func(s cacheaside.Store, _, _ string) error { return s.InvalidateAll(t.Context()) },
+			"fill": func(s cacheaside.Store, key, grant string) error {
+				_, err := s.Fill(t.Context(), cacheaside.Filling{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
+				return err
+			},
+			"update": func(s cacheaside.Store, key, _ string) error {
+				if _, err := s.Fence(t.Context(), key, "w"); err != nil {
+					return err
+				}
+				return s.Unfence(t.Context(), key, "w")
+			},
+			"unfence": func(s cacheaside.Store, key, _ string) error { return s.Unfence(t.Context(), key, "w") },
+		} {
+			t.Run(name+"/"+call, func(t *testing.T) {
+				prefix := newPrefix(t)
+				s := p.store(prefix)
+				require.True(t, fill(t, s, "k", lease(t, s, "k", "x"), "old"))
+				grant := acquire(t, s, "k", "a", true).Grant
+				hash := p.client.Keys(t.Context(), "{"+prefix+"*}:k").Val()[0]
+				require.NoError(t, damage(p.client, hash))
+				require.NoError(t, do(s, "k", grant))
+				look := acquire(t, s, "k", "a", true)
+				require.Equal(t, cacheaside.Leased, look.State)
+				require.True(t, fill(t, s, "k", look.Grant, "new"))
+				require.Equal(t, "new", value(t, s, "k"))
+			})
+		}
 	}
 }
 
@@ -166,13 +370,17 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 		}
 		return time.Since(begun)
 	}
-	acquire(t, s, "k", "a", false)
+	grant := lease(t, s, "k", "a")
 	until("k", "b", cacheaside.Leased)
-	require.False(t, fill(t, s, "k", "a"), "b has it")
+	until("k", "c", cacheaside.Leased)
+	require.NoError(t, s.Release(t.Context(), "k", "a"), "c has it")
+	require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "a", false).State)
+	require.True(t, fill(t, s, "k", grant, "of a"), "it was taken over, but nothing was invalidated")
+	require.Equal(t, "of a", value(t, s, "k"))
 
-	acquire(t, s, "slow", "a", false)
+	slow := lease(t, s, "slow", "a")
 	time.Sleep(60 * time.Millisecond)
-	require.True(t, fill(t, s, "slow", "a"), "its time has passed, but nobody took it")
+	require.True(t, fill(t, s, "slow", slow, "v"), "its time has passed, but nobody took it")
 
 	begun := time.Now()
 	_, err := s.Fence(t.Context(), "w", "dead")
@@ -292,7 +500,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		first := get(1)
 		return first == get(1)
 	}
-	await(cacheaside.WatchRestored)
+	await(cacheaside.Watching)
 	require.Eventually(t, isKept, time.Minute, 10*time.Millisecond)
 
 	for name, change := range map[string]struct{ down, back func() }{
@@ -302,7 +510,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			change.down()
 			err := c.Update(t.Context(), 1, func(context.Context) error { return nil })
-			require.ErrorIs(t, err, cacheaside.ErrNotInvalidated)
+			require.ErrorIs(t, err, cacheaside.ErrUntold)
 			await(cacheaside.WatchLost)
 			before := p.evals.Load()
 			for range 100 {

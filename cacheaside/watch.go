@@ -1,0 +1,59 @@
+package cacheaside
+
+// watch hears of what other processes invalidate. While it cannot, nothing is kept
+// in memory.
+func (s *shared[K, V]) watch() {
+	c := s.c
+	defer c.remembers.Store(false) // if a function of the application ends the goroutine
+	restored, told := false, false
+	for s.ctx.Err() == nil {
+		err := s.store.Watch(s.ctx, func() {
+			c.outdate() // what was being read may have changed unheard
+			s.sweep()
+			if !c.closed.Load() {
+				c.remembers.Store(true)
+			}
+			s.doubtRecent()
+			kind := Watching
+			if restored {
+				kind = WatchRestored
+			}
+			restored, told = true, false
+			c.tellAll(s.ctx, kind, nil)
+		}, s.heard)
+		c.remembers.Store(false)
+		c.outdate()
+		s.sweep()
+		s.doubtRecent()
+		if s.ctx.Err() != nil {
+			return
+		}
+		if !told {
+			told = true
+			c.tellAll(s.ctx, WatchLost, err)
+		}
+		sleep(s.ctx, s.pause())
+	}
+}
+
+// heard is called for each key that another process has invalidated.
+func (s *shared[K, V]) heard(written string) {
+	if written == "" {
+		s.c.outdate()
+		s.sweep()
+		return
+	}
+	s.slots[s.slotOf(written)].Add(1)
+}
+
+// sweep frees the memory of entries that are out of date. It takes time for each of
+// them, which the messages that follow do not have to wait for.
+func (s *shared[K, V]) sweep() {
+	if s.sweeping.Swap(true) {
+		return // what is out of date now, it finds, or the next one does
+	}
+	s.c.running.Go(func() {
+		s.sweeping.Store(false)
+		s.c.entries.InvalidateAll()
+	})
+}
