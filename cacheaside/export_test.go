@@ -5,3 +5,14 @@ func (c *Cache[K, V]) BreakLease() { c.breaks.lease = true }
 
 // BreakOrder makes invalidations tell memory before the Store.
 func (c *Cache[K, V]) BreakOrder() { c.breaks.order = true }
+
+// Tracked returns how many keys are known besides those in memory.
+func (c *Cache[K, V]) Tracked() (n int) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		n += len(s.flights) + len(s.others) + len(s.alone) + len(s.pauses)
+		s.mu.Unlock()
+	}
+	return n
+}

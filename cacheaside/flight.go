@@ -323,11 +323,13 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	holds := s.flights[f.key] == f && f.version == c.version(f.slot) && !f.passing
 	holds = (holds || c.breaks.lease) && !f.invalidated
 	overtaken := false
+	if f.loaded {
+		delete(s.pauses, f.key)
+	}
 	switch {
 	case isFailure(err):
 		c.postpone(f)
 	case c.entries == nil:
-		delete(s.pauses, f.key)
 		overtaken = f.invalidated
 	case !holds:
 		overtaken = !f.passing

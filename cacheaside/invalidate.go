@@ -106,12 +106,19 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 func (c *Cache[K, V]) forget(key K) {
 	s := c.shard(key)
 	s.mu.Lock()
-	s.overtake(key)
-	s.touch(key)
+	s.change(key)
 	if c.entries != nil {
 		c.entries.Invalidate(key)
 	}
 	s.mu.Unlock()
+}
+
+// change makes sure that nothing that was begun for key before is kept, and that
+// nothing keeps it from being loaded. The shard is locked.
+func (s *shard[K, V]) change(key K) {
+	s.overtake(key)
+	s.touch(key)
+	delete(s.pauses, key)
 }
 
 // age is forget in its soft form.
@@ -119,8 +126,7 @@ func (c *Cache[K, V]) age(key K) {
 	s := c.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.overtake(key)
-	s.touch(key)
+	s.change(key)
 	e := c.peek(key)
 	if e == nil {
 		return

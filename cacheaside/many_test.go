@@ -5,8 +5,10 @@ import (
 	"errors"
 	"iter"
 	"maps"
+	"math"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -204,6 +206,239 @@ func TestBatchIsCanceledWhenNobodyWaits(t *testing.T) {
 		require.True(t, canceled.Load())
 		require.Zero(t, c.Stats().Loading)
 	})
+}
+
+// What LoadMany returns beside an error is kept, and the error is said once.
+func TestPartialBatchIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users",
+			Load: func(context.Context, int) (int, error) { return 0, errLoad },
+			LoadMany: func(context.Context, []int) (map[int]int, error) {
+				return map[int]int{1: 10, 2: 20}, errLoad
+			},
+		})
+		defer c.Close()
+		got, err := c.GetMany(t.Context(), []int{1, 2, 3, 4})
+		require.ErrorIs(t, err, errLoad)
+		require.EqualError(t, err, "cacheaside: users: [3 4]: the database is down")
+		require.Equal(t, map[int]int{1: 10, 2: 20}, got)
+		require.Equal(t, 10, mustGet(t, c, 1))
+		require.Equal(t, int64(2), c.Stats().Loaded)
+		require.Equal(t, int64(2), c.Stats().Failed)
+
+		keys := make([]int, 100)
+		for i := range keys {
+			keys[i] = 100 + i
+		}
+		_, err = c.GetMany(t.Context(), keys)
+		require.EqualError(t, err, "cacheaside: users: [100 101 102 103 104 105 106 107 108 109 ...] (100 keys): the database is down")
+	})
+}
+
+// The refresh of what is stale is a batch, too, and one with what is missing.
+func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, Jitter: -1, Stale: time.Hour})
+		defer c.Close()
+		keys := []int{1, 2, 3, 4}
+		_, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		start := time.Now()
+		got, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.Len(t, got, 4)
+		require.Zero(t, time.Since(start))
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, [][]int{{1, 2, 3, 4}, {1, 2, 3, 4}}, src.asked)
+		got, err = c.GetMany(t.Context(), []int{1, 2, 5})
+		require.NoError(t, err)
+		require.Equal(t, map[int]int{1: 10, 2: 20, 5: 50}, got)
+		require.Equal(t, []int{1, 2, 5}, src.asked[2])
+	})
+}
+
+// The Store is asked for a shard at a time, and filled so; an invalidation of many
+// keys tells it so.
+func TestStoreIsAskedForManyKeysAtOnce(t *testing.T) {
+	for _, batched := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := newFakeStore().connect()
+			cfg := cacheaside.Config[int, int]{
+				Load:  func(_ context.Context, k int) (int, error) { return k, nil },
+				Loads: 1000, Store: slowly{Store: conn, takes: time.Millisecond}, Capacity: -1,
+			}
+			if batched {
+				cfg.LoadMany = func(_ context.Context, keys []int) (map[int]int, error) {
+					values := make(map[int]int)
+					for _, k := range keys {
+						values[k] = k
+					}
+					return values, nil
+				}
+			}
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			keys := make([]int, 5000) // 500 to each of ten shards
+			for i := range keys {
+				keys[i] = i
+			}
+			got, err := c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Len(t, got, 5000)
+			require.Equal(t, 50, conn.called("Acquire"))
+			got, err = c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Len(t, got, 5000)
+			require.Equal(t, 100, conn.called("Acquire"))
+			require.Equal(t, int64(5000), c.Stats().Loaded)
+			require.NoError(t, c.Invalidate(t.Context(), keys...))
+			require.Equal(t, 50, conn.called("Invalidate"))
+			require.NoError(t, c.Expire(t.Context(), keys[:10]...))
+			require.Equal(t, 10, conn.called("Expire"))
+		})
+	}
+}
+
+// pooled is a Store with a bound on the calls that are under way.
+type pooled struct {
+	cacheaside.Store
+	calls, most *atomic.Int64
+}
+
+func (p pooled) enter() (leave func()) {
+	if n := p.calls.Add(1); n > p.most.Load() {
+		p.most.Store(n)
+	}
+	time.Sleep(time.Millisecond)
+	return func() { p.calls.Add(-1) }
+}
+
+func (p pooled) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	defer p.enter()()
+	return p.Store.Acquire(ctx, asks...)
+}
+
+func (p pooled) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	defer p.enter()()
+	return p.Store.Fill(ctx, values...)
+}
+
+func (p pooled) Invalidate(ctx context.Context, keys ...string) error {
+	defer p.enter()()
+	return p.Store.Invalidate(ctx, keys...)
+}
+
+func TestCallsOfTheStoreAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		p := pooled{conn, new(atomic.Int64), new(atomic.Int64)}
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load:  func(_ context.Context, k int) (int, error) { return k, nil },
+			Store: p, Capacity: -1, Loads: 5000,
+		})
+		defer c.Close()
+		keys := make([]int, 5000)
+		for i := range keys {
+			keys[i] = i
+		}
+		_, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.most.Load(), int64(8+10), "eight that ask, and one that fills each shard")
+		require.Less(t, conn.called("Fill"), 500)
+		p.most.Store(0)
+		require.NoError(t, c.Invalidate(t.Context(), keys...))
+		require.Equal(t, int64(8), p.most.Load())
+	})
+}
+
+// Nothing that GetMany began goes on, or begins, after Close has returned.
+func TestNoBatchBeginsAfterClose(t *testing.T) {
+	for range 300 {
+		var closed, late atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) { return 0, nil },
+			LoadMany: func(context.Context, []int) (map[int]int, error) {
+				if closed.Load() {
+					late.Store(true)
+				}
+				return nil, nil
+			},
+		})
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				keys := make([]int, 20)
+				for j := range keys {
+					keys[j] = 100*i + j
+				}
+				_, _ = c.GetMany(context.Background(), keys)
+			})
+		}
+		wg.Go(func() {
+			runtime.Gosched()
+			_ = c.Close()
+			closed.Store(true)
+		})
+		wg.Wait()
+		require.False(t, late.Load())
+	}
+}
+
+func TestGetManyOfHitsAllocatesItsMapOnly(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity})
+	defer c.Close()
+	keys := make([]int, 100)
+	for i := range keys {
+		keys[i] = i
+		mustGet(t, c, i)
+	}
+	before := c.Stats().Hit
+	want := testing.AllocsPerRun(100, func() {
+		values := make(map[int]int, len(keys))
+		for _, k := range keys {
+			values[k] = k
+		}
+		sink = values
+	})
+	got := testing.AllocsPerRun(100, func() { sink, _ = c.GetMany(t.Context(), keys) })
+	require.LessOrEqual(t, got, want+2)
+	require.Equal(t, int64(101*100), c.Stats().Hit-before)
+}
+
+var sink map[int]int
+
+// A key with a NaN in it is equal to none: it is loaded each time, and leaves nothing
+// behind.
+func TestKeyThatEqualsNoneIsLoadedEachTime(t *testing.T) {
+	for _, tier := range []string{"memory", "both", "store"} {
+		var loads atomic.Int64
+		cfg := cacheaside.Config[float64, int64]{
+			Load: func(context.Context, float64) (int64, error) { return loads.Add(1), nil },
+			Key:  func(k float64) string { return strconv.FormatFloat(k, 'g', -1, 64) },
+		}
+		if tier != "memory" {
+			conn := newFakeStore().connect()
+			conn.fail()
+			cfg.Store = conn
+		}
+		if tier == "store" {
+			cfg.Capacity = -1
+		}
+		c := cacheaside.New(cfg)
+		for i := range 100 {
+			v, err := c.Get(t.Context(), math.NaN())
+			require.NoError(t, err)
+			require.Equal(t, int64(i+1), v)
+		}
+		require.NoError(t, c.Prime(t.Context(), func(yield func(float64, int64) bool) { yield(math.NaN(), 1) }))
+		require.Zero(t, c.Tracked())
+		require.Zero(t, c.Stats().Entries)
+		require.Zero(t, c.Stats().Overtaken)
+		require.NoError(t, c.Close())
+	}
 }
 
 func TestPrimeWarmsMemory(t *testing.T) {

@@ -95,7 +95,7 @@ type claim struct {
 // consult asks the Store for what f is to answer. If it has no answer, f is to
 // load; with a claim it is then to fill the Store.
 func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
-	began := s.c.now()
+	began, damaged := s.c.now(), false
 	for {
 		look, claimed, asked, ok := s.ask(f)
 		if !ok {
@@ -105,6 +105,9 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 			e, err := s.c.turn(f)
 			return e, claim{}, err
 		}
+		if damaged {
+			look.Value = nil
+		}
 		e, err := s.read(f, look, asked)
 		if err != nil {
 			s.release(f, claimed)
@@ -112,8 +115,8 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 		}
 		switch look.State {
 		case Hit:
-			if e == nil { // not to be read: load it anew
-				f.renew = true
+			if e == nil { // load it anew
+				f.renew, damaged = true, true
 				continue
 			}
 			s.c.counts.storeHit.Add(1)

@@ -21,10 +21,11 @@ func (s *shared[K, V]) watch() {
 			restored, told = true, false
 			c.tellAll(s.ctx, kind, nil)
 		}, s.heard)
-		c.remembers.Store(false)
-		c.outdate()
-		s.sweep()
-		s.doubtRecent()
+		if c.remembers.Swap(false) {
+			c.outdate()
+			s.sweep()
+			s.doubtRecent()
+		}
 		if s.ctx.Err() != nil {
 			return
 		}
