@@ -20,16 +20,16 @@
 //     is not kept.
 //   - There is at most one load of a key at a time in a process, between
 //     invalidations, and one in all processes that share a Store, while its lease
-//     lasts. What was loaded is kept only by whoever still holds the lease. A load
-//     that has outlived LoadTimeout, or that nobody waited for to the end, no
-//     longer counts: whoever comes next begins another.
+//     lasts. When it has passed, another process loads as well, and the first
+//     result is kept. A load that has outlived LoadTimeout, or whose callers have
+//     all gone, no longer counts: the next call begins another.
 //   - An error or a panic is never cached. [ErrNotFound] is remembered for
 //     NotFoundTTL, which is not by default.
 //   - Old values are served only where Stale, StaleOnError or SoftTimeout asks
 //     for it, and never after an invalidation. Expire is the soft form.
 //   - A load does not end with the call that began it: each caller waits as long
 //     as its own ctx lasts, and the load is canceled when the last has gone. A
-//     refresh in the background goes on without anybody.
+//     refresh in the background goes on without callers.
 //   - No lock is held while a function of the application runs.
 //
 // With a Store, the promise holds in each process for its own updates. What
@@ -38,12 +38,17 @@
 // subscription the bound is the TTL. A Capacity below zero keeps nothing in
 // memory and makes the promise hold across processes, at one round trip for each
 // Get. An Update fences its key in the Store before it writes, so that a process
-// that dies between its commit and the invalidation costs misses, not staleness.
-// A Store that loses what it held (a restart, an eviction, a failover to a
-// replica that lags) loses fences as well: then, and only for a writer that dies,
-// the TTL is the bound. A Store that comes back with what it held earlier, from a
-// snapshot, may hold values of that time until their TTL: run it without
-// persistence.
+// that dies between its commit and the invalidation, or cannot reach the Store any
+// more, costs misses, not staleness.
+//
+// A Store that loses what it held (a restart, an eviction) loses fences as well:
+// then the TTL is the bound for a writer that cannot tell it of its commit. A Store
+// that comes back with what it held earlier, from a snapshot or by a failover to a
+// replica that lags, may hold values of that time. Each process tells it again what
+// it told it in the ten seconds before the connection was lost, and does not use it
+// for these keys until then, so that its own promise holds; other processes may get
+// the old values until they hear of it, at worst for their TTL. Run it without
+// persistence, and see redisstore's Config.EvalReplicated.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache
@@ -336,8 +341,8 @@ func (c *Cache[K, V]) Fetch(key K, dst *V) func(context.Context) error {
 
 // Close cancels the loads in progress, whose callers get [ErrClosed], and returns
 // when they and the goroutines of the Cache have ended: a Load that does not heed
-// its ctx delays it. What the Store could not be told about is tried once more;
-// an [*InvalidateError] says what remains. A Cache that is closed serves nothing.
+// its ctx delays it. What the Store could not be told is tried once more; an
+// [*InvalidateError] says what remains. A Cache that is closed serves nothing.
 // Close does not close what is behind the Store.
 func (c *Cache[K, V]) Close() error {
 	if c.closed.Swap(true) {

@@ -25,7 +25,8 @@ type Config[K comparable, V any] struct {
 	// Close. Required.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany; a key that is not in
-	// what it returns does not exist. Nil: Load for each key.
+	// what it returns does not exist. If it returns an error as well, the values
+	// beside it are kept, and the other keys have failed. Nil: Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, counted from the start of its load.
@@ -41,10 +42,10 @@ type Config[K comparable, V any] struct {
 	// StaleOnError is for how long after TTL a value is served when its load
 	// fails. 0: not.
 	StaleOnError time.Duration
-	// ErrorPause is for how long after a failed load an old value is served
-	// without trying again, and for how long after it failed the Store is not
-	// asked. An error is not remembered: where there is no old value to serve,
-	// each call tries. 0: 1 s; negative: no pause.
+	// ErrorPause is how long an old value is served after a failed load before the
+	// next load, and how long a shard of the Store that has failed is left alone,
+	// by reads and by writes. An error is not remembered: where there is no old
+	// value to serve, each call tries. 0: 1 s; negative: no pause.
 	ErrorPause time.Duration
 	// Ahead refreshes a fresh value in the background before it expires, with a
 	// probability that grows towards its end and with the time that its load
@@ -53,23 +54,27 @@ type Config[K comparable, V any] struct {
 	// NotFoundTTL is how long ErrNotFound is remembered. 0: not.
 	NotFoundTTL time.Duration
 
-	// LoadTimeout bounds each load, the wait for one of Loads included. Those who
-	// wait are answered when it has passed, whether Load heeds its ctx or not.
-	// 0: 30 s.
+	// LoadTimeout bounds each load, the wait for one of Loads included. Callers are
+	// answered when it has passed, whether Load heeds its ctx or not. 0: 30 s.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long a call waits for a load before it is given the old
-	// value that StaleOnError allows; the load goes on. It needs StaleOnError.
-	// 0: off.
+	// SoftTimeout is how long a load may take before its callers are given the old
+	// value that StaleOnError allows; the load goes on. It counts from the start of
+	// the load: later callers do not wait for a load that is late already. It needs
+	// StaleOnError. 0: off.
 	SoftTimeout time.Duration
 	// Loads is how many loads run at once. 0: 64.
 	Loads int
 	// Around puts policies around each load: a retry, a breaker. It must call
-	// what it wraps on its own goroutine and not after it has returned. Nil: none.
+	// what it wraps on its own goroutine and not after it has returned. For a key
+	// that does not exist the policies see an error whose method Answered returns
+	// true, which is a success to a breaker and ends a retry. A load that a policy
+	// refused has failed; it is told apart by LoadRefused and Stats.Refused.
+	// Nil: none.
 	Around func(func(context.Context) error) func(context.Context) error
 
 	// Capacity is how many entries are kept in memory, or how much cost where
 	// Cost is set. 0: 10 000. Negative: none, so that each Get asks Store, which
-	// is then required; what one process has updated no other then gets old.
+	// is then required; no process is then given what another has updated.
 	Capacity int
 	// Cost is what an entry counts for against Capacity; less than 1 counts as 1.
 	// SetCost, called by a load, overrides it. Nil: 1 for each.
@@ -90,7 +95,8 @@ type Config[K comparable, V any] struct {
 
 	// OnEvent is told what happens besides hits and misses, after it happened, on
 	// the goroutine that did it, which waits for it; it may call the Cache. Its ctx
-	// has the values of that of the call or the load, if any, that it is about.
+	// has the values of that of the call or the load, if any, that it is about. A
+	// panic in it changes nothing; Stats.Panics counts it.
 	OnEvent func(context.Context, Event)
 }
 

@@ -3,6 +3,7 @@ package cacheaside_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -124,4 +125,40 @@ func TestRoundTrips(t *testing.T) {
 			}), "fence and unfence")
 		})
 	}
+}
+
+// The keys of a bucket go in one script, so that many keys take few round trips.
+func TestManyKeysTakeFewRoundTrips(t *testing.T) {
+	p := newProcess(t, services.Redis(t))
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: func(context.Context, int) (int, error) { return 0, errors.New("not one by one") },
+		LoadMany: func(_ context.Context, keys []int) (map[int]int, error) {
+			values := make(map[int]int)
+			for _, k := range keys {
+				values[k] = k
+			}
+			return values, nil
+		},
+		Store: p.store(newPrefix(t)), Capacity: -1,
+	})
+	defer c.Close()
+	keys := make([]int, 1000)
+	for i := range keys {
+		keys[i] = i
+	}
+	count := func(want int, f func()) {
+		t.Helper()
+		before := p.evals.Load()
+		f()
+		require.LessOrEqual(t, p.evals.Load()-before, int64(want))
+	}
+	get := func() {
+		got, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.Len(t, got, 1000)
+	}
+	count(64+500, get) // to fill takes about two for each bucket
+	count(64, get)
+	count(64, func() { require.NoError(t, c.Invalidate(t.Context(), keys...)) })
+	require.Equal(t, int64(1000), c.Stats().Loaded)
 }

@@ -1,0 +1,206 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/services"
+)
+
+// impatient makes a Store that gives up soon.
+func impatient(cfg *redisstore.Config) {
+	cfg.Timeout, cfg.Heartbeat = 100*time.Millisecond, 100*time.Millisecond
+}
+
+// A Redis that hangs is asked once by the first write, and once more for another
+// shard; the writes that follow do not wait for it.
+func TestWritesDoNotWaitForARedisThatIsKnownToHang(t *testing.T) {
+	server := services.NewRedis(t)
+	p := newProcess(t, server.Addr)
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load:  func(context.Context, int) (int, error) { return 1, nil },
+		Store: p.store(newPrefix(t), impatient), Capacity: -1, ErrorPause: time.Hour,
+	})
+	defer c.Close()
+	_, err := c.Get(t.Context(), 1)
+	require.NoError(t, err)
+	server.Pause()
+	defer server.Resume()
+	before := p.evals.Load()
+	write := func(context.Context) error { return nil }
+	err = c.Update(t.Context(), 1, write)
+	require.ErrorIs(t, err, cacheaside.ErrUntold)
+	require.NoError(t, cacheaside.WriteError(err))
+	require.Equal(t, int64(1), p.evals.Load()-before, "the fence; no more is asked")
+	for key := range 1000 {
+		require.NoError(t, cacheaside.WriteError(c.Update(t.Context(), key, write)))
+		_, err := c.Get(t.Context(), key)
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, c.Invalidate(t.Context(), 1, 2, 3), cacheaside.ErrUntold)
+	require.LessOrEqual(t, p.evals.Load()-before, int64(2))
+}
+
+// An Update whose fence stands has kept its promise, whatever becomes of Redis then.
+func TestUpdateWhoseFenceStandsIsNoError(t *testing.T) {
+	server := services.NewRedis(t)
+	prefix := newPrefix(t)
+	var row atomic.Int64
+	newCache := func(change ...func(*redisstore.Config)) *cacheaside.Cache[int, int64] {
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load:  func(context.Context, int) (int64, error) { return row.Load(), nil },
+			Store: newProcess(t, server.Addr).store(prefix, change...), Capacity: -1, ErrorPause: 100 * time.Millisecond,
+		})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	writer := newCache(impatient, func(cfg *redisstore.Config) { cfg.Write = time.Hour })
+	reader := newCache()
+	_, err := reader.Get(t.Context(), 1)
+	require.NoError(t, err)
+	require.NoError(t, writer.Update(t.Context(), 1, func(context.Context) error {
+		row.Store(1)
+		server.Pause()
+		return nil
+	}))
+	require.Equal(t, int64(1), writer.Stats().Untold)
+	server.Resume()
+	v, err := reader.Get(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), v)
+	require.Eventually(t, func() bool {
+		before := reader.Stats().Loaded
+		_, err := reader.Get(t.Context(), 1)
+		return err == nil && reader.Stats().Loaded == before
+	}, time.Minute, 10*time.Millisecond, "kept again, long before the fence falls by itself")
+	require.Zero(t, writer.Stats().Untold)
+}
+
+// A command that arrives late, after its client has given up, leaves neither a lease
+// nor a fence that others would have to wait for.
+func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
+	addr := services.Redis(t)
+	for name, act := range map[string]func(c *cacheaside.Cache[int, int]){
+		"fence": func(c *cacheaside.Cache[int, int]) {
+			_ = c.Update(t.Context(), 1, func(context.Context) error { return nil })
+		},
+		"acquire": func(c *cacheaside.Cache[int, int]) { _, _ = c.Get(t.Context(), 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefix := newPrefix(t)
+			proxy := faultproxy.New(t, addr)
+			long := func(cfg *redisstore.Config) { cfg.Lease, cfg.Write = time.Hour, time.Hour }
+			load := func(context.Context, int) (int, error) { return 1, nil }
+			c := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1, ErrorPause: 50 * time.Millisecond,
+				Store: newProcess(t, proxy.Addr()).store(prefix, long, impatient)})
+			defer c.Close()
+			other := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1,
+				Store: newProcess(t, addr).store(prefix, long)})
+			defer other.Close()
+			_, err := c.Get(t.Context(), 2) // it is connected
+			require.NoError(t, err)
+			proxy.Hold(faultproxy.ToServer)
+			act(c)
+			time.Sleep(100 * time.Millisecond) // the client has given up, and tries again
+			proxy.Heal()
+			require.Eventually(t, func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				before := other.Stats().Loaded
+				_, err := other.Get(ctx, 1)
+				return err == nil && other.Stats().Loaded == before
+			}, time.Minute, 10*time.Millisecond)
+		})
+	}
+}
+
+// The property holds in a bad network, where commands and answers are late or lost
+// and connections are reset, half open or refused.
+func TestNoGetIsOlderInABadNetwork(t *testing.T) {
+	addr := services.Redis(t)
+	for name, tr := range map[string]trial{
+		"redis": {writers: 3, keys: 4, reads: 2_000, capacity: -1, processes: 3},
+		"both":  {writers: 3, keys: 4, reads: 2_000, processes: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := faultproxy.New(t, addr)
+			tr.store = func(cfg *redisstore.Config) {
+				impatient(cfg)
+				cfg.Write, cfg.Lease = 2*time.Second, 50*time.Millisecond
+			}
+			tr.during = func() {
+				faults := []func(){
+					func() { proxy.Hold(faultproxy.ToServer) },
+					func() { proxy.Hold(faultproxy.ToClient) },
+					proxy.Hang,
+					proxy.Reset,
+					func() { proxy.Cut(faultproxy.ToClient) },
+					func() { proxy.Cut(faultproxy.ToServer) },
+					func() { proxy.Refuse(); proxy.Reset() },
+					func() { proxy.Slow(faultproxy.Both, 10_000) },
+					func() {
+						proxy.Delay(faultproxy.ToServer, func([]byte) time.Duration { return rand.N(200 * time.Millisecond) })
+					},
+				}
+				for _, i := range rand.Perm(len(faults)) {
+					time.Sleep(100 * time.Millisecond) // traffic, in health
+					faults[i]()
+					time.Sleep(250 * time.Millisecond) // and without
+					proxy.Heal()
+				}
+				time.Sleep(150 * time.Millisecond)
+			}
+			violations, writes := tr.run(t, proxy.Addr())
+			t.Logf("%d writes, %d violations", writes, violations)
+			require.Zero(t, violations)
+		})
+	}
+}
+
+// WAIT in a pipeline with the script makes a failover lose no invalidation: one that
+// the replica does not have is not told.
+func TestInvalidationThatNoReplicaHasIsNotTold(t *testing.T) {
+	master, replica := services.NewRedis(t), services.NewRedis(t)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	follower := newProcess(t, replica.Addr)
+	require.NoError(t, follower.client.SlaveOf(t.Context(), host, port).Err())
+	require.Eventually(t, func() bool {
+		info, err := follower.client.Info(t.Context(), "replication").Result()
+		return err == nil && strings.Contains(info, "master_link_status:up")
+	}, time.Minute, 10*time.Millisecond)
+	p := newProcess(t, master.Addr)
+	s := p.store(newPrefix(t), func(cfg *redisstore.Config) {
+		cfg.EvalReplicated = func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			pipe := p.client.Pipeline()
+			reply := pipe.Eval(ctx, script, keys, args...)
+			wait := pipe.Do(ctx, "WAIT", 1, 1000)
+			if _, err := pipe.Exec(ctx); err != nil {
+				return nil, err
+			}
+			if n, err := wait.Int(); err != nil || n < 1 {
+				return nil, errNoReplica
+			}
+			return reply.Result()
+		}
+	})
+	require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "v"))
+	require.NoError(t, s.Invalidate(t.Context(), "k"))
+	replica.Pause()
+	require.ErrorIs(t, s.Invalidate(t.Context(), "k"), errNoReplica)
+	_, err := s.Fence(t.Context(), "k", "w")
+	require.ErrorIs(t, err, errNoReplica)
+	replica.Resume()
+	require.NoError(t, s.Unfence(t.Context(), "k", "w"))
+}
+
+var errNoReplica = errors.New("no replica has it")
