@@ -81,6 +81,10 @@ func (e *InvalidateError) Error() string {
 func (e *InvalidateError) Unwrap() error        { return e.Err }
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
+// Answered reports true: the source worked. A breaker around Update is to guard that,
+// not the Store.
+func (e *InvalidateError) Answered() bool { return true }
+
 // Retryable reports false: the Cache is already trying again, and a retry around
 // Update would repeat the write.
 func (e *InvalidateError) Retryable() bool { return false }
@@ -104,6 +108,9 @@ type untoldError struct {
 
 func (e *untoldError) Error() string   { return e.write.Error() + "\n" + e.untold.Error() }
 func (e *untoldError) Unwrap() []error { return []error{e.write, e.untold} }
+
+// Retryable reports whether the write may be tried again.
+func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
 // PanicError is what callers get when a load panicked or called
 // [runtime.Goexit]. It is never cached.

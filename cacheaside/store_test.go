@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // eventLog collects events.
@@ -272,6 +274,75 @@ func TestWriteIsBoundedByItsFence(t *testing.T) {
 	})
 }
 
+// A write that outlasts its fence and cannot be told of is not covered by anything.
+func TestUpdateIsUntoldWhenNothingCoversIt(t *testing.T) {
+	boom := errors.New("constraint violated")
+	for name, test := range map[string]struct {
+		takes    time.Duration
+		fails    string
+		write    error
+		untold   bool
+		wantText string
+	}{
+		"told":                      {0, "", nil, false, ""},
+		"covered by its fence":      {time.Second, "Unfence", nil, false, ""},
+		"longer than its fence":     {11 * time.Second, "Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"no fence, but told":        {0, "Fence", nil, false, ""},
+		"neither":                   {0, "Fence Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"neither, and it failed":    {0, "Fence Unfence", boom, true, "constraint violated\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"covered, and it failed":    {0, "Unfence", boom, false, "constraint violated"},
+		"longer, told, and failed":  {11 * time.Second, "", boom, false, "constraint violated"},
+		"longer, told":              {11 * time.Second, "", nil, false, ""},
+		"longer, no fence, told":    {11 * time.Second, "Fence", nil, false, ""},
+		"longer, no fence, untold":  {11 * time.Second, "Fence Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"fence answered, not stood": {0, "Fence", boom, false, "constraint violated"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log eventLog
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: newSource().load, ErrorPause: -1, OnEvent: log.add, Capacity: -1,
+					Store: flaky{newFakeStore().connect(), func(call string) bool {
+						for _, one := range strings.Fields(test.fails) {
+							if one == call {
+								return true
+							}
+						}
+						return false
+					}},
+				})
+				defer c.Close()
+				err := c.Update(t.Context(), 1, func(context.Context) error {
+					time.Sleep(test.takes) // does not heed its ctx
+					return test.write
+				})
+				require.Equal(t, test.write, cacheaside.WriteError(err))
+				require.Equal(t, test.untold, errors.Is(err, cacheaside.ErrUntold))
+				if test.wantText == "" {
+					require.NoError(t, err)
+				} else {
+					require.EqualError(t, err, test.wantText)
+				}
+				if test.write != nil {
+					require.ErrorIs(t, err, test.write)
+				}
+				if test.untold && test.write == nil {
+					// The source worked, and another attempt would write again.
+					end := behavior.Read(err)
+					require.Equal(t, behavior.Answered, end.Kind)
+					require.False(t, end.Retryable)
+				} else if test.write != nil {
+					end := behavior.Read(err)
+					require.Equal(t, behavior.Failed, end.Kind)
+					require.True(t, end.Retryable)
+				}
+				failed := strings.Contains(test.fails, "Unfence")
+				require.Equal(t, failed, log.count(cacheaside.NotInvalidated) == 1)
+			})
+		})
+	}
+}
+
 func TestStoreDownAndBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
@@ -407,6 +478,13 @@ func (f flaky) Release(ctx context.Context, key, token string) error {
 		return errStore
 	}
 	return f.Store.Release(ctx, key, token)
+}
+
+func (f flaky) Fence(ctx context.Context, key, token string) (time.Duration, error) {
+	if f.fails("Fence") {
+		return 0, errStore
+	}
+	return f.Store.Fence(ctx, key, token)
 }
 
 func (f flaky) Unfence(ctx context.Context, key, token string) error {

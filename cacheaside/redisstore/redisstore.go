@@ -343,10 +343,10 @@ func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, key
 	answered := make(chan answer, 1)
 	go func() {
 		defer cancel()
-		a := answer{err: errors.New("Eval did not return")} // it panicked, or called Goexit
+		a := answer{err: errors.New("eval did not return")} // it panicked, or called Goexit
 		defer func() {
 			if v := recover(); v != nil {
-				a.err = fmt.Errorf("Eval panicked: %v\n%s", v, debug.Stack())
+				a.err = fmt.Errorf("eval panicked: %v\n%s", v, debug.Stack())
 			}
 			answered <- a
 		}()

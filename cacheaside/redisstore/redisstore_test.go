@@ -167,8 +167,8 @@ func TestTimeoutHoldsForAClientThatDoesNotHeedIt(t *testing.T) {
 func TestClientThatPanicsIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for want, eval := range map[string]func(){
-			"redisstore: invalidate: Eval panicked: boom": func() { panic("boom") },
-			"redisstore: invalidate: Eval did not return": runtime.Goexit,
+			"redisstore: invalidate: eval panicked: boom": func() { panic("boom") },
+			"redisstore: invalidate: eval did not return": runtime.Goexit,
 		} {
 			s := redisstore.New(redisstore.Config{Prefix: "users", Eval: func(context.Context, string, []string, ...any) (any, error) {
 				eval()

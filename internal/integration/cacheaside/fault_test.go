@@ -173,7 +173,7 @@ func TestInvalidationThatNoReplicaHasIsNotTold(t *testing.T) {
 	master, replica := services.NewRedis(t), services.NewRedis(t)
 	host, port, _ := strings.Cut(master.Addr, ":")
 	follower := newProcess(t, replica.Addr)
-	require.NoError(t, follower.client.SlaveOf(t.Context(), host, port).Err())
+	require.NoError(t, follower.client.ReplicaOf(t.Context(), host, port).Err())
 	require.Eventually(t, func() bool {
 		info, err := follower.client.Info(t.Context(), "replication").Result()
 		return err == nil && strings.Contains(info, "master_link_status:up")
