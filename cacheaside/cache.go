@@ -16,8 +16,8 @@
 //
 //   - If Update, Invalidate or InvalidateAll returned before a Get began, that
 //     Get returns a value at least as new as what was committed before the call.
-//     A load that was under way then may still answer those who asked before; it
-//     is not kept.
+//     A load that was under way then may still answer earlier calls; it is not
+//     kept.
 //   - There is at most one load of a key at a time in a process, between
 //     invalidations, and one in all processes that share a Store, while its lease
 //     lasts. When it has passed, another process loads as well, and the first
@@ -113,7 +113,7 @@ type shard[K comparable, V any] struct {
 	timer   *time.Timer                // see watchOver
 	watched bool                       // timer is set
 
-	manyPauses int // how many pauses there may be before those that have passed are dropped
+	manyPauses int // from so many pauses on, the ones that have passed are dropped
 	_          [64]byte
 }
 

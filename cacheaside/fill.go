@@ -47,8 +47,8 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 	}
 }
 
-// A fillQueue sends what is to be filled into one shard. One call is under way at a
-// time; what comes meanwhile goes along with the next.
+// A fillQueue fills one shard. One call is under way at a time; the fillings that
+// arrive meanwhile go along with the next.
 type fillQueue struct {
 	mu      sync.Mutex
 	busy    bool
@@ -57,7 +57,7 @@ type fillQueue struct {
 
 type filling struct {
 	Filling
-	ready   chan struct{} // closed when it has been sent, or is to send those that wait
+	ready   chan struct{} // closed when it has been sent, or is to send what waits
 	sent    bool
 	current bool // nothing was invalidated since its grant
 	err     error

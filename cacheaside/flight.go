@@ -42,7 +42,7 @@ type flight[K comparable, V any] struct {
 	waiters  int
 	answered bool // with what it found, or with why it will not find anything
 
-	done    chan struct{} // closed when those who wait may read the answer:
+	done    chan struct{} // closed when the callers may read the answer:
 	entry   *entry[V]
 	stale   bool // entry is past its TTL
 	current bool // nothing was invalidated until f ended
@@ -176,7 +176,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	f.fail(context.Canceled)
 }
 
-// fail answers all who wait for f with err, unless they have been answered. The
+// fail answers the callers of f with err, unless they have been answered. The
 // shard is locked.
 func (f *flight[K, V]) fail(err error) {
 	if !f.answered {
@@ -187,8 +187,8 @@ func (f *flight[K, V]) fail(err error) {
 
 // watchOver sees to it that flights of s, one of which has d to go, end in time.
 // One timer serves all flights of a shard, since all have the same time: it is set
-// for the first of them, and when it has gone off, for the first of those that are
-// left. The shard is locked.
+// for the first of them, and when it has gone off, for the first that is left. The
+// shard is locked.
 func (c *Cache[K, V]) watchOver(s *shard[K, V], d time.Duration) {
 	switch {
 	case s.watched:
@@ -201,7 +201,7 @@ func (c *Cache[K, V]) watchOver(s *shard[K, V], d time.Duration) {
 	s.watched = true
 }
 
-// endOverdue answers those who wait for flights of s whose time is over, whether
+// endOverdue answers the callers of the flights of s whose time is over, whether
 // the load heeds its ctx or not.
 func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	var overdue []*flight[K, V]
@@ -316,7 +316,7 @@ func (c *Cache[K, V]) panicked(value any) *PanicError {
 }
 
 // land ends f, keeps what it found, if f still is the flight of its key, and
-// answers those who wait.
+// answers the callers.
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
@@ -346,7 +346,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		delete(s.alone, f.key)
 	}
 	delete(s.others, f)
-	late := f.answered // those who waited have been told why they got nothing
+	late := f.answered // the callers have been told why they got nothing
 	if !late {
 		f.answered, f.current, f.entry, f.err = true, holds, e, err
 	}

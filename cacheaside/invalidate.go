@@ -11,7 +11,7 @@ import (
 // have had its effect. It returns the error of write.
 //
 // With a Store, the key is fenced before write is called: until Update returns,
-// all who ask read the store of record and nothing they read is kept. The ctx
+// every call reads the store of record, and nothing that it reads is kept. The ctx
 // that write gets ends before the fence does (see redisstore's Config.Write),
 // with a [*TimeoutError] as its cause. If the Store cannot be reached, write is
 // called without a fence.
@@ -54,7 +54,7 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 }
 
 // Invalidate makes sure that what is cached of keys, and what is being loaded for
-// them, is not served to anyone who asks later. Call it after the change has been
+// them, is not served to later calls. Call it after the change has been
 // committed; Update does it in the right order, and survives a crash in between.
 // In memory it always succeeds, whatever ctx; an [*InvalidateError] says which
 // keys the Store could not be told about.

@@ -182,7 +182,7 @@ type batch[K comparable, V any] struct {
 	mu        sync.Mutex
 	undecided int
 	needed    []*flight[K, V]
-	left      int // of needed, those that wait
+	left      int // of needed, how many still wait
 	started   bool
 	ctx       loadCtx
 

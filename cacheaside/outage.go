@@ -19,7 +19,7 @@ type outage struct {
 
 	mu    sync.Mutex
 	down  map[int]time.Duration // the shards that failed last, each with the end of its pause
-	row   map[int]struct{}      // those that failed since one has answered
+	row   map[int]struct{}      // the shards that failed since one has answered
 	until time.Duration         // the end of the pause of the whole Store
 	last  error
 }

@@ -26,9 +26,9 @@ type Store interface {
 	// as each Ask says. It returns an answer for each, in their order.
 	//
 	// A key has a generation: it begins with the first lease after an invalidation
-	// and ends with the next invalidation, or when a value has been filled. Whoever
-	// is granted a lease, the first holder or one that takes it over when its time
-	// has passed, is given the Grant of the present generation.
+	// and ends with the next invalidation, or when a value has been filled. Each
+	// holder of the lease, the first and those that take it over when its time has
+	// passed, is given the Grant of the present generation.
 	Acquire(ctx context.Context, asks ...Ask) ([]Lookup, error)
 
 	// Fill stores values and ends the leases of their keys. A value is stored only
@@ -41,11 +41,11 @@ type Store interface {
 	Release(ctx context.Context, key, token string) error
 
 	// Invalidate deletes the values, the leases and the generations of keys, but no
-	// fence, and tells all who watch.
+	// fence, and tells all that watch.
 	Invalidate(ctx context.Context, keys ...string) error
 
 	// Expire ends the freshness of the values, deletes the leases and the
-	// generations of keys, and tells all who watch.
+	// generations of keys, and tells all that watch.
 	Expire(ctx context.Context, keys ...string) error
 
 	// InvalidateAll is Invalidate for every key of every shard.

@@ -3,8 +3,8 @@ package cacheaside
 import "time"
 
 // A flight that loads what cannot be kept may only answer callers that asked before
-// it began: nobody will be told of what changes meanwhile. Those that ask later join
-// the next flight, which stands and waits until the first has ended. So there is one
+// it began: nobody will be told of what changes meanwhile. Later callers join the
+// next flight, which stands and waits until the first has ended. So there is one
 // such load of a key at a time, however many ask.
 
 // turn readies f to load without a claim. If it returns an answer, that of another
