@@ -83,7 +83,7 @@ local function look(key, token, renew)
 	end
 	if not epoch then
 		epoch = us(now)
-		redis.call('SET', epochKey, epoch, 'PX', hold)
+		redis.call('SET', epochKey, epoch)
 	end
 	generation = generation or epoch .. ':' .. us(now) .. ':' .. token
 	redis.call('HSET', key, 'g', generation, 't', token, 'l', us(now + ARGV[1]))
@@ -103,8 +103,8 @@ const fill = preamble + `
 local epochKey = KEYS[#KEYS]
 local epoch = epochOf(epochKey)
 local function store(key, generation, value, fresh, keep)
-	local h = fields(key, 'g', 'd', 'w')
-	if not of(epoch, generation) or live(h[3]) then return 0 end
+	if not of(epoch, generation) then return 0 end
+	local h = fields(key, 'g', 'd')
 	if h[1] ~= generation then return h[2] == generation and 1 or 0 end
 	redis.call('HDEL', key, 'g', 't', 'l')
 	redis.call('HSET', key, 'v', value, 'f', us(now + fresh), 'k', us(now + keep), 'e', epoch, 'd', generation)

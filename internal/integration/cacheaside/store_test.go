@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -213,6 +214,7 @@ func TestStoreKeepsItsRules(t *testing.T) {
 			require.Empty(t, value(t, s, "k"))
 		},
 		"a fence that comes after its end does not stand": func(t *testing.T, s *redisstore.Store) {
+			require.NoError(t, s.Unfence(t.Context(), "nothing else", "1"))
 			require.NoError(t, s.Unfence(t.Context(), "k", "1"))
 			_, err := s.Fence(t.Context(), "k", "1")
 			require.NoError(t, err)
@@ -343,6 +345,45 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 	}
 }
 
+// What is no longer needed is not kept.
+func TestHashesHoldNoMoreThanTheyNeed(t *testing.T) {
+	p := newProcess(t, services.Redis(t))
+	prefix := newPrefix(t)
+	s := p.store(prefix)
+	filled := func(key string) {
+		t.Helper()
+		require.True(t, fill(t, s, key, lease(t, s, key, "a"), "v"))
+		require.Equal(t, []string{"d", "e", "f", "k", "v"}, fieldsOf(t, p, prefix, key))
+	}
+	filled("k")
+	acquire(t, s, "k", "b", true)
+	require.NoError(t, s.Expire(t.Context(), "k"))
+	require.Equal(t, []string{"e", "f", "k", "v"}, fieldsOf(t, p, prefix, "k"))
+	acquire(t, s, "k", "b", true)
+	require.NoError(t, s.Invalidate(t.Context(), "k"))
+	require.Empty(t, fieldsOf(t, p, prefix, "k"))
+	filled("k")
+	_, err := s.Fence(t.Context(), "k", "1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"w", "w:1"}, fieldsOf(t, p, prefix, "k"))
+	require.NoError(t, s.Unfence(t.Context(), "k", "1"))
+	require.Empty(t, fieldsOf(t, p, prefix, "k"))
+}
+
+// fieldsOf returns the names of the fields of the hash of key.
+func fieldsOf(t *testing.T, p *process, prefix, key string) []string {
+	t.Helper()
+	found, err := p.client.Keys(t.Context(), "{"+prefix+"*}:"+key).Result()
+	require.NoError(t, err)
+	if len(found) == 0 {
+		return nil
+	}
+	names, err := p.client.HKeys(t.Context(), found[0]).Result()
+	require.NoError(t, err)
+	slices.Sort(names)
+	return names
+}
+
 func everyKeyExpires(t *testing.T, p *process, prefix string) {
 	t.Helper()
 	found := 0
@@ -359,7 +400,8 @@ func everyKeyExpires(t *testing.T, p *process, prefix string) {
 
 func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
-	s := p.store(newPrefix(t), func(cfg *redisstore.Config) {
+	prefix := newPrefix(t)
+	s := p.store(prefix, func(cfg *redisstore.Config) {
 		cfg.Lease, cfg.Write = 50*time.Millisecond, 50*time.Millisecond
 	})
 	// until asks until the answer is there: by then Redis's clock has moved as far.
@@ -382,11 +424,22 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	time.Sleep(60 * time.Millisecond)
 	require.True(t, fill(t, s, "slow", slow, "v"), "its time has passed, but nobody took it")
 
+	require.True(t, fill(t, s, "w", lease(t, s, "w", "a"), "old"))
 	begun := time.Now()
 	_, err := s.Fence(t.Context(), "w", "dead")
 	require.NoError(t, err)
 	until("w", "b", cacheaside.Leased)
 	require.GreaterOrEqual(t, time.Since(begun), 95*time.Millisecond, "twice as long as the write")
+	require.Empty(t, value(t, s, "w"))
+
+	// The longest of them counts.
+	long := p.store(prefix, func(cfg *redisstore.Config) { cfg.Write = time.Minute })
+	_, err = long.Fence(t.Context(), "two", "long")
+	require.NoError(t, err)
+	_, err = s.Fence(t.Context(), "two", "short")
+	require.NoError(t, err)
+	time.Sleep(110 * time.Millisecond)
+	require.Equal(t, cacheaside.Fenced, acquire(t, s, "two", "b", false).State)
 
 	_, err = s.Fence(t.Context(), "x", "dead")
 	require.NoError(t, err)
@@ -394,7 +447,8 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	_, err = s.Fence(t.Context(), "x", "alive")
 	require.NoError(t, err)
 	require.NoError(t, s.Unfence(t.Context(), "x", "alive"))
-	require.Equal(t, cacheaside.Leased, acquire(t, s, "x", "b", false).State, "the dead are not counted for ever")
+	require.Empty(t, fieldsOf(t, p, prefix, "x"), "of the dead nothing is left")
+	require.Equal(t, cacheaside.Leased, acquire(t, s, "x", "b", false).State)
 }
 
 func TestValuesAreShared(t *testing.T) {
