@@ -2,3 +2,13 @@ package throttle
 
 // SetRand makes a draw its probabilities from random, in [0, 1).
 func (a *Adaptive) SetRand(random func() float64) { a.rand = random }
+
+// SlotOf returns the hash slot of a key in Redis.
+func SlotOf(key string) uint16 { return slotOf(key) }
+
+// OutageSlots returns of how many slots an outage is remembered.
+func (s *Shared) OutageSlots() int {
+	s.outages.mu.Lock()
+	defer s.outages.mu.Unlock()
+	return len(s.outages.slots)
+}

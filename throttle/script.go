@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -18,25 +19,16 @@ type answer struct {
 	wait, debt time.Duration
 }
 
-// eval runs the script and makes sure that its answer is one.
-func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, want int) (a answer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	key := s.cfg.Prefix + s.cfg.Name
-	if s.cfg.Key != nil {
-		key += "/" + c.key
-	}
+// eval runs the script for the first of some amounts that is there, and makes sure
+// that its answer is one.
+func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, err error) {
 	most, room := t.room[0], t.room[c.level]
-	args := []any{most.whole, most.part, room.whole, room.part}
-	for _, n := range []int{want, c.n} {
+	args := append(make([]any, 0, 7), most.whole, most.part, room.whole, room.part)
+	for _, n := range amounts {
 		cost := t.token.times(n)
 		args = append(args, n, cost.whole, cost.part)
-		if n == c.n {
-			break
-		}
 	}
-	s.asked.Add(1)
-	value, err := s.cfg.Eval(ctx, script, []string{key}, args...)
+	value, err := s.cfg.Eval(ctx, script, []string{c.full}, args...)
 	if err != nil {
 		return answer{}, err
 	}
@@ -50,8 +42,8 @@ func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, want in
 			return answer{}, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", s.cfg.Name, field, field)
 		}
 	}
-	if n[0] != 0 && n[0] != int64(c.n) && n[0] != int64(want) {
-		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be %d or %d", s.cfg.Name, n[0], c.n, want)
+	if n[0] != 0 && !slices.Contains(amounts, int(n[0])) {
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be 0 or one of %v", s.cfg.Name, n[0], amounts)
 	}
 	return answer{int(n[0]), time.Duration(n[1]) * time.Microsecond, time.Duration(n[2]) * time.Microsecond}, nil
 }

@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -38,9 +37,11 @@ type SharedConfig struct {
 	Prefix string
 
 	// Eval runs a Lua script, which is always the same one, on Redis 5 or later
-	// and returns its answer: three integers. It is required, and must return soon
-	// after its ctx has ended. With github.com/redis/go-redis/v9, whose Run sends
-	// the script by its hash where the server knows it:
+	// and returns its answer: three integers. It is required. It runs on a goroutine
+	// of its own, with the values of the call's ctx and a deadline of Timeout; its
+	// answer is not waited for any longer, but its goroutine lasts until it returns.
+	// With github.com/redis/go-redis/v9, whose Run sends the script by its hash where
+	// the server knows it:
 	//
 	//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	//	Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -66,20 +67,23 @@ type SharedConfig struct {
 	// Batch is how many tokens are taken from Redis at once, to be spent here: for
 	// rates at which one round trip for each call is too much. All instances
 	// together then admit up to Batch-1 tokens each more than the limit over any
-	// interval: those that were taken before. Zero means 1. More, up to Burst, need
-	// Key to be nil and no Levels.
+	// interval: those that were taken before. Calls that find no tokens left are
+	// asked for together, by one round trip at a time, and refused together where
+	// the limit has no more. Zero means 1. More, up to Burst, need Key to be nil and
+	// no Levels.
 	Batch int
 
-	// Timeout is how long Redis may take for one answer. Zero means 50 ms.
+	// Timeout is how long Redis may take for one answer. A call waits for one answer
+	// at most, with Batch for two. Zero means 50 ms.
 	Timeout time.Duration
 
 	// OnOutage says what to do while Redis does not answer, or not in time, or
 	// with something else. Zero means LimitLocally.
 	OnOutage OutagePolicy
 
-	// Instances is how many instances share the limit, for LimitLocally: each
-	// admits Rate / Instances and a Burst / Instances, rounded down, of at least 1.
-	// Zero means 1, with which each admits the whole limit.
+	// Instances is how many instances share the limit, or the most that may. For
+	// LimitLocally it is required: in an outage each instance admits Rate / Instances
+	// and a Burst / Instances, rounded down, of at least 1.
 	Instances int
 
 	// RetryEvery is how often Redis is tried, by one call, during an outage. The
@@ -90,8 +94,8 @@ type SharedConfig struct {
 	// its ctx.
 	OnReject func(context.Context, *LimitedError)
 
-	// OnError, if not nil, is called for each time that Redis did not answer as it
-	// should.
+	// OnError, if not nil, is called with the error when Redis has not answered as it
+	// should, by the first call that is decided without that answer, with its ctx.
 	OnError func(context.Context, error)
 }
 
@@ -106,7 +110,8 @@ func (c SharedConfig) Validate() error {
 	f.Need(c.Batch <= 1 || c.Key == nil && c.Levels < 2, "Batch", c.Batch, "0 or 1 where there is a Key or more Levels than one")
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
 	f.Need(c.OnOutage >= LimitLocally && c.OnOutage <= AdmitAll, "OnOutage", int(c.OnOutage), "LimitLocally, RefuseAll or AdmitAll")
-	f.Need(c.Instances >= 0, "Instances", c.Instances, "0 (for 1) or more")
+	f.Need(c.Instances >= 0, "Instances", c.Instances, "0 or more")
+	f.Need(c.Instances != 0 || c.OnOutage != LimitLocally, "Instances", c.Instances, "1 or more where OnOutage is LimitLocally: each instance admits its part")
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
 	return f.Err()
 }
@@ -129,22 +134,23 @@ func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
 //
 // Each decision takes one round trip, or 1/Batch. Over any interval all instances
 // together admit at most Burst + Rate x interval tokens, and what Batch says. The
-// rate is exact to one part in 4e15/Rate, to the safe side. Who loses Redis goes
-// on as OnOutage says, after one Timeout, and comes back by itself. If Redis loses
-// what it held, as in a restart without persistence, the burst is full again.
+// rate is exact to one part in 4e15/Rate, to the safe side. If Redis loses what it
+// held, as in a restart without persistence, the burst is full again.
 //
-// A Shared does not wait: a retry around it, which heeds [LimitedError.RetryAfter],
-// does.
+// When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers
+// again. A round trip belongs to the Shared: a call that gives up sooner returns, and
+// the Shared still learns that no answer came. An outage is that of a hash slot, of
+// which a Redis Cluster has 16384: one master that is down, or one key that holds
+// something else, leaves the other keys alone.
+//
+// A Shared does not wait for tokens: a retry around it, which heeds
+// [LimitedError.RetryAfter], does.
 type Shared struct {
-	cfg   SharedConfig
-	terms atomic.Pointer[sharedTerms]
-	local *Group[string]
-	base  time.Time
-
-	held  atomic.Int64  // tokens of a batch, to be spent here
-	asks  chan struct{} // holds a token while nobody asks for a batch
-	down  atomic.Int64  // when to try Redis again, since base; 0 while it is up
-	cause atomic.Pointer[error]
+	cfg     SharedConfig
+	terms   atomic.Pointer[sharedTerms]
+	local   *Group[string]
+	batch   batch
+	outages outages
 
 	admitted, refused, spent, asked, failed, alone atomic.Int64
 }
@@ -191,8 +197,8 @@ func NewShared(cfg SharedConfig) *Shared {
 	cfg.RetryEvery = orElse(cfg.RetryEvery, time.Second)
 	cfg.Levels = orElse(cfg.Levels, 1)
 	cfg.Reserve = reserveOf(cfg.Levels, cfg.Reserve)
-	s := &Shared{cfg: cfg, base: time.Now(), asks: make(chan struct{}, 1)}
-	s.asks <- struct{}{}
+	s := &Shared{cfg: cfg}
+	s.outages.every = cfg.RetryEvery
 	s.terms.Store(newSharedTerms(cfg.Rate, cfg.Burst, cfg.Reserve))
 	rate, burst := s.part(cfg.Rate, cfg.Burst)
 	s.local = NewGroup(GroupConfig[string]{
@@ -286,7 +292,7 @@ type SharedStats struct {
 	Asked    int64 // times that Redis was asked: round trips
 	Failed   int64 // of these, how many had no answer that means anything
 	Alone    int64 // calls that were decided as OnOutage says
-	Down     bool  // whether Redis is not asked at the moment, but for a try
+	Down     bool  // whether there is an outage at the moment, of some key at least
 }
 
 // Stats returns what the limiter has done so far.
@@ -294,20 +300,22 @@ func (s *Shared) Stats() SharedStats {
 	return SharedStats{
 		Admitted: s.admitted.Load(), Refused: s.refused.Load(), Spent: s.spent.Load(),
 		Asked: s.asked.Load(), Failed: s.failed.Load(), Alone: s.alone.Load(),
-		Down: s.down.Load() != 0,
+		Down: s.outages.count.Load() > 0,
 	}
 }
 
 // A sharedCall is what there is to know of a call.
 type sharedCall struct {
-	key      string
+	key      string // of Config's Key
+	full     string // the key in Redis
 	n, level int
 }
 
 func (s *Shared) callOf(ctx context.Context) sharedCall {
-	c := sharedCall{n: 1}
+	c := sharedCall{n: 1, full: s.cfg.Prefix + s.cfg.Name}
 	if s.cfg.Key != nil {
 		c.key = s.cfg.Key(ctx)
+		c.full += "/" + c.key
 	}
 	if s.cfg.Cost != nil {
 		c.n = max(s.cfg.Cost(ctx), 0)
@@ -322,20 +330,12 @@ func (s *Shared) callOf(ctx context.Context) sharedCall {
 func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reason, cause error) {
 	t := s.terms.Load()
 	switch {
-	case c.n == 0 || s.spendHeld(c.n):
-		d = Decision{OK: true, Remaining: int(s.held.Load())}
+	case c.n == 0 || s.batch.spend(c.n):
+		d = Decision{OK: true, Remaining: int(s.batch.held.Load())}
 	case c.n > t.burst-reserved(t.burst, s.cfg.Reserve[c.level]):
 		d, why = Decision{RetryAfter: never}, TooCostly
-	case s.cfg.Batch > 1:
-		d, why, cause = s.askBatch(ctx, t, c)
 	default:
-		d, why, cause = s.ask(ctx, t, c, c.n)
-	}
-	if why == Outage {
-		if cause != nil && s.cfg.OnError != nil {
-			s.cfg.OnError(ctx, cause)
-		}
-		d, why, cause = s.decideAlone(c)
+		d, why, cause = s.ask(ctx, t, c)
 	}
 	d.Limit, d.Window = t.burst, t.window
 	if d.OK {
@@ -347,60 +347,29 @@ func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reas
 	return d, why, cause
 }
 
-// spendHeld takes n of the tokens of a batch, if they are there.
-func (s *Shared) spendHeld(n int) bool {
-	for {
-		held := s.held.Load()
-		if held < int64(n) {
-			return false
-		}
-		if s.held.CompareAndSwap(held, held-int64(n)) {
-			return true
-		}
+// ask has Redis decide on a call, or decides alone in an outage.
+func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
+	if o := s.outages.of(c.full); o != nil {
+		return s.decideAlone(ctx, c, o)
 	}
-}
-
-// askBatch asks for a batch, unless another call does: then there may be tokens
-// after that. So an instance never holds more than one.
-func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
-	select {
-	case <-s.asks:
-	case <-ctx.Done():
+	if s.cfg.Batch > 1 {
+		return s.askBatch(ctx, t, c)
+	}
+	trip := s.depart(ctx, t, c, []int{c.n})
+	if !trip.wait(ctx) {
 		return Decision{}, ContextEnded, ended.Error(ctx)
 	}
-	defer func() { s.asks <- struct{}{} }()
-	if s.spendHeld(c.n) {
-		return Decision{OK: true, Remaining: int(s.held.Load())}, 0, nil
+	if trip.outage != nil {
+		return s.decideAlone(ctx, c, trip.outage)
 	}
-	// With what is still held the next batch is one of Batch again.
-	return s.ask(ctx, t, c, max(c.n, s.cfg.Batch-int(s.held.Load())))
-}
-
-// ask asks Redis for want tokens, or at least those of the call. It returns Outage
-// if there is one, and what went wrong if it was this call that found out.
-func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall, want int) (Decision, Reason, error) {
-	if !s.mayAsk() {
-		return Decision{}, Outage, nil
+	a := trip.answer
+	d := Decision{
+		OK: a.taken > 0, Remaining: t.remaining(c.level, a.debt),
+		RetryAfter: a.wait, ResetAfter: a.debt,
 	}
-	began := time.Now()
-	answer, err := s.eval(ctx, t, c, want)
-	if err != nil {
-		// What its caller cut short says nothing about Redis, unless it was slow.
-		if ctx.Err() != nil && (errors.Is(ctx.Err(), context.Canceled) || time.Since(began) < s.cfg.Timeout/2) {
-			return Decision{}, ContextEnded, ended.Error(ctx)
-		}
-		s.failed.Add(1)
-		s.cause.Store(&err)
-		s.down.Store(int64(time.Since(s.base) + s.cfg.RetryEvery))
-		return Decision{}, Outage, err
-	}
-	s.down.Store(0)
-	d := Decision{OK: answer.taken > 0, RetryAfter: answer.wait, ResetAfter: answer.debt}
-	d.Remaining = t.remaining(c.level, answer.debt)
 	if !d.OK {
 		return d, OverLimit, nil
 	}
-	s.held.Add(int64(answer.taken - c.n))
 	return d, 0, nil
 }
 
@@ -411,19 +380,11 @@ func (t *sharedTerms) remaining(level int, debt time.Duration) int {
 	return int(max(0, math.Floor(left/token+1e-9)))
 }
 
-// mayAsk reports whether to ask Redis: always while it is up, and one call each
-// RetryEvery while it is not.
-func (s *Shared) mayAsk() bool {
-	down := s.down.Load()
-	if down == 0 {
-		return true
-	}
-	now := time.Since(s.base)
-	return int64(now) >= down && s.down.CompareAndSwap(down, int64(now+s.cfg.RetryEvery))
-}
-
 // decideAlone decides without Redis.
-func (s *Shared) decideAlone(c sharedCall) (Decision, Reason, error) {
+func (s *Shared) decideAlone(ctx context.Context, c sharedCall, o *outage) (Decision, Reason, error) {
+	if s.cfg.OnError != nil && o.told.CompareAndSwap(false, true) {
+		s.cfg.OnError(ctx, o.cause)
+	}
 	s.alone.Add(1)
 	switch s.cfg.OnOutage {
 	case AdmitAll:
@@ -434,10 +395,5 @@ func (s *Shared) decideAlone(c sharedCall) (Decision, Reason, error) {
 			return d, why, nil
 		}
 	}
-	d := Decision{RetryAfter: max(0, time.Duration(s.down.Load())-time.Since(s.base))}
-	cause := ErrOutage
-	if err := s.cause.Load(); err != nil {
-		cause = fmt.Errorf("%w: %w", ErrOutage, *err)
-	}
-	return d, Outage, cause
+	return Decision{RetryAfter: max(0, time.Until(o.until))}, Outage, fmt.Errorf("%w: %w", ErrOutage, o.cause)
 }

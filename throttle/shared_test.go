@@ -52,7 +52,7 @@ func hanging(ctx context.Context, _ []any) (any, error) {
 
 func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5})
+	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
 	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Allow(t.Context()))
 	require.NoError(t, s.Wrap(ok)(t.Context()))
 	f.answer = answers("0", []byte("100000"), 500_000)
@@ -78,7 +78,7 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	var rejected []*throttle.LimitedError
 	f := &fakeRedis{answer: answers(int64(0), int64(1000), int64(1000))}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10,
+		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10, Instances: 1,
 		Key:      func(context.Context) string { return "tenant" },
 		Levels:   2,
 		Priority: func(context.Context) int { return 5 },
@@ -100,22 +100,22 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 func TestSharedEndedContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: hanging}
-		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1})
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Instances: 1})
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
+		start := time.Now()
 		err := s.Do(ctx, ok)
+		require.Equal(t, time.Millisecond, time.Since(start))
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, throttle.ContextEnded, limited.Reason)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, s.Do(ctx, ok), throttle.ErrLimited)
 		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Allow(ctx))
 		require.Len(t, f.calls, 1)
-		require.False(t, s.Stats().Down, "a caller that leaves says nothing about Redis")
-
-		soon, cancel := context.WithTimeout(t.Context(), 40*time.Millisecond)
-		defer cancel()
-		require.NoError(t, s.Do(soon, ok), "slow, so the local limit decides")
-		require.True(t, s.Stats().Down)
+		require.False(t, s.Stats().Down, "nobody knows yet")
+		time.Sleep(49 * time.Millisecond)
+		synctest.Wait()
+		require.True(t, s.Stats().Down, "the round trip went on without its caller")
 	})
 }
 
@@ -128,7 +128,7 @@ func TestSharedBadAnswers(t *testing.T) {
 		"throttle: api: the script's answer has string x: must be an integer of 0 or more":   []any{int64(1), "x", int64(2)},
 		"throttle: api: the script's answer has float64 1: must be an integer of 0 or more":  []any{1.0, int64(1), int64(2)},
 		"throttle: api: the script's answer has int64 -5: must be an integer of 0 or more":   []any{int64(1), int64(-5), int64(2)},
-		"throttle: api: the script's answer is 7 tokens: must be 1 or 1":                     []any{int64(7), int64(0), int64(2)},
+		"throttle: api: the script's answer is 7 tokens: must be 0 or one of [1]":            []any{int64(7), int64(0), int64(2)},
 	} {
 		var reported error
 		s := throttle.NewShared(throttle.SharedConfig{
@@ -270,7 +270,7 @@ func TestSharedBatch(t *testing.T) {
 		return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
 	}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10,
+		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10, Instances: 1,
 		Cost: func(context.Context) int { return n },
 	})
 	for range 100 {
@@ -303,7 +303,7 @@ func TestSharedBatchIsAskedForOnce(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 			return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
 		}}
-		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 100, Burst: 100, Batch: 50})
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 100, Burst: 100, Batch: 50, Instances: 1})
 		var calls sync.WaitGroup
 		for range 100 {
 			calls.Go(func() { require.NoError(t, s.Do(t.Context(), ok)) })
@@ -321,18 +321,22 @@ func TestSharedValidate(t *testing.T) {
 	eval := (&fakeRedis{}).eval
 	key := func(context.Context) string { return "" }
 	for want, cfg := range map[string]throttle.SharedConfig{
-		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":            {Eval: eval, Rate: 1},
-		"throttle.SharedConfig.Eval is nil: must be set":                                                {Name: "n", Rate: 1},
-		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second":              {Name: "n", Eval: eval},
-		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e9 tokens a second":            {Name: "n", Eval: eval, Rate: math.NaN()},
-		"throttle.SharedConfig.Rate is 1e+10: must be above 0 and at most 1e9 tokens a second":          {Name: "n", Eval: eval, Rate: 1e10},
-		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                              {Name: "n", Eval: eval, Rate: 2, Batch: 5},
-		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one": {Name: "n", Eval: eval, Rate: 2, Batch: 2, Key: key},
-		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                          {Name: "n", Eval: eval, Rate: 2, Timeout: -1},
-		"throttle.SharedConfig.OnOutage is 9: must be LimitLocally, RefuseAll or AdmitAll":              {Name: "n", Eval: eval, Rate: 2, OnOutage: 9},
-		"throttle.SharedConfig.Instances is -1: must be 0 (for 1) or more":                              {Name: "n", Eval: eval, Rate: 2, Instances: -1},
-		"throttle.SharedConfig.RetryEvery is -1ns: must be 0 (for a second) or more":                    {Name: "n", Eval: eval, Rate: 2, RetryEvery: -1},
+		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":                                    {Eval: eval, Rate: 1, Instances: 1},
+		"throttle.SharedConfig.Eval is nil: must be set":                                                                        {Name: "n", Instances: 1, Rate: 1},
+		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second":                                      {Name: "n", Instances: 1, Eval: eval},
+		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e9 tokens a second":                                    {Name: "n", Instances: 1, Eval: eval, Rate: math.NaN()},
+		"throttle.SharedConfig.Rate is 1e+10: must be above 0 and at most 1e9 tokens a second":                                  {Name: "n", Instances: 1, Eval: eval, Rate: 1e10},
+		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                                                      {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 5},
+		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one":                         {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 2, Key: key},
+		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                                                  {Name: "n", Instances: 1, Eval: eval, Rate: 2, Timeout: -1},
+		"throttle.SharedConfig.OnOutage is 9: must be LimitLocally, RefuseAll or AdmitAll":                                      {Name: "n", Instances: 1, Eval: eval, Rate: 2, OnOutage: 9},
+		"throttle.SharedConfig.Instances is -1: must be 0 or more":                                                              {Name: "n", Eval: eval, Rate: 2, Instances: -1},
+		"throttle.SharedConfig.Instances is 0: must be 1 or more where OnOutage is LimitLocally: each instance admits its part": {Name: "n", Eval: eval, Rate: 2},
+		"throttle.SharedConfig.RetryEvery is -1ns: must be 0 (for a second) or more":                                            {Name: "n", Instances: 1, Eval: eval, Rate: 2, RetryEvery: -1},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewShared(cfg) })
+	}
+	for _, policy := range []throttle.OutagePolicy{throttle.RefuseAll, throttle.AdmitAll} {
+		require.NoError(t, throttle.SharedConfig{Name: "n", Eval: eval, Rate: 2, OnOutage: policy}.Validate())
 	}
 }

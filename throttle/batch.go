@@ -1,0 +1,174 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// A batch holds tokens that were taken from Redis, and the calls for which there
+// were none. One trip at a time asks for all of the calls that came before it began.
+// So a call waits for the trip that is under way and for its own, whatever the load.
+type batch struct {
+	held atomic.Int64 // tokens, to be spent without the lock
+
+	mu     sync.Mutex
+	asking bool
+	claims []*claim // that the next trip asks for
+}
+
+// A claim is a call that waits for tokens.
+type claim struct {
+	n       int
+	left    bool          // the call has given up
+	settled chan struct{} // closed when the following are set
+	d       Decision
+	outage  *outage
+}
+
+// spend takes n of the tokens that are held, if they are there.
+func (b *batch) spend(n int) bool {
+	for {
+		held := b.held.Load()
+		if held < int64(n) {
+			return false
+		}
+		if b.held.CompareAndSwap(held, held-int64(n)) {
+			return true
+		}
+	}
+}
+
+// askBatch has a call wait for tokens.
+func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
+	b := &s.batch
+	mine := &claim{n: c.n, settled: make(chan struct{})}
+	b.mu.Lock()
+	b.claims = append(b.claims, mine)
+	if !b.asking {
+		b.asking = true
+		go s.fetch(context.WithoutCancel(ctx), c)
+	}
+	b.mu.Unlock()
+	select {
+	case <-mine.settled:
+	case <-ctx.Done():
+		b.mu.Lock()
+		mine.left = true
+		b.mu.Unlock()
+		return Decision{}, ContextEnded, ended.Error(ctx)
+	}
+	switch {
+	case mine.outage != nil:
+		return s.decideAlone(ctx, c, mine.outage)
+	case !mine.d.OK:
+		return mine.d, OverLimit, nil
+	}
+	return mine.d, 0, nil
+}
+
+// fetch makes one trip after the other while there are claims.
+func (s *Shared) fetch(ctx context.Context, c sharedCall) {
+	b := &s.batch
+	var last *outage
+	for {
+		b.mu.Lock()
+		claims := b.claims
+		b.claims = nil
+		if len(claims) == 0 {
+			b.asking = false
+			b.mu.Unlock()
+			return
+		}
+		b.mu.Unlock()
+		if last != nil { // they came before it was known
+			settle(claims, last)
+			continue
+		}
+		last = s.fetchFor(ctx, c, claims)
+	}
+}
+
+// fetchFor makes a trip for some claims and settles them.
+func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *outage {
+	t := s.terms.Load()
+	b := &s.batch
+	held := int(b.held.Swap(0))
+	// The cheap ones first: none is refused where there are tokens for it.
+	slices.SortStableFunc(claims, func(a, b *claim) int { return cmp.Compare(a.n, b.n) })
+	for len(claims) > 0 && claims[0].n <= held { // left over by the trip before
+		held -= claims[0].n
+		claims[0].d = Decision{OK: true, Remaining: held}
+		close(claims[0].settled)
+		claims = claims[1:]
+	}
+	if len(claims) == 0 {
+		b.held.Add(int64(held))
+		return nil
+	}
+	trip := s.depart(ctx, t, c, s.amounts(t, claims, held))
+	trip.wait(ctx)
+	if trip.outage != nil {
+		b.held.Add(int64(held))
+		settle(claims, trip.outage)
+		return trip.outage
+	}
+	a := trip.answer
+	held += a.taken
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, claim := range claims {
+		claim.d = Decision{OK: claim.n <= held, Remaining: t.remaining(0, a.debt), ResetAfter: a.debt}
+		switch {
+		case claim.left:
+		case claim.d.OK:
+			held -= claim.n
+		default:
+			claim.d.RetryAfter = t.wait(claim.n-held, a.debt)
+		}
+		close(claim.settled)
+	}
+	// More is left where calls have given up; it is lost, to keep the bound.
+	b.held.Add(int64(min(held, s.cfg.Batch-1)))
+	return nil
+}
+
+// amounts returns what to ask for: what serves all claims and leaves a batch, and
+// where that is not there, what serves all of them, half of them, and so on, down to
+// the cheapest.
+func (s *Shared) amounts(t *sharedTerms, claims []*claim, held int) (amounts []int) {
+	sum := 0
+	sums := make([]int, len(claims))
+	for i, claim := range claims {
+		sum += claim.n
+		sums[i] = sum
+	}
+	amounts = append(amounts, max(sum, s.cfg.Batch)-held)
+	for k := len(claims); k > 0; k /= 2 {
+		amounts = append(amounts, sums[k-1]-held)
+	}
+	amounts = slices.DeleteFunc(amounts, func(n int) bool { return n > t.burst })
+	return slices.Compact(amounts)
+}
+
+// wait returns how long it takes until n tokens can be taken on top of a debt.
+func (t *sharedTerms) wait(n int, debt time.Duration) time.Duration {
+	cost := t.token.times(n)
+	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(t.room[0].whole)
+	if cost.part > t.room[0].part {
+		over++
+	}
+	return time.Duration(max(over, 1)) * time.Microsecond
+}
+
+func settle(claims []*claim, o *outage) {
+	for _, claim := range claims {
+		claim.outage = o
+		close(claim.settled)
+	}
+}

@@ -1,0 +1,96 @@
+package throttle
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// outages holds for which keys Redis has not answered. The unit is the hash slot of
+// the Redis Cluster specification: all keys of a slot are on one server, and there
+// are 16384 of them, whatever the number of keys.
+type outages struct {
+	every time.Duration // RetryEvery
+	count atomic.Int64  // of slots; 0 spares a call the rest
+	mu    sync.Mutex
+	slots map[uint16]*outage
+}
+
+type outage struct {
+	cause error
+	until time.Time // the slot is tried again
+	told  atomic.Bool
+}
+
+// of returns the outage that a key is subject to. It returns nil if there is none,
+// and to one call each RetryEvery, which is to try.
+func (o *outages) of(key string) *outage {
+	if o.count.Load() == 0 {
+		return nil
+	}
+	slot := slotOf(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	known := o.slots[slot]
+	if known == nil {
+		return nil
+	}
+	if now := time.Now(); !now.Before(known.until) {
+		o.slots[slot] = o.next(known.cause, known.told.Load())
+		return nil
+	}
+	return known
+}
+
+func (o *outages) next(cause error, told bool) *outage {
+	next := &outage{cause: cause, until: time.Now().Add(o.every)}
+	next.told.Store(told)
+	return next
+}
+
+// began records that Redis did not answer for a key.
+func (o *outages) began(key string, cause error) *outage {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.slots == nil {
+		o.slots = make(map[uint16]*outage)
+	}
+	next := o.next(cause, false)
+	o.slots[slotOf(key)] = next
+	o.count.Store(int64(len(o.slots)))
+	return next
+}
+
+// ended records that Redis answered for a key.
+func (o *outages) ended(key string) {
+	if o.count.Load() == 0 {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.slots, slotOf(key))
+	o.count.Store(int64(len(o.slots)))
+}
+
+// slotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part
+// in braces, modulo 16384.
+func slotOf(key string) uint16 {
+	if _, tagged, ok := strings.Cut(key, "{"); ok {
+		if tag, _, ok := strings.Cut(tagged, "}"); ok && tag != "" {
+			key = tag
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return crc % 16384
+}

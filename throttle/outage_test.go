@@ -1,0 +1,398 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A bucketRedis is a fakeRedis that does what the script does, on the clock of the
+// test, for one key.
+type bucketRedis struct {
+	rate  float64
+	burst float64
+	trip  time.Duration // that an answer takes
+
+	mu    sync.Mutex
+	left  float64
+	at    time.Time
+	trips int
+}
+
+func (b *bucketRedis) eval(_ context.Context, _ string, _ []string, args ...any) (any, error) {
+	time.Sleep(b.trip)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trips++
+	if b.at.IsZero() {
+		b.left, b.at = b.burst, time.Now()
+	}
+	b.left = min(b.burst, b.left+b.rate*time.Since(b.at).Seconds())
+	b.at = time.Now()
+	micros := func(tokens float64) int64 { return int64(tokens / b.rate * 1e6) }
+	var last int
+	for i := 4; i < len(args); i += 3 {
+		last = args[i].(int)
+		if float64(last) <= b.left {
+			b.left -= float64(last)
+			return []any{int64(last), int64(0), micros(b.burst - b.left)}, nil
+		}
+	}
+	return []any{int64(0), micros(float64(last) - b.left), micros(b.burst - b.left)}, nil
+}
+
+// Whatever the load, a call waits for the trip that is under way and for its own,
+// and what the limit allows is admitted.
+func TestSharedBatchDoesNotQueueUnderOverload(t *testing.T) {
+	for _, times := range []int{1, 2, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			const rate, burst, batch, seconds = 500, 100, 10, 10
+			redis := &bucketRedis{rate: rate, burst: burst, trip: 10 * time.Millisecond}
+			s := throttle.NewShared(throttle.SharedConfig{
+				Name: "api", Eval: redis.eval, Rate: rate, Burst: burst, Batch: batch, OnOutage: throttle.RefuseAll,
+			})
+			var mu sync.Mutex
+			var slowest time.Duration
+			var calls sync.WaitGroup
+			for range rate * seconds {
+				for range times {
+					calls.Go(func() {
+						came := time.Now()
+						_ = s.Wait(t.Context())
+						mu.Lock()
+						defer mu.Unlock()
+						slowest = max(slowest, time.Since(came))
+					})
+				}
+				time.Sleep(time.Second / rate)
+			}
+			calls.Wait()
+			require.LessOrEqual(t, slowest, 2*redis.trip)
+			stats := s.Stats()
+			require.EqualValues(t, rate*seconds*times, stats.Admitted+stats.Refused)
+			require.LessOrEqual(t, stats.Admitted, int64(burst+rate*seconds+batch))
+			require.GreaterOrEqual(t, stats.Admitted, int64(rate*seconds-1))
+			require.Zero(t, stats.Failed)
+		})
+	}
+}
+
+// Calls that come together are asked for together, also where the limit has not
+// enough for all.
+func TestSharedBatchAsksForAllWhoWait(t *testing.T) {
+	for _, c := range []struct{ burst, calls, atLeast, most, trips int }{
+		{burst: 1000, calls: 800, atLeast: 800, most: 800, trips: 2},
+		{burst: 100, calls: 800, atLeast: 50, most: 100, trips: 2},
+		{burst: 20, calls: 1, atLeast: 1, most: 1, trips: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			redis := &bucketRedis{rate: 1e-3, burst: float64(c.burst), trip: time.Millisecond}
+			s := throttle.NewShared(throttle.SharedConfig{
+				Name: "api", Eval: redis.eval, Rate: 1e-3, Burst: c.burst, Batch: 10, OnOutage: throttle.RefuseAll,
+			})
+			var calls sync.WaitGroup
+			for range c.calls {
+				calls.Go(func() {
+					if err := s.Wait(t.Context()); err != nil {
+						limited, _ := errors.AsType[*throttle.LimitedError](err)
+						require.Equal(t, throttle.OverLimit, limited.Reason)
+						require.Positive(t, limited.RetryAfter())
+					}
+				})
+			}
+			calls.Wait()
+			require.LessOrEqual(t, redis.trips, c.trips)
+			require.GreaterOrEqual(t, s.Stats().Admitted, int64(c.atLeast))
+			require.LessOrEqual(t, s.Stats().Admitted, int64(c.most))
+		})
+	}
+}
+
+// A call that costs more than there is does not take the others along, and each is
+// told when to come back for what it costs.
+func TestSharedBatchServesTheCheapFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type cost struct{}
+		redis := &bucketRedis{rate: 1, burst: 10, trip: time.Millisecond}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: redis.eval, Rate: 1, Burst: 10, Batch: 2, OnOutage: throttle.RefuseAll,
+			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+		})
+		of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
+		require.NoError(t, s.Wait(of(7)))
+		var calls sync.WaitGroup
+		admitted := make(map[int]bool)
+		var mu sync.Mutex
+		for _, n := range []int{9, 2, 8} {
+			calls.Go(func() {
+				err := s.Wait(of(n))
+				mu.Lock()
+				defer mu.Unlock()
+				admitted[n] = err == nil
+				if limited, isLimited := errors.AsType[*throttle.LimitedError](err); isLimited {
+					// 3 tokens were left, less the 2 that one has got, or all of them.
+					require.InDelta(t, time.Duration(n-1)*time.Second, limited.RetryAfter(), 2.1e9)
+				}
+			})
+		}
+		calls.Wait()
+		require.Equal(t, map[int]bool{2: true, 8: false, 9: false}, admitted)
+	})
+}
+
+// The tokens of calls that give up are kept for others, but less than a batch.
+func TestSharedBatchHoldsLessThanABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redis := &bucketRedis{rate: 1e-3, burst: 100, trip: 10 * time.Millisecond}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: redis.eval, Rate: 1e-3, Burst: 100, Batch: 10, OnOutage: throttle.RefuseAll,
+		})
+		require.NoError(t, s.Wait(t.Context())) // 9 are left
+		for range 9 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		impatient, cancel := context.WithTimeout(t.Context(), 25*time.Millisecond)
+		defer cancel()
+		var calls sync.WaitGroup
+		for range 50 { // the trip for the first, and one for 49, of which none is waited for
+			calls.Go(func() { _ = s.Wait(impatient) })
+		}
+		time.Sleep(5 * time.Millisecond)
+		cancel()
+		calls.Wait()
+		time.Sleep(time.Second)
+		trips := redis.trips
+		held := 0
+		for redis.trips == trips {
+			require.NoError(t, s.Wait(t.Context()))
+			if redis.trips == trips {
+				held++
+			}
+		}
+		require.LessOrEqual(t, held, 9)
+		require.Positive(t, held)
+	})
+}
+
+// faults are the ways in which Redis fails, and what makes it well again.
+var faults = map[string]func(ctx context.Context) (any, error){
+	"refused": func(context.Context) (any, error) { return nil, errDown },
+	"hanging": func(ctx context.Context) (any, error) { <-ctx.Done(); return nil, ctx.Err() },
+	"hanging with a client that heeds no ctx": func(context.Context) (any, error) {
+		time.Sleep(3 * time.Second)
+		return nil, errDown
+	},
+	"slow": func(context.Context) (any, error) {
+		time.Sleep(60 * time.Millisecond)
+		return []any{int64(1), int64(0), int64(0)}, nil
+	},
+	"delivered late": func(context.Context) (any, error) {
+		time.Sleep(10 * time.Second)
+		return []any{int64(1), int64(0), int64(0)}, nil
+	},
+	"panicking": func(context.Context) (any, error) { panic("boom") },
+	"exiting":   func(context.Context) (any, error) { runtime.Goexit(); return nil, nil },
+}
+
+// callers are the ways in which calls are made: how long they wait at most.
+var callers = map[string]func(context.Context) (context.Context, context.CancelFunc){
+	"patient": context.WithCancel,
+	"with a deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, 20*time.Millisecond)
+	},
+	"that cancel": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(ctx)
+		time.AfterFunc(10*time.Millisecond, cancel)
+		return ctx, cancel
+	},
+}
+
+// However Redis fails and whoever calls, it is noticed after one Timeout, and calls
+// then follow OnOutage without waiting, but for one each RetryEvery.
+func TestSharedNoticesEachOutage(t *testing.T) {
+	for fault, answer := range faults {
+		for caller, within := range callers {
+			for _, batch := range []int{1, 10} {
+				t.Run(fmt.Sprintf("%s/callers %s/batch %d", fault, caller, batch), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var mu sync.Mutex
+						healthy := false
+						var told []error
+						f := &fakeRedis{answer: func(ctx context.Context, args []any) (any, error) {
+							mu.Lock()
+							well := healthy
+							mu.Unlock()
+							if well {
+								return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+							}
+							return answer(ctx)
+						}}
+						s := throttle.NewShared(throttle.SharedConfig{
+							Name: "api", Eval: f.eval, Rate: 1000, Burst: 1000, Batch: batch, OnOutage: throttle.AdmitAll,
+							OnError: func(_ context.Context, err error) { told = append(told, err) },
+						})
+						start := time.Now()
+						call := func() error {
+							ctx, cancel := within(t.Context())
+							defer cancel()
+							came := time.Now()
+							err := s.Wait(ctx)
+							require.LessOrEqual(t, time.Since(came), 50*time.Millisecond, "Timeout")
+							return err
+						}
+						for time.Since(start) <= 50*time.Millisecond {
+							_ = call()
+							time.Sleep(time.Millisecond)
+						}
+						synctest.Wait()
+						require.True(t, s.Stats().Down)
+						before, since := s.Stats(), time.Now()
+						for range 1000 {
+							require.NoError(t, call())
+						}
+						require.Zero(t, time.Since(since), "nobody waits")
+						require.EqualValues(t, 1000, s.Stats().Alone-before.Alone)
+						require.NotEmpty(t, told)
+
+						// One call each second finds out how things are.
+						time.Sleep(100 * time.Millisecond) // those that were under way
+						before = s.Stats()
+						for range 500 {
+							_ = call()
+							time.Sleep(10 * time.Millisecond)
+						}
+						require.InDelta(t, 5, s.Stats().Asked-before.Asked, 1)
+						require.InDelta(t, 5, s.Stats().Failed-before.Failed, 1)
+
+						mu.Lock()
+						healthy = true
+						mu.Unlock()
+						time.Sleep(1100 * time.Millisecond)
+						require.NoError(t, call())
+						require.False(t, s.Stats().Down)
+						alone := s.Stats().Alone
+						for range 100 {
+							require.NoError(t, call())
+						}
+						require.Equal(t, alone, s.Stats().Alone, "Redis decides again")
+						time.Sleep(time.Minute) // what was under way
+						synctest.Wait()
+						require.False(t, s.Stats().Down, "an answer that comes late says nothing")
+					})
+				})
+			}
+		}
+	}
+}
+
+// One of three servers fails: the keys of the others do not notice.
+func TestSharedOutageOfOneShard(t *testing.T) {
+	type tenant struct{}
+	for fault, answer := range faults {
+		t.Run(fault, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shard := func(key string) int { return int(key[len(key)-1]-'0') % 3 }
+				s := throttle.NewShared(throttle.SharedConfig{
+					Name: "api", Rate: 1000, Burst: 1000, OnOutage: throttle.RefuseAll,
+					Key: func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
+					Eval: func(ctx context.Context, _ string, keys []string, args ...any) (any, error) {
+						if shard(keys[0]) == 0 {
+							return answer(ctx)
+						}
+						return []any{int64(1), int64(0), int64(0)}, nil
+					},
+				})
+				of := func(i int) context.Context { return context.WithValue(t.Context(), tenant{}, fmt.Sprint("tenant-", i)) }
+				for range 50 {
+					for i := range 9 {
+						if err := s.Wait(of(i)); i%3 == 0 {
+							require.ErrorIs(t, err, throttle.ErrOutage)
+						} else {
+							require.NoError(t, err)
+						}
+					}
+				}
+				stats := s.Stats()
+				require.True(t, stats.Down)
+				require.EqualValues(t, 50*3, stats.Alone)
+				require.EqualValues(t, 3, stats.Failed, "one of each key")
+				require.EqualValues(t, 50*6+3, stats.Asked)
+				time.Sleep(time.Minute) // until Eval has returned
+			})
+		})
+	}
+}
+
+// What is remembered is bounded, whatever keys come, and forgotten when it is over.
+func TestSharedOutageOfManyKeysIsBounded(t *testing.T) {
+	type tenant struct{}
+	var down error = errDown
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 1, OnOutage: throttle.AdmitAll, RetryEvery: time.Nanosecond,
+		Key:  func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
+		Eval: func(context.Context, string, []string, ...any) (any, error) { return []any{1, 0, 0}, down },
+	})
+	call := func(keys int) {
+		for i := range keys {
+			require.NoError(t, s.Wait(context.WithValue(t.Context(), tenant{}, fmt.Sprint(i))))
+		}
+	}
+	call(100_000)
+	require.LessOrEqual(t, s.OutageSlots(), 16384)
+	require.Greater(t, s.OutageSlots(), 16000)
+	down = nil
+	call(200_000)
+	require.Zero(t, s.OutageSlots())
+	require.False(t, s.Stats().Down)
+}
+
+// The slots are those of Redis Cluster: values of its specification, and of CLUSTER
+// KEYSLOT.
+func TestSharedOutageSlots(t *testing.T) {
+	for key, slot := range map[string]uint16{
+		"123456789": 12739, "foo": 12182, "": 0,
+		"foo{bar}{zap}": 5061, "bar": 5061, "foo{{bar}}zap": 4015, "{bar": 4015,
+		"foo{}{bar}": 8363, "{user1000}.following": 3443, "user1000": 3443, "{open": 7674,
+	} {
+		require.Equal(t, slot, throttle.SlotOf(key), key)
+	}
+}
+
+func TestSharedTellsOfAPanicOfEval(t *testing.T) {
+	var told error
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+		Eval:    func(context.Context, string, []string, ...any) (any, error) { panic("boom") },
+		OnError: func(_ context.Context, err error) { told = err },
+	})
+	require.ErrorIs(t, s.Wait(t.Context()), throttle.ErrOutage)
+	require.True(t, strings.HasPrefix(told.Error(), "throttle: api: Eval panicked: boom\n"), told)
+	require.Contains(t, told.Error(), "outage_test.go", "where")
+}
+
+// The values of the call's ctx reach Eval, its end does not.
+func TestSharedEvalHasTheValuesOfTheCall(t *testing.T) {
+	type trace struct{}
+	for _, batch := range []int{1, 2} {
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 10, Batch: batch, OnOutage: throttle.RefuseAll,
+			Eval: func(ctx context.Context, _ string, _ []string, args ...any) (any, error) {
+				require.Equal(t, "t1", ctx.Value(trace{}))
+				_, limited := ctx.Deadline()
+				require.True(t, limited)
+				return []any{args[4], 0, 0}, nil
+			},
+		})
+		require.NoError(t, s.Wait(context.WithValue(t.Context(), trace{}, "t1")))
+	}
+}
