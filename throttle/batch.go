@@ -111,8 +111,9 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 		b.held.Add(int64(held))
 		return nil
 	}
-	trip := s.depart(ctx, t, c, s.amounts(t, claims, held))
-	trip.wait(ctx)
+	trip := s.depart(c, make(chan struct{}))
+	go s.travel(ctx, trip, t, c, s.amounts(t, claims, held))
+	<-trip.ended
 	if trip.outage != nil {
 		b.held.Add(int64(held))
 		settle(claims, trip.outage)

@@ -12,9 +12,12 @@ import (
 // are 16384 of them, whatever the number of keys.
 type outages struct {
 	every time.Duration // RetryEvery
-	count atomic.Int64  // of slots; 0 spares a call the rest
-	mu    sync.Mutex
-	slots map[uint16]*outage
+	down  atomic.Int64  // len(slots)
+	any   atomic.Bool   // whether there is anything below; false spares a call the rest
+
+	mu       sync.Mutex
+	slots    map[uint16]*outage
+	suspects map[uint16]bool // slots of which nobody knows yet
 }
 
 type outage struct {
@@ -26,7 +29,7 @@ type outage struct {
 // of returns the outage that a key is subject to. It returns nil if there is none,
 // and to one call each RetryEvery, which is to try.
 func (o *outages) of(key string) *outage {
-	if o.count.Load() == 0 {
+	if !o.any.Load() {
 		return nil
 	}
 	slot := slotOf(key)
@@ -49,28 +52,52 @@ func (o *outages) next(cause error, told bool) *outage {
 	return next
 }
 
-// began records that Redis did not answer for a key.
-func (o *outages) began(key string, cause error) *outage {
+// suspect records that a trip for a key was cut short. It reports whether nobody
+// looks into that yet.
+func (o *outages) suspect(key string) bool {
+	slot := slotOf(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.slots == nil {
-		o.slots = make(map[uint16]*outage)
+	if o.suspects[slot] {
+		return false
 	}
+	if o.suspects == nil {
+		o.suspects = make(map[uint16]bool)
+	}
+	o.suspects[slot] = true
+	o.any.Store(true)
+	return true
+}
+
+// began records that Redis did not answer for a key.
+func (o *outages) began(key string, cause error) *outage {
 	next := o.next(cause, false)
-	o.slots[slotOf(key)] = next
-	o.count.Store(int64(len(o.slots)))
+	o.set(key, next)
 	return next
 }
 
 // ended records that Redis answered for a key.
 func (o *outages) ended(key string) {
-	if o.count.Load() == 0 {
-		return
+	if o.any.Load() {
+		o.set(key, nil)
 	}
+}
+
+func (o *outages) set(key string, known *outage) {
+	slot := slotOf(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.slots, slotOf(key))
-	o.count.Store(int64(len(o.slots)))
+	delete(o.suspects, slot)
+	if known == nil {
+		delete(o.slots, slot)
+	} else {
+		if o.slots == nil {
+			o.slots = make(map[uint16]*outage)
+		}
+		o.slots[slot] = known
+	}
+	o.down.Store(int64(len(o.slots)))
+	o.any.Store(len(o.slots)+len(o.suspects) > 0)
 }
 
 // slotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part

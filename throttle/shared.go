@@ -37,11 +37,10 @@ type SharedConfig struct {
 	Prefix string
 
 	// Eval runs a Lua script, which is always the same one, on Redis 5 or later
-	// and returns its answer: three integers. It is required. It runs on a goroutine
-	// of its own, with the values of the call's ctx and a deadline of Timeout; its
-	// answer is not waited for any longer, but its goroutine lasts until it returns.
-	// With github.com/redis/go-redis/v9, whose Run sends the script by its hash where
-	// the server knows it:
+	// and returns its answer: three integers. It is required, and should return soon
+	// after its ctx has ended, as the call does not return before it. With
+	// github.com/redis/go-redis/v9, whose Run sends the script by its hash where the
+	// server knows it:
 	//
 	//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	//	Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -138,8 +137,8 @@ func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
 // held, as in a restart without persistence, the burst is full again.
 //
 // When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers
-// again. A round trip belongs to the Shared: a call that gives up sooner returns, and
-// the Shared still learns that no answer came. An outage is that of a hash slot, of
+// again. Where a call gives up sooner the Shared finds out by a round trip of its own
+// whether Redis answers, without taking tokens. An outage is that of a hash slot, of
 // which a Redis Cluster has 16384: one master that is down, or one key that holds
 // something else, leaves the other keys alone.
 //
@@ -300,7 +299,7 @@ func (s *Shared) Stats() SharedStats {
 	return SharedStats{
 		Admitted: s.admitted.Load(), Refused: s.refused.Load(), Spent: s.spent.Load(),
 		Asked: s.asked.Load(), Failed: s.failed.Load(), Alone: s.alone.Load(),
-		Down: s.outages.count.Load() > 0,
+		Down: s.outages.down.Load() > 0,
 	}
 }
 
@@ -355,14 +354,13 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decisio
 	if s.cfg.Batch > 1 {
 		return s.askBatch(ctx, t, c)
 	}
-	trip := s.depart(ctx, t, c, []int{c.n})
-	if !trip.wait(ctx) {
+	a, outage, inTime := s.askOnce(ctx, t, c)
+	switch {
+	case !inTime:
 		return Decision{}, ContextEnded, ended.Error(ctx)
+	case outage != nil:
+		return s.decideAlone(ctx, c, outage)
 	}
-	if trip.outage != nil {
-		return s.decideAlone(ctx, c, trip.outage)
-	}
-	a := trip.answer
 	d := Decision{
 		OK: a.taken > 0, Remaining: t.remaining(c.level, a.debt),
 		RetryAfter: a.wait, ResetAfter: a.debt,

@@ -113,9 +113,11 @@ func TestSharedEndedContext(t *testing.T) {
 		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Allow(ctx))
 		require.Len(t, f.calls, 1)
 		require.False(t, s.Stats().Down, "nobody knows yet")
-		time.Sleep(49 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
-		require.True(t, s.Stats().Down, "the round trip went on without its caller")
+		require.True(t, s.Stats().Down, "found out without the caller")
+		require.Len(t, f.calls, 2)
+		require.Len(t, f.calls[1].args, 4, "no tokens are taken")
 	})
 }
 

@@ -6,60 +6,92 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"time"
 )
 
-// A trip is one round trip to Redis. It does not end with the call that it was begun
-// for: an answer that fails to come would otherwise go unnoticed where calls are less
-// patient than Timeout.
+// A trip is one round trip to Redis. It fails when Timeout has passed, also where
+// Eval has not returned by then.
 type trip struct {
-	ctx     context.Context // ends after Timeout
-	arrive  func(answer, error)
-	arrived chan struct{} // closed when the following are set
-	answer  answer
-	outage  *outage // if there is no answer
+	s    *Shared
+	key  string
+	late *time.Timer
+
+	mu     sync.Mutex
+	over   bool
+	answer answer
+	outage *outage       // if there is no answer
+	ended  chan struct{} // closed at the end; nil where nobody waits for that
 }
 
-// depart begins a trip that asks for the first of some amounts of tokens that is
-// there.
-func (s *Shared) depart(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) *trip {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
-	trip := &trip{ctx: ctx, arrived: make(chan struct{})}
-	var once sync.Once
-	trip.arrive = func(a answer, err error) {
-		once.Do(func() {
-			if trip.answer = a; err != nil {
-				s.failed.Add(1)
-				trip.outage = s.outages.began(c.full, err)
-			} else {
-				s.outages.ended(c.full)
-			}
-			close(trip.arrived)
-		})
-	}
+func (s *Shared) depart(c sharedCall, ended chan struct{}) *trip {
+	t := &trip{s: s, key: c.full, ended: ended}
 	s.asked.Add(1)
-	go func() {
-		defer cancel()
-		a, err := answer{}, errors.New("throttle: Eval called runtime.Goexit")
-		defer func() {
-			if r := recover(); r != nil {
-				err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", s.cfg.Name, r, debug.Stack())
-			}
-			trip.arrive(a, err)
-		}()
-		a, err = s.eval(ctx, t, c, amounts)
-	}()
-	return trip
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.late = time.AfterFunc(s.cfg.Timeout, func() { t.arrive(answer{}, context.DeadlineExceeded) })
+	return t
 }
 
-// wait waits for the end of the trip and reports whether it came before that of ctx.
-func (t *trip) wait(ctx context.Context) bool {
-	select {
-	case <-t.arrived:
-	case <-t.ctx.Done(): // Eval may take longer
-		t.arrive(answer{}, t.ctx.Err())
-	case <-ctx.Done():
-		context.AfterFunc(t.ctx, func() { t.arrive(answer{}, t.ctx.Err()) })
-		return false
+// arrive ends the trip and returns the outage, if it is one.
+func (t *trip) arrive(a answer, err error) *outage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return t.outage
 	}
-	return true
+	t.over = true
+	t.late.Stop()
+	if t.answer = a; err != nil {
+		t.s.failed.Add(1)
+		t.outage = t.s.outages.began(t.key, err)
+	} else {
+		t.s.outages.ended(t.key)
+	}
+	if t.ended != nil {
+		close(t.ended)
+	}
+	return t.outage
+}
+
+// abort ends a trip that says nothing about Redis, unless it has ended.
+func (t *trip) abort() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	t.late.Stop()
+}
+
+// askOnce makes a trip for one call. It does so on the goroutine of the call: one of
+// its own costs a quarter of the time of a round trip.
+func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a answer, o *outage, inTime bool) {
+	trip := s.depart(c, nil)
+	defer trip.abort() // if Eval panics
+	within, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	a, err := s.eval(within, t, c, []int{c.n})
+	if err != nil && ctx.Err() != nil {
+		// The call has cut the trip short. Whether Redis would have answered in time is
+		// found out without it.
+		trip.abort()
+		if s.outages.suspect(c.full) {
+			go s.travel(context.WithoutCancel(ctx), s.depart(c, nil), t, c, nil)
+		}
+		return a, nil, false
+	}
+	return a, trip.arrive(a, err), true
+}
+
+// travel makes a trip that is not that of one call, for the first of some amounts of
+// tokens that is there. Without amounts it takes none.
+func (s *Shared) travel(ctx context.Context, trip *trip, t *sharedTerms, c sharedCall, amounts []int) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	a, err := answer{}, errors.New("throttle: Eval called runtime.Goexit")
+	defer func() {
+		if r := recover(); r != nil { // there is no caller whose panic it could be
+			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", s.cfg.Name, r, debug.Stack())
+		}
+		trip.arrive(a, err)
+	}()
+	a, err = s.eval(ctx, t, c, amounts)
 }
