@@ -308,6 +308,83 @@ func TestOutages(t *testing.T) {
 	}
 }
 
+// Callers whose deadlines are shorter than Timeout, or who cancel, do not keep the
+// Shared from noticing that Redis hangs.
+func TestImpatientCallersOfAHangingRedis(t *testing.T) {
+	for name, within := range map[string]func(context.Context) (context.Context, context.CancelFunc){
+		"deadlines": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 5*time.Millisecond)
+		},
+		"cancels": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(5*time.Millisecond, cancel)
+			return ctx, cancel
+		},
+	} {
+		for _, batch := range []int{1, 10} {
+			t.Run(fmt.Sprint(name, batch), func(t *testing.T) {
+				t.Parallel()
+				own := services.NewRedis(t)
+				s := throttle.NewShared(throttle.SharedConfig{
+					Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6, Batch: batch,
+					OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
+				})
+				require.True(t, s.Allow(t.Context()).OK)
+				own.Pause()
+				for !s.Stats().Down { // as long as it takes: it would never be
+					ctx, cancel := within(t.Context())
+					_ = s.Wait(ctx)
+					cancel()
+				}
+				for range 100 {
+					require.NoError(t, s.Wait(t.Context()))
+				}
+				require.GreaterOrEqual(t, s.Stats().Alone, int64(100))
+				own.Resume()
+			})
+		}
+	}
+}
+
+// One of three servers hangs, or is gone: the keys of the others are decided by
+// theirs.
+func TestOneShardOfThree(t *testing.T) {
+	type tenant struct{}
+	for name, fault := range map[string]func(*services.RedisServer){
+		"hanging": (*services.RedisServer).Pause, "gone": (*services.RedisServer).Kill,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var shards [3]func(context.Context, string, []string, ...any) (any, error)
+			var servers [3]*services.RedisServer
+			for i := range shards {
+				servers[i] = services.NewRedis(t)
+				shards[i] = evalWith(client(t, servers[i].Addr))
+			}
+			s := throttle.NewShared(throttle.SharedConfig{
+				Name: "shards", Rate: 1.0 / 3600, Burst: 100, Timeout: 2 * time.Second, RetryEvery: time.Hour, OnOutage: throttle.RefuseAll,
+				Key: func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
+				Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+					return shards[int(keys[0][len(keys[0])-1]-'0')](ctx, script, keys, args...)
+				},
+			})
+			of := func(i int) context.Context { return context.WithValue(t.Context(), tenant{}, strconv.Itoa(i)) }
+			fault(servers[1])
+			for range 100 {
+				require.NoError(t, s.Wait(of(0)))
+				require.ErrorIs(t, s.Wait(of(1)), throttle.ErrOutage)
+				require.NoError(t, s.Wait(of(2)))
+			}
+			err := s.Wait(of(0))
+			require.ErrorIs(t, err, throttle.ErrLimited)
+			require.NotErrorIs(t, err, throttle.ErrOutage, "by the limit")
+			require.EqualValues(t, 100, s.Stats().Alone)
+			require.EqualValues(t, 1, s.Stats().Failed)
+			servers[1].Resume()
+		})
+	}
+}
+
 func TestWhatElseIsUnderTheKey(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	for name, put := range map[string]func(key string) error{

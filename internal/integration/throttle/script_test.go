@@ -1,0 +1,188 @@
+package throttle_test
+
+import (
+	"context"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A model is what the script computes, in exact arithmetic: microseconds.
+type model struct {
+	tat *big.Rat // nil: there is no key
+}
+
+func fixed(whole, part any) *big.Rat {
+	rat := func(v any) *big.Rat { r, _ := new(big.Rat).SetString(fmt.Sprint(v)); return r }
+	return new(big.Rat).Add(rat(whole), new(big.Rat).Quo(rat(part), rat(uint64(1)<<32)))
+}
+
+func up(r *big.Rat) int64 {
+	n := new(big.Int).Add(r.Num(), new(big.Int).Sub(r.Denom(), big.NewInt(1)))
+	return n.Div(n, r.Denom()).Int64()
+}
+
+func (m *model) take(now int64, args []any) []int64 {
+	at := new(big.Rat).SetInt64(now)
+	most, room := fixed(args[0], args[1]), fixed(args[2], args[3])
+	tat := at
+	if m.tat != nil && m.tat.Cmp(at) > 0 {
+		tat = m.tat
+		if whole := new(big.Int).Div(tat.Num(), tat.Denom()); whole.Int64()-now > int64(args[0].(uint64)) {
+			tat = new(big.Rat).Add(at, most)
+		}
+	}
+	debt := func(t *big.Rat) *big.Rat { return new(big.Rat).Sub(t, at) }
+	var wait int64
+	for i := 4; i < len(args); i += 3 {
+		next := new(big.Rat).Add(tat, fixed(args[i+1], args[i+2]))
+		over := new(big.Rat).Sub(debt(next), room)
+		if over.Sign() <= 0 {
+			m.tat = next
+			return []int64{int64(args[i].(int)), 0, up(debt(next))}
+		}
+		wait = up(over)
+	}
+	return []int64{0, wait, up(debt(tat))}
+}
+
+// ttl matches how long the script lets the key live.
+var ttl = regexp.MustCompile(`'PX', (string\.format\('%\.0f', .*?\))\)\n`)
+
+// Each answer and each key of the script is the exact one, on a clock that stands
+// still, runs and is set back. The keys live for an hour, as their server's own clock
+// goes on; how long they would is noted beside them.
+func TestTheScriptIsExact(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	for _, c := range []struct {
+		rate          float64
+		burst, levels int
+		batch         int
+	}{
+		{rate: 10, burst: 5},
+		{rate: 3, burst: 7, levels: 3},
+		{rate: 1e4 / 3, burst: 9, batch: 4},
+		{rate: 1e9, burst: 1e9, batch: 1000},
+		{rate: 7e8, burst: 10},
+		{rate: 1.0 / 3600, burst: 20, levels: 2},
+		{rate: 1.0 / (24 * 3600), burst: 100, batch: 7},
+	} {
+		t.Run(fmt.Sprint(c.rate), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(uint64(c.burst), 8))
+			p := prefix(t, rdb)
+			now := int64(1_790_000_000_000_000)
+			var m model
+			var n, level int
+			took := make(map[int64]int)
+			levels := max(c.levels, 1)
+			cfg := throttle.SharedConfig{
+				Name: "exact", Prefix: p, Rate: c.rate, Burst: c.burst, Batch: c.batch, Timeout: patient, OnOutage: throttle.RefuseAll,
+				Cost: func(context.Context) int { return n },
+				Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+					const clock = "redis.call('TIME')"
+					require.Equal(t, 1, strings.Count(script, clock))
+					script = strings.Replace(script, clock, fmt.Sprintf("{'%d', '%06d'}", now/1e6, now%1e6), 1)
+					require.Len(t, ttl.FindAllString(script, -1), 1)
+					script = ttl.ReplaceAllString(script, "'PX', 3600000) redis.call('SET', KEYS[1]..':px', $1, 'PX', 3600000)\n")
+					value, err := rdb.Eval(ctx, script, keys, args...).Result()
+					require.NoError(t, err)
+					want := m.take(now, args)
+					got := value.([]any)
+					require.Len(t, got, 3)
+					for i := range want {
+						require.EqualValues(t, want[i], got[i], "%v at %d: %v", args, now, got)
+					}
+					took[want[0]]++
+					if want[0] > 0 {
+						held, err := rdb.Get(ctx, keys[0]).Result()
+						require.NoError(t, err)
+						whole, part, _ := strings.Cut(held, " ")
+						w, _ := strconv.ParseUint(whole, 10, 64)
+						f, _ := strconv.ParseUint(part, 10, 64)
+						require.Less(t, f, uint64(1)<<32)
+						require.Zero(t, m.tat.Cmp(fixed(w, f)), "%s: %v", held, m.tat)
+						px, err := rdb.Get(ctx, keys[0]+":px").Int64()
+						require.NoError(t, err)
+						require.GreaterOrEqual(t, 1000*px, want[2], "what is owed must not be forgotten")
+						require.LessOrEqual(t, 1000*px, want[2]+2000)
+					}
+					return value, nil
+				},
+			}
+			if c.levels > 1 {
+				cfg.Levels = c.levels
+				cfg.Priority = func(context.Context) int { return level }
+			}
+			s := throttle.NewShared(cfg)
+			token := 1e6 / c.rate
+			for range 600 {
+				switch random.IntN(12) {
+				case 0:
+					now += int64(token * float64(random.IntN(2*c.burst)))
+				case 1:
+					now -= int64(token * float64(random.IntN(3*c.burst)))
+				case 2: // whole tokens: what refills fits to the microsecond
+					now += int64(token)
+				case 3:
+					now += int64(token) + 1
+				}
+				n, level = 1+random.IntN(max(1, c.burst/3)), random.IntN(levels)
+				if random.IntN(20) == 0 {
+					require.NoError(t, rdb.Del(t.Context(), p+"exact").Err())
+					m.tat = nil
+				}
+				if random.IntN(20) == 0 { // long ago, and not gone yet
+					whole := now - 1 - int64(random.IntN(1e6))
+					m.tat = fixed(whole, 7)
+					require.NoError(t, rdb.Set(t.Context(), p+"exact", fmt.Sprintf("%d 7", whole), time.Hour).Err())
+				}
+				s.Allow(t.Context())
+			}
+			require.NotZero(t, took[0])
+			require.Greater(t, len(took), 1)
+			require.Zero(t, s.Stats().Failed)
+		})
+	}
+}
+
+// A round trip without tokens, by which a Shared finds out whether Redis answers,
+// takes none and writes nothing.
+func TestFindingOutTakesNothing(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	p := prefix(t, rdb)
+	found := make(chan error, 1)
+	first := true
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "probe", Prefix: p, Rate: 1.0 / 3600, Burst: 3, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			if first {
+				first = false
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			value, err := redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
+			if len(args) == 4 {
+				found <- err
+			}
+			return value, err
+		},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+	require.NoError(t, <-found)
+	require.Zero(t, rdb.Exists(t.Context(), p+"probe").Val())
+	require.Equal(t, 2, s.Allow(t.Context()).Remaining)
+	require.Zero(t, s.Stats().Failed)
+}
