@@ -21,10 +21,12 @@
 //     says. A call that fails has spent its tokens all the same; [Limiter.Refund]
 //     gives them back.
 //   - Who is refused is told when to come back, by [LimitedError.RetryAfter].
-//   - With a MaxWait a call waits for its tokens, in the order of arrival within
-//     its level. A wait that cannot end in time is refused at once.
+//   - With a MaxWait a call waits for its tokens, behind the calls that are more
+//     important and those of its level that came before it. A wait that cannot end
+//     in time is refused at once.
 //   - Of several Levels the less important are refused first, as Reserve says, and
-//     [Limiter.Level] says which features to switch off before that.
+//     leave a full queue first. [Limiter.Level] says which features to switch off
+//     before that.
 //
 // A [Group] holds a limit for each of a million tenants, a [Shared] one limit for
 // many instances, on Redis, and an [Adaptive] stops a client from sending what the
@@ -61,10 +63,15 @@ type Config struct {
 
 	// MaxWait is how long a call may wait for its tokens. Zero means that it is
 	// refused at once where they are not there, negative that it may wait until
-	// its ctx ends.
+	// its ctx ends. A call that could not go on in time is refused immediately; one
+	// that more important calls overtake is refused when MaxWait has passed. The
+	// moments at which calls go on follow the rate exactly: where a timer is late,
+	// those whose moment has passed go on together.
 	MaxWait time.Duration
 
-	// MaxQueue is how many calls may wait. Zero means 1000.
+	// MaxQueue is how many calls may wait. Zero means 1000. Where so many wait, a call
+	// that is more important than one of them takes its place: the last of the least
+	// important is refused.
 	MaxQueue int
 
 	// Levels is the number of priority levels, at most 1000. Zero means 1. More
@@ -331,8 +338,9 @@ func (l *Limiter) Stats() Stats {
 //
 // What has been spent stays spent: if 7 of 10 tokens are gone, they are gone of
 // 20 as well, which leaves 13, and refill at the new rate; of what would take
-// longer, 54 years' worth is kept. Who waits keeps the place and waits as long as
-// the new rate has it, and then goes on even if it takes more than the new burst.
+// longer, 54 years' worth is kept. A call that waits keeps its place and waits as
+// long as the new rate has it, MaxWait at most, and then goes on even if it takes
+// more than the new burst.
 func (l *Limiter) SetRate(rate float64, burst int) error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	checkRate(&f, rate, burst)
@@ -355,14 +363,20 @@ func (l *Limiter) begin(p pace) {
 	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
 		next.begin = 0
 	}
-	for _, line := range l.queue.levels {
-		for _, w := range line {
-			w.tat = next.begin + next.convert(w.tat-now, &last.pace)
-			w.units = next.convert(w.units, &last.pace)
+	q := &l.queue
+	owed := next.convert(tat-q.units-now, &last.pace)
+	q.units = 0
+	for i := range q.levels {
+		line := &q.levels[i]
+		line.units = 0
+		for w := line.first; w != nil; w = w.next {
+			w.units = min(next.convert(w.units, &last.pace), maxBurst+maxDebt-owed-q.units)
+			line.units += w.units
+			q.units += w.units
 		}
 	}
 	l.epoch.Store(&next)
-	l.tat.Store(next.begin + next.convert(tat-now, &last.pace))
+	l.tat.Store(next.begin + owed + q.units)
 }
 
 // take moves the tat ahead by n tokens if the level has room for them. It

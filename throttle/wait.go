@@ -2,8 +2,6 @@ package throttle
 
 import (
 	"context"
-	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,35 +9,47 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Waiting is a reservation: the tokens are taken at once, by a tat further ahead
-// than a burst, and the call goes on when the time has come up with it. So the
-// whole line of tat holds one interval for each token, and each call begins to
-// run before its intervals do: that is what bounds any interval of time.
+// A queue holds the calls that wait: the more important first, those of a level in
+// the order of arrival. Their tokens are taken ahead of time, so that the tat of the
+// Limiter is past them all, and calls that do not wait take none of them. The tokens
+// belong to the queue, not to a place in it: the first call goes on when the tat, less
+// what the others are to take, has come within its room. So a call that comes, leaves
+// or overtakes changes one sum, however many wait.
 //
-// Who gives up leaves a gap, which would be lost, or filled twice. Instead all
-// that were reserved after it move up, as if it had never come. This takes time
-// proportional to their number.
+// Moments pass on a schedule that a late timer does not move: the calls that should
+// have gone on meanwhile go on together.
 type queue struct {
 	waiting atomic.Int64 // changed under mu
 	waited  atomic.Int64
+	all     *waiters // of the Group that the Limiter belongs to, or nil
 
 	mu     sync.Mutex
-	levels []line // one for each, as they run at different distances from their tat
+	units  int64 // that all who wait are to take
+	levels []line
 	timer  *time.Timer
 }
 
-// A line holds the waiters of a level in the order of their tat, in which they
-// also become due.
-type line []*waiter
-
-type waiter struct {
-	units   int64 // that it takes
-	tat     int64 // after it has taken them
-	ready   chan struct{}
-	granted bool // it is no longer in line
+// A line holds the waiters of one level in the order of arrival.
+type line struct {
+	first, last *waiter
+	units       int64 // that they are to take
 }
 
-// wait takes the tokens of a call ahead of time, and waits for that.
+type waiter struct {
+	level      int
+	units      int64 // that it is to take
+	prev, next *waiter
+	over       chan struct{} // closed when it is no longer in line
+	granted    bool          // set before that: it may go on
+}
+
+// waiters counts the calls that wait for any limit of a Group.
+type waiters struct {
+	now atomic.Int64
+	max int64
+}
+
+// wait puts a call in line for its tokens and waits for them.
 func (l *Limiter) wait(ctx context.Context, n, level int) error {
 	w, after, why := l.reserve(ctx, n, level)
 	switch {
@@ -51,160 +61,259 @@ func (l *Limiter) wait(ctx context.Context, n, level int) error {
 		l.count(n)
 		return nil
 	}
-	select {
-	case <-w.ready:
-	case <-ctx.Done():
+	var tooLong <-chan time.Time
+	if l.cfg.MaxWait > 0 { // others may overtake it
+		timer := time.NewTimer(l.cfg.MaxWait)
+		defer timer.Stop()
+		tooLong = timer.C
 	}
-	if ctx.Err() == nil {
+	select {
+	case <-w.over:
+		why = QueueFull
+	case <-tooLong:
+		why = WaitTooLong
+	case <-ctx.Done():
+		why = ContextEnded
+	}
+	granted, after := l.leave(w, why, n, level)
+	switch {
+	case ctx.Err() != nil:
+		if granted {
+			// Others may have gone on behind it, within the time of its tokens.
+			l.extra.Add(int64(n))
+		}
+		return l.refuse(ctx, ContextEnded, n, level, after, ended.Error(ctx))
+	case granted:
 		l.queue.waited.Add(1)
 		l.count(n)
 		return nil
 	}
-	after = l.abandon(w, n, level)
-	return l.refuse(ctx, ContextEnded, n, level, after, ended.Error(ctx))
+	return l.refuse(ctx, why, n, level, after, nil)
 }
 
-// reserve takes n tokens and puts the call in line for them; there is no waiter
-// if there is nothing left to wait for. Or it says why the call is refused.
+// reserve takes n tokens, and puts the call in line if they are not there yet. Or it
+// says why the call is refused, and when to come back.
 func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after time.Duration, why Reason) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	l.serve()
+	placed := false
 	for {
 		m := l.measureLocked()
-		after = m.wait(n, level)
-		if why = l.reject(ctx, m, after); why != 0 {
-			return nil, after, why
+		after = l.behind(m, n, level)
+		if after > 0 && !placed {
+			if why = l.reject(ctx, m, after); why == 0 && !l.makeRoom(level) {
+				why = QueueFull
+			}
+			if why != 0 {
+				return nil, after, why
+			}
+			placed = true
+			continue // as another may have been displaced
 		}
 		units := m.tokens(n)
-		tat := max(m.tat, m.now) + units
+		tat := max(m.tat-q.units, m.now) + q.units + units
 		if !l.tat.CompareAndSwap(m.tat, tat) {
 			continue
 		}
 		if after == 0 {
+			if placed {
+				q.all.leave()
+			}
 			return nil, 0, 0
 		}
-		w = &waiter{units: units, tat: tat, ready: make(chan struct{})}
-		q.levels[level] = append(q.levels[level], w)
-		q.waiting.Add(1)
-		if len(q.levels[level]) == 1 {
-			l.arm(m)
-		}
+		w = &waiter{level: level, units: units, over: make(chan struct{})}
+		l.enqueue(w)
+		m.tat = tat
+		l.arm(m)
 		return w, after, 0
 	}
+}
+
+// behind returns how long it takes until a call of n tokens can go on, behind those
+// that wait and are as important.
+func (l *Limiter) behind(m measure, n, level int) time.Duration {
+	if m.cannot(n, level) {
+		return never
+	}
+	var ahead int64
+	for i := range level + 1 {
+		ahead += l.queue.levels[i].units
+	}
+	from := m.tat - l.queue.units
+	if ahead == 0 {
+		from = max(from, m.now)
+	}
+	return m.until(from + ahead + m.tokens(n) - m.room[level])
 }
 
 // reject says why a call is not to wait for so long; 0 if it may.
 func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
-	case wait == 0:
-		return 0
 	case wait == never: // the burst has become smaller
 		return TooCostly
 	case m.tat-m.now > maxDebt, l.cfg.MaxWait > 0 && wait > l.cfg.MaxWait:
 		return WaitTooLong
 	case limited && time.Until(deadline) < wait:
 		return DeadlineTooClose
-	case l.queue.waiting.Load() >= int64(l.cfg.MaxQueue):
-		return QueueFull
 	}
 	return 0
 }
 
-// abandon takes w out of line and gives its tokens back, unless its time had come.
-// It returns how long another call like it would have to wait.
-func (l *Limiter) abandon(w *waiter, n, level int) time.Duration {
+// makeRoom makes room for one more call to wait. Where the queue is full, the last of
+// the least important calls leaves it for one that is more so.
+func (l *Limiter) makeRoom(level int) bool {
+	q := &l.queue
+	if q.waiting.Load() < int64(l.cfg.MaxQueue) && q.all.enter() {
+		return true
+	}
+	for i := len(q.levels) - 1; i > level; i-- {
+		if last := q.levels[i].last; last != nil {
+			l.remove(last)
+			return q.all.enter()
+		}
+	}
+	return false
+}
+
+func (a *waiters) enter() bool {
+	if a == nil || a.now.Add(1) <= a.max {
+		return true
+	}
+	a.now.Add(-1)
+	return false
+}
+
+func (a *waiters) leave() {
+	if a != nil {
+		a.now.Add(-1)
+	}
+}
+
+// enqueue puts w at the end of its line. Its tokens have been taken.
+func (l *Limiter) enqueue(w *waiter) {
+	q := &l.queue
+	line := &q.levels[w.level]
+	if w.prev = line.last; w.prev == nil {
+		line.first = w
+	} else {
+		w.prev.next = w
+	}
+	line.last = w
+	line.units += w.units
+	q.units += w.units
+	q.waiting.Add(1)
+}
+
+// dequeue takes w out of line, with the tokens that it is to take.
+func (l *Limiter) dequeue(w *waiter) {
+	q := &l.queue
+	line := &q.levels[w.level]
+	if w.prev == nil {
+		line.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		line.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.prev, w.next = nil, nil
+	line.units -= w.units
+	q.units -= w.units
+	q.waiting.Add(-1)
+	q.all.leave()
+	close(w.over)
+}
+
+// leave takes a waiter out of line, unless it no longer is, and reports whether it
+// may go on. It returns how long a call like it would have to wait now.
+func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, after time.Duration) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if w.granted {
-		// Others may have run behind it, within the time that its tokens stand for.
-		l.extra.Add(int64(n))
-	} else {
-		i := slices.Index(q.levels[level], w)
-		q.levels[level] = slices.Delete(q.levels[level], i, i+1)
-		q.waiting.Add(-1)
-		m := l.measureLocked()
-		// What lies in the past cannot be given to anybody.
-		l.moveUp(w.tat, w.tat-max(w.tat-w.units, m.now))
+	if why == WaitTooLong { // its time may have come at this very moment
+		l.serve()
 	}
-	return l.serve().wait(n, level)
+	select {
+	case <-w.over:
+	default:
+		l.remove(w)
+	}
+	return w.granted, l.behind(l.serve(), n, level)
 }
 
-// putBack returns n tokens to those who wait, and then to the burst. Nobody's
-// tokens move into the past: what would come there is more than a burst.
-func (l *Limiter) putBack(n int) {
-	m := l.measureLocked()
-	first := m.tat
-	for _, line := range l.queue.levels {
-		if len(line) > 0 {
-			first = min(first, line[0].tat-line[0].units)
+// head returns the waiter that is to go on first, or nil.
+func (q *queue) head() *waiter {
+	for i := range q.levels {
+		if first := q.levels[i].first; first != nil {
+			return first
 		}
 	}
-	by := first - m.now
+	return nil
+}
+
+// remove takes w out of line and gives its tokens back.
+func (l *Limiter) remove(w *waiter) {
+	q := &l.queue
+	back := w.units
+	if m := l.measureLocked(); q.head() == w {
+		// What it has waited for, on top of a burst, is there for nobody else.
+		back -= max(0, m.now-(m.tat-q.units))
+	}
+	l.dequeue(w)
+	l.tat.Add(-back)
+}
+
+// putBack returns n tokens to those who wait, and then to the burst. More than a
+// burst is there for nobody.
+func (l *Limiter) putBack(n int) {
+	m := l.measureLocked()
+	by := m.tat - l.queue.units - m.now
 	if int64(n) <= by>>m.frac {
 		by = m.tokens(n)
 	}
-	l.moveUp(m.now, by)
+	l.tat.Add(-max(by, 0))
 }
 
-// moveUp moves by units ahead what was reserved after a tat.
-func (l *Limiter) moveUp(after, by int64) {
-	if by <= 0 {
-		return
-	}
-	for _, line := range l.queue.levels {
-		for _, w := range slices.Backward(line) {
-			if w.tat <= after {
-				break
-			}
-			w.tat -= by
-		}
-	}
-	l.tat.Add(-by)
-}
-
-// due is what the timer calls when somebody's time has come.
-func (l *Limiter) due() {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	l.serve()
-}
-
-// serve lets those go on whose time has come, and sets the timer for the next.
+// serve lets those go on whose time has come, and sets the timer for the next. The
+// caller holds the lock.
 func (l *Limiter) serve() measure {
+	q := &l.queue
 	m := l.measureLocked()
-	for level, line := range l.queue.levels {
-		for len(line) > 0 && line[0].tat-m.room[level] <= m.now {
-			l.queue.waiting.Add(-1)
-			line[0].granted = true
-			close(line[0].ready)
-			line[0] = nil
-			line = line[1:]
-		}
-		l.queue.levels[level] = line
+	for w := q.head(); w != nil && l.target(m, w) <= m.now; w = q.head() {
+		w.granted = true
+		l.dequeue(w)
 	}
 	l.arm(m)
 	return m
 }
 
-// arm sets the timer for the first who is due.
+// target returns when w, the head, goes on.
+func (l *Limiter) target(m measure, w *waiter) int64 {
+	return m.tat - l.queue.units + w.units - m.room[w.level]
+}
+
+// arm sets the timer for the head.
 func (l *Limiter) arm(m measure) {
 	q := &l.queue
-	first := int64(math.MaxInt64)
-	for level, line := range q.levels {
-		if len(line) > 0 {
-			first = min(first, line[0].tat-m.room[level])
-		}
-	}
-	switch {
-	case first != math.MaxInt64 && q.timer != nil:
-		q.timer.Reset(m.until(first))
-	case first != math.MaxInt64:
-		q.timer = time.AfterFunc(m.until(first), l.due)
+	switch w := q.head(); {
+	case w != nil && q.timer != nil:
+		q.timer.Reset(m.until(l.target(m, w)))
+	case w != nil:
+		q.timer = time.AfterFunc(m.until(l.target(m, w)), l.due)
 	case q.timer != nil:
 		q.timer.Stop()
 		q.timer = nil
 	}
+}
+
+// due is what the timer calls.
+func (l *Limiter) due() {
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.serve()
 }

@@ -3,7 +3,9 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -132,6 +134,44 @@ func TestNoTokenIsLostWhenWaitersGiveUp(t *testing.T) {
 	})
 }
 
+// Twenty thousand callers wait, and all but one give up: the last to come first,
+// the first first, or as it happens.
+func TestManyGiveUpAtOnce(t *testing.T) {
+	for name, order := range map[string]func(i, n int) int{
+		"in order":         func(i, _ int) int { return i },
+		"in reverse order": func(i, n int) int { return n - 1 - i },
+		"in no order":      func(i, n int) int { return i * 7919 % n },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const callers = 20_000
+				l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: callers + 1})
+				require.True(t, l.Allow())
+				start := time.Now()
+				cancels := make([]context.CancelFunc, callers)
+				var calls sync.WaitGroup
+				for i := range cancels {
+					var ctx context.Context
+					ctx, cancels[i] = context.WithCancel(t.Context())
+					calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
+				}
+				synctest.Wait()
+				require.Equal(t, callers, l.Stats().Waiting)
+				var last sync.WaitGroup
+				last.Go(func() { require.NoError(t, l.Wait(t.Context())) })
+				synctest.Wait()
+				for i := range cancels {
+					cancels[order(i, callers)]()
+				}
+				calls.Wait()
+				last.Wait()
+				require.Equal(t, time.Second, time.Since(start))
+				require.Equal(t, throttle.Stats{Admitted: 2, Refused: callers, Spent: 2, Waited: 1}, l.Stats())
+			})
+		})
+	}
+}
+
 // On the clock of the machine: whatever it does, no more than the bound.
 func TestStressNeverOverTheLimit(t *testing.T) {
 	const rate, burst = 20_000, 50
@@ -193,20 +233,29 @@ func TestQueueIsBounded(t *testing.T) {
 	})
 }
 
+type level struct{}
+
+// at returns a ctx whose calls are of a level, by levelOf.
+func at(ctx context.Context, n int) context.Context { return context.WithValue(ctx, level{}, n) }
+
+func levelOf(ctx context.Context) int { return ctx.Value(level{}).(int) }
+
+func reason(err error) throttle.Reason {
+	limited, _ := errors.AsType[*throttle.LimitedError](err)
+	if limited == nil {
+		return 0
+	}
+	return limited.Reason
+}
+
 func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		type level struct{}
-		l := throttle.New(throttle.Config{
-			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2,
-			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
-		})
-		essential := context.WithValue(t.Context(), level{}, 0)
-		rest := context.WithValue(t.Context(), level{}, 1)
+		l := throttle.New(throttle.Config{Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Priority: levelOf})
+		essential, rest := at(t.Context(), 0), at(t.Context(), 1)
 		start := time.Now()
 		for range 5 {
 			require.NoError(t, l.Wait(rest))
 		}
-		require.Zero(t, time.Since(start))
 		var calls sync.WaitGroup
 		var restAt time.Duration
 		calls.Go(func() {
@@ -214,14 +263,205 @@ func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 			restAt = time.Since(start)
 		})
 		synctest.Wait()
-		for range 4 { // of the 5 that are kept for these, one is promised
+		for range 5 { // all that is left, of which the one that waits was to have one
 			require.NoError(t, l.Wait(essential))
 		}
 		require.Zero(t, time.Since(start))
 		require.NoError(t, l.Wait(essential))
 		require.Equal(t, 100*time.Millisecond, time.Since(start))
 		calls.Wait()
-		require.Equal(t, 100*time.Millisecond, restAt)
+		require.Equal(t, 700*time.Millisecond, restAt, "7 more than were there for its level, less the one it takes")
+	})
+}
+
+// Behind however many less important calls, an important one waits for those that are
+// as important.
+func TestWaitingIsInTheOrderOfLevels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{
+			Rate: 10, Burst: 1, MaxWait: -1, Levels: 3, Reserve: []float64{0, 0, 0}, Priority: levelOf,
+		})
+		start := time.Now()
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		var order []int
+		for _, n := range []int{2, 2, 1, 2, 0, 1, 0, 2} {
+			calls.Go(func() {
+				require.NoError(t, l.Wait(at(t.Context(), n)))
+				order = append(order, n)
+				require.Equal(t, time.Duration(len(order))*100*time.Millisecond, time.Since(start))
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+		require.Equal(t, []int{0, 0, 1, 1, 2, 2, 2, 2}, order)
+		require.Equal(t, throttle.Stats{Admitted: 9, Spent: 9, Waited: 8}, l.Stats())
+	})
+}
+
+// Of calls that wait for tokens of different costs, the first of the most important
+// goes first, even where there would be enough for another.
+func TestWaitingCallIsNotOvertakenByACheaperOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type cost struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+		})
+		start := time.Now()
+		require.True(t, l.AllowN(10).OK)
+		took := make(map[string]time.Duration)
+		var mu sync.Mutex
+		var calls sync.WaitGroup
+		call := func(name string, n, level int) {
+			calls.Go(func() {
+				require.NoError(t, l.Wait(context.WithValue(at(t.Context(), level), cost{}, n)))
+				mu.Lock()
+				defer mu.Unlock()
+				took[name] = time.Since(start)
+			})
+			synctest.Wait()
+		}
+		call("cheap and unimportant", 1, 1)
+		call("costly", 8, 0)
+		call("cheap", 1, 0)
+		call("last", 1, 1)
+		calls.Wait()
+		require.Equal(t, map[string]time.Duration{
+			"costly": 800 * time.Millisecond, "cheap": 900 * time.Millisecond,
+			"cheap and unimportant": time.Second, "last": 1100 * time.Millisecond,
+		}, took)
+	})
+}
+
+// A full queue makes room for a more important call: the last of the least important
+// leaves it.
+func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: 4, Levels: 3, Reserve: []float64{0, 0, 0}, Priority: levelOf,
+		})
+		start := time.Now()
+		require.True(t, l.Allow())
+		type end struct {
+			why throttle.Reason
+			at  time.Duration
+		}
+		ends := make(map[string]end)
+		var mu sync.Mutex
+		var calls sync.WaitGroup
+		call := func(name string, n int) {
+			calls.Go(func() {
+				err := l.Wait(at(t.Context(), n))
+				mu.Lock()
+				defer mu.Unlock()
+				ends[name] = end{reason(err), time.Since(start)}
+			})
+			synctest.Wait()
+		}
+		call("2a", 2)
+		call("2b", 2)
+		call("1a", 1)
+		call("1b", 1)
+		require.Equal(t, 4, l.Stats().Waiting)
+		call("2c", 2)
+		require.Equal(t, end{why: throttle.QueueFull}, ends["2c"], "as important as the least that wait")
+		call("0a", 0)
+		require.Equal(t, end{why: throttle.QueueFull}, ends["2b"], "displaced at once")
+		call("1c", 1)
+		require.Equal(t, end{why: throttle.QueueFull}, ends["2a"])
+		call("1d", 1)
+		require.Equal(t, end{why: throttle.QueueFull}, ends["1d"])
+		call("0b", 0)
+		require.Equal(t, end{why: throttle.QueueFull}, ends["1c"])
+		require.Equal(t, 4, l.Stats().Waiting)
+		calls.Wait()
+		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
+			[]time.Duration{ends["0a"].at, ends["0b"].at, ends["1a"].at, ends["1b"].at})
+		require.Equal(t, throttle.Stats{Admitted: 5, Refused: 5, Spent: 5, Waited: 4}, l.Stats())
+	})
+}
+
+// A call that is overtaken waits no longer than MaxWait for all that.
+func TestOvertakenCallWaitsNoLongerThanMaxWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 1, MaxWait: 2 * time.Second, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+		})
+		start := time.Now()
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			err := l.Wait(at(t.Context(), 1)) // after a second, as things are
+			require.Equal(t, throttle.WaitTooLong, reason(err))
+			require.Equal(t, 2*time.Second, time.Since(start))
+		})
+		synctest.Wait()
+		time.Sleep(500 * time.Millisecond)
+		for range 2 {
+			calls.Go(func() { require.NoError(t, l.Wait(at(t.Context(), 0))) })
+		}
+		synctest.Wait()
+		require.Equal(t, throttle.WaitTooLong, reason(l.Wait(at(t.Context(), 0))))
+		calls.Wait()
+		require.Equal(t, 2*time.Second, time.Since(start))
+		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 2, Spent: 3, Waited: 2}, l.Stats())
+		time.Sleep(time.Second)
+		require.True(t, l.Allow(), "what it did not use is there")
+	})
+}
+
+// Calls of all levels come, are displaced and give up: none is lost, and no token.
+func TestLevelsUnderLoadLoseNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rate, burst = 1000, 10
+		l := throttle.New(throttle.Config{
+			Rate: rate, Burst: burst, MaxWait: 200 * time.Millisecond, MaxQueue: 50, Levels: 3, Priority: levelOf,
+			Cost: func(ctx context.Context) int { return 1 + ctx.Value(level{}).(int) },
+		})
+		start := time.Now()
+		var mu sync.Mutex
+		var all []admission
+		ends := make(map[int]map[throttle.Reason]int)
+		var calls sync.WaitGroup
+		random := rand.New(rand.NewPCG(1, 9))
+		for i := range 5000 {
+			n := random.IntN(3)
+			patience := time.Duration(random.IntN(4e8))
+			calls.Go(func() {
+				ctx, cancel := context.WithCancel(at(t.Context(), n))
+				defer cancel()
+				if i%5 == 0 {
+					time.AfterFunc(patience, cancel)
+				}
+				err := l.Wait(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				if ends[n] == nil {
+					ends[n] = make(map[throttle.Reason]int)
+				}
+				ends[n][reason(err)]++
+				if err == nil {
+					all = append(all, admission{time.Since(start), time.Since(start), 1 + n})
+				}
+			})
+			time.Sleep(time.Second * 6 / 10 / rate) // 3 1/3 x the rate in tokens
+		}
+		calls.Wait()
+		requireBound(t, all, rate, burst)
+		require.Zero(t, ends[0][throttle.QueueFull]+ends[0][throttle.WaitTooLong], "level 0 is well within the rate")
+		require.NotZero(t, ends[1][throttle.QueueFull]+ends[1][throttle.WaitTooLong])
+		require.Greater(t, ends[2][throttle.QueueFull]+ends[2][throttle.WaitTooLong], ends[2][0])
+		s := l.Stats()
+		require.Zero(t, s.Waiting)
+		spent := 0
+		for _, a := range all {
+			spent += a.tokens
+		}
+		require.EqualValues(t, spent, s.Spent)
+		require.InDelta(t, rate*time.Since(start).Seconds()+burst, spent, 0.1*float64(spent), "nothing was left unused")
+		time.Sleep(time.Hour)
+		require.Zero(t, l.Peek().ResetAfter)
 	})
 }
 
@@ -471,3 +711,46 @@ func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
 	}, throttle.Config{Rate: 1e9, Burst: 5}, throttle.Config{Rate: 1e9, Burst: 100})
 	require.Zero(t, over.Load(), "70 tokens out of a burst of 5")
 }
+
+// A caller that gives up takes the same time however many wait.
+func BenchmarkGiveUp(b *testing.B) {
+	for _, waiting := range []int{1000, 100_000} {
+		b.Run(fmt.Sprint(waiting), func(b *testing.B) {
+			l := throttle.New(throttle.Config{Rate: 1e-6, Burst: 1, MaxWait: -1, MaxQueue: waiting + 1})
+			l.Allow()
+			all, cancelAll := context.WithCancel(b.Context())
+			var calls sync.WaitGroup
+			for range waiting {
+				calls.Go(func() { _ = l.Wait(all) })
+			}
+			for l.Stats().Waiting < waiting {
+				runtime.Gosched()
+			}
+			ctx := &endedOnceAsked{Context: b.Context()}
+			for b.Loop() {
+				ctx.asked = false
+				_ = l.Wait(ctx)
+			}
+			cancelAll()
+			calls.Wait()
+		})
+	}
+}
+
+// An endedOnceAsked has ended when it is asked for the second time.
+type endedOnceAsked struct {
+	context.Context
+	asked bool
+}
+
+func (c *endedOnceAsked) Err() error {
+	if c.asked {
+		return context.Canceled
+	}
+	c.asked = true
+	return nil
+}
+
+func (c *endedOnceAsked) Done() <-chan struct{} { return ended }
+
+var ended = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
