@@ -716,7 +716,7 @@ func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
 func BenchmarkGiveUp(b *testing.B) {
 	for _, waiting := range []int{1000, 100_000} {
 		b.Run(fmt.Sprint(waiting), func(b *testing.B) {
-			l := throttle.New(throttle.Config{Rate: 1e-6, Burst: 1, MaxWait: -1, MaxQueue: waiting + 1})
+			l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1, MaxWait: -1, MaxQueue: waiting + 1})
 			l.Allow()
 			all, cancelAll := context.WithCancel(b.Context())
 			var calls sync.WaitGroup
