@@ -54,7 +54,7 @@ const never = time.Duration(math.MaxInt64)
 // and the client's error for Outage.
 type LimitedError struct {
 	Name   string        // of the limiter
-	Key    string        // of a Group's or a Shared's limit; "(other keys)" for the one of ShareOne
+	Key    string        // of a Group's or a Shared's limit, its first 100 bytes; "(other keys)" for the one of ShareOne
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time
 	Level  int           // of the call; 0 is the most important

@@ -12,3 +12,13 @@ func (s *Shared) OutageSlots() int {
 	defer s.outages.mu.Unlock()
 	return len(s.outages.slots)
 }
+
+// OwnLimits returns how many keys have a limit of their own at the moment.
+func (g *Group[K]) OwnLimits() (n int) {
+	for i := range g.shards {
+		g.shards[i].mu.Lock()
+		n += len(g.shards[i].own)
+		g.shards[i].mu.Unlock()
+	}
+	return n
+}

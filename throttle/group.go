@@ -32,12 +32,17 @@ type GroupConfig[K comparable] struct {
 	// another Rate and Burst.
 	Config Config
 
+	// MaxWaiting is how many calls may wait, for all keys together. Zero means
+	// 10 000.
+	MaxWaiting int
+
 	// MaxKeys is how many keys are held at once. Zero means 100 000. A key takes
-	// at most 80 bytes if it is a string, next to its text.
+	// at most 80 bytes if it is a string, next to a copy of its text.
 	MaxKeys int
 
-	// Overflow says what becomes of a new key when there are MaxKeys. It is up to
-	// whoever calls to choose keys that an attacker cannot make up for free.
+	// Overflow says what becomes of a new key when there are MaxKeys, and of a key
+	// that is not equal to itself, such as NaN. Choose keys that an attacker cannot
+	// make up for free.
 	Overflow Overflow
 
 	// IdleAfter is how long a key whose burst has refilled is kept, at least, for
@@ -54,6 +59,7 @@ type GroupConfig[K comparable] struct {
 // Validate returns an error that says which fields cannot mean anything, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
+	f.Need(c.MaxWaiting >= 0, "MaxWaiting", c.MaxWaiting, "0 (for 10 000) or more")
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100 000) or more")
 	f.Need(c.Overflow == RefuseNew || c.Overflow == ShareOne, "Overflow", int(c.Overflow), "RefuseNew or ShareOne")
 	return errors.Join(c.Config.Validate(), f.Err())
@@ -69,6 +75,7 @@ type Group[K comparable] struct {
 	cfg      GroupConfig[K]
 	seed     maphash.Seed // which keys meet in a shard, nobody outside can know
 	keys     atomic.Int64
+	waiters  waiters
 	overflow *Limiter
 	shards   []shard[K]
 }
@@ -80,18 +87,15 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		panic(err)
 	}
 	cfg.Config = cfg.Config.withDefaults()
-	if cfg.MaxKeys == 0 {
-		cfg.MaxKeys = 100_000
-	}
-	if cfg.IdleAfter == 0 {
-		cfg.IdleAfter = time.Minute
-	}
-	cfg.IdleAfter = max(cfg.IdleAfter, 0)
+	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)
+	cfg.MaxKeys = cmp.Or(cfg.MaxKeys, 100_000)
+	cfg.IdleAfter = max(cmp.Or(cfg.IdleAfter, time.Minute), 0)
 	shards := 1
 	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that each has its share of what can be dropped
 		shards *= 2
 	}
 	g := &Group[K]{cfg: cfg, seed: maphash.MakeSeed(), shards: make([]shard[K], shards)}
+	g.waiters.max = int64(cfg.MaxWaiting)
 	t := newTerms(newPace(cfg.Config.Rate, cfg.Config.Burst), cfg.Config.Reserve, time.Now())
 	for i := range g.shards {
 		g.shards[i].begin(&t)
@@ -99,6 +103,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if cfg.Overflow == ShareOne {
 		g.overflow = newLimiter(cfg.Config, t)
 		g.overflow.key = "(other keys)"
+		g.overflow.queue.all = &g.waiters
 	}
 	return g
 }
@@ -131,7 +136,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 		return nil
 	}
 	err := &LimitedError{
-		Name: g.cfg.Config.Name, Key: fmt.Sprint(key), Reason: r.why, Limit: r.m.burst,
+		Name: g.cfg.Config.Name, Key: keyText(key), Reason: r.why, Limit: r.m.burst,
 		Level: level, Cost: n, After: r.after(n, level),
 	}
 	if g.cfg.Config.OnReject != nil {
@@ -163,44 +168,57 @@ func (g *Group[K]) decide(key K, n, level int) (Decision, Reason) {
 		defer g.release(key, r.own)
 		return r.own.decide(n, level)
 	}
-	d := r.m.decision(r.why == 0, n, level)
-	if r.why == TooManyKeys {
-		d.Remaining, d.RetryAfter = 0, r.after(n, level)
-	}
-	return d, r.why
+	return r.decision(n, level), r.why
 }
 
 // Peek says what an AllowN of 1 would, as [Limiter.Peek] does. A key that is not
-// held has all of its burst.
+// held has all of its burst, if there is room for it.
 func (g *Group[K]) Peek(key K) Decision {
 	s, tag := g.shard(key)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.measure()
-	if i := s.table.find(tag, key); i >= 0 {
-		slot := &s.table.slots[i]
-		if slot.tag&apart != 0 {
-			return s.own[key].Peek()
-		}
-		m.tat = slot.tat
-	}
+	defer g.unlock(s)
 	level := g.cfg.Config.Levels - 1
+	m := s.measure()
+	i := s.table.find(tag, key)
+	switch {
+	case i >= 0 && s.table.slots[i].tag&apart != 0:
+		return s.own[key].Peek()
+	case i >= 0:
+		m.tat = s.table.slots[i].tat
+	case g.reserve(s, key, m):
+		g.keys.Add(-1)
+	case g.overflow != nil:
+		return g.overflow.Peek()
+	default:
+		return result{m: m, why: TooManyKeys}.decision(1, level)
+	}
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
-// Refund gives back n tokens of key, as [Limiter.Refund] does. The burst of a key
-// that is not held is full: there it does nothing.
+// Refund gives back n tokens of key, as [Limiter.Refund] does. Those of a key that
+// is not held come back to the limit of ShareOne; without that there are none, as
+// the key's burst is full.
 func (g *Group[K]) Refund(key K, n int) {
+	if n <= 0 {
+		return
+	}
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.table.find(tag, key)
-	if i < 0 || n <= 0 {
+	if i < 0 {
+		if g.overflow != nil {
+			g.overflow.Refund(n)
+		}
 		return
 	}
+	n = int(min(int64(n), s.usage(i).Spent))
 	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
-		s.own[key].Refund(n)
+		o := s.own[key]
+		o.queue.mu.Lock()
+		defer o.queue.mu.Unlock()
+		o.giveBack(n)
 		return
 	}
 	m := s.measure()
@@ -218,6 +236,9 @@ func (g *Group[K]) Refund(key K, n int) {
 // with [Limiter.SetRate].
 func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	undo := rate == 0 && burst == 0
+	if key != key {
+		return fmt.Errorf("throttle: the key %v is not equal to itself: it cannot have a limit", key)
+	}
 	if !undo {
 		f := invalid.Fields{Type: "throttle.Config"}
 		checkRate(&f, rate, burst)
@@ -239,7 +260,7 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	}
 	if i < 0 {
 		g.keys.Add(1)
-		i = s.table.insert(tag, key)
+		i = s.table.insert(tag, ownText(key))
 	}
 	o := g.part(s, i)
 	o.set = true
@@ -321,11 +342,12 @@ type GroupStats struct {
 	Evicted  int64 // keys that were dropped
 	Overflow int64 // calls, of the above, for which there was no room for a key
 	Keys     int   // that are held now
+	Waiting  int   // calls that wait now
 }
 
 // Stats returns what the group has done so far.
 func (g *Group[K]) Stats() GroupStats {
-	sum := GroupStats{Keys: int(g.keys.Load())}
+	sum := GroupStats{Keys: int(g.keys.Load()), Waiting: int(g.waiters.now.Load())}
 	for i := range g.shards {
 		s := &g.shards[i]
 		s.mu.Lock()
@@ -357,6 +379,14 @@ type result struct {
 	m   measure
 	why Reason
 	own *own
+}
+
+func (r result) decision(n, level int) Decision {
+	d := r.m.decision(r.why == 0, n, level)
+	if r.why == TooManyKeys {
+		d.Remaining, d.RetryAfter = 0, r.after(n, level)
+	}
+	return d
 }
 
 // after returns when to come back.

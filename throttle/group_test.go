@@ -549,6 +549,7 @@ func TestGroupValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.GroupConfig[int]{
 		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second": {},
 		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100 000) or more":         {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
+		"throttle.GroupConfig.MaxWaiting is -1: must be 0 (for 10 000) or more":       {Config: throttle.Config{Rate: 1}, MaxWaiting: -1},
 		"throttle.GroupConfig.Overflow is 7: must be RefuseNew or ShareOne":           {Config: throttle.Config{Rate: 1}, Overflow: 7},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })

@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
 	"sync"
@@ -59,19 +58,28 @@ func (s *shard[K]) begin(t *terms) {
 	s.terms = t
 }
 
-// enter makes room for a new key, by dropping some that are as good as new, and
-// returns the index of its slot, or -1 if the group is full.
+// enter adds a new key and returns the index of its slot, or -1 if there is no room.
+// It drops some that are as good as new.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
-	if g.keys.Add(1) > int64(g.cfg.MaxKeys) {
-		if !g.makeRoom(s, m.now) {
-			g.keys.Add(-1)
-			return -1
-		}
+	if !g.reserve(s, key, m) {
+		return -1
 	}
-	i := s.table.insert(tag, key)
+	i := s.table.insert(tag, ownText(key))
 	s.table.slots[i].tat = m.now
 	return i
+}
+
+// reserve counts a new key in, if there is room for it.
+func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
+	if key != key { // it would never be found again
+		return false
+	}
+	if g.keys.Add(1) > int64(g.cfg.MaxKeys) && !g.makeRoom(s, m.now) {
+		g.keys.Add(-1)
+		return false
+	}
+	return true
 }
 
 // makeRoom drops keys whose burst has refilled, if it finds some without a long
@@ -127,7 +135,8 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 		return s.own[slot.key]
 	}
 	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
-	o.key = fmt.Sprint(slot.key)
+	o.key = keyText(slot.key)
+	o.queue.all = &g.waiters
 	o.tat.Store(slot.tat)
 	slot.tag |= apart
 	if s.own == nil {

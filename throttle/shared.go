@@ -249,7 +249,7 @@ func (s *Shared) Wait(ctx context.Context) error {
 		return nil
 	}
 	err := &LimitedError{
-		Name: s.cfg.Name, Key: c.key, Reason: why, Limit: d.Limit,
+		Name: s.cfg.Name, Key: shorten(c.key), Reason: why, Limit: d.Limit,
 		Level: c.level, Cost: c.n, After: d.RetryAfter, Err: cause,
 	}
 	if s.cfg.OnReject != nil {

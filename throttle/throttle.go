@@ -298,16 +298,20 @@ func (l *Limiter) Peek() Decision {
 }
 
 // Refund gives back n tokens of a call that was admitted but not made, to those
-// who wait first. No more come back than fill the burst. If n is 0 or less it
-// does nothing. What is given back can be spent at once, so that an interval that
-// began after the call was admitted may see that much more.
+// who wait first. No more come back than were spent, nor than fill the burst. If n is
+// 0 or less it does nothing. What is given back can be spent at once, so that an
+// interval that began after the call was admitted may see that much more.
 func (l *Limiter) Refund(n int) {
-	if n <= 0 {
-		return
-	}
-	l.extra.Add(-int64(n))
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
+	if n = int(min(int64(n), l.Stats().Spent)); n > 0 {
+		l.giveBack(n)
+	}
+}
+
+// giveBack gives back n tokens that were spent. The caller holds the lock.
+func (l *Limiter) giveBack(n int) {
+	l.extra.Add(-int64(n))
 	l.putBack(n)
 	l.serve()
 }

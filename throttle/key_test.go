@@ -1,0 +1,260 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// NaN is not equal to itself, so that what is held for it would never be found.
+func TestGroupHoldsNoKeyThatIsNotItself(t *testing.T) {
+	nan := math.NaN()
+	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, MaxKeys: 10})
+	for range 100 {
+		require.False(t, g.Allow(nan))
+	}
+	require.False(t, g.Peek(nan).OK)
+	require.EqualError(t, g.Set(nan, 5, 5), "throttle: the key NaN is not equal to itself: it cannot have a limit")
+	require.Error(t, g.Set(nan, 0, 0))
+	g.Refund(nan, 1)
+	require.Zero(t, g.Stats().Keys)
+	require.EqualValues(t, 100, g.Stats().Overflow)
+	require.Empty(t, g.Top(10))
+
+	shared := throttle.NewGroup(throttle.GroupConfig[any]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, Overflow: throttle.ShareOne})
+	for i := range 5 {
+		require.Equal(t, i < 3, shared.Peek(nan).OK)
+		require.Equal(t, i < 3, shared.Allow(nan), "under the limit that keys without room share")
+	}
+	require.Zero(t, shared.Stats().Keys)
+	require.True(t, shared.Allow("a"))
+}
+
+type tenantID string
+
+// A key that was cut from a long text does not keep that alive.
+func TestGroupKeepsTheTextOfAKeyAndNoMore(t *testing.T) {
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 3}})
+	named := throttle.NewGroup(throttle.GroupConfig[tenantID]{Config: throttle.Config{Rate: 1e-3, Burst: 3}})
+	const keys, size = 50, 1 << 20
+	for i := range keys {
+		text := []byte(strings.Repeat("x", size))
+		text[0], text[1] = byte('a'+i/10), byte('0'+i%10)
+		long := string(text)
+		require.True(t, g.Allow(long[:5]))
+		require.NoError(t, g.Set("set"+long[:5], 1, 1))
+		require.True(t, named.Allow(tenantID(long[:6])))
+	}
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	require.Less(t, m.HeapAlloc, uint64(keys*size/2))
+	runtime.KeepAlive(g)
+	runtime.KeepAlive(named)
+}
+
+func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
+	type number int
+	long := strings.Repeat("\u00e4", 500_000)
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 1, MaxWait: time.Millisecond}})
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+		Key:  func(context.Context) string { return long },
+		Eval: (&fakeRedis{answer: answers(0, 0, 0)}).eval,
+	})
+	require.True(t, g.Allow(long))
+	for _, err := range []error{g.Wait(t.Context(), long), s.Wait(t.Context())} {
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, strings.Repeat("\u00e4", 50)+"...", limited.Key)
+		require.Less(t, len(err.Error()), 200)
+	}
+	require.True(t, g.Allow("x"+long))
+	err := g.Wait(t.Context(), "x"+long)
+	require.True(t, utf8.ValidString(err.Error()), "no half of a rune")
+	require.NotContains(t, err.Error(), string(utf8.RuneError))
+
+	numbers := throttle.NewGroup(throttle.GroupConfig[number]{Config: throttle.Config{Rate: 1e-3, Burst: 1}})
+	require.True(t, numbers.Allow(7))
+	require.ErrorContains(t, numbers.Wait(t.Context(), 7), "throttle: 7: limited")
+}
+
+// Peek says what AllowN would, also of a key for which there is no room.
+func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, overflow := range []throttle.Overflow{throttle.RefuseNew, throttle.ShareOne} {
+			g := throttle.NewGroup(throttle.GroupConfig[int]{
+				Config: throttle.Config{Rate: 1, Burst: 2}, MaxKeys: 3, Overflow: overflow, IdleAfter: time.Hour,
+			})
+			for key := range 3 {
+				require.True(t, g.Peek(key).OK)
+				require.True(t, g.AllowN(key, 2).OK)
+			}
+			for range 3 {
+				peek := g.Peek(99)
+				require.Equal(t, overflow == throttle.ShareOne && peek.OK, peek.OK)
+				require.Equal(t, 3, g.Stats().Keys)
+				d := g.AllowN(99, 1)
+				require.Equal(t, d.OK, peek.OK)
+				if !d.OK {
+					require.Equal(t, d, peek)
+				}
+			}
+			time.Sleep(2 * time.Second) // keys that are as good as new make room
+			require.True(t, g.Peek(98).OK)
+			require.Equal(t, 2, g.Peek(98).Remaining)
+			require.True(t, g.AllowN(98, 2).OK)
+			require.LessOrEqual(t, g.Stats().Keys, 3)
+		}
+	})
+}
+
+func TestGroupRefundsUnderSharedLimit(t *testing.T) {
+	g := throttle.NewGroup(throttle.GroupConfig[int]{
+		Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: 1, Overflow: throttle.ShareOne,
+	})
+	require.True(t, g.Allow(1))
+	require.True(t, g.AllowN(2, 2).OK)
+	require.False(t, g.Allow(3))
+	g.Refund(2, 1)
+	require.EqualValues(t, 2, g.Stats().Spent)
+	require.True(t, g.Allow(3))
+	require.False(t, g.Allow(3))
+	g.Refund(4, 99)
+	require.EqualValues(t, 1, g.Stats().Spent, "no more than was spent there")
+	require.EqualValues(t, 1, g.Top(1)[0].Spent)
+}
+
+// No more is given back than was spent.
+func TestSpentIsNeverLessThanNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
+		l.Refund(7)
+		require.Zero(t, l.Stats().Spent)
+		require.True(t, l.AllowN(2).OK)
+		l.Refund(7)
+		require.Zero(t, l.Stats().Spent)
+
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 5, MaxWait: -1}})
+		require.True(t, g.AllowN(1, 3).OK)
+		g.Refund(1, 7)
+		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, g.Stats().Spent)
+		require.True(t, g.AllowN(1, 3).OK)
+		require.NoError(t, g.Set(1, 1, 10)) // what was spent before counts
+		require.True(t, g.AllowN(1, 1).OK)
+		g.Refund(1, 3)
+		require.EqualValues(t, 1, g.Top(1)[0].Spent)
+		require.Equal(t, 9, g.Peek(1).Remaining)
+		g.Refund(1, 7)
+		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, g.Stats().Spent)
+		require.NoError(t, g.Set(1, 0, 0))
+		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, g.Stats().Spent)
+	})
+}
+
+// A key that has a limit of its own while somebody waits gives it up after that,
+// however the wait ends: it can be dropped again.
+func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
+	for name, use := range map[string]func(t *testing.T, g *throttle.Group[int]){
+		"after a wait": func(t *testing.T, g *throttle.Group[int]) { require.NoError(t, g.Wait(t.Context(), 1)) },
+		"after a deadline that is too close": func(t *testing.T, g *throttle.Group[int]) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			require.Equal(t, throttle.DeadlineTooClose, reason(g.Wait(ctx, 1)))
+		},
+		"after giving up": func(t *testing.T, g *throttle.Group[int]) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(time.Millisecond, cancel)
+			require.Equal(t, throttle.ContextEnded, reason(g.Wait(ctx, 1)))
+		},
+		"after calls beside one that waits": func(t *testing.T, g *throttle.Group[int]) {
+			time.AfterFunc(time.Millisecond, func() {
+				g.Allow(1)
+				g.AllowN(1, 1)
+				g.Peek(1)
+				g.Refund(1, 1)
+				require.Equal(t, 1, g.OwnLimits())
+			})
+			require.NoError(t, g.Wait(t.Context(), 1))
+		},
+		"after a panic": func(t *testing.T, g *throttle.Group[int]) {
+			require.Panics(t, func() { _ = g.Do(t.Context(), 1, func(context.Context) error { panic("boom") }) })
+		},
+		"after Set is undone": func(t *testing.T, g *throttle.Group[int]) {
+			require.NoError(t, g.Set(1, 10, 1))
+			require.NoError(t, g.Wait(t.Context(), 1))
+			require.Equal(t, 1, g.OwnLimits())
+			require.NoError(t, g.Set(1, 0, 0))
+		},
+		"after Set is undone during a wait": func(t *testing.T, g *throttle.Group[int]) {
+			require.NoError(t, g.Set(1, 10, 1))
+			time.AfterFunc(time.Millisecond, func() { require.NoError(t, g.Set(1, 0, 0)) })
+			require.NoError(t, g.Wait(t.Context(), 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := throttle.NewGroup(throttle.GroupConfig[int]{
+					Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}, MaxKeys: 1, IdleAfter: -1,
+				})
+				require.True(t, g.Allow(1))
+				use(t, g)
+				synctest.Wait()
+				require.Zero(t, g.OwnLimits())
+				require.Zero(t, g.Stats().Waiting)
+				time.Sleep(time.Minute)
+				require.True(t, g.Allow(2), "the key made room")
+			})
+		})
+	}
+}
+
+// However many keys, no more calls wait than MaxWaiting, and a more important one
+// takes the place of another of its key.
+func TestGroupBoundsAllThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{
+				Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+			},
+			MaxWaiting: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
+		})
+		done := make(map[throttle.Reason]int)
+		call := func(key, n int) {
+			go func() { done[reason(g.Wait(at(t.Context(), n), key))]++ }()
+			synctest.Wait()
+		}
+		for key := range 6 { // three of them share one
+			require.Equal(t, key < 4, g.Allow(key))
+			call(key, 1)
+		}
+		require.Equal(t, 4, g.Stats().Waiting)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2}, done)
+		call(0, 0)
+		require.Equal(t, 4, g.Stats().Waiting)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3}, done, "the other of key 0 has left")
+		call(0, 0)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4}, done, "none of its key is less important")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Zero(t, g.Stats().Waiting)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4, 0: 4}, done)
+		call(0, 0)
+		call(0, 0)
+		require.Equal(t, 1, g.Stats().Waiting)
+		time.Sleep(time.Minute)
+	})
+}
