@@ -386,6 +386,9 @@ func (l *Limiter) begin(p pace) {
 // take moves the tat ahead by n tokens if the level has room for them. It
 // returns how things stand after that.
 func (l *Limiter) take(n, level int) (m measure, ok bool) {
+	if l.queue.waiting.Load() != 0 {
+		l.due() // first, if their timer is late
+	}
 	m = l.measure()
 	if n <= 0 {
 		l.count(0)

@@ -41,6 +41,7 @@ type waiter struct {
 	prev, next *waiter
 	over       chan struct{} // closed when it is no longer in line
 	granted    bool          // set before that: it may go on
+	tat        int64         // after it has taken its tokens, if granted
 }
 
 // waiters counts the calls that wait for any limit of a Group.
@@ -229,17 +230,21 @@ func (l *Limiter) dequeue(w *waiter) {
 	close(w.over)
 }
 
-// leave takes a waiter out of line, unless it no longer is, and reports whether it
-// may go on. It returns how long a call like it would have to wait now.
+// leave takes a waiter out of line, unless it no longer is, and reports whether its
+// tokens are gone. It returns how long a call like it would have to wait now.
 func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, after time.Duration) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if why == WaitTooLong { // its time may have come at this very moment
-		l.serve()
-	}
+	granted = w.granted
+	// Those who are due go first, as nobody is to move up into the past.
+	m := l.serve()
 	select {
 	case <-w.over:
+		if w.granted && !granted && why == ContextEnded { // only now, and in vain
+			l.tat.Add(-max(0, min(w.units, w.tat-m.now)))
+			w.granted = false
+		}
 	default:
 		l.remove(w)
 	}
@@ -256,7 +261,7 @@ func (q *queue) head() *waiter {
 	return nil
 }
 
-// remove takes w out of line and gives its tokens back.
+// remove takes w out of line and gives its tokens back. All who are due have gone.
 func (l *Limiter) remove(w *waiter) {
 	q := &l.queue
 	back := w.units
@@ -285,7 +290,7 @@ func (l *Limiter) serve() measure {
 	q := &l.queue
 	m := l.measureLocked()
 	for w := q.head(); w != nil && l.target(m, w) <= m.now; w = q.head() {
-		w.granted = true
+		w.granted, w.tat = true, m.tat-q.units+w.units
 		l.dequeue(w)
 	}
 	l.arm(m)
