@@ -2,11 +2,11 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
@@ -26,9 +26,13 @@ type AdaptiveConfig struct {
 	Window time.Duration
 
 	// Refused reports whether an error, which is not nil, means that the server
-	// refused the call or was not able to take it. Nil means every error that does
-	// not say Retryable() false: an error that trying again cannot help is an
-	// answer. Calls whose ctx was canceled count neither way.
+	// refused the call or was not able to take it. Nil means an error that says so:
+	// its method Throttled() bool returns true, as for HTTP 429, or it is no answer
+	// and its RetryAfter() time.Duration is above 0, as for HTTP 503, or it is a
+	// time-out, that of the call's ctx included. With any other error the server
+	// has taken the call. Refused is not asked about calls that this module did not
+	// make (Refused() bool is true) or whose ctx was canceled: these count neither
+	// way.
 	Refused func(error) bool
 
 	// Levels is the number of priority levels, at most 1000. Zero means 1. More
@@ -99,24 +103,12 @@ func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
 	cfg.K = orElse(cfg.K, 2)
 	cfg.Window = orElse(cfg.Window, 2*time.Minute)
 	cfg.Levels = orElse(cfg.Levels, 1)
-	if cfg.Refused == nil {
-		cfg.Refused = mayRetry
-	}
 	a := &Adaptive{cfg: cfg, base: time.Now(), rand: rand.Float64}
 	a.sum.requests = make([]int64, cfg.Levels)
 	for i := range a.window {
 		a.window[i].requests = make([]int64, cfg.Levels)
 	}
 	return a
-}
-
-// mayRetry reports whether err leaves it open that trying again helps.
-func mayRetry(err error) bool {
-	says, ok := errors.AsType[interface {
-		error
-		Retryable() bool
-	}](err)
-	return !ok || says.Retryable()
 }
 
 // Do runs fn and returns its error, or keeps it back and returns a
@@ -141,16 +133,25 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	what := neither // unless fn returns: a panic says nothing about the server
 	defer func() { a.done(sent, level, what) }()
 	err := fn(ctx)
-	switch {
-	case err == nil:
-		what = accepted
-	case ctx.Err() == context.Canceled: // by whoever is no longer interested
-	case a.cfg.Refused(err):
-		what = refused
-	default:
-		what = accepted
-	}
+	what = a.outcomeOf(ctx, err)
 	return err
+}
+
+// outcomeOf returns what the end of a call says about the server.
+func (a *Adaptive) outcomeOf(ctx context.Context, err error) outcome {
+	end := behavior.ReadUnder(ctx, err)
+	switch {
+	case end.Kind == behavior.Refused, end.Kind == behavior.Canceled:
+		return neither
+	case err == nil:
+		return accepted
+	case a.cfg.Refused != nil && !a.cfg.Refused(err):
+		return accepted
+	case a.cfg.Refused != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
+		end.Kind == behavior.Failed && behavior.IsTimeout(err):
+		return refused
+	}
+	return accepted
 }
 
 // Wrap returns a function that does next as [Adaptive.Do] does it.

@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -15,13 +16,26 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-var errOverloaded = errors.New("overloaded")
+// overload is how a server says that it refuses a call to shed load.
+type overload struct{}
 
-// finalError says that trying again cannot help.
-type finalError struct{}
+func (overload) Error() string   { return "overloaded" }
+func (overload) Throttled() bool { return true }
 
-func (finalError) Error() string   { return "not found" }
-func (finalError) Retryable() bool { return false }
+var errOverloaded error = overload{}
+
+// A word is an error that says what it is asked to.
+type word struct {
+	refused, answered, throttled, timeout bool
+	after                                 time.Duration
+}
+
+func (word) Error() string               { return "a word" }
+func (w word) Refused() bool             { return w.refused }
+func (w word) Answered() bool            { return w.answered }
+func (w word) Throttled() bool           { return w.throttled }
+func (w word) Timeout() bool             { return w.timeout }
+func (w word) RetryAfter() time.Duration { return w.after }
 
 func overloaded(context.Context) error { return errOverloaded }
 
@@ -112,19 +126,69 @@ func TestAdaptiveCallsInFlightAreNoRefusals(t *testing.T) {
 	})
 }
 
+// What refuses says so; everything else the server has taken.
 func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
+	limited := func() error {
+		l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1})
+		l.Allow()
+		return l.Wait(t.Context())
+	}()
+	const neither, accepted, refused = 0, -1, 1
+	notFound := errors.New("not found")
+	for name, c := range map[string]struct {
+		err  error
+		want int
+	}{
+		"nil":                            {nil, accepted},
+		"any error":                      {notFound, accepted},
+		"an answer":                      {word{answered: true}, accepted},
+		"a refusal to shed load":         {errOverloaded, refused},
+		"429":                            {word{throttled: true, answered: true, after: time.Second}, refused},
+		"503 with a time":                {word{after: time.Second}, refused},
+		"an answer with a time":          {word{answered: true, after: time.Second}, accepted},
+		"a time-out":                     {word{timeout: true}, refused},
+		"an attempt's deadline":          {context.DeadlineExceeded, refused},
+		"a refusal of this module":       {limited, neither},
+		"a refusal of another policy":    {word{refused: true, after: time.Second, throttled: true}, neither},
+		"a refusal beside a failure":     {errors.Join(limited, notFound), accepted},
+		"a refusal beside an overload":   {errors.Join(limited, errOverloaded), refused},
+		"an overload beside a failure":   {errors.Join(notFound, errOverloaded), refused},
+		"a refusal beside a time-out":    {errors.Join(limited, context.DeadlineExceeded), refused},
+		"a cancel that is not the ctx's": {context.Canceled, accepted},
+	} {
+		for _, err := range []error{c.err, fmt.Errorf("calling: %w", c.err)} {
+			if c.err == nil {
+				err = nil
+			}
+			a := newAdaptive(throttle.AdaptiveConfig{}, 1)
+			require.Equal(t, err, a.Do(t.Context(), func(context.Context) error { return err }))
+			s := a.Stats()
+			require.Equal(t, c.want == accepted, s.Accepted == 1, name)
+			require.InDelta(t, max(0, float64(c.want))/2, s.Probability, 1e-12, name)
+			require.EqualValues(t, 1, s.Sent)
+			// A sample that counts neither way leaves no trace.
+			_ = a.Do(t.Context(), overloaded)
+			require.InDelta(t, map[int]float64{neither: 1.0 / 2, accepted: 0, refused: 2.0 / 3}[c.want], a.Stats().Probability, 1e-12, name)
+		}
+	}
+}
+
+func TestAdaptiveEndOfTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
+		deadline, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
 		for what, c := range map[string]struct {
 			do   func(a *throttle.Adaptive)
 			want float64
 		}{
-			"an error":      {func(a *throttle.Adaptive) { _ = a.Do(t.Context(), overloaded) }, 0.5},
-			"a final error": {func(a *throttle.Adaptive) { _ = a.Do(t.Context(), func(context.Context) error { return finalError{} }) }, 0},
 			"a caller's cancel": {func(a *throttle.Adaptive) {
-				require.ErrorIs(t, a.Do(ctx, func(ctx context.Context) error { cancel(); return ctx.Err() }), context.Canceled)
+				require.ErrorIs(t, a.Do(ctx, func(ctx context.Context) error { cancel(); return errOverloaded }), errOverloaded)
 				require.ErrorIs(t, a.Do(ctx, ok), context.Canceled)
 			}, 0},
+			"a caller's deadline": {func(a *throttle.Adaptive) {
+				_ = a.Do(deadline, func(ctx context.Context) error { <-ctx.Done(); return errors.New("broken pipe") })
+			}, 0.5},
 			"a panic": {func(a *throttle.Adaptive) {
 				require.Panics(t, func() { _ = a.Do(t.Context(), func(context.Context) error { panic("boom") }) })
 			}, 0},
@@ -132,11 +196,48 @@ func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
 			a := newAdaptive(throttle.AdaptiveConfig{}, 1)
 			c.do(a)
 			require.InDelta(t, c.want, a.Stats().Probability, 1e-12, what)
+			require.Zero(t, a.Stats().Accepted, what)
 		}
-		a := newAdaptive(throttle.AdaptiveConfig{Refused: func(err error) bool { return !errors.Is(err, errOverloaded) }}, 1)
-		_ = a.Do(t.Context(), overloaded)
-		require.Zero(t, a.Stats().Probability)
 	})
+}
+
+// A Refused of one's own is asked about what this module did and the caller did not
+// end.
+func TestAdaptiveRefusedOfItsOwn(t *testing.T) {
+	var asked []error
+	a := newAdaptive(throttle.AdaptiveConfig{Refused: func(err error) bool {
+		asked = append(asked, err)
+		return !errors.Is(err, errOverloaded)
+	}}, 1)
+	_ = a.Do(t.Context(), overloaded)
+	require.Zero(t, a.Stats().Probability)
+	other := errors.New("busy")
+	_ = a.Do(t.Context(), func(context.Context) error { return word{refused: true} })
+	ctx, cancel := context.WithCancel(t.Context())
+	_ = a.Do(ctx, func(context.Context) error { cancel(); return other })
+	require.NoError(t, a.Do(t.Context(), ok))
+	for range 4 {
+		_ = a.Do(t.Context(), func(context.Context) error { return other })
+	}
+	require.Equal(t, []error{errOverloaded, other, other, other, other}, asked)
+	require.InDelta(t, (6.0-2*2)/7, a.Stats().Probability, 1e-12)
+}
+
+// However many calls are answered with "no", or fail, nothing is kept back.
+func TestAdaptiveShedsNothingForAnswersAndFailures(t *testing.T) {
+	for name, err := range map[string]error{"not found": word{answered: true}, "a failure": errors.New("boom")} {
+		a := newAdaptive(throttle.AdaptiveConfig{}, 1)
+		for i := range 1000 {
+			got := a.Do(t.Context(), func(context.Context) error {
+				if i%5 == 0 {
+					return nil
+				}
+				return err
+			})
+			require.NotErrorIs(t, got, throttle.ErrLimited, name)
+		}
+		require.Zero(t, a.Stats().Probability)
+	}
 }
 
 // A server of limited capacity, which refusing a call costs 0.15 of serving it.

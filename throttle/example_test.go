@@ -115,12 +115,18 @@ func ExampleConfig_onReject() {
 	// Output: <nil>
 }
 
+// tooMany is what a client makes of HTTP 429: its server has shed the call.
+type tooMany struct{}
+
+func (tooMany) Error() string   { return "429 Too Many Requests" }
+func (tooMany) Throttled() bool { return true }
+
 // A client does not send what the server would refuse.
 func ExampleAdaptive() {
 	var sent int
 	server := func(context.Context) error {
 		sent++
-		return errors.New("503 Service Unavailable")
+		return tooMany{}
 	}
 	client := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "users"})
 	for range 1000 {
