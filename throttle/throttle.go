@@ -423,7 +423,7 @@ func (l *Limiter) take(n, level int) (m measure, ok bool) {
 func (l *Limiter) count(n int) {
 	l.admitted.Add(1)
 	if n != 1 {
-		l.extra.Add(int64(max(n, 0)) - 1)
+		l.extra.Add(int64(n) - 1)
 	}
 }
 

@@ -655,6 +655,33 @@ func TestSetRateBelowTheCostOfWhoWaits(t *testing.T) {
 	})
 }
 
+// At a rate at which those who wait would do so for centuries, they do not go on at
+// once: of what is owed, 54 years' worth is kept.
+func TestSetRateAtWhichManyWaitForCenturies(t *testing.T) {
+	for waiting := range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			const year = 365 * 24 * time.Hour
+			l := throttle.New(throttle.Config{Rate: 1e9, MaxWait: -1, Cost: func(context.Context) int { return 1e9 }})
+			require.True(t, l.AllowN(1e9).OK)
+			ctx, cancel := context.WithCancel(t.Context())
+			for range waiting {
+				go func() { _ = l.Wait(ctx) }()
+			}
+			synctest.Wait()
+			require.NoError(t, l.SetRate(throttle.Every(30*year), 1))
+			require.False(t, l.Allow())
+			require.Greater(t, l.Peek().RetryAfter, 54*year-30*year)
+			time.Sleep(20 * year)
+			synctest.Wait()
+			require.Equal(t, waiting, l.Stats().Waiting)
+			require.False(t, l.Allow())
+			cancel()
+			synctest.Wait()
+			require.Zero(t, l.Stats().Waiting)
+		})
+	}
+}
+
 // underSetRate calls call many times from several goroutines, while another keeps
 // setting the limits of l in turn.
 func underSetRate(t *testing.T, l *throttle.Limiter, callers, each int, call func(), limits ...throttle.Config) {
