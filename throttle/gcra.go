@@ -94,7 +94,7 @@ func (p *pace) at(elapsed time.Duration) int64 {
 }
 
 // until returns how long after elapsed the units reach target: the smallest d
-// with at(elapsed+d) >= target, or the longest Duration if that is longer.
+// with at(elapsed+d) >= target.
 func (p *pace) until(elapsed time.Duration, target int64) time.Duration {
 	short := target - p.at(elapsed)
 	if short <= 0 {
@@ -106,12 +106,9 @@ func (p *pace) until(elapsed time.Duration, target int64) time.Duration {
 	numLo, borrow := bits.Sub64(uint64(short)<<p.shift, begun, 0)
 	numHi := uint64(short)>>(64-p.shift) - borrow
 	numLo, carry := bits.Add64(numLo, p.perNS-1, 0) // to round up
-	numHi += carry
-	if numHi >= p.perNS {
-		return math.MaxInt64
-	}
-	d, _ := bits.Div64(numHi, numLo, p.perNS)
-	return time.Duration(min(d, math.MaxInt64))
+	// A nanosecond gives a unit or more: the quotient is at most short.
+	d, _ := bits.Div64(numHi+carry, numLo, p.perNS)
+	return time.Duration(d)
 }
 
 // horizon returns the time during which the units cannot overflow.
@@ -125,7 +122,7 @@ func (p *pace) convert(units int64, from *pace) int64 {
 	}
 	if p.frac <= from.frac {
 		by := from.frac - p.frac
-		return min((units-1)>>by+1, maxBurst+maxDebt)
+		return (units-1)>>by + 1
 	}
 	by := p.frac - from.frac
 	if units > (maxBurst+maxDebt)>>by {

@@ -93,12 +93,11 @@ func (l *Limiter) wait(ctx context.Context, n, level int) error {
 }
 
 // reserve takes n tokens, and puts the call in line if they are not there yet. Or it
-// says why the call is refused, and when to come back.
+// says why the call is refused, and when to come back. All who are due have gone.
 func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after time.Duration, why Reason) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.serve()
 	placed := false
 	for {
 		m := l.measureLocked()

@@ -614,6 +614,17 @@ func TestSetRateKeepsWhatIsOwed(t *testing.T) {
 	})
 }
 
+// A part of a token that is owed is a whole one at a rate that knows no parts.
+func TestSetRateRoundsWhatIsOwedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
+		require.True(t, l.AllowN(3).OK)
+		time.Sleep(500 * time.Millisecond)
+		require.NoError(t, l.SetRate(1e12, 5))
+		require.Equal(t, 2, l.Peek().Remaining)
+	})
+}
+
 func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
