@@ -110,23 +110,18 @@ func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after t
 				return nil, after, why
 			}
 			placed = true
-			continue // as another may have been displaced
 		}
 		units := m.tokens(n)
 		tat := max(m.tat-q.units, m.now) + q.units + units
-		if !l.tat.CompareAndSwap(m.tat, tat) {
+		if !l.tat.CompareAndSwap(m.tat, tat) { // by another call, or by one that made room
 			continue
 		}
-		if after == 0 {
-			if placed {
-				q.all.leave()
-			}
+		if !placed {
 			return nil, 0, 0
 		}
 		w = &waiter{level: level, units: units, over: make(chan struct{})}
 		l.enqueue(w)
-		m.tat = tat
-		l.arm(m)
+		l.serve()
 		return w, after, 0
 	}
 }
@@ -141,18 +136,14 @@ func (l *Limiter) behind(m measure, n, level int) time.Duration {
 	for i := range level + 1 {
 		ahead += l.queue.levels[i].units
 	}
-	from := m.tat - l.queue.units
-	if ahead == 0 {
-		from = max(from, m.now)
-	}
-	return m.until(from + ahead + m.tokens(n) - m.room[level])
+	return m.until(m.tat - l.queue.units + ahead + m.tokens(n) - m.room[level])
 }
 
 // reject says why a call is not to wait for so long; 0 if it may.
 func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
-	case wait == never: // the burst has become smaller
+	case wait == never: // the burst has become smaller, this moment
 		return TooCostly
 	case m.tat-m.now > maxDebt, l.cfg.MaxWait > 0 && wait > l.cfg.MaxWait:
 		return WaitTooLong

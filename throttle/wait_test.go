@@ -248,6 +248,27 @@ func reason(err error) throttle.Reason {
 	return limited.Reason
 }
 
+// Nobody is to wait for longer than the units of time can count.
+func TestWaitingIsBoundedByDecades(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const year = 365 * 24 * time.Hour
+		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 1, MaxWait: -1})
+		require.True(t, l.Allow())
+		ctx, cancel := context.WithCancel(t.Context())
+		whys := make(map[throttle.Reason]int)
+		for range 10 {
+			go func() { whys[reason(l.Wait(ctx))]++ }()
+			synctest.Wait()
+		}
+		waiting := l.Stats().Waiting
+		require.GreaterOrEqual(t, waiting, 1)
+		require.LessOrEqual(t, waiting, 4)
+		require.Equal(t, map[throttle.Reason]int{throttle.WaitTooLong: 10 - waiting}, whys)
+		cancel()
+		synctest.Wait()
+	})
+}
+
 func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Priority: levelOf})
@@ -664,6 +685,51 @@ func TestSetRateBelowTheCostOfWhoWaits(t *testing.T) {
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, throttle.TooCostly, limited.Reason)
 	})
+}
+
+// A call that takes more than the new burst saves up for it while it waits. Calls
+// that overtake it have no more than the burst of that, and what it would be is known
+// when it gives up.
+func TestWaitingForMoreThanABurstSavesForNobodyElse(t *testing.T) {
+	type cost struct{}
+	for _, gives := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := throttle.New(throttle.Config{
+				Rate: 1, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+				Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+			})
+			of := func(ctx context.Context, n, level int) context.Context {
+				return context.WithValue(at(ctx, level), cost{}, n)
+			}
+			require.True(t, l.AllowN(10).OK)
+			waits, giveUp := context.WithCancel(of(t.Context(), 8, 1))
+			defer giveUp()
+			var call sync.WaitGroup
+			call.Go(func() {
+				err := l.Wait(waits)
+				require.Equal(t, gives, err != nil)
+				if gives {
+					limited, _ := errors.AsType[*throttle.LimitedError](err)
+					require.Zero(t, limited.RetryAfter(), "never")
+				}
+			})
+			time.Sleep(4 * time.Second)
+			require.NoError(t, l.SetRate(1, 5))
+			time.Sleep(8 * time.Second) // it has saved 7 tokens
+			if gives {
+				giveUp()
+				call.Wait()
+			}
+			now, cancel := context.WithDeadline(of(t.Context(), 1, 0), time.Now().Add(1))
+			defer cancel()
+			admitted := 0
+			for l.Wait(now) == nil {
+				admitted++
+			}
+			require.Equal(t, 5, admitted)
+			call.Wait()
+		})
+	}
 }
 
 // At a rate at which those who wait would do so for centuries, they do not go on at
