@@ -232,9 +232,9 @@ func TestGroupBoundsAllThatWait(t *testing.T) {
 			},
 			MaxWaiting: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
 		})
-		done := make(map[throttle.Reason]int)
+		var done tally
 		call := func(key, n int) {
-			go func() { done[reason(g.Wait(at(t.Context(), n), key))]++ }()
+			go func() { done.add(g.Wait(at(t.Context(), n), key)) }()
 			synctest.Wait()
 		}
 		for key := range 6 { // three of them share one
@@ -242,16 +242,16 @@ func TestGroupBoundsAllThatWait(t *testing.T) {
 			call(key, 1)
 		}
 		require.Equal(t, 4, g.Stats().Waiting)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2}, done)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2}, done.all())
 		call(0, 0)
 		require.Equal(t, 4, g.Stats().Waiting)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3}, done, "the other of key 0 has left")
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3}, done.all(), "the other of key 0 has left")
 		call(0, 0)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4}, done, "none of its key is less important")
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4}, done.all(), "none of its key is less important")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Zero(t, g.Stats().Waiting)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4, 0: 4}, done)
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4, 0: 4}, done.all())
 		call(0, 0)
 		call(0, 0)
 		require.Equal(t, 1, g.Stats().Waiting)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -255,18 +256,39 @@ func TestWaitingIsBoundedByDecades(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 1, MaxWait: -1})
 		require.True(t, l.Allow())
 		ctx, cancel := context.WithCancel(t.Context())
-		whys := make(map[throttle.Reason]int)
+		var ends tally
 		for range 10 {
-			go func() { whys[reason(l.Wait(ctx))]++ }()
+			go func() { ends.add(l.Wait(ctx)) }()
 			synctest.Wait()
 		}
 		waiting := l.Stats().Waiting
 		require.GreaterOrEqual(t, waiting, 1)
 		require.LessOrEqual(t, waiting, 4)
-		require.Equal(t, map[throttle.Reason]int{throttle.WaitTooLong: 10 - waiting}, whys)
+		require.Equal(t, map[throttle.Reason]int{throttle.WaitTooLong: 10 - waiting}, ends.all())
 		cancel()
 		synctest.Wait()
 	})
+}
+
+// A tally counts how calls ended.
+type tally struct {
+	mu   sync.Mutex
+	ends map[throttle.Reason]int
+}
+
+func (c *tally) add(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ends == nil {
+		c.ends = make(map[throttle.Reason]int)
+	}
+	c.ends[reason(err)]++
+}
+
+func (c *tally) all() map[throttle.Reason]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.ends)
 }
 
 func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
@@ -380,21 +402,26 @@ func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 			})
 			synctest.Wait()
 		}
+		ended := func(name string) end {
+			mu.Lock()
+			defer mu.Unlock()
+			return ends[name]
+		}
 		call("2a", 2)
 		call("2b", 2)
 		call("1a", 1)
 		call("1b", 1)
 		require.Equal(t, 4, l.Stats().Waiting)
 		call("2c", 2)
-		require.Equal(t, end{why: throttle.QueueFull}, ends["2c"], "as important as the least that wait")
+		require.Equal(t, end{why: throttle.QueueFull}, ended("2c"), "as important as the least that wait")
 		call("0a", 0)
-		require.Equal(t, end{why: throttle.QueueFull}, ends["2b"], "displaced at once")
+		require.Equal(t, end{why: throttle.QueueFull}, ended("2b"), "displaced at once")
 		call("1c", 1)
-		require.Equal(t, end{why: throttle.QueueFull}, ends["2a"])
+		require.Equal(t, end{why: throttle.QueueFull}, ended("2a"))
 		call("1d", 1)
-		require.Equal(t, end{why: throttle.QueueFull}, ends["1d"])
+		require.Equal(t, end{why: throttle.QueueFull}, ended("1d"))
 		call("0b", 0)
-		require.Equal(t, end{why: throttle.QueueFull}, ends["1c"])
+		require.Equal(t, end{why: throttle.QueueFull}, ended("1c"))
 		require.Equal(t, 4, l.Stats().Waiting)
 		calls.Wait()
 		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
@@ -730,6 +757,31 @@ func TestWaitingForMoreThanABurstSavesForNobodyElse(t *testing.T) {
 			call.Wait()
 		})
 	}
+}
+
+// A call behind it that gives up takes nothing of that along.
+func TestGivingUpBehindOneThatSaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type cost struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 10, MaxWait: -1, Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+		})
+		start := time.Now()
+		require.True(t, l.AllowN(10).OK)
+		var calls sync.WaitGroup
+		calls.Go(func() { require.NoError(t, l.Wait(context.WithValue(t.Context(), cost{}, 8))) })
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, 1))
+		calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
+		time.Sleep(4 * time.Second)
+		require.NoError(t, l.SetRate(1, 5))
+		time.Sleep(8 * time.Second)
+		cancel()
+		calls.Wait()
+		require.Equal(t, 13*time.Second, time.Since(start))
+		require.Zero(t, l.Peek().Remaining)
+		require.Equal(t, time.Second, l.Peek().RetryAfter)
+	})
 }
 
 // At a rate at which those who wait would do so for centuries, they do not go on at
