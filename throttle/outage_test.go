@@ -349,7 +349,7 @@ func TestSharedOutageOfManyKeysIsBounded(t *testing.T) {
 			}
 			if down != nil {
 				require.LessOrEqual(t, s.OutageSlots(), 16384)
-				require.Greater(t, s.OutageSlots(), 14_000)
+				require.Greater(t, s.OutageSlots(), 12_000)
 			}
 			time.Sleep(time.Second)
 		}
