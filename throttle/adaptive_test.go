@@ -126,6 +126,28 @@ func TestAdaptiveCallsInFlightAreNoRefusals(t *testing.T) {
 	})
 }
 
+// A call counts as long as the step in which it was sent is in the window, and one
+// that counts neither way leaves nothing behind when that goes.
+func TestAdaptiveCallsThatOutliveTheirStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAdaptive(throttle.AdaptiveConfig{Window: 24 * time.Second}, 1)
+		_ = a.Do(t.Context(), func(context.Context) error {
+			time.Sleep(23500 * time.Millisecond)
+			return errOverloaded
+		})
+		require.InDelta(t, 0.5, a.Stats().Probability, 1e-12)
+		time.Sleep(500 * time.Millisecond)
+		require.Zero(t, a.Stats().Probability)
+
+		for range 5 {
+			require.Panics(t, func() { _ = a.Do(t.Context(), func(context.Context) error { panic("boom") }) })
+		}
+		time.Sleep(time.Minute)
+		_ = a.Do(t.Context(), overloaded)
+		require.InDelta(t, 0.5, a.Stats().Probability, 1e-12)
+	})
+}
+
 // What refuses says so; everything else the server has taken.
 func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
 	limited := func() error {
@@ -144,6 +166,7 @@ func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
 		"an answer":                      {word{answered: true}, accepted},
 		"a refusal to shed load":         {errOverloaded, refused},
 		"429":                            {word{throttled: true, answered: true, after: time.Second}, refused},
+		"an answer of a time-out":        {word{answered: true, timeout: true}, accepted},
 		"503 with a time":                {word{after: time.Second}, refused},
 		"an answer with a time":          {word{answered: true, after: time.Second}, accepted},
 		"a time-out":                     {word{timeout: true}, refused},

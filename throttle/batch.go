@@ -78,7 +78,7 @@ func (s *Shared) fetch(ctx context.Context, c sharedCall) {
 	var last *outage
 	for {
 		b.mu.Lock()
-		claims := b.claims
+		claims := slices.DeleteFunc(b.claims, func(c *claim) bool { return c.left })
 		b.claims = nil
 		if len(claims) == 0 {
 			b.asking = false

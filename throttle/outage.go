@@ -12,12 +12,11 @@ import (
 // are 16384 of them, whatever the number of keys.
 type outages struct {
 	every time.Duration // RetryEvery
-	down  atomic.Int64  // len(slots)
-	any   atomic.Bool   // whether there is anything below; false spares a call the rest
+	down  atomic.Int64  // len(slots); 0 spares a call the rest
 
 	mu       sync.Mutex
 	slots    map[uint16]*outage
-	suspects map[uint16]bool // slots of which nobody knows yet
+	suspects map[uint16]bool // slots that are looked into
 }
 
 type outage struct {
@@ -29,7 +28,7 @@ type outage struct {
 // of returns the outage that a key is subject to. It returns nil if there is none,
 // and to one call each RetryEvery, which is to try.
 func (o *outages) of(key string) *outage {
-	if !o.any.Load() {
+	if o.down.Load() == 0 {
 		return nil
 	}
 	slot := slotOf(key)
@@ -53,7 +52,7 @@ func (o *outages) next(cause error, told bool) *outage {
 }
 
 // suspect records that a trip for a key was cut short. It reports whether nobody
-// looks into that yet.
+// looks into that yet: then the caller does, and calls cleared at the end.
 func (o *outages) suspect(key string) bool {
 	slot := slotOf(key)
 	o.mu.Lock()
@@ -65,8 +64,13 @@ func (o *outages) suspect(key string) bool {
 		o.suspects = make(map[uint16]bool)
 	}
 	o.suspects[slot] = true
-	o.any.Store(true)
 	return true
+}
+
+func (o *outages) cleared(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.suspects, slotOf(key))
 }
 
 // began records that Redis did not answer for a key.
@@ -78,7 +82,7 @@ func (o *outages) began(key string, cause error) *outage {
 
 // ended records that Redis answered for a key.
 func (o *outages) ended(key string) {
-	if o.any.Load() {
+	if o.down.Load() > 0 {
 		o.set(key, nil)
 	}
 }
@@ -87,7 +91,6 @@ func (o *outages) set(key string, known *outage) {
 	slot := slotOf(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.suspects, slot)
 	if known == nil {
 		delete(o.slots, slot)
 	} else {
@@ -97,7 +100,6 @@ func (o *outages) set(key string, known *outage) {
 		o.slots[slot] = known
 	}
 	o.down.Store(int64(len(o.slots)))
-	o.any.Store(len(o.slots)+len(o.suspects) > 0)
 }
 
 // slotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part

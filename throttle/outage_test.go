@@ -118,6 +118,38 @@ func TestSharedBatchAsksForAllWhoWait(t *testing.T) {
 	}
 }
 
+// Calls that come during a round trip are served by what it brings, if that is enough,
+// and those that have left by then take nothing.
+func TestSharedBatchServesFromWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redis := &bucketRedis{rate: 1e-3, burst: 100, trip: 10 * time.Millisecond}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: redis.eval, Rate: 1e-3, Burst: 100, Batch: 10, OnOutage: throttle.RefuseAll,
+		})
+		var calls sync.WaitGroup
+		call := func(ctx context.Context, n int) {
+			for range n {
+				calls.Go(func() { _ = s.Wait(ctx) })
+			}
+			synctest.Wait()
+		}
+		impatient, cancel := context.WithCancel(t.Context())
+		call(t.Context(), 1)
+		call(impatient, 20)
+		call(t.Context(), 5)
+		time.Sleep(5 * time.Millisecond)
+		cancel()
+		calls.Wait()
+		for range 4 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		require.EqualValues(t, 1, s.Stats().Asked)
+		require.EqualValues(t, 10, s.Stats().Spent)
+		require.NoError(t, s.Wait(t.Context()))
+		require.EqualValues(t, 2, s.Stats().Asked)
+	})
+}
+
 // A call that costs more than there is does not take the others along, and each is
 // told when to come back for what it costs.
 func TestSharedBatchServesTheCheapFirst(t *testing.T) {
@@ -420,6 +452,76 @@ func TestSharedFindsOutOnce(t *testing.T) {
 		synctest.Wait()
 		require.True(t, s.Stats().Down)
 		require.EqualValues(t, 1, s.Stats().Failed)
+	})
+}
+
+// A Redis that answered when it was looked into may hang the next time.
+func TestSharedFindsOutAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := false
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 1e4, OnOutage: throttle.RefuseAll,
+			Eval: func(ctx context.Context, _ string, _ []string, args ...any) (any, error) {
+				if hangs || len(args) > 4 {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return []any{0, 0, 0}, nil
+			},
+		})
+		for range 3 {
+			for _, hangs = range []bool{false, true} {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+				cancel()
+				time.Sleep(2 * time.Second)
+				require.Equal(t, hangs, s.Stats().Down)
+			}
+		}
+	})
+}
+
+// An answer that comes with the end of ctx is an answer.
+func TestSharedAnswerAtTheEndOfTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+		Eval: func(context.Context, string, []string, ...any) (any, error) {
+			cancel()
+			return []any{1, 0, 0}, nil
+		},
+	})
+	require.NoError(t, s.Wait(ctx))
+	require.EqualValues(t, 1, s.Stats().Asked)
+}
+
+// Of all calls that come when it is time to try again, one does.
+func TestSharedIsTriedByOneCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := 0
+		f := &fakeRedis{answer: hanging}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: f.eval, Rate: 10, OnOutage: throttle.AdmitAll,
+			OnError: func(context.Context, error) { told++ },
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+		time.Sleep(1050 * time.Millisecond)
+		require.Len(t, f.made(), 2)
+		start := time.Now()
+		var try sync.WaitGroup
+		try.Go(func() { require.NoError(t, s.Wait(t.Context())) })
+		synctest.Wait()
+		for range 100 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		require.Zero(t, time.Since(start))
+		require.Equal(t, 1, told, "of what nobody was told before")
+		require.Len(t, f.made(), 3)
+		try.Wait()
+		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		require.Equal(t, 2, told)
 	})
 }
 

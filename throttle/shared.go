@@ -329,7 +329,7 @@ func (s *Shared) callOf(ctx context.Context) sharedCall {
 func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reason, cause error) {
 	t := s.terms.Load()
 	switch {
-	case c.n == 0 || s.batch.spend(c.n):
+	case s.batch.spend(c.n): // or it takes none
 		d = Decision{OK: true, Remaining: int(s.batch.held.Load())}
 	case c.n > t.burst-reserved(t.burst, s.cfg.Reserve[c.level]):
 		d, why = Decision{RetryAfter: never}, TooCostly

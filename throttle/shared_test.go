@@ -95,6 +95,9 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
 	require.NoError(t, s.Do(of(0), ok), "takes nothing, asks nobody")
 	require.NoError(t, s.Do(of(-1), ok))
+	require.Empty(t, f.calls)
+	require.Error(t, s.Do(of(1), ok), "less than nothing gives nothing")
+	f.calls, rejected = nil, nil
 	require.EqualError(t, s.Do(of(3), ok), "throttle: api/tenant: limited (over the limit), retry after 1ms")
 	require.Equal(t, []string{"p:api/tenant"}, f.calls[0].keys)
 	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), 3, uint64(3), uint64(0)}, f.calls[0].args)
@@ -269,6 +272,27 @@ func TestSharedOutageAndWhatIsTooMuchForOneInstance(t *testing.T) {
 	limited, _ := errors.AsType[*throttle.LimitedError](err)
 	require.True(t, limited.Retryable(), "once Redis is back")
 	require.Positive(t, limited.RetryAfter())
+}
+
+// SetRate changes what an instance admits alone, too.
+func TestSharedSetRateInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: (&fakeRedis{answer: down}).eval, Rate: 10, Burst: 8, Instances: 4, RetryEvery: time.Hour,
+		})
+		admitted := func() (n int) {
+			for s.Allow(t.Context()).OK {
+				n++
+			}
+			return n
+		}
+		require.Equal(t, 2, admitted())
+		require.NoError(t, s.SetRate(40, 40))
+		time.Sleep(time.Minute)
+		require.Equal(t, 10, admitted())
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, 1, admitted(), "at a quarter of 40 a second")
+	})
 }
 
 // A batch costs one round trip; what is asked for is what is missing of it.

@@ -74,7 +74,11 @@ func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a a
 		// found out without it.
 		trip.abort()
 		if s.outages.suspect(c.full) {
-			go s.travel(context.WithoutCancel(ctx), s.depart(c, nil), t, c, nil)
+			trip = s.depart(c, nil)
+			go func() {
+				defer s.outages.cleared(c.full)
+				s.travel(context.WithoutCancel(ctx), trip, t, c, nil)
+			}()
 		}
 		return a, nil, false
 	}
