@@ -150,6 +150,23 @@ func TestSharedBatchServesFromWhatIsLeft(t *testing.T) {
 	})
 }
 
+// What is held is there in an outage, too.
+func TestSharedBatchKeepsWhatItHoldsInAnOutage(t *testing.T) {
+	n := 4
+	f := &fakeRedis{answer: answers(10, 0, 0)}
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Eval: f.eval, Rate: 20, Batch: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
+		Cost: func(context.Context) int { return n },
+	})
+	require.True(t, s.Allow(t.Context()).OK)
+	f.answer = down
+	n = 7
+	require.False(t, s.Allow(t.Context()).OK)
+	n = 6
+	require.True(t, s.Allow(t.Context()).OK)
+	require.False(t, s.Allow(t.Context()).OK)
+}
+
 // A call that costs more than there is does not take the others along, and each is
 // told when to come back for what it costs.
 func TestSharedBatchServesTheCheapFirst(t *testing.T) {
