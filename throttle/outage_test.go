@@ -42,7 +42,9 @@ func (b *bucketRedis) eval(_ context.Context, _ string, _ []string, args ...any)
 	micros := func(tokens float64) int64 { return int64(tokens / b.rate * 1e6) }
 	var last int
 	for i := 4; i < len(args); i += 3 {
-		last = args[i].(int)
+		if last = args[i].(int); float64(last) > b.burst {
+			return nil, errors.New("more than can ever be there")
+		}
 		if float64(last) <= b.left {
 			b.left -= float64(last)
 			return []any{int64(last), int64(0), micros(b.burst - b.left)}, nil
@@ -111,6 +113,7 @@ func TestSharedBatchAsksForAllWhoWait(t *testing.T) {
 				})
 			}
 			calls.Wait()
+			require.Zero(t, s.Stats().Failed)
 			require.LessOrEqual(t, redis.trips, c.trips)
 			require.GreaterOrEqual(t, s.Stats().Admitted, int64(c.atLeast))
 			require.LessOrEqual(t, s.Stats().Admitted, int64(c.most))
