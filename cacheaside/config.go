@@ -68,7 +68,9 @@ type Config[K comparable, V any] struct {
 	// what it wraps on its own goroutine and not after it has returned. For a key
 	// that does not exist the policies see an error whose method Answered returns
 	// true, which is a success to a breaker and ends a retry. A load that a policy
-	// refused has failed; it is told apart by LoadRefused and Stats.Refused.
+	// refused has failed; it is told apart by LoadRefused and Stats.Refused. A load
+	// that returns another answer, such as resilience.Answer(err), has not failed:
+	// callers get the answer, and no old value.
 	// Nil: none.
 	Around func(func(context.Context) error) func(context.Context) error
 

@@ -13,7 +13,8 @@ type Kind string
 // What a Cache tells Config.OnEvent.
 const (
 	Loaded         Kind = "loaded"          // a load returned a value
-	LoadFailed     Kind = "load failed"     // a load returned an error other than ErrNotFound, panicked or timed out
+	LoadFailed     Kind = "load failed"     // a load returned an error other than an answer, panicked or timed out
+	LoadAnswered   Kind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
 	LoadRefused    Kind = "load refused"    // a policy in Around did not let the load run; callers see it fail
 	ServedStale    Kind = "served stale"    // a caller was given a value past its TTL; Err says why, if a load failed
 	Overtaken      Kind = "overtaken"       // what was loaded was out of date when it came, and was not kept
@@ -47,6 +48,7 @@ type Stats struct {
 	StoreHit  int64 // flights answered by the Store
 	Loaded    int64 // loads that returned a value
 	NotFound  int64 // loads that returned ErrNotFound
+	Answered  int64 // loads that returned another error whose Answered is true
 	Failed    int64 // loads that failed in any other way
 	Refused   int64 // loads that a policy in Around did not let run
 	Overtaken int64 // loads whose result was out of date when it came
@@ -66,6 +68,7 @@ func (c *Cache[K, V]) Stats() Stats {
 		StoreHit:  c.counts.storeHit.Load(),
 		Loaded:    c.counts.loaded.Load(),
 		NotFound:  c.counts.notFound.Load(),
+		Answered:  c.counts.answered.Load(),
 		Failed:    c.counts.failed.Load(),
 		Refused:   c.counts.refused.Load(),
 		Panics:    c.counts.panics.Load(),
@@ -84,7 +87,7 @@ func (c *Cache[K, V]) Stats() Stats {
 
 // counts are the counters off the path of a hit.
 type counts struct {
-	missed, stale, storeHit, loaded, notFound, failed, refused, overtaken, evicted, panics atomic.Int64
+	missed, stale, storeHit, loaded, notFound, answered, failed, refused, overtaken, evicted, panics atomic.Int64
 }
 
 // hits counts in several cells, so that parallel hits do not meet in one. A

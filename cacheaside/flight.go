@@ -132,9 +132,9 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 }
 
 // instead is what a caller that asked at a time gets when f has failed: the old
-// value, where that is allowed.
+// value, where that is allowed. An answer, such as "forbidden", is the caller's.
 func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
-	if isFailure(f.err) && !errors.Is(f.err, ErrClosed) {
+	if isFailure(f.err) && !behavior.IsAnswered(f.err) && !errors.Is(f.err, ErrClosed) {
 		if old := c.standby(f, at); old != nil {
 			return c.serveStale(ctx, f.key, old, f.err), nil
 		}
@@ -327,6 +327,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		delete(s.pauses, f.key)
 	}
 	switch {
+	case behavior.IsAnswered(err) && isFailure(err): // neither kept nor put off
 	case isFailure(err):
 		c.postpone(f)
 	case c.entries == nil:
@@ -371,15 +372,20 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	}
 }
 
-// failed counts and tells that the load of f has failed.
+// failed counts and tells that the load of f has returned an error other than
+// ErrNotFound.
 func (c *Cache[K, V]) failed(f *flight[K, V], err error) {
-	if behavior.IsRefused(err) {
+	switch behavior.Read(err).Kind {
+	case behavior.Refused:
 		c.counts.refused.Add(1)
 		c.tell(&f.ctx, LoadRefused, f.key, err)
-		return
+	case behavior.Answered:
+		c.counts.answered.Add(1)
+		c.tell(&f.ctx, LoadAnswered, f.key, err)
+	default:
+		c.counts.failed.Add(1)
+		c.tell(&f.ctx, LoadFailed, f.key, err)
 	}
-	c.counts.failed.Add(1)
-	c.tell(&f.ctx, LoadFailed, f.key, err)
 }
 
 func (c *Cache[K, V]) tellLoaded(f *flight[K, V], e *entry[V]) {
