@@ -252,7 +252,10 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 // which has failed, is locked.
 func (c *Cache[K, V]) postpone(f *flight[K, V]) {
 	s := f.shard
-	if c.cfg.ErrorPause == 0 || f.follows || c.entries != nil && s.flights[f.key] != f || !findable(f.key) {
+	if c.cfg.ErrorPause == 0 || f.answered || f.follows || !findable(f.key) {
+		return
+	}
+	if c.entries != nil && s.flights[f.key] != f {
 		return
 	}
 	now := c.now()

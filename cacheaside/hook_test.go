@@ -278,3 +278,39 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 		})
 	}
 }
+
+// A caller that leaves, and with it its load, does not make others wait for the pause
+// after a load that failed.
+func TestCallerThatLeavesPausesNothing(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			slow := false
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
+				Store: newFakeStore().connect(), Capacity: capacity,
+				Load: func(ctx context.Context, _ int) (int, error) {
+					if slow {
+						<-ctx.Done()
+						return 0, ctx.Err()
+					}
+					return 1, nil
+				},
+			})
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			slow = true
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := c.Get(ctx, 1)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			synctest.Wait()
+			slow = false
+			loaded := c.Stats().Loaded
+			mustGet(t, c, 1)
+			require.Equal(t, loaded+1, c.Stats().Loaded)
+			require.Zero(t, c.Tracked())
+		})
+	}
+}

@@ -252,10 +252,12 @@ func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 		require.Len(t, got, 4)
 		require.Zero(t, time.Since(start))
 		time.Sleep(2 * time.Minute)
+		synctest.Wait()
 		require.Equal(t, [][]int{{1, 2, 3, 4}, {1, 2, 3, 4}}, src.asked)
 		got, err = c.GetMany(t.Context(), []int{1, 2, 5})
 		require.NoError(t, err)
 		require.Equal(t, map[int]int{1: 10, 2: 20, 5: 50}, got)
+		synctest.Wait()
 		require.Equal(t, []int{1, 2, 5}, src.asked[2])
 	})
 }

@@ -113,15 +113,15 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		mustGet(t, c, 4)
 		require.Equal(t, 2, src.loaded(4))
 
-		// After its pause it is asked again, once.
+		// After its pause it is asked again, once: by a Get, or to release a lease.
 		time.Sleep(time.Second)
 		start = time.Now()
 		for range 10 {
 			mustGet(t, c, 3)
 		}
-		require.Equal(t, conn.hangs, time.Since(start))
+		require.LessOrEqual(t, time.Since(start), conn.hangs)
 		conn.breakShard("3", false)
-		time.Sleep(time.Second)
+		time.Sleep(3 * time.Second)
 		mustGet(t, c, 3)
 		require.Equal(t, 1, log.count(cacheaside.StoreUp))
 		loads := src.loaded(3)
