@@ -185,10 +185,13 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 	const most = 127                                 // in one shard, so that each new key sweeps past those that are there
 	keys := 1 + choose.IntN(most)
 	cfg := throttle.Config{Rate: 100 * scale, Burst: 1 + choose.IntN(5)}
-	evicted := make(map[int]int64)
+	evicted, evictedRefused := make(map[int]int64), make(map[int]int64)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
 		Config: cfg, MaxKeys: most, IdleAfter: -1,
-		OnEvict: func(u throttle.Usage[int]) { evicted[u.Key] += u.Spent },
+		OnEvict: func(u throttle.Usage[int]) {
+			evicted[u.Key] += u.Spent
+			evictedRefused[u.Key] += u.Refused
+		},
 	})
 	apart := make(map[int]*throttle.Limiter)
 	// A Group and a Limiter count from different moments, to the nanosecond, and a
@@ -242,12 +245,13 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 			}
 		}
 	}
-	spent := make(map[int]int64)
+	spent, refused := make(map[int]int64), make(map[int]int64)
 	for _, u := range g.Top(keys) {
-		spent[u.Key] = u.Spent
+		spent[u.Key], refused[u.Key] = u.Spent, u.Refused
 	}
 	for key, l := range apart {
 		require.Equal(t, l.Stats().Spent, spent[key]+evicted[key], "the account of key %d", key)
+		require.Equal(t, l.Stats().Refused, refused[key]+evictedRefused[key], "the refusals of key %d", key)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -518,11 +519,11 @@ func TestSharedAnswerAtTheEndOfTheContext(t *testing.T) {
 // Of all calls that come when it is time to try again, one does.
 func TestSharedIsTriedByOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := 0
+		var told atomic.Int64
 		f := &fakeRedis{answer: hanging}
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Eval: f.eval, Rate: 10, OnOutage: throttle.AdmitAll,
-			OnError: func(context.Context, error) { told++ },
+			OnError: func(context.Context, error) { told.Add(1) },
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -537,11 +538,11 @@ func TestSharedIsTriedByOneCall(t *testing.T) {
 			require.NoError(t, s.Wait(t.Context()))
 		}
 		require.Zero(t, time.Since(start))
-		require.Equal(t, 1, told, "of what nobody was told before")
+		require.EqualValues(t, 1, told.Load(), "of what nobody was told before")
 		require.Len(t, f.made(), 3)
 		try.Wait()
 		require.Equal(t, 50*time.Millisecond, time.Since(start))
-		require.Equal(t, 2, told)
+		require.EqualValues(t, 2, told.Load())
 	})
 }
 

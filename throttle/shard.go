@@ -150,7 +150,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 func (s *shard[K]) join(i int) {
 	slot := &s.table.slots[i]
 	o := s.own[slot.key]
-	if o.users > 0 || o.set {
+	if o.users > 0 {
 		return
 	}
 	did := o.Stats()

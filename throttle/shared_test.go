@@ -346,7 +346,7 @@ func TestSharedBatchIsAskedForOnce(t *testing.T) {
 		synctest.Wait()
 		require.ErrorIs(t, s.Do(impatient, ok), context.DeadlineExceeded)
 		calls.Wait()
-		require.Len(t, f.calls, 2)
+		require.LessOrEqual(t, len(f.made()), 2, "one, if all had come before it began")
 	})
 }
 
