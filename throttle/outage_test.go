@@ -479,11 +479,11 @@ func TestSharedFindsOutOnce(t *testing.T) {
 // A Redis that answered when it was looked into may hang the next time.
 func TestSharedFindsOutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hangs := false
+		var hanging atomic.Bool
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1e4, OnOutage: throttle.RefuseAll,
 			Eval: func(ctx context.Context, _ string, _ []string, args ...any) (any, error) {
-				if hangs || len(args) > 4 {
+				if hanging.Load() || len(args) > 4 {
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}
@@ -491,7 +491,8 @@ func TestSharedFindsOutAgain(t *testing.T) {
 			},
 		})
 		for range 3 {
-			for _, hangs = range []bool{false, true} {
+			for _, hangs := range []bool{false, true} {
+				hanging.Store(hangs)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
 				cancel()
