@@ -13,6 +13,10 @@ import (
 // temporary-reduced-capacity. Nothing is written for a client that has gone, and
 // its wait ends with it.
 //
+// Over HTTP/1.1 the server does not notice that a client has gone before the request's
+// body has been read, so a queued request with a body waits on. Give b a MaxWait where
+// requests have bodies.
+//
 // The level of a request, if b has several, is what b's Priority makes of the
 // request's ctx: set it there from what the server knows of the client. Nothing
 // in the request itself is looked at.

@@ -3,6 +3,7 @@ package resiliencehttp
 import (
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -21,13 +22,9 @@ import (
 // For a connection without an IP address, such as one on a Unix socket, it is
 // [http.Request.RemoteAddr].
 func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
+	trusted = unmapped(trusted)
 	isTrusted := func(addr netip.Addr) bool {
-		for _, p := range trusted {
-			if p.Contains(addr) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(addr) })
 	}
 	return func(r *http.Request) string {
 		addr, ok := parseNode(r.RemoteAddr)
@@ -39,6 +36,18 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 		}
 		return clientName(addr)
 	}
+}
+
+// unmapped returns the prefixes as those of what parseNode returns: what is IPv4 in
+// the form of IPv6 is IPv4.
+func unmapped(prefixes []netip.Prefix) []netip.Prefix {
+	prefixes = slices.Clone(prefixes)
+	for i, p := range prefixes {
+		if p.Addr().Is4In6() && p.Bits() >= 96 {
+			prefixes[i] = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
+	}
+	return prefixes
 }
 
 // clientName returns the address, or the /64 that it is in.
@@ -84,33 +93,37 @@ func rightmost(nodes []string, proxy netip.Addr, trusted func(netip.Addr) bool) 
 	return addr
 }
 
-// listed returns the members of a field that is a comma-separated list.
+// listed returns the members of a field that is a comma-separated list. Empty ones
+// are none (RFC 9110, section 5.6.1).
 func listed(lines []string) []string {
-	if len(lines) == 0 {
-		return nil
-	}
-	return strings.Split(strings.Join(lines, ","), ",")
+	members := strings.Split(strings.Join(lines, ","), ",")
+	return slices.DeleteFunc(members, func(m string) bool { return strings.Trim(m, " \t") == "" })
 }
 
 // forwardedNodes returns the for parameter of each element of Forwarded, "" for
-// one that has none; just one "" if the field is not as RFC 7239 has it.
+// one that has none; just one "" if the field is not as RFC 7239 has it. An empty
+// element is none.
 func forwardedNodes(lines []string) []string {
 	var nodes []string
-	node := ""
+	node, empty := "", true
 	s := strings.Join(lines, ",")
 	for {
 		name, value, rest, ok := forwardedPair(s)
 		if !ok {
 			return []string{""}
 		}
+		empty = empty && name == ""
 		if strings.EqualFold(name, "for") {
 			node = value
 		}
-		if rest == "" {
-			return append(nodes, node)
+		if rest == "" || rest[0] == ',' {
+			if !empty {
+				nodes = append(nodes, node)
+			}
+			node, empty = "", true
 		}
-		if rest[0] == ',' {
-			nodes, node = append(nodes, node), ""
+		if rest == "" {
+			return nodes
 		}
 		s = rest[1:]
 	}

@@ -72,7 +72,7 @@ func ExampleThrottleBy() {
 	}
 	// Output:
 	// 200 "address";q=2;w=120 "address";r=1;t=60
-	// 200 "address";q=2;w=120 "address";r=0;t=120
+	// 200 "address";q=2;w=120 "address";r=0;t=60
 	// 429 "address";q=2;w=120 "address";r=0;t=60
 }
 

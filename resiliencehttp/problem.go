@@ -119,5 +119,5 @@ func retryAfterSeconds(err error) int64 {
 	if wait <= 0 && !worthRepeating(err) && !errors.Is(err, breaker.ErrOpen) {
 		return 0
 	}
-	return max(1, seconds(wait))
+	return max(1, wholeSeconds(wait))
 }

@@ -11,7 +11,8 @@ import (
 
 // write sets the fields that tell a client of its quota. Those of several quotas
 // in one chain are one list (RFC 9651, section 3.1).
-func (q Quota) write(h http.Header, name string, d throttle.Decision, reset int64) {
+func (q Quota) write(h http.Header, name string, d throttle.Decision) {
+	reset := wholeSeconds(untilMore(d))
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
 	window := q.Window
 	if window == 0 && d.Window%time.Second == 0 { // 20 a second of 100 is not what 0.2 s, rounded, says
@@ -28,6 +29,25 @@ func (q Quota) write(h http.Header, name string, d throttle.Decision, reset int6
 		h.Set("X-RateLimit-Reset", strconv.FormatInt(reset, 10))
 	}
 }
+
+// untilMore returns the time after which more remains than d says, if nobody takes any.
+// It is never longer than the wait of a request that is refused meanwhile.
+func untilMore(d throttle.Decision) time.Duration {
+	taken := d.Limit - d.Remaining
+	if taken <= 0 {
+		return d.ResetAfter
+	}
+	token := float64(d.Window) / float64(d.Limit)
+	until := d.ResetAfter - time.Duration(float64(taken-1)*token)
+	if until <= 0 { // some of what seems to be taken is kept for other levels
+		until = min(d.ResetAfter, time.Duration(token))
+	}
+	return until
+}
+
+// wholeSeconds returns a wait in seconds, rounded up. A nanosecond by which a limit has
+// rounded is not worth another second.
+func wholeSeconds(wait time.Duration) int64 { return seconds(wait.Round(time.Microsecond)) }
 
 // seconds returns d in whole seconds, rounded up.
 func seconds(d time.Duration) int64 {

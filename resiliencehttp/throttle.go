@@ -24,12 +24,16 @@ func ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(
 // A Quota says how the clients of a server are told of its limit.
 //
 // Every response, admitted or not, carries the fields RateLimit-Policy and
-// RateLimit (draft-ietf-httpapi-ratelimit-headers-11). A request that the limit
-// refuses gets 429 with Retry-After, in whole seconds and at least 1, and a
-// problem document of type quota-exceeded; one that is refused for another reason
-// than its quota, such as too many keys in a group, gets 503. A request may wait
-// as long as the limit's MaxWait has it. Nothing is written for a client that has
-// gone by then.
+// RateLimit (draft-ietf-httpapi-ratelimit-headers-11): r is what is left, and t the
+// time in seconds after which there is more. A request that the limit refuses gets
+// 429 with Retry-After, in whole seconds, at least 1 and no less than t, and a problem
+// document of type quota-exceeded. A request that is refused for another reason than
+// its quota, such as too many keys in a group, gets 503.
+//
+// A request may wait for as long as the limit's MaxWait says. Nothing is written for
+// a client that has gone by then. Over HTTP/1.1 the server does not notice that a
+// client has gone before the request's body has been read: set MaxWait where requests
+// have bodies, so that those of clients that have gone do not wait on.
 type Quota struct {
 	// Name is what clients know the quota policy by. Empty means "default".
 	Name string
@@ -40,8 +44,8 @@ type Quota struct {
 	// Window is negative, clients are not told.
 	Window time.Duration
 
-	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset,
-	// the last in seconds from now.
+	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset:
+	// what RateLimit-Policy and RateLimit call q, r and t.
 	Legacy bool
 }
 
@@ -99,14 +103,7 @@ func (q Quota) middleware(of func(*http.Request) meter) func(http.Handler) http.
 			if gone(r, err) {
 				return
 			}
-			d := m.Peek()
-			reset := seconds(d.ResetAfter)
-			if err != nil {
-				if wait := retryAfterSeconds(err); wait > 0 {
-					reset = wait // what RateLimit says must not be later than Retry-After
-				}
-			}
-			q.write(w.Header(), name, d, reset)
+			q.write(w.Header(), name, m.Peek())
 			if err != nil {
 				refuse(w, err, q.Name)
 				return

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,10 +68,10 @@ func TestThrottleRefusesAndTells(t *testing.T) {
 			require.Equal(t, 200, w.Code)
 			require.Equal(t, "hello", w.Body.String())
 			require.Equal(t, `"search";q=60;w=60`, w.Header().Get("RateLimit-Policy"))
-			require.Equal(t, fmt.Sprintf(`"search";r=%d;t=%d`, 59-i, i+1), w.Header().Get("RateLimit"))
+			require.Equal(t, fmt.Sprintf(`"search";r=%d;t=1`, 59-i), w.Header().Get("RateLimit"))
 			require.Equal(t, "60", w.Header().Get("X-RateLimit-Limit"))
 			require.Equal(t, strconv.Itoa(59-i), w.Header().Get("X-RateLimit-Remaining"))
-			require.Equal(t, strconv.Itoa(i+1), w.Header().Get("X-RateLimit-Reset"))
+			require.Equal(t, "1", w.Header().Get("X-RateLimit-Reset"))
 			require.Empty(t, w.Header().Get("Retry-After"))
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -133,6 +134,38 @@ func TestQuotaTellsTheWindow(t *testing.T) {
 	require.NoError(t, own.Set("192.0.2.1", 1, 20)) // the address of get's requests
 	w := get(resiliencehttp.Quota{}.ThrottleBy(own, nil)(hello))
 	require.Equal(t, `"default";q=20;w=20`, w.Header().Get("RateLimit-Policy"), "of the key")
+}
+
+func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg  throttle.Config
+		want []string // of one response after the other
+	}{
+		"WholeSeconds": {throttle.Config{Rate: throttle.PerMinute(5), Burst: 5},
+			[]string{"r=4;t=12", "r=3;t=12", "r=2;t=12", "r=1;t=12", "r=0;t=12", "r=0;t=12"}},
+		"PartsOfSeconds": {throttle.Config{Rate: throttle.PerMinute(7), Burst: 3},
+			[]string{"r=2;t=9", "r=1;t=9", "r=0;t=9", "r=0;t=9"}},
+		"Reserved": {throttle.Config{Rate: throttle.PerMinute(6), Burst: 6, Levels: 2, Reserve: []float64{0, 0.5}, Priority: func(context.Context) int { return 1 }},
+			[]string{"r=2;t=10", "r=1;t=10", "r=0;t=10", "r=0;t=10"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := resiliencehttp.Throttle(throttle.New(c.cfg))(hello)
+				for i, want := range c.want {
+					w := get(h)
+					require.Equal(t, `"default";`+want, w.Header().Get("RateLimit"))
+					if i == len(c.want)-1 {
+						require.Equal(t, 429, w.Code)
+						require.Equal(t, want, "r=0;t="+w.Header().Get("Retry-After"))
+					}
+				}
+				time.Sleep(13 * time.Second) // more than one token, less than two
+				require.Equal(t, 200, get(h).Code)
+			})
+		})
+	}
+	full := throttle.New(throttle.Config{Rate: 1, Burst: 5, Cost: func(context.Context) int { return 0 }})
+	require.Equal(t, `"default";r=5;t=0`, get(resiliencehttp.Throttle(full)(hello)).Header().Get("RateLimit"))
 }
 
 func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
@@ -240,7 +273,9 @@ func TestOurClientHonorsOurServer(t *testing.T) {
 }
 
 func TestClientIP(t *testing.T) {
-	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48")}
+	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48"),
+		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::ffff:172.16.0.0/112"), netip.MustParsePrefix("::ffff:0.0.0.0/95")}
+	before := slices.Clone(proxies)
 	for _, c := range []struct {
 		name, remote, x, forwarded, want string
 	}{
@@ -251,6 +286,18 @@ func TestClientIP(t *testing.T) {
 		{"WithoutPort", "192.0.2.7", "", "", "192.0.2.7"},
 		{"UnixSocket", "@", "9.9.9.9", "", "@"},
 		{"NotTrusted", "192.0.2.7:1", "9.9.9.9", "for=9.9.9.9", "192.0.2.7"},
+		{"TrailingComma", "10.0.0.1:1", "192.0.2.9,", "", "192.0.2.9"},
+		{"EmptyMembers", "10.0.0.1:1", ", 6.6.6.6,, 192.0.2.9 , ,", "", "192.0.2.9"},
+		{"OnlyCommas", "10.0.0.1:1", ",,", "", "10.0.0.1"},
+		{"GarbageLeftOfTrusted", "10.0.0.1:1", "192.0.2.9, garbage, 10.2.2.2", "", "10.0.0.1"},
+		{"TrustedWithZone", "[fe80::1%eth0]:1", "192.0.2.9", "", "192.0.2.9"},
+		{"ZoneInTheField", "10.0.0.1:1", "192.0.2.9, fe80::2%eth1", "", "192.0.2.9"},
+		{"TrustedAsMapped", "172.16.0.1:1", "192.0.2.9", "", "192.0.2.9"},
+		{"MappedTrustedAsMapped", "[::ffff:172.16.0.1]:1", "192.0.2.9", "", "192.0.2.9"},
+		{"NextToTrustedAsMapped", "172.17.0.1:1", "192.0.2.9", "", "172.17.0.1"},
+		{"ForwardedTrailingComma", "10.0.0.1:1", "", "for=192.0.2.9,", "192.0.2.9"},
+		{"ForwardedEmptyElements", "10.0.0.1:1", "", ",for=192.0.2.9, ,;,", "192.0.2.9"},
+		{"ForwardedGarbageLeftOfTrusted", "10.0.0.1:1", "", "for=192.0.2.9, for=x, for=10.2.2.2", "10.0.0.1"},
 		{"Trusted", "10.0.0.1:1", "192.0.2.9", "", "192.0.2.9"},
 		{"TrustedMapped", "[::ffff:10.0.0.1]:1", "192.0.2.9", "", "192.0.2.9"},
 		{"TrustedIPv6", "[2001:db8:ffff::1]:1", "2001:db8:1:2:3:4:5:6", "", "2001:db8:1:2::/64"},
@@ -265,6 +312,8 @@ func TestClientIP(t *testing.T) {
 		{"ForwardedEscaped", "10.0.0.1:1", "", `for="192\.0.2.9"`, "192.0.2.9"},
 		{"ForwardedList", "10.0.0.1:1", "", `for=6.6.6.6, proto=http ; for=192.0.2.9 , for="10.1.1.1"`, "192.0.2.9"},
 		{"ForwardedUnknown", "10.0.0.1:1", "", "for=6.6.6.6, for=unknown", "10.0.0.1"},
+		{"ForwardedWithoutFor", "10.0.0.1:1", "", "for=6.6.6.6, proto=http", "10.0.0.1"},
+		{"TrustedBesideMapped", "[::fffe:1:2]:1", "192.0.2.9", "", "192.0.2.9"},
 		{"ForwardedHidden", "10.0.0.1:1", "", "for=_hidden", "10.0.0.1"},
 		{"ForwardedOther", "10.0.0.1:1", "", "proto=https", "10.0.0.1"},
 		{"ForwardedOpenQuote", "10.0.0.1:1", "", `for=", for=192.0.2.9`, "10.0.0.1"},
@@ -287,6 +336,8 @@ func TestClientIP(t *testing.T) {
 			require.Equal(t, c.want, resiliencehttp.ClientIP(proxies...)(r))
 		})
 	}
+
+	require.Equal(t, before, proxies)
 
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = "10.0.0.1:1"
