@@ -75,7 +75,8 @@ func TestAttemptLastsUntilBodyIsClosed(t *testing.T) {
 		}()
 		require.NoError(t, resp.Body.Close())
 		require.Zero(t, slots.Stats().InFlight)
-		require.Equal(t, []error{nil}, inner.seen(), "to have had enough is no failure")
+		require.Equal(t, []error{nil}, inner.seen())
+		require.Empty(t, inner.broken(), "to have had enough is no failure")
 		require.Error(t, <-reading)
 		require.NoError(t, resp.Body.Close())
 	})
@@ -95,7 +96,7 @@ func TestReadThatCloseInterruptsIsNoFailure(t *testing.T) {
 	}()
 	<-inner.reading
 	require.NoError(t, resp.Body.Close())
-	require.Equal(t, []error{nil}, seen.seen())
+	require.Empty(t, seen.broken())
 }
 
 // An interruptedBody is read until it is closed, which takes until the reader
@@ -123,11 +124,17 @@ func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
 		req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
 		resp, err := server.client(outer.Wrap, retries(3).Wrap, slots.Wrap, derives).Do(req)
 		require.NoError(t, err)
-		gaveUp := errors.New("gave up")
-		cancel(gaveUp)
+		reading := make(chan struct{})
+		go func() { // a Read that the server leaves waiting
+			_, _ = io.ReadFull(resp.Body, make([]byte, 3))
+			close(reading)
+			_, _ = io.ReadAll(resp.Body)
+		}()
+		<-reading
+		cancel(errors.New("gave up"))
 		requireFree(t, slots)
 		requireNoCall(t)
-		require.ErrorIs(t, outer.seen()[0], gaveUp)
+		require.Empty(t, outer.broken(), "the caller gave up, and the server did nothing")
 		_, err = io.ReadAll(resp.Body)
 		require.Error(t, err)
 		require.NoError(t, resp.Body.Close())
@@ -190,18 +197,126 @@ func TestTimeoutCoversBody(t *testing.T) {
 	}
 }
 
+// The ways in which a body ends, and what the policies hear of that after the fact.
+func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
+	reset := errors.New("connection reset")
+	ends := func(err error) func(*http.Request) io.Reader { // after a second
+		return func(r *http.Request) io.Reader {
+			return readerFunc(func([]byte) (int, error) {
+				select {
+				case <-time.After(time.Second):
+					return 0, err
+				case <-r.Context().Done():
+					return 0, r.Context().Err()
+				case <-cancelOf(r): // as net/http does
+					return 0, errors.New("net/http: request canceled")
+				}
+			})
+		}
+	}
+	never := func(r *http.Request) io.Reader {
+		return readerFunc(func([]byte) (int, error) {
+			<-r.Context().Done()
+			return 0, r.Context().Err()
+		})
+	}
+	const limit = time.Minute
+	for name, c := range map[string]struct {
+		body    func(*http.Request) io.Reader
+		policy  time.Duration // its time-out
+		caller  time.Duration // its deadline
+		cancel  time.Duration // by the caller
+		legacy  time.Duration // the same, by Request.Cancel
+		idle    time.Duration // before the caller reads
+		abandon bool          // nobody reads on
+		broken  error
+	}{
+		"Whole":                       {body: ends(io.EOF)},
+		"BrokenOff":                   {body: ends(reset), broken: reset},
+		"BrokenOffInTime":             {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
+		"HangsUntilTheTimeout":        {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheDeadline":       {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheCancel":         {body: never, policy: 2 * limit, cancel: limit},
+		"BreaksOffByTheCancel":        {body: ends(reset), legacy: time.Millisecond},
+		"HangsUntilTheClientsTimeout": {body: ends(reset), caller: time.Millisecond, legacy: time.Millisecond, broken: context.DeadlineExceeded},
+		"SlowReader":                  {body: never, policy: limit, idle: 2 * limit},
+		"SlowReaderOfTheCaller":       {body: never, caller: limit, idle: 2 * limit},
+		"SlowReaderThatIsBroken":      {body: ends(reset), policy: limit, idle: limit / 2, broken: reset},
+		"NobodyReads":                 {body: never, policy: limit, idle: 2 * limit, abandon: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, mw := range []resilience.Middleware{nil, derives} {
+				synctest.Test(t, func(t *testing.T) {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					if c.caller > 0 {
+						ctx, cancel = context.WithTimeout(ctx, c.caller)
+						defer cancel()
+					}
+					if c.cancel > 0 {
+						time.AfterFunc(c.cancel, cancel)
+					}
+					req := httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx)
+					if c.legacy > 0 {
+						if c.caller > 0 {
+							late, cancel := context.WithTimeout(t.Context(), c.caller+time.Millisecond)
+							defer cancel()
+							req = req.WithContext(lateCtx{late, time.Now().Add(c.caller)})
+						}
+						cancelAfter(req, c.legacy)
+					}
+					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					var seen watch
+					transport := &resiliencehttp.Transport{
+						Middleware: resilience.Chain(slots.Wrap, seen.Wrap, mw, resilience.Timeout(c.policy)),
+						Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+							body := c.body(r)
+							if c.idle > 0 {
+								body = io.MultiReader(strings.NewReader("x"), body)
+							}
+							return response(200, body), nil
+						}),
+					}
+					resp, err := transport.RoundTrip(req)
+					require.NoError(t, err)
+					if c.idle > 0 {
+						_, _ = resp.Body.Read(make([]byte, 1))
+					}
+					time.Sleep(c.idle)
+					if !c.abandon {
+						_, _ = io.ReadAll(resp.Body)
+					}
+					synctest.Wait()
+					require.Zero(t, slots.Stats().InFlight)
+					require.Equal(t, []error{nil}, seen.seen(), "it was judged when it came")
+					if c.broken == nil {
+						require.Empty(t, seen.broken())
+						return
+					}
+					require.Len(t, seen.broken(), 1)
+					require.ErrorIs(t, seen.broken()[0], c.broken)
+					require.NoError(t, resp.Body.Close())
+					require.Len(t, seen.broken(), 1)
+				})
+			}
+		})
+	}
+}
+
 func TestTimeoutEndsTheAttemptThoughNobodyCloses(t *testing.T) {
 	server := serve(t, false, halves(nil))
-	var circuit *breaker.Breaker
+	var seen *watch
 	var slots *bulkhead.Bulkhead
 	resp, _ := patiently(t, func(limit time.Duration) (*http.Response, error) {
-		circuit = breaker.New(breaker.Config{Failures: 1})
-		slots = bulkhead.New(bulkhead.Config{Limit: 1})
-		return server.client(circuit.Wrap, slots.Wrap, resilience.Timeout(limit)).Get(server.URL)
+		seen, slots = new(watch), bulkhead.New(bulkhead.Config{Limit: 1})
+		return server.client(seen.Wrap, slots.Wrap, resilience.Timeout(limit)).Get(server.URL)
 	})
 	requireFree(t, slots)
-	require.Eventually(t, func() bool { return circuit.State() == breaker.Open }, 10*time.Second, time.Millisecond)
+	_, err := io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NoError(t, resp.Body.Close())
+	requireNoCall(t)
+	require.Empty(t, seen.broken(), "a reader that is slow says nothing about the server")
 }
 
 // derives is a policy of other origin: most cancel the ctx that they derive when they
@@ -308,6 +423,53 @@ func TestResponseThatIsNotOverThoughItsLengthIsZero(t *testing.T) {
 	close(end)
 	require.Empty(t, answer(t, resp, nil))
 	require.Equal(t, "and out", resp.Trailer.Get("Out"))
+}
+
+// A deafCtx ends without a word to those who wait for that, until they are told.
+type deafCtx struct {
+	context.Context
+	done chan struct{}
+	tell *func()
+}
+
+func (c deafCtx) Done() <-chan struct{} { return c.done }
+
+func (c deafCtx) AfterFunc(f func()) (stop func() bool) {
+	*c.tell = f
+	return func() bool { return false }
+}
+
+func (c deafCtx) Err() error {
+	select {
+	case <-c.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+func TestReadThatBeginsAfterTheEndWaitsForNobody(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx := deafCtx{t.Context(), make(chan struct{}), new(func())}
+			var seen watch
+			transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				return response(200, readerFunc(func([]byte) (int, error) {
+					if told {
+						(*ctx.tell)()
+						synctest.Wait()
+					}
+					return 0, r.Context().Err()
+				})), nil
+			})}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+			require.NoError(t, err)
+			close(ctx.done)
+			_, err = resp.Body.Read(make([]byte, 1))
+			require.Equal(t, context.DeadlineExceeded, err)
+			require.Empty(t, seen.broken())
+		})
+	}
 }
 
 // A writableBody happens to have a method Write.
@@ -797,6 +959,20 @@ func TestPanicsOfBodies(t *testing.T) {
 	require.Equal(t, 1, sent.closed)
 }
 
+func TestPanicOfABodyThatIsReadAheadIsTheReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return response(503, readerFunc(func([]byte) (int, error) {
+				time.Sleep(time.Minute)
+				panic("late")
+			})), nil
+		})}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.NoError(t, err)
+		require.PanicsWithValue(t, "late", func() { _, _ = io.ReadAll(resp.Body) })
+	})
+}
+
 func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
 	recovered := errors.New("recovered")
 	calls := 0
@@ -832,26 +1008,15 @@ func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
 }
 
 func TestPanicAtTheEndOfTheBody(t *testing.T) {
-	for name, end := range map[string]func(io.ReadCloser){
-		"Read":  func(body io.ReadCloser) { _, _ = io.ReadAll(body) },
-		"Close": func(body io.ReadCloser) { _ = body.Close() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			slots := bulkhead.New(bulkhead.Config{Limit: 1})
-			// Of two policies the inner one has its end first.
-			circuit := breaker.New(breaker.Config{SlowAfter: 1, SlowRate: 0.1, MinCalls: 1,
-				OnChange: func(context.Context, breaker.Change) { panic("oops") }})
-			transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, circuit.Wrap),
-				Base: roundTripper(func(*http.Request) (*http.Response, error) {
-					return response(200, strings.NewReader("ok")), nil
-				})}
-			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
-			require.NoError(t, err)
-			require.PanicsWithValue(t, "oops", func() { end(resp.Body) })
-			require.Zero(t, slots.Stats().InFlight)
-			require.NoError(t, resp.Body.Close())
-		})
-	}
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Change) { panic("oops") }})
+	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, circuit.Wrap),
+		Base: roundTripper(func(*http.Request) (*http.Response, error) { return response(200, broken{}), nil })}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "oops", func() { _, _ = io.ReadAll(resp.Body) })
+	require.Zero(t, slots.Stats().InFlight)
+	require.NoError(t, resp.Body.Close())
 }
 
 func TestPanicKeepsItsStack(t *testing.T) {

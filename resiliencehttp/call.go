@@ -4,21 +4,24 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
 // A call is one request on its way through the policies. It is also the ctx that
-// they run under, so that an attempt, at their other end, finds it, and they find
-// work that may go on after they have returned.
+// they run under: an attempt finds the call in its ctx, and the policies find work
+// that may go on after they have returned.
 type call struct {
 	context.Context
-	t    *Transport
-	req  *http.Request // the caller's
-	body requestBody
-	work linger.Work
+	t      *Transport
+	req    *http.Request // the caller's
+	cancel func()        // ends the Context; nil if only the caller can
+	body   requestBody
+	work   linger.Work
 
 	replayable bool  // may be sent again even if it was sent before
 	final      error // not nil: nothing more may be sent, and this is why
@@ -53,9 +56,11 @@ func (c *call) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc
 // attempt is what the policies wrap. It sends the request of the call in ctx.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
-	switch {
-	case !ok:
+	if !ok {
 		return errNoCall
+	}
+	c.heedCancel()
+	switch {
 	case c.accepted.Response != nil:
 		return nil // an error would keep a policy going that tries again whatever it gets
 	case c.final != nil:
@@ -68,11 +73,41 @@ func attempt(ctx context.Context) error {
 	return c.send(lease)
 }
 
+// heedCancel ends the call if the channel Cancel of its request is closed, and
+// reports whether it is. A nil channel never is.
+//
+// An http.Client with a Timeout closes it when that passes. The deadline of ctx, which
+// the Client has set for the same instant, may pass a moment later, and is what the
+// policies are to see.
+func (c *call) heedCancel() bool {
+	select {
+	case <-canceled(c.req):
+	default:
+		return false
+	}
+	deadline, ok := c.req.Context().Deadline()
+	if ok && !time.Now().Before(deadline) {
+		<-c.req.Context().Done()
+	} else {
+		c.cancel()
+	}
+	return true
+}
+
+// canceled returns the channel Cancel of req, which may be nil.
+func canceled(req *http.Request) <-chan struct{} {
+	//lint:ignore SA1019 http.Client sets it
+	return req.Cancel
+}
+
 // send sends the request and returns what the policies get to see of that.
 func (c *call) send(lease *lease) error {
 	c.discard()
-	req, err := c.request(lease)
-	if err != nil {
+	req := c.req.Clone(lease) // nothing that is done to it shows in the caller's
+	if err := c.body.prepare(req, c.replayable); err != nil {
+		if c.Err() == nil {
+			err = &requestError{err}
+		}
 		return c.finally(err)
 	}
 	resp, err := c.t.base().RoundTrip(req)
@@ -80,15 +115,20 @@ func (c *call) send(lease *lease) error {
 		err = errNothing
 	}
 	if err != nil {
+		c.heedCancel()
 		return c.unanswered(req, err)
 	}
-	if resp.Request == req {
-		resp.Request = c.req
+	if resp.Request == nil {
+		resp.Request = req
 	}
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
-	return c.answered(resp, lease)
+	err = c.answered(resp, lease)
+	if resp.Request == req { // Classify has seen it, and found the call
+		resp.Request = c.req
+	}
+	return err
 }
 
 // answered returns what the policies get to see of a response.
@@ -100,7 +140,7 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 		}
 	}()
 	failure := c.classify(resp)
-	last := failure == nil || !c.mayRepeat() || !worthRepeating(failure) || duplex(resp)
+	last := failure == nil || !c.mayRepeat() || !behavior.Read(failure).Retryable || duplex(resp)
 	drained := !last && drain(resp)
 	returned = true
 
@@ -108,7 +148,7 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 	if drained || bodyless(c.req, resp) {
 		a.lease = nil
 	} else {
-		lease.extended.Store(true)
+		lease.extend()
 	}
 	if !last {
 		c.failed = a
@@ -120,23 +160,8 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 	}
 	if a.lease != nil {
 		c.work.GoOn()
-		c.hold(a.lease)
 	}
 	return nil
-}
-
-// request returns what Base is to send: a copy, so that nothing that is done to
-// it shows in the caller's.
-func (c *call) request(ctx context.Context) (*http.Request, error) {
-	body, err := c.body.next(ctx)
-	if err != nil {
-		return nil, err
-	}
-	req := c.req.Clone(ctx)
-	req.Body = body
-	req.GetBody = c.body.getBody()
-	req.Trailer = c.req.Trailer // the caller fills it in while the body is read
-	return req, nil
 }
 
 // mayRepeat reports whether a request that has been sent may be sent again.
@@ -144,10 +169,15 @@ func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
 // unanswered returns for the policies the error that Base returned.
 func (c *call) unanswered(req *http.Request, err error) error {
-	if !c.mayRepeat() && !(c.body.rewinds() && neverSent(err)) {
+	switch {
+	case c.Err() != nil: // which says nothing of the request, nor of the server
+	case c.body.atFault() || unsupported(req, err):
+		return c.finally(&requestError{err})
+	}
+	if !c.mayRepeat() && !(c.body.rewinds() && c.body.untouched() && neverConnected(err)) {
 		return c.finally(err)
 	}
-	if hopeless(req, err) {
+	if hopeless(err) {
 		return &finalError{err}
 	}
 	return err
@@ -170,13 +200,6 @@ func (c *call) classify(resp *http.Response) error {
 	return nil
 }
 
-// hold has the lease dropped at the end of the body.
-func (c *call) hold(lease *lease) {
-	if lease.apart() {
-		c.work.AtEnd(func(error) { lease.drop() })
-	}
-}
-
 // discard closes a failed response that another one takes the place of.
 func (c *call) discard() {
 	c.failed.close()
@@ -194,11 +217,8 @@ func (a answer) close() {
 
 // result returns what RoundTrip returns after the policies have returned err.
 func (c *call) result(err error) (*http.Response, error) {
-	if a := c.accepted; a.Response != nil {
-		if a.lease != nil {
-			a.lease.limit()
-		}
-		return c.hand(a), nil
+	if c.accepted.Response != nil {
+		return c.hand(c.accepted), nil
 	}
 	if c.failed.Response != nil && !c.abandoned(err) {
 		return c.hand(c.failed), nil
@@ -218,18 +238,17 @@ func (c *call) result(err error) (*http.Response, error) {
 
 // abandoned reports whether the policies gave up because the caller had.
 func (c *call) abandoned(err error) bool {
-	end := c.req.Context().Err()
+	end := c.Err()
 	return end != nil && errors.Is(err, end)
 }
 
 // hand returns the response for the caller, whose body ends what is held for it.
 func (c *call) hand(a answer) *http.Response {
-	if a.lease != nil && a.failed { // of which the policies have seen all that they will
-		c.work.GoOn()
-		c.hold(a.lease)
-	}
-	if c.work.Held() {
-		a.Body = newBody(a, &c.work)
+	if a.lease != nil {
+		a.lease.limit()
+		if c.work.Held() || a.lease.apart() {
+			a.Body = newBody(a)
+		}
 	}
 	if a.failed { // the policies have its Header
 		a.Header = a.Header.Clone()

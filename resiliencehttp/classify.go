@@ -1,7 +1,6 @@
 package resiliencehttp
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,9 +8,16 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A StatusError is a response that says "failed", as the policies see it.
+// A StatusError is a response that policies are to heed, as they see it.
+//
+// With status 500, 502, 503 or 504 it is a failure of the server. With 408, 425 or 429
+// it is an answer of a server that works ([resilience.Answered]), which asks for the
+// request again later: a breaker counts it as a success, and a retrier makes another
+// attempt.
 type StatusError struct {
 	StatusCode int         // 503
 	Header     http.Header // a copy of the response's
@@ -36,12 +42,31 @@ func (e *StatusError) RetryAfter() time.Duration {
 // Retryable reports whether the request may be sent again.
 func (e *StatusError) Retryable() bool { return !e.final }
 
-// DefaultClassify returns a [*StatusError] for 429, 502, 503 and 504, and for 500
-// if the request may be sent again, and nil for every other response. The
-// StatusError is not Retryable if the request may not be sent again, going by
-// its method and its idempotency key.
+// Answered reports whether the status says nothing against the server: true for every
+// status below 500.
+func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
+
+// Throttled reports whether the server refused the request to shed load: true for 429
+// and 503. A throttle.Adaptive counts it as refused by the server.
+func (e *StatusError) Throttled() bool {
+	return e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusServiceUnavailable
+}
+
+// DefaultClassify says what policies are to make of a response. It returns
+//
+//   - for 500, 502, 503 and 504 a [*StatusError]: the server failed.
+//   - for 429 a *StatusError that is [resilience.Answered]: the server works, and the
+//     client is too fast.
+//   - for 408 and 425 the same, if the request may be sent again: the server did not
+//     get it in time, or not securely enough.
+//   - nil for every other status: the server has answered. Nobody else can judge 404
+//     or 409, and 501 is not going to change.
+//
+// The StatusError is Retryable if the request may be sent again: as the [Transport]
+// says that resp came through, or elsewhere by the method and the idempotency key of
+// resp.Request.
 func DefaultClassify(resp *http.Response) error {
-	failed := classify(resp, resp.Request != nil && replayable(resp.Request))
+	failed := classify(resp, repeatable(resp.Request))
 	if failed == nil {
 		return nil
 	}
@@ -49,12 +74,23 @@ func DefaultClassify(resp *http.Response) error {
 	return failed
 }
 
-// classify returns what is wrong with resp, or nil. The two share a Header.
+// repeatable reports whether a request that has been sent may be sent again.
+func repeatable(req *http.Request) bool {
+	if req == nil {
+		return false
+	}
+	if c, ok := req.Context().Value(callKey{}).(*call); ok {
+		return c.mayRepeat()
+	}
+	return replayable(req)
+}
+
+// classify returns what policies see of resp, or nil. The two share a Header.
 func classify(resp *http.Response, mayRepeat bool) *StatusError {
 	switch resp.StatusCode {
-	case http.StatusTooManyRequests, http.StatusBadGateway,
+	case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-	case http.StatusInternalServerError:
+	case http.StatusRequestTimeout, http.StatusTooEarly:
 		if !mayRepeat {
 			return nil
 		}
@@ -72,7 +108,17 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 
 // Timeout reports whether what is in it is a time-out.
-func (e *finalError) Timeout() bool { return timedOut(e.err) }
+func (e *finalError) Timeout() bool { return behavior.IsTimeout(e.err) }
+
+// A requestError is the error of a request that was at fault itself. It says nothing
+// against the server, and another attempt would end in the same.
+type requestError struct{ err error }
+
+func (e *requestError) Error() string   { return e.err.Error() }
+func (e *requestError) Unwrap() error   { return e.err }
+func (e *requestError) Answered() bool  { return true }
+func (e *requestError) Retryable() bool { return false }
+func (e *requestError) Timeout() bool   { return behavior.IsTimeout(e.err) }
 
 // A timeoutError is an error around that of a time-out, such as a retrier's. It
 // says so itself, since [net/url.Error] asks nobody further in.
@@ -84,38 +130,18 @@ func (e *timeoutError) Timeout() bool { return true }
 
 // withTimeout returns err as one that says whether it is a time-out.
 func withTimeout(err error) error {
-	if _, ok := err.(interface{ Timeout() bool }); !ok && timedOut(err) {
+	if _, ok := err.(interface{ Timeout() bool }); !ok && behavior.IsTimeout(err) {
 		return &timeoutError{err}
 	}
 	return err
 }
 
-func timedOut(err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return true // a retrier's reason to give up, say, beside an error that is none
-	}
-	t, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err)
-	return ok && t.Timeout()
-}
-
-// worthRepeating reports whether nothing in err says that it is not Retryable.
-func worthRepeating(err error) bool {
-	r, ok := errors.AsType[interface {
-		error
-		Retryable() bool
-	}](err)
-	return !ok || r.Retryable()
-}
-
-// hopeless reports whether sending req again would end in err again.
-func hopeless(req *http.Request, err error) bool {
+// hopeless reports whether sending the request again would end in err again.
+func hopeless(err error) bool {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return dns.IsNotFound
 	}
-	return untrusted(err) || unsendable(req, err)
+	return untrusted(err)
 }
 
 // untrusted reports whether err says that the server is not who it should be,
@@ -132,58 +158,4 @@ func untrusted(err error) bool {
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
-}
-
-// unsendable reports whether err is due to req itself. What net/http says of
-// that has no type to know it by.
-func unsendable(req *http.Request, err error) bool {
-	switch req.URL.Scheme {
-	case "http", "https":
-		return req.URL.Host == "" || !sendable(req)
-	}
-	// Somebody may have registered the scheme, and a network may be behind it.
-	return !is[net.Error](err)
-}
-
-// sendable reports whether the method and header fields of req can be written
-// (RFC 9110, sections 5.1 and 5.5).
-func sendable(req *http.Request) bool {
-	if req.Method != "" && !token(req.Method) {
-		return false
-	}
-	for name, values := range req.Header {
-		if !token(name) {
-			return false
-		}
-		for _, v := range values {
-			for i := range len(v) {
-				if c := v[i]; c < ' ' && c != '\t' || c == 0x7f {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
-// token reports whether s is a token (RFC 9110, section 5.6.2).
-func token(s string) bool {
-	for i := range len(s) {
-		if !tokenChar(s[i]) {
-			return false
-		}
-	}
-	return s != ""
-}
-
-func tokenChar(c byte) bool {
-	switch {
-	case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		return true
-	}
-	switch c {
-	case '!', '#', '$', '%', '&', '\'', '*', '+', '-', '.', '^', '_', '`', '|', '~':
-		return true
-	}
-	return false
 }

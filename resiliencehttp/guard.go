@@ -1,14 +1,13 @@
 package resiliencehttp
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"io"
-	"net"
+	"fmt"
 	"net/http"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // Guard returns middleware that serves each request under mw: a breaker, a limit
@@ -17,9 +16,18 @@ import (
 //	mux.Handle("/reports/", resiliencehttp.Guard(circuit.Wrap)(reports))
 //
 // To the policies a response with status 500, 502, 503 or 504 is a failure, a
-// [*StatusError]. A request that they refuse gets 429 or 503, as with [Refuse].
-// The handler's request has the ctx that the policies have made of it. A request
-// is served once, whatever they make of its failure: a retrier has no place here.
+// [*StatusError]; if [Refuse] or other middleware of this package has written it, it
+// is the refusal that it was written for. A request that the policies refuse gets 429
+// or 503, as with Refuse. The handler's request has the ctx that the policies have
+// made of it. A handler that returns after a time-out of that ctx, and has written
+// nothing, has failed: its client gets 503.
+//
+// What the client does is not held against the handler. If it hangs up, the ctx that
+// the policies run under is canceled, and they ignore what the handler makes of that.
+// A panic with [http.ErrAbortHandler] counts as the same and passes through.
+//
+// A request is served once, whatever mw makes of its failure: a retrier has no place
+// here. A nil mw means none.
 func Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
 	if mw == nil {
 		mw = resilience.Chain()
@@ -27,9 +35,12 @@ func Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
 	return guard(mw, true)
 }
 
-var errServed = errors.New("resiliencehttp: the request has been served and is not served again")
+var (
+	errServed  = errors.New("resiliencehttp: the request has been served and is not served again")
+	errAborted = fmt.Errorf("resiliencehttp: the handler aborted the response: %w", context.Canceled)
+)
 
-// guard is Guard; the policies learn the status of responses if they are told.
+// guard is Guard. The policies get to see how requests ended if they are told.
 func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		serve := mw(func(ctx context.Context) error {
@@ -41,12 +52,18 @@ func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler 
 		})
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s := &service{Context: r.Context(), w: w, r: r}
+			if told {
+				s.Context, s.cancel = context.WithCancelCause(s.Context)
+				defer s.cancel(nil)
+			}
 			err := serve(s)
 			switch {
-			case s.served || gone(r, err):
+			case s.aborted:
+				panic(http.ErrAbortHandler)
+			case s.served && !s.late || gone(r):
 			case err != nil:
 				refuse(w, err, "")
-			default: // a policy swallowed its refusal
+			default: // a policy swallowed the error
 				refuse(w, errNoResponse, "")
 			}
 		})
@@ -57,9 +74,12 @@ func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler 
 // run under.
 type service struct {
 	context.Context
-	w      http.ResponseWriter
-	r      *http.Request
-	served bool
+	cancel  context.CancelCauseFunc // of the Context
+	w       http.ResponseWriter
+	r       *http.Request
+	served  bool
+	aborted bool // by the handler, with http.ErrAbortHandler
+	late    bool // the handler left when its ctx had ended, and had written nothing
 }
 
 type serviceKey struct{}
@@ -83,38 +103,36 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		return nil
 	}
 	w := &statusWriter{ResponseWriter: s.w}
-	next.ServeHTTP(w, r)
+	if s.abort(func() { next.ServeHTTP(w.capable(), r) }) {
+		s.aborted = true
+		s.cancel(errAborted)
+		return ended.Error(s)
+	}
 	switch w.status {
+	case 0:
+		s.late = ctx.Err() != nil
+		return ended.Error(ctx)
 	case http.StatusInternalServerError, http.StatusBadGateway,
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
+		if w.refusal == nil {
+			return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
+		}
 	}
-	return nil
+	return w.refusal
 }
 
-// A statusWriter remembers the status. It has the optional methods that handlers
-// commonly look for, and [http.ResponseController] finds the others by Unwrap.
-type statusWriter struct {
-	http.ResponseWriter
-	status int
-}
-
-func (w *statusWriter) WriteHeader(status int) {
-	if w.status < 200 { // those below are followed by another
-		w.status = status
-	}
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *statusWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
-
-func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	return http.NewResponseController(w.ResponseWriter).Hijack()
-}
-
-// ReadFrom keeps what the server can do to copy a file.
-func (w *statusWriter) ReadFrom(r io.Reader) (int64, error) {
-	return io.Copy(w.ResponseWriter, r)
+// abort calls serve and reports whether it panics with http.ErrAbortHandler. Any other
+// panic passes through.
+func (s *service) abort(serve func()) (aborted bool) {
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case http.ErrAbortHandler:
+			aborted = true
+		default:
+			panic(p)
+		}
+	}()
+	serve()
+	return false
 }

@@ -1,23 +1,29 @@
 package resiliencehttp_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -163,6 +169,207 @@ func TestGuardIsToldTheFinalStatus(t *testing.T) {
 	status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
 	require.True(t, ok)
 	require.Equal(t, 502, status.StatusCode)
+	require.False(t, status.Retryable())
+}
+
+func TestGuardIsToldWhatWasWrittenFirst(t *testing.T) {
+	for name, c := range map[string]struct {
+		write  func(http.ResponseWriter)
+		failed bool
+	}{
+		"Nothing":      {func(http.ResponseWriter) {}, false},
+		"Write":        {func(w http.ResponseWriter) { _, _ = w.Write(nil) }, false},
+		"WriteString":  {func(w http.ResponseWriter) { _, _ = w.(io.StringWriter).WriteString("") }, false},
+		"ReadFrom":     {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("")) }, false},
+		"Flush":        {func(w http.ResponseWriter) { w.(http.Flusher).Flush() }, false},
+		"EarlyHints":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusEarlyHints) }, true},
+		"OtherFailure": {func(w http.ResponseWriter) { w.WriteHeader(502) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen watch
+			get(resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				c.write(w)
+				if name != "Nothing" {
+					w.WriteHeader(500) // which net/http ignores after any other status
+				}
+			})))
+			require.Equal(t, c.failed, seen.seen()[0] != nil, "%v", seen.seen()[0])
+		})
+	}
+}
+
+func TestGuardServesOnce(t *testing.T) {
+	var outer, inner watch
+	served := 0
+	twice := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
+	}
+	w := get(resiliencehttp.Guard(resilience.Chain(outer.Wrap, twice, inner.Wrap))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		served++
+		_, _ = io.WriteString(w, "once")
+	})))
+	require.Equal(t, 1, served)
+	require.Equal(t, 200, w.Code)
+	require.Equal(t, "once", w.Body.String())
+	require.Len(t, inner.seen(), 2)
+	require.NoError(t, inner.seen()[0])
+	require.EqualError(t, outer.seen()[0], "resiliencehttp: the request has been served and is not served again")
+	require.False(t, behavior.Read(outer.seen()[0]).Retryable)
+}
+
+func TestAbortedHandlerIsNotHeldAgainstIt(t *testing.T) {
+	var inner, outer watch
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	// A ctx of a policy's own ends with the one that it is derived from.
+	h := resiliencehttp.Guard(resilience.Chain(outer.Wrap, derives, circuit.Wrap, inner.Wrap))(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
+	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
+	require.Equal(t, breaker.Closed, circuit.State())
+	for _, w := range []*watch{&inner, &outer} {
+		require.Equal(t, behavior.Canceled, w.kinds[0])
+		require.EqualError(t, w.seen()[0], "resiliencehttp: the handler aborted the response: context canceled")
+	}
+
+	// Not even if a policy makes something of it.
+	calm := resilience.Fallback(func(context.Context, error) error { return nil })
+	h = resiliencehttp.Guard(calm)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
+	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
+}
+
+func TestOtherPanicsOfAHandlerPassThrough(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	h := resiliencehttp.Guard(circuit.Wrap)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panicsDeepDown() }))
+	func() {
+		defer func() {
+			require.Equal(t, "deep down", recover())
+			stack := make([]byte, 1<<16)
+			require.Contains(t, string(stack[:runtime.Stack(stack, false)]), "panicsDeepDown")
+		}()
+		get(h)
+	}()
+	require.Equal(t, breaker.Open, circuit.State())
+}
+
+func TestClientThatHangsUpIsNotHeldAgainstTheHandler(t *testing.T) {
+	for name, finish := range map[string]func(w http.ResponseWriter, r *http.Request, err error){
+		"Fails":  func(w http.ResponseWriter, r *http.Request, err error) { http.Error(w, err.Error(), 500) },
+		"Panics": func(w http.ResponseWriter, r *http.Request, err error) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, http2 bool) {
+				reading, ended := make(chan struct{}), make(chan struct{})
+				var seen watch
+				h := resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					close(reading)
+					_, err := io.Copy(io.Discard, r.Body) // a database that heeds ctx would do the same
+					finish(w, r, err)
+				}))
+				server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+					defer close(ended)
+					h.ServeHTTP(w, r)
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				body, writer := io.Pipe()
+				req, _ := http.NewRequestWithContext(ctx, "POST", server.URL, body)
+				go func() {
+					_, _ = io.WriteString(writer, "half of i")
+					<-reading
+					cancel()
+					_ = writer.CloseWithError(errors.New("gave up")) // net/http waits for what it reads
+				}()
+				_, err := (&http.Client{Transport: server.Base}).Do(req)
+				require.Error(t, err)
+				<-ended
+				require.Equal(t, behavior.Canceled, seen.kinds[0], "%v", seen.seen()[0])
+			})
+		})
+	}
+}
+
+func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		status  int
+		failed  bool
+	}{
+		"NothingWritten": {func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set("ETag", `"of the page"`)
+			<-r.Context().Done()
+		}, 503, true},
+		"SomethingWritten": {func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(202)
+			<-r.Context().Done()
+		}, 202, false},
+		"InTime": {func(http.ResponseWriter, *http.Request) {}, 200, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen watch
+				calm := resilience.Fallback(func(context.Context, error) error { return nil })
+				for _, mw := range []resilience.Middleware{nil, calm} {
+					w := get(resiliencehttp.Guard(resilience.Chain(mw, seen.Wrap, resilience.Timeout(time.Second)))(c.handler))
+					require.Equal(t, c.status, w.Code)
+					require.Equal(t, c.failed, seen.seen()[0] != nil)
+					if c.failed {
+						require.ErrorIs(t, seen.seen()[0], context.DeadlineExceeded)
+						require.Equal(t, behavior.Failed, seen.kinds[0])
+						require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
+						require.Empty(t, w.Header().Get("Content-Encoding"))
+						require.Empty(t, w.Header().Get("ETag"))
+					}
+				}
+			})
+		})
+	}
+
+	// Nothing is written for a client that has gone.
+	calm := resilience.Fallback(func(context.Context, error) error { return nil })
+	for _, mw := range []resilience.Middleware{nil, calm} {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := get(resiliencehttp.Guard(mw)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { cancel() })),
+			func(r *http.Request) { *r = *r.WithContext(ctx) })
+		require.Zero(t, w.Body.Len())
+	}
+}
+
+func TestGuardIsToldOfRefusalsFurtherIn(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	release, _ := slots.TryAcquire()
+	defer release()
+	limit := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
+	limit.Allow()
+	open := breaker.New(breaker.Config{})
+	open.ForceOpen(nil)
+	for name, c := range map[string]struct {
+		next   http.Handler
+		is     error
+		status int
+	}{
+		"Bulkhead": {resiliencehttp.Bulkhead(slots)(hello), bulkhead.ErrFull, 503},
+		"Throttle": {resiliencehttp.Throttle(limit)(hello), throttle.ErrLimited, 429},
+		"Guard":    {resiliencehttp.Guard(open.Wrap)(hello), breaker.ErrOpen, 503},
+		"Deeper":   {resiliencehttp.Guard(nil)(resiliencehttp.Bulkhead(slots)(hello)), bulkhead.ErrFull, 503},
+		"Refuse": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			resiliencehttp.Refuse(w, r, fmt.Errorf("asking: %w", slots.Do(r.Context(), func(context.Context) error { return nil })))
+		}), bulkhead.ErrFull, 503},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen watch
+			w := get(resiliencehttp.Guard(seen.Wrap)(c.next))
+			require.Equal(t, c.status, w.Code)
+			require.ErrorIs(t, seen.seen()[0], c.is)
+			require.Equal(t, behavior.Refused, behavior.Read(seen.seen()[0]).Kind)
+		})
+	}
+
+	// What comes too late to be written is not what the client got.
+	var seen watch
+	get(resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(200)
+		resiliencehttp.Refuse(w, r, &bulkhead.FullError{})
+	})))
+	require.Equal(t, []error{nil}, seen.seen())
 }
 
 func TestGuardUnderOtherPolicies(t *testing.T) {
@@ -210,23 +417,58 @@ func TestGuardPassesTheCtxOfThePolicies(t *testing.T) {
 }
 
 func TestGuardKeepsWhatTheResponseWriterCanDo(t *testing.T) {
-	server := serve(t, false, resiliencehttp.Guard(nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") != "" {
-			upgrade(w, r)
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, resiliencehttp.Guard(nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, hijacks := w.(http.Hijacker)
+			assert.Equal(t, !http2, hijacks)
+			_, pushes := w.(http.Pusher)
+			assert.Equal(t, http2, pushes)
+			if r.Header.Get("Upgrade") != "" {
+				upgrade(w, r)
+				return
+			}
+			assert.NoError(t, http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)))
+			_, err := w.(io.ReaderFrom).ReadFrom(bytes.NewReader([]byte("copied")))
+			assert.NoError(t, err)
+			_, err = w.(io.StringWriter).WriteString(" and written")
+			assert.NoError(t, err)
+			w.(http.Flusher).Flush()
+		})).ServeHTTP)
+		client := &http.Client{Transport: server.Base}
+		resp, err := client.Get(server.URL)
+		require.Equal(t, "copied and written", answer(t, resp, err))
+		if http2 {
 			return
 		}
-		require.NoError(t, http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)))
-		_, err := w.(io.ReaderFrom).ReadFrom(bytes.NewReader([]byte("copied")))
+		resp, err = client.Do(upgradeRequest(t, server.URL))
 		require.NoError(t, err)
-		w.(http.Flusher).Flush()
-	})).ServeHTTP)
-	client := &http.Client{Transport: server.Base}
-	resp, err := client.Get(server.URL)
-	require.Equal(t, "copied", answer(t, resp, err))
-	resp, err = client.Do(upgradeRequest(t, server.URL))
-	require.NoError(t, err)
-	requireEcho(t, resp.Body.(io.ReadWriter), "one")
-	require.NoError(t, resp.Body.Close())
+		requireEcho(t, resp.Body.(io.ReadWriter), "one")
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+// A hijackable is a ResponseRecorder whose connection is taken over, or not.
+type hijackable struct {
+	*httptest.ResponseRecorder
+	err error
+}
+
+func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
+
+func TestHandlerThatHasTakenTheConnectionIsAnsweredNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, refused := range []error{nil, http.ErrNotSupported} {
+			w := hijackable{httptest.NewRecorder(), refused}
+			var seen watch
+			resiliencehttp.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _, err := w.(http.Hijacker).Hijack()
+				require.Equal(t, refused, err)
+				<-r.Context().Done()
+			})).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			require.Equal(t, refused == nil, seen.seen()[0] == nil)
+			require.Equal(t, refused == nil, w.Body.Len() == 0)
+		}
+	})
 }
 
 func TestRefuse(t *testing.T) {

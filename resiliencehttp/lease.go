@@ -17,18 +17,20 @@ type lease struct {
 	context.Context // the attempt's
 	call            *call
 
-	// Where the attempt's ctx may end before the call's:
+	// Where the attempt's ctx may end before the caller's:
 	loose    context.Context
 	cancel   context.CancelCauseFunc // of loose
 	leave    func() bool             // keeps loose from ending with the attempt's
-	timer    *time.Timer             // in its place, if not nil
 	extended atomic.Bool
+	rest     time.Duration // that a time-out left for the body when it was extended
+	passed   error         // the cause that this time-out gives; nil if there is none
+	timer    *time.Timer   // of rest, if not nil
 }
 
 func newLease(attempt context.Context, c *call) *lease {
 	l := &lease{Context: attempt, call: c}
-	if attempt.Done() != c.Done() {
-		l.loose, l.cancel = context.WithCancelCause(c)
+	if caller := c.req.Context(); attempt.Done() != caller.Done() {
+		l.loose, l.cancel = context.WithCancelCause(caller)
 		l.leave = context.AfterFunc(attempt, l.attemptEnded)
 	}
 	return l
@@ -45,14 +47,22 @@ func (l *lease) attemptEnded() {
 	}
 }
 
-// limit has the lease end in time although the attempt's ctx has been canceled, once
-// the policies have returned.
-func (l *lease) limit() {
-	if !l.apart() {
-		return
+// extend lets the lease outlast the attempt, for its response to be read.
+func (l *lease) extend() {
+	if l.apart() {
+		if limit := linger.LimitOf(l.Context); limit != nil {
+			l.rest, l.passed = time.Until(limit.At), limit.Cause
+		}
 	}
-	if limit := linger.LimitOf(l.Context); limit != nil && l.Context.Err() == context.Canceled {
-		l.timer = time.AfterFunc(time.Until(limit.At), func() { l.cancel(limit.Cause) })
+	l.extended.Store(true)
+}
+
+// limit begins the rest of the time-out, if the attempt's ctx has been canceled and
+// no longer ends the lease. The policies have returned; the time in which they
+// waited for another attempt does not count.
+func (l *lease) limit() {
+	if l.passed != nil && l.Context.Err() == context.Canceled {
+		l.timer = time.AfterFunc(l.rest, func() { l.cancel(l.passed) })
 	}
 }
 

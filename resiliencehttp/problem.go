@@ -6,9 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"time"
 
-	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -23,37 +22,22 @@ import (
 // It is for handlers that call something else under policies of their own. For a
 // client that has gone it writes nothing, and reports true.
 func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	if gone(r, err) {
+	if err == nil {
+		return false
+	}
+	if gone(r) {
 		return true
 	}
-	if err == nil || !refused(err) && !errors.Is(err, context.DeadlineExceeded) {
+	if !behavior.IsRefused(err) && !errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
 	refuse(w, err, "")
 	return true
 }
 
-// refuser is how errors of other packages say that the work was not begun.
-type refuser interface {
-	error
-	Refused() bool
-}
-
-type delayed interface {
-	error
-	RetryAfter() time.Duration
-}
-
-func refused(err error) bool {
-	e, ok := errors.AsType[refuser](err)
-	return ok && e.Refused()
-}
-
-// gone reports whether err is due to the client's having gone. A deadline is not:
-// whoever waits until then is still there.
-func gone(r *http.Request, err error) bool {
-	return err != nil && errors.Is(r.Context().Err(), context.Canceled)
-}
+// gone reports whether the client of r has gone. One whose deadline has passed waits
+// for an answer.
+func gone(r *http.Request) bool { return errors.Is(r.Context().Err(), context.Canceled) }
 
 // A problem is a document of RFC 9457, of a type that
 // draft-ietf-httpapi-ratelimit-headers-11 registers.
@@ -83,7 +67,11 @@ func refuse(w http.ResponseWriter, err error, quota string) {
 		}
 	}
 	body, _ := json.Marshal(p) // strings and a number
+	refusing(w, err)
 	h := w.Header()
+	for _, field := range []string{"Content-Encoding", "ETag", "Last-Modified"} {
+		h.Del(field) // of the response that is not to be
+	}
 	if wait := retryAfterSeconds(err); wait > 0 {
 		h.Set("Retry-After", strconv.FormatInt(wait, 10))
 	}
@@ -111,13 +99,9 @@ func limited(err error) bool {
 // retryAfterSeconds returns when to come back after err, in seconds: at least 1;
 // 0 if it is of no use to come back.
 func retryAfterSeconds(err error) int64 {
-	var wait time.Duration
-	if e, ok := errors.AsType[delayed](err); ok {
-		wait = e.RetryAfter()
-	}
-	// What an open circuit is not worth is to try again at once.
-	if wait <= 0 && !worthRepeating(err) && !errors.Is(err, breaker.ErrOpen) {
+	end := behavior.Read(err)
+	if end.RetryAfter == 0 && !end.Retryable {
 		return 0
 	}
-	return max(1, wholeSeconds(wait))
+	return max(1, wholeSeconds(end.RetryAfter))
 }

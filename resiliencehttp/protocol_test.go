@@ -15,12 +15,15 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -235,17 +238,12 @@ func TestErrorsThatAreNotRetryable(t *testing.T) {
 		is      func(error) bool
 		again   bool
 	}{
-		"UnknownAuthority":  {secure.URL, nil, nil, is[x509.UnknownAuthorityError], false},
-		"HostNameMismatch":  {"https://other.test", valid, nil, is[x509.HostnameError], false},
-		"NoTLS":             {"https" + strings.TrimPrefix(plain.URL, "http"), valid, nil, is[tls.RecordHeaderError], false},
-		"NXDOMAIN":          {"http://nowhere.example", nil, nil, is[*net.DNSError], false},
-		"ResolverIsBusy":    {"http://busy.example", nil, nil, is[*net.DNSError], true},
-		"UnsupportedScheme": {"gopher://example.com", nil, nil, nil, false},
-		"NoHost":            {"http:///path", nil, nil, nil, false},
-		"InvalidMethod":     {plain.URL, nil, func(r *http.Request) { r.Method = "GET IT" }, nil, false},
-		"InvalidFieldName":  {plain.URL, nil, func(r *http.Request) { r.Header["a b"] = []string{"c"} }, nil, false},
-		"InvalidFieldValue": {plain.URL, nil, func(r *http.Request) { r.Header["A"] = []string{"b\nc"} }, nil, false},
-		"NobodyListens":     {"http://127.0.0.1:1", nil, nil, is[*net.OpError], true},
+		"UnknownAuthority": {secure.URL, nil, nil, is[x509.UnknownAuthorityError], false},
+		"HostNameMismatch": {"https://other.test", valid, nil, is[x509.HostnameError], false},
+		"NoTLS":            {"https" + strings.TrimPrefix(plain.URL, "http"), valid, nil, is[tls.RecordHeaderError], false},
+		"NXDOMAIN":         {"http://nowhere.example", nil, nil, is[*net.DNSError], false},
+		"ResolverIsBusy":   {"http://busy.example", nil, nil, is[*net.DNSError], true},
+		"NobodyListens":    {"http://127.0.0.1:1", nil, nil, is[*net.OpError], true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen watch
@@ -268,6 +266,83 @@ func TestErrorsThatAreNotRetryable(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRequestThatNobodyCanSendIsNotSeenByThePolicies(t *testing.T) {
+	field := func(name, value string) func(*http.Request) {
+		return func(r *http.Request) { r.Header[name] = []string{"fine", value} }
+	}
+	for name, c := range map[string]struct {
+		prepare func(*http.Request)
+		want    string // nothing: it can be sent
+	}{
+		"NoURL":               {func(r *http.Request) { r.URL = nil }, "the request has no URL"},
+		"NoHeader":            {func(r *http.Request) { r.Header = nil }, "the request has no Header"},
+		"NoScheme":            {func(r *http.Request) { r.URL.Scheme = "" }, "the request's URL has no scheme"},
+		"NoHost":              {func(r *http.Request) { r.URL.Host = "" }, "the request's URL has no host"},
+		"Method":              {func(r *http.Request) { r.Method = "GET IT" }, `the request has an invalid method "GET IT"`},
+		"FieldName":           {field("a b", "c"), `the request has an invalid field name "a b"`},
+		"EmptyFieldName":      {field("", "c"), `the request has an invalid field name ""`},
+		"FieldValue":          {field("A", "b\nsecret"), `the request has an invalid value of the field "A"`},
+		"FieldValueDel":       {field("A", "b\x7f"), `the request has an invalid value of the field "A"`},
+		"TrailerName":         {func(r *http.Request) { r.Trailer = http.Header{"a b": nil} }, `the request has an invalid field name "a b"`},
+		"LengthWithoutBody":   {func(r *http.Request) { r.Body, r.ContentLength = nil, 5 }, "the request has a ContentLength of 5 and no Body"},
+		"Host":                {func(r *http.Request) { r.Host = "a\r\nb" }, "the request has a control character in its Host or URL"},
+		"Query":               {func(r *http.Request) { r.URL.RawQuery = "a\nb" }, "the request has a control character in its Host or URL"},
+		"Opaque":              {func(r *http.Request) { r.URL.Opaque = "//a\n" }, "the request has a control character in its Host or URL"},
+		"TabInAValue":         {field("A", "b\tc"), ""},
+		"Unicode":             {field("A", "größe"), ""},
+		"NoMethod":            {func(r *http.Request) { r.Method = "" }, ""},
+		"OtherMethod":         {func(r *http.Request) { r.Method = "M-SEARCH" }, ""},
+		"SchemeOfBase":        {func(r *http.Request) { r.URL = &url.URL{Scheme: "unix", Path: "/run/it"} }, ""},
+		"LengthWithEmptyBody": {func(r *http.Request) { r.Body, r.ContentLength = http.NoBody, 5 }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen watch
+			circuit := breaker.New(breaker.Config{Failures: 5})
+			transport := &resiliencehttp.Transport{Middleware: resilience.Chain(retries(3).Wrap, circuit.Wrap, seen.Wrap),
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) { return response(200, http.NoBody), nil })}
+			for range 5 {
+				body := &trackedBody{Reader: strings.NewReader("x")}
+				req, _ := http.NewRequest("POST", "http://example.com", body)
+				c.prepare(req)
+				_, err := transport.RoundTrip(req)
+				if c.want == "" {
+					require.NoError(t, err)
+					return
+				}
+				require.EqualError(t, err, "resiliencehttp: "+c.want)
+				require.Equal(t, behavior.End{Kind: behavior.Answered}, behavior.Read(err), "nobody else is to blame")
+				require.Equal(t, req.Body != nil, body.closed.Load() == 1)
+
+				// Nor does net/http send it.
+				_, err = (&http.Transport{}).RoundTrip(req)
+				require.Error(t, err)
+			}
+			require.Empty(t, seen.ctxs)
+			require.Equal(t, breaker.Closed, circuit.State())
+		})
+	}
+}
+
+func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
+	var seen watch
+	client := &http.Client{Transport: &resiliencehttp.Transport{Base: &http.Transport{}, Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}
+	_, err := client.Get("gopher://example.com")
+	require.ErrorContains(t, err, "unsupported protocol scheme")
+	require.Equal(t, behavior.End{Kind: behavior.Answered}, behavior.Read(err))
+	require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds)
+
+	// One that it knows has a network behind it.
+	seen = watch{}
+	base := &http.Transport{}
+	down := &net.OpError{Op: "read", Err: errors.New("down")}
+	base.RegisterProtocol("gopher", roundTripper(func(*http.Request) (*http.Response, error) { return nil, down }))
+	client.Transport.(*resiliencehttp.Transport).Base = base
+	_, err = client.Get("gopher://example.com")
+	require.ErrorIs(t, err, down)
+	require.Len(t, seen.seen(), 3)
+	require.Equal(t, behavior.Failed, seen.kinds[0])
 }
 
 func is[E error](err error) bool {
@@ -324,6 +399,98 @@ func TestTimeoutIsStillOneOutside(t *testing.T) {
 			} else {
 				require.ErrorIs(t, seen.seen()[0], c.err)
 			}
+		})
+	}
+}
+
+// hangs answers nothing before the request's ctx ends.
+func hangs(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+func TestTimeoutOfTheClientIsTheCallersDeadline(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, hangs)
+		var outer, inner watch
+		client := server.client(outer.Wrap, retries(3).Wrap, derives, inner.Wrap)
+		for range 20 {
+			client.Timeout = time.Millisecond
+			_, err := client.Get(server.URL)
+			outer, ok := errors.AsType[*url.Error](err)
+			require.True(t, ok)
+			require.True(t, outer.Timeout())
+		}
+		for _, w := range []*watch{&outer, &inner} {
+			for i, kind := range w.kinds {
+				require.Equal(t, behavior.Overran, kind, "%v", w.seen()[i])
+			}
+		}
+	})
+}
+
+// A lateCtx ends a little after its deadline, as timers do.
+type lateCtx struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateCtx) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// cancelAfter closes the channel Cancel of req after d, as an http.Client with a Timeout
+// does.
+func cancelAfter(req *http.Request, d time.Duration) {
+	canceled := make(chan struct{})
+	time.AfterFunc(d, func() { close(canceled) })
+	//lint:ignore SA1019 it is what is tested
+	req.Cancel = canceled
+}
+
+func cancelOf(req *http.Request) <-chan struct{} {
+	//lint:ignore SA1019 it is what is tested
+	return req.Cancel
+}
+
+func TestCancelOfARequestIsTheCallersEnd(t *testing.T) {
+	const (
+		early   = time.Second      // of the Cancel
+		onTime  = 10 * time.Second // the deadline's
+		backoff = 4 * time.Second
+	)
+	for name, c := range map[string]struct {
+		after time.Duration
+		hangs bool // or fails at once
+		kind  behavior.Kind
+		end   time.Duration
+	}{
+		"Canceled":           {early, true, behavior.Canceled, early},
+		"WithTheDeadline":    {onTime, true, behavior.Overran, onTime + time.Millisecond},
+		"BetweenTwoAttempts": {early, false, behavior.Failed, backoff},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				ctx, cancel := context.WithDeadline(t.Context(), start.Add(onTime+time.Millisecond))
+				defer cancel()
+				req := httptest.NewRequest("GET", "http://example.com", nil).WithContext(lateCtx{ctx, start.Add(onTime)})
+				cancelAfter(req, c.after)
+				calls := 0
+				var seen watch
+				r := retry.New(retry.Config{Attempts: 10, Backoff: retry.Constant(backoff)})
+				transport := &resiliencehttp.Transport{Middleware: resilience.Chain(r.Wrap, seen.Wrap), Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					calls++
+					if c.hangs {
+						<-cancelOf(r)
+					}
+					return nil, errors.New("net/http: request canceled")
+				})}
+				_, err := transport.RoundTrip(req)
+				require.Error(t, err)
+				require.Equal(t, c.kind, seen.kinds[0])
+				if c.hangs {
+					require.Equal(t, 1, calls)
+				} else {
+					require.Equal(t, calls+1, len(seen.kinds), "the last attempt finds that the caller has gone")
+				}
+				require.Equal(t, c.end, time.Since(start))
+			})
 		})
 	}
 }

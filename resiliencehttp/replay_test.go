@@ -5,18 +5,23 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
@@ -108,13 +113,67 @@ func TestBodiesThatCanBeSentAgain(t *testing.T) {
 	}
 }
 
+func TestMaxBufferMayBeUnlimited(t *testing.T) {
+	for _, most := range []int64{math.MaxInt64, math.MaxInt64 - 1} {
+		var got []string
+		server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			got = append(got, string(body))
+			w.WriteHeader(503)
+		})
+		req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader("0123456789")})
+		resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: most}}).Do(req)
+		answer(t, resp, err)
+		require.Equal(t, []string{"0123456789", "0123456789"}, got)
+	}
+}
+
+func TestKeptBodyIsSentWithItsLength(t *testing.T) {
+	for _, text := range []string{"", "0123456789"} {
+		onBoth(t, func(t *testing.T, http2 bool) {
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				assert.EqualValues(t, len(text), r.ContentLength)
+				assert.Empty(t, r.TransferEncoding)
+				w.WriteHeader(503)
+			})
+			req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(text)})
+			resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 100}}).Do(req)
+			answer(t, resp, err)
+			require.EqualValues(t, 2, server.requests.Load())
+			require.Zero(t, req.ContentLength)
+		})
+	}
+}
+
+// The client says something when it has heard something, and so on.
+func TestBodyThatMayNotBeRepeatedIsNotReadBeforeItIsSent(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).EnableFullDuplex()
+			_, _ = io.WriteString(w, "hello")
+			_ = http.NewResponseController(w).Flush()
+			_, _ = io.Copy(w, r.Body)
+		})
+		body, writer := io.Pipe()
+		resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 1 << 20}}).
+			Post(server.URL, "", body)
+		require.NoError(t, err)
+		_, err = io.ReadFull(resp.Body, make([]byte, 5))
+		require.NoError(t, err)
+		_, err = io.WriteString(writer, "and you?")
+		require.NoError(t, err)
+		require.NoError(t, writer.Close())
+		require.Equal(t, "and you?", answer(t, resp, nil))
+	})
+}
+
 func TestKnownLengthAboveMaxBufferIsNotRead(t *testing.T) {
 	body := &trackedBody{Reader: strings.NewReader("0123456789")}
 	req, _ := http.NewRequest("PUT", "http://example.com", body)
 	req.ContentLength = 10
 	transport := &resiliencehttp.Transport{MaxBuffer: 9, Middleware: retries(2).Wrap,
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			require.Same(t, body, r.Body)
+			require.Equal(t, 10, body.Reader.(*strings.Reader).Len())
 			_ = r.Body.Close()
 			return response(503, strings.NewReader("")), nil
 		})}
@@ -145,7 +204,7 @@ func TestBodyIsClosedOnEveryPath(t *testing.T) {
 		"RefusedInTime": {func(r *http.Request) { *r = *r.WithContext(ended) }, full.Wrap, 0, "context canceled"},
 		"NoURL":         {func(r *http.Request) { r.URL = nil }, full.Wrap, 0, "resiliencehttp: the request has no URL"},
 		"NoHeader":      {func(r *http.Request) { r.Header = nil }, full.Wrap, 0, "resiliencehttp: the request has no Header"},
-		"Unreadable": {func(r *http.Request) { r.Body.(*trackedBody).Reader = broken{} }, retries(3).Wrap, 100,
+		"Unreadable": {func(r *http.Request) { r.Method = "PUT"; r.Body.(*trackedBody).Reader = broken{} }, retries(3).Wrap, 100,
 			"resiliencehttp: reading the request's body: broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -170,17 +229,46 @@ type broken struct{}
 func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
 func TestBodyThatWaitsIsGivenUpWithTheCtx(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancelCause(t.Context())
 	r, _ := io.Pipe()
 	reading := make(chan struct{})
-	req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", struct {
-		io.Reader
-		io.Closer
-	}{readerFunc(func(p []byte) (int, error) { close(reading); return r.Read(p) }), r})
-	go func() { <-reading; cancel() }()
-	_, err := (&resiliencehttp.Transport{Middleware: retries(3).Wrap, MaxBuffer: 100}).RoundTrip(req)
-	require.Error(t, err)
+	body := &pipeBody{readerFunc: func(p []byte) (int, error) { close(reading); return r.Read(p) }, pipe: r}
+	req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", body)
+	gaveUp := errors.New("gave up")
+	go func() { <-reading; cancel(gaveUp) }()
+	var seen watch
+	_, err := (&resiliencehttp.Transport{Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap), MaxBuffer: 100}).RoundTrip(req)
+	require.ErrorContains(t, err, "resiliencehttp: reading the request's body: ")
+	require.ErrorIs(t, err, gaveUp)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, []behavior.Kind{behavior.Canceled}, seen.kinds)
+	require.EqualValues(t, 1, body.closed.Load())
 }
+
+func TestBodyThatIsReadAsTheCtxEndsIsNotSent(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	closed := make(chan struct{})
+	body := &pipeBody{pipe: closerFunc(func() error { close(closed); return nil }),
+		readerFunc: func([]byte) (int, error) { cancel(); <-closed; return 0, io.EOF }}
+	req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", body)
+	_, err := (&resiliencehttp.Transport{Middleware: retries(3).Wrap, MaxBuffer: 100,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) { panic("sent") })}).RoundTrip(req)
+	require.ErrorIs(t, err, context.Canceled)
+	require.EqualValues(t, 1, body.closed.Load())
+}
+
+// A pipeBody counts how often it is closed.
+type pipeBody struct {
+	readerFunc
+	pipe   io.Closer
+	closed atomic.Int64
+}
+
+func (b *pipeBody) Close() error { b.closed.Add(1); return b.pipe.Close() }
+
+type closerFunc func() error
+
+func (f closerFunc) Close() error { return f() }
 
 type readerFunc func([]byte) (int, error)
 
@@ -218,6 +306,263 @@ func TestCallersRequestIsNotChanged(t *testing.T) {
 	require.Same(t, url, req.URL)
 	require.Equal(t, "/path", req.URL.Path)
 	require.Equal(t, body, req.Body)
+}
+
+// A sharedFile is sent from the start each time that GetBody rewinds it.
+type sharedFile struct {
+	t       *testing.T
+	reading atomic.Bool
+	pos     int
+	slow    chan struct{} // a Read waits for it, if it is not nil
+}
+
+func (f *sharedFile) Read(p []byte) (int, error) {
+	assert.False(f.t, f.reading.Swap(true))
+	defer f.reading.Store(false)
+	if f.slow != nil {
+		<-f.slow
+	}
+	n := copy(p, "0123456789"[f.pos:])
+	f.pos += n
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (f *sharedFile) rewind() (io.ReadCloser, error) {
+	assert.False(f.t, f.reading.Load(), "somebody reads the file that is rewound")
+	f.pos = 0
+	return io.NopCloser(f), nil
+}
+
+func TestBodyIsRewoundWhenNobodyReadsItAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := &sharedFile{t: t, slow: make(chan struct{})}
+		var got []string
+		var left sync.WaitGroup
+		var first io.Reader
+		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				if len(got) == 0 { // a server that answers before it has read everything
+					got = append(got, "")
+					first = r.Body
+					left.Go(func() {
+						_, _ = io.ReadAll(r.Body)
+						_ = r.Body.Close()
+					})
+					synctest.Wait()
+					time.AfterFunc(time.Second, func() { close(file.slow) })
+					return response(503, http.NoBody), nil
+				}
+				_, err := first.Read(make([]byte, 1))
+				require.EqualError(t, err, "resiliencehttp: the request's body is closed")
+				body, err := io.ReadAll(r.Body)
+				require.NoError(t, err)
+				got = append(got, string(body))
+				return response(200, http.NoBody), nil
+			})}
+		req := httptest.NewRequest("PUT", "http://example.com", nil)
+		req.Body, _ = file.rewind()
+		req.GetBody = file.rewind
+		req.ContentLength = 10
+		start := time.Now()
+		resp, err := transport.RoundTrip(req)
+		answer(t, resp, err)
+		require.Equal(t, time.Second, time.Since(start))
+		left.Wait()
+		require.Equal(t, []string{"", "0123456789"}, got)
+	})
+}
+
+func TestWaitForTheLastBodyEndsWithTheCtx(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := &sharedFile{t: t, slow: make(chan struct{})}
+		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				go func() { _, _ = io.ReadAll(r.Body) }()
+				synctest.Wait()
+				return response(503, http.NoBody), nil
+			})}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
+		req.Body, _ = file.rewind()
+		req.GetBody = file.rewind
+		_, err := transport.RoundTrip(req)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		close(file.slow)
+	})
+}
+
+func TestBaseMayRewindTheBodyItself(t *testing.T) {
+	transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			again, err := r.GetBody() // for two copies at the same time
+			require.NoError(t, err)
+			for _, body := range []io.ReadCloser{r.Body, again} {
+				text, err := io.ReadAll(body)
+				require.NoError(t, err)
+				require.Equal(t, "0123456789", string(text))
+				require.NoError(t, body.Close())
+				require.NoError(t, body.Close())
+				_, err = body.Read(make([]byte, 1))
+				require.EqualError(t, err, "resiliencehttp: the request's body is closed")
+			}
+			return response(503, http.NoBody), nil
+		})}
+	for _, max := range []int64{0, 100} {
+		req := httptest.NewRequest("PUT", "http://example.com", nil)
+		var bodies []*trackedBody
+		req.GetBody = func() (io.ReadCloser, error) {
+			bodies = append(bodies, &trackedBody{Reader: strings.NewReader("0123456789")})
+			return bodies[len(bodies)-1], nil
+		}
+		req.Body, _ = req.GetBody()
+		transport.MaxBuffer = max
+		resp, err := transport.RoundTrip(req)
+		answer(t, resp, err)
+		require.Len(t, bodies, 4)
+		for _, body := range bodies {
+			require.EqualValues(t, 1, body.closed.Load())
+		}
+	}
+}
+
+// To send a body may need a connection to somewhere else.
+func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
+	for cause, kind := range map[error]behavior.Kind{
+		&net.OpError{Op: "dial", Err: errors.New("connection refused")}: behavior.Answered, // it is not the server's fault
+		refusal{}: behavior.Refused,
+	} {
+		onBoth(t, func(t *testing.T, http2 bool) {
+			arrived := make(chan struct{}, 10)
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				arrived <- struct{}{}
+				_, _ = io.Copy(io.Discard, r.Body)
+			})
+			newBody := func() (io.ReadCloser, error) {
+				sent := 0
+				return io.NopCloser(readerFunc(func(p []byte) (int, error) {
+					if sent++; sent > 1 {
+						<-arrived
+						return 0, cause
+					}
+					return copy(p, strings.Repeat("x", 64<<10)), nil
+				})), nil
+			}
+			var seen watch
+			req, _ := http.NewRequest("POST", server.URL, nil)
+			req.Body, _ = newBody()
+			req.GetBody, req.ContentLength = newBody, -1
+			_, err := server.client(retries(3).Wrap, seen.Wrap).Do(req)
+			require.ErrorIs(t, err, cause)
+			require.EqualValues(t, 1, server.requests.Load())
+			require.Equal(t, []behavior.Kind{kind}, seen.kinds)
+			require.False(t, behavior.Read(err).Retryable)
+		})
+	}
+}
+
+func TestRefusalOfBaseAfterTheBodyWasReadIsFinal(t *testing.T) {
+	calls := 0
+	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		calls++
+		_, _ = io.ReadAll(r.Body) // and sent it, for all we know
+		return nil, refusal{}
+	})}
+	req, _ := http.NewRequest("POST", "http://example.com", strings.NewReader("x"))
+	require.NotNil(t, req.GetBody)
+	_, err := transport.RoundTrip(req)
+	require.Equal(t, refusal{}, err)
+	require.Equal(t, 1, calls)
+}
+
+func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
+	var seen watch
+	reset := errors.New("connection reset")
+	reading := make(chan struct{})
+	transport := &resiliencehttp.Transport{Middleware: seen.Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		read := make(chan struct{})
+		go func() {
+			_, _ = r.Body.Read(make([]byte, 1))
+			close(read)
+		}()
+		<-reading
+		_ = r.Body.Close()
+		<-read
+		return nil, reset
+	})}
+	pipe, _ := io.Pipe()
+	body := &pipeBody{readerFunc: func(p []byte) (int, error) { close(reading); return pipe.Read(p) }, pipe: pipe}
+	req, _ := http.NewRequest("PUT", "http://example.com", body)
+	_, err := transport.RoundTrip(req)
+	require.Equal(t, reset, err)
+	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
+}
+
+func TestBodyThatBreaksBecauseTheCallerLeavesIsTheCallersEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	var seen watch
+	req, _ := http.NewRequestWithContext(ctx, "PUT", server.URL, readerFunc(func([]byte) (int, error) {
+		cancel()
+		return 0, errors.New("canceled, too")
+	}))
+	_, err := server.client(seen.Wrap).Do(req)
+	require.Error(t, err)
+	require.Equal(t, []behavior.Kind{behavior.Canceled}, seen.kinds)
+}
+
+func TestPostWhoseBodyIsGoneIsNotRetried(t *testing.T) {
+	dials := 0
+	base := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		dials++
+		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	}}
+	client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}}
+	_, err := client.Post("http://example.com", "", &trackedBody{Reader: strings.NewReader("x")})
+	require.Error(t, err)
+	require.Equal(t, 1, dials)
+}
+
+func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
+	for name, length := range map[string]int64{"Longer": 5, "Shorter": 20} {
+		for _, max := range []int64{0, 100} {
+			t.Run(name, func(t *testing.T) {
+				onBoth(t, func(t *testing.T, http2 bool) {
+					if http2 && name == "Shorter" && max == 0 {
+						t.Skip("the client of net/http sends it")
+					}
+					server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+					var seen watch
+					req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader("0123456789")})
+					req.ContentLength = length
+					_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, MaxBuffer: max,
+						Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}).Do(req)
+					require.Error(t, err)
+					require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds, "%v", err)
+					if max > 0 {
+						require.ErrorContains(t, err, "resiliencehttp: the request has a ContentLength of ")
+						require.Zero(t, server.requests.Load())
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestServerThatBreaksOffWhileTheBodyIsSentHasFailed(t *testing.T) {
+	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadFull(r.Body, make([]byte, 10))
+		panic(http.ErrAbortHandler)
+	})
+	var seen watch
+	req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(strings.Repeat("x", 10<<20))})
+	req.ContentLength = 10 << 20
+	_, err := server.client(seen.Wrap).Do(req)
+	require.Error(t, err)
+	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
 }
 
 func TestPostThatWasNeverSentIsRetried(t *testing.T) {

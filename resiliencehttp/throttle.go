@@ -100,7 +100,7 @@ func (q Quota) middleware(of func(*http.Request) meter) func(http.Handler) http.
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			m := of(r)
 			err := m.Wait(r.Context())
-			if gone(r, err) {
+			if gone(r) {
 				return
 			}
 			q.write(w.Header(), name, m.Peek())

@@ -18,16 +18,19 @@
 // What a user of [Transport] must know:
 //
 //   - Only what may be repeated is repeated: GET, HEAD, OPTIONS, TRACE, PUT and
-//     DELETE (RFC 9110, section 9.2.2) and what carries an Idempotency-Key, with
+//     DELETE (RFC 9110, section 9.2.2) and requests with an Idempotency-Key, with
 //     a body that can be sent again. A POST is retried only if it was certainly
 //     never sent.
-//   - A failed status (429, 502, 503, 504, and 500 where the request may be
-//     repeated) is an error for the policies and a response for the caller, who
-//     gets the last one, its body open. A retrier heeds its Retry-After.
-//   - An attempt lasts until its response's body has been read to its end or
-//     closed. So long does it hold its place in a bulkhead, and so long must a
-//     time-out within the chain allow for. As always with net/http, the caller
-//     closes the body.
+//   - A failed status (500, 502, 503, 504) is an error for the policies and a
+//     response for the caller, who gets the last one, its body open. So is a status
+//     that asks for the request again later (408, 425, 429), but not as a failure of
+//     the server: see [DefaultClassify]. A retrier heeds Retry-After.
+//   - A request that is wrong in itself says nothing against the server, and neither
+//     does a caller that leaves. A Timeout of the http.Client is the deadline of the
+//     caller.
+//   - A bulkhead's slot is held, and a time-out covers the response, until its body
+//     has been read to its end or closed. As always with net/http, the caller closes
+//     the body.
 //
 // The server middleware answers 429 where a limit refuses and 503 where there is
 // no capacity, with Retry-After and a problem document (RFC 9457). Nothing that
@@ -36,6 +39,7 @@
 package resiliencehttp
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"sync"
@@ -46,35 +50,43 @@ import (
 )
 
 // A Transport is an [http.RoundTripper] that sends each request through its
-// Middleware. What the policies see as one call is one attempt: a request and its
-// response.
+// Middleware. One call of the policies is one attempt: a request and its response.
 //
-// What the policies of this module hold for an attempt that succeeds they hold until
-// the response's body has been read to its end or closed, or the ctx has ended, so
-// that one of these must happen: a bulkhead its slot and the measuring of its
-// latency, and a breaker its judgment. A time-out (resilience.Timeout, and the
-// AttemptTimeout of a retrier) covers all of it: connecting, sending, the wait for
-// the response, and the time which the caller takes to read the body. A body that
-// breaks off is a failure to a breaker, but is not retried: the caller gets what
-// there is of it, and then the error.
+// Policies judge an attempt when its response is there, by its status. A body that
+// breaks off later is one more failure for a breaker, also where a time-out or the
+// caller's deadline passes while the caller waits for more of it. It is not retried:
+// the caller gets what there is of it, and then the error. A caller that is slow to
+// read, or that leaves, says nothing about the server.
 //
-// Other middleware is done with an attempt when the response is there. The body is
-// not cut off by the end of a ctx which that cancels when it returns.
+// A bulkhead of this module holds the slot of an attempt that succeeds until the
+// response's body has been read to its end or closed, or ctx has ended. One of these
+// must happen: a body that is never closed shows only as bulkhead.ErrFull, and in how
+// long the longest slot has been held. A time-out (resilience.Timeout, and the
+// AttemptTimeout of a retrier) covers all of it: connecting, sending, the wait for the
+// response, and the time which the caller takes to read the body. Other middleware is
+// done with an attempt when the response is there. Canceling a ctx that it derived, on
+// return, does not cut off the body.
 //
-// A failed response is a failure without its body, and holds no slot after that. One
-// that may be followed by another attempt is read, up to 64 KiB, and closed before
-// the policies see its [*StatusError], so that its connection serves again; of a
-// longer one the connection is kept until the next attempt. If no other response
-// follows, it is what RoundTrip returns, with a nil error and its body whole and
-// open; no time-out covers what is left to read of it then.
+// A failed response holds no slot. One that may be followed by another attempt is read
+// ahead, up to 64 KiB and for at most a second, and closed before the policies see its
+// [*StatusError], so that its connection serves again. One that is longer, or slower,
+// keeps its connection until the next attempt. If no other response follows, it is
+// what RoundTrip returns, with a nil error and its body whole and open; a time-out of
+// the attempt goes on from where it was.
 //
-// What lives long, such as a stream of events or the connection after 101 Switching
-// Protocols (which no time-out ends), holds its slot as long; give it a Transport of
-// its own.
+// A request that no transport can send (a field that cannot be written, an invalid
+// method, a URL without a host, a ContentLength without a Body) returns an error
+// before the policies see it. A body that fails while it is sent, or whose length is
+// not its ContentLength, is an error that policies take for an answer
+// ([resilience.Answered]): the server is not to blame.
+//
+// A long-lived response, such as a stream of events or the connection after 101
+// Switching Protocols (which no time-out ends), holds its slot as long; give it a
+// Transport of its own.
 //
 // The policies and Base run on the caller's goroutine, and what is held is given back
 // within the body's Read or Close. Only where ctx ends first is it given back on a
-// goroutine beside them, with the hooks that this calls: nobody recovers their panics.
+// goroutine of its own, with the hooks that this calls: nobody recovers their panics.
 //
 // The pattern's sources are those of the packages that the policies come from;
 // what may be repeated, and what Retry-After means, is RFC 9110.
@@ -93,9 +105,9 @@ type Transport struct {
 
 	// Classify returns the error that the policies see in place of a response,
 	// nil if there is nothing wrong with it. It must not read the body. If its
-	// error has a method Retryable() bool that returns false, the response goes to
-	// the caller without another attempt. Nil means [DefaultClassify], and
-	// Replayable where that asks whether the request may be sent again.
+	// error is not [resilience.Retryable], the response goes to the caller without
+	// another attempt. It may call [DefaultClassify], which knows of resp.Request
+	// whether that may be sent again. Nil means DefaultClassify.
 	Classify func(*http.Response) error
 
 	// Replayable reports whether a request may be sent more than once without
@@ -103,9 +115,10 @@ type Transport struct {
 	// Idempotency-Key or X-Idempotency-Key field.
 	Replayable func(*http.Request) bool
 
-	// MaxBuffer is the number of bytes up to which a request body that has no
-	// GetBody is read into memory before it is sent, so that it can be sent
-	// again. A longer body is sent once. Zero or less means that none are kept.
+	// MaxBuffer is the number of bytes up to which the body of a Replayable request
+	// that has no GetBody is read into memory before it is sent, so that it can be
+	// sent again. A longer body is sent once. The caller must not wait for the
+	// response before it provides the body. Zero or less means that none are kept.
 	MaxBuffer int64
 
 	wrapOnce sync.Once
@@ -121,15 +134,19 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.Middleware == nil {
 		return t.base().RoundTrip(req)
 	}
-	if err := malformed(req); err != nil {
+	if err := unsendable(req); err != nil {
 		closeBody(req)
-		return nil, err
+		return nil, &requestError{err}
 	}
 	if ctx := req.Context(); ctx.Err() != nil {
 		closeBody(req)
 		return nil, withTimeout(ended.Error(ctx))
 	}
 	c := &call{Context: req.Context(), t: t, req: req, body: requestBody{req: req, max: t.MaxBuffer}}
+	if canceled(req) != nil {
+		c.Context, c.cancel = context.WithCancel(c.Context)
+		defer c.cancel()
+	}
 	returned := false
 	defer func() {
 		c.body.close()
@@ -167,17 +184,6 @@ func (t *Transport) base() http.RoundTripper {
 		return t.Base
 	}
 	return http.DefaultTransport
-}
-
-// malformed returns what no transport could send, and no policy should count.
-func malformed(req *http.Request) error {
-	switch {
-	case req.URL == nil:
-		return errors.New("resiliencehttp: the request has no URL")
-	case req.Header == nil:
-		return errors.New("resiliencehttp: the request has no Header")
-	}
-	return nil
 }
 
 func closeBody(req *http.Request) {

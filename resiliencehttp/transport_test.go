@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -130,37 +132,42 @@ func statuses(body string, codes ...int) http.HandlerFunc {
 	}
 }
 
-// watch records what the policies get to see, of a response's body, too.
+// watch records what the policies get to see, and how bodies broke off later.
 type watch struct {
-	mu   sync.Mutex
-	errs []error
-	ctxs []context.Context
+	mu         sync.Mutex
+	errs, ends []error
+	kinds      []behavior.Kind // of errs, when they were returned
+	ctxs       []context.Context
 }
 
 func (w *watch) Wrap(next resilience.Func) resilience.Func {
 	return func(ctx context.Context) error {
-		w.mu.Lock()
-		w.ctxs = append(w.ctxs, ctx)
-		w.mu.Unlock()
+		w.note(func() { w.ctxs = append(w.ctxs, ctx) })
 		work := linger.Of(ctx)
 		err := next(ctx)
-		if err != nil || !work.AtEnd(w.see) {
-			w.see(err)
+		kind := behavior.ReadUnder(ctx, err).Kind
+		w.note(func() { w.errs, w.kinds = append(w.errs, err), append(w.kinds, kind) })
+		if err == nil {
+			work.OnBroken(func(err error) { w.note(func() { w.ends = append(w.ends, err) }) })
 		}
 		return err
 	}
 }
 
-func (w *watch) see(err error) {
+func (w *watch) note(f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.errs = append(w.errs, err)
+	f()
 }
 
-func (w *watch) seen() []error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.errs
+func (w *watch) seen() (errs []error) {
+	w.note(func() { errs = w.errs })
+	return errs
+}
+
+func (w *watch) broken() (ends []error) {
+	w.note(func() { ends = w.ends })
+	return ends
 }
 
 // roundTripper is a RoundTripper that is a function.
@@ -306,6 +313,148 @@ func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
 	}
 }
 
+// A trickle is a body of n bytes, one each second.
+type trickle struct {
+	n       int
+	closing chan struct{}
+	closed  int
+}
+
+func newTrickle(n int) *trickle { return &trickle{n: n, closing: make(chan struct{})} }
+
+func (b *trickle) Read(p []byte) (int, error) {
+	if b.n == 0 {
+		return 0, io.EOF
+	}
+	select {
+	case <-time.After(time.Second + time.Millisecond):
+		b.n--
+		p[0] = 'x'
+		return 1, nil
+	case <-b.closing:
+		return 0, errors.New("closed")
+	}
+}
+
+func (b *trickle) Close() error {
+	b.closed++
+	close(b.closing)
+	return nil
+}
+
+func TestFailedResponseThatTricklesDelaysTheNextAttemptForASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := newTrickle(1000)
+		calls := 0
+		transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			if calls++; calls == 1 {
+				resp := response(503, nil)
+				resp.Body = body
+				return resp, nil
+			}
+			require.Equal(t, 1, body.closed)
+			return response(200, strings.NewReader("ok")), nil
+		})}
+		start := time.Now()
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.Equal(t, "ok", answer(t, resp, err))
+		require.Equal(t, time.Second, time.Since(start))
+	})
+}
+
+func TestFailedResponseThatTricklesIsReadOnDuringTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := newTrickle(3)
+		calls := 0
+		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Minute)})
+		transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			if calls++; calls == 1 {
+				resp := response(503, nil, "Retry-After", "10")
+				resp.Body = body
+				return resp, nil
+			}
+			require.Zero(t, body.n, "its connection can serve again")
+			require.Equal(t, 1, body.closed)
+			return response(200, strings.NewReader("ok")), nil
+		})}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.Equal(t, "ok", answer(t, resp, err))
+		require.Equal(t, 1, body.closed)
+	})
+}
+
+func TestLastFailedResponseThatTricklesIsWhole(t *testing.T) {
+	for name, n := range map[string]int{"Short": 3, "Long": 64<<10 + 3} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					resp := response(503, nil)
+					resp.Body = newTrickle(n)
+					return resp, nil
+				})}
+				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+				require.Equal(t, strings.Repeat("x", n), answer(t, resp, err))
+			})
+		})
+	}
+}
+
+func TestFailedResponseThatSaysItIsTooLongIsNotRead(t *testing.T) {
+	body := strings.NewReader(strings.Repeat("x", 64<<10+1))
+	closed := 0
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), OnRetry: func(context.Context, retry.Attempt) {
+		require.Equal(t, 64<<10+1, body.Len())
+	}})
+	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		if closed == 1 {
+			return response(200, http.NoBody), nil
+		}
+		resp := response(503, nil)
+		resp.Body, resp.ContentLength = closeCounter{body, &closed}, int64(body.Len())
+		if r.Stats().Retried == 1 {
+			t.Error("the last one is not closed")
+		}
+		return resp, nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	answer(t, resp, err)
+	require.Equal(t, 200, resp.StatusCode)
+}
+
+func TestLastFailedResponseHasWhatIsLeftOfTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refuses := func(next resilience.Func) resilience.Func { // the second attempt, after a long wait
+			calls := 0
+			return func(ctx context.Context) error {
+				if calls++; calls == 2 {
+					return refusal{}
+				}
+				return next(ctx)
+			}
+		}
+		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+		transport := &resiliencehttp.Transport{
+			Middleware: resilience.Chain(r.Wrap, refuses, resilience.Timeout(10*time.Second)),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				time.Sleep(2 * time.Second)
+				resp := response(503, nil, "Retry-After", "30")
+				resp.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+					<-r.Context().Done()
+					return 0, r.Context().Err()
+				}))
+				return resp, nil
+			}),
+		}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.NoError(t, err)
+		start := time.Now()
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 7*time.Second, time.Since(start), "2 s for the answer, and one for reading ahead")
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
 type closeCounter struct {
 	io.Reader
 	closed *int
@@ -314,33 +463,52 @@ type closeCounter struct {
 func (c closeCounter) Close() error { *c.closed++; return nil }
 
 func TestStatusesThatReachThePolicies(t *testing.T) {
+	const (
+		fine    = behavior.Done
+		answers = behavior.Answered
+		fails   = behavior.Failed
+	)
 	for _, c := range []struct {
-		method string
-		status int
-		failed bool
+		status    int
+		get, post behavior.Kind
+		throttled bool
 	}{
-		{"GET", 200, false}, {"GET", 404, false}, {"GET", 408, false}, {"GET", 501, false}, {"GET", 505, false},
-		{"GET", 429, true}, {"GET", 500, true}, {"GET", 502, true}, {"GET", 503, true}, {"GET", 504, true},
-		{"POST", 429, true}, {"POST", 500, false}, {"POST", 502, true}, {"POST", 503, true}, {"POST", 504, true}, {"POST", 501, false},
+		{200, fine, fine, false}, {304, fine, fine, false},
+		{400, fine, fine, false}, {401, fine, fine, false}, {403, fine, fine, false}, {404, fine, fine, false},
+		{405, fine, fine, false}, {409, fine, fine, false}, {410, fine, fine, false}, {413, fine, fine, false},
+		{422, fine, fine, false}, {451, fine, fine, false},
+		{408, answers, fine, false}, {425, answers, fine, false}, {429, answers, answers, true},
+		{500, fails, fails, false}, {502, fails, fails, false}, {503, fails, fails, true}, {504, fails, fails, false},
+		{501, fine, fine, false}, {505, fine, fine, false},
 	} {
-		t.Run(c.method+" "+http.StatusText(c.status), func(t *testing.T) {
-			server := serve(t, false, statuses("", c.status))
-			var seen watch
-			req, err := http.NewRequest(c.method, server.URL, nil)
-			require.NoError(t, err)
-			resp, err := server.client(retries(2).Wrap, seen.Wrap).Do(req)
-			require.Equal(t, http.StatusText(c.status), answer(t, resp, err))
-			require.Equal(t, c.status, resp.StatusCode)
-			if !c.failed {
-				require.Equal(t, []error{nil}, seen.seen())
-				return
-			}
-			status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
-			require.True(t, ok)
-			require.Equal(t, c.status, status.StatusCode)
-			require.Equal(t, c.method == "GET", status.Retryable())
-			require.EqualError(t, status, "resiliencehttp: status "+resp.Status)
-		})
+		for method, kind := range map[string]behavior.Kind{"GET": c.get, "POST": c.post} {
+			t.Run(method+" "+http.StatusText(c.status), func(t *testing.T) {
+				server := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Retry-After", "5")
+					w.WriteHeader(c.status)
+				})
+				var seen watch
+				req, err := http.NewRequest(method, server.URL, nil)
+				require.NoError(t, err)
+				resp, err := server.client(seen.Wrap).Do(req)
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+				require.Equal(t, c.status, resp.StatusCode)
+				end := behavior.Read(seen.seen()[0])
+				require.Equal(t, kind, end.Kind)
+				if kind == fine {
+					require.NoError(t, seen.seen()[0])
+					return
+				}
+				require.Equal(t, method == "GET", end.Retryable)
+				require.Equal(t, c.throttled, end.Throttled)
+				require.Equal(t, 5*time.Second, end.RetryAfter)
+				status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
+				require.True(t, ok)
+				require.Equal(t, c.status, status.StatusCode)
+				require.EqualError(t, status, "resiliencehttp: status "+resp.Status)
+			})
+		}
 	}
 }
 
@@ -406,6 +574,147 @@ func TestClassifyDecides(t *testing.T) {
 
 	resp, err = client.Post(server.URL, "", nil)
 	answer(t, resp, err)
+}
+
+func TestResponseThatClassifyFindsHopelessIsTheLast(t *testing.T) {
+	always := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+	for name, failure := range map[string]error{
+		"NotRetryable": final{errors.New("never")},
+		"Answered":     resilience.Answer(errors.New("no")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, false, statuses("", 418))
+			resp, err := (&resiliencehttp.Transport{Base: server.Base, Middleware: always.Wrap,
+				Classify: func(*http.Response) error { return failure }}).RoundTrip(httptest.NewRequest("GET", server.URL, nil))
+			answer(t, resp, err)
+			require.EqualValues(t, 1, server.requests.Load())
+		})
+	}
+}
+
+// final is an error that another attempt cannot help.
+type final struct{ error }
+
+func (final) Retryable() bool { return false }
+
+func TestClassifyThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
+	asks := func(resp *http.Response) error {
+		if err := resiliencehttp.DefaultClassify(resp); err != nil {
+			return fmt.Errorf("asked: %w", err)
+		}
+		return nil
+	}
+	for name, c := range map[string]struct {
+		method     string
+		body       io.Reader
+		replayable func(*http.Request) bool
+		requests   int64
+	}{
+		"Get":               {"GET", nil, nil, 3},
+		"Post":              {"POST", nil, nil, 1},
+		"PostThatMay":       {"POST", nil, func(*http.Request) bool { return true }, 3},
+		"GetThatMayNot":     {"GET", nil, func(*http.Request) bool { return false }, 1},
+		"BodyThatIsGone":    {"PUT", &trackedBody{Reader: strings.NewReader("x")}, nil, 1},
+		"BodyThatIsRewound": {"PUT", strings.NewReader("x"), nil, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, forgets := range []bool{false, true} { // whose response names no request
+				server := serve(t, false, statuses("", 503))
+				base := roundTripper(func(r *http.Request) (*http.Response, error) {
+					resp, err := server.Base.RoundTrip(r)
+					if forgets {
+						resp.Request = nil
+					}
+					return resp, err
+				})
+				if seeker, ok := c.body.(io.Seeker); ok {
+					_, _ = seeker.Seek(0, io.SeekStart)
+				}
+				var seen watch
+				req, _ := http.NewRequest(c.method, server.URL, c.body)
+				resp, err := (&resiliencehttp.Transport{Base: base, Classify: asks, Replayable: c.replayable,
+					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}).RoundTrip(req)
+				answer(t, resp, err)
+				require.Equal(t, c.requests, server.requests.Load())
+				require.Equal(t, c.requests > 1, behavior.Read(seen.seen()[0]).Retryable)
+				require.Same(t, req, resp.Request)
+			}
+		})
+	}
+	// Elsewhere the request alone says it.
+	for method, may := range map[string]bool{"GET": true, "POST": false} {
+		resp := response(503, nil)
+		resp.Request = httptest.NewRequest(method, "http://example.com", nil)
+		require.Equal(t, may, behavior.Read(resiliencehttp.DefaultClassify(resp)).Retryable)
+	}
+	require.False(t, behavior.Read(resiliencehttp.DefaultClassify(response(503, nil))).Retryable)
+}
+
+func TestResponseNamesTheCallersRequest(t *testing.T) {
+	other := httptest.NewRequest("GET", "http://example.com/other", nil)
+	for _, method := range []string{"GET", "POST"} {
+		for _, status := range []int{200, 503} {
+			for name, named := range map[string]func(*http.Request) *http.Request{
+				"Sent":  func(r *http.Request) *http.Request { return r },
+				"None":  func(*http.Request) *http.Request { return nil },
+				"Other": func(*http.Request) *http.Request { return other },
+			} {
+				transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					resp := response(status, http.NoBody)
+					resp.Request = named(r)
+					return resp, nil
+				})}
+				req := httptest.NewRequest(method, "http://example.com", nil)
+				resp, err := transport.RoundTrip(req)
+				answer(t, resp, err)
+				if name == "Other" {
+					require.Same(t, other, resp.Request)
+				} else {
+					require.Same(t, req, resp.Request)
+				}
+			}
+		}
+	}
+}
+
+func TestResponseIsForThoseWhoHaveNotGivenUp(t *testing.T) {
+	gaveUp := errors.New("gave up")
+	for name, c := range map[string]struct {
+		give func(ctx context.Context) error // what a policy makes of the end of ctx
+		want bool                            // the response
+	}{
+		"Canceled":   {func(ctx context.Context) error { return ctx.Err() }, false},
+		"Wrapped":    {func(ctx context.Context) error { return fmt.Errorf("stopped: %w", ctx.Err()) }, false},
+		"Joined":     {func(ctx context.Context) error { return errors.Join(gaveUp, ctx.Err()) }, false},
+		"OtherError": {func(context.Context) error { return gaveUp }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			closed := 0
+			transport := &resiliencehttp.Transport{
+				Middleware: func(next resilience.Func) resilience.Func {
+					return func(ctx context.Context) error {
+						_ = next(ctx)
+						cancel()
+						return c.give(ctx)
+					}
+				},
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					resp := response(503, nil)
+					resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+					return resp, nil
+				}),
+			}
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+			if c.want {
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+			} else {
+				require.ErrorIs(t, err, context.Canceled)
+			}
+			require.Equal(t, 1, closed)
+		})
+	}
 }
 
 func TestPlainWithoutMiddleware(t *testing.T) {

@@ -1,0 +1,252 @@
+package resiliencehttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"sync"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// A requestBody provides the caller's body to one attempt after the other.
+type requestBody struct {
+	req      *http.Request
+	max      int64
+	used     bool // an attempt has taken the caller's own body
+	buffered bool // it is in kept
+	kept     []byte
+
+	mu   sync.Mutex
+	sent []*sentBody // of the latest attempt; several if Base rewinds by itself
+}
+
+func (b *requestBody) none() bool { return b.req.Body == nil || b.req.Body == http.NoBody }
+
+// rewinds reports whether there can be a next one once the first was taken.
+func (b *requestBody) rewinds() bool { return b.none() || b.buffered || b.req.GetBody != nil }
+
+// prepare puts the body for the next attempt into out, which may be repeated or not.
+func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
+	out.Trailer = b.req.Trailer // the caller fills it in while the body is read
+	if b.none() {
+		return nil
+	}
+	ctx := out.Context()
+	if err := b.retire(ctx); err != nil {
+		return err
+	}
+	switch {
+	case !b.used:
+		b.used = true
+		if !mayRepeat || b.req.GetBody != nil || b.req.ContentLength > b.max || b.max <= 0 {
+			out.Body = b.track(b.req.Body)
+			break
+		}
+		body, err := b.buffer(ctx)
+		if err != nil {
+			return err
+		}
+		out.Body = body
+	case b.buffered:
+		out.Body = b.copy()
+	default:
+		body, err := b.again()
+		if err != nil {
+			return fmt.Errorf("resiliencehttp: rewinding the request's body: %w", err)
+		}
+		out.Body = body
+	}
+	switch {
+	case b.buffered:
+		out.ContentLength = int64(len(b.kept))
+		out.GetBody = func() (io.ReadCloser, error) { return b.copy(), nil }
+	case b.req.GetBody != nil:
+		out.GetBody = b.again
+	}
+	return nil
+}
+
+// buffer reads the caller's body into memory, unless it is too long for that.
+func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
+	body := b.req.Body
+	// A Read that waits for something else does not know of ctx.
+	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
+	returned := false
+	defer func() {
+		if !returned && stop() {
+			_ = body.Close()
+		}
+	}()
+	limit := min(b.max, math.MaxInt64-1) + 1
+	read, err := io.ReadAll(io.LimitReader(body, limit))
+	returned = true
+	if !stop() { // ctx has ended, and the body is closed
+		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", ended.Error(ctx))
+	}
+	if int64(len(read)) == limit {
+		return b.track(struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(read), body), body}), nil
+	}
+	_ = body.Close()
+	declared := b.req.ContentLength
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", err)
+	case declared > 0 && declared != int64(len(read)):
+		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes", declared, len(read))
+	}
+	b.kept, b.buffered = read, true
+	return b.copy(), nil
+}
+
+func (b *requestBody) copy() io.ReadCloser {
+	if len(b.kept) == 0 {
+		return http.NoBody // any other body of length 0 has an unknown length
+	}
+	return io.NopCloser(bytes.NewReader(b.kept))
+}
+
+// again returns another body from the caller's GetBody.
+func (b *requestBody) again() (io.ReadCloser, error) {
+	body, err := b.req.GetBody()
+	if err != nil {
+		return nil, err
+	}
+	return b.track(body), nil
+}
+
+func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
+	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sent = append(b.sent, s)
+	return s
+}
+
+// retire waits until nobody reads the bodies of the last attempt any more. The next
+// body may be the same file, and a RoundTripper may read on after it has returned.
+func (b *requestBody) retire(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sent {
+		if err := s.retire(ctx); err != nil {
+			return err
+		}
+	}
+	b.sent = nil
+	return nil
+}
+
+// untouched reports whether nobody has read the bodies of the last attempt.
+func (b *requestBody) untouched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sent {
+		if s.touched() {
+			return false
+		}
+	}
+	return true
+}
+
+// atFault reports whether a body of the last attempt broke, or is longer or shorter
+// than it was said to be.
+func (b *requestBody) atFault() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sent {
+		if s.atFault() {
+			return true
+		}
+	}
+	return false
+}
+
+// close closes the caller's body if no attempt took it.
+func (b *requestBody) close() {
+	if !b.used {
+		b.used = true
+		closeBody(b.req)
+	}
+}
+
+// A sentBody is the body of one attempt. It remembers what became of it.
+type sentBody struct {
+	source   io.ReadCloser
+	declared int64         // its length, if more than 0
+	reading  chan struct{} // holds a value during a Read
+
+	mu     sync.Mutex
+	begun  bool
+	closed bool
+	broken bool // the source failed
+	atEnd  bool
+	length int64 // so far
+}
+
+var errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
+
+func (b *sentBody) Read(p []byte) (int, error) {
+	b.reading <- struct{}{}
+	defer func() { <-b.reading }()
+	if !b.begin() {
+		return 0, errBodyClosed
+	}
+	n, err := b.source.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.length += int64(n)
+	b.atEnd = err == io.EOF
+	b.broken = err != nil && !b.atEnd && !b.closed // what Close does to a Read is no failure
+	return n, err
+}
+
+func (b *sentBody) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.begun = true
+	return !b.closed
+}
+
+func (b *sentBody) Close() error {
+	b.mu.Lock()
+	closed := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	if closed {
+		return nil
+	}
+	return b.source.Close()
+}
+
+// retire closes the body and waits for the Read under way to return.
+func (b *sentBody) retire(ctx context.Context) error {
+	_ = b.Close()
+	select {
+	case b.reading <- struct{}{}:
+		<-b.reading
+		return nil
+	case <-ctx.Done():
+		return ended.Error(ctx)
+	}
+}
+
+func (b *sentBody) touched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.begun
+}
+
+func (b *sentBody) atFault() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wrong := b.declared > 0 && (b.length > b.declared || b.atEnd && b.length < b.declared)
+	return b.broken || wrong
+}

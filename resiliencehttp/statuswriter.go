@@ -1,0 +1,108 @@
+package resiliencehttp
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+)
+
+// A statusWriter remembers the status. It has the optional methods that handlers
+// commonly look for, and [http.ResponseController] finds the others by Unwrap.
+type statusWriter struct {
+	http.ResponseWriter
+	status  int   // 0 if nothing has been written
+	refusal error // what refuse has written the response for
+}
+
+// capable returns w with the optional methods that the writer in it has and that
+// promise more than w could keep without it.
+func (w *statusWriter) capable() http.ResponseWriter {
+	if h, ok := w.ResponseWriter.(http.Hijacker); ok { // HTTP/1.1
+		return &hijackWriter{w, h}
+	}
+	if p, ok := w.ResponseWriter.(http.Pusher); ok { // HTTP/2
+		return &pushWriter{w, p}
+	}
+	return w
+}
+
+// wrote notes the status of the response, unless it has one already: net/http ignores
+// what a handler says later.
+func (w *statusWriter) wrote(status int) {
+	if w.status == 0 {
+		w.status = status
+	}
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	// Those below 200 are followed by another, but for 101.
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		w.wrote(status)
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *statusWriter) Write(p []byte) (int, error) {
+	w.wrote(http.StatusOK)
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *statusWriter) WriteString(s string) (int, error) {
+	w.wrote(http.StatusOK)
+	return io.WriteString(w.ResponseWriter, s)
+}
+
+// ReadFrom keeps what the server can do to copy a file.
+func (w *statusWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.wrote(http.StatusOK)
+	return io.Copy(w.ResponseWriter, r)
+}
+
+func (w *statusWriter) Flush() {
+	w.wrote(http.StatusOK)
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// A hijackWriter is a statusWriter whose handler may take the connection over.
+type hijackWriter struct {
+	*statusWriter
+	hijacker http.Hijacker
+}
+
+func (w *hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := w.hijacker.Hijack()
+	if err == nil {
+		w.wrote(http.StatusSwitchingProtocols)
+	}
+	return conn, rw, err
+}
+
+// A pushWriter is a statusWriter whose handler may push.
+type pushWriter struct {
+	*statusWriter
+	http.Pusher
+}
+
+// refusing tells every statusWriter in w that what is about to be written is a refusal
+// with err.
+func refusing(w http.ResponseWriter, err error) {
+	for w != nil {
+		if s, ok := w.(interface{ refusing(error) }); ok {
+			s.refusing(err)
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return
+		}
+		w = u.Unwrap()
+	}
+}
+
+func (w *statusWriter) refusing(err error) {
+	if w.status == 0 {
+		w.refusal = err
+	}
+}
