@@ -152,6 +152,8 @@ func TestGuardTellsABreakerOfFailures(t *testing.T) {
 		code = 200
 		require.Equal(t, 200, get(h).Code)
 		require.Equal(t, breaker.Closed, circuit.State())
+		circuit.ForceOpen(nil)
+		require.NotEmpty(t, get(h).Header().Get("Retry-After"), "nobody knows when, but not at once")
 	})
 }
 

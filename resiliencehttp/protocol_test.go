@@ -392,7 +392,7 @@ func TestTimeoutIsStillOneOutside(t *testing.T) {
 			_, exhausted := errors.AsType[*retry.Error](err)
 			require.Equal(t, c.method == "GET", exhausted)
 			if c.method == "GET" {
-				require.Regexp(t, `^Get "http://example.com": retry: gave up after 2 attempts in `, err.Error())
+				require.Regexp(t, `^Get "http://example.com": retry: gave up after 2 attempts and `, err.Error())
 			}
 			if final, ok := seen.seen()[0].(interface{ Timeout() bool }); ok { // what the policies see says so, too
 				require.Equal(t, c.timeout, final.Timeout())
@@ -494,6 +494,60 @@ func TestCancelOfARequestIsTheCallersEnd(t *testing.T) {
 		})
 	}
 }
+
+func TestBreakerReadsWhatAResponseSays(t *testing.T) {
+	for name, c := range map[string]struct {
+		handler  http.HandlerFunc
+		method   string
+		timeout  time.Duration // of the client
+		patience time.Duration
+		prepare  func(*http.Request)
+		state    breaker.State
+		openLeft time.Duration
+	}{
+		"NotFound":        {handler: statuses("", 404), state: breaker.Closed},
+		"TooMany":         {handler: retryAfter(429), state: breaker.Closed},
+		"TooManyPosts":    {handler: retryAfter(429), method: "POST", state: breaker.Closed},
+		"TooEarly":        {handler: statuses("", 425), state: breaker.Closed},
+		"FailedPost":      {handler: statuses("", 500), method: "POST", state: breaker.Open},
+		"BadGateway":      {handler: statuses("", 502), state: breaker.Open},
+		"Unavailable":     {handler: retryAfter(503), state: breaker.Open, openLeft: 7 * time.Second},
+		"Patient":         {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Millisecond, state: breaker.Open},
+		"Impatient":       {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Hour, state: breaker.Closed},
+		"BodyThatFails":   {handler: echoes, prepare: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, method: "PUT", state: breaker.Closed},
+		"HeaderThatFails": {handler: echoes, prepare: func(r *http.Request) { r.Header.Set("a b", "c") }, state: breaker.Closed},
+		"BodyThatHangs":   {handler: halves(nil), timeout: 50 * time.Millisecond, patience: time.Millisecond, state: breaker.Open},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, false, c.handler)
+			circuit := breaker.New(breaker.Config{Failures: 1, Patience: c.patience, OpenFor: time.Hour})
+			client := server.client(circuit.Wrap)
+			client.Timeout = c.timeout
+			req, _ := http.NewRequest(c.method, server.URL, nil)
+			if c.prepare != nil {
+				c.prepare(req)
+			}
+			resp, err := client.Do(req)
+			if err == nil {
+				_, _ = io.ReadAll(resp.Body)
+				require.NoError(t, resp.Body.Close())
+			}
+			require.Equal(t, c.state, circuit.State())
+			if c.openLeft > 0 {
+				require.InDelta(t, c.openLeft.Seconds(), circuit.Stats().OpenLeft.Seconds(), 5)
+			}
+		})
+	}
+}
+
+func retryAfter(status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(status)
+	}
+}
+
+func echoes(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }
 
 func TestDeadlineThatHadPassedIsATimeout(t *testing.T) {
 	tooSlow := errors.New("too slow")
