@@ -29,7 +29,7 @@ func newBody(a answer) io.ReadCloser {
 		return &duplexBody{b, b.inner.(io.Writer)}
 	}
 	if a.lease.Done() != nil {
-		b.unwatch = a.lease.AfterFunc(func() { b.finish(a.lease.reason(), b.waiting.Load()) })
+		b.unwatch = a.lease.AfterFunc(func() { b.end(a.lease.reason(), b.waiting.Load()) })
 	}
 	return b
 }
@@ -68,12 +68,17 @@ func (b *body) Close() error {
 }
 
 // finish ends the work: slots are free and counts are true when Read or Close
-// returns, unless ctx has just ended. waiting is whether a Read was waiting for the
-// server when err came.
+// returns, unless ctx has just ended.
 func (b *body) finish(err error, waiting bool) {
 	if b.unwatch != nil {
 		b.unwatch()
 	}
+	b.end(err, waiting)
+}
+
+// end ends the work with err. waiting is whether a Read was waiting for the server when
+// err came.
+func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.lease.drop()
 	b.lease.call.work.End(err)

@@ -20,7 +20,7 @@ type call struct {
 	t      *Transport
 	req    *http.Request // the caller's
 	cancel func()        // ends the Context; nil if only the caller can
-	body   requestBody
+	body   *requestBody
 	work   linger.Work
 
 	replayable bool  // may be sent again even if it was sent before

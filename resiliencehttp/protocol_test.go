@@ -512,11 +512,10 @@ func TestBreakerReadsWhatAResponseSays(t *testing.T) {
 		"FailedPost":      {handler: statuses("", 500), method: "POST", state: breaker.Open},
 		"BadGateway":      {handler: statuses("", 502), state: breaker.Open},
 		"Unavailable":     {handler: retryAfter(503), state: breaker.Open, openLeft: 7 * time.Second},
-		"Patient":         {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Millisecond, state: breaker.Open},
-		"Impatient":       {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Hour, state: breaker.Closed},
+		"OutOfPatience":   {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Nanosecond, state: breaker.Open},
+		"Patient":         {handler: hangs, timeout: 50 * time.Millisecond, patience: time.Hour, state: breaker.Closed},
 		"BodyThatFails":   {handler: echoes, prepare: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, method: "PUT", state: breaker.Closed},
 		"HeaderThatFails": {handler: echoes, prepare: func(r *http.Request) { r.Header.Set("a b", "c") }, state: breaker.Closed},
-		"BodyThatHangs":   {handler: halves(nil), timeout: 50 * time.Millisecond, patience: time.Millisecond, state: breaker.Open},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, false, c.handler)

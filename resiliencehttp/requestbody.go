@@ -13,7 +13,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A requestBody provides the caller's body to one attempt after the other.
+// A requestBody provides the caller's body to one attempt after the other. It is nil
+// for a request without one.
 type requestBody struct {
 	req      *http.Request
 	max      int64
@@ -25,17 +26,22 @@ type requestBody struct {
 	sent []*sentBody // of the latest attempt; several if Base rewinds by itself
 }
 
-func (b *requestBody) none() bool { return b.req.Body == nil || b.req.Body == http.NoBody }
+func newRequestBody(req *http.Request, max int64) *requestBody {
+	if req.Body == nil || req.Body == http.NoBody {
+		return nil
+	}
+	return &requestBody{req: req, max: max}
+}
 
 // rewinds reports whether there can be a next one once the first was taken.
-func (b *requestBody) rewinds() bool { return b.none() || b.buffered || b.req.GetBody != nil }
+func (b *requestBody) rewinds() bool { return b == nil || b.buffered || b.req.GetBody != nil }
 
 // prepare puts the body for the next attempt into out, which may be repeated or not.
 func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
-	out.Trailer = b.req.Trailer // the caller fills it in while the body is read
-	if b.none() {
+	if b == nil {
 		return nil
 	}
+	out.Trailer = b.req.Trailer // the caller fills it in while the body is read
 	ctx := out.Context()
 	if err := b.retire(ctx); err != nil {
 		return err
@@ -146,6 +152,9 @@ func (b *requestBody) retire(ctx context.Context) error {
 
 // untouched reports whether nobody has read the bodies of the last attempt.
 func (b *requestBody) untouched() bool {
+	if b == nil {
+		return true
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, s := range b.sent {
@@ -159,6 +168,9 @@ func (b *requestBody) untouched() bool {
 // atFault reports whether a body of the last attempt broke, or is longer or shorter
 // than it was said to be.
 func (b *requestBody) atFault() bool {
+	if b == nil {
+		return false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, s := range b.sent {
@@ -171,7 +183,7 @@ func (b *requestBody) atFault() bool {
 
 // close closes the caller's body if no attempt took it.
 func (b *requestBody) close() {
-	if !b.used {
+	if b != nil && !b.used {
 		b.used = true
 		closeBody(b.req)
 	}

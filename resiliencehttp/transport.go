@@ -142,7 +142,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{Context: req.Context(), t: t, req: req, body: requestBody{req: req, max: t.MaxBuffer}}
+	c := &call{Context: req.Context(), t: t, req: req, body: newRequestBody(req, t.MaxBuffer)}
 	if canceled(req) != nil {
 		c.Context, c.cancel = context.WithCancel(c.Context)
 		defer c.cancel()
