@@ -143,6 +143,44 @@ func TestWithoutMemoryCallersWaitTogether(t *testing.T) {
 	})
 }
 
+// While the Store is being asked its answer is no longer for callers that come.
+func TestNoCallerJoinsAnAskThatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		other := shared.connect()
+		looks, err := other.Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "other"})
+		require.NoError(t, err)
+		l := late{shared.connect(), make(chan struct{}), new(atomic.Bool)}
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load:  func(context.Context, int) (int, error) { return 8, nil },
+			Store: l, Capacity: -1,
+		})
+		defer c.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
+				t.Errorf("before: %d, %v", v, err)
+			}
+		})
+		synctest.Wait() // it has been told to ask again
+		_, err = other.Fill(t.Context(), cacheaside.Filling{Key: "1", Grant: looks[0].Grant, Value: fillWith(t, 7), Fresh: time.Minute, Keep: time.Minute})
+		require.NoError(t, err)
+		l.on.Store(true)
+		time.Sleep(time.Second) // it has asked, and the answer is on the way
+		l.on.Store(false)
+		require.NoError(t, other.Invalidate(t.Context(), "1"))
+		done := make(chan int, 1)
+		wg.Go(func() {
+			v, _ := c.Get(t.Context(), 1)
+			done <- v
+		})
+		synctest.Wait()
+		close(l.hold)
+		wg.Wait()
+		require.Equal(t, 8, <-done)
+	})
+}
+
 // fillWith returns what a cache writes for value.
 func fillWith(t *testing.T, value int) []byte {
 	shared := newFakeStore()
