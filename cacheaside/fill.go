@@ -14,8 +14,8 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 	if e == nil || e.keep <= now {
 		if f.old.Load() == nil {
 			s.release(f, c)
-		} else if err := s.store.Invalidate(ctx, f.written); err != nil { // the old value is gone for good
-			s.failed(ctx, shard, err)
+		} else {
+			s.remove(ctx, f)
 		}
 		return
 	}
@@ -44,6 +44,19 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 	f.invalidated = x.err == nil && !x.current
 	if x.err != nil {
 		s.abandon(Ask{Key: f.written, Token: c.token})
+	}
+}
+
+// remove takes the old value of f from the Store: it is gone for good, and no process
+// may serve it when a load fails.
+func (s *shared[K, V]) remove(ctx context.Context, f *flight[K, V]) {
+	gone := []*change[K]{{key: f.key, written: f.written}}
+	err := s.tellShard(ctx, s.shardOf(f.written), gone, func(ctx context.Context, keys []string) error {
+		return s.store.Invalidate(ctx, keys...)
+	})
+	if err != nil {
+		s.untold.add(f.written, "")
+		s.catchUp()
 	}
 }
 

@@ -207,6 +207,34 @@ func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
 	}
 }
 
+// The same where the Store cannot be told at first.
+func TestOldValueOfWhatIsNotFoundIsRemovedInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var gone, failing atomic.Bool
+		load := func(context.Context, int) (int, error) {
+			if gone.Load() {
+				return 0, cacheaside.ErrNotFound
+			}
+			return 1, nil
+		}
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: -1, Load: load,
+			Store: flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		gone.Store(true)
+		failing.Store(true)
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		require.NotNil(t, shared.items["1"].value)
+		failing.Store(false)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Nil(t, shared.items["1"].value)
+	})
+}
+
 // A load that is known to be late is not waited for again by each caller.
 func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
