@@ -65,7 +65,7 @@ func NamedTimeout(name string, d time.Duration) Middleware {
 			timed, cancel := context.WithDeadlineCause(ctx, at, passed)
 			var err error
 			if work := linger.Of(ctx); work != nil {
-				err = work.Do(linger.WithLimit(timed, at, passed), next, func(error) { cancel() })
+				err = work.Hold(linger.WithLimit(timed, at, passed), next, cancel)
 			} else {
 				defer cancel()
 				err = next(timed)

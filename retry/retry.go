@@ -297,7 +297,7 @@ func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) e
 	timed, cancel := context.WithDeadlineCause(ctx, at, r.timedOut)
 	var err error
 	if work := linger.Of(ctx); work != nil {
-		err = work.Do(linger.WithLimit(timed, at, r.timedOut), fn, func(error) { cancel() })
+		err = work.Hold(linger.WithLimit(timed, at, r.timedOut), fn, cancel)
 	} else {
 		defer cancel()
 		err = fn(timed)
