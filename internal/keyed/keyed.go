@@ -111,8 +111,9 @@ func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
 }
 
 // Pin returns the member of key, made if there is none, and keeps it in the map
-// until [Entry.Unpin]. It returns nil if there is no room and none can be made.
-// For a key that has a member it allocates nothing.
+// until [Entry.Unpin]. It returns nil if there is no room and none can be made, and
+// for a key that does not equal itself, such as NaN: a member of such a key could
+// never be found again. For a key that has a member it allocates nothing.
 func (m *Map[K, V]) Pin(key K) *Entry[K, V] {
 	s := &m.shards[maphash.Comparable(m.seed, key)%shards]
 	s.mu.Lock()
@@ -128,7 +129,7 @@ func (m *Map[K, V]) Pin(key K) *Entry[K, V] {
 }
 
 func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
-	if !m.reserve() {
+	if key != key || !m.reserve() {
 		return nil
 	}
 	inserted := false

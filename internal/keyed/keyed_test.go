@@ -3,6 +3,7 @@ package keyed_test
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,32 @@ func TestMapKeepsOneMemberForEachKey(t *testing.T) {
 	require.Same(t, first, got)
 	_, ok = m.Get(3)
 	require.False(t, ok)
+}
+
+// A key that does not equal itself could be put into a map, and never be found or
+// dropped again.
+func TestMapHasNoMemberForAKeyThatIsNotItself(t *testing.T) {
+	type pair struct {
+		tenant string
+		load   float64
+	}
+	for name, key := range map[string]any{
+		"NaN":            math.NaN(),
+		"NaN in a field": pair{"a", math.NaN()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			made := 0
+			m := keyed.New(keyed.Config[any, int]{Make: func(any) int { made++; return made }, Max: 10})
+			for range 100 {
+				require.Nil(t, m.Pin(key))
+			}
+			require.Zero(t, made)
+			require.Zero(t, m.Len())
+			require.Empty(t, maps.Collect(m.All()))
+			_, ok := m.Get(key)
+			require.False(t, ok)
+		})
+	}
 }
 
 func TestMapPinOfAKnownKeyAllocatesNothing(t *testing.T) {
