@@ -3,6 +3,7 @@ package bulkhead
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
@@ -10,23 +11,31 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// Adaptive makes a [Bulkhead] find its limit from the latency of its calls: as
-// long as they take no longer than on an idle server, the limit grows with its
-// use; once they queue at the server, it shrinks.
+// Adaptive makes a [Bulkhead] find its limit from the latency of its calls: while
+// the calls take no longer than on an idle server, the limit grows with its use; once
+// they queue at the server, the limit shrinks.
 //
 // A call that succeeds is a sample of the latency. One that fails with
 // [context.DeadlineExceeded], and not with [ErrFull], is a sample of at least four
 // times the latency of an idle server. Other errors say nothing about load, and
-// neither do panics.
+// neither do panics. A call that hangs counts as long as it has run so far once ten
+// times the usual latency has passed.
 //
-// To learn how long an idle server takes, the bulkhead lowers its limit to six
-// tenths for a few latencies: every 10 s (or 100 latencies, if that is more) while
-// the limit is in use, and when latency stays high although the limit shrinks.
-// Where a lower limit does not help, the work itself has become slower, and the
-// limit grows again.
+// To learn how long an idle server takes, the bulkhead lowers its limit for a few
+// latencies, so far that no call waits at the server: every 10 s (or 100 latencies,
+// if that is more) while the limit is reached, and when latency stays high although
+// the limit shrinks. If the calls then still take as long, the work itself has become
+// slower, and the limit grows again.
 //
-// It needs some ten calls in flight, or a hundred a second, to be precise. The
-// limit bounds each process for itself.
+// The limit is good for servers that work on about ten calls or more at once, for any
+// mixture of short and long calls. For smaller ones it is not: their latency depends
+// more on chance than on the limit. For a server that works on one call at a time, at
+// two or at twenty calls a second, hardly a call is refused while the load is below its
+// capacity; but under overload the limit wanders between 2 and about 30, so that a call
+// may wait for ten others, and now and then the server has nothing to do. Set a fixed
+// Limit there.
+//
+// The limit bounds each process for itself.
 type Adaptive struct {
 	// Initial is the first limit. Zero means 20, or Min or Max if these exclude
 	// it. A limit that is little used shrinks to Initial and no further.
@@ -36,9 +45,9 @@ type Adaptive struct {
 	// Min if that is more.
 	Min, Max int
 
-	// Tolerance is how much more latency than on an idle server counts as none,
-	// as a fraction: above 0 to 10. Zero means 0.25. More of it is steadier under
-	// noise and keeps a longer queue at the server.
+	// Tolerance is how long a call may wait at the server, as a fraction of the mean
+	// latency of an idle one: above 0 to 10. Zero means 0.25. More of it keeps a
+	// longer queue at the server and refuses less.
 	Tolerance float64
 }
 
@@ -147,12 +156,12 @@ func (b *Bulkhead) follow() bool {
 		return false
 	}
 	b.mu.Lock()
+	defer b.unlock()
 	b.resize(LimitChange{
 		To:      c.Limit(),
-		Latency: time.Duration(c.latency),
-		Base:    time.Duration(c.base),
-		Probe:   c.phase == draining,
+		Latency: time.Duration(math.Exp(c.latency)),
+		Base:    c.idle(),
+		Probe:   c.lowered(),
 	})
-	b.unlock()
 	return true
 }

@@ -1,14 +1,9 @@
-//go:build !race
-
-// Each simulation is one goroutine: the race detector finds nothing in it, and
-// makes it slow.
-
 package bulkhead_test
 
 import (
-	"context"
 	"fmt"
-	"slices"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +19,13 @@ const (
 	capacity = float64(workers) / 0.02 // calls a second
 )
 
+// forSeeds runs a simulation with several seeds, side by side. With -short and under
+// the race detector, one has to do.
 func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) {
+	if subset() {
+		t.Logf("1 of %d seeds", seeds)
+		seeds = 1
+	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
@@ -32,6 +33,8 @@ func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) 
 		})
 	}
 }
+
+func subset() bool { return testing.Short() || raceDetector }
 
 // unloadedP99 is that of calls that find an idle worker.
 func unloadedP99(seed uint64) time.Duration {
@@ -56,40 +59,35 @@ func TestAdaptiveFollowsTheCapacity(t *testing.T) {
 		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
 		s.run(3 * time.Second)
 		s.run(30 * time.Second)
-		slices.Sort(s.limits)
-		require.GreaterOrEqual(t, s.limits[len(s.limits)/100], workers)
-		require.LessOrEqual(t, s.limits[len(s.limits)*99/100], workers*8/5)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.95*30*capacity)
+		require.GreaterOrEqual(t, s.limitAt(0.01), workers)
+		require.LessOrEqual(t, s.limitAt(0.99), workers*8/5)
+		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.97*30*capacity)
 		require.LessOrEqual(t, float64(s.p99()), 1.25*idle)
 
 		s.workers = 0.4 * workers
 		s.run(5 * time.Second)
 		s.run(30 * time.Second)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.93*30*0.4*capacity)
+		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.95*30*0.4*capacity)
 		require.LessOrEqual(t, float64(s.p99()), 1.3*idle)
 
 		s.workers = workers
 		s.run(5 * time.Second)
 		s.run(30 * time.Second)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.95*30*capacity)
+		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.97*30*capacity)
 	})
 }
 
-// The moment at which the capacity falls must not matter: it may be in a window or
-// in a probe.
+// The moment at which the capacity falls must not matter: it may be in a cohort or in
+// a probe.
 func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
-	for i := range 30 {
-		after := 9*time.Second + time.Duration(i)*93*time.Millisecond
-		t.Run(after.String(), func(t *testing.T) {
-			t.Parallel()
-			s := simulate(1000+uint64(i), bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
-			s.run(after)
-			s.workers = workers / 4
-			s.run(5 * time.Second)
-			s.run(10 * time.Second)
-			require.GreaterOrEqual(t, float64(s.within(3*service)), 0.93*10*capacity/4)
-		})
-	}
+	forSeeds(t, 30, func(t *testing.T, seed uint64) {
+		s := simulate(1000+seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
+		s.run(9*time.Second + time.Duration(seed)*93*time.Millisecond)
+		s.workers = workers / 4
+		s.run(5 * time.Second)
+		s.run(10 * time.Second)
+		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.94*10*capacity/4)
+	})
 }
 
 func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
@@ -98,7 +96,7 @@ func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
 		s.run(10 * time.Second)
 		s.service = lognormal(2 * service)
 		s.run(time.Minute)
-		require.Less(t, s.refusedShare(), 0.01)
+		require.Less(t, s.refusedShare(), 0.0035)
 	})
 }
 
@@ -114,42 +112,148 @@ func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
 	})
 }
 
-func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
-	forSeeds(t, 3, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 2*capacity, lognormal(service))
-		s.run(50 * time.Second)
-		s.run(10 * time.Second)
-		early := float64(s.medianLimit())
-		s.run(530 * time.Second)
-		s.run(10 * time.Second)
-		require.InEpsilon(t, early, float64(s.medianLimit()), 0.25)
+// Faster work: what is learned downward is confirmed by the next probe at once.
+func TestAdaptiveLearnsFasterWorkUnderOverload(t *testing.T) {
+	forSeeds(t, 5, func(t *testing.T, seed uint64) {
+		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
+		s.run(20 * time.Second)
+		s.service, s.rate = lognormal(service/20), 20*s.rate
+		s.run(15 * time.Second)
+		s.run(time.Second)
+		require.LessOrEqual(t, s.medianLimit(), 2*workers)
+		require.GreaterOrEqual(t, s.medianLimit(), workers*9/10)
 	})
 }
 
-// Calls that run out of time in a probe ended early, and say nothing about an idle
-// server.
-func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
-	c := bulkhead.NewController(bulkhead.Adaptive{})
-	var now time.Duration
-	round := func(latency time.Duration, err error) {
-		calls := make([]bulkhead.Call, c.Limit())
-		for i := range calls {
-			calls[i] = c.Begin(now, i+1)
-		}
-		now += latency
-		for _, call := range calls {
-			c.End(call, now, err)
-		}
+func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
+	for _, tolerance := range []float64{0.25, 10} {
+		t.Run(fmt.Sprint("tolerance ", tolerance), func(t *testing.T) {
+			forSeeds(t, 3, func(t *testing.T, seed uint64) {
+				cfg := bulkhead.Adaptive{Tolerance: tolerance, Max: 100_000}
+				s := simulate(seed, cfg, workers, 2*capacity, lognormal(service))
+				s.run(50 * time.Second)
+				s.run(10 * time.Second)
+				early := float64(s.medianLimit())
+				s.run(530 * time.Second)
+				s.run(10 * time.Second)
+				require.InEpsilon(t, early, float64(s.medianLimit()), 0.25)
+			})
+		})
 	}
-	for !c.Probing() {
-		round(service, nil)
+}
+
+// The work becomes three times as slow, a little each second.
+func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
+	for _, load := range []float64{0.6, 1.5} {
+		t.Run(fmt.Sprint("load ", load), func(t *testing.T) {
+			forSeeds(t, 3, func(t *testing.T, seed uint64) {
+				s := simulate(seed, bulkhead.Adaptive{}, workers, load*capacity, lognormal(service))
+				s.run(20 * time.Second)
+				good, can := 0, 0.0
+				for second := range 600 {
+					now := time.Duration(float64(service) * math.Pow(3, float64(second)/600))
+					s.service = lognormal(now)
+					s.rate = load * workers / now.Seconds()
+					s.run(time.Second)
+					good += s.within(3 * now)
+					can += min(load, 1) * workers / now.Seconds()
+				}
+				require.GreaterOrEqual(t, float64(good), 0.96*can)
+			})
+		})
 	}
-	require.InEpsilon(t, service, c.Base(), 0.001)
-	for c.Probing() {
-		round(service/4, context.DeadlineExceeded)
+}
+
+// A limit that is far too high at the start is found all the same: what is learned
+// while calls wait at the server is unlearned.
+func TestAdaptiveComesDownFromAnInitialLimitThatIsTooHigh(t *testing.T) {
+	forSeeds(t, 3, func(t *testing.T, seed uint64) {
+		s := simulate(seed, bulkhead.Adaptive{Initial: 1000}, 20, 0.4*capacity, lognormal(service))
+		s.run(time.Minute)
+		s.run(20 * time.Second)
+		require.LessOrEqual(t, s.medianLimit(), 40)
+		require.GreaterOrEqual(t, s.medianLimit(), 20)
+	})
+}
+
+// A mixture of latencies: a share of short ones, and long ones that take ratio times
+// as long, of 20 ms in the mean.
+type mixture struct{ ratio, share float64 }
+
+func (m mixture) short() time.Duration {
+	return time.Duration(float64(service) / (m.share + (1-m.share)*m.ratio))
+}
+
+func (m mixture) long() time.Duration { return time.Duration(m.ratio * float64(m.short())) }
+
+// goodput simulates calls of m at load for some minutes, and returns the share of those
+// that could be answered within three times the long latency that were, and the median
+// limit.
+func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration) (share float64, limit int) {
+	rate := load * float64(workers) / service.Seconds()
+	s := simulate(seed, bulkhead.Adaptive{}, workers, rate, bimodal(m.share, m.short(), m.long()))
+	s.run(20 * time.Second)
+	s.run(d)
+	return float64(s.within(3*m.long())) / (float64(s.arrived) / max(1, load)), s.medianLimit()
+}
+
+func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
+	ratios := []float64{5, 10, 20, 50, 100, 200}
+	if subset() {
+		t.Log("1 of 2 ratios")
+		ratios = []float64{5, 20, 200}
 	}
-	round(service, nil) // the last samples have ended
-	require.InEpsilon(t, service, c.Base(), 0.001)
+	shares := []float64{0.1, 0.3, 0.5, 0.7, 0.9}
+	for _, tc := range []struct {
+		workers  int
+		load     float64
+		seeds    uint64
+		time     time.Duration
+		least    float64 // goodput
+		most     int     // median limit
+		longSkew bool
+	}{
+		{workers: 100, load: 0.6, seeds: 2, time: time.Minute, least: 0.99, most: 1000},
+		{workers: 100, load: 1.5, seeds: 2, time: time.Minute, least: 0.95, most: 160},
+		{workers: 10, load: 0.6, seeds: 3, time: 3 * time.Minute, least: 0.98, most: 1000},
+		{workers: 10, load: 1.5, seeds: 3, time: 3 * time.Minute, least: 0.88, most: 50},
+	} {
+		t.Run(fmt.Sprintf("%d workers, load %v", tc.workers, tc.load), func(t *testing.T) {
+			forSeeds(t, tc.seeds, func(t *testing.T, seed uint64) {
+				var table strings.Builder
+				fmt.Fprint(&table, "share of short calls:")
+				for _, share := range shares {
+					fmt.Fprintf(&table, "%14.0f %%", 100*share)
+				}
+				for _, ratio := range ratios {
+					fmt.Fprintf(&table, "\n1:%-19v", ratio)
+					for _, share := range shares {
+						goodput, limit := mixture{ratio, share}.goodput(seed, tc.workers, tc.load, tc.time)
+						fmt.Fprintf(&table, "  %6.2f %% (%4d)", 100*goodput, limit)
+						if goodput < tc.least || limit > tc.most {
+							t.Errorf("1:%v, %v short: goodput %.4f, limit %d", ratio, share, goodput, limit)
+						}
+					}
+				}
+				t.Logf("goodput (median limit)\n%s", table.String())
+			})
+		})
+	}
+}
+
+// One call in a hundred takes about a hundred times as long as most.
+func TestAdaptiveServesHeavyTails(t *testing.T) {
+	for _, tc := range []struct{ load, least float64 }{{0.6, 0.99}, {1.5, 0.93}} {
+		t.Run(fmt.Sprint("load ", tc.load), func(t *testing.T) {
+			forSeeds(t, 5, func(t *testing.T, seed uint64) {
+				s := simulate(seed, bulkhead.Adaptive{}, workers, tc.load*capacity, varied(service, 5))
+				s.run(20 * time.Second)
+				s.run(time.Minute)
+				require.GreaterOrEqual(t, float64(len(s.latencies)), tc.least*float64(s.arrived)/max(1, tc.load))
+				require.LessOrEqual(t, s.medianLimit(), 2*workers)
+			})
+		})
+	}
 }
 
 func TestAdaptiveServesFewCallsOfTwoKinds(t *testing.T) {
@@ -167,8 +271,33 @@ func TestAdaptiveServesFewCallsOfTwoKinds(t *testing.T) {
 				s := simulate(seed, bulkhead.Adaptive{}, 8, 32, bimodal(tc.probability, tc.short, tc.long))
 				s.run(10 * time.Second)
 				s.run(5 * time.Minute)
-				require.GreaterOrEqual(t, float64(s.within(3*tc.long)), 0.9*float64(s.arrived))
+				require.GreaterOrEqual(t, float64(s.within(3*tc.long)), 0.97*float64(s.arrived))
 			})
 		})
+	}
+}
+
+// What the comment of Adaptive says of servers that work on few calls at once.
+func TestAdaptiveOfAServerWithOneWorker(t *testing.T) {
+	for _, rate := range []float64{2, 20} {
+		for _, load := range []float64{0.6, 1.5} {
+			t.Run(fmt.Sprintf("%v a second, load %v", rate, load), func(t *testing.T) {
+				forSeeds(t, 5, func(t *testing.T, seed uint64) {
+					mean := time.Duration(load / rate * float64(time.Second))
+					s := simulate(seed, bulkhead.Adaptive{}, 1, rate, lognormal(mean))
+					s.run(2 * time.Minute)
+					s.run(20 * time.Minute)
+					busy := float64(len(s.latencies)) * mean.Seconds() / (20 * 60)
+					t.Logf("busy %.3f, refused %.3f, limits %d, %d, %d", busy, s.refusedShare(), s.limitAt(0.05), s.medianLimit(), s.limitAt(0.95))
+					if load < 1 {
+						require.Less(t, s.refusedShare(), 0.03)
+						return
+					}
+					require.GreaterOrEqual(t, busy, 0.8)
+					require.GreaterOrEqual(t, s.medianLimit(), 2)
+					require.LessOrEqual(t, s.medianLimit(), 20)
+				})
+			})
+		}
 	}
 }

@@ -5,109 +5,131 @@ import (
 	"time"
 )
 
-// A controller finds a limit by comparing the latency of the calls with base, that
-// of an idle server. It is the gradient controller of Envoy's adaptive concurrency
-// filter (https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter),
-// with geometric means and with gentle probes. It knows no clock: the times that
-// it is given, since any one moment, must not go back by more than calls race.
+// A controller finds a limit by comparing the latency of the calls with that of an
+// idle server, as the gradient controller of Envoy's adaptive concurrency filter
+// does (https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter).
 //
-// Latencies are held as float64 nanoseconds. The mean is the geometric one: the
-// median of the usual, log-normal, latencies, and steady where some calls are
-// short and the others long, between which a median would jump.
+// It looks at one cohort of calls after the other: the calls that begin in a certain
+// time, all of which it waits for. The calls that end in a certain time would not do:
+// whenever something changes, the first to end are the short ones, and where latencies
+// are mixed that looks like a faster server.
+//
+// It compares the means of the logarithms of latencies, because one call in a hundred
+// that takes a hundred times as long would drown an arithmetic mean in noise. Where
+// latencies are mixed, however, a wait that is short beside most of the work multiplies
+// the latency of the short calls, and with it the logarithmic mean. So the rise that is
+// allowed is measured, too: it is that of calls that wait for Tolerance times the mean
+// latency, whatever the mixture.
+//
+// A controller knows no clock: the times that it is given, since any one moment, must
+// not go back by more than calls race.
 type controller struct {
 	cfg     Adaptive
-	limit   float64 // a fraction more or less makes it grow from 1
-	base    float64 // 0: not known yet
-	latency float64 // in the latest window
+	limit   float64 // with a fraction, which makes it grow from 1
+	former  float64 // at the last adjustment
+	base    base
+	latency float64 // mean logarithm of the last cohort
+	scale   float64 // arithmetic mean latency of the last cohorts, in ns: their time scale
+	scaled  bool    // scale is known, and not assumed
 
-	starting int // calls to be left out: the first to end are the shortest
-	window   window
-	slow     int     // windows in a row that were slower than they may be
-	good     float64 // the limit before these
+	cohort  cohort
+	waiting bool // no call joins the cohort any more; some are still running
+	slow    int  // cohorts in a row that made the limit shrink
 
-	phase phase
-	probe probe
-	next  time.Duration // when to probe again
+	probing bool          // the cohort is a probe
+	before  float64       // the limit to go back to when no more calls join the probe
+	next    time.Duration // when to probe again
 }
 
-type phase int
-
-const (
-	watching phase = iota // no probe is under way
-	draining              // the limit is lower, and the server works off its queue
-	sampling              // calls that begin now are samples of an idle server
-	settling              // the limit is back; samples are still running
-)
+// A base is what is known of the latency of an idle server.
+type base struct {
+	known    bool
+	log      float64 // mean logarithm
+	variance float64 // of log, by what it was learned from
+	spread   float64 // variance of the logarithm of one call
+	rise     float64 // of log, if each call waits for Tolerance times mean
+	mean     float64 // arithmetic, in ns
+}
 
 type outcome int
 
 const (
 	answered outcome = iota
-	dropped          // ran out of time
+	dropped          // is evidence of overload
 	silent           // says nothing
 )
 
 // A call is what the controller wants to be told again when it ends.
 type call struct {
-	start    time.Duration
-	inFlight int // slots, itself included
-	probe    int // the number of the probe of which it is a sample, or 0
+	start  time.Duration
+	cohort int
 }
 
-// A window collects samples for one adjustment of the limit.
-type window struct {
-	from     time.Duration
-	most     int  // in flight
-	all      mean // with calls that ran out of time
-	answered mean
+// A cohort is the calls that begin in a certain time.
+type cohort struct {
+	number   int
+	from     time.Duration // when calls began to join it; when it began to wait for them
+	began    int
+	ended    int
+	most     int     // slots in flight
+	all      samples // with those of calls that were dropped
+	answered samples
 }
 
-type probe struct {
-	number  int
-	from    time.Duration // of the phase
-	until   time.Duration
-	latency float64 // before it
-	limit   float64 // before it
-	began   int     // samples that have begun
-	ended   int
-	samples mean
+// samples sums up latencies.
+type samples struct {
+	n                           int
+	sum, logs, squares, delayed float64 // of latencies in ns, their logarithms, ...
 }
 
-// A mean is a geometric mean.
-type mean struct {
-	n    int
-	logs float64
+// add adds a latency, and remembers what it would be after a wait.
+func (s *samples) add(latency, wait float64) {
+	latency = max(latency, 1)
+	log := math.Log(latency)
+	s.n++
+	s.sum += latency
+	s.logs += log
+	s.squares += log * log
+	s.delayed += math.Log(latency + wait)
 }
 
-func (m *mean) add(latency float64) {
-	m.n++
-	m.logs += math.Log(max(latency, 1))
-}
+func (s *samples) mean() float64 { return s.sum / float64(s.n) }
+func (s *samples) log() float64  { return s.logs / float64(s.n) }
+func (s *samples) rise() float64 { return (s.delayed - s.logs) / float64(s.n) }
 
-func (m *mean) value() float64 { return math.Exp(m.logs / float64(m.n)) }
+// spread returns the variance of the logarithm of one latency.
+func (s *samples) spread() float64 {
+	return max(0, s.squares/float64(s.n)-s.log()*s.log())
+}
 
 const (
-	leftOut = 10 // of the first calls
+	cohortTime    = 100 * time.Millisecond // at the least, and as long as a call takes
+	cohortSamples = 50
+	fewSamples    = 10 // are enough after longTime
+	longTime      = 10 // mean latencies: also the longest wait for the calls of a cohort
 
-	minWindow      = 100 * time.Millisecond
-	windowSamples  = 50
-	fewSamples     = 10 // are enough in a window of 10 latencies, or in a probe
-	minProbePeriod = 10 * time.Second
-	probeLimit     = 0.6 // of the limit
-	probeSamples   = 30
-	slowWindows    = 3    // in a row call for a probe
-	slowGradient   = 0.95 // and less
-	droppedAt      = 4    // times base is the least latency of a call out of time
+	shrinkMost, growMost = 0.7, 1.5 // times the limit, after one cohort
+	slowCohorts          = 3        // in a row call for a probe
+	slowGradient         = 0.95     // and less
 
-	// A server that queues answers in probeLimit of the time when it has so much
-	// less to do; one whose work has become slower, in the same time. More time
-	// than before means that something has changed in the middle of the probe.
-	noFaster, noSlower = 0.85, 1.2
+	probePeriod = 10 * time.Second // at the least; longPeriod mean latencies
+	longPeriod  = 100
+	probeShare  = 0.75 // of the slots in which an idle server would do as much
+
+	surprise = 3.0  // standard errors from the base: more is a change, and not noise
+	drift    = 0.02 // of the base from cohort to cohort, as a standard deviation
+	memory   = 200  // samples that the other figures of the base go back to
+
+	droppedAt = 4 // times an idle server's is the least latency of a call that was dropped
 )
 
 func newController(cfg Adaptive) controller {
-	initial := float64(cfg.Initial)
-	return controller{cfg: cfg, limit: initial, good: initial, starting: leftOut}
+	return controller{
+		cfg:    cfg,
+		limit:  float64(cfg.Initial),
+		scale:  float64(cohortTime),
+		cohort: cohort{number: 1},
+	}
 }
 
 // Limit returns the present limit.
@@ -117,83 +139,121 @@ func (c *controller) setLimit(limit float64) {
 	c.limit = min(max(limit, float64(c.cfg.Min)), float64(c.cfg.Max))
 }
 
-// restart goes on from a limit that somebody has set.
+// restart goes on from a limit that was set from outside.
 func (c *controller) restart(now time.Duration, limit int) {
+	c.slow = 0
+	c.nextCohort(now)
 	c.setLimit(float64(limit))
-	c.good, c.slow, c.phase = c.limit, 0, watching
-	c.window = window{from: now}
 }
 
+func (c *controller) nextCohort(now time.Duration) {
+	c.cohort = cohort{number: c.cohort.number + 1, from: now}
+	c.waiting, c.probing = false, false
+}
+
+// lowered reports whether the limit is lowered for a probe.
+func (c *controller) lowered() bool { return c.probing && !c.waiting }
+
+// idle returns the latency of an idle server: the geometric mean, or 0 if it is not
+// known yet.
+func (c *controller) idle() time.Duration {
+	if !c.base.known {
+		return 0
+	}
+	return time.Duration(math.Exp(c.base.log))
+}
+
+// begin notes that a call starts, with which so many slots are in flight.
 func (c *controller) begin(now time.Duration, inFlight int) call {
 	c.advance(now)
-	started := call{start: now, inFlight: inFlight}
-	if c.phase == sampling {
-		c.probe.began++
-		started.probe = c.probe.number
+	if c.waiting {
+		return call{start: now}
 	}
-	return started
+	k := &c.cohort
+	k.began++
+	k.most = max(k.most, inFlight)
+	return call{start: now, cohort: k.number}
 }
 
 func (c *controller) end(ended call, now time.Duration, how outcome) {
-	latency := float64(now - ended.start)
-	switch {
-	case c.starting > 0:
-		c.starting--
-		c.window.from = now
-	case c.phase == watching:
-		c.watch(ended, latency, how)
-		if c.window.full(now) {
-			c.adjust(now)
-		}
-	case ended.probe == c.probe.number:
-		c.probe.ended++
-		if how == answered {
-			c.probe.samples.add(latency)
-		}
+	if ended.cohort == c.cohort.number {
+		c.cohort.ended++
+		c.sample(float64(now-ended.start), how)
 	}
 	c.advance(now)
 }
 
-func (c *controller) watch(ended call, latency float64, how outcome) {
-	w := &c.window
-	w.most = max(w.most, ended.inFlight)
-	switch how {
-	case answered:
-		w.all.add(latency)
-		w.answered.add(latency)
-	case dropped:
-		w.all.add(max(latency, droppedAt*c.base))
+func (c *controller) sample(latency float64, how outcome) {
+	if how == silent {
+		return
 	}
+	mean := c.scale
+	if c.base.known {
+		mean = c.base.mean
+	}
+	wait := c.cfg.Tolerance * mean
+	if how == answered {
+		c.cohort.answered.add(latency, wait)
+	} else if c.base.known {
+		latency = max(latency, droppedAt*math.Exp(c.base.log))
+	}
+	c.cohort.all.add(latency, wait)
 }
 
-// full reports whether there is enough in w. A window of few calls ends, too, or
-// the limit would stay at its floor once it is there.
-func (w *window) full(now time.Duration) bool {
-	if w.all.n < fewSamples {
-		return false
-	}
-	age, latency := float64(now-w.from), w.all.value()
-	return age >= float64(minWindow) && age >= 2*latency &&
-		(w.all.n >= windowSamples || age >= 10*latency)
-}
-
-// adjust draws the conclusions from a window, and begins the next.
-func (c *controller) adjust(now time.Duration) {
-	w := c.window
-	c.window = window{from: now}
-	c.latency = w.all.value()
-	if c.base == 0 {
-		if w.answered.n < fewSamples {
+// advance takes a cohort on: from when calls join it, through the wait for those that
+// still run, to the conclusion.
+func (c *controller) advance(now time.Duration) {
+	k := &c.cohort
+	age, scale := float64(now-k.from), c.scale
+	if !c.waiting {
+		enough := k.began >= cohortSamples && age >= max(float64(cohortTime), scale)
+		if !enough && (k.began < fewSamples || age < longTime*scale) {
 			return
 		}
-		c.base = w.answered.value()
-		c.next = now + minProbePeriod
+		if c.probing {
+			c.setLimit(c.before)
+		}
+		c.waiting, k.from, age = true, now, 0
+	}
+	if k.ended < k.began && age < longTime*scale {
+		return
+	}
+	for ; k.ended < k.began; k.ended++ {
+		c.sample(age, answered) // at the least: the call still runs
+	}
+	c.conclude(now)
+}
+
+// conclude draws the conclusions from a cohort, and begins the next.
+func (c *controller) conclude(now time.Duration) {
+	k, probed := c.cohort, c.probing
+	c.nextCohort(now)
+	switch {
+	case k.all.n < fewSamples || !c.base.known && k.answered.n < fewSamples:
+	case probed:
+		c.learnFromProbe(&k.answered, now)
+	default:
+		c.adjust(&k, now)
+	}
+}
+
+func (c *controller) adjust(k *cohort, now time.Duration) {
+	c.latency = k.all.log()
+	if !c.scaled { // the first calls after a start are slower, and say no more than that
+		c.scaled, c.scale = true, k.all.mean()
+		return
+	}
+	c.scale += (k.all.mean() - c.scale) * 0.3
+	if !c.base.known {
+		c.learn(&k.answered)
+		c.next = now + probePeriod
 	}
 
-	limit, most := math.Floor(c.limit), float64(w.most)
-	if most < 0.7*limit { // the limit changes nothing: this is how an idle server answers
-		if n := float64(w.answered.n); n > 0 {
-			c.learn(w.answered.value(), 0.3*n/(n+100))
+	limit, most, former := math.Floor(c.limit), float64(k.most), c.former
+	c.former = c.limit
+	if most < 0.7*min(limit, former) { // the limit changes nothing: this is how an idle server answers
+		if k.answered.n >= fewSamples {
+			c.learn(&k.answered)
 		}
 		if c.limit > 4*most {
 			c.setLimit(max(0.99*c.limit, min(c.limit, float64(c.cfg.Initial))))
@@ -202,76 +262,75 @@ func (c *controller) adjust(now time.Duration) {
 		return
 	}
 
-	gradient := min(max(c.base*(1+c.cfg.Tolerance)/c.latency, 0.7), 1.5)
+	gradient := min(max(math.Exp(c.base.log+c.base.rise-c.latency), shrinkMost), growMost)
 	if gradient < slowGradient {
 		c.slow++
 	} else {
 		c.slow = 0
 	}
-	if c.slow <= 1 {
-		c.good = c.limit
-	}
 	wanted := c.limit*gradient + math.Sqrt(c.limit*gradient)/2
 	if wanted < c.limit || most >= 0.9*limit {
 		c.setLimit(wanted)
 	}
-	if now >= c.next || c.slow >= slowWindows {
-		c.startProbe(now)
+	if most >= limit && now >= c.next || c.slow >= slowCohorts {
+		c.probe()
 	}
 }
 
-func (c *controller) learn(latency, weight float64) { c.base += (latency - c.base) * weight }
-
-func (c *controller) startProbe(now time.Duration) {
-	c.phase = draining
-	c.probe = probe{
-		number:  c.probe.number + 1,
-		until:   now + time.Duration(1.5*c.latency),
-		latency: c.latency,
-		limit:   c.limit,
-	}
-	c.slow = 0
-	c.setLimit(c.limit * probeLimit)
+// probe lowers the limit until no call waits at the server, so that the next cohort
+// shows the latency of an idle one. By Little's law, the calls of an idle server take
+// the part of the limit that their latency is of the present one.
+func (c *controller) probe() {
+	c.probing, c.before, c.slow = true, c.limit, 0
+	c.setLimit(c.limit * probeShare * min(1, c.base.mean/c.scale))
 }
 
-// advance takes a probe from phase to phase. All calls that begin in the time of
-// sampling are samples: the first ones to end are the short ones.
-func (c *controller) advance(now time.Duration) {
-	p := &c.probe
-	latency := time.Duration(p.latency)
-	if c.phase == draining && now >= p.until {
-		c.phase, p.from, p.until = sampling, now, now+5*latency/2
+func (c *controller) learnFromProbe(s *samples, now time.Duration) {
+	if s.n >= fewSamples {
+		slower := s.log() - c.base.log
+		if c.learn(s) {
+			// A change is confirmed by another probe. Work that takes longer needs
+			// more slots for as many calls a second, and has lost some meanwhile.
+			if slower > 0 {
+				c.setLimit(c.limit * min(math.Exp(slower), 2))
+			}
+			return
+		}
 	}
-	if c.phase == sampling && now >= p.until && (p.began >= probeSamples || now >= p.from+10*latency) {
-		c.phase, p.from, p.until = settling, now, now+10*latency
-		c.setLimit(p.limit)
-	}
-	if c.phase == settling && (p.ended >= p.began || now >= p.until) {
-		c.conclude(now)
-	}
+	c.next = now + c.period()
 }
 
-// conclude draws the conclusion from a probe.
-func (c *controller) conclude(now time.Duration) {
-	p := &c.probe
-	for ; p.ended < p.began; p.ended++ {
-		p.samples.add(float64(now - p.from)) // at the least: it is still running
+// period returns the time from one probe to the next.
+func (c *controller) period() time.Duration {
+	return max(probePeriod, time.Duration(longPeriod*c.scale))
+}
+
+// learn learns the latency of an idle server, up and down alike, and reports whether
+// it is another than before. What may be noise counts as much as it is precise, beside
+// what is known already: that is a Kalman filter.
+func (c *controller) learn(s *samples) (changed bool) {
+	b, n := &c.base, float64(s.n)
+	least := math.Log1p(c.cfg.Tolerance) // rise, if all calls take alike
+	if !b.known {
+		*b = base{known: true, rise: max(s.rise(), least)}
+		b.log, b.variance, b.spread, b.mean = s.log(), s.spread()/n, s.spread(), s.mean()
+		return true
 	}
-	c.phase = watching
-	c.window = window{from: now}
-	c.next = now + max(minProbePeriod, time.Duration(100*p.latency))
-	if p.samples.n < fewSamples {
-		return
+	// One cohort's own spread is not to be trusted: where one call in a hundred is
+	// long, a cohort without any looks fast, and sure of it.
+	noise := b.spread / n
+	changed = math.Abs(s.log()-b.log) > surprise*math.Sqrt(noise+b.variance)
+	if changed { // the rise was measured by the former mean
+		b.log, b.variance, b.spread, b.mean = s.log(), noise, s.spread(), s.mean()
+		b.rise = max(min(b.rise, s.rise()), least)
+		return true
 	}
-	latency, base := p.samples.value(), c.base
-	switch {
-	case latency < base:
-		c.learn(latency, 0.5)
-	case latency > noFaster*p.latency && latency < noSlower*p.latency:
-		c.base = latency
-		c.setLimit(c.good)
-	}
-	if math.Abs(c.base-base) > 0.1*base { // a surprise is to be confirmed
-		c.next = now + time.Duration(20*p.latency)
-	}
+	b.variance += drift * drift
+	gain, weight := b.variance/(b.variance+noise), n/(n+memory)
+	b.variance *= 1 - gain
+	b.log += gain * (s.log() - b.log)
+	b.rise += weight * (s.rise() - b.rise)
+	b.mean += weight * (s.mean() - b.mean)
+	b.spread += weight * (s.spread() - b.spread)
+	return false
 }

@@ -12,12 +12,17 @@ func NewController(cfg Adaptive) *Controller {
 // Begin returns what is to be called when the call ends.
 func (c *Controller) Begin(now time.Duration, inFlight int) Call { return c.begin(now, inFlight) }
 
-func (c *Controller) End(ended Call, now time.Duration, err error) { c.end(ended, now, outcomeOf(err)) }
+func (c *Controller) End(ended Call, now time.Duration, err error) {
+	c.end(ended, now, outcomeOf(err))
+}
 
 // Probing reports whether the limit is lowered for a probe.
-func (c *Controller) Probing() bool { return c.phase == draining || c.phase == sampling }
+func (c *Controller) Probing() bool { return c.lowered() }
 
-func (c *Controller) Base() time.Duration { return time.Duration(c.base) }
+func (c *Controller) Base() time.Duration { return c.idle() }
+
+// Restart is what SetLimit does.
+func (c *Controller) Restart(now time.Duration, limit int) { c.restart(now, limit) }
 
 // Call is what Begin returns.
 type Call = call

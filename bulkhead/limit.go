@@ -11,8 +11,8 @@ type LimitChange struct {
 	Name     string // of the bulkhead
 	From, To int
 
-	Latency time.Duration // the geometric mean of the last calls that were looked at
-	Base    time.Duration // the same on an idle server; 0: not known yet
+	Latency time.Duration // geometric mean of the last calls that were looked at
+	Base    time.Duration // the same on an idle server; 0 means not known yet
 	Probe   bool          // lowered for a few latencies, to learn Base
 }
 

@@ -1,8 +1,3 @@
-//go:build !race
-
-// Each simulation is one goroutine: the race detector finds nothing in it, and
-// makes it slow.
-
 package bulkhead_test
 
 import (
@@ -16,7 +11,7 @@ import (
 
 // A simulation sends calls through an adaptive limit to a server, one event after
 // the other in virtual time. The server has some workers, and a queue without
-// bound in front of them. Calls arrive at random (a Poisson process); who finds
+// bound in front of them. Calls arrive at random (a Poisson process); a call that finds
 // the limit in use is refused.
 type simulation struct {
 	rng     *rand.Rand
@@ -28,6 +23,7 @@ type simulation struct {
 	now      time.Duration
 	arrival  time.Duration // of the next call
 	queue    []simulated
+	served   int // of queue
 	running  running
 	inFlight int
 
@@ -54,8 +50,11 @@ func simulate(seed uint64, cfg bulkhead.Adaptive, workers int, rate float64, ser
 
 // lognormal draws from the log-normal distribution with a coefficient of variation
 // of 0.5.
-func lognormal(mean time.Duration) func(*rand.Rand) time.Duration {
-	sigma := math.Sqrt(math.Log(1.25))
+func lognormal(mean time.Duration) func(*rand.Rand) time.Duration { return varied(mean, 0.5) }
+
+// varied draws from the log-normal distribution with a coefficient of variation.
+func varied(mean time.Duration, variation float64) func(*rand.Rand) time.Duration {
+	sigma := math.Sqrt(math.Log(1 + variation*variation))
 	mu := math.Log(float64(mean)) - sigma*sigma/2
 	return func(r *rand.Rand) time.Duration { return time.Duration(math.Exp(mu + sigma*r.NormFloat64())) }
 }
@@ -118,9 +117,12 @@ func (s *simulation) arrive() {
 }
 
 func (s *simulation) serve() {
-	for len(s.running) < s.workers && len(s.queue) > 0 {
-		c := s.queue[0]
-		s.queue = s.queue[1:]
+	for len(s.running) < s.workers && s.served < len(s.queue) {
+		c := s.queue[s.served]
+		if s.served++; s.served == len(s.queue) || s.served == 4096 {
+			s.queue = append(s.queue[:0], s.queue[s.served:]...)
+			s.served = 0
+		}
 		c.ends = s.now + s.service(s.rng)
 		s.running.push(c)
 	}
@@ -150,10 +152,13 @@ func (s *simulation) p99() time.Duration {
 	return s.latencies[len(s.latencies)*99/100]
 }
 
-func (s *simulation) medianLimit() int {
+// limitAt returns the limit that was not exceeded in a share of the time.
+func (s *simulation) limitAt(share float64) int {
 	slices.Sort(s.limits)
-	return s.limits[len(s.limits)/2]
+	return s.limits[int(share*float64(len(s.limits)-1))]
 }
+
+func (s *simulation) medianLimit() int { return s.limitAt(0.5) }
 
 // running holds the calls that a worker has: a heap, the next to end first. That of
 // container/heap takes most of the time of a simulation.

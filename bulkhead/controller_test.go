@@ -1,0 +1,153 @@
+package bulkhead_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+// A driver makes the calls of a controller, round by round.
+type driver struct {
+	*bulkhead.Controller
+	now time.Duration
+}
+
+func drive(cfg bulkhead.Adaptive) *driver { return &driver{Controller: bulkhead.NewController(cfg)} }
+
+// begin starts n calls at once.
+func (d *driver) begin(n int) []bulkhead.Call {
+	calls := make([]bulkhead.Call, n)
+	for i := range calls {
+		calls[i] = d.Begin(d.now, i+1)
+	}
+	return calls
+}
+
+func (d *driver) end(calls []bulkhead.Call, err error) {
+	for _, c := range calls {
+		d.End(c, d.now, err)
+	}
+}
+
+// round makes n calls at once that all take latency.
+func (d *driver) round(n int, latency time.Duration, err error) {
+	calls := d.begin(n)
+	d.now += latency
+	d.end(calls, err)
+}
+
+// untilProbe uses the whole limit until it is lowered for a probe.
+func (d *driver) untilProbe(latency time.Duration) {
+	for !d.Probing() {
+		d.round(d.Limit(), latency, nil)
+	}
+}
+
+// throughProbe makes calls, which take latency, until the probe has been concluded.
+func (d *driver) throughProbe(latency time.Duration, err error) {
+	for d.Probing() {
+		d.round(d.Limit(), latency, err)
+	}
+	d.round(1, latency, err)
+	d.now += 10 * time.Second
+	d.round(1, latency, err)
+}
+
+// Calls that run out of time in a probe ended early, and say nothing about an idle
+// server.
+func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	d.untilProbe(service)
+	require.InEpsilon(t, service, d.Base(), 0.001)
+	d.throughProbe(service/4, context.DeadlineExceeded)
+	require.InEpsilon(t, service, d.Base(), 0.001)
+}
+
+// Calls that have begun before a probe have waited at the server.
+func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	var before []bulkhead.Call
+	for !d.Probing() {
+		d.end(before, nil)
+		before = d.begin(d.Limit())
+		d.now += service
+	}
+	for i := range before { // they end one by one, while the probe goes on
+		d.round(5, service, nil)
+		d.now += 5 * service
+		d.end(before[i:i+1], nil)
+	}
+	require.InEpsilon(t, service, d.Base(), 0.05)
+}
+
+// Calls of a probe that hang count as long as they have run so far.
+func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	d.untilProbe(service)
+	for d.Probing() {
+		d.begin(d.Limit()) // and never end
+		d.now += service
+	}
+	d.now += 10 * service
+	d.round(1, service, nil)
+	require.Greater(t, d.Base(), 5*service)
+}
+
+// The same outside of probes: a server that hangs need not answer first.
+func TestCallsThatHangShrinkTheLimit(t *testing.T) {
+	d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+	for range 100 {
+		d.round(100, service, nil)
+	}
+	require.Equal(t, 100, d.Limit())
+	for range 20 {
+		d.begin(100)
+		d.now += 5 * service
+	}
+	require.Less(t, d.Limit(), 100)
+}
+
+func TestALimitThatIsSetDuringAProbeStays(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	d.untilProbe(service)
+	d.Restart(d.now, 7)
+	require.False(t, d.Probing())
+	for range 4 {
+		d.round(1, service, nil)
+		require.Equal(t, 7, d.Limit())
+	}
+}
+
+// A cohort that finds the limit just raised may not reach it yet although calls wait
+// at the server: that is not how an idle server answers.
+func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	for d.Limit() == 20 {
+		d.round(20, service, nil)
+	}
+	grown := d.Limit()
+	for range 30 {
+		if d.Limit() != grown {
+			break
+		}
+		d.round(grown*7/10-1, 3*service, nil)
+	}
+	require.Less(t, d.Limit(), grown)
+	require.InEpsilon(t, service, d.Base(), 0.001)
+}
+
+// The first calls after a start find no connection and no cache.
+func TestTheFirstCohortIsNoBase(t *testing.T) {
+	d := drive(bulkhead.Adaptive{})
+	d.round(20, 10*service, nil)
+	d.round(20, 10*service, nil)
+	for range 50 {
+		d.round(20, service, nil)
+		require.LessOrEqual(t, d.Base(), service*11/10)
+	}
+	require.InEpsilon(t, service, d.Base(), 0.1)
+}
