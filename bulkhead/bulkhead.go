@@ -321,7 +321,7 @@ func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
 // noPlace reports whether it is certain without the mutex that a call which found
 // word gets no place in the queue.
 func (b *Bulkhead) noPlace(level, n int, word uint64) bool {
-	return level == b.cfg.Levels-1 && freeIn(word)-b.kept[level] < n &&
+	return level == b.cfg.Levels-1 && b.cfg.Order == FIFO && freeIn(word)-b.kept[level] < n &&
 		b.waiters.Load() >= int64(b.cfg.Queue)
 }
 

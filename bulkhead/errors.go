@@ -16,7 +16,7 @@ type Reason int
 const (
 	NoSlot           Reason = iota // no slot was free for it, and Queue is 0
 	QueueFull                      // no slot was free for it, and Queue callers were waiting
-	Displaced                      // it waited, and a more important caller took its place
+	Displaced                      // it waited, and a call that is served before it took its place
 	MaxWaitPassed                  // it waited for MaxWait
 	ContextEnded                   // its ctx ended while it waited
 	DeadlineTooClose               // it would have waited for longer than MaxWait or its deadline allows

@@ -20,7 +20,8 @@ type model struct {
 	order   bulkhead.Order
 	stood   time.Time // since when somebody waits
 	kept    []int
-	passed  []int // by level: slots taken before the first who waits
+	passed  []int      // by level: slots taken before the first that waits
+	claim   []*modeled // by level: the heavy call that stays first where the newest is
 	held    map[*modeled]bool
 	waiting []*modeled // by age
 }
@@ -45,28 +46,36 @@ func (m *model) newestFirst() bool {
 		m.order == bulkhead.CoDel && len(m.waiting) > 0 && time.Since(m.stood) >= 100*time.Millisecond
 }
 
-// inOrder returns who waits, those first who are served first.
+// inOrder returns the calls that wait, in the order in which they are served.
 func (m *model) inOrder() []*modeled {
 	order := slices.Clone(m.waiting)
 	if m.newestFirst() {
 		slices.Reverse(order)
+		slices.SortStableFunc(order, func(a, b *modeled) int { return m.unclaimed(a) - m.unclaimed(b) })
 	}
 	slices.SortStableFunc(order, func(a, b *modeled) int { return a.level - b.level })
 	return order
+}
+
+func (m *model) unclaimed(c *modeled) int {
+	if m.claim[c.level] == c {
+		return 0
+	}
+	return 1
 }
 
 func (m *model) fits(c *modeled) bool {
 	return m.limit-m.inFlight()-c.weight >= m.kept[c.level]
 }
 
-// before returns who waits and is served before c.
+// before returns the calls that wait and are served before c.
 func (m *model) before(c *modeled) []*modeled {
 	order := m.inOrder()
 	if i := slices.Index(order, c); i >= 0 {
 		return order[:i]
 	}
 	return slices.DeleteFunc(order, func(w *modeled) bool {
-		return w.level > c.level || w.level == c.level && m.newestFirst()
+		return w.level > c.level || w.level == c.level && m.newestFirst() && m.claim[w.level] != w
 	})
 }
 
@@ -93,6 +102,9 @@ func (m *model) admit(c *modeled) {
 
 func (m *model) leave(c *modeled) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(w *modeled) bool { return w == c })
+	if m.claim[c.level] == c {
+		m.claim[c.level] = nil
+	}
 	if !slices.ContainsFunc(m.waiting, func(w *modeled) bool { return w.level == c.level }) {
 		m.passed[c.level] = 0
 	}
@@ -106,23 +118,39 @@ func (m *model) refuse(c *modeled, reason bulkhead.Reason) {
 func (m *model) tooHeavy(c *modeled) bool { return c.weight > 1 && c.weight > m.limit-m.kept[c.level] }
 
 func (m *model) grant() {
-	for m.grantOne() {
-		if m.order != bulkhead.CoDel || !m.newestFirst() {
-			continue
-		}
-		for m.grantOne() {
-		}
-		for _, w := range slices.Clone(m.waiting) {
-			if time.Since(w.since) > 5*time.Millisecond {
-				m.refuse(w, bulkhead.Shed)
-			}
+	granted := m.grantLevels()
+	if m.order != bulkhead.CoDel || !m.newestFirst() || !granted {
+		return
+	}
+	for _, w := range slices.Clone(m.waiting) {
+		if time.Since(w.since) > 5*time.Millisecond {
+			m.refuse(w, bulkhead.Shed)
 		}
 	}
+	m.grantLevels()
 }
 
-// grantOne reports whether it has found somebody to have their slots.
-func (m *model) grantOne() bool {
-	for _, w := range m.inOrder() {
+func (m *model) grantLevels() (granted bool) {
+	for level := range m.kept {
+		of := m.ofLevel(level)
+		room := m.limit - m.inFlight() - m.kept[level]
+		if len(of) > 0 && m.newestFirst() && m.claim[level] == nil && room > 0 && room < of[0].weight {
+			m.claim[level] = of[0]
+		}
+		for m.grantOne(level) {
+			granted = true
+		}
+	}
+	return granted
+}
+
+func (m *model) ofLevel(level int) []*modeled {
+	return slices.DeleteFunc(m.inOrder(), func(w *modeled) bool { return w.level != level })
+}
+
+// grantOne reports whether a call of level has got its slots.
+func (m *model) grantOne(level int) bool {
+	for _, w := range m.ofLevel(level) {
 		if m.fits(w) && m.mayPass(w) {
 			m.admit(w)
 			return true
@@ -157,13 +185,9 @@ func (m *model) acquire(c *modeled) {
 		m.stood = c.since
 	}
 	if len(m.waiting) == m.queue {
-		var victim *modeled
-		for _, w := range m.waiting {
-			if w.level > c.level && (victim == nil || w.level >= victim.level) {
-				victim = w
-			}
-		}
-		if victim == nil {
+		order := m.inOrder()
+		victim := order[len(order)-1]
+		if victim.level < c.level || victim.level == c.level && (!m.newestFirst() || m.claim[c.level] == victim) {
 			m.refuse(c, bulkhead.QueueFull)
 			return
 		}
@@ -227,7 +251,7 @@ func playModel(t *testing.T, data []byte) {
 	least := kept[2] + 1
 	m := &model{
 		limit: least + next(8), queue: next(6), order: bulkhead.Order(next(3)),
-		kept: kept, passed: make([]int, 3), held: map[*modeled]bool{},
+		kept: kept, passed: make([]int, 3), claim: make([]*modeled, 3), held: map[*modeled]bool{},
 	}
 	b := bulkhead.New(bulkhead.Config{
 		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve,

@@ -9,32 +9,33 @@ import (
 type Order int
 
 const (
-	// FIFO serves who has waited longest. A caller whose deadline, or MaxWait,
-	// the queue cannot meet at its present pace is refused at once, without
-	// waiting. The pace is known when at least 16 slots have been handed on since
-	// the queue was last empty; until then, nobody is refused for it.
+	// FIFO serves the caller that has waited longest. A caller whose deadline, or
+	// MaxWait, the queue cannot meet at its present pace is refused immediately. The
+	// pace is known when at least 16 slots have been handed on since the queue was
+	// last empty; until then, no caller is refused for it. A full queue refuses the
+	// newcomer.
 	FIFO Order = iota
 
-	// LIFO serves who came last: under overload some are served fast, where FIFO
-	// would serve all of them late.
+	// LIFO serves the newest caller: under overload some are served fast, where FIFO
+	// would serve all of them late. A full queue drops the oldest caller for the
+	// newcomer.
 	LIFO
 
-	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if
-	// that is 0). From then on, until it is empty, who came last is served first,
-	// and whenever a slot is handed on, whoever has waited for more than a
-	// twentieth of that time is refused: controlled delay with adaptive LIFO, as
-	// in Maurer, Fail at Scale, ACM Queue 13(8), 2015.
+	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if that
+	// is 0). From then on, until it is empty, it is LIFO, and whenever a slot is
+	// handed on, callers that have waited for more than a twentieth of that time are
+	// refused: controlled delay with adaptive LIFO, as in Maurer, Fail at Scale, ACM
+	// Queue 13(8), 2015.
 	CoDel
 )
 
-// A queue holds the callers that wait for a slot, by level. While it is not
-// empty, slots.word says so, and only who holds the mutex of the bulkhead
-// changes either.
+// A queue holds the callers that wait for a slot, by level. While it is not empty,
+// slots.word says so, and either changes only under the mutex of the bulkhead.
 type queue struct {
 	lines   []line        // by level
 	stood   time.Duration // since when it has not been empty
 	pace    pace
-	settled *waiter // who has left and is to be told, linked by older
+	settled *waiter // have left and are to be told, linked by older
 }
 
 // A line holds the waiters of one level, by age.
@@ -43,7 +44,11 @@ type line struct {
 	waiters        int
 	weight         int // of all of them
 	lightest       int // none of them weighs less
-	passed         int // slots taken by calls behind its first, since a first got its own
+	passed         int // slots granted out of order since the first was last served
+
+	// claim is a heavy waiter that was first where the newest is, and did not fit: it
+	// stays first, or newer calls would take each slot before there are enough for it.
+	claim *waiter
 }
 
 // A waiter is a caller in the queue.
@@ -83,24 +88,37 @@ func (l *line) remove(w *waiter) {
 	} else {
 		w.newer.older = w.older
 	}
+	if w == l.claim {
+		l.claim = nil
+	}
 	l.waiters--
 	l.weight -= w.weight
 }
 
-// first returns who is served first, or nil.
+// first returns the waiter that is served first, or nil.
 func (l *line) first(newestFirst bool) *waiter {
-	if newestFirst {
-		return l.newest
+	switch {
+	case !newestFirst:
+		return l.oldest
+	case l.claim != nil:
+		return l.claim
 	}
-	return l.oldest
+	return l.newest
 }
 
-// behind returns who is served after w, or nil.
-func (w *waiter) behind(newestFirst bool) *waiter {
-	if newestFirst {
-		return w.older
+// behind returns the waiter that is served after w, or nil.
+func (l *line) behind(w *waiter, newestFirst bool) *waiter {
+	if !newestFirst {
+		return w.newer
 	}
-	return w.newer
+	next := w.older
+	if w == l.claim {
+		next = l.newest
+	}
+	if next != nil && next == l.claim {
+		next = next.older
+	}
+	return next
 }
 
 // join takes the slots of a call or puts it into the queue as w. If it is neither
@@ -116,7 +134,7 @@ func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal
 		}
 		displaced = nil
 		if b.waiters.Load() >= int64(b.cfg.Queue) {
-			if displaced = b.leastImportant(level); displaced == nil {
+			if displaced = b.lastServed(level, b.newestFirst(now)); displaced == nil {
 				return false, b.refusal(QueueFull, level, n, word)
 			}
 		}
@@ -140,7 +158,7 @@ func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal
 	}
 	b.queue.lines[level].add(w)
 	b.waiters.Add(1)
-	if displaced != nil || b.cfg.Order == CoDel { // it may have held up others; another may be first by now
+	if displaced != nil || b.cfg.Order != FIFO { // it may have held up others; another may be first by now
 		b.grant(now, 0)
 	}
 	return true, nil
@@ -154,8 +172,8 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 		return word, ok
 	}
 	newestFirst := b.newestFirst(now)
-	last := level // the last level of which somebody may come before it
-	if newestFirst {
+	last := level // the last level of which a waiter may come before it
+	if newestFirst && b.queue.lines[level].claim == nil {
 		last--
 	}
 	if n > b.allowance(last, newestFirst, nil) {
@@ -166,9 +184,9 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 	return word, true
 }
 
-// grant hands free slots to those who wait, in order, with freed ones that have been
-// given back just now. The mutex is held, and the queue was not empty when it was
-// taken. What the clock says matters for CoDel only.
+// grant hands free slots to the waiters, in order, with freed ones that have been given
+// back just now. The mutex is held, and the queue was not empty when it was taken. Only
+// CoDel needs the time.
 func (b *Bulkhead) grant(now time.Duration, freed int) {
 	newestFirst := b.newestFirst(now)
 	word := b.slots.word.Load() + uint64(freed)
@@ -196,13 +214,16 @@ func (b *Bulkhead) grantLevels(free int, newestFirst bool) (taken int) {
 // many.
 func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
 	l := &b.queue.lines[level]
+	if newestFirst && l.claim == nil && l.newest != nil && room > 0 && room < l.newest.weight {
+		l.claim = l.newest
+	}
 	lightest := math.MaxInt
 	var next *waiter
 	for w := l.first(newestFirst); w != nil; w = next {
 		if room-taken < l.lightest {
 			return taken
 		}
-		next = w.behind(newestFirst)
+		next = l.behind(w, newestFirst)
 		if w.weight <= room-taken {
 			allowed := b.allowance(level, newestFirst, w)
 			if allowed < l.lightest {
@@ -221,9 +242,8 @@ func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
 	return taken
 }
 
-// allowance returns how many slots a call may take before those whose turn it is,
-// in the levels up to the last. Only a lighter call comes to ask. A waiter does not
-// pass itself.
+// allowance returns how many slots a call may take before the first waiters of the
+// levels up to last. Only a call lighter than those asks. A waiter does not pass itself.
 func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
 	allowed := math.MaxInt
 	for level := range last + 1 {
@@ -235,10 +255,9 @@ func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
 	return allowed
 }
 
-// pass counts n slots on the levels up to the last as taken by w, or by a newcomer
-// if that is nil. The count is the line's and not the waiter's, or else slots would
-// never be kept where the first changes before it is served: because it gives up,
-// or because who comes later is first.
+// pass counts n slots on the levels up to last as taken by w, or by a newcomer if that
+// is nil. The count is the line's and not the waiter's, or else no slots would ever be
+// kept where first waiters give up before they are served.
 func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 	for level := range last + 1 {
 		l := &b.queue.lines[level]
@@ -298,12 +317,21 @@ func (b *Bulkhead) shed(now time.Duration) (refused bool) {
 	return refused
 }
 
-// leastImportant returns the newest waiter of the least important level below
-// the given one, or nil.
-func (b *Bulkhead) leastImportant(level int) *waiter {
-	for below := b.cfg.Levels - 1; below > level; below-- {
-		if w := b.queue.lines[below].newest; w != nil {
-			return w
+// lastServed returns the waiter that would be served last, if that is after a newcomer
+// of level, or nil.
+func (b *Bulkhead) lastServed(level int, newestFirst bool) *waiter {
+	for below := b.cfg.Levels - 1; below > level || newestFirst && below == level; below-- {
+		l := &b.queue.lines[below]
+		switch {
+		case l.oldest == nil:
+		case !newestFirst:
+			return l.newest
+		case l.oldest != l.claim:
+			return l.oldest
+		case l.claim.newer != nil:
+			return l.claim.newer
+		case below > level:
+			return l.claim
 		}
 	}
 	return nil

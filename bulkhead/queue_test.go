@@ -68,6 +68,16 @@ func (c *callers) finish(names ...string) {
 	}
 }
 
+// running returns the oldest of the calls that run.
+func (c *callers) running() string {
+	for _, name := range c.ran {
+		if c.end[name] != nil {
+			return name
+		}
+	}
+	return ""
+}
+
 func (c *callers) finishAll() {
 	for len(c.end) > 0 {
 		for _, name := range slices.Clone(c.ran) {
@@ -106,6 +116,50 @@ func TestOrderSaysWhoOfALevelIsFirst(t *testing.T) {
 			require.Equal(t, want, c.ran)
 		})
 	}
+}
+
+// By LIFO, the oldest is served last: it makes room, and not the newest.
+func TestAFullQueueDropsTheCallThatIsServedLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{
+			Limit: 1, Queue: 3, Order: bulkhead.LIFO, Levels: 2, Priority: levelOf,
+		}))
+		c.start(t.Context(), "running")
+		c.start(atLevel(t.Context(), 1), "old low")
+		c.start(atLevel(t.Context(), 1), "new low")
+		c.start(t.Context(), "old high")
+		c.start(atLevel(t.Context(), 1), "newer low")
+		require.Equal(t, bulkhead.Displaced, c.refusal("old low"))
+		c.start(t.Context(), "high")
+		require.Equal(t, bulkhead.Displaced, c.refusal("new low"))
+		c.start(t.Context(), "new high")
+		require.Equal(t, bulkhead.Displaced, c.refusal("newer low"))
+		c.start(t.Context(), "newer high")
+		require.Equal(t, bulkhead.Displaced, c.refusal("old high"))
+		c.start(atLevel(t.Context(), 1), "another low")
+		require.Equal(t, bulkhead.QueueFull, c.refusal("another low"), "it would be served last")
+		c.finishAll()
+		require.Equal(t, []string{"running", "newer high", "new high", "high"}, c.ran)
+	})
+}
+
+// By LIFO, each newer call is first, and would take the next slot: before there are
+// enough for a heavy one.
+func TestAHeavyCallDoesNotStarveUnderLIFO(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 3, Order: bulkhead.LIFO}))
+		for i := range 4 {
+			c.start(t.Context(), fmt.Sprint("light ", i))
+		}
+		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
+		for i := 4; i < 20 && !slices.Contains(c.ran, "heavy"); i++ {
+			c.finish(c.running())
+			c.start(t.Context(), fmt.Sprint("light ", i))
+			require.NoError(t, c.errs["heavy"])
+		}
+		require.Contains(t, c.ran, "heavy")
+		c.finishAll()
+	})
 }
 
 func TestMoreImportantCallsGoFirst(t *testing.T) {
@@ -293,8 +347,8 @@ func TestANewcomerPassesAHeavyCallByTheSameRule(t *testing.T) {
 	})
 }
 
-// Slots are kept for whoever is first, or else heavy calls that give up, or that
-// newer ones come before, would starve behind light ones.
+// Slots are kept for the first, or else heavy calls would starve behind light ones:
+// when those before them give up, or when newer ones arrive.
 func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 	for order, change := range map[bulkhead.Order]func(c *callers, cancelFirst func()){
 		bulkhead.FIFO: func(_ *callers, cancelFirst func()) {
@@ -326,7 +380,7 @@ func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 				require.Len(t, c.ran, 5, "nobody passes who is first now")
 
 				c.finish("running")
-				first := map[bulkhead.Order]string{bulkhead.FIFO: "second heavy", bulkhead.LIFO: "third heavy"}[order]
+				first := map[bulkhead.Order]string{bulkhead.FIFO: "second heavy", bulkhead.LIFO: "first heavy"}[order]
 				require.ElementsMatch(t, []string{first, "last light"}, c.ran[5:], "the count begins anew")
 				c.finishAll()
 			})
@@ -437,6 +491,36 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Positive(t, b.Stats().Refusals[bulkhead.DeadlineTooClose])
+		time.Sleep(time.Minute)
+		requireIdle(t, b)
+	})
+}
+
+// A single pause does not make a queue slow: of the last two batches of slots, the
+// faster one says how long a wait is.
+func TestOnePauseDoesNotMakeAQueueSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
+		release := hold(t, b)
+		for i := range 120 {
+			go func() {
+				_ = b.Do(t.Context(), func(context.Context) error {
+					if i == 19 {
+						time.Sleep(5 * time.Second)
+					}
+					time.Sleep(10 * time.Millisecond)
+					return nil
+				})
+			}()
+			synctest.Wait() // they are served in this order
+		}
+		release()
+		time.Sleep(5*time.Second + 235*time.Millisecond) // 24 slots are handed on: three batches
+		synctest.Wait()
+		require.Equal(t, []int{96}, b.Stats().Queued)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		require.NoError(t, b.Do(ctx, nothing), "the others need a second")
 		time.Sleep(time.Minute)
 		requireIdle(t, b)
 	})
