@@ -42,6 +42,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -152,7 +153,9 @@ type Bulkhead struct {
 
 	slots   slots
 	limit   atomic.Int64
+	resizes atomic.Int64 // changes of limit that have begun or ended: odd while there is one
 	waiters atomic.Int64 // in queue; changed under mu
+	waited  atomic.Int64 // calls that waited and were admitted
 	refused [reasons]atomic.Int64
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
@@ -161,7 +164,6 @@ type Bulkhead struct {
 	mu         sync.Mutex
 	queue      queue
 	folded     int64         // calls admitted that slots no longer counts
-	waited     int64         // calls that waited and were admitted
 	changes    []LimitChange // that OnLimit has not seen
 	announcing bool
 }
@@ -258,7 +260,10 @@ func (b *Bulkhead) Acquire(ctx context.Context) (release func(), err error) {
 func (b *Bulkhead) TryAcquire() (release func(), ok bool) {
 	level := b.cfg.Levels - 1
 	word, ok := b.slots.take(1, b.kept[level])
-	if !ok && word&waiting != 0 {
+	switch {
+	case ok && word >= foldAt:
+		b.fold()
+	case !ok && word&waiting != 0:
 		b.mu.Lock()
 		_, ok = b.admit(level, 1, b.now())
 		b.mu.Unlock()
@@ -301,11 +306,11 @@ func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
 		}
 		return n, nil
 	case b.tooHeavy(n, level):
-		refusal = b.refusal(TooHeavy, level, n, word)
+		refusal = b.refusal(TooHeavy, level, n)
 	case b.cfg.Queue == 0:
-		refusal = b.refusal(NoSlot, level, n, word)
+		refusal = b.refusal(NoSlot, level, n)
 	case b.noPlace(level, n, word):
-		refusal = b.refusal(QueueFull, level, n, word)
+		refusal = b.refusal(QueueFull, level, n)
 	default:
 		if refusal = b.wait(ctx, level, n); refusal == nil {
 			return n, nil
@@ -347,16 +352,14 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) *FullError {
 
 	b.await(ctx, w, patience, own)
 	if w.admitted && ctx.Err() == nil {
+		b.waited.Add(1)
 		return nil
 	}
 	if w.admitted { // the slots came too late: pass them on
-		b.mu.Lock()
-		b.waited--
-		b.mu.Unlock()
 		b.leave(n)
 		w.refusal = ContextEnded
 	}
-	refusal = b.describe(w.refusal, level, n, b.slots.word.Load())
+	refusal = b.describe(w.refusal, level, n)
 	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
 	return refusal
 }
@@ -423,28 +426,41 @@ func (b *Bulkhead) leave(n int) {
 // refusal returns the error of a call that did not wait. It is the one of the
 // level's last refusal if that says the same: being refused costs little then,
 // which is what an overloaded program can afford.
-func (b *Bulkhead) refusal(reason Reason, level, n int, word uint64) *FullError {
-	limit, queued := int(b.limit.Load()), int(b.waiters.Load())
+func (b *Bulkhead) refusal(reason Reason, level, n int) *FullError {
+	limit, inFlight := b.figures()
+	queued := int(b.waiters.Load())
 	last := b.last[level].Load()
 	if last != nil && last.Reason == reason && last.Weight == n && last.Limit == limit &&
-		last.InFlight == limit-freeIn(word) && last.Queued == queued {
+		last.InFlight == inFlight && last.Queued == queued {
 		return last
 	}
-	e := b.describe(reason, level, n, word)
+	e := b.describe(reason, level, n)
 	b.last[level].Store(e)
 	return e
 }
 
-func (b *Bulkhead) describe(reason Reason, level, n int, word uint64) *FullError {
-	limit := int(b.limit.Load())
+func (b *Bulkhead) describe(reason Reason, level, n int) *FullError {
+	limit, inFlight := b.figures()
 	return &FullError{
 		Name:     b.cfg.Name,
 		Reason:   reason,
 		Level:    level,
 		Weight:   n,
 		Limit:    limit,
-		InFlight: limit - freeIn(word),
+		InFlight: inFlight,
 		Queued:   int(b.waiters.Load()),
+	}
+}
+
+// figures returns the limit and the slots in flight at one moment.
+func (b *Bulkhead) figures() (limit, inFlight int) {
+	for {
+		resizes := b.resizes.Load()
+		limit, word := int(b.limit.Load()), b.slots.word.Load()
+		if resizes%2 == 0 && b.resizes.Load() == resizes {
+			return limit, limit - freeIn(word)
+		}
+		runtime.Gosched()
 	}
 }
 
@@ -485,7 +501,7 @@ func (b *Bulkhead) Stats() Stats {
 			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
 		}
 	}
-	s.Waited = b.waited
+	s.Waited = b.waited.Load()
 	s.Admitted = b.folded + s.Waited
 	for reason := range Reason(reasons) {
 		if n := b.refused[reason].Load(); n > 0 {

@@ -255,6 +255,26 @@ func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
 	}
 }
 
+// The counters never go back, also where a slot came too late for its caller.
+func TestAdmittedNeverGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		release := hold(t, b)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _ = b.Do(ctx, nothing) }()
+		synctest.Wait()
+		cancel()
+		release()
+		before := b.Stats()
+		synctest.Wait()
+		after := b.Stats()
+		require.GreaterOrEqual(t, after.Admitted, before.Admitted)
+		require.GreaterOrEqual(t, after.Waited, before.Waited)
+		require.EqualValues(t, 1, after.Admitted)
+		requireIdle(t, b)
+	})
+}
+
 // A deadlineCalled calls a function when it is asked for its deadline.
 type deadlineCalled struct {
 	context.Context

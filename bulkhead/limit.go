@@ -58,8 +58,10 @@ func (b *Bulkhead) resize(change LimitChange) {
 	if change.From == change.To {
 		return
 	}
+	b.resizes.Add(1)
 	b.limit.Store(int64(change.To))
 	b.slots.add(change.To - change.From)
+	b.resizes.Add(1)
 	if b.slots.word.Load()&waiting != 0 {
 		b.refuseTooHeavy()
 		b.grant(b.now(), 0)

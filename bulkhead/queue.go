@@ -135,14 +135,14 @@ func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal
 		displaced = nil
 		if b.waiters.Load() >= int64(b.cfg.Queue) {
 			if displaced = b.lastServed(level, b.newestFirst(now)); displaced == nil {
-				return false, b.refusal(QueueFull, level, n, word)
+				return false, b.refusal(QueueFull, level, n)
 			}
 		}
 		if b.tooHeavy(n, level) { // since enter has looked
-			return false, b.refusal(TooHeavy, level, n, word)
+			return false, b.refusal(TooHeavy, level, n)
 		}
 		if b.cfg.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
-			return false, b.refusal(DeadlineTooClose, level, n, word)
+			return false, b.refusal(DeadlineTooClose, level, n)
 		}
 		// A slot that was given back since admit looked makes this fail.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
@@ -275,9 +275,6 @@ func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	b.queue.lines[w.level].remove(w)
 	b.waiters.Add(-1)
-	if admitted {
-		b.waited++
-	}
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
 	w.older, b.queue.settled = b.queue.settled, w
 }
