@@ -25,7 +25,8 @@ import (
 // latencies, so far that no call waits at the server: every 10 s (or 100 latencies,
 // if that is more) while the limit is reached, and when latency stays high although
 // the limit shrinks. If the calls then still take as long, the work itself has become
-// slower, and the limit grows again.
+// slower, and the limit grows again. A call whose weight needs more than the lowered
+// limit ends this at once.
 //
 // The limit is good for servers that work on about ten calls or more at once, for any
 // mixture of short and long calls. For smaller ones it is not: their latency depends
@@ -85,7 +86,7 @@ type adaptive struct {
 
 // measure does fn, in slots that the call has already, and learns from it.
 func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
-	c := b.begin()
+	c := b.begin(n)
 	if work != nil {
 		return b.measureWork(ctx, n, fn, work, c)
 	}
@@ -121,16 +122,23 @@ func outcomeOf(err error) outcome {
 	return silent
 }
 
-// begin notes that a call starts, in slots that it has already.
-func (b *Bulkhead) begin() call {
+// begin notes that a call starts, in n slots that it has already. If OnLimit panics,
+// it gives them back.
+func (b *Bulkhead) begin(n int) call {
 	inFlight := int(b.limit.Load()) - freeIn(b.slots.word.Load())
 	b.adaptive.mu.Lock()
-	now := b.now()
-	c := b.adaptive.controller.begin(now, inFlight)
+	c := b.adaptive.controller.begin(b.now(), inFlight)
 	changed := b.follow()
 	b.adaptive.mu.Unlock()
 	if changed {
+		told := false
+		defer func() {
+			if !told {
+				b.end(c, n, silent)
+			}
+		}()
 		b.announce()
+		told = true
 	}
 	return c
 }
@@ -139,13 +147,32 @@ func (b *Bulkhead) begin() call {
 func (b *Bulkhead) end(c call, n int, how outcome) {
 	b.leave(n)
 	b.adaptive.mu.Lock()
-	now := b.now()
-	b.adaptive.controller.end(c, now, how)
+	b.adaptive.controller.end(c, b.now(), how)
 	changed := b.follow()
 	b.adaptive.mu.Unlock()
 	if changed {
 		b.announce()
 	}
+}
+
+// endProbe ends the lowering of the limit for a probe, if that is all that keeps a
+// call from n slots at a level. It reports whether it may be tried again.
+func (b *Bulkhead) endProbe(n, level int) bool {
+	if b.cfg.Adaptive == nil {
+		return false
+	}
+	b.adaptive.mu.Lock()
+	c := &b.adaptive.controller
+	ends := c.lowered() && n <= int(c.before)-b.kept[level]
+	if ends {
+		c.abandon(b.now())
+		b.follow()
+	}
+	b.adaptive.mu.Unlock()
+	if ends {
+		b.announce()
+	}
+	return ends || !b.tooHeavy(n, level)
 }
 
 // follow makes the limit what the controller says, and reports whether that is a
@@ -157,6 +184,12 @@ func (b *Bulkhead) follow() bool {
 	}
 	b.mu.Lock()
 	defer b.unlock()
+	if c.lowered() && b.heavierWaits(c.Limit()) {
+		c.abandon(b.now())
+		if int64(c.Limit()) == b.limit.Load() {
+			return false
+		}
+	}
 	b.resize(LimitChange{
 		To:      c.Limit(),
 		Latency: time.Duration(math.Exp(c.latency)),

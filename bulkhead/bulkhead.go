@@ -245,7 +245,7 @@ func (b *Bulkhead) Acquire(ctx context.Context) (release func(), err error) {
 	if b.cfg.Adaptive == nil {
 		return b.releaseOnce(n), nil
 	}
-	started := b.begin()
+	started := b.begin(n)
 	var released atomic.Bool
 	return func() {
 		if released.CompareAndSwap(false, true) {
@@ -297,30 +297,37 @@ func (b *Bulkhead) enter(ctx context.Context) (n int, err error) {
 	if weighted.Load() {
 		n = weightOf(ctx)
 	}
-	word, ok := b.slots.take(n, b.kept[level])
-	var refusal *FullError
-	switch {
-	case ok:
-		if word >= foldAt {
-			b.fold()
-		}
+	refusal := b.try(ctx, level, n)
+	for refusal != nil && refusal.Reason == TooHeavy && b.endProbe(n, level) {
+		refusal = b.try(ctx, level, n)
+	}
+	if refusal == nil {
 		return n, nil
-	case b.tooHeavy(n, level):
-		refusal = b.refusal(TooHeavy, level, n)
-	case b.cfg.Queue == 0:
-		refusal = b.refusal(NoSlot, level, n)
-	case b.noPlace(level, n, word):
-		refusal = b.refusal(QueueFull, level, n)
-	default:
-		if refusal = b.wait(ctx, level, n); refusal == nil {
-			return n, nil
-		}
 	}
 	b.refused[refusal.Reason].Add(1)
 	if b.cfg.OnReject != nil {
 		b.cfg.OnReject(ctx, refusal)
 	}
 	return 0, refusal
+}
+
+// try takes the n slots of a call, perhaps after a wait, or returns why it does not.
+func (b *Bulkhead) try(ctx context.Context, level, n int) *FullError {
+	word, ok := b.slots.take(n, b.kept[level])
+	switch {
+	case ok:
+		if word >= foldAt {
+			b.fold()
+		}
+		return nil
+	case b.tooHeavy(n, level):
+		return b.refusal(TooHeavy, level, n)
+	case b.cfg.Queue == 0:
+		return b.refusal(NoSlot, level, n)
+	case b.noPlace(level, n, word):
+		return b.refusal(QueueFull, level, n)
+	}
+	return b.wait(ctx, level, n)
 }
 
 // noPlace reports whether it is certain without the mutex that a call which found
@@ -449,6 +456,7 @@ func (b *Bulkhead) describe(reason Reason, level, n int) *FullError {
 		Limit:    limit,
 		InFlight: inFlight,
 		Queued:   int(b.waiters.Load()),
+		never:    reason == TooHeavy && n > b.mostLimit()-b.kept[level],
 	}
 }
 
@@ -462,6 +470,14 @@ func (b *Bulkhead) figures() (limit, inFlight int) {
 		}
 		runtime.Gosched()
 	}
+}
+
+// mostLimit returns the highest limit that there can be without SetLimit.
+func (b *Bulkhead) mostLimit() int {
+	if b.cfg.Adaptive != nil {
+		return b.adaptive.controller.cfg.Max
+	}
+	return int(b.limit.Load())
 }
 
 // now returns the time since b was built.

@@ -154,6 +154,13 @@ func (c *controller) nextCohort(now time.Duration) {
 // lowered reports whether the limit is lowered for a probe.
 func (c *controller) lowered() bool { return c.probing && !c.waiting }
 
+// abandon ends a probe early, without a conclusion.
+func (c *controller) abandon(now time.Duration) {
+	c.setLimit(c.before)
+	c.nextCohort(now)
+	c.next = now + c.period()
+}
+
 // idle returns the latency of an idle server: the geometric mean, or 0 if it is not
 // known yet.
 func (c *controller) idle() time.Duration {

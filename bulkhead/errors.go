@@ -53,7 +53,8 @@ type FullError struct {
 	Queued   int           // callers that were waiting then
 	Waited   time.Duration // how long the call had waited
 
-	err error // why ctx ended
+	err   error // why ctx ended
+	never bool  // the limit will not grow to what the call needs
 }
 
 func (e *FullError) Error() string {
@@ -82,9 +83,10 @@ func (e *FullError) Is(target error) bool { return target == ErrFull }
 // Unwrap returns why the call's ctx ended while it waited; nil if it did not.
 func (e *FullError) Unwrap() error { return e.err }
 
-// Retryable reports whether trying again can help: it cannot for a call that is
-// too heavy.
-func (e *FullError) Retryable() bool { return e.Reason != TooHeavy }
+// Retryable reports whether another attempt can help. It cannot for a call whose weight
+// is more than the limit leaves to its level, unless an adaptive limit may still grow to
+// that.
+func (e *FullError) Retryable() bool { return !e.never }
 
 // Refused returns true: the call was not made.
 func (e *FullError) Refused() bool { return true }

@@ -71,6 +71,19 @@ func (b *Bulkhead) resize(change LimitChange) {
 	}
 }
 
+// heavierWaits reports whether a call waits that limit would be too low for. The
+// mutex is held.
+func (b *Bulkhead) heavierWaits(limit int) bool {
+	for level := range b.queue.lines {
+		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+			if w.weight > 1 && w.weight > limit-b.kept[level] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // refuseTooHeavy takes out of the queue who would wait for ever.
 func (b *Bulkhead) refuseTooHeavy() {
 	for level := range b.queue.lines {

@@ -179,6 +179,128 @@ func TestRunningOutOfTimeShrinksTheLimit(t *testing.T) {
 	}
 }
 
+// probing drives b until its limit is lowered for a probe, with calls that last until
+// the function that it returns.
+func probing(t *testing.T, b *bulkhead.Bulkhead, lowered *atomic.Bool) (before int, end func()) {
+	for !lowered.Load() {
+		before = b.Stats().Limit
+		var wg sync.WaitGroup
+		for range 2 * before {
+			wg.Go(func() { _ = b.Do(t.Context(), taking(10*time.Millisecond, nil)) })
+		}
+		wg.Wait()
+	}
+	return before, func() { keepCalling(b, 2*before, time.Second, taking(10*time.Millisecond, nil)) }
+}
+
+// A probe lowers the limit for a moment. A call that fits otherwise is neither refused
+// for that nor kept waiting.
+func TestAHeavyCallEndsAProbe(t *testing.T) {
+	for name, queue := range map[string]int{"no queue": 0, "queue": 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var lowered atomic.Bool
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20}, Queue: queue,
+					OnLimit: func(c bulkhead.LimitChange) { lowered.Store(c.Probe) },
+				})
+				_, end := probing(t, b, &lowered)
+				require.Less(t, b.Stats().Limit, 20)
+				heavy := bulkhead.WithWeight(t.Context(), 20)
+				require.NoError(t, b.Do(heavy, nothing))
+				require.Equal(t, 20, b.Stats().Limit)
+				require.False(t, lowered.Load())
+				end()
+
+				err := b.Do(bulkhead.WithWeight(t.Context(), 21), nothing)
+				var full *bulkhead.FullError
+				require.ErrorAs(t, err, &full)
+				require.Equal(t, bulkhead.TooHeavy, full.Reason)
+				require.False(t, full.Retryable(), "the limit will not grow to that")
+			})
+		})
+	}
+}
+
+// The limit is not lowered below what a call waits for: with no lighter call to be a
+// sample, it would wait for ever.
+func TestNoProbeWhileAHeavyCallWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20}, Queue: 100,
+			OnLimit: func(c bulkhead.LimitChange) { require.False(t, c.Probe) },
+		})
+		ctx := bulkhead.WithWeight(t.Context(), 18)
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				for range 200 {
+					require.NoError(t, b.Do(ctx, taking(10*time.Millisecond, nil)))
+				}
+			})
+		}
+		wg.Wait()
+		requireIdle(t, b)
+	})
+}
+
+func TestACallIsTooHeavyForNowWhereTheLimitMayGrow(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 4, Max: 8}})
+	for weight, retryable := range map[int]bool{5: true, 8: true, 9: false} {
+		err := b.Do(bulkhead.WithWeight(t.Context(), weight), nothing)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, bulkhead.TooHeavy, full.Reason)
+		require.Equal(t, retryable, full.Retryable())
+	}
+}
+
+// OnLimit runs wherever the limit changes: also before the function of a call that has
+// its slot, which is given back if OnLimit panics.
+func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
+	for how, call := range map[string]func(*bulkhead.Bulkhead){
+		"Do": func(b *bulkhead.Bulkhead) { _ = b.Do(context.Background(), taking(10*time.Millisecond, nil)) },
+		"Acquire": func(b *bulkhead.Bulkhead) {
+			if release, err := b.Acquire(context.Background()); err == nil {
+				time.Sleep(10 * time.Millisecond)
+				release()
+			}
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var raised atomic.Int64 // changes with which a probe ended
+				var wasProbe bool
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20},
+					OnLimit: func(c bulkhead.LimitChange) {
+						if wasProbe {
+							raised.Add(1)
+						}
+						wasProbe = c.Probe
+						panic("boom")
+					},
+				})
+				var wg sync.WaitGroup
+				for range 30 {
+					wg.Go(func() {
+						for start := time.Now(); time.Since(start) < time.Minute; {
+							func() {
+								defer func() { _ = recover() }()
+								call(b)
+							}()
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				wg.Wait()
+				require.Positive(t, raised.Load())
+				require.Zero(t, b.Stats().InFlight)
+			})
+		})
+	}
+}
+
 func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 1}})
 	require.PanicsWithValue(t, "boom", func() {
