@@ -97,17 +97,16 @@ func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) 
 	return err
 }
 
-// measureWork is measure of work that may go on after fn.
+// measureWork is measure of work that may go on after fn: its latency is the time until
+// it ends, and the error of fn says how.
 func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work, c call) error {
-	how := silent
-	return work.Do(ctx, func(ctx context.Context) error {
+	how, h := silent, b.hold()
+	return work.Hold(ctx, func(ctx context.Context) error {
 		err := fn(ctx)
 		how = outcomeOf(err)
 		return err
-	}, func(err error) {
-		if err != nil {
-			how = outcomeOf(err)
-		}
+	}, func() {
+		b.drop(h)
 		b.end(c, n, how)
 	})
 }

@@ -16,13 +16,13 @@ func BenchmarkDo(b *testing.B) {
 	}
 }
 
-func BenchmarkAcquire(b *testing.B) {
+func BenchmarkBegin(b *testing.B) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		release, _ := slots.Acquire(ctx)
-		release()
+		done, _ := slots.Begin(ctx)
+		done(nil)
 	}
 }
 
@@ -32,7 +32,7 @@ func BenchmarkRefusal(b *testing.B) {
 			slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: queue})
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_, _ = slots.Acquire(ctx)
+			_, _ = slots.Begin(ctx)
 			go func() { _ = slots.Do(ctx, nothing) }()
 			for queue > 0 && slots.Stats().Queued[0] == 0 {
 			}

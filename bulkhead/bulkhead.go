@@ -16,20 +16,24 @@
 //
 //   - One bulkhead stands for one dependency, tenant or feature, and all calls to
 //     it share it. [Group] holds one for each key.
-//   - Limit bounds the work, Queue bounds who waits for it, and both hold at every
-//     moment. Whoever finds both full is refused at once, with a [*FullError].
-//   - A slot that becomes free goes to the first who waits, by level and [Order].
-//     By FIFO, nobody who comes later takes it away, except a more important call,
-//     or one that is lighter than a heavy one which cannot use it yet (see
-//     [WithWeight]).
+//   - Limit bounds the calls that run, Queue bounds the callers that wait, and both
+//     hold at every moment. A call that finds both full is refused immediately, with
+//     a [*FullError], unless it would be served before a caller that waits: then it
+//     takes the place of the one that would be served last.
+//   - A slot that becomes free goes to the first waiter, by level and [Order]. By
+//     FIFO, a later call takes it only if it is more important, or if the first
+//     waiter needs more slots than are free (see [WithWeight]).
 //   - Of several Levels the more important is always served first, so a level may
 //     starve below a busy one. Reserve keeps slots free for the levels above.
 //   - In a chain it comes inside of retries, so that no slot is held while a retry
 //     waits, and outside of the time-out of the single call.
-//   - A call holds its slot until its function returns. A function that does not
-//     heed its ctx holds it for that long; the bulkhead then contains the damage,
-//     which is its purpose. Within a resiliencehttp.Transport a call holds its slot
-//     until the body of its response has been read to its end or closed.
+//   - A call holds its slot until its function returns, also if the function ignores
+//     its ctx: the bulkhead then contains the damage, which is its purpose. Within a
+//     resiliencehttp.Transport a call holds its slot until the body of its response
+//     has been read to its end or closed. Stats.LongestHeld shows a body that is
+//     never closed.
+//   - A refusal says so (Refused in the error protocol of this module), and whether
+//     another attempt can help (Retryable).
 //
 // A limit that is guessed is wrong as soon as the dependency changes. [Adaptive]
 // finds it from the latency of the calls.
@@ -61,16 +65,16 @@ type Config struct {
 	// unless Adaptive is set, and must be 0 then.
 	Limit int
 
-	// Queue is how many callers may wait for a slot. Zero means none: who finds
-	// no slot free is refused at once.
+	// Queue is how many callers may wait for a slot. Zero means none: a call that
+	// finds no free slot is refused immediately.
 	Queue int
 
 	// MaxWait is how long a caller may wait. Zero means until its ctx ends. It
 	// needs a Queue.
 	MaxWait time.Duration
 
-	// Order says which of the callers of one level is served first. Zero means
-	// FIFO.
+	// Order says which of the callers of one level is served first, and so which one
+	// loses its place in a full queue. Zero means FIFO.
 	Order Order
 
 	// Levels is the number of priority levels. Zero means 1. More need a Priority.
@@ -161,6 +165,8 @@ type Bulkhead struct {
 
 	adaptive adaptive // used if cfg.Adaptive is set
 
+	holds holds
+
 	mu         sync.Mutex
 	queue      queue
 	folded     int64         // calls admitted that slots no longer counts
@@ -202,10 +208,10 @@ func New(cfg Config) *Bulkhead {
 // slot as Config allows, or returns a [*FullError] and does not call fn. If ctx
 // has already ended, it returns why.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
-	// What most calls come to, without a look at what most bulkheads do not have.
+	// Fast path: a free slot and no weights, priorities, adaptive limit or waiters.
 	if word := b.slots.word.Load(); b.plain && oneFree(word) && !weighted.Load() && ctx.Err() == nil && b.slots.takeOne(word) {
 		if work := linger.Of(ctx); work != nil {
-			return work.Do(ctx, fn, func(error) { b.leave(1) })
+			return b.outlast(ctx, 1, fn, work)
 		}
 		defer b.leave(1)
 		return fn(ctx)
@@ -219,10 +225,19 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	case b.cfg.Adaptive != nil:
 		return b.measure(ctx, n, fn, work)
 	case work != nil:
-		return work.Do(ctx, fn, func(error) { b.leave(n) })
+		return b.outlast(ctx, n, fn, work)
 	}
 	defer b.leave(n)
 	return fn(ctx)
+}
+
+// outlast does fn in slots that are given back when work is over.
+func (b *Bulkhead) outlast(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
+	h := b.hold()
+	return work.Hold(ctx, fn, func() {
+		b.drop(h)
+		b.leave(n)
+	})
 }
 
 // Wrap returns a function that does next as [Bulkhead.Do] does it.
@@ -230,26 +245,27 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Acquire takes a slot as [Bulkhead.Do] does, for work that is not one function.
-// The slot is held until release is called, by any goroutine; calling it again
-// does nothing. After an error, release is nil.
-//
-// An adaptive limit takes the call as a success when it is released, unless ctx
-// has ended by then: after a deadline it ran out of time, and after a cancel it
-// says nothing.
-func (b *Bulkhead) Acquire(ctx context.Context) (release func(), err error) {
+// Begin takes a slot as [Bulkhead.Do] does, for work that is not one function. The
+// caller calls done with the error of the work when that is over, from any goroutine:
+// it gives the slot back and tells an adaptive limit what Do would tell it. Calling
+// done again does nothing. If Begin returns an error, done is nil.
+func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	n, err := b.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if b.cfg.Adaptive == nil {
-		return b.releaseOnce(n), nil
+	var started call
+	if b.cfg.Adaptive != nil {
+		started = b.begin(n)
 	}
-	started := b.begin(n)
-	var released atomic.Bool
-	return func() {
-		if released.CompareAndSwap(false, true) {
-			b.end(started, n, outcomeOf(ctx.Err()))
+	h := b.hold()
+	return func(err error) {
+		switch {
+		case !b.drop(h):
+		case b.cfg.Adaptive != nil:
+			b.end(started, n, outcomeOf(err))
+		default:
+			b.leave(n)
 		}
 	}, nil
 }
@@ -371,8 +387,8 @@ func (b *Bulkhead) wait(ctx context.Context, level, n int) *FullError {
 	return refusal
 }
 
-// await returns when w is settled: by whoever hands it its slots or refuses it, or
-// because its patience has ended.
+// await returns when w is settled: when it is handed its slots or refused, or when its
+// patience ends.
 func (b *Bulkhead) await(ctx context.Context, w *waiter, patience time.Duration, own bool) {
 	done := ctx.Done()
 	var passed <-chan time.Time
@@ -410,7 +426,7 @@ func (b *Bulkhead) patience(ctx context.Context) (left time.Duration, own bool) 
 	return left, own
 }
 
-// leave gives the n slots of a call back, to those who wait if there are any.
+// leave gives the n slots of a call back, or hands them to waiters if there are any.
 func (b *Bulkhead) leave(n int) {
 	if b.slots.give(n) {
 		return
@@ -499,7 +515,13 @@ type Stats struct {
 	Refused     int64            // calls that did not, other than those whose ctx had ended before
 	Refusals    map[Reason]int64 // Refused by reason, without those that did not occur
 	Waited      int64            // calls of Admitted that had to wait
-	LongestWait time.Duration    // how long the first of those who wait now has waited
+	LongestWait time.Duration    // how long the oldest of the callers that wait now has waited
+
+	// LongestHeld is how long the oldest of the slots has been held that Begin took
+	// or that belong to a response, which a resiliencehttp.Transport holds until its
+	// body has been read. One that grows without end is a done that is never called
+	// or a body that is never closed. Slots of other calls are not timed.
+	LongestHeld time.Duration
 }
 
 // Stats returns the present figures. It is cheap enough to be called each second.
@@ -517,6 +539,7 @@ func (b *Bulkhead) Stats() Stats {
 			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
 		}
 	}
+	s.LongestHeld = b.longestHeld()
 	s.Waited = b.waited.Load()
 	s.Admitted = b.folded + s.Waited
 	for reason := range Reason(reasons) {

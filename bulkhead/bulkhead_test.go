@@ -20,9 +20,9 @@ func nothing(context.Context) error { return nil }
 // hold takes a slot and returns what gives it back.
 func hold(t *testing.T, b *bulkhead.Bulkhead) (release func()) {
 	t.Helper()
-	release, err := b.Acquire(t.Context())
+	done, err := b.Begin(t.Context())
 	require.NoError(t, err)
-	return release
+	return func() { done(nil) }
 }
 
 // requireIdle checks that b has every slot back.

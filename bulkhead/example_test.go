@@ -65,16 +65,16 @@ func ExampleConfig_onReject() {
 	// level=WARN msg=refused by=users reason="no slot" inFlight=1
 }
 
-// A slot that outlives the function in which it is taken, as that of a response
+// A slot that outlives the function in which it is taken, such as that of a response
 // whose body is still being read.
-func ExampleBulkhead_Acquire() {
+func ExampleBulkhead_Begin() {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1, MaxWait: time.Second})
-	release, err := slots.Acquire(context.Background())
+	done, err := slots.Begin(context.Background())
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer release()
+	defer done(nil)
 	fmt.Println(slots.Stats().InFlight)
 	// Output: 1
 }
@@ -97,7 +97,7 @@ func ExampleConfig_priority() {
 	paying := context.WithValue(browsing, checkout{}, true)
 	take := func(ctx context.Context) (n int) {
 		for {
-			if _, err := slots.Acquire(ctx); err != nil {
+			if _, err := slots.Begin(ctx); err != nil {
 				return n
 			}
 			n++

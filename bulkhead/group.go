@@ -50,7 +50,7 @@ func (c GroupConfig[K]) Validate() error {
 // MaxKeys bulkheads are held and all of the few that are looked at have a call, a
 // new key gets no bulkhead of its own: all such keys share one, named
 // "<Name>/(other keys)" and made from Config. So what runs is bounded whatever keys
-// come.
+// come. So do keys that are not equal to themselves, such as NaN.
 type Group[K comparable] struct {
 	cfg     GroupConfig[K]
 	members *keyed.Map[K, *Bulkhead]
@@ -102,37 +102,37 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return g.rest.Do(ctx, fn)
 	}
 	if work := linger.Of(ctx); work != nil {
-		return work.Do(ctx, e.Value.Wrap(fn), func(error) { e.Unpin() })
+		return work.Hold(ctx, e.Value.Wrap(fn), e.Unpin)
 	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)
 }
 
-// Acquire takes a slot in the bulkhead of key, as [Bulkhead.Acquire] does.
-func (g *Group[K]) Acquire(ctx context.Context, key K) (release func(), err error) {
+// Begin takes a slot in the bulkhead of key, as [Bulkhead.Begin] does.
+func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.Acquire(ctx)
+		return g.rest.Begin(ctx)
 	}
-	held := false // stays so if a hook panics
+	begun := false // stays so if a hook panics
 	defer func() {
-		if !held {
+		if !begun {
 			e.Unpin()
 		}
 	}()
-	give, err := e.Value.Acquire(ctx)
+	end, err := e.Value.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	held = true
-	var released atomic.Bool
-	return func() {
-		if released.CompareAndSwap(false, true) {
+	begun = true
+	var over atomic.Bool
+	return func(err error) {
+		if over.CompareAndSwap(false, true) {
 			defer e.Unpin()
-			give()
+			end(err)
 		}
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,10 +58,10 @@ func TestGroupGivesAKeyItsOwnConfig(t *testing.T) {
 		1: {Name: "x/1", Weight: 1, Limit: 2, InFlight: 2},
 	} {
 		for range want.Limit {
-			_, err := g.Acquire(t.Context(), tenant)
+			_, err := g.Begin(t.Context(), tenant)
 			require.NoError(t, err)
 		}
-		_, err := g.Acquire(t.Context(), tenant)
+		_, err := g.Begin(t.Context(), tenant)
 		require.Equal(t, &want, err)
 	}
 }
@@ -77,25 +78,25 @@ func TestGroupIsBounded(t *testing.T) {
 		require.NoError(t, g.Do(t.Context(), key, nothing))
 		require.LessOrEqual(t, size(), 3)
 	}
-	var releases []func()
+	var releases []func(error)
 	for key := range 3 {
-		release, err := g.Acquire(t.Context(), key)
+		release, err := g.Begin(t.Context(), key)
 		require.NoError(t, err)
 		releases = append(releases, release)
 	}
 	// Busy ones do not: the others share one bulkhead.
-	release, err := g.Acquire(t.Context(), 7)
+	release, err := g.Begin(t.Context(), 7)
 	require.NoError(t, err)
 	err = g.Do(t.Context(), 8, nothing)
 	require.EqualError(t, err, "bulkhead: (other keys): full (no slot): 1 of 1 in flight, 0 waiting")
-	release()
+	release(nil)
 	require.NoError(t, g.Do(t.Context(), 8, nothing))
 	for key := range 3 {
 		require.ErrorIs(t, g.Do(t.Context(), key, nothing), bulkhead.ErrFull)
 	}
 	for _, release := range releases {
-		release()
-		release()
+		release(nil)
+		release(nil)
 	}
 	for key := range 9 {
 		require.NoError(t, g.Do(t.Context(), key, nothing))
@@ -105,7 +106,7 @@ func TestGroupIsBounded(t *testing.T) {
 func TestGroupForgetsIdleBulkheads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}, IdleAfter: time.Minute})
-		release, err := g.Acquire(t.Context(), "busy")
+		release, err := g.Begin(t.Context(), "busy")
 		require.NoError(t, err)
 		for i := range 100 {
 			require.NoError(t, g.Do(t.Context(), fmt.Sprint(i), nothing))
@@ -123,7 +124,7 @@ func TestGroupForgetsIdleBulkheads(t *testing.T) {
 		require.True(t, held["busy"])
 		require.Less(t, len(held), 350)
 		require.ErrorIs(t, g.Do(t.Context(), "busy", nothing), bulkhead.ErrFull)
-		release()
+		release(nil)
 	})
 }
 
@@ -165,7 +166,7 @@ func TestGroupHonorsAnEndedContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, g.Do(ctx, "k", nothing), context.Canceled)
-	_, err := g.Acquire(ctx, "k")
+	_, err := g.Begin(ctx, "k")
 	require.ErrorIs(t, err, context.Canceled)
 	for key := range g.All() {
 		t.Errorf("made one for %v", key)
@@ -195,12 +196,29 @@ func TestGroupForgetsABulkheadWhoseHookPanicked(t *testing.T) {
 		Config:  bulkhead.Config{Limit: 1, OnReject: func(context.Context, *bulkhead.FullError) { panic("boom") }},
 		MaxKeys: 1,
 	})
-	release, err := g.Acquire(t.Context(), "a")
+	release, err := g.Begin(t.Context(), "a")
 	require.NoError(t, err)
-	require.PanicsWithValue(t, "boom", func() { _, _ = g.Acquire(t.Context(), "a") })
-	release()
+	require.PanicsWithValue(t, "boom", func() { _, _ = g.Begin(t.Context(), "a") })
+	release(nil)
 	require.NoError(t, g.Do(t.Context(), "b", nothing))
 	for key := range g.All() {
 		require.Equal(t, "b", key)
+	}
+}
+
+// A member of such a key could never be found again.
+func TestGroupSharesOneBulkheadAmongKeysThatAreNotThemselves(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[float64]{Config: bulkhead.Config{Limit: 1}})
+	nan := math.NaN()
+	done, err := g.Begin(t.Context(), nan)
+	require.NoError(t, err)
+	err = g.Do(t.Context(), nan, nothing)
+	require.EqualError(t, err, "bulkhead: (other keys): full (no slot): 1 of 1 in flight, 0 waiting")
+	done(nil)
+	for range 100 {
+		require.NoError(t, g.Do(t.Context(), nan, nothing))
+	}
+	for key := range g.All() {
+		t.Errorf("has one for %v", key)
 	}
 }

@@ -83,7 +83,7 @@ func TestGroupKeepsABulkheadWhoseWorkGoesOn(t *testing.T) {
 
 func TestAdaptiveMeasuresUntilTheWorkIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const latency = 50 * time.Millisecond
+		latency := 50 * time.Millisecond
 		var changes []bulkhead.LimitChange
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.Adaptive{Initial: 10},
@@ -110,9 +110,8 @@ func TestAdaptiveMeasuresUntilTheWorkIsOver(t *testing.T) {
 			require.InDelta(t, latency, c.Latency, float64(latency)/10)
 		}
 		before := b.Stats().Limit
+		latency *= 3
 		call(20, errors.New("broke off"))
-		require.Equal(t, before, b.Stats().Limit, "that says nothing about load")
-		call(20, context.DeadlineExceeded)
-		require.Less(t, b.Stats().Limit, before)
+		require.Less(t, b.Stats().Limit, before, "the time counts, however the work ended")
 	})
 }

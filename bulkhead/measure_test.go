@@ -145,13 +145,13 @@ func TestRunningOutOfTimeShrinksTheLimit(t *testing.T) {
 		"Do": func(b *bulkhead.Bulkhead) func() {
 			return func() { _ = b.Do(context.Background(), taking(12*time.Millisecond, context.DeadlineExceeded)) }
 		},
-		"Acquire": func(b *bulkhead.Bulkhead) func() {
+		"Begin": func(b *bulkhead.Bulkhead) func() {
 			return func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 12*time.Millisecond)
 				defer cancel()
-				if release, err := b.Acquire(ctx); err == nil {
+				if done, err := b.Begin(ctx); err == nil {
 					<-ctx.Done()
-					release()
+					done(ctx.Err())
 				}
 			}
 		},
@@ -260,10 +260,10 @@ func TestACallIsTooHeavyForNowWhereTheLimitMayGrow(t *testing.T) {
 func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
 	for how, call := range map[string]func(*bulkhead.Bulkhead){
 		"Do": func(b *bulkhead.Bulkhead) { _ = b.Do(context.Background(), taking(10*time.Millisecond, nil)) },
-		"Acquire": func(b *bulkhead.Bulkhead) {
-			if release, err := b.Acquire(context.Background()); err == nil {
+		"Begin": func(b *bulkhead.Bulkhead) {
+			if done, err := b.Begin(context.Background()); err == nil {
 				time.Sleep(10 * time.Millisecond)
-				release()
+				done(nil)
 			}
 		},
 	} {
@@ -315,11 +315,11 @@ func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
 	})
 	wg.Wait()
 	requireIdle(t, b)
-	release, err := b.Acquire(t.Context())
+	done, err := b.Begin(t.Context())
 	require.NoError(t, err)
 	require.ErrorIs(t, b.Do(t.Context(), nothing), bulkhead.ErrFull)
-	release()
-	release()
+	done(nil)
+	done(nil)
 	require.Zero(t, b.Stats().InFlight)
 }
 

@@ -267,7 +267,12 @@ func playModel(t *testing.T, data []byte) {
 			ctx, cancel := context.WithCancel(atLevel(t.Context(), p.level)) // ends if the test fails
 			p.cancel = cancel
 			pairs = append(pairs, p)
-			go func() { p.release, p.err = b.Acquire(bulkhead.WithWeight(ctx, p.weight)) }()
+			go func() {
+				var done func(error)
+				if done, p.err = b.Begin(bulkhead.WithWeight(ctx, p.weight)); p.err == nil {
+					p.release = func() { done(nil) }
+				}
+			}()
 			m.acquire(p.modeled)
 		case 3:
 			p := &pair{modeled: &modeled{level: 2, weight: 1}, cancel: func() {}}

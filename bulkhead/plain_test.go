@@ -97,9 +97,9 @@ func TestShortCutUnderStress(t *testing.T) {
 			for n := range each {
 				switch (n + i) % 8 {
 				case 0:
-					if release, err := b.Acquire(t.Context()); err == nil {
+					if done, err := b.Begin(t.Context()); err == nil {
 						_ = work(t.Context())
-						release()
+						done(nil)
 					}
 				case 1:
 					_ = b.SetLimit(1 + n%most)

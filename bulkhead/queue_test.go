@@ -180,7 +180,7 @@ func TestReserveKeepsSlotsForTheLevelsAbove(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 10, Levels: 3, Priority: levelOf, Reserve: []int{2, 3}})
 		got := 0
 		for range 20 {
-			if _, err := b.Acquire(atLevel(t.Context(), level)); err == nil {
+			if _, err := b.Begin(atLevel(t.Context(), level)); err == nil {
 				got++
 			}
 		}

@@ -103,13 +103,13 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 			c.refused.Add(1)
 		}
 	case op <= 8:
-		release, err := c.b.Acquire(ctx)
+		done, err := c.b.Begin(ctx)
 		if err == nil {
 			c.in(n)
 			runtime.Gosched()
 			c.out(n)
-			release()
-			go release() // does nothing
+			done(nil)
+			go done(nil) // does nothing
 		}
 		c.result(t, err)
 	case op == 9:
