@@ -2,11 +2,11 @@ package bulkhead
 
 import (
 	"context"
-	"errors"
 	"math"
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/linger"
 )
@@ -15,11 +15,13 @@ import (
 // the calls take no longer than on an idle server, the limit grows with its use; once
 // they queue at the server, the limit shrinks.
 //
-// A call that succeeds is a sample of the latency. One that fails with
-// [context.DeadlineExceeded], and not with [ErrFull], is a sample of at least four
-// times the latency of an idle server. Other errors say nothing about load, and
-// neither do panics. A call that hangs counts as long as it has run so far once ten
-// times the usual latency has passed.
+// A call that succeeds is a sample of the latency, and so is one that the dependency
+// answered with no (Answered in the error protocol of this module). A call that ran
+// out of time, was refused by the dependency to shed load, or was told when to come
+// back is a sample of at least four times the latency of an idle server. Everything
+// else says nothing about load: other errors, calls that were refused further in or
+// whose caller left, and panics. A call that hangs counts as long as it has run so
+// far once ten times the usual latency has passed.
 //
 // To learn how long an idle server takes, the bulkhead lowers its limit for a few
 // latencies, so far that no call waits at the server: every 10 s (or 100 latencies,
@@ -93,7 +95,7 @@ func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) 
 	how := silent // stays so if fn panics
 	defer func() { b.end(c, n, how) }()
 	err := fn(ctx)
-	how = outcomeOf(err)
+	how = outcomeOf(ctx, err)
 	return err
 }
 
@@ -103,7 +105,7 @@ func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Conte
 	how, h := silent, b.hold()
 	return work.Hold(ctx, func(ctx context.Context) error {
 		err := fn(ctx)
-		how = outcomeOf(err)
+		how = outcomeOf(ctx, err)
 		return err
 	}, func() {
 		b.drop(h)
@@ -111,12 +113,20 @@ func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Conte
 	})
 }
 
-func outcomeOf(err error) outcome {
-	switch {
-	case err == nil:
+// outcomeOf returns what the end of a call made under ctx says about load.
+func outcomeOf(ctx context.Context, err error) outcome {
+	if err == nil {
 		return answered
-	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrFull):
+	}
+	switch end := behavior.ReadUnder(ctx, err); end.Kind {
+	case behavior.Done, behavior.Answered:
+		return answered
+	case behavior.Overran:
 		return dropped
+	case behavior.Failed:
+		if end.Throttled || end.FailedAfter > 0 || behavior.IsTimeout(err) {
+			return dropped
+		}
 	}
 	return silent
 }

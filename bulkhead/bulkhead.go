@@ -263,7 +263,7 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 		switch {
 		case !b.drop(h):
 		case b.cfg.Adaptive != nil:
-			b.end(started, n, outcomeOf(err))
+			b.end(started, n, outcomeOf(ctx, err))
 		default:
 			b.leave(n)
 		}

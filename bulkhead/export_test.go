@@ -1,6 +1,9 @@
 package bulkhead
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // A Controller is the controller of an adaptive limit, to be driven in virtual time.
 type Controller struct{ controller }
@@ -13,7 +16,7 @@ func NewController(cfg Adaptive) *Controller {
 func (c *Controller) Begin(now time.Duration, inFlight int) Call { return c.begin(now, inFlight) }
 
 func (c *Controller) End(ended Call, now time.Duration, err error) {
-	c.end(ended, now, outcomeOf(err))
+	c.end(ended, now, outcomeOf(context.Background(), err))
 }
 
 // Probing reports whether the limit is lowered for a probe.

@@ -3,6 +3,8 @@ package bulkhead_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -114,65 +116,136 @@ func TestAnUnusedLimitShrinksToInitial(t *testing.T) {
 	})
 }
 
-func TestErrorsThatSayNothingAboutLoadAreNoSamples(t *testing.T) {
-	full := &bulkhead.FullError{}
-	for name, err := range map[string]error{
-		"any":              errors.New("broken"),
-		"full below":       full,
-		"canceled":         context.Canceled,
-		"full at deadline": errors.Join(full, context.DeadlineExceeded),
+// An end is an error that says something by methods.
+type end struct {
+	answered, refused, throttled bool
+	after                        time.Duration
+}
+
+func (end) Error() string               { return "end" }
+func (e end) Answered() bool            { return e.answered }
+func (e end) Refused() bool             { return e.refused }
+func (e end) Throttled() bool           { return e.throttled }
+func (e end) RetryAfter() time.Duration { return e.after }
+
+// What an error says of load, through Do and through Begin: nothing (the limit stays),
+// that the call was served (its latency is a sample), or that there is too much of it.
+func TestTheLimitReadsWhatAnErrorSays(t *testing.T) {
+	inner := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	defer hold(t, inner)()
+	waiting, stop := context.WithCancel(t.Context())
+	go func() {
+		for inner.Stats().Queued[0] == 0 {
+			runtime.Gosched()
+		}
+		stop()
+	}()
+	overrun := inner.Do(waiting, nothing)
+	require.ErrorIs(t, overrun, context.Canceled)
+
+	const nothing, served, overload = "nothing", "served", "overload"
+	for _, tc := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"success", nil, served},
+		{"answered", end{answered: true}, served},
+		{"answered beside a refusal", errors.Join(end{answered: true}, &bulkhead.FullError{}), served},
+		{"failed", errors.New("broken"), nothing},
+		{"refused", &bulkhead.FullError{}, nothing},
+		{"refused by another", end{refused: true, after: time.Second}, nothing},
+		{"refused after a wait", overrun, nothing},
+		{"deadline exceeded", fmt.Errorf("call: %w", context.DeadlineExceeded), overload},
+		{"deadline exceeded beside a refusal", errors.Join(&bulkhead.FullError{}, context.DeadlineExceeded), overload},
+		{"timed out", os.ErrDeadlineExceeded, overload},
+		{"throttled", end{throttled: true}, overload},
+		{"come back later", end{after: time.Second}, overload},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				changed := 0
-				b := bulkhead.New(bulkhead.Config{
-					Adaptive: &bulkhead.Adaptive{Initial: 10},
-					OnLimit:  func(bulkhead.LimitChange) { changed++ },
+		for how, call := range map[string]func(*bulkhead.Bulkhead, time.Duration) error{
+			"Do": func(b *bulkhead.Bulkhead, d time.Duration) error { return b.Do(t.Context(), taking(d, tc.err)) },
+			"Begin": func(b *bulkhead.Bulkhead, d time.Duration) error {
+				done, err := b.Begin(context.Background())
+				if err != nil {
+					return err
+				}
+				time.Sleep(d)
+				done(tc.err)
+				return nil
+			},
+		} {
+			t.Run(tc.name+" "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 30}})
+					keepCalling(b, 40, 5*time.Second, taking(10*time.Millisecond, nil))
+					require.NoError(t, b.SetLimit(20))
+					limit := b.Stats().Limit
+					var wg sync.WaitGroup
+					for range 30 {
+						wg.Go(func() {
+							for range 100 {
+								_ = call(b, 10*time.Millisecond)
+								time.Sleep(time.Millisecond)
+							}
+						})
+					}
+					wg.Wait()
+					switch now := b.Stats().Limit; tc.want {
+					case nothing:
+						require.Equal(t, limit, now)
+					case served:
+						require.Greater(t, now, limit)
+					case overload:
+						require.Less(t, now, limit)
+					}
+					requireIdle(t, b)
 				})
-				keepCalling(b, 20, 500*time.Millisecond, taking(10*time.Millisecond, nil))
-				require.Positive(t, changed)
-				require.NoError(t, b.SetLimit(15)) // ends a probe
-				changed = 0
-				keepCalling(b, 30, 10*time.Second, taking(time.Second, err))
-				require.Zero(t, changed)
 			})
-		})
+		}
 	}
 }
 
-func TestRunningOutOfTimeShrinksTheLimit(t *testing.T) {
-	for name, make := range map[string]func(*bulkhead.Bulkhead) func(){
-		"Do": func(b *bulkhead.Bulkhead) func() {
-			return func() { _ = b.Do(context.Background(), taking(12*time.Millisecond, context.DeadlineExceeded)) }
-		},
-		"Begin": func(b *bulkhead.Bulkhead) func() {
-			return func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 12*time.Millisecond)
-				defer cancel()
-				if done, err := b.Begin(ctx); err == nil {
-					<-ctx.Done()
-					done(ctx.Err())
-				}
-			}
-		},
+// The end of the caller's own ctx: a cancel says nothing, a deadline that there was too
+// little time.
+func TestTheLimitReadsTheEndOfTheCallersContext(t *testing.T) {
+	broken := errors.New("connection closed")
+	for name, tc := range map[string]struct {
+		deadline bool
+		shrinks  bool
+	}{
+		"canceled": {false, false},
+		"deadline": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20}})
 				keepCalling(b, 30, 2*time.Second, taking(10*time.Millisecond, nil))
-				require.Equal(t, 20, b.Stats().Limit)
-				call := make(b)
+				require.NoError(t, b.SetLimit(20))
 				var wg sync.WaitGroup
 				for range 30 {
 					wg.Go(func() {
-						for range 300 {
-							call()
+						for range 100 {
+							ctx, cancel := context.WithCancel(t.Context())
+							if tc.deadline {
+								ctx, cancel = context.WithTimeout(ctx, 10*time.Millisecond)
+							} else {
+								time.AfterFunc(10*time.Millisecond, cancel)
+							}
+							_ = b.Do(ctx, func(ctx context.Context) error {
+								<-ctx.Done()
+								return broken
+							})
+							cancel()
 							time.Sleep(time.Millisecond)
 						}
 					})
 				}
 				wg.Wait()
-				require.Less(t, b.Stats().Limit, 12)
+				if tc.shrinks {
+					require.Less(t, b.Stats().Limit, 15)
+				} else {
+					require.Equal(t, 20, b.Stats().Limit)
+				}
 				requireIdle(t, b)
 			})
 		})
