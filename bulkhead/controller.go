@@ -265,7 +265,6 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 		if c.limit > 4*most {
 			c.setLimit(max(0.99*c.limit, min(c.limit, float64(c.cfg.Initial))))
 		}
-		c.slow = 0
 		return
 	}
 
