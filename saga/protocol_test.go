@@ -333,9 +333,9 @@ var policies = map[string]func(t *testing.T) policy{
 	},
 	"full bulkhead": func(t *testing.T) policy {
 		b := bulkhead.New(bulkhead.Config{Limit: 1})
-		release, err := b.Acquire(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		return policy{b.Wrap, release, 5 * time.Minute}
+		return policy{b.Wrap, func() { done(nil) }, 5 * time.Minute}
 	},
 	"limiter": func(t *testing.T) policy {
 		l := throttle.New(throttle.Config{Rate: throttle.PerHour(1), Burst: 1})

@@ -117,7 +117,7 @@ func bulkheadFull() []impl {
 	return []impl{
 		{"resilience", func(b *testing.B) {
 			slots := bulkhead.New(bulkhead.Config{Limit: 1})
-			if _, err := slots.Acquire(context.Background()); err != nil {
+			if _, err := slots.Begin(context.Background()); err != nil {
 				b.Fatal(err)
 			}
 			refused(b, func(ctx context.Context) error { return slots.Do(ctx, bulkheadWork) })
