@@ -99,18 +99,16 @@ func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) 
 	return err
 }
 
-// measureWork is measure of work that may go on after fn: its latency is the time until
-// it ends, and the error of fn says how.
+// measureWork is measure of work that may go on after fn and holds its slots until then.
+// The latency is the time until fn returns: a slow reader says nothing about the server.
 func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work, c call) error {
-	how, h := silent, b.hold()
-	return work.Hold(ctx, func(ctx context.Context) error {
+	return b.outlast(ctx, n, func(ctx context.Context) error {
+		how := silent // stays so if fn panics
+		defer func() { b.learn(c, how) }()
 		err := fn(ctx)
 		how = outcomeOf(ctx, err)
 		return err
-	}, func() {
-		b.drop(h)
-		b.end(c, n, how)
-	})
+	}, work)
 }
 
 // outcomeOf returns what the end of a call made under ctx says about load.
@@ -152,9 +150,14 @@ func (b *Bulkhead) begin(n int) call {
 	return c
 }
 
-// end notes how a call ended, and gives its slots back.
+// end gives the slots of a call back, and learns from it.
 func (b *Bulkhead) end(c call, n int, how outcome) {
+	defer b.learn(c, how)
 	b.leave(n)
+}
+
+// learn tells the controller how a call has ended.
+func (b *Bulkhead) learn(c call, how outcome) {
 	b.adaptive.mu.Lock()
 	b.adaptive.controller.end(c, b.now(), how)
 	changed := b.follow()
