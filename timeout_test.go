@@ -170,12 +170,16 @@ func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 // A connection with the deadline of its ctx often returns before ctx is canceled. Of the
 // two, either may be first.
 func TestTimeoutPassesAtItsTime(t *testing.T) {
-	for range 100 {
+	for i := range 200 {
 		synctest.Test(t, func(t *testing.T) {
+			ctx := t.Context()
+			if i%2 == 1 {
+				ctx, _ = linger.Begin(ctx) // within a Transport
+			}
 			err := resilience.Timeout(time.Second)(func(context.Context) error {
 				time.Sleep(time.Second)
 				return errDown
-			})(t.Context())
+			})(ctx)
 			require.Equal(t, &resilience.TimeoutError{After: time.Second, Err: errDown}, err)
 		})
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -501,9 +502,13 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 // two, either may be first.
 func TestAttemptTimeoutPassesAtItsTime(t *testing.T) {
 	r := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second})
-	for range 100 {
+	for i := range 200 {
 		synctest.Test(t, func(t *testing.T) {
-			err := r.Do(t.Context(), func(context.Context) error {
+			ctx := t.Context()
+			if i%2 == 1 {
+				ctx, _ = linger.Begin(ctx) // within a Transport
+			}
+			err := r.Do(ctx, func(context.Context) error {
 				time.Sleep(time.Second)
 				return errDown
 			})

@@ -174,30 +174,6 @@ func (w *Work) next() func() {
 	return func() { f(w.err) }
 }
 
-// Do is Hold with a release that is given the error that the work ended with.
-//
-// Deprecated: use Hold and OnBroken.
-func (w *Work) Do(ctx context.Context, fn func(context.Context) error, release func(error)) error {
-	return w.Hold(ctx, fn, func() { release(w.endedWith()) })
-}
-
-// AtEnd has f called at the end of the work, with the error that it ended with. It
-// returns false, and f is not called, if the work does not go on.
-//
-// Deprecated: use Hold and OnBroken.
-func (w *Work) AtEnd(f func(error)) bool {
-	return w.keep(func() { f(w.endedWith()) })
-}
-
-func (w *Work) endedWith() error {
-	if w == nil {
-		return nil
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err
-}
-
 // A Limit is when a time-out ends work that goes on, and the cause that it gives. The
 // ctx of the time-out cannot tell: a policy further out may have canceled it by then.
 type Limit struct {
