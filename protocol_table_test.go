@@ -1,0 +1,724 @@
+package resilience_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var update = flag.Bool("update", false, "write the table of TestEveryPolicyReadsEveryEnd into docs/protocol.md")
+
+// An end is one way in which a call can end: made by the real packages, so that the
+// table holds what their errors say, and not what they should.
+type end struct {
+	name string
+	says says
+	// err returns the error of the call. It runs in the bubble of its consumer,
+	// since some errors tell the time.
+	err func(*testing.T) error
+	// under, if not nil, is the ctx of the caller, which ends during the call.
+	under func(context.Context) (context.Context, context.CancelFunc)
+	// within, if not nil, runs the consumer where the call is to be made.
+	within func(t *testing.T, consumer func(context.Context, resilience.Func))
+}
+
+// says is what an end says, as the page of the protocol has it.
+type says struct {
+	kind  kind
+	retry word          // Retryable
+	after time.Duration // RetryAfter
+	own   time.Duration // RetryAfter as the dependency itself says it
+	shed  bool          // Throttled
+	cache string        // what a cache makes of it, where that is its own word
+	final bool          // a word of package saga: the step is not tried again
+	clean bool          // and took no effect
+}
+
+type kind string
+
+const (
+	done     kind = "done"
+	answered kind = "answered"
+	refused  kind = "refused"
+	canceled kind = "the caller left"
+	overran  kind = "the caller's deadline passed early"
+	hung     kind = "the caller's deadline passed late"
+	failed   kind = "failed"
+)
+
+type word int
+
+const (
+	unsaid word = iota
+	yes
+	no
+)
+
+var errDeclined = errors.New("card declined")
+
+// ends are the rows of the table.
+var ends = []end{
+	{name: "nil", says: says{kind: done}, err: func(*testing.T) error { return nil }},
+	{name: "an error", says: says{kind: failed}, err: func(*testing.T) error { return errors.New("connection reset") }},
+	{name: "resilience.Timeout passed", says: says{kind: failed, shed: true}, err: func(t *testing.T) error {
+		return resilience.Timeout(time.Millisecond)(hang)(t.Context())
+	}},
+	{name: "retry.Permanent", says: says{kind: failed, retry: no}, err: func(*testing.T) error {
+		return retry.Permanent(errors.New("malformed"))
+	}},
+
+	{name: "resilience.Answer", says: says{kind: answered}, err: func(*testing.T) error {
+		return resilience.Answer(errDeclined)
+	}},
+	{name: "cacheaside.ErrNotFound from a Get", says: says{kind: answered, cache: "not found"}, err: notFound},
+	{name: "saga.NoEffect", says: says{kind: answered, retry: no, final: true, clean: true}, err: func(*testing.T) error { return saga.NoEffect(errDeclined) }},
+	{name: "saga.Abort", says: says{kind: answered, retry: no, final: true}, err: func(*testing.T) error { return saga.Abort(errDeclined) }},
+	{name: "a compensated saga", says: says{kind: answered, retry: no, final: true}, err: compensated},
+
+	{name: "breaker open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: openBreaker},
+	{name: "breaker half-open", says: says{kind: refused, retry: yes, after: 10 * time.Millisecond}, err: halfOpenBreaker},
+	{name: "breaker forced open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: forcedOpenBreaker},
+	{name: "bulkhead full", says: says{kind: refused, retry: yes}, err: fullBulkhead},
+	{name: "limiter empty", says: says{kind: refused, retry: yes, after: time.Second}, err: emptyLimiter},
+	{name: "Shared in an outage", says: says{kind: refused, retry: yes, after: time.Second}, err: sharedInOutage},
+	{name: "Adaptive sheds", says: says{kind: refused, retry: yes}, err: adaptiveSheds},
+
+	{name: "HTTP 404", says: says{kind: done}, err: status(404, "")},
+	{name: "HTTP 408", says: says{kind: answered, retry: yes}, err: status(408, "")},
+	{name: "HTTP 425", says: says{kind: answered, retry: yes}, err: status(425, "")},
+	{name: "HTTP 429", says: says{kind: answered, retry: yes, shed: true}, err: status(429, "")},
+	{name: "HTTP 429, Retry-After: 2", says: says{kind: answered, retry: yes, after: 2 * time.Second, shed: true}, err: status(429, "2")},
+	{name: "HTTP 500", says: says{kind: failed, retry: yes}, err: status(500, "")},
+	{name: "HTTP 502", says: says{kind: failed, retry: yes}, err: status(502, "")},
+	{name: "HTTP 503", says: says{kind: failed, retry: yes, shed: true}, err: status(503, "")},
+	{name: "HTTP 503, Retry-After: 2", says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503, "2")},
+	{name: "HTTP 503, Retry-After: a date", says: says{kind: failed, retry: yes, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: status(503, "date")},
+	{name: "HTTP POST, 503, Retry-After: 2", says: says{kind: failed, retry: no, after: 2 * time.Second, own: 2 * time.Second, shed: true}, err: func(t *testing.T) error {
+		return exchange(t, http.MethodPost, 503, "2")
+	}},
+
+	{name: "a hedge, refused and failed", says: says{kind: failed}, err: func(t *testing.T) error {
+		return hedge(t, fullBulkhead(t), errors.New("connection reset"))
+	}},
+	{name: "a hedge, refused twice", says: says{kind: refused, retry: yes}, err: func(t *testing.T) error {
+		return hedge(t, fullBulkhead(t), fullBulkhead(t))
+	}},
+
+	{name: "the caller canceled", says: says{kind: canceled}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(ctx)
+		time.AfterFunc(10*time.Millisecond, cancel)
+		return ctx, cancel
+	}},
+	{name: "the caller's deadline, after 10 ms", says: says{kind: overran, shed: true}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, 10*time.Millisecond)
+	}},
+	{name: "the caller's deadline, after 2 s", says: says{kind: hung, shed: true}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, 2*time.Second)
+	}},
+	{name: "a handler aborts its response", says: says{kind: canceled}, within: abortedHandler},
+}
+
+func hang(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func fail(context.Context) error { return errDown }
+
+func notFound(t *testing.T) error {
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: func(context.Context, int) (int, error) { return 0, fmt.Errorf("user 42: %w", cacheaside.ErrNotFound) },
+	})
+	defer c.Close()
+	_, err := c.Get(t.Context(), 42)
+	return err
+}
+
+func compensated(t *testing.T) error {
+	sg := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{{
+		Name: "charge",
+		Do:   func(context.Context, *int) error { return saga.NoEffect(errDeclined) },
+		Undo: func(context.Context, *int) error { return nil },
+	}}}
+	return saga.Run(t.Context(), sg, new(int))
+}
+
+func openBreaker(t *testing.T) error {
+	b := breaker.New(breaker.Config{Failures: 1, Jitter: -1})
+	_ = b.Do(t.Context(), fail)
+	return b.Do(t.Context(), fail)
+}
+
+func halfOpenBreaker(t *testing.T) error {
+	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Jitter: -1})
+	_ = b.Do(t.Context(), fail)
+	time.Sleep(time.Millisecond)
+	var err error
+	_ = b.Do(t.Context(), func(ctx context.Context) error { // the probe
+		err = b.Do(ctx, fail)
+		return nil
+	})
+	return err
+}
+
+func forcedOpenBreaker(t *testing.T) error {
+	b := breaker.New(breaker.Config{})
+	b.ForceOpen(errors.New("maintenance"))
+	return b.Do(t.Context(), fail)
+}
+
+func fullBulkhead(t *testing.T) error {
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	var err error
+	_ = b.Do(t.Context(), func(ctx context.Context) error {
+		err = b.Do(ctx, fail)
+		return nil
+	})
+	return err
+}
+
+func emptyLimiter(t *testing.T) error {
+	l := throttle.New(throttle.Config{Rate: 1, Burst: 1})
+	_ = l.Do(t.Context(), fail)
+	return l.Do(t.Context(), fail)
+}
+
+func sharedInOutage(t *testing.T) error {
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "search", Rate: 1, OnOutage: throttle.RefuseAll,
+		Eval: func(context.Context, string, []string, ...any) (any, error) {
+			return nil, errors.New("connection refused")
+		},
+	})
+	return s.Do(t.Context(), fail)
+}
+
+func adaptiveSheds(t *testing.T) error {
+	a := throttle.NewAdaptive(throttle.AdaptiveConfig{Refused: func(error) bool { return true }})
+	for {
+		err := a.Do(t.Context(), fail)
+		if errors.Is(err, throttle.ErrLimited) {
+			return err
+		}
+	}
+}
+
+func status(code int, retryAfter string) func(*testing.T) error {
+	return func(t *testing.T) error { return exchange(t, http.MethodGet, code, retryAfter) }
+}
+
+// exchange returns what a policy under a Transport is told of a response.
+func exchange(t *testing.T, method string, code int, retryAfter string) error {
+	if retryAfter == "date" {
+		retryAfter = time.Now().Add(2 * time.Second).UTC().Format(http.TimeFormat)
+	}
+	var told error
+	client := http.Client{Transport: &resiliencehttp.Transport{
+		Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			header := http.Header{}
+			if retryAfter != "" {
+				header.Set("Retry-After", retryAfter)
+			}
+			return &http.Response{
+				StatusCode: code, Header: header, Request: req,
+				ProtoMajor: 1, ProtoMinor: 1, Body: io.NopCloser(strings.NewReader("")),
+			}, nil
+		}),
+		Middleware: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { told = next(ctx); return told }
+		},
+	}}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://users.test/", nil)
+	require.NoError(t, err)
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return told
+}
+
+// abortedHandler runs a policy under Guard, around a handler that gives its response up.
+func abortedHandler(t *testing.T, consumer func(context.Context, resilience.Func)) {
+	guarded := resiliencehttp.Guard(func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { consumer(ctx, next); return nil }
+	})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	require.PanicsWithValue(t, http.ErrAbortHandler, func() {
+		guarded.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return rt(req) }
+
+// hedge returns the error of a Hedge whose calls return errs.
+func hedge(t *testing.T, errs ...error) error {
+	calls := make(chan error, len(errs))
+	for _, err := range errs {
+		calls <- err
+	}
+	_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Max: len(errs), Delay: time.Millisecond}, func(context.Context) (int, error) {
+		time.Sleep(5 * time.Millisecond)
+		return 0, <-calls
+	})
+	return err
+}
+
+// A consumer is a column of the table: a policy around a call that ends like that.
+type consumer struct {
+	name string
+	// want returns what must happen after an end that says s.
+	want func(s says) string
+	// got returns what happens after the end: call ends like that, each time.
+	got  func(t *testing.T, caller caller, call resilience.Func) string
+	slow bool // got takes thousands of calls
+}
+
+// A caller returns the ctx of a call.
+type caller func() (context.Context, context.CancelFunc)
+
+var consumers = []consumer{
+	{name: "breaker", want: wantOfBreaker, got: gotOfBreaker},
+	{name: "retry", want: wantOfRetry, got: gotOfRetry},
+	{name: "bulkhead, adaptive", want: wantOfBulkhead, got: gotOfBulkhead, slow: true},
+	{name: "throttle.Adaptive", want: wantOfAdaptive, got: gotOfAdaptive},
+	{name: "cacheaside, a load", want: wantOfCache, got: gotOfCache},
+	{name: "saga, a step", want: wantOfSaga, got: gotOfSaga},
+}
+
+func wantOfBreaker(s says) string {
+	switch {
+	case s.kind == done || s.kind == answered:
+		return "success"
+	case s.kind == refused || s.kind == canceled || s.kind == overran:
+		return "ignored"
+	case s.own > 0:
+		return "opens for " + s.own.String()
+	default:
+		return "failure"
+	}
+}
+
+// gotOfBreaker tells by how many failures more it takes to open the breaker.
+func gotOfBreaker(t *testing.T, caller caller, call resilience.Func) string {
+	ctx, cancel := caller()
+	defer cancel()
+	b := breaker.New(breaker.Config{Failures: 3, Jitter: -1})
+	_ = b.Do(t.Context(), fail)
+	_ = b.Do(ctx, call)
+	if s := b.Stats(); s.State == breaker.Open {
+		return "opens for " + s.OpenLeft.Round(time.Second).String() // an HTTP date has no more
+	}
+	for _, result := range []string{"failure", "ignored"} {
+		_ = b.Do(t.Context(), fail)
+		if b.State() == breaker.Open {
+			return result
+		}
+	}
+	return "success"
+}
+
+const backoffOfTest = 20 * time.Millisecond
+
+func wantOfRetry(s says) string {
+	switch {
+	case s.kind == answered && s.retry == yes:
+	case s.kind != refused && s.kind != failed, s.retry == no:
+		return "ends"
+	}
+	charge := ", charged"
+	if s.kind == refused {
+		charge = ""
+	}
+	if s.after > backoffOfTest {
+		return "waits " + s.after.String() + charge
+	}
+	return "tries again" + charge
+}
+
+func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
+	ctx, cancel := caller()
+	defer cancel()
+	budget := retry.NewBudget(retry.BudgetConfig{})
+	charge := ""
+	r := retry.New(retry.Config{
+		Attempts: 2, Backoff: retry.Constant(backoffOfTest), Budget: budget,
+		OnRetry: func(context.Context, retry.Attempt) {
+			if budget.Stats().Charged > 0 {
+				charge = ", charged"
+			}
+		},
+	})
+	var calls []time.Time
+	_ = r.Do(ctx, func(ctx context.Context) error {
+		calls = append(calls, time.Now())
+		return call(ctx)
+	})
+	if len(calls) < 2 {
+		return "ends"
+	}
+	waited := calls[1].Sub(calls[0])
+	for _, after := range []time.Duration{time.Second, 2 * time.Second, 30 * time.Second} {
+		if waited >= after-10*time.Millisecond && waited < after+after/5 { // a date has no more than seconds, and there is some jitter
+			return "waits " + after.String() + charge
+		}
+	}
+	if waited == backoffOfTest {
+		return "tries again" + charge
+	}
+	return "waits " + waited.String() + charge
+}
+
+func wantOfBulkhead(s says) string {
+	switch {
+	case s.kind == done || s.kind == answered:
+		return "sample"
+	case s.kind == overran || s.kind == hung || s.kind == failed && (s.shed || s.own > 0):
+		return "overload"
+	default:
+		return "no sample"
+	}
+}
+
+// gotOfBulkhead tells by what becomes of the limit: it has learned how long a call
+// takes, and then all calls end like that.
+func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}, Queue: 1000, MaxWait: time.Hour})
+	several := func(callers int, do func()) {
+		var calls sync.WaitGroup
+		for range callers {
+			calls.Go(func() {
+				for range 25 {
+					do()
+				}
+			})
+		}
+		calls.Wait()
+	}
+	several(60, func() {
+		_ = b.Do(t.Context(), func(context.Context) error {
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		})
+	})
+	before := b.Stats().Limit
+	several(200, func() { // more than the limit, which grows if it may
+		ctx, cancel := caller()
+		defer cancel()
+		_ = b.Do(ctx, func(ctx context.Context) error {
+			time.Sleep(10 * time.Millisecond)
+			return call(ctx)
+		})
+	})
+	switch after := b.Stats().Limit; {
+	case after > 2*before:
+		return "sample"
+	case after < before/2:
+		return "overload"
+	default:
+		return "no sample"
+	}
+}
+
+func wantOfAdaptive(s says) string {
+	switch {
+	case s.kind == refused || s.kind == canceled:
+		return "no sample"
+	case s.shed:
+		return "refused by the server"
+	default:
+		return "accepted"
+	}
+}
+
+func gotOfAdaptive(t *testing.T, caller caller, call resilience.Func) string {
+	ctx, cancel := caller()
+	defer cancel()
+	a := throttle.NewAdaptive(throttle.AdaptiveConfig{})
+	_ = a.Do(ctx, call)
+	switch s := a.Stats(); {
+	case s.Accepted > 0:
+		return "accepted"
+	case s.Probability > 0: // a request without an accept
+		return "refused by the server"
+	default:
+		return "no sample"
+	}
+}
+
+func wantOfCache(s says) string {
+	switch {
+	case s.cache != "":
+		return s.cache
+	case s.kind == done:
+		return "kept"
+	case s.kind == answered:
+		return "answered"
+	case s.kind == refused:
+		return "refused"
+	default:
+		return "failed"
+	}
+}
+
+// gotOfCache loads a key once. A load does not end with the call that began it, so
+// that the end of the caller is the end of the load only where the load heeds it.
+func gotOfCache(t *testing.T, caller caller, call resilience.Func) string {
+	ctx, cancel := caller()
+	defer cancel()
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: func(context.Context, int) (int, error) { return 42, call(ctx) },
+	})
+	defer c.Close()
+	_, _ = c.Get(context.Background(), 1)
+	switch s := c.Stats(); {
+	case s.Loaded > 0:
+		return "kept"
+	case s.NotFound > 0:
+		return "not found"
+	case s.Refused > 0:
+		return "refused"
+	case s.Failed > 0:
+		return "failed"
+	default:
+		return "answered"
+	}
+}
+
+func wantOfSaga(s says) string {
+	switch {
+	case s.kind == done:
+		return "done"
+	case s.kind == refused:
+		return "no attempt"
+	case s.kind == canceled || s.kind == overran || s.kind == hung:
+		return "turns back"
+	case s.clean:
+		return "has no effect"
+	case s.final || s.kind == answered && s.retry != yes:
+		return "aborts"
+	default:
+		return "attempt"
+	}
+}
+
+// gotOfSaga runs a step with two attempts, whose third call works.
+func gotOfSaga(t *testing.T, caller caller, call resilience.Func) string {
+	ctx, cancel := caller()
+	defer cancel()
+	calls, undone := 0, false
+	sg := &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{{
+		Name: "charge", Attempts: 2,
+		Backoff: func(int) time.Duration { return backoffOfTest },
+		Do: func(ctx context.Context, _ *int) error {
+			if calls++; calls > 2 {
+				return nil
+			}
+			return call(ctx)
+		},
+		Undo: func(context.Context, *int) error { undone = true; return nil },
+	}}}
+	err := saga.Run(ctx, sg, new(int))
+	switch {
+	case err == nil && calls == 1:
+		return "done"
+	case err == nil && calls == 3:
+		return "no attempt"
+	case ctx.Err() != nil && calls == 1 && undone:
+		return "turns back"
+	case calls == 2 && undone:
+		return "attempt"
+	case calls == 1 && undone:
+		return "aborts"
+	case calls == 1:
+		return "has no effect"
+	}
+	return fmt.Sprintf("%d calls, undone: %v, %v", calls, undone, err)
+}
+
+// always returns a caller whose calls are all made under ctx.
+func always(ctx context.Context) caller {
+	return func() (context.Context, context.CancelFunc) { return ctx, func() {} }
+}
+
+// consume returns what consumer c makes of an end.
+func consume(t *testing.T, c consumer, e end) (got string) {
+	synctest.Test(t, func(t *testing.T) {
+		switch {
+		case e.within != nil:
+			e.within(t, func(ctx context.Context, call resilience.Func) {
+				got = c.got(t, always(ctx), call)
+			})
+		case e.under != nil:
+			got = c.got(t, func() (context.Context, context.CancelFunc) { return e.under(t.Context()) }, hang)
+		default:
+			err := e.err(t)
+			got = c.got(t, always(t.Context()), func(context.Context) error { return err })
+		}
+	})
+	return got
+}
+
+// wrapped are the ways in which an error reaches a policy. None changes what it says.
+var wrapped = map[string]func(*testing.T, error) error{
+	"wrapped": func(_ *testing.T, err error) error { return fmt.Errorf("users: %w", err) },
+	"after retries": func(t *testing.T, err error) error {
+		return nested(t, retrying.Wrap, err)
+	},
+	"wrapped, after retries, in a time-out": func(t *testing.T, err error) error {
+		err = fmt.Errorf("shard 3: %w", err)
+		return fmt.Errorf("users: %w", nested(t, resilience.Chain(retrying.Wrap, resilience.Timeout(time.Hour)), err))
+	},
+}
+
+var retrying = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), MaxRetryAfter: time.Nanosecond, Nested: true})
+
+// nested returns what mw makes of err where a retrier further out is at work.
+func nested(t *testing.T, mw resilience.Middleware, err error) (inner error) {
+	outer := retry.New(retry.Config{})
+	_ = outer.Do(t.Context(), func(ctx context.Context) error {
+		inner = mw(func(context.Context) error { return err })(ctx)
+		return nil
+	})
+	return inner
+}
+
+// join returns what two joined errors say together.
+func join(a, b says) says {
+	both := says{after: max(a.after, b.after), own: max(a.own, b.own), shed: a.shed || b.shed}
+	switch {
+	case a.kind == failed || b.kind == failed:
+		both.kind = failed
+	case a.kind == answered || b.kind == answered:
+		both.kind = answered
+	default:
+		both.kind = refused
+	}
+	switch {
+	case both.kind == refused:
+		both.retry = min(a.retry, b.retry)
+	case a.kind == refused:
+		both.retry = b.retry
+	case b.kind == refused:
+		both.retry = a.retry
+	default:
+		both.retry = max(a.retry, b.retry)
+	}
+	both.final = a.final || b.final
+	both.clean = both.final && (a.clean || a.kind == refused) && (b.clean || b.kind == refused)
+	if both.kind == answered {
+		both.cache = cmp.Or(a.cache, b.cache)
+	}
+	return both
+}
+
+// errorsOf returns the ends that are errors, whoever the caller is.
+func errorsOf(ends []end) []end {
+	return slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return e.err == nil || e.says.kind == done })
+}
+
+// TestEveryPolicyReadsEveryEnd holds the protocol between the patterns: each way in
+// which a call can end, made by the real packages, is read by each of them as the
+// table says. It prints the table, which is that of docs/protocol.md; -update writes
+// it there.
+func TestEveryPolicyReadsEveryEnd(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| the call ends with |")
+	for _, c := range consumers {
+		table.WriteString(" " + c.name + " |")
+	}
+	table.WriteString("\n|---|" + strings.Repeat("---|", len(consumers)) + "\n")
+	for _, e := range ends {
+		table.WriteString("| " + e.name + " |")
+		for _, c := range consumers {
+			got := consume(t, c, e)
+			table.WriteString(" " + got + " |")
+			if want := c.want(e.says); got != want {
+				t.Errorf("%s, %s: %s, want %s", e.name, c.name, got, want)
+			}
+		}
+		table.WriteString("\n")
+	}
+	t.Log("\n" + table.String())
+
+	const page, begin, end = "docs/protocol.md", "<!-- table -->\n", "<!-- end of table -->"
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	before, rest, ok := strings.Cut(string(text), begin)
+	require.True(t, ok)
+	present, after, ok := strings.Cut(rest, end)
+	require.True(t, ok)
+	if *update {
+		require.NoError(t, os.WriteFile(page, []byte(before+begin+table.String()+end+after), 0o666))
+		return
+	}
+	assert.Equal(t, table.String(), present, "go test -run TestEveryPolicyReadsEveryEnd . -update writes the table into %s", page)
+}
+
+// TestEveryPolicyReadsEveryEndThroughWraps: what an error says survives every layer.
+func TestEveryPolicyReadsEveryEndThroughWraps(t *testing.T) {
+	for _, e := range errorsOf(ends) {
+		for way, wrap := range wrapped {
+			inside := end{name: e.name + ", " + way, says: e.says, err: func(t *testing.T) error { return wrap(t, e.err(t)) }}
+			for _, c := range consumers {
+				if got, want := consume(t, c, inside), c.want(inside.says); got != want {
+					t.Errorf("%s, %s: %s, want %s", inside.name, c.name, got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestEveryPolicyReadsEveryJoin: of joined errors every part is asked. The adaptive
+// limit takes some thousand calls for each answer, and is asked about one of all ends
+// that say the same.
+func TestEveryPolicyReadsEveryJoin(t *testing.T) {
+	all := errorsOf(ends)
+	first := map[says]string{}
+	for _, e := range all {
+		if _, ok := first[e.says]; !ok {
+			first[e.says] = e.name
+		}
+	}
+	for _, a := range all {
+		for _, b := range all {
+			slow := first[a.says] == a.name && first[b.says] == b.name && a.name <= b.name
+			both := end{
+				name: a.name + " and " + b.name,
+				says: join(a.says, b.says),
+				err:  func(t *testing.T) error { return errors.Join(a.err(t), b.err(t)) },
+			}
+			for _, c := range consumers {
+				if c.slow && !slow {
+					continue
+				}
+				if got, want := consume(t, c, both), c.want(both.says); got != want {
+					t.Errorf("%s, %s: %s, want %s", both.name, c.name, got, want)
+				}
+			}
+		}
+	}
+}
