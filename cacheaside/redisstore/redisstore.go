@@ -430,8 +430,9 @@ func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
-	var lost time.Time // when the channel is given up; zero: it is not being tested
-	var failed error   // of the last test
+	bucket := rand.N(uint8(buckets)) // another each time: the master of one may be down
+	var lost time.Time               // when the channel is given up; zero: it is not being tested
+	var failed error                 // of the last test
 	for {
 		select {
 		case <-subscribed:
@@ -456,11 +457,12 @@ func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 				}
 				return errSilent
 			}
-			_, failed = s.eval(ctx, s.cfg.Eval, "heartbeat", beat, []string{s.epoch(0)}, s.cfg.Prefix, s.origin)
+			_, failed = s.eval(ctx, s.cfg.Eval, "heartbeat", beat, []string{s.epoch(bucket)}, s.cfg.Prefix, s.origin)
+			bucket = (bucket + 1) % buckets
 			if failed == nil {
 				quiet.Reset(time.Until(lost))
 			} else {
-				quiet.Reset(min(s.cfg.Timeout, time.Until(lost)))
+				quiet.Reset(min(s.cfg.Timeout/5, time.Until(lost)))
 			}
 		case <-ended:
 			return errEnded
