@@ -57,13 +57,17 @@ func (s *shared[K, V]) acquire(ctx context.Context, shard int, answers []*answer
 			asks = append(asks, a.ask)
 		}
 	}
-	if len(asks) == 0 || s.mayAsk(shard) != nil {
+	if len(asks) == 0 {
+		return
+	}
+	if s.mayAsk(shard) != nil {
+		s.probe(shard, asks[0].Key)
 		return
 	}
 	at := s.c.now()
 	looks, err := s.store.Acquire(context.WithoutCancel(ctx), asks...)
 	if err != nil {
-		s.failed(ctx, shard, err)
+		s.failed(ctx, shard, at, err)
 		for _, ask := range asks { // it may have been granted all the same
 			s.abandon(ask)
 		}
@@ -121,14 +125,14 @@ func (s *shared[K, V]) release(f *flight[K, V], c claim) {
 	if c.token == "" {
 		return
 	}
-	ctx, shard := context.WithoutCancel(&f.ctx), s.shardOf(f.written)
+	ctx, shard, asked := context.WithoutCancel(&f.ctx), s.shardOf(f.written), s.c.now()
 	err := s.mayAsk(shard)
 	if err == nil {
 		if err = s.store.Release(ctx, f.written, c.token); err == nil {
 			s.worked(ctx, shard)
 			return
 		}
-		s.failed(ctx, shard, err)
+		s.failed(ctx, shard, asked, err)
 	}
 	s.abandon(Ask{Key: f.written, Token: c.token})
 }
@@ -173,9 +177,10 @@ func (s *shared[K, V]) releaseAbandoned(ctx context.Context) error {
 		ask := a.asks[len(a.asks)-1]
 		a.asks = a.asks[:len(a.asks)-1]
 		a.mu.Unlock()
+		asked := s.c.now()
 		// Once: the time of the lease is short.
 		if err := s.store.Release(ctx, ask.Key, ask.Token); err != nil {
-			s.failed(ctx, s.shardOf(ask.Key), err)
+			s.failed(ctx, s.shardOf(ask.Key), asked, err)
 			return err
 		}
 		s.worked(ctx, s.shardOf(ask.Key))

@@ -24,10 +24,10 @@ type fencedWrite[K comparable, V any] struct {
 func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], context.Context, context.CancelFunc) {
 	w := &fencedWrite[K, V]{s: s, key: key, written: s.c.cfg.Key(key)}
 	w.shard = s.shardOf(w.written)
+	begun, now := time.Now(), s.c.now()
 	err := s.mayAsk(w.shard)
 	if err == nil {
 		w.token = newToken()
-		begun, now := time.Now(), s.c.now()
 		var window time.Duration
 		// Its answer is waited for even if ctx ends: a fence that nobody knows of
 		// would stand until its time is over.
@@ -39,7 +39,7 @@ func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], co
 				&TimeoutError{Name: s.c.cfg.Name, What: "write", After: window})
 			return w, writeCtx, cancel
 		}
-		s.failed(ctx, w.shard, err)
+		s.failed(ctx, w.shard, now, err)
 	}
 	s.c.tell(ctx, FenceFailed, key, err)
 	return w, ctx, func() {}
@@ -119,6 +119,7 @@ type change[K comparable] struct {
 // tellShard tells the Store of changes to keys of one shard, unless it is down.
 func (s *shared[K, V]) tellShard(ctx context.Context, shard int, changes []*change[K],
 	there func(context.Context, []string) error) (err error) {
+	asked := s.c.now()
 	if err := s.mayAsk(shard); err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (s *shared[K, V]) tellShard(ctx context.Context, shard int, changes []*chan
 			err = fmt.Errorf("the Store panicked: %v\n%s", v, debug.Stack())
 		}
 		if err != nil {
-			s.failed(ctx, shard, err)
+			s.failed(ctx, shard, asked, err)
 		}
 	}()
 	if err := there(ctx, written); err != nil {
@@ -167,6 +168,7 @@ func (s *shared[K, V]) notTold(ctx context.Context, changes []*change[K]) error 
 
 func (s *shared[K, V]) announceAll(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
+	asked := s.c.now()
 	err := s.mayAsk(allShards)
 	if err == nil {
 		if err = s.store.InvalidateAll(ctx); err == nil {
@@ -174,7 +176,7 @@ func (s *shared[K, V]) announceAll(ctx context.Context) error {
 			s.worked(ctx, allShards)
 			return nil
 		}
-		s.failed(ctx, allShards, err)
+		s.failed(ctx, allShards, asked, err)
 	}
 	s.untold.addAll()
 	s.c.tellAll(ctx, NotInvalidated, err)

@@ -30,12 +30,13 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 		ready:   make(chan struct{}),
 	}
 	s.fills[shard].send(x, func(values []Filling) ([]bool, error) {
+		asked := s.c.now()
 		if err := s.mayAsk(shard); err != nil {
 			return nil, err
 		}
 		current, err := s.store.Fill(ctx, values...)
 		if err != nil {
-			s.failed(ctx, shard, err)
+			s.failed(ctx, shard, asked, err)
 		} else {
 			s.worked(ctx, shard)
 		}

@@ -2,6 +2,7 @@ package cacheaside
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -10,19 +11,27 @@ import (
 
 // An outage is what is known of the shards of the Store that do not answer. A shard
 // that has failed is left alone for a pause; then one call tries it, and another
-// pause begins. When two shards have failed and none has answered in between, the
-// whole Store is left alone, so that a Store that hangs is not waited for once for
-// each of its shards.
+// pause begins. When two shards have kept their callers waiting and failed, and none
+// has answered since they were asked, the whole Store is left alone, so that a Store
+// that hangs is not waited for once for each of its shards. The shards that have not
+// failed are probed meanwhile, one at a time and in the background: a cluster may
+// have lost one of its servers.
 type outage struct {
 	pause    time.Duration
-	troubled atomic.Bool // something is down: while false, asking takes no lock
+	troubled atomic.Bool  // something is down: while false, asking takes no lock
+	answered atomic.Int64 // when a shard answered last, as a time.Duration
 
 	mu    sync.Mutex
 	down  map[int]time.Duration // the shards that failed last, each with the end of its pause
-	row   map[int]struct{}      // the shards that failed since one has answered
+	row   map[int]struct{}      // those that were waited for in vain since one has answered
 	until time.Duration         // the end of the pause of the whole Store
 	last  error
+
+	probing bool
 }
+
+// atOnce is how soon a call may fail without having been waited for.
+const atOnce = 10 * time.Millisecond
 
 // allShards stands for every shard where a call is about all of them.
 const allShards = -1
@@ -58,15 +67,38 @@ func (o *outage) mayAsk(shard int, now time.Duration) error {
 	return nil
 }
 
-// failed notes that shard did not answer; it reports whether all was well before.
-func (o *outage) failed(shard int, now time.Duration, err error) (first bool) {
+// beginProbe reports whether shard is to be probed now.
+func (o *outage) beginProbe(shard int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, all := o.row[allShards]
+	_, down := o.down[shard]
+	if o.probing || all || down || !o.wholly() {
+		return false
+	}
+	o.probing = true
+	return true
+}
+
+func (o *outage) endProbe() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.probing = false
+}
+
+// failed notes that shard was asked, and did not answer; it reports whether all was
+// well before.
+func (o *outage) failed(shard int, asked, now time.Duration, err error) (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.down == nil {
 		o.down, o.row = make(map[int]time.Duration), make(map[int]struct{})
 	}
 	first = len(o.down) == 0
-	o.down[shard], o.row[shard] = now+o.pause, struct{}{}
+	o.down[shard] = now + o.pause
+	if shard == allShards || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
+		o.row[shard] = struct{}{}
+	}
 	o.until, o.last = now+o.pause, err
 	o.troubled.Store(true)
 	return first
@@ -74,6 +106,7 @@ func (o *outage) failed(shard int, now time.Duration, err error) (first bool) {
 
 // worked notes that shard has answered; it reports whether nothing is down any more.
 func (o *outage) worked(shard int, now time.Duration) (over bool) {
+	o.answered.Store(int64(now))
 	if !o.troubled.Load() {
 		return false
 	}
@@ -82,7 +115,7 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 	if len(o.down) == 0 {
 		return false
 	}
-	if shard == allShards || o.wholly() {
+	if _, back := o.down[shard]; shard == allShards || back && o.wholly() {
 		clear(o.down)
 	}
 	clear(o.row)
@@ -101,9 +134,9 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 
 func (s *shared[K, V]) mayAsk(shard int) error { return s.outage.mayAsk(shard, s.c.now()) }
 
-// failed leaves shard alone for a while.
-func (s *shared[K, V]) failed(ctx context.Context, shard int, err error) {
-	if s.outage.failed(shard, s.c.now(), err) {
+// failed leaves shard alone for a while. It was asked then, and did not answer.
+func (s *shared[K, V]) failed(ctx context.Context, shard int, asked time.Duration, err error) {
+	if s.outage.failed(shard, asked, s.c.now(), err) {
 		s.doubtRecent()
 		s.c.tellAll(ctx, StoreDown, err)
 	}
@@ -114,4 +147,28 @@ func (s *shared[K, V]) worked(ctx context.Context, shard int) {
 		s.doubtRecent()
 		s.c.tellAll(ctx, StoreUp, nil)
 	}
+}
+
+// probe asks shard about key, in the background, if that may end the pause of the
+// whole Store. The caller holds the Cache open.
+func (s *shared[K, V]) probe(shard int, key string) {
+	if !s.outage.beginProbe(shard) {
+		return
+	}
+	s.c.running.Go(func() {
+		asked := s.c.now()
+		err := errors.New("the Store panicked, or called Goexit")
+		defer func() {
+			_ = recover()
+			defer s.outage.endProbe()
+			switch {
+			case s.ctx.Err() != nil:
+			case err == nil:
+				s.worked(s.ctx, shard)
+			default:
+				s.failed(s.ctx, shard, asked, err)
+			}
+		}()
+		_, err = s.store.Acquire(s.ctx, Ask{Key: key})
+	})
 }

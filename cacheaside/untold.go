@@ -153,9 +153,10 @@ func (s *shared[K, V]) tellUntold(ctx context.Context) error {
 
 func (s *shared[K, V]) tellEach(ctx context.Context, u *untold) (first error) {
 	keys, all := u.snapshot()
+	asked := s.c.now()
 	if all > 0 {
 		if err := s.store.InvalidateAll(ctx); err != nil {
-			s.failed(ctx, allShards, err)
+			s.failed(ctx, allShards, asked, err)
 			return err
 		}
 		s.worked(ctx, allShards)
@@ -168,8 +169,9 @@ func (s *shared[K, V]) tellEach(ctx context.Context, u *untold) (first error) {
 	}
 	failures := 0
 	for shard, keys := range byShard(s.store, keys, func(k untoldKey) string { return k.key }) {
+		asked = s.c.now()
 		if err := s.catchUpShard(ctx, u, shard, keys); err != nil {
-			s.failed(ctx, shard, err)
+			s.failed(ctx, shard, asked, err)
 			if first == nil {
 				first = err
 			}
