@@ -52,53 +52,74 @@ func Postgres(t testing.TB) string {
 type RedisServer struct {
 	Addr string
 
-	t   testing.TB
-	dir string
-	mu  sync.Mutex
-	cmd *exec.Cmd
+	t     testing.TB
+	dir   string
+	args  []string                // besides those of any server
+	ready func(addr string) error // nil once it can be used
+	mu    sync.Mutex
+	cmd   *exec.Cmd
 }
 
 // NewRedis starts a Redis on a free port of the loopback interface; it ends with
 // the test.
 func NewRedis(t testing.TB) *RedisServer {
 	t.Helper()
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		missing(t, "the program redis-server", err)
-	}
+	needRedisServer(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &RedisServer{Addr: l.Addr().String(), t: t, dir: t.TempDir()}
+	s := &RedisServer{Addr: l.Addr().String(), t: t, dir: t.TempDir(), ready: ping}
 	_ = l.Close()
 	t.Cleanup(s.Kill)
 	s.Start()
 	return s
 }
 
-// Start starts the server after Kill and waits until it answers.
+func needRedisServer(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		missing(t, "the program redis-server", err)
+	}
+}
+
+// Start starts the server after Kill and waits until it can be used.
 func (s *RedisServer) Start() {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.launch()
+	s.await()
+}
+
+// launch starts the server and does not wait for it. s.mu is held, as for await.
+func (s *RedisServer) launch() {
+	s.t.Helper()
 	_, port, _ := net.SplitHostPort(s.Addr)
-	var out bytes.Buffer
-	s.cmd = exec.Command("redis-server", "--bind", "127.0.0.1", "--port", port,
-		"--save", "", "--appendonly", "no", "--dir", s.dir)
-	s.cmd.Stdout, s.cmd.Stderr = &out, &out
+	s.cmd = exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--port", port,
+		"--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)...)
+	out := new(bytes.Buffer)
+	s.cmd.Stdout, s.cmd.Stderr = out, out
 	if err := s.cmd.Start(); err != nil {
+		s.cmd = nil
 		s.t.Fatalf("redis-server: %v", err)
 	}
+}
+
+// await waits until the server can be used.
+func (s *RedisServer) await() {
+	s.t.Helper()
 	var err error
-	for range 200 {
-		if err = ping(s.Addr); err == nil {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(25 * time.Millisecond) {
+		if err = s.ready(s.Addr); err == nil {
 			return
 		}
-		time.Sleep(25 * time.Millisecond)
 	}
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
-	s.t.Fatalf("redis-server on port %s does not answer: %v\n%s", port, err, out.String())
+	out := s.cmd.Stdout
+	s.cmd = nil
+	s.t.Fatalf("redis-server at %s cannot be used: %v\n%s", s.Addr, err, out)
 }
 
 // Kill ends the server at once (SIGKILL) and with it all that it held.
@@ -130,7 +151,7 @@ func (s *RedisServer) signal(sig syscall.Signal) {
 func ping(addr string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
 	defer c.Close()
 	return c.Ping(ctx).Err()
 }
