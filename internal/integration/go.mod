@@ -8,6 +8,7 @@ require (
 	github.com/go-resilience/resilience v0.0.0-00010101000000-000000000000
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/redis/go-redis/v9 v9.23.0
+	github.com/redis/rueidis v1.0.79
 	github.com/stretchr/testify v1.12.1
 	modernc.org/sqlite v1.50.0
 )
