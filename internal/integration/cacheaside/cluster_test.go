@@ -1,0 +1,203 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/internal/integration/services"
+)
+
+// bucketOf returns the hash tag of the bucket that a key is in.
+func bucketOf(s *redisstore.Store, prefix string, key int) string {
+	return "{" + prefix + ":" + strconv.Itoa(int(s.Shard(strconv.Itoa(key)))) + "}"
+}
+
+func TestStoreOnACluster(t *testing.T) {
+	c := services.NewRedisCluster(t)
+	for name, connect := range connectors {
+		capacity := map[string]int{"go-redis": 0, "rueidis": -1}[name]
+		t.Run("no Get is older than an Update/"+name, func(t *testing.T) {
+			noGetIsOlderOnACluster(t, c, connect, trial{writers: 3, keys: 4, reads: 1000, capacity: capacity, processes: 3})
+		})
+		t.Run("changes are heard/"+name, func(t *testing.T) { changesAreHeardOnACluster(t, c, connect) })
+	}
+	t.Run("a master is killed", func(t *testing.T) {
+		keysOfLiveMastersStayCached(t, c, c.Masters[2].Kill, c.Masters[2].Start)
+	})
+	t.Run("a master hangs", func(t *testing.T) {
+		keysOfLiveMastersStayCached(t, c, c.Masters[2].Pause, c.Masters[2].Resume)
+	})
+}
+
+// Slots move under load, and a master hangs and is killed.
+func noGetIsOlderOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config, tr trial) {
+	prefix := newPrefix(t)
+	tr.breakIt = func(cacheaside.Store) cacheaside.Store { // nothing is: another server
+		return newStore(connect(t, c.Addrs()...), prefix, impatient)
+	}
+	s := newStore(redisstore.Config{Eval: errEval}, prefix)
+	tr.during = func() {
+		for range 2 {
+			for key := range tr.keys {
+				bucket := bucketOf(s, prefix, key)
+				c.Move(bucket, (c.MasterOf(bucket)+1)%3, func() { time.Sleep(20 * time.Millisecond) })
+			}
+		}
+		for key := range 3 {
+			c.Move(bucketOf(s, prefix, key), key)
+		}
+		time.Sleep(50 * time.Millisecond)
+		c.Masters[1].Pause()
+		time.Sleep(300 * time.Millisecond)
+		c.Masters[1].Resume()
+		time.Sleep(50 * time.Millisecond)
+		c.Masters[2].Kill()
+		time.Sleep(100 * time.Millisecond)
+		c.Masters[2].Start()
+		time.Sleep(100 * time.Millisecond)
+	}
+	violations, writes := tr.run(t, c.Masters[0].Addr)
+	t.Logf("%d writes, %d violations", writes, violations)
+	require.Zero(t, violations)
+}
+
+func errEval(context.Context, string, []string, ...any) (any, error) {
+	return nil, errors.New("not to be asked")
+}
+
+// An Update on any master reaches the memory of another process, by way of the bus.
+func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config) {
+	prefix := newPrefix(t)
+	var rows [12]atomic.Int64
+	open := func() *cacheaside.Cache[int, int64] {
+		onEvent, ready := up()
+		cache := cacheaside.New(cacheaside.Config[int, int64]{
+			Load:  func(_ context.Context, key int) (int64, error) { return rows[key].Load(), nil },
+			Store: newStore(connect(t, c.Addrs()...), prefix), OnEvent: onEvent,
+		})
+		t.Cleanup(func() { _ = cache.Close() })
+		<-ready
+		return cache
+	}
+	writer, reader := open(), open()
+	for key := range rows {
+		_, err := reader.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.NoError(t, writer.Update(t.Context(), key, func(context.Context) error { rows[key].Store(1); return nil }))
+		require.Eventually(t, func() bool {
+			v, err := reader.Get(t.Context(), key)
+			return err == nil && v == 1
+		}, time.Minute, time.Millisecond)
+	}
+}
+
+// While the third master is gone, what the others have is not loaded again. It is used again by itself when it is back.
+func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on func()) {
+	type cached struct {
+		*cacheaside.Cache[int, int]
+		live, gone []int
+		loads      *[100]atomic.Int64
+		lost       *atomic.Int64 // subscriptions
+	}
+	caches := map[string]cached{}
+	for name, connect := range connectors {
+		for where, capacity := range map[string]int{"redis": -1, "both": 0} {
+			if capacity == 0 && name == "rueidis" {
+				continue // it may have subscribed at the master that is to go
+			}
+			// The subscription of go-redis is at the master of its channel, which lives.
+			prefix := newPrefix(t)
+			for c.MasterOf(prefix) == 2 {
+				prefix = newPrefix(t)
+			}
+			s := newStore(connect(t, c.Addrs()...), prefix, func(cfg *redisstore.Config) {
+				cfg.Timeout, cfg.Heartbeat = time.Second, time.Hour
+			})
+			x := cached{loads: new([100]atomic.Int64), lost: new(atomic.Int64)}
+			onEvent, ready := up()
+			x.Cache = cacheaside.New(cacheaside.Config[int, int]{
+				Load:  func(_ context.Context, key int) (int, error) { return int(x.loads[key].Add(1)), nil },
+				Store: s, Capacity: capacity, ErrorPause: 1500 * time.Millisecond,
+				OnEvent: func(ctx context.Context, e cacheaside.Event) {
+					onEvent(ctx, e)
+					if e.Kind == cacheaside.WatchLost {
+						x.lost.Add(1)
+					}
+				},
+			})
+			t.Cleanup(func() { _ = x.Close() })
+			if capacity == 0 {
+				<-ready
+			}
+			for key := 0; len(x.live) < 12 || len(x.gone) < 3; key++ {
+				if c.MasterOf(bucketOf(s, prefix, key)) == 2 {
+					x.gone = append(x.gone, key)
+				} else {
+					x.live = append(x.live, key)
+				}
+				_, err := x.Get(t.Context(), key)
+				require.NoError(t, err)
+			}
+			caches[name+"/"+where] = x
+		}
+	}
+	all := func(what string, test func(t *testing.T, x cached)) {
+		t.Run(what, func(t *testing.T) {
+			for name, x := range caches {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					test(t, x)
+				})
+			}
+		})
+	}
+	back := sync.OnceFunc(on)
+	t.Cleanup(back)
+	off()
+	all("gone", func(t *testing.T, x cached) {
+		var asked atomic.Bool
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for i := range 4 {
+				_, err := x.Get(t.Context(), x.gone[i%3])
+				assert.NoError(t, err)
+			}
+			asked.Store(true)
+		})
+		gets := 0
+		for ; gets < 200 || !asked.Load(); gets++ {
+			_, err := x.Get(t.Context(), x.live[gets%len(x.live)])
+			require.NoError(t, err)
+		}
+		asking.Wait()
+		loads := -len(x.live)
+		for _, key := range x.live {
+			loads += int(x.loads[key].Load())
+		}
+		// Some, where the machine paused while two of the third were asked for.
+		require.LessOrEqual(t, loads, gets/10)
+		require.Zero(t, x.lost.Load(), "the subscription is with a live master")
+	})
+	back()
+	all("back", func(t *testing.T, x cached) {
+		for _, key := range x.gone {
+			require.Eventually(t, func() bool {
+				first, err := x.Get(t.Context(), key)
+				require.NoError(t, err)
+				second, err := x.Get(t.Context(), key)
+				require.NoError(t, err)
+				return first == second
+			}, time.Minute, 10*time.Millisecond)
+		}
+	})
+}

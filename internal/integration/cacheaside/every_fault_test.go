@@ -1,0 +1,87 @@
+package cacheaside_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/services"
+)
+
+// Whatever happens between a process and Redis, its calls return with the present
+// value, and its values are kept again when that is possible; and what it wrote
+// meanwhile is seen by a process that reaches Redis.
+func TestEveryFault(t *testing.T) {
+	addr := services.Redis(t)
+	for _, fault := range faultproxy.Every(100 * time.Millisecond) {
+		t.Run(fault.Name, func(t *testing.T) {
+			t.Parallel()
+			var both sync.WaitGroup
+			for name, connect := range connectors {
+				proxy := faultproxy.New(t, addr)
+				prefix := newPrefix(t)
+				near := newStore(connect(t, proxy.Addr()), prefix, impatient)
+				far := newStore(connect(t, addr), prefix)
+				both.Go(func() { endure(t, name, proxy, fault, near, far) })
+			}
+			both.Wait()
+		})
+	}
+}
+
+// endure has a process with a memory go through a fault, next to one without that
+// reaches Redis.
+func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy.Fault, near, far *redisstore.Store) {
+	var row, loads atomic.Int64
+	open := func(s *redisstore.Store, capacity int) *cacheaside.Cache[int, int64] {
+		return cacheaside.New(cacheaside.Config[int, int64]{
+			Load:  func(context.Context, int) (int64, error) { loads.Add(1); return row.Load(), nil },
+			Store: s, Capacity: capacity, ErrorPause: 50 * time.Millisecond,
+		})
+	}
+	c, other := open(near, 0), open(far, -1)
+	defer other.Close()
+	defer c.Close()
+	slowest := time.Duration(0)
+	timed := func(call func()) {
+		began := time.Now()
+		call()
+		slowest = max(slowest, time.Since(began))
+	}
+	get := func(c *cacheaside.Cache[int, int64], key int) {
+		timed(func() {
+			v, err := c.Get(t.Context(), key)
+			assert.NoError(t, err, name)
+			assert.Equal(t, row.Load(), v, name)
+		})
+	}
+	kept := func() bool {
+		get(c, 1)
+		before := loads.Load()
+		get(c, 1)
+		return loads.Load() == before
+	}
+	assert.Eventually(t, kept, time.Minute, 10*time.Millisecond, name)
+	fault.Begin(proxy)
+	for range 10 {
+		timed(func() {
+			err := c.Update(t.Context(), 1, func(context.Context) error { row.Add(1); return nil })
+			assert.NoError(t, cacheaside.WriteError(err), name)
+		})
+		get(c, 1)
+	}
+	proxy.Heal()
+	told := func() bool { return c.Stats().Untold == 0 }
+	assert.Eventually(t, told, time.Minute, 10*time.Millisecond, name)
+	get(other, 1)
+	assert.Eventually(t, kept, time.Minute, 10*time.Millisecond, name)
+	get(other, 1)
+	assert.Less(t, slowest, 30*time.Second, "%s: a call waits for a few time-outs of Redis at most", name)
+}
