@@ -4,8 +4,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
 BENCHTIME   ?= 60ms
+SOAK        ?= 60s
 
-.PHONY: help test race lint tidy bench fuzz integration examples ci
+.PHONY: help test race lint tidy bench fuzz integration soak examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -36,8 +37,11 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 		done; \
 	done
 
-integration: ## against real Redis, PostgreSQL and SQLite
+integration: ## against real Redis, Redis Cluster, PostgreSQL and SQLite
 	cd internal/integration && $(GO) test -race ./...
+
+soak: ## a program with every pattern through every fault, for SOAK
+	cd internal/integration && $(GO) test -count=1 -run '^TestSoak' -timeout 30m -v ./soak -soak.for $(SOAK)
 
 examples: ## the smoke tests of the examples, and one pass of each benchmark
 	cd examples && $(GO) test ./...

@@ -18,7 +18,7 @@ import (
 func TestSubscriptionOutlivesAMasterElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBus()
-		var dead string // the bucket of the first heartbeat
+		var dead string          // the bucket of the first heartbeat
 		var message atomic.Value // func(string)
 		s := redisstore.New(redisstore.Config{
 			Prefix: "users", Subscribe: b.subscribe,
