@@ -21,17 +21,10 @@ func TestShardsThatAreDownLeaveTheOthersAlone(t *testing.T) {
 		for key := range 10 {
 			mustGet(t, c, key)
 		}
+		conn.hangs = 250 * time.Millisecond
 		for _, shard := range []string{"0", "1", "2"} {
 			conn.breakShard(shard, true)
 		}
-
-		// A shard that fails at once was not waited for.
-		for key := range 10 {
-			mustGet(t, c, key)
-			require.Equal(t, key < 3, src.loaded(key) > 1)
-		}
-		time.Sleep(time.Minute)
-		conn.hangs = 250 * time.Millisecond
 
 		// Those that answer meanwhile show that not all is down.
 		go mustGet(t, c, 0)
@@ -61,5 +54,25 @@ func TestShardsThatAreDownLeaveTheOthersAlone(t *testing.T) {
 		mustGet(t, c, 0)
 		require.Equal(t, loads+1, src.loaded(0))
 		require.Zero(t, time.Since(start), "nobody waited, and the pause of what is down goes on")
+	})
+}
+
+// A shard that fails at once was not waited for, and says nothing of the others.
+func TestShardsThatFailAtOnceLeaveTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, ErrorPause: time.Minute})
+		defer c.Close()
+		for key := range 10 {
+			mustGet(t, c, key)
+		}
+		for _, shard := range []string{"0", "1", "2"} {
+			conn.breakShard(shard, true)
+		}
+		for key := range 10 {
+			mustGet(t, c, key)
+			require.Equal(t, key < 3, src.loaded(key) > 1)
+		}
 	})
 }
