@@ -323,7 +323,7 @@ func (c *Cache[K, V]) panicked(value any) *PanicError {
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
-	holds := s.flights[f.key] == f && f.version == c.version(f.slot) && !f.passing
+	holds := s.flights[f.key] == f && f.version == c.version(f.slot)
 	holds = (holds || c.breaks.lease) && !f.invalidated
 	overtaken := false
 	if f.loaded {

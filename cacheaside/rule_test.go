@@ -235,6 +235,43 @@ func TestOldValueOfWhatIsNotFoundIsRemovedInTheEnd(t *testing.T) {
 	})
 }
 
+// A call that was waiting when its value was invalidated is not given the old one.
+func TestNoOldValueForACallThatAnInvalidationOvertook(t *testing.T) {
+	for _, tier := range []string{"memory", "both"} {
+		synctest.Test(t, func(t *testing.T) {
+			var failing atomic.Bool
+			cfg := cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+				Load: func(context.Context, int) (int, error) {
+					time.Sleep(time.Second)
+					if failing.Load() {
+						return 0, errLoad
+					}
+					return 1, nil
+				},
+			}
+			if tier == "both" {
+				cfg.Store = newFakeStore().connect()
+			}
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			failing.Store(true)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), 1); err != errLoad {
+					t.Errorf("%d, %v", v, err)
+				}
+			})
+			synctest.Wait()
+			require.NoError(t, c.Invalidate(t.Context(), 1))
+			wg.Wait()
+		})
+	}
+}
+
 // A load that is known to be late is not waited for again by each caller.
 func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

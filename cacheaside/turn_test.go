@@ -110,6 +110,38 @@ func TestTurnsPassWhenCallersLeaveAndLoadsFail(t *testing.T) {
 	})
 }
 
+// When all have left that would have had the next turn, nobody takes it.
+func TestTurnThatNobodyWaitsForIsNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		_, err := shared.connect().Fence(t.Context(), "1", "w")
+		require.NoError(t, err)
+		var loads atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load: func(context.Context, int) (int64, error) {
+				defer time.Sleep(time.Second)
+				return loads.Add(1), nil
+			},
+			Store: slowly{Store: shared.connect(), takes: 10 * time.Millisecond}, Capacity: -1,
+		})
+		defer c.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
+		time.Sleep(100 * time.Millisecond)
+		for range 10 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				defer cancel()
+				_, _ = c.Get(ctx, 1)
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		require.Equal(t, int64(1), loads.Load())
+		require.Zero(t, c.Tracked())
+	})
+}
+
 // Callers that wait for a load of another process ask for it together, and still
 // never get what was read before they asked.
 func TestWithoutMemoryCallersWaitTogether(t *testing.T) {
