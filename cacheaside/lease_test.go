@@ -115,6 +115,34 @@ func TestInvalidationRevokesEveryLoadUnderWay(t *testing.T) {
 	})
 }
 
+// What the Store knows to be invalidated is not kept in memory, whether the message
+// comes or not.
+func TestMemoryDoesNotKeepWhatTheStoreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var version atomic.Int64
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			Load: func(context.Context, int) (int64, error) {
+				defer time.Sleep(time.Second)
+				return version.Load(), nil
+			},
+			Store:   &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // hears nothing
+			OnEvent: log.add,
+		})
+		defer c.Close()
+		synctest.Wait()
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			version.Store(1)
+			_ = shared.connect().Invalidate(t.Context(), "1")
+		}()
+		require.Equal(t, int64(0), mustGet(t, c, 1))
+		require.Equal(t, int64(1), mustGet(t, c, 1))
+		require.Equal(t, 1, log.count(cacheaside.Overtaken))
+	})
+}
+
 // slowly is a Store whose answers take a while, or are lost.
 type slowly struct {
 	cacheaside.Store
