@@ -261,3 +261,27 @@ func TestRecentInvalidationsAreToldAgainAfterAnOutage(t *testing.T) {
 		})
 	}
 }
+
+// A subscription that is lost is reason enough to tell again, and when that is done
+// the Store is used.
+func TestRecentInvalidationsAreToldAgainWhenTheWatchIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		lost := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: deaf{shared.connect(), lost}})
+		defer c.Close()
+		synctest.Wait()
+		update(t, c, 1)
+		mustGet(t, c, 1)
+		close(lost)
+		synctest.Wait()
+		told := shared.called("Invalidate")
+		mustGet(t, c, 1)
+		require.Equal(t, 2, src.loaded(1), "the Store is not trusted")
+		time.Sleep(3 * time.Second)
+		require.Equal(t, told+1, shared.called("Invalidate"))
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, 3, src.loaded(1), "and now it is")
+	})
+}
