@@ -22,14 +22,14 @@
 //     invalidations, and one in all processes that share a Store, while its lease
 //     lasts. When it has passed, another process loads as well, and the first
 //     result is kept. A load that has outlived LoadTimeout, or whose callers have
-//     all gone, no longer counts: the next call begins another.
+//     all gone, no longer counts: the next call begins another (see Config.Finish).
 //   - An error or a panic is never cached. [ErrNotFound] is remembered for
 //     NotFoundTTL, which is not by default.
 //   - Old values are served only where Stale, StaleOnError or SoftTimeout asks
 //     for it, and never after an invalidation. Expire is the soft form.
 //   - A load does not end with the call that began it: each caller waits as long
-//     as its own ctx lasts, and the load is canceled when the last has gone. A
-//     refresh in the background goes on without callers.
+//     as its own ctx lasts, and the load is canceled when the last has gone, unless
+//     Config.Finish is set. A refresh in the background goes on without callers.
 //   - No lock is held while a function of the application runs.
 //
 // With a Store, the promise holds in each process for its own updates. What
@@ -108,6 +108,7 @@ type shard[K comparable, V any] struct {
 	flights map[K]*flight[K, V]        // the flight whose result will be kept
 	others  map[*flight[K, V]]struct{} // flights whose result will not be kept
 	alone   map[K]*flight[K, V]        // of others, the last that loads without a claim; see turn
+	lost    map[K]*lost                // the loads that go on though nobody waits for them
 	primes  []*prime[K, V]             // see Prime
 	pauses  map[K]time.Duration        // see pause
 	timer   *time.Timer                // see watchOver
@@ -223,8 +224,14 @@ func (c *Cache[K, V]) give(e *entry[V]) (V, error) {
 func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V], error) {
 	at := c.asks()
 	e, f, err := c.join(ctx, key, early, nil)
-	if f != nil {
-		return c.wait(ctx, f, at)
+	if f == nil {
+		return e, err
+	}
+	n := nestingOf(ctx)
+	n.pause()
+	e, err = c.wait(ctx, f, at)
+	if resumed := n.resume(ctx); resumed != nil {
+		return nil, resumed
 	}
 	return e, err
 }
@@ -243,6 +250,9 @@ func (c *Cache[K, V]) asks() time.Duration {
 // which g lets fly if it is not nil. A flight that it returns is to be waited for or
 // left.
 func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, g *gathering[K, V]) (*entry[V], *flight[K, V], error) {
+	if err := c.mayNest(loadOf(ctx), key); err != nil {
+		return nil, nil, err
+	}
 	var written string
 	if c.shared != nil {
 		written = c.cfg.Key(key)

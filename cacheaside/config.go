@@ -21,8 +21,12 @@ type Config[K comparable, V any] struct {
 	// Load reads a value from the store of record. It returns an error that is
 	// [ErrNotFound] for a key that does not exist. It runs on a goroutine of its
 	// own, with the values of the ctx of the call that began it but not its end:
-	// its ctx ends after LoadTimeout, when nobody waits for it any more, and with
-	// Close. Required.
+	// its ctx ends after LoadTimeout, when nobody waits for it any more (see Finish),
+	// and with Close. A Load that does not heed that keeps one of Loads until it
+	// returns; where two loads of a key do so, the next waits until one has returned.
+	//
+	// Load may call Get for other keys, with its ctx. Where loads need each other in a
+	// circle, one of these calls fails with [ErrRecursive]. Required.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany; a key that is not in
 	// what it returns does not exist. If it returns an error as well, the values
@@ -62,7 +66,15 @@ type Config[K comparable, V any] struct {
 	// the load: later callers do not wait for a load that is late already. It needs
 	// StaleOnError. 0: off.
 	SoftTimeout time.Duration
-	// Loads is how many loads run at once. 0: 64.
+	// Finish lets a load go on when its last caller has left, until LoadTimeout. Later
+	// callers join it, and its result is kept unless it was invalidated meanwhile. So
+	// a load that takes longer than its callers wait ends at some time, instead of
+	// being begun anew by each. The cost is that work goes on, and takes one of Loads,
+	// that perhaps nobody needs any more. False: the load is canceled.
+	Finish bool
+	// Loads is how many loads run at once, in this process. A load that calls Get
+	// with its ctx, of this Cache or of another, does not count while it waits for the
+	// answer, and waits for one of Loads again before it goes on. 0: 64.
 	Loads int
 	// Around puts policies around each load: a retry, a breaker. It must call
 	// what it wraps on its own goroutine and not after it has returned. For a key

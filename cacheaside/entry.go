@@ -136,15 +136,13 @@ func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	return &x
 }
 
-type termsKey struct{}
-
 // SetTTL makes what the load that ctx was given to returns fresh for ttl, instead
 // of Config.TTL and without jitter; for LoadMany, all of it. It also applies to
 // ErrNotFound. Zero or less means that the result is not to be kept. Outside a
 // load it has no effect. Call it from the goroutine of the load.
 func SetTTL(ctx context.Context, ttl time.Duration) {
-	if t, ok := ctx.Value(termsKey{}).(*terms); ok {
-		t.ttl, t.timed = ttl, true
+	if l := loadOf(ctx); l != nil {
+		l.terms.ttl, l.terms.timed = ttl, true
 	}
 }
 
@@ -152,7 +150,7 @@ func SetTTL(ctx context.Context, ttl time.Duration) {
 // against Config.Capacity, instead of what Config.Cost says. Less than 1 counts
 // as 1. Outside a load it has no effect. Call it from the goroutine of the load.
 func SetCost(ctx context.Context, cost int) {
-	if t, ok := ctx.Value(termsKey{}).(*terms); ok {
-		t.cost = max(cost, 1)
+	if l := loadOf(ctx); l != nil {
+		l.terms.cost = max(cost, 1)
 	}
 }

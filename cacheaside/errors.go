@@ -20,6 +20,11 @@ var (
 	ErrClosed = errors.New("cacheaside: closed")
 	// ErrUntold matches every *InvalidateError.
 	ErrUntold = errors.New("cacheaside: the store could not be told")
+	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx for
+	// its own key, or for one whose load waits for it: neither would ever end. It is
+	// also returned when a thousand loads are nested. Its method Retryable returns
+	// false.
+	ErrRecursive error = recursive{}
 	// ErrKeyCollision is returned, wrapped, for a key that Config.Key writes like
 	// another one.
 	ErrKeyCollision = errors.New("cacheaside: two keys are written alike")
@@ -31,6 +36,11 @@ type notFound struct{}
 
 func (notFound) Error() string  { return "cacheaside: not found" }
 func (notFound) Answered() bool { return true }
+
+type recursive struct{}
+
+func (recursive) Error() string   { return "cacheaside: a load needs its own key" }
+func (recursive) Retryable() bool { return false }
 
 // An answer is an error of a load that matches ErrNotFound by a method Is, and would
 // not be read as an answer by itself.

@@ -30,6 +30,7 @@ type flight[K comparable, V any] struct {
 
 	asked       *answer // of the Store, if GetMany has asked it
 	renew       bool    // a fresh value in the Store is to be loaded anew
+	crowded     bool    // mostLost loads of the key go on though nobody waits for them
 	passing     bool    // what it loads is not to be kept: nobody hears of what changes meanwhile
 	follows     bool    // its answer is that of another flight
 	loaded      bool    // a load returned a value
@@ -41,6 +42,7 @@ type flight[K comparable, V any] struct {
 	// Guarded by the mutex of the shard.
 	waiters  int
 	answered bool // with what it found, or with why it will not find anything
+	lost     bool // nobody waits for it any more, but it has not landed
 
 	done    chan struct{} // closed when the callers may read the answer:
 	entry   *entry[V]
@@ -84,7 +86,10 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 		f.offered = make(chan struct{})
 	}
 	f.version = c.version(f.slot)
-	f.ctx.init(ctx, now.Add(c.cfg.LoadTimeout))
+	f.ctx.init(ctx, now.Add(c.cfg.LoadTimeout), f)
+	if l := s.lost[key]; l != nil {
+		f.crowded = l.n >= mostLost
+	}
 	f.passing = !findable(key)
 	if c.entries == nil || f.passing {
 		s.others[f] = struct{}{}
@@ -98,6 +103,12 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 
 // wait waits for the answer of f, on behalf of a caller that asked at a time.
 func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
+	n := nestingOf(ctx)
+	if !n.waitFor(&f.ctx) {
+		c.leave(f)
+		return nil, c.recursive(f.key)
+	}
+	defer n.waitedFor(&f.ctx)
 	var soft <-chan time.Time
 	if c.cfg.SoftTimeout > 0 {
 		timer := time.NewTimer(f.began + c.cfg.SoftTimeout - c.now())
@@ -166,7 +177,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.waiters--
-	if f.waiters > 0 || f.answered {
+	if f.waiters > 0 || f.answered || c.cfg.Finish && c.isKept(f) {
 		return
 	}
 	if s.flights[f.key] == f {
@@ -174,6 +185,17 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	}
 	f.ctx.cancel()
 	f.fail(context.Canceled)
+	s.lose(f)
+}
+
+// isKept reports whether what f loads is to be kept, as far as is known. The shard of
+// f is locked.
+func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
+	s := f.shard
+	if c.entries == nil {
+		return findable(f.key) && s.alone[f.key] != f
+	}
+	return s.flights[f.key] == f && f.version == c.version(f.slot)
 }
 
 // fail answers the callers of f with err, unless they have been answered. The
@@ -241,6 +263,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 		}
 		f.ctx.expire()
 		f.fail(&TimeoutError{Name: c.cfg.Name, What: "load", After: c.cfg.LoadTimeout})
+		s.lose(f)
 	}
 	s.mu.Unlock()
 	for _, f := range overdue {
@@ -350,6 +373,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		delete(s.alone, f.key)
 	}
 	delete(s.others, f)
+	s.find(f)
 	late := f.answered // the callers have been told why they got nothing
 	if !late {
 		f.answered, f.current, f.entry, f.err = true, holds, e, err

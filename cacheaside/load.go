@@ -42,6 +42,9 @@ func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		f.batch = nil
 		return b.load(f)
 	}
+	if err := c.mayLoad(f); err != nil {
+		return nil, err
+	}
 	begun, err := c.run(&f.ctx, f)
 	return c.loaded(f, f.value, &f.ctx.terms, begun, err)
 }
@@ -59,17 +62,11 @@ type job interface {
 
 // run runs a load when one of the slots is free, with the policies around it, and
 // returns when it began.
-func (c *Cache[K, V]) run(ctx context.Context, load job) (begun time.Duration, err error) {
-	select {
-	case c.slots <- struct{}{}:
-	default: // ctx.Done is worth avoiding
-		select {
-		case c.slots <- struct{}{}:
-		case <-ctx.Done():
-			return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
-		}
+func (c *Cache[K, V]) run(ctx *loadCtx, load job) (begun time.Duration, err error) {
+	if !ctx.takeSlot(c.slots) {
+		return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
 	}
-	defer func() { <-c.slots }()
+	defer ctx.returnSlot()
 	begun = c.now()
 	if c.cfg.Around == nil {
 		err = load.attempt(ctx)

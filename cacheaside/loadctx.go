@@ -15,6 +15,12 @@ type loadCtx struct {
 	deadline time.Time
 	terms    terms // what the load says of its result
 
+	job    any                     // the *flight or the *batch that loads
+	depth  int                     // how many loads it is nested in
+	slots  chan struct{}           // of which the load has taken one
+	nest   atomic.Pointer[nesting] // plain, over or of its own, once the load runs
+	partOf atomic.Pointer[loadCtx] // another load that brings the answer of this one
+
 	ended atomic.Int32
 	std   atomic.Pointer[stdCtx] // nil until Done is called
 }
@@ -31,8 +37,11 @@ type stdCtx struct {
 }
 
 // init begins the life of c: it has the values of ctx, and lasts until deadline.
-func (c *loadCtx) init(ctx context.Context, deadline time.Time) {
-	c.values, c.deadline = context.WithoutCancel(ctx), deadline
+func (c *loadCtx) init(ctx context.Context, deadline time.Time, job any) {
+	c.values, c.deadline, c.job = context.WithoutCancel(ctx), deadline, job
+	if outer := loadOf(ctx); outer != nil {
+		c.depth = outer.depth + 1
+	}
 }
 
 // expire notes that the deadline of c has passed.
@@ -90,8 +99,8 @@ func (c *loadCtx) Err() error {
 // Value asks std where there is one, because package context looks there for what
 // it needs to end the children of c along with it.
 func (c *loadCtx) Value(key any) any {
-	if key == (termsKey{}) {
-		return &c.terms
+	if key == (loadKey{}) {
+		return c
 	}
 	if s := c.std.Load(); s != nil {
 		return s.Value(key)

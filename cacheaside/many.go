@@ -47,7 +47,7 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 
 // getMissing finds the values of keys that are not fresh in memory. It returns an
 // error if ctx ends before that.
-func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K, V]) error {
+func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K, V]) (err error) {
 	type waiting struct {
 		key K
 		f   *flight[K, V]
@@ -75,6 +75,16 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 				continue
 			}
 			found.take(key, e, err)
+		}
+	}()
+	if len(missed) == 0 {
+		return nil
+	}
+	n := nestingOf(ctx)
+	n.pause()
+	defer func() {
+		if resumed := n.resume(ctx); err == nil {
+			err = resumed
 		}
 	}()
 	for _, w := range missed {
@@ -209,7 +219,7 @@ func (b *batch[K, V]) startIfDecided() {
 		return
 	}
 	b.started = true
-	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.c.cfg.LoadTimeout))
+	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.c.cfg.LoadTimeout), b)
 	if b.left == 0 {
 		b.ctx.cancel()
 	}
@@ -246,6 +256,7 @@ func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
 
 // load is for a flight that needs the load, and waits for it.
 func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
+	f.ctx.partOf.Store(&b.ctx)
 	b.mu.Lock()
 	b.undecided--
 	b.needed = append(b.needed, f)

@@ -92,6 +92,7 @@ func (s *shard[K, V]) joinOther(f *flight[K, V]) *flight[K, V] {
 func (c *Cache[K, V]) follow(f, other *flight[K, V]) (*entry[V], error) {
 	f.batch.skip(f)
 	f.passing, f.follows = true, true
+	f.ctx.partOf.Store(&other.ctx)
 	offered := other.offered
 	for {
 		select {
