@@ -91,6 +91,7 @@ type Cache[K comparable, V any] struct {
 	closed  atomic.Bool
 	running sync.WaitGroup // the goroutines of the Cache
 
+	tags   tags
 	hits   hits
 	counts counts
 
@@ -189,7 +190,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	early := false
 	if c.entries != nil {
 		e, ok := c.entries.GetIfPresent(key)
-		if ok && e.version == c.version(e.slot) {
+		if ok && e.version == c.version(e.slot) && (e.tags == nil || c.tags.holds(e.tags)) {
 			now := c.now()
 			if now < e.fresh {
 				early = c.cfg.Ahead > 0 && c.ahead(e, now)
@@ -200,7 +201,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 			}
 		}
 	}
-	e, err := c.resolve(ctx, key, early)
+	e, err := c.resolve(ctx, key, early, GetOptions{})
 	if err != nil {
 		var zero V
 		return zero, err
@@ -221,9 +222,12 @@ func (c *Cache[K, V]) give(e *entry[V]) (V, error) {
 }
 
 // resolve is Get past a miss.
-func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V], error) {
-	at := c.asks()
-	e, f, err := c.join(ctx, key, early, nil)
+func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptions) (*entry[V], error) {
+	at, asked := c.asks(), c.tags.last.Load()
+	if o.SkipMemory {
+		at = noOld
+	}
+	e, f, err := c.join(ctx, key, early, o, nil)
 	if f == nil {
 		return e, err
 	}
@@ -233,8 +237,14 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool) (*entry[V]
 	if resumed := n.resume(ctx); resumed != nil {
 		return nil, resumed
 	}
+	if c.missedTags(f, e, err, asked) {
+		return c.resolve(ctx, key, false, o) // what f does not answer any more
+	}
 	return e, err
 }
+
+// noOld is the time at which a caller asks that is to get no old value.
+const noOld time.Duration = -1
 
 // asks returns the time at which a caller asks, where it matters: without memory a
 // caller may join a flight that has read an old value from the Store before.
@@ -249,7 +259,7 @@ func (c *Cache[K, V]) asks() time.Duration {
 // background if that is due; or it joins the flight of the key, or launches one,
 // which g lets fly if it is not nil. A flight that it returns is to be waited for or
 // left.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, g *gathering[K, V]) (*entry[V], *flight[K, V], error) {
+func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (*entry[V], *flight[K, V], error) {
 	if err := c.mayNest(loadOf(ctx), key); err != nil {
 		return nil, nil, err
 	}
@@ -269,6 +279,13 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, g *gathering[
 	f := c.current(s, key)
 	e := c.peek(key)
 	how := e.standing(now)
+	switch {
+	case o.SkipMemory && c.entries != nil:
+		s.overtake(key)
+		e, f, how = nil, nil, dead
+	case o.Stale > 0 && how < stale && e != nil && !e.absent && now < after(e.fresh, o.Stale):
+		how = stale
+	}
 	if how == kept && !e.paused(now) || how == dead {
 		launch := f == nil
 		if launch {
@@ -311,7 +328,7 @@ func (c *Cache[K, V]) peek(key K) *entry[V] {
 		return nil
 	}
 	e, ok := c.entries.GetIfPresent(key)
-	if !ok || e.version != c.version(e.slot) {
+	if !ok || e.version != c.version(e.slot) || !c.tags.holds(e.tags) {
 		return nil
 	}
 	return e

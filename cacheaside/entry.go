@@ -21,6 +21,7 @@ type entry[V any] struct {
 	pause   time.Duration // and not refreshed again before this
 	took    time.Duration // by its load
 	cost    uint32
+	tags    *tagging // nil: none
 }
 
 // A standing is what may be done with an entry at a time.
@@ -68,6 +69,7 @@ type terms struct {
 	ttl   time.Duration
 	cost  int
 	timed bool // SetTTL was called
+	tags  []string
 }
 
 // fill gives e its times: fresh for ttl from begun.

@@ -22,6 +22,7 @@ type flight[K comparable, V any] struct {
 	slot    uint32
 	version uint64        // of the slot, when it began
 	began   time.Duration // since the Cache was made
+	tagged  uint64        // the number of the last invalidation of tags, when it began
 	written string        // the key, for the Store
 	ctx     loadCtx
 	value   V            // that Load returned
@@ -85,7 +86,7 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 		f.slot = c.shared.slotOf(written)
 		f.offered = make(chan struct{})
 	}
-	f.version = c.version(f.slot)
+	f.version, f.tagged = c.version(f.slot), c.tags.last.Load()
 	f.ctx.init(ctx, now.Add(c.cfg.LoadTimeout), f)
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
@@ -127,7 +128,7 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 			}
 			return f.entry, nil
 		case <-offered:
-			if old := f.old.Load(); old.entry.standing(c.now()) >= stale && old.at >= at {
+			if old := f.old.Load(); at != noOld && old.entry.standing(c.now()) >= stale && old.at >= at {
 				return c.serveStale(ctx, f.key, old.entry, nil), nil // and f goes on
 			}
 			offered = nil
@@ -158,7 +159,10 @@ func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Dura
 // began, if nothing was invalidated since.
 func (c *Cache[K, V]) standby(f *flight[K, V], at time.Duration) *entry[V] {
 	e := c.peek(f.key)
-	if old := f.old.Load(); e == nil && old != nil && old.at >= at {
+	if at == noOld {
+		return nil
+	}
+	if old := f.old.Load(); e == nil && old != nil && old.at >= at && c.tags.holds(old.entry.tags) {
 		f.shard.mu.Lock()
 		if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
 			e = old.entry
@@ -360,6 +364,9 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		overtaken = f.invalidated
 	case !holds:
 		overtaken = !f.passing
+	case e != nil && !c.tags.holds(e.tags):
+		overtaken = true
+		c.entries.Invalidate(f.key)
 	case e != nil && c.remembers.Load() && c.now() < e.keep:
 		e.slot, e.version = f.slot, f.version
 		c.entries.Set(f.key, e)

@@ -107,6 +107,7 @@ func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Dura
 	switch {
 	case err == nil:
 		e := c.found(f.key, value, *t, begun)
+		e.tags = c.tagging(t.tags, f.tagged)
 		c.counts.loaded.Add(1)
 		f.loaded = true
 		return e, nil
@@ -114,5 +115,9 @@ func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Dura
 		return nil, err
 	}
 	c.counts.notFound.Add(1)
-	return c.missing(*t, begun), err
+	e := c.missing(*t, begun)
+	if e != nil {
+		e.tags = c.tagging(t.tags, f.tagged)
+	}
+	return e, err
 }

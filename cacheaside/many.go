@@ -53,7 +53,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 		f   *flight[K, V]
 	}
 	var missed []waiting
-	at := c.asks()
+	at, asked := c.asks(), c.tags.last.Load()
 	waited := 0
 	defer func() {
 		for _, w := range missed[waited:] { // ctx has ended, or a function of the application panicked
@@ -69,7 +69,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 				continue
 			}
 			seen[key] = struct{}{}
-			e, f, err := c.join(ctx, key, false, g)
+			e, f, err := c.join(ctx, key, false, GetOptions{}, g)
 			if f != nil {
 				missed = append(missed, waiting{key, f})
 				continue
@@ -90,6 +90,9 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 	for _, w := range missed {
 		waited++
 		e, err := c.wait(ctx, w.f, at)
+		if c.missedTags(w.f, e, err, asked) {
+			e, err = c.resolve(ctx, w.key, false, GetOptions{})
+		}
 		if err != nil && ctx.Err() != nil {
 			return err
 		}
