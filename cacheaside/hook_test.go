@@ -172,8 +172,10 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 						for _, k := range []int{2, 1, 3, 4} {
 							require.Equal(t, k, mustGet(t, c, k))
 						}
-						require.LessOrEqual(t, time.Since(start), 4*time.Second)
+						// A load each, and a look at a lease that another load still has.
+						require.Less(t, time.Since(start), 5*time.Second)
 						require.NoError(t, c.Close())
+						synctest.Wait()
 						require.Zero(t, c.Tracked())
 					})
 				})
