@@ -177,11 +177,14 @@ func TestAdaptiveComesDownFromAnInitialLimitThatIsTooHigh(t *testing.T) {
 }
 
 // A mixture of latencies: a share of short ones, and long ones that take ratio times
-// as long, of 20 ms in the mean.
-type mixture struct{ ratio, share float64 }
+// as long.
+type mixture struct {
+	ratio, share float64
+	mean         time.Duration
+}
 
 func (m mixture) short() time.Duration {
-	return time.Duration(float64(service) / (m.share + (1-m.share)*m.ratio))
+	return time.Duration(float64(m.mean) / (m.share + (1-m.share)*m.ratio))
 }
 
 func (m mixture) long() time.Duration { return time.Duration(m.ratio * float64(m.short())) }
@@ -190,7 +193,7 @@ func (m mixture) long() time.Duration { return time.Duration(m.ratio * float64(m
 // that could be answered within three times the long latency that were, and the median
 // limit.
 func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration) (share float64, limit int) {
-	rate := load * float64(workers) / service.Seconds()
+	rate := load * float64(workers) / m.mean.Seconds()
 	s := simulate(seed, bulkhead.Adaptive{}, workers, rate, bimodal(m.share, m.short(), m.long()))
 	s.run(20 * time.Second)
 	s.run(d)
@@ -205,20 +208,21 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 	}
 	shares := []float64{0.1, 0.3, 0.5, 0.7, 0.9}
 	for _, tc := range []struct {
-		workers  int
-		load     float64
-		seeds    uint64
-		time     time.Duration
-		least    float64 // goodput
-		most     int     // median limit
-		longSkew bool
+		workers int
+		mean    time.Duration
+		load    float64
+		seeds   uint64
+		time    time.Duration
+		least   float64 // goodput
+		most    int     // median limit
 	}{
-		{workers: 100, load: 0.6, seeds: 2, time: time.Minute, least: 0.99, most: 1000},
-		{workers: 100, load: 1.5, seeds: 2, time: time.Minute, least: 0.95, most: 160},
-		{workers: 10, load: 0.6, seeds: 3, time: 3 * time.Minute, least: 0.987, most: 1000},
-		{workers: 10, load: 1.5, seeds: 3, time: 3 * time.Minute, least: 0.88, most: 50},
+		{workers: 100, mean: service, load: 0.6, seeds: 2, time: time.Minute, least: 0.99, most: 1000},
+		{workers: 100, mean: service, load: 1.5, seeds: 2, time: time.Minute, least: 0.95, most: 160},
+		{workers: 10, mean: service, load: 0.6, seeds: 3, time: 3 * time.Minute, least: 0.987, most: 1000},
+		{workers: 100, mean: 5 * service, load: 0.6, seeds: 6, time: time.Minute, least: 0.99, most: 1000},
+		{workers: 10, mean: service, load: 1.5, seeds: 3, time: 3 * time.Minute, least: 0.88, most: 50},
 	} {
-		t.Run(fmt.Sprintf("%d workers, load %v", tc.workers, tc.load), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d workers, mean %v, load %v", tc.workers, tc.mean, tc.load), func(t *testing.T) {
 			forSeeds(t, tc.seeds, func(t *testing.T, seed uint64) {
 				var table strings.Builder
 				fmt.Fprint(&table, "share of short calls:")
@@ -228,7 +232,7 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 				for _, ratio := range ratios {
 					fmt.Fprintf(&table, "\n1:%-19v", ratio)
 					for _, share := range shares {
-						goodput, limit := mixture{ratio, share}.goodput(seed, tc.workers, tc.load, tc.time)
+						goodput, limit := mixture{ratio, share, tc.mean}.goodput(seed, tc.workers, tc.load, tc.time)
 						fmt.Fprintf(&table, "  %6.2f %% (%4d)", 100*goodput, limit)
 						if goodput < tc.least || limit > tc.most {
 							t.Errorf("1:%v, %v short: goodput %.4f, limit %d", ratio, share, goodput, limit)
@@ -239,6 +243,15 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAdaptiveServesCallsThatAllTakeAlike(t *testing.T) {
+	forSeeds(t, 3, func(t *testing.T, seed uint64) {
+		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, bimodal(1, service, 0))
+		s.run(10 * time.Second)
+		s.run(time.Minute)
+		require.GreaterOrEqual(t, float64(s.within(2*service)), 0.995*60*capacity)
+	})
 }
 
 // One call in a hundred takes about a hundred times as long as most.

@@ -141,7 +141,6 @@ func (c *controller) setLimit(limit float64) {
 
 // restart goes on from a limit that was set from outside.
 func (c *controller) restart(now time.Duration, limit int) {
-	c.slow = 0
 	c.nextCohort(now)
 	c.setLimit(float64(limit))
 }
@@ -236,10 +235,9 @@ func (c *controller) conclude(now time.Duration) {
 	k, probed := c.cohort, c.probing
 	c.nextCohort(now)
 	switch {
-	case k.all.n < fewSamples || !c.base.known && k.answered.n < fewSamples:
 	case probed:
 		c.learnFromProbe(&k.answered, now)
-	default:
+	case k.all.n >= fewSamples:
 		c.adjust(&k, now)
 	}
 }
@@ -252,16 +250,16 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	}
 	c.scale += (k.all.mean() - c.scale) * 0.3
 	if !c.base.known {
-		c.learn(&k.answered)
 		c.next = now + probePeriod
+		if !c.learn(&k.answered) {
+			return
+		}
 	}
 
 	limit, most, former := math.Floor(c.limit), float64(k.most), c.former
 	c.former = c.limit
 	if most < 0.7*min(limit, former) { // the limit changes nothing: this is how an idle server answers
-		if k.answered.n >= fewSamples {
-			c.learn(&k.answered)
-		}
+		c.learn(&k.answered)
 		if c.limit > 4*most {
 			c.setLimit(max(0.99*c.limit, min(c.limit, float64(c.cfg.Initial))))
 		}
@@ -292,18 +290,16 @@ func (c *controller) probe() {
 }
 
 func (c *controller) learnFromProbe(s *samples, now time.Duration) {
-	if s.n >= fewSamples {
-		slower := s.log() - c.base.log
-		if c.learn(s) {
-			// A change is confirmed by another probe. Work that takes longer needs
-			// more slots for as many calls a second, and has lost some meanwhile.
-			if slower > 0 {
-				c.setLimit(c.limit * min(math.Exp(slower), 2))
-			}
-			return
-		}
+	former := c.base.log
+	if !c.learn(s) {
+		c.next = now + c.period()
+		return
 	}
-	c.next = now + c.period()
+	// A change is confirmed by another probe. Work that takes longer needs more slots for
+	// as many calls a second, and has lost some meanwhile.
+	if slower := c.base.log - former; slower > 0 {
+		c.setLimit(c.limit * min(math.Exp(slower), 2))
+	}
 }
 
 // period returns the time from one probe to the next.
@@ -312,13 +308,16 @@ func (c *controller) period() time.Duration {
 }
 
 // learn learns the latency of an idle server, up and down alike, and reports whether
-// it is another than before. What may be noise counts as much as it is precise, beside
-// what is known already: that is a Kalman filter.
+// it is another than before. A difference that may be noise counts by how precise the
+// samples are, beside what is known already: that is a Kalman filter. A few samples
+// count for nothing.
 func (c *controller) learn(s *samples) (changed bool) {
 	b, n := &c.base, float64(s.n)
-	least := math.Log1p(c.cfg.Tolerance) // rise, if all calls take alike
+	if s.n < fewSamples {
+		return false
+	}
 	if !b.known {
-		*b = base{known: true, rise: max(s.rise(), least)}
+		*b = base{known: true, rise: s.rise()}
 		b.log, b.variance, b.spread, b.mean = s.log(), s.spread()/n, s.spread(), s.mean()
 		return true
 	}
@@ -328,6 +327,7 @@ func (c *controller) learn(s *samples) (changed bool) {
 	changed = math.Abs(s.log()-b.log) > surprise*math.Sqrt(noise+b.variance)
 	if changed { // the rise was measured by the former mean
 		b.log, b.variance, b.spread, b.mean = s.log(), noise, s.spread(), s.mean()
+		least := math.Log1p(c.cfg.Tolerance) // as if all calls took alike
 		b.rise = max(min(b.rise, s.rise()), least)
 		return true
 	}

@@ -2,6 +2,7 @@ package bulkhead_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -150,4 +151,45 @@ func TestTheFirstCohortIsNoBase(t *testing.T) {
 		require.LessOrEqual(t, d.Base(), service*11/10)
 	}
 	require.InEpsilon(t, service, d.Base(), 0.1)
+}
+
+// Where most calls fail or run out of time, the few that are answered are no sample to
+// learn from.
+func TestAFewSamplesTeachNothing(t *testing.T) {
+	broken := errors.New("broken")
+	most := func(d *driver, n int, latency time.Duration, err error) {
+		few, rest := d.begin(1), d.begin(n-1)
+		d.now += latency
+		d.end(rest, err)
+		d.now += 3 * latency
+		d.end(few, nil)
+	}
+	t.Run("in use", func(t *testing.T) {
+		d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+		for range 30 {
+			d.round(100, service, nil)
+		}
+		for range 200 {
+			most(d, 100, service, broken)
+			require.Equal(t, 100, d.Limit())
+		}
+	})
+	for how, begin := range map[string]func(*driver){
+		"little in use": func(d *driver) { d.round(20, service, nil) },
+		"in a probe":    func(d *driver) { d.untilProbe(service) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+			for range 30 {
+				d.round(100, service, nil)
+			}
+			begin(d)
+			probe := d.Probing()
+			for i := 0; i < 200 && d.Probing() == probe; i++ {
+				most(d, 20, service, context.DeadlineExceeded)
+			}
+			d.round(1, service, nil)
+			require.InEpsilon(t, service, d.Base(), 0.2)
+		})
+	}
 }

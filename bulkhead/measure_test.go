@@ -273,9 +273,15 @@ func TestAHeavyCallEndsAProbe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var lowered atomic.Bool
+				probes := 0
 				b := bulkhead.New(bulkhead.Config{
 					Adaptive: &bulkhead.Adaptive{Initial: 20, Max: 20}, Queue: queue,
-					OnLimit: func(c bulkhead.LimitChange) { lowered.Store(c.Probe) },
+					OnLimit: func(c bulkhead.LimitChange) {
+						lowered.Store(c.Probe)
+						if c.Probe {
+							probes++
+						}
+					},
 				})
 				_, end := probing(t, b, &lowered)
 				require.Less(t, b.Stats().Limit, 20)
@@ -284,6 +290,7 @@ func TestAHeavyCallEndsAProbe(t *testing.T) {
 				require.Equal(t, 20, b.Stats().Limit)
 				require.False(t, lowered.Load())
 				end()
+				require.Equal(t, 1, probes, "the next one is not due yet")
 
 				err := b.Do(bulkhead.WithWeight(t.Context(), 21), nothing)
 				var full *bulkhead.FullError
