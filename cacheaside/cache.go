@@ -227,13 +227,17 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptio
 	if o.SkipMemory {
 		at = noOld
 	}
-	e, f, err := c.join(ctx, key, early, o, nil)
+	e, f, mine, err := c.join(ctx, key, early, o, nil)
 	if f == nil {
 		return e, err
 	}
 	n := nestingOf(ctx)
 	n.pause()
-	e, err = c.wait(ctx, f, at)
+	if mine && c.flyInline(ctx, f) {
+		err = ended.Error(ctx)
+	} else {
+		e, err = c.wait(ctx, f, at)
+	}
 	if resumed := n.resume(ctx); resumed != nil {
 		return nil, resumed
 	}
@@ -258,10 +262,10 @@ func (c *Cache[K, V]) asks() time.Duration {
 // join serves what may be served without a load, which it then begins in the
 // background if that is due; or it joins the flight of the key, or launches one,
 // which g lets fly if it is not nil. A flight that it returns is to be waited for or
-// left.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (*entry[V], *flight[K, V], error) {
+// left. It is the caller's own to fly if mine is true.
+func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (e *entry[V], f *flight[K, V], mine bool, err error) {
 	if err := c.mayNest(loadOf(ctx), key); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	var written string
 	if c.shared != nil {
@@ -271,13 +275,13 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	s.mu.Lock()
 	if c.closed.Load() {
 		s.mu.Unlock()
-		return nil, nil, ErrClosed
+		return nil, nil, false, ErrClosed
 	}
 	// Again, under the lock: the flight that was in progress may have landed.
 	instant := time.Now()
 	now := instant.Sub(c.base)
-	f := c.current(s, key)
-	e := c.peek(key)
+	f = c.current(s, key)
+	e = c.peek(key)
 	how := e.standing(now)
 	switch {
 	case o.SkipMemory && c.entries != nil:
@@ -296,11 +300,12 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 		}
 		f.waiters++
 		s.mu.Unlock()
-		if launch {
+		c.counts.missed.Add(1)
+		mine = launch && g == nil && c.cfg.Inline
+		if launch && !mine {
 			g.fly(f)
 		}
-		c.counts.missed.Add(1)
-		return nil, f, nil
+		return nil, f, mine, nil
 	}
 	refresh := f == nil && !e.paused(now) && (how == stale || early)
 	if refresh {
@@ -313,13 +318,13 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 		g.fly(f)
 	}
 	if how != fresh {
-		return c.serveStale(ctx, key, e, nil), nil, nil
+		return c.serveStale(ctx, key, e, nil), nil, false, nil
 	}
 	c.hits.add()
 	if refresh {
 		c.tell(ctx, RefreshAhead, key, nil)
 	}
-	return e, nil, nil
+	return e, nil, false, nil
 }
 
 // peek returns the entry of key whatever its age, or nil.

@@ -72,6 +72,15 @@ type Config[K comparable, V any] struct {
 	// being begun anew by each. The cost is that work goes on, and takes one of Loads,
 	// that perhaps nobody needs any more. False: the load is canceled.
 	Finish bool
+	// Inline runs a load on the goroutine of the Get that begins it, which saves about
+	// a third of the time of a quick load. It is for loads that heed their ctx: the
+	// Get that begins a load returns when the load returns. If its ctx ends earlier, it
+	// leaves as the others do: the load is canceled, or goes on for the others, and the
+	// Get returns the end of its ctx after the load. The calls that join a load leave
+	// when their own ctx ends, as ever. runtime.Goexit in a load ends the goroutine of
+	// that caller. GetMany and refreshes in the background load on goroutines of their
+	// own. Not with a Store or SoftTimeout. False: each load has a goroutine.
+	Inline bool
 	// Loads is how many loads run at once, in this process. A load that calls Get
 	// with its ctx, of this Cache or of another, does not count while it waits for the
 	// answer, and waits for one of Loads again before it goes on. 0: 64.
@@ -138,6 +147,8 @@ func (cfg Config[K, V]) Validate() error {
 	f.Need(cfg.SoftTimeout >= 0, "SoftTimeout", cfg.SoftTimeout, "0 (for off) or more")
 	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleOnError > 0, "SoftTimeout", cfg.SoftTimeout,
 		"0 where StaleOnError is 0: there is no old value to serve")
+	f.Need(!cfg.Inline || cfg.Store == nil && cfg.SoftTimeout == 0, "Inline", cfg.Inline,
+		"false with a Store or SoftTimeout: the caller that loads cannot be answered before the load ends")
 	f.Need(cfg.Loads >= 0, "Loads", cfg.Loads, "0 (for 64) or more")
 	f.Need(cfg.Capacity >= 0 || cfg.Store != nil, "Capacity", cfg.Capacity,
 		"0 (for 10 000) or more where there is no Store")

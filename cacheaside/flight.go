@@ -321,7 +321,7 @@ func (s *shard[K, V]) unpause(key K) {
 	delete(s.pauses, key)
 }
 
-// fly flies f, on a goroutine of its own.
+// fly flies f, on a goroutine of its own or see flyInline.
 func (c *Cache[K, V]) fly(f *flight[K, V]) {
 	defer c.running.Done()
 	returned := false
@@ -332,12 +332,29 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 			c.land(f, nil, fault)
 		}
 	}()
-	if f.batch == nil && len(c.slots) < cap(c.slots) { // else it waits its turn, and better be small
+	if !c.cfg.Inline && f.batch == nil && len(c.slots) < cap(c.slots) { // else it waits its turn, and better be small
 		growStack() // which an eviction needs
 	}
 	e, err := c.obtain(f)
 	returned = true
 	c.land(f, e, err)
+}
+
+// flyInline flies f on the goroutine of the caller that launched it. When ctx ends
+// before f does, the caller leaves f, but stays until the load has returned; flyInline
+// reports whether that was so.
+func (c *Cache[K, V]) flyInline(ctx context.Context, f *flight[K, V]) (left bool) {
+	n := nestingOf(ctx)
+	n.waitFor(&f.ctx)
+	defer n.waitedFor(&f.ctx)
+	if ctx.Done() == nil {
+		c.fly(f)
+		return false
+	}
+	stop := context.AfterFunc(ctx, func() { c.leave(f) })
+	defer func() { left = !stop() }()
+	c.fly(f)
+	return false
 }
 
 // panicked makes the error of a load that panicked with value, or called Goexit.

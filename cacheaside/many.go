@@ -69,7 +69,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 				continue
 			}
 			seen[key] = struct{}{}
-			e, f, err := c.join(ctx, key, false, GetOptions{}, g)
+			e, f, _, err := c.join(ctx, key, false, GetOptions{}, g)
 			if f != nil {
 				missed = append(missed, waiting{key, f})
 				continue
