@@ -34,7 +34,8 @@
 //
 // With a Store, the promise holds in each process for its own updates. What
 // another process wrote is seen when its message arrives, within milliseconds;
-// when the subscription is lost, memory is not used until it is back. Without a
+// when the subscription is lost, memory is not used until it is back, unless
+// Config.MemoryInOutage is set. Without a
 // subscription the bound is the TTL. A Capacity below zero keeps nothing in
 // memory and makes the promise hold across processes, at one round trip for each
 // Get. An Update fences its key in the Store before it writes, so that a process
@@ -154,6 +155,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	if cfg.Store == nil {
 		c.remembers.Store(true)
 	} else {
+		c.remembers.Store(cfg.MemoryInOutage) // else when the Store is being watched
 		c.shared = newShared(c)
 	}
 	return c

@@ -106,6 +106,15 @@ type Config[K comparable, V any] struct {
 	// Store is the cache that is shared by processes, behind the one in memory.
 	// A Store serves one Cache. Nil: this process only.
 	Store Store
+	// MemoryInOutage keeps memory in use while the subscription to Store is lost, or has
+	// not begun: what is fresh there is served, and what is loaded is kept. What other
+	// processes change meanwhile is not heard of, so a value may be out of date until
+	// its TTL is over (and then as Stale and StaleOnError allow), or until the
+	// subscription is back, when all of memory is given up. What this process updates
+	// or invalidates is served by it as ever. It needs a Store and a Capacity. False:
+	// memory is not used until the subscription is back, and every Get asks Store or
+	// loads.
+	MemoryInOutage bool
 	// Key writes a key for Store. Two keys must not be written alike. Nil: as %v,
 	// for strings and integers; required for other types.
 	Key func(key K) string
@@ -152,6 +161,8 @@ func (cfg Config[K, V]) Validate() error {
 	f.Need(cfg.Loads >= 0, "Loads", cfg.Loads, "0 (for 64) or more")
 	f.Need(cfg.Capacity >= 0 || cfg.Store != nil, "Capacity", cfg.Capacity,
 		"0 (for 10 000) or more where there is no Store")
+	f.Need(!cfg.MemoryInOutage || cfg.Store != nil && cfg.Capacity >= 0, "MemoryInOutage", cfg.MemoryInOutage,
+		"false without a Store, and where nothing is kept in memory")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))

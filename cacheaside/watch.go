@@ -1,7 +1,7 @@
 package cacheaside
 
 // watch hears of what other processes invalidate. While it cannot, nothing is kept
-// in memory.
+// in memory, unless Config.MemoryInOutage is set.
 func (s *shared[K, V]) watch() {
 	c := s.c
 	defer c.remembers.Store(false) // if a function of the application ends the goroutine
@@ -21,7 +21,10 @@ func (s *shared[K, V]) watch() {
 			restored, told = true, false
 			c.tellAll(s.ctx, kind, nil)
 		}, s.heard)
-		if c.remembers.Swap(false) {
+		switch {
+		case c.cfg.MemoryInOutage:
+			s.doubtRecent()
+		case c.remembers.Swap(false):
 			c.outdate()
 			s.sweep()
 			s.doubtRecent()
