@@ -25,6 +25,33 @@
 //     the reason for giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
+// # What errors say
+//
+// Each policy reads in an error what it says of the dependency, and all read it in the
+// same way. An error speaks by its methods, at any depth of its chain:
+//
+//	                      breaker            retry              adaptive limit  cache load  saga step
+//	nil                   success            end                success         kept        done
+//	Answered() is true    success            end [1]            success         answer      not tried again
+//	Refused() is true     ignored            waits, ends [2]    no sample       refused     no attempt
+//	the caller left       ignored [3]        end                no sample [3]   failed      turns back
+//	RetryAfter() > 0      opens for exactly  waits for it       overload        failed      attempt, waits for it
+//	                      that time
+//	anything else         failure            if Retryable()     [4]             failed      attempt
+//
+//	[1] unless it says Retryable() itself, as HTTP's 429 does
+//	[2] counts against Attempts, not against the Budget; an open circuit ends the retrying
+//	[3] a cancel; a deadline counts as a failure of a call that had run for Patience,
+//	    and as overload
+//	[4] overload if it is a time-out or Throttled(), else no sample
+//
+// The first that applies decides: Refused, Answered, the end of the caller's ctx,
+// Retryable() false, RetryAfter. Of an error and what it wraps, the outermost that has
+// the method decides. Of joined errors every part is asked: the whole is refused only
+// if all parts are, and answered only if one is an answer and none failed. [Refused],
+// [Answered], [Retryable], [RetryAfter] and [Answer] are for policies of other origin;
+// docs/protocol.md has a row for each way in which a call can end.
+//
 // The patterns are those of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/).
 package resilience
