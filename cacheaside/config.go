@@ -72,8 +72,8 @@ type Config[K comparable, V any] struct {
 	// being begun anew by each. The cost is that work goes on, and takes one of Loads,
 	// that perhaps nobody needs any more. False: the load is canceled.
 	Finish bool
-	// Inline runs a load on the goroutine of the Get that begins it, which saves about
-	// a third of the time of a quick load. It is for loads that heed their ctx: the
+	// Inline runs a load on the goroutine of the Get that begins it, which saves a
+	// quick load the price of a goroutine. It is for loads that heed their ctx: the
 	// Get that begins a load returns when the load returns. If its ctx ends earlier, it
 	// leaves as the others do: the load is canceled, or goes on for the others, and the
 	// Get returns the end of its ctx after the load. The calls that join a load leave
