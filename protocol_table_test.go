@@ -570,7 +570,12 @@ func consume(t *testing.T, c consumer, e end) (got string) {
 		switch {
 		case e.within != nil:
 			e.within(t, func(ctx context.Context, call resilience.Func) {
-				got = c.got(t, always(ctx), call)
+				var once sync.Once
+				got = c.got(t, always(ctx), func(ctx context.Context) error {
+					err := ctx.Err()
+					once.Do(func() { err = call(ctx) })
+					return err
+				})
 			})
 		case e.under != nil:
 			got = c.got(t, func() (context.Context, context.CancelFunc) { return e.under(t.Context()) }, hang)
