@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
@@ -64,6 +65,13 @@ func newSchema(t testing.TB) (dsn, schema string) {
 	_, err = db.Exec("CREATE SCHEMA " + schema)
 	require.NoError(t, err)
 	t.Cleanup(func() {
+		// A process that was killed may have left a transaction behind, which would
+		// deadlock with the dropping of its tables.
+		require.Eventually(t, func() bool {
+			var left int
+			err := db.QueryRow(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1`, schema).Scan(&left)
+			return err == nil && left == 0
+		}, time.Minute, 10*time.Millisecond)
 		_, err := db.Exec("DROP SCHEMA " + schema + " CASCADE")
 		require.NoError(t, err)
 		require.NoError(t, db.Close())

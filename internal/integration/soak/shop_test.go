@@ -43,6 +43,7 @@ const (
 // database, a cache, a service and its own handlers.
 type shop struct {
 	t        *testing.T
+	rules    rules
 	payments *payments
 	database *faultproxy.Proxy // between the shop and the users' database
 	cache    *faultproxy.Proxy // between the shop and Redis
@@ -67,7 +68,7 @@ type order struct{ Customer string }
 var errDeclined = errors.New("card declined")
 
 func newShop(t *testing.T, r rules) *shop {
-	s := &shop{t: t, payments: newPayments(t), breakers: map[string]*breaker.Breaker{}}
+	s := &shop{t: t, rules: r, payments: newPayments(t), breakers: map[string]*breaker.Breaker{}}
 	s.openDatabases()
 	s.buildUsers(r)
 	s.buildClients(r)

@@ -88,7 +88,12 @@ var (
 	}
 	forced = phase{
 		begin: func(s *shop) { s.breakers["payments"].ForceOpen(errors.New("maintenance")) },
-		end:   func(s *shop, _ map[string]string) { s.breakers["payments"].Enable() },
+		end: func(s *shop, _ map[string]string) {
+			for deadline := time.Now().Add(time.Minute); s.rules.refusalIsAnAttempt && len(s.stuck()) == 0 && time.Now().Before(deadline); {
+				s.during(50 * time.Millisecond) // until the attempts are used up
+			}
+			s.breakers["payments"].Enable()
+		},
 	}
 	limped = phase{begin: func(s *shop) {
 		s.payments.is(limping)
@@ -239,6 +244,12 @@ func (s *shop) begin() (stop func()) {
 	}
 }
 
+func (s *shop) stuck() []*saga.Instance {
+	list, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
+	require.NoError(s.t, err)
+	return list
+}
+
 // settle waits until every saga has ended and compares what was paid for with what
 // was ordered.
 func (s *shop) settle(findings map[string]string) {
@@ -256,9 +267,7 @@ func (s *shop) settle(findings map[string]string) {
 		}
 		s.during(50 * time.Millisecond)
 	}
-	stuck, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
-	require.NoError(s.t, err)
-	if len(stuck) > 0 {
+	if stuck := s.stuck(); len(stuck) > 0 {
 		findings[stuckSagas] = fmt.Sprintf("%d: %s", len(stuck), stuck[0].LastError)
 	}
 	placed := map[string]bool{}
