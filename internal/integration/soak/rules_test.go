@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/cacheaside"
 )
 
 // rules are those of the protocol between the patterns that a mutant switches off, as
@@ -53,9 +55,23 @@ func deaf(on bool) resilience.Middleware {
 
 type mute struct{ error }
 
+func (m mute) Unwrap() error { return m.error }
 func (mute) Refused() bool   { return false }
 func (mute) Answered() bool  { return false }
 func (mute) Retryable() bool { return true }
+
+var errBadRequest = errors.New("a request that cannot be sent")
+
+// saysNothingOfTheDependency reports whether err, for which a breaker has opened, is an
+// answer, or no call at all.
+func saysNothingOfTheDependency(err error) bool {
+	for _, answer := range []error{cacheaside.ErrNotFound, errDeclined, errBadRequest, context.Canceled} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return resilience.Answered(err) || resilience.Refused(err)
+}
 
 // naive is a transport of one's own around policies: whatever http.Transport returns
 // is the dependency's doing.
@@ -64,6 +80,9 @@ type naive struct{ middleware resilience.Middleware }
 func (n naive) RoundTrip(req *http.Request) (resp *http.Response, err error) {
 	err = n.middleware(func(ctx context.Context) error {
 		resp, err = http.DefaultTransport.RoundTrip(req.WithContext(ctx))
+		if err != nil && strings.Contains(req.Header.Get("Trace"), "\n") {
+			err = errors.Join(errBadRequest, err)
+		}
 		return err
 	})(req.Context())
 	return resp, err

@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/saga"
@@ -125,7 +124,7 @@ func soak(t *testing.T, r rules, d time.Duration, wanted string, phases ...phase
 	}
 	stop()
 	for _, c := range s.opened {
-		if resilience.Answered(c.Err) || resilience.Refused(c.Err) {
+		if saysNothingOfTheDependency(c.Err) {
 			findings[openedByAnAnswer] = fmt.Sprintf("%s: %v", c.Name, c.Err)
 		}
 		if c.OpenFor > openFor {
