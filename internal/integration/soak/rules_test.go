@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/cacheaside"
@@ -55,10 +56,11 @@ func deaf(on bool) resilience.Middleware {
 
 type mute struct{ error }
 
-func (m mute) Unwrap() error { return m.error }
-func (mute) Refused() bool   { return false }
-func (mute) Answered() bool  { return false }
-func (mute) Retryable() bool { return true }
+func (m mute) Unwrap() error           { return m.error }
+func (mute) RetryAfter() time.Duration { return 0 }
+func (mute) Refused() bool             { return false }
+func (mute) Answered() bool            { return false }
+func (mute) Retryable() bool           { return true }
 
 var errBadRequest = errors.New("a request that cannot be sent")
 
