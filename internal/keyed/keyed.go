@@ -27,6 +27,9 @@ import (
 	"time"
 )
 
+// Shards is the number of shards of a [Map].
+const Shards = shards
+
 const (
 	shards  = 32 // a power of two
 	glances = 4  // members that an insert looks at for idle ones
@@ -47,6 +50,10 @@ type Config[K comparable, V any] struct {
 	// would be lost; nil: every member may be. It is called for a member that is
 	// not pinned, with a lock held: it must be quick, and not use the map.
 	Keep func(V) bool
+	// Drop, if not nil, is told of each member that is dropped, with the lock of its
+	// shard held: together with [Map.Shards] it sums what members have counted
+	// without losing or doubling a count.
+	Drop func(shard int, v V)
 }
 
 // A Map holds one member for each key. It is safe for concurrent use.
@@ -70,7 +77,9 @@ type shard[K comparable, V any] struct {
 	m    map[K]*Entry[K, V]
 	ring []*Entry[K, V] // the same members, to go round
 	hand int
-	_    [64]byte // keeps a busy shard off its neighbor's cache line
+
+	number int
+	_      [64]byte // keeps a busy shard off its neighbor's cache line
 }
 
 // An Entry is a member with its key, as [Map.Pin] returns it.
@@ -106,6 +115,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
 	m := &Map[K, V]{cfg: cfg, seed: maphash.MakeSeed(), start: time.Now()}
 	for i := range m.shards {
 		m.shards[i].m = make(map[K]*Entry[K, V])
+		m.shards[i].number = i
 	}
 	return m
 }
@@ -245,6 +255,9 @@ func (m *Map[K, V]) drop(s *shard[K, V], e *Entry[K, V]) bool {
 	s.ring = s.ring[:last]
 	delete(s.m, e.Key)
 	m.size.Add(-1)
+	if m.cfg.Drop != nil {
+		m.cfg.Drop(s.number, e.Value)
+	}
 	return true
 }
 
@@ -291,6 +304,26 @@ func (m *Map[K, V]) All() iter.Seq2[K, V] {
 			}
 		}
 	}
+}
+
+// Shards calls f for each shard with its members, and with its lock held: f must be
+// quick, and not use the map. No member of the shard comes or goes meanwhile.
+func (m *Map[K, V]) Shards(f func(shard int, members iter.Seq2[K, V])) {
+	for i := range m.shards {
+		m.shards[i].visit(f)
+	}
+}
+
+func (s *shard[K, V]) visit(f func(int, iter.Seq2[K, V])) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s.number, func(yield func(K, V) bool) {
+		for _, e := range s.ring {
+			if !yield(e.Key, e.Value) {
+				return
+			}
+		}
+	})
 }
 
 func (e *Entry[K, V]) yield(to func(K, V) bool) bool {

@@ -2,9 +2,11 @@ package keyed_test
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -319,4 +321,47 @@ func TestName(t *testing.T) {
 	require.Equal(t, "db/7", keyed.Name("db", 7))
 	require.Equal(t, "7", keyed.Name("", 7))
 	require.Equal(t, "db/(other keys)", keyed.Name("db", "(other keys)"))
+}
+
+// What members count is in the sum at every moment, whether they were dropped or not.
+func TestSumOfCountsNeverGoesBack(t *testing.T) {
+	var dropped [keyed.Shards]int64
+	m := keyed.New(keyed.Config[int, *atomic.Int64]{
+		Make: func(int) *atomic.Int64 { return new(atomic.Int64) },
+		Max:  50,
+		Drop: func(shard int, v *atomic.Int64) { dropped[shard] += v.Load() },
+	})
+	sum := func() (n int64) {
+		m.Shards(func(shard int, members iter.Seq2[int, *atomic.Int64]) {
+			n += dropped[shard]
+			for _, v := range members {
+				n += v.Load()
+			}
+		})
+		return n
+	}
+	const goroutines, calls = 4, 5000
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for i := range calls {
+				e := m.Pin((i*7 + g) % 400)
+				if e == nil {
+					t.Error("no room although nothing is pinned for long")
+					return
+				}
+				e.Value.Add(1)
+				e.Unpin()
+			}
+		})
+	}
+	var last int64
+	for last < goroutines*calls && !t.Failed() {
+		n := sum()
+		require.GreaterOrEqual(t, n, last)
+		last = n
+		runtime.Gosched()
+	}
+	wg.Wait()
+	require.EqualValues(t, goroutines*calls, sum())
 }

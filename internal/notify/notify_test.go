@@ -1,0 +1,103 @@
+package notify_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/notify"
+)
+
+func TestObserversAreToldInOrderUntilStopped(t *testing.T) {
+	var o, group notify.Observers[int]
+	o.In(&group)
+	require.False(t, o.Any())
+	var told []string
+	add := func(to *notify.Observers[int], name string) func() {
+		return to.Observe(func(context.Context, int) { told = append(told, name) })
+	}
+	stopGroup := add(&group, "group")
+	require.True(t, o.Any(), "an observer of the group counts")
+	stopA := add(&o, "a")
+	stopB := add(&o, "b")
+	o.Tell(t.Context(), 1)
+	require.Equal(t, []string{"a", "b", "group"}, told)
+
+	stopA()
+	stopA()
+	told = nil
+	o.Tell(t.Context(), 2)
+	require.Equal(t, []string{"b", "group"}, told)
+
+	stopB()
+	stopGroup()
+	require.False(t, o.Any())
+}
+
+func TestObserverMayStopItself(t *testing.T) {
+	var o notify.Observers[int]
+	calls := 0
+	var stop func()
+	stop = o.Observe(func(context.Context, int) { calls++; stop() })
+	o.Tell(t.Context(), 1)
+	o.Tell(t.Context(), 2)
+	require.Equal(t, 1, calls)
+}
+
+func TestQueueKeepsTheOrderAndNeverRunsTwoAtOnce(t *testing.T) {
+	var q notify.Queue[int]
+	var mu sync.Mutex // the lock of a policy
+	next, running := 0, 0
+	var told []int
+	tell := func(_ context.Context, e int) {
+		running++ // a race if two run at once
+		require.Equal(t, 1, running)
+		told = append(told, e)
+		running--
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 500 {
+				mu.Lock()
+				q.Add(nil, next)
+				next++
+				mu.Unlock()
+				q.Deliver(t.Context(), tell)
+			}
+		})
+	}
+	wg.Wait()
+	q.Deliver(t.Context(), tell)
+	require.Len(t, told, 4000)
+	for i, e := range told {
+		require.Equal(t, i, e)
+	}
+}
+
+func TestQueueGoesOnAfterAPanicAndWithinTell(t *testing.T) {
+	var q notify.Queue[string]
+	type key struct{}
+	mine := context.WithValue(t.Context(), key{}, "mine")
+	var told []string
+	var tell func(ctx context.Context, e string)
+	tell = func(ctx context.Context, e string) {
+		told = append(told, e)
+		switch e {
+		case "boom":
+			panic("boom")
+		case "nested":
+			require.Equal(t, "mine", ctx.Value(key{}))
+			q.Add(nil, "inner")
+			q.Deliver(ctx, tell) // returns: the outer call goes on with it
+			require.NotContains(t, told, "inner")
+		}
+	}
+	q.Add(nil, "boom")
+	q.Add(mine, "nested")
+	require.Panics(t, func() { q.Deliver(t.Context(), tell) })
+	q.Deliver(t.Context(), tell)
+	require.Equal(t, []string{"boom", "nested", "inner"}, told)
+}
