@@ -45,3 +45,36 @@ func TestFunctionsAreAsChangeLeavesThem(t *testing.T) {
 	given = settings.Change(given, given, func(c *config) { c.Hook = nil })
 	require.Nil(t, given.Hook)
 }
+
+type group struct {
+	Config config
+	Deep   *deep
+	Lock   *lock
+}
+
+type deep struct{ Shares []float64 }
+
+type lock struct{ held bool }
+
+func TestChangeReachesIntoNestedStructs(t *testing.T) {
+	shared := &lock{}
+	given := group{Config: config{Name: "a", Hook: func() int { return 1 }}, Deep: &deep{Shares: []float64{1}}, Lock: shared}
+	filled := given
+	filled.Config = filled.Config.withDefaults()
+	changed := settings.Change(given, filled, func(c *group) {
+		c.Config.Slow = 200
+		c.Deep.Shares[0] = 2
+		require.Same(t, shared, c.Lock, "a policy is not a configuration")
+	})
+	require.Equal(t, 200, changed.Config.Slow)
+	require.Zero(t, changed.Config.Patient, "the default is computed anew")
+	require.Equal(t, []float64{2}, changed.Deep.Shares)
+	require.Equal(t, []float64{1}, given.Deep.Shares, "the configuration in use is not written to")
+}
+
+func TestChangeInPlaceOfASliceIsAChange(t *testing.T) {
+	given := config{Shares: []float64{1, 2}}
+	changed := settings.Change(given, given, func(c *config) { c.Shares[0] = 5 })
+	require.Equal(t, []float64{5, 2}, changed.Shares)
+	require.Equal(t, []float64{1, 2}, given.Shares)
+}
