@@ -25,6 +25,7 @@ var engines = map[string][]string{
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sqlstore":         {"golang.org/x/sync"},
 	"saga/storetest":        {"golang.org/x/sync"},
+	"faults":                nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
 }
 
@@ -33,7 +34,7 @@ var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside"
 
 // TestImports holds the arrows of the house: a pattern imports neither another
 // pattern nor the root, links no more than its engine, and only resiliencehttp
-// links net/http.
+// and faults link net/http.
 func TestImports(t *testing.T) {
 	for pkg, allowed := range engines {
 		t.Run("resilience/"+pkg, func(t *testing.T) {
@@ -54,7 +55,7 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case isOurs:
 		return own == pkg || strings.HasPrefix(own, "internal/")
 	case dep == "net/http":
-		return pkg == "resiliencehttp"
+		return pkg == "resiliencehttp" || pkg == "faults"
 	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
 		return true
 	case strings.HasPrefix(dep, "vendor/"):

@@ -1,0 +1,64 @@
+package faults
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"syscall"
+)
+
+// Func returns a function that calls next with the faults of s.
+//
+//	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)(faults.Func(script, fetch))
+func Func(s *Script, next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		f := s.next(ctx)
+		if err := wait(ctx, f.delay); err != nil {
+			return err
+		}
+		if f.plan == nil {
+			return next(ctx)
+		}
+		return f.plan.call(ctx, next)
+	}
+}
+
+// call ends the call as the plan has it.
+func (p *Plan) call(ctx context.Context, next func(context.Context) error) error {
+	switch p.Kind {
+	case Reset:
+		if err := next(ctx); err != nil {
+			return err
+		}
+		return errReset
+	case SlowBody:
+		if err := next(ctx); err != nil {
+			return err
+		}
+		return wait(ctx, p.Delay)
+	case Status:
+		return &StatusError{Code: p.status(), After: p.RetryAfter}
+	default:
+		return p.instead(ctx)
+	}
+}
+
+// instead returns the error of a fault that takes the place of the call.
+func (p *Plan) instead(ctx context.Context) error {
+	switch p.Kind {
+	case Hang:
+		<-ctx.Done()
+		return context.Cause(ctx)
+	case Refuse:
+		return errRefused
+	default:
+		return cmp.Or(p.Err, ErrInjected)
+	}
+}
+
+func (p *Plan) status() int { return cmp.Or(p.Status, 503) }
+
+var (
+	errRefused = fmt.Errorf("faults: injected: %w", syscall.ECONNREFUSED)
+	errReset   = fmt.Errorf("faults: injected: %w", syscall.ECONNRESET)
+)
