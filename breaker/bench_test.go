@@ -47,12 +47,12 @@ func BenchmarkDo(b *testing.B) {
 	})
 }
 
-func BenchmarkAllow(b *testing.B) {
+func BenchmarkBegin(b *testing.B) {
 	ctx := context.Background()
 	circuit := breaker.New(breaker.Config{})
 	b.ReportAllocs()
 	for b.Loop() {
-		done, err := circuit.Allow(ctx)
+		done, err := circuit.Begin(ctx)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func BenchmarkGroupDo(b *testing.B) {
 	}
 }
 
-// A caller's deadline costs a look at the clock: see Config.Patience.
+// With a deadline, Do reads the clock: see Config.Patience.
 func BenchmarkDoWithADeadline(b *testing.B) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()

@@ -154,7 +154,7 @@ func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
 	open(t, b)
 	for _, err := range []error{
 		b.Do(ctx, func(context.Context) error { panic("called") }),
-		func() error { _, err := b.Allow(ctx); return err }(),
+		func() error { _, err := b.Begin(ctx); return err }(),
 	} {
 		require.ErrorIs(t, err, cause)
 		require.ErrorIs(t, err, context.Canceled)

@@ -12,40 +12,40 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A pass is what admits a call.
-type pass struct {
-	phase  *phase        // in which the call began
-	permit uint64        // of a probe; 0 for other calls
-	begun  time.Duration // 0 where it does not matter
+// A call is one call that the breaker lets through: admitted, made, judged, settled.
+type call struct {
+	phase    *phase        // in which it began
+	permit   uint64        // of a probe; 0 for other calls
+	begun    time.Duration // since Breaker.start; 0 if the time does not matter
+	deadline time.Duration // of the caller's ctx, since Breaker.start; 0 if it has none
 }
 
-// Do calls fn unless the breaker refuses it, and returns fn's error as it is. The
-// error of a refusal is an [*OpenError]; fn has not been called then, nor if ctx
-// had ended already.
+// Do calls fn unless the breaker refuses the call, and returns the error of fn
+// unchanged. The error of a refusal is an [*OpenError]. If ctx has already ended, Do
+// returns why, and fn is not called.
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	admitted, refusal := b.admit(ctx)
+	c, refusal := b.admit(ctx)
 	if refusal != nil {
 		return b.refuse(ctx, refusal)
 	}
-	result := ignored // of a call that ends its goroutine
+	v := ignored // stays so if fn ends its goroutine
 	defer func() {
 		if r := recover(); r != nil {
-			// The same panic goes on from here, with its stack still below.
-			b.settle(ctx, admitted, &verdict{err: fmt.Errorf("%v", r), failed: true})
-			panic(r)
+			b.settle(ctx, c, &verdict{err: fmt.Errorf("%v", r), failed: true})
+			panic(r) // the stack below is still that of the first panic
 		}
-		b.settle(ctx, admitted, result)
+		b.settle(ctx, c, v)
 	}()
 	work := linger.Of(ctx)
 	err := fn(ctx)
-	result = b.judge(ctx, admitted, err)
+	v = b.judge(ctx, c, err)
 	if work != nil && err == nil {
-		result = cmp.Or(result, new(verdict))
-		success := result
-		work.OnBroken(func(err error) { b.broken(ctx, admitted, success, err) })
+		v = cmp.Or(v, new(verdict))
+		success := v
+		work.OnBroken(func(err error) { b.breakOff(ctx, c, success, err) })
 	}
 	return err
 }
@@ -55,17 +55,17 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Allow asks for a call that is not a single function: done is to be called with
-// its error when it has ended, from any goroutine. Calling it again does nothing.
-// If err is not nil the call is refused, as by [Breaker.Do], and done is nil.
+// Begin begins a call that is not a single function. When the call has ended, done is
+// called with its error, from any goroutine; a second call of done does nothing. If the
+// breaker refuses the call, err is an [*OpenError] and done is nil.
 //
-// ctx is to live until then: an error that is reported after ctx was canceled is
-// ignored. A probe whose done is not called loses its permit after MaxHalfOpen.
-func (b *Breaker) Allow(ctx context.Context) (done func(error), err error) {
+// An error that is reported after ctx was canceled is ignored, so ctx must live until
+// done is called. A probe whose done is not called loses its permit after MaxHalfOpen.
+func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	admitted, refusal := b.admit(ctx)
+	c, refusal := b.admit(ctx)
 	if refusal != nil {
 		return nil, b.refuse(ctx, refusal)
 	}
@@ -74,38 +74,39 @@ func (b *Breaker) Allow(ctx context.Context) (done func(error), err error) {
 		if over.Swap(true) {
 			return
 		}
-		result := ignored // if Classify panics
-		defer func() { b.settle(ctx, admitted, result) }()
-		result = b.judge(ctx, admitted, err)
+		v := ignored // stays so if Classify panics
+		defer func() { b.settle(ctx, c, v) }()
+		v = b.judge(ctx, c, err)
 	}, nil
 }
 
-// admit returns the pass of a call that arrives now, or the refusal.
-func (b *Breaker) admit(ctx context.Context) (pass, *OpenError) {
+// admit lets a call through or returns its refusal.
+func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 	for {
 		p := b.phase.Load()
 		if p.refusal == nil {
-			return pass{phase: p, begun: b.stopwatch(ctx)}, nil
+			return b.begin(ctx, p, 0), nil
 		}
 		now := b.now()
 		switch {
 		case now < p.until:
-			return pass{}, p.refusal
+			return call{}, p.refusal
 		case p.state == Open:
 			b.advance()
 		case int64(now) < max(b.busy.Load(), b.pingDue.Load()):
-			return pass{}, p.refusal
+			return call{}, p.refusal
 		default:
 			if permit, ok := b.take(p, now); ok {
-				return pass{p, permit, now}, nil
+				return b.begin(ctx, p, permit), nil
 			}
 			if b.phase.Load() == p {
-				return pass{}, p.refusal
+				return call{}, p.refusal
 			}
 		}
 	}
 }
 
+// refuse tells of a refusal and returns it.
 func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
 	b.deliver(ctx)
 	if b.cfg.OnReject != nil {
@@ -114,62 +115,40 @@ func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
 	return refusal
 }
 
-// stopwatch returns the instant at which a call begins. It reads the clock only for a
-// call that may turn out to be slow, or to outlast its caller's deadline.
-func (b *Breaker) stopwatch(ctx context.Context) time.Duration {
-	if b.cfg.SlowAfter == 0 {
-		if b.cfg.Patience < 0 {
-			return 0
-		}
-		if _, ok := ctx.Deadline(); !ok {
-			return 0
-		}
+// begin returns a call of phase p. It reads the clock only if the call could be slow, or
+// could outlast its caller's deadline.
+func (b *Breaker) begin(ctx context.Context, p *phase, permit uint64) call {
+	c := call{phase: p, permit: permit}
+	if deadline, ok := ctx.Deadline(); ok {
+		c.deadline = deadline.Sub(b.start)
 	}
-	return b.now()
+	if b.cfg.SlowAfter > 0 || b.cfg.Patience >= 0 && c.deadline != 0 {
+		c.begun = b.now()
+	}
+	return c
 }
-
-// A verdict is what a circuit is told of a call, in the place of its error. Most are
-// those of a fast success, and nil.
-type verdict struct {
-	err    error // the error of the call; nil for a success
-	failed bool
-	slow   bool
-	trips  bool          // whatever the counts are
-	hold   time.Duration // of a trip: for exactly that long, unless 0
-	undoes *verdict      // the success of the same call, which has broken off since
-
-	// What the circuit notes when it counts the verdict.
-	counted bool
-	ended   int // of a success: the row of failures that it ended
-	nth     int // and which success it was
-}
-
-// ignored is the verdict that changes nothing.
-var ignored = &verdict{}
-
-func (v *verdict) Error() string { return "breaker: verdict" }
 
 // judge returns the verdict on a call that has ended with err.
-func (b *Breaker) judge(ctx context.Context, admitted pass, err error) *verdict {
-	slow := b.cfg.SlowAfter > 0 && b.now()-admitted.begun >= b.cfg.SlowAfter
+func (b *Breaker) judge(ctx context.Context, c call, err error) *verdict {
+	slow := b.cfg.SlowAfter > 0 && b.now()-c.begun >= b.cfg.SlowAfter
 	if err == nil {
 		return succeeded(slow)
 	}
-	return b.judgeError(ctx, admitted, err, behavior.ReadUnder(ctx, err), slow)
+	return b.judgeError(c, err, behavior.ReadUnder(ctx, err), slow)
 }
 
-// judgeError returns the verdict on a call whose error says end.
-func (b *Breaker) judgeError(ctx context.Context, admitted pass, err error, end behavior.End, slow bool) *verdict {
-	outcome := classify(end)
-	switch {
-	case end.Kind == behavior.Canceled:
+// judgeError returns the verdict on a call whose error err says end.
+func (b *Breaker) judgeError(c call, err error, end behavior.End, slow bool) *verdict {
+	switch end.Kind {
+	case behavior.Canceled:
 		return ignored
-	case end.Kind == behavior.Overran:
-		if !b.outlasted(ctx, admitted) {
+	case behavior.Overran:
+		if b.cfg.Patience < 0 || c.deadline == 0 || c.deadline-c.begun < b.cfg.Patience {
 			return ignored
 		}
 		slow = true
 	}
+	outcome := classify(end)
 	if b.cfg.Classify != nil && outcome.isFailure() {
 		outcome = b.cfg.Classify(err)
 	}
@@ -179,49 +158,17 @@ func (b *Breaker) judgeError(ctx context.Context, admitted pass, err error, end 
 	case ignore:
 		return ignored
 	default:
-		return &verdict{err: err, failed: true, slow: slow, trips: outcome.kind == trip, hold: outcome.hold}
+		return &verdict{err: err, failed: true, slow: slow, trips: outcome.kind == opens, openFor: outcome.openFor}
 	}
 }
 
-func succeeded(slow bool) *verdict {
-	if slow {
-		return &verdict{slow: true}
-	}
-	return nil
-}
-
-// outlasted reports whether a call had run for Patience when the deadline of its
-// caller passed.
-func (b *Breaker) outlasted(ctx context.Context, admitted pass) bool {
-	deadline, ok := ctx.Deadline()
-	return ok && b.cfg.Patience >= 0 && deadline.Sub(b.start)-admitted.begun >= b.cfg.Patience
-}
-
-// broken counts one more failure in the phase of a call that had succeeded when what
-// it returned, such as a response's body, breaks off. ctx may have been canceled by
-// policies that have returned since; its deadline still says whether the caller's time
-// was up.
-func (b *Breaker) broken(ctx context.Context, admitted pass, success *verdict, err error) {
-	admitted.permit = 0 // given back
-	result := ignored   // if Classify panics
-	defer func() { b.settle(context.WithoutCancel(ctx), admitted, result) }()
-	end := behavior.Read(err)
-	if deadline, ok := ctx.Deadline(); end.Kind == behavior.Failed && ok && !time.Now().Before(deadline) {
-		end.Kind = behavior.Overran
-	}
-	result = b.judgeError(ctx, admitted, err, end, false)
-	if result != nil && result.failed {
-		result.undoes = success
-	}
-}
-
-// settle counts the verdict on a call for the phase in which the call began, if that
-// lasts, gives the permit of a probe back, and tells of the changes of state.
-func (b *Breaker) settle(ctx context.Context, admitted pass, v *verdict) {
-	p := admitted.phase
+// settle counts the verdict in the phase in which the call began, unless that phase is
+// over. It returns the permit of a probe and tells of changes of state.
+func (b *Breaker) settle(ctx context.Context, c call, v *verdict) {
+	p := c.phase
 	switch {
 	case p.state == HalfOpen:
-		b.settleProbe(p, admitted.permit, v)
+		b.settleProbe(p, c.permit, v)
 	case v == nil:
 		p.circuit.report(nil)
 	case v != ignored:
@@ -244,4 +191,21 @@ func (b *Breaker) opensWhen(p *phase) bool {
 	}
 	f, ok := p.circuit.look()
 	return ok && b.cfg.OpenWhen(f.Counts)
+}
+
+// breakOff counts one more failure for a call that has succeeded, because what it
+// returned, such as the body of a response, has broken off. By now ctx may have been
+// canceled by policies that have returned, so only its deadline is asked.
+func (b *Breaker) breakOff(ctx context.Context, c call, success *verdict, err error) {
+	end := behavior.Read(err)
+	if end.Kind == behavior.Failed && c.deadline != 0 && b.now() >= c.deadline {
+		end.Kind = behavior.Overran
+	}
+	v := b.judgeError(c, err, end, false)
+	if v == nil || !v.failed {
+		return
+	}
+	v.undoes = success
+	c.permit = 0 // returned already
+	b.settle(context.WithoutCancel(ctx), c, v)
 }

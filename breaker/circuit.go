@@ -7,16 +7,16 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A circuit is the gobreaker of one phase in which calls pass, or probes. Each phase
-// has a circuit of its own, so that a result can only reach the phase in which its call
-// began. The phase ends when gobreaker opens.
+// A circuit is the gobreaker of one phase in which calls or probes pass. Each phase has
+// its own, so a result can only reach the phase in which its call began. The phase ends
+// when gobreaker opens.
 //
-// The half-open state of gobreaker is not used: its Timeout is the same each time, and a
-// call that never returns would keep it half-open for ever. Open times and permits are
-// the breaker's own.
+// gobreaker's half-open state is not used: its Timeout is the same each time, and a call
+// that never returns would keep it half-open forever. The breaker has its own open times
+// and permits. See docs/decisions/gobreaker.md.
 //
-// The fields are guarded by gobreaker's lock: they are used in its callbacks only, which
-// all run under it. The callbacks run no user code and take no other lock.
+// gobreaker's lock guards the fields: only its callbacks use them, and all callbacks run
+// under it. The callbacks run no user code and take no other lock.
 type circuit struct {
 	gb      *gobreaker.CircuitBreaker[struct{}]
 	cfg     *Config
@@ -29,7 +29,7 @@ type circuit struct {
 	tripped atomic.Pointer[tripping]
 }
 
-// A tripping is why gobreaker has opened, and the figures of that moment.
+// A tripping is why gobreaker has opened, with the figures of that moment.
 type tripping struct {
 	*verdict
 	figures
@@ -46,7 +46,7 @@ func (b *Breaker) newCircuit(state State) *circuit {
 		c.window = newTimeWindow(b.cfg.Window, b.start)
 	}
 	c.gb = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
-		Interval:      0, // a result is never dropped because its call took longer
+		Interval:      0, // with an interval, gobreaker drops the results of longer calls
 		Timeout:       longest,
 		IsExcluded:    c.isExcluded,
 		IsSuccessful:  c.isSuccessful,
@@ -55,6 +55,34 @@ func (b *Breaker) newCircuit(state State) *circuit {
 	})
 	return c
 }
+
+// A verdict is what a circuit is told of a call, in place of its error. The verdict on a
+// fast success, the most frequent one, is nil.
+type verdict struct {
+	err     error // of the call; nil for a success
+	failed  bool
+	slow    bool
+	trips   bool          // opens the circuit whatever the counts are
+	openFor time.Duration // of a verdict that trips: for exactly that long, unless 0
+	undoes  *verdict      // the earlier success of a call that has broken off
+
+	// The circuit sets these when it counts the verdict.
+	counted bool
+	ended   int // of a success: the failures in a row that it ended
+	nth     int // of a success: its number
+}
+
+// ignored is the verdict on a call that is not counted.
+var ignored = &verdict{}
+
+func succeeded(slow bool) *verdict {
+	if slow {
+		return &verdict{slow: true}
+	}
+	return nil
+}
+
+func (v *verdict) Error() string { return "breaker: verdict" }
 
 // report counts the verdict on a call. It does nothing if gobreaker has opened.
 func (c *circuit) report(v *verdict) {
@@ -78,9 +106,9 @@ func (c *circuit) isExcluded(err error) bool {
 	}
 }
 
-// isSuccessful implements gobreaker.Settings.IsSuccessful. It counts the verdict, and
-// returns false if the circuit opens for it. A failure may be the first of several that
-// are needed, and a success may be one slow call too many.
+// isSuccessful implements gobreaker.Settings.IsSuccessful. It counts the verdict and
+// returns false if the circuit opens for it. A failure need not open it, and a slow
+// success may.
 func (c *circuit) isSuccessful(err error) bool {
 	if err == nil {
 		c.row = 0
@@ -105,7 +133,7 @@ func (c *circuit) count(v *verdict) {
 	v.counted = true
 	if v.failed {
 		if u := v.undoes; u != nil && u.nth == c.passed {
-			c.row += u.ended // no other success has ended it
+			c.row += u.ended // no other success has ended that row
 		}
 		c.row++
 		c.lastErr = v.err
@@ -139,8 +167,8 @@ func (c *circuit) opensFor(v *verdict) bool {
 			cfg.SlowRate > 0 && n.slowRate() >= cfg.SlowRate)
 }
 
-// onStateChange implements gobreaker.Settings.OnStateChange. The only change there is
-// is that gobreaker opens.
+// onStateChange implements gobreaker.Settings.OnStateChange. The only change is from
+// closed to open.
 func (c *circuit) onStateChange(string, gobreaker.State, gobreaker.State) {
 	c.tripped.Store(&tripping{c.cause, c.figures()})
 }
@@ -163,7 +191,7 @@ func (c *circuit) figures() figures {
 	return f
 }
 
-// A peek is a verdict that asks for the figures, under gobreaker's lock.
+// A peek is reported to a circuit to read its figures under gobreaker's lock.
 type peek struct{ figures }
 
 func (*peek) Error() string { return "breaker: peek" }
@@ -174,6 +202,3 @@ func (c *circuit) look() (figures, bool) {
 	_, err := c.gb.Execute(func() (struct{}, error) { return struct{}{}, &p })
 	return p.figures, err == error(&p)
 }
-
-// longest is the longest time that anything lasts: 73 years, and safe to add.
-const longest = time.Duration(1 << 61)

@@ -13,100 +13,104 @@ import (
 // zero Config opens after 5 failures in a row, for 30 seconds, and closes after
 // one successful probe.
 //
-// Any of Failures, FailuresInWindow, FailureRate, SlowRate and OpenWhen opens it; of
-// several, the first that is met. A call that is neither a failure nor slow never does.
+// Failures, FailuresInWindow, FailureRate, SlowRate and OpenWhen each open the breaker;
+// of several, the first that is met. Only a call that failed or was slow opens it.
 type Config struct {
 	// Name appears in errors and events.
 	Name string
 
-	// Failures is how many calls in a row must fail. Zero means 5 if no other of these
-	// is set, and no such limit if one is.
+	// Failures is how many calls in a row must fail. Zero means 5 if none of the other
+	// four is set, and no such limit otherwise.
 	Failures int
-	// FailuresInWindow is how many of the calls in the window must have failed, in a row
-	// or not. Zero means no such limit.
+	// FailuresInWindow is how many calls in the window must have failed, in a row or
+	// not. Zero means no such limit.
 	FailuresInWindow int
 	// FailureRate is the share of the calls in the window that must have failed,
 	// in (0, 1]. Zero means no such limit.
 	FailureRate float64
-	// SlowRate is the share of the calls in the window, failed or not, that must
-	// have taken SlowAfter or longer, in (0, 1]. It needs SlowAfter, and makes a
-	// probe that is slow a failed one. Zero means no such limit.
+	// SlowRate is the share of the calls in the window, failed or not, that must have
+	// been slow, in (0, 1]. It needs SlowAfter, and a slow probe fails if it is set.
+	// Zero means no such limit.
 	SlowRate float64
-	// SlowAfter is how long a call takes that counts as slow. Without a SlowRate,
-	// slow calls are counted, and change nothing. Zero means that no call is slow.
+	// SlowAfter is the least duration of a slow call. Without a SlowRate, slow calls
+	// are only counted. Zero means no call is slow.
 	SlowAfter time.Duration
-	// OpenWhen, if not nil, is asked after each call that failed or was slow while the
-	// breaker was closed, and opens it by returning true. It runs without a lock, on the
-	// goroutine of the call, and perhaps on several at once.
+	// OpenWhen, if not nil, opens the breaker by returning true. It is called after each
+	// call that failed or was slow while the breaker was closed, on the goroutine of the
+	// call, without a lock, and perhaps on several goroutines at once.
 	OpenWhen func(Counts) bool
-	// MinCalls is how many calls there must be in the window before a rate counts.
-	// Zero means 20, or WindowCalls if that is less.
+	// MinCalls is how many calls the window must hold before a rate counts. It needs a
+	// rate. Zero means 20, or WindowCalls if that is less.
 	MinCalls int
-	// Window is the time for which a call is remembered, from its end, in ten
-	// buckets: it leaves after 0.9 to 1 times Window. At least a millisecond. Zero
-	// means 60 seconds, if there is no WindowCalls and more than Failures is set.
+	// Window is how long the window remembers a call after its end. It has ten
+	// buckets, so a call leaves after 0.9 to 1 times Window. The least Window is a
+	// millisecond. Zero means 60 seconds, unless WindowCalls is set or defaults to 100.
 	Window time.Duration
-	// WindowCalls is how many calls are remembered instead, at most 1<<20. Zero
-	// means 100 if there is no Window and nothing but Failures is set: they are for
-	// Stats only.
+	// WindowCalls makes the window remember the last WindowCalls calls instead, at most
+	// 1<<20. Zero means 100 if Failures is the only limit and Window is not set: such a
+	// window is for Stats only.
 	WindowCalls int
 
-	// Patience is how long a call must have run, when the deadline of its caller's ctx
-	// passed, to count as a failure and as slow. A call that had less time is ignored.
-	// Zero means nine tenths of SlowAfter, or of a second if that is not set, so that
-	// callers that allow just as much are counted. Negative means that every call whose
-	// deadline passed is ignored.
+	// Patience is how long a call must have run when the deadline of its caller's ctx
+	// passes, to count as a failure and as slow. A call that had less time is ignored.
+	// Zero means nine tenths of SlowAfter, or nine tenths of a second if SlowAfter is
+	// not set: a caller that allows exactly that time makes its ctx before the call.
+	// Negative means every call whose deadline passed is ignored.
 	//
-	// Set it below the time that callers usually allow; a Timeout or an AttemptTimeout
-	// around the breaker is such a caller. Otherwise a dependency that hangs does not
-	// open the breaker.
+	// Set Patience below the time that callers usually allow. A Timeout or an
+	// AttemptTimeout around the breaker is such a caller. Otherwise a dependency that
+	// hangs does not open the breaker.
 	Patience time.Duration
 
-	// OpenFor is the least time that the breaker stays open when calls have failed.
-	// Zero means 30 seconds. Negative means none: the next call is a probe. That
-	// is not possible with a Ping.
+	// OpenFor is the least time that the breaker stays open after failures.
+	// Zero means 30 seconds. Negative means none: the next call is a probe. A Ping
+	// needs an OpenFor that is not negative.
 	OpenFor time.Duration
-	// MaxOpenFor lets that time double with each failed probe, up to this, until
-	// the breaker closes. Zero means OpenFor: it does not grow.
+	// MaxOpenFor lets the open time double with each failed probe, up to MaxOpenFor,
+	// until the breaker closes. Zero means OpenFor: the time does not grow.
 	MaxOpenFor time.Duration
-	// Jitter is the share by which each such time is lengthened at random, up to 1,
-	// so that a fleet does not probe together. Zero means 0.1, negative none.
+	// Jitter is the share by which an open time is lengthened at random, at most 1,
+	// so that the processes of a fleet do not probe together. Zero means 0.1, negative
+	// none.
 	Jitter float64
-	// MaxRetryAfter is the longest time that the breaker stays open because a failure
-	// said so, by its RetryAfter or by the outcome [Trip]; [Breaker.Trip] has no such
-	// limit. Zero means the larger of OpenFor and
-	// MaxOpenFor, or 30 seconds if OpenFor is negative.
+	// MaxRetryAfter is the longest time that the breaker stays open because an error
+	// said so, by its RetryAfter or by the outcome [OpensFor]. [Breaker.Trip] has no such
+	// limit. Zero means the larger of OpenFor and MaxOpenFor, or 30 seconds if OpenFor
+	// is negative.
 	MaxRetryAfter time.Duration
 
-	// Probes is the most calls let through at once while half-open. Zero means 1.
+	// Probes is the most probes at once. Zero means 1.
 	Probes int
 	// Successes is how many probes must succeed, without a failure between them, to
-	// close it. There are never more probes at once than are still wanted. Zero
+	// close the breaker. No more probes are made at once than are still needed. Zero
 	// means Probes.
 	Successes int
 	// MaxHalfOpen is how long a probe holds its permit. After that another call may take
-	// it, and the result of the probe no longer counts. Zero means a minute.
+	// the permit, and the result of the probe no longer counts. Zero means a minute.
 	MaxHalfOpen time.Duration
-	// Ping, if not nil, is the probe: it is called by a goroutine of the breaker,
-	// one call at a time, until Successes of them have returned nil, while other
-	// calls are refused. The goroutine lives while the breaker is open or half-open,
-	// or until [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen; when one
-	// has not returned by then, other calls probe after all. A Ping that panics has
-	// failed with a [*PanicError].
+	// Ping, if not nil, replaces the probes. A goroutine of the breaker calls it, one
+	// call at a time, until Successes calls have returned nil; meanwhile other calls are
+	// refused. The goroutine lives while the breaker is open or half-open, or until
+	// [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen. If a Ping has not
+	// returned by then, other calls probe. A Ping that panics fails with a
+	// [*PanicError].
 	Ping func(context.Context) error
 
-	// Classify says what an error means; nil means DefaultClassify. It is asked about
+	// Classify says what an error means. Nil means DefaultClassify. It is asked about
 	// each error that would count as a failure, and about no other: not about answers,
 	// refusals, or calls that are ignored because their caller has left.
 	Classify func(error) Outcome
 
-	// OnChange is called after each change of state, one call at a time and in the
-	// order of the changes: From is always the To before. OnReject is called for
-	// each refused call. Both run on a goroutine that uses the breaker, without a
-	// lock: they may use all its methods, and delay the calls that wait for them. ctx
-	// is that of the call that caused the event. A change may have the ctx of another
-	// call at the same time, and context.Background if no call caused it. With a Ping,
-	// OnChange also runs on the goroutine that pings, where a panic ends the program.
+	// OnChange, if not nil, is called after each change of state, one call at a time
+	// and in order: From is always the To before. OnReject, if not nil, is called for
+	// each refused call.
+	//
+	// Both run on a goroutine that uses the breaker, without a lock. They may use all
+	// its methods, and they delay that goroutine. ctx is that of the call that caused
+	// the event. A change that happens at the same time as another may have the ctx of
+	// the other's call, and one that no call caused has context.Background. With a
+	// Ping, OnChange also runs on the goroutine that pings, where a panic ends the
+	// program.
 	OnChange func(context.Context, Change)
 	OnReject func(context.Context, *OpenError)
 }
@@ -115,10 +119,11 @@ const (
 	maxWindowCalls = 1 << 20
 	minWindow      = time.Millisecond
 	openFor        = 30 * time.Second
+	longest        = time.Duration(1 << 61) // of any time: 73 years, and safe to add
 )
 
-// Validate returns an error that names each field whose value cannot mean
-// anything, alone or with the others.
+// Validate returns an error that names each field whose value is out of range, alone or
+// together with others, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "breaker.Config"}
 	rates := c.FailureRate != 0 || c.SlowRate != 0
@@ -151,38 +156,31 @@ func (c Config) Validate() error {
 func isShare(x float64) bool { return x >= 0 && x <= 1 }
 
 func (c Config) withDefaults() Config {
-	if c.FailuresInWindow == 0 && c.FailureRate == 0 && c.SlowRate == 0 && c.OpenWhen == nil {
-		orDefault(&c.Failures, 5)
+	rates := c.FailureRate != 0 || c.SlowRate != 0
+	if c.FailuresInWindow == 0 && !rates && c.OpenWhen == nil {
+		c.Failures = cmp.Or(c.Failures, 5)
 		if c.Window == 0 {
-			orDefault(&c.WindowCalls, 100)
+			c.WindowCalls = cmp.Or(c.WindowCalls, 100)
 		}
 	}
 	if c.WindowCalls == 0 {
-		orDefault(&c.Window, time.Minute)
+		c.Window = cmp.Or(c.Window, time.Minute)
 	}
-	if c.WindowCalls > 0 && c.WindowCalls < 20 {
-		orDefault(&c.MinCalls, c.WindowCalls)
+	if rates {
+		enough := 20
+		if c.WindowCalls > 0 {
+			enough = min(enough, c.WindowCalls)
+		}
+		c.MinCalls = cmp.Or(c.MinCalls, enough)
 	}
-	orDefault(&c.MinCalls, 20)
-	enough := cmp.Or(c.SlowAfter, time.Second)
-	orDefault(&c.Patience, enough-enough/10) // the time of a ctx begins before the call
-	orDefault(&c.OpenFor, openFor)
-	c.OpenFor = max(c.OpenFor, 0)
-	orDefault(&c.MaxOpenFor, c.OpenFor)
-	orDefault(&c.Jitter, 0.1)
-	orDefault(&c.MaxRetryAfter, cmp.Or(c.MaxOpenFor, openFor))
-	orDefault(&c.Probes, 1)
-	orDefault(&c.Successes, c.Probes)
-	orDefault(&c.MaxHalfOpen, time.Minute)
-	for _, d := range []*time.Duration{&c.OpenFor, &c.MaxOpenFor, &c.MaxRetryAfter, &c.MaxHalfOpen} {
-		*d = min(*d, longest)
-	}
+	slow := cmp.Or(c.SlowAfter, time.Second)
+	c.Patience = cmp.Or(c.Patience, slow-slow/10)
+	c.OpenFor = min(cmp.Or(c.OpenFor, openFor), longest)
+	c.MaxOpenFor = min(cmp.Or(c.MaxOpenFor, max(c.OpenFor, 0)), longest)
+	c.Jitter = cmp.Or(c.Jitter, 0.1)
+	c.MaxRetryAfter = min(cmp.Or(c.MaxRetryAfter, c.MaxOpenFor, openFor), longest)
+	c.Probes = cmp.Or(c.Probes, 1)
+	c.Successes = cmp.Or(c.Successes, c.Probes)
+	c.MaxHalfOpen = min(cmp.Or(c.MaxHalfOpen, time.Minute), longest)
 	return c
-}
-
-func orDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }

@@ -2,6 +2,8 @@ package breaker_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -97,11 +99,15 @@ func TestOpenError(t *testing.T) {
 	require.EqualError(t, e, "breaker: users: circuit half-open (last error: down)")
 	require.NotErrorIs(t, e, errDown, "it is the error of another call")
 
+	e = &breaker.OpenError{Name: "users", Key: "tenant 7", State: breaker.ForcedOpen}
+	require.EqualError(t, e, "breaker: users[tenant 7]: circuit forced open")
+	require.NotErrorIs(t, e, breaker.ErrTooManyKeys)
+
 	e = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
 	require.ErrorContains(t, e, "breaker: circuit open for ")
 }
 
-// A refusal always says when to come back, and whether that is worth while.
+// Each refusal says when to come back, and whether it is worthwhile.
 func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Minute}))
@@ -114,7 +120,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(t, time.Millisecond, refusal.RetryAfter(), "the time has passed")
 
-		_, err := b.Allow(t.Context()) // probes, and hangs
+		_, err := b.Begin(t.Context()) // probes, and hangs
 		require.NoError(t, err)
 		refusal = requireRefused(t, do(b, ok), breaker.HalfOpen)
 		require.True(t, refusal.Retryable())
@@ -134,10 +140,25 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 	})
 }
 
-func TestStateString(t *testing.T) {
+func TestStateText(t *testing.T) {
 	require.Equal(t, "half-open", breaker.HalfOpen.String())
 	require.Equal(t, "forced open", breaker.ForcedOpen.String())
 	require.Equal(t, "breaker.State(9)", breaker.State(9).String())
+	text, err := json.Marshal(map[breaker.State]breaker.State{breaker.Closed: breaker.HalfOpen})
+	require.NoError(t, err)
+	require.Equal(t, `{"closed":"half-open"}`, string(text))
+}
+
+func TestOutcomeText(t *testing.T) {
+	for want, o := range map[string]breaker.Outcome{
+		"failure": {}, "success": breaker.Success, "ignore": breaker.Ignore,
+		"opens": breaker.OpensFor(0), "opens for 5s": breaker.OpensFor(5 * time.Second),
+	} {
+		require.Equal(t, want, fmt.Sprint(o))
+		text, err := o.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+	}
 }
 
 var _ interface {

@@ -33,7 +33,7 @@ func Example() {
 	// not called: users is open
 }
 
-// One line of slog tells of every change.
+// Log each change of state.
 func ExampleConfig_onChange() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
@@ -55,7 +55,7 @@ func ExampleConfig_onChange() {
 	// level=WARN msg=circuit name=users from=open to=closed err=<nil>
 }
 
-// A "not found" is an answer of a dependency that is well.
+// A "not found" is a success of the dependency.
 func ExampleConfig_classify() {
 	errNotFound := errors.New("no such user")
 	circuit := breaker.New(breaker.Config{
@@ -88,8 +88,8 @@ func ExampleConfig_openWhen() {
 	// Output: open
 }
 
-// Callers have deadlines. A dependency that answers none of them in time opens the
-// breaker if it had Patience for each.
+// A dependency that hangs opens the breaker, although each call ends by the deadline of its
+// caller.
 func ExampleConfig_patience() {
 	circuit := breaker.New(breaker.Config{Failures: 3, Patience: 10 * time.Millisecond})
 	hang := func(ctx context.Context) error {
@@ -132,16 +132,16 @@ func ExampleConfig_ping() {
 	// half-open -> closed
 }
 
-// A stream is not one function call: it is reported when it has ended.
-func ExampleBreaker_Allow() {
+// A stream is not a single function call. Its error is reported when it has ended.
+func ExampleBreaker_Begin() {
 	circuit := breaker.New(breaker.Config{Failures: 1})
 	var over sync.WaitGroup
 	stream := func(ctx context.Context) error {
-		done, err := circuit.Allow(ctx)
+		done, err := circuit.Begin(ctx)
 		if err != nil {
 			return err
 		}
-		over.Go(func() { done(errUnavailable) }) // when the last message has come, or not
+		over.Go(func() { done(errUnavailable) }) // after the last message
 		return nil
 	}
 	fmt.Println(stream(context.Background()))
@@ -152,7 +152,7 @@ func ExampleBreaker_Allow() {
 	// true
 }
 
-// An operator has the last word.
+// ForceOpen overrides the results of calls.
 func ExampleBreaker_ForceOpen() {
 	circuit := breaker.New(breaker.Config{Name: "billing"})
 	circuit.ForceOpen(errors.New("migration until noon"))
@@ -200,5 +200,5 @@ func ExampleGroup_With() {
 	}
 	// Output:
 	// <nil>
-	// breaker: store/3: circuit forced open (last error: disk is being replaced)
+	// breaker: store[3]: circuit forced open (last error: disk is being replaced)
 }

@@ -1,9 +1,12 @@
 package breaker
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -12,49 +15,95 @@ import (
 	"github.com/go-resilience/resilience/internal/keyed"
 )
 
-// GroupConfig says what the breakers of a [Group] are like.
-type GroupConfig[K comparable] struct {
-	// Config is that of every breaker in the group. The Name of one is
-	// "<Name>/<key>" in errors and events.
-	Config Config
-	// For, if not nil, returns the Config of the breaker of a key in the place of
-	// Config. It must be valid: a call for a key panics otherwise. An empty Name
-	// means that of Config. It may be called more than once for a key, by several
-	// goroutines.
-	For func(K) Config
-	// MaxKeys is the most breakers held at once. Zero means 10 000. See [Group] for
-	// what happens at the bound.
-	MaxKeys int
-	// IdleAfter is how long a breaker must have had no call to be forgotten; longer
-	// than its Window, or what the window holds is forgotten too early. Zero means
-	// 10 minutes; negative: breakers are forgotten to make room only.
-	IdleAfter time.Duration
+// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that has none.
+const DefaultMaxKeys = 10_000
+
+// Overflow says what a full [Group] does with a new key.
+type Overflow uint8
+
+const (
+	ShareOne  Overflow = iota // puts it under one breaker, together with all other such keys
+	RefuseNew                 // refuses its calls
+)
+
+var overflowNames = [...]string{"share one", "refuse new"}
+
+// String returns the overflow in words: "share one" or "refuse new".
+func (o Overflow) String() string {
+	if int(o) >= len(overflowNames) {
+		return fmt.Sprintf("breaker.Overflow(%d)", uint8(o))
+	}
+	return overflowNames[o]
 }
 
-// Validate returns an error that names each field whose value cannot mean
-// anything.
+// MarshalText returns the text of [Overflow.String].
+func (o Overflow) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText sets o to the overflow with that text.
+func (o *Overflow) UnmarshalText(text []byte) error {
+	i := slices.Index(overflowNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("breaker: Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
+	}
+	*o = Overflow(i)
+	return nil
+}
+
+// GroupConfig says how a [Group] makes its breakers, and how many it holds.
+type GroupConfig[K comparable] struct {
+	// Config is the Config of each breaker. Its Name is that of the group.
+	Config Config
+	// ConfigFor, if not nil, returns the Config of the breaker of a key, instead of
+	// Config. If that is not valid, the call that needs the breaker panics. An empty Name
+	// means that of the group. ConfigFor may be called more than once for a key, by
+	// several goroutines.
+	ConfigFor func(K) Config
+	// MaxKeys is the most breakers that the group holds at once. Zero means
+	// DefaultMaxKeys.
+	MaxKeys int
+	// IdleAfter is how long a breaker must have had no call before the group forgets it.
+	// If it is shorter than the Window of the breaker, the group also forgets calls
+	// that the window still holds. Zero means 10 minutes. Negative means breakers are
+	// kept until room is needed.
+	IdleAfter time.Duration
+	// Overflow says what becomes of a new key while the group is full. Zero means
+	// ShareOne.
+	Overflow Overflow
+}
+
+// Validate returns an error that names each field whose value is out of range, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "breaker.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 10000) or more")
+	f.Need(c.Overflow <= RefuseNew, "Overflow", c.Overflow, "ShareOne or RefuseNew")
 	return errors.Join(f.Err(), c.Config.Validate())
 }
 
-// A Group holds one [Breaker] for each shard, host or tenant, so that a bad one is
-// left alone and the others are not. It is safe for concurrent use. Breakers are
-// made when their key first comes and forgotten when it no longer does.
+func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
+	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
+	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
+	return c
+}
+
+// A Group holds one [Breaker] for each key: each shard, host or tenant. One that fails is
+// refused, and the others are not. A Group is safe for concurrent use. [NewGroup] makes one.
 //
-// A breaker is never forgotten while a call of it is under way, while it has time
-// left to stay open, while it is forced open or disabled, or while it pings. Where
-// MaxKeys breakers are held and a few that are looked at are all of that kind, a
-// new key gets no breaker of its own: all such keys share one, named
-// "<Name>/(other keys)". So the memory is bounded whatever keys come, every call
-// has a breaker, and every key with a breaker of its own keeps it; among those
-// that share one, a bad key can shut out good ones. MaxKeys well above the number
-// of keys that fail at the same time avoids that.
+// The group makes a breaker at the first call for its key, and forgets the breaker when
+// the key has had no call for IdleAfter, or when it holds MaxKeys and needs room for a new
+// key. It never forgets a breaker that has a call under way, has open time left, is forced
+// open or disabled, or pings.
+//
+// The group is full while it holds MaxKeys breakers and finds none, among a few, that it
+// may forget. A new key then has no breaker of its own. Its calls are refused, or share
+// one breaker with the calls of all other such keys, as Overflow says. The memory is
+// bounded either way, and each key that has a breaker keeps it. With ShareOne a key that
+// fails can shut out the others that share its breaker. A MaxKeys well above the number
+// of keys that fail at the same time avoids that. A key that does not equal itself, such
+// as NaN, is always treated as a new key of a full group.
 type Group[K comparable] struct {
-	cfg     GroupConfig[K]
+	cfg     GroupConfig[K] // with its defaults filled in
 	members *keyed.Map[K, *Breaker]
-	rest    *Breaker
+	shared  *Breaker
 	done    atomic.Bool
 }
 
@@ -64,31 +113,24 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	orDefault(&cfg.MaxKeys, 10_000)
-	orDefault(&cfg.IdleAfter, 10*time.Minute)
-	g := &Group[K]{cfg: cfg}
+	g := &Group[K]{cfg: cfg.withDefaults()}
 	g.members = keyed.New(keyed.Config[K, *Breaker]{
 		Make: g.newMember,
-		Max:  cfg.MaxKeys,
-		Idle: cfg.IdleAfter,
+		Max:  g.cfg.MaxKeys,
+		Idle: g.cfg.IdleAfter,
 		Keep: (*Breaker).keep,
 	})
-	rest := cfg.Config
-	rest.Name = keyed.Name(rest.Name, "(other keys)")
-	g.rest = New(rest)
+	g.shared = newBreaker(cfg.Config, keyed.Other, &g.done)
 	return g
 }
 
 func (g *Group[K]) newMember(key K) *Breaker {
 	cfg := g.cfg.Config
-	if g.cfg.For != nil {
-		cfg = g.cfg.For(key)
-		orDefault(&cfg.Name, g.cfg.Config.Name)
+	if g.cfg.ConfigFor != nil {
+		cfg = g.cfg.ConfigFor(key)
+		cfg.Name = cmp.Or(cfg.Name, g.cfg.Config.Name)
 	}
-	cfg.Name = keyed.Name(cfg.Name, key)
-	b := New(cfg)
-	b.groupDone = &g.done
-	return b
+	return newBreaker(cfg, keyed.Text(key), &g.done)
 }
 
 // Do calls fn under the breaker of key, as [Breaker.Do] does.
@@ -97,11 +139,14 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e == nil {
-		return g.rest.Do(ctx, fn)
+	if e != nil {
+		defer e.Unpin()
+		return e.Value.Do(ctx, fn)
 	}
-	defer e.Unpin()
-	return e.Value.Do(ctx, fn)
+	if g.cfg.Overflow == RefuseNew {
+		return g.refuse(ctx, key)
+	}
+	return g.shared.Do(ctx, fn)
 }
 
 // Wrap returns a function that calls next under the breaker that key has at the time.
@@ -109,40 +154,59 @@ func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Co
 	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
-// Allow asks the breaker of key for a call, as [Breaker.Allow] does. The breaker
-// is not forgotten until done is called.
-func (g *Group[K]) Allow(ctx context.Context, key K) (done func(error), err error) {
+// By returns a middleware that calls a function under the breaker of the key of its ctx.
+func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) error) func(context.Context) error {
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
+	}
+}
+
+// Begin begins a call under the breaker of key, as [Breaker.Begin] does. The group does
+// not forget the breaker until done is called.
+func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.Allow(ctx)
+		if g.cfg.Overflow == RefuseNew {
+			return nil, g.refuse(ctx, key)
+		}
+		return g.shared.Begin(ctx)
 	}
-	held := false // stays so if a hook panics
+	begun := false // stays so if a hook panics
 	defer func() {
-		if !held {
+		if !begun {
 			e.Unpin()
 		}
 	}()
-	report, err := e.Value.Allow(ctx)
+	end, err := e.Value.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	held = true
+	begun = true
 	var over atomic.Bool
 	return func(err error) {
 		if !over.Swap(true) {
 			defer e.Unpin()
-			report(err)
+			end(err)
 		}
 	}, nil
 }
 
-// With calls f with the breaker of key, which is made if there is none, to look at it or
-// to force it open: the breaker is not forgotten while f runs, and f does not keep it.
-// With returns false, and does not call f, if the key has no breaker of its own because
-// the group is full.
+// refuse returns the refusal of a key for which there is no room.
+func (g *Group[K]) refuse(ctx context.Context, key K) error {
+	refusal := &OpenError{Name: g.cfg.Config.Name, Key: keyed.Text(key), State: ForcedOpen, tooMany: true}
+	if g.cfg.Config.OnReject != nil {
+		g.cfg.Config.OnReject(ctx, refusal)
+	}
+	return refusal
+}
+
+// With calls f with the breaker of key, to inspect or to operate it, and makes the
+// breaker if there is none. The group does not forget it while f runs, but may forget it
+// after that. If the group is full and the key has no breaker of its own, With returns
+// false and does not call f.
 func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 	e := g.members.Pin(key)
 	if e == nil {
@@ -154,29 +218,29 @@ func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 }
 
 // All returns the breakers that the group holds, in no order, without the one that
-// keys share. A breaker is not forgotten while it is yielded. Looking at breakers does
-// not keep them from being forgotten after that.
+// keys share. The group does not forget a breaker while it is yielded. Being yielded does
+// not count as a call.
 func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
 
-// Close does for each breaker of the group, and those to come, what
-// [Breaker.Close] does. It returns nil.
+// Close calls [Breaker.Close] for each breaker of the group, present and future. It
+// returns nil.
 func (g *Group[K]) Close() error {
 	g.done.Store(true)
 	for _, b := range g.members.All() {
 		_ = b.Close()
 	}
-	return g.rest.Close()
+	return g.shared.Close()
 }
 
-// keep reports whether forgetting a breaker that has no call would forget more
-// than counts.
+// keep reports whether a breaker without a call under way must not be forgotten, because
+// more than counts would be lost.
 func (b *Breaker) keep() bool {
 	switch p := b.phase.Load(); p.state {
 	case Closed:
 		return false
 	case ForcedOpen, Disabled:
 		return true
-	default: // without traffic a probe may never come
+	default: // half-open without traffic may last forever
 		return b.now() < p.until || b.pingDue.Load() != 0
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,13 +35,15 @@ func TestGroupOpensABadShardAlone(t *testing.T) {
 	for shard := range 8 {
 		err := g.Do(ctx, shard, ok)
 		if shard == 3 {
-			require.Equal(t, "store/3", requireRefused(t, err, breaker.Open).Name)
+			refusal := requireRefused(t, err, breaker.Open)
+			require.Equal(t, []string{"store", "3"}, []string{refusal.Name, refusal.Key})
+			require.ErrorContains(t, err, "breaker: store[3]: circuit open for ")
 		} else {
 			require.NoError(t, err)
 		}
 	}
 	require.Len(t, seen.all, 1)
-	require.Equal(t, "store/3", seen.all[0].Name)
+	require.Equal(t, []string{"store", "3"}, []string{seen.all[0].Name, seen.all[0].Key})
 	states := map[int]breaker.State{}
 	for shard, b := range g.All() {
 		states[shard] = b.State()
@@ -53,7 +57,7 @@ func TestGroupHonorsAnEndedContext(t *testing.T) {
 	cancel()
 	g := breaker.NewGroup(breaker.GroupConfig[int]{})
 	require.ErrorIs(t, g.Do(ctx, 1, ok), context.Canceled)
-	_, err := g.Allow(ctx, 1)
+	_, err := g.Begin(ctx, 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, maps.Collect(g.All()))
 }
@@ -61,7 +65,7 @@ func TestGroupHonorsAnEndedContext(t *testing.T) {
 func TestGroupConfigForAKey(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[string]{
 		Config: breaker.Config{Name: "api"},
-		For: func(key string) breaker.Config {
+		ConfigFor: func(key string) breaker.Config {
 			if key == "own" {
 				return breaker.Config{Name: "my", Failures: 1}
 			}
@@ -71,20 +75,20 @@ func TestGroupConfigForAKey(t *testing.T) {
 	ctx := t.Context()
 	require.Equal(t, errDown, g.Do(ctx, "ab", down))
 	require.Equal(t, errDown, g.Do(ctx, "ab", down))
-	require.Equal(t, "api/ab", requireRefused(t, g.Do(ctx, "ab", down), breaker.Open).Name)
+	require.ErrorContains(t, g.Do(ctx, "ab", down), "breaker: api[ab]: circuit open")
 	require.Equal(t, errDown, g.Do(ctx, "own", down))
-	require.Equal(t, "my/own", requireRefused(t, g.Do(ctx, "own", down), breaker.Open).Name)
+	require.ErrorContains(t, g.Do(ctx, "own", down), "breaker: my[own]: circuit open")
 
-	g = breaker.NewGroup(breaker.GroupConfig[string]{For: func(string) breaker.Config { return breaker.Config{Failures: -1} }})
+	g = breaker.NewGroup(breaker.GroupConfig[string]{ConfigFor: func(string) breaker.Config { return breaker.Config{Failures: -1} }})
 	require.PanicsWithError(t, "breaker.Config.Failures is -1: must be 0 (for the default) or more", func() { _ = g.Do(ctx, "a", ok) })
 	require.Empty(t, maps.Collect(g.All()))
 
 	plain := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Failures: 1}})
 	_ = plain.Do(ctx, 7, down)
-	require.Equal(t, "7", requireRefused(t, plain.Do(ctx, 7, ok), breaker.Open).Name)
+	require.ErrorContains(t, plain.Do(ctx, 7, ok), "breaker: [7]: circuit open")
 }
 
-// An operator acts on the breaker that a key has now, and never on that which keys share.
+// With operates on the breaker of one key, never on the one that keys share.
 func TestGroupWithTheBreakerOfAKey(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: breaker.Config{Failures: 2}})
 	ctx := t.Context()
@@ -119,6 +123,70 @@ func TestGroupWrap(t *testing.T) {
 	requireRefused(t, g.Do(t.Context(), 1, ok), breaker.Open)
 }
 
+func TestGroupBy(t *testing.T) {
+	type tenant struct{}
+	g := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
+	guarded := g.By(func(ctx context.Context) string { return ctx.Value(tenant{}).(string) })(down)
+	a, b := context.WithValue(t.Context(), tenant{}, "a"), context.WithValue(t.Context(), tenant{}, "b")
+	require.Equal(t, errDown, guarded(a))
+	require.Equal(t, "a", requireRefused(t, guarded(a), breaker.Open).Key)
+	require.Equal(t, errDown, guarded(b), "another key")
+}
+
+func TestGroupRefusesNewKeys(t *testing.T) {
+	var rejected []*breaker.OpenError
+	g := breaker.NewGroup(breaker.GroupConfig[float64]{
+		MaxKeys: 1, Overflow: breaker.RefuseNew,
+		Config: breaker.Config{Name: "db", OnReject: func(_ context.Context, e *breaker.OpenError) { rejected = append(rejected, e) }},
+	})
+	ctx := t.Context()
+	done, err := g.Begin(ctx, 1)
+	require.NoError(t, err)
+
+	_, err = g.Begin(ctx, 2)
+	for _, err := range []error{g.Do(ctx, 2, ok), g.Wrap(2, ok)(ctx), err, g.Do(ctx, math.NaN(), ok)} {
+		refusal := requireRefused(t, err, breaker.ForcedOpen)
+		require.ErrorIs(t, err, breaker.ErrTooManyKeys)
+		require.Equal(t, "db", refusal.Name)
+		require.True(t, refusal.Refused())
+		require.False(t, refusal.Retryable())
+		require.Equal(t, 30*time.Second, refusal.RetryAfter())
+	}
+	require.EqualError(t, err, "breaker: db[2]: too many keys")
+	require.Len(t, rejected, 4)
+	require.NoError(t, g.Do(ctx, 1, ok), "a key that has a breaker keeps it")
+	require.True(t, g.With(1, func(b *breaker.Breaker) { b.ForceOpen(nil) }))
+	require.NotErrorIs(t, g.Do(ctx, 1, ok), breaker.ErrTooManyKeys)
+	g.With(1, (*breaker.Breaker).Enable)
+
+	done(nil)
+	require.NoError(t, g.Do(ctx, 2, ok), "there is room again")
+}
+
+func TestOverflowText(t *testing.T) {
+	for o, want := range map[breaker.Overflow]string{breaker.ShareOne: "share one", breaker.RefuseNew: "refuse new"} {
+		text, err := o.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+		got := breaker.Overflow(7)
+		require.NoError(t, got.UnmarshalText(text))
+		require.Equal(t, o, got)
+	}
+	o := breaker.RefuseNew
+	require.EqualError(t, o.UnmarshalText([]byte("drop")), `breaker: Overflow is "drop": must be "share one" or "refuse new"`)
+	require.Equal(t, breaker.RefuseNew, o)
+	require.EqualError(t, breaker.GroupConfig[int]{Overflow: 2}.Validate(),
+		"breaker.GroupConfig.Overflow is breaker.Overflow(2): must be ShareOne or RefuseNew")
+}
+
+// A long key is cut, and its text is not held in memory.
+func TestGroupShortensKeys(t *testing.T) {
+	g := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
+	key := strings.Repeat("k", 1<<20)
+	_ = g.Do(t.Context(), key, down)
+	require.Equal(t, key[:100], requireRefused(t, g.Do(t.Context(), key, ok), breaker.Open).Key)
+}
+
 func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := breaker.NewGroup(breaker.GroupConfig[int]{
@@ -128,7 +196,7 @@ func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 		_ = g.Do(ctx, 0, down)
 		g.With(1, func(b *breaker.Breaker) { b.ForceOpen(nil) })
 		g.With(2, (*breaker.Breaker).Disable)
-		done, err := g.Allow(ctx, 3)
+		done, err := g.Begin(ctx, 3)
 		require.NoError(t, err)
 		hanging := make(chan struct{})
 		go g.Do(ctx, 4, func(context.Context) error { <-hanging; return nil })
@@ -140,8 +208,9 @@ func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, keysOf(g))
 		require.Equal(t, errDown, g.Do(ctx, 100, down))
 		refusal := requireRefused(t, g.Do(ctx, 101, ok), breaker.Open)
-		require.Equal(t, "db/(other keys)", refusal.Name, "keys without a breaker share one")
-		_, err = g.Allow(ctx, 102)
+		require.Equal(t, "db", refusal.Name)
+		require.Equal(t, "(other keys)", refusal.Key, "keys without a breaker share one")
+		_, err = g.Begin(ctx, 102)
 		require.ErrorIs(t, err, breaker.ErrOpen)
 		done(errDown)
 		done(errDown)
@@ -201,7 +270,7 @@ func TestGroupForgetsABreakerWhoseHookPanicked(t *testing.T) {
 			}),
 		})
 		_ = g.Do(t.Context(), 1, down)
-		require.PanicsWithValue(t, "boom", func() { _, _ = g.Allow(t.Context(), 1) })
+		require.PanicsWithValue(t, "boom", func() { _, _ = g.Begin(t.Context(), 1) })
 		time.Sleep(time.Minute)
 		require.NoError(t, g.Do(t.Context(), 2, ok))
 		require.Equal(t, []int{2}, keysOf(g))
@@ -248,8 +317,7 @@ func TestGroupPings(t *testing.T) {
 	})
 }
 
-// A hundred thousand keys, as an attacker may choose them, leave the group bounded
-// and the breakers that matter in place.
+// A hundred thousand new keys neither exceed MaxKeys nor displace an open breaker.
 func TestGroupIsBounded(t *testing.T) {
 	const limit, keys = 1000, 100_000
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: limit, Config: breaker.Config{Failures: 2, OpenFor: time.Hour}})
@@ -278,8 +346,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Calls of a key that is in use all go to one breaker, while other keys are made and
-// forgotten.
+// All calls of a key in use go to one breaker, while other breakers are made and forgotten.
 func TestGroupStress(t *testing.T) {
 	const (
 		workers = 8
@@ -310,7 +377,7 @@ func TestGroupStress(t *testing.T) {
 				case 0:
 					_ = wrapped(context.Background())
 				case 1:
-					if done, err := g.Allow(context.Background(), key); err == nil {
+					if done, err := g.Begin(context.Background(), key); err == nil {
 						done(fn(nil))
 					}
 				case 2:

@@ -1,4 +1,4 @@
-// The tests in this file look inside: from outside they would take luck.
+// The tests in this file need unexported fields.
 
 package breaker
 

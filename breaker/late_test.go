@@ -51,7 +51,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, Successes: 1, OpenFor: time.Second}))
 					hanging := make(chan struct{})
 					go do(b, func(context.Context) error { <-hanging; return err })
-					done, refused := b.Allow(t.Context())
+					done, refused := b.Begin(t.Context())
 					require.NoError(t, refused)
 					synctest.Wait()
 					between(b)
@@ -67,8 +67,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 	}
 }
 
-// A probe from before a trip or a reset changes nothing, though it gives its
-// permit back.
+// A probe that began before a trip or a reset returns its permit and changes nothing else.
 func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 	for name, between := range map[string]func(b *breaker.Breaker){
 		"trip":  func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
@@ -105,8 +104,8 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 	}
 }
 
-// A result that arrives late in an open phase, which is longer or shorter than OpenFor,
-// changes neither the phase nor what anybody is told of it.
+// A late result changes neither an open phase nor what State, Stats, events and errors say
+// of it. The phase may be longer or shorter than OpenFor.
 func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 	for name, trip := range map[string]func(b *breaker.Breaker, d time.Duration){
 		"retry after": func(b *breaker.Breaker, d time.Duration) { do(b, returning(throttled(d))) },
@@ -145,7 +144,7 @@ func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 	}
 }
 
-// A probe that has lost its permit counts for nothing, whether or not another has it.
+// A probe that has lost its permit is not counted, even if no other call has the permit.
 func TestBreakerIgnoresAProbeThatTookTooLong(t *testing.T) {
 	for _, late := range []error{nil, errDown, throttled(time.Hour)} {
 		synctest.Test(t, func(t *testing.T) {

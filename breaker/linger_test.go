@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// goesOn calls b with work that goes on after the call, as a response's body does.
+// goesOn makes a call whose work goes on after it has returned, like that of a response.
 func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work {
 	t.Helper()
 	ctx, work := linger.Begin(ctx)
@@ -83,7 +83,7 @@ func TestBreakerWithWorkThatGoesOnWell(t *testing.T) {
 	require.Equal(t, 1, asked)
 }
 
-// A breaking off counts for the phase in which its call began, as any result does.
+// A call that breaks off counts for the phase in which it began.
 func TestBreakerIgnoresABreakingOffFromBefore(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1})
 	work := goesOn(t, b, t.Context())
@@ -122,6 +122,15 @@ func TestBreakerReadsABreakingOff(t *testing.T) {
 	}
 }
 
+// Classify may excuse a call that breaks off. It is not counted as a second success.
+func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
+	for _, outcome := range []breaker.Outcome{breaker.Success, breaker.Ignore} {
+		b := breaker.New(breaker.Config{Failures: 1, Classify: func(error) breaker.Outcome { return outcome }})
+		goesOn(t, b, t.Context()).End(errDown)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts, outcome)
+	}
+}
+
 func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	for name, fn := range map[string]func(work *linger.Work) error{
 		"error":             func(*linger.Work) error { return errDown },
@@ -142,8 +151,8 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	}
 }
 
-// A probe has succeeded when it returns. If what it returned breaks off while the
-// breaker is still half-open, it has failed after all.
+// A probe succeeds when it returns. If it breaks off while the breaker is still half-open,
+// it fails.
 func TestBreakerProbesSucceedWhenTheyReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Successes: 2}))

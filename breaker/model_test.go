@@ -14,8 +14,8 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// A model is what a breaker is to do, said in the plainest way: one goroutine,
-// no gobreaker, a list of calls.
+// A model is a breaker in its plainest form: one goroutine, no gobreaker, a list of
+// calls.
 type model struct {
 	cfg       breaker.Config // every field set, no jitter, no slow rate
 	now       time.Duration
@@ -40,7 +40,7 @@ type call struct {
 	begun, deadline time.Duration
 }
 
-// An end is an error with what a breaker is to make of it, unless its caller has left.
+// An end is an error and what it says, if its caller has not left.
 type end struct {
 	err   error
 	says  outcome
@@ -111,8 +111,7 @@ func (m *model) allow(deadline time.Duration) (call, bool) {
 	return call{m.admitted, m.period, m.now, deadline}, true
 }
 
-// end is told of a call that ended now, as e says, and whose caller's ctx was canceled
-// or not.
+// end ends a call with e.
 func (m *model) end(c call, e end, canceled bool) {
 	lost := c.id != 0 && m.permits[c.id] <= m.now
 	delete(m.permits, c.id)
@@ -238,7 +237,7 @@ func runModel(t *testing.T, program []byte) {
 				ctx, cancel = context.WithDeadline(t.Context(), began.Add(deadline))
 			}
 			defer cancel()
-			done, err := circuit.Allow(ctx)
+			done, err := circuit.Begin(ctx)
 			c, admitted := m.allow(deadline)
 			require.Equal(t, admitted, err == nil, "op %d: %+v", i, m)
 			if admitted {

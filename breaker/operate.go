@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Trip opens the breaker for exactly d, whatever its calls say, and then lets it probe.
-// Zero or less means the time for which it would open by itself. err, which may be nil,
-// is reported as the last error. The results of calls under way no longer count. An
-// open breaker stays open until d from now, instead of as long as it would have.
+// Trip opens the breaker for exactly d; then it probes. Zero or less means the time for
+// which it would open by itself. err, which may be nil, is reported as the last error. The
+// results of calls under way no longer count. If the breaker is open already, d replaces
+// the time that is left.
 //
 // Trip does nothing while the breaker is forced open or disabled.
 func (b *Breaker) Trip(err error, d time.Duration) {
@@ -43,14 +43,14 @@ func (b *Breaker) ForceOpen(reason error) {
 		b.opens = 0
 		b.enter(&phase{
 			state:   ForcedOpen,
-			refusal: &OpenError{Name: b.cfg.Name, State: ForcedOpen, LastErr: reason},
+			refusal: &OpenError{Name: b.cfg.Name, Key: b.key, State: ForcedOpen, LastErr: reason},
 			until:   forever,
 			figures: f,
 		}, Change{Err: reason})
 	})
 }
 
-// Disable lets every call through until [Breaker.Enable], and goes on counting.
+// Disable lets every call through until [Breaker.Enable]. The breaker goes on counting.
 func (b *Breaker) Disable() {
 	b.operate(func(p *phase, f figures) {
 		if p.state == Disabled {
@@ -61,8 +61,8 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker is closed, and
-// counts from nothing. It does nothing in any other state.
+// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts
+// anew. In any other state Enable does nothing.
 func (b *Breaker) Enable() {
 	b.operate(func(p *phase, _ figures) {
 		if p.state == ForcedOpen || p.state == Disabled {
@@ -71,8 +71,8 @@ func (b *Breaker) Enable() {
 	})
 }
 
-// operate runs f with b.mu held, with the phase that it may end and its figures, and
-// delivers the events.
+// operate calls f with the present phase and its figures while b.mu is held, and then
+// tells of the changes.
 func (b *Breaker) operate(f func(*phase, figures)) {
 	defer b.deliver(context.Background())
 	b.mu.Lock()

@@ -54,7 +54,7 @@ func TestBreakerTrip(t *testing.T) {
 	})
 }
 
-// After a short trip the ordinary open time is the ordinary one again.
+// The time of a Trip does not change the open time after it.
 func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: 10 * time.Second}))
@@ -189,7 +189,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	})
 }
 
-// A hook may call every method; what it causes is told after what it was told.
+// A hook may call every method. The changes that it causes are told after its own.
 func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -199,7 +199,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 			b.State()
 			b.Stats()
 			_ = b.Do(ctx, ok)
-			if done, err := b.Allow(ctx); err == nil {
+			if done, err := b.Begin(ctx); err == nil {
 				done(nil)
 			}
 			_ = b.Wrap(down)(ctx)
@@ -282,8 +282,7 @@ func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
 	require.Equal(t, []any{"trace 1", "trace 1", nil}, traces)
 }
 
-// Whatever happens at the same time, the changes form one chain, told one at a
-// time, and nothing hangs.
+// The changes that many goroutines cause form one chain and are told one at a time.
 func TestBreakerChangesStress(t *testing.T) {
 	const (
 		workers = 16
@@ -337,7 +336,7 @@ func TestBreakerChangesStress(t *testing.T) {
 				case 7:
 					b.State()
 				case 8:
-					_, _ = b.Allow(ctx) // forgotten
+					_, _ = b.Begin(ctx) // forgotten
 				case 11: // breaks off while the breaker goes on
 					ctx, work := linger.Begin(ctx)
 					_ = b.Do(ctx, func(context.Context) error {
@@ -350,7 +349,7 @@ func TestBreakerChangesStress(t *testing.T) {
 					_ = b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 					cancel()
 				case 9, 10:
-					if done, err := b.Allow(ctx); err == nil {
+					if done, err := b.Begin(ctx); err == nil {
 						wg.Go(func() { done(errDown) })
 					}
 				default:
@@ -385,15 +384,15 @@ func TestBreakerChangesStress(t *testing.T) {
 	require.NoError(t, do(b, ok))
 }
 
-// The first call after the open time finds the permit taken by a probe of before. It is
-// refused, and tells that the breaker is half-open.
+// The first call after the open time finds the permit taken by an earlier probe. It is
+// refused, and OnChange is called before it returns.
 func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := breaker.New(breaker.Config{OnChange: seen.hook})
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
-		_, err := b.Allow(t.Context())
+		_, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)

@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// hang returns when ctx ends, as a client does whose server is silent.
+// hang returns when ctx ends, like a client whose server is silent.
 func hang(ctx context.Context) error {
 	<-ctx.Done()
 	return fmt.Errorf("query: %w", ctx.Err())
@@ -26,7 +26,7 @@ func hangFor(b *breaker.Breaker, d time.Duration) error {
 	return b.Do(ctx, hang)
 }
 
-func TestBreakerTakesACallersDeadlineForEvidence(t *testing.T) {
+func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 	const sec = time.Second
 	for name, test := range map[string]struct {
 		cfg     breaker.Config
@@ -55,10 +55,10 @@ func TestBreakerTakesACallersDeadlineForEvidence(t *testing.T) {
 			"Do": func(t *testing.T, b *breaker.Breaker) {
 				require.ErrorIs(t, hangFor(b, test.took), context.DeadlineExceeded)
 			},
-			"Allow": func(t *testing.T, b *breaker.Breaker) {
+			"Begin": func(t *testing.T, b *breaker.Breaker) {
 				ctx, cancel := context.WithTimeout(t.Context(), test.took)
 				defer cancel()
-				done, err := b.Allow(ctx)
+				done, err := b.Begin(ctx)
 				require.NoError(t, err)
 				done(hang(ctx))
 			},
@@ -104,7 +104,7 @@ func TestBreakerPatienceIsForDeadlinesOnly(t *testing.T) {
 	})
 }
 
-// Classify may know better, as for any failure.
+// Classify decides, as for any failure.
 func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []error
@@ -119,8 +119,8 @@ func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 	})
 }
 
-// Every caller has a deadline, and the dependency hangs: the circuit opens. It closes
-// when the dependency is well again.
+// A dependency that hangs until the deadlines of its callers opens the breaker. The breaker
+// closes when the dependency has recovered.
 func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"in a row": {Failures: 5},
@@ -146,7 +146,7 @@ func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
 	}
 }
 
-// A probe that its impatient caller cut short says nothing, and gives its permit back.
+// A probe whose deadline passes before Patience is ignored and returns its permit.
 func TestBreakerHungProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute}))
@@ -173,8 +173,8 @@ func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 	})
 }
 
-// A caller takes a moment from the making of its ctx to the breaker: to wait for a slot,
-// say. The usual second is enough all the same.
+// The deadline of a caller begins before its call, which may wait for a slot first. A
+// timeout of a second is enough for the default Patience.
 func TestBreakerCountsACallerWhoseTimeBeganBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{Failures: 1})
@@ -186,8 +186,7 @@ func TestBreakerCountsACallerWhoseTimeBeganBefore(t *testing.T) {
 	})
 }
 
-// A connection with the deadline of its ctx often returns before ctx is canceled. Of the
-// two, either may be first.
+// A connection with the deadline of its ctx may return before or after ctx is canceled.
 func TestBreakerSeesADeadlineAtItsTime(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {

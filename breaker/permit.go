@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A permit is what a probe holds from its admission to its end, or for MaxHalfOpen.
-// Probes of an earlier half-open phase that still run hold theirs, too, so that there
-// are never more than Probes at once.
+// A permit is held by a probe from its admission to its end, for at most MaxHalfOpen.
+// Probes of an earlier half-open phase that still run hold theirs too, so that there are
+// never more than Probes at once.
 type permit struct {
 	id      uint64 // from 1
 	expires time.Duration
@@ -35,9 +35,9 @@ func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
 	return b.lastPermit, ok
 }
 
-// settleProbe counts the verdict v on a probe of phase p, and gives its permit back. A
-// probe that has lost its permit does not count. Permit 0 is that of a Ping, and of a
-// probe that has given its permit back.
+// settleProbe counts the verdict v on a probe of phase p and takes its permit back. A
+// probe that has lost its permit does not count. A Ping, and a call that breaks off after
+// it has returned, have no permit: id is 0.
 func (b *Breaker) settleProbe(p *phase, id uint64, v *verdict) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -47,8 +47,7 @@ func (b *Breaker) settleProbe(p *phase, id uint64, v *verdict) {
 	}
 }
 
-// release gives a permit back. It reports whether the permit had not expired; b.mu is
-// held.
+// release takes a permit back and reports whether it had not expired; b.mu is held.
 func (b *Breaker) release(id uint64) bool {
 	i := slices.IndexFunc(b.permits, func(q permit) bool { return q.id == id })
 	if i < 0 {

@@ -3,70 +3,35 @@ package breaker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"time"
 )
 
-// A State is what a [Breaker] does with calls.
-type State uint8
-
-const (
-	Closed     State = iota // calls pass
-	HalfOpen                // a few calls pass, as probes
-	Open                    // calls are refused until a time
-	ForcedOpen              // calls are refused until Enable
-	Disabled                // calls pass and are measured, until Enable
-)
-
-var stateNames = [...]string{"closed", "half-open", "open", "forced open", "disabled"}
-
-// String returns the state in words: "half-open".
-func (s State) String() string {
-	if int(s) >= len(stateNames) {
-		return fmt.Sprintf("breaker.State(%d)", uint8(s))
-	}
-	return stateNames[s]
-}
-
-// A Change is a change of a breaker's state.
-type Change struct {
-	Name     string // of the breaker
-	From, To State
-	At       time.Time
-	// Err is what opened it: the error of the last call, or the reason given to
-	// Trip or ForceOpen. Nil for the other changes.
-	Err error
-	// OpenFor is for how long calls are refused now, if To is Open.
-	OpenFor time.Duration
-}
-
-// A phase is the time between two changes: one state with the settings and counts that
-// belong to it.
+// A phase is the time between two changes of state, with the counts that belong to it.
 type phase struct {
 	state   State
-	circuit *circuit      // that results go to; nil if no call passes
-	refusal *OpenError    // nil: every call passes
-	until   time.Duration // no call passes before; forever where an operator decides
+	circuit *circuit      // counts the results; nil if no call passes
+	refusal *OpenError    // nil if every call passes
+	until   time.Duration // no call passes before; forever if an operator decides
 	since   time.Time     // of the state
-	figures figures       // of the circuit when it was last closed
+	figures figures       // of the circuit when the breaker was last closed
 }
 
 const forever = time.Duration(math.MaxInt64)
 
-// errSlow is what opened a breaker whose last call has succeeded.
+// errSlow is the LastErr of a breaker that a slow success has opened.
 var errSlow = errors.New("breaker: too many slow calls")
 
-// advance begins the next phase, if its time has come.
+// advance begins the next phase if the time or the results of calls call for it.
 func (b *Breaker) advance() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.catchUp()
 }
 
-// catchUp begins the next phase, if the time or the results of calls bring it about,
-// and returns the present one; b.mu is held.
+// catchUp begins the next phase if the time or the results of calls call for it, and
+// returns the present phase; b.mu is held.
 func (b *Breaker) catchUp() *phase {
 	p := b.phase.Load()
 	switch {
@@ -85,24 +50,24 @@ func (b *Breaker) catchUp() *phase {
 func (b *Breaker) trip(p *phase, t *tripping) {
 	b.opens++
 	d := b.cfg.openTime(b.opens)
-	if t.hold > 0 {
-		d = min(t.hold, b.cfg.MaxRetryAfter)
+	if t.openFor > 0 {
+		d = min(t.openFor, b.cfg.MaxRetryAfter)
 	}
 	err := t.err
 	if err == nil {
 		err = errSlow
 	}
 	f := t.figures
-	if p.state == HalfOpen { // where only failures in a row are counted
+	if p.state == HalfOpen { // which counts only failures in a row
 		f.Counts = p.figures.Counts
 		f.FailedInARow = t.FailedInARow
 	}
 	b.open(d, err, f)
 }
 
-// openTime returns how long to stay open when it is for the nth time in a row.
+// openTime returns how long to stay open for the nth time in a row.
 func (c *Config) openTime(n int) time.Duration {
-	d := c.OpenFor
+	d := max(c.OpenFor, 0)
 	for ; n > 1 && d < c.MaxOpenFor; n-- {
 		d = min(d*2, c.MaxOpenFor)
 	}
@@ -112,13 +77,13 @@ func (c *Config) openTime(n int) time.Duration {
 	return d
 }
 
-// open begins a phase of d in which calls are refused; b.mu is held.
+// open begins an open phase of duration d; b.mu is held.
 func (b *Breaker) open(d time.Duration, err error, f figures) {
 	until := b.now() + d
 	f.lastErr = err
 	b.enter(&phase{
 		state:   Open,
-		refusal: &OpenError{Name: b.cfg.Name, State: Open, Until: b.start.Add(until), LastErr: err},
+		refusal: &OpenError{Name: b.cfg.Name, Key: b.key, State: Open, Until: b.start.Add(until), LastErr: err},
 		until:   until,
 		figures: f,
 	}, Change{Err: err, OpenFor: d})
@@ -144,11 +109,10 @@ func (b *Breaker) enter(p *phase, c Change) {
 	from := b.phase.Load()
 	p.since = from.since
 	if from.state != p.state {
-		c.Name, c.From, c.To, c.At = b.cfg.Name, from.state, p.state, time.Now()
+		c.Name, c.Key, c.From, c.To, c.At = b.cfg.Name, b.key, from.state, p.state, time.Now()
 		p.since = c.At
 		if b.cfg.OnChange != nil {
-			b.events = append(b.events, event{change: c})
-			b.waiting.Store(true)
+			b.changes.Add(nil, c)
 		}
 	}
 	b.busy.Store(0)
@@ -156,53 +120,7 @@ func (b *Breaker) enter(p *phase, c Change) {
 	b.repoint(p)
 }
 
-// An event is a change that OnChange is yet to be told of.
-type event struct {
-	ctx    context.Context // nil: that of the next caller that delivers
-	change Change
-}
-
-// deliver calls OnChange for the events that wait, in order. If another goroutine
-// is delivering, or a hook further up the stack, it goes on with these.
-func (b *Breaker) deliver(ctx context.Context) {
-	if b.waiting.Load() {
-		b.deliverAll(ctx)
-	}
-}
-
-func (b *Breaker) deliverAll(ctx context.Context) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for i := range b.events {
-		if b.events[i].ctx == nil {
-			b.events[i].ctx = ctx
-		}
-	}
-	if b.delivering {
-		return
-	}
-	b.delivering = true
-	defer func() { // also when a hook panics
-		b.delivering = false
-		b.waiting.Store(len(b.events) > 0)
-	}()
-	for len(b.events) > 0 {
-		e := b.events[0]
-		b.events = b.events[1:]
-		b.tell(e)
-	}
-	b.events = nil
-}
-
-// tell calls OnChange without the lock that its caller holds.
-func (b *Breaker) tell(e event) {
-	b.mu.Unlock()
-	defer b.mu.Lock()
-	b.cfg.OnChange(e.ctx, e.change)
-}
-
-// State returns the state. A breaker whose open time has passed becomes half-open
-// now.
+// State returns the state. A breaker whose open time has passed becomes half-open.
 func (b *Breaker) State() State {
 	b.mu.Lock()
 	state := b.catchUp().state

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// repoint starts the goroutine that pings for phase p and ends that of the phase
-// before; b.mu is held.
+// repoint stops the goroutine that pinged for an earlier phase and starts the one for
+// phase p, if it needs one; b.mu is held.
 func (b *Breaker) repoint(p *phase) {
 	if p.state == HalfOpen {
 		return // the goroutine of the open phase goes on
@@ -26,8 +26,7 @@ func (b *Breaker) repoint(p *phase) {
 	}
 }
 
-// ping waits until the open phase p is over and pings until ctx ends, which it does with
-// the half-open phase.
+// ping waits until the open phase p is over and then pings while the breaker is half-open.
 func (b *Breaker) ping(ctx context.Context, p *phase) {
 	timer := time.NewTimer(p.until - b.now())
 	defer timer.Stop()
@@ -47,25 +46,26 @@ func (b *Breaker) ping(ctx context.Context, p *phase) {
 	}
 }
 
-// errPingExited is what a Ping fails with that ends its goroutine.
+// errPingExited is the error of a Ping that ends its goroutine.
 var errPingExited = errors.New("breaker: Ping called runtime.Goexit")
 
-// pingOnce counts a Ping as a probe of phase p. It needs no permit: no other call is let
-// through for as long as a Ping may take.
+// pingOnce calls Ping as a probe of phase p. It needs no permit, because no other call
+// passes for as long as a Ping may take.
 func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
-	began := pass{phase: p, begun: b.now()}
-	if !b.holdForPing(ctx, began.begun) {
+	c := call{phase: p, begun: b.now()}
+	if !b.holdForPing(ctx, c.begun) {
 		return
 	}
-	result := &verdict{err: errPingExited, failed: true}
+	v := &verdict{err: errPingExited, failed: true}
 	defer func() {
 		if r := recover(); r != nil {
-			result = &verdict{err: &PanicError{r, debug.Stack()}, failed: true}
+			v = &verdict{err: &PanicError{r, debug.Stack()}, failed: true}
 		}
 		if ctx.Err() != nil {
-			result = ignored // it was stopped
+			v = ignored // it was stopped
 		}
-		b.settle(context.Background(), began, result)
+		b.settleProbe(p, c.permit, v)
+		b.deliver(context.Background())
 	}()
 	limited, cancel := context.WithTimeout(ctx, b.cfg.MaxHalfOpen)
 	defer cancel()
@@ -73,16 +73,16 @@ func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 	if err == nil {
 		err = limited.Err()
 	}
-	result = b.judge(ctx, began, err)
-	if result == ignored {
-		// What Classify would ignore in a call is no reason to close either, and to
+	v = b.judge(ctx, c, err)
+	if v == ignored {
+		// An error that Classify ignores does not close the breaker either, and to
 		// ping again without a pause would be a busy loop.
-		result = &verdict{err: err, failed: true}
+		v = &verdict{err: err, failed: true}
 	}
 }
 
-// holdForPing keeps probes out while a Ping may take its time, from now on. It reports
-// false if the Ping has been stopped.
+// holdForPing keeps other probes out for MaxHalfOpen, beginning now. It reports false if
+// the goroutine has been stopped.
 func (b *Breaker) holdForPing(ctx context.Context, now time.Duration) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,9 +93,9 @@ func (b *Breaker) holdForPing(ctx context.Context, now time.Duration) bool {
 	return true
 }
 
-// Close stops the [Config].Ping goroutine, if there is one, and none is started again:
-// from then on calls are the probes. It does not wait for a Ping that is under way,
-// whose ctx it ends. It returns nil.
+// Close stops the [Config].Ping goroutine, if there is one, and cancels the ctx of a Ping
+// under way, without waiting for it. After that the breaker goes on without Ping: calls
+// are the probes. Close returns nil.
 func (b *Breaker) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// A pinged breaker opens after one failure and is asked by ping afterwards.
+// pinged is the Config of a breaker that opens after one failure and then calls ping.
 func pinged(ping func(context.Context) error, seen *changes) breaker.Config {
 	return steady(breaker.Config{
 		Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute, MaxHalfOpen: 10 * time.Second,
@@ -191,7 +191,7 @@ func TestBreakerDoesNotPingAfterClose(t *testing.T) {
 	})
 }
 
-// What was held for pings of an earlier open time does not keep probes out.
+// A Ping of an earlier open phase does not keep probes out.
 func TestBreakerProbesAfterPingsThatWereStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(pinged(func(context.Context) error { t.Error("pinged"); return nil }, new(changes)))
@@ -248,7 +248,7 @@ func TestBreakerPingThatReturnsTooLate(t *testing.T) {
 	}
 }
 
-// A call that has the only permit and was forgotten does not keep a Ping waiting.
+// A probe that hangs with the only permit does not delay a Ping.
 func TestBreakerPingsThoughAProbeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -261,7 +261,7 @@ func TestBreakerPingsThoughAProbeHangs(t *testing.T) {
 		}, &seen))
 		do(b, down)
 		time.Sleep(11 * time.Second) // calls probe now
-		forgotten, err := b.Allow(t.Context())
+		forgotten, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second) // the Ping returns at 13 s, has failed, and is called again at 15 s
 		synctest.Wait()

@@ -83,7 +83,7 @@ func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
 		hanging := make(chan struct{})
 		go do(b, func(context.Context) error { <-hanging; return errDown })
 		forgotten := func() {
-			_, err := b.Allow(t.Context())
+			_, err := b.Begin(t.Context())
 			require.NoError(t, err)
 		}
 		synctest.Wait()
@@ -94,7 +94,7 @@ func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		time.Sleep(10 * time.Second)
 
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		close(hanging)
 		synctest.Wait()
@@ -116,7 +116,7 @@ func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
 		do(b, down)
 		time.Sleep(time.Second)
 
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		close(hanging)
@@ -127,14 +127,14 @@ func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
 	})
 }
 
-// A permit that was the last one in one phase need not be in the next.
+// The permits of a new half-open phase do not depend on the successes of the last one.
 func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2}))
 		open(t, b)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, ok))
-		_, err := b.Allow(t.Context()) // the second and last success that is wanted
+		_, err := b.Begin(t.Context()) // the second and last success that is wanted
 		require.NoError(t, err)
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		b.Trip(nil, time.Second)
@@ -143,10 +143,10 @@ func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
 	})
 }
 
-func TestAllowDoneIsIdempotent(t *testing.T) {
+func TestBeginDoneIsIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 2, OpenFor: time.Second, Successes: 2}))
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		for range 3 {
 			done(errDown)
@@ -154,28 +154,28 @@ func TestAllowDoneIsIdempotent(t *testing.T) {
 		require.Equal(t, breaker.Closed, b.State())
 		require.EqualValues(t, 1, b.Stats().Failed)
 		do(b, down)
-		_, err = b.Allow(t.Context())
+		_, err = b.Begin(t.Context())
 		requireRefused(t, err, breaker.Open)
 		time.Sleep(time.Second)
-		done, err = b.Allow(t.Context())
+		done, err = b.Begin(t.Context())
 		require.NoError(t, err)
 		for range 3 {
 			done(nil)
 		}
 		require.Equal(t, breaker.HalfOpen, b.State())
-		done, err = b.Allow(t.Context())
+		done, err = b.Begin(t.Context())
 		require.NoError(t, err)
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
 	})
 }
 
-func TestAllowIgnoresACallWhoseContextEnded(t *testing.T) {
+func TestBeginIgnoresACallWhoseContextEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
 		for range 2 {
 			ctx, cancel := context.WithCancel(t.Context())
-			done, err := b.Allow(ctx)
+			done, err := b.Begin(ctx)
 			require.NoError(t, err)
 			before := b.State()
 			cancel()
@@ -187,10 +187,10 @@ func TestAllowIgnoresACallWhoseContextEnded(t *testing.T) {
 	})
 }
 
-func TestAllowMeasuresSlowCalls(t *testing.T) {
+func TestBeginMeasuresSlowCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{SlowRate: 1, SlowAfter: time.Second, MinCalls: 1})
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 		done(nil)
@@ -198,8 +198,8 @@ func TestAllowMeasuresSlowCalls(t *testing.T) {
 	})
 }
 
-// However probes end, there are never more at once than permits, and none is lost.
-// A breaker that wants a billion successes lets nothing but probes through.
+// There are never more probes at once than permits, and no permit is lost. A breaker that
+// needs a billion successes makes every call a probe.
 func TestBreakerProbesStress(t *testing.T) {
 	const (
 		workers = 16
@@ -246,7 +246,7 @@ func TestBreakerProbesStress(t *testing.T) {
 				case how == 3:
 					exit.Go(func() { _ = b.Do(ctx, call) })
 				case how%2 == 0 && how > 3:
-					if done, err := b.Allow(ctx); err == nil {
+					if done, err := b.Begin(ctx); err == nil {
 						done(call(ctx))
 					}
 				default:
@@ -269,9 +269,9 @@ func TestBreakerProbesStress(t *testing.T) {
 		runtime.Gosched()
 	}
 	for range most {
-		_, err := b.Allow(t.Context())
+		_, err := b.Begin(t.Context())
 		require.NoError(t, err, "every permit came back")
 	}
-	_, err := b.Allow(t.Context())
+	_, err := b.Begin(t.Context())
 	requireRefused(t, err, breaker.HalfOpen)
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Stats is what a [Breaker] knows at one moment.
+// Stats is a snapshot of a [Breaker].
 type Stats struct {
 	State State
 	Since time.Time // of the last change of State, or of New
-	// Counts are those of the window: when the breaker last was closed, unless it
-	// is closed or disabled now.
+	// Counts are the calls in the window. While the breaker is open or half-open they
+	// are those of the moment when it was last closed.
 	Counts
 	FailureRate float64       // of Calls; 0 if there are none
 	SlowRate    float64       // of Calls; 0 if there are none
-	OpensInARow int64         // times that it opened without having closed
+	OpensInARow int64         // how often it has opened since it was last closed
 	OpenLeft    time.Duration // time until it lets a probe through; 0 unless State is Open
 	LastErr     error         // of the last failure, or the reason given to Trip or ForceOpen
 }
 
-// Stats returns a snapshot. It moves an open breaker on, as [Breaker.State] does.
+// Stats returns a snapshot. A breaker whose open time has passed becomes half-open.
 func (b *Breaker) Stats() Stats {
 	defer b.deliver(context.Background())
 	b.mu.Lock()
@@ -40,8 +40,8 @@ func (b *Breaker) Stats() Stats {
 	return s
 }
 
-// look returns the present phase with its figures, or those of the time when the
-// breaker was last closed; b.mu is held.
+// look returns the present phase with its figures, which are those of the moment when the
+// breaker was last closed if no call passes; b.mu is held.
 func (b *Breaker) look() (*phase, figures) {
 	for {
 		p := b.catchUp()

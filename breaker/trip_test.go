@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-func TestBreakerTripsAtTheExactRate(t *testing.T) {
+func TestBreakerOpensAtTheExactRate(t *testing.T) {
 	const F, S = true, false
 	for name, test := range map[string]struct {
 		cfg   breaker.Config
@@ -31,11 +31,11 @@ func TestBreakerTripsAtTheExactRate(t *testing.T) {
 		"one in a row":                {breaker.Config{Failures: 1}, []bool{S, S, F}},
 		"an old call leaves the ring": {breaker.Config{FailureRate: 1, WindowCalls: 4, MinCalls: 4}, []bool{S, F, F, F, F}},
 	} {
-		t.Run(name, func(t *testing.T) { requireTripsAtTheLast(t, test.cfg, test.calls) })
+		t.Run(name, func(t *testing.T) { requireOpensAtTheLast(t, test.cfg, test.calls) })
 	}
 }
 
-func TestBreakerTripsAtTheExactSlowRate(t *testing.T) {
+func TestBreakerOpensAtTheExactSlowRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow, fast = time.Second, time.Second - 1
 		cfg := steady(breaker.Config{SlowRate: 0.5, SlowAfter: time.Second, MinCalls: 4})
@@ -110,7 +110,7 @@ func TestBreakerWindowSlides(t *testing.T) {
 	})
 }
 
-// An outage in which every call takes longer than the window.
+// Every call of the outage takes longer than the window.
 func TestBreakerSeesAnOutageThatIsSlowerThanItsWindow(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"in a row": {Failures: 5, Window: 10 * time.Second},
@@ -137,7 +137,7 @@ func TestBreakerSeesAnOutageThatIsSlowerThanItsWindow(t *testing.T) {
 	}
 }
 
-func TestBreakerTripsAtFailuresInTheWindow(t *testing.T) {
+func TestBreakerOpensAtFailuresInTheWindow(t *testing.T) {
 	const F, S = true, false
 	for name, test := range map[string]struct {
 		cfg   breaker.Config
@@ -150,7 +150,7 @@ func TestBreakerTripsAtFailuresInTheWindow(t *testing.T) {
 		"or the rate":       {breaker.Config{FailuresInWindow: 4, FailureRate: 0.5, MinCalls: 6}, []bool{F, S, F, S, S, F}},
 		"whatever MinCalls": {breaker.Config{FailuresInWindow: 2, FailureRate: 0.5}, []bool{F, F}},
 	} {
-		t.Run(name, func(t *testing.T) { requireTripsAtTheLast(t, test.cfg, test.calls) })
+		t.Run(name, func(t *testing.T) { requireOpensAtTheLast(t, test.cfg, test.calls) })
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{FailuresInWindow: 2, Window: 10 * time.Second})
@@ -166,7 +166,7 @@ func TestBreakerTripsAtFailuresInTheWindow(t *testing.T) {
 	})
 }
 
-func requireTripsAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
+func requireOpensAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	t.Helper()
 	b := breaker.New(cfg)
 	for i, failed := range calls {
@@ -180,7 +180,7 @@ func requireTripsAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-func TestBreakerOpensWhenItIsTold(t *testing.T) {
+func TestBreakerOpensByOpenWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		var asked []breaker.Counts
@@ -220,7 +220,7 @@ func TestBreakerOpensWhenItIsTold(t *testing.T) {
 	})
 }
 
-// OpenWhen is asked without a lock: it may use the breaker, and may panic.
+// OpenWhen runs without a lock: it may use the breaker, and may panic.
 func TestOpenWhenMayUseTheBreaker(t *testing.T) {
 	var b *breaker.Breaker
 	b = breaker.New(breaker.Config{OpenWhen: func(c breaker.Counts) bool {
@@ -265,7 +265,7 @@ func TestBreakerProbesAtOnce(t *testing.T) {
 		do(b, down)
 		do(b, down)
 		require.Equal(t, breaker.HalfOpen, b.State())
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		done(errDown)

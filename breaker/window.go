@@ -4,13 +4,13 @@ import "time"
 
 // Counts are the calls in a window.
 type Counts struct {
-	Calls     int64 // that were counted: not those that were ignored
-	Succeeded int64 // slow ones included
+	Calls     int64 // Succeeded and Failed, without ignored calls
+	Succeeded int64
 	Failed    int64
-	// Slow are the calls that took SlowAfter or longer, failed or not, and those that
-	// failed because their caller's time was up: see [Config].Patience.
+	// Slow is how many calls, failed or not, took SlowAfter or longer, or failed when
+	// the deadline of their caller passed: see [Config].Patience.
 	Slow int64
-	// FailedInARow are the calls that have failed since the last success, in the window
+	// FailedInARow is how many calls have failed since the last success, in the window
 	// or not.
 	FailedInARow int64
 }
@@ -25,13 +25,13 @@ func rate(n, of int64) float64 {
 	return float64(n) / float64(of)
 }
 
-// A window remembers calls: those of the last so long, or the last so many.
+// A window remembers the calls of a length of time, or a number of calls.
 type window interface {
 	add(failed, slow bool)
 	counts() Counts
 }
 
-// A tally is Counts without what the others say.
+// A tally counts the calls of a window or of one of its buckets.
 type tally struct{ calls, failed, slow int64 }
 
 func (t *tally) add(failed, slow bool) {
@@ -112,6 +112,11 @@ const (
 	markSlow
 )
 
+// tally returns what a call with this mark has added; the zero mark is no call.
+func (m mark) tally() tally {
+	return tally{int64(m & markCall), int64(m & markFailed / markFailed), int64(m & markSlow / markSlow)}
+}
+
 func newCallWindow(n int) *callWindow { return &callWindow{ring: make([]mark, n)} }
 
 func (w *callWindow) add(failed, slow bool) {
@@ -122,13 +127,9 @@ func (w *callWindow) add(failed, slow bool) {
 	if slow {
 		m |= markSlow
 	}
-	if old := w.ring[w.next]; old != m { // else nothing changes: most often, a success for a success
-		if old != 0 {
-			w.total.remove(tally{1, int64(old & markFailed / markFailed), int64(old & markSlow / markSlow)})
-		}
-		w.total.add(failed, slow)
-		w.ring[w.next] = m
-	}
+	w.total.remove(w.ring[w.next].tally())
+	w.total.add(failed, slow)
+	w.ring[w.next] = m
 	w.next++
 	if w.next == len(w.ring) {
 		w.next = 0

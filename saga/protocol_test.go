@@ -322,7 +322,7 @@ var policies = map[string]func(t *testing.T) policy{
 		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 		require.Error(t, b.Do(t.Context(), func(context.Context) error { return errDeclined }))
 		time.Sleep(2 * time.Second)
-		done, err := b.Allow(t.Context())
+		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		return policy{b.Wrap, func() { done(nil) }, 5 * time.Minute}
 	},

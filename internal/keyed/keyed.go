@@ -22,6 +22,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,6 +109,28 @@ func Name[K any](group string, key K) string {
 		return fmt.Sprint(key)
 	}
 	return fmt.Sprint(group, "/", key)
+}
+
+// Other is the key in errors, events and figures of a member that keys without one of
+// their own share.
+const Other = "(other keys)"
+
+// Text returns the text of a key in errors, events and figures: its first 100 bytes.
+func Text[K any](key K) string {
+	text, ok := any(key).(string)
+	if !ok {
+		text = fmt.Sprint(key)
+	}
+	return strings.Clone(text[:min(len(text), 100)])
+}
+
+// Label returns how an error shows the member of a key: "users[tenant 7]". Either part may
+// be empty.
+func Label(name, key string) string {
+	if key == "" {
+		return name
+	}
+	return name + "[" + key + "]"
 }
 
 // New returns an empty map.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -364,4 +365,15 @@ func TestSumOfCountsNeverGoesBack(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, goroutines*calls, sum())
+}
+
+func TestTextAndLabel(t *testing.T) {
+	require.Equal(t, "7", keyed.Text(7))
+	require.Equal(t, strings.Repeat("k", 100), keyed.Text(strings.Repeat("k", 101)))
+	type id string
+	require.Equal(t, "a", keyed.Text(id("a")))
+	require.Equal(t, "users[7]", keyed.Label("users", "7"))
+	require.Equal(t, "users", keyed.Label("users", ""))
+	require.Equal(t, "[7]", keyed.Label("", "7"))
+	require.Empty(t, keyed.Label("", ""))
 }

@@ -179,7 +179,7 @@ func (s *shop) buildClients(r rules) {
 		cfg.MaxRetryAfter = 366 * 24 * time.Hour
 		cfg.Classify = func(err error) breaker.Outcome {
 			if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
-				return breaker.Trip(max(after, openFor))
+				return breaker.OpensFor(max(after, openFor))
 			}
 			return breaker.DefaultClassify(err)
 		}

@@ -41,9 +41,9 @@ func TestDefaultClassify(t *testing.T) {
 		{errDown, breaker.Failure},
 		{context.Canceled, breaker.Failure},
 		{context.DeadlineExceeded, breaker.Failure},
-		{throttled(time.Second), breaker.Trip(time.Second)},
-		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.Trip(time.Second)},
-		{errors.Join(errDown, throttled(time.Second)), breaker.Trip(time.Second)},
+		{throttled(time.Second), breaker.OpensFor(time.Second)},
+		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.OpensFor(time.Second)},
+		{errors.Join(errDown, throttled(time.Second)), breaker.OpensFor(time.Second)},
 		{throttled(0), breaker.Failure},
 		{throttled(-time.Second), breaker.Failure},
 		{answered(true), breaker.Success},
@@ -54,20 +54,20 @@ func TestDefaultClassify(t *testing.T) {
 		{fmt.Errorf("get: %w", anOpenError), breaker.Ignore},
 		{errors.Join(anOpenError, refused(true)), breaker.Ignore},
 		{errors.Join(errDown, refused(true)), breaker.Failure},
-		{errors.Join(throttled(time.Second), refused(true)), breaker.Trip(time.Second)},
-		{errors.Join(throttled(time.Second), anOpenError), breaker.Trip(time.Second)},
+		{errors.Join(throttled(time.Second), refused(true)), breaker.OpensFor(time.Second)},
+		{errors.Join(throttled(time.Second), anOpenError), breaker.OpensFor(time.Second)},
 	} {
 		require.Equal(t, test.want, breaker.DefaultClassify(test.err), "%v", test.err)
 	}
 	require.Equal(t, breaker.Failure, breaker.Outcome{})
-	require.Equal(t, breaker.Trip(0), breaker.Trip(-1))
+	require.Equal(t, breaker.OpensFor(0), breaker.OpensFor(-1))
 }
 
 func returning(err error) func(context.Context) error {
 	return func(context.Context) error { return err }
 }
 
-// An answer is a success and a refusal is nothing, whatever Classify would say.
+// An answer is a success and a refusal is ignored, without a call of Classify.
 func TestBreakerReadsTheEndOfACall(t *testing.T) {
 	canceled := func(err error) func(context.Context) error {
 		return func(ctx context.Context) error { ctx.Value(cancelKey{}).(context.CancelFunc)(); return err }
@@ -162,7 +162,7 @@ func TestBreakerOpensForExactlyRetryAfter(t *testing.T) {
 		"wrapped":                 {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
 		"the longest of several":  {breaker.Config{}, errors.Join(throttled(sec), throttled(2*sec), errDown), 2 * sec},
 		"not that of a refusal":   {breaker.Config{}, errors.Join(throttled(sec), anOpenError), sec},
-		"through Classify's Trip": {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Trip(sec) }}, errDown, sec},
+		"through OpensFor": {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(sec) }}, errDown, sec},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -197,9 +197,9 @@ func TestBreakerGrowsItsOwnOpenTimeOnly(t *testing.T) {
 	})
 }
 
-func TestClassifyTripWithoutATime(t *testing.T) {
+func TestClassifyOpensWithoutATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Trip(0) }}))
+		b := breaker.New(steady(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(0) }}))
 		do(b, down)
 		require.Equal(t, 30*time.Second, b.Stats().OpenLeft)
 	})
