@@ -73,3 +73,27 @@ func ExampleFallback() {
 	fmt.Println(name, err)
 	// Output: Ada <nil>
 }
+
+// A pool of one's own: its slots are held until the work has really ended. Within a
+// resiliencehttp.Transport that is when the response's body has been read.
+func ExampleAtEnd() {
+	slots := make(chan struct{}, 10)
+	pooled := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			return resilience.AtEnd(ctx, next, func(err error) {
+				<-slots
+				fmt.Println("ended:", err)
+			})
+		}
+	}
+	err := pooled(func(context.Context) error { return errors.New("no route") })(context.Background())
+	fmt.Println("returned:", err, "in use:", len(slots))
+	// Output:
+	// ended: no route
+	// returned: no route in use: 0
+}

@@ -61,22 +61,8 @@ func NamedTimeout(name string, d time.Duration) Middleware {
 				return ended.Error(ctx)
 			}
 			passed := &TimeoutError{Name: name, After: d}
-			at := time.Now().Add(d)
-			timed, cancel := context.WithDeadlineCause(ctx, at, passed)
-			var err error
-			var late bool // by identity: this very limit counts, not another Timeout further up
-			if work := linger.Of(ctx); work != nil {
-				err = work.Hold(linger.WithLimit(timed, at, passed), func(ctx context.Context) error {
-					err := next(ctx)
-					late = ended.By(timed, at, passed)
-					return err
-				}, cancel)
-			} else {
-				defer cancel()
-				err = next(timed)
-				late = err != nil && ended.By(timed, at, passed)
-			}
-			if err == nil || err == error(passed) || !late {
+			late, err := linger.Timed(ctx, d, passed, next)
+			if !late || err == error(passed) {
 				return err
 			}
 			return &TimeoutError{Name: name, After: d, Err: err}

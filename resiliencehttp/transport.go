@@ -46,7 +46,6 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A Transport is an [http.RoundTripper] that sends each request through its
@@ -155,7 +154,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	}()
 	t.wrapOnce.Do(func() {
-		linger.Use()
 		t.wrapped = sync.OnceValue(func() resilience.Func { return t.Middleware(attempt) })
 	})
 	c.replayable = t.replayable(req)

@@ -293,22 +293,8 @@ func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) e
 	if r.cfg.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	at := time.Now().Add(r.cfg.AttemptTimeout)
-	timed, cancel := context.WithDeadlineCause(ctx, at, r.timedOut)
-	var err error
-	var late bool
-	if work := linger.Of(ctx); work != nil {
-		err = work.Hold(linger.WithLimit(timed, at, r.timedOut), func(ctx context.Context) error {
-			err := fn(ctx)
-			late = ended.By(timed, at, r.timedOut)
-			return err
-		}, cancel)
-	} else {
-		defer cancel()
-		err = fn(timed)
-		late = err != nil && ended.By(timed, at, r.timedOut)
-	}
-	if err != nil && late && !behavior.IsTimeout(err) && Retryable(err) {
+	late, err := linger.Timed(ctx, r.cfg.AttemptTimeout, r.timedOut, fn)
+	if late && !behavior.IsTimeout(err) && Retryable(err) {
 		return &timeoutError{name: r.cfg.Name, after: r.cfg.AttemptTimeout, err: err}
 	}
 	return err

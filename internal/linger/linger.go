@@ -1,35 +1,31 @@
 // Package linger lets a policy hold a slot or a time-out for longer than the function
-// that it wraps. A response, for example, is still being read, and needs its slot,
-// after RoundTrip has returned.
+// that it wraps. An HTTP response, for example, is still being read after RoundTrip has
+// returned, and needs its slot until then.
 //
-// The code that begins such work runs the policies under a ctx whose value for [Key]
-// is a [Work]. A policy gives back what it holds like this:
+// The code that begins such work, a resiliencehttp.Transport, runs the policies under a
+// ctx whose value for [Key] is a [Work]. A policy holds something in one call:
 //
-//	if work := linger.Of(ctx); work != nil {
-//		return work.Hold(ctx, fn, release)
-//	}
-//	defer release()
-//	return fn(ctx)
+//	return linger.Of(ctx).Hold(ctx, fn, release)
 //
 // Only slots and time-outs are held. A policy judges a call when its function returns.
-// What breaks off after that is one more failure, and [Work.OnBroken] tells of it.
+// If the work breaks off later, that is one more failure: see [Work.OnBroken].
 package linger
 
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Work is what policies are run for. It is safe for concurrent use. A nil Work ends
-// when its function returns.
+// A Work is what policies are run for. It is safe for concurrent use, and the zero value
+// is ready to use. A nil Work ends when its function returns.
 type Work struct {
-	mu     sync.Mutex
-	state  state
-	ends   []func()
-	broken []func(error)
-	err    error // that it ended with
+	mu    sync.Mutex
+	state state
+	ends  []func(error)
+	err   error // that it ended with
 }
 
 type state int
@@ -45,27 +41,14 @@ type Key struct{}
 
 // Begin returns ctx with new work.
 func Begin(ctx context.Context) (context.Context, *Work) {
-	Use()
 	w := new(Work)
 	return context.WithValue(ctx, Key{}, w), w
 }
 
-// inUse spares programs without such work the search for it.
-var inUse atomic.Bool
-
-// Use is called once before any work is begun other than by Begin.
-func Use() { inUse.Store(true) }
-
-// Of returns the work that a policy is about to do under ctx. It returns nil if there
-// is none, or if the work no longer depends on what the policy is about to do.
+// Of returns the work that a function called under ctx belongs to. It returns nil if
+// there is none, or if its innermost function has returned: consider a fallback, which
+// begins a call of its own under the same ctx.
 func Of(ctx context.Context) *Work {
-	if !inUse.Load() {
-		return nil
-	}
-	return find(ctx)
-}
-
-func find(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
 	if w == nil || !w.is(inside) {
 		return nil
@@ -79,9 +62,10 @@ func (w *Work) is(s state) bool {
 	return w.state == s
 }
 
-// Hold calls fn and returns its error. If fn succeeds and the work goes on, release is
-// called at the end of the work; otherwise when fn returns or panics. A policy further
-// in that turns success into an error has ended the work for all policies outside it.
+// Hold calls fn and returns its error. If fn succeeds and the work goes on, Hold has
+// release called at the end of the work. Otherwise it calls release when fn returns or
+// panics: a policy further in that turns success into an error has ended the work for
+// all policies outside it.
 func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, release func()) error {
 	held := false
 	defer func() {
@@ -90,40 +74,52 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, release
 		}
 	}()
 	err := fn(ctx)
-	held = err == nil && w.keep(release)
+	held = err == nil && w != nil && w.atEnd(func(error) { release() })
 	return err
 }
 
-// keep has release called at the end of the work. It returns false, and release is not
-// called, if the work does not go on.
-func (w *Work) keep(release func()) bool {
+// Run calls fn and returns its error. It has end called exactly once: with the error of
+// the work at its end, if fn succeeds and the work goes on; otherwise, when fn returns,
+// with its error, or with crashed if fn panics or ends its goroutine.
+func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
+	held, err := false, crashed
+	defer func() {
+		if !held {
+			end(err)
+		}
+	}()
+	err = fn(ctx)
+	held = err == nil && w != nil && w.atEnd(end)
+	return err
+}
+
+// OnBroken has f called once if the work goes on after the function of a policy has
+// succeeded, and then breaks off: with the error that it breaks off with. A cancel by the
+// caller does not break it off. A deadline or a time-out does if the caller was waiting
+// for the dependency when it passed. The ctx of the policy may have been canceled long
+// before, which says nothing: policies cancel a ctx that they derived when they return.
+// Its deadline tells whether the end was the caller's.
+func (w *Work) OnBroken(f func(error)) {
 	if w == nil {
-		return false
+		return
 	}
+	w.atEnd(func(err error) {
+		if err != nil {
+			f(err)
+		}
+	})
+}
+
+// atEnd has f called with the error of the work when it ends. It reports false, and f is
+// not called, if the work does not go on.
+func (w *Work) atEnd(f func(error)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.state != goesOn {
 		return false
 	}
-	w.ends = append(w.ends, release)
+	w.ends = append(w.ends, f)
 	return true
-}
-
-// OnBroken has f called once if the work, which goes on after the function of a policy
-// has succeeded, breaks off: with how it did. A cancel by the caller does not break it
-// off. A deadline or a time-out does if the caller was waiting for the dependency when
-// it passed. The ctx of the policy may long have been canceled by then, which says
-// nothing: policies cancel a ctx that they derived when they return. Its deadline tells
-// whether the end was the caller's.
-func (w *Work) OnBroken(f func(error)) {
-	if w == nil {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.state == goesOn {
-		w.broken = append(w.broken, f)
-	}
 }
 
 // GoOn is called by the innermost function before it returns, if the work goes on
@@ -134,69 +130,70 @@ func (w *Work) GoOn() {
 	w.state = goesOn
 }
 
-// Held reports whether anything is to be called when the work ends or breaks off.
+// Held reports whether any function is to be called when the work ends.
 func (w *Work) Held() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.ends)+len(w.broken) > 0
+	return len(w.ends) > 0
 }
 
-// End ends the work. An err that is not nil is how it broke off. End gives back what is
-// held, in the order in which the policies returned, and then calls the functions of
-// OnBroken, all of them even if one panics. A second call, perhaps from one of these
-// functions, does what is left of that.
+// End ends the work. A non-nil err says how it broke off. End calls the functions that
+// wait for the end, in the order in which the policies returned, all of them even if one
+// panics. A second call, perhaps by one of these functions, calls those that are left.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.state != over {
 		w.state, w.err = over, err
 	}
-	f := w.next()
+	if len(w.ends) == 0 {
+		w.mu.Unlock()
+		return
+	}
+	f := w.ends[0]
+	w.ends = w.ends[1:]
 	w.mu.Unlock()
-	if f != nil {
-		defer w.End(nil)
-		f()
-	}
-}
-
-// next takes the next function that is to be called at the end; nil if there is none.
-// It runs under the lock.
-func (w *Work) next() func() {
-	if len(w.ends) > 0 {
-		f := w.ends[0]
-		w.ends = w.ends[1:]
-		return f
-	}
-	if w.err == nil || len(w.broken) == 0 {
-		return nil
-	}
-	f := w.broken[0]
-	w.broken = w.broken[1:]
-	return func() { f(w.err) }
+	defer w.End(nil)
+	f(w.err)
 }
 
 // A Limit is when a time-out ends work that goes on, and the cause that it gives. The
-// ctx of the time-out cannot tell: a policy further out may have canceled it by then.
+// ctx of the time-out cannot tell: a policy further out may have canceled it.
 type Limit struct {
 	At    time.Time
 	Cause error
 }
 
-// WithLimit returns ctx with a limit for the work that it belongs to. It returns ctx as
-// it is if there is no work, or an earlier limit.
-func WithLimit(ctx context.Context, at time.Time, cause error) context.Context {
-	if Of(ctx) == nil {
-		return ctx
+// LimitOf returns the earliest limit of the time-outs that ctx is under, or nil.
+func LimitOf(ctx context.Context) *Limit {
+	l, _ := ctx.Value(limitKey{}).(*Limit)
+	return l
+}
+
+// Timed calls fn with a ctx that ends after d with cause, and returns its error. It
+// holds the time-out for work that goes on. late reports whether fn failed and the limit
+// had passed; it is this very limit that counts, not another one further up.
+func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
+	at := time.Now().Add(d)
+	timed, cancel := context.WithDeadlineCause(ctx, at, cause)
+	work := Of(ctx)
+	inner := timed
+	if work != nil {
+		inner = withLimit(timed, at, cause)
 	}
+	err = work.Hold(inner, func(ctx context.Context) error {
+		err := fn(ctx)
+		late = err != nil && ended.By(timed, at, cause)
+		return err
+	}, cancel)
+	return late, err
+}
+
+// withLimit returns ctx with a limit, or as it is if it has an earlier one.
+func withLimit(ctx context.Context, at time.Time, cause error) context.Context {
 	if l := LimitOf(ctx); l != nil && l.At.Before(at) {
 		return ctx
 	}
 	return &limited{ctx, Limit{at, cause}}
-}
-
-// LimitOf returns the limit of ctx, or nil.
-func LimitOf(ctx context.Context) *Limit {
-	l, _ := ctx.Value(limitKey{}).(*Limit)
-	return l
 }
 
 type limited struct {

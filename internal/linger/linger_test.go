@@ -3,7 +3,9 @@ package linger_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -11,7 +13,10 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-var errBroke = errors.New("the body broke off")
+var (
+	errBroke   = errors.New("the body broke off")
+	errCrashed = errors.New("crashed")
+)
 
 // hold has f called at the end of work that goes on.
 func hold(t *testing.T, work *linger.Work, f func()) {
@@ -20,35 +25,54 @@ func hold(t *testing.T, work *linger.Work, f func()) {
 }
 
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
-	linger.Use()
 	work := linger.Of(t.Context())
 	require.Nil(t, work)
 	work.OnBroken(func(error) { t.Error("called") })
 	released := 0
 	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, func() { released++ }))
 	require.Equal(t, 1, released)
+	var ends []error
+	require.Equal(t, errBroke, work.Run(t.Context(), func(context.Context) error { return errBroke },
+		func(err error) { ends = append(ends, err) }, errCrashed))
+	require.Equal(t, []error{errBroke}, ends)
 }
 
-func TestReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
-	for name, c := range map[string]struct {
-		fn   func(*linger.Work) error
-		held bool
-	}{
-		"Succeeds":       {func(*linger.Work) error { return nil }, false},
-		"Fails":          {func(*linger.Work) error { return errBroke }, false},
-		"GoesOn":         {func(w *linger.Work) error { w.GoOn(); return nil }, true},
-		"GoesOnAndFails": {func(w *linger.Work) error { w.GoOn(); return errBroke }, false},
-		"Panics":         {func(w *linger.Work) error { w.GoOn(); panic(errBroke) }, false},
-	} {
+// ways are the ways in which the function of a policy can end.
+var ways = map[string]struct {
+	fn   func(*linger.Work) error
+	held bool  // until the work ends
+	end  error // what Run reports
+}{
+	"Succeeds":        {func(*linger.Work) error { return nil }, false, nil},
+	"Fails":           {func(*linger.Work) error { return errBroke }, false, errBroke},
+	"GoesOn":          {func(w *linger.Work) error { w.GoOn(); return nil }, true, errBroke},
+	"GoesOnAndFails":  {func(w *linger.Work) error { w.GoOn(); return errBroke }, false, errBroke},
+	"Panics":          {func(*linger.Work) error { panic(errBroke) }, false, errCrashed},
+	"GoesOnAndPanics": {func(w *linger.Work) error { w.GoOn(); panic(errBroke) }, false, errCrashed},
+	"Exits":           {func(*linger.Work) error { runtime.Goexit(); return nil }, false, errCrashed},
+}
+
+// apart runs f on a goroutine of its own, whose panic is lost.
+func apart(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { _ = recover() }()
+		f()
+	}()
+	<-done
+}
+
+func TestHoldReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
+	for name, c := range ways {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := linger.Begin(t.Context())
 			require.Same(t, work, linger.Of(ctx))
 			released := 0
-			func() {
-				defer func() { _ = recover() }()
+			apart(func() {
 				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
 					func() { released++ })
-			}()
+			})
 			require.Equal(t, c.held, work.Held())
 			require.Equal(t, c.held, released == 0)
 			work.End(errBroke)
@@ -57,7 +81,24 @@ func TestReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
 	}
 }
 
-func TestWhatIsHeldIsReleasedFromTheInsideOut(t *testing.T) {
+func TestRunReportsTheEndOnce(t *testing.T) {
+	for name, c := range ways {
+		t.Run(name, func(t *testing.T) {
+			ctx, work := linger.Begin(t.Context())
+			var ends []error
+			apart(func() {
+				_ = work.Run(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
+					func(err error) { ends = append(ends, err) }, errCrashed)
+			})
+			require.Equal(t, c.held, len(ends) == 0)
+			work.End(errBroke)
+			work.End(errBroke)
+			require.Equal(t, []error{c.end}, ends)
+		})
+	}
+}
+
+func TestEndReleasesFromTheInsideOut(t *testing.T) {
 	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	var ends []string
@@ -72,16 +113,16 @@ func TestWhatIsHeldIsReleasedFromTheInsideOut(t *testing.T) {
 	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
 }
 
-func TestOnBroken(t *testing.T) {
+func TestOnBrokenIsCalledOnlyForWorkThatBreaksOff(t *testing.T) {
 	for name, c := range map[string]struct {
 		goOn  bool
 		end   error
 		calls []string
 	}{
-		"BreaksOff":      {true, errBroke, []string{"slot", "inner", "outer"}},
-		"EndsWell":       {true, nil, []string{"slot"}},
-		"WasNotToGoOn":   {false, errBroke, []string{"slot"}},
-		"NorDidItGoWell": {false, nil, []string{"slot"}},
+		"BreaksOff":          {true, errBroke, []string{"slot", "inner", "outer"}},
+		"EndsWell":           {true, nil, []string{"slot"}},
+		"DoesNotGoOn":        {false, errBroke, []string{"slot"}},
+		"DoesNotGoOnAndEnds": {false, nil, []string{"slot"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, work := linger.Begin(t.Context())
@@ -89,11 +130,11 @@ func TestOnBroken(t *testing.T) {
 				work.GoOn()
 			}
 			var calls []string
+			hold(t, work, func() { calls = append(calls, "slot") })
 			for _, name := range []string{"inner", "outer"} {
 				work.OnBroken(func(err error) { require.Equal(t, errBroke, err); calls = append(calls, name) })
 				require.Equal(t, c.goOn, work.Held())
 			}
-			hold(t, work, func() { calls = append(calls, "slot") })
 			work.End(c.end)
 			work.End(errBroke)
 			require.Equal(t, c.calls, calls)
@@ -114,7 +155,7 @@ func TestEndFromWithinEndsTheRest(t *testing.T) {
 	require.Equal(t, []string{"outer", "broken", "inner"}, ends)
 }
 
-func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
+func TestCallsAfterTheInnermostBelongToNoWork(t *testing.T) {
 	ctx, work := linger.Begin(t.Context())
 	work.GoOn()
 	require.Nil(t, linger.Of(ctx), "a fallback, say")
@@ -122,7 +163,7 @@ func TestWhatComesAfterTheInnermostIsNotHeld(t *testing.T) {
 	require.Nil(t, linger.Of(ctx))
 }
 
-func TestPanicKeepsNothing(t *testing.T) {
+func TestPanicAtTheEndKeepsNothing(t *testing.T) {
 	_, work := linger.Begin(t.Context())
 	work.GoOn()
 	var ends []string
@@ -134,16 +175,77 @@ func TestPanicKeepsNothing(t *testing.T) {
 	require.Equal(t, []string{"first", "second", "third", "fourth"}, ends)
 }
 
+func TestTimedTellsItsOwnLimitFromOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		outer, inner time.Duration
+		late         string
+	}{
+		"Inner": {2 * time.Second, time.Second, "inner"},
+		"Outer": {time.Second, 2 * time.Second, "outer"},
+		"None":  {4 * time.Second, 4 * time.Second, ""},
+	} {
+		for _, within := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				if within {
+					ctx, _ = linger.Begin(ctx)
+				}
+				late := ""
+				outer, err := linger.Timed(ctx, c.outer, errors.New("outer"), func(ctx context.Context) error {
+					inner, err := linger.Timed(ctx, c.inner, errors.New("inner"), func(context.Context) error {
+						time.Sleep(min(c.inner, c.outer, 3*time.Second))
+						return errBroke
+					})
+					if inner {
+						late = "inner"
+					}
+					return err
+				})
+				if outer {
+					late = "outer"
+				}
+				require.Equal(t, errBroke, err)
+				require.Equal(t, c.late, late, name)
+			})
+		}
+	}
+}
+
 func TestTheEarliestLimitCounts(t *testing.T) {
-	ctx, work := linger.Begin(t.Context())
-	require.Nil(t, linger.LimitOf(ctx))
-	noon := time.Now()
-	outer := linger.WithLimit(ctx, noon, errBroke)
-	require.Equal(t, &linger.Limit{At: noon, Cause: errBroke}, linger.LimitOf(outer))
-	later := linger.WithLimit(outer, noon.Add(1), nil)
-	require.Equal(t, &linger.Limit{At: noon, Cause: errBroke}, linger.LimitOf(later))
-	earlier := linger.WithLimit(outer, noon.Add(-1), nil)
-	require.Equal(t, &linger.Limit{At: noon.Add(-1)}, linger.LimitOf(earlier))
-	require.Same(t, work, linger.Of(earlier))
-	require.Equal(t, t.Context(), linger.WithLimit(t.Context(), noon, errBroke), "there is no work")
+	synctest.Test(t, func(t *testing.T) {
+		limits := func(ctx context.Context, outer, inner time.Duration) (of *linger.Limit) {
+			_, _ = linger.Timed(ctx, outer, errBroke, func(ctx context.Context) error {
+				_, err := linger.Timed(ctx, inner, errCrashed, func(ctx context.Context) error {
+					of = linger.LimitOf(ctx)
+					return nil
+				})
+				return err
+			})
+			return of
+		}
+		now := time.Now()
+		ctx, _ := linger.Begin(t.Context())
+		require.Nil(t, linger.LimitOf(ctx))
+		require.Equal(t, &linger.Limit{At: now.Add(1), Cause: errBroke}, limits(ctx, 1, 2))
+		require.Equal(t, &linger.Limit{At: now.Add(1), Cause: errCrashed}, limits(ctx, 2, 1))
+		require.Nil(t, limits(t.Context(), 1, 2), "there is no work")
+	})
+}
+
+func TestTimedCoversWorkThatGoesOn(t *testing.T) {
+	for _, goesOn := range []bool{true, false} {
+		ctx, work := linger.Begin(t.Context())
+		var timed context.Context
+		_, err := linger.Timed(ctx, time.Minute, errBroke, func(ctx context.Context) error {
+			timed = ctx
+			if goesOn {
+				work.GoOn()
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, goesOn, timed.Err() == nil)
+		work.End(nil)
+		require.ErrorIs(t, timed.Err(), context.Canceled)
+	}
 }
