@@ -9,14 +9,13 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with the error of what it wraps, and
-// returns what fn returns: nil to answer in place of the failed call, err to leave
-// things as they are, or another error, to which err is joined unless it is already
-// in it.
+// Fallback returns a Middleware that calls fn with the error of a failed call, and returns
+// the result of fn: nil if fn has answered in place of the call, err to leave the error as
+// it is, or another error, to which err is joined unless it wraps err already.
 //
-// fn is also called, with the ctx and its cause, if ctx has already ended; what is
-// wrapped is then not called. A fallback is the outermost of a chain, so that it
-// answers for every way in which the rest can fail. Fallback panics if fn is nil.
+// If ctx has already ended, the Middleware makes no call and gives fn the end of ctx and
+// its cause. Put a fallback first in a chain, so that it answers for every way in which
+// the rest can fail. Fallback panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))
@@ -40,8 +39,8 @@ func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 }
 
 // contains reports whether err is tree or an error that tree wraps. errors.Is does not
-// find an error whose type is not comparable (such as a slice), and panics on one that
-// holds such a value in a field: those are compared by what they hold.
+// find an error whose type is not comparable (such as a slice), and panics on a comparable
+// type that holds such a value: contains compares these errors by their contents.
 func contains(tree, err error) bool {
 	if reflect.ValueOf(err).Comparable() {
 		return errors.Is(tree, err)

@@ -10,25 +10,25 @@
 //		return fetchUser(ctx, 42)
 //	})
 //
-// Each pattern is a package of its own and may be used without this one:
-// retry, breaker, bulkhead, throttle, cacheaside and saga, and resiliencehttp
-// for clients and servers that speak HTTP. They meet through the unnamed types
-// behind [Func] and [Middleware] and import neither each other nor this package.
+// Each pattern is a package of its own and may be used without this one: retry, breaker,
+// bulkhead, throttle, cacheaside and saga, and resiliencehttp for HTTP clients and
+// servers. The patterns import neither each other nor this package. They compose because
+// [Func] and [Middleware] are aliases of unnamed types.
 //
-// What every policy of this module promises:
+// Every policy of this module promises:
 //
 //   - It runs fn on the caller's goroutine and never after Do has returned.
 //   - It does not call fn for a context that has already ended.
-//   - A panic in fn, and runtime.Goexit, passes through unchanged; every permit,
-//     slot and count is given back on the way.
-//   - It never loses the error of the work: errors.Is finds both the cause and
-//     the reason for giving up.
+//   - A panic in fn passes through unchanged, and so does runtime.Goexit; the policy gives
+//     back every permit, slot and count.
+//   - It never loses the error of fn: errors.Is finds both that error and the reason for
+//     giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
 // # What errors say
 //
-// Each policy reads in an error what it says of the dependency, and all read it in the
-// same way. An error speaks by its methods, at any depth of its chain:
+// All policies read an error in the same way, by what it says about the dependency. An
+// error says it by methods, at any depth of its chain:
 //
 //	                      breaker            retry              adaptive limit  cache load  saga step
 //	nil                   success            end                success         kept        done
@@ -39,18 +39,19 @@
 //	                      that time
 //	anything else         failure            if Retryable()     [4]             failed      attempt
 //
-//	[1] unless it says Retryable() itself, as HTTP's 429 does
+//	[1] unless its Retryable() is true, as that of HTTP's 429 is
 //	[2] counts against Attempts, not against the Budget; an open circuit ends the retrying
-//	[3] a cancel; a deadline counts as a failure of a call that had run for Patience,
-//	    and as overload
+//	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
 //	[4] overload if it is a time-out or Throttled(), else no sample
 //
 // The first that applies decides: Refused, Answered, the end of the caller's ctx,
-// Retryable() false, RetryAfter. Of an error and what it wraps, the outermost that has
-// the method decides. Of joined errors every part is asked: the whole is refused only
-// if all parts are, and answered only if one is an answer and none failed. [Refused],
-// [Answered], [Retryable], [RetryAfter] and [Answer] are for policies of other origin;
-// docs/protocol.md has a row for each way in which a call can end.
+// Retryable() false, RetryAfter. Of an error and the errors that it wraps, the outermost
+// that has the method decides. Joined errors are refused only if all of them are, and
+// answered only if one is an answer and none failed.
+//
+// [Refused], [Answered], [Retryable], [RetryAfter] and [Answer] read and mark errors in
+// this way for policies of your own, and [AtEnd] holds a slot until a response has been
+// read. docs/protocol.md has a row for each way in which a call can end.
 //
 // The patterns are those of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/).
@@ -65,14 +66,14 @@ import (
 
 // Func is the unit of work that every pattern wraps.
 //
-// It is an alias of an unnamed type, as is [Middleware], so that a method value
-// such as retrier.Wrap is a Middleware without a conversion.
+// Func and [Middleware] are aliases of unnamed types, so that a method value such as
+// retrier.Wrap is a Middleware without a conversion.
 type Func = func(context.Context) error
 
 // Middleware returns a Func that runs next under a policy.
 type Middleware = func(next Func) Func
 
-// Policy is what a Retrier, a Breaker, a Bulkhead and a Limiter have in common.
+// Policy is the interface of a Retrier, a Breaker, a Bulkhead and a Limiter.
 type Policy interface {
 	// Do runs fn under the policy, on the caller's goroutine.
 	Do(ctx context.Context, fn Func) error
@@ -80,11 +81,11 @@ type Policy interface {
 	Wrap(next Func) Func
 }
 
-// Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is
-// a(b(fn)). A nil Middleware is left out; Chain() returns next as it is.
+// Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is a(b(fn)). A
+// nil Middleware is left out; Chain()(fn) is fn.
 //
-// The result wraps next anew each time that it is applied. Wrap a function that is
-// called often once, and keep it. Chain keeps a copy of mw.
+// Each application of the result wraps its argument anew. To save that work for a function
+// that is called often, wrap it once and keep the result. Chain keeps a copy of mw.
 func Chain(mw ...Middleware) Middleware {
 	mw = slices.Clone(mw)
 	return func(next Func) Func {
@@ -97,13 +98,12 @@ func Chain(mw ...Middleware) Middleware {
 	}
 }
 
-// Value runs fn under mw and returns its result; on error, the zero T. A nil mw
-// runs fn as it is. fn is not called with a ctx that has already ended.
+// Value runs fn under mw and returns its result; on error, the zero T. A nil mw runs fn as
+// it is. Value does not call fn with a ctx that has already ended.
 //
-// mw must call what it wraps on the caller's goroutine and not after it has
-// returned, as every policy of this module does; Value then has no race.
-// Where mw turns an error into success without a value ([Fallback]), the result
-// is the zero T and a nil error.
+// mw must call the Func that it wraps on the caller's goroutine and before it returns, as
+// every policy of this module does; otherwise Value has a race. If mw turns an error into
+// success, as [Fallback] may, Value returns the zero T and a nil error.
 func Value[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
 		mw = Chain()

@@ -9,12 +9,12 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// TimeoutError reports that a [Timeout] passed before its call had succeeded.
-// It is [context.DeadlineExceeded], and unwraps to what the call returned.
+// A TimeoutError reports that a [Timeout] passed before its call had succeeded. It matches
+// [context.DeadlineExceeded] and unwraps to the error of the call.
 type TimeoutError struct {
 	Name  string        // of the Timeout; empty if it has none
 	After time.Duration // the limit that passed
-	Err   error         // what the call returned; nil if that was no more than the cause of its ctx
+	Err   error         // of the call; nil if it returned the cause of its ctx
 }
 
 func (e *TimeoutError) Error() string {
@@ -34,20 +34,21 @@ func (e *TimeoutError) Unwrap() error { return e.Err }
 // Is reports whether target is [context.DeadlineExceeded].
 func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Timeout reports true, as [net.Error] has it.
+// Timeout returns true. It is the method of [net.Error].
 func (e *TimeoutError) Timeout() bool { return true }
 
-// Timeout returns a Middleware that gives each call d to finish: its ctx ends
-// after d, with a [*TimeoutError] as its cause.
+// Timeout returns a Middleware that limits each call to d: the ctx of the call ends after
+// d, with a [*TimeoutError] as its cause. Zero means no limit; Timeout panics if d is
+// negative.
 //
-// It waits for the call to return, so the call must heed its ctx: no goroutine is
-// left behind. An error that the call returns after the limit has passed is wrapped
-// in a *TimeoutError. Success that comes late is success, and the end of the caller's
-// own ctx is returned as it is. Within a resiliencehttp.Transport the call ends with
-// the body of its response. Zero means no limit; Timeout panics if d is negative.
+// The Middleware leaves no goroutine behind: it waits for the call to return, so the call
+// must heed its ctx. It wraps an error that the call returns after the limit in a
+// *TimeoutError. A late success is a success, and the end of the caller's own ctx is
+// returned as it is. Within a resiliencehttp.Transport the limit also covers the body of
+// the response.
 func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
 
-// NamedTimeout is [Timeout] with a name for its errors, which says what timed out.
+// NamedTimeout is [Timeout] with a name for its errors, which tells what timed out.
 func NamedTimeout(name string, d time.Duration) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))

@@ -6,23 +6,23 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 )
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. It
-// returns 0 and false if no [Retrier] repeats the operation. Of nested retriers it is
-// the number of the innermost one that retries.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. It returns 0
+// and false if no [Retrier] retries the operation. If retriers are nested, it is the
+// number of the innermost one that retries.
 //
-// Use it for what a server or a trace should know: a header, an attribute of a span.
+// Use it to tell a server or a trace: as a header, or as an attribute of a span.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a new operation begins: a [Retrier] that is called
-// with it retries, though another one further up is at work.
+// Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries,
+// even within an attempt of another Retrier.
 //
-// A loop that lives long, such as a queue's consumer, is often run under a Retrier
-// that begins it again when it fails. Each message is then an operation of its own,
-// and not a part of the attempt to run the loop: handle it with Fresh(ctx). The same
-// holds for work that goes on after its caller has left (context.WithoutCancel).
+// Consider a consumer of a queue that runs under a Retrier, which begins it again when it
+// fails. Each message is an operation of its own, not part of the attempt to run the
+// consumer: handle it with Fresh(ctx). The same holds for work that continues after its
+// caller has left (context.WithoutCancel).
 //
-// A mark of [Permanent] ends the operation that it is returned in, and is taken off
-// there. Mark the error again to end the retrying further up.
+// An error marked by [Permanent] ends the operation in which it is returned, and loses the
+// mark there. Mark it again to end the retrying further up.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
@@ -32,10 +32,10 @@ func Fresh(ctx context.Context) context.Context {
 
 var firstOfBackground = attempt.With(context.Background(), 1)
 
-// firstAttempt marks ctx as that of a first attempt.
+// firstAttempt marks ctx as the ctx of a first attempt.
 func firstAttempt(ctx context.Context) context.Context {
 	if ctx == context.Background() {
-		return firstOfBackground // without an allocation
+		return firstOfBackground // spares an allocation: see docs/decisions/retry.md
 	}
 	return attempt.With(ctx, 1)
 }

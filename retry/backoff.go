@@ -10,25 +10,25 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// The functions below return factories for Config.Backoff. A BackOff has state
-// and belongs to one call; a factory is safe to share. What a factory cannot
-// mean (a negative delay) is reported by [Config.Validate].
+// Constant waits d before each retry. It needs d >= 0.
 //
-// Constant, Linear, Doubling and Delays are exact. Exponential and Decorrelated are
-// random, as is what FullJitter makes of the exact ones. Many clients that fail
-// together and wait for exactly as long come back together.
-
-// Constant waits d before each retry. d is at least 0.
+// This and the following functions return factories for Config.Backoff: a BackOff has
+// state and belongs to one call, a factory may be shared. [Config.Validate] reports
+// arguments without meaning, such as a negative delay.
+//
+// Constant, [Linear], [Doubling] and [Delays] are exact. Clients that fail together and
+// wait for exactly the same time return together, so most programs want the random delays
+// of [Exponential], [Decorrelated] or [FullJitter].
 func Constant(d time.Duration) func() backoff.BackOff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
 	}
-	b := &constant{d} // without state: all calls share it
+	b := &constant{d} // has no state
 	return func() backoff.BackOff { return b }
 }
 
-// Linear waits first, then step longer before each retry, and at most longest. It
-// needs 0 <= first <= longest and step >= 0.
+// Linear waits first before the first retry, step longer before each further one, and at
+// most longest. It needs 0 <= first <= longest and step >= 0.
 func Linear(first, step, longest time.Duration) func() backoff.BackOff {
 	if first < 0 || step < 0 || longest < first {
 		return misused("Linear(%v, %v, %v)", "given 0 or more, and longest at least first", first, step, longest)
@@ -36,8 +36,9 @@ func Linear(first, step, longest time.Duration) func() backoff.BackOff {
 	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, next: first} }
 }
 
-// Doubling waits first, then twice as long before each retry, and at most longest.
-// It needs 0 < first <= longest. [Exponential] is the same with full jitter.
+// Doubling waits first before the first retry, twice as long before each further one, and
+// at most longest. It needs 0 < first <= longest. [Exponential] is the same with full
+// jitter.
 func Doubling(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
 		return misused("Doubling(%v, %v)", "given more than 0, and longest at least first", first, longest)
@@ -45,15 +46,15 @@ func Doubling(first, longest time.Duration) func() backoff.BackOff {
 	return doubling(first, longest)
 }
 
-// doubling lets the engine compute the delays without jitter: its RandomizationFactor
-// would exceed MaxInterval.
+// doubling has the engine compute the delays, without its jitter, which would exceed
+// MaxInterval.
 func doubling(first, longest time.Duration) func() backoff.BackOff {
 	return func() backoff.BackOff {
 		b := &backoff.ExponentialBackOff{
 			InitialInterval: first,
 			Multiplier:      2,
 			MaxInterval:     longest,
-			MaxElapsedTime:  0, // time limits are the retrier's
+			MaxElapsedTime:  0, // the Retrier has its own time limits
 			Stop:            backoff.Stop,
 			Clock:           backoff.SystemClock,
 		}
@@ -62,10 +63,10 @@ func doubling(first, longest time.Duration) func() backoff.BackOff {
 	}
 }
 
-// Exponential waits a random time between 0 and a bound that begins at first,
-// doubles with each retry, and stays at longest: full jitter, which of all kinds
-// makes the least work for a server that recovers (Brooker, "Exponential Backoff
-// And Jitter", AWS Architecture Blog, 2015). It needs 0 < first <= longest.
+// Exponential waits a random time between 0 and a bound that begins at first, doubles with
+// each retry, and stays at longest. This is full jitter, the kind that makes the least
+// work for a server that recovers (Brooker, "Exponential Backoff And Jitter", AWS
+// Architecture Blog, 2015). It needs 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
 		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
@@ -73,7 +74,7 @@ func Exponential(first, longest time.Duration) func() backoff.BackOff {
 	return FullJitter(doubling(first, longest))
 }
 
-// FullJitter waits a random time between 0 and each delay of delays, which is not
+// FullJitter waits a random time between 0 and each delay of delays, which must not be
 // nil.
 func FullJitter(delays func() backoff.BackOff) func() backoff.BackOff {
 	if delays == nil {
@@ -91,9 +92,9 @@ func FullJitter(delays func() backoff.BackOff) func() backoff.BackOff {
 	}
 }
 
-// Decorrelated waits a random time between first and three times the delay
-// before it, at most longest: decorrelated jitter, from the same source as
-// [Exponential]'s. It never waits less than first. It needs 0 < first <= longest.
+// Decorrelated waits a random time between first and three times the delay before it, and
+// at most longest. This is decorrelated jitter, from the same source as [Exponential]'s.
+// It needs 0 < first <= longest.
 func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
 	if first <= 0 || longest < first {
 		return misused("Decorrelated(%v, %v)", "given more than 0, and longest at least first", first, longest)
@@ -101,8 +102,8 @@ func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
 	return func() backoff.BackOff { return &decorrelated{first: first, longest: longest, last: first} }
 }
 
-// Immediately makes the first n retries without a wait and leaves the others to
-// then; a nil then is Exponential(100ms, 10s). n is at least 0.
+// Immediately makes the first n retries without a wait and takes the delays of the others
+// from then. A nil then means Exponential(100ms, 10s). It needs n >= 0.
 func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 	if n < 0 {
 		return misused("Immediately(%d, ...)", "given 0 or more", n)
@@ -122,9 +123,8 @@ func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 	}
 }
 
-// Delays waits each d in turn, without jitter, and then ends the retrying. Each
-// is at least 0. With it, Attempts is left at 0 or is one more than there are
-// delays.
+// Delays waits for each d in turn and then ends the retrying. It needs each d >= 0, and
+// Attempts must be 0, negative, or one more than the number of delays.
 func Delays(d ...time.Duration) func() backoff.BackOff {
 	for _, each := range d {
 		if each < 0 {
@@ -206,7 +206,7 @@ func (b *immediate) NextBackOff() time.Duration {
 
 func (b *immediate) retries() (int, bool) {
 	n, ok := retriesOf(b.then)
-	return b.n + min(n, math.MaxInt-1-b.n), ok // so that one more than that is an int
+	return b.n + min(n, math.MaxInt-1-b.n), ok // one more is still an int
 }
 
 type delays struct {
@@ -226,7 +226,7 @@ func (b *delays) NextBackOff() time.Duration {
 
 func (b *delays) retries() (int, bool) { return len(b.all), true }
 
-// retriesOf returns for how many retries b has delays. ok is false if b does not say.
+// retriesOf returns how many delays b has. ok is false if that is not known.
 func retriesOf(b backoff.BackOff) (n int, ok bool) {
 	if finite, ok := b.(interface{ retries() (int, bool) }); ok {
 		return finite.retries()
@@ -234,8 +234,8 @@ func retriesOf(b backoff.BackOff) (n int, ok bool) {
 	return 0, false
 }
 
-// misuse stands for a factory with arguments that mean nothing. Validate finds
-// it and says so; used anyway, it never retries.
+// A misuse is the BackOff of a factory whose arguments mean nothing. Validate reports it.
+// It never retries.
 type misuse struct{ what, want string }
 
 func misused(format, want string, args ...any) func() backoff.BackOff {

@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"cmp"
 	"math"
 	"sync/atomic"
 	"time"
@@ -10,30 +11,41 @@ import (
 
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
-	Ratio     float64 // retries for each call, at most 100; 0: 0.2; negative: none
-	PerSecond int     // retries a second on top of that; 0: 10; negative: none
+	// Ratio is how many retries each call earns, at most 100. Zero means 0.2; a
+	// negative number means none.
+	Ratio float64
+
+	// PerSecond is how many retries a second there may be besides, at most a million.
+	// Zero means 10; a negative number means none.
+	PerSecond int
 }
 
-// Validate reports what in c cannot mean anything.
+// Validate returns an error that names each field of c that cannot mean anything.
 func (c BudgetConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.BudgetConfig"}
-	f.Need(c.Ratio <= 100, "Ratio", c.Ratio, "at most 100, 0 (for 0.2), or negative (for none)") // NaN is not
+	f.Need(c.Ratio <= 100, "Ratio", c.Ratio, "at most 100, 0 (for 0.2), or negative (for none)") // false for NaN
 	f.Need(c.PerSecond <= 1e6, "PerSecond", c.PerSecond, "at most 1000000, 0 (for 10), or negative (for none)")
 	return f.Err()
 }
 
-// A Budget bounds retries to a fraction of calls, so that clients which retry
-// do not multiply the load on a dependency that is down. Share one among the
-// retriers of one dependency.
+func (c BudgetConfig) withDefaults() BudgetConfig {
+	c.Ratio = cmp.Or(c.Ratio, 0.2)
+	c.PerSecond = cmp.Or(c.PerSecond, 10)
+	return c
+}
+
+// A Budget limits retries to a fraction of the calls, so that clients that retry do not
+// multiply the load on a dependency that is down. Share one among the retriers of one
+// dependency.
 //
-// Over the last 10 seconds it allows Ratio retries for each call, and PerSecond
-// x 10 besides: a rare call may still be retried. A retry is charged before its
-// wait. It costs nothing in the end if it succeeds, or if it was never made.
+// Over the last 10 seconds it allows Ratio retries for each call, and 10 x PerSecond
+// retries besides, so that a rare call may be retried too. A retry is charged before its
+// wait. The charge is refunded if the retry succeeds or is not made.
 //
-// A Budget counts the attempts that reach the dependency: the first one of a call
-// counts as the call, each later one as a retry, and an attempt that a policy further
-// in refuses as neither. Of nested retriers, give it to one: each counts the call, and
-// would earn its retries again.
+// A Budget counts the attempts that reach the dependency: the first attempt of a call as
+// the call, each later one as a retry, and an attempt that a policy further in refuses as
+// neither. If retriers are nested, give the Budget to one of them: each counts the call,
+// and would earn its retries again.
 //
 // A Budget is safe for concurrent use and takes no lock.
 type Budget struct {
@@ -41,21 +53,21 @@ type Budget struct {
 	floor      int64 // PerSecond in a whole window
 	base       time.Time
 
-	// Rings of slots, each an epoch in the upper half and a count in the lower.
-	// A slot that is written in a new epoch begins from nothing.
+	// Rings of slots, each an epoch in the upper half and a count in the lower. A slot
+	// that is written in a new epoch starts at zero.
 	calls   [budgetSlots]atomic.Uint64
 	charged [budgetSlots]atomic.Uint64
-	// spent is never less than the sum of charged: it grows before its slot does
-	// and shrinks after, so that no interleaving lets more retries through.
-	spent   atomic.Int64
-	refused atomic.Int64
+	// spent is never less than the sum of charged: it grows before its slot does and
+	// shrinks after it, so that no interleaving allows more retries.
+	spent      atomic.Int64
+	overBudget atomic.Int64
 }
 
 const (
 	budgetWindow = 10 * time.Second
 	budgetSlot   = 500 * time.Millisecond
-	// The slot that is being filled is only part of one. Calls count while
-	// they are surely within the window, charges until they surely are not.
+	// The slot that is being filled is only part of one. Calls count while they are
+	// certainly within the window, charges until they certainly are not.
 	budgetSlots = int(budgetWindow/budgetSlot) + 1
 )
 
@@ -64,12 +76,7 @@ func NewBudget(cfg BudgetConfig) *Budget {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	if cfg.Ratio == 0 {
-		cfg.Ratio = 0.2
-	}
-	if cfg.PerSecond == 0 {
-		cfg.PerSecond = 10
-	}
+	cfg = cfg.withDefaults()
 	return &Budget{
 		perMillion: int64(math.Round(max(0, cfg.Ratio) * 1e6)),
 		floor:      int64(max(0, cfg.PerSecond)) * int64(budgetWindow/time.Second),
@@ -79,36 +86,36 @@ func NewBudget(cfg BudgetConfig) *Budget {
 
 // BudgetStats is a snapshot of a [Budget].
 type BudgetStats struct {
-	Called  int64 // calls in the last 10 seconds
-	Charged int64 // retries in the last 10 seconds that have not succeeded
-	Left    int64 // retries that would be allowed now
-	Refused int64 // retries refused since the beginning
+	Called     int64 // calls in the last 10 seconds
+	Charged    int64 // retries in the last 10 seconds that were not refunded
+	Left       int64 // retries that would be allowed now
+	OverBudget int64 // retries that were not allowed, since the Budget was made
 }
 
 // Stats returns the figures of b.
 func (b *Budget) Stats() BudgetStats {
 	now := b.epoch()
 	b.expire(now)
-	s := BudgetStats{Called: b.called(now), Charged: b.spent.Load(), Refused: b.refused.Load()}
+	s := BudgetStats{Called: b.called(now), Charged: b.spent.Load(), OverBudget: b.overBudget.Load()}
 	s.Left = max(0, b.allowed(s.Called)-s.Charged)
 	return s
 }
 
 func (b *Budget) allowed(calls int64) int64 { return b.floor + calls*b.perMillion/1e6 }
 
-// epoch returns the number of the slot that is being filled. The first is such
-// that a slot never written is long past.
+// epoch returns the number of the slot that is being filled. The first number is so high
+// that a slot never written has left the window.
 func (b *Budget) epoch() uint64 {
 	return uint64(max(0, time.Since(b.base))/budgetSlot) + uint64(budgetSlots)
 }
 
-// call counts a call, which earns Ratio of a retry. What it returns is for uncall.
+// call counts a call, which earns Ratio retries. Its result is the argument of uncall.
 func (b *Budget) call() (epoch uint64) {
 	now := b.epoch()
 	slot := &b.calls[now%uint64(budgetSlots)]
 	for {
 		w := slot.Load()
-		if w>>32 >= now { // later: the clock was read a whole window ago
+		if w>>32 >= now { // later, if this goroutine read the clock a whole window ago
 			return slot.Add(1) >> 32
 		}
 		if slot.CompareAndSwap(w, now<<32|1) {
@@ -117,7 +124,7 @@ func (b *Budget) call() (epoch uint64) {
 	}
 }
 
-// uncall takes back what call counted in an epoch, unless it is past.
+// uncall takes back a call counted in epoch, unless that has left the window.
 func (b *Budget) uncall(epoch uint64) { takeBack(&b.calls[epoch%uint64(budgetSlots)], epoch) }
 
 // called returns how many calls are in the window.
@@ -131,7 +138,8 @@ func (b *Budget) called(now uint64) int64 {
 	return n
 }
 
-// charge takes a retry out of the budget. What it returns is for refund.
+// charge takes a retry out of the budget, if there is one. epoch is the argument of
+// refund.
 func (b *Budget) charge() (epoch uint64, ok bool) {
 	now := b.epoch()
 	b.expire(now)
@@ -139,7 +147,7 @@ func (b *Budget) charge() (epoch uint64, ok bool) {
 	for {
 		spent := b.spent.Load()
 		if spent >= allowed {
-			b.refused.Add(1)
+			b.overBudget.Add(1)
 			return 0, false
 		}
 		if b.spent.CompareAndSwap(spent, spent+1) {
@@ -160,14 +168,14 @@ func (b *Budget) charge() (epoch uint64, ok bool) {
 	}
 }
 
-// refund gives back what charge took in an epoch, unless it is past.
+// refund gives back a retry charged in epoch, unless that has left the window.
 func (b *Budget) refund(epoch uint64) {
 	if takeBack(&b.charged[epoch%uint64(budgetSlots)], epoch) {
 		b.spent.Add(-1)
 	}
 }
 
-// takeBack lowers the count of slot by one, if it is still that of epoch.
+// takeBack lowers the count of slot by one, if the slot still counts epoch.
 func takeBack(slot *atomic.Uint64, epoch uint64) bool {
 	for {
 		w := slot.Load()

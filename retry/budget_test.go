@@ -31,7 +31,7 @@ func call(t *testing.T, b *retry.Budget, n int, then func(context.Context) error
 			require.ErrorIs(t, err, errDown)
 		}
 	}
-	return int(r.Stats().Refused)
+	return int(r.Stats().OverBudget)
 }
 
 func fail(context.Context) error { return errDown }
@@ -59,7 +59,7 @@ func TestBudgetAllowsAFractionOfTheCalls(t *testing.T) {
 				s := b.Stats()
 				require.Equal(t, int64(c.calls), s.Called)
 				require.Equal(t, int64(c.allows), s.Charged)
-				require.Equal(t, int64(c.calls-c.allows), s.Refused)
+				require.Equal(t, int64(c.calls-c.allows), s.OverBudget)
 			})
 		})
 	}
@@ -133,7 +133,7 @@ func TestBudgetSlides(t *testing.T) {
 		time.Sleep(1000 * time.Hour)
 		require.Equal(t, retry.BudgetStats{Left: 10}, b.Stats())
 		require.Equal(t, 5, call(t, b, 30, fail))
-		require.Equal(t, retry.BudgetStats{Called: 30, Charged: 25, Refused: 5}, b.Stats())
+		require.Equal(t, retry.BudgetStats{Called: 30, Charged: 25, OverBudget: 5}, b.Stats())
 	})
 }
 
@@ -202,7 +202,7 @@ func TestBudgetHoldsForEveryTenSeconds(t *testing.T) {
 		wg.Wait()
 		require.Greater(t, len(calls), 10_000)
 		require.Greater(t, len(charges), 2000)
-		require.Positive(t, b.Stats().Refused)
+		require.Positive(t, b.Stats().OverBudget)
 		within := func(times []time.Duration, end time.Duration) int {
 			first, _ := slices.BinarySearch(times, end-10*time.Second+1)
 			last, _ := slices.BinarySearch(times, end+1)
@@ -239,11 +239,11 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 		s := b.Stats()
 		require.Equal(t, int64(goroutines*each), s.Called)
 		require.LessOrEqual(t, s.Charged, int64(1000+goroutines*each/10))
-		require.Equal(t, refused.Load(), s.Refused)
+		require.Equal(t, refused.Load(), s.OverBudget)
 		require.Equal(t, 1000+goroutines*each/10-s.Charged, s.Left)
 
 		time.Sleep(time.Minute)
-		require.Equal(t, retry.BudgetStats{Left: 1000, Refused: s.Refused}, b.Stats(), "no charge is lost and none stays")
+		require.Equal(t, retry.BudgetStats{Left: 1000, OverBudget: s.OverBudget}, b.Stats(), "no charge is lost and none stays")
 	})
 }
 

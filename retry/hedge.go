@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,56 +18,63 @@ import (
 
 // HedgeConfig says when a [Hedger] makes another call. It may be shared.
 type HedgeConfig struct {
-	// Name appears in errors. It may be empty.
+	// Name appears in errors and events. It may be empty.
 	Name string
 
-	// Delay is how long a call may take before another is made beside it. It must
-	// be more than 0; about the 95th percentile of the latency is usual.
+	// Delay is how long a call may take before another is made beside it. It must be
+	// more than 0; the 95th percentile of the latency is usual.
 	Delay time.Duration
 
-	// Quantile, in (0, 1), takes the place of Delay once Latencies has seen 20
-	// calls: 0.95 makes another call beside the slowest twentieth. Zero means
-	// that Delay always counts.
-	Quantile  float64
-	Latencies *Latencies // of the first calls; shared by all hedges of one operation
+	// Quantile, in (0, 1), takes the place of Delay once Latencies has seen 20 calls: at
+	// 0.95, the slowest twentieth of the calls is hedged. Zero means that Delay always
+	// counts.
+	Quantile float64
 
-	// Max is how many calls there may be at most, the first included. Zero means
-	// 2; one, no hedging.
+	// Latencies remembers how long the first calls took. Share one among the hedges of
+	// one operation. Quantile needs it.
+	Latencies *Latencies
+
+	// Max is the most calls of fn for each call of Do, the first included. Zero means 2;
+	// 1 means no hedging.
 	Max int
 
-	// Budget limits the further calls to a fraction of the first ones. They are
-	// charged whether or not they succeed, unless they are refused. It should not be
-	// the Budget of a Retrier around the hedge: each call would count twice. Nil
-	// means no limit.
+	// Budget limits the further calls to a fraction of the first ones. A further call is
+	// charged whether or not it succeeds, unless a policy further in refuses it. Do not
+	// share the Budget of a Retrier around the Hedger, since each call would count
+	// twice. Nil means no limit.
 	Budget *Budget
 
-	// Discard is called with each value that is not returned, to close a body or
-	// give back a connection. It is called before Do returns and on its goroutine.
-	// A panic in it passes through, after it was called with the other values.
+	// Discard is called with each value that Do does not return, to close a body or to
+	// give back a connection. It is called before Do returns, on the goroutine of Do. A
+	// panic in it passes through after it was called with the other values.
 	//
-	// A value that needs this often lives no longer than its ctx does. So with
-	// Discard, the ctx of the call that won is not canceled when Do returns
-	// but ends with the ctx given to Do, which should not be one that lives as
-	// long as the program does.
+	// A value that needs Discard often lives no longer than its ctx. If Discard is set,
+	// Do does not cancel the ctx of the call that won; it ends with the ctx of Do. So do
+	// not call Do with a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
-// Validate reports what in c cannot mean anything.
+// Validate returns an error that names each field of c that cannot mean anything.
 func (c HedgeConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.HedgeConfig"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
-	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // NaN is neither
+	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // false for NaN
 	f.Need(c.Quantile == 0 || c.Latencies != nil, "Latencies", "nil", "set for Quantile")
 	f.Need(c.Max >= 0, "Max", c.Max, "0 (for 2) or more")
 	return f.Err()
 }
 
-// A Hedger makes calls that return a T, and another call beside one that takes too
-// long: the tail at scale (Dean and Barroso, "The Tail at Scale", Communications of
-// the ACM, 2013). It is safe for concurrent use.
+func (c HedgeConfig) withDefaults() HedgeConfig {
+	c.Max = cmp.Or(c.Max, 2)
+	return c
+}
+
+// A Hedger makes calls that return a T, and makes another call beside one that takes too
+// long (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013). It is
+// safe for concurrent use.
 type Hedger[T any] struct {
-	cfg  HedgeConfig
-	lost error // a lostError
+	cfg  HedgeConfig // with its defaults
+	lost error       // a lostError
 
 	called, hedged, won, failed, overBudget atomic.Int64
 }
@@ -77,14 +85,11 @@ func NewHedger[T any](cfg HedgeConfig) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	if cfg.Max == 0 {
-		cfg.Max = 2
-	}
-	return &Hedger[T]{cfg: cfg, lost: lostError(cfg.Name)}
+	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lostError(cfg.Name)}
 }
 
-// lostError is the cause of the ctx of calls that are not needed any more: the name of
-// their Hedger.
+// A lostError is the cause of the ctx of a call that has lost the race. It is the name of
+// the Hedger.
 type lostError string
 
 func (name lostError) Error() string {
@@ -95,10 +100,10 @@ func (name lostError) Error() string {
 type HedgeStats struct {
 	Called     int64         // calls of Do that called fn
 	Hedged     int64         // calls of fn that were made beside another
-	Won        int64         // calls of Do that returned the value of one of those
+	Won        int64         // calls of Do that returned the value of such a call
 	Failed     int64         // calls of Do that called fn and returned an error
-	OverBudget int64         // calls of fn that Budget refused
-	Delay      time.Duration // after which another call would be made now
+	OverBudget int64         // calls of fn that Budget did not allow
+	Delay      time.Duration // how long a call may take now before another is made
 }
 
 // Stats returns the figures of h.
@@ -116,33 +121,33 @@ func (h *Hedger[T]) Stats() HedgeStats {
 func (h *Hedger[T]) delay() time.Duration {
 	if h.cfg.Quantile > 0 {
 		if d, ok := h.cfg.Latencies.Quantile(h.cfg.Quantile); ok {
-			return d + 1 // a call that takes just as long is not slower
+			return d + 1 // a call that takes exactly as long is not slower
 		}
 	}
 	return h.cfg.Delay
 }
 
-// Hedge is [Hedger.Do] without a Hedger to keep and its figures. It panics if cfg is
-// not valid.
+// Hedge is [Hedger.Do] of a new Hedger, which keeps no figures. It panics if cfg is not
+// valid.
 func Hedge[T any](ctx context.Context, cfg HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
 	return NewHedger[T](cfg).Do(ctx, fn)
 }
 
-// Do calls fn and, if that takes longer than a delay, calls it again beside the
-// first. It returns the first success and cancels the ctx of the other calls.
+// Do calls fn and, if that takes longer than a delay, calls it again beside the first. It
+// returns the first success and cancels the ctx of the other calls.
 //
-// Hedge calls that may safely be made twice, also at the same time. The first is
-// made on the caller's goroutine, the others each on their own. Do returns when all
-// of them have, so that fn may use what belongs to the caller; fn must heed its ctx,
+// Hedge only what may safely be done twice, at the same time too. Do makes the first call
+// on the caller's goroutine and each other call on a goroutine of its own. It returns when
+// all of them have returned, so that fn may use the caller's data. fn must heed its ctx,
 // or nothing is gained.
 //
-// A failure is not a reason for another call. If all calls that were made have
-// failed, their errors are returned, joined if there are several; use a
-// [Retrier] around Do. Do does not call fn if ctx has already ended.
+// A failure is not a reason for another call: use a [Retrier] around Do. If all calls have
+// failed, Do returns their errors, joined if there are several. Do does not call fn if
+// ctx has already ended.
 //
-// A panic in any call, and runtime.Goexit, ends the others and goes on in the
-// goroutine of the caller: a panic of a further call as a [*PanicError], which has the
-// stack of that call.
+// If a call panics or ends its goroutine, the others are canceled, and the panic or exit
+// continues on the goroutine of the caller. The panic of a further call becomes a
+// [*PanicError], which has the stack of that call.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -182,22 +187,22 @@ type race[T any] struct {
 	fn    func(context.Context) (T, error)
 	after time.Duration
 
-	others   sync.WaitGroup // a timer that has not fired, or the call that it makes
-	returned bool           // the value: it is the caller's now
+	others   sync.WaitGroup // of a timer that has not fired, or of the call that it makes
+	returned bool           // Do returns the value
 
 	mu      sync.Mutex
 	timer   *time.Timer
-	cancels []context.CancelCauseFunc // of the calls made, in that order
+	cancels []context.CancelCauseFunc // of the calls, in the order in which they began
 	running int
-	over    bool // no other call may begin, and no success counts any more
-	winner  int  // the call that returned value; -1: none
+	over    bool // no other call may begin, and no other success counts
+	winner  int  // the index of the call that returned value, or -1
 	value   T
-	late    []T // of calls that succeeded too late
+	late    []T // values that came too late
 	errs    []error
-	crash   func() // goes on with the panic or the exit of a call
+	crash   func() // continues the panic or the exit of a call
 }
 
-// call makes one call, unless it is too late for it.
+// call makes one call, unless the race is over.
 func (r *race[T]) call() {
 	ctx, i, epoch, ok := r.begin()
 	if !ok {
@@ -223,9 +228,9 @@ func (r *race[T]) call() {
 	r.end(i, value, err)
 }
 
-// begin returns the ctx and the number of a call that is to be made, with the epoch in
-// which its budget was charged, and sets the timer for the one after it. The first call
-// is always made.
+// begin returns the ctx and the index of a call that is to be made, and the epoch in which
+// its budget was charged. It sets the timer for the next call. The first call is always
+// made.
 func (r *race[T]) begin() (ctx context.Context, i int, epoch uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -282,10 +287,10 @@ func (r *race[T]) callBeside() {
 	crashed = false
 }
 
-// A PanicError is what [Hedger.Do] panics with if a call panicked that was made
-// beside the first, on another goroutine.
+// A PanicError is the panic of [Hedger.Do] if a call on another goroutine than the
+// caller's panicked.
 type PanicError struct {
-	Value any    // what the call panicked with
+	Value any    // of the call's panic
 	Stack []byte // of the call's goroutine
 }
 
@@ -293,13 +298,13 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("retry: a hedged call panicked: %v\n\n%s", e.Value, e.Stack)
 }
 
-// Unwrap returns the value of the panic if it is an error.
+// Unwrap returns Value if it is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// end takes the outcome of call i.
+// end notes the outcome of call i.
 func (r *race[T]) end(i int, value T, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -319,8 +324,8 @@ func (r *race[T]) end(i int, value T, err error) {
 	}
 }
 
-// finish sees to it that no other call begins, and cancels those that run, but
-// not the winner's ctx if its value may need that. r.mu is held.
+// finish ends the race: it stops the timer and cancels the calls that run. It does not
+// cancel the winner's ctx if the value may need it. The caller holds r.mu.
 func (r *race[T]) finish(winner int) {
 	r.over = true
 	if r.timer != nil && r.timer.Stop() {
@@ -333,16 +338,16 @@ func (r *race[T]) finish(winner int) {
 	}
 }
 
-// tells reports whether the time that the first call took says how long such
-// calls take: it succeeded, or was still at it when another did.
+// tells reports whether the time of the first call counts as a latency: the call succeeded,
+// or still ran when another call did.
 func (r *race[T]) tells() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.winner >= 0
 }
 
-// clear waits for all calls and discards the values that are not returned, however
-// Do ends.
+// clear waits for all calls and discards the values that Do does not return, also if it
+// panics.
 func (r *race[T]) clear() {
 	r.others.Wait()
 	if r.winner >= 0 && !r.returned {
@@ -351,8 +356,7 @@ func (r *race[T]) clear() {
 	r.discard()
 }
 
-// discard gives the values that came too late to Discard: all of them, even if there
-// is a panic.
+// discard calls Discard with each value that came too late, even if it panics.
 func (r *race[T]) discard() {
 	if r.cfg.Discard == nil || len(r.late) == 0 {
 		return

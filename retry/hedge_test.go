@@ -594,6 +594,8 @@ func TestLatenciesAreSorted(t *testing.T) {
 			require.True(t, ok)
 			require.Equal(t, want, got)
 		}
+		_, ok := seen.Quantile(math.NaN())
+		require.False(t, ok)
 	})
 }
 
@@ -677,7 +679,7 @@ func TestHedgeUnderContention(t *testing.T) {
 		require.Equal(t, failed.Load(), s.Failed)
 		require.Positive(t, s.Won)
 		require.Less(t, s.Won, returned.Load())
-		require.Equal(t, budget.Stats().Refused, s.OverBudget)
+		require.Equal(t, budget.Stats().OverBudget, s.OverBudget)
 	})
 }
 

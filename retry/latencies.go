@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Latencies remembers how long the last 1000 calls took, for [HedgeConfig]. The
-// zero value is ready for use. It is safe for concurrent use.
+// Latencies remembers how long the last 1000 calls took, for [HedgeConfig]. The zero value
+// is ready to use. Latencies are safe for concurrent use.
 type Latencies struct {
 	mu     sync.Mutex
-	ring   []time.Duration // in the order in which they came
-	next   int             // the place in ring of the oldest
+	ring   []time.Duration // in the order of arrival
+	next   int             // the index in ring of the oldest
 	sorted []time.Duration // the same
 }
 
@@ -21,12 +21,12 @@ const (
 	leastLatencies = 20 // fewer say little
 )
 
-// Quantile returns the time that the fraction q, in (0, 1], of the calls took at
-// most. ok is false before there are 20 of them.
+// Quantile returns the time within which the fraction q, in (0, 1], of the calls ended.
+// ok is false before there are 20 calls, and if q is not a number.
 func (l *Latencies) Quantile(q float64) (d time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.sorted) < leastLatencies {
+	if len(l.sorted) < leastLatencies || math.IsNaN(q) {
 		return 0, false
 	}
 	i := int(math.Ceil(q*float64(len(l.sorted)))) - 1

@@ -248,7 +248,7 @@ func (s scenario) model() (outcome, bool) {
 			case retry.ErrExhausted:
 				o.stats.Exhausted++
 			case retry.ErrBudget:
-				o.stats.Refused++
+				o.stats.OverBudget++
 			}
 			history := s.history
 			if history == 0 {

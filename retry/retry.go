@@ -1,5 +1,4 @@
-// Package retry calls a function again while its error is worth another
-// attempt.
+// Package retry calls a function again while its error is worth another attempt.
 //
 //	retries := retry.New(retry.Config{
 //		Attempts: 4,
@@ -12,38 +11,40 @@
 //		return fetch(ctx, 42)
 //	})
 //
-// Retry what may safely be done twice: an attempt that failed may yet have taken
+// Retry only what may safely be done twice: an attempt that failed may still have taken
 // effect. Then these rules hold:
 //
-//   - By default delays are random and grow (full jitter): clients that failed
-//     together do not come back together.
-//   - A wait that could not end before the deadline of ctx is not begun. The error
-//     says both why no attempt followed and what the last one said: see [Error].
-//   - An error that another attempt cannot help ends the retrying and comes back
-//     as it is: see [Permanent] and [Retryable]. So does an answer, an error with a
-//     method Answered() bool that returns true: the dependency works, and its answer
-//     is no. An answer is retried only if it has a method Retryable() bool that
-//     returns true, as "too many requests" has.
+//   - By default delays are random and grow (full jitter), so that clients that failed
+//     together do not return together.
+//   - A wait that could not end before the deadline of ctx is not begun. The error says
+//     why no attempt followed and what the last one returned: see [Error].
+//   - An error that another attempt cannot help ends the retrying and is returned as it
+//     is: see [Permanent] and [Retryable]. So is an answer, an error with a method
+//     Answered() bool that returns true: the dependency works, and its answer is no. An
+//     answer is retried only if it has a method Retryable() bool that returns true, as
+//     "too many requests" has.
 //   - An error with a method RetryAfter() time.Duration sets the least delay.
-//   - A refusal, an error with a method Refused() bool that returns true, was not
-//     sent to the dependency: a bulkhead was full, say. It is waited out, and counts
-//     as an attempt, but costs no budget. An open breaker ends the retrying: see
-//     Config.MaxRetryAfter.
-//   - A [Budget] keeps retries to a fraction of the calls when a dependency is
-//     down, where retries make things worse.
-//   - Only the outermost of nested retriers retries: their attempts do not multiply.
-//     Its mark travels in the ctx that fn is given, so pass that on. A Retrier with
-//     one attempt sets no mark. A loop that lives long (a consumer of a queue) and
-//     has a Retrier around it handles each message with [Fresh], or no Retrier in it
-//     would retry.
+//   - A refusal is an error with a method Refused() bool that returns true: a bulkhead,
+//     say, was full, and nothing was sent to the dependency. A Retrier waits and tries
+//     again; the refusal counts as an attempt, but costs no budget. An open breaker ends
+//     the retrying: see Config.MaxRetryAfter.
+//   - A [Budget] limits retries to a fraction of the calls. Without one, retries
+//     multiply the load on a dependency that is down.
+//   - Of nested retriers only the outermost retries, so that their attempts do not
+//     multiply. It marks the ctx that fn is given, so pass that on. A Retrier with one
+//     attempt sets no mark.
+//
+// Consider a consumer of a queue that runs for days under a Retrier, which begins it
+// again when it fails. To the retriers in it, all of its work is one attempt of that
+// Retrier, and none of them would retry. The consumer handles each message with
+// [Fresh], which begins a new operation.
 //
 // A [Hedger] is for calls that are slow rather than failing.
 //
 // The pattern is Retry of the Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets
-// and nested retries see "Addressing Cascading Failures" in Site Reliability
-// Engineering (Beyer et al., 2016). Delays are computed by
-// github.com/cenkalti/backoff/v4.
+// (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and
+// nested retries see "Addressing Cascading Failures" in Site Reliability Engineering
+// (Beyer et al., 2016). Delays are computed by github.com/cenkalti/backoff/v4.
 package retry
 
 import (
@@ -60,173 +61,46 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// Config says when, how often and how long a [Retrier] retries.
-type Config struct {
-	// Name appears in errors and events. It may be empty.
-	Name string
-
-	// Attempts is how often fn is called at most, the first included; a call that a
-	// policy further in refuses counts. Zero means 3, or with [Delays] one more than
-	// there are delays; a negative number, no limit.
-	Attempts int
-
-	// MaxElapsed limits the time since the call of Do: a wait that would pass it
-	// is not begun. It does not end an attempt; AttemptTimeout does. Zero means
-	// no limit but the deadline of ctx.
-	MaxElapsed time.Duration
-
-	// AttemptTimeout is the time that each attempt's ctx leaves it. An attempt that
-	// fails when it has passed is retried like any other, and its error is
-	// context.DeadlineExceeded beside what fn returned. Within a
-	// resiliencehttp.Transport an attempt that succeeds ends with the body of its
-	// response. Zero means none.
-	AttemptTimeout time.Duration
-
-	// Backoff returns the delays of one call, from its first failure on: a new
-	// BackOff each time, since they have state. Any negative delay ends the
-	// retrying; a panic passes through. Nil means Exponential(100ms, 10s).
-	// Validate calls it once.
-	Backoff func() backoff.BackOff
-
-	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
-	// which is the Backoff's. Set it if the delay depends on the error or on ctx. A
-	// negative delay ends the retrying. The limits of any wait hold, and RetryAfter
-	// still sets the least. Nil means a.Delay.
-	Delay func(ctx context.Context, a Attempt) time.Duration
-
-	// MaxRetryAfter is the longest wait that an error may ask for by its RetryAfter
-	// method; an error that asks for more ends the retrying, since to come back
-	// sooner would be of no use. If MaxRetryAfter is set, a Retrier also waits for an
-	// open breaker (a refusal that is not retryable, but says when it will be) that
-	// asks for no more. Zero means a minute, and an open breaker ends the retrying.
-	MaxRetryAfter time.Duration
-
-	// If reports whether a failure is worth another attempt. It is asked once for
-	// each attempt that failed. It is not asked about a refusal or an answer, about
-	// an error marked by [Permanent], or once ctx has ended. Nil means [Retryable].
-	If func(error) bool
-
-	// Budget limits retries to a fraction of the calls. Share it among the
-	// retriers of one dependency. Nil means no such limit.
-	Budget *Budget
-
-	// Nested makes it retry even when a Retrier further up the stack already
-	// does, so that their attempts multiply. To begin an operation of its own within
-	// that of another Retrier, use [Fresh].
-	Nested bool
-
-	// History is how many errors an [Error] keeps: the last ones. Zero means 8.
-	History int
-
-	// OnRetry is called before each wait for another attempt, with the ctx of
-	// Do. It is not called when no attempt is to follow.
-	OnRetry func(context.Context, Attempt)
-
-	// OnGiveUp is called with the ctx of Do before Do returns an [*Error]. It is not
-	// called for an error that comes back as it is, since another attempt would not
-	// have helped.
-	OnGiveUp func(context.Context, *Error)
-}
-
-// An Attempt is one that failed, or was refused, and is to be followed by another.
-type Attempt struct {
-	Name     string
-	Number   int           // of the attempt that failed, from 1
-	Err      error         // what it returned
-	Delay    time.Duration // how long the wait for the next will be
-	Retrying time.Duration // the time since the first attempt failed
-}
-
-// Validate reports what in c cannot mean anything. It calls Backoff once.
-func (c Config) Validate() error {
-	_, err := c.resolve()
-	return err
-}
-
-// resolve returns c with its defaults in place, and what is wrong with it.
-func (c Config) resolve() (Config, error) {
-	f := invalid.Fields{Type: "retry.Config"}
-	f.Need(c.MaxElapsed >= 0, "MaxElapsed", c.MaxElapsed, "0 (for no limit) or more")
-	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
-	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
-	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
-	attempts := 3
-	if c.Backoff == nil {
-		c.Backoff = Exponential(defaultFirst, defaultLongest)
-	} else {
-		switch b := c.Backoff().(type) {
-		case nil:
-			f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
-		case *misuse:
-			f.Need(false, "Backoff", b.what, b.want)
-		default:
-			if retries, ok := retriesOf(b); ok {
-				attempts = retries + 1
-				f.Need(c.Attempts <= 0 || c.Attempts == attempts, "Attempts", c.Attempts,
-					fmt.Sprintf("0 or %d, one more than Backoff has delays", attempts))
-			}
-		}
-	}
-	switch {
-	case c.Attempts == 0:
-		c.Attempts = attempts
-	case c.Attempts < 0:
-		c.Attempts = math.MaxInt
-	}
-	if c.MaxRetryAfter == 0 {
-		c.MaxRetryAfter = time.Minute
-	}
-	if c.History == 0 {
-		c.History = 8
-	}
-	return c, f.Err()
-}
-
 // A Retrier calls functions again when they fail. It is safe for concurrent use.
 type Retrier struct {
-	cfg      Config
+	cfg      Config        // with its defaults
 	timedOut *timeoutError // the cause of an attempt's ctx that AttemptTimeout ended
-	waitsOut bool          // refusals that cannot be retried sooner, too
 
-	retried, recovered, failed, exhausted, refused atomic.Int64
+	retried, recovered, failed, exhausted, overBudget atomic.Int64
 }
 
 // New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
 func New(cfg Config) *Retrier {
-	waitsOut := cfg.MaxRetryAfter > 0
-	cfg, err := cfg.resolve()
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
 	return &Retrier{
-		cfg:      cfg,
+		cfg:      cfg.withDefaults(),
 		timedOut: &timeoutError{name: cfg.Name, after: cfg.AttemptTimeout},
-		waitsOut: waitsOut,
 	}
 }
 
 // Stats is a snapshot of what a [Retrier] has done since it was made. Calls that
 // succeeded at once are not counted; they cost nothing.
 type Stats struct {
-	Retried   int64 // attempts that followed another
-	Recovered int64 // calls that succeeded by a retry
-	Failed    int64 // calls that returned an error
-	Exhausted int64 // those of them whose reason was ErrExhausted
-	Refused   int64 // those of them whose reason was ErrBudget
+	Retried    int64 // attempts that followed another
+	Recovered  int64 // calls that succeeded by a retry
+	Failed     int64 // calls that returned an error
+	Exhausted  int64 // those of them whose reason was ErrExhausted
+	OverBudget int64 // those of them whose reason was ErrBudget
 }
 
 // Stats returns the figures of r.
 func (r *Retrier) Stats() Stats {
 	return Stats{
-		Retried:   r.retried.Load(),
-		Recovered: r.recovered.Load(),
-		Failed:    r.failed.Load(),
-		Exhausted: r.exhausted.Load(),
-		Refused:   r.refused.Load(),
+		Retried:    r.retried.Load(),
+		Recovered:  r.recovered.Load(),
+		Failed:     r.failed.Load(),
+		Exhausted:  r.exhausted.Load(),
+		OverBudget: r.overBudget.Load(),
 	}
 }
 
@@ -235,21 +109,21 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until it succeeds, until its error is not worth another attempt,
-// or until there is a reason to give up.
+// Do calls fn until it succeeds, until its error is not worth another attempt, or until
+// there is a reason to give up.
 //
-// It returns nil; or fn's error as it is, if another attempt would not help; or
-// an [*Error] with fn's last error and the reason for giving up, which may be that
-// a policy further in, such as an open breaker, refused to make another. It does not
-// call fn if ctx has already ended.
+// It returns nil; the error of fn as it is, if another attempt would not help; or an
+// [*Error] with the last error of fn and the reason for giving up. The reason may be that
+// a policy further in, such as an open breaker, refused another attempt. Do does not call
+// fn if ctx has already ended.
 //
-// fn is called on the caller's goroutine, with a ctx from which [AttemptFrom]
-// tells the number of the attempt. Under a Retrier that already retries, fn is
-// called once and its error is returned as it is (but see Config.Nested and [Fresh]).
+// Do calls fn on the caller's goroutine, with a ctx from which [AttemptFrom] returns the
+// number of the attempt. Within an attempt of another Retrier, Do calls fn once and
+// returns its error as it is (but see Config.Nested and [Fresh]).
 //
-// Success at once takes no look at the clock, unless MaxElapsed, AttemptTimeout
-// or Budget needs one. It allocates nothing under context.Background; the mark of
-// any other ctx is one allocation.
+// A call that succeeds at once reads no clock, unless MaxElapsed, AttemptTimeout or Budget
+// needs it. Under context.Background it allocates nothing; the mark of any other ctx is
+// one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -258,7 +132,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	if nested && !r.cfg.Nested {
 		err := r.attempt(ctx, fn)
 		if !behavior.IsRefused(err) {
-			r.sent(outer)
+			r.earn(outer)
 		}
 		if err != nil {
 			r.failed.Add(1)
@@ -270,19 +144,19 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		start = time.Now()
 	}
 	first := ctx
-	if r.cfg.Attempts > 1 {
+	if r.cfg.Attempts != 1 {
 		first = firstAttempt(ctx)
 	}
-	err := r.attempt(first, fn)
-	if err != nil {
+	if err := r.attempt(first, fn); err != nil {
 		return r.retry(ctx, fn, err, start, outer)
 	}
-	r.sent(outer)
+	r.earn(outer)
 	return nil
 }
 
-// sent counts a call of the dependency. What an outer Retrier repeats is no new call.
-func (r *Retrier) sent(outer int) {
+// earn counts a call that reached the dependency, which earns budget for retries. A call
+// in an attempt of another Retrier counts in the first of them only.
+func (r *Retrier) earn(outer int) {
 	if r.cfg.Budget != nil && outer <= 1 {
 		r.cfg.Budget.call()
 	}
@@ -300,15 +174,15 @@ func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) e
 	return err
 }
 
-// retry goes on with a call whose first attempt returned err, under the attempt with
-// the number outer of another Retrier, or 0.
+// retry continues a call whose first attempt returned err. outer is the number of the
+// attempt of another Retrier that the call is part of, or 0.
 func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err error, start time.Time, outer int) error {
 	c := call{Retrier: r, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
 	defer c.end()
 	for n := 1; ; n++ {
 		end := behavior.Read(err)
 		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			r.sent(outer) // the first attempt that was made
+			r.earn(outer) // the first attempt that was made
 		}
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
@@ -316,7 +190,7 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 		switch {
 		case isPermanent(err, end):
 			if outer > 0 {
-				return c.fail(err) // the outermost takes the mark off
+				return c.fail(err) // the outermost Retrier takes the mark off
 			}
 			return c.fail(unmarked(err))
 		case end.Kind == behavior.Answered && !end.Retryable:
@@ -331,12 +205,12 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 			if c.kind == behavior.Refused {
 				return c.fail(err)
 			}
-			return c.giveUp(n-1, err) // what ends the retrying is not what went wrong
+			return c.giveUp(n-1, err) // the refusal is the reason, not what went wrong
 		case end.Kind == behavior.Failed && !r.worth(err, end):
 			return c.fail(err)
 		}
 		c.remember(err, end.Kind)
-		if n >= r.cfg.Attempts {
+		if r.cfg.Attempts > 0 && n >= r.cfg.Attempts {
 			return c.giveUp(n, ErrExhausted)
 		}
 		delay, reason := c.next(n, err, end.RetryAfter)
@@ -353,7 +227,7 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 		c.unspent = false
 		if err = r.attempt(attempt.With(ctx, n+1), fn); err == nil {
 			if c.kind == behavior.Refused {
-				r.sent(outer)
+				r.earn(outer)
 			}
 			if c.charged {
 				c.refund()
@@ -366,7 +240,7 @@ func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err
 
 // waits reports whether another attempt follows a refusal.
 func (r *Retrier) waits(end behavior.End) bool {
-	return end.Retryable || r.waitsOut && end.RetryAfter > 0 && end.RetryAfter <= r.cfg.MaxRetryAfter
+	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= r.cfg.MaxRetryAfter
 }
 
 // worth reports whether another attempt follows a failure.
@@ -377,7 +251,7 @@ func (r *Retrier) worth(err error, end behavior.End) bool {
 	return r.cfg.If(err)
 }
 
-// A call is what Do keeps of one that has failed at least once.
+// A call is the state of a call of Do whose first attempt failed.
 type call struct {
 	*Retrier
 	ctx      context.Context
@@ -386,18 +260,18 @@ type call struct {
 	delays   backoff.BackOff
 	timer    *time.Timer
 
-	charge  uint64 // what refund wants for the last retry
+	charge  uint64 // the argument of Budget.refund for the last retry
 	charged bool   // the last retry was charged
-	unspent bool   // it was charged but is not made yet
+	unspent bool   // it was charged, but is not made yet
 
-	kind    behavior.Kind // what all attempts say together: Failed before Answered before Refused
-	decides error         // the last error that says so
-	earlier bool          // another has followed it
+	kind    behavior.Kind // of all attempts together: Failed before Answered before Refused
+	decides error         // the last error of that kind
+	earlier bool          // another error has followed it
 	errs    []error
 	buffer  [8]error
 }
 
-// end gives back what the call holds, however it ends.
+// end gives back what the call holds, whether it returns or panics.
 func (c *call) end() {
 	if c.unspent {
 		c.refund()
@@ -422,7 +296,7 @@ func (c *call) giveUp(attempts int, reason error) error {
 	case errors.Is(reason, ErrExhausted):
 		c.exhausted.Add(1)
 	case errors.Is(reason, ErrBudget):
-		c.refused.Add(1)
+		c.overBudget.Add(1)
 	}
 	c.failed.Add(1)
 	e := &Error{
@@ -442,7 +316,7 @@ func (c *call) giveUp(attempts int, reason error) error {
 	return e
 }
 
-// remember keeps err and as many of those before it as History allows.
+// remember keeps err and as many of the errors before it as History allows.
 func (c *call) remember(err error, kind behavior.Kind) {
 	if c.errs == nil {
 		c.errs = c.buffer[:0]
@@ -460,15 +334,15 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	}
 }
 
-// next returns how long to wait for another attempt after the nth, which returned an
-// err that asks for a wait of after, or why there should be none. It charges the
-// budget for an attempt that may be made.
+// next returns how long to wait for another attempt after the nth, which returned an err
+// that asks for a wait of after, or the reason why no attempt follows. It charges the
+// budget for the attempt.
 func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, reason error) {
 	if c.delays == nil {
 		if c.delays = c.cfg.Backoff(); c.delays == nil {
 			return 0, errNoBackOff
 		}
-		c.delays.Reset() // which the engine asks for before first use
+		c.delays.Reset() // the engine asks for it before first use
 	}
 	delay = c.delays.NextBackOff()
 	if delay >= 0 && c.cfg.Delay != nil {
@@ -477,10 +351,10 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	if delay < 0 {
 		return 0, ErrExhausted
 	}
-	if after > c.cfg.MaxRetryAfter {
-		return 0, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, c.cfg.MaxRetryAfter))
+	if longest := c.cfg.maxRetryAfter(); after > longest {
+		return 0, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
 	} else if after > 0 {
-		// Later than asked, never sooner, and not all at the same time.
+		// Later than asked, never sooner, and at a random time.
 		delay = max(delay, after+fullJitter(min(after/10, math.MaxInt64-after)))
 	}
 	if c.cfg.MaxElapsed > 0 && delay >= c.cfg.MaxElapsed-time.Since(c.start) {
@@ -502,7 +376,7 @@ func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
 	return Attempt{Name: c.cfg.Name, Number: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt)}
 }
 
-// wait returns after d, or at once with false if ctx ends before.
+// wait returns after d, or with false as soon as ctx ends.
 func (c *call) wait(d time.Duration) bool {
 	if d > 0 {
 		if c.timer == nil {

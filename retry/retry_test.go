@@ -910,7 +910,7 @@ func TestStatsCountWhatWasNotSuccessAtOnce(t *testing.T) {
 	for range 4 {
 		do(3, errDown)
 	}
-	require.Equal(t, retry.Stats{Retried: 11, Recovered: 1, Failed: 6, Exhausted: 4, Refused: 1}, r.Stats())
+	require.Equal(t, retry.Stats{Retried: 11, Recovered: 1, Failed: 6, Exhausted: 4, OverBudget: 1}, r.Stats())
 }
 
 func TestPanicAndExitPassThrough(t *testing.T) {

@@ -1,20 +1,20 @@
-// Package attempt marks the ctx of an operation that somebody retries, so that of
-// nested retriers only the outermost retries.
+// Package attempt marks the ctx of an operation that a retrier retries, so that of nested
+// retriers only the outermost retries.
 package attempt
 
 import "context"
 
-// Key is the key of the number of the attempt, an int, among the values of a ctx.
+// Key is the key of the attempt's number, an int, among the values of a ctx.
 type Key struct{}
 
-// With returns ctx marked as that of the nth attempt, from 1. Zero begins a new
-// operation: nobody retries it yet.
+// With returns ctx marked as the ctx of the nth attempt, from 1. Zero begins a new
+// operation, which no retrier retries yet.
 func With(ctx context.Context, n int) context.Context {
 	return context.WithValue(ctx, Key{}, n)
 }
 
-// From returns the number of the attempt that ctx belongs to. It is 0, and ok is
-// false, if nobody retries the operation.
+// From returns the number of the attempt that ctx belongs to. It returns 0 and false if no
+// retrier retries the operation.
 func From(ctx context.Context) (n int, ok bool) {
 	n, _ = ctx.Value(Key{}).(int)
 	return n, n > 0

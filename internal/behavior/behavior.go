@@ -1,8 +1,7 @@
-// Package behavior reads what an error says about the call that returned it. Every
-// package of this module reads errors here and nowhere else, so that no pattern
-// misreads what another one says.
+// Package behavior reads what an error says about the call that returned it. Every package
+// of this module reads errors here and nowhere else, so that all patterns read them alike.
 //
-// An error says what it means by methods, at any depth of its chain:
+// An error says it by methods, at any depth of its chain:
 //
 //	Refused() bool             true: this module did not make the call
 //	Answered() bool            true: the dependency worked, and its answer is no
@@ -10,18 +9,18 @@
 //	RetryAfter() time.Duration > 0: another attempt cannot help sooner
 //	Throttled() bool           true: the dependency refused the call to shed load
 //
-// Of an error and what it wraps, the outermost that has a method decides. Of errors
-// that are joined (an error with Unwrap() []error), every part is asked:
+// Of an error and the errors that it wraps, the outermost that has a method decides. Of
+// joined errors (an error with Unwrap() []error), every part counts:
 //
 //   - The whole is refused only if all parts are, and answered only if a part is
-//     answered and no part failed. Anything else has failed.
+//     answered and no part failed. Otherwise it has failed.
 //   - One part that is not refused and not retryable makes the whole not retryable.
-//     Refused parts decide only where all parts are refused; then one that is
-//     retryable is enough.
+//     Refused parts count only if all parts are refused; then one retryable part is
+//     enough.
 //   - The longest RetryAfter counts, and one Throttled part is enough.
 //
-// What an error says of its call comes before what it says of the next one:
-// Refused, Answered, the end of the caller's ctx, Retryable, RetryAfter.
+// The first that applies decides: Refused, Answered, the end of the caller's ctx,
+// Retryable, RetryAfter.
 package behavior
 
 import (
@@ -38,7 +37,7 @@ const (
 	Done     Kind = iota // the call succeeded
 	Answered             // the dependency worked, and its answer is no
 	Refused              // the call was not made
-	Canceled             // the caller's ctx was canceled; the call says nothing
+	Canceled             // the caller's ctx was canceled; this says nothing
 	Overran              // the deadline of the caller's ctx passed
 	Failed               // the dependency failed, or cannot be told from one that did
 )
@@ -46,19 +45,19 @@ const (
 // An End is what the end of a call says.
 type End struct {
 	Kind Kind
-	// Retryable is whether another attempt may help: false for Done, and for an
-	// answer that does not itself say that it is retryable.
+	// Retryable is whether another attempt may help. It is false for Done, and for an
+	// answer unless its method Retryable returns true.
 	Retryable bool
-	// RetryAfter is the least time until another attempt, 0 if there is none.
+	// RetryAfter is the least time until another attempt, or 0.
 	RetryAfter time.Duration
-	// FailedAfter is the RetryAfter of the parts that have failed: what the
-	// dependency asked for, without what policies of this module estimate.
+	// FailedAfter is the RetryAfter of the parts that have failed: the dependency asked
+	// for it. It leaves out the estimates of policies of this module.
 	FailedAfter time.Duration
 	// Throttled is whether the dependency refused the call to shed load.
 	Throttled bool
 }
 
-// Read returns what err says, whatever became of the caller. A nil err is Done.
+// Read returns what err says, without regard to the caller's ctx. A nil err is Done.
 func Read(err error) End {
 	if err == nil {
 		return End{}
@@ -73,10 +72,10 @@ func Read(err error) End {
 	}
 }
 
-// ReadUnder returns what err says of a call that was made under ctx. If ctx has
-// ended, an err that is neither refused nor an answer is the end of ctx. The deadline
-// counts from the moment that it passes: a connection that has the same deadline often
-// returns before ctx is canceled.
+// ReadUnder returns what err says about a call made under ctx. If ctx has ended, an err that
+// is neither refused nor an answer is the end of ctx. The deadline of ctx counts from the
+// moment that it passes: a connection that has the same deadline often returns before ctx
+// is canceled.
 func ReadUnder(ctx context.Context, err error) End {
 	end := Read(err)
 	if end.Kind == Failed {
@@ -97,7 +96,7 @@ func ReadUnder(ctx context.Context, err error) End {
 // IsRefused reports whether the call that returned err was not made.
 func IsRefused(err error) bool { return Read(err).Kind == Refused }
 
-// IsAnswered reports whether err is an answer of a dependency that worked.
+// IsAnswered reports whether err is an answer of a dependency that works.
 func IsAnswered(err error) bool { return Read(err).Kind == Answered }
 
 // IsTimeout reports whether err is a time-out: context.DeadlineExceeded, or an error
@@ -119,7 +118,7 @@ func saysTimeout(err error) bool {
 	return false
 }
 
-// A said is a word on whether another attempt may help.
+// A said is an answer to whether another attempt may help.
 type said uint8
 
 const (
@@ -128,7 +127,7 @@ const (
 	no
 )
 
-// A part is what an error of a chain says for itself and for what it wraps.
+// A part is what an error of a chain says together with the errors that it wraps.
 type part struct {
 	kind               Kind // Answered, Refused or Failed
 	retry              said
@@ -136,8 +135,8 @@ type part struct {
 	throttled          bool
 }
 
-// read returns what err says. What err wraps speaks first; then err itself, so that
-// the outermost word stands.
+// read returns what err says. It asks the errors that err wraps first and then err, so that
+// the outermost decides.
 func read(err error) part {
 	p := part{kind: Failed}
 	switch e := err.(type) {
@@ -186,7 +185,7 @@ func read(err error) part {
 // join returns what errors that are joined say together.
 func join(errs []error) part {
 	whole := part{kind: Refused}
-	var made, refused said // what the parts say that were made, and those that were not
+	var made, refused said // of the parts that were made, and of those that were refused
 	parts := 0
 	for _, err := range errs {
 		if err == nil {

@@ -1,0 +1,138 @@
+package retry
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says when, how often and for how long a [Retrier] retries.
+type Config struct {
+	// Name appears in errors and events. It may be empty.
+	Name string
+
+	// Attempts is the most often that a call runs fn, the first attempt included. An
+	// attempt that a policy further in refuses counts. Zero means 3, or one more than
+	// the number of [Delays]; a negative number means no limit.
+	Attempts int
+
+	// MaxElapsed limits the time since the call of Do began: a wait that would pass it
+	// is not begun. It does not end an attempt; AttemptTimeout does. Zero means no
+	// limit but the deadline of ctx.
+	MaxElapsed time.Duration
+
+	// AttemptTimeout is how long each attempt may take: its ctx ends after that time.
+	// An attempt that fails because of it is retried like any other, and its error is
+	// context.DeadlineExceeded as well as what fn returned. Within a
+	// resiliencehttp.Transport it also covers the body of the response. Zero means
+	// none.
+	AttemptTimeout time.Duration
+
+	// Backoff returns the delays of one call: a new BackOff each time, since a BackOff
+	// has state. It is called when the first attempt of a call has failed, and once or
+	// twice by Validate, New and Update. A negative delay ends the retrying; a panic
+	// passes through. Nil means Exponential(100ms, 10s).
+	Backoff func() backoff.BackOff
+
+	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
+	// which comes from Backoff. Set it if the delay depends on the error or on ctx. A
+	// negative delay ends the retrying. RetryAfter of the error still sets the least
+	// delay, and the limits of any wait hold. Nil means a.Delay.
+	Delay func(ctx context.Context, a Attempt) time.Duration
+
+	// MaxRetryAfter is the longest wait that an error may ask for by its method
+	// RetryAfter. An error that asks for more ends the retrying, since an earlier
+	// attempt would be of no use.
+	//
+	// If MaxRetryAfter is set, a Retrier also waits for an open breaker (a refusal that
+	// is not retryable, but says when it will be) that asks for no more than this. Zero
+	// means a minute, and that an open breaker ends the retrying.
+	MaxRetryAfter time.Duration
+
+	// If reports whether a failure is worth another attempt. It is asked once for each
+	// attempt that failed; it is not asked about a refusal, an answer or an error
+	// marked by [Permanent], nor once ctx has ended. Nil means [Retryable].
+	If func(error) bool
+
+	// Budget limits retries to a fraction of the calls. Share one among the retriers of
+	// one dependency. Nil means no such limit.
+	Budget *Budget
+
+	// Nested makes the Retrier retry even within an attempt of another Retrier, so that
+	// their attempts multiply. To begin an operation of its own within an attempt, use
+	// [Fresh].
+	Nested bool
+
+	// History is how many errors an [Error] keeps: the last ones. Zero means 8.
+	History int
+
+	// OnRetry is called before each wait for another attempt, with the ctx of Do. It is
+	// not called when no attempt is to follow.
+	OnRetry func(context.Context, Attempt)
+
+	// OnGiveUp is called with the ctx of Do before Do returns an [*Error]. It is not
+	// called when Do returns the error of fn as it is.
+	OnGiveUp func(context.Context, *Error)
+}
+
+// An Attempt is one that failed, or was refused, and is to be followed by another.
+type Attempt struct {
+	Name     string        // of the Retrier
+	Number   int           // of the attempt that failed, from 1
+	Err      error         // the error of the attempt
+	Delay    time.Duration // the wait before the next attempt
+	Retrying time.Duration // the time since the first attempt failed
+}
+
+const (
+	defaultAttempts = 3
+	defaultHistory  = 8
+)
+
+// Validate returns an error that names each field of c that cannot mean anything.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "retry.Config"}
+	f.Need(c.MaxElapsed >= 0, "MaxElapsed", c.MaxElapsed, "0 (for no limit) or more")
+	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
+	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
+	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
+	if c.Backoff == nil {
+		return f.Err()
+	}
+	switch b := c.Backoff().(type) {
+	case nil:
+		f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
+	case *misuse:
+		f.Need(false, "Backoff", b.what, b.want)
+	default:
+		if n, ok := retriesOf(b); ok {
+			f.Need(c.Attempts <= 0 || c.Attempts == n+1, "Attempts", c.Attempts,
+				fmt.Sprintf("0 or %d, one more than Backoff has delays", n+1))
+		}
+	}
+	return f.Err()
+}
+
+// withDefaults returns c, which is valid, with its defaults filled in. MaxRetryAfter
+// stays zero, which says more than a minute does.
+func (c Config) withDefaults() Config {
+	if c.Backoff == nil {
+		c.Backoff = Exponential(defaultFirst, defaultLongest)
+	}
+	if c.Attempts == 0 {
+		c.Attempts = defaultAttempts
+		if n, ok := retriesOf(c.Backoff()); ok {
+			c.Attempts = n + 1
+		}
+	}
+	c.History = cmp.Or(c.History, defaultHistory)
+	return c
+}
+
+// maxRetryAfter returns the longest wait that an error may ask for.
+func (c *Config) maxRetryAfter() time.Duration { return cmp.Or(c.MaxRetryAfter, time.Minute) }
