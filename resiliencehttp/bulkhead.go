@@ -7,19 +7,18 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// Bulkhead returns middleware that serves at most as many requests at once as b
-// has slots. One that gets none, at once or within the time that b lets it wait,
-// gets 503 with Retry-After and a problem document of type
-// temporary-reduced-capacity. Nothing is written for a client that has gone, and
-// its wait ends with it.
+// Bulkhead returns middleware that serves each request in a slot of b. A request that gets
+// no slot within the MaxWait of b gets 503 with Retry-After and a problem document of type
+// temporary-reduced-capacity. If the client hangs up while its request waits, the wait
+// ends, and nothing is written.
 //
-// Over HTTP/1.1 the server does not notice that a client has gone before the request's
-// body has been read, so a queued request with a body waits on. Give b a MaxWait where
-// requests have bodies.
+// Over HTTP/1.1 the server does not notice that a client has gone before the request's body
+// has been read, so a queued request with a body continues to wait. Bound the wait by b's
+// MaxWait if requests have bodies.
 //
-// The level of a request, if b has several, is what b's Priority makes of the
-// request's ctx: set it there from what the server knows of the client. Nothing
-// in the request itself is looked at.
+// If b has several levels, its Priority finds the level of a request in the request's ctx.
+// Put it there from what the server knows about the client; the middleware does not look at
+// the request itself.
 //
 // Bulkhead panics if b is nil.
 func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {

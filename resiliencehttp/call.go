@@ -12,9 +12,9 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A call is one request on its way through the policies. It is also the ctx that
-// they run under: an attempt finds the call in its ctx, and the policies find work
-// that may go on after they have returned.
+// A call is one request on its way through the policies. It is also the ctx that they run
+// under: an attempt finds the call in its ctx, and the policies find the linger.Work, which
+// may go on after they have returned.
 type call struct {
 	context.Context
 	t      *Transport
@@ -23,17 +23,17 @@ type call struct {
 	body   *requestBody
 	work   linger.Work
 
-	replayable bool  // may be sent again even if it was sent before
-	final      error // not nil: nothing more may be sent, and this is why
+	replayable bool  // the request may be sent more than once
+	final      error // why nothing more may be sent; nil if something may
 
-	failed   answer // the latest, if it failed and may be replaced
-	accepted answer // which no attempt may replace
+	failed   answer // the latest failed response, which another may replace
+	accepted answer // the response that no other may replace
 }
 
-// An answer is a response that somebody may read, and the lease that it came under.
+// An answer is a response that the caller may get, and the ctx that it came under.
 type answer struct {
 	*http.Response
-	lease  *lease // nil if there is nothing more to read under it
+	ctx    *sendCtx // nil if there is nothing more to read
 	failed bool
 }
 
@@ -49,11 +49,10 @@ func (c *call) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// AfterFunc spares those who derive a ctx from this one a goroutine: package context
-// looks for it.
+// AfterFunc spares a ctx derived from this one a goroutine: package context looks for it.
 func (c *call) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
 
-// attempt is what the policies wrap. It sends the request of the call in ctx.
+// attempt is the function that the policies wrap. It sends the request of the call in ctx.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -62,23 +61,23 @@ func attempt(ctx context.Context) error {
 	c.heedCancel()
 	switch {
 	case c.accepted.Response != nil:
-		return nil // an error would keep a policy going that tries again whatever it gets
+		return nil // an error would make a policy that retries any error go on
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	lease := newLease(ctx, c)
-	defer lease.end()
-	return c.send(lease)
+	sending := newSendCtx(ctx, c)
+	defer sending.endAttempt()
+	return c.send(sending)
 }
 
-// heedCancel ends the call if the channel Cancel of its request is closed, and
-// reports whether it is. A nil channel never is.
+// heedCancel ends the call if the channel Cancel of its request is closed, and reports
+// whether it is. A nil channel is never closed.
 //
-// An http.Client with a Timeout closes it when that passes. The deadline of ctx, which
-// the Client has set for the same instant, may pass a moment later, and is what the
-// policies are to see.
+// An http.Client with a Timeout closes the channel when that passes. It also gives ctx a
+// deadline for the same instant, which may pass a moment later. The policies are to see the
+// deadline, so heedCancel waits for it.
 func (c *call) heedCancel() bool {
 	select {
 	case <-canceled(c.req):
@@ -100,10 +99,10 @@ func canceled(req *http.Request) <-chan struct{} {
 	return req.Cancel
 }
 
-// send sends the request and returns what the policies get to see of that.
-func (c *call) send(lease *lease) error {
+// send sends the request and returns the error that the policies see, or nil.
+func (c *call) send(ctx *sendCtx) error {
 	c.discard()
-	req := c.req.Clone(lease) // nothing that is done to it shows in the caller's
+	req := c.req.Clone(ctx) // so that the caller's is not changed
 	if err := c.body.prepare(req, c.replayable); err != nil {
 		if c.Err() == nil {
 			err = &requestError{err}
@@ -124,18 +123,18 @@ func (c *call) send(lease *lease) error {
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
-	err = c.answered(resp, lease)
-	if resp.Request == req { // Classify has seen it, and found the call
+	err = c.answered(resp, ctx)
+	if resp.Request == req { // Classify needed it, to find the call
 		resp.Request = c.req
 	}
 	return err
 }
 
-// answered returns what the policies get to see of a response.
-func (c *call) answered(resp *http.Response, lease *lease) error {
+// answered returns the error that the policies see in place of a response, or nil.
+func (c *call) answered(resp *http.Response, ctx *sendCtx) error {
 	returned := false
 	defer func() {
-		if !returned { // nobody else has it
+		if !returned { // a panic: the caller does not get it
 			_ = resp.Body.Close()
 		}
 	}()
@@ -144,11 +143,11 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 	drained := !last && drain(resp)
 	returned = true
 
-	a := answer{resp, lease, failure != nil}
+	a := answer{resp, ctx, failure != nil}
 	if drained || bodyless(c.req, resp) {
-		a.lease = nil
+		a.ctx = nil
 	} else {
-		lease.extend()
+		ctx.extend()
 	}
 	if !last {
 		c.failed = a
@@ -158,7 +157,7 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 	if failure != nil {
 		return retry.Permanent(failure)
 	}
-	if a.lease != nil {
+	if a.ctx != nil {
 		c.work.GoOn()
 	}
 	return nil
@@ -167,10 +166,10 @@ func (c *call) answered(resp *http.Response, lease *lease) error {
 // mayRepeat reports whether a request that has been sent may be sent again.
 func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
-// unanswered returns for the policies the error that Base returned.
+// unanswered returns the error that the policies see when Base returns err.
 func (c *call) unanswered(req *http.Request, err error) error {
 	switch {
-	case c.Err() != nil: // which says nothing of the request, nor of the server
+	case c.Err() != nil: // err says nothing about the request or the server
 	case c.body.atFault() || unsupported(req, err):
 		return c.finally(&requestError{err})
 	}
@@ -183,8 +182,7 @@ func (c *call) unanswered(req *http.Request, err error) error {
 	return err
 }
 
-// finally returns err for the policies, as one after which nothing is sent, whatever
-// they make of it.
+// finally returns err for the policies and ends the sending, even if they try again.
 func (c *call) finally(err error) error {
 	c.final = retry.Permanent(&finalError{err})
 	return c.final
@@ -200,7 +198,7 @@ func (c *call) classify(resp *http.Response) error {
 	return nil
 }
 
-// discard closes a failed response that another one takes the place of.
+// discard closes a failed response that another replaces.
 func (c *call) discard() {
 	c.failed.close()
 	c.failed = answer{}
@@ -210,8 +208,8 @@ func (a answer) close() {
 	if a.Response != nil {
 		_ = a.Body.Close()
 	}
-	if a.lease != nil {
-		a.lease.drop()
+	if a.ctx != nil {
+		a.ctx.end()
 	}
 }
 
@@ -231,32 +229,33 @@ func (c *call) result(err error) (*http.Response, error) {
 	case nil:
 		return nil, errNoResponse
 	case *finalError:
-		return nil, err.err // as Base returned it
+		return nil, err.err // the error of Base
 	}
 	return nil, withTimeout(err)
 }
 
-// abandoned reports whether the policies gave up because the caller had.
+// abandoned reports whether the policies gave up because the caller's ctx has ended.
 func (c *call) abandoned(err error) bool {
 	end := c.Err()
 	return end != nil && errors.Is(err, end)
 }
 
-// hand returns the response for the caller, whose body ends what is held for it.
+// hand returns the response for the caller. The end of its body releases what the policies
+// hold for it.
 func (c *call) hand(a answer) *http.Response {
-	if a.lease != nil {
-		a.lease.limit()
-		if c.work.Held() || a.lease.apart() {
+	if a.ctx != nil {
+		a.ctx.limit()
+		if c.work.Held() || a.ctx.apart() {
 			a.Body = newBody(a)
 		}
 	}
-	if a.failed { // the policies have its Header
+	if a.failed { // the StatusError has its Header
 		a.Header = a.Header.Clone()
 	}
 	return a.Response
 }
 
-// crash lets go of everything where the policies do not return.
+// crash closes and releases everything if the policies panic or end the goroutine.
 func (c *call) crash() {
 	defer c.work.End(nil)
 	c.accepted.close()

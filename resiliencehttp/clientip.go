@@ -7,19 +7,18 @@ import (
 	"strings"
 )
 
-// ClientIP returns a function that names the client of a request by its address,
-// to throttle by: an IPv4 address, or the /64 of an IPv6 address, since who has
-// one has them all.
+// ClientIP returns a function that returns the address of a request's client, as a key to
+// throttle by: an IPv4 address, or the /64 of an IPv6 address, since a client usually has
+// all addresses of its /64.
 //
-// That is the address of the connection, unless that is one of the trusted
-// proxies. Then it is what they say in X-Forwarded-For or Forwarded (RFC 7239),
-// read from the right up to the first address that is not trusted; what is left
-// of that the client may have made up. Where what they say makes no sense, or the
-// two fields contradict each other, it is the address of the proxy, so that who
-// forges them shares one limit with all others who do. A proxy is to be trusted
-// only if it adds to one of the fields for each request.
+// It is the address of the connection, unless that belongs to a trusted proxy. Then it is
+// taken from X-Forwarded-For or Forwarded (RFC 7239): the rightmost address that is not
+// trusted. The client may have forged the addresses to the left of it. If the fields are
+// malformed or contradict each other, it is the address of the proxy, so that all clients
+// that forge them share one limit. Trust a proxy only if it adds to one of the fields for
+// each request.
 //
-// For a connection without an IP address, such as one on a Unix socket, it is
+// For a connection without an IP address, such as a Unix socket, it is
 // [http.Request.RemoteAddr].
 func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 	trusted = unmapped(trusted)
@@ -38,8 +37,8 @@ func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
 	}
 }
 
-// unmapped returns the prefixes as those of what parseNode returns: what is IPv4 in
-// the form of IPv6 is IPv4.
+// unmapped returns prefixes with each IPv4-mapped IPv6 prefix as an IPv4 one, so that they
+// contain the addresses of parseNode.
 func unmapped(prefixes []netip.Prefix) []netip.Prefix {
 	prefixes = slices.Clone(prefixes)
 	for i, p := range prefixes {
@@ -59,8 +58,8 @@ func clientName(addr netip.Addr) string {
 	return prefix.String()
 }
 
-// forwardedFor returns for whom the trusted proxy acts, or proxy itself if that
-// cannot be told.
+// forwardedFor returns the address of the client of a trusted proxy, or proxy itself if
+// that is not known.
 func forwardedFor(h http.Header, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
 	x, forwarded := h["X-Forwarded-For"], h["Forwarded"]
 	switch {
@@ -69,7 +68,7 @@ func forwardedFor(h http.Header, proxy netip.Addr, trusted func(netip.Addr) bool
 	case len(x) == 0:
 		return rightmost(forwardedNodes(forwarded), proxy, trusted)
 	}
-	// Most proxies know one of the fields only and let the other pass as it came.
+	// Most proxies know only one of the fields and pass the other on unchanged.
 	addr := rightmost(listed(x), proxy, trusted)
 	if addr != rightmost(forwardedNodes(forwarded), proxy, trusted) {
 		return proxy
@@ -77,7 +76,8 @@ func forwardedFor(h http.Header, proxy netip.Addr, trusted func(netip.Addr) bool
 	return addr
 }
 
-// rightmost returns the last of nodes that is not trusted.
+// rightmost returns the last address in nodes that is not trusted, or proxy if nodes are
+// malformed.
 func rightmost(nodes []string, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
 	addr := proxy
 	for i := len(nodes) - 1; i >= 0; i-- {
@@ -93,16 +93,16 @@ func rightmost(nodes []string, proxy netip.Addr, trusted func(netip.Addr) bool) 
 	return addr
 }
 
-// listed returns the members of a field that is a comma-separated list. Empty ones
-// are none (RFC 9110, section 5.6.1).
+// listed returns the members of a field that is a comma-separated list. Empty members do
+// not count (RFC 9110, section 5.6.1).
 func listed(lines []string) []string {
 	members := strings.Split(strings.Join(lines, ","), ",")
 	return slices.DeleteFunc(members, func(m string) bool { return strings.Trim(m, " \t") == "" })
 }
 
-// forwardedNodes returns the for parameter of each element of Forwarded, "" for
-// one that has none; just one "" if the field is not as RFC 7239 has it. An empty
-// element is none.
+// forwardedNodes returns the for parameter of each element of Forwarded, or "" for an
+// element without one. An empty element does not count. It returns just one "" if the field
+// is malformed (RFC 7239).
 func forwardedNodes(lines []string) []string {
 	var nodes []string
 	node, empty := "", true
@@ -129,8 +129,8 @@ func forwardedNodes(lines []string) []string {
 	}
 }
 
-// forwardedPair parses a pair of a Forwarded element, or none, up to the
-// separator that follows.
+// forwardedPair parses a pair of a Forwarded element, which may be empty, up to the separator
+// that follows.
 func forwardedPair(s string) (name, value, rest string, ok bool) {
 	s = strings.TrimLeft(s, " \t")
 	if s == "" || s[0] == ',' || s[0] == ';' {
@@ -147,8 +147,8 @@ func forwardedPair(s string) (name, value, rest string, ok bool) {
 	return name, value, s, s == "" || s[0] == ',' || s[0] == ';'
 }
 
-// quoted parses a token, or what servers write in the place of one, or a quoted
-// string.
+// quoted parses a quoted string or a token. It takes any other text up to a separator for a
+// token, since servers write addresses without quotes.
 func quoted(s string) (value, rest string, ok bool) {
 	if s == "" || s[0] != '"' {
 		end := strings.IndexAny(s, " \t,;")
@@ -174,8 +174,8 @@ func quoted(s string) (value, rest string, ok bool) {
 	return "", "", false
 }
 
-// parseNode parses an IP address with or without a port, without its zone. What
-// is IPv4 in the form of IPv6 is IPv4.
+// parseNode parses an IP address with or without a port. It removes the zone and returns an
+// IPv4-mapped IPv6 address as an IPv4 one.
 func parseNode(s string) (netip.Addr, bool) {
 	s = strings.Trim(s, " \t")
 	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))

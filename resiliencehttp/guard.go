@@ -10,24 +10,23 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Guard returns middleware that serves each request under mw: a breaker, a limit
-// that is shared, or a [resilience.Chain] of several.
+// Guard returns middleware that serves each request under mw: a breaker, a shared limit, or
+// a [resilience.Chain] of several.
 //
 //	mux.Handle("/reports/", resiliencehttp.Guard(circuit.Wrap)(reports))
 //
-// To the policies a response with status 500, 502, 503 or 504 is a failure, a
-// [*StatusError]; if [Refuse] or other middleware of this package has written it, it
-// is the refusal that it was written for. A request that the policies refuse gets 429
-// or 503, as with Refuse. The handler's request has the ctx that the policies have
-// made of it. A handler that returns after a time-out of that ctx, and has written
-// nothing, has failed: its client gets 503.
+// The policies see a response with status 500, 502, 503 or 504 as a failure, a
+// [*StatusError]. If [Refuse] or other middleware of this package wrote it, they see the
+// refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it. The
+// handler's request has the ctx of the innermost policy. If that ctx ends by a time-out and
+// the handler returns without having written anything, the handler has failed, and the
+// client gets 503.
 //
-// What the client does is not held against the handler. If it hangs up, the ctx that
-// the policies run under is canceled, and they ignore what the handler makes of that.
-// A panic with [http.ErrAbortHandler] counts as the same and passes through.
+// The client's behavior does not count against the handler. If the client hangs up, the ctx
+// of the policies is canceled, and they ignore the result of the handler. A panic with
+// [http.ErrAbortHandler] counts as the same and passes through.
 //
-// A request is served once, whatever mw makes of its failure: a retrier has no place
-// here. A nil mw means none.
+// A request is served once, so a retrier is of no use in mw. A nil mw means none.
 func Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
 	if mw == nil {
 		mw = resilience.Chain()
@@ -40,7 +39,7 @@ var (
 	errAborted = fmt.Errorf("resiliencehttp: the handler aborted the response: %w", context.Canceled)
 )
 
-// guard is Guard. The policies get to see how requests ended if they are told.
+// guard is Guard if told is true. Otherwise the policies do not see how requests end.
 func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		serve := mw(func(ctx context.Context) error {
@@ -63,15 +62,14 @@ func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler 
 			case s.served && !s.late || gone(r):
 			case err != nil:
 				refuse(w, err, "")
-			default: // a policy swallowed the error
+			default: // a policy turned a failure into success
 				refuse(w, errNoResponse, "")
 			}
 		})
 	}
 }
 
-// A service is a request on its way through the policies, and the ctx that they
-// run under.
+// A service is a request on its way through the policies, and the ctx that they run under.
 type service struct {
 	context.Context
 	cancel  context.CancelCauseFunc // of the Context
@@ -79,7 +77,7 @@ type service struct {
 	r       *http.Request
 	served  bool
 	aborted bool // by the handler, with http.ErrAbortHandler
-	late    bool // the handler left when its ctx had ended, and had written nothing
+	late    bool // the handler returned after its ctx had ended, and wrote nothing
 }
 
 type serviceKey struct{}

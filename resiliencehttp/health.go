@@ -14,21 +14,20 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// A Check is one dependency whose health is reported: a breaker's, a bulkhead's,
-// or what a function says.
+// A Check reports the health of one dependency, by a breaker, a bulkhead or a function.
 type Check struct {
-	// Name is what the dependency is called in the report. It is required.
+	// Name is the name of the dependency in the report. It is required.
 	Name string
 
-	// Critical makes the whole report fail when this check does.
+	// Critical makes the whole report fail if this check fails.
 	Critical bool
 
 	// Breaker fails while it is open, and warns while it is half-open or disabled.
 	// Of Breaker, Bulkhead and Probe, exactly one must be set.
 	Breaker *breaker.Breaker
 
-	// Bulkhead warns while all of its slots are taken. It never fails: to be busy
-	// is not to be broken.
+	// Bulkhead warns while all of its slots are taken. It never fails: a busy bulkhead is
+	// not broken.
 	Bulkhead *bulkhead.Bulkhead
 
 	// Probe fails if it returns an error, panics, or takes longer than Timeout. It
@@ -38,16 +37,16 @@ type Check struct {
 	// Timeout ends a Probe. Zero means a second.
 	Timeout time.Duration
 
-	// MaxAge is how old a result may be that is reported again. Zero means a
-	// second.
+	// MaxAge is for how long a result is reported before the check is made again. Zero
+	// means a second.
 	MaxAge time.Duration
 
-	// Detail adds to the report why a Check does not pass, which may be the text of
-	// an error. Leave it off where the report is public.
+	// Detail adds to the report why the check does not pass, which may be the text of an
+	// error. Leave it off if the report is public.
 	Detail bool
 }
 
-// Validate returns an error that names each field that cannot mean anything.
+// Validate returns an error that names each field of c that cannot mean anything.
 func (c Check) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.Check"}
 	sources := 0
@@ -63,23 +62,22 @@ func (c Check) Validate() error {
 	return f.Err()
 }
 
-// Health returns a handler that reports the health of all checks: with 200, or
-// with 503 if one that is Critical fails.
+// Health returns a handler that reports the health of all checks: with 200, or with 503 if a
+// Critical check fails.
 //
 //	{"status": "fail", "checks": [
 //		{"name": "users", "status": "fail", "state": "open", "critical": true, "since": "2026-03-01T12:00:00Z"},
 //		{"name": "mail", "status": "pass", "state": "ok", "critical": false, "since": "2026-03-01T09:00:00Z"}
 //	]}
 //
-// A status is pass, warn or fail; that of the whole is fail if a Critical check
-// fails, and else warn if any check does not pass. The state is a breaker's
-// ("closed", "half-open", ...), a bulkhead's ("free" or "full") or a probe's
-// ("ok", "failed" or "timed out"), and since is when it came about, as far as
-// this handler has seen. Why goes with it only if a check's Detail says so.
+// A status is pass, warn or fail. The whole fails if a Critical check fails, and otherwise
+// warns if any check does not pass. The state is that of a breaker ("closed", "half-open",
+// ...), of a bulkhead ("free" or "full") or of a probe ("ok", "failed" or "timed out").
+// since is when the handler first saw that state, or when the breaker changed to it.
 //
-// Results are kept for MaxAge, so that polls cost nothing, and however many come
-// at once, a Probe runs once. One that does not return when its time is up is not
-// run again until it has. Health panics if a check is not valid.
+// A result is kept for MaxAge, so that polling costs nothing, and many polls at once run a
+// Probe once. A Probe that does not return in time is not run again until it has returned.
+// Health panics if a check is not valid.
 //
 // Source: Health Endpoint Monitoring in the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
@@ -129,13 +127,13 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for _, c := range h.checks {
-		c.refresh() // all of them at once
+		c.refresh() // the probes run at the same time
 	}
 	all := report{Status: pass, Checks: make([]result, 0, len(h.checks))}
 	for _, c := range h.checks {
 		result, ok := c.result(r.Context())
 		if !ok {
-			return // nobody is waiting for it any more
+			return // the client has gone
 		}
 		all.Checks = append(all.Checks, result)
 		switch {
@@ -160,11 +158,11 @@ type checkup struct {
 	mu      sync.Mutex
 	latest  result
 	at      time.Time     // of latest; zero before the first
-	pending chan struct{} // closed when the result of the Probe under way is there, nil otherwise
-	running bool          // a Probe has not returned, though its result may be there
+	pending chan struct{} // closed when the Probe under way has a result; nil if there is none
+	running bool          // a Probe has not returned, although it may have a result
 }
 
-// refresh gets a new result if the latest is too old, or begins to.
+// refresh gets a new result, or starts the Probe that does, if the latest is too old.
 func (c *checkup) refresh() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,8 +181,8 @@ func (c *checkup) refresh() {
 	}
 }
 
-// result waits for the result that refresh has begun to get; not ok if ctx ends
-// before.
+// result waits for the Probe that refresh has started and returns the latest result. ok is
+// false if ctx ends before.
 func (c *checkup) result(ctx context.Context) (r result, ok bool) {
 	c.mu.Lock()
 	pending := c.pending
@@ -201,7 +199,7 @@ func (c *checkup) result(ctx context.Context) (r result, ok bool) {
 	return c.latest, true
 }
 
-// set makes r the latest result, since when unless it says so itself.
+// set makes r the latest result, and fills in Since unless r has it.
 func (c *checkup) set(r result) {
 	c.at = time.Now()
 	r.Name, r.Critical = c.Name, c.Critical
@@ -246,8 +244,8 @@ func (c *checkup) ofBulkhead() result {
 	return result{Status: warn, State: "full", Detail: fmt.Sprintf("%d of %d in flight, %d waiting", s.InFlight, s.Limit, queued)}
 }
 
-// probe runs the Probe. Its result is there when it returns or its time is up,
-// whichever comes first.
+// probe runs the Probe. It sets the result when the Probe returns or its time is up,
+// whichever is first.
 func (c *checkup) probe(pending chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
@@ -264,15 +262,15 @@ func (c *checkup) probe(pending chan struct{}) {
 	stop := context.AfterFunc(ctx, func() { settle(timedOut) })
 	err := errors.New("the Probe ended its goroutine")
 	defer func() {
-		// That it panics says something of the dependency, and is no reason to end a
-		// process whose health somebody just wanted to know.
+		// A panic says something about the dependency. It is no reason to end the
+		// process.
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the Probe panicked: %v", p)
 		}
 		if stop() {
 			r := result{Status: pass, State: "ok"}
 			switch {
-			case ctx.Err() != nil: // it returned because of that, faster than AfterFunc
+			case ctx.Err() != nil: // the Probe heeded it before AfterFunc ran
 				r = timedOut
 			case err != nil:
 				r = result{Status: fail, State: "failed", Detail: err.Error()}

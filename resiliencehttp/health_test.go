@@ -161,7 +161,7 @@ func TestHealthOfAProbeThatHeedsItsTimeout(t *testing.T) {
 	})
 }
 
-func TestHealthProbesOnceForAllWhoAsk(t *testing.T) {
+func TestHealthProbesOnceForManyPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var probes atomic.Int64
 		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", MaxAge: time.Minute, Probe: func(context.Context) error {

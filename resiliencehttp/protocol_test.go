@@ -268,7 +268,7 @@ func TestErrorsThatAreNotRetryable(t *testing.T) {
 	}
 }
 
-func TestRequestThatNobodyCanSendIsNotSeenByThePolicies(t *testing.T) {
+func TestRequestThatCannotBeSentIsNotSeenByThePolicies(t *testing.T) {
 	field := func(name, value string) func(*http.Request) {
 		return func(r *http.Request) { r.Header[name] = []string{"fine", value} }
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// write sets the fields that tell a client of its quota. Those of several quotas
-// in one chain are one list (RFC 9651, section 3.1).
+// write sets the fields that tell a client about its quota. Several quotas in one chain make
+// one list (RFC 9651, section 3.1).
 func (q Quota) write(h http.Header, name string, d throttle.Decision) {
 	reset := wholeSeconds(untilMore(d))
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
 	window := q.Window
-	if window == 0 && d.Window%time.Second == 0 { // 20 a second of 100 is not what 0.2 s, rounded, says
+	if window == 0 && d.Window%time.Second == 0 { // no other window can be told in whole seconds
 		window = d.Window
 	}
 	if window > 0 {
@@ -30,8 +30,8 @@ func (q Quota) write(h http.Header, name string, d throttle.Decision) {
 	}
 }
 
-// untilMore returns the time after which more remains than d says, if nobody takes any.
-// It is never longer than the wait of a request that is refused meanwhile.
+// untilMore returns the time until more remains than d.Remaining, if no request takes any.
+// It is never longer than the RetryAfter of a request that is refused meanwhile.
 func untilMore(d throttle.Decision) time.Duration {
 	taken := d.Limit - d.Remaining
 	if taken <= 0 {
@@ -39,14 +39,14 @@ func untilMore(d throttle.Decision) time.Duration {
 	}
 	token := float64(d.Window) / float64(d.Limit)
 	until := d.ResetAfter - time.Duration(float64(taken-1)*token)
-	if until <= 0 { // some of what seems to be taken is kept for other levels
+	if until <= 0 { // a part of taken is not taken, but kept for other levels
 		until = min(d.ResetAfter, time.Duration(token))
 	}
 	return until
 }
 
-// wholeSeconds returns a wait in seconds, rounded up. A nanosecond by which a limit has
-// rounded is not worth another second.
+// wholeSeconds returns a wait in seconds, rounded up, except that a rounding error of a
+// limit, about a nanosecond, does not add a second.
 func wholeSeconds(wait time.Duration) int64 { return seconds(wait.Round(time.Microsecond)) }
 
 // seconds returns d in whole seconds, rounded up.
@@ -57,13 +57,12 @@ func seconds(d time.Duration) int64 {
 	return int64((d-1)/time.Second) + 1
 }
 
-// sfInteger returns n as an Integer (RFC 9651, section 4.1.4), which has at most
-// 15 digits.
+// sfInteger returns n as an Integer of at most 15 digits (RFC 9651, section 4.1.4).
 func sfInteger(n int64) string {
 	return strconv.FormatInt(min(max(n, 0), 999_999_999_999_999), 10)
 }
 
-// sfString returns s as a String (RFC 9651, section 4.1.6). What no String can
+// sfString returns s as a String (RFC 9651, section 4.1.6). A character that a String cannot
 // hold becomes an underscore.
 func sfString(s string) string {
 	var b strings.Builder

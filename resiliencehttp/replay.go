@@ -1,16 +1,10 @@
 package resiliencehttp
 
-import (
-	"errors"
-	"net"
-	"net/http"
+import "net/http"
 
-	"github.com/go-resilience/resilience/internal/behavior"
-)
-
-// replayable reports whether a request does no more when it is sent twice than
-// when it is sent once: by its method (RFC 9110, section 9.2.2), or because it
-// carries a key by which the server knows a repetition.
+// replayable reports whether sending a request twice has the effect of sending it once: by
+// its method (RFC 9110, section 9.2.2), or because it carries a key by which the server
+// recognizes a repetition.
 func replayable(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
@@ -22,13 +16,13 @@ func replayable(req *http.Request) bool {
 	return key || xkey
 }
 
-// neverConnected reports whether err says that no connection to the server was made,
-// or that a policy further down refused. It proves that nothing was sent only if the
-// request's body was not read: what provides the body may dial, too.
-func neverConnected(err error) bool {
-	if behavior.IsRefused(err) {
-		return true
+// repeatable reports whether a request that has been sent may be sent again.
+func repeatable(req *http.Request) bool {
+	if req == nil {
+		return false
 	}
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
+	if c, ok := req.Context().Value(callKey{}).(*call); ok {
+		return c.mayRepeat()
+	}
+	return replayable(req)
 }

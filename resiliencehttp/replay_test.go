@@ -336,7 +336,7 @@ func (f *sharedFile) rewind() (io.ReadCloser, error) {
 	return io.NopCloser(f), nil
 }
 
-func TestBodyIsRewoundWhenNobodyReadsItAnyMore(t *testing.T) {
+func TestBodyIsRewoundAfterTheLastRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := &sharedFile{t: t, slow: make(chan struct{})}
 		var got []string

@@ -13,17 +13,17 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A requestBody provides the caller's body to one attempt after the other. It is nil
-// for a request without one.
+// A requestBody provides the caller's body to one attempt after another. It is nil for a
+// request without a body.
 type requestBody struct {
 	req      *http.Request
 	max      int64
 	used     bool // an attempt has taken the caller's own body
-	buffered bool // it is in kept
+	buffered bool // the whole body is in kept
 	kept     []byte
 
 	mu   sync.Mutex
-	sent []*sentBody // of the latest attempt; several if Base rewinds by itself
+	sent []*sentBody // of the latest attempt; several if Base calls GetBody
 }
 
 func newRequestBody(req *http.Request, max int64) *requestBody {
@@ -33,15 +33,16 @@ func newRequestBody(req *http.Request, max int64) *requestBody {
 	return &requestBody{req: req, max: max}
 }
 
-// rewinds reports whether there can be a next one once the first was taken.
+// rewinds reports whether the body can be sent again after an attempt has taken it.
 func (b *requestBody) rewinds() bool { return b == nil || b.buffered || b.req.GetBody != nil }
 
-// prepare puts the body for the next attempt into out, which may be repeated or not.
+// prepare puts the body for the next attempt into out. mayRepeat is whether another attempt
+// may follow.
 func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
 	if b == nil {
 		return nil
 	}
-	out.Trailer = b.req.Trailer // the caller fills it in while the body is read
+	out.Trailer = b.req.Trailer // the caller sets it while the body is read
 	ctx := out.Context()
 	if err := b.retire(ctx); err != nil {
 		return err
@@ -77,10 +78,10 @@ func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
 	return nil
 }
 
-// buffer reads the caller's body into memory, unless it is too long for that.
+// buffer reads the caller's body into memory, unless it is too long.
 func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 	body := b.req.Body
-	// A Read that waits for something else does not know of ctx.
+	// Only Close interrupts a Read that waits for something else than ctx.
 	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
 	returned := false
 	defer func() {
@@ -114,12 +115,12 @@ func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 
 func (b *requestBody) copy() io.ReadCloser {
 	if len(b.kept) == 0 {
-		return http.NoBody // any other body of length 0 has an unknown length
+		return http.NoBody // net/http takes the length of any other empty body for unknown
 	}
 	return io.NopCloser(bytes.NewReader(b.kept))
 }
 
-// again returns another body from the caller's GetBody.
+// again returns a new body by the caller's GetBody.
 func (b *requestBody) again() (io.ReadCloser, error) {
 	body, err := b.req.GetBody()
 	if err != nil {
@@ -136,8 +137,9 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	return s
 }
 
-// retire waits until nobody reads the bodies of the last attempt any more. The next
-// body may be the same file, and a RoundTripper may read on after it has returned.
+// retire closes the bodies of the last attempt and waits until no Read of them is under
+// way. The next body may be the same file, and a RoundTripper may continue to read after it
+// has returned.
 func (b *requestBody) retire(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -150,7 +152,7 @@ func (b *requestBody) retire(ctx context.Context) error {
 	return nil
 }
 
-// untouched reports whether nobody has read the bodies of the last attempt.
+// untouched reports whether no body of the last attempt has been read.
 func (b *requestBody) untouched() bool {
 	if b == nil {
 		return true
@@ -165,8 +167,8 @@ func (b *requestBody) untouched() bool {
 	return true
 }
 
-// atFault reports whether a body of the last attempt broke, or is longer or shorter
-// than it was said to be.
+// atFault reports whether a body of the last attempt failed, or is longer or shorter than
+// its declared length.
 func (b *requestBody) atFault() bool {
 	if b == nil {
 		return false
@@ -189,10 +191,10 @@ func (b *requestBody) close() {
 	}
 }
 
-// A sentBody is the body of one attempt. It remembers what became of it.
+// A sentBody is the body of one attempt. It remembers how it was read.
 type sentBody struct {
 	source   io.ReadCloser
-	declared int64         // its length, if more than 0
+	declared int64         // length, if more than 0
 	reading  chan struct{} // holds a value during a Read
 
 	mu     sync.Mutex
@@ -216,7 +218,7 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	b.length += int64(n)
 	b.atEnd = err == io.EOF
-	b.broken = err != nil && !b.atEnd && !b.closed // what Close does to a Read is no failure
+	b.broken = err != nil && !b.atEnd && !b.closed // a Read that Close interrupts has not failed
 	return n, err
 }
 

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// retryAfter returns what the value of a Retry-After field (RFC 9110, section
-// 10.2.3) asks for at now: seconds, or a date in one of its three forms. It is
-// never negative, 0 for what is neither, and does not overflow.
+// retryAfter returns the time from now that the value of a Retry-After field (RFC 9110,
+// section 10.2.3) asks for, in seconds or as a date in one of its three forms. It returns 0
+// for any other value and for a date in the past, and does not overflow.
 func retryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if value == "" {

@@ -7,16 +7,16 @@ import (
 	"net/http"
 )
 
-// A statusWriter remembers the status. It has the optional methods that handlers
-// commonly look for, and [http.ResponseController] finds the others by Unwrap.
+// A statusWriter remembers the status of a response. It has the optional methods that
+// handlers commonly look for, and [http.ResponseController] finds the others by Unwrap.
 type statusWriter struct {
 	http.ResponseWriter
 	status  int   // 0 if nothing has been written
-	refusal error // what refuse has written the response for
+	refusal error // the err of refuse, if that has written the response
 }
 
-// capable returns w with the optional methods that the writer in it has and that
-// promise more than w could keep without it.
+// capable returns w with those methods of its inner writer that a handler may look for and
+// that w cannot always offer.
 func (w *statusWriter) capable() http.ResponseWriter {
 	if h, ok := w.ResponseWriter.(http.Hijacker); ok { // HTTP/1.1
 		return &hijackWriter{w, h}
@@ -27,8 +27,8 @@ func (w *statusWriter) capable() http.ResponseWriter {
 	return w
 }
 
-// wrote notes the status of the response, unless it has one already: net/http ignores
-// what a handler says later.
+// wrote notes the status of the response. The first status counts: net/http ignores later
+// ones.
 func (w *statusWriter) wrote(status int) {
 	if w.status == 0 {
 		w.status = status
@@ -36,7 +36,7 @@ func (w *statusWriter) wrote(status int) {
 }
 
 func (w *statusWriter) WriteHeader(status int) {
-	// Those below 200 are followed by another, but for 101.
+	// Another status follows one below 200, except 101.
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		w.wrote(status)
 	}
@@ -53,7 +53,7 @@ func (w *statusWriter) WriteString(s string) (int, error) {
 	return io.WriteString(w.ResponseWriter, s)
 }
 
-// ReadFrom keeps what the server can do to copy a file.
+// ReadFrom keeps the server's fast way to copy a file.
 func (w *statusWriter) ReadFrom(r io.Reader) (int64, error) {
 	w.wrote(http.StatusOK)
 	return io.Copy(w.ResponseWriter, r)
@@ -66,7 +66,7 @@ func (w *statusWriter) Flush() {
 
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// A hijackWriter is a statusWriter whose handler may take the connection over.
+// A hijackWriter is a statusWriter whose handler may take over the connection.
 type hijackWriter struct {
 	*statusWriter
 	hijacker http.Hijacker
@@ -80,13 +80,13 @@ func (w *hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// A pushWriter is a statusWriter whose handler may push.
+// A pushWriter is a statusWriter whose handler may use HTTP/2 server push.
 type pushWriter struct {
 	*statusWriter
 	http.Pusher
 }
 
-// refusing tells every statusWriter in w that what is about to be written is a refusal
+// refusing tells every statusWriter in w that the response about to be written is a refusal
 // with err.
 func refusing(w http.ResponseWriter, err error) {
 	for w != nil {

@@ -9,48 +9,46 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// Throttle returns middleware that admits requests at the rate of l, and tells
-// clients of it as the zero [Quota] does. It panics if l is nil.
+// Throttle returns middleware that admits requests at the rate of l and tells clients about
+// it as the zero [Quota] does. It panics if l is nil.
 func Throttle(l *throttle.Limiter) func(http.Handler) http.Handler { return Quota{}.Throttle(l) }
 
-// ThrottleBy returns middleware that admits the requests of each key at the rate
-// that g has for it, and tells clients of it as the zero [Quota] does; see there
-// for what makes a good key. A nil key means [ClientIP] without trusted proxies.
-// It panics if g is nil.
+// ThrottleBy returns middleware that admits the requests of each key at the rate that g has
+// for it, and tells clients about it as the zero [Quota] does. [Quota.ThrottleBy] says what
+// makes a good key. A nil key means [ClientIP] without trusted proxies. ThrottleBy panics if
+// g is nil.
 func ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
 	return Quota{}.ThrottleBy(g, key)
 }
 
-// A Quota says how the clients of a server are told of its limit.
+// A Quota says how a server tells its clients about a limit.
 //
-// Every response, admitted or not, carries the fields RateLimit-Policy and
-// RateLimit (draft-ietf-httpapi-ratelimit-headers-11): r is what is left, and t the
-// time in seconds after which there is more. A request that the limit refuses gets
-// 429 with Retry-After, in whole seconds, at least 1 and no less than t, and a problem
-// document of type quota-exceeded. A request that is refused for another reason than
-// its quota, such as too many keys in a group, gets 503.
+// Every response, admitted or not, carries the fields RateLimit-Policy and RateLimit
+// (draft-ietf-httpapi-ratelimit-headers-11): r is how many requests are left, and t the
+// seconds until there are more. A request that the limit refuses gets 429 with Retry-After
+// and a problem document of type quota-exceeded; Retry-After is in whole seconds, at least
+// 1 and at least t. A request that is refused for a reason other than its quota, such as
+// too many keys in a group, gets 503.
 //
-// A request may wait for as long as the limit's MaxWait says. Nothing is written for
-// a client that has gone by then. Over HTTP/1.1 the server does not notice that a
-// client has gone before the request's body has been read: set MaxWait where requests
-// have bodies, so that those of clients that have gone do not wait on.
+// A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, nothing
+// is written. Over HTTP/1.1 the server does not notice that a client has gone before the
+// request's body has been read: bound the wait by MaxWait if requests have bodies.
 type Quota struct {
-	// Name is what clients know the quota policy by. Empty means "default".
+	// Name is the name of the quota policy in the fields. Empty means "default".
 	Name string
 
-	// Window is the time in which the burst refills, as clients are told it, rounded
-	// up to whole seconds. Zero means what the limit itself has: a minute for 100
-	// requests a minute and a burst of 100. If that is no whole number of seconds, or
-	// Window is negative, clients are not told.
+	// Window is the time in which the burst refills, rounded up to whole seconds for
+	// the fields. Zero means the time of the limit itself, such as a minute for 100
+	// requests a minute and a burst of 100, if that is a whole number of seconds. A
+	// negative Window is left out of the fields.
 	Window time.Duration
 
-	// Legacy adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset:
-	// what RateLimit-Policy and RateLimit call q, r and t.
+	// Legacy adds the fields X-RateLimit-Limit, X-RateLimit-Remaining and
+	// X-RateLimit-Reset, which have the values of q, r and t.
 	Legacy bool
 }
 
-// Throttle returns middleware that admits requests at the rate of l. It panics if
-// l is nil.
+// Throttle returns middleware that admits requests at the rate of l. It panics if l is nil.
 func (q Quota) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
@@ -58,13 +56,12 @@ func (q Quota) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	return q.middleware(func(*http.Request) meter { return limiter{l} })
 }
 
-// ThrottleBy returns middleware that admits the requests of each key at the rate
-// that g has for it. A nil key means [ClientIP] without trusted proxies. It panics
-// if g is nil.
+// ThrottleBy returns middleware that admits the requests of each key at the rate that g has
+// for it. A nil key means [ClientIP] without trusted proxies. ThrottleBy panics if g is nil.
 //
-// Whoever can choose keys can choose a new one for each request: take the key
-// from what the server knows of the client, such as its address or the account
-// that it has proved to be, not from what the client says.
+// Take the key from what the server knows about the client, such as its address or its
+// authenticated account. A client that can choose its key can choose a new one for each
+// request, and has no limit.
 func (q Quota) ThrottleBy(g *throttle.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
 	if g == nil {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a Group, not nil"))
@@ -75,7 +72,7 @@ func (q Quota) ThrottleBy(g *throttle.Group[string], key func(*http.Request) str
 	return q.middleware(func(r *http.Request) meter { return member{g, key(r)} })
 }
 
-// A meter is the limit that one request is subject to.
+// A meter is the limit that applies to one request.
 type meter interface {
 	Wait(context.Context) error
 	Peek() throttle.Decision

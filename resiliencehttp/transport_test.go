@@ -537,7 +537,7 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	require.Equal(t, "b", status.Header.Get("A"))
 }
 
-func TestResponseThatNobodyGetsIsClosed(t *testing.T) {
+func TestResponseThatTheCallerDoesNotGetIsClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	closed := 0
 	r := retry.New(retry.Config{OnRetry: func(context.Context, retry.Attempt) { cancel() }})
@@ -677,7 +677,7 @@ func TestResponseNamesTheCallersRequest(t *testing.T) {
 	}
 }
 
-func TestResponseIsForThoseWhoHaveNotGivenUp(t *testing.T) {
+func TestCallerThatHasGivenUpGetsNoResponse(t *testing.T) {
 	gaveUp := errors.New("gave up")
 	for name, c := range map[string]struct {
 		give func(ctx context.Context) error // what a policy makes of the end of ctx

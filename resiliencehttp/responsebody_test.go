@@ -115,7 +115,7 @@ func (b *interruptedBody) Close() error {
 	return nil
 }
 
-func TestAttemptEndsWithItsCtxThoughNobodyCloses(t *testing.T) {
+func TestAttemptEndsWithItsCtxIfTheBodyIsNotClosed(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -300,7 +300,7 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 	}
 }
 
-func TestTimeoutEndsTheAttemptThoughNobodyCloses(t *testing.T) {
+func TestTimeoutEndsTheAttemptIfTheBodyIsNotClosed(t *testing.T) {
 	server := serve(t, false, halves(nil))
 	var seen *watch
 	var slots *bulkhead.Bulkhead
@@ -445,7 +445,7 @@ func (c deafCtx) Err() error {
 	}
 }
 
-func TestReadThatBeginsAfterTheEndWaitsForNobody(t *testing.T) {
+func TestReadThatBeginsAfterTheEndWaitsForNothing(t *testing.T) {
 	for _, told := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx := deafCtx{t.Context(), make(chan struct{}), new(func())}
@@ -497,7 +497,7 @@ func TestBodyThatHappensToWriteIsNoConnection(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-func TestHookMayCloseTheBodyWhoseEndItHearsOf(t *testing.T) {
+func TestHookMayCloseTheBodyThatHasEnded(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	var resp *http.Response
 	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Change) {

@@ -11,16 +11,17 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// Refuse answers a request with what err, the error of a policy, says about it,
-// and reports whether it says anything: 429 where a limit refused
-// ([throttle.ErrLimited]), and 503 where there is no capacity: a bulkhead is
-// full, a circuit is open, or else a policy refused, as Refused() bool says, or
-// time ran out ([context.DeadlineExceeded]). With it go Retry-After, in whole
-// seconds and at least 1, and a problem document (RFC 9457) that does not tell
-// the error itself.
+// Refuse answers a request that a policy refused with err. It is for handlers that call
+// something else under policies of their own.
 //
-// It is for handlers that call something else under policies of their own. For a
-// client that has gone it writes nothing, and reports true.
+// Refuse writes 429 if a limit refused ([throttle.ErrLimited]). It writes 503 if there is
+// no capacity: a bulkhead is full, a circuit is open, another policy refused (Refused()
+// bool is true), or time ran out ([context.DeadlineExceeded]). The response has a
+// Retry-After field, in whole seconds and at least 1, and a problem document (RFC 9457)
+// that does not tell err.
+//
+// Refuse reports whether the request is done with: true if it wrote a response, or if the
+// client has gone, and false, without writing anything, for any other err.
 func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if err == nil {
 		return false
@@ -35,11 +36,11 @@ func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	return true
 }
 
-// gone reports whether the client of r has gone. One whose deadline has passed waits
+// gone reports whether the client of r has gone. After a deadline, the client still waits
 // for an answer.
 func gone(r *http.Request) bool { return errors.Is(r.Context().Err(), context.Canceled) }
 
-// A problem is a document of RFC 9457, of a type that
+// A problem is a problem document (RFC 9457) of a type that
 // draft-ietf-httpapi-ratelimit-headers-11 registers.
 type problem struct {
 	Type     string   `json:"type"`
@@ -50,8 +51,8 @@ type problem struct {
 
 const problemTypes = "https://iana.org/assignments/http-problem-types#"
 
-// refuse answers for a policy that refused with err; quota is the name of the
-// quota that this violates, if clients know one.
+// refuse writes the response for a request that a policy refused with err. quota is the
+// name of the quota that the request exceeds, or empty.
 func refuse(w http.ResponseWriter, err error, quota string) {
 	p := problem{
 		Type:   problemTypes + "temporary-reduced-capacity",
@@ -70,7 +71,7 @@ func refuse(w http.ResponseWriter, err error, quota string) {
 	refusing(w, err)
 	h := w.Header()
 	for _, field := range []string{"Content-Encoding", "ETag", "Last-Modified"} {
-		h.Del(field) // of the response that is not to be
+		h.Del(field) // of the response that this one replaces
 	}
 	if wait := retryAfterSeconds(err); wait > 0 {
 		h.Set("Retry-After", strconv.FormatInt(wait, 10))
@@ -82,8 +83,8 @@ func refuse(w http.ResponseWriter, err error, quota string) {
 	_, _ = w.Write(body)
 }
 
-// limited reports whether the client has used up what it may use, as opposed to
-// the server being unable to tell.
+// limited reports whether the client has used up its quota. It is false if a limiter
+// refused for a reason of the server's own.
 func limited(err error) bool {
 	e, ok := errors.AsType[*throttle.LimitedError](err)
 	if !ok {
@@ -96,8 +97,8 @@ func limited(err error) bool {
 	return true
 }
 
-// retryAfterSeconds returns when to come back after err, in seconds: at least 1;
-// 0 if it is of no use to come back.
+// retryAfterSeconds returns the value of Retry-After for err: at least 1, or 0 if another
+// request is of no use.
 func retryAfterSeconds(err error) int64 {
 	end := behavior.Read(err)
 	if end.RetryAfter == 0 && !end.Retryable {

@@ -3,14 +3,12 @@ package resiliencehttp
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 )
 
-// unsendable returns why no transport can send req, or nil. net/http finds the same,
-// but when the policies have seen the request, and with errors that have no type to
-// know them by.
+// unsendable returns why no transport can send req, or nil. net/http checks the same, but
+// only after the policies have seen the request, and with errors that have no type.
 func unsendable(req *http.Request) error {
 	switch {
 	case req.URL == nil:
@@ -22,7 +20,7 @@ func unsendable(req *http.Request) error {
 	case req.ContentLength > 0 && req.Body == nil:
 		return fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and no Body", req.ContentLength)
 	}
-	if !overHTTP(req.URL) { // somebody may have registered the scheme with Base
+	if !overHTTP(req.URL) { // the scheme may be registered with Base
 		return nil
 	}
 	if req.URL.Host == "" {
@@ -40,8 +38,8 @@ func unsendable(req *http.Request) error {
 	return unsendableFields(req.Trailer)
 }
 
-// unsendableFields returns which field cannot be written (RFC 9110, sections 5.1 and
-// 5.5). It does not tell the value, which may be a secret.
+// unsendableFields returns an error that names a field that cannot be written (RFC 9110,
+// sections 5.1 and 5.5), or nil. The error leaves out the value, which may be a secret.
 func unsendableFields(fields http.Header) error {
 	for name, values := range fields {
 		if !token(name) {
@@ -59,12 +57,6 @@ func unsendableFields(fields http.Header) error {
 }
 
 func overHTTP(u *url.URL) bool { return u.Scheme == "http" || u.Scheme == "https" }
-
-// unsupported reports whether err says that Base does not know the scheme of req. An
-// error of a network says that it does.
-func unsupported(req *http.Request, err error) bool {
-	return !overHTTP(req.URL) && !is[net.Error](err)
-}
 
 func hasControl(s string) bool {
 	for i := range len(s) {
