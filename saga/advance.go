@@ -6,9 +6,7 @@ import (
 	"time"
 )
 
-// This file is how a machine draws its conclusions: forward, or back.
-
-// past reports whether the pivot is done: there is no way back.
+// past reports whether the pivot is done, so that the saga no longer turns back.
 func (m *machine) past() bool {
 	if m.p.pivot < 0 || m.back {
 		return false
@@ -17,13 +15,14 @@ func (m *machine) past() bool {
 	return at == nodeComplete
 }
 
-// unlimited reports whether a unit is to be tried until it works.
+// unlimited reports whether a unit is tried until it works.
 func (m *machine) unlimited(i int) bool {
 	d := &m.p.units[i]
 	return d.last && !m.p.nodes[d.node].bestEffort && m.past() || m.mustKnow(i)
 }
 
-// undecided reports whether the pivot must be known before the saga can turn.
+// undecided reports whether the answer of the pivot must be known before the saga can
+// turn back.
 func (m *machine) undecided() bool {
 	if m.p.pivot < 0 || m.back {
 		return false
@@ -32,8 +31,8 @@ func (m *machine) undecided() bool {
 	return m.mustKnow(i) && m.units[i].Status == StepStarted
 }
 
-// mustKnow reports whether a unit is the pivot, may have taken effect and has
-// no Undo: before its answer is known the saga can turn nowhere.
+// mustKnow reports whether a unit is the pivot, has no Undo and may have taken effect.
+// The saga cannot turn back before its answer is known.
 func (m *machine) mustKnow(i int) bool {
 	return m.decides(i) && (m.units[i].InDoubt || m.work[i].busy)
 }
@@ -55,15 +54,15 @@ func (m *machine) turning(now time.Time) bool {
 	return m.wish != nil
 }
 
-// wishBack asks a saga to turn back for a reason of the caller's.
+// wishBack asks the saga to turn back because of why, unless it is to already.
 func (m *machine) wishBack(step string, why error) {
 	if m.wish == nil {
 		m.wishStep, m.wish = step, why
 	}
 }
 
-// reason returns why a saga that goes forward would have to turn back, and at
-// which step.
+// reason returns why a saga that goes forward must turn back, and at which step. why is
+// nil if it need not.
 func (m *machine) reason(now time.Time) (step string, why error) {
 	if m.canceled {
 		return "", ErrCanceled
@@ -83,8 +82,8 @@ func (m *machine) reason(now time.Time) (step string, why error) {
 	return "", nil
 }
 
-// late returns why a saga that has run out of time turns back: why, together with
-// the latest error of the first step that was to be tried again, and that step.
+// late returns the error of a saga that turns back for lack of time: why, together with
+// the latest error of the first step that waits for another attempt, and that step.
 func (m *machine) late(why error) (step string, _ error) {
 	for i := range m.units {
 		if u := &m.units[i]; u.Status == StepStarted && u.Error != "" {
@@ -101,20 +100,20 @@ func (m *machine) errorOf(i int) error {
 	return recordedError(m.units[i].Error)
 }
 
-// Where a node is that is to be done.
+// A nodeAt is the progress of a node that is to be done.
 type nodeAt int
 
 const (
 	nodeIdle      nodeAt = iota // not begun
 	nodeAtWork                  // started or undoing
-	nodeComplete                // done, skipped, or given up for good
-	nodeNext                    // the alternative is to be started
-	nodeRetreat                 // the alternative is to be undone before the next
+	nodeComplete                // done, skipped, or gone on without
+	nodeNext                    // the next alternative is to be started
+	nodeRetreat                 // the alternative is to be undone before the next one
 	nodeExhausted               // the last alternative has failed
 	nodeBlocked                 // an alternative cannot be undone
 )
 
-// node returns where a node is, and the unit that this is about.
+// node returns the progress of a node, and the unit that decides it.
 func (m *machine) node(k int) (nodeAt, int) {
 	n := &m.p.nodes[k]
 	for i := n.first; i < n.first+n.n; i++ {
@@ -146,8 +145,8 @@ func (m *machine) node(k int) (nodeAt, int) {
 	return nodeExhausted, n.first + n.n - 1
 }
 
-// advance draws the conclusions from what has happened: what is ready is marked
-// as started or undoing, and the saga turns back or ends.
+// advance takes the saga as far as the results so far allow: it marks units that are
+// ready as started or undoing, turns the saga back, and ends it.
 func (m *machine) advance(now time.Time) {
 	if m.status == Running {
 		m.goOn(now)
@@ -173,7 +172,7 @@ func (m *machine) goOn(now time.Time) {
 	}
 	if m.low == len(m.p.nodes) {
 		m.status = Completed
-		m.note(Entry{Event: EventCompleted})
+		m.note(Entry{Kind: EventCompleted})
 		return
 	}
 	past := m.past()
@@ -185,7 +184,7 @@ func (m *machine) goOn(now time.Time) {
 				m.set(i, StepStarted)
 				working = true
 			} else if m.p.chain {
-				k = len(m.p.nodes) // nor can what follows
+				k = len(m.p.nodes) // the nodes that follow wait, too
 			}
 		case nodeNext:
 			m.set(i, StepStarted)
@@ -194,7 +193,7 @@ func (m *machine) goOn(now time.Time) {
 			m.undo(i)
 			working = true
 		case nodeExhausted:
-			// It failed while the pivot was under way, which then succeeded.
+			// It failed while the pivot, which then succeeded, was under way.
 			if past && !m.work[i].final {
 				m.set(i, StepStarted)
 				working = true
@@ -217,7 +216,7 @@ func (m *machine) allComplete(nodes []int) bool {
 	return true
 }
 
-// turn turns the saga back as soon as no Do is running any more.
+// turn turns the saga back, once no Do is running.
 func (m *machine) turn() {
 	for i := range m.units {
 		if m.work[i].busy && m.units[i].Status == StepStarted {
@@ -241,7 +240,7 @@ func (m *machine) turn() {
 
 func (m *machine) turnBack(step, why string) {
 	m.status, m.back, m.moved = Compensating, true, true
-	m.note(Entry{Step: step, Event: EventCompensating, Error: why})
+	m.note(Entry{Step: step, Kind: EventCompensating, Error: why})
 }
 
 func (m *machine) goBack() {
@@ -259,7 +258,7 @@ func (m *machine) goBack() {
 		case !m.p.units[i].hasUndo:
 			u.Error = "saga: it has no Undo"
 			m.set(i, StepUndoFailed)
-			m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndoFailed, Error: u.Error})
+			m.note(Entry{Step: u.Name, Op: OpUndo, Kind: EventUndoFailed, Error: u.Error})
 		default:
 			m.undo(i)
 			working = true
@@ -268,14 +267,14 @@ func (m *machine) goBack() {
 	switch {
 	case !left:
 		m.status = Compensated
-		m.note(Entry{Event: EventCompensated})
+		m.note(Entry{Kind: EventCompensated})
 	case !working:
 		m.stuckAtBlocked()
 	}
 }
 
-// toUndo returns the unit of a node that is still to be undone, or -1. A unit
-// that was marked as started and has certainly taken no effect needs nothing.
+// toUndo returns the unit of a node that is still to be undone, or -1. A started unit
+// that has certainly taken no effect is not undone.
 func (m *machine) toUndo(k int) int {
 	n := &m.p.nodes[k]
 	for i := n.first; i < n.first+n.n; i++ {
@@ -304,7 +303,8 @@ func (m *machine) allUndone(nodes []int) bool {
 	return true
 }
 
-// undo marks a unit for its Undo, which waits for what may still arrive.
+// undo marks a unit as undoing. Its Undo waits until a request of its Do can no longer
+// arrive.
 func (m *machine) undo(i int) {
 	u := &m.units[i]
 	if settle := m.p.units[i].settle; u.Status != StepDone {
@@ -330,12 +330,12 @@ func (m *machine) stuckAtBlocked() {
 	m.stick("", errors.New("saga: nothing can go on"))
 }
 
-// stick stops the saga until a person helps.
+// stick makes the saga stuck.
 func (m *machine) stick(step string, why error) {
 	m.status = Stuck
 	if m.cause == nil {
 		m.step, m.cause = step, why
 	}
 	m.lastError = text(why.Error())
-	m.note(Entry{Step: step, Event: EventStuck, Error: m.lastError})
+	m.note(Entry{Step: step, Kind: EventStuck, Error: m.lastError})
 }

@@ -8,22 +8,22 @@ import (
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff that waits at most first, twice as long
-// after each further failure, and never more than max, with full jitter: any
-// time from nothing to that is equally likely.
+// Exponential returns a Step.Backoff with full jitter: each wait is a random time between
+// zero and a limit. The limit is first after the first attempt, doubles with each further
+// attempt, and is at most longest.
 //
-// It depends on the number of the attempt alone, so that a wait goes on where
-// it was when another process takes a saga over.
-func Exponential(first, max time.Duration) func(attempt int) time.Duration {
+// The limit depends on the number of the attempt alone, so that a process that takes a
+// saga over continues with it.
+func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		d := first
-		for ; attempt > 1 && d < max; attempt-- {
+		for ; attempt > 1 && d < longest; attempt-- {
 			d *= 2
 			if d <= 0 {
-				d = max
+				d = longest
 			}
 		}
-		d = min(d, max)
+		d = min(d, longest)
 		if d <= 0 {
 			return 0
 		}
@@ -31,17 +31,17 @@ func Exponential(first, max time.Duration) func(attempt int) time.Duration {
 	}
 }
 
-// leastPause is the least wait after a refusal, which counts as no attempt: with a
-// Backoff of 0, nothing else would slow the tries down.
+// leastPause is the shortest wait after a refusal. Refusals are not limited in number, and
+// the Backoff may return zero.
 const leastPause = 10 * time.Millisecond
 
-// wait returns how long to wait after the attempt-th attempt has failed with an
-// error whose RetryAfter is after. The error is that of a Backoff that panics.
+// wait returns how long to wait after a failed attempt whose error has the RetryAfter
+// after. err is a panic of the Backoff.
 func wait(u *unit, attempt int, after time.Duration) (d time.Duration, err error) {
 	defer caught(&err)
 	d = max(u.backoff(attempt), 0)
 	if after > d {
-		// Spread what was told to wait for the same moment.
+		// The jitter spreads attempts that were told to wait for the same moment.
 		after = min(after, math.MaxInt64/2)
 		d = after + rand.N(after/10+1)
 	}

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// BarrierTable is the statement that creates the table that [Barrier] writes
-// to, for PostgreSQL and SQLite. It belongs into the participant's own database:
-// run it there once, or with the participant's migrations. sqlstore's Migrate
-// runs it too, for participants that share the store's database.
+// BarrierTable is the statement that creates the table of [Barrier], for PostgreSQL and
+// SQLite. The table belongs in the participant's own database: run the statement there
+// once, or with the participant's migrations. The Migrate of sqlstore runs it too, for
+// participants that share the store's database.
 const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	saga_id text NOT NULL,
 	step text NOT NULL,
@@ -20,11 +20,11 @@ const BarrierTable = `CREATE TABLE IF NOT EXISTS saga_barrier (
 	PRIMARY KEY (saga_id, step, op)
 )`
 
-// barrierSQL is what Barrier says to one kind of database.
+// A barrierSQL has the statements for one kind of database.
 type barrierSQL struct {
-	insert string // a row (saga, step, op, reason), unless it is there
+	insert string // a row (saga, step, op, reason), unless it exists
 	reason string // of the row (saga, step, op)
-	prune  string // what is older than a time in UTC
+	prune  string // the rows that are older than a time in UTC
 }
 
 // standardBarrier is for PostgreSQL and SQLite.
@@ -34,11 +34,11 @@ var standardBarrier = barrierSQL{
 	prune:  `DELETE FROM saga_barrier WHERE at < $1`,
 }
 
-// PruneBarrier deletes the rows of [BarrierTable] that are older than age, and
-// returns how many. A command that comes after its row was deleted is applied
-// again: age must be longer than the longest saga takes, with its retries, and
-// than a message can be under way. It reads the whole table. The time is that of
-// this process, and the rows have the database's.
+// PruneBarrier deletes the rows of [BarrierTable] that are older than age, and returns
+// how many. A command that arrives after its row was deleted is applied again, so age
+// must be longer than the longest saga takes with its retries, and longer than a message
+// can be under way. PruneBarrier reads the whole table. It compares the clock of this
+// process with that of the database.
 func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
 	res, err := db.ExecContext(ctx, standardBarrier.prune, time.Now().Add(-age).UTC().Format("2006-01-02 15:04:05Z"))
 	if err != nil {
@@ -47,9 +47,9 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 	return res.RowsAffected()
 }
 
-// Barrier applies the command that ctx carries once. It is for the side of a
-// participant with a database of its own: fn makes its changes in tx, and tx,
-// which Barrier neither commits nor rolls back, also keeps a row that says so.
+// Barrier applies the command of ctx once. It is for a participant with a database of its
+// own: fn makes its changes in tx, to which Barrier adds a row for the command. Barrier
+// neither commits tx nor rolls it back.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {
@@ -65,20 +65,18 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 //	}
 //	return tx.Commit()
 //
-// What becomes of a command depends on what came before it:
+// The effect of a command depends on the commands before it:
 //
-//   - A Do that comes for the first time calls fn.
-//   - A Do or an Undo that was applied already is not repeated: nil. What a
-//     first answer held, such as a booking's number, is to be found by the
-//     command's id.
-//   - An Undo whose Do has never come does not call fn: there is nothing to
-//     undo. It is remembered: nil.
-//   - A Do that comes after its Undo is refused: [ErrUndone], as a [NoEffect].
+//   - A Do that arrives for the first time calls fn.
+//   - A Do or an Undo that was applied already does nothing and returns nil. Store the
+//     result of the first one, such as the number of a booking, under the command's id.
+//   - An Undo whose Do has never arrived does not call fn, since there is nothing to
+//     undo. It leaves its row and returns nil.
+//   - A Do that arrives after its Undo returns [ErrUndone], as a [NoEffect].
 //
-// An error of fn is returned as it is, and tx must then be rolled back, so that
-// the command may come again. ctx carries a command inside a Do or an Undo, and
-// where [WithCommand] has put the one that came with a message. The table is
-// [BarrierTable], which [PruneBarrier] keeps small.
+// Barrier returns an error of fn as it is. The caller must then roll back tx, so that
+// the command can be applied later. The ctx of a Do or an Undo carries a command, as does
+// that of [WithCommand]. The table is [BarrierTable]; [PruneBarrier] keeps it small.
 func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 	saga, step, op, err := splitCommand(CommandFrom(ctx).ID)
 	if err != nil {
@@ -103,7 +101,7 @@ func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 		}
 		return nil
 	}
-	// Taking the place of the Do keeps it out, and shows whether it has been.
+	// The row of the Do keeps a late Do out, and shows whether the Do has been applied.
 	never, err := b.pass(ctx, tx, saga, step, OpDo, OpUndo)
 	if err != nil {
 		return err
@@ -115,7 +113,7 @@ func Barrier(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
 	return fn(tx)
 }
 
-// pass writes the row of a command, unless it is there, which it reports.
+// pass inserts the row of a command, and reports whether it did not exist before.
 func (b *barrierSQL) pass(ctx context.Context, tx *sql.Tx, saga, step string, op, reason Op) (first bool, err error) {
 	res, err := tx.ExecContext(ctx, b.insert, saga, step, string(op), string(reason))
 	if err != nil {

@@ -50,7 +50,7 @@ func BenchmarkRunner(b *testing.B) {
 			if _, err := saga.Start(ctx, r, sg, id, 0); err != nil {
 				b.Error(err)
 			}
-			if _, err := saga.Result[int](ctx, r, id); err != nil {
+			if _, err := sg.Result(ctx, r, id); err != nil {
 				b.Error(err)
 			}
 		}

@@ -12,26 +12,26 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 )
 
-// A Command is what an attempt of a step asks its participant to do.
+// A Command is the request of an attempt to its participant.
 type Command struct {
-	// ID is "<saga>/<step>/<alternative>/do" or ".../undo", where saga is the id
-	// of the saga and alternative is the step's own name or that of one of its
-	// alternatives. Every attempt has the same: a participant that applies an ID
-	// once is safe from repetition.
+	// ID is "<saga>/<step>/<alternative>/do" or ".../undo". Here saga is the saga's id,
+	// and alternative the name of the step itself or of one of its alternatives. All
+	// attempts have the same ID: a participant that applies each ID once is safe from
+	// repetition.
 	ID string
-	// Attempt is 1, 2 and so on, as far as is known: a crash can lose count.
+	// Attempt is the number of the attempt, from 1. A crash can make it smaller.
 	Attempt int
-	// Epoch is the fencing token: it grows with each change of the saga's owner.
-	// 0 under Run.
+	// Epoch is the fencing token, which grows with each change of the saga's owner.
+	// Zero under Run.
 	Epoch int64
-	// CompleteBy is when the attempt's ctx ends, by the clock of this process;
-	// zero if it has no deadline.
+	// CompleteBy is when the attempt's ctx ends, by the clock of this process. Zero
+	// means that it has no deadline.
 	CompleteBy time.Time
 }
 
 type commandKey struct{}
 
-// CommandFrom returns the command that a Do, Undo, DoTx or UndoTx carries out.
+// CommandFrom returns the command of the Do, Undo, DoTx or UndoTx whose ctx it is given.
 // Outside of one it returns the zero Command, whose ID is empty.
 func CommandFrom(ctx context.Context) Command {
 	switch c := ctx.Value(commandKey{}).(type) {
@@ -45,18 +45,18 @@ func CommandFrom(ctx context.Context) Command {
 	return Command{}
 }
 
-// WithCommand returns a ctx that carries cmd: for a participant in another
-// process, which was sent a command's ID, to use [Barrier] with.
+// WithCommand returns a ctx that carries cmd. A participant in another process uses it to
+// call [Barrier] for a command whose ID came with a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	return context.WithValue(ctx, commandKey{}, cmd)
 }
 
-// identity is what the commands of one saga have in common.
+// An identity is the common part of the commands of one saga.
 type identity struct {
 	p     *plan
 	epoch int64
 	name  sync.Once
-	id    string // "": one is made up when somebody asks
+	id    string // "" until commandID makes one up
 }
 
 func (s *identity) commandID(unit int, op Op) string {
@@ -69,9 +69,8 @@ func (s *identity) commandID(unit int, op Op) string {
 	return s.id + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
 }
 
-// DoID returns the ID of the Do that the command is, or undoes: the id under which
-// the participant knows what is to be undone. It is "" if ID is not that of a
-// command.
+// DoID returns the ID of the Do that the command is or undoes. An Undo finds by it what
+// its participant has to undo. It is "" if ID is not that of a command.
 func (c Command) DoID() string {
 	if id, ok := strings.CutSuffix(c.ID, "/"+string(OpUndo)); ok {
 		return id + "/" + string(OpDo)
@@ -82,8 +81,8 @@ func (c Command) DoID() string {
 	return ""
 }
 
-// attemptContext is the ctx of one attempt. The id of its command is put
-// together only when it is asked for.
+// An attemptContext is the ctx of one attempt. It composes the command's id only when it
+// is asked for.
 type attemptContext struct {
 	context.Context
 	saga    *identity
@@ -102,9 +101,9 @@ func (c *attemptContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// mark returns what package attempt marks the ctx with: the number of the attempt,
-// or 0 for a step that the saga does not repeat. Zero begins a new operation, also
-// if the caller of Run is itself an attempt of another one.
+// mark returns the value of package attempt: the number of the attempt, or 0 for a step
+// that the saga does not repeat. Zero begins a new operation, even if the caller of Run
+// is itself within an attempt.
 func (c *attemptContext) mark() int {
 	u := &c.saga.p.units[c.unit]
 	if c.op == OpDo && u.attempts == 1 || c.op == OpUndo && u.undoAttempts == 1 {
@@ -113,7 +112,7 @@ func (c *attemptContext) mark() int {
 	return c.attempt
 }
 
-// splitCommand takes the id of a command apart.
+// splitCommand returns the parts of a command's id.
 func splitCommand(id string) (saga, step string, op Op, err error) {
 	parts := strings.Split(id, "/")
 	n := len(parts)

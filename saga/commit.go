@@ -8,56 +8,8 @@ import (
 	"time"
 )
 
-// This file is how an execution writes: fenced, settled when an answer was
-// lost, and only as long as the lease lasts.
-
-// now is the store's clock, as well as it is known here.
-func (e *execution) now() time.Time { return e.rec.Now.Add(time.Since(e.since)) }
-
-// renew moves the end of the lease, which was extended by a call made then.
-func (e *execution) renew(since time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.lease.Stop() {
-		e.until = since.Add(e.r.cfg.Lease)
-		e.lease.Reset(time.Until(e.until))
-	}
-}
-
-// lose ends the attempts of a saga that another has, or may have by now.
-func (e *execution) lose() {
-	e.mu.Lock()
-	e.gone = true
-	e.mu.Unlock()
-	e.stop(ErrLost)
-	e.nudge()
-}
-
-// lost reports whether this owner may no longer act. A process that was stopped
-// finds out here before its timers do.
-func (e *execution) lost() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.gone || !time.Now().Before(e.until)
-}
-
-// cancel hands on that somebody has asked for a cancellation.
-func (e *execution) cancel(note string) {
-	e.mu.Lock()
-	e.asked = &note
-	e.mu.Unlock()
-	e.nudge()
-}
-
-func (e *execution) nudge() {
-	select {
-	case e.signal <- struct{}{}:
-	default:
-	}
-}
-
-// record writes what has changed, and gives the saga up if there is nothing to
-// do for a while. It reports false if the saga was lost.
+// record writes what has changed, and gives the saga up if nothing is to be done for a
+// while. It reports false if the saga is lost.
 func (e *execution) record(now time.Time) bool {
 	release, wakeIn := e.release(now)
 	if !release && !e.m.changed {
@@ -71,9 +23,9 @@ func (e *execution) record(now time.Time) bool {
 	return true
 }
 
-// halt makes a saga stuck whose state cannot be recorded. It is left as it was
-// recorded last, and what was started then is in doubt. It reports false if this
-// cannot be recorded either: then the lease runs out.
+// halt makes a saga stuck whose state cannot be recorded. The state remains as it was
+// last recorded, and steps that had started then are in doubt. halt reports false if it
+// cannot record this either: then the lease runs out.
 func (e *execution) halt(why error) bool {
 	m, err := loadMachine(e.plan, &e.rec)
 	if err != nil {
@@ -105,19 +57,19 @@ func (e *execution) release(now time.Time) (release bool, wakeIn time.Duration) 
 	}
 	switch {
 	case e.r.isDraining():
-		e.m.note(Entry{Event: EventReleased})
+		e.m.note(Entry{Kind: EventReleased})
 		return true, wakeIn
 	case wakeIn > e.r.cfg.Park:
-		e.m.note(Entry{Event: EventParked, Error: e.m.lastError})
+		e.m.note(Entry{Kind: EventParked, Error: e.m.lastError})
 		return true, wakeIn
 	}
 	return false, 0
 }
 
-// request is the commit of what the machine has come to.
+// request returns the commit of the machine's present state.
 func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 	if len(e.m.log) == 0 {
-		e.m.note(Entry{Event: EventResumed})
+		e.m.note(Entry{Kind: EventResumed})
 	}
 	if release {
 		e.m.forsake()
@@ -130,14 +82,13 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 	}
 }
 
-// unwritable is after how many failures a commit is given up, if they have also
-// lasted for a whole lease: the store then took the heartbeats of the saga all the
-// while, so that it is the commit that cannot be written.
+// A commit is given up after so many failures, if they have also lasted for a lease. In
+// that time the store has accepted the saga's heartbeats, so the fault is in the commit.
 const unwritable = 10
 
-// write commits req. Where the answer was lost it finds out, and commits the
-// same again if it has not happened. It returns ErrLost if the saga is lost, and
-// another error if this commit cannot be written.
+// write commits req. If the answer is lost, it finds out whether the commit has
+// happened, and repeats it if not. It returns ErrLost if the saga is lost, and another
+// error if the commit cannot be written.
 func (e *execution) write(req CommitRequest) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
@@ -163,12 +114,13 @@ func (e *execution) write(req CommitRequest) error {
 	}
 }
 
-// settle finds out whether a commit that returned err has happened: the record
-// then has its nonce. A record that has not changed at all may be written again,
-// whatever is still under way: the fence lets only one write through. Any other
-// record was written by another owner, or by a transaction of this one whose
-// COMMIT arrived after it was given up. Either way this execution does not know
-// the saga's state any more, and loses it.
+// settle finds out whether a commit that returned err has happened: then the record has
+// its nonce.
+//
+// A record that has not changed may be written again, even if an earlier try is still
+// under way: the fence admits only one of them. Any other record was written by another
+// owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
+// execution no longer knows the saga's state, and loses it.
 func (e *execution) settle(req CommitRequest, err error) (rec Record, happened bool) {
 	if !errors.Is(err, ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
@@ -194,8 +146,8 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 	return rec, false
 }
 
-// storeCtx is the ctx of one call of the store: not that of the attempts, which
-// may end first, and bounded, for a database may not answer.
+// storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
+// and has a timeout, since a database may not answer.
 func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(e.ctx), e.r.cfg.Lease/2)
 }
@@ -210,7 +162,7 @@ func (e *execution) receive(rc Receipt) {
 	}
 }
 
-// written takes note that req was committed, and tells the hooks.
+// written notes that req is committed, and calls the hooks.
 func (e *execution) written(req CommitRequest) {
 	first := e.seq + 1
 	e.seq, e.over = req.After(), req.Release
@@ -231,9 +183,9 @@ func (e *execution) written(req CommitRequest) {
 	}
 }
 
-// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded,
-// together with all that there is to record, in which the fenced statement
-// comes last. If it does not commit the attempt has failed, without effect.
+// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, together
+// with everything else that is to be recorded. The fenced statement comes last. If the
+// transaction does not commit, the attempt has failed without effect.
 func (e *execution) commitOpen() {
 	res := e.open
 	e.open, e.txUnit = nil, -1
@@ -277,21 +229,4 @@ func (e *execution) commitOpen() {
 	e.restore()
 	res.err, res.cut = err, false
 	e.conclude(res)
-}
-
-// happened counts an entry of a log, and tells the hook.
-func (r *Runner) happened(ctx context.Context, rec *Record, entry Entry) {
-	switch entry.Event {
-	case EventCompleted:
-		r.count.completed.Add(1)
-	case EventCompensated:
-		r.count.compensated.Add(1)
-	case EventStuck:
-		r.count.stuck.Add(1)
-	case EventParked:
-		r.count.parked.Add(1)
-	case EventReleased:
-		r.count.released.Add(1)
-	}
-	hook(ctx, "OnEvent", r.cfg.OnEvent, Event{r.cfg.Name, rec.Saga, rec.Version, rec.ID, entry})
 }

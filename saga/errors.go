@@ -9,56 +9,58 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// How a saga can end other than completed, and why a call is refused.
+// The ways in which a saga ends without completing, and the reasons for which a call
+// fails.
 var (
-	// ErrCompensated: everything that was done has been undone.
+	// ErrCompensated is the error of a saga whose steps have been undone.
 	ErrCompensated = errors.New("saga: compensated")
-	// ErrStuck: it can go neither on nor back without a person.
+	// ErrStuck is the error of a saga that needs an operator to go on or back.
 	ErrStuck = errors.New("saga: stuck")
-	// ErrAbandoned: a person has given it up as it was.
+	// ErrAbandoned is the error of a saga that an operator has given up as it was.
 	ErrAbandoned = errors.New("saga: abandoned")
 
-	// ErrCanceled is the cause of a compensation that Cancel asked for.
+	// ErrCanceled is the reason of a compensation that Cancel asked for.
 	ErrCanceled = errors.New("saga: canceled")
-	// ErrDeadline is the cause of a compensation after Saga.Deadline.
+	// ErrDeadline is the reason of a compensation after Saga.Deadline.
 	ErrDeadline = errors.New("saga: deadline passed")
 
-	// ErrNotFound: no saga has this id.
+	// ErrNotFound means that no saga has the id.
 	ErrNotFound = errors.New("saga: not found")
-	// ErrExists: the id belongs to a saga of another definition.
+	// ErrExists means that the id belongs to a saga of another definition.
 	ErrExists = errors.New("saga: id in use by another definition")
-	// ErrNotRegistered: the runner does not know this definition or version.
+	// ErrNotRegistered means that the runner does not know the definition or version.
 	ErrNotRegistered = errors.New("saga: definition not registered")
-	// ErrNotAllowed: the saga's present status does not allow the action.
+	// ErrNotAllowed means that the saga's status does not allow the action.
 	ErrNotAllowed = errors.New("saga: not allowed")
-	// ErrNoTx: DoTx, UndoTx and StartTx need a store that is a TxStore.
+	// ErrNoTx means that DoTx, UndoTx or StartTx was used with a store that is no
+	// TxStore.
 	ErrNoTx = errors.New("saga: the store has no transactions")
 
-	// ErrFenced: another owner has the saga; nothing was written. Stores return
-	// it from Commit and CommitTx.
+	// ErrFenced is returned by a store's Commit and CommitTx if another owner has the
+	// saga. Nothing was written.
 	ErrFenced = errors.New("saga: fenced: another owner has the saga")
-	// ErrLost is the cause with which the ctx of an attempt ends when its runner
-	// no longer holds the saga.
+	// ErrLost is the cause of an attempt's ctx that ends because the runner no longer
+	// holds the saga.
 	ErrLost = errors.New("saga: lease lost")
-	// ErrDraining is the cause with which the ctx of an attempt ends when its
-	// runner was stopped and RunnerConfig.Drain has passed.
+	// ErrDraining is the cause of an attempt's ctx that ends because its runner was
+	// stopped and RunnerConfig.Drain has passed.
 	ErrDraining = errors.New("saga: runner stopped")
 
-	// ErrUndone is what Barrier refuses a Do with, whose Undo came first.
+	// ErrUndone is returned by Barrier for a Do that arrives after its Undo.
 	ErrUndone = errors.New("saga: command refused: its undo came first")
 )
 
 // An Error says why a saga did not complete, and what became of its steps.
 //
-// It is [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and
-// to the errors of Failed.
+// It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
+// the errors of Failed.
 type Error struct {
-	Name   string   // the definition's Name
+	Saga   string   // the definition's Name
 	ID     string   // the saga's id; "" from Run
 	Status Status   // Compensated, Stuck or Abandoned
-	Step   string   // the step that made it turn back or stop; "": none did
-	Err    error    // what that step returned, or ErrCanceled, ErrDeadline, the end of ctx
-	Undone []string // steps that were undone, in the order in which they were
+	Step   string   // the step at which the saga turned back or stopped; "" for none
+	Err    error    // the error of that step, ErrCanceled, ErrDeadline or the end of ctx
+	Undone []string // the steps that were undone, in that order
 	Failed []Failure
 }
 
@@ -72,7 +74,7 @@ type Failure struct {
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("saga: ")
-	b.WriteString(e.Name)
+	b.WriteString(e.Saga)
 	if e.ID != "" {
 		fmt.Fprintf(&b, " %q", e.ID)
 	}
@@ -118,32 +120,30 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// Retryable reports false: a saga that has ended does not end otherwise if it
-// is asked again.
+// Retryable reports false: a saga that has ended is not run again under its id.
 func (e *Error) Retryable() bool { return false }
 
-// Refused reports false: steps were called, whatever the error of the last one
-// says.
+// Refused reports false: steps were called, even if the last of them was refused.
 func (e *Error) Refused() bool { return false }
 
-// Answered reports whether a participant's answer made the saga turn back, and
-// everything has been undone.
+// Answered reports whether everything has been undone because of a participant's
+// answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Abort returns err as an answer after which a step is not tried again. The step
-// may have taken effect: a Do that aborts is undone. Abort(nil) is nil.
+// Abort returns err as an error after which the step is not tried again. The step may
+// have taken effect, so a Do that aborts is undone. Abort(nil) is nil.
 //
-// Any other answer, which is an error with Answered() true that does not say
-// Retryable() true, aborts too. A refusal does not, also inside an Abort: to give
-// up on it, return an error that has only its text.
+// Every other answer aborts too: an error with Answered() true that does not say
+// Retryable() true. A refusal does not, even inside an Abort. To give up after a
+// refusal, return an error that has only its text.
 func Abort(err error) error { return wrapFinal(err, false) }
 
-// NoEffect returns err as the answer of a Do that certainly took no effect: the
-// hotel is full, the card is refused. The step is not tried again, and needs no
-// undo unless an earlier attempt is in doubt. NoEffect(nil) is nil.
+// NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
+// is full, the card is refused. The step is not tried again, and is not undone unless
+// an earlier attempt is in doubt. NoEffect(nil) is nil.
 //
-// Of joined errors, each must be a NoEffect or a refusal: a NoEffect beside a
-// time-out leaves the step in doubt.
+// Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
+// timeout leaves the step in doubt.
 func NoEffect(err error) error { return wrapFinal(err, true) }
 
 func wrapFinal(err error, noEffect bool) error {
@@ -163,10 +163,10 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// InDoubt returns err as the error of a Do that may have taken effect, whatever
-// err itself says. A Do that calls several participants needs it: if a policy
-// refuses the second call, its error says that nothing was called, and what the
-// first call did would not be undone. InDoubt(nil) is nil.
+// InDoubt returns err as the error of a Do that may have taken effect, whatever err
+// itself says. Consider a Do that calls two participants: if a policy refuses the second
+// call, its error says that no call was made, and the effect of the first would not be
+// undone. InDoubt(nil) is nil.
 func InDoubt(err error) error {
 	if err == nil {
 		return nil
@@ -181,9 +181,9 @@ func (e *doubtError) Unwrap() error  { return e.err }
 func (e *doubtError) Refused() bool  { return false }
 func (e *doubtError) Answered() bool { return false }
 
-// isFinal reports whether another attempt is pointless after err, which says end.
-// Retryable() of a failure does not count: it speaks of one call, and an attempt has
-// a command id that makes it safe to repeat.
+// isFinal reports whether the step is not tried again after err, of which end is the
+// reading. Retryable() of a failure does not count: it is about one call, and the
+// command id makes an attempt safe to repeat.
 func isFinal(err error, end behavior.End) bool {
 	if _, ok := errors.AsType[*finalError](err); ok {
 		return true
@@ -198,7 +198,7 @@ func noEffect(err error) bool {
 	case *finalError:
 		return e.noEffect || noEffect(e.err)
 	case *doubtError, *Error, *PanicError:
-		return false // what is inside speaks of less than the whole attempt
+		return false // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return noEffect(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -217,30 +217,33 @@ func noEffect(err error) bool {
 	return false
 }
 
-// turnedBack is the cause with which the ctx of an attempt ends when its saga is
-// to turn back. It is what made it turn, but has nothing in it for errors.As: a
-// NoEffect was the answer of another step.
+// turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It
+// matches the reason and does not unwrap to it: the reason may be a NoEffect of another
+// step, which errors.As would find.
 type turnedBack struct{ why error }
 
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A PanicError is what a panic in a step, a Codec or a Backoff counts as in a
-// [Runner], where no caller is there to see it. Run lets the panics of steps pass.
+// A PanicError is the error of a panic in a step, a Codec or a Backoff under a
+// [Runner], which has no caller to pass the panic on to. Run lets the panics of steps
+// pass.
 type PanicError struct {
 	Value any
 	Stack []byte
 }
 
-// Refused and Answered report false: an error that a step panics with says
-// nothing of what the step did before.
-func (e *PanicError) Refused() bool  { return false }
+// Refused reports false: the step may have done something before it panicked with an
+// error that says so.
+func (e *PanicError) Refused() bool { return false }
+
+// Answered reports false, for the same reason.
 func (e *PanicError) Answered() bool { return false }
 
 func (e *PanicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.Value) }
 
-// caught turns a panic into a PanicError. It is deferred around code of the user
-// that runs on a goroutine of this package.
+// caught turns a panic into a PanicError. It is deferred around the user's code on
+// goroutines of this package.
 func caught(err *error) {
 	if v := recover(); v != nil {
 		*err = &PanicError{v, debug.Stack()}

@@ -129,7 +129,7 @@ func ExampleRunnerConfig_OnEvent() {
 	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
 		Poll: 10 * time.Millisecond,
 		OnEvent: func(ctx context.Context, e saga.Event) {
-			logger.InfoContext(ctx, e.Event, "saga", e.Saga, "id", e.ID, "step", e.Step, "attempt", e.Attempt, "err", e.Error)
+			logger.InfoContext(ctx, string(e.Kind), "saga", e.Saga, "id", e.ID, "step", e.Step, "attempt", e.Attempt, "err", e.Err)
 		},
 	})
 	saga.Register(runner, ping)
@@ -141,7 +141,7 @@ func ExampleRunnerConfig_OnEvent() {
 	cancel()
 	running.Wait()
 	// Output:
-	// level=INFO msg=created saga=ping id=ping-1 step="" attempt=0 err=""
-	// level=INFO msg=done saga=ping id=ping-1 step=send attempt=1 err=""
-	// level=INFO msg=completed saga=ping id=ping-1 step="" attempt=0 err=""
+	// level=INFO msg=created saga=ping id=ping-1 step="" attempt=0 err=<nil>
+	// level=INFO msg=done saga=ping id=ping-1 step=send attempt=1 err=<nil>
+	// level=INFO msg=completed saga=ping id=ping-1 step="" attempt=0 err=<nil>
 }

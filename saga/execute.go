@@ -14,15 +14,15 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// An execution is one saga that a runner holds, in one epoch. One goroutine, in
-// run, owns the machine, the state and all writes; each attempt has a goroutine
-// of its own and reports back to it.
+// An execution is one saga that a runner holds, in one epoch. The goroutine of run owns
+// the machine, the state and all writes. Each attempt has a goroutine of its own, which
+// sends it a result.
 type execution struct {
 	r    *Runner
 	p    program
 	plan *plan
 	id   identity
-	rec  Record // as it was claimed; Status, Data and Steps as they were recorded last
+	rec  Record // as claimed; Status, Data and Steps as last recorded
 	seq  int64  // of the record now
 
 	m    *machine
@@ -32,35 +32,36 @@ type execution struct {
 	results chan result
 	running []context.CancelCauseFunc // by unit
 	txUnit  int                       // the unit that has a transaction, or -1
-	open    *result                   // its result, to be committed
-	over    bool                      // released or ended: no longer held, and recorded so
+	open    *result                   // the result of txUnit, to be committed
+	over    bool                      // released or ended, and recorded so
 
 	ctx    context.Context // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc
-	since  time.Time     // when rec.Now was, by the local clock
-	lease  *time.Timer   // until the lease is over
-	signal chan struct{} // something below has changed
+	since  time.Time     // rec.Now by the local clock
+	lease  *time.Timer   // fires at the end of the lease
+	signal chan struct{} // a field below has changed
 
 	mu    sync.Mutex
 	until time.Time // the end of the lease, by the local clock
 	gone  bool
-	asked *string // the note of a cancellation to heed
+	asked *string // the note of a cancellation request
 }
 
-// A result is how an attempt has ended.
+// A result is the result of an attempt.
 type result struct {
 	unit    int
 	op      Op
 	attempt int
 	err     error
-	s, base any                // the copy of the state that it worked on, and as it was
-	cut     bool               // its ctx ended because the runner stops or has lost the saga
+	s, base any                // its copy of the state, and the copy before
+	cut     bool               // its ctx ended because the runner stopped or lost the saga
 	ctx     context.Context    // of the attempt
-	tx      *sql.Tx            // still open: DoTx or UndoTx has succeeded
+	tx      *sql.Tx            // still open after a DoTx or UndoTx that succeeded
 	end     context.CancelFunc // ends ctx, and with it tx
 }
 
-// newExecution is for a saga that was claimed then, or later, by the local clock.
+// newExecution returns the execution of a saga that was claimed at since, or later, by
+// the local clock.
 func newExecution(r *Runner, p program, rec Record, since time.Time) *execution {
 	e := &execution{
 		r: r, p: p, plan: p.planned(), rec: rec, seq: rec.Seq, since: since, txUnit: -1,
@@ -74,8 +75,8 @@ func newExecution(r *Runner, p program, rec Record, since time.Time) *execution 
 	return e
 }
 
-// run takes the saga as far as it goes: to its end, to a wait that is worth
-// writing it back for, or until the runner stops or has lost it.
+// run runs the saga until it ends, is written back to wait for its next attempt, is
+// handed over because the runner stops, or is lost.
 func (e *execution) run() {
 	defer e.r.drop(e)
 	defer e.stop(nil)
@@ -86,8 +87,8 @@ func (e *execution) run() {
 	for !e.over && !e.lost() {
 		_ = e.heed()
 		now := e.now()
-		// A transaction of this saga may hold the only connection that can
-		// write: whatever else there is to record goes with it.
+		// A transaction of this saga may hold the only connection that can write. It
+		// will commit what there is to record.
 		if e.txUnit < 0 {
 			e.m.advance(now)
 			e.report(now)
@@ -113,7 +114,8 @@ func (e *execution) run() {
 	}
 }
 
-// load makes the machine and the state from the record.
+// load makes the machine and the state from the record. It reports false if it cannot:
+// then the saga is stuck.
 func (e *execution) load() bool {
 	var err error
 	e.m, err = loadMachine(e.plan, &e.rec)
@@ -136,7 +138,7 @@ func (e *execution) load() bool {
 	e.m.stick("", err)
 	req := e.request(true, 0)
 	if e.s == nil {
-		req.Data, req.Steps = e.rec.Data, e.rec.Steps // as they are: nobody understands them
+		req.Data, req.Steps = e.rec.Data, e.rec.Steps // as they are, since they cannot be read
 	}
 	if e.write(req) == nil {
 		e.written(req)
@@ -144,7 +146,25 @@ func (e *execution) load() bool {
 	return false
 }
 
-// heed takes in what others have asked for, and reports whether it was news.
+// now returns the store's clock, as well as it is known here.
+func (e *execution) now() time.Time { return e.rec.Now.Add(time.Since(e.since)) }
+
+// cancel passes on a request to turn back.
+func (e *execution) cancel(note string) {
+	e.mu.Lock()
+	e.asked = &note
+	e.mu.Unlock()
+	e.nudge()
+}
+
+func (e *execution) nudge() {
+	select {
+	case e.signal <- struct{}{}:
+	default:
+	}
+}
+
+// heed takes in a request to turn back, and reports whether it is news.
 func (e *execution) heed() bool {
 	e.mu.Lock()
 	note := e.asked
@@ -185,11 +205,11 @@ func (e *execution) launch(now time.Time) {
 }
 
 // errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its
-// own transaction: what it did may have happened, and no log says so.
+// transaction itself. It may have taken effect, and the log does not say so.
 var errTxEnded = errors.New("saga: the step has ended its transaction itself")
 
-// endedItself reports whether err, of a transaction under ctx, says that somebody
-// else had ended it. The end of ctx does that, too.
+// endedItself reports whether err, of a transaction under ctx, says that the step has
+// ended the transaction. The end of ctx also ends it.
 func endedItself(ctx context.Context, err error) bool {
 	return errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
 }
@@ -205,8 +225,8 @@ func (r *Runner) timeout(u *unit, tx bool) time.Duration {
 	return d
 }
 
-// attempt calls a Do or an Undo on a goroutine of its own. What its ctx is cut
-// off from is the ctx of whoever started the saga.
+// attempt calls a Do or an Undo, on a goroutine of its own, and sends the result. Its ctx
+// is independent of that of the Start.
 func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	ctx, res.end = context.WithTimeout(ctx, e.r.timeout(&e.plan.units[res.unit], tx))
 	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
@@ -244,8 +264,8 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	res.err = e.p.call(ctx, res.unit, res.op, res.s)
 }
 
-// turnBack ends the attempts of a saga that is to turn back, except for that
-// of a pivot whose answer decides.
+// turnBack ends the attempts of a saga that is to turn back, except for that of a pivot
+// whose answer must be known.
 func (e *execution) turnBack(now time.Time) {
 	if !e.m.turning(now) {
 		return
@@ -257,13 +277,13 @@ func (e *execution) turnBack(now time.Time) {
 	}
 }
 
-// report tells that the saga makes no progress.
+// report reports that the saga makes no progress.
 func (e *execution) report(now time.Time) {
 	at, ok := e.m.failing(e.r.cfg.FailingAfter)
 	if e.over || !ok || now.Before(at) {
 		return
 	}
-	e.m.reported = now // written with whatever is written next
+	e.m.reported = now // recorded with the next commit
 	e.r.count.failing.Add(1)
 	in := newInstance(e.snapshot(now), e.plan)
 	for i := range in.Steps {
@@ -279,7 +299,7 @@ func (e *execution) report(now time.Time) {
 	hook(e.ctx, "OnFailing", e.r.cfg.OnFailing, f)
 }
 
-// snapshot is the record as it would be if it were written now.
+// snapshot returns the record as it would be if it were written now.
 func (e *execution) snapshot(now time.Time) Record {
 	rec := e.rec
 	rec.Status, rec.Data, rec.Steps, rec.Seq = e.m.status, e.data, e.m.encode(), e.seq
@@ -288,8 +308,8 @@ func (e *execution) snapshot(now time.Time) Record {
 	return rec
 }
 
-// wait waits until there is something to do, and takes in all results that are
-// there: parallel steps that end together are recorded together.
+// wait waits until there is something to do, and takes in all results that have arrived,
+// so that parallel steps that end together are recorded together.
 func (e *execution) wait(now time.Time) {
 	if e.over {
 		return
@@ -297,7 +317,7 @@ func (e *execution) wait(now time.Time) {
 	var alarm <-chan time.Time
 	at, ok := e.m.alarm(now)
 	if e.txUnit >= 0 || e.r.isDraining() {
-		at, ok = e.m.deadline(now) // nothing begins now
+		at, ok = e.m.deadline(now) // no attempt begins now
 	}
 	if t, is := e.m.failing(e.r.cfg.FailingAfter); is && (!ok || t.Before(at)) {
 		at, ok = t, true
@@ -325,14 +345,14 @@ func (e *execution) wait(now time.Time) {
 	}
 }
 
-// take draws the conclusions from the end of an attempt.
+// take takes in the result of an attempt.
 func (e *execution) take(res result) {
 	cancel := e.running[res.unit]
 	e.running[res.unit] = nil
 	e.r.count.attempts.Add(-1)
 	if res.tx != nil {
 		end := res.end
-		res.end = func() { end(); cancel(nil) } // which would roll it back
+		res.end = func() { end(); cancel(nil) } // later: canceling ctx rolls tx back
 		e.open = &res
 		return
 	}
@@ -348,7 +368,8 @@ func (e *execution) take(res result) {
 	e.conclude(&res)
 }
 
-// conclude tells the machine, and the hook if there will be another attempt.
+// conclude passes a result on to the machine, and calls OnEvent if there will be another
+// attempt.
 func (e *execution) conclude(res *result) {
 	now := e.now()
 	switch {
@@ -366,16 +387,16 @@ func (e *execution) conclude(res *result) {
 	}
 	if s := e.m.units[res.unit].Status; s == StepStarted || s == StepUndoing {
 		e.r.happened(e.ctx, &e.rec, Entry{
-			Step: e.m.units[res.unit].Name, Op: res.op, Event: EventRetry, Attempt: res.attempt,
+			Step: e.m.units[res.unit].Name, Op: res.op, Kind: EventRetry, Attempt: res.attempt,
 			Epoch: e.rec.Epoch, Error: res.err.Error(), At: now,
 		})
 	}
 }
 
-// keep takes over what an attempt has written in the state, and returns its
-// error. An attempt whose writes conflict with those of another has failed, and
-// may come again, on what the other has left. One that leaves a state which
-// does not encode has failed for good.
+// keep merges an attempt's changes into the state, and returns the attempt's error. If
+// they conflict with those of another attempt, the attempt has failed and may run again,
+// on the state that the other has left. If the state can no longer be encoded, the
+// attempt has failed for good.
 func (e *execution) keep(res *result) error {
 	var err error
 	if !e.plan.chain && res.s != nil {
@@ -396,7 +417,7 @@ func (e *execution) keep(res *result) error {
 	return err
 }
 
-// restore makes the state what it was when it was last kept.
+// restore returns the state to what it was when it was last kept.
 func (e *execution) restore() {
 	s, err := e.p.decode(e.data)
 	if err != nil {
@@ -406,7 +427,7 @@ func (e *execution) restore() {
 	e.s = s
 }
 
-// leave waits for the attempts of a saga that is no longer held.
+// leave ends the attempts of a saga that is no longer held, and waits for them.
 func (e *execution) leave() {
 	e.stop(ErrLost)
 	for i := range e.running {

@@ -47,7 +47,7 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 	}
 	tickets := slow(failing("tickets", errDeclined))
 	refused := slow(step("flight"))
-	refused.UndoAround = refusing(always, time.Second)
+	refused.UndoMiddleware = refusing(always, time.Second)
 	for name, c := range map[string]struct {
 		sg    *saga.Saga[trip]
 		error string
@@ -64,7 +64,7 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 				told := failing.told()
 				require.Len(t, told, 5, "after 1, 2, 4, 8 and 16 hours, whatever was written in between")
 				for i, f := range told {
-					require.Equal(t, "worker", f.Name)
+					require.Equal(t, "worker", f.Runner)
 					require.Equal(t, "trip-1", f.ID)
 					require.Equal(t, c.error, f.LastError)
 					require.GreaterOrEqual(t, f.Since(), time.Hour<<i)
@@ -98,7 +98,7 @@ func TestRunnerReportsAnAttemptThatDoesNotEnd(t *testing.T) {
 		require.Equal(t, "saga: an attempt runs 0s after the end of its ctx", told[0].Steps[1].Error)
 		require.NotEmpty(t, told[0].Owner)
 		close(end)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		time.Sleep(48 * time.Hour)
 		require.Len(t, failing.told(), 1)
@@ -124,7 +124,7 @@ func TestRunnerReportsNoSagaThatGoesOn(t *testing.T) {
 		sg := sequence(slow("a"), slow("b"), slow("c"))
 		r, _ := begin(t, saga.NewMemory(), failing.config(), sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, failing.told())
 	})

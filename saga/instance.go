@@ -6,27 +6,27 @@ import (
 	"time"
 )
 
-// An Instance is a saga as it was when it was looked at.
+// An Instance is a saga as it was at Now.
 type Instance struct {
 	ID      string
 	Saga    string // the definition's Name
-	Version int
+	Version int    // the definition's Version
 	Status  Status
-	State   []byte      // as the definition's Codec has encoded it
+	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // every step and alternative, in the definition's order
-	Back    bool        // it has turned back: what is left is to be undone
+	Back    bool        // the saga has turned back: what is left is to be undone
 
-	Step  string // where it turned back or got stuck; "": at no step
+	Step  string // the step at which it turned back or got stuck; "" for none
 	Cause string // why it did
 
-	Owner      string // the runner that holds it; "": none
-	Epoch      int64  // how often it was claimed
-	Seq        int64  // entries in its log
-	WakeAt     time.Time
-	CompleteBy time.Time // zero: no deadline
+	Owner      string    // the runner that holds it; "" for none
+	Epoch      int64     // how often it was claimed
+	Seq        int64     // the number of entries in its log
+	WakeAt     time.Time // when the owner's lease ends; without an owner, when it is due
+	CompleteBy time.Time // zero for no deadline
 
-	Failures        int // attempts that have failed since a step last succeeded
-	Takeovers       int // from crashed owners since a step last had a result
+	Failures        int // attempts that failed since a step last succeeded
+	Takeovers       int // takeovers from crashed owners since a step last had a result
 	LastError       string
 	CancelRequested bool
 	CancelNote      string
@@ -34,18 +34,29 @@ type Instance struct {
 	CreatedAt  time.Time
 	ProgressAt time.Time // when a step last changed its status, or the saga turned back
 	UpdatedAt  time.Time // when the record was last written
-	Now        time.Time // when it was looked at, by the store's clock as all of these
+	Now        time.Time // the store's clock, as are all times of an Instance
 
-	// Actions are those that a person may take now: "cancel", "retry", "skip",
-	// "compensate", "abandon".
-	Actions []string
+	Actions []Action // those that are allowed now
+}
+
+// A StepState is the progress of a step, or of one of its alternatives.
+type StepState struct {
+	Name      string // of the step or alternative
+	Step      string // of the step that this is, or is an alternative of
+	Status    StepStatus
+	Attempts  int       // of Do, as far as is known
+	Undos     int       // attempts of Undo
+	Refusals  int       // refused attempts since the last attempt that was made
+	InDoubt   bool      // an attempt of Do may have taken effect
+	Error     string    // of the latest failure
+	NotBefore time.Time // when the next attempt may begin
 }
 
 // Since returns for how long the saga has made no progress.
 func (in *Instance) Since() time.Duration { return in.Now.Sub(in.ProgressAt) }
 
-// CommandID returns the id of the command with which a step's participant was,
-// or will be, asked to do or to undo it.
+// CommandID returns the id of the command that asks the participant of a step to do or
+// undo it, or "" if there is no such step.
 func (in *Instance) CommandID(step string, op Op) string {
 	for _, u := range in.Steps {
 		if u.Name == step {
@@ -55,14 +66,14 @@ func (in *Instance) CommandID(step string, op Op) string {
 	return ""
 }
 
-// newInstance shows a record. Without its definition (a nil plan) the
-// alternatives of a step are not known to be its.
+// newInstance returns the Instance of a record. Without its definition (p is nil), the
+// alternatives of a step are taken for steps.
 func newInstance(rec Record, p *plan) *Instance {
-	var pr progress
-	_ = json.Unmarshal(rec.Steps, &pr) // what cannot be read is not shown
+	var pr progressRecord
+	_ = json.Unmarshal(rec.Steps, &pr) // an Instance without Steps if they cannot be read
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data,
-		Steps: pr.Steps, Back: pr.Back, Step: pr.Step, Cause: pr.Cause,
+		Back: pr.Back, Step: pr.Step, Cause: pr.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
@@ -72,52 +83,50 @@ func newInstance(rec Record, p *plan) *Instance {
 		in.ProgressAt = rec.CreatedAt
 	}
 	past := false
-	for i := range in.Steps {
-		u := &in.Steps[i]
-		u.Step = u.Name
+	for i := range pr.Steps {
+		u := &pr.Steps[i]
+		step := u.Name
 		if p != nil && i < len(p.units) && p.units[i].name == u.Name {
 			n := p.units[i].node
-			u.Step = p.nodes[n].name
+			step = p.nodes[n].name
 			past = past || n == p.pivot && (u.Status == StepDone || u.Status == StepSkipped)
 		}
+		in.Steps = append(in.Steps, u.state(step))
 	}
-	in.Actions = actions(rec, &pr, past && !pr.Back)
+	in.Actions = actions(rec, in, past && !in.Back)
 	return in
 }
 
-// actions returns what a person may do with a saga.
-func actions(rec Record, pr *progress, past bool) []string {
-	var a []string
+// actions returns the actions that are allowed now. past means that the pivot is done.
+func actions(rec Record, in *Instance, past bool) []Action {
+	var a []Action
 	if rec.Status == Running && !past && !rec.CancelRequested {
-		a = append(a, "cancel")
+		a = append(a, ActionCancel)
 	}
 	switch {
 	case rec.Status.Ended():
 		return a
 	case rec.Owner != "":
-		return append(a, "abandon")
+		return append(a, ActionAbandon)
 	}
-	a = append(a, "retry")
-	if slices.ContainsFunc(pr.Steps, func(u StepState) bool { return skippable(u.Status) }) {
-		a = append(a, "skip")
+	a = append(a, ActionRetry)
+	if slices.ContainsFunc(in.Steps, func(u StepState) bool { return skippable(u.Status) }) {
+		a = append(a, ActionSkip)
 	}
-	if !pr.Back && !past {
-		a = append(a, "compensate")
+	if !in.Back && !past {
+		a = append(a, ActionCompensate)
 	}
-	return append(a, "abandon")
+	return append(a, ActionAbandon)
 }
 
-// failure is why a saga did not complete, from what is recorded of it.
+// failure returns the error of a recorded saga that did not complete.
 func (in *Instance) failure(log []Entry) *Error {
-	e := &Error{Name: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step}
-	if in.Cause != "" {
-		e.Err = recordedError(in.Cause)
-	}
+	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedReason(in.Cause)}
 	if in.Status == Abandoned && len(log) > 0 {
 		e.Err = recordedError(log[len(log)-1].Error)
 	}
 	for _, entry := range log {
-		if entry.Event == EventUndone {
+		if entry.Kind == EventUndone {
 			e.Undone = append(e.Undone, entry.Step)
 		}
 	}

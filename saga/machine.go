@@ -1,38 +1,36 @@
 package saga
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A machine is the state of one saga and the rules by which it changes. It does
-// no work, reads no clock and writes nothing: it is told what happened, and says
-// what may begin, what to log and where the saga is. What it marks as started
-// or undoing must be recorded before it begins.
+// A machine is the state of one saga and the rules by which it changes. It does no work,
+// reads no clock and writes nothing. It is told what happened, and says which attempts
+// may begin, what to log and what the saga's status is. The start of a step or of its
+// undoing must be recorded before the attempt begins.
 type machine struct {
 	p     *plan
-	quiet bool // keep no log: nothing is recorded
+	quiet bool // keep no log, since nothing is recorded
 
 	status     Status
-	back       bool // turned back, for good
+	back       bool // the saga has turned back for good
 	step       string
-	cause      error  // why it turned back or is stuck, and at which step
-	wishStep   string // why it is to turn back: the first reason counts
-	wish       error
+	cause      error // why the saga has turned back or is stuck, at step
+	wishStep   string
+	wish       error // why the saga is to turn back, at wishStep; the first reason counts
 	canceled   bool
 	completeBy time.Time
 
 	units     []StepState
-	work      []work    // of this owner; nothing of it is recorded
+	work      []work    // of this owner; not recorded
 	low       int       // the nodes below are complete
-	since     time.Time // of the last progress; zero: there was none
-	reported  time.Time // when the lack of it was told last
+	since     time.Time // of the last progress; zero before any
+	reported  time.Time // when OnFailing was last called
 	moved     bool      // since is to be set
 	failures  int
 	takeovers int
@@ -40,99 +38,20 @@ type machine struct {
 	undone    []string
 
 	log     []Entry // since the last commit
-	changed bool    // what a commit must record has changed
+	changed bool    // there is something to commit
 }
 
-// work is what a machine knows of the attempts of a unit in this process.
+// work is the part of a unit's state that only this process knows.
 type work struct {
 	busy  bool      // an attempt is running
 	due   time.Time // when its ctx ends
-	final bool      // its error said that another is pointless
-	ended time.Time // of the last attempt that is in doubt
+	final bool      // its error said not to try again
+	ended time.Time // when the last attempt that is in doubt ended
 	err   error     // of the last attempt
-}
-
-// A StepState is the progress of a step, or of one of its alternatives.
-type StepState struct {
-	Name      string     `json:"n"`
-	Status    StepStatus `json:"s"`
-	Attempts  int        `json:"a,omitempty"` // of Do, as far as they are known
-	Undos     int        `json:"u,omitempty"` // attempts of Undo
-	Refusals  int        `json:"r,omitempty"` // calls refused since the last attempt that was made
-	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
-	Error     string     `json:"e,omitempty"` // of the latest failure
-	NotBefore time.Time  `json:"t,omitzero"`  // when its next attempt may begin
-	Step      string     `json:"-"`           // the step that it is, or is an alternative of
-}
-
-// progress is what a Record's Steps holds.
-type progress struct {
-	Back     bool        `json:"back,omitempty"`
-	Canceled bool        `json:"canceled,omitempty"`
-	Since    time.Time   `json:"since,omitzero"`    // of the last progress
-	Reported time.Time   `json:"reported,omitzero"` // when the lack of it was told last
-	Pivot    *string     `json:"pivot,omitempty"`   // the name of the step; "": none; nil: not known
-	Step     string      `json:"step,omitempty"`
-	Cause    string      `json:"cause,omitempty"`
-	Steps    []StepState `json:"steps"`
 }
 
 func newMachine(p *plan) *machine {
 	return &machine{p: p, status: Running, units: slices.Clone(p.idle), work: make([]work, len(p.units))}
-}
-
-// loadMachine takes a saga up where its record has it.
-func loadMachine(p *plan, rec *Record) (*machine, error) {
-	m := newMachine(p)
-	var pr progress
-	if err := json.Unmarshal(rec.Steps, &pr); err != nil {
-		return m, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
-	}
-	m.status, m.back, m.canceled, m.step = rec.Status, pr.Back, pr.Canceled, pr.Step
-	m.since, m.reported = pr.Since, pr.Reported
-	if m.since.IsZero() {
-		m.since = rec.CreatedAt
-	}
-	if pr.Cause != "" {
-		m.cause = recordedError(pr.Cause)
-	}
-	m.completeBy, m.failures, m.takeovers, m.lastError = rec.CompleteBy, rec.Failures, rec.Takeovers, rec.LastError
-	same := len(pr.Steps) == len(m.units)
-	for i := range pr.Steps {
-		same = same && pr.Steps[i].Name == m.units[i].Name
-	}
-	if !same {
-		return m, fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
-	}
-	for i := range pr.Steps {
-		pr.Steps[i].Step = m.units[i].Step
-		m.work[i].ended = rec.Now
-	}
-	m.units = pr.Steps
-	if pr.Pivot != nil && *pr.Pivot != p.pivotName {
-		return m, fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.name, p.version, p.pivotName, *pr.Pivot)
-	}
-	return m, nil
-}
-
-func (m *machine) progress() progress {
-	pr := progress{
-		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported,
-		Pivot: &m.p.pivotName, Step: m.step, Steps: m.units,
-	}
-	if m.cause != nil {
-		pr.Cause = text(m.cause.Error())
-	}
-	return pr
-}
-
-// encode returns the machine's progress as a Record keeps it.
-func (m *machine) encode() []byte {
-	data, err := json.Marshal(m.progress())
-	if err != nil {
-		panic(err) // it is of strings, numbers and times
-	}
-	return data
 }
 
 func (m *machine) clone() *machine {
@@ -140,20 +59,6 @@ func (m *machine) clone() *machine {
 	c.units, c.work = slices.Clone(m.units), slices.Clone(m.work)
 	c.log, c.undone = slices.Clone(m.log), slices.Clone(m.undone)
 	return &c
-}
-
-// recordedError is an error of which the record keeps the text, and the
-// sentinel where there is one.
-func recordedError(text string) error {
-	for _, known := range []error{ErrCanceled, ErrDeadline} {
-		if text == known.Error() {
-			return known
-		}
-		if why, ok := strings.CutPrefix(text, known.Error()+": "); ok {
-			return fmt.Errorf("%w: %s", known, why)
-		}
-	}
-	return errors.New(text)
 }
 
 func (m *machine) note(e Entry) {
@@ -164,27 +69,14 @@ func (m *machine) note(e Entry) {
 	}
 }
 
-// text makes of the words of an error or a person what every store can keep.
-func text(s string) string {
-	const most = 4000
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	if strings.IndexByte(s, 0) >= 0 {
-		s = strings.ReplaceAll(s, "\x00", "\uFFFD")
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
 func (m *machine) set(i int, s StepStatus) {
 	m.units[i].Status = s
 	m.changed, m.moved = true, true
 }
 
-// failing returns when the saga is to be reported as failing: when it has made no
-// progress for that long, and again whenever that time has doubled, while an attempt
-// has failed, was refused, or runs though its time is over. ok is false if it is not
-// failing.
+// failing returns when the saga is to be reported as failing: after it has made no
+// progress for that long, and again each time that this time has doubled. ok is false
+// unless an attempt has failed, was refused, or runs although its time is over.
 func (m *machine) failing(after time.Duration) (at time.Time, ok bool) {
 	if after < 0 || m.status != Running && m.status != Compensating {
 		return at, false
@@ -210,7 +102,7 @@ func (m *machine) failing(after time.Duration) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// begin says that an attempt of a unit that was ready begins, and which it is.
+// begin begins an attempt of a unit that was ready, and returns its op and number.
 func (m *machine) begin(i int) (op Op, attempt int) {
 	m.work[i].busy = true
 	u := &m.units[i]
@@ -222,19 +114,19 @@ func (m *machine) begin(i int) (op Op, attempt int) {
 	return OpDo, u.Attempts
 }
 
-// did says how an attempt of Do has ended.
+// did takes in the result of an attempt of Do.
 func (m *machine) did(i int, err error, now time.Time) {
 	u, w, d := &m.units[i], &m.work[i], &m.p.units[i]
 	w.busy, w.err = false, err
 	if err == nil {
 		u.NotBefore = time.Time{}
 		if u.InDoubt && d.settle > 0 {
-			u.NotBefore = w.ended.Add(d.settle) // an earlier attempt may be late
+			u.NotBefore = w.ended.Add(d.settle) // an earlier attempt may still arrive
 		}
 		u.InDoubt, u.Error, u.Refusals = false, "", 0
 		m.failures, m.takeovers = 0, 0
 		m.set(i, StepDone)
-		m.note(Entry{Step: u.Name, Op: OpDo, Event: EventDone, Attempt: u.Attempts})
+		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventDone, Attempt: u.Attempts})
 		return
 	}
 	end := behavior.Read(err)
@@ -260,7 +152,7 @@ func (m *machine) did(i int, err error, now time.Time) {
 	m.gaveUp(i)
 }
 
-// broken says that the Backoff of a unit has panicked: there is no other attempt.
+// broken ends the attempts of a unit whose Backoff has panicked.
 func (m *machine) broken(i int, err error) {
 	u, w := &m.units[i], &m.work[i]
 	w.final, w.err = true, fmt.Errorf("%w: %w", err, w.err)
@@ -268,20 +160,20 @@ func (m *machine) broken(i int, err error) {
 	u.Error = m.lastError
 }
 
-// gaveUp says that a Do is not tried again.
+// gaveUp ends the attempts of a Do.
 func (m *machine) gaveUp(i int) {
 	u := &m.units[i]
 	u.NotBefore = time.Time{}
 	if u.InDoubt {
 		m.set(i, StepFailed)
-		m.note(Entry{Step: u.Name, Op: OpDo, Event: EventFailed, Attempt: u.Attempts, Error: u.Error})
+		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventFailed, Attempt: u.Attempts, Error: u.Error})
 	} else {
 		m.set(i, StepNoEffect)
-		m.note(Entry{Step: u.Name, Op: OpDo, Event: EventNoEffect, Attempt: u.Attempts, Error: u.Error})
+		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventNoEffect, Attempt: u.Attempts, Error: u.Error})
 	}
 }
 
-// undid says how an attempt of Undo has ended.
+// undid takes in the result of an attempt of Undo.
 func (m *machine) undid(i int, err error, now time.Time) {
 	u, w, d := &m.units[i], &m.work[i], &m.p.units[i]
 	w.busy, w.err = false, err
@@ -291,7 +183,7 @@ func (m *machine) undid(i int, err error, now time.Time) {
 		u.Refusals = 0
 		m.undone = append(m.undone, u.Name)
 		m.set(i, StepUndone)
-		m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndone, Attempt: u.Undos})
+		m.note(Entry{Step: u.Name, Op: OpUndo, Kind: EventUndone, Attempt: u.Undos})
 		return
 	}
 	end := behavior.Read(err)
@@ -313,16 +205,16 @@ func (m *machine) undid(i int, err error, now time.Time) {
 	m.undoGaveUp(i)
 }
 
-// undoGaveUp says that an Undo is not tried again.
+// undoGaveUp ends the attempts of an Undo.
 func (m *machine) undoGaveUp(i int) {
 	u := &m.units[i]
 	m.set(i, StepUndoFailed)
-	m.note(Entry{Step: u.Name, Op: OpUndo, Event: EventUndoFailed, Attempt: u.Undos, Error: u.Error})
+	m.note(Entry{Step: u.Name, Op: OpUndo, Kind: EventUndoFailed, Attempt: u.Undos, Error: u.Error})
 }
 
-// refused says that an attempt was refused before the participant was called. It
-// is no attempt and leaves nothing in doubt. The log shows the first refusal in a
-// row, together with whatever is recorded next.
+// refused takes in that a policy refused an attempt. It counts as no attempt and leaves
+// nothing in doubt. The first of several refusals in a row is logged, together with the
+// next entry that is recorded.
 func (m *machine) refused(i int, op Op, attempts int, err error, after time.Duration, now time.Time) {
 	u := &m.units[i]
 	u.Refusals++
@@ -340,12 +232,12 @@ func (m *machine) refused(i int, op Op, attempts int, err error, after time.Dura
 	}
 	u.NotBefore = now.Add(max(pause, leastPause))
 	if u.Refusals == 1 && !m.quiet {
-		m.log = append(m.log, Entry{Step: u.Name, Op: op, Event: EventRefused, Error: u.Error})
+		m.log = append(m.log, Entry{Step: u.Name, Op: op, Kind: EventRefused, Error: u.Error})
 	}
 }
 
-// interrupted says that an attempt was cut short by its runner. It counts as no
-// attempt, and may have taken effect unless err says that it was refused.
+// interrupted takes in that the runner cut an attempt short. It counts as no attempt. It
+// may have taken effect, unless err says that it was refused.
 func (m *machine) interrupted(i int, err error, now time.Time) {
 	u, w := &m.units[i], &m.work[i]
 	w.busy = false
@@ -365,11 +257,10 @@ func (m *machine) failed(u *StepState, err error) {
 	u.Error = m.lastError
 }
 
-// spent reports whether there were as many attempts as there may be.
+// spent reports whether no attempt is left.
 func spent(limit, attempts int) bool { return limit >= 0 && attempts >= limit }
 
-// cancel says that somebody wants the saga to turn back, and reports whether
-// that is new to it.
+// cancel asks the saga to turn back, and reports whether that is news.
 func (m *machine) cancel(note string) bool {
 	if m.canceled || m.status.Ended() {
 		return false
@@ -378,18 +269,18 @@ func (m *machine) cancel(note string) bool {
 	if m.past() {
 		note = "too late, the pivot is done: " + note
 	}
-	m.note(Entry{Event: EventCanceled, Error: note})
+	m.note(Entry{Kind: EventCanceled, Error: note})
 	return true
 }
 
-// takeOver says that the owner before did not give the saga up: whatever it had
-// started may have taken effect. What commits with the log has not.
+// takeOver takes in that the owner before did not give the saga up: the steps that it had
+// started may have taken effect, except for a DoTx.
 func (m *machine) takeOver(previous string) {
 	m.doubt()
-	m.note(Entry{Event: EventTakenOver, Error: "from " + previous})
+	m.note(Entry{Kind: EventTakenOver, Error: "from " + previous})
 }
 
-// doubt puts in doubt what was started.
+// doubt puts the started steps in doubt.
 func (m *machine) doubt() {
 	for i := range m.units {
 		if m.units[i].Status == StepStarted && !m.p.units[i].noDoubt {
@@ -398,7 +289,7 @@ func (m *machine) doubt() {
 	}
 }
 
-// ready returns a unit at or after i whose next attempt may begin, or -1.
+// ready returns the first unit, at i or after it, whose next attempt may begin, or -1.
 func (m *machine) ready(i int, now time.Time) int {
 	for ; i < len(m.units); i++ {
 		if m.waits(i, now) && !now.Before(m.units[i].NotBefore) {
@@ -408,8 +299,8 @@ func (m *machine) ready(i int, now time.Time) int {
 	return -1
 }
 
-// waits reports whether a unit's next attempt is only a matter of time. A saga
-// that is to turn back begins no Do, but for a pivot whose answer it must know.
+// waits reports whether a unit's next attempt only waits for its time. A saga that is to
+// turn back begins no Do, except for a pivot whose answer it must know.
 func (m *machine) waits(i int, now time.Time) bool {
 	if m.work[i].busy {
 		return false
@@ -423,8 +314,8 @@ func (m *machine) waits(i int, now time.Time) bool {
 	return false
 }
 
-// wake returns when the next attempt may begin, or the deadline passes before
-// it, and whether there is an attempt to wait for.
+// wake returns when the next attempt may begin, or the deadline if that is sooner. ok is
+// false if no attempt waits.
 func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 	for i := range m.units {
 		if m.waits(i, now) {
@@ -439,7 +330,7 @@ func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// alarm returns when time alone will change something.
+// alarm returns when something changes by the passing of time alone.
 func (m *machine) alarm(now time.Time) (at time.Time, ok bool) {
 	at, ok = m.wake(now)
 	if d, is := m.deadline(now); is && !ok {
@@ -448,7 +339,7 @@ func (m *machine) alarm(now time.Time) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// deadline returns when the saga is to turn back, if it can and is not to yet.
+// deadline returns when the saga turns back for lack of time. ok is false if it does not.
 func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
 	if m.completeBy.IsZero() || m.status != Running || m.past() || m.turning(now) {
 		return time.Time{}, false
@@ -467,7 +358,8 @@ func (m *machine) busy() int {
 	return n
 }
 
-// forsake says that nobody will learn how the attempts end that are running.
+// forsake puts in doubt the steps whose attempts are running: nobody will learn their
+// results.
 func (m *machine) forsake() {
 	for i := range m.work {
 		if m.work[i].busy && m.units[i].Status == StepStarted && !m.p.units[i].noDoubt {
@@ -476,12 +368,12 @@ func (m *machine) forsake() {
 	}
 }
 
-// failure returns why the saga did not complete, or nil if it did.
+// failure returns the error of a saga that did not complete, or nil.
 func (m *machine) failure(id string) error {
 	if m.status == Completed {
 		return nil
 	}
-	e := &Error{Name: m.p.name, ID: id, Status: m.status, Step: m.step, Err: m.cause, Undone: m.undone}
+	e := &Error{Saga: m.p.name, ID: id, Status: m.status, Step: m.step, Err: m.cause, Undone: m.undone}
 	for i := range m.units {
 		switch u := &m.units[i]; {
 		case u.Status == StepUndoFailed:

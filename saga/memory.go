@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// NewMemory returns a [Store] that keeps sagas in the process: for tests, and
-// for work that need not survive it. What has ended stays until the Memory goes.
+// NewMemory returns a [Store] that keeps sagas in the process. It is for tests, and for
+// sagas that need not survive the process. Sagas that have ended stay in it.
 func NewMemory() *Memory { return &Memory{sagas: make(map[string]*memorySaga)} }
 
 // A Memory is a Store without durability. It is safe for concurrent use.
@@ -253,7 +253,8 @@ func (m *Memory) Unregistered(ctx context.Context, registered []Definition) ([]U
 	return found, nil
 }
 
-// index keeps what can become due where Claim looks for it.
+// index adds the saga to the index of Claim if it can become due, and otherwise removes
+// it.
 func (m *Memory) index(s *memorySaga) {
 	d := Definition{s.Saga, s.Version}
 	if s.Status != Running && s.Status != Compensating {
@@ -277,7 +278,7 @@ func (s *memorySaga) append(log []Entry, now time.Time) {
 	}
 }
 
-// read returns the record as it is, with nothing in it that is still written to.
+// read returns a copy of the record.
 func (s *memorySaga) read() Record {
 	rec := s.Record
 	rec.Data, rec.Steps = slices.Clone(rec.Data), slices.Clone(rec.Steps)

@@ -5,11 +5,11 @@ import (
 	"reflect"
 )
 
-// mergeState takes over into the state what a step has changed in its copy of
-// it: each field that differs from base, the copy as it was. Fields of structs
-// and entries of maps are told apart; anything else is one value. What another
-// step has changed meanwhile, to something else, is a conflict. All three are
-// pointers to the same type.
+// mergeState writes a step's changes into the state: every field in which changed, the
+// step's copy of the state, differs from base, the copy as it was. The fields of structs
+// and the entries of maps are merged one by one, any other value as a whole. A field that
+// another step has changed to a different value in the meantime is a conflict. All three
+// are pointers to the same type.
 func mergeState(into, base, changed any) error {
 	return mergeValue(reflect.ValueOf(into).Elem(), reflect.ValueOf(base).Elem(), reflect.ValueOf(changed).Elem(), "")
 }
@@ -46,7 +46,7 @@ func mergeMap(into, base, changed reflect.Value, path string) error {
 			if !sameEntry(now, was) {
 				return fmt.Errorf("saga: two steps that run in parallel have both changed s%s[%v]", path, k)
 			}
-			into.SetMapIndex(k, is) // the zero Value removes it
+			into.SetMapIndex(k, is) // the zero Value removes the entry
 		}
 	}
 	return nil

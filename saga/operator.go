@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Get returns a saga, of any definition, or [ErrNotFound].
+// Get returns a saga of any definition, or [ErrNotFound].
 func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -17,8 +17,8 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.instance(rec), nil
 }
 
-// List returns the sagas that the filter admits, of all runners and all
-// definitions, by ascending id. The next page is After the last id of this one.
+// List returns the sagas that the filter admits, of all definitions and runners, by
+// ascending id. For the next page, set Filter.After to the last id of this one.
 func (r *Runner) List(ctx context.Context, f Filter) ([]*Instance, error) {
 	recs, err := r.store.List(ctx, f)
 	if err != nil {
@@ -38,7 +38,7 @@ func (r *Runner) instance(rec Record) *Instance {
 	return newInstance(rec, nil)
 }
 
-// History returns the log of a saga, the oldest entry first.
+// History returns the log of a saga, the oldest entry first, or [ErrNotFound].
 func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 	log, err := r.store.History(ctx, id)
 	if err != nil {
@@ -50,19 +50,20 @@ func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 	return log, nil
 }
 
-// Cancel asks a running saga to turn back. It returns as soon as the request is
-// recorded; whoever holds the saga ends the attempts that are running, and
-// compensates. It is [ErrNotAllowed] if the saga does not run or its pivot is
-// done; a request that comes too late for a pivot that is under way has no
-// effect. A saga without a pivot turns back until it has completed, also when its
-// last step succeeds after the request. To cancel again is no error.
+// Cancel asks a running saga to turn back. It returns as soon as the request is recorded.
+// The owner of the saga then ends the running attempts, and compensates.
+//
+// Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A
+// request that comes while the pivot is under way has no effect if the pivot succeeds. A
+// saga without a pivot turns back at any time before it has completed, even if its last
+// step succeeds after the request. To cancel again is no error.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
 	}
 	if rec.Status != Running {
-		return notAllowed("cancel", &rec)
+		return notAllowed(ActionCancel, &rec)
 	}
 	if p, err := r.program(Definition{rec.Saga, rec.Version}); err == nil {
 		if m, err := loadMachine(p.planned(), &rec); err == nil && m.past() {
@@ -74,7 +75,7 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
 	}
 	if !rec.CancelRequested {
-		return notAllowed("cancel", &rec)
+		return notAllowed(ActionCancel, &rec)
 	}
 	r.mu.Lock()
 	e := r.held[id]
@@ -87,23 +88,21 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	return nil
 }
 
-// Retry lets a stuck saga go on in the direction in which it went, with all
-// attempts of what has failed, and a saga that waits for its next attempt make
-// it now.
+// Retry lets a stuck saga continue in its direction: the steps that have failed get all
+// their attempts again. A saga whose steps wait for their next attempt makes it now.
 func (r *Runner) Retry(ctx context.Context, id, note string) error {
-	return r.operate(ctx, "retry", id, func(m *machine) error {
+	return r.operate(ctx, ActionRetry, id, func(m *machine) error {
 		m.retry(note)
 		return nil
 	})
 }
 
-// SkipStep takes a step, or one of its alternatives, as settled: a person has
-// done it, or undone it, or decided that there is no need. In a saga that goes
-// forward what comes after the step goes on, and the step is not undone if the
-// saga turns back later. The step must have been started and be neither done
-// nor undone.
+// SkipStep declares a step, or one of its alternatives, settled: an operator has done it,
+// or undone it, or decided that there is no need to. A saga that goes forward continues
+// after the step, and does not undo it if it turns back later. The step must have been
+// started, and be neither done nor undone.
 func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
-	return r.operate(ctx, "skip", id, func(m *machine) error {
+	return r.operate(ctx, ActionSkip, id, func(m *machine) error {
 		for i := range m.units {
 			if m.units[i].Name != step {
 				continue
@@ -118,11 +117,11 @@ func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 	})
 }
 
-// Compensate turns a saga back that nobody holds and whose pivot is not done, most
-// of all a stuck one. A pivot that is in doubt and has no Undo is taken as not done:
-// the person knows.
+// Compensate turns back a saga that no runner holds and whose pivot is not done, such as
+// a stuck one. A pivot in doubt that has no Undo counts as not done: the operator is
+// assumed to know.
 func (r *Runner) Compensate(ctx context.Context, id, note string) error {
-	return r.operate(ctx, "compensate", id, func(m *machine) error {
+	return r.operate(ctx, ActionCompensate, id, func(m *machine) error {
 		if m.back || m.past() {
 			return fmt.Errorf("%w: compensate of %q: only on its way forward, and if its pivot is not done", ErrNotAllowed, id)
 		}
@@ -131,29 +130,31 @@ func (r *Runner) Compensate(ctx context.Context, id, note string) error {
 	})
 }
 
-// Abandon ends a saga as it is, most of all a stuck one, also of a definition that is
-// no longer registered. Nothing more of it is done or undone. If a runner holds it,
-// the ctx of its attempts ends, at the latest with the next heartbeat, and their
-// results are dropped: it is the way out of an attempt that never ends.
+// Abandon ends a saga as it is. Nothing more is done or undone. The definition need not be
+// registered.
+//
+// If a runner holds the saga, the ctx of its attempts ends, at the latest at the next
+// heartbeat, and their results are dropped. Consider an attempt that never returns:
+// Abandon is the way to give up its saga.
 func (r *Runner) Abandon(ctx context.Context, id, note string) error {
-	return r.write(ctx, "abandon", id, func(rec *Record) (CommitRequest, error) {
+	return r.write(ctx, ActionAbandon, id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
 			Status: Abandoned, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers,
-			Log: []Entry{{Event: EventAbandoned, Error: text(note)}},
+			Log: []Entry{{Kind: EventAbandoned, Error: text(note)}},
 		}, nil
 	})
 }
 
-// recall makes a saga due whose cancellation was asked for while its owner wrote
-// it back to be due later. Should it fail, the saga turns back then.
+// recall makes a saga due now whose cancellation was requested while its owner wrote it
+// back to be due later. If recall fails, the saga turns back when it is due.
 func (r *Runner) recall(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
 	defer cancel()
-	err := r.write(ctx, "cancel", id, func(rec *Record) (CommitRequest, error) {
+	err := r.write(ctx, ActionCancel, id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
 			Status: rec.Status, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
-			Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []Entry{{Event: EventResumed}},
+			Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []Entry{{Kind: EventResumed}},
 		}, nil
 	})
 	if err != nil && !errors.Is(err, ErrNotAllowed) {
@@ -161,8 +162,8 @@ func (r *Runner) recall(ctx context.Context, id string) {
 	}
 }
 
-// operate changes a saga that nobody holds by a person's hand.
-func (r *Runner) operate(ctx context.Context, action, id string, change func(*machine) error) error {
+// operate applies an operator's change to a saga that no runner holds.
+func (r *Runner) operate(ctx context.Context, action Action, id string, change func(*machine) error) error {
 	return r.write(ctx, action, id, func(rec *Record) (CommitRequest, error) {
 		p, err := r.program(Definition{rec.Saga, rec.Version})
 		if err != nil {
@@ -187,14 +188,14 @@ func (r *Runner) operate(ctx context.Context, action, id string, change func(*ma
 	})
 }
 
-// write commits what next makes of a record that nobody holds.
-func (r *Runner) write(ctx context.Context, action, id string, next func(*Record) (CommitRequest, error)) error {
+// write loads a saga, and commits the request that next makes of the record.
+func (r *Runner) write(ctx context.Context, action Action, id string, next func(*Record) (CommitRequest, error)) error {
 	for {
 		rec, err := r.store.Load(ctx, id)
 		if err != nil {
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
-		if rec.Status.Ended() || rec.Owner != "" && action != "abandon" {
+		if rec.Status.Ended() || rec.Owner != "" && action != ActionAbandon {
 			return notAllowed(action, &rec)
 		}
 		req, err := next(&rec)
@@ -204,7 +205,7 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
 		_, err = r.store.Commit(ctx, req)
 		if errors.Is(err, ErrFenced) {
-			continue // somebody was faster: look again
+			continue // another write came first
 		}
 		if err != nil {
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
@@ -216,7 +217,7 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 		}
 		r.mu.Lock()
 		r.tell(id)
-		if e := r.held[id]; e != nil && action == "abandon" {
+		if e := r.held[id]; e != nil && action == ActionAbandon {
 			e.lose()
 		}
 		r.mu.Unlock()
@@ -225,14 +226,12 @@ func (r *Runner) write(ctx context.Context, action, id string, next func(*Record
 	}
 }
 
-func notAllowed(action string, rec *Record) error {
+func notAllowed(action Action, rec *Record) error {
 	if rec.Owner != "" {
 		return fmt.Errorf("%w: %s of %q: it is %s, held by %s", ErrNotAllowed, action, rec.ID, rec.Status, rec.Owner)
 	}
 	return fmt.Errorf("%w: %s of %q: it is %s", ErrNotAllowed, action, rec.ID, rec.Status)
 }
-
-// What a person can do to a machine.
 
 func skippable(s StepStatus) bool {
 	switch s {
@@ -245,12 +244,12 @@ func skippable(s StepStatus) bool {
 func (m *machine) skip(i int, note string) {
 	m.set(i, StepSkipped)
 	m.units[i].NotBefore, m.units[i].Refusals = time.Time{}, 0
-	m.note(Entry{Step: m.units[i].Name, Event: EventSkipped, Error: note})
+	m.note(Entry{Step: m.units[i].Name, Kind: EventSkipped, Error: note})
 	m.unstick()
 }
 
 func (m *machine) retry(note string) {
-	m.note(Entry{Event: EventRetried, Error: note})
+	m.note(Entry{Kind: EventRetried, Error: note})
 	m.unstick()
 	for i := range m.units {
 		u := &m.units[i]
@@ -275,13 +274,13 @@ func (m *machine) compensate(note string) {
 	}
 	m.unstick()
 	m.step, m.cause = step, cause
-	if cause == nil && note != "" {
-		m.cause = recordedError(note)
+	if cause == nil {
+		m.cause = recordedReason(note)
 	}
 	m.turnBack("", note)
 }
 
-// unstick takes a stuck saga up again where it was.
+// unstick lets a stuck saga continue in its direction.
 func (m *machine) unstick() {
 	m.takeovers, m.moved = 0, true
 	if m.status != Stuck {

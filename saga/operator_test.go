@@ -35,7 +35,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 		alerts <- s
 	}}, sg)
 	mustStart(t, r, sg)
-	_, err := saga.Result[trip](t.Context(), r, "trip-1")
+	_, err := result[trip](t.Context(), r, "trip-1")
 	require.ErrorIs(t, err, saga.ErrStuck)
 	return r, sg, <-alerts
 }
@@ -43,7 +43,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 func TestStuckSaysAllThatIsNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, alert := stuckSaga(t, new(atomic.Bool))
-		require.Equal(t, "worker", alert.Name)
+		require.Equal(t, "worker", alert.Runner)
 		require.Equal(t, "trip-1", alert.ID)
 		require.Equal(t, "trip", alert.Saga)
 		require.Equal(t, 1, alert.Version)
@@ -60,7 +60,7 @@ func TestStuckSaysAllThatIsNeeded(t *testing.T) {
 		}, alert.Steps)
 		require.Equal(t, "trip-1/hotel/hotel/undo", alert.CommandID("hotel", saga.OpUndo))
 		require.Empty(t, alert.CommandID("boat", saga.OpUndo))
-		require.Equal(t, []string{"retry", "skip", "abandon"}, alert.Actions)
+		require.Equal(t, []saga.Action{"retry", "skip", "abandon"}, alert.Actions)
 
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -83,16 +83,16 @@ func TestRetryOfAStuckSaga(t *testing.T) {
 		var mended atomic.Bool
 		r, _, _ := stuckSaga(t, &mended)
 		require.NoError(t, r.Retry(t.Context(), "trip-1", "they said it is open"))
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck, "not yet")
 		mended.Store(true)
 		require.NoError(t, r.Retry(t.Context(), "trip-1", "now it is"))
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "done hotel", "noeffect car", "compensating car", "undofailed hotel", "stuck hotel",
-			"retried", "undofailed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
+			"created", "done flight", "done hotel", "no effect car", "compensating car", "undo failed hotel", "stuck hotel",
+			"retried", "undo failed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		log, err := r.History(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestSkipOfAStuckStep(t *testing.T) {
 		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "boat", ""), saga.ErrNotAllowed)
 		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "flight", ""), saga.ErrNotAllowed, "it is done")
 		require.NoError(t, r.SkipStep(t.Context(), "trip-1", "hotel", "canceled by telephone"))
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"flight"}, detail(t, err).Undone)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo flight"}, s.Calls)
@@ -119,7 +119,7 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 		r, sg, _ := stuckSaga(t, new(atomic.Bool))
 		require.ErrorIs(t, r.Compensate(t.Context(), "trip-1", ""), saga.ErrNotAllowed, "it has turned back already")
 		require.NoError(t, r.Abandon(t.Context(), "trip-1", "the hotel burnt down"))
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 		require.ErrorContains(t, err, "the hotel burnt down")
 		in := mustStart(t, r, sg)
@@ -145,19 +145,19 @@ func TestPivotInDoubt(t *testing.T) {
 		sg := sequence(step("flight"), charge, step("tickets"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "the pivot may have taken effect and has no Undo: time-out")
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"retry", "skip", "compensate", "abandon"}, in.Actions)
+		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, in.Actions)
 		return r
 	}
 	t.Run("it was made", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t)
 			require.NoError(t, r.SkipStep(t.Context(), "trip-1", "charge", "seen on the statement"))
-			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"do flight", "do charge", "do tickets"}, s.Calls)
 		})
@@ -166,7 +166,7 @@ func TestPivotInDoubt(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t)
 			require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
-			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.ErrorContains(t, err, "time-out", "the first cause stays")
 			require.Equal(t, []string{"do flight", "do charge", "undo flight"}, s.Calls)
@@ -180,7 +180,7 @@ func TestPivotInDoubt(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t)
 			require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
-			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrStuck, "but it does not")
 			require.NoError(t, r.Abandon(t.Context(), "trip-1", ""))
 		})
@@ -207,9 +207,9 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Running, in.Status)
-		require.Contains(t, in.Actions, "compensate")
+		require.Contains(t, in.Actions, saga.Action("compensate"))
 		works = true
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 
 		t.Log("unless a person knows")
@@ -218,7 +218,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(time.Hour)
 		require.NoError(t, r.Compensate(t.Context(), "trip-2", "not on the statement"))
-		s, err := saga.Result[trip](t.Context(), r, "trip-2")
+		s, err := result[trip](t.Context(), r, "trip-2")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "not on the statement")
 		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
@@ -242,7 +242,7 @@ func TestRetryGoesOnAtOnceWhatWaits(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, time.Minute, time.Since(begun))
 	})
@@ -267,7 +267,7 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 				}
 				begun := time.Now()
 				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
-				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				s, err := result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCanceled)
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				if here {
@@ -297,7 +297,7 @@ func TestCancelAgainIsNoError(t *testing.T) {
 		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
 		synctest.Wait()
 		require.NoError(t, r.Cancel(t.Context(), "trip-1", "again"))
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"ill"}, cancelNotes(t, r))
 		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
@@ -308,7 +308,7 @@ func cancelNotes(t *testing.T, r *saga.Runner) (notes []string) {
 	log, err := r.History(t.Context(), "trip-1")
 	require.NoError(t, err)
 	for _, e := range log {
-		if e.Event == saga.EventCanceled {
+		if e.Kind == saga.EventCanceled {
 			notes = append(notes, e.Error)
 		}
 	}
@@ -331,7 +331,7 @@ func TestCancelAfterThePivot(t *testing.T) {
 		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
 		_, err := store.Cancel(t.Context(), "trip-1", "it was not seen that it is late")
 		require.NoError(t, err)
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.ErrorIs(t, r.Cancel(t.Context(), "trip-1", "too late"), saga.ErrNotAllowed)
 	})
@@ -346,11 +346,11 @@ func TestAnOwnedSagaIsNoOperatorsToChange(t *testing.T) {
 		mustStart(t, r, sg)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"cancel", "abandon"}, in.Actions)
+		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
 		require.Equal(t, []saga.StepState{{Name: "flight", Step: "flight", Status: saga.StepStarted}}, in.Steps)
 		require.ErrorContains(t, r.Retry(t.Context(), "trip-1", ""), "held by worker-")
 		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "flight", ""), saga.ErrNotAllowed)
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 	})
 }
@@ -362,7 +362,7 @@ func TestOperatorsTakeTurns(t *testing.T) {
 		sg := broken(&mended)
 		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		stop()
 		// Another is faster, once.

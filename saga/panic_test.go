@@ -53,7 +53,7 @@ func TestAPanicInACodecIsAnError(t *testing.T) {
 		sg.Codec = codec
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "the state does not encode: saga: panic: encode")
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
@@ -62,7 +62,7 @@ func TestAPanicInACodecIsAnError(t *testing.T) {
 		t.Log("one that does not decode is stuck as it is")
 		codec.encode = false
 		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		sg2 := sequence(step("flight"))
 		sg2.Version, sg2.Codec = 2, codec
@@ -89,7 +89,7 @@ func TestAPanicInABackoffEndsTheAttempts(t *testing.T) {
 				if durable {
 					r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 					mustStart(t, r, sg)
-					_, err = saga.Result[trip](t.Context(), r, "trip-1")
+					_, err = result[trip](t.Context(), r, "trip-1")
 				} else {
 					err = saga.Run(t.Context(), sg, &trip{})
 				}
@@ -120,7 +120,7 @@ func TestAPanicInAHookIsLogged(t *testing.T) {
 			OnStuck: func(context.Context, saga.StuckSaga) { panic("stuck") },
 		}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		synctest.Wait()
 	})

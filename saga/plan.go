@@ -19,8 +19,7 @@ const (
 	defaultTimeout      = time.Minute
 )
 
-// A plan is a checked definition without its state's type: what the machine
-// needs to know.
+// A plan is a checked definition without the type of its state.
 type plan struct {
 	name      string
 	version   int
@@ -29,9 +28,9 @@ type plan struct {
 	nodes     []node // every step
 	pivot     int    // the node that is the pivot; -1: none
 	pivotName string
-	chain     bool // never more than one unit at work
+	chain     bool // at most one unit is at work at a time
 	needsTx   bool
-	idle      []StepState // where every saga begins
+	idle      []StepState // the steps of a new saga
 }
 
 // A unit is one alternative of a step; the first is the step itself.
@@ -42,7 +41,7 @@ type unit struct {
 	doTx, undoTx bool
 	hasUndo      bool
 	readOnly     bool
-	noDoubt      bool          // a Do that has failed or was cut short has taken no effect
+	noDoubt      bool          // a Do that failed or was cut short has taken no effect
 	timeout      time.Duration // 0: the default
 	attempts     int           // negative: no limit
 	undoAttempts int
@@ -54,16 +53,10 @@ type unit struct {
 type node struct {
 	name      string
 	first, n  int
-	after     []int // nodes to be done before
-	undoAfter []int // nodes to be undone before
+	after     []int // nodes that must be done before
+	undoAfter []int // nodes that must be undone before
 
 	bestEffort bool
-}
-
-// Validate reports all that is wrong with the definition, or nil.
-func (sg *Saga[S]) Validate() error {
-	_, err := sg.newPlan()
-	return err
 }
 
 func (sg *Saga[S]) newPlan() (*plan, error) {
@@ -125,7 +118,7 @@ func newUnit[S any](st *Step[S], n int, last bool) unit {
 	return u
 }
 
-// checkStep reports what is wrong with one step by itself.
+// checkStep returns what is wrong with one step by itself.
 func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]bool) error {
 	f := invalid.Fields{Type: fmt.Sprintf("saga.Step %q", st.Name)}
 	f.Need(validName(st.Name) && !strings.Contains(st.Name, "/"), "Name", quoted(st.Name),
@@ -136,8 +129,8 @@ func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]b
 	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
 	f.Need(!st.ReadOnly || st.Undo == nil && st.UndoTx == nil, "ReadOnly", true, "false, or Undo and UndoTx nil")
 	f.Need(!st.BestEffort || !several, "BestEffort", true, "false in a step with alternatives")
-	f.Need(st.DoTx == nil || st.Around == nil, "Around", "set", "nil with DoTx")
-	f.Need(st.UndoTx == nil || st.UndoAround == nil, "UndoAround", "set", "nil with UndoTx")
+	f.Need(st.DoTx == nil || st.Middleware == nil, "Middleware", "set", "nil with DoTx")
+	f.Need(st.UndoTx == nil || st.UndoMiddleware == nil, "UndoMiddleware", "set", "nil with UndoTx")
 	f.Need(st.Timeout >= 0, "Timeout", st.Timeout, "0 (for 1m) or more")
 	f.Need(st.Settle >= 0, "Settle", st.Settle, "0 (at once) or more")
 	if alternative {
@@ -193,9 +186,10 @@ func (sg *Saga[S]) link(p *plan, names map[string]int) error {
 	return errors.Join(errs...)
 }
 
-// cycle returns a node that waits for itself, or -1.
+// cycle returns a node that waits for itself, or -1. before returns the nodes for which a
+// node waits.
 func (p *plan) cycle(before func(*node) []int) int {
-	waits := make([]int, len(p.nodes)) // for how many
+	waits := make([]int, len(p.nodes)) // for how many nodes each waits
 	next := make([][]int, len(p.nodes))
 	var free []int
 	for i := range p.nodes {
@@ -216,7 +210,7 @@ func (p *plan) cycle(before func(*node) []int) int {
 			}
 		}
 	}
-	// What is left waits for a cycle, or is on one: walk back until it closes.
+	// The nodes that are left wait for a cycle or are on one. Walk back until it closes.
 	at := -1
 	for i := range waits {
 		if waits[i] > 0 {
@@ -236,7 +230,7 @@ func (p *plan) cycle(before func(*node) []int) int {
 	return at
 }
 
-// settleShape works out what depends on the whole graph.
+// settleShape computes the fields that depend on the whole graph.
 func (p *plan) settleShape() {
 	p.chain = true
 	for i := range p.nodes {
@@ -254,9 +248,8 @@ func (p *plan) settleShape() {
 	}
 }
 
-// checkUndo reports steps that the saga may have to undo and cannot (all but the
-// pivot and what can only begin after it), and steps before the pivot that the saga
-// is to go on without.
+// checkUndo returns the steps without Undo that may have to be undone, which are all but
+// the pivot and the steps after it, and the BestEffort steps up to the pivot.
 func checkUndo(p *plan) error {
 	beyond := make([]bool, len(p.nodes))
 	if p.pivot >= 0 {
@@ -307,7 +300,7 @@ func stepError(step, format string, args ...any) error {
 	return fmt.Errorf("saga.Step %q: "+format, append([]any{step}, args...)...)
 }
 
-// checkID reports why id cannot be the id of a saga.
+// checkID returns why id cannot be the id of a saga, or nil.
 func checkID(id string) error {
 	if id == "" || len(id) > maxID || !utf8.ValidString(id) || strings.Contains(id, "\x00") {
 		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", quotedID(id), maxID)

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// A program is a definition that is ready to run. It hides the type of the
-// state, which it takes and returns as an any that holds a *S.
+// A program is a definition that is ready to run. It hides the type of the state, which
+// it takes and returns as an any that holds a *S.
 type program interface {
 	planned() *plan
 	encode(s any) ([]byte, error)
@@ -23,14 +23,14 @@ type typed[S any] struct {
 	codec Codec[S]
 }
 
-// A cachedProgram says of which definition it is, for a definition is a value:
-// a copy of one that was used is another, and may be changed.
+// A cachedProgram belongs to one definition. A copy of a definition also copies the cache,
+// and may then be changed: of tells the two apart.
 type cachedProgram[S any] struct {
 	of *Saga[S]
 	*typed[S]
 }
 
-// program checks the definition when it is first used.
+// program returns the program of the definition, which it checks at the first call.
 func (sg *Saga[S]) program() (*typed[S], error) {
 	if c, ok := sg.cached.Load().(cachedProgram[S]); ok && c.of == sg {
 		return c.typed, nil
@@ -85,14 +85,14 @@ func (t *typed[S]) merge(into, base, changed any) (err error) {
 
 func (t *typed[S]) call(ctx context.Context, unit int, op Op, s any) error {
 	st := t.steps[unit]
-	fn, around := st.Do, st.Around
+	fn, middleware := st.Do, st.Middleware
 	if op == OpUndo {
-		fn, around = st.Undo, st.UndoAround
+		fn, middleware = st.Undo, st.UndoMiddleware
 	}
-	if around == nil {
+	if middleware == nil {
 		return fn(ctx, s.(*S))
 	}
-	return around(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
+	return middleware(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
 }
 
 func (t *typed[S]) callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error {

@@ -36,7 +36,7 @@ const always = 1 << 30
 func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
-		st.Attempts, st.Around = 2, refusing(10, 0)
+		st.Attempts, st.Middleware = 2, refusing(10, 0)
 		var asked []int
 		st.Backoff = func(n int) time.Duration { asked = append(asked, n); return time.Second }
 		st.Do = func(ctx context.Context, _ *trip) error {
@@ -49,14 +49,14 @@ func TestRunTriesARefusedStepAgainWithoutCountingIt(t *testing.T) {
 		require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, asked, "which grows")
 
 		t.Log("RetryAfter where that is longer")
-		st.Around = refusing(3, time.Minute)
+		st.Middleware = refusing(3, time.Minute)
 		begun = time.Now()
 		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
 		require.GreaterOrEqual(t, time.Since(begun), 3*time.Minute)
 		require.LessOrEqual(t, time.Since(begun), 200*time.Second)
 
 		t.Log("and never in a tight loop")
-		st.Around, st.Backoff = refusing(100, 0), func(int) time.Duration { return 0 }
+		st.Middleware, st.Backoff = refusing(100, 0), func(int) time.Duration { return 0 }
 		begun = time.Now()
 		require.NoError(t, saga.Run(t.Context(), sequence(st), &trip{}))
 		require.Equal(t, time.Second, time.Since(begun))
@@ -132,7 +132,7 @@ func TestRunNeitherAbortsNorUndoesWhatWasOnlyRefused(t *testing.T) {
 func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
-		st.UndoAttempts, st.UndoAround = 1, refusing(500, time.Minute)
+		st.UndoAttempts, st.UndoMiddleware = 1, refusing(500, time.Minute)
 		var s trip
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
@@ -147,7 +147,7 @@ func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
 func TestRunEndsTheWaitForARefusalWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
-		st.Around = refusing(always, time.Minute)
+		st.Middleware = refusing(always, time.Minute)
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
 		var s trip
@@ -206,13 +206,13 @@ func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
 func TestRunnerShowsARefusalOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flight, hotel := step("flight"), step("hotel")
-		flight.UndoAround, flight.UndoAttempts = refusing(30, 0), 1
-		hotel.Around = refusing(always, 0)
+		flight.UndoMiddleware, flight.UndoAttempts = refusing(30, 0), 1
+		hotel.Middleware = refusing(always, 0)
 		sg := sequence(flight, hotel)
 		sg.Deadline = 30*time.Second + 500*time.Millisecond
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
@@ -233,7 +233,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
-		hotel.Attempts, hotel.UndoAround = -1, refusing(3, 0)
+		hotel.Attempts, hotel.UndoMiddleware = -1, refusing(3, 0)
 		hotel.Do = func(ctx context.Context, _ *trip) error {
 			if saga.CommandFrom(ctx).Attempt == 1 {
 				return errDeclined
@@ -244,7 +244,7 @@ func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
 		sg.Deadline = 10 * time.Second
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{
 			"created", "refused hotel", "compensating hotel", "refused hotel", "undone hotel", "compensated",
@@ -266,18 +266,18 @@ func TestRunnerKnowsAfterACrashWhatWasOnlyRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hotel := step("hotel")
-				hotel.Around = refusing(always, 0)
+				hotel.Middleware = refusing(always, 0)
 				sg := sequence(hotel)
 				sg.Deadline = 10 * time.Second
 				store := saga.NewMemory()
 				_, _, err := store.Start(t.Context(), saga.StartRequest{
 					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`), CompleteIn: 10 * time.Second,
 					Steps: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
-					Owner: c.owner, Lease: 15 * time.Second, Log: []saga.Entry{{Event: saga.EventCreated}},
+					Owner: c.owner, Lease: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
 				})
 				require.NoError(t, err)
 				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
-				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				s, err := result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.Equal(t, c.undone, len(s.Calls) == 1)
 			})
@@ -288,7 +288,7 @@ func TestRunnerKnowsAfterACrashWhatWasOnlyRefused(t *testing.T) {
 func TestRunnerKnowsThatARefusedStepIsNotInDoubtWhenItIsStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
-		hotel.Around = func(func(context.Context) error) func(context.Context) error {
+		hotel.Middleware = func(func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error { <-ctx.Done(); return refusal{} } // as a queue for a slot does
 		}
 		hotel.Timeout = time.Hour
@@ -354,7 +354,7 @@ func TestARefusalOfEachPolicyIsNoAttempt(t *testing.T) {
 						st.Attempts, st.UndoAttempts = 1, 1
 						st.Backoff = saga.Exponential(100*time.Millisecond, time.Minute)
 						if where == "around" {
-							st.Around, st.UndoAround = p.wrap, p.wrap
+							st.Middleware, st.UndoMiddleware = p.wrap, p.wrap
 							return st
 						}
 						do, undo := st.Do, st.Undo
@@ -408,7 +408,7 @@ func TestAHangingServiceLeavesNoSagaStuckAndNobodyChargedInVain(t *testing.T) {
 					return payments.Wrap(slots.Wrap(next))
 				}
 				charge := saga.Step[trip]{
-					Name: "charge", Pivot: true, Timeout: 500 * time.Millisecond, Around: around,
+					Name: "charge", Pivot: true, Timeout: 500 * time.Millisecond, Middleware: around,
 					Do: func(ctx context.Context, _ *trip) error {
 						mu.Lock()
 						hung := hangs
@@ -449,7 +449,7 @@ func TestAHangingServiceLeavesNoSagaStuckAndNobodyChargedInVain(t *testing.T) {
 						id := fmt.Sprint("order-", i)
 						_, err := saga.Start(t.Context(), r, sg, id, trip{})
 						require.NoError(t, err)
-						_, err = saga.Result[trip](t.Context(), r, id)
+						_, err = result[trip](t.Context(), r, id)
 						require.NotErrorIs(t, err, saga.ErrStuck)
 						mu.Lock()
 						defer mu.Unlock()
@@ -513,7 +513,7 @@ func TestAStepIsAnOperationOfItsOwn(t *testing.T) {
 					} else {
 						r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 						mustStart(t, r, sg)
-						_, err := saga.Result[trip](t.Context(), r, "trip-1")
+						_, err := result[trip](t.Context(), r, "trip-1")
 						require.ErrorIs(t, err, saga.ErrCompensated)
 					}
 					require.Equal(t, c.want, marks)

@@ -48,7 +48,7 @@ func TestRandomSagas(t *testing.T) {
 	})
 	t.Log(seen)
 	for _, what := range []string{
-		"completed", "compensated", "stuck", "takenover", "canceled", "parked", "released", "deadline",
+		"completed", "compensated", "stuck", "taken over", "canceled", "parked", "released", "deadline",
 		"slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused",
 	} {
 		require.NotZero(t, seen[what], what)
@@ -223,9 +223,9 @@ func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host
 func (h *host) bind(st *saga.Step[book]) {
 	name := st.Name
 	st.Do = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpDo, b) }
-	st.Around = h.policy(saga.OpDo)
+	st.Middleware = h.policy(saga.OpDo)
 	if st.Undo != nil {
-		st.UndoAround = h.policy(saga.OpUndo)
+		st.UndoMiddleware = h.policy(saga.OpUndo)
 		st.Undo = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpUndo, b) }
 	}
 }
@@ -372,11 +372,17 @@ func (w *world) begins(cmd saga.Command, h *host, name string, op saga.Op) {
 }
 
 func decodeSteps(rec saga.Record) map[string]saga.StepState {
-	var pr struct{ Steps []saga.StepState }
+	var pr struct {
+		Steps []struct {
+			N string
+			S saga.StepStatus
+			D bool
+		}
+	}
 	_ = json.Unmarshal(rec.Steps, &pr)
 	states := make(map[string]saga.StepState)
 	for _, u := range pr.Steps {
-		states[u.Name] = u
+		states[u.N] = saga.StepState{Name: u.N, Status: u.S, InDoubt: u.D}
 	}
 	return states
 }
@@ -496,7 +502,7 @@ func (w *world) run() {
 	}
 	wg.Go(func() { w.meddle(ctx, &hosts, &wg, client) })
 	troubled, healed := context.WithTimeout(ctx, 2*time.Minute)
-	_, _ = saga.Result[book](troubled, client, "saga")
+	_, _ = result[book](troubled, client, "saga")
 	healed()
 	time.Sleep(45 * time.Second) // longer than the slowest step, which may be late
 	w.mu.Lock()
@@ -548,7 +554,7 @@ func (w *world) int(n int) int {
 // await waits for the end, and helps where the saga is stuck.
 func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
 	for range 10 {
-		_, err := saga.Result[book](ctx, client, "saga")
+		_, err := result[book](ctx, client, "saga")
 		in, gerr := client.Get(ctx, "saga")
 		if gerr != nil {
 			w.errorf("never ends: %v, %v", err, gerr)
@@ -568,7 +574,7 @@ func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
 }
 
 func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instance) {
-	state, _ := saga.Result[book](ctx, client, "saga")
+	state, _ := result[book](ctx, client, "saga")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, n := range w.policy {
@@ -593,7 +599,7 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	if err != nil || int64(len(log)) != in.Seq {
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
 	}
-	if !slices.ContainsFunc(log, func(e saga.Entry) bool { return e.Event == saga.EventTakenOver }) {
+	if !slices.ContainsFunc(log, func(e saga.Entry) bool { return e.Kind == saga.EventTakenOver }) {
 		for name := range w.undos {
 			if !w.called[name] {
 				w.errorf("%s was undone, though no owner has crashed and its Do was never called", name)
@@ -605,9 +611,9 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 		w.seen["deadline"]++
 	}
 	for i, e := range log {
-		switch e.Event {
+		switch e.Kind {
 		case saga.EventStuck, saga.EventTakenOver, saga.EventCanceled, saga.EventParked, saga.EventReleased:
-			w.seen[e.Event]++
+			w.seen[string(e.Kind)]++
 		}
 		if e.Seq != int64(i+1) || i > 0 && e.Epoch < log[i-1].Epoch {
 			w.errorf("log: entry %d is %+v", i+1, e)

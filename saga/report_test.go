@@ -21,7 +21,7 @@ func stuckAlone(t *testing.T, store saga.Store, id string) {
 	_, _, err := store.Start(t.Context(), saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Stuck, Data: []byte(`{}`),
 		Steps: []byte(`{"steps":[{"n":"flight","s":"failed"}],"step":"flight","cause":"full"}`),
-		Log:   []saga.Entry{{Event: saga.EventStuck}},
+		Log:   []saga.Entry{{Kind: saga.EventStuck}},
 	})
 	require.NoError(t, err)
 }
@@ -35,7 +35,7 @@ func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
 		hook := func(_ context.Context, s saga.StuckSaga) {
 			assert.Equal(t, "trip-1", s.ID)
 			assert.Equal(t, "full", s.Cause)
-			assert.Contains(t, s.Actions, "retry")
+			assert.Contains(t, s.Actions, saga.Action("retry"))
 			told = append(told, time.Since(begun))
 		}
 		begin(t, store, saga.RunnerConfig{OnStuck: hook}, sequence(step("flight")))
@@ -62,7 +62,7 @@ func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
 		sg.Steps[0].Undo = func(context.Context, *trip) error { return saga.Abort(errDeclined) }
 		r, _ := begin(t, g, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) { told++ }}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -86,7 +86,7 @@ func TestWhatNobodyHooksIsLogged(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight cause=full`)
-		require.Contains(t, out.String(), `level=WARN msg="saga: due, and not registered here" runner=one saga=order version=0 count=1`)
+		require.Contains(t, out.String(), `level=WARN msg="saga: due sagas of a definition that is not registered" runner=one saga=order version=0 count=1`)
 		require.NotContains(t, out.String(), "failed")
 		out.Reset()
 		g.set(true)
@@ -115,7 +115,7 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.EqualValues(t, 1, r.Stats().StoreErrors)
 	})
@@ -159,7 +159,7 @@ func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 		for range 3 {
 			store.tell <- true
 		}
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 10*time.Millisecond)
 
@@ -170,7 +170,7 @@ func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 		begun = time.Now()
 		start("trip-2")
 		store.tell <- true
-		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		_, err = result[trip](t.Context(), r, "trip-2")
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 10*time.Millisecond)
 	})

@@ -25,7 +25,7 @@ func TestRetriersInsideAStepDoNotMultiplyItsAttempts(t *testing.T) {
 					charge := func(context.Context) error { calls++; return errDeclined }
 					st.Do = func(ctx context.Context, _ *trip) error { return charge(ctx) }
 					if where == "around" {
-						st.Around = r.Wrap
+						st.Middleware = r.Wrap
 					} else {
 						st.Do = func(ctx context.Context, _ *trip) error { return r.Do(ctx, charge) }
 					}

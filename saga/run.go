@@ -10,17 +10,18 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory: nothing survives the process. It returns nil when
-// every step is done, the error of Validate for a definition that is wrong, and
-// otherwise an [*Error].
+// Run runs a saga in memory: nothing survives the process. It returns nil if every step
+// is done, the error of Validate if the definition is invalid, and otherwise an [*Error].
 //
-// Steps that follow each other run on the caller's goroutine, steps that may run
-// in parallel on goroutines of their own, with the same s. Run returns when all
-// of them have. When ctx ends the saga turns back; what is undone then is undone
-// on a detached ctx, as long as its attempts last and for as long as a policy
-// refuses it. After the pivot, and while a pivot without Undo is in doubt, the end
-// of ctx stops the retrying, which leaves the saga stuck. A panic in a step passes
-// through, after what was done has been undone.
+// The steps of a sequence run on the caller's goroutine. Steps that may run in parallel
+// run on goroutines of their own, with the same s. Run returns when all of them have
+// returned.
+//
+// When ctx ends, the saga turns back. Its steps are undone on a detached ctx, until their
+// attempts are spent, and for as long as a policy refuses them. After the pivot, and
+// while a pivot without Undo is in doubt, the end of ctx stops the retries and leaves the
+// saga stuck. A panic in a step passes through, after the steps before it have been
+// undone.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	t, err := sg.program()
 	if err != nil {
@@ -41,12 +42,6 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	return r.run()
 }
 
-// Func returns a Run of the saga on s as the unit of work that the other
-// patterns wrap.
-func (sg *Saga[S]) Func(s *S) func(context.Context) error {
-	return func(ctx context.Context) error { return Run(ctx, sg, s) }
-}
-
 // A memoryRun is one Run.
 type memoryRun[S any] struct {
 	identity
@@ -54,14 +49,14 @@ type memoryRun[S any] struct {
 	s     *S
 	ctx   context.Context
 	m     *machine
-	timed bool // something depends on the time
+	timed bool // the time matters
 
 	at int // the unit whose attempt runs on the caller's goroutine, or -1
 	op Op
 
-	results chan memoryResult         // of what runs beside the caller
+	results chan memoryResult         // of attempts beside the caller's goroutine
 	cancels []context.CancelCauseFunc // by unit
-	broken  *memoryResult             // the first that panicked or exited
+	broken  *memoryResult             // the first attempt that panicked or exited
 }
 
 type memoryResult struct {
@@ -73,7 +68,7 @@ type memoryResult struct {
 
 func (r *memoryRun[S]) now() time.Time {
 	if !r.timed {
-		return time.Time{} // nothing has failed yet: nothing waits
+		return time.Time{} // nothing has failed, so nothing waits
 	}
 	return time.Now()
 }
@@ -90,11 +85,12 @@ func (r *memoryRun[S]) run() error {
 	return r.m.failure("")
 }
 
-// errPanicked is what a Do or an Undo that did not return counts as.
+// errPanicked is the error of a Do or an Undo that did not return.
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
-// unwind undoes what was done when a Do has panicked or called runtime.Goexit. After
-// an Undo that has, nothing is left to undo here: in a sequence the others wait for it.
+// unwind undoes the steps that were done when a Do has panicked or called
+// runtime.Goexit. After an Undo that has done so nothing is undone: in a sequence the
+// steps before it wait for it.
 func (r *memoryRun[S]) unwind() {
 	if r.at < 0 || r.op != OpDo || r.m.past() {
 		return
@@ -131,7 +127,7 @@ func (r *memoryRun[S]) loop() {
 	}
 }
 
-// heed turns the saga back, or gives up retrying, when the caller's ctx ends.
+// heed asks the saga to turn back when the caller's ctx has ended.
 func (r *memoryRun[S]) heed() {
 	if r.m.back || r.ctx.Err() == nil {
 		return
@@ -159,7 +155,7 @@ func (r *memoryRun[S]) finish(i int, op Op, err error) {
 	}
 }
 
-// withEnd returns err together with the end of ctx, unless that is what it is.
+// withEnd returns err together with the end of ctx, unless err is that already.
 func withEnd(ctx context.Context, err error) error {
 	end := ended.Error(ctx)
 	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
@@ -168,9 +164,9 @@ func withEnd(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", end, err)
 }
 
-// attempt calls a Do or an Undo. The end of the caller's ctx, and the deadline of
-// the saga, reach only what can still be turned back. It may not look at the state
-// of the machine, which goes on beside it.
+// attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline,
+// reach only a Do before the pivot is done. attempt must not read the machine's state,
+// which may change while it runs.
 func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, past bool) error {
 	timeout := r.t.plan.units[i].timeout
 	switch {
@@ -192,8 +188,8 @@ func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, p
 	return r.t.call(&attemptContext{ctx, &r.identity, i, attempt, op}, i, op, r.s)
 }
 
-// spread starts what may begin beside what is running, and waits for a result
-// or for the next to begin. It reports false if nothing is running.
+// spread starts the attempts that may begin, and waits for a result or for the time of
+// the next attempt. It reports false if no attempt is running.
 func (r *memoryRun[S]) spread(now time.Time) bool {
 	if r.results == nil {
 		r.results = make(chan memoryResult, len(r.m.units))
@@ -229,7 +225,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 	return true
 }
 
-// beside runs an attempt on a goroutine of its own, whose panic is the caller's.
+// beside runs an attempt on a goroutine of its own, and passes its panic on to the caller.
 func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int, past bool) {
 	res := memoryResult{unit: i, op: op, err: errPanicked}
 	defer func() {
@@ -251,7 +247,8 @@ func (r *memoryRun[S]) take(res memoryResult) {
 	r.finish(res.unit, res.op, res.err)
 }
 
-// wait waits for the next attempt, or for the end of a ctx that still matters.
+// wait waits for the time of the next attempt, or for the end of ctx if that still
+// matters.
 func (r *memoryRun[S]) wait(now time.Time) {
 	at, ok := r.m.wake(now)
 	if !ok {

@@ -440,7 +440,7 @@ func TestASagaWithoutPivotTurnsBackUntilItHasCompleted(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(30 * time.Second)
 		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 	})
@@ -686,7 +686,7 @@ func TestRunGoesThroughWhatIsAround(t *testing.T) {
 		}
 	}
 	st := step("flight")
-	st.Around, st.UndoAround = around("around do"), around("around undo")
+	st.Middleware, st.UndoMiddleware = around("around do"), around("around undo")
 	var s trip
 	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s))
 	require.Equal(t, []string{"around do", "around undo"}, order)

@@ -36,6 +36,11 @@ func begin[S any](t *testing.T, store saga.Store, cfg saga.RunnerConfig, sagas .
 	return r, stop
 }
 
+// result waits for a saga by its id alone: any definition with the state S decodes it.
+func result[S any](ctx context.Context, r *saga.Runner, id string) (S, error) {
+	return new(saga.Saga[S]).Result(ctx, r, id)
+}
+
 func events(t *testing.T, r *saga.Runner, id string) []string {
 	t.Helper()
 	log, err := r.History(context.Background(), id)
@@ -43,7 +48,7 @@ func events(t *testing.T, r *saga.Runner, id string) []string {
 	var list []string
 	for i, e := range log {
 		require.EqualValues(t, i+1, e.Seq, "log gap")
-		list = append(list, strings.TrimSpace(e.Event+" "+e.Step))
+		list = append(list, strings.TrimSpace(string(e.Kind)+" "+e.Step))
 	}
 	return list
 }
@@ -75,12 +80,12 @@ func TestRunnerCompensates(t *testing.T) {
 		sg := sequence(step("flight"), step("car"), failing("hotel", saga.NoEffect(errors.New("full"))))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.EqualError(t, err, `saga: trip "trip-1": compensated: step hotel: full`)
 		require.Equal(t, []string{"do flight", "do car", "do hotel", "undo car", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "done car", "noeffect hotel", "compensating hotel",
+			"created", "done flight", "done car", "no effect hotel", "compensating hotel",
 			"undone car", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		require.Equal(t, []string{"car", "flight"}, detail(t, err).Undone)
@@ -93,7 +98,7 @@ func abandoned(t *testing.T, store saga.Store, id string) {
 	_, created, err := store.Start(t.Context(), saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
 		Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
-		Owner: "dead", Lease: 15 * time.Second, Log: []saga.Entry{{Event: saga.EventCreated}},
+		Owner: "dead", Lease: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
 	})
 	require.NoError(t, err)
 	require.True(t, created)
@@ -108,11 +113,11 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(st))
 		abandoned(t, store, "trip-1")
 		begun := time.Now()
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 16*time.Second, "lease and poll")
 		require.EqualValues(t, 2, epoch)
-		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, r, "trip-1"))
+		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().TakenOver)
 		in, err := r.Get(t.Context(), "trip-1")
@@ -140,19 +145,19 @@ func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
 		}}, poison)
 		_, err := saga.Start(t.Context(), r, poison, "other", trip{})
 		require.NoError(t, err)
-		_, err = saga.Result[trip](t.Context(), r, "other")
+		_, err = result[trip](t.Context(), r, "other")
 		require.NoError(t, err)
-		_, err = saga.Result[trip](t.Context(), r, "poison")
+		_, err = result[trip](t.Context(), r, "poison")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "taken over 5 times without a result")
 		require.Len(t, stuck, 1)
-		require.Equal(t, []string{"retry", "skip", "compensate", "abandon"}, stuck[0].Actions)
+		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, stuck[0].Actions)
 		require.True(t, stuck[0].Steps[0].InDoubt)
 
 		require.NoError(t, r.Retry(t.Context(), "poison", "mended"))
-		_, err = saga.Result[trip](t.Context(), r, "poison")
+		_, err = result[trip](t.Context(), r, "poison")
 		require.NoError(t, err)
-		require.Equal(t, []string{"created", "takenover", "stuck", "retried", "done flight", "completed"}, events(t, r, "poison"))
+		require.Equal(t, []string{"created", "taken over", "stuck", "retried", "done flight", "completed"}, events(t, r, "poison"))
 	})
 }
 
@@ -270,13 +275,13 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		mustStart(t, cut, sg)
 		time.Sleep(7 * time.Second) // one heartbeat, at 5 s
 		g.set(true)
-		_, err := saga.Result[trip](t.Context(), other, "trip-1")
+		_, err := result[trip](t.Context(), other, "trip-1")
 		require.NoError(t, err)
 		got := <-ended
 		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
 		require.ErrorIs(t, got.cause, saga.ErrLost)
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
-		require.Equal(t, []string{"created", "takenover", "done flight", "completed"}, events(t, other, "trip-1"))
+		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, other, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, cut.Stats().Lost)
 		require.NotZero(t, storeErrs.Load())
@@ -351,7 +356,7 @@ func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 		sg := sequence(st)
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Zero(t, r.Stats().Lost)
@@ -379,7 +384,7 @@ func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 		time.AfterFunc(15*time.Second+time.Millisecond, func() { g.set(false) })
 		time.Sleep(21 * time.Second) // a heartbeat later
 		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		_, err := saga.Result[trip](t.Context(), other, "trip-1")
+		_, err := result[trip](t.Context(), other, "trip-1")
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 24*time.Second)
 	})
@@ -439,7 +444,7 @@ func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
 			}
 			late := req
 			late.Nonce, late.Status, late.Release = req.Nonce+1, saga.Completed, true
-			late.Log = []saga.Entry{{Step: "hotel", Op: saga.OpDo, Event: saga.EventDone}, {Event: saga.EventCompleted}}
+			late.Log = []saga.Entry{{Step: "hotel", Op: saga.OpDo, Kind: saga.EventDone}, {Kind: saga.EventCompleted}}
 			require.Len(t, req.Log, len(late.Log))
 			_, err := store.Commit(ctx, late)
 			require.NoError(t, err)
@@ -450,7 +455,7 @@ func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
 		sg := sequence(flight, failing("hotel", saga.NoEffect(errDeclined)))
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"created", "done flight", "done hotel", "completed"}, events(t, r, "trip-1"))
@@ -480,7 +485,7 @@ func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
 		require.Equal(t, saga.StepStarted, in.Steps[1].Status, "a runner that has stopped starts nothing itself")
 
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		_, err = saga.Result[trip](t.Context(), second, "trip-1")
+		_, err = result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"created", "done flight", "released", "done hotel", "completed"}, events(t, second, "trip-1"))
 		synctest.Wait()
@@ -584,10 +589,10 @@ func TestARunnerThatStopsHandsOverWhatItCannotWriteBack(t *testing.T) {
 		require.InDelta(t, 25.0, time.Since(begun).Seconds(), 0.75)
 		require.EqualValues(t, 1, first.Stats().Lost)
 		require.NotZero(t, late.Load(), "what fails after the drain is told too")
-		_, err := saga.Result[trip](t.Context(), second, "trip-1")
+		_, err := result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "lease and poll")
-		require.Equal(t, []string{"created", "takenover", "done flight", "done hotel", "completed"}, events(t, second, "trip-1"))
+		require.Equal(t, []string{"created", "taken over", "done flight", "done hotel", "completed"}, events(t, second, "trip-1"))
 	})
 }
 
@@ -609,7 +614,7 @@ func TestARunnerThatStopsDoesNotKeepWhatAHungStepHolds(t *testing.T) {
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		stopped := make(chan struct{})
 		go func() { stop(); close(stopped) }()
-		_, err := saga.Result[trip](t.Context(), second, "trip-1")
+		_, err := result[trip](t.Context(), second, "trip-1")
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(begun), 26*time.Second, "drain, lease and poll")
 		<-stopped
@@ -639,7 +644,7 @@ func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 		stop()
 		require.Equal(t, 3*time.Second, time.Since(begun))
 		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		s, err := saga.Result[trip](t.Context(), second, "trip-1")
+		s, err := result[trip](t.Context(), second, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo flight"}, s.Calls)
 		require.Equal(t, []string{"created", "released", "failed flight", "compensating flight", "undone flight", "compensated"},
@@ -679,7 +684,7 @@ func TestALongWaitIsParked(t *testing.T) {
 		require.Equal(t, "declined", in.LastError)
 		require.Equal(t, time.Hour+time.Second, in.WakeAt.Sub(begun))
 		require.Equal(t, time.Minute, in.Since())
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Len(t, s.Calls, 5, "what a failed attempt wrote is kept")
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
@@ -697,7 +702,7 @@ func TestACancellationThatMeetsAParkedSagaIsHeeded(t *testing.T) {
 		sg := sequence(st)
 		g := &gate{Store: saga.NewMemory()}
 		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
-			if req.Log[0].Event == saga.EventParked {
+			if req.Log[0].Kind == saga.EventParked {
 				_, err := g.Store.Cancel(ctx, req.ID, "just now")
 				assert.NoError(t, err)
 			}
@@ -706,7 +711,7 @@ func TestACancellationThatMeetsAParkedSagaIsHeeded(t *testing.T) {
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		begun := time.Now()
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.LessOrEqual(t, time.Since(begun), time.Second)
 	})
@@ -740,7 +745,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
 		close(release)
-		s, err := saga.Result[map[string]string](t.Context(), r, "wide-1")
+		s, err := result[map[string]string](t.Context(), r, "wide-1")
 		require.NoError(t, err)
 		require.Len(t, s, 6)
 		require.Equal(t, "wide-1/s3/s3/do", s["s3"])
@@ -756,13 +761,13 @@ func TestAStepThatWritesWhatAnotherHasWrittenIsRunAgain(t *testing.T) {
 		sg := sequence(a, b) // both append to Calls
 		var retries atomic.Int64
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
-			if e.Event == saga.EventRetry {
+			if e.Kind == saga.EventRetry {
 				retries.Add(1)
-				assert.Equal(t, "saga: two steps that run in parallel have both changed s.Calls", e.Error)
+				assert.Equal(t, "saga: two steps that run in parallel have both changed s.Calls", e.Err.Error())
 			}
 		}}, sg)
 		mustStart(t, r, sg)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.ElementsMatch(t, []string{"do a", "do b"}, s.Calls)
 		require.EqualValues(t, 1, retries.Load())
@@ -784,7 +789,7 @@ func TestStateThatDoesNotEncodeTurnsTheSagaBack(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "sum-1", 0)
 		require.NoError(t, err)
-		s, err := saga.Result[float64](t.Context(), r, "sum-1")
+		s, err := result[float64](t.Context(), r, "sum-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorContains(t, err, "the state does not encode")
 		require.Equal(t, 10.0, s)
@@ -806,7 +811,7 @@ func TestARecordThatCannotBeReadIsStuckAsItIs(t *testing.T) {
 			store := saga.NewMemory()
 			req := saga.StartRequest{
 				ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []saga.Entry{{Event: saga.EventCreated}},
+				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []saga.Entry{{Kind: saga.EventCreated}},
 			}
 			change(&req)
 			_, _, err := store.Start(t.Context(), req)
@@ -838,7 +843,7 @@ func TestAPanicInAStepIsAFailedAttempt(t *testing.T) {
 			sg := sequence(step("flight"), st)
 			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 			mustStart(t, r, sg)
-			s, err := saga.Result[trip](t.Context(), r, "trip-1")
+			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 			retries = append(retries, err)
@@ -861,7 +866,7 @@ func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		begun := time.Now()
 		mustStart(t, r, sg)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, 20*time.Second, time.Since(begun))
@@ -876,7 +881,7 @@ func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
 		begun = time.Now()
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
 		require.NoError(t, err)
-		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		_, err = result[trip](t.Context(), r, "trip-2")
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
 	})
@@ -890,12 +895,12 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg, other)
 		in := mustStart(t, r, sg)
 		require.Equal(t, saga.Running, in.Status)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		in, err = saga.Start(t.Context(), r, sg, "trip-1", trip{Calls: []string{"again"}})
 		require.NoError(t, err)
 		require.Equal(t, saga.Completed, in.Status)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight"}, s.Calls)
 		_, err = saga.Start(t.Context(), r, other, "trip-1", trip{})
@@ -910,7 +915,7 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		begun := time.Now()
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
 		require.NoError(t, err)
-		_, err = saga.Result[trip](t.Context(), r, "trip-2")
+		_, err = result[trip](t.Context(), r, "trip-2")
 		require.NoError(t, err)
 		require.Zero(t, time.Since(begun), "it runs here at once, not when its lease is over")
 
@@ -939,7 +944,7 @@ func TestTheCallersContextEndsWithStart(t *testing.T) {
 		_, err := saga.Start(ctx, r, sg, "trip-1", trip{})
 		require.NoError(t, err)
 		cancel()
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
 	})
@@ -993,7 +998,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		r, stop := begin(t, store, saga.RunnerConfig{OnUnregistered: func(_ context.Context, u saga.Unregistered) {
 			reports <- u
 		}}, v2)
-		s, err := saga.Result[trip](t.Context(), r, "two")
+		s, err := result[trip](t.Context(), r, "two")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do train", "do hotel"}, s.Calls)
 		time.Sleep(2 * time.Second)
@@ -1006,16 +1011,16 @@ func TestVersionsSideBySide(t *testing.T) {
 		require.Equal(t, 1, reported.Count)
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Unregistered)
-		_, err = saga.Result[trip](canceledAfter(t, time.Minute), r, "one")
+		_, err = result[trip](canceledAfter(t, time.Minute), r, "one")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, r.Retry(t.Context(), "one", ""), saga.ErrNotRegistered)
 		stop()
 
 		both, _ := begin(t, store, saga.RunnerConfig{}, v1, v2)
-		s, err = saga.Result[trip](t.Context(), both, "one")
+		s, err = result[trip](t.Context(), both, "one")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight"}, s.Calls)
-		_, err = saga.Result[trip](t.Context(), r, "one")
+		_, err = result[trip](t.Context(), r, "one")
 		require.ErrorIs(t, err, saga.ErrNotRegistered)
 		require.PanicsWithError(t, "saga: trip version 1 is registered already", func() { saga.Register(both, sequence(step("x"))) })
 		saga.Register(both, v1) // the same again
@@ -1032,14 +1037,14 @@ func TestResultSaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Result[trip](t.Context(), r, "none")
+		_, err := result[trip](t.Context(), r, "none")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		mustStart(t, r, sg)
-		_, err = saga.Result[int](t.Context(), r, "trip-1")
+		_, err = result[int](t.Context(), r, "trip-1")
 		require.ErrorContains(t, err, "is a *saga_test.trip, not a *int")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = saga.Result[trip](ctx, r, "trip-1")
+		_, err = result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
@@ -1052,11 +1057,11 @@ func TestResultOutlivesAStoreThatFails(t *testing.T) {
 		mustStart(t, r, sg)
 		g.set(true)
 		ctx := canceledAfter(t, 10*time.Second)
-		_, err := saga.Result[trip](ctx, r, "trip-1")
+		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, errDown)
 		time.AfterFunc(10*time.Second, func() { g.set(false) })
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 	})
 }
@@ -1086,7 +1091,7 @@ func TestRunnerHoldsNoMoreThanItMay(t *testing.T) {
 			require.NoError(t, err)
 		}
 		for i := range 100 {
-			_, err := saga.Result[trip](t.Context(), r, fmt.Sprint("trip-", i))
+			_, err := result[trip](t.Context(), r, fmt.Sprint("trip-", i))
 			require.NoError(t, err)
 		}
 		require.Equal(t, 8, most)
@@ -1125,16 +1130,16 @@ func TestRunnerTellsWhatHappens(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(_ context.Context, e saga.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			require.Equal(t, "worker", e.Name)
-			seen = append(seen, strings.TrimSpace(fmt.Sprint(e.Saga, " ", e.ID, " ", e.Seq, " ", e.Event, " ", e.Step, " ", e.Error)))
+			require.Equal(t, "worker", e.Runner)
+			seen = append(seen, strings.TrimSpace(fmt.Sprint(e.Saga, " ", e.ID, " ", e.Seq, " ", e.Kind, " ", e.Step, " ", e.Err)))
 		}}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		synctest.Wait() // the record is there before the hook is called
 		require.Equal(t, []string{
-			"trip trip-1 1 created", "trip trip-1 0 retry flight declined",
-			"trip trip-1 2 done flight", "trip trip-1 3 completed",
+			"trip trip-1 1 created  <nil>", "trip trip-1 0 retry flight declined",
+			"trip trip-1 2 done flight <nil>", "trip trip-1 3 completed  <nil>",
 		}, seen)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -1164,7 +1169,7 @@ func TestRunnerEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 		begun := time.Now()
 		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
 		require.NoError(t, err)
-		_, err = saga.Result[counts2](t.Context(), r, "wide-1")
+		_, err = result[counts2](t.Context(), r, "wide-1")
 		require.Equal(t, "c", detail(t, err).Step)
 		require.Equal(t, []string{"b", "a"}, detail(t, err).Undone)
 		require.Equal(t, time.Second, time.Since(begun))
@@ -1211,7 +1216,7 @@ func TestManySagasOnManyRunners(t *testing.T) {
 				id := strings.Repeat("x", 1+i%2) + fmt.Sprintf("-%03d", i)
 				_, err := saga.Start(t.Context(), r, sg, id, counts2{})
 				assert.NoError(t, err)
-				_, err = saga.Result[counts2](t.Context(), runners[(i+1)%len(runners)], id)
+				_, err = result[counts2](t.Context(), runners[(i+1)%len(runners)], id)
 				assert.Equal(t, len(id)%2 == 0, errors.Is(err, saga.ErrCompensated), "%v", err)
 				assert.LessOrEqual(t, r.Stats().Held, int64(limit))
 			})
@@ -1292,7 +1297,7 @@ func TestOnlyTheStoresClockCounts(t *testing.T) {
 			sg.Deadline = 10 * time.Minute
 			r, _ := begin(t, &skewed{saga.NewMemory(), by}, saga.RunnerConfig{}, sg)
 			mustStart(t, r, sg)
-			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.NotErrorIs(t, err, saga.ErrDeadline)
 			require.Len(t, at, 4)

@@ -1,6 +1,6 @@
-// Package saga runs a series of steps, each with the work that undoes it, that
-// ends completed or compensated whatever crashes, and says so loudly when it
-// cannot.
+// Package saga runs a series of steps, each with the work that undoes it, so that
+// the whole ends either completed or compensated, whatever crashes. A saga that can do
+// neither becomes stuck and is reported.
 //
 //	trip := &saga.Saga[Trip]{
 //		Name: "trip", Version: 1,
@@ -13,9 +13,9 @@
 //	}
 //	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory, nothing durable
 //
-// The same definition survives the process when a [Runner] runs it: its progress
-// is then a row in the user's own database (package sqlstore), or in any other
-// [Store]. There is no server, no broker and no deterministic replay.
+// A [Runner] runs the same definition durably: the progress of each saga is a row in
+// the user's own database (package sqlstore) or in any other [Store]. There is no
+// server, no broker and no deterministic replay.
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //	saga.Register(runner, trip)
@@ -32,40 +32,52 @@
 // process with the definition live, every saga ends completed, compensated or
 // visibly stuck. There is no isolation between sagas.
 //
-// # What to know
+// # Steps in doubt
 //
-// A step that was started and has no result may have taken effect: the reply
-// was lost, the process died between the effect and its record. Such a step is
-// in doubt. It is run again with the same command id (see [CommandFrom]), and
-// undone like a done one if the saga turns back. So is a Do that failed, unless
-// its error is [NoEffect]: Undo must bear a Do that never took effect, and a
-// participant must apply each command id once ([Barrier] does it in a
-// participant's own database; sagatest.Check tries it out).
+// Consider a step whose reply is lost, or whose process dies after the effect and
+// before the record. The step has started, has no result, and may have taken effect:
+// it is in doubt. It runs again with the same command id (see [CommandFrom]). If the
+// saga turns back, it is undone as a done step is. A Do that fails is in doubt too,
+// unless its error is a [NoEffect].
 //
-// An error that says Refused() true means that a policy of this module (an open
-// breaker, a full bulkhead, a limiter) did not make the call. Then the attempt was
-// not made: the step is not in doubt, and is tried again after RetryAfter and at
-// least the backoff, until Deadline or Cancel turns the saga back; an Undo is tried
-// for as long as it takes. Refusals do not count against Attempts and UndoAttempts,
-// and the log shows the first of a row. If the process crashes while it holds the
-// saga, a step that was refused is in doubt as any other that was started. A Do
-// that calls several participants returns the refusal of a later one as [InDoubt].
+// Two things follow. Undo must work for a Do that never took effect. A participant
+// must apply each command id once: [Barrier] does so in a participant's own database,
+// and sagatest.Check tests it.
 //
-// The record "compensating" is committed before the first Undo, but for that of
-// an alternative which has failed (see Step.Or). After it nothing goes forward
-// again. The end of the caller's ctx never reaches an
-// Undo, which runs on a detached ctx with a time-out of its own.
+// # Refusals
 //
-// What Do writes in the state is recorded when it returns, also with an error.
-// It is not recorded when the process dies, so that nothing may depend on it
-// that an Undo needs: derive such things from the command id. Steps that run in
-// parallel are each to write fields of their own. Under a Runner each works on
-// a copy of the state, and what it changed is taken over when it returns; a
-// step that changed what another has changed meanwhile is run again.
+// An error with Refused() true means that a policy of this module (an open breaker, a
+// full bulkhead, a limiter) did not make the call. Such an attempt was not made. The
+// step is not in doubt, and the refusal does not count against Attempts or
+// UndoAttempts. The step is tried again after RetryAfter, and at least the backoff,
+// until Deadline or Cancel turns the saga back. An Undo is tried until it is made. The
+// log has one entry for several refusals in a row.
 //
-// A definition whose steps change gets a new Version. Register the old one
-// beside it for as long as sagas of it are under way: a runner leaves the
-// versions that it does not know alone, and reports them.
+// If the process crashes while it holds the saga, a refused step is in doubt like any
+// other started step. If a Do calls several participants and a policy refuses a later
+// call, return that error as [InDoubt].
+//
+// # Turning back
+//
+// The record "compensating" is committed before the first Undo. After it, no Do
+// starts again. The Undo of an alternative that has failed (see Step.Or) may come
+// before. The end of the caller's ctx never reaches an Undo, which runs on a detached
+// ctx with a timeout of its own.
+//
+// # State
+//
+// The changes that Do makes to the state are recorded when it returns, with or without
+// an error. They are lost if the process dies before, so Undo must not depend on them:
+// derive what Undo needs from the command id. Parallel steps must write to different
+// fields. Under a Runner, each parallel step works on a copy, and its changes are
+// merged when it returns. A step that changed what another step has changed in the
+// meantime runs again.
+//
+// # Versions
+//
+// Increase Version when the steps of a definition change. Keep the old version
+// registered while there are sagas of it. A runner leaves versions that it does not
+// know alone, and reports them.
 //
 // Patterns: Compensating Transaction, Scheduler Agent Supervisor and, for its
 // leases, Leader Election, in Cloud Design Patterns
@@ -81,97 +93,106 @@ import (
 	"time"
 )
 
-// A Saga is a definition: a plain value, checked by Validate and not to be
-// changed once it is in use. S is the state that its steps share.
+// A Saga is a definition: a plain value that Validate checks, and that does not change
+// once it is in use. S is the state that its steps share.
 type Saga[S any] struct {
-	Name     string        // 1 to 100 bytes
-	Version  int           // 0 or more; see the package comment
-	Steps    []Step[S]     // at least one
-	Deadline time.Duration // from the start; passed before the pivot, or without one the last step, is done: compensate. 0: none
-	Codec    Codec[S]      // nil: JSON, which must keep each field of S. Run does not use it
+	Name    string    // 1 to 100 bytes
+	Version int       // 0 or more; see the package comment
+	Steps   []Step[S] // at least one
+
+	// Deadline is how long the saga may take, from its start, until its pivot is done,
+	// or its last step if it has no pivot. Then it turns back. Zero means no deadline.
+	Deadline time.Duration
+	// Codec encodes the state. Nil means JSON, which must keep every field of S. Run
+	// does not use it.
+	Codec Codec[S]
 
 	cached atomic.Value // of cachedProgram[S]
 }
 
 // A Step is one part of a saga: a command to a participant, and its undoing.
 type Step[S any] struct {
-	Name string // 1 to 100 bytes, without "/"; unique in the saga, alternatives included
+	Name string // 1 to 100 bytes without "/"; unique in the saga, alternatives included
 
-	// Do does the step. It may be called again, with the same command id, after
-	// it took effect. Its ctx begins an operation of its own, of which each call is
-	// an attempt: retriers inside do not multiply the saga's (see Around).
+	// Do does the step. It may be called again, with the same command id, after it took
+	// effect. Its ctx begins an operation of its own, in which each call of Do is one
+	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do. It may be called again, and for a Do that never took
-	// effect, even one that arrives later. It may be nil in the pivot, after it and
-	// in a step that is ReadOnly.
+	// Undo undoes Do. It may be called several times, and for a Do that never took
+	// effect, even for one that arrives later. It may be nil in the pivot, in steps
+	// after the pivot and in a ReadOnly step.
 	Undo func(ctx context.Context, s *S) error
 
-	// DoTx is Do in a transaction of the store's database, which commits together
-	// with the saga's log: exactly once. An error rolls it back, and what it
-	// wrote in s. DoTx may neither commit tx nor roll it back. A Runner runs the
-	// DoTx and UndoTx of one saga one at a time, and meanwhile begins no other of
-	// its steps. On SQLite each has at most half of RunnerConfig.Lease.
+	// DoTx is a Do in a transaction of the store's database. The transaction also
+	// writes the saga's log, so DoTx applies exactly once. An error rolls back the
+	// transaction and the changes to s. DoTx must neither commit tx nor roll it back. A
+	// Runner runs one DoTx or UndoTx of a saga at a time, and starts no other step of
+	// that saga meanwhile. On SQLite each may take at most half of RunnerConfig.Lease.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
-	// UndoTx is Undo in such a transaction.
+	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// After names the steps that must be done before this one begins. nil: the
-	// one before it in Steps; empty: none. Steps that may run in parallel do.
+	// After names the steps that must be done before this one starts. Nil means the
+	// step before it in Steps, empty means none. Steps that do not wait for each other
+	// run in parallel.
 	After []string
-	// UndoAfter names the steps that must be undone before this one is. nil:
-	// those that come After this one; empty: none.
+	// UndoAfter names the steps that must be undone before this one is. Nil means the
+	// steps whose After names this one, empty means none.
 	UndoAfter []string
 
-	// Or lists alternatives, tried in turn when this one has failed, before
-	// anything else is undone. What a failed one may have done is undone first.
-	// An alternative has no After, UndoAfter, Or or Pivot of its own.
+	// Or lists alternatives. If the step fails they are tried in turn, before the saga
+	// turns back. Each failed alternative is undone before the next one starts. An
+	// alternative has no After, UndoAfter, Or or Pivot of its own.
 	Or []Step[S]
 
-	// ReadOnly says that Do changes nothing: there is nothing to undo, and nothing
-	// is ever in doubt. Undo and UndoTx must be nil.
+	// ReadOnly says that Do changes nothing. The step is never undone and never in
+	// doubt. Undo and UndoTx must be nil.
 	ReadOnly bool
-	// BestEffort says that the saga goes on, and completes, without this step if
-	// its attempts have failed or it aborts. Only for steps that come after the
-	// pivot, without Or. The log shows that it failed. A refusal is waited for.
+	// BestEffort says that the saga goes on, and completes, without this step if all
+	// attempts fail or Do aborts. The log shows the failure. Refused calls are waited
+	// for. Only steps after the pivot that have no alternatives can be BestEffort.
 	BestEffort bool
 
-	// Pivot marks the step that decides: until it is done the saga can turn back;
-	// from then on the steps that remain are tried until they work. At most one.
-	// A pivot that has no Undo and is in doubt is itself tried until its answer is
-	// known, whatever Attempts and Deadline say: return a NoEffect where it
-	// certainly took none. An Abort then makes the saga stuck.
+	// Pivot marks the step after which the saga no longer turns back: the remaining
+	// steps are tried until they work. At most one step is the pivot.
+	//
+	// A pivot without Undo that is in doubt is tried until its answer is known,
+	// whatever Attempts and Deadline say. Return a NoEffect where it certainly took
+	// none; an Abort makes the saga stuck.
 	Pivot bool
 
-	// Timeout bounds each attempt of Do and Undo through its ctx. 0: 1 minute,
+	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute,
 	// except for a Do under Run, which has the caller's ctx.
 	Timeout time.Duration
-	// Attempts is how often Do is called at most. 0: 3; negative: no limit, which
-	// also holds after the pivot for a step that has no alternative left and is not
-	// BestEffort. An attempt that a policy refused is not counted: see the package comment.
+	// Attempts is how often Do is called at most. Zero means 3, negative means no
+	// limit. There is no limit either for the last alternative of a step after the
+	// pivot that is not BestEffort. Refused attempts do not count.
 	Attempts int
-	// UndoAttempts is how often Undo is called before the saga is stuck. 0: 20;
-	// negative: no limit. An attempt that a policy refused is not counted.
+	// UndoAttempts is how often Undo is called before the saga is stuck. Zero means
+	// 20, negative means no limit. Refused attempts do not count.
 	UndoAttempts int
-	// Backoff is the wait after the attempt-th attempt of Do or Undo has failed:
-	// 1, 2 and so on; refusals since the last attempt count, too. nil:
-	// Exponential(100*time.Millisecond, time.Minute). An error with RetryAfter()
-	// can make it longer.
+	// Backoff returns the wait after failed attempt 1, 2 and so on of Do or Undo.
+	// Refusals since the last attempt count as attempts here. Nil means
+	// Exponential(100*time.Millisecond, time.Minute). The wait is longer if the error
+	// has a RetryAfter() that is longer.
 	Backoff func(attempt int) time.Duration
 
-	// Around wraps each attempt of Do, UndoAround each of Undo: the Wrap of a
-	// Breaker, Bulkhead or Limiter, or a Chain. Not for DoTx and UndoTx.
+	// Middleware wraps each attempt of Do: the Wrap of a Breaker, Bulkhead or Limiter,
+	// or a Chain. It must be nil with DoTx.
 	//
-	// The saga retries the step, so a Retrier inside makes one attempt for each of
-	// the saga's, in Around as in Do. Only with Attempts (or UndoAttempts) 1 it
-	// retries by its own rules.
-	Around, UndoAround func(next func(context.Context) error) func(context.Context) error
+	// The saga retries the step, so a Retrier here, or in Do, makes one attempt for
+	// each attempt of the saga. With Attempts 1 it retries by its own rules.
+	Middleware func(next func(context.Context) error) func(context.Context) error
+	// UndoMiddleware wraps each attempt of Undo in the same way. It must be nil with
+	// UndoTx.
+	UndoMiddleware func(next func(context.Context) error) func(context.Context) error
 
-	// Settle is how long a request already sent may still take effect after its
-	// Do has returned: what is in doubt is not undone sooner. 0: at once.
+	// Settle is how long a request may still take effect after its Do has returned. A
+	// step in doubt is not undone sooner. Zero means that it is undone immediately.
 	Settle time.Duration
 }
 
-// A Codec turns the state of a saga into bytes and back.
+// A Codec encodes the state of a saga as bytes, and decodes it.
 type Codec[S any] interface {
 	Encode(s *S) ([]byte, error)
 	Decode(data []byte, s *S) error
@@ -182,70 +203,15 @@ type jsonCodec[S any] struct{}
 func (jsonCodec[S]) Encode(s *S) ([]byte, error)    { return json.Marshal(s) }
 func (jsonCodec[S]) Decode(data []byte, s *S) error { return json.Unmarshal(data, s) }
 
-// A Status is where a saga is.
-type Status string
+// Validate returns an error that lists everything that is wrong with the definition,
+// or nil.
+func (sg *Saga[S]) Validate() error {
+	_, err := sg.newPlan()
+	return err
+}
 
-// Running goes on to Completed, Compensating or Stuck; Compensating to
-// Compensated or Stuck; Stuck, by a person's hand, to Running, Compensating or
-// Abandoned. Completed, Compensated and Abandoned are ends.
-const (
-	Running      Status = "running"
-	Compensating Status = "compensating"
-	Completed    Status = "completed"
-	Compensated  Status = "compensated"
-	Stuck        Status = "stuck"
-	Abandoned    Status = "abandoned"
-)
-
-// Ended reports whether nothing will ever happen to a saga with this status.
-func (s Status) Ended() bool { return s == Completed || s == Compensated || s == Abandoned }
-
-// A StepStatus is where a step, or one of its alternatives, is.
-type StepStatus string
-
-// Idle goes on to StepStarted; that to StepDone, StepNoEffect or StepFailed;
-// what may have taken effect to StepUndoing, and that to StepUndone or
-// StepUndoFailed. A person can make it StepSkipped.
-const (
-	StepIdle       StepStatus = "idle"
-	StepStarted    StepStatus = "started"
-	StepDone       StepStatus = "done"
-	StepNoEffect   StepStatus = "noeffect" // certainly without effect: nothing to undo
-	StepFailed     StepStatus = "failed"   // given up, perhaps with an effect
-	StepUndoing    StepStatus = "undoing"
-	StepUndone     StepStatus = "undone"
-	StepUndoFailed StepStatus = "undofailed"
-	StepSkipped    StepStatus = "skipped"
-)
-
-// An Op is what a command asks for.
-type Op string
-
-// The operations of a step.
-const (
-	OpDo   Op = "do"
-	OpUndo Op = "undo"
-)
-
-// The events of a saga's log. Those of a step have its name and Op.
-const (
-	EventCreated      = "created"
-	EventDone         = "done"
-	EventNoEffect     = "noeffect"
-	EventFailed       = "failed"
-	EventUndone       = "undone"
-	EventUndoFailed   = "undofailed"
-	EventSkipped      = "skipped"      // by a person
-	EventRefused      = "refused"      // by a policy of this module, before the participant was called
-	EventParked       = "parked"       // to be tried again later
-	EventReleased     = "released"     // handed over by a runner that stops
-	EventResumed      = "resumed"      // went on with what was ready
-	EventTakenOver    = "takenover"    // from an owner that crashed or was cut off
-	EventCanceled     = "canceled"     // the request reached the owner
-	EventRetried      = "retried"      // by a person
-	EventCompensating = "compensating" // the point of no return backwards
-	EventCompleted    = "completed"
-	EventCompensated  = "compensated"
-	EventStuck        = "stuck"
-	EventAbandoned    = "abandoned" // by a person
-)
+// Func returns a Run of the saga on s as the unit of work that the other patterns
+// wrap.
+func (sg *Saga[S]) Func(s *S) func(context.Context) error {
+	return func(ctx context.Context) error { return Run(ctx, sg, s) }
+}

@@ -23,7 +23,7 @@ func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) 
 		check(s, err)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		s, err = saga.Result[trip](t.Context(), r, "trip-1")
+		s, err = result[trip](t.Context(), r, "trip-1")
 		check(s, err)
 	})
 }
@@ -69,7 +69,7 @@ func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 		quote.ReadOnly, quote.Undo = true, nil
 		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
 		abandoned(t, store, "trip-1")
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})
 }
@@ -103,7 +103,7 @@ func TestTheSagaGoesOnWithoutABestEffortStep(t *testing.T) {
 		sg := sequence(charge, mail)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"created", "done charge", "failed mail", "completed"}, events(t, r, "trip-1"))
 	})
@@ -122,7 +122,7 @@ func TestAMovedPivotIsAnotherDefinition(t *testing.T) {
 		moved := sequence(step("flight"), slow)
 		moved.Steps[0].Pivot = true
 		r, _ = begin(t, store, saga.RunnerConfig{}, moved)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -133,7 +133,7 @@ func TestAMovedPivotIsAnotherDefinition(t *testing.T) {
 }
 
 func TestADoTxThatEndsItsOwnTransactionIsInDoubt(t *testing.T) {
-	for name, result := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
+	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newTxMemory(t)
@@ -142,12 +142,12 @@ func TestADoTxThatEndsItsOwnTransactionIsInDoubt(t *testing.T) {
 				bad.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
 					require.NoError(t, do(ctx, tx, s))
 					require.NoError(t, tx.Commit())
-					return result
+					return returned
 				}
 				sg := sequence(inTx("flight"), bad)
 				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 				mustStart(t, r, sg)
-				_, err := saga.Result[trip](t.Context(), r, "trip-1")
+				_, err := result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.ErrorContains(t, err, "the step has ended its transaction itself")
 				require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did(), "once, and undone")
@@ -169,7 +169,7 @@ func TestADoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
 		sg := sequence(slow)
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.NotContains(t, err.Error(), "itself")
 		require.Empty(t, store.l.did())
@@ -212,7 +212,7 @@ func (anyCodec[S]) Decode([]byte, *S) error   { return nil }
 
 func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
 	_ = hidden{}.cache
-	lost := "is not kept by JSON, and would be lost when a saga is taken over"
+	lost := "is not kept by JSON and would be lost when a saga is taken over"
 	require.PanicsWithError(t, `saga: trip: s.cache `+lost+`: export it without the tag "-", or set Codec`, register[hidden](nil))
 	for where, fn := range map[string]func(){
 		"s.Cache":        register[dashed](nil),

@@ -2,7 +2,7 @@ package saga
 
 import "sync/atomic"
 
-// Stats are the figures of one runner since it was made.
+// Stats are the figures of one runner, counted since NewRunner.
 type Stats struct {
 	Held     int64 // sagas that it holds now
 	Attempts int64 // attempts of Do and Undo that run now

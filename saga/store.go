@@ -7,137 +7,134 @@ import (
 	"time"
 )
 
-// A Store keeps sagas and their logs. [NewMemory] keeps them in the process;
-// package sqlstore keeps them in PostgreSQL or SQLite. Package storetest has the
-// tests that every Store must pass.
+// A Store keeps sagas and their logs. [NewMemory] keeps them in the process, package
+// sqlstore in PostgreSQL or SQLite. Package storetest tests the rules below.
 //
-// What a store's author guarantees:
+//   - Each method is one atomic write or one consistent read. A write that returned nil
+//     survives a crash of the process and of the database.
+//   - The store has one clock. Every time in a [Record] or an [Entry] is of that clock,
+//     and every duration in a request counts from its now.
+//   - [ErrFenced] means that nothing was written and nothing will be. Any other error of
+//     a write leaves open whether the write happened. The caller then reads the record,
+//     or repeats the write.
+//   - Strings and bytes come back as they were given; nil bytes may come back empty.
 //
-//   - Each method is one atomic write or one consistent read, and a write that
-//     returned nil survives the crash of the process and of the database.
-//   - There is one clock, the store's own. Every time in a [Record] or an
-//     [Entry] is of that clock, every duration in a request counts from its now.
-//   - [ErrFenced] means that nothing was written and nothing will be. Any other
-//     error of a write leaves open whether it happened; the caller then reads
-//     the record back, or writes the same again.
-//   - Strings and bytes come back as they were given, nil bytes perhaps as empty.
-//
-// A store is safe for concurrent use by many runners in many processes. It does
-// not look into Data and Steps.
+// A Store is safe for concurrent use by many runners in many processes. Data and Steps
+// are opaque to it.
 type Store interface {
-	// Start inserts a saga and its log, or, if the ID exists already, changes
-	// nothing and returns the saga that has it. created reports which.
+	// Start inserts a saga and its log. If the ID exists already, Start changes nothing
+	// and returns the saga that has it. created reports which.
 	//
 	// The new record has the request's ID, Saga, Version, Status, Data, Steps and
-	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is 0), and
-	// CreatedAt and UpdatedAt now. With an Owner it is claimed from the start:
-	// Owner, Epoch 1, WakeAt now + Lease. Without one: Owner "", Epoch 0, WakeAt
-	// now. Everything else is zero. It costs one commit.
+	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
+	// CreatedAt and UpdatedAt now. If the request has an Owner, the record is claimed
+	// from the start: Owner, Epoch 1, WakeAt now + Lease. Otherwise it has Owner "",
+	// Epoch 0 and WakeAt now. Everything else is zero. Start costs one commit.
 	Start(ctx context.Context, req StartRequest) (rec Record, created bool, err error)
 
-	// Claim takes up to Limit due sagas for Owner and returns them as they are
-	// afterwards, in any order. Due are those whose Status is Running or
-	// Compensating, whose WakeAt is not after now, and whose Saga and Version are
-	// among Definitions. Crashed ones (Owner is not "") go before the others;
-	// among equals the earliest WakeAt goes first. Rows that another claim
-	// has locked are passed over, not waited for.
+	// Claim claims up to Limit due sagas for Owner and returns them as they are
+	// afterwards, in any order. A saga is due if its Status is Running or Compensating,
+	// its WakeAt is not after now, and its Saga and Version are among Definitions.
+	// Sagas of crashed owners (Owner is not "") come before the others; among equals
+	// the earliest WakeAt comes first. Rows that another claim has locked are skipped,
+	// not waited for.
 	//
-	// For each: Previous is what Owner was, Takeovers grows by one if that was
-	// neither "" nor the request's Owner, which has not crashed, Epoch grows by
-	// one, Owner is the request's and WakeAt is now + Lease.
-	// Seq, UpdatedAt and the log stay. No saga is ever claimed twice in one epoch.
+	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
+	// is the request's, and WakeAt is now + Lease. Takeovers is one higher if Previous
+	// is neither "" nor the request's Owner, which has not crashed. Seq, UpdatedAt and
+	// the log do not change. No saga is claimed twice in one epoch.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
-	// Heartbeat sets WakeAt to now + Lease for each saga of Held whose Owner and
-	// Epoch are still as given, and returns those. One statement for all. It does
-	// not wait for a row that another transaction has locked: it returns that with
-	// Locked set, and leaves its WakeAt as it is.
+	// Heartbeat sets WakeAt to now + Lease for each saga of Held whose Owner and Epoch
+	// are still as given, and returns those sagas. It is one statement for all of them.
+	// It does not wait for a row that another transaction has locked: such a saga is
+	// returned with Locked set, and keeps its WakeAt.
 	Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed, error)
 
-	// Commit writes the next state of one saga and appends its log, if and only
-	// if the record's Epoch and Seq are still the request's; otherwise, also when
-	// there is no such saga, it returns ErrFenced.
+	// Commit writes the next state of one saga and appends to its log, if and only if
+	// the record's Epoch and Seq are still the request's. Otherwise, and if there is no
+	// such saga, it returns ErrFenced.
 	//
 	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
-	// request's, Seq grows by len(Log), UpdatedAt is now, Reported false. No other
-	// method but Start changes Nonce. WakeAt and Owner stay,
-	// unless Release is set: then Owner is "" and WakeAt is now + WakeIn. The i-th
-	// entry of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now.
-	// It costs one round trip and at most one commit: commits of several sagas
-	// that come at the same time may share one.
+	// request's. Seq grows by len(Log), UpdatedAt is now, and Reported is false. Only
+	// Start and Commit change Nonce. WakeAt and Owner stay, unless Release is set: then
+	// Owner is "" and WakeAt is now + WakeIn. Entry i of Log is stored with Seq
+	// req.Seq + 1 + i, Epoch req.Epoch and At now. Commit costs one round trip and at
+	// most one commit; concurrent commits of several sagas may share one.
 	Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 
-	// Cancel asks the owner of a running saga to turn back. If Status is Running
-	// and no cancellation was asked for yet, it sets CancelRequested and
-	// CancelNote, and WakeAt to now if Owner is "". Epoch, Seq and log stay: the
-	// owner's next commit must not fail for it. It returns the record as it is
-	// afterwards, or ErrNotFound.
+	// Cancel asks the owner of a running saga to turn back. If Status is Running and no
+	// cancellation was requested before, it sets CancelRequested and CancelNote, and
+	// WakeAt to now if Owner is "". Epoch, Seq and the log stay, so that the owner's
+	// next commit does not fail. Cancel returns the record as it is afterwards, or
+	// ErrNotFound.
 	Cancel(ctx context.Context, id, note string) (Record, error)
 
-	// Load returns one record, or ErrNotFound. It sees every write that has
-	// returned before it was called.
+	// Load returns one record, or ErrNotFound. It sees every write that returned before
+	// Load was called.
 	Load(ctx context.Context, id string) (Record, error)
 
-	// List returns the records that the filter admits, by ascending ID (in byte
-	// order), up to its Limit.
+	// List returns the records that the filter admits, by ascending ID in byte order,
+	// up to its Limit.
 	List(ctx context.Context, f Filter) ([]Record, error)
 
-	// History returns the log of one saga by ascending Seq: 1, 2, 3 and so on to
-	// the record's Seq, without a gap. A saga that does not exist has none.
+	// History returns the log of one saga by ascending Seq, from 1 to the record's Seq
+	// without a gap. A saga that does not exist has no log.
 	History(ctx context.Context, id string) ([]Entry, error)
 
-	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes
-	// nothing else, and nothing at all of any other saga.
+	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes nothing
+	// else, and nothing of any other saga.
 	Reported(ctx context.Context, id string, seq int64) error
 
-	// Unregistered counts the due sagas (as in Claim) whose Saga and Version are
-	// not among registered, by Saga and Version.
+	// Unregistered counts the due sagas (see Claim) whose Saga and Version are not
+	// among registered, by Saga and Version.
 	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
 }
 
-// ErrNotMigrated is returned by the Check of a store whose tables are missing, or
-// of another version.
+// ErrNotMigrated is returned by the Check of a store whose tables are missing or have
+// another version.
 var ErrNotMigrated = errors.New("saga: the store is not migrated")
 
-// A Checker is a Store that can say whether it is ready for use. A runner that
-// finds that it is not does not begin to run.
+// A Checker is a Store that reports whether it is ready for use. [Runner.Run] returns
+// its ErrNotMigrated.
 type Checker interface {
-	// Check returns an error that is [ErrNotMigrated] if the store was not set up
-	// for this version. Any other error says that it could not find out.
+	// Check returns an error that is [ErrNotMigrated] if the store was not set up for
+	// this version. Any other error means that it could not find out.
 	Check(ctx context.Context) error
 }
 
-// A Notifier is a Store that can tell when sagas may have become due, so that
-// they need not wait for a runner's next Poll.
+// A Notifier is a Store that tells runners of due sagas, so that these do not wait for
+// the next poll.
 type Notifier interface {
-	// Listen calls notify, from one goroutine, until ctx ends or it fails. A runner
-	// then calls it again after Poll.
+	// Listen calls notify, from one goroutine, when sagas may have become due, until
+	// ctx ends or Listen fails. The runner then calls it again after RunnerConfig.Poll.
 	Listen(ctx context.Context, notify func()) error
 }
 
-// A TxStore is a Store in a database of package [database/sql], where a saga
-// can start, and a step can commit, together with the user's own rows. Sagas
-// with DoTx or UndoTx, and [StartTx], need one.
+// A TxStore is a Store in a database of package [database/sql]. A saga can start, and a
+// step can commit, in one transaction with the user's own rows. [StartTx] and sagas with
+// DoTx or UndoTx need one.
 type TxStore interface {
 	Store
 
-	// Begin begins the transaction of one DoTx or UndoTx. In SQLite it takes the
-	// write lock at once (BEGIN IMMEDIATE).
+	// Begin begins the transaction of one DoTx or UndoTx. In SQLite it takes the write
+	// lock immediately (BEGIN IMMEDIATE).
 	Begin(ctx context.Context) (*sql.Tx, error)
 
-	// Exclusive reports whether a transaction of Begin keeps every other writer
-	// out, a heartbeat too, as in SQLite. A runner then ends it after half a lease.
+	// Exclusive reports whether a transaction of Begin excludes all other writers,
+	// heartbeats included, as in SQLite. A runner then ends the transaction after half
+	// a lease.
 	Exclusive() bool
 
-	// StartTx is Start inside tx, and neither commits nor rolls it back. An ID
-	// that exists already must leave tx usable.
+	// StartTx is Start inside tx. It neither commits tx nor rolls it back. An ID that
+	// exists already must leave tx usable.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
 
-	// CommitTx is Commit inside tx, and neither commits nor rolls it back. It is
-	// the last statement of tx: whoever holds the record's newer epoch must make
-	// it match no row (ErrFenced), also when that epoch was committed after tx
-	// began. (READ COMMITTED does this on PostgreSQL; under a snapshot the
-	// database's serialization failure does, as any other error.)
+	// CommitTx is Commit inside tx. It neither commits tx nor rolls it back. It is the
+	// last statement of tx. If another owner has claimed the saga in a newer epoch, it
+	// matches no row and returns ErrFenced, even if that claim was committed after tx
+	// began. (READ COMMITTED has this effect on PostgreSQL. Under snapshot isolation
+	// the database's serialization failure is as good.)
 	CommitTx(ctx context.Context, tx *sql.Tx, req CommitRequest) (Receipt, error)
 }
 
@@ -148,23 +145,23 @@ type Record struct {
 	Version int    // the definition's Version
 	Status  Status
 	Data    []byte // the state, encoded by the definition's Codec
-	Steps   []byte // every step's progress; a short text (JSON), opaque to the store
+	Steps   []byte // every step's progress, a short JSON text; opaque to the store
 
-	Seq      int64  // entries in the log; with Epoch the fence of every write
-	Nonce    int64  // of the Start or Commit that wrote last
-	Owner    string // the runner that holds the saga; "": nobody
-	Previous string // what Owner was before Claim; "" from every other method
+	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
+	Nonce    int64  // of the last Start or Commit
+	Owner    string // the runner that holds the saga; "" for none
+	Previous string // the Owner before Claim; "" from every other method
 	Epoch    int64  // the fencing token: grows with each claim
 
-	WakeAt     time.Time // the end of the lease of an owned saga; else when it is due
-	CompleteBy time.Time // before the pivot: compensate from then on; zero: never
+	WakeAt     time.Time // when the owner's lease ends; without an owner, when it is due
+	CompleteBy time.Time // when the saga turns back if its pivot is not done; zero means never
 
-	Failures        int    // attempts that have failed since the last step that succeeded
-	Takeovers       int    // claims from another owner that had not given it up, since the last result of a step
+	Failures        int    // attempts that failed since a step last succeeded
+	Takeovers       int    // claims from another owner that had not released the saga, since a step last had a result
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested
-	Reported        bool   // of a stuck saga: OnStuck was called
+	Reported        bool   // OnStuck was called for this stuck saga
 
 	CreatedAt time.Time
 	UpdatedAt time.Time // of the latest Start, Commit or Cancel
@@ -174,16 +171,16 @@ type Record struct {
 // A StartRequest asks a Store to insert a saga.
 type StartRequest struct {
 	ID         string
-	Saga       string
-	Version    int
+	Saga       string // the definition's Name
+	Version    int    // the definition's Version
 	Status     Status
 	Data       []byte
 	Steps      []byte
-	Nonce      int64         // random: see CommitRequest
-	CompleteIn time.Duration // 0: no deadline
-	Owner      string        // "": left to be claimed
+	Nonce      int64         // random; see CommitRequest
+	CompleteIn time.Duration // zero means no deadline
+	Owner      string        // "" leaves the saga to be claimed
 	Lease      time.Duration // of Owner
-	Log        []Entry       // Seq, Epoch and At are the store's to set; never empty
+	Log        []Entry       // never empty; the store sets Seq, Epoch and At
 }
 
 // A ClaimRequest asks a Store for sagas that are due.
@@ -194,9 +191,9 @@ type ClaimRequest struct {
 	Definitions []Definition
 }
 
-// A Definition names one version of one definition.
+// A Definition identifies one version of one definition.
 type Definition struct {
-	Saga    string
+	Saga    string // the definition's Name
 	Version int
 }
 
@@ -207,17 +204,17 @@ type HeartbeatRequest struct {
 	Held  []Held
 }
 
-// Held names a saga and the epoch in which its owner claimed it.
+// Held identifies a saga and the epoch in which its owner claimed it.
 type Held struct {
 	ID    string
 	Epoch int64
 }
 
-// Renewed is a saga that is still its owner's.
+// Renewed is a saga that still belongs to its owner.
 type Renewed struct {
 	ID              string
 	Epoch           int64
-	Locked          bool // the lease was not extended, and ends when it was to end
+	Locked          bool // the lease was not extended: its row was locked
 	CancelRequested bool
 	CancelNote      string
 }
@@ -227,9 +224,9 @@ type CommitRequest struct {
 	ID    string
 	Epoch int64 // the record's must still be this
 	Seq   int64 // the record's must still be this
-	// Nonce is a random number by which a caller whose answer was lost recognizes
-	// its own write in the record. Seq and Epoch do not tell it from another write
-	// of this owner, such as a transaction whose COMMIT arrives late.
+	// Nonce is a random number. A caller whose answer was lost recognizes its own write
+	// by it. Seq and Epoch do not tell that write from another one of the same owner,
+	// such as a transaction whose COMMIT arrives late.
 	Nonce int64
 
 	Status    Status
@@ -238,45 +235,45 @@ type CommitRequest struct {
 	Failures  int
 	Takeovers int
 	LastError string
-	Log       []Entry // Seq, Epoch and At are the store's to set; never empty
+	Log       []Entry // never empty; the store sets Seq, Epoch and At
 
-	Release bool          // give the saga up: parked, handed over or ended
-	WakeIn  time.Duration // with Release: due again then
+	Release bool          // the owner gives the saga up: it is parked, handed over or ended
+	WakeIn  time.Duration // when it is due again after a Release
 }
 
-// After returns the Seq that the record has once the request is committed.
+// After returns the Seq of the record after the commit.
 func (c CommitRequest) After() int64 { return c.Seq + int64(len(c.Log)) }
 
-// A Receipt is what a Commit tells the owner besides that it happened.
+// A Receipt is the result of a Commit.
 type Receipt struct {
 	CancelRequested bool
 	CancelNote      string
 }
 
-// An Entry is one line in the log of a saga.
+// An Entry is one entry in the log of a saga.
 type Entry struct {
 	Seq     int64
-	Step    string // the step or alternative; "": the saga itself
+	Kind    EventKind
+	Step    string // the step or alternative; "" for the saga itself
 	Op      Op
-	Event   string // what happened: the Event constants
-	Attempt int    // which attempt of Op; 0: not of an attempt
+	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
 	Epoch   int64
-	Error   string // why, or an operator's note
+	Error   string // the reason, or an operator's note
 	At      time.Time
 }
 
-// A Filter chooses the sagas of a List. The zero Filter admits all.
+// A Filter selects sagas for List. The zero Filter admits all.
 type Filter struct {
-	Saga   string   // "": every definition
-	Status []Status // empty: every status
-	After  string   // only IDs above this one: the last ID of the page before
+	Saga   string   // the definition's Name; "" means every definition
+	Status []Status // empty means every status
+	After  string   // only greater ids: the last id of the page before
 
-	Unreported bool // only those that are not Reported
-	Limit      int  // at most; 0: 100
+	Unreported bool // only sagas that are not Reported
+	Limit      int  // zero means 100
 }
 
-// Unregistered counts due sagas that a runner leaves alone because their
-// definition is not registered with it.
+// Unregistered counts the due sagas of a definition that is not registered with a
+// runner.
 type Unregistered struct {
 	Definition
 	Count  int

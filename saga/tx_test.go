@@ -217,7 +217,7 @@ func TestDoTxCommitsWithTheLog(t *testing.T) {
 		sg := sequence(inTx("flight"), inTx("hotel"), failing("car", saga.NoEffect(errDeclined)))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		s, err := saga.Result[trip](t.Context(), r, "trip-1")
+		s, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, store.l.did())
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
@@ -239,7 +239,7 @@ func TestDoTxIsAppliedOnceWhateverCommitAnswers(t *testing.T) {
 				sg := sequence(inTx("flight"), step("hotel"))
 				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 				mustStart(t, r, sg)
-				s, err := saga.Result[trip](t.Context(), r, "trip-1")
+				s, err := result[trip](t.Context(), r, "trip-1")
 				require.NoError(t, err)
 				require.Equal(t, []string{"do flight"}, store.l.did())
 				require.Equal(t, []string{"do flight", "do hotel"}, s.Calls, "what was rolled back is not in the state")
@@ -270,10 +270,10 @@ func TestAFailedDoTxNeedsNoUndo(t *testing.T) {
 			id := []string{"one", "two"}[i]
 			_, err := saga.Start(t.Context(), r, sg, id, trip{})
 			require.NoError(t, err)
-			s, err := saga.Result[trip](t.Context(), r, id)
+			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-			require.Equal(t, []string{"created", "done flight", "noeffect hotel", "compensating hotel", "undone flight", "compensated"},
+			require.Equal(t, []string{"created", "done flight", "no effect hotel", "compensating hotel", "undone flight", "compensated"},
 				events(t, r, id))
 			stop()
 		}
@@ -299,7 +299,7 @@ func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
 			sg := sequence(st)
 			r, _ := begin[trip](t, store, saga.RunnerConfig{Lease: 10 * time.Second}, sg)
 			mustStart(t, r, sg)
-			_, err := saga.Result[trip](t.Context(), r, "trip-1")
+			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 		})
 	}
@@ -330,7 +330,7 @@ func TestAFencedOwnerRollsBack(t *testing.T) {
 		require.Empty(t, store.l.did(), "a paused owner that wakes up commits nothing")
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
-		_, err := saga.Result[trip](t.Context(), r, "trip-1")
+		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight"}, store.l.did())
 	})
@@ -381,7 +381,7 @@ func takeTurns(t *testing.T, conns int) {
 	begun := time.Now()
 	_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
 	require.NoError(t, err)
-	s, err := saga.Result[counts2](t.Context(), r, "wide-1")
+	s, err := result[counts2](t.Context(), r, "wide-1")
 	require.NoError(t, err)
 	require.Equal(t, 1, s.Plain)
 	require.Equal(t, 2*time.Second, time.Since(begun))
@@ -405,7 +405,7 @@ func TestStartTx(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		require.NoError(t, tx.Commit())
 		r.Wake()
-		_, err = saga.Result[trip](t.Context(), r, "trip-1")
+		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, time.Since(begun))
 

@@ -120,7 +120,11 @@ func main() {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		Lease: time.Second, Poll: 100 * time.Millisecond, // short, to see a takeover soon
 		OnEvent: func(_ context.Context, e saga.Event) {
-			fmt.Printf("  %-6s %-12s %-8s %s\n", e.ID, e.Event, e.Step, e.Error)
+			fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)
+			if e.Err != nil {
+				fmt.Print(" ", e.Err)
+			}
+			fmt.Println()
 		},
 	})
 	trip := world{db}.trip()

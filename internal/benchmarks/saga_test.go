@@ -129,7 +129,7 @@ func benchmarkRunner(b *testing.B, d benchmarkDatabase) {
 	var ended sync.Map
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		OnEvent: func(_ context.Context, e saga.Event) {
-			if e.Event == saga.EventCompleted {
+			if e.Kind == saga.EventCompleted {
 				if done, ok := ended.Load(e.ID); ok {
 					close(done.(chan struct{}))
 				}
@@ -205,7 +205,7 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 		data := []byte(`{"ID":"` + id + `","Done":3,"Notes":""}`)
 		_, _, err := store.Start(ctx, saga.StartRequest{
 			ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: data, Steps: steps,
-			Owner: "me", Lease: time.Minute, Log: []saga.Entry{{Event: saga.EventCreated}},
+			Owner: "me", Lease: time.Minute, Log: []saga.Entry{{Kind: saga.EventCreated}},
 		})
 		if err != nil {
 			b.Error(err)
@@ -213,10 +213,10 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 		}
 		req := saga.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, Data: data, Steps: steps}
 		for i := range 5 {
-			req.Log = []saga.Entry{{Step: "outward", Op: saga.OpDo, Event: saga.EventDone, Attempt: 1}}
+			req.Log = []saga.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}}
 			if i == 4 {
 				req.Status, req.Release = saga.Completed, true
-				req.Log = append(req.Log, saga.Entry{Event: saga.EventCompleted})
+				req.Log = append(req.Log, saga.Entry{Kind: saga.EventCompleted})
 			}
 			if _, err := store.Commit(ctx, req); err != nil {
 				b.Error(err)

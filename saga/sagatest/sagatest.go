@@ -165,7 +165,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 
 // wrap makes one step go wrong, and each of its calls happen twice.
 func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
-	out := saga.Step[S]{Name: st.Name, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout, Around: st.Around, UndoAround: st.UndoAround}
+	out := saga.Step[S]{Name: st.Name, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout, Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware}
 	do, undo := st.Do, st.Undo
 	if do == nil {
 		do = func(context.Context, *S) error { return nil }

@@ -250,7 +250,7 @@ func dueAtOnce(req *saga.CommitRequest) bool {
 func appendLog(args []any, log []saga.Entry) []any {
 	for i := range log {
 		e := &log[i]
-		args = append(args, e.Step, string(e.Op), e.Event, e.Attempt, e.Error)
+		args = append(args, e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error)
 	}
 	return args
 }
@@ -404,7 +404,7 @@ func jsonCommits(batch []*pending) string {
 		c := &p.req
 		log := make([]entry, len(c.Log))
 		for k, e := range c.Log {
-			log[k] = entry{k + 1, e.Step, e.Op, e.Event, e.Attempt, e.Error}
+			log[k] = entry{k + 1, e.Step, e.Op, string(e.Kind), e.Attempt, e.Error}
 		}
 		out[i] = commit{1, i, c.ID, c.Epoch, c.Seq, c.Nonce, c.Status, nonNil(c.Data), string(c.Steps), c.After(),
 			c.Failures, c.Takeovers, c.LastError, c.Release, c.WakeIn.Microseconds(), log}

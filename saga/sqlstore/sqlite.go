@@ -210,7 +210,7 @@ func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch in
 	args := make([]any, 0, 8*len(log))
 	for i := range log {
 		e := &log[i]
-		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), e.Event, e.Attempt, epoch, e.Error)
+		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), e.Kind, e.Attempt, epoch, e.Error)
 	}
 	_, err := q.ExecContext(ctx, d.log.text(len(log)), args...)
 	return err

@@ -459,7 +459,7 @@ func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
 		" WHERE saga_id = "+s.d.bind(1)+" ORDER BY seq"), id)
 	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
 		var at moment
-		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Event, &e.Attempt, &e.Epoch, &e.Error, &at)
+		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
 		e.At = at.Time
 		return e, err
 	})

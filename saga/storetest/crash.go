@@ -198,7 +198,7 @@ func (tr *trial) run() {
 }
 
 func (tr *trial) end(ctx context.Context, s *side) error {
-	state, err := saga.Result[notes](ctx, s.runner, tr.id)
+	state, err := s.saga.Result(ctx, s.runner, tr.id)
 	if err == nil {
 		for _, step := range tr.sc.done {
 			if state.By[step] == "" {
@@ -374,7 +374,7 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 			}
 		}
 	}
-	st.Around, st.UndoAround = policy(saga.OpDo), policy(saga.OpUndo)
+	st.Middleware, st.UndoMiddleware = policy(saga.OpDo), policy(saga.OpUndo)
 	return st
 }
 

@@ -104,7 +104,7 @@ func request(id string) saga.StartRequest {
 	return saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running,
 		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
-		Log: []saga.Entry{{Event: saga.EventCreated}},
+		Log: []saga.Entry{{Kind: saga.EventCreated}},
 	}
 }
 
@@ -142,7 +142,7 @@ func commit(rec saga.Record) saga.CommitRequest {
 	return saga.CommitRequest{
 		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: saga.Running,
 		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
-		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Event: saga.EventDone, Attempt: 1}},
+		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}},
 	}
 }
 
@@ -178,7 +178,7 @@ func (s *suite) around(at time.Time, rec saga.Record, d time.Duration) {
 func startKeeps(s *suite) {
 	req := request("a")
 	req.CompleteIn = long
-	req.Log = []saga.Entry{{Event: saga.EventCreated}, {Step: "flight", Op: saga.OpDo, Event: saga.EventSkipped, Attempt: 3, Error: "why"}}
+	req.Log = []saga.Entry{{Kind: saga.EventCreated}, {Step: "flight", Op: saga.OpDo, Kind: saga.EventSkipped, Attempt: 3, Error: "why"}}
 	rec := s.start(req)
 	s.Equal("a", rec.ID)
 	s.Equal("trip", rec.Saga)
@@ -208,8 +208,8 @@ func startKeeps(s *suite) {
 		log[i].At = time.Time{}
 	}
 	s.Equal([]saga.Entry{
-		{Seq: 1, Event: saga.EventCreated},
-		{Seq: 2, Step: "flight", Op: saga.OpDo, Event: saga.EventSkipped, Attempt: 3, Error: "why"},
+		{Seq: 1, Kind: saga.EventCreated},
+		{Seq: 2, Step: "flight", Op: saga.OpDo, Kind: saga.EventSkipped, Attempt: 3, Error: "why"},
 	}, log)
 	s.True(s.start(request("b")).CompleteBy.IsZero(), "no deadline")
 }
@@ -429,7 +429,7 @@ func commitWrites(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := commit(rec)
 	req.Status, req.Failures, req.Takeovers, req.LastError = saga.Compensating, 3, 2, "card refused"
-	req.Log = append(req.Log, saga.Entry{Step: "hotel", Op: saga.OpUndo, Event: saga.EventUndoFailed, Attempt: 4, Error: "no"})
+	req.Log = append(req.Log, saga.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Error: "no"})
 	receipt, err := s.store.Commit(s.ctx, req)
 	s.NoError(err)
 	s.Zero(receipt)
@@ -446,7 +446,7 @@ func commitWrites(s *suite) {
 	s.Len(log, 3)
 	s.around(log[2].At, got, 0)
 	log[2].At = time.Time{}
-	s.Equal(saga.Entry{Seq: 3, Step: "hotel", Op: saga.OpUndo, Event: saga.EventUndoFailed, Attempt: 4, Epoch: 1, Error: "no"}, log[2])
+	s.Equal(saga.Entry{Seq: 3, Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Epoch: 1, Error: "no"}, log[2])
 }
 
 func commitEpoch(s *suite) {
@@ -522,7 +522,7 @@ func commitMany(s *suite) {
 		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of "+word
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
-			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Event: saga.EventUndone, Attempt: k, Error: word})
+			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventUndone, Attempt: k, Error: word})
 		}
 		if n == commits-1 && rec.ID[1]%2 == 1 {
 			req.Release, req.WakeIn = true, 2*long
@@ -575,7 +575,7 @@ func commitMany(s *suite) {
 				seq++
 				s.EqualValues(seq, e.Seq)
 				s.EqualValues(1, e.Epoch)
-				s.Equal([]any{w.Step, w.Op, w.Event, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Event, e.Attempt, e.Error})
+				s.Equal([]any{w.Step, w.Op, w.Kind, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Kind, e.Attempt, e.Error})
 			}
 		}
 		receipt := saga.Receipt{}
@@ -770,7 +770,7 @@ func history(s *suite) {
 	rec := s.owned("a", "me", long)
 	for range 5 {
 		req := commit(rec)
-		req.Log = append(req.Log, saga.Entry{Event: saga.EventParked})
+		req.Log = append(req.Log, saga.Entry{Kind: saga.EventParked})
 		rec = s.commit(req)
 	}
 	s.owned("b", "me", long)

@@ -47,7 +47,7 @@ func drain(t *testing.T, n int) float64 {
 	ended := 0
 	events := make(chan struct{}, 1000)
 	r := saga.NewRunner(d.store(t), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
-		if e.Event == saga.EventCompleted {
+		if e.Kind == saga.EventCompleted {
 			events <- struct{}{}
 		}
 	}})

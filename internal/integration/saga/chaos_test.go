@@ -313,7 +313,7 @@ func (c *chaos) finish() {
 	require.NotZero(t, ends["compensated"])
 	t.Logf("%d sagas: %d completed, %d compensated, %d stuck; %v, %d takeovers; 0 effects twice, 0 gaps",
 		c.config.Sagas, ends["completed"], ends["compensated"], ends["stuck"], c.done,
-		c.count(`SELECT count(*) FROM saga_log WHERE event = 'takenover'`))
+		c.count(`SELECT count(*) FROM saga_log WHERE event = 'taken over'`))
 }
 
 // violations returns what must not be, of all sagas that are there.
@@ -381,7 +381,7 @@ func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	for rows.Next() {
 		var id string
 		var e saga.Entry
-		if err := rows.Scan(&id, &e.Seq, &e.Step, &e.Op, &e.Event, &e.Epoch, &e.Error); err != nil {
+		if err := rows.Scan(&id, &e.Seq, &e.Step, &e.Op, &e.Kind, &e.Epoch, &e.Error); err != nil {
 			return err
 		}
 		logs[id] = append(logs[id], e)
@@ -401,12 +401,12 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 		case e.Epoch < epoch:
 			report(in.ID, "log: epoch %d after %d", e.Epoch, epoch)
 		case ended:
-			report(in.ID, "log: %s %s after the end", e.Event, e.Step)
+			report(in.ID, "log: %s %s after the end", e.Kind, e.Step)
 		case back && e.Op == saga.OpDo:
-			report(in.ID, "log: %s %s after it has turned back", e.Event, e.Step)
+			report(in.ID, "log: %s %s after it has turned back", e.Kind, e.Step)
 		}
 		epoch = e.Epoch
-		switch e.Event {
+		switch e.Kind {
 		case saga.EventCompensating:
 			back = true
 		case saga.EventCompleted, saga.EventCompensated:
@@ -414,10 +414,10 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 		case saga.EventStuck:
 			report(in.ID, "stuck: %s", e.Error)
 		case saga.EventDone, saga.EventUndone:
-			if seen[e.Step+e.Event] {
-				report(in.ID, "log: %s %s twice", e.Step, e.Event)
+			if seen[e.Step+e.Kind] {
+				report(in.ID, "log: %s %s twice", e.Step, e.Kind)
 			}
-			seen[e.Step+e.Event] = true
+			seen[e.Step+e.Kind] = true
 		}
 	}
 	if in.Status.Ended() && in.Seq != int64(len(log)) {

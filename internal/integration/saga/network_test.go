@@ -114,7 +114,7 @@ func TestALateCommitIsNotTakenForAnother(t *testing.T) {
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err = saga.Result[nothing](ctx, r, "a")
+			_, err = result(ctx, r, "a")
 			require.NoError(t, err)
 			require.Equal(t, 1, marks(t, db), "it was applied once, and not undone")
 			time.Sleep(time.Second) // what is done behind its back

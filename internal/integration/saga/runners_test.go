@@ -121,7 +121,7 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 					time.Sleep(time.Second) // until the lease is over
 					close(paused.resume)
 				}
-				_, err = saga.Result[nothing](ctx, other, "a")
+				_, err = result(ctx, other, "a")
 				if end == saga.Completed {
 					require.NoError(t, err)
 				} else {
@@ -247,7 +247,7 @@ func skewed(t *testing.T, d database, by time.Duration) {
 		require.NoError(t, err)
 	}
 	for i := range 20 {
-		_, err := saga.Result[nothing](t.Context(), runners[(i+1)%2], fmt.Sprint("trip-", i))
+		_, err := result(t.Context(), runners[(i+1)%2], fmt.Sprint("trip-", i))
 		require.NoError(t, err)
 	}
 	for _, r := range runners {
@@ -281,7 +281,7 @@ func TestMixedVersions(t *testing.T) {
 		run(t, young)
 		_, err = saga.Start(t.Context(), young, sg, "b", nothing{})
 		require.NoError(t, err)
-		_, err = saga.Result[nothing](t.Context(), young, "b")
+		_, err = result(t.Context(), young, "b")
 		require.NoError(t, err)
 		u := <-reported
 		require.Equal(t, saga.Definition{Saga: "trip", Version: 1}, u.Definition)
@@ -292,7 +292,7 @@ func TestMixedVersions(t *testing.T) {
 		require.Zero(t, in.Epoch, "it was claimed")
 
 		run(t, both)
-		_, err = saga.Result[nothing](t.Context(), both, "a")
+		_, err = result(t.Context(), both, "a")
 		require.NoError(t, err)
 	})
 }
@@ -360,10 +360,10 @@ func TestPoisonedSaga(t *testing.T) {
 		}
 		require.Equal(t, 3, deaths)
 		for i := range 20 {
-			_, err := saga.Result[nothing](t.Context(), idle, fmt.Sprint("trip-", i))
+			_, err := result(t.Context(), idle, fmt.Sprint("trip-", i))
 			require.NoError(t, err)
 		}
-		_, err = saga.Result[nothing](t.Context(), idle, "poison")
+		_, err = result(t.Context(), idle, "poison")
 		require.ErrorIs(t, err, saga.ErrStuck)
 	})
 }
@@ -427,14 +427,14 @@ func TestALongTransactionEndsAndPoisonsNobody(t *testing.T) {
 		require.NoError(t, err)
 		_, err = saga.Start(t.Context(), r, long, "a", nothing{})
 		require.NoError(t, err)
-		_, err = saga.Result[nothing](t.Context(), r, "a")
+		_, err = result(t.Context(), r, "a")
 		ended <- err
 		if d.Dialect == sqlstore.SQLite {
 			require.ErrorIs(t, err, saga.ErrCompensated)
 		} else {
 			require.NoError(t, err)
 		}
-		_, err = saga.Result[nothing](t.Context(), r, "b")
+		_, err = result(t.Context(), r, "b")
 		require.NoError(t, err)
 		require.Zero(t, r.Stats().TakenOver)
 	})
@@ -457,9 +457,14 @@ func TestCanceledCaller(t *testing.T) {
 		require.NoError(t, err)
 		cancel()
 		close(release)
-		_, err = saga.Result[nothing](ctx, r, "a")
+		_, err = result(ctx, r, "a")
 		require.ErrorIs(t, err, context.Canceled)
-		_, err = saga.Result[nothing](t.Context(), r, "a")
+		_, err = result(t.Context(), r, "a")
 		require.NoError(t, err)
 	})
+}
+
+// result waits for a saga by its id alone.
+func result(ctx context.Context, r *saga.Runner, id string) (nothing, error) {
+	return new(saga.Saga[nothing]).Result(ctx, r, id)
 }

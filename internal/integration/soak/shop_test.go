@@ -217,7 +217,7 @@ func (s *shop) buildSagas(r rules) {
 			{
 				Name: "charge", Do: s.charge, Undo: s.charge,
 				Attempts: 10, Backoff: backoff, Timeout: 2 * time.Second,
-				Around: deaf(r.refusalIsAnAttempt), UndoAround: deaf(r.refusalIsAnAttempt),
+				Middleware: deaf(r.refusalIsAnAttempt), UndoMiddleware: deaf(r.refusalIsAnAttempt),
 			},
 			{
 				Name: "order",

@@ -12,32 +12,32 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// lost returns the first field of a state of type t that JSON does not keep, or "".
-// Such a field would be there as long as one process runs the saga, and be gone when
-// another takes it over.
-func lost(t reflect.Type) string { return lostIn(t, "", make(map[reflect.Type]bool)) }
+// unkept returns the first field of a state of type t that JSON does not keep, or "".
+// Such a field keeps its value while one process runs the saga, and loses it when another
+// takes the saga over.
+func unkept(t reflect.Type) string { return unkeptIn(t, "", make(map[reflect.Type]bool)) }
 
-func lostIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
+func unkeptIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	if seen[t] || marshals(t) {
 		return ""
 	}
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return lostIn(t.Elem(), path, seen)
+		return unkeptIn(t.Elem(), path, seen)
 	case reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)
 			name := path + "." + f.Name
-			// JSON keeps the exported fields of an embedded struct, whatever its name.
+			// JSON keeps the exported fields of an embedded struct whose type is not exported.
 			embedded := f.Anonymous && f.Type.Kind() == reflect.Struct
 			if f.Tag.Get("json") == "-" || !f.IsExported() && !embedded {
 				if f.Type.Size() == 0 {
-					continue // there is nothing to lose
+					continue // it has no value
 				}
 				return name
 			}
-			if found := lostIn(f.Type, name, seen); found != "" {
+			if found := unkeptIn(f.Type, name, seen); found != "" {
 				return found
 			}
 		}
@@ -45,7 +45,7 @@ func lostIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	return ""
 }
 
-// marshals reports whether values of type t decide themselves what is kept of them.
+// marshals reports whether values of type t marshal themselves.
 func marshals(t reflect.Type) bool {
 	for _, m := range []reflect.Type{jsonMarshaler, textMarshaler} {
 		if t.Implements(m) || reflect.PointerTo(t).Implements(m) {
@@ -55,13 +55,13 @@ func marshals(t reflect.Type) bool {
 	return false
 }
 
-// checkState reports that a runner would lose part of the saga's state.
+// checkState returns an error if the default Codec does not keep the whole state.
 func (t *typed[S]) checkState() error {
 	if _, ok := t.codec.(jsonCodec[S]); !ok {
 		return nil
 	}
-	if field := lost(reflect.TypeFor[S]()); field != "" {
-		return fmt.Errorf("saga: %s: s%s is not kept by JSON, and would be lost when a saga is taken over: export it without the tag \"-\", or set Codec",
+	if field := unkept(reflect.TypeFor[S]()); field != "" {
+		return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: export it without the tag \"-\", or set Codec",
 			t.plan.name, field)
 	}
 	return nil

@@ -1,0 +1,58 @@
+package saga
+
+// A Status is the status of a saga.
+type Status string
+
+// A Running saga becomes Completed, Compensating or Stuck. A Compensating one
+// becomes Compensated or Stuck. A person can make a Stuck one Running,
+// Compensating or Abandoned. Completed, Compensated and Abandoned are final.
+const (
+	Running      Status = "running"
+	Compensating Status = "compensating"
+	Completed    Status = "completed"
+	Compensated  Status = "compensated"
+	Stuck        Status = "stuck"
+	Abandoned    Status = "abandoned"
+)
+
+// Ended reports whether the status is final.
+func (s Status) Ended() bool { return s == Completed || s == Compensated || s == Abandoned }
+
+// A StepStatus is the status of a step, or of one of its alternatives.
+type StepStatus string
+
+// An idle step becomes StepStarted, and then StepDone, StepNoEffect or StepFailed.
+// A step that may have taken effect becomes StepUndoing if the saga turns back, and
+// then StepUndone or StepUndoFailed. A person can make it StepSkipped.
+const (
+	StepIdle       StepStatus = "idle"
+	StepStarted    StepStatus = "started"
+	StepDone       StepStatus = "done"
+	StepNoEffect   StepStatus = "no effect" // certainly without effect: nothing to undo
+	StepFailed     StepStatus = "failed"    // not tried again, and may have taken effect
+	StepUndoing    StepStatus = "undoing"
+	StepUndone     StepStatus = "undone"
+	StepUndoFailed StepStatus = "undo failed"
+	StepSkipped    StepStatus = "skipped"
+)
+
+// An Op is an operation of a step.
+type Op string
+
+// The operations of a step.
+const (
+	OpDo   Op = "do"
+	OpUndo Op = "undo"
+)
+
+// An Action is an operator's way to change the course of a saga.
+type Action string
+
+// The actions, each of which is a method of [Runner].
+const (
+	ActionCancel     Action = "cancel"     // Runner.Cancel
+	ActionRetry      Action = "retry"      // Runner.Retry
+	ActionSkip       Action = "skip"       // Runner.SkipStep
+	ActionCompensate Action = "compensate" // Runner.Compensate
+	ActionAbandon    Action = "abandon"    // Runner.Abandon
+)
