@@ -69,8 +69,8 @@ func (s *identity) commandID(unit int, op Op) string {
 	return s.id + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
 }
 
-// DoID returns the ID of the Do that the command is or undoes. An Undo finds by it what
-// its participant has to undo. It is "" if ID is not that of a command.
+// DoID returns the ID of the Do that the command is or undoes. The participant of an Undo
+// knows the effect by it. DoID is "" if ID is not the id of a command.
 func (c Command) DoID() string {
 	if id, ok := strings.CutSuffix(c.ID, "/"+string(OpUndo)); ok {
 		return id + "/" + string(OpDo)

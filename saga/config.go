@@ -67,7 +67,7 @@ type RunnerConfig struct {
 // to mend it.
 type StuckSaga struct {
 	Runner   string // the runner's Name
-	Instance        // Actions are those that the operator may take
+	Instance        // with the Actions that the operator may take
 }
 
 // A FailingSaga is a saga that makes no progress. The Error of its Steps says why, and

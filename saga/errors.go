@@ -50,7 +50,7 @@ var (
 	ErrUndone = errors.New("saga: command refused: its undo came first")
 )
 
-// An Error says why a saga did not complete, and what became of its steps.
+// An Error is the error of a saga that did not complete.
 //
 // It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
 // the errors of Failed.

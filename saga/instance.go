@@ -14,7 +14,7 @@ type Instance struct {
 	Status  Status
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // every step and alternative, in the definition's order
-	Back    bool        // the saga has turned back: what is left is to be undone
+	Back    bool        // the saga has turned back for good
 
 	Step  string // the step at which it turned back or got stuck; "" for none
 	Cause string // why it did
@@ -36,7 +36,7 @@ type Instance struct {
 	UpdatedAt  time.Time // when the record was last written
 	Now        time.Time // the store's clock, as are all times of an Instance
 
-	Actions []Action // those that are allowed now
+	Actions []Action // allowed now
 }
 
 // A StepState is the progress of a step, or of one of its alternatives.

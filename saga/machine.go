@@ -358,8 +358,8 @@ func (m *machine) busy() int {
 	return n
 }
 
-// forsake puts in doubt the steps whose attempts are running: nobody will learn their
-// results.
+// forsake puts in doubt the steps whose attempts are running: their results will be
+// dropped.
 func (m *machine) forsake() {
 	for i := range m.work {
 		if m.work[i].busy && m.units[i].Status == StepStarted && !m.p.units[i].noDoubt {

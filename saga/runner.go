@@ -114,8 +114,8 @@ func (r *Runner) definitions() []Definition {
 //
 // When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
 // attempts, and writes back the sagas that it holds for other runners to continue. After
-// Drain it sends no more heartbeats: other runners take over what is not written back by
-// the end of its lease. So Run returns within about Drain and Lease, unless a step
+// Drain it sends no more heartbeats: other runners take over sagas that are not written
+// back by the end of their leases. So Run returns within about Drain and Lease, unless a step
 // ignores the end of its ctx.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {

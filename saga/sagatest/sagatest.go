@@ -4,9 +4,9 @@
 //		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
 //	}
 //
-// What goes wrong between a saga and its participants goes wrong seldom, and
-// late: a reply is lost, a request arrives twice, or after it was undone. Check
-// makes each of these happen to each step.
+// Some failures between a saga and its participants are rare in production: a reply is
+// lost, a request arrives twice, or arrives after it was undone. Check makes each of them
+// happen to each step.
 package sagatest
 
 import (
@@ -21,27 +21,28 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// An Outcome is how one of Check's runs has ended.
+// An Outcome is the result of one of Check's runs.
 type Outcome[S any] struct {
-	Name     string   // what went wrong: "the reply of hotel is lost"
+	Scenario string   // such as "the reply of hotel is lost"
 	State    *S       // of that run
-	InEffect []string // the steps and alternatives that must be in effect now; of a compensated saga none
+	InEffect []string // the steps and alternatives that must be in effect now; none if compensated
 }
 
-// Check runs the saga in memory, with fresh participants or not, once for each
-// thing that can go wrong with each step and alternative that has an Undo:
+// Check runs the saga in memory, once for each of these failures of each step and
+// alternative that has an Undo:
 //
-//   - It fails, and takes no effect. It fails in doubt, and took effect (the
-//     reply is lost). It fails in doubt, and took none: Undo comes without Do,
-//     and then the Do comes late, and must be refused.
-//   - A policy of this module refuses its Do, and then lets it pass.
-//   - Each Do and each Undo is carried out twice, with the same command id.
+//   - Do fails and takes no effect.
+//   - Do takes effect and its reply is lost.
+//   - Do takes no effect and its reply is lost: Undo is called without a Do, and then the
+//     Do arrives late, and must be refused.
+//   - A policy of this module refuses Do at first.
 //
-// Every Do and Undo must return nil whenever it is called in a way in which it
-// must work, the saga must end as it should, and the state must survive its
-// Codec. What the participants are left with is for the caller to compare, in
-// verify, with what Outcome says. Attempts, waits and Settle do not matter here.
-// A DoTx or UndoTx, which is applied exactly once, is not called.
+// In each run, each Do and each Undo is called twice with the same command id.
+//
+// Every Do and Undo that must work has to return nil, the saga must end as expected, and
+// the state must survive its Codec. verify compares the participants with the Outcome;
+// they may be fresh for each run or not. Attempts, Backoff and Settle are ignored. A DoTx
+// or UndoTx is applied exactly once, and is not called.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Outcome[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
@@ -65,7 +66,7 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 	}
 }
 
-// What goes wrong with one step.
+// A trouble is a failure of one step.
 type trouble int
 
 const (
@@ -76,7 +77,7 @@ const (
 	heldBack
 )
 
-// refusal is the error of a policy that has not made the call.
+// A refusal is the error of a policy that has not made the call.
 type refusal struct{}
 
 func (refusal) Error() string { return "sagatest: refused on purpose" }
@@ -108,19 +109,19 @@ func undoable[S any](st *saga.Step[S], name string) bool {
 	return st.Undo != nil
 }
 
-// run runs the saga with trouble at one step. To get to an alternative, those
-// before it fail without effect.
+// run runs the saga with trouble at one step or alternative. The alternatives before it
+// fail without effect.
 func (c *checker[S]) run(scenario, at string, what trouble) {
 	c.t.Helper()
-	out := Outcome[S]{Name: scenario, State: c.newState()}
+	out := Outcome[S]{Scenario: scenario, State: c.newState()}
 	sg := &saga.Saga[S]{Name: c.sg.Name, Version: c.sg.Version}
-	last := false // nothing comes to the rescue of the step
+	last := false // no alternative follows the step in trouble
 	for i := range c.sg.Steps {
 		st := c.sg.Steps[i]
 		all := names(&st)
 		pos := slices.Index(all, at)
 		last = last || pos == len(all)-1
-		effect := max(pos, 0) // the alternative that is to take effect
+		effect := max(pos, 0) // the alternative that takes effect
 		if pos >= 0 && what != heldBack {
 			effect++
 		}
@@ -163,7 +164,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	}
 }
 
-// wrap makes one step go wrong, and each of its calls happen twice.
+// wrap returns a step with trouble, each of whose calls happens twice.
 func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{Name: st.Name, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout, Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware}
 	do, undo := st.Do, st.Undo
@@ -175,7 +176,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 			for _, which := range []string{"", " again"} {
 				if err := fn(ctx, s); err != nil {
 					c.t.Errorf("%s: %s of %s%s: %v", scenario, op, st.Name, which, err)
-					return saga.InDoubt(saga.Abort(err)) // whatever err says: Check is over soon
+					return saga.InDoubt(saga.Abort(err)) // whatever err says, to end the run
 				}
 			}
 			return nil
@@ -228,7 +229,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 	return out
 }
 
-// codec checks that the state comes back as it was.
+// codec checks that the state survives its Codec.
 func (c *checker[S]) codec(scenario string, s *S) {
 	encode, decode := func(s *S) ([]byte, error) { return json.Marshal(s) }, func(b []byte, s *S) error { return json.Unmarshal(b, s) }
 	if c.sg.Codec != nil {

@@ -16,13 +16,13 @@ import (
 	"github.com/go-resilience/resilience/saga/sagatest"
 )
 
-// A hotel is a participant. What it does right can be switched off.
+// A hotel is a participant, each of whose virtues can be switched off.
 type hotel struct {
 	seen     map[string]bool // command ids
 	rooms    map[string]bool // booked, by saga and step
 	once     bool            // it applies a command once
-	barrier  bool            // it refuses a Do that comes after its Undo
-	tolerant bool            // it bears an Undo without a Do
+	barrier  bool            // it refuses a Do that arrives after its Undo
+	tolerant bool            // it accepts an Undo without a Do
 }
 
 type state struct{ Booked []string }
@@ -74,7 +74,7 @@ func newHotel() *hotel {
 	return &hotel{seen: make(map[string]bool), rooms: make(map[string]bool), once: true, barrier: true, tolerant: true}
 }
 
-// recorder is a testing.TB that takes the errors in.
+// A recorder is a testing.TB that keeps the errors.
 type recorder struct {
 	testing.TB
 	errs []string
@@ -102,7 +102,7 @@ func TestCheckPassesWhatIsRight(t *testing.T) {
 			}
 		}
 		want := slices.DeleteFunc(slices.Clone(o.InEffect), func(s string) bool { return s == "log" })
-		require.ElementsMatch(t, want, in, o.Name)
+		require.ElementsMatch(t, want, in, o.Scenario)
 		clear(h.rooms)
 		clear(h.seen)
 	})
@@ -165,7 +165,7 @@ func TestCheckStopsAtADefinitionThatIsWrong(t *testing.T) {
 
 type odd struct{ F func() }
 
-// forgetful loses what it encodes.
+// forgetful is a Codec that loses the state.
 type forgetful struct{}
 
 func (forgetful) Encode(s *odd) ([]byte, error) {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// postgres makes each write one statement: what belongs together is a CTE that
-// modifies data. Its texts are made once, for the names of the tables.
+// A postgres makes each write one statement, with data-modifying CTEs. The texts are built
+// once for the names of the tables.
 type postgres struct {
 	started, startedDue            *byCount // by the number of entries in the log
 	committed, released, handedOn  *byCount
@@ -23,7 +23,7 @@ type postgres struct {
 }
 
 func newPostgres(t tables, notify bool) *postgres {
-	// due ends a statement that leaves a saga to be claimed at once.
+	// due ends a statement after which a saga is due.
 	due := ""
 	if notify {
 		due = " WHERE pg_notify('" + t.channel() + "', '')::text = ''"
@@ -42,8 +42,8 @@ func newPostgres(t tables, notify bool) *postgres {
 	}
 }
 
-// In postgresSchema ids and names compare as bytes. The rows of saga have room
-// for the versions that the steps leave behind, which then touch no index.
+// In postgresSchema, ids and names compare as bytes. The fillfactor leaves room in each
+// page for the row versions of the steps, so that these touch no index.
 const postgresSchema = `
 CREATE TABLE {p}saga (
 	id               text COLLATE "C" PRIMARY KEY,
@@ -88,26 +88,26 @@ func (*postgres) schema() string { return postgresSchema }
 func (*postgres) check(context.Context, querier) error { return nil }
 
 func (*postgres) hasTable(ctx context.Context, q querier, name string) (has bool, err error) {
-	// Unlike to_regclass this sees what was committed since the transaction began.
+	// Unlike to_regclass, this sees tables that were committed since the transaction began.
 	return has, q.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_class
 		WHERE relname = $1 AND pg_catalog.pg_table_is_visible(oid))`, name).Scan(&has)
 }
 
-// lockSchema lets one migrate at a time.
+// lockSchema excludes other migrations until the transaction ends.
 func (*postgres) lockSchema(ctx context.Context, q querier) error {
 	_, err := q.ExecContext(ctx, `SELECT pg_advisory_xact_lock(7234061925530741)`)
 	return err
 }
 
-// isolated reports whether a statement by itself runs under READ COMMITTED.
+// isolated reports whether a single statement runs under READ COMMITTED.
 func (*postgres) isolated(ctx context.Context, q querier) (bool, error) {
 	var level string
 	err := q.QueryRowContext(ctx, `SHOW default_transaction_isolation`).Scan(&level)
 	return level == "read committed", err
 }
 
-// txOptions asks for the isolation under which an UPDATE sees the newest
-// version of its row, whatever the default of the database.
+// txOptions returns the isolation under which an UPDATE sees the newest version of its
+// row, whatever the default of the database.
 func (*postgres) txOptions() *sql.TxOptions {
 	return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 }
@@ -140,7 +140,7 @@ func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) 
 	return now, err == nil, err
 }
 
-// postgresStartText and postgresCommitText are for a log of n entries.
+// postgresStartText and postgresCommitText return the statements for a log of n entries.
 func postgresStartText(n int) string {
 	return `WITH t AS (SELECT statement_timestamp() AS now),
 s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
@@ -163,8 +163,8 @@ func postgresCommitText(n int, release string, next int) string {
 SELECT cancel_requested, cancel_note FROM s`
 }
 
-// postgresLog is a CTE that appends n entries, whose parameters begin at next,
-// to the log of the saga in s.
+// postgresLog returns a CTE that appends n entries to the log of the saga in s. Their
+// parameters begin at next.
 func postgresLog(seq string, next, n int) string {
 	var b strings.Builder
 	b.WriteString("l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)\n" +
@@ -203,11 +203,13 @@ func (d *postgres) commit(ctx context.Context, q querier, req saga.CommitRequest
 	return rc, err
 }
 
-// postgresBatch is the commit of many sagas. It passes over those that are not
-// as the fence wants them, and those that another has locked: it never waits,
-// so neither one slow owner nor a deadlock can hold up a batch. The condition on
-// "one" lets the planner expect one row, and so look each id up in the index: a
-// plan that is made, and kept, while the table is new would else read all of it.
+// postgresBatch commits many sagas. It skips rows that do not match the fence, and rows
+// that are locked: since it never waits, neither a slow owner nor a deadlock holds up a
+// batch.
+//
+// The condition on "one" makes the planner expect a single row, and look up each id in the
+// index. Otherwise a plan that was made while the table was new, and kept, would read the
+// whole table.
 const postgresBatch = `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset($1::json) AS r(one bigint, i bigint, id text, epoch bigint, seq bigint,
 		nonce bigint, status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
@@ -242,7 +244,7 @@ func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pending)
 	return err
 }
 
-// dueAtOnce reports whether a commit leaves a saga to be claimed at once.
+// dueAtOnce reports whether the saga is due after the commit.
 func dueAtOnce(req *saga.CommitRequest) bool {
 	return req.Release && req.WakeIn <= 0 && (req.Status == saga.Running || req.Status == saga.Compensating)
 }
@@ -255,15 +257,14 @@ func appendLog(args []any, log []saga.Entry) []any {
 	return args
 }
 
-// postgresClaim takes the crashed first, and for the rest of the limit those
-// that wait. A definition at a time, the index has them in the right order.
-// The UPDATE names its rows as an array: were they a subquery, a plan could ask
-// it again and lock more.
+// postgresClaim claims the sagas of crashed owners first, and then waiting ones up to the
+// limit. The index has the order for each definition. The UPDATE has its rows as an array:
+// a plan could run a subquery twice, and lock more rows.
 //
-// The planner must expect few rows, however many wait, or it compiles (JIT) each
-// claim. So the inner limits are the parameter itself, of which it knows the
-// value, and the condition on "one" is that of postgresBatch. Rows that are
-// locked and not taken are free again when the statement ends.
+// The planner must expect few rows, however many sagas wait, or it compiles (JIT) each
+// claim. Therefore the inner limits are the parameter itself, whose value it knows, and
+// there is the condition on "one" of postgresBatch. Rows that are locked and not claimed
+// are free again when the statement ends.
 const postgresClaim = `WITH d AS MATERIALIZED (
 	SELECT d.name, d.version FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint) WHERE d.one = 1),
 crashed AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
@@ -286,8 +287,8 @@ func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) 
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
-// postgresHeartbeat waits for no row. One that is locked it reads as it was
-// committed last. The condition on "one" is that of postgresBatch.
+// postgresHeartbeat waits for no row: a locked one is read as it was last committed. The
+// condition on "one" is that of postgresBatch.
 const postgresHeartbeat = `WITH h AS MATERIALIZED (
 	SELECT s.id, s.epoch, s.cancel_requested, s.cancel_note FROM json_to_recordset($3::json) AS h(one bigint, id text, epoch bigint)
 	JOIN {p}saga s ON s.id = h.id AND s.epoch = h.epoch AND s.owner = $1
@@ -324,8 +325,8 @@ func (d *postgres) deleteEnded(ctx context.Context, q querier, age time.Duration
 	return n, err
 }
 
-// byCount are the texts of a statement by the number of its log's entries. The
-// text of a number is always the same, so that drivers prepare it once.
+// A byCount has the texts of a statement by the number of its log entries. A number always
+// has the same text, so that drivers prepare it once.
 type byCount struct {
 	build func(n int) string
 	few   [6]string

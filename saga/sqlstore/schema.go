@@ -8,13 +8,13 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// schemaVersion is the version of the tables that this package writes to.
+// schemaVersion is the version of the tables.
 const schemaVersion = 1
 
-// tables is what the names of the tables begin with.
+// tables is the prefix of the names of the tables.
 type tables string
 
-// sql puts the names into a text.
+// sql inserts the prefix into a statement.
 func (t tables) sql(text string) string { return strings.ReplaceAll(text, "{p}", string(t)) }
 
 func (t tables) channel() string { return string(t) + "saga" }
@@ -28,20 +28,20 @@ func isPrefix(s string) bool {
 	return len(s) <= 32
 }
 
-// Schema returns the statements that create the tables and indexes, for those
-// who migrate with a tool of their own: Migrate then finds them and does nothing.
-// Each ends with a semicolon.
+// Schema returns the statements that create the tables and indexes, each with a
+// semicolon at its end. It is for programs with a migration tool of their own; Migrate
+// then finds the tables and does nothing.
 func (s *Store) Schema() string {
 	return strings.TrimLeft(s.tables.sql(s.d.schema()+
 		fmt.Sprintf("INSERT INTO {p}saga_schema (version) VALUES (%d);\n", schemaVersion)+
 		saga.BarrierTable+";\n"), "\n")
 }
 
-// Migrate creates the tables and indexes, [saga.BarrierTable] among them, unless
-// they are there: then it needs no right to create any. Processes may call it at
-// the same time. It returns an error if a table of these names is another
-// program's or of another version, and, on SQLite, if the connection's settings
-// could lose a commit or give up on a lock at once.
+// Migrate creates the tables and indexes, including [saga.BarrierTable], unless they
+// exist. If they do, it needs no right to create tables. Several processes may call it at
+// the same time. It returns an error if a table of one of these names belongs to another
+// program or has another version. On SQLite it also returns an error if the settings of
+// the connection could lose a commit, or do not wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if err := s.migrate(ctx); err != nil {
 		return fmt.Errorf("sqlstore: migrate: %w", err)
@@ -70,7 +70,7 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	if err := s.find(ctx, tx); err != errNoTables {
-		return err // another process was faster
+		return err // nil if another process has created them
 	}
 	for statement := range strings.SplitSeq(s.Schema(), ";") {
 		if strings.TrimSpace(statement) == "" {
@@ -83,8 +83,8 @@ func (s *Store) migrate(ctx context.Context) error {
 	return tx.Commit()
 }
 
-// Check returns nil if the tables are there, and of this version. An error is
-// [saga.ErrNotMigrated], or the database's.
+// Check implements [saga.Checker]: it returns nil if the tables exist and have this
+// version.
 func (s *Store) Check(ctx context.Context) error {
 	if err := s.find(ctx, s.db); err != nil {
 		return fmt.Errorf("sqlstore: check: %w", err)
@@ -92,10 +92,10 @@ func (s *Store) Check(ctx context.Context) error {
 	return nil
 }
 
-// errNoTables is what find returns if none of them is there.
+// errNoTables is returned by find if none of the tables exists.
 var errNoTables = fmt.Errorf("%w: it has no tables", saga.ErrNotMigrated)
 
-// find looks for the tables.
+// find returns nil if the tables exist and have this version.
 func (s *Store) find(ctx context.Context, q querier) error {
 	var found, missing []string
 	for _, name := range []string{"saga", "saga_log", "saga_schema"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// sqlite writes in transactions of two or three statements, of which the first
-// takes the lock of the only writer. Times are milliseconds since 1970.
+// A sqlite writes in transactions of two or three statements, the first of which takes the
+// write lock. Times are milliseconds since 1970.
 type sqlite struct {
 	started, committed, released string
 	log                          *byCount
@@ -74,12 +74,12 @@ CREATE TABLE {p}saga_log (
 CREATE TABLE {p}saga_schema (version integer NOT NULL);
 `
 
-// sqliteNow is the clock. (unixepoch knows fractions only since 3.42.)
+// sqliteNow is the clock. (unixepoch has no fractions before 3.42.)
 const sqliteNow = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 
 func (*sqlite) schema() string { return sqliteSchema }
 
-// check refuses settings that could lose a commit, or give up on a lock at once.
+// check refuses settings that could lose a commit, or do not wait for a lock.
 func (*sqlite) check(ctx context.Context, q querier) error {
 	var synchronous, busy int
 	if err := q.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
@@ -89,10 +89,10 @@ func (*sqlite) check(ctx context.Context, q querier) error {
 		return err
 	}
 	if synchronous < 2 {
-		return fmt.Errorf("PRAGMA synchronous is %d: must be 2 (FULL) or 3 (EXTRA) on every connection, for a committed step must survive a loss of power", synchronous)
+		return fmt.Errorf("PRAGMA synchronous is %d: must be 2 (FULL) or 3 (EXTRA) on every connection, since a committed step must survive a loss of power", synchronous)
 	}
 	if busy <= 0 {
-		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection, for a writer must wait for another process's")
+		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection, since a writer must wait for those of other processes")
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (*sqlite) hasTable(ctx context.Context, q querier, name string) (has bool, 
 	return has, q.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?`, name).Scan(&has)
 }
 
-// lockSchema makes the transaction the only writer, which takes a real write.
+// lockSchema makes the transaction the writer. That takes a real write.
 func (*sqlite) lockSchema(ctx context.Context, q querier) error {
 	_, err := q.ExecContext(ctx, `CREATE TABLE saga_migrating (id integer)`)
 	if err == nil {
@@ -114,8 +114,8 @@ func (*sqlite) isolated(context.Context, querier) (bool, error) { return true, n
 
 func (*sqlite) txOptions() *sql.TxOptions { return nil }
 
-// lock makes a transaction a writer before it has read anything: what it reads
-// is then the newest there is, and it cannot fail to become one later.
+// lock makes a transaction the writer before it has read anything. Then it reads the
+// newest rows, and cannot fail to become the writer later.
 func (d *sqlite) lock(ctx context.Context, q querier) error {
 	_, err := q.ExecContext(ctx, d.locked)
 	return err
@@ -127,7 +127,7 @@ func (*sqlite) columns() string { return recordColumns + ", " + sqliteNow + ", '
 
 func (*sqlite) bind(int) string { return "?" }
 
-// hot are the statements that are worth preparing.
+// hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {
 	return []string{
 		d.started, d.committed, d.released, d.log.text(1), d.log.text(2),
@@ -191,7 +191,7 @@ func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) e
 	for _, p := range batch {
 		rc, err := d.commit(ctx, q, p.req)
 		if err == saga.ErrFenced {
-			continue // it has changed nothing
+			continue // nothing was changed
 		}
 		if err != nil {
 			return err
@@ -257,8 +257,8 @@ type dueSaga struct {
 	owner  string
 }
 
-// due returns the first of what query finds for each definition, of which the
-// index has the order.
+// due returns the first sagas that query finds for each definition. The index has the
+// order.
 func (d *sqlite) due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
 	var found []dueSaga
 	for _, d := range definitions {

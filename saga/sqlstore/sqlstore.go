@@ -1,59 +1,57 @@
-// Package sqlstore keeps the sagas of package saga in the user's own database,
-// PostgreSQL or SQLite, through database/sql and whatever driver the program
-// has.
+// Package sqlstore keeps the sagas of package saga in PostgreSQL or SQLite, through
+// database/sql and the driver of the program.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
-//	err = store.Migrate(ctx) // at every start: it does nothing if all is there
+//	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is one row of the table saga, its history rows of saga_log, and the
-// version of both is in saga_schema. Config.Prefix gives them other names, and
-// [Store.Schema] prints them for another tool. What has ended stays until
-// [Store.DeleteEnded] removes it. No call reads more of the tables than it
-// returns or changes, however many sagas have ended.
+// A saga is a row of the table saga, and its log is in saga_log. The table saga_schema
+// has the version of both. Config.Prefix gives the tables other names, and
+// [Store.Schema] returns the statements for another migration tool. Sagas that have
+// ended stay until [Store.DeleteEnded] removes them. However many have ended, no call
+// reads more rows than it returns or changes.
 //
-// Each step is committed before the next begins. Where many sagas run, their
-// commits share transactions: those that come while a few others are on their
-// way to the database go together in the next one. None waits for company, and
-// each has its own fence and its own outcome.
+// Each step is committed before the next one begins. Where many sagas run, their commits
+// share transactions: the commits that arrive while a few others are on their way to the
+// database go together in the next transaction. No commit waits for others to arrive,
+// and each has its own fence and its own outcome.
 //
 // # PostgreSQL
 //
-// Version 12 or later. The tables are found through the search_path. A write is
-// one statement and one round trip; where the default isolation is not READ
-// COMMITTED it is a transaction of three. A commit that was to share one, and
-// finds its row locked or not its own any more, takes another by itself. A
-// pool of 8 to 16 connections is enough for hundreds of sagas at a time, and
-// one more for each DoTx under way.
+// Version 12 or later. The tables are found through the search_path. A write is one
+// statement and one round trip. Where the default isolation is not READ COMMITTED, it is
+// a transaction of three round trips. A commit that was to share a transaction, and whose
+// row is locked or belongs to another owner, is repeated by itself. A pool of 8 to 16
+// connections is enough for hundreds of concurrent sagas; add one for each concurrent
+// DoTx.
 //
-// A process that is stopped in the middle of a DoTx, or cut off from the server,
-// keeps its row locked for as long as the server keeps its connection, and so
-// keeps others from taking the saga over: set
-// idle_in_transaction_session_timeout and tcp_keepalives_idle on the server to a
-// few leases. No other saga waits for that row.
+// Consider a process that is stopped, or cut off from the server, in the middle of a
+// DoTx. Its row stays locked for as long as the server keeps the connection, and no other
+// runner can take the saga over. Set idle_in_transaction_session_timeout and
+// tcp_keepalives_idle on the server to a few leases. Other sagas do not wait for the row.
 //
-// A saga that another process has started is found after RunnerConfig.Poll, or
+// A runner finds a saga that another process has started after RunnerConfig.Poll, or
 // within milliseconds with Config.Listen.
 //
 // # SQLite
 //
-// Version 3.35 or later, and a database on a local disk: processes on one
-// machine may share it. SQLite has one writer at a time. The store's own writes
-// queue in the process; write transactions of others wait in SQLite, which
-// needs a busy_timeout. With modernc.org/sqlite:
+// Version 3.35 or later, and a database on a local disk. The processes of one machine may
+// share it. SQLite has one writer at a time. The store's own writes queue in the process.
+// The write transactions of others wait inside SQLite, which needs a busy_timeout. With
+// modernc.org/sqlite:
 //
 //	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
-// Migrate refuses a synchronous below FULL: a record that the power takes back
-// could let a saga go forward after it began to undo. In WAL mode some drivers
-// have NORMAL as their default. If other parts of the program write much to the
-// same database, db.SetMaxOpenConns(1) lets all of them queue in fairness, and a
-// DoTx must then use its tx and nothing else.
+// Migrate refuses a synchronous setting below FULL. With less, a loss of power could take
+// back the record that a saga has begun to undo, and the saga would go forward again. Some
+// drivers have NORMAL as their default in WAL mode. If other parts of the program write
+// much to the same database, db.SetMaxOpenConns(1) makes all of them queue fairly; a DoTx
+// must then use its tx and no other connection.
 //
-// A DoTx keeps all other writers out while it runs, and with them the heartbeats
-// of every process. A runner therefore ends it after half of RunnerConfig.Lease,
-// whatever its Timeout.
+// A DoTx excludes all other writers while it runs, including the heartbeats of every
+// process. A runner therefore ends it after half of RunnerConfig.Lease, whatever its
+// Timeout.
 //
 // Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
 // Cloud Design Patterns
@@ -74,49 +72,40 @@ import (
 )
 
 // A Dialect is a kind of database.
-type Dialect int
+type Dialect string
 
-// The databases that there is a dialect for.
+// The supported databases.
 const (
-	PostgreSQL Dialect = iota + 1
-	SQLite
+	PostgreSQL Dialect = "PostgreSQL"
+	SQLite     Dialect = "SQLite"
 )
 
-func (d Dialect) String() string {
-	switch d {
-	case PostgreSQL:
-		return "PostgreSQL"
-	case SQLite:
-		return "SQLite"
-	}
-	return fmt.Sprintf("Dialect(%d)", int(d))
-}
-
-// A Store is a [saga.TxStore] in a database. It is safe for concurrent use, also
-// by many processes on one database.
+// A Store is a [saga.TxStore] in a database. It is safe for concurrent use, by many
+// processes too.
 type Store struct {
 	db      *sql.DB
 	d       dialect
 	tables  tables
 	listen  func(ctx context.Context, channel string, notify func()) error
-	one     *writer // nil: there may be any number
-	commits group
+	one     *writer // the only writer of SQLite; nil on PostgreSQL
+	commits batcher
 
-	level atomic.Pointer[bool] // of dialect.isolated; nil: not asked yet
+	level atomic.Pointer[bool] // the result of dialect.isolated; nil before it was asked
 }
 
 var _ saga.TxStore = (*Store)(nil)
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables and indexes, for a database that has
-	// others of these names: up to 32 of a-z, 0-9 and _, not a digit first.
+	// Prefix begins the names of the tables and indexes, for a database in which these
+	// names are taken. It has up to 32 of a-z, 0-9 and _, and does not begin with a
+	// digit.
 	Prefix string
 
-	// Listen lets runners hear of a saga that was started elsewhere within
-	// milliseconds, instead of after RunnerConfig.Poll. PostgreSQL only. It
-	// executes LISTEN for the channel on a connection of its own, and calls notify
-	// once then and for each notification, until ctx ends or the connection fails.
+	// Listen executes LISTEN for the channel on a connection of its own. It calls notify
+	// once when it has done so, and for each notification, until ctx ends or the
+	// connection fails. With Listen, a runner finds a saga that was started elsewhere
+	// within milliseconds instead of after RunnerConfig.Poll. It is for PostgreSQL only.
 	// With pgx:
 	//
 	//	func(ctx context.Context, channel string, notify func()) error {
@@ -135,18 +124,18 @@ type Config struct {
 	//		}
 	//	}
 	//
-	// A store with Listen also notifies, so that every process that starts sagas
-	// needs it. PostgreSQL commits the transactions that notify one after the other:
-	// that of each StartTx, and of each Start by a runner with no place free.
+	// A store with Listen also sends notifications, so every process that starts sagas
+	// needs it. PostgreSQL commits transactions with notifications one after the other.
+	// These are that of each StartTx, and of each Start whose runner has no free place.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
 // New is Config{}.New.
 func New(db *sql.DB, dialect Dialect) (*Store, error) { return Config{}.New(db, dialect) }
 
-// New returns a Store in db, which it neither asks for anything yet nor ever
-// closes. It returns an error if db is nil, the dialect unknown, or the Config
-// wrong for it.
+// New returns a Store in db. It does not use db yet, and the Store never closes it. New
+// returns an error if db is nil, the dialect is unknown, or the Config is invalid for
+// the dialect.
 func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
 	if db == nil {
 		return nil, errors.New("sqlstore: New needs a *sql.DB, not nil")
@@ -165,15 +154,15 @@ func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
 		d := newSQLite(t)
 		return newStore(db, d, t, nil, newWriter(db, d.hot()), 1), nil
 	}
-	return nil, fmt.Errorf("sqlstore: New does not know %v: must be PostgreSQL or SQLite", dialect)
+	return nil, fmt.Errorf("sqlstore: the dialect is %q: must be PostgreSQL or SQLite", string(dialect))
 }
 
-// newStore has lanes for commits. SQLite has one writer. PostgreSQL gathers what
-// waits for the disk itself: with fewer lanes than 8 it is kept from that where
-// the disk is slow, with more it works more for each commit where it is fast.
+// newStore returns a Store whose batcher has so many lanes. SQLite has one writer.
+// PostgreSQL itself groups commits that wait for the disk. Fewer than 8 lanes keep it from
+// that where the disk is slow, and more cost it work for each commit where it is fast.
 func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, string, func()) error, one *writer, lanes int) *Store {
 	s := &Store{db: db, d: d, tables: t, listen: listen, one: one}
-	s.commits = group{
+	s.commits = batcher{
 		lanes: lanes,
 		alone: func(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
@@ -189,23 +178,23 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 	return s
 }
 
-// A dialect holds what differs between the databases. Where a method takes a
-// querier, its caller sees to it that the statements are one transaction.
+// A dialect has the statements of one kind of database. The callers of methods that take
+// a querier make their statements one transaction.
 type dialect interface {
 	schema() string
 	check(ctx context.Context, q querier) error // the connection's settings
 	hasTable(ctx context.Context, q querier, name string) (bool, error)
 	lockSchema(ctx context.Context, q querier) error
-	// isolated reports whether a statement that is not in a transaction sees the
-	// newest version of each row that it changes.
+	// isolated reports whether a statement outside of a transaction sees the newest
+	// version of each row that it changes.
 	isolated(ctx context.Context, q querier) (bool, error)
 	txOptions() *sql.TxOptions
 	lock(ctx context.Context, q querier) error
 
 	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
 	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
-	// commitBatch marks as written what the fence lets pass and nobody has
-	// locked. An error leaves open whether any of it was.
+	// commitBatch writes the commits that pass the fence and whose rows are not locked,
+	// and marks them as written. An error leaves open whether any of them was.
 	commitBatch(ctx context.Context, q querier, batch []*pending) error
 	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error)
@@ -271,7 +260,7 @@ func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receip
 // Begin implements [saga.TxStore].
 func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.one != nil {
-		// Only until tx has the lock: the others then wait for it in SQLite.
+		// Until tx has the lock. After that, other writers wait for it inside SQLite.
 		leave, err := s.one.enter(ctx, false)
 		if err != nil {
 			return nil, wrap("begin", err)
@@ -355,8 +344,8 @@ func (s *Store) load(ctx context.Context, q querier, id string) (saga.Record, er
 	return rec, err
 }
 
-// List implements [saga.Store]. The index that has the order has it for each
-// definition and status.
+// List implements [saga.Store]. It lists one definition after the other, since the index
+// has the order for each definition and status.
 func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, error) {
 	if f.Limit <= 0 {
 		f.Limit = 100
@@ -400,8 +389,8 @@ func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, error) 
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
-// listing asks for the first of each status, of which the index has the order,
-// and merges them: where few of very many are admitted, no others are read.
+// listing returns a query that merges the first sagas of each status, for which the index
+// has the order. It reads no saga that the filter does not admit.
 func (s *Store) listing(f saga.Filter) (query string, args []any) {
 	bind := func(v any) string {
 		args = append(args, v)
@@ -444,10 +433,10 @@ const (
 	isEnded = "status IN ('completed', 'compensated', 'abandoned')"
 )
 
-// indexes are of what is claimed, what is deleted and what is listed. One more, for
-// lists of a status alone, would cost each saga two more entries. No column
-// of theirs changes with a step, which PostgreSQL then writes without touching
-// them; what has ended was last given up when it ended, so that wake_at tells.
+// indexes serve Claim, DeleteEnded and List. One more, for lists by status alone, would
+// cost each saga two more entries. A step changes no indexed column, so that PostgreSQL
+// writes it without touching the indexes. The wake_at of an ended saga is when it ended:
+// it was released then.
 const indexes = `
 CREATE INDEX {p}saga_live ON {p}saga (name, version, owner, wake_at) WHERE ` + isLive + `;
 CREATE INDEX {p}saga_ended ON {p}saga (wake_at) WHERE ` + isEnded + `;
@@ -466,8 +455,8 @@ func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
 	return log, wrap("history", err)
 }
 
-// Unregistered implements [saga.Store]. It goes from one definition that has live
-// sagas to the next, and reads those of the ones that are not registered.
+// Unregistered implements [saga.Store]. It steps through the definitions that have live
+// sagas, and reads the sagas of those that are not registered.
 func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
 	found, err := s.unregistered(ctx, registered)
 	return found, wrap("unregistered", err)
@@ -519,9 +508,9 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 	return wrap("listen", s.listen(ctx, s.tables.channel(), notify))
 }
 
-// DeleteEnded deletes up to limit sagas that ended at least age ago, with their
-// logs, and returns how many it did. Their ids are then free: a Start with one
-// of them would run the saga again. Rows of the barrier stay.
+// DeleteEnded deletes up to limit sagas that ended at least age ago, with their logs, and
+// returns how many. Their ids are then free: a Start with one of them runs the saga
+// again. Rows of the barrier stay.
 func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (n int64, err error) {
 	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		n, err = s.d.deleteEnded(ctx, q, age, limit)
@@ -530,8 +519,8 @@ func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (
 	return n, wrap("delete", err)
 }
 
-// write makes fn one transaction: by itself, where each of its statements is
-// one, or as the only writer.
+// write makes fn one transaction. Where a single statement has the isolation that it
+// needs, fn runs outside of a transaction.
 func (s *Store) write(ctx context.Context, fn func(context.Context, querier) error) error {
 	if s.one != nil {
 		return s.one.write(ctx, false, fn)
@@ -554,7 +543,8 @@ func (s *Store) write(ctx context.Context, fn func(context.Context, querier) err
 	return tx.Commit()
 }
 
-// isolated asks once. Where it is false a write takes two round trips more.
+// isolated caches the result of dialect.isolated. Where it is false, a write takes two
+// more round trips.
 func (s *Store) isolated(ctx context.Context) (bool, error) {
 	if known := s.level.Load(); known != nil {
 		return *known, nil
@@ -566,72 +556,11 @@ func (s *Store) isolated(ctx context.Context) (bool, error) {
 	return is, err
 }
 
-// wrap says which method an error is from. The store's own answers stay as
+// wrap adds the method to an error of the database. ErrFenced and ErrNotFound stay as
 // they are.
 func wrap(what string, err error) error {
 	if err == nil || err == saga.ErrFenced || err == saga.ErrNotFound {
 		return err
 	}
 	return fmt.Errorf("sqlstore: %s: %w", what, err)
-}
-
-// scan reads a record whose columns are those of the dialect.
-func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
-	var r saga.Record
-	var wakeAt, completeBy, createdAt, updatedAt, now moment
-	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
-		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
-		&createdAt, &updatedAt, &now, &r.Previous)
-	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
-		wakeAt.Time, completeBy.Time, createdAt.Time, updatedAt.Time, now.Time
-	return r, err
-}
-
-// recordColumns are what scan reads, but for the clock and the owner before.
-const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
-	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
-
-// collect reads all rows. It takes the error of the query for the sake of its
-// callers.
-func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var list []T
-	for rows.Next() {
-		v, err := scan(rows)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, v)
-	}
-	return list, rows.Err()
-}
-
-// A moment is a time as a database returns it: as one, as milliseconds since
-// 1970, or as none.
-type moment struct{ time.Time }
-
-// Scan implements [sql.Scanner].
-func (m *moment) Scan(v any) error {
-	switch v := v.(type) {
-	case nil:
-		m.Time = time.Time{}
-	case time.Time:
-		m.Time = v
-	case int64:
-		m.Time = time.UnixMilli(v)
-	default:
-		return fmt.Errorf("%T is not a time", v)
-	}
-	return nil
-}
-
-// nonNil returns b, or no bytes: the column is NOT NULL.
-func nonNil(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
 }

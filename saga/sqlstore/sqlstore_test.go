@@ -24,8 +24,8 @@ import (
 func TestNewRefusesWhatIsMissing(t *testing.T) {
 	_, err := sqlstore.New(nil, sqlstore.SQLite)
 	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
-	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect(7))
-	require.EqualError(t, err, "sqlstore: New does not know Dialect(7): must be PostgreSQL or SQLite")
+	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect("MySQL"))
+	require.EqualError(t, err, "sqlstore: the dialect is \"MySQL\": must be PostgreSQL or SQLite")
 	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
 		_, err = sqlstore.Config{Prefix: prefix}.New(open(new(script)), sqlstore.SQLite)
 		require.EqualError(t, err, fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix))

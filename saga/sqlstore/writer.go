@@ -7,30 +7,28 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A writer is the one that SQLite has: it makes transactions one after the
-// other. Two that tried at once would not wait for each other in turn but ask
-// again and again, with pauses.
+// A writer makes the write transactions of SQLite one after the other. Concurrent ones
+// would not wait for each other in turn, but ask SQLite again and again, with pauses.
 type writer struct {
 	db  *sql.DB
 	hot []string // statements to prepare
-	// Whoever is in gate writes. The others wait in queue for their turn at the
-	// gate, all but a heartbeat: however much there is to write, no lease is lost
-	// over it.
+	// The caller in gate writes. The others wait in queue for their turn at the gate,
+	// except for a heartbeat: a long queue must not cost a lease.
 	gate, queue chan struct{}
-	prepared    map[string]*sql.Stmt // by text; of whoever is in gate
+	prepared    map[string]*sql.Stmt // by text; belongs to the caller in gate
 }
 
 func newWriter(db *sql.DB, hot []string) *writer {
 	return &writer{db: db, hot: hot, gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
 }
 
-// enter waits until the caller is the only one in the gate.
+// enter waits until the caller is in the gate.
 func (w *writer) enter(ctx context.Context, urgent bool) (leave func(), err error) {
 	if !urgent {
 		if err := pass(ctx, w.queue); err != nil {
 			return nil, err
 		}
-		defer func() { <-w.queue }() // to let the next one wait at the gate
+		defer func() { <-w.queue }() // the next caller waits at the gate
 	}
 	if err := pass(ctx, w.gate); err != nil {
 		return nil, err
@@ -50,9 +48,8 @@ func pass(ctx context.Context, c chan struct{}) error {
 	}
 }
 
-// write calls fn in a transaction and commits it. The end of ctx ends the wait
-// for it; the transaction itself is short, and what SQLite waits for in it no
-// ctx ends.
+// write calls fn in a transaction and commits it. The end of ctx ends the wait for the
+// gate, and not the transaction: it is short, and no ctx ends a wait inside SQLite.
 func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context, querier) error) error {
 	leave, err := w.enter(ctx, urgent)
 	if err != nil {
@@ -74,8 +71,8 @@ func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context
 	return tx.Commit()
 }
 
-// prepare prepares the statements of every step, of which SQLite would else
-// spend a quarter of its time on the text. They are closed with the database.
+// prepare prepares the statements of every step. Without this, SQLite spends a quarter of
+// its time on their text. They are closed with the database.
 func (w *writer) prepare(ctx context.Context) error {
 	if w.prepared != nil {
 		return nil
@@ -95,7 +92,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	return nil
 }
 
-// A preparedTx is a transaction that uses what is prepared.
+// A preparedTx is a transaction that uses prepared statements.
 type preparedTx struct {
 	*sql.Tx
 	prepared map[string]*sql.Stmt

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// checks ends a test whose store is not as it should be. It is here, and not of
-// a library, so that the tests of a store link no more than the store does.
+// checks ends a test at the first failed check. It replaces a library, so that the tests of
+// a store link no more than the store does.
 type checks struct{ t *testing.T }
 
 func (c checks) need(ok bool, words []any, format string, args ...any) {

@@ -14,18 +14,17 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// Crashes runs the crash matrix on a store: sagas of every shape, whose process
-// stops before and after each of its writes, to be finished by another. It
-// checks that each ends as it would have without the crash, that every step has
-// taken effect once or not at all, that nothing goes forward once the saga has
-// turned back, and that the log has no gap.
+// Crashes runs the crash matrix on a store: sagas of every shape, whose process stops
+// before or after each of its writes, and which another process finishes. It checks that
+// each saga ends as it does without the crash, that every step has taken effect once or
+// not at all, that no Do begins after the saga has turned back, and that the log has no
+// gap.
 //
-// newStore is called once. Cases run side by side, each with definitions of its
-// own; in a bubble of testing/synctest the whole takes no time. Where it would
-// take too much, shapes names those that are to run: "chain", "refused", "in
-// doubt", "diamond", "diamond refused", "alternative", "pivot", "parked",
-// "refused by a policy", "undo refused by a policy", "stuck", "transactions",
-// "transactions refused". None means all.
+// newStore is called once. The cases run concurrently, each with a definition of its own.
+// In a bubble of testing/synctest they take no time. shapes selects some of the shapes,
+// and none means all of them: "chain", "refused", "in doubt", "diamond", "diamond
+// refused", "alternative", "pivot", "parked", "refused by a policy", "undo refused by a
+// policy", "stuck", "transactions", "transactions refused".
 func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...string) {
 	t.Helper()
 	store := newStore(t)
@@ -55,15 +54,15 @@ func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...str
 	t.Logf("%d crashes", cases)
 }
 
-// A scenario is a saga and how it is to end.
+// A scenario is a saga and its expected end.
 type scenario struct {
 	name  string
 	end   saga.Status
 	steps func(*side) []saga.Step[notes]
-	done  []string // the steps that are in effect then
+	done  []string // the steps that are in effect in the end
 }
 
-// notes is the state: what each step has written, to see that it survives.
+// notes is the state. Each step writes to it.
 type notes struct{ By map[string]string }
 
 func scenarios(store saga.Store) []scenario {
@@ -125,14 +124,14 @@ var (
 	errCrashed = errors.New("the process has crashed")
 )
 
-// A trial is one saga that goes through one crash.
+// A trial is one saga with one crash.
 type trial struct {
 	t     *testing.T
 	name  string
 	id    string
 	sc    scenario
 	store saga.Store
-	at    int // the write that the crash is at; 0: none
+	at    int // the number of the write at which the process crashes; zero for none
 	after bool
 	died  chan struct{}
 
@@ -141,7 +140,7 @@ type trial struct {
 	dead   bool            // it has crashed
 	turned bool            // compensating is recorded
 	effect map[string]bool // of the steps, now
-	undone map[string]bool // what a late Do is refused for
+	undone map[string]bool // the steps whose late Do is refused
 	calls  map[string]int  // of Do, by step
 }
 
@@ -187,7 +186,7 @@ func (tr *trial) run() {
 	}
 	wg.Go(func() { _ = second.runner.Run(ctx) })
 	if err != nil {
-		// Who does not know whether it was started starts it again.
+		// A caller that does not know whether the saga exists starts it again.
 		if _, err := saga.Start(ctx, second.runner, second.saga, tr.id, notes{}); err != nil {
 			tr.errorf("start again: %v", err)
 			return
@@ -209,7 +208,7 @@ func (tr *trial) end(ctx context.Context, s *side) error {
 	return err
 }
 
-// check is called when the saga has come to rest.
+// check checks a saga that has ended or is stuck.
 func (tr *trial) check(ctx context.Context, s *side, err error) {
 	in, gerr := s.runner.Get(ctx, tr.id)
 	log, lerr := s.runner.History(ctx, tr.id)
@@ -252,8 +251,8 @@ func (tr *trial) check(ctx context.Context, s *side, err error) {
 	s.checkTx(ctx, in)
 }
 
-// A side is one of the two processes. The first crashes: then it writes nothing
-// and does nothing any more.
+// A side is one of the two processes. The first one crashes, and then neither writes nor
+// does anything.
 type side struct {
 	tr     *trial
 	first  bool
@@ -270,7 +269,7 @@ func (tr *trial) newSide(first bool) *side {
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
 		Lease: 600 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
-		// What goes wrong is meant to.
+		// The failures are intended.
 		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
 	})
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
@@ -278,7 +277,7 @@ func (tr *trial) newSide(first bool) *side {
 	return s
 }
 
-// enter begins what a step does, with the trial locked.
+// enter locks the trial for the effect of a step.
 func (s *side) enter(step string) (leave func(), err error) {
 	s.tr.mu.Lock()
 	if s.first && s.tr.dead {
@@ -323,7 +322,7 @@ func (s *side) step(name string) saga.Step[notes] {
 	}
 }
 
-// failing takes no effect.
+// failing returns a step that takes no effect.
 func (s *side) failing(name string, err error) saga.Step[notes] {
 	st := s.step(name)
 	st.Do = func(context.Context, *notes) error {
@@ -337,7 +336,7 @@ func (s *side) failing(name string, err error) saga.Step[notes] {
 	return st
 }
 
-// losing takes effect and loses its reply.
+// losing returns a step that takes effect and loses its reply.
 func (s *side) losing(name string) saga.Step[notes] {
 	st := s.step(name)
 	do := st.Do
@@ -350,8 +349,8 @@ func (s *side) losing(name string) saga.Step[notes] {
 	return st
 }
 
-// heldBack is refused by a policy, twice before its Do is called and twice before
-// its Undo is, which counts as no attempt. It is parked meanwhile.
+// heldBack returns a step that a policy refuses, twice before its Do is called and twice
+// before its Undo. It is parked meanwhile.
 func (s *side) heldBack(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts, st.UndoAttempts = 1, 1
@@ -378,13 +377,13 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 	return st
 }
 
-// refusal is the error of a policy that has not made the call.
+// A refusal is the error of a policy that has not made the call.
 type refusal struct{}
 
 func (refusal) Error() string { return "refused by a policy" }
 func (refusal) Refused() bool { return true }
 
-// twice fails two times before it works.
+// twice returns a step that fails two times before it works.
 func (s *side) twice(name string) saga.Step[notes] {
 	st := s.step(name)
 	do := st.Do
@@ -404,15 +403,15 @@ func (s *side) twice(name string) saga.Step[notes] {
 	return st
 }
 
-// diamond is a, then b and c side by side, then last.
+// diamond returns the steps a, then b and c in parallel, then last.
 func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
 	a, b, c := s.step("a"), s.step("b"), s.step("c")
 	b.After, c.After, last.After = []string{"a"}, []string{"a"}, []string{"b", "c"}
 	return []saga.Step[notes]{a, b, c, last}
 }
 
-// inTx takes effect in the store's own database: it starts another saga there,
-// which has ended.
+// inTx returns a step that takes effect in the store's own database: it inserts another
+// saga, which has ended already.
 func (s *side) inTx(name string) saga.Step[notes] {
 	mark := func(ctx context.Context, tx *sql.Tx) error {
 		leave, err := s.enter(name)
@@ -442,7 +441,7 @@ func (s *side) inTx(name string) saga.Step[notes] {
 	}
 }
 
-// checkTx checks the effects of steps that inTx made.
+// checkTx checks the effects of the steps of inTx.
 func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 	for i, st := range s.saga.Steps {
 		if st.DoTx == nil {
@@ -458,14 +457,14 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 	}
 }
 
-// A process is the store as one of the two sees it.
+// A process is one side's view of the store.
 type process struct {
 	saga.Store
 	s *side
 }
 
-// write is one write, at which the first process may crash. What has begun when
-// it crashes elsewhere may happen, but nobody learns of it.
+// write makes one write, at which the first process may crash. Writes that are under way
+// at the time of a crash may happen, but their results are dropped.
 func (p *process) write(kind string, fn func() error) error {
 	tr := p.s.tr
 	if !p.s.first {
@@ -485,7 +484,7 @@ func (p *process) write(kind string, fn func() error) error {
 	err := fn()
 	if here {
 		p.die()
-		if kind != "CommitTx" { // then the transaction commits: that is the write
+		if kind != "CommitTx" { // the write is the commit of the transaction
 			return errCrashed
 		}
 	}
@@ -518,7 +517,7 @@ func (p *process) Start(ctx context.Context, req saga.StartRequest) (rec saga.Re
 }
 
 func (p *process) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
-	// Most claims find nothing and write nothing: no place to crash at.
+	// A claim that finds nothing writes nothing, and is no place to crash at.
 	if err := p.read(); err != nil {
 		return nil, err
 	}
@@ -571,7 +570,7 @@ func (p *process) Reported(ctx context.Context, id string, seq int64) error {
 }
 
 func (p *process) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
-	return nil, p.read() // of the other trials
+	return nil, p.read() // the others' sagas do not matter here
 }
 
 // A txProcess is a process of a TxStore.

@@ -4,8 +4,8 @@
 //		storetest.Run(t, func(t *testing.T) saga.Store { return newStore(t) })
 //	}
 //
-// It runs against the store's own clock, in real time, with leases far longer
-// and far shorter than a test takes.
+// The tests use the store's own clock, in real time, with leases that are much longer or
+// much shorter than a test.
 package storetest
 
 import (
@@ -153,8 +153,8 @@ func (s *suite) commit(req saga.CommitRequest) saga.Record {
 	return s.load(req.ID)
 }
 
-// same compares records but for the clock and what only Claim tells. Databases
-// keep times to the microsecond, or less.
+// same compares records without Now and Previous. Databases keep times to the microsecond
+// at best.
 func (s *suite) same(want, got saga.Record) {
 	s.Helper()
 	for _, r := range []*saga.Record{&want, &got} {
@@ -168,8 +168,8 @@ func (s *suite) same(want, got saga.Record) {
 	s.Equal(want, got)
 }
 
-// around reports whether a time is d after the record was read, give or take
-// what a slow machine may need for a test.
+// around checks that a time is about d after the record was read. The tolerance is for
+// slow machines.
 func (s *suite) around(at time.Time, rec saga.Record, d time.Duration) {
 	s.Helper()
 	s.WithinDuration(rec.Now.Add(d), at, 5*time.Minute)
@@ -261,7 +261,7 @@ func startOnce(s *suite) {
 	s.Equal(1, winners)
 }
 
-// Check is for goroutines, which may not end the test.
+// Check is for goroutines, which must not end the test.
 func (s *suite) Check(ok bool, format string, args ...any) bool {
 	if !ok {
 		s.T.Errorf(format, args...)
@@ -296,7 +296,7 @@ func claimCrashed(s *suite) {
 	s.Equal(1, got[0].Takeovers)
 	s.same(got[0], s.load("a"))
 
-	// What its owner commits stays, until it is taken over again.
+	// A commit of its owner keeps the number of takeovers.
 	req := commit(got[0])
 	req.Takeovers, req.Release = 7, true
 	s.commit(req)
@@ -306,7 +306,7 @@ func claimCrashed(s *suite) {
 	s.Equal(7, got[0].Takeovers)
 	s.EqualValues(3, got[0].Epoch)
 
-	// An owner that takes up again what it had has not crashed.
+	// An owner that claims its own saga again has not crashed.
 	s.owned("b", "me", short)
 	got = s.claim("me", 10)
 	s.Len(got, 1)
@@ -405,7 +405,7 @@ func heartbeat(s *suite) {
 
 	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: 2 * long, Held: []saga.Held{
 		{ID: "mine", Epoch: recs[0].Epoch},
-		{ID: "taken", Epoch: old.Epoch}, // another has it
+		{ID: "taken", Epoch: old.Epoch}, // another owner has it
 		{ID: "other", Epoch: 1},
 		{ID: "free", Epoch: 0},
 		{ID: "none", Epoch: 1},
@@ -463,7 +463,7 @@ func commitEpoch(s *suite) {
 	s.commit(commit(before))
 	log, err := s.store.History(s.ctx, "a")
 	s.NoError(err)
-	s.Len(log, 2, "nothing of what was fenced")
+	s.Len(log, 2, "a fenced commit writes nothing")
 }
 
 func commitSeq(s *suite) {
@@ -499,9 +499,8 @@ func commitOnce(s *suite) {
 	s.EqualValues(2, s.load("a").Seq)
 }
 
-// commitMany has many sagas commit at the same time, as a store may write them
-// together: each must have its own outcome. Every fourth is fenced off, and
-// every fourth is canceled.
+// commitMany commits many sagas at the same time. A store may write them together, but each
+// must have its own outcome. Every fourth is fenced, and every fourth is canceled.
 func commitMany(s *suite) {
 	const sagas, commits = 32, 5
 	var recs []saga.Record
@@ -612,7 +611,7 @@ func commitReleases(s *suite) {
 	req = commit(s.load("a"))
 	req.Status, req.Release = saga.Compensating, true
 	s.commit(req)
-	s.Len(s.claim("me", 1), 1, "a person has helped")
+	s.Len(s.claim("me", 1), 1, "an operator has released it")
 }
 
 func commitKeepsLease(s *suite) {
@@ -621,7 +620,7 @@ func commitKeepsLease(s *suite) {
 	s.Equal("me", got.Owner)
 	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	rec = s.owned("b", "me", short)
-	got = s.commit(commit(rec)) // over, but nobody else has it
+	got = s.commit(commit(rec)) // the lease is over, but no other owner has claimed it
 	s.Equal(rec.WakeAt.UnixMicro(), got.WakeAt.UnixMicro())
 	recs := s.claim("other", 1)
 	s.Len(recs, 1)

@@ -91,10 +91,9 @@ func commitTxFenced(s *suite, store saga.TxStore) {
 	s.same(before, s.load("a"))
 }
 
-// commitTxPaused has the owner begin its transaction, stop, and wake up when
-// another has taken the saga over: it must commit nothing. Where one writer
-// keeps all others out (SQLite) the other cannot take over meanwhile, and the
-// owner commits.
+// commitTxPaused pauses an owner within its transaction until another owner has claimed the
+// saga. The transaction must not commit. Where one writer excludes all others (SQLite),
+// the claim fails and the transaction commits.
 func commitTxPaused(s *suite, store saga.TxStore) {
 	old := s.owned("a", "paused", short)
 	tx, err := store.Begin(s.ctx)

@@ -414,10 +414,10 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 		case saga.EventStuck:
 			report(in.ID, "stuck: %s", e.Error)
 		case saga.EventDone, saga.EventUndone:
-			if seen[e.Step+e.Kind] {
+			if seen[e.Step+string(e.Kind)] {
 				report(in.ID, "log: %s %s twice", e.Step, e.Kind)
 			}
-			seen[e.Step+e.Kind] = true
+			seen[e.Step+string(e.Kind)] = true
 		}
 	}
 	if in.Status.Ended() && in.Seq != int64(len(log)) {

@@ -31,7 +31,7 @@ var databases = []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite}
 // onEach runs test on a database of each kind.
 func onEach(t *testing.T, test func(t *testing.T, d database)) {
 	for _, dialect := range databases {
-		t.Run(dialect.String(), func(t *testing.T) { test(t, newDatabase(t, dialect)) })
+		t.Run(string(dialect), func(t *testing.T) { test(t, newDatabase(t, dialect)) })
 	}
 }
 

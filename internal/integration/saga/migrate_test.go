@@ -22,7 +22,7 @@ import (
 // onEmpty runs test on a database of each kind that has no tables.
 func onEmpty(t *testing.T, test func(t *testing.T, d database)) {
 	for _, dialect := range databases {
-		t.Run(dialect.String(), func(t *testing.T) {
+		t.Run(string(dialect), func(t *testing.T) {
 			d := database{Dialect: dialect}
 			if dialect == sqlstore.SQLite {
 				d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
@@ -79,7 +79,7 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 // TestAPrefixedStoreIsAStore: no text has forgotten it.
 func TestAPrefixedStoreIsAStore(t *testing.T) {
 	for _, dialect := range databases {
-		t.Run(dialect.String(), func(t *testing.T) {
+		t.Run(string(dialect), func(t *testing.T) {
 			t.Parallel()
 			storetest.Run(t, func(t *testing.T) saga.Store {
 				d := newDatabase(t, dialect) // whose other tables must stay empty

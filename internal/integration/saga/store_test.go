@@ -20,7 +20,7 @@ import (
 
 func TestStore(t *testing.T) {
 	for _, dialect := range databases {
-		t.Run(dialect.String(), func(t *testing.T) {
+		t.Run(string(dialect), func(t *testing.T) {
 			storetest.Run(t, func(t *testing.T) saga.Store { return newDatabase(t, dialect).store(t) })
 		})
 	}
@@ -28,7 +28,7 @@ func TestStore(t *testing.T) {
 
 func TestCrashMatrix(t *testing.T) {
 	for _, dialect := range databases {
-		t.Run(dialect.String(), func(t *testing.T) {
+		t.Run(string(dialect), func(t *testing.T) {
 			var shapes []string
 			if raced && dialect == sqlstore.SQLite {
 				shapes = []string{"in doubt"} // all would take minutes

@@ -1,0 +1,68 @@
+package sqlstore
+
+import (
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// scan reads a record from a row with the columns of dialect.columns.
+func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
+	var r saga.Record
+	var wakeAt, completeBy, createdAt, updatedAt, now moment
+	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
+		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
+		&createdAt, &updatedAt, &now, &r.Previous)
+	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
+		wakeAt.Time, completeBy.Time, createdAt.Time, updatedAt.Time, now.Time
+	return r, err
+}
+
+// recordColumns are the columns of scan, without the clock and the previous owner.
+const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
+	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
+
+// collect returns all rows. err is the error of the query, which collect passes on.
+func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var list []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, rows.Err()
+}
+
+// A moment scans a time from a timestamp, from milliseconds since 1970, or from NULL.
+type moment struct{ time.Time }
+
+// Scan implements [sql.Scanner].
+func (m *moment) Scan(v any) error {
+	switch v := v.(type) {
+	case nil:
+		m.Time = time.Time{}
+	case time.Time:
+		m.Time = v
+	case int64:
+		m.Time = time.UnixMilli(v)
+	default:
+		return fmt.Errorf("%T is not a time", v)
+	}
+	return nil
+}
+
+// nonNil returns b, or an empty slice for nil, since the column is NOT NULL.
+func nonNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
