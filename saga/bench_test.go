@@ -29,7 +29,7 @@ func BenchmarkRun(b *testing.B) {
 	}
 }
 
-// BenchmarkRunner is what a saga of five steps costs a runner, with a store that
+// BenchmarkRunner measures a saga of five steps in a runner, with a store that
 // costs almost nothing.
 func BenchmarkRunner(b *testing.B) {
 	nothing := func(context.Context, *int) error { return nil }

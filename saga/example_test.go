@@ -16,7 +16,7 @@ type Trip struct {
 	Flight, Hotel string
 }
 
-// The hotel is full, so that the flight is canceled again.
+// The hotel is full, and the flight is canceled.
 func ExampleRun() {
 	full := errors.New("hotel full")
 	trip := &saga.Saga[Trip]{
@@ -48,8 +48,8 @@ func ExampleRun() {
 	// true true
 }
 
-// The same definition under a Runner, with a Store. That of package sqlstore
-// lets it survive the process.
+// The same definition under a Runner. With a Store of package sqlstore it
+// survives the process.
 func ExampleRunner() {
 	nothing := func(context.Context, *Trip) error { return nil }
 	trip := &saga.Saga[Trip]{
@@ -111,7 +111,7 @@ func ExampleStep_or() {
 	// Output: Ibis <nil>
 }
 
-// Everything that happens, in the log of the program.
+// All events, in the log of the program.
 func ExampleRunnerConfig_OnEvent() {
 	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

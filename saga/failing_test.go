@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A report collects what OnFailing is told.
+// A report collects the calls of OnFailing.
 type report struct {
 	mu   sync.Mutex
 	list []saga.FailingSaga
@@ -30,7 +30,7 @@ func (r *report) config() saga.RunnerConfig {
 	}
 }
 
-// told returns what there is to be told by now.
+// told returns the calls so far.
 func (r *report) told() []saga.FailingSaga {
 	synctest.Wait()
 	r.mu.Lock()

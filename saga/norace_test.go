@@ -2,5 +2,5 @@
 
 package saga_test
 
-// seeds is how many random sagas a test tries.
+// seeds is how many random sagas a test runs.
 const seeds = 10_000

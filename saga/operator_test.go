@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// broken is a saga whose hotel cannot be canceled until it is mended, and whose
+// broken returns a saga whose hotel cannot be canceled until it is mended, and whose
 // car is refused.
 func broken(mended *atomic.Bool) *saga.Saga[trip] {
 	hotel := step("hotel")
@@ -40,7 +40,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 	return r, sg, <-alerts
 }
 
-func TestStuckSaysAllThatIsNeeded(t *testing.T) {
+func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, alert := stuckSaga(t, new(atomic.Bool))
 		require.Equal(t, "worker", alert.Runner)
@@ -136,8 +136,8 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 	})
 }
 
-// TestPivotInDoubt has a payment of which nobody knows whether it was made, and
-// a person who finds out.
+// TestPivotInDoubt has a payment that may have been made, and
+// an operator who finds out.
 func TestPivotInDoubt(t *testing.T) {
 	charge := failing("charge", saga.Abort(errors.New("time-out")))
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
@@ -225,7 +225,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 	})
 }
 
-func TestRetryGoesOnAtOnceWhatWaits(t *testing.T) {
+func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		st := step("flight")
@@ -263,7 +263,7 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 				time.Sleep(time.Second)
 				operator := r
 				if !here {
-					operator = saga.NewRunner(store, saga.RunnerConfig{}) // which knows nothing
+					operator = saga.NewRunner(store, saga.RunnerConfig{}) // without definitions
 				}
 				begun := time.Now()
 				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
@@ -337,7 +337,7 @@ func TestCancelAfterThePivot(t *testing.T) {
 	})
 }
 
-func TestAnOwnedSagaIsNoOperatorsToChange(t *testing.T) {
+func TestOperatorsCannotChangeAnOwnedSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := step("flight")
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Second); return nil }
@@ -365,7 +365,7 @@ func TestOperatorsTakeTurns(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		stop()
-		// Another is faster, once.
+		// Another operator comes first, once.
 		var calls atomic.Int64
 		store.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
 			if calls.Add(1) == 1 {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// fragile is a Codec that panics when it is told to.
+// fragile is a Codec that panics on demand.
 type fragile struct {
 	mu             sync.Mutex
 	encode, decode bool

@@ -19,7 +19,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// refusing refuses the first n calls, with a policy's error.
+// refusing returns a middleware that refuses the first n calls, as a policy does.
 func refusing(n int, after time.Duration) func(func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -85,10 +85,10 @@ func TestRunCountsTheAttemptsBetweenRefusals(t *testing.T) {
 	})
 }
 
-func TestRunNeitherAbortsNorUndoesWhatWasOnlyRefused(t *testing.T) {
+func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
-		before error // what an attempt before the refusals returns
+		before error // the error of an attempt before the refusals
 		calls  []string
 	}{
 		"refused":                  {err: refusal{}},
@@ -255,7 +255,7 @@ func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
 // While an owner holds a saga, each of its steps may be under way: if the owner
 // crashes they are in doubt, whatever was refused before. What was written back is
 // known.
-func TestRunnerKnowsAfterACrashWhatWasOnlyRefused(t *testing.T) {
+func TestAStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 	for _, c := range []struct {
 		name, owner string
 		undone      bool
@@ -285,7 +285,7 @@ func TestRunnerKnowsAfterACrashWhatWasOnlyRefused(t *testing.T) {
 	}
 }
 
-func TestRunnerKnowsThatARefusedStepIsNotInDoubtWhenItIsStopped(t *testing.T) {
+func TestARefusedStepIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
 		hotel.Middleware = func(func(context.Context) error) func(context.Context) error {
@@ -305,10 +305,10 @@ func TestRunnerKnowsThatARefusedStepIsNotInDoubtWhenItIsStopped(t *testing.T) {
 	})
 }
 
-// A policy is a real policy that refuses, until it is let go.
+// A policy is a real policy that refuses calls until letGo.
 type policy struct {
 	wrap   func(func(context.Context) error) func(context.Context) error
-	letGo  func()        // does nothing where the policy lets go by itself
+	letGo  func()        // does nothing if the policy lets go by itself
 	within time.Duration // of letting go the step is done
 }
 
@@ -392,8 +392,8 @@ func TestARefusalOfEachPolicyIsNoAttempt(t *testing.T) {
 }
 
 // A payments service hangs for four seconds while orders come in, and its breaker
-// opens. Nobody is charged without an order, and no saga waits for a person.
-func TestAHangingServiceLeavesNoSagaStuckAndNobodyChargedInVain(t *testing.T) {
+// opens. No customer is charged without an order, and no saga is stuck.
+func TestAHangingServiceLeavesNoSagaStuckAndNoChargeWithoutAnOrder(t *testing.T) {
 	for _, deadline := range []time.Duration{0, 3 * time.Second} {
 		t.Run(fmt.Sprint("deadline ", deadline), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -2,5 +2,5 @@
 
 package saga_test
 
-// seeds is how many random sagas a test tries: fewer where each takes longer.
+// seeds is how many random sagas a test runs; the race detector makes them slower.
 const seeds = 1500

@@ -57,7 +57,7 @@ func TestRandomSagas(t *testing.T) {
 
 const lease = 10 * time.Second
 
-// A world is one random saga and everything around it.
+// A world is one random saga with its store, processes and participants.
 type world struct {
 	t      *testing.T
 	seed   uint64
@@ -74,7 +74,7 @@ type world struct {
 	effect map[string]bool
 	undone map[string]bool
 	owners map[int64]string // by epoch
-	seen   map[string]int   // what happened, to know that it did
+	seen   map[string]int   // counts the kinds of trouble, to know that they happened
 }
 
 // book is the state: each step writes a field of its own, which survives.
@@ -104,7 +104,7 @@ func (w *world) errorf(format string, args ...any) {
 // p is true with this probability in percent. w.mu is held, or nothing runs yet.
 func (w *world) p(percent int) bool { return w.rng.IntN(100) < percent }
 
-// invent makes up the definition.
+// invent makes a random definition.
 func (w *world) invent() {
 	n := 1 + w.rng.IntN(6)
 	graph := w.p(50)
@@ -480,7 +480,7 @@ func (h *host) Load(_ context.Context, id string) (rec saga.Record, err error) {
 	return rec, err
 }
 
-// run lives through it.
+// run runs the world until its saga has ended.
 func (w *world) run() {
 	ctx, cancel := context.WithTimeout(context.Background(), 24*time.Hour)
 	var wg sync.WaitGroup
@@ -551,7 +551,7 @@ func (w *world) int(n int) int {
 	return w.rng.IntN(n)
 }
 
-// await waits for the end, and helps where the saga is stuck.
+// await waits for the end of the saga, and acts as its operator.
 func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
 	for range 10 {
 		_, err := result[book](ctx, client, "saga")

@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// stuckAlone is a stuck saga whose owner has died before it told anybody.
+// stuckAlone starts a stuck saga whose owner died before it reported it.
 func stuckAlone(t *testing.T, store saga.Store, id string) {
 	t.Helper()
 	_, _, err := store.Start(t.Context(), saga.StartRequest{
@@ -71,7 +71,7 @@ func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
 	})
 }
 
-func TestWhatNobodyHooksIsLogged(t *testing.T) {
+func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
 	synctest.Test(t, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 	})
 }
 
-// A tellingStore notifies when it is told to.
+// A tellingStore notifies on demand.
 type tellingStore struct {
 	*saga.Memory
 	listens int

@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A card is charged as often as the saga says, whatever retriers are inside.
+// A card is charged as often as the saga says, whichever retriers are inside.
 func TestRetriersInsideAStepDoNotMultiplyItsAttempts(t *testing.T) {
 	for _, c := range []struct{ attempts, calls int }{{5, 5}, {1, 3}} {
 		for _, where := range []string{"around", "inside"} {

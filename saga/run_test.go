@@ -16,12 +16,12 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// trip is the state of most tests: what was called, in order.
+// A trip is the state of most tests: the calls in their order.
 type trip struct{ Calls []string }
 
 var errDeclined = errors.New("declined")
 
-// note is a Do or an Undo that writes down its name.
+// note returns a Do or an Undo that records its name.
 func note(name string, err error) func(context.Context, *trip) error {
 	return func(_ context.Context, s *trip) error {
 		s.Calls = append(s.Calls, name)
@@ -53,7 +53,7 @@ func detail(t *testing.T, err error) *saga.Error {
 	return e
 }
 
-func TestRunDoesStepsInOrder(t *testing.T) {
+func TestRunRunsStepsInOrder(t *testing.T) {
 	sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("hotel"), step("car")}}
 	var s trip
 	require.NoError(t, saga.Run(t.Context(), sg, &s))
@@ -119,14 +119,14 @@ func (hint) Error() string               { return "hint" }
 func (h hint) RetryAfter() time.Duration { return h.after }
 func (h hint) Retryable() bool           { return h.retry }
 
-// answer is a participant's no; with a hint it says more.
+// An answer is a participant that says no, with or without a hint.
 type answer struct{ hint error }
 
 func (answer) Error() string   { return "no" }
 func (answer) Answered() bool  { return true }
 func (a answer) Unwrap() error { return a.hint }
 
-// refusal is what a policy of this module says that did not make the call.
+// A refusal is the error of a policy that did not make the call.
 type refusal struct{ after time.Duration }
 
 func (refusal) Error() string               { return "refused" }
@@ -134,7 +134,7 @@ func (refusal) Refused() bool               { return true }
 func (refusal) Retryable() bool             { return false }
 func (r refusal) RetryAfter() time.Duration { return r.after }
 
-func TestRunHeedsWhatErrorsSay(t *testing.T) {
+func TestRunReadsErrors(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -166,7 +166,7 @@ func TestRunHeedsWhatErrorsSay(t *testing.T) {
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.ErrorIs(t, err, c.err)
 				require.Equal(t, c.calls, s.Calls)
-				// What a server asks for is spread by up to a tenth.
+				// The wait that a server asks for is spread by up to a tenth.
 				require.GreaterOrEqual(t, time.Since(begun), c.took)
 				require.LessOrEqual(t, time.Since(begun), c.took+c.took/10+2*time.Nanosecond)
 			})
@@ -177,7 +177,7 @@ func TestRunHeedsWhatErrorsSay(t *testing.T) {
 	require.NoError(t, saga.InDoubt(nil))
 }
 
-func TestRunUndoesWhatIsInDoubtThoughItsLastAnswerIsNoEffect(t *testing.T) {
+func TestRunUndoesAStepInDoubtWhoseLastAnswerIsNoEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, calls := step("flight"), 0
 		st.Do = func(context.Context, *trip) error {
@@ -201,7 +201,7 @@ func TestRunTriesAlternatives(t *testing.T) {
 		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), hotel, step("car")), &s))
 		require.Equal(t, []string{"do flight", "do hotel", "do inn", "undo inn", "do hostel", "do car"}, s.Calls)
 
-		// When all fail, or what comes after, it turns back.
+		// If all of them fail, or a later step does, the saga turns back.
 		hotel.Or[1] = failing("hostel", saga.NoEffect(errDeclined))
 		s = trip{}
 		err := saga.Run(t.Context(), sequence(step("flight"), hotel), &s)
@@ -216,7 +216,7 @@ func TestRunTriesAlternatives(t *testing.T) {
 	})
 }
 
-func TestRunGoesOnAfterThePivotUntilItWorks(t *testing.T) {
+func TestRunRetriesAfterThePivotUntilItWorks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
@@ -235,7 +235,7 @@ func TestRunGoesOnAfterThePivotUntilItWorks(t *testing.T) {
 	})
 }
 
-func TestRunIsStuckWhereItCanGoNowhere(t *testing.T) {
+func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
@@ -306,7 +306,7 @@ func TestRunUndoesOnADetachedContext(t *testing.T) {
 			require.Equal(t, 7*time.Second, time.Until(deadline))
 			require.Equal(t, deadline, saga.CommandFrom(ctx).CompleteBy)
 			if tries++; tries < 3 {
-				return errDeclined // its own failures do not end it either
+				return errDeclined // nor do its own failures end it
 			}
 			return note("undo flight", nil)(ctx, s)
 		}
@@ -476,7 +476,7 @@ func TestRunLetsADoubtfulRequestSettle(t *testing.T) {
 	})
 }
 
-// graph is a, then b and c side by side for 2 and 3 seconds, then d.
+// graph returns the steps a, then b and c in parallel for 2 and 3 seconds, then d.
 func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	timed := func(name string, d time.Duration) saga.Step[trip] {
 		call := func(what string, d time.Duration) func(context.Context, *trip) error {
@@ -495,7 +495,7 @@ func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	return sequence(a, b, c, d)
 }
 
-func TestRunDoesBranchesInParallel(t *testing.T) {
+func TestRunRunsBranchesInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log []string
 		var mu sync.Mutex
@@ -564,7 +564,7 @@ func TestRunAwaitsThePivotBeforeItTurnsBack(t *testing.T) {
 	})
 }
 
-func TestRunLetsAPanicPassOnceAllIsUndone(t *testing.T) {
+func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 	for _, parallel := range []bool{false, true} {
 		var s trip
 		bad := step("hotel")
@@ -635,7 +635,7 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 
 // In a sequence each Undo waits for the one before: what comes before the step whose
 // Undo has panicked stays done.
-func TestRunLetsThePanicOfAnUndoPassInASequence(t *testing.T) {
+func TestRunPassesOnThePanicOfAnUndoInASequence(t *testing.T) {
 	var s trip
 	b := step("b")
 	b.Undo = func(context.Context, *trip) error { panic("boom") }
@@ -675,7 +675,7 @@ func TestRunNamesItsCommands(t *testing.T) {
 	require.Equal(t, cmd, saga.CommandFrom(saga.WithCommand(t.Context(), cmd)))
 }
 
-func TestRunGoesThroughWhatIsAround(t *testing.T) {
+func TestRunCallsTheMiddleware(t *testing.T) {
 	var order []string
 	around := func(name string) func(func(context.Context) error) func(context.Context) error {
 		return func(next func(context.Context) error) func(context.Context) error {
@@ -701,7 +701,7 @@ func TestFuncIsARun(t *testing.T) {
 	require.Equal(t, []string{"do flight", "do flight"}, s.Calls)
 }
 
-func TestACopyOfADefinitionIsAnother(t *testing.T) {
+func TestACopyOfADefinitionIsAnotherDefinition(t *testing.T) {
 	one := sequence(step("flight"))
 	var s trip
 	require.NoError(t, saga.Run(t.Context(), one, &s))

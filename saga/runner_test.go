@@ -19,7 +19,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// begin runs a runner until it is stopped, or the test ends.
+// begin runs a runner until stop is called or the test ends.
 func begin[S any](t *testing.T, store saga.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
 	r = saga.NewRunner(store, cfg)
@@ -92,7 +92,7 @@ func TestRunnerCompensates(t *testing.T) {
 	})
 }
 
-// abandoned is a saga of one step whose owner has died with it.
+// abandoned starts a saga of one step whose owner has died.
 func abandoned(t *testing.T, store saga.Store, id string) {
 	t.Helper()
 	_, created, err := store.Start(t.Context(), saga.StartRequest{
@@ -126,9 +126,9 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 	})
 }
 
-func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
+func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// Each process that runs the step dies of it.
+		// Each process that runs the step dies.
 		store := saga.NewMemory()
 		var stuck []saga.StuckSaga
 		poison := sequence(step("flight"))
@@ -161,7 +161,7 @@ func TestAPoisonedSagaIsStuckAndStopsNoOther(t *testing.T) {
 	})
 }
 
-// A gate is a store whose calls can be made to fail, or be changed.
+// A gate is a store whose calls a test can change or make fail.
 type gate struct {
 	saga.Store
 	mu     sync.Mutex
@@ -265,7 +265,7 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 			}
 			<-ctx.Done()
 			ended <- end{time.Since(begun), context.Cause(ctx)}
-			time.Sleep(time.Minute) // it heeds nothing
+			time.Sleep(time.Minute) // it ignores its ctx
 			return nil
 		}
 		sg := sequence(st)
@@ -289,7 +289,7 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 	})
 }
 
-// TestALockedRowIsNotLost: a heartbeat that could not extend a lease leaves it as
+// TestALockedRowIsNotLost: a heartbeat that cannot extend a lease leaves it as
 // it is.
 func TestALockedRowIsNotLost(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -390,7 +390,7 @@ func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 	})
 }
 
-func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
+func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// By the store's clock the lease was over long before it is here.
 		store := saga.NewMemory()
@@ -432,9 +432,9 @@ func TestAnOwnerWhoseEpochIsOverStopsAtOnce(t *testing.T) {
 	})
 }
 
-// TestAWriteOfItsEpochIsNotTakenForItsOwn has a transaction that was given up
+// TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn has a transaction that was given up
 // land after all, in the place of a record of the same length.
-func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
+func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		g := &gate{Store: store}
@@ -464,7 +464,7 @@ func TestAWriteOfItsEpochIsNotTakenForItsOwn(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsHandsOverWhatItHolds(t *testing.T) {
+func TestARunnerThatStopsHandsOverItsSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		slow := step("flight")
@@ -521,7 +521,7 @@ func TestARunnerThatStopsBeginsNothing(t *testing.T) {
 	})
 }
 
-func TestWhatIsClaimedWhileTheRunnerStopsIsGivenBack(t *testing.T) {
+func TestAClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.claim = func(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
@@ -563,7 +563,7 @@ func TestARunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsHandsOverWhatItCannotWriteBack(t *testing.T) {
+func TestARunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// Heartbeats and reads work, commits do not.
 		store := saga.NewMemory()
@@ -596,7 +596,7 @@ func TestARunnerThatStopsHandsOverWhatItCannotWriteBack(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsDoesNotKeepWhatAHungStepHolds(t *testing.T) {
+func TestARunnerThatStopsDoesNotKeepTheSagaOfAHungStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		var calls atomic.Int64
@@ -695,7 +695,7 @@ func TestALongWaitIsParked(t *testing.T) {
 	})
 }
 
-func TestACancellationThatMeetsAParkedSagaIsHeeded(t *testing.T) {
+func TestACancellationOfAParkedSagaTakesEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := failing("flight", errDeclined)
 		st.Backoff = func(int) time.Duration { return time.Hour }
@@ -732,7 +732,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 				Undo: func(context.Context, *map[string]string) error { return nil },
 			})
 		}
-		// The results are all there when the first is taken in.
+		// All results have arrived when the first is taken in.
 		sg := &saga.Saga[map[string]string]{Name: "wide", Steps: steps}
 		store := &gate{Store: saga.NewMemory()}
 		release := make(chan struct{})
@@ -754,7 +754,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 	})
 }
 
-func TestAStepThatWritesWhatAnotherHasWrittenIsRunAgain(t *testing.T) {
+func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := step("a"), step("b")
 		a.After, b.After = []string{}, []string{}
@@ -774,7 +774,7 @@ func TestAStepThatWritesWhatAnotherHasWrittenIsRunAgain(t *testing.T) {
 	})
 }
 
-func TestStateThatDoesNotEncodeTurnsTheSagaBack(t *testing.T) {
+func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
 			{
@@ -801,7 +801,7 @@ func TestStateThatDoesNotEncodeTurnsTheSagaBack(t *testing.T) {
 	})
 }
 
-func TestARecordThatCannotBeReadIsStuckAsItIs(t *testing.T) {
+func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*saga.StartRequest){
 			"state": func(r *saga.StartRequest) { r.Data = []byte("{") },
@@ -1023,7 +1023,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		_, err = result[trip](t.Context(), r, "one")
 		require.ErrorIs(t, err, saga.ErrNotRegistered)
 		require.PanicsWithError(t, "saga: trip version 1 is registered already", func() { saga.Register(both, sequence(step("x"))) })
-		saga.Register(both, v1) // the same again
+		saga.Register(both, v1) // the same definition again
 	})
 }
 
@@ -1066,7 +1066,7 @@ func TestResultOutlivesAStoreThatFails(t *testing.T) {
 	})
 }
 
-func TestRunnerHoldsNoMoreThanItMay(t *testing.T) {
+func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var now, most, total int
@@ -1114,7 +1114,7 @@ func TestRunnerRunsOnceAtATime(t *testing.T) {
 	})
 }
 
-func TestRunnerTellsWhatHappens(t *testing.T) {
+func TestOnEventReportsTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var seen []string
@@ -1243,7 +1243,7 @@ func TestManySagasOnManyRunners(t *testing.T) {
 	})
 }
 
-// A skewed store is one whose clock is ahead of the process's, or behind.
+// A skewed store has a clock that is ahead of, or behind, that of the process.
 type skewed struct {
 	saga.Store
 	by time.Duration

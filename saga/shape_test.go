@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// bothWays runs a saga in memory and by a runner, which must come to the same.
+// bothWays runs a saga in memory and by a runner, with the same result.
 func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) {
 	synctest.Test(t, func(t *testing.T) {
 		var s trip
@@ -132,7 +132,7 @@ func TestAMovedPivotIsAnotherDefinition(t *testing.T) {
 	})
 }
 
-func TestADoTxThatEndsItsOwnTransactionIsInDoubt(t *testing.T) {
+func TestADoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
 	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

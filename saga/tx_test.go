@@ -142,7 +142,7 @@ func (r *ledgerRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// A txMemory is a Memory whose commits can be part of a ledger's transactions.
+// A txMemory is a Memory whose commits can take part in a ledger.s transactions.
 type txMemory struct {
 	*saga.Memory
 	l      *ledger
@@ -196,7 +196,7 @@ func (m *txMemory) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequ
 		})
 }
 
-// inTx is a step that works in the ledger.
+// inTx returns a step that works in the ledger.
 func inTx(name string) saga.Step[trip] {
 	do := func(what string) func(context.Context, *sql.Tx, *trip) error {
 		return func(ctx context.Context, tx *sql.Tx, s *trip) error {
@@ -226,7 +226,7 @@ func TestDoTxCommitsWithTheLog(t *testing.T) {
 	})
 }
 
-func TestDoTxIsAppliedOnceWhateverCommitAnswers(t *testing.T) {
+func TestDoTxIsAppliedOnceWhateverCommitReturns(t *testing.T) {
 	for name, trouble := range map[string]func(*txMemory){
 		"the answer is lost":   func(m *txMemory) { m.l.lose = 1 },
 		"it does not commit":   func(m *txMemory) { m.l.refuse = 2 },
@@ -336,7 +336,7 @@ func TestAFencedOwnerRollsBack(t *testing.T) {
 	})
 }
 
-// txGate gives leases that are over at once by the store's clock.
+// A txGate gives leases that are already over by the store.s clock.
 type txGate struct{ *txMemory }
 
 func (g *txGate) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// picky is a store that takes no commit whose state holds certain words, and may
+// A picky store refuses commits whose state has certain words, and may
 // be out of order.
 type picky struct {
 	*saga.Memory
@@ -90,7 +90,7 @@ func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	})
 }
 
-func TestAStoreThatIsOutOfOrderMakesNoSagaStuck(t *testing.T) {
+func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		out   func(*picky) *atomic.Bool

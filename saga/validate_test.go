@@ -16,7 +16,7 @@ import (
 
 func doTx(context.Context, *sql.Tx, *trip) error { return nil }
 
-func TestValidateSaysWhatIsWrong(t *testing.T) {
+func TestValidateNamesTheField(t *testing.T) {
 	with := func(change func(*saga.Step[trip])) []saga.Step[trip] {
 		st := step("a")
 		change(&st)
@@ -106,7 +106,7 @@ func TestValidateAdmits(t *testing.T) {
 	require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
 }
 
-func TestRunnerConfigSaysWhatIsWrong(t *testing.T) {
+func TestRunnerConfigNamesTheField(t *testing.T) {
 	for want, cfg := range map[string]saga.RunnerConfig{
 		"saga.RunnerConfig.Lease is 1ms: must be 0 (for 15s), or 10ms or more": {Lease: time.Millisecond},
 		"saga.RunnerConfig.Poll is -1s":                                        {Poll: -time.Second},

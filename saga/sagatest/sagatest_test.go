@@ -90,7 +90,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-func TestCheckPassesWhatIsRight(t *testing.T) {
+func TestCheckPassesGoodSteps(t *testing.T) {
 	h := newHotel()
 	runs := 0
 	sagatest.Check(t, h.saga(), func() *state { return &state{} }, func(t testing.TB, o sagatest.Outcome[state]) {
@@ -109,7 +109,7 @@ func TestCheckPassesWhatIsRight(t *testing.T) {
 	require.Equal(t, 1+4*3, runs)
 }
 
-func TestCheckFindsWhatIsWrong(t *testing.T) {
+func TestCheckFindsBadSteps(t *testing.T) {
 	for _, c := range []struct {
 		want  string
 		wrong func(*hotel)
@@ -151,7 +151,7 @@ func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
 	require.Contains(t, r.errs[0], `does not come back from its Codec as it was: <nil>, "full" and then "empty"`)
 }
 
-func TestCheckStopsAtADefinitionThatIsWrong(t *testing.T) {
+func TestCheckStopsAtAnInvalidDefinition(t *testing.T) {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {

@@ -23,7 +23,7 @@ import (
 
 var errBroken = errors.New("connection reset by peer")
 
-func TestCommitsGatherWhileOthersAreOnTheirWay(t *testing.T) {
+func TestCommitsGatherWhileTheLanesAreBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
 		d.fill()
@@ -41,7 +41,7 @@ func TestCommitsGatherWhileOthersAreOnTheirWay(t *testing.T) {
 	})
 }
 
-func TestWhatABatchPassesOverIsCommittedByItself(t *testing.T) {
+func TestACommitThatItsBatchSkipsIsSentByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
 		d.passes = map[string]bool{"locked": true, "fenced": true}
@@ -58,7 +58,7 @@ func TestWhatABatchPassesOverIsCommittedByItself(t *testing.T) {
 	})
 }
 
-// TestABatchThatFailsIsSettledOneByOne: it may have been written all the same.
+// TestABatchThatFailsIsSettledOneByOne: a batch may have been written although it failed.
 func TestABatchThatFailsIsSettledOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
@@ -85,7 +85,7 @@ func TestACommitWaitsNoLongerThanItsContext(t *testing.T) {
 		require.NoError(t, c.wait())
 		require.Equal(t, []string{"batch b c"}, d.seen()[lanes:], "a was withdrawn")
 
-		// Nor does one that ends in a batch take the others with it.
+		// A commit whose ctx ends within a batch does not affect the others.
 		d.fill()
 		e, f := d.commitFor(1500*time.Millisecond, "e"), d.commit("f")
 		require.ErrorIs(t, e.wait(), context.DeadlineExceeded)
@@ -109,7 +109,7 @@ func TestACommitOutlivesItsContextWithItsBatch(t *testing.T) {
 	})
 }
 
-// TestACommitThatTakesLongGivesUpItsLane: it waits for a row that somebody keeps
+// TestACommitThatTakesLongGivesUpItsLane: it waits for a row that another keeps
 // locked, and the others do not wait for it.
 func TestACommitThatTakesLongGivesUpItsLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -161,14 +161,14 @@ func TestABatchHasItsLimits(t *testing.T) {
 	})
 }
 
-// A desk is a PostgreSQL that takes a second for each statement and keeps what
-// it was asked.
+// A desk is a PostgreSQL that takes a second for each statement and keeps the
+// statements.
 type desk struct {
 	store  *sqlstore.Store
-	passes map[string]bool // over these in batches
-	fenced map[string]bool // by themselves, too
-	breaks bool            // in batches
-	deaf   bool            // to the end of a ctx
+	passes map[string]bool // ids that a batch skips
+	fenced map[string]bool // ids that are fenced
+	breaks bool            // batches fail
+	deaf   bool            // ignores the end of a ctx
 	data   []byte
 
 	mu    sync.Mutex
@@ -186,7 +186,7 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-// An outcome is of one commit.
+// An outcome is the result of one commit.
 type outcome struct {
 	id      string
 	receipt saga.Receipt
@@ -199,7 +199,7 @@ func (o *outcome) wait() error { <-o.done; return o.err }
 
 const lanes = 8 // of commits to PostgreSQL
 
-// fill has commits on every lane.
+// fill starts a commit on every lane.
 func (d *desk) fill() {
 	for i := range lanes {
 		d.commit(fmt.Sprint(i + 1))
@@ -215,7 +215,7 @@ func (d *desk) commitFor(timeout time.Duration, id string) *outcome {
 	return o
 }
 
-// commitCtx returns when the commit has got as far as it does at once.
+// commitCtx starts a commit and returns when it waits.
 func (d *desk) commitCtx(ctx context.Context, id string) *outcome {
 	o := &outcome{id: id, done: make(chan struct{})}
 	begun := time.Now()

@@ -19,9 +19,9 @@ import (
 )
 
 // The statements themselves are tested on real databases, in
-// internal/integration/saga. Here is what needs none.
+// internal/integration/saga. The tests here need none.
 
-func TestNewRefusesWhatIsMissing(t *testing.T) {
+func TestNewNamesTheArgument(t *testing.T) {
 	_, err := sqlstore.New(nil, sqlstore.SQLite)
 	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
 	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect("MySQL"))
@@ -36,7 +36,7 @@ func TestNewRefusesWhatIsMissing(t *testing.T) {
 	require.Equal(t, "PostgreSQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.SQLite))
 }
 
-// TestMigrateRefusesSettingsThatLoseCommits: durability is never traded unasked.
+// TestMigrateRefusesSettingsThatLoseCommits: durability is never traded by default.
 func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 	for _, c := range []struct {
 		synchronous, busy int64
@@ -65,7 +65,7 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 	}
 }
 
-// TestPostgreSQLWritesInOneRoundTrip counts them.
+// TestPostgreSQLWritesInOneRoundTrip counts the round trips.
 func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
 	s := &script{answers: map[string][]driver.Value{"SHOW": {"read committed"}}}
 	store := newStore(t, s, sqlstore.PostgreSQL)
@@ -81,7 +81,7 @@ func TestPostgreSQLWritesInOneRoundTrip(t *testing.T) {
 	}
 }
 
-// TestSQLiteWritesInOneTransaction: what was fenced is rolled back.
+// TestSQLiteWritesInOneTransaction: a fenced commit is rolled back.
 func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	s := new(script)
 	store := newStore(t, s, sqlstore.SQLite)
@@ -184,8 +184,8 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 	})
 }
 
-// TestErrorsSayWhatFailed: the driver's error is in the chain of every method's.
-func TestErrorsSayWhatFailed(t *testing.T) {
+// TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
+func TestErrorsNameTheMethod(t *testing.T) {
 	broken := errors.New("disk on fire")
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
 		store := newStore(t, &script{err: broken}, dialect)
@@ -217,7 +217,7 @@ func TestErrorsSayWhatFailed(t *testing.T) {
 	}
 }
 
-func TestNothingToDoAsksNothing(t *testing.T) {
+func TestAnEmptyRequestSendsNothing(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
 		s := new(script)
 		store := newStore(t, s, dialect)
@@ -240,8 +240,8 @@ func newStore(t *testing.T, s *script, dialect sqlstore.Dialect) *sqlstore.Store
 	return store
 }
 
-// A script is a database that answers no rows, but for those it was told to, or
-// always fails, and keeps what it was asked.
+// A script is a database that returns the rows that a test has set, or
+// always fails, and keeps the statements.
 type script struct {
 	answers  map[string][]driver.Value // one row, to what begins so
 	err      error

@@ -57,8 +57,8 @@ func TestTwoProcessesOnOneFile(t *testing.T) {
 	c.finish()
 }
 
-// TestMutants shows that the chaos finds what is missing: without the fence,
-// without the nonce, without the barrier, and without undoing what is in doubt.
+// TestMutants shows that TestChaos fails without each of the rules: the fence,
+// the nonce, the barrier, and the undoing of steps in doubt.
 func TestMutants(t *testing.T) {
 	for _, m := range []mutant{withoutFence, withoutNonce, withoutBarrier, withoutDoubt} {
 		t.Run(string(m), func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestMutants(t *testing.T) {
 			c.config.Faults.Refuse, c.config.Faults.Late, c.config.Faults.LoseReply = 0.15, 0.15, 0.1
 			c.config.Faults.Stall = 0.01
 			if m == withoutNonce {
-				c.config.Faults = faults{LateCommit: 0.3} // which nothing else hides
+				c.config.Faults = faults{LateCommit: 0.3} // other faults would hide the mutant
 			}
 			c.start()
 			for deadline := time.Now().Add(3 * time.Minute); ; {
@@ -82,13 +82,13 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// A chaos is a number of worker processes on one database, and what is done to
-// them.
+// A chaos is a number of worker processes on one database, and the troubles that
+// befall them.
 type chaos struct {
 	t      *testing.T
 	config workerConfig
 	db     *sql.DB
-	runner *saga.Runner // looks, and runs nothing
+	runner *saga.Runner // reads, and runs nothing
 
 	workers []*worker
 	done    map[string]int // troubles, by kind
@@ -186,13 +186,13 @@ func (w *worker) end(sig syscall.Signal) error {
 	return w.cmd.Wait()
 }
 
-// trouble does one of the things that make trouble, after a while.
+// trouble causes a random trouble after a while.
 func (c *chaos) trouble(kinds ...func(*worker)) {
 	time.Sleep(rand.N(c.config.Lease))
 	kinds[rand.N(len(kinds))](c.workers[rand.N(len(c.workers))])
 }
 
-// aWhile is some of it shorter than a lease, and some longer.
+// aWhile returns a time that is shorter or longer than a lease.
 func (c *chaos) aWhile() { time.Sleep(rand.N(2 * c.config.Lease)) }
 
 // kill ends a process with no chance to do anything, and starts another.
@@ -232,7 +232,7 @@ func (c *chaos) holdBack(w *worker) {
 	c.calm(w)
 }
 
-// hang has the server hang, for one process.
+// hang makes the server hang for one process.
 func (c *chaos) hang(w *worker) {
 	c.done["hangs"]++
 	w.proxy.Hang()
@@ -316,7 +316,7 @@ func (c *chaos) finish() {
 		c.count(`SELECT count(*) FROM saga_log WHERE event = 'taken over'`))
 }
 
-// violations returns what must not be, of all sagas that are there.
+// violations returns the broken rules of all sagas in the database.
 func (c *chaos) violations() []string {
 	effects := make(map[string]map[string]int) // the net effect, by saga and step
 	var found []string
@@ -333,7 +333,7 @@ func (c *chaos) violations() []string {
 		if len(page) == 0 {
 			break
 		}
-		// Read after the records: what has ended then is what it was.
+		// Read after the records: the log of an ended saga does not change.
 		from, to := page[0].ID, page[len(page)-1].ID
 		require.NoError(c.t, retry(func() error { return c.readEffects(from, to, effects, report) }))
 		logs := make(map[string][]saga.Entry)
@@ -389,7 +389,7 @@ func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	return rows.Err()
 }
 
-// checkLog checks that a log tells of one course of events.
+// checkLog checks that the entries of a log are consistent.
 func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string, args ...any)) {
 	var back, ended bool
 	seen := make(map[string]bool)
@@ -425,7 +425,7 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 	}
 }
 
-// checkEffects checks that what is in effect is what the record says.
+// checkEffects checks that the effects are those of the record.
 func checkEffects(in *saga.Instance, net map[string]int, report func(id, format string, args ...any)) {
 	want := []string{}
 	for _, u := range in.Steps {

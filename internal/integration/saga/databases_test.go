@@ -17,7 +17,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// A database is one that a test has for itself, empty but for the store's
+// A database belongs to one test and is empty except for the store.s
 // tables. Other processes can open it too.
 type database struct {
 	Dialect sqlstore.Dialect
@@ -25,7 +25,7 @@ type database struct {
 	Name    string // of its connections
 }
 
-// databases are the kinds that each test runs on.
+// databases are the dialects that each test runs on.
 var databases = []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite}
 
 // onEach runs test on a database of each kind.

@@ -76,7 +76,7 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 	})
 }
 
-// TestAPrefixedStoreIsAStore: no text has forgotten it.
+// TestAPrefixedStoreIsAStore: every statement has the prefix.
 func TestAPrefixedStoreIsAStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestAPrefixedStoreIsAStore(t *testing.T) {
 	}
 }
 
-// TestTheSchemaOfAnotherTool: Migrate finds it and is content.
+// TestTheSchemaOfAnotherTool: Migrate finds the tables and does nothing.
 func TestTheSchemaOfAnotherTool(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
 		store, db := d.store(t), d.open(t)
@@ -113,7 +113,7 @@ func TestTheSchemaOfAnotherTool(t *testing.T) {
 	})
 }
 
-// TestMigrateNeedsNoRightToCreate, if all is there: the program's role may have
+// TestMigrateNeedsNoRightToCreate if the tables exist: the role of the program may have
 // none.
 func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
@@ -160,7 +160,7 @@ func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
 	}
 }
 
-// listen is what the documentation of Config.Listen shows.
+// listen is the function of the documentation of Config.Listen.
 func listen(dsn string) func(context.Context, string, func()) error {
 	return func(ctx context.Context, channel string, notify func()) error {
 		conn, err := pgx.Connect(ctx, dsn)
@@ -179,8 +179,8 @@ func listen(dsn string) func(context.Context, string, func()) error {
 	}
 }
 
-// TestAStartElsewhereIsHeardOf: the runner polls once an hour.
-func TestAStartElsewhereIsHeardOf(t *testing.T) {
+// TestARunnerHearsOfAStartElsewhere: the runner polls once an hour.
+func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
 		store, err := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
@@ -229,7 +229,7 @@ func TestAStartElsewhereIsHeardOf(t *testing.T) {
 		t.Logf("from %s to the first step: %v at p50", name, median(took))
 	}
 
-	// What a runner hands over is heard of too.
+	// Sagas that a runner hands over notify too.
 	stopped := saga.NewRunner(own, saga.RunnerConfig{Drain: -1})
 	var released sync.Once
 	reached := make(chan struct{})

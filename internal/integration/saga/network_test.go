@@ -117,7 +117,7 @@ func TestALateCommitIsNotTakenForAnother(t *testing.T) {
 			_, err = result(ctx, r, "a")
 			require.NoError(t, err)
 			require.Equal(t, 1, marks(t, db), "it was applied once, and not undone")
-			time.Sleep(time.Second) // what is done behind its back
+			time.Sleep(time.Second) // for the late COMMIT
 			require.Equal(t, 1, marks(t, db))
 			in, err := r.Get(t.Context(), "a")
 			require.NoError(t, err)

@@ -96,9 +96,9 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 	})
 }
 
-// TestABacklogMakesNoClaimDear: PostgreSQL compiles (JIT) what it expects to cost
+// TestABacklogMakesNoClaimExpensive: PostgreSQL compiles (JIT) what it expects to cost
 // 100 000, which takes it many times as long as the claim itself.
-func TestABacklogMakesNoClaimDear(t *testing.T) {
+func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	db := d.open(t)
 	fill(t, d, db, map[saga.Status]int{saga.Running: 5000})

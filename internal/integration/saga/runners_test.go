@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// quick are the times of a runner that finds soon what another has left.
+// quick configures a runner that takes over soon.
 func quick(c saga.RunnerConfig) saga.RunnerConfig {
 	c.Lease, c.Poll = 500*time.Millisecond, 20*time.Millisecond
 	return c
@@ -39,7 +39,7 @@ func done(context.Context, *nothing) error { return nil }
 // from writing the same.
 const markTable = `CREATE TABLE mark (id text)`
 
-// mark is a DoTx or UndoTx that leaves a mark.
+// mark returns a DoTx or UndoTx that inserts a mark.
 func mark(ctx context.Context, tx *sql.Tx, _ *nothing) error {
 	_, err := tx.ExecContext(ctx, `INSERT INTO mark (id) VALUES ($1)`, saga.CommandFrom(ctx).ID)
 	return err
@@ -113,7 +113,7 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { _ = owner.Run(ctx) })
-				_, err = saga.Start(ctx, other, def, "a", nothing{}) // which does not run yet
+				_, err = saga.Start(ctx, other, def, "a", nothing{}) // it does not run yet
 				require.NoError(t, err)
 				<-paused.reached
 				run(t, other)
@@ -273,7 +273,7 @@ func TestMixedVersions(t *testing.T) {
 		}})
 		both := saga.NewRunner(d.store(t), quick(saga.RunnerConfig{}))
 		saga.Register(both, v1, v2())
-		_, err := saga.Start(t.Context(), both, v1, "a", nothing{}) // nobody runs yet
+		_, err := saga.Start(t.Context(), both, v1, "a", nothing{}) // no runner runs yet
 		require.NoError(t, err)
 
 		young, sg := saga.NewRunner(d.store(t), config), v2()
@@ -368,7 +368,7 @@ func TestPoisonedSaga(t *testing.T) {
 	})
 }
 
-// A dyingStore writes nothing once its process is dead.
+// A dyingStore writes nothing after its process has died.
 type dyingStore struct {
 	*sqlstore.Store
 	dead chan struct{}
@@ -392,9 +392,9 @@ func (s *dyingStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (
 	}
 }
 
-// TestALongTransactionEndsAndPoisonsNobody has a DoTx take longer than the lease.
+// TestALongTransactionEndsAndPoisonsNoSaga has a DoTx take longer than the lease.
 // On SQLite it keeps every heartbeat out.
-func TestALongTransactionEndsAndPoisonsNobody(t *testing.T) {
+func TestALongTransactionEndsAndPoisonsNoSaga(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		t.Parallel()
 		const lease = 2 * time.Second

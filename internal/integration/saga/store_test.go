@@ -101,10 +101,10 @@ func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.Trace
 	}
 }
 
-// TestALockedSagaHoldsUpNoOther: commits that go to the database together do not
-// wait for a row that somebody keeps locked, say an owner that was stopped in
+// TestALockedSagaDelaysNoOther: commits that go to the database together do not
+// wait for a locked row, say that of an owner that was stopped in
 // the middle of a DoTx. Only its own commit does.
-func TestALockedSagaHoldsUpNoOther(t *testing.T) {
+func TestALockedSagaDelaysNoOther(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store, ctx := d.store(t), t.Context()
 	const sagas = 16
@@ -149,7 +149,7 @@ func TestALockedSagaHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestAHeartbeatWaitsForNoRow: a row that somebody keeps locked would else cost a
+// TestAHeartbeatWaitsForNoRow: otherwise a locked row would cost a
 // process the leases of all that it holds.
 func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
@@ -228,7 +228,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 	require.Equal(t, before, scans())
 }
 
-// TestDeleteEnded deletes what has ended long enough ago, with its log, and
+// TestDeleteEnded deletes the sagas that ended long enough ago, with their logs, and
 // nothing else.
 func TestDeleteEnded(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
@@ -260,7 +260,7 @@ func TestDeleteEnded(t *testing.T) {
 	})
 }
 
-// TestPruneBarrier deletes what is old and nothing else.
+// TestPruneBarrier deletes the old rows and nothing else.
 func TestPruneBarrier(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db, ctx := d.open(t), t.Context()

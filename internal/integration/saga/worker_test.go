@@ -28,11 +28,11 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // what goes wrong is meant to
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // the failures are intended
 	os.Exit(m.Run())
 }
 
-// A workerConfig says what a worker process does.
+// A workerConfig configures a worker process.
 type workerConfig struct {
 	Database  database
 	Store     database // the same, as the store reaches it
@@ -46,7 +46,7 @@ type workerConfig struct {
 	Mutant    mutant
 }
 
-// faults are the probabilities of what goes wrong, and durations.
+// faults are the probabilities of failures, and durations.
 type faults struct {
 	Refuse     float64 // the participant says no: certainly without effect
 	Fail       float64 // it cannot be reached
@@ -57,21 +57,21 @@ type faults struct {
 	LateCommit float64 // the COMMIT of a transaction arrives after its sender has given it up
 }
 
-// A mutant lacks something that the guarantee rests on.
+// A mutant lacks one of the rules of the guarantee.
 type mutant string
 
 const (
-	withoutFence   mutant = "without the fence"                // a write happens whoever has the saga
+	withoutFence   mutant = "without the fence"                // a write happens whichever owner has the saga
 	withoutNonce   mutant = "without the nonce"                // a record in its epoch that is long enough is its own
 	withoutBarrier mutant = "without the barrier"              // an id is applied once, also after its Undo
-	withoutDoubt   mutant = "without undoing what is in doubt" // whatever fails has taken no effect
+	withoutDoubt   mutant = "without undoing what is in doubt" // every failure counts as without effect
 )
 
-// A chaosTrip is the state of the sagas: what each step has written.
+// A chaosTrip is the state of the sagas, to which each step writes.
 type chaosTrip struct{ Account, Hotel, Car, Charge, Ticket string }
 
 // work is the life of a worker process: it starts its share of the sagas and
-// runs what it can get, until its standard input ends.
+// runs sagas until its standard input ends.
 func work(config string) error {
 	var c workerConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {
@@ -112,7 +112,7 @@ func work(config string) error {
 	defer wg.Wait()
 	wg.Go(func() { _ = runner.Run(ctx) })
 
-	// What a worker before this one has started last it may not have known.
+	// The worker before this one may have died before it counted its last start.
 	next := c.Number
 	var last sql.NullString
 	for {
@@ -130,7 +130,7 @@ func work(config string) error {
 	for ; next < c.Sagas && ctx.Err() == nil; next += c.Workers {
 		id := fmt.Sprintf("trip-%d-%06d", c.Number, next)
 		for {
-			// As a server would, for a connection may never answer.
+			// As a server does, since a connection may never answer.
 			call, cancel := context.WithTimeout(ctx, c.Lease)
 			_, err := saga.Start(call, runner, trip, id, chaosTrip{})
 			cancel()
@@ -212,7 +212,7 @@ func effect(ctx context.Context, tx *sql.Tx, step, column string) error {
 	return err
 }
 
-// A participant is the service that a step is done by, with tables of its own.
+// A participant is the service of a step, with tables of its own.
 type participant struct {
 	db      *sql.DB
 	timeout time.Duration // of its callers
@@ -270,7 +270,7 @@ func (p *participant) request(ctx context.Context, step, column string) error {
 	return err
 }
 
-// apply is the participant's side.
+// apply applies a command in the participant.s database.
 func (p *participant) apply(ctx context.Context, step, column string) error {
 	tx, err := p.db.BeginTx(ctx, nil)
 	if err != nil {
