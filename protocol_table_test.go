@@ -218,7 +218,7 @@ func sharedInOutage(t *testing.T) error {
 }
 
 func adaptiveSheds(t *testing.T) error {
-	a := throttle.NewAdaptive(throttle.AdaptiveConfig{Refused: func(error) bool { return true }})
+	a := throttle.NewAdaptive(throttle.AdaptiveConfig{Throttled: func(error) bool { return true }})
 	for {
 		err := a.Do(t.Context(), fail)
 		if errors.Is(err, throttle.ErrLimited) {

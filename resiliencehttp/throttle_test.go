@@ -145,7 +145,7 @@ func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
 			[]string{"r=4;t=12", "r=3;t=12", "r=2;t=12", "r=1;t=12", "r=0;t=12", "r=0;t=12"}},
 		"PartsOfSeconds": {throttle.Config{Rate: throttle.PerMinute(7), Burst: 3},
 			[]string{"r=2;t=9", "r=1;t=9", "r=0;t=9", "r=0;t=9"}},
-		"Reserved": {throttle.Config{Rate: throttle.PerMinute(6), Burst: 6, Levels: 2, Reserve: []float64{0, 0.5}, Priority: func(context.Context) int { return 1 }},
+		"Reserved": {throttle.Config{Rate: throttle.PerMinute(6), Burst: 6, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 1 }},
 			[]string{"r=2;t=10", "r=1;t=10", "r=0;t=10", "r=0;t=10"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestThrottleByLeavesOthersAlone(t *testing.T) {
 }
 
 func TestThrottleWithoutRoomForTheKey(t *testing.T) {
-	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}, MaxKeys: 1})
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}, MaxKeys: 1, Overflow: throttle.RefuseNew})
 	h := resiliencehttp.ThrottleBy(tenants, func(r *http.Request) string { return r.RemoteAddr })(hello)
 	require.Equal(t, 200, get(h, from("a")).Code)
 	for i := range 1000 {

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -16,61 +17,73 @@ type AdaptiveConfig struct {
 	// Name appears in errors. Optional.
 	Name string
 
-	// K is how many calls are sent for each one that the server accepts: above 1.
-	// Zero means 2: half of what is sent to a server over its capacity is refused
-	// there. Less spares the server, more notices sooner when it has recovered.
+	// K is how many calls are sent for each call that the server accepts: above 1, at
+	// most 1e9. Zero means 2: an overloaded server has to refuse half of the calls that
+	// it gets. A smaller K spares the server, a larger one notices sooner that the
+	// server has recovered.
 	K float64
 
 	// Window is the time over which calls are counted, in steps of a 24th of it.
 	// Zero means 2 minutes; the least is 24 ns.
 	Window time.Duration
 
-	// Refused reports whether an error, which is not nil, means that the server
-	// refused the call or was not able to take it. Nil means an error that says so:
-	// its method Throttled() bool returns true, as for HTTP 429, or it is no answer
-	// and its RetryAfter() time.Duration is above 0, as for HTTP 503, or it is a
-	// time-out, that of the call's ctx included. With any other error the server
-	// has taken the call. Refused is not asked about calls that this module did not
-	// make (Refused() bool is true) or whose ctx was canceled: these count neither
-	// way.
-	Refused func(error) bool
+	// Throttled reports whether a non-nil error means that the server refused the call
+	// or could not take it. Calls with any other error count as accepted. Nil means the
+	// errors that say so themselves:
+	//
+	//   - their method Throttled() bool returns true, as for HTTP 429,
+	//   - they are no answer and their method RetryAfter() time.Duration returns more
+	//     than 0, as for HTTP 503,
+	//   - they are a time-out, that of the call's ctx included.
+	//
+	// Throttled is not called for a call that this module did not make (its error's
+	// Refused() bool returns true) or whose ctx was canceled. Such a call counts
+	// neither as accepted nor as throttled.
+	Throttled func(error) bool
 
 	// Levels is the number of priority levels, at most 1000. Zero means 1. More
-	// need a Priority. The less important are kept back first: a level only when
-	// those below are not enough.
+	// need a Priority. The less important calls are shed first: a level is shed only
+	// when it is not enough to shed all levels below it.
 	Levels int
 
-	// Priority returns the level of a call: 0 is the most important. What it
-	// returns is clamped to 0 ... Levels-1. It needs Levels.
+	// Priority returns the level of a call: 0 is the most important. A value outside
+	// 0 ... Levels-1 is clamped. Priority needs Levels.
 	Priority func(context.Context) int
 
-	// OnReject, if not nil, is called for each call that is not sent, with its
-	// ctx.
+	// OnReject, if not nil, is called with the call's ctx for each call that is not
+	// sent.
 	OnReject func(context.Context, *LimitedError)
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that lists the invalid fields, or nil.
 func (c AdaptiveConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
 	f.Need(c.K == 0 || c.K > 1 && c.K <= 1e9, "K", c.K, "0 (for 2), or above 1 and at most 1e9")
 	f.Need(c.Window == 0 || c.Window >= steps, "Window", c.Window, "0 (for 2 minutes), or at least 24ns")
-	checkLevels(&f, c.Levels, c.Priority, nil)
+	checkLevels(&f, c.Levels, c.Priority)
 	return f.Err()
 }
 
-// An Adaptive is the client's side of throttling: it does not send what the
-// server would most probably refuse. It keeps back a call with the probability
+// withDefaults returns a valid c with its zero fields filled in.
+func (c AdaptiveConfig) withDefaults() AdaptiveConfig {
+	c.K = cmp.Or(c.K, 2)
+	c.Window = cmp.Or(c.Window, 2*time.Minute)
+	c.Levels = cmp.Or(c.Levels, 1)
+	return c
+}
+
+// An Adaptive is the client's side of throttling: it does not send calls that the
+// server would probably refuse. It sheds a call with the probability
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// where requests are the calls that were wanted in the last Window, sent or not,
-// and accepts those of them that the server accepted. A call counts from the
-// moment it is sent, and as accepted until it turns out not to be: calls in
-// flight are no reason to keep others back.
+// where requests are the calls of the last Window, sent or shed, and accepts are the
+// calls among them that the server accepted. A call in flight counts as accepted, so
+// that a slow server is no reason to shed.
 //
-// It needs no limit and no word with the server, and lets through enough to notice
-// when that has recovered. It is safe for concurrent use, and built by
-// [NewAdaptive].
+// An Adaptive needs no limit and no agreement with the server. It sends enough calls to
+// notice when the server has recovered. It is safe for concurrent use. [NewAdaptive]
+// makes one.
 //
 // Source: Google's Site Reliability Engineering, "Handling Overload", on
 // client-side throttling (https://sre.google/sre-book/handling-overload/).
@@ -81,28 +94,26 @@ type Adaptive struct {
 
 	mu     sync.Mutex
 	window [steps]step
-	at     int64 // the number of the present step, since base
-	sum    step  // of the window
+	at     int64 // the number of the present step; step 0 began at base
+	sum    step  // of all steps
 	stats  AdaptiveStats
 }
 
 const steps = 24
 
-// A step is part of the window.
+// A step is a part of the window.
 type step struct {
 	requests []int64 // by level
 	accepts  int64
 }
 
-// NewAdaptive returns an Adaptive that keeps nothing back yet. It panics with the
+// NewAdaptive returns an Adaptive without any calls in its window. It panics with the
 // error of cfg.Validate, if there is one.
 func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.K = orElse(cfg.K, 2)
-	cfg.Window = orElse(cfg.Window, 2*time.Minute)
-	cfg.Levels = orElse(cfg.Levels, 1)
+	cfg = cfg.withDefaults()
 	a := &Adaptive{cfg: cfg, base: time.Now(), rand: rand.Float64}
 	a.sum.requests = make([]int64, cfg.Levels)
 	for i := range a.window {
@@ -111,9 +122,9 @@ func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
 	return a
 }
 
-// Do runs fn and returns its error, or keeps it back and returns a
-// [*LimitedError], whose RetryAfter is 0: nobody knows. If ctx has already ended,
-// it returns why.
+// Do runs fn and returns its error. If it sheds the call, it returns a [*LimitedError]
+// and does not run fn; RetryAfter is 0, as nobody knows when the server will have
+// recovered. If ctx has already ended, Do returns why.
 func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -130,14 +141,14 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 		}
 		return err
 	}
-	what := neither // unless fn returns: a panic says nothing about the server
+	what := neither // also if fn panics
 	defer func() { a.done(sent, level, what) }()
 	err := fn(ctx)
 	what = a.outcomeOf(ctx, err)
 	return err
 }
 
-// outcomeOf returns what the end of a call says about the server.
+// outcomeOf returns what the error of a call says about the server.
 func (a *Adaptive) outcomeOf(ctx context.Context, err error) outcome {
 	end := behavior.ReadUnder(ctx, err)
 	switch {
@@ -145,16 +156,16 @@ func (a *Adaptive) outcomeOf(ctx context.Context, err error) outcome {
 		return neither
 	case err == nil:
 		return accepted
-	case a.cfg.Refused != nil && !a.cfg.Refused(err):
+	case a.cfg.Throttled != nil && !a.cfg.Throttled(err):
 		return accepted
-	case a.cfg.Refused != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
+	case a.cfg.Throttled != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
 		end.Kind == behavior.Failed && behavior.IsTimeout(err):
-		return refused
+		return throttled
 	}
 	return accepted
 }
 
-// Wrap returns a function that does next as [Adaptive.Do] does it.
+// Wrap returns a function that runs next as [Adaptive.Do] does.
 func (a *Adaptive) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
@@ -162,10 +173,10 @@ func (a *Adaptive) Wrap(next func(context.Context) error) func(context.Context) 
 // AdaptiveStats is a snapshot of what an [Adaptive] has done.
 type AdaptiveStats struct {
 	Sent     int64 // calls
-	Accepted int64 // calls, by the server; those in flight are not among them
-	Refused  int64 // calls that were kept back
+	Accepted int64 // calls that have ended and that the server accepted
+	Refused  int64 // calls that were shed
 
-	Probability float64 // with which a call of the least important level is kept back now
+	Probability float64 // of shedding a call of the least important level now
 }
 
 // Stats returns what the Adaptive has done so far.
@@ -178,7 +189,7 @@ func (a *Adaptive) Stats() AdaptiveStats {
 	return s
 }
 
-// send counts a call and reports whether to send it, and in which step it is.
+// send counts a call and reports whether to send it. at is the step that counts it.
 func (a *Adaptive) send(level int) (at int64, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,8 +208,8 @@ func (a *Adaptive) send(level int) (at int64, ok bool) {
 	return a.at, true
 }
 
-// probability is that of keeping back a call of a level. What is to be kept back
-// of all calls is taken from the least important level first.
+// probability returns the probability of shedding a call of a level. The excess of all
+// calls is shed from the least important level first.
 func (a *Adaptive) probability(level int) float64 {
 	var requests, below int64
 	for i, n := range a.sum.requests {
@@ -211,16 +222,16 @@ func (a *Adaptive) probability(level int) float64 {
 	return min(1, max(0, excess/float64(a.sum.requests[level]+1)))
 }
 
-// outcome is what became of a call that was sent.
+// An outcome says what became of a call that was sent.
 type outcome int
 
 const (
-	refused outcome = iota
+	throttled outcome = iota
 	accepted
 	neither
 )
 
-// done takes back what send counted for a call too much.
+// done corrects the counts of send by the outcome of the call.
 func (a *Adaptive) done(sent int64, level int, what outcome) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -230,7 +241,7 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 	}
 	a.advance()
 	if a.at-sent >= steps {
-		return // it is no longer in the window
+		return // the step has left the window
 	}
 	then := &a.window[sent%steps]
 	then.accepts--
@@ -241,7 +252,7 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 	}
 }
 
-// advance empties the steps that have left the window.
+// advance moves on to the present step and empties the steps that leave the window.
 func (a *Adaptive) advance() {
 	at := int64(time.Since(a.base) / (a.cfg.Window / steps))
 	if at-a.at > steps {

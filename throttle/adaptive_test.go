@@ -76,7 +76,7 @@ func TestAdaptiveFollowsTheFormula(t *testing.T) {
 	})
 }
 
-func TestAdaptiveForgetsWhatLeftTheWindow(t *testing.T) {
+func TestAdaptiveForgetsCallsOutsideTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := throttle.NewAdaptive(throttle.AdaptiveConfig{Window: 24 * time.Second})
 		a.SetRand(func() float64 { return 1 })
@@ -126,8 +126,8 @@ func TestAdaptiveCallsInFlightAreNoRefusals(t *testing.T) {
 	})
 }
 
-// A call counts as long as the step in which it was sent is in the window, and one
-// that counts neither way leaves nothing behind when that goes.
+// A call counts while the step in which it was sent is in the window. A call that
+// counts neither way leaves nothing behind when the step leaves the window.
 func TestAdaptiveCallsThatOutliveTheirStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdaptive(throttle.AdaptiveConfig{Window: 24 * time.Second}, 1)
@@ -148,8 +148,8 @@ func TestAdaptiveCallsThatOutliveTheirStep(t *testing.T) {
 	})
 }
 
-// What refuses says so; everything else the server has taken.
-func TestAdaptiveWhatCountsAsRefused(t *testing.T) {
+// An error that is a refusal says so. The server has taken all other calls.
+func TestAdaptiveReadsEachError(t *testing.T) {
 	limited := func() error {
 		l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1})
 		l.Allow()
@@ -224,11 +224,10 @@ func TestAdaptiveEndOfTheCaller(t *testing.T) {
 	})
 }
 
-// A Refused of one's own is asked about what this module did and the caller did not
-// end.
-func TestAdaptiveRefusedOfItsOwn(t *testing.T) {
+// Throttled is called for calls that this module made and the caller did not cancel.
+func TestAdaptiveWithThrottled(t *testing.T) {
 	var asked []error
-	a := newAdaptive(throttle.AdaptiveConfig{Refused: func(err error) bool {
+	a := newAdaptive(throttle.AdaptiveConfig{Throttled: func(err error) bool {
 		asked = append(asked, err)
 		return !errors.Is(err, errOverloaded)
 	}}, 1)
@@ -263,7 +262,7 @@ func TestAdaptiveShedsNothingForAnswersAndFailures(t *testing.T) {
 	}
 }
 
-// A server of limited capacity, which refusing a call costs 0.15 of serving it.
+// A server of limited capacity. Refusing a call costs it 0.15 of serving one.
 type server struct {
 	capacity     float64 // calls served in a second, if none is refused
 	left         float64
@@ -329,7 +328,7 @@ func TestAdaptiveRecovers(t *testing.T) {
 	})
 }
 
-func TestAdaptiveKeepsTheLessImportantBackFirst(t *testing.T) {
+func TestAdaptiveShedsTheLessImportantFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type level struct{}
 		shed := make([]int, 3)

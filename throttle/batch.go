@@ -11,27 +11,27 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A batch holds tokens that were taken from Redis, and the calls for which there
-// were none. One trip at a time asks for all of the calls that came before it began.
-// So a call waits for the trip that is under way and for its own, whatever the load.
+// A batch holds tokens that were taken from Redis, and claims of the calls that found
+// none. One trip at a time asks for all claims that were made before it began. So a
+// call waits for the trip that is under way and for its own, whatever the load.
 type batch struct {
-	held atomic.Int64 // tokens, to be spent without the lock
+	held atomic.Int64 // tokens; spent without mu
 
 	mu     sync.Mutex
 	asking bool
-	claims []*claim // that the next trip asks for
+	claims []*claim // for the next trip
 }
 
 // A claim is a call that waits for tokens.
 type claim struct {
 	n       int
-	left    bool          // the call has given up
-	settled chan struct{} // closed when the following are set
+	left    bool          // the call has given up; under mu
+	settled chan struct{} // closed when d and outage are set
 	d       Decision
 	outage  *outage
 }
 
-// spend takes n of the tokens that are held, if they are there.
+// spend takes n of the held tokens, if they are there.
 func (b *batch) spend(n int) bool {
 	for {
 		held := b.held.Load()
@@ -44,7 +44,7 @@ func (b *batch) spend(n int) bool {
 	}
 }
 
-// askBatch has a call wait for tokens.
+// askBatch makes a claim for a call and waits until it is settled.
 func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
 	b := &s.batch
 	mine := &claim{n: c.n, settled: make(chan struct{})}
@@ -69,10 +69,10 @@ func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (De
 	case !mine.d.OK:
 		return mine.d, OverLimit, nil
 	}
-	return mine.d, 0, nil
+	return mine.d, "", nil
 }
 
-// fetch makes one trip after the other while there are claims.
+// fetch makes one trip after the other until there are no more claims.
 func (s *Shared) fetch(ctx context.Context, c sharedCall) {
 	b := &s.batch
 	var last *outage
@@ -86,7 +86,7 @@ func (s *Shared) fetch(ctx context.Context, c sharedCall) {
 			return
 		}
 		b.mu.Unlock()
-		if last != nil { // they came before it was known
+		if last != nil { // these claims were made before the outage was known
 			settle(claims, last)
 			continue
 		}
@@ -94,14 +94,15 @@ func (s *Shared) fetch(ctx context.Context, c sharedCall) {
 	}
 }
 
-// fetchFor makes a trip for some claims and settles them.
+// fetchFor makes a trip for claims, and settles them. It returns the outage, if the
+// trip failed.
 func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *outage {
 	t := s.terms.Load()
 	b := &s.batch
 	held := int(b.held.Swap(0))
-	// The cheap ones first: none is refused where there are tokens for it.
+	// The cheap claims first, so that no claim is refused for which there are tokens.
 	slices.SortStableFunc(claims, func(a, b *claim) int { return cmp.Compare(a.n, b.n) })
-	for len(claims) > 0 && claims[0].n <= held { // left over by the trip before
+	for len(claims) > 0 && claims[0].n <= held { // the trip before has left enough
 		held -= claims[0].n
 		claims[0].d = Decision{OK: true, Remaining: held}
 		close(claims[0].settled)
@@ -134,14 +135,14 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 		}
 		close(claim.settled)
 	}
-	// More is left where calls have given up; it is lost, to keep the bound.
+	// If calls have given up, more may be left. It is lost, to keep the bound.
 	b.held.Add(int64(min(held, s.cfg.Batch-1)))
 	return nil
 }
 
-// amounts returns what to ask for: what serves all claims and leaves a batch, and
-// where that is not there, what serves all of them, half of them, and so on, down to
-// the cheapest.
+// amounts returns the amounts to ask for, the preferred one first: one that serves
+// all claims and is at least a batch, then one that serves all claims, half of them, and so on
+// down to the cheapest claim.
 func (s *Shared) amounts(t *sharedTerms, claims []*claim, held int) (amounts []int) {
 	sum := 0
 	sums := make([]int, len(claims))
@@ -157,7 +158,7 @@ func (s *Shared) amounts(t *sharedTerms, claims []*claim, held int) (amounts []i
 	return slices.Compact(amounts)
 }
 
-// wait returns how long it takes until n tokens can be taken on top of a debt.
+// wait returns the time until n tokens could be taken on top of a debt.
 func (t *sharedTerms) wait(n int, debt time.Duration) time.Duration {
 	cost := t.token.times(n)
 	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(t.room[0].whole)

@@ -11,55 +11,41 @@ import (
 // ErrLimited is matched by every [*LimitedError].
 var ErrLimited = errors.New("throttle: limited")
 
-// ErrOutage is matched by a [*LimitedError] of a [Shared] that could not ask
-// for the tokens and refuses what it cannot ask for. Its cause is there too.
+// ErrOutage is matched by the [*LimitedError] of a [Shared] that could not reach Redis
+// and refuses calls meanwhile. The error matches the cause of the outage, too.
 var ErrOutage = errors.New("throttle: shared limit cannot be reached")
 
-// A Reason says why a call was refused.
-type Reason int
+// A Reason says why a call was refused. The empty Reason stands for none.
+type Reason string
 
+// The reasons.
 const (
-	_                Reason = iota
-	OverLimit               // the tokens were not there, and the call was not to wait for them
-	WaitTooLong             // they would not have been there within MaxWait
-	QueueFull               // MaxQueue callers were waiting for theirs
-	DeadlineTooClose        // they would not have been there before the deadline of ctx
-	ContextEnded            // ctx ended while the call waited
-	TooCostly               // the call takes more than Burst leaves to its level: it can never be admitted
-	TooManyKeys             // the key is new to a Group that holds MaxKeys of them
-	Outage                  // the shared limit could not be asked
-	Shed                    // an Adaptive keeps back what the server would refuse
-	reasons          = iota
+	OverLimit        Reason = "over the limit"     // there were not enough tokens, and the call was not to wait
+	WaitTooLong      Reason = "wait too long"      // the tokens would not have been there within MaxWait, or were not
+	QueueFull        Reason = "queue full"         // Queue calls were waiting, or MaxWaiting in a Group, and none was less important
+	Displaced        Reason = "displaced"          // the call waited, and a more important one took its place in a full queue
+	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
+	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
+	TooCostly        Reason = "too costly"         // the call takes more tokens than its level may spend at once: it can never be admitted
+	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys
+	Outage           Reason = "outage"             // a Shared could not reach Redis
+	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably refuse it
 )
 
-var reasonNames = [reasons]string{
-	"", "over the limit", "wait too long", "queue full", "deadline too close", "context ended",
-	"too costly", "too many keys", "outage", "shed",
-}
-
-// String returns the reason in words: "queue full".
-func (r Reason) String() string {
-	if r <= 0 || r >= reasons {
-		return fmt.Sprintf("throttle.Reason(%d)", int(r))
-	}
-	return reasonNames[r]
-}
-
-// never is how long it takes until what cannot be admitted is.
+// never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
-// A LimitedError reports a call that was refused. It matches [ErrLimited] and,
-// by its Reason, what else there is to find: [context.DeadlineExceeded] for
-// DeadlineTooClose, the error and the cause of ctx for ContextEnded, [ErrOutage]
-// and the client's error for Outage.
+// A LimitedError reports a refused call. It matches [ErrLimited]. Depending on its
+// Reason it also matches [context.DeadlineExceeded] (DeadlineTooClose), the error and
+// the cause of ctx (ContextEnded), or [ErrOutage] and the error of Eval (Outage).
 type LimitedError struct {
-	Name   string        // of the limiter
-	Key    string        // of a Group's or a Shared's limit, its first 100 bytes; "(other keys)" for the one of ShareOne
+	Name   string        // of the policy
+	Key    string        // of the member of a Group or the limit of a Shared: the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time
 	Level  int           // of the call; 0 is the most important
 	Cost   int           // of the call, in tokens
-	After  time.Duration // when to come back: see RetryAfter
+	After  time.Duration // how long until the call could be admitted; see RetryAfter
 	Err    error         // the cause, or nil
 }
 
@@ -68,7 +54,7 @@ func (e *LimitedError) Error() string {
 	text.WriteString("throttle: ")
 	switch {
 	case e.Name != "" && e.Key != "":
-		text.WriteString(e.Name + "/" + e.Key + ": ")
+		text.WriteString(e.Name + "[" + e.Key + "]: ")
 	case e.Name != "" || e.Key != "":
 		text.WriteString(e.Name + e.Key + ": ")
 	}
@@ -76,7 +62,7 @@ func (e *LimitedError) Error() string {
 		fmt.Fprintf(&text, "limited (too costly): %d tokens at level %d are more than a burst of %d can give", e.Cost, e.Level, e.Limit)
 		return text.String()
 	}
-	fmt.Fprintf(&text, "limited (%v)", e.Reason)
+	fmt.Fprintf(&text, "limited (%s)", e.Reason)
 	if e.After > 0 && e.After < never {
 		fmt.Fprintf(&text, ", retry after %v", e.After)
 	}
@@ -89,11 +75,11 @@ func (e *LimitedError) Error() string {
 // Is reports whether target is [ErrLimited].
 func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
-// Unwrap returns the cause, if there is one beyond the limit.
+// Unwrap returns the cause, or nil.
 func (e *LimitedError) Unwrap() error { return e.Err }
 
-// RetryAfter returns how long it takes until the call could be admitted, if no
-// other comes in between. Zero means that it is not known.
+// RetryAfter returns how long it takes until the call could be admitted, if no other
+// call takes tokens meanwhile. Zero means that this is not known.
 func (e *LimitedError) RetryAfter() time.Duration {
 	if e.After == never {
 		return 0
@@ -101,8 +87,8 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable reports whether trying again can help: it cannot for a call that is
-// too costly.
+// Retryable reports whether trying again can help: it cannot if the call is too
+// costly.
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly }
 
 // Refused returns true: the call was not made.

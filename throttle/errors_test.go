@@ -25,10 +25,10 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 		}
 		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		full := limit(throttle.Config{MaxWait: -1, MaxQueue: 1})
+		full := limit(throttle.Config{MaxWait: -1, Queue: 1})
 		go func() { _ = full.Wait(t.Context()) }()
 		synctest.Wait()
-		group := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1})
+		group := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1, Overflow: throttle.RefuseNew})
 		require.True(t, group.Allow(1))
 		outage := func(err error) error {
 			return throttle.NewShared(throttle.SharedConfig{

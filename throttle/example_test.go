@@ -52,12 +52,12 @@ func ExampleGroup() {
 	// [{Key:paying Spent:10 Refused:0} {Key:free Spent:3 Refused:7}]
 }
 
-// A decision has what the headers of an HTTP answer say.
-func ExampleLimiter_AllowN() {
+// A Decision has the information for the headers of an HTTP response.
+func ExampleLimiter_Take() {
 	limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(1), Burst: 100})
-	d := limit.AllowN(40)
+	d := limit.Take(40)
 	fmt.Println(d.OK, d.Limit, d.Window, d.Remaining)
-	d = limit.AllowN(70)
+	d = limit.Take(70)
 	fmt.Println(d.OK, d.Remaining, d.RetryAfter.Round(time.Minute))
 	// Output:
 	// true 100 1h40m0s 60
@@ -70,7 +70,7 @@ func ExampleLimiter_Level() {
 	type priority struct{}
 	limit := throttle.New(throttle.Config{
 		Rate: throttle.PerMinute(1), Burst: 10,
-		Levels: 3, Reserve: []float64{0, 0.2, 0.5},
+		Levels: 3, Reserve: []float64{0.2, 0.3},
 		Priority: func(ctx context.Context) int {
 			p, _ := ctx.Value(priority{}).(int)
 			return p
@@ -103,7 +103,7 @@ func ExampleLimiter_Level() {
 	// page
 }
 
-// What is refused goes to the log.
+// Refused calls go to the log.
 func ExampleConfig_onReject() {
 	limit := throttle.New(throttle.Config{
 		Name: "search", Rate: 10,
@@ -115,13 +115,13 @@ func ExampleConfig_onReject() {
 	// Output: <nil>
 }
 
-// tooMany is what a client makes of HTTP 429: its server has shed the call.
+// tooMany is the error of a client for HTTP 429.
 type tooMany struct{}
 
 func (tooMany) Error() string   { return "429 Too Many Requests" }
 func (tooMany) Throttled() bool { return true }
 
-// A client does not send what the server would refuse.
+// A client does not send calls that the server would refuse.
 func ExampleAdaptive() {
 	var sent int
 	server := func(context.Context) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"iter"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -14,69 +15,82 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Overflow says what a [Group] does with a new key when it holds MaxKeys of them,
-// none of which it can drop.
+// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
+const DefaultMaxKeys = 100_000
+
+// An Overflow says what a [Group] does with a new key when it holds MaxKeys keys and
+// can drop none of them.
 type Overflow int
 
 const (
-	// RefuseNew refuses it.
-	RefuseNew Overflow = iota
-	// ShareOne puts it under one limit, as Config has it, together with all
-	// others for which there is no room.
-	ShareOne
+	// ShareOne puts all such keys together under one limit, as Config has it.
+	ShareOne Overflow = iota
+	// RefuseNew refuses the calls of such keys.
+	RefuseNew
 )
 
 // GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
-	// Config is the limit of each key, MaxQueue included. [Group.Set] gives a key
-	// another Rate and Burst.
+	// Config is the limit of each key, Queue included. [Group.Set] gives a key another
+	// Rate and Burst.
 	Config Config
 
 	// MaxWaiting is how many calls may wait, for all keys together. Zero means
 	// 10 000.
 	MaxWaiting int
 
-	// MaxKeys is how many keys are held at once. Zero means 100 000. A key takes
-	// at most 80 bytes if it is a string, next to a copy of its text.
+	// MaxKeys is how many keys are held at once. Zero means [DefaultMaxKeys]. A key
+	// that is a string takes at most 80 bytes and a copy of its text.
 	MaxKeys int
 
-	// Overflow says what becomes of a new key when there are MaxKeys, and of a key
-	// that is not equal to itself, such as NaN. Choose keys that an attacker cannot
-	// make up for free.
-	Overflow Overflow
-
-	// IdleAfter is how long a key whose burst has refilled is kept, at least, for
-	// [Group.Top] to report, unless its room is needed. Zero means a minute,
-	// negative that it need not be kept.
+	// IdleAfter is how long, at least, a key whose burst has refilled is kept for
+	// [Group.Top] to report, unless its room is needed. Zero means a minute, negative
+	// that it is kept until its room is needed.
 	IdleAfter time.Duration
 
-	// OnEvict, if not nil, is called for each key that is dropped, with what it
-	// has used since it came, by the call that brought a new one: together with Top
-	// this makes a full account.
-	OnEvict func(Usage[K])
+	// Overflow says what happens to a new key when there are MaxKeys, and to a key
+	// that is not equal to itself, such as NaN. Zero means ShareOne. Choose keys that
+	// an attacker cannot make up for free.
+	Overflow Overflow
+
+	// OnEvict, if not nil, is called with each key that is dropped and what it has
+	// used since it came. The call that brought a new key calls it, with its ctx or, in
+	// methods without one, with [context.Background]. Together with Top it makes a full
+	// account.
+	OnEvict func(context.Context, Usage[K])
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that lists the invalid fields, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
 	f.Need(c.MaxWaiting >= 0, "MaxWaiting", c.MaxWaiting, "0 (for 10 000) or more")
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100 000) or more")
-	f.Need(c.Overflow == RefuseNew || c.Overflow == ShareOne, "Overflow", int(c.Overflow), "RefuseNew or ShareOne")
+	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
 	return errors.Join(c.Config.Validate(), f.Err())
 }
 
-// A Group holds a limit for each key: each tenant, user or address. What one
-// spends takes nothing from the others. It is safe for concurrent use, and built
-// by [NewGroup].
+// withDefaults returns a valid c with its zero fields filled in. It shares no memory
+// with c.
+func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
+	c.Config = c.Config.withDefaults()
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, 10_000)
+	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
+	c.IdleAfter = cmp.Or(c.IdleAfter, time.Minute)
+	return c
+}
+
+// A Group holds a limit for each key: each tenant, user or address. The calls of one
+// key take no tokens from the others. It is safe for concurrent use. [NewGroup] makes
+// one.
 //
-// A key whose burst has refilled is as good as one that was never seen, so it is
-// dropped after a while, a few at each key that is new. At most MaxKeys are held.
+// A key whose burst has refilled is the same as one that was never seen. So such keys
+// are dropped after a while, a few whenever a new key comes. At most MaxKeys are held.
 type Group[K comparable] struct {
 	cfg      GroupConfig[K]
-	seed     maphash.Seed // which keys meet in a shard, nobody outside can know
+	seed     maphash.Seed // secret, so that nobody can choose keys that meet in a shard
 	keys     atomic.Int64
 	waiters  waiters
-	overflow *Limiter
+	overflow *Limiter // of ShareOne; otherwise nil
 	shards   []shard[K]
 }
 
@@ -86,17 +100,14 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.Config = cfg.Config.withDefaults()
-	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)
-	cfg.MaxKeys = cmp.Or(cfg.MaxKeys, 100_000)
-	cfg.IdleAfter = max(cmp.Or(cfg.IdleAfter, time.Minute), 0)
+	cfg = cfg.withDefaults()
 	shards := 1
-	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that each has its share of what can be dropped
+	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to drop
 		shards *= 2
 	}
 	g := &Group[K]{cfg: cfg, seed: maphash.MakeSeed(), shards: make([]shard[K], shards)}
 	g.waiters.max = int64(cfg.MaxWaiting)
-	t := newTerms(newPace(cfg.Config.Rate, cfg.Config.Burst), cfg.Config.Reserve, time.Now())
+	t := newTerms(newPace(cfg.Config.Rate, cfg.Config.Burst), cfg.Config, time.Now())
 	for i := range g.shards {
 		g.shards[i].begin(&t)
 	}
@@ -108,7 +119,8 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	return g
 }
 
-// Do runs fn if there are tokens for key, as [Limiter.Do] does.
+// Do takes the tokens of a call from the limit of key, runs fn and returns its error,
+// as [Limiter.Do] does.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	if err := g.Wait(ctx, key); err != nil {
 		return err
@@ -116,23 +128,31 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return fn(ctx)
 }
 
-// Wrap returns a function that does next for key as [Group.Do] does it.
+// Wrap returns a function that runs next for key as [Group.Do] does.
 func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
-// Wait takes the tokens of a call for key, as [Limiter.Wait] does.
+// By returns middleware that runs a function as [Group.Do] does, for the key of its
+// ctx.
+func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
+	}
+}
+
+// Wait takes the tokens of a call from the limit of key, as [Limiter.Wait] does.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	n, level := g.cfg.Config.of(ctx)
-	r := g.take(key, n, level, g.cfg.Config.MaxWait != 0)
+	r := g.take(ctx, key, n, level, g.cfg.Config.MaxWait != 0)
 	if r.own != nil {
 		defer g.release(key, r.own)
 		return r.own.acquire(ctx, n, level)
 	}
-	if r.why == 0 {
+	if r.why == "" {
 		return nil
 	}
 	err := &LimitedError{
@@ -145,25 +165,24 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	return err
 }
 
-// Allow takes a token of key if it is there, as [Limiter.Allow] does.
+// Allow takes a token of key if there is one, as [Limiter.Allow] does.
 func (g *Group[K]) Allow(key K) bool {
-	r := g.take(key, 1, g.cfg.Config.Levels-1, false)
+	r := g.take(context.Background(), key, 1, g.cfg.Config.Levels-1, false)
 	if r.own != nil {
 		defer g.release(key, r.own)
 		return r.own.Allow()
 	}
-	return r.why == 0
+	return r.why == ""
 }
 
-// AllowN takes n tokens of key if all of them are there, as [Limiter.AllowN]
-// does.
-func (g *Group[K]) AllowN(key K, n int) Decision {
-	d, _ := g.decide(key, n, g.cfg.Config.Levels-1)
+// Take takes n tokens of key if all of them are there, as [Limiter.Take] does.
+func (g *Group[K]) Take(key K, n int) Decision {
+	d, _ := g.decide(context.Background(), key, n, g.cfg.Config.Levels-1)
 	return d
 }
 
-func (g *Group[K]) decide(key K, n, level int) (Decision, Reason) {
-	r := g.take(key, n, level, false)
+func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, Reason) {
+	r := g.take(ctx, key, n, level, false)
 	if r.own != nil {
 		defer g.release(key, r.own)
 		return r.own.decide(n, level)
@@ -171,12 +190,12 @@ func (g *Group[K]) decide(key K, n, level int) (Decision, Reason) {
 	return r.decision(n, level), r.why
 }
 
-// Peek says what an AllowN of 1 would, as [Limiter.Peek] does. A key that is not
-// held has all of its burst, if there is room for it.
+// Peek returns the Decision that a Take of 1 would return, as [Limiter.Peek] does. A
+// key that is not held has all of its burst, if there is room for it.
 func (g *Group[K]) Peek(key K) Decision {
 	s, tag := g.shard(key)
 	s.mu.Lock()
-	defer g.unlock(s)
+	defer g.unlock(context.Background(), s)
 	level := g.cfg.Config.Levels - 1
 	m := s.measure()
 	i := s.table.find(tag, key)
@@ -195,8 +214,8 @@ func (g *Group[K]) Peek(key K) Decision {
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
-// Refund gives back n tokens of key, as [Limiter.Refund] does. Those of a key that
-// is not held come back to the limit of ShareOne; without that there are none, as
+// Refund gives back n tokens of key, as [Limiter.Refund] does. For a key that is not
+// held it gives them back to the limit of ShareOne. Without that limit it does nothing:
 // the key's burst is full.
 func (g *Group[K]) Refund(key K, n int) {
 	if n <= 0 {
@@ -231,9 +250,9 @@ func (g *Group[K]) Refund(key K, n int) {
 	slot.tat -= max(by, 0)
 }
 
-// Set gives key a limit of its own, which it keeps, whatever MaxKeys says, until
-// Set is called with a rate and a burst of 0. What it has spent stays spent, as
-// with [Limiter.SetRate].
+// Set gives key a rate and a burst of its own. The key keeps them, whatever MaxKeys
+// says, until Set is called with a rate and a burst of 0. Tokens that have been spent
+// stay spent, as with [Limiter.SetRate].
 func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	undo := rate == 0 && burst == 0
 	if key != key {
@@ -267,8 +286,8 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	return o.SetRate(rate, burst)
 }
 
-// SetRate changes the limit of all keys but those that have one by Set. What has
-// been spent stays spent, as with [Limiter.SetRate].
+// SetRate changes the limit of all keys except those that Set decides about. Tokens
+// that have been spent stay spent, as with [Limiter.SetRate].
 func (g *Group[K]) SetRate(rate float64, burst int) error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	checkRate(&f, rate, burst)
@@ -278,7 +297,7 @@ func (g *Group[K]) SetRate(rate float64, burst int) error {
 	for i := range g.shards {
 		s := &g.shards[i]
 		s.mu.Lock()
-		t := newTerms(newPace(rate, burst), g.cfg.Config.Reserve, time.Now())
+		t := newTerms(newPace(rate, burst), g.cfg.Config, time.Now())
 		s.begin(&t)
 		for _, o := range s.own {
 			if !o.set {
@@ -293,16 +312,30 @@ func (g *Group[K]) SetRate(rate float64, burst int) error {
 	return nil
 }
 
-// Usage is what a key has used since it came.
+// Usage is what a key has used since the Group has held it.
 type Usage[K comparable] struct {
 	Key     K
 	Spent   int64 // tokens, less those given back
-	Refused int64 // calls, as far as 4 294 967 295
+	Refused int64 // calls, counted up to 4 294 967 295
 }
 
-// Top returns the n keys that have spent the most, and of those that have spent
-// the same the ones that were refused more often; all keys if n is more than there
-// are. It visits every key; other calls go on.
+// All returns the keys that the group holds, with what they have used. It holds no lock
+// while it yields: keys that come or go meanwhile may or may not be among them.
+func (g *Group[K]) All() iter.Seq2[K, Usage[K]] {
+	return func(yield func(K, Usage[K]) bool) {
+		for i := range g.shards {
+			for _, u := range g.shards[i].usages() {
+				if !yield(u.Key, u) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Top returns the n keys that have spent the most, the busiest first; all keys if n is
+// larger than their number. Of keys that have spent the same, those that were refused
+// more often come first. Top visits every key, while other calls go on.
 func (g *Group[K]) Top(n int) []Usage[K] {
 	if n <= 0 {
 		return nil
@@ -311,25 +344,10 @@ func (g *Group[K]) Top(n int) []Usage[K] {
 		return cmp.Or(cmp.Compare(b.Spent, a.Spent), cmp.Compare(b.Refused, a.Refused))
 	}
 	var top []Usage[K]
-	var least *Usage[K] // of the n that were the top at the last look
 	for i := range g.shards {
-		s := &g.shards[i]
-		s.mu.Lock()
-		for j := range s.table.slots {
-			if s.table.slots[j].tag == 0 {
-				continue
-			}
-			if u := s.usage(j); least == nil || more(u, *least) < 0 {
-				top = append(top, u)
-			}
-		}
-		s.mu.Unlock()
-		if last := i == len(g.shards)-1; last || len(top)/2 >= n {
-			slices.SortFunc(top, more)
-			if len(top) >= n {
-				least, top = new(top[n-1]), top[:n]
-			}
-		}
+		top = append(top, g.shards[i].usages()...)
+		slices.SortFunc(top, more)
+		top = top[:min(n, len(top))]
 	}
 	return top
 }
@@ -340,7 +358,7 @@ type GroupStats struct {
 	Refused  int64 // calls
 	Spent    int64 // tokens, less those given back
 	Evicted  int64 // keys that were dropped
-	Overflow int64 // calls, of the above, for which there was no room for a key
+	Overflow int64 // calls, of the above, whose key found no room
 	Keys     int   // that are held now
 	Waiting  int   // calls that wait now
 }
@@ -373,41 +391,39 @@ func (s *GroupStats) add(own Stats) {
 	s.Spent += own.Spent
 }
 
-// A result is what became of a call: taken unless there is a why, or to be asked
-// of a limit of its own.
+// A result is the outcome of Group.take.
 type result struct {
 	m   measure
-	why Reason
-	own *own
+	why Reason // "" if the tokens were taken
+	own *own   // if not nil, the caller takes the tokens from it, and then releases it
 }
 
 func (r result) decision(n, level int) Decision {
-	d := r.m.decision(r.why == 0, n, level)
+	d := r.m.decision(r.why == "", n, level)
 	if r.why == TooManyKeys {
 		d.Remaining, d.RetryAfter = 0, r.after(n, level)
 	}
 	return d
 }
 
-// after returns when to come back.
+// after returns how long until the call could be admitted.
 func (r result) after(n, level int) time.Duration {
 	if r.why == TooManyKeys {
-		return r.m.pace.until(0, r.m.tokens(1)) // when the first of the others can have refilled
+		return r.m.pace.until(0, r.m.tokens(1)) // a key may have refilled and be dropped by then
 	}
 	return r.m.wait(n, level)
 }
 
-// take takes n tokens of key. Where the key has a limit of its own, or is to get
-// one because it is over its limit and may wait, the caller takes them from that
-// and releases it.
-func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
+// take takes n tokens of key. If the key has an own limit, or gets one because the call
+// may wait for its tokens, take returns that limit instead.
+func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) result {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	m := s.measure()
 	i := s.table.find(tag, key)
 	if i < 0 {
 		if i = g.enter(s, tag, key, m); i < 0 {
-			return g.overflowed(s, m)
+			return g.overflowed(ctx, s, m)
 		}
 	}
 	slot := &s.table.slots[i]
@@ -436,35 +452,35 @@ func (g *Group[K]) take(key K, n, level int, mayWait bool) result {
 		s.stats.Spent += int64(n)
 		m.tat = slot.tat
 	}
-	if why == 0 {
+	if why == "" {
 		s.stats.Admitted++
 	} else {
 		s.stats.Refused++
 		s.table.refuse(i, 1)
 	}
-	g.unlock(s)
+	g.unlock(ctx, s)
 	return result{m: m, why: why}
 }
 
-// overflowed decides on a key for which there is no room, and unlocks s.
-func (g *Group[K]) overflowed(s *shard[K], m measure) result {
+// overflowed is take for a key that found no room. It unlocks s.
+func (g *Group[K]) overflowed(ctx context.Context, s *shard[K], m measure) result {
 	s.stats.Overflow++
 	var o *own
 	if g.overflow != nil {
-		o = &own{Limiter: g.overflow, set: true}
+		o = &own{Limiter: g.overflow, set: true} // set: release is not to join it
 	} else {
 		s.stats.Refused++
 	}
-	g.unlock(s)
+	g.unlock(ctx, s)
 	return result{m: m, why: TooManyKeys, own: o}
 }
 
-// release ends a call of a key's own limit.
+// release ends the use of an own limit by a call.
 func (g *Group[K]) release(key K, o *own) {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.users--; o.users == 0 && !o.set { // and not that of the overflow
+	if o.users--; o.users == 0 && !o.set {
 		s.join(s.table.find(tag, key))
 	}
 }

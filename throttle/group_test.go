@@ -25,20 +25,20 @@ import (
 func TestGroupKeysAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2}})
-		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, g.AllowN("a", 1))
+		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, g.Take("a", 1))
 		require.True(t, g.Allow("a"))
-		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, g.AllowN("a", 1))
+		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, g.Take("a", 1))
 		err := g.Do(t.Context(), "a", ok)
-		require.EqualError(t, err, "throttle: api/a: limited (over the limit), retry after 1s")
+		require.EqualError(t, err, "throttle: api[a]: limited (over the limit), retry after 1s")
 		require.NoError(t, g.Wrap("b", ok)(t.Context()))
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}, {"b", 1, 0}}, g.Top(5))
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}}, g.Top(1))
 		require.Empty(t, g.Top(0))
 		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, g.Stats())
-		require.False(t, g.AllowN("c", 3).OK)
+		require.False(t, g.Take("c", 3).OK)
 		require.Equal(t, 2, g.Peek("c").Remaining)
 		require.Equal(t, 2, g.Peek("never seen").Remaining)
-		require.True(t, g.AllowN("a", 0).OK)
+		require.True(t, g.Take("a", 0).OK)
 
 		g.Refund("a", 1)
 		g.Refund("a", -1)
@@ -58,9 +58,9 @@ func TestGroupTopIsThatOfAllShards(t *testing.T) {
 	var all []throttle.Usage[int]
 	for key := range keys {
 		u := throttle.Usage[int]{Key: key, Spent: int64(key * 7919 % 97), Refused: int64(key % 3)}
-		require.True(t, g.AllowN(key, int(u.Spent)).OK)
+		require.True(t, g.Take(key, int(u.Spent)).OK)
 		for range u.Refused {
-			require.False(t, g.AllowN(key, 101).OK)
+			require.False(t, g.Take(key, 101).OK)
 		}
 		all = append(all, u)
 	}
@@ -88,14 +88,14 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 		require.NoError(t, g.Set("also", 10, 0), "whatever MaxKeys says")
 		require.Equal(t, 100*time.Millisecond, g.Peek("paying").Window, "its own")
 		require.Equal(t, 9, g.Peek("paying").Remaining, "what was spent stays spent")
-		require.True(t, g.AllowN("paying", 9).OK)
+		require.True(t, g.Take("paying", 9).OK)
 		require.ErrorIs(t, g.Do(t.Context(), "paying", ok), throttle.ErrLimited)
 		require.Equal(t, throttle.Usage[string]{"paying", 10, 1}, g.Top(1)[0])
 		g.Refund("paying", 1)
 		require.True(t, g.Allow("paying"))
 		time.Sleep(time.Hour)
 		require.Equal(t, 10, g.Peek("paying").Remaining)
-		require.True(t, g.AllowN("paying", 5).OK)
+		require.True(t, g.Take("paying", 5).OK)
 
 		require.NoError(t, g.Set("paying", 0, 0))
 		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 4 * time.Second, ResetAfter: 5 * time.Second}, g.Peek("paying"))
@@ -106,12 +106,12 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 	})
 }
 
-func TestGroupSetRateKeepsWhatIsOwed(t *testing.T) {
+func TestGroupSetRateKeepsTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}, Overflow: throttle.ShareOne})
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}})
 		require.NoError(t, g.Set(-1, 1, 3))
 		for k := range 1000 {
-			require.True(t, g.AllowN(k, 1+k%10).OK)
+			require.True(t, g.Take(k, 1+k%10).OK)
 		}
 		time.Sleep(500 * time.Millisecond)
 		require.NoError(t, g.SetRate(10, 20))
@@ -187,8 +187,8 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 	cfg := throttle.Config{Rate: 100 * scale, Burst: 1 + choose.IntN(5)}
 	evicted, evictedRefused := make(map[int]int64), make(map[int]int64)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
-		Config: cfg, MaxKeys: most, IdleAfter: -1,
-		OnEvict: func(u throttle.Usage[int]) {
+		Config: cfg, MaxKeys: most, IdleAfter: 1, Overflow: throttle.RefuseNew,
+		OnEvict: func(_ context.Context, u throttle.Usage[int]) {
 			evicted[u.Key] += u.Spent
 			evictedRefused[u.Key] += u.Refused
 		},
@@ -234,7 +234,7 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 			require.NoError(t, l.SetRate(cfg.Rate, cfg.Burst))
 		default:
 			n := choose.IntN(4)
-			got, want := g.AllowN(key, n), l.AllowN(n)
+			got, want := g.Take(key, n), l.Take(n)
 			require.InDelta(t, want.RetryAfter, got.RetryAfter, off)
 			if float64(max(want.RetryAfter, got.RetryAfter)) > off {
 				require.Equal(t, want.OK, got.OK, "key %d", key)
@@ -259,21 +259,21 @@ func TestGroupIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var evicted atomic.Int64
 		g := throttle.NewGroup(throttle.GroupConfig[int]{
-			Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1000, IdleAfter: -1,
-			OnEvict: func(u throttle.Usage[int]) { evicted.Add(u.Spent) },
+			Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1000, IdleAfter: 1, Overflow: throttle.RefuseNew,
+			OnEvict: func(_ context.Context, u throttle.Usage[int]) { evicted.Add(u.Spent) },
 		})
 		for round := range 5 {
 			for k := range 1000 {
 				require.True(t, g.Allow(1000*round+k))
 				require.False(t, g.Allow(1000*round+k))
 			}
-			d := g.AllowN(-1, 1)
+			d := g.Take(-1, 1)
 			require.Equal(t, throttle.Decision{Limit: 1, RetryAfter: time.Second}, throttle.Decision{OK: d.OK, Limit: d.Limit, Remaining: d.Remaining, RetryAfter: d.RetryAfter})
 			err := g.Do(t.Context(), -1, ok)
 			limited, _ := errors.AsType[*throttle.LimitedError](err)
 			require.Equal(t, throttle.TooManyKeys, limited.Reason)
 			require.Equal(t, time.Second, limited.RetryAfter())
-			time.Sleep(time.Second)
+			time.Sleep(time.Second + 1)
 		}
 		s := g.Stats()
 		require.Equal(t, 1000, s.Keys)
@@ -283,10 +283,10 @@ func TestGroupIsBounded(t *testing.T) {
 	})
 }
 
-// What is kept for Top makes room where it is needed.
-func TestGroupMakesRoomFromWhatIsIdle(t *testing.T) {
+// Keys that are kept for Top are dropped when their room is needed.
+func TestGroupDropsIdleKeysToMakeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2000, IdleAfter: time.Hour})
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2000, IdleAfter: time.Hour, Overflow: throttle.RefuseNew})
 		for k := range 2000 {
 			require.True(t, g.Allow(k))
 		}
@@ -309,13 +309,13 @@ func TestGroupMakesRoomFromWhatIsIdle(t *testing.T) {
 func TestGroupUnderMadeUpKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{
-			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 500, Overflow: throttle.ShareOne,
+			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 500,
 		})
 		require.NoError(t, g.Set("paying", 5, 5))
 		stolen := 0
 		for second := range 20 {
 			for i := range 2000 {
-				if g.AllowN(fmt.Sprint("made up ", second, i), 10).OK {
+				if g.Take(fmt.Sprint("made up ", second, i), 10).OK {
 					stolen++
 				}
 			}
@@ -337,9 +337,9 @@ func TestGroupUnderMadeUpKeys(t *testing.T) {
 	})
 }
 
-// flood makes calls to a server that serves one in a millisecond, in the order in
-// which they come: in each of ten rounds of 100 ms, tenant 0 makes 500, and tenants
-// 1 to 19 one each. It returns how long those of the others took, by round.
+// flood makes calls to a server that serves one call a millisecond, in the order of
+// arrival: in each of ten rounds of 100 ms, tenant 0 makes 500, and tenants 1 to 19
+// make one each. It returns the latencies of tenants 1 to 19, by round.
 func flood(t *testing.T, do func(ctx context.Context, tenant int, fn func(context.Context) error) error) (latency [10][]time.Duration) {
 	t.Helper()
 	server := make(chan struct{}, 1)
@@ -372,15 +372,17 @@ func flood(t *testing.T, do func(ctx context.Context, tenant int, fn func(contex
 	return latency
 }
 
-// One tenant floods: the others keep their rate and their latency, which they lose
-// without the limit.
+// One tenant floods: the others keep their rate and their latency. Without the limit
+// they lose both.
 func TestGroupFloodOfOneTenant(t *testing.T) {
 	for name, maxWait := range map[string]time.Duration{"refused": 0, "waiting": 50 * time.Millisecond, "waiting for long": -1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := throttle.NewGroup(throttle.GroupConfig[int]{
-					Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: maxWait, MaxQueue: 100},
-				})
+				cfg := throttle.Config{Rate: 10, Burst: 1, MaxWait: maxWait}
+				if maxWait != 0 {
+					cfg.Queue = 100
+				}
+				g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
 				for _, took := range flood(t, g.Do) {
 					require.Len(t, took, 19)
 					for _, latency := range took {
@@ -420,7 +422,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 			synctest.Wait()
 		}
 		err := g.Wait(t.Context(), "a")
-		require.EqualError(t, err, "throttle: g/a: limited (wait too long), retry after 400ms")
+		require.EqualError(t, err, "throttle: g[a]: limited (wait too long), retry after 400ms")
 		require.NoError(t, g.Wait(t.Context(), "b"))
 		require.False(t, g.Allow("a"))
 		calls.Wait()
@@ -433,7 +435,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 	})
 }
 
-func TestGroupSetWhileSomebodyWaits(t *testing.T) {
+func TestGroupSetWhileACallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}})
 		require.NoError(t, g.Set("a", 1, 1))
@@ -457,7 +459,7 @@ func TestGroupSetWhileSomebodyWaits(t *testing.T) {
 func TestGroupUnderStress(t *testing.T) {
 	const rate, burst = 50, 3
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
-		Config: throttle.Config{Rate: rate, Burst: burst, MaxWait: 10 * time.Millisecond}, MaxKeys: 400, IdleAfter: -1,
+		Config: throttle.Config{Rate: rate, Burst: burst, MaxWait: 10 * time.Millisecond}, MaxKeys: 400, IdleAfter: 1,
 	})
 	start := time.Now()
 	admitted := make([]atomic.Int64, 300)
@@ -506,7 +508,7 @@ func TestGroupOfAMillionKeys(t *testing.T) {
 		return m.HeapAlloc
 	}
 	before := heap()
-	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: keys})
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: keys, Overflow: throttle.RefuseNew})
 	for _, name := range names {
 		if !g.Allow(name) {
 			t.Fatal("a new key has its burst")
@@ -528,7 +530,7 @@ func TestGroupCountsFarBeyondAWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e9, Burst: 3e9}})
 		for range 5 {
-			require.True(t, g.AllowN(1, 3e9).OK)
+			require.True(t, g.Take(1, 3e9).OK)
 			time.Sleep(3 * time.Second)
 		}
 		require.True(t, g.Allow(1))
@@ -542,7 +544,7 @@ func TestGroupForCenturies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}})
 		for range 6 {
-			require.True(t, g.AllowN(1, 10).OK)
+			require.True(t, g.Take(1, 10).OK)
 			require.False(t, g.Allow(1))
 			time.Sleep(40 * 365 * 24 * time.Hour)
 		}
@@ -554,8 +556,84 @@ func TestGroupValidate(t *testing.T) {
 		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second": {},
 		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100 000) or more":         {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
 		"throttle.GroupConfig.MaxWaiting is -1: must be 0 (for 10 000) or more":       {Config: throttle.Config{Rate: 1}, MaxWaiting: -1},
-		"throttle.GroupConfig.Overflow is 7: must be RefuseNew or ShareOne":           {Config: throttle.Config{Rate: 1}, Overflow: 7},
+		"throttle.GroupConfig.Overflow is 7: must be ShareOne or RefuseNew":           {Config: throttle.Config{Rate: 1}, Overflow: 7},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
 	}
+}
+
+// With a negative IdleAfter, keys stay for Top to report until their room is needed.
+func TestGroupKeepsIdleKeysUntilRoomIsNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, idleAfter := range []time.Duration{-1, time.Minute} {
+			g := throttle.NewGroup(throttle.GroupConfig[int]{
+				Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 111, IdleAfter: idleAfter, Overflow: throttle.RefuseNew,
+			})
+			for key := range 100 {
+				require.True(t, g.Allow(key))
+			}
+			time.Sleep(24 * time.Hour)
+			for key := range 10 {
+				require.True(t, g.Allow(100+key))
+			}
+			for range 20 {
+				g.Peek(-1) // drops nothing while there is room
+			}
+			if idleAfter < 0 {
+				require.Equal(t, 110, g.Stats().Keys)
+				require.True(t, g.Allow(999))
+				require.True(t, g.Allow(1000), "room is needed")
+				require.LessOrEqual(t, g.Stats().Keys, 111)
+			} else {
+				require.Less(t, g.Stats().Keys, 110)
+			}
+		}
+	})
+}
+
+func TestGroupSharesOneLimitByDefault(t *testing.T) {
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: 1})
+	require.True(t, g.Allow(1))
+	require.True(t, g.Allow(2))
+	require.True(t, g.Allow(3))
+	require.False(t, g.Allow(4))
+	require.ErrorContains(t, g.Wait(t.Context(), 5), "(other keys)")
+}
+
+func TestGroupByTakesTheKeyFromTheContext(t *testing.T) {
+	type tenant struct{}
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1e-3, Burst: 1}})
+	guarded := g.By(func(ctx context.Context) string { return ctx.Value(tenant{}).(string) })(ok)
+	of := func(name string) context.Context { return context.WithValue(t.Context(), tenant{}, name) }
+	require.NoError(t, guarded(of("a")))
+	require.NoError(t, guarded(of("b")))
+	limited, _ := errors.AsType[*throttle.LimitedError](guarded(of("a")))
+	require.Equal(t, "api", limited.Name)
+	require.Equal(t, "a", limited.Key)
+	used := make(map[string]throttle.Usage[string])
+	for key, u := range g.All() {
+		used[key] = u
+	}
+	require.Equal(t, map[string]throttle.Usage[string]{"a": {"a", 1, 1}, "b": {"b", 1, 0}}, used)
+	for range g.All() {
+		break
+	}
+}
+
+// The call that brings a new key reports the keys that it drops, with its ctx.
+func TestGroupEvictsWithTheContextOfTheCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type id struct{}
+		var evicted []any
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1,
+			OnEvict: func(ctx context.Context, u throttle.Usage[int]) { evicted = append(evicted, ctx.Value(id{}), u.Key) },
+		})
+		for key := range 3 {
+			require.NoError(t, g.Wait(context.WithValue(t.Context(), id{}, key), key))
+			time.Sleep(time.Second)
+		}
+		require.True(t, g.Allow(3))
+		require.Equal(t, []any{1, 0, 2, 1, nil, 2}, evicted)
+	})
 }

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxKeyText is how much of a key an error shows, in bytes.
+// maxKeyText is how many bytes of a key an error shows.
 const maxKeyText = 100
 
 // keyText returns a key as errors show it.
@@ -29,8 +29,8 @@ func shorten(text string) string {
 	return text[:end] + "..."
 }
 
-// ownText returns a key that, if it is a string, does not keep alive what it was cut
-// from.
+// ownText returns a copy of a string key, so that the Group does not keep alive the
+// larger text that the key may be part of. It returns any other key as it is.
 func ownText[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))

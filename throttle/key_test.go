@@ -16,10 +16,10 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// NaN is not equal to itself, so that what is held for it would never be found.
-func TestGroupHoldsNoKeyThatIsNotItself(t *testing.T) {
+// NaN is not equal to itself: the group could never find its key again.
+func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
 	nan := math.NaN()
-	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, MaxKeys: 10})
+	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, MaxKeys: 10, Overflow: throttle.RefuseNew})
 	for range 100 {
 		require.False(t, g.Allow(nan))
 	}
@@ -31,7 +31,7 @@ func TestGroupHoldsNoKeyThatIsNotItself(t *testing.T) {
 	require.EqualValues(t, 100, g.Stats().Overflow)
 	require.Empty(t, g.Top(10))
 
-	shared := throttle.NewGroup(throttle.GroupConfig[any]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, Overflow: throttle.ShareOne})
+	shared := throttle.NewGroup(throttle.GroupConfig[any]{Config: throttle.Config{Rate: 1e-3, Burst: 3}})
 	for i := range 5 {
 		require.Equal(t, i < 3, shared.Peek(nan).OK)
 		require.Equal(t, i < 3, shared.Allow(nan), "under the limit that keys without room share")
@@ -89,7 +89,7 @@ func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
 	require.ErrorContains(t, numbers.Wait(t.Context(), 7), "throttle: 7: limited")
 }
 
-// Peek says what AllowN would, also of a key for which there is no room.
+// Peek agrees with Take, also for a key without room.
 func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, overflow := range []throttle.Overflow{throttle.RefuseNew, throttle.ShareOne} {
@@ -98,13 +98,13 @@ func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 			})
 			for key := range 3 {
 				require.True(t, g.Peek(key).OK)
-				require.True(t, g.AllowN(key, 2).OK)
+				require.True(t, g.Take(key, 2).OK)
 			}
 			for range 3 {
 				peek := g.Peek(99)
 				require.Equal(t, overflow == throttle.ShareOne && peek.OK, peek.OK)
 				require.Equal(t, 3, g.Stats().Keys)
-				d := g.AllowN(99, 1)
+				d := g.Take(99, 1)
 				require.Equal(t, d.OK, peek.OK)
 				if !d.OK {
 					require.Equal(t, d, peek)
@@ -113,7 +113,7 @@ func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 			time.Sleep(2 * time.Second) // keys that are as good as new make room
 			require.True(t, g.Peek(98).OK)
 			require.Equal(t, 2, g.Peek(98).Remaining)
-			require.True(t, g.AllowN(98, 2).OK)
+			require.True(t, g.Take(98, 2).OK)
 			require.LessOrEqual(t, g.Stats().Keys, 3)
 		}
 	})
@@ -124,7 +124,7 @@ func TestGroupRefundsUnderSharedLimit(t *testing.T) {
 		Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: 1, Overflow: throttle.ShareOne,
 	})
 	require.True(t, g.Allow(1))
-	require.True(t, g.AllowN(2, 2).OK)
+	require.True(t, g.Take(2, 2).OK)
 	require.False(t, g.Allow(3))
 	g.Refund(2, 1)
 	require.EqualValues(t, 2, g.Stats().Spent)
@@ -141,18 +141,18 @@ func TestSpentIsNeverLessThanNothing(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
 		l.Refund(7)
 		require.Zero(t, l.Stats().Spent)
-		require.True(t, l.AllowN(2).OK)
+		require.True(t, l.Take(2).OK)
 		l.Refund(7)
 		require.Zero(t, l.Stats().Spent)
 
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 5, MaxWait: -1}})
-		require.True(t, g.AllowN(1, 3).OK)
+		require.True(t, g.Take(1, 3).OK)
 		g.Refund(1, 7)
 		require.Zero(t, g.Top(1)[0].Spent)
 		require.Zero(t, g.Stats().Spent)
-		require.True(t, g.AllowN(1, 3).OK)
+		require.True(t, g.Take(1, 3).OK)
 		require.NoError(t, g.Set(1, 1, 10)) // what was spent before counts
-		require.True(t, g.AllowN(1, 1).OK)
+		require.True(t, g.Take(1, 1).OK)
 		g.Refund(1, 3)
 		require.EqualValues(t, 1, g.Top(1)[0].Spent)
 		require.Equal(t, 9, g.Peek(1).Remaining)
@@ -183,7 +183,7 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 		"after calls beside one that waits": func(t *testing.T, g *throttle.Group[int]) {
 			time.AfterFunc(time.Millisecond, func() {
 				g.Allow(1)
-				g.AllowN(1, 1)
+				g.Take(1, 1)
 				g.Peek(1)
 				g.Refund(1, 1)
 				require.Equal(t, 1, g.OwnLimits())
@@ -208,7 +208,7 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := throttle.NewGroup(throttle.GroupConfig[int]{
-					Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}, MaxKeys: 1, IdleAfter: -1,
+					Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}, MaxKeys: 1, IdleAfter: 1,
 				})
 				require.True(t, g.Allow(1))
 				use(t, g)
@@ -224,11 +224,11 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 
 // However many keys, no more calls wait than MaxWaiting, and a more important one
 // takes the place of another of its key.
-func TestGroupBoundsAllThatWait(t *testing.T) {
+func TestGroupBoundsTheWaitersOfAllKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{
 			Config: throttle.Config{
-				Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+				Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 			},
 			MaxWaiting: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
 		})
@@ -245,13 +245,13 @@ func TestGroupBoundsAllThatWait(t *testing.T) {
 		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2}, done.all())
 		call(0, 0)
 		require.Equal(t, 4, g.Stats().Waiting)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3}, done.all(), "the other of key 0 has left")
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2, throttle.Displaced: 1}, done.all(), "the other of key 0 has left")
 		call(0, 0)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4}, done.all(), "none of its key is less important")
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3, throttle.Displaced: 1}, done.all(), "none of its key is less important")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Zero(t, g.Stats().Waiting)
-		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 4, 0: 4}, done.all())
+		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3, throttle.Displaced: 1, "": 4}, done.all())
 		call(0, 0)
 		call(0, 0)
 		require.Equal(t, 1, g.Stats().Waiting)

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// outages holds for which keys Redis has not answered. The unit is the hash slot of
-// the Redis Cluster specification: all keys of a slot are on one server, and there
-// are 16384 of them, whatever the number of keys.
+// outages holds the hash slots for which Redis has not answered. The Redis Cluster
+// specification defines 16384 slots: all keys of a slot are on one server, and the
+// memory is bounded whatever the number of keys.
 type outages struct {
 	every time.Duration // RetryEvery
-	down  atomic.Int64  // len(slots); 0 spares a call the rest
+	down  atomic.Int64  // len(slots), to be read without mu
 
 	mu       sync.Mutex
 	slots    map[uint16]*outage
-	suspects map[uint16]bool // slots that are looked into
+	suspects map[uint16]bool // slots with a trip under way that finds out
 }
 
 type outage struct {
 	cause error
-	until time.Time // the slot is tried again
-	told  atomic.Bool
+	until time.Time   // when a call may try the slot again
+	told  atomic.Bool // OnError has been called
 }
 
-// of returns the outage that a key is subject to. It returns nil if there is none,
-// and to one call each RetryEvery, which is to try.
+// of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
+// nil although there is an outage: that call tries the slot.
 func (o *outages) of(key string) *outage {
 	if o.down.Load() == 0 {
 		return nil
@@ -51,8 +51,9 @@ func (o *outages) next(cause error, told bool) *outage {
 	return next
 }
 
-// suspect records that a trip for a key was cut short. It reports whether nobody
-// looks into that yet: then the caller does, and calls cleared at the end.
+// suspect records that a trip for a key was cut short. If it returns true, the caller
+// makes another trip to find out whether Redis answers, and then calls cleared. If it
+// returns false, such a trip is under way.
 func (o *outages) suspect(key string) bool {
 	slot := slotOf(key)
 	o.mu.Lock()

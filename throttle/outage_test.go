@@ -17,8 +17,8 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A bucketRedis is a fakeRedis that does what the script does, on the clock of the
-// test, for one key.
+// A bucketRedis is a fakeRedis that works as the script does, for one key and with the
+// clock of the test.
 type bucketRedis struct {
 	rate  float64
 	burst float64
@@ -54,8 +54,8 @@ func (b *bucketRedis) eval(_ context.Context, _ string, _ []string, args ...any)
 	return []any{int64(0), micros(float64(last) - b.left), micros(b.burst - b.left)}, nil
 }
 
-// Whatever the load, a call waits for the trip that is under way and for its own,
-// and what the limit allows is admitted.
+// Whatever the load, a call waits for the trip that is under way and for its own, and
+// calls are admitted at the full rate of the limit.
 func TestSharedBatchDoesNotQueueUnderOverload(t *testing.T) {
 	for _, times := range []int{1, 2, 20} {
 		synctest.Test(t, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestSharedBatchDoesNotQueueUnderOverload(t *testing.T) {
 
 // Calls that come together are asked for together, also where the limit has not
 // enough for all.
-func TestSharedBatchAsksForAllWhoWait(t *testing.T) {
+func TestSharedBatchAsksForAllWaiters(t *testing.T) {
 	for _, c := range []struct{ burst, calls, atLeast, most, trips int }{
 		{burst: 1000, calls: 800, atLeast: 800, most: 800, trips: 2},
 		{burst: 100, calls: 800, atLeast: 50, most: 100, trips: 2},
@@ -122,9 +122,9 @@ func TestSharedBatchAsksForAllWhoWait(t *testing.T) {
 	}
 }
 
-// Calls that come during a round trip are served by what it brings, if that is enough,
-// and those that have left by then take nothing.
-func TestSharedBatchServesFromWhatIsLeft(t *testing.T) {
+// Calls that come during a round trip are served from its tokens, if there are enough.
+// Calls that have left by then take nothing.
+func TestSharedBatchServesFromLeftoverTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		redis := &bucketRedis{rate: 1e-3, burst: 100, trip: 10 * time.Millisecond}
 		s := throttle.NewShared(throttle.SharedConfig{
@@ -154,25 +154,24 @@ func TestSharedBatchServesFromWhatIsLeft(t *testing.T) {
 	})
 }
 
-// What is held is there in an outage, too.
-func TestSharedBatchKeepsWhatItHoldsInAnOutage(t *testing.T) {
+// The tokens of a batch can be spent in an outage, too.
+func TestSharedBatchKeepsItsTokensInAnOutage(t *testing.T) {
 	n := 4
 	f := &fakeRedis{answer: answers(10, 0, 0)}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 20, Batch: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
-		Cost: func(context.Context) int { return n },
 	})
-	require.True(t, s.Allow(t.Context()).OK)
+	require.True(t, s.Take(t.Context(), n).OK)
 	f.answer = down
 	n = 7
-	require.False(t, s.Allow(t.Context()).OK)
+	require.False(t, s.Take(t.Context(), n).OK)
 	n = 6
-	require.True(t, s.Allow(t.Context()).OK)
-	require.False(t, s.Allow(t.Context()).OK)
+	require.True(t, s.Take(t.Context(), n).OK)
+	require.False(t, s.Take(t.Context(), n).OK)
 }
 
-// A call that costs more than there is does not take the others along, and each is
-// told when to come back for what it costs.
+// A call that costs more than there is leaves the tokens to cheaper calls. Each refused
+// call is told when to come back for its own cost.
 func TestSharedBatchServesTheCheapFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type cost struct{}
@@ -270,8 +269,8 @@ var callers = map[string]func(context.Context) (context.Context, context.CancelF
 	},
 }
 
-// However Redis fails and whoever calls, it is noticed after one Timeout, and calls
-// then follow OnOutage without waiting, but for one each RetryEvery.
+// However Redis fails and however long calls wait, the outage is noticed after one
+// Timeout. Then calls follow OnOutage without waiting, except for one each RetryEvery.
 func TestSharedNoticesEachOutage(t *testing.T) {
 	for fault, answer := range faults {
 		for caller, within := range callers {
@@ -386,7 +385,7 @@ func TestSharedOutageOfOneShard(t *testing.T) {
 	}
 }
 
-// What is remembered is bounded, whatever keys come, and forgotten when it is over.
+// The memory of outages is bounded whatever the keys, and freed when they are over.
 func TestSharedOutageOfManyKeysIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type tenant struct{}
@@ -423,7 +422,7 @@ func TestSharedOutageSlots(t *testing.T) {
 	}
 }
 
-// A client that heeds no ctx keeps its own callers, and nobody else.
+// A client that ignores its ctx delays its own callers only.
 func TestSharedNoticesAnEvalThatHeedsNoContext(t *testing.T) {
 	for _, batch := range []int{1, 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -596,7 +595,7 @@ func TestSharedPanicOfEval(t *testing.T) {
 	})
 }
 
-// What nobody was told of, as all had left, the next call is told.
+// OnError is called by the next call if all calls of a failed trip have left.
 func TestSharedTellsOfEachOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := 0

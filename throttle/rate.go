@@ -1,6 +1,12 @@
 package throttle
 
-import "time"
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
 
 // PerMinute returns the [Config] Rate of n tokens a minute.
 func PerMinute(n float64) float64 { return n / 60 }
@@ -9,5 +15,35 @@ func PerMinute(n float64) float64 { return n / 60 }
 func PerHour(n float64) float64 { return n / 3600 }
 
 // Every returns the [Config] Rate of one token each d: Every(100*time.Millisecond)
-// is 10. A d of 0 or less makes a Rate that Validate refuses.
+// is 10. For a d of 0 or less it returns a Rate that Validate refuses.
 func Every(d time.Duration) float64 { return float64(time.Second) / float64(d) }
+
+// burstOf returns burst, or the default for rate if it is zero.
+func burstOf(rate float64, burst int) int {
+	if burst == 0 {
+		return int(min(max(1, math.Ceil(rate)), math.MaxInt))
+	}
+	return burst
+}
+
+// windowOf returns the time in which a burst refills, to the nearest nanosecond: it
+// is for people to read, and 7 a minute are not exactly 7/60 a second.
+func windowOf(rate float64, burst int) time.Duration {
+	return time.Duration(math.Round(float64(burst) / rate * float64(time.Second)))
+}
+
+// checkRate records what is wrong with a rate and a burst.
+func checkRate(f *invalid.Fields, rate float64, burst int) {
+	if !(rate > 0 && rate <= maxRate) {
+		f.Need(false, "Rate", rate, "above 0 and at most 1e12 tokens a second")
+		return
+	}
+	if burst < 0 {
+		f.Need(false, "Burst", burst, "0 (for a second's worth) or more")
+		return
+	}
+	// A float64 has room for both sides; powers of two make the products exact.
+	p := newPace(rate, burst)
+	fits := p.frac < 62 && math.Ldexp(float64(p.burst), int(p.frac)) <= float64(maxBurst)
+	f.Need(fits, "Rate", rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", p.burst))
+}

@@ -13,14 +13,14 @@ import (
 //go:embed shared.lua
 var script string
 
-// An answer is what the script returned.
+// An answer is the result of the script.
 type answer struct {
 	taken      int
 	wait, debt time.Duration
 }
 
-// eval runs the script for the first of some amounts that is there, and makes sure
-// that its answer is one.
+// eval runs the script, which takes the first of amounts that is there. It returns an
+// error for a result that the script cannot have returned.
 func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, err error) {
 	most, room := t.room[0], t.room[c.level]
 	args := append(make([]any, 0, 7), most.whole, most.part, room.whole, room.part)
@@ -48,7 +48,7 @@ func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts
 	return answer{int(n[0]), time.Duration(n[1]) * time.Microsecond, time.Duration(n[2]) * time.Microsecond}, nil
 }
 
-// integer returns what clients make of an integer of Redis.
+// integer returns an integer of Redis in any of the types that clients give it.
 func integer(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:

@@ -1,29 +1,30 @@
 package throttle
 
 import (
+	"context"
 	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"time"
 )
 
-// A shard holds part of the keys. A call keeps its lock for the time of one
-// look-up; only growing the table, by half, takes longer.
+// A shard holds a part of the keys. A call holds its lock for one look-up. Only growing
+// the table takes longer.
 type shard[K comparable] struct {
 	mu      sync.Mutex
 	terms   *terms
 	table   table[K]
-	own     map[K]*own // the limits of the slots that are apart
+	own     map[K]*own // the limits of the keys whose tag has the bit apart
 	stats   GroupStats
-	evicted []Usage[K] // for OnEvict, to be called without the lock
+	evicted []Usage[K] // to be told by unlock
 	_       [64]byte
 }
 
-// An own limit belongs to one key: it was Set, or somebody waits for it.
+// An own limit is that of a key that has one by Set, or for which calls wait.
 type own struct {
 	*Limiter
-	users int  // calls that go on
-	set   bool // by Set, until that is undone
+	users int  // calls under way
+	set   bool // by Set
 }
 
 // shard returns the shard that key belongs to, and key's tag in its table.
@@ -32,8 +33,8 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 	return &g.shards[hash&uint64(len(g.shards)-1)], tagOf(hash)
 }
 
-// measure reads the clock. It does so under the lock: a reading from before a key
-// was dropped would make tokens out of nothing when the key comes back.
+// measure reads the clock. The caller holds mu. A clock that was read before a key was
+// dropped would mint tokens when the key comes back.
 func (s *shard[K]) measure() measure {
 	elapsed := time.Since(s.terms.base)
 	if uint64(elapsed) > uint64(s.terms.horizon) {
@@ -46,7 +47,7 @@ func (s *shard[K]) measure() measure {
 	return measure{s.terms, elapsed, now, now}
 }
 
-// begin makes t the terms from now on. What has been spent stays spent.
+// begin makes t the terms from now on. Tokens that have been spent stay spent.
 func (s *shard[K]) begin(t *terms) {
 	if s.terms != nil {
 		last := s.terms.unitsLate(t.base.Sub(s.terms.base))
@@ -59,9 +60,11 @@ func (s *shard[K]) begin(t *terms) {
 }
 
 // enter adds a new key and returns the index of its slot, or -1 if there is no room.
-// It drops some that are as good as new.
+// It drops a few keys that have been idle for long enough.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
-	g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	if g.cfg.IdleAfter > 0 {
+		g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	}
 	if !g.reserve(s, key, m) {
 		return -1
 	}
@@ -70,9 +73,9 @@ func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	return i
 }
 
-// reserve counts a new key in, if there is room for it.
+// reserve counts a new key, if there is room for it.
 func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
-	if key != key { // it would never be found again
+	if key != key { // NaN: the table would never find it again
 		return false
 	}
 	if g.keys.Add(1) > int64(g.cfg.MaxKeys) && !g.makeRoom(s, m.now) {
@@ -82,9 +85,9 @@ func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
 	return true
 }
 
-// makeRoom drops keys whose burst has refilled, if it finds some without a long
-// search, from s or from other shards that nobody uses at the moment. It reports
-// whether there is room for the key that has been counted in.
+// makeRoom looks for keys whose burst has refilled, and drops them: in s, and in some
+// other shards that are not locked. It does not search for long. It reports whether
+// there is room for the key that reserve has counted.
 func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 	g.sweep(s, 64, now)
 	first := rand.IntN(len(g.shards))
@@ -103,7 +106,7 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 	return g.keys.Load() <= int64(g.cfg.MaxKeys)
 }
 
-// sweep drops, of the next n slots, the keys whose burst was full at a time.
+// sweep looks at the next n slots and drops the keys whose burst was full at a time.
 func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
 	s.table.sweep(n, func(i int) bool {
 		if s.table.slots[i].tat > at {
@@ -118,17 +121,17 @@ func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
 	})
 }
 
-// unlock unlocks s and reports what was dropped meanwhile.
-func (g *Group[K]) unlock(s *shard[K]) {
+// unlock unlocks s and tells of the keys that were dropped meanwhile.
+func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 	evicted := s.evicted
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, u := range evicted {
-		g.cfg.OnEvict(u)
+		g.cfg.OnEvict(ctx, u)
 	}
 }
 
-// part gives the key of a slot a limit of its own, with what it has spent.
+// part gives the key of a slot an own limit with the debt of the slot.
 func (g *Group[K]) part(s *shard[K], i int) *own {
 	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
@@ -146,7 +149,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 	return o
 }
 
-// join undoes part, unless somebody needs it.
+// join undoes part, unless a call uses the own limit.
 func (s *shard[K]) join(i int) {
 	slot := &s.table.slots[i]
 	o := s.own[slot.key]
@@ -161,6 +164,19 @@ func (s *shard[K]) join(i int) {
 	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
 	slot.tag &^= apart
 	delete(s.own, slot.key)
+}
+
+// usages returns what the keys of the shard have used.
+func (s *shard[K]) usages() []Usage[K] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	usages := make([]Usage[K], 0, s.table.used)
+	for i := range s.table.slots {
+		if s.table.slots[i].tag != 0 {
+			usages = append(usages, s.usage(i))
+		}
+	}
+	return usages
 }
 
 // usage returns what the key of a slot has used.

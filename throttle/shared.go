@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -12,11 +13,11 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// An OutagePolicy says what a [Shared] does while it cannot ask for tokens.
+// An OutagePolicy says what a [Shared] does while it cannot reach Redis.
 type OutagePolicy int
 
 const (
-	// LimitLocally admits what this instance's part of the limit allows.
+	// LimitLocally admits calls at this instance's part of the limit.
 	LimitLocally OutagePolicy = iota
 	// RefuseAll refuses every call.
 	RefuseAll
@@ -28,19 +29,19 @@ const maxSharedRate = 1e9
 
 // SharedConfig says how a [Shared] works.
 type SharedConfig struct {
-	// Name appears in errors, and is the name of the limit: all instances with the
-	// same Prefix and Name share one. It is required.
+	// Name is the name of the limit: all instances with the same Prefix and Name share
+	// one. It appears in errors. It is required.
 	Name string
 
-	// Prefix begins each key in Redis, which goes on with the Name and, if there is
-	// a Key, with a slash and what that returns. Empty means "throttle:".
+	// Prefix begins each key in Redis. The Name follows and, if there is a Key, a slash
+	// and the result of Key. Empty means "throttle:".
 	Prefix string
 
-	// Eval runs a Lua script, which is always the same one, on Redis 5 or later
-	// and returns its answer: three integers. It is required, and should return soon
-	// after its ctx has ended, as the call does not return before it. With
-	// github.com/redis/go-redis/v9, whose Run sends the script by its hash where the
-	// server knows it:
+	// Eval runs a Lua script on Redis 5 or later and returns its result: three
+	// integers. It always gets the same script. It should return soon after its ctx has
+	// ended, as the call does not return before. It is required. With
+	// github.com/redis/go-redis/v9, whose Run sends only the hash of a script that the
+	// server knows:
 	//
 	//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	//	Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -48,8 +49,8 @@ type SharedConfig struct {
 	//	},
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Key returns which limit a call is under, such as the tenant's: each has Rate
-	// and Burst. Nil means one limit for all.
+	// Key returns the key of a call, such as its tenant: each key has a limit of Rate
+	// and Burst. Nil means one limit for all calls.
 	Key func(context.Context) string
 
 	// Rate and Burst are as in [Config], for all instances together. Rate is at
@@ -63,48 +64,48 @@ type SharedConfig struct {
 	Reserve  []float64
 	Cost     func(context.Context) int
 
-	// Batch is how many tokens are taken from Redis at once, to be spent here: for
-	// rates at which one round trip for each call is too much. All instances
-	// together then admit up to Batch-1 tokens each more than the limit over any
-	// interval: those that were taken before. Calls that find no tokens left are
-	// asked for together, by one round trip at a time, and refused together where
-	// the limit has no more. Zero means 1. More, up to Burst, need Key to be nil and
-	// no Levels.
+	// Batch is how many tokens are taken from Redis at once, to be spent by later calls:
+	// for rates at which a round trip for each call is too slow. Over any interval each
+	// instance may then admit up to Batch-1 tokens on top of the limit, which it took
+	// before. Calls that find no tokens left share one round trip at a time. Zero means
+	// 1. A larger Batch, of at most Burst, needs a nil Key and no Levels.
 	Batch int
 
-	// Timeout is how long Redis may take for one answer. A call waits for one answer
-	// at most, with Batch for two. Zero means 50 ms.
+	// Timeout is how long Redis may take for one answer. A call waits for at most one
+	// answer; with a Batch, for at most two. Zero means 50 ms.
 	Timeout time.Duration
 
-	// OnOutage says what to do while Redis does not answer, or not in time, or
-	// with something else. Zero means LimitLocally.
+	// OnOutage says what to do while Redis does not answer, or too late, or with
+	// something else than the script returns. Zero means LimitLocally.
 	OnOutage OutagePolicy
 
-	// Instances is how many instances share the limit, or the most that may. For
-	// LimitLocally it is required: in an outage each instance admits Rate / Instances
-	// and a Burst / Instances, rounded down, of at least 1.
+	// Instances is the number of instances that share the limit, or an upper bound of
+	// it. LimitLocally requires it: in an outage each instance admits Rate / Instances
+	// and a burst of Burst / Instances, rounded down, but at least 1.
 	Instances int
 
-	// RetryEvery is how often Redis is tried, by one call, during an outage. The
-	// others do not wait for it. Zero means a second.
+	// RetryEvery is how often one call tries Redis during an outage. The other calls do
+	// not wait for it. Zero means a second.
 	RetryEvery time.Duration
 
-	// OnReject, if not nil, is called for each call that Do or Wait refuses, with
-	// its ctx.
+	// OnReject, if not nil, is called with the call's ctx for each call that Do or
+	// Wait refuses.
 	OnReject func(context.Context, *LimitedError)
 
-	// OnError, if not nil, is called with the error when Redis has not answered as it
-	// should, by the first call that is decided without that answer, with its ctx.
+	// OnError, if not nil, is called with the error each time Redis has failed to
+	// answer. The first call that is decided without that answer calls it, with its
+	// ctx.
 	OnError func(context.Context, error)
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that lists the invalid fields, or nil.
 func (c SharedConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
 	f.Need(c.Name != "", "Name", `""`, "set: it names the limit that is shared")
 	f.Need(c.Eval != nil, "Eval", "nil", "set")
 	c.checkRate(&f, c.Rate, c.Burst)
-	checkLevels(&f, c.Levels, c.Priority, c.Reserve)
+	checkLevels(&f, c.Levels, c.Priority)
+	checkReserve(&f, c.Levels, c.Reserve)
 	f.Need(c.Batch >= 0, "Batch", c.Batch, "0 (for 1) or more")
 	f.Need(c.Batch <= 1 || c.Key == nil && c.Levels < 2, "Batch", c.Batch, "0 or 1 where there is a Key or more Levels than one")
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
@@ -113,6 +114,20 @@ func (c SharedConfig) Validate() error {
 	f.Need(c.Instances != 0 || c.OnOutage != LimitLocally, "Instances", c.Instances, "1 or more where OnOutage is LimitLocally: each instance admits its part")
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
 	return f.Err()
+}
+
+// withDefaults returns a valid c with its zero fields filled in. It shares no memory
+// with c.
+func (c SharedConfig) withDefaults() SharedConfig {
+	c.Prefix = cmp.Or(c.Prefix, "throttle:")
+	c.Burst = burstOf(c.Rate, c.Burst)
+	c.Levels = cmp.Or(c.Levels, 1)
+	c.Reserve = reserveOf(c.Levels, c.Reserve)
+	c.Batch = cmp.Or(c.Batch, 1)
+	c.Timeout = cmp.Or(c.Timeout, 50*time.Millisecond)
+	c.Instances = cmp.Or(c.Instances, 1)
+	c.RetryEvery = cmp.Or(c.RetryEvery, time.Second)
+	return c
 }
 
 func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
@@ -127,23 +142,23 @@ func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
 	}
 }
 
-// A Shared admits calls at one limit for many instances, which is kept in Redis
-// and measured with the clock of Redis. The clocks of the instances do not matter.
-// It is safe for concurrent use, and built by [NewShared].
+// A Shared admits the calls of many instances at one limit, which is kept in Redis and
+// measured with the clock of Redis. The clocks of the instances do not matter. It is
+// safe for concurrent use. [NewShared] makes one.
 //
-// Each decision takes one round trip, or 1/Batch. Over any interval all instances
-// together admit at most Burst + Rate x interval tokens, and what Batch says. The
-// rate is exact to one part in 4e15/Rate, to the safe side. If Redis loses what it
-// held, as in a restart without persistence, the burst is full again.
+// Each decision takes one round trip, or 1/Batch of one. Over any interval all instances
+// together admit at most Burst + Rate x interval tokens, plus the tokens that Batch
+// allows. The rate is exact to one part in 4e15/Rate; it is never too high. If Redis
+// loses its data, as in a restart without persistence, the burst is full again.
 //
-// When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers
-// again. Where a call gives up sooner the Shared finds out by a round trip of its own
-// whether Redis answers, without taking tokens. An outage is that of a hash slot, of
-// which a Redis Cluster has 16384: one master that is down, or one key that holds
-// something else, leaves the other keys alone.
+// When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers again.
+// If a call gives up before the Timeout, the Shared makes another round trip, which
+// takes no tokens, to find out whether Redis answers. An outage concerns one hash slot
+// of the 16384 slots of a Redis Cluster: if one master is down, or one key holds a value
+// of another program, the keys of other slots are not affected.
 //
-// A Shared does not wait for tokens: a retry around it, which heeds
-// [LimitedError.RetryAfter], does.
+// A Shared does not wait for tokens. A retry around it that respects
+// [LimitedError.RetryAfter] does.
 type Shared struct {
 	cfg     SharedConfig
 	terms   atomic.Pointer[sharedTerms]
@@ -154,7 +169,7 @@ type Shared struct {
 	admitted, refused, spent, asked, failed, alone atomic.Int64
 }
 
-// sharedTerms are a rate and a burst in the units of the script.
+// sharedTerms are a limit in the units of the script.
 type sharedTerms struct {
 	burst  int
 	window time.Duration
@@ -170,35 +185,29 @@ func (m micros) times(n int) micros {
 	return micros{m.whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
 }
 
-func newSharedTerms(rate float64, burst int, reserve []float64) *sharedTerms {
+func newSharedTerms(rate float64, burst int, c SharedConfig) *sharedTerms {
 	whole, part := math.Modf(1e6 / rate)
 	burst = burstOf(rate, burst)
 	t := &sharedTerms{
 		burst: burst, window: windowOf(rate, burst),
 		token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))},
 	}
-	for _, share := range reserve {
-		t.room = append(t.room, t.token.times(t.burst-reserved(t.burst, share)))
+	for level := range c.Levels {
+		t.room = append(t.room, t.token.times(roomOf(t.burst, c.Reserve, level)))
 	}
 	return t
 }
 
-// NewShared returns a Shared. It does not talk to Redis yet. It panics with the
-// error of cfg.Validate, if there is one.
+// NewShared returns a Shared. It does not call Eval yet. It panics with the error of
+// cfg.Validate, if there is one.
 func NewShared(cfg SharedConfig) *Shared {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.Prefix = orElse(cfg.Prefix, "throttle:")
-	cfg.Batch = orElse(cfg.Batch, 1)
-	cfg.Timeout = orElse(cfg.Timeout, 50*time.Millisecond)
-	cfg.Instances = orElse(cfg.Instances, 1)
-	cfg.RetryEvery = orElse(cfg.RetryEvery, time.Second)
-	cfg.Levels = orElse(cfg.Levels, 1)
-	cfg.Reserve = reserveOf(cfg.Levels, cfg.Reserve)
+	cfg = cfg.withDefaults()
 	s := &Shared{cfg: cfg}
 	s.outages.every = cfg.RetryEvery
-	s.terms.Store(newSharedTerms(cfg.Rate, cfg.Burst, cfg.Reserve))
+	s.terms.Store(newSharedTerms(cfg.Rate, cfg.Burst, cfg))
 	rate, burst := s.part(cfg.Rate, cfg.Burst)
 	s.local = NewGroup(GroupConfig[string]{
 		Config: Config{
@@ -210,21 +219,14 @@ func NewShared(cfg SharedConfig) *Shared {
 	return s
 }
 
-func orElse[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
-}
-
 // part returns this instance's part of a limit.
 func (s *Shared) part(rate float64, burst int) (float64, int) {
 	return rate / float64(s.cfg.Instances), max(1, burstOf(rate, burst)/s.cfg.Instances)
 }
 
-// Do runs fn if there are tokens for it, and returns its error, or returns a
-// [*LimitedError] and does not call fn. If ctx has already ended, it returns why.
+// Do takes the tokens of a call, runs fn and returns its error. Without tokens it
+// returns a [*LimitedError] and does not run fn. If ctx has already ended, Do returns
+// why.
 func (s *Shared) Do(ctx context.Context, fn func(context.Context) error) error {
 	if err := s.Wait(ctx); err != nil {
 		return err
@@ -232,18 +234,21 @@ func (s *Shared) Do(ctx context.Context, fn func(context.Context) error) error {
 	return fn(ctx)
 }
 
-// Wrap returns a function that does next as [Shared.Do] does it.
+// Wrap returns a function that runs next as [Shared.Do] does.
 func (s *Shared) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return s.Do(ctx, next) }
 }
 
 // Wait takes the tokens of a call as [Shared.Do] does, for work that is not one
-// function. It waits for the answer of Redis only.
+// function. It waits for the answer of Redis, not for tokens.
 func (s *Shared) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	c := s.callOf(ctx)
+	if s.cfg.Cost != nil {
+		c.n = max(s.cfg.Cost(ctx), 0)
+	}
 	d, why, cause := s.decide(ctx, c)
 	if d.OK {
 		return nil
@@ -258,28 +263,36 @@ func (s *Shared) Wait(ctx context.Context) error {
 	return err
 }
 
-// Allow takes the tokens of a call if they are there, and says how things stand.
-// Like Wait it calls Key, Cost and Priority, but not OnReject. It admits nothing
-// once ctx has ended.
-func (s *Shared) Allow(ctx context.Context) Decision {
+// Allow takes a token if there is one, and reports whether it did. Like [Shared.Take]
+// it calls Key and Priority, but not Cost or OnReject, and admits nothing once ctx has
+// ended.
+func (s *Shared) Allow(ctx context.Context) bool { return s.Take(ctx, 1).OK }
+
+// Take takes n tokens of the limit of ctx, if all of them are there. It calls Key and
+// Priority, but not Cost or OnReject. If n is 0 or less, Take takes none and admits. It
+// admits nothing once ctx has ended.
+func (s *Shared) Take(ctx context.Context, n int) Decision {
 	if ctx.Err() != nil {
 		t := s.terms.Load()
 		return Decision{Limit: t.burst, Window: t.window}
 	}
-	d, _, _ := s.decide(ctx, s.callOf(ctx))
+	c := s.callOf(ctx)
+	c.n = max(n, 0)
+	d, _, _ := s.decide(ctx, c)
 	return d
 }
 
-// SetRate changes the limit, for this instance: each says at each call what limit
-// it goes by, so that all may change one after the other. It is the time until
-// what has been spent refills that is kept.
+// SetRate changes the limit for this instance. Each instance sends the limit with each
+// call, so the instances may change it one after the other. Redis keeps the time until
+// the burst is full again, which does not change with the rate. If the limit is invalid,
+// SetRate returns the error and changes nothing.
 func (s *Shared) SetRate(rate float64, burst int) error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
 	s.cfg.checkRate(&f, rate, burst)
 	if err := f.Err(); err != nil {
 		return err
 	}
-	s.terms.Store(newSharedTerms(rate, burst, s.cfg.Reserve))
+	s.terms.Store(newSharedTerms(rate, burst, s.cfg))
 	return s.local.SetRate(s.part(rate, burst))
 }
 
@@ -288,10 +301,10 @@ type SharedStats struct {
 	Admitted int64 // calls
 	Refused  int64 // calls
 	Spent    int64 // tokens
-	Asked    int64 // times that Redis was asked: round trips
-	Failed   int64 // of these, how many had no answer that means anything
-	Alone    int64 // calls that were decided as OnOutage says
-	Down     bool  // whether there is an outage at the moment, of some key at least
+	Asked    int64 // round trips to Redis
+	Failed   int64 // round trips without a valid answer
+	Alone    int64 // calls that were decided by OnOutage
+	Down     bool  // whether there is an outage now, of at least one key
 }
 
 // Stats returns what the limiter has done so far.
@@ -303,21 +316,19 @@ func (s *Shared) Stats() SharedStats {
 	}
 }
 
-// A sharedCall is what there is to know of a call.
+// A sharedCall is a call to be decided.
 type sharedCall struct {
-	key      string // of Config's Key
+	key      string // the result of Key
 	full     string // the key in Redis
 	n, level int
 }
 
+// callOf returns the call of ctx, for one token.
 func (s *Shared) callOf(ctx context.Context) sharedCall {
 	c := sharedCall{n: 1, full: s.cfg.Prefix + s.cfg.Name}
 	if s.cfg.Key != nil {
 		c.key = s.cfg.Key(ctx)
 		c.full += "/" + c.key
-	}
-	if s.cfg.Cost != nil {
-		c.n = max(s.cfg.Cost(ctx), 0)
 	}
 	if s.cfg.Priority != nil {
 		c.level = min(max(s.cfg.Priority(ctx), 0), s.cfg.Levels-1)
@@ -325,13 +336,13 @@ func (s *Shared) callOf(ctx context.Context) sharedCall {
 	return c
 }
 
-// decide takes the tokens of a call, or says why not.
+// decide takes the tokens of a call, or returns why it cannot.
 func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reason, cause error) {
 	t := s.terms.Load()
 	switch {
-	case s.batch.spend(c.n): // or it takes none
+	case s.batch.spend(c.n): // always for n == 0
 		d = Decision{OK: true, Remaining: int(s.batch.held.Load())}
-	case c.n > t.burst-reserved(t.burst, s.cfg.Reserve[c.level]):
+	case c.n > roomOf(t.burst, s.cfg.Reserve, c.level):
 		d, why = Decision{RetryAfter: never}, TooCostly
 	default:
 		d, why, cause = s.ask(ctx, t, c)
@@ -346,7 +357,7 @@ func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reas
 	return d, why, cause
 }
 
-// ask has Redis decide on a call, or decides alone in an outage.
+// ask lets Redis decide on a call or, in an outage, OnOutage.
 func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
 	if o := s.outages.of(c.full); o != nil {
 		return s.decideAlone(ctx, c, o)
@@ -368,7 +379,7 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decisio
 	if !d.OK {
 		return d, OverLimit, nil
 	}
-	return d, 0, nil
+	return d, "", nil
 }
 
 // remaining returns how many tokens a level could take on top of a debt.
@@ -378,7 +389,7 @@ func (t *sharedTerms) remaining(level int, debt time.Duration) int {
 	return int(max(0, math.Floor(left/token+1e-9)))
 }
 
-// decideAlone decides without Redis.
+// decideAlone decides on a call without Redis.
 func (s *Shared) decideAlone(ctx context.Context, c sharedCall, o *outage) (Decision, Reason, error) {
 	if s.cfg.OnError != nil && o.told.CompareAndSwap(false, true) {
 		s.cfg.OnError(ctx, o.cause)
@@ -386,10 +397,10 @@ func (s *Shared) decideAlone(ctx context.Context, c sharedCall, o *outage) (Deci
 	s.alone.Add(1)
 	switch s.cfg.OnOutage {
 	case AdmitAll:
-		return Decision{OK: true}, 0, nil
+		return Decision{OK: true}, "", nil
 	case LimitLocally:
-		d, why := s.local.decide(c.key, c.n, c.level)
-		if why == 0 || why == OverLimit {
+		d, why := s.local.decide(ctx, c.key, c.n, c.level)
+		if why == "" || why == OverLimit {
 			return d, why, nil
 		}
 	}

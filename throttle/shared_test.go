@@ -22,8 +22,8 @@ type call struct {
 	args   []any
 }
 
-// A fakeRedis answers with what it is told to. What the script does is tested
-// with a real one, in internal/integration/throttle.
+// A fakeRedis gives the answers of a function. internal/integration/throttle tests the
+// script with a real Redis.
 type fakeRedis struct {
 	mu     sync.Mutex
 	calls  []call
@@ -60,7 +60,7 @@ func hanging(ctx context.Context, _ []any) (any, error) {
 func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
 	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
-	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Allow(t.Context()))
+	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Take(t.Context(), 1))
 	require.NoError(t, s.Wrap(ok)(t.Context()))
 	f.answer = answers("0", []byte("100000"), 500_000)
 	err := s.Do(t.Context(), ok)
@@ -73,7 +73,7 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	}
 
 	require.NoError(t, s.SetRate(3, 2))
-	require.Equal(t, 666_666_667*time.Nanosecond, s.Allow(t.Context()).Window)
+	require.Equal(t, 666_666_667*time.Nanosecond, s.Take(t.Context(), 1).Window)
 	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
 		"a third of a second, rounded up to 2^-32 us")
 	require.Error(t, s.SetRate(0, 2))
@@ -88,6 +88,7 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10, Instances: 1,
 		Key:      func(context.Context) string { return "tenant" },
 		Levels:   2,
+		Reserve:  []float64{0.5},
 		Priority: func(context.Context) int { return 5 },
 		Cost:     func(ctx context.Context) int { n, _ := ctx.Value(cost{}).(int); return n },
 		OnReject: func(_ context.Context, e *throttle.LimitedError) { rejected = append(rejected, e) },
@@ -98,11 +99,11 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	require.Empty(t, f.calls)
 	require.Error(t, s.Do(of(1), ok), "less than nothing gives nothing")
 	f.calls, rejected = nil, nil
-	require.EqualError(t, s.Do(of(3), ok), "throttle: api/tenant: limited (over the limit), retry after 1ms")
+	require.EqualError(t, s.Do(of(3), ok), "throttle: api[tenant]: limited (over the limit), retry after 1ms")
 	require.Equal(t, []string{"p:api/tenant"}, f.calls[0].keys)
 	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), 3, uint64(3), uint64(0)}, f.calls[0].args)
 	err := s.Do(of(6), ok)
-	require.EqualError(t, err, "throttle: api/tenant: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
+	require.EqualError(t, err, "throttle: api[tenant]: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
 	require.Len(t, f.calls, 1)
 	require.Len(t, rejected, 2)
 }
@@ -120,8 +121,9 @@ func TestSharedEndedContext(t *testing.T) {
 		require.Equal(t, throttle.ContextEnded, limited.Reason)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, s.Do(ctx, ok), throttle.ErrLimited)
-		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Allow(ctx))
-		require.Len(t, f.made(), 1)
+		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Take(ctx, 1))
+		synctest.Wait()
+		require.Len(t, f.made(), 2, "another trip finds out")
 		require.False(t, s.Stats().Down, "nobody knows yet")
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
@@ -131,7 +133,8 @@ func TestSharedEndedContext(t *testing.T) {
 	})
 }
 
-// What is not an answer is an outage, and says what was wrong.
+// A result that the script cannot have returned is an outage. The error says what was
+// wrong with it.
 func TestSharedBadAnswers(t *testing.T) {
 	for want, answer := range map[string]any{
 		"throttle: api: the script's answer is string OK: must be three integers":            "OK",
@@ -185,10 +188,9 @@ func FuzzSharedAnswer(f *testing.F) {
 				}
 				return []any{as(taken), as(wait), as(debt)}, nil
 			},
-			Cost:    func(context.Context) int { return n },
 			OnError: func(context.Context, error) { wrong++ },
 		})
-		d := s.Allow(t.Context())
+		d := s.Take(t.Context(), n)
 		sane := kind%6 < asFloat && min(taken, wait, debt) >= 0 && max(taken, wait, debt) <= math.MaxInt64/1000 &&
 			(taken == 0 || taken == int64(n) || taken == int64(max(n, 5)))
 		require.Equal(t, sane, wrong == 0)
@@ -196,7 +198,8 @@ func FuzzSharedAnswer(f *testing.F) {
 		require.GreaterOrEqual(t, min(d.RetryAfter, d.ResetAfter), time.Duration(0))
 		require.True(t, 0 <= d.Remaining && d.Remaining <= 10)
 		held := 0
-		for n = 1; s.Allow(t.Context()).OK; held++ {
+		for s.Allow(t.Context()) {
+			held++
 		}
 		if d.OK {
 			require.EqualValues(t, int(taken)-1-int(cost%8), held)
@@ -261,7 +264,7 @@ func TestSharedOutage(t *testing.T) {
 	}
 }
 
-func TestSharedOutageAndWhatIsTooMuchForOneInstance(t *testing.T) {
+func TestSharedOutageRefusesCallsTooCostlyForOneInstance(t *testing.T) {
 	f := &fakeRedis{answer: down}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 10, Burst: 8, Instances: 4, Cost: func(context.Context) int { return 5 },
@@ -274,14 +277,14 @@ func TestSharedOutageAndWhatIsTooMuchForOneInstance(t *testing.T) {
 	require.Positive(t, limited.RetryAfter())
 }
 
-// SetRate changes what an instance admits alone, too.
+// SetRate changes the part of an instance in an outage, too.
 func TestSharedSetRateInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Eval: (&fakeRedis{answer: down}).eval, Rate: 10, Burst: 8, Instances: 4, RetryEvery: time.Hour,
 		})
 		admitted := func() (n int) {
-			for s.Allow(t.Context()).OK {
+			for s.Allow(t.Context()) {
 				n++
 			}
 			return n
@@ -295,7 +298,7 @@ func TestSharedSetRateInAnOutage(t *testing.T) {
 	})
 }
 
-// A batch costs one round trip; what is asked for is what is missing of it.
+// A batch costs one round trip, which asks for the tokens that are missing to fill it.
 func TestSharedBatch(t *testing.T) {
 	n := 1
 	f := &fakeRedis{}
@@ -304,28 +307,27 @@ func TestSharedBatch(t *testing.T) {
 	}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10, Instances: 1,
-		Cost: func(context.Context) int { return n },
 	})
 	for range 100 {
-		require.True(t, s.Allow(t.Context()).OK)
+		require.True(t, s.Take(t.Context(), n).OK)
 	}
 	require.Len(t, f.calls, 10)
 	require.Len(t, f.calls[0].args, 10, "ten, or else one")
 	n = 15
-	require.True(t, s.Allow(t.Context()).OK)
+	require.True(t, s.Take(t.Context(), n).OK)
 	require.Len(t, f.calls[10].args, 7)
 	n = 4
 	for range 3 {
-		require.True(t, s.Allow(t.Context()).OK)
+		require.True(t, s.Take(t.Context(), n).OK)
 	}
 	require.Equal(t, 10, f.calls[11].args[4])
 	require.Equal(t, 8, f.calls[12].args[4], "two are left")
 
 	f.answer = answers(int64(0), int64(10), int64(10)) // 6 are left
-	require.True(t, s.Allow(t.Context()).OK)
-	require.False(t, s.Allow(t.Context()).OK)
+	require.True(t, s.Take(t.Context(), n).OK)
+	require.False(t, s.Take(t.Context(), n).OK)
 	n = 2
-	require.True(t, s.Allow(t.Context()).OK)
+	require.True(t, s.Take(t.Context(), n).OK)
 	require.EqualValues(t, s.Stats().Spent, 100+15+12+4+2)
 }
 

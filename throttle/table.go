@@ -2,21 +2,22 @@ package throttle
 
 import "math/bits"
 
-// A table is a hash table of what keys have spent, with open addressing, linear
-// probing and 3/4 of its slots in use at most. A slot is half a cache line for
-// keys that are strings: what a call seldom needs lies elsewhere.
+// A table is a hash table of the keys of a shard, with open addressing, linear probing
+// and at most 3/4 of its slots in use. A slot of a string key is half a cache line:
+// the fields that a call seldom needs are in rest. docs/decisions/keyed-table.md says
+// why it is not a map.
 type table[K comparable] struct {
 	slots []slot[K]
-	rest  []rest // of the slot with the same index
+	rest  []rest // by the index of the slot
 	used  int
-	hand  int // where sweep goes on
+	hand  int // the slot at which the next sweep begins
 }
 
 type slot[K comparable] struct {
 	key   K
 	tat   int64
 	spent uint32 // tokens: the low half
-	tag   uint32 // 31 bits of the hash, shifted left; 0 in a slot that is free
+	tag   uint32 // 31 bits of the hash, shifted left by one, and the bit apart; 0 in a free slot
 }
 
 type rest struct {
@@ -24,12 +25,12 @@ type rest struct {
 	refused uint32
 }
 
-// apart is set in the tag of a key whose limit is a Limiter of its own.
+// apart is set in the tag of a key that has an own limit.
 const apart = 1
 
 func tagOf(hash uint64) uint32 { return max(uint32(hash>>32)&^apart, 2) }
 
-// home returns where the search for a tag begins.
+// home returns the index at which the search for a tag begins.
 func (t *table[K]) home(tag uint32) int {
 	hi, _ := bits.Mul64(uint64(tag&^apart)<<32, uint64(len(t.slots)))
 	return int(hi)
@@ -58,8 +59,8 @@ func (t *table[K]) find(tag uint32, key K) int {
 	}
 }
 
-// insert adds a key that is not there, and returns the index of its slot, which
-// is valid until the next insert or sweep.
+// insert adds a key that is not in the table, and returns the index of its slot. The
+// index is valid until the next insert or sweep.
 func (t *table[K]) insert(tag uint32, key K) int {
 	if 4*(t.used+1) > 3*len(t.slots) {
 		t.grow()
@@ -101,16 +102,16 @@ func (t *table[K]) spent(i int) int64 {
 	return int64(t.rest[i].spent)<<32 + int64(t.slots[i].spent)
 }
 
-// refuse adds to the calls of the key that were refused, as far as they count.
+// refuse adds to the refused calls of the key of a slot, up to the most it can count.
 func (t *table[K]) refuse(i int, calls int64) {
 	r := &t.rest[i]
 	r.refused = uint32(min(int64(r.refused)+calls, 1<<32-1))
 }
 
-// sweep looks at the next n slots and drops the keys for which idle says so.
+// sweep looks at the next n slots and drops the keys for which idle returns true.
 func (t *table[K]) sweep(n int, idle func(i int) bool) {
 	for range min(n, len(t.slots)) {
-		// What follows a dropped key may have moved into its slot.
+		// After a drop, another key may have moved into the slot.
 		for s := &t.slots[t.hand]; s.tag != 0 && s.tag&apart == 0 && idle(t.hand); {
 			t.drop(t.hand)
 		}
@@ -118,11 +119,11 @@ func (t *table[K]) sweep(n int, idle func(i int) bool) {
 	}
 }
 
-// drop frees slot i and moves those behind it up, so that no search ends early.
+// drop frees slot i and moves the keys behind it up, so that no search ends early.
 func (t *table[K]) drop(i int) {
 	t.used--
 	for j := t.next(i); t.slots[j].tag != 0; j = t.next(j) {
-		// It may move to i unless its home lies after i, on the way to j.
+		// The key at j may move to i unless its home is between i and j.
 		home := t.home(t.slots[j].tag)
 		if i <= j && (home <= i || home > j) || i > j && home <= i && home > j {
 			t.slots[i], t.rest[i] = t.slots[j], t.rest[j]

@@ -4,43 +4,43 @@
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
 //		Rate:    100,                   // tokens a second
-//		Burst:   20,                    // that may be spent at once
-//		MaxWait: 50 * time.Millisecond, // rather than refuse
+//		Burst:   20,                    // tokens that may be spent at once
+//		MaxWait: 50 * time.Millisecond, // how long a call may wait for its tokens
 //	})
 //	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
 //	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
-//		log.Printf("come back in %v", limited.RetryAfter()) // the call was never made
+//		log.Printf("come back in %v", limited.RetryAfter()) // the call was not made
 //	}
 //
 // What to know:
 //
 //   - Over any interval a [Limiter] admits at most Burst + Rate x interval tokens,
 //     whatever the number of goroutines. It is exact to the nanosecond, at a token
-//     a month as at 1e12 a second, and stays so for years.
-//   - A full burst is there at the start. A call spends one token, or what Cost
-//     says. A call that fails has spent its tokens all the same; [Limiter.Refund]
-//     gives them back.
-//   - Who is refused is told when to come back, by [LimitedError.RetryAfter].
-//   - With a MaxWait a call waits for its tokens, behind the calls that are more
-//     important and those of its level that came before it. A wait that cannot end
-//     in time is refused at once.
-//   - Of several Levels the less important are refused first, as Reserve says, and
-//     leave a full queue first. [Limiter.Level] says which features to switch off
-//     before that.
+//     a month as at 1e12 a second, and stays exact for years.
+//   - A Limiter starts with a full burst. A call spends one token, or the number
+//     that Cost returns. A call that fails has spent its tokens all the same;
+//     [Limiter.Refund] gives them back.
+//   - A refused call learns from [LimitedError.RetryAfter] when to come back.
+//   - With a MaxWait, a call waits for its tokens in a queue: behind calls of more
+//     important levels and earlier calls of its own level. A call that could not get
+//     its tokens in time is refused immediately.
+//   - With Levels, the less important calls are refused first, as Reserve says, and
+//     are displaced first from a full queue. [Limiter.Level] tells an application
+//     which features to switch off before essential calls are refused.
 //
-// A [Group] holds a limit for each of a million tenants, a [Shared] one limit for
-// many instances, on Redis, and an [Adaptive] stops a client from sending what the
-// server would refuse.
+// A [Group] holds a limit for each of up to a million tenants. A [Shared] is one
+// limit for many instances, kept in Redis. An [Adaptive] stops a client from sending
+// calls that the server would refuse.
 //
 // Source: Throttling in the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
 // algorithm is the generic cell rate algorithm in its virtual scheduling form
-// (ITU-T I.371), of which a token bucket is another view.
+// (ITU-T I.371), which is equivalent to a token bucket.
 package throttle
 
 import (
+	"cmp"
 	"context"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -53,72 +53,98 @@ type Config struct {
 	// Name appears in errors. Optional.
 	Name string
 
-	// Rate is how many tokens a second there are to spend: above 0, at most 1e12.
-	// It is required. [PerMinute], [PerHour] and [Every] help.
+	// Rate is the number of tokens a second: above 0, at most 1e12. It is required.
+	// [PerMinute], [PerHour] and [Every] help.
 	Rate float64
 
 	// Burst is how many tokens may be spent at once after a pause. Zero means a
-	// second's worth: Rate, rounded up. It must refill within 36 years.
+	// second's worth: Rate, rounded up. A Burst must refill within 36 years.
 	Burst int
 
-	// MaxWait is how long a call may wait for its tokens. Zero means that it is
-	// refused at once where they are not there, negative that it may wait until
-	// its ctx ends. A call that could not go on in time is refused immediately; one
-	// that more important calls overtake is refused when MaxWait has passed. The
-	// moments at which calls go on follow the rate exactly: where a timer is late,
-	// those whose moment has passed go on together.
+	// MaxWait is how long a call may wait for its tokens. Zero means that a call
+	// without tokens is refused immediately, negative that it may wait until its ctx
+	// ends. A call that could not get its tokens within MaxWait is refused
+	// immediately; a call that is overtaken by more important ones is refused when
+	// MaxWait has passed. Waiting calls are released on a schedule that follows the
+	// rate exactly: if a timer is late, all calls that are due are released together.
 	MaxWait time.Duration
 
-	// MaxQueue is how many calls may wait. Zero means 1000. Where so many wait, a call
-	// that is more important than one of them takes its place: the last of the least
-	// important is refused.
-	MaxQueue int
+	// Queue is how many calls may wait. Zero means 1000. If the queue is full, a call
+	// that is more important than one of the waiting calls takes its place: the last
+	// call of the least important level is refused. Queue needs a MaxWait.
+	Queue int
 
 	// Levels is the number of priority levels, at most 1000. Zero means 1. More
 	// need a Priority.
 	Levels int
 
-	// Priority returns the level of a call: 0 is the most important. What it
-	// returns is clamped to 0 ... Levels-1. It needs Levels.
+	// Priority returns the level of a call: 0 is the most important. A value outside
+	// 0 ... Levels-1 is clamped. Priority needs Levels.
 	Priority func(context.Context) int
 
-	// Reserve holds, for each level, the share of Burst that its calls leave to
-	// the levels above, rounded down to whole tokens: with a Burst of 10 and
-	// Reserve {0, 0.5}, a call of level 1 is admitted only if 5 tokens are left
-	// after it. Each is at least 0, less than 1, and no less than the one before;
-	// the first is 0. Nil means i/Levels for level i.
+	// Reserve[i] is the share of Burst that is kept for level i and the levels above
+	// it. The shares add up: level j may spend Burst x (1 - Reserve[0] - ... -
+	// Reserve[j-1]), where the reserved part is rounded down to whole tokens. With a
+	// Burst of 10 and a Reserve of {0.5}, a call of level 1 is admitted only if it
+	// leaves 5 tokens. There are at most Levels-1 shares, each at least 0; their sum
+	// is below 1. Nil means 1/(2 x Levels) for each level but the last, so that the
+	// least important level may spend a little more than half of Burst. An empty slice
+	// that is not nil keeps nothing.
 	Reserve []float64
 
 	// Cost returns how many tokens a call takes. Nil means 1. A call that takes 0
-	// or fewer is always admitted, one that takes more than Burst never.
+	// or fewer is always admitted. A call that takes more than its level may spend at
+	// once is never admitted.
 	Cost func(context.Context) int
 
-	// OnReject, if not nil, is called for each call that Do or Wait refuses, with
-	// its ctx.
+	// OnReject, if not nil, is called with the call's ctx for each call that Do or
+	// Wait refuses.
 	OnReject func(context.Context, *LimitedError)
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that lists the invalid fields, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	c.validate(&f)
+	checkRate(&f, c.Rate, c.Burst)
+	f.Need(c.Queue >= 0, "Queue", c.Queue, "0 (for 1000) or more")
+	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
+	checkLevels(&f, c.Levels, c.Priority)
+	checkReserve(&f, c.Levels, c.Reserve)
 	return f.Err()
 }
 
-func (c Config) validate(f *invalid.Fields) {
-	checkRate(f, c.Rate, c.Burst)
-	f.Need(c.MaxQueue >= 0, "MaxQueue", c.MaxQueue, "0 (for 1000) or more")
-	checkLevels(f, c.Levels, c.Priority, c.Reserve)
+// withDefaults returns a valid c with its zero fields filled in. It shares no memory
+// with c.
+func (c Config) withDefaults() Config {
+	c.Burst = burstOf(c.Rate, c.Burst)
+	if c.MaxWait != 0 {
+		c.Queue = cmp.Or(c.Queue, 1000)
+	}
+	c.Levels = cmp.Or(c.Levels, 1)
+	c.Reserve = reserveOf(c.Levels, c.Reserve)
+	return c
 }
 
-// A Limiter admits calls at a limited rate. It is safe for concurrent use, and
-// built by [New].
+// of returns the tokens and the level of a call.
+func (c *Config) of(ctx context.Context) (n, level int) {
+	n = 1
+	if c.Cost != nil {
+		n = c.Cost(ctx)
+	}
+	if c.Priority != nil {
+		level = min(max(c.Priority(ctx), 0), c.Levels-1)
+	}
+	return n, level
+}
+
+// A Limiter admits calls at a limited rate. It is safe for concurrent use. [New]
+// makes one.
 type Limiter struct {
 	cfg   Config
-	key   string // of the Group's limit that it is
+	key   string // of the Group member that it is
 	epoch atomic.Pointer[terms]
 
-	_        [64]byte // what follows changes with each call, what is above does not
+	_        [64]byte // the fields below change with each call, those above do not
 	tat      atomic.Int64
 	admitted atomic.Int64
 	refused  atomic.Int64
@@ -126,48 +152,7 @@ type Limiter struct {
 	_        [64]byte
 
 	queue queue
-	level atomic.Int32 // see Level
-}
-
-// The one word of state, tat, is the theoretical arrival time: the moment at
-// which the burst is full again, in units of the present epoch. A call moves it
-// by what it takes, and may do so up to the room of its level ahead of now.
-//
-// A new limit begins a new epoch, under the queue's lock: tat is sealed, the
-// terms are exchanged, and tat is set to what is owed. It goes on from a higher
-// number, so that who still goes by the old terms finds another tat than before.
-
-// sealed is the tat between two epochs; nothing can be taken from it.
-const sealed = math.MaxInt64
-
-// terms are what a limit is measured with, until it changes.
-type terms struct {
-	pace
-	base    time.Time
-	begin   int64         // the time base, in units
-	horizon time.Duration // since base; beyond it the units would overflow
-	room    []int64       // by level, in units
-}
-
-// maxBegin is the highest number at which an epoch begins.
-const maxBegin = int64(1) << 59
-
-func newTerms(p pace, reserve []float64, base time.Time) terms {
-	t := terms{pace: p, base: base, horizon: p.horizon(), room: make([]int64, len(reserve))}
-	for level, share := range reserve {
-		t.room[level] = p.tokens(p.burst - reserved(p.burst, share))
-	}
-	return t
-}
-
-// unitsAt returns elapsed as a number to compare a tat with.
-func (t *terms) unitsAt(elapsed time.Duration) int64 { return t.begin + t.at(elapsed) }
-
-// unitsLate is unitsAt for what may lie before base, or beyond the horizon: then
-// it is, if not the number itself, more than any tat.
-func (t *terms) unitsLate(elapsed time.Duration) int64 {
-	most := t.until(0, math.MaxInt64-t.begin-1<<20)
-	return t.unitsAt(min(max(elapsed, 0), most))
+	level atomic.Int32 // the last result of Level
 }
 
 // New returns a Limiter with a full burst. It panics with the error of
@@ -177,7 +162,7 @@ func New(cfg Config) *Limiter {
 		panic(err)
 	}
 	cfg = cfg.withDefaults()
-	return newLimiter(cfg, newTerms(newPace(cfg.Rate, cfg.Burst), cfg.Reserve, time.Now()))
+	return newLimiter(cfg, newTerms(newPace(cfg.Rate, cfg.Burst), cfg, time.Now()))
 }
 
 func newLimiter(cfg Config, t terms) *Limiter {
@@ -188,18 +173,9 @@ func newLimiter(cfg Config, t terms) *Limiter {
 	return l
 }
 
-func (c Config) withDefaults() Config {
-	c.Levels = max(c.Levels, 1)
-	c.Reserve = reserveOf(c.Levels, c.Reserve)
-	if c.MaxQueue == 0 {
-		c.MaxQueue = 1000
-	}
-	return c
-}
-
-// Do runs fn if there are tokens for it, and returns its error. It waits for
-// them as Config allows, or returns a [*LimitedError] and does not call fn. If
-// ctx has already ended, it returns why.
+// Do takes the tokens of a call, runs fn and returns its error. Without tokens the
+// call waits, if MaxWait allows it. Otherwise Do returns a [*LimitedError] and does
+// not run fn. If ctx has already ended, Do returns why.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	if err := l.Wait(ctx); err != nil {
 		return err
@@ -207,31 +183,19 @@ func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error 
 	return fn(ctx)
 }
 
-// Wrap returns a function that does next as [Limiter.Do] does it.
+// Wrap returns a function that runs next as [Limiter.Do] does.
 func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Wait takes the tokens of a call, as [Limiter.Do] does, for work that is not
-// one function. With a MaxWait of 0 it does not wait, but admits or refuses.
+// Wait takes the tokens of a call as [Limiter.Do] does, for work that is not one
+// function. With a MaxWait of 0 it admits or refuses the call immediately.
 func (l *Limiter) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	n, level := l.cfg.of(ctx)
 	return l.acquire(ctx, n, level)
-}
-
-// of returns what a call costs and how important it is.
-func (c *Config) of(ctx context.Context) (n, level int) {
-	n = 1
-	if c.Cost != nil {
-		n = c.Cost(ctx)
-	}
-	if c.Priority != nil {
-		level = min(max(c.Priority(ctx), 0), c.Levels-1)
-	}
-	return n, level
 }
 
 func (l *Limiter) acquire(ctx context.Context, n, level int) error {
@@ -247,9 +211,9 @@ func (l *Limiter) acquire(ctx context.Context, n, level int) error {
 	return l.wait(ctx, n, level)
 }
 
-// Allow takes a token if it is there, and reports whether it was. It does not
-// wait. It asks for the least important level, as it knows no better, and like
-// AllowN it does not call Cost, Priority or OnReject.
+// Allow takes a token if there is one, and reports whether it did. It does not wait.
+// Like [Limiter.Take] it takes the token for the least important level and does not
+// call Cost, Priority or OnReject.
 func (l *Limiter) Allow() bool {
 	_, ok := l.take(1, l.cfg.Levels-1)
 	if !ok {
@@ -258,20 +222,20 @@ func (l *Limiter) Allow() bool {
 	return ok
 }
 
-// A Decision says whether tokens were taken, and how things stand: what the
-// headers of an HTTP answer tell a client.
+// A Decision says whether tokens were taken and what is left: the information that
+// the headers of an HTTP response give a client.
 type Decision struct {
 	OK         bool
 	Limit      int           // the Burst
-	Window     time.Duration // in which the Burst refills, to the nearest nanosecond
-	Remaining  int           // tokens that could be taken now, after this
-	RetryAfter time.Duration // until the same tokens could be taken, if nobody takes any: 0 if they were; the longest Duration if they never can
-	ResetAfter time.Duration // until the burst is full again, if nobody takes any
+	Window     time.Duration // the time in which the Burst refills, to the nearest nanosecond
+	Remaining  int           // tokens that could be taken now, after this decision
+	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
+	ResetAfter time.Duration // the time until the burst is full again, if no call takes any
 }
 
-// AllowN takes n tokens for the least important level if all of them are there.
-// It does not wait. If n is 0 or less it takes none, and admits.
-func (l *Limiter) AllowN(n int) Decision {
+// Take takes n tokens for the least important level, if all of them are there. It
+// does not wait. If n is 0 or less, Take takes none and admits.
+func (l *Limiter) Take(n int) Decision {
 	d, _ := l.decide(n, l.cfg.Levels-1)
 	return d
 }
@@ -280,7 +244,7 @@ func (l *Limiter) decide(n, level int) (Decision, Reason) {
 	m, ok := l.take(n, level)
 	d := m.decision(ok, n, level)
 	if ok {
-		return d, 0
+		return d, ""
 	}
 	l.refused.Add(1)
 	if m.cannot(n, level) {
@@ -289,18 +253,18 @@ func (l *Limiter) decide(n, level int) (Decision, Reason) {
 	return d, OverLimit
 }
 
-// Peek says what an AllowN of 1 would, and takes nothing. Its Remaining is what
-// there is now.
+// Peek returns the Decision that a Take of 1 would return, but takes nothing: its
+// Remaining is the number of tokens that are there now.
 func (l *Limiter) Peek() Decision {
 	level := l.cfg.Levels - 1
 	m := l.measure()
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
-// Refund gives back n tokens of a call that was admitted but not made, to those
-// who wait first. No more come back than were spent, nor than fill the burst. If n is
-// 0 or less it does nothing. What is given back can be spent at once, so that an
-// interval that began after the call was admitted may see that much more.
+// Refund gives back n tokens of a call that was admitted but not made. Waiting calls
+// get them first. Refund gives back no more tokens than were spent, and no more than
+// fill the burst. If n is 0 or less it does nothing. The tokens can be spent again at
+// once, so an interval that began after the call was admitted may see n tokens more.
 func (l *Limiter) Refund(n int) {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
@@ -309,7 +273,7 @@ func (l *Limiter) Refund(n int) {
 	}
 }
 
-// giveBack gives back n tokens that were spent. The caller holds the lock.
+// giveBack gives back n tokens that were spent. The caller holds queue.mu.
 func (l *Limiter) giveBack(n int) {
 	l.extra.Add(-int64(n))
 	l.putBack(n)
@@ -338,13 +302,13 @@ func (l *Limiter) Stats() Stats {
 }
 
 // SetRate changes the limit. As in Config, a burst of 0 means a second's worth.
-// If the limit cannot mean anything, it returns the error and changes nothing.
+// If the limit is invalid, SetRate returns the error and changes nothing.
 //
-// What has been spent stays spent: if 7 of 10 tokens are gone, they are gone of
-// 20 as well, which leaves 13, and refill at the new rate; of what would take
-// longer, 54 years' worth is kept. A call that waits keeps its place and waits as
-// long as the new rate has it, MaxWait at most, and then goes on even if it takes
-// more than the new burst.
+// Tokens that have been spent stay spent: if 7 of 10 tokens are gone, then 7 of 20
+// are gone as well, which leaves 13, and they refill at the new rate. A debt that
+// would take longer than 54 years to refill is cut to that. A waiting call keeps its
+// place and its MaxWait, and waits as long as the new rate requires. It is admitted
+// even if it takes more than the new burst.
 func (l *Limiter) SetRate(rate float64, burst int) error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	checkRate(&f, rate, burst)
@@ -358,36 +322,11 @@ func (l *Limiter) SetRate(rate float64, burst int) error {
 	return nil
 }
 
-// begin starts an epoch with the debt of the last. The caller holds the lock.
-func (l *Limiter) begin(p pace) {
-	last := l.epoch.Load()
-	next := newTerms(p, l.cfg.Reserve, time.Now())
-	now := last.unitsLate(next.base.Sub(last.base))
-	tat := l.tat.Swap(sealed)
-	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
-		next.begin = 0
-	}
-	q := &l.queue
-	owed := next.convert(tat-q.units-now, &last.pace)
-	q.units = 0
-	for i := range q.levels {
-		line := &q.levels[i]
-		line.units = 0
-		for w := line.first; w != nil; w = w.next {
-			w.units = min(next.convert(w.units, &last.pace), maxBurst+maxDebt-owed-q.units)
-			line.units += w.units
-			q.units += w.units
-		}
-	}
-	l.epoch.Store(&next)
-	l.tat.Store(next.begin + owed + q.units)
-}
-
-// take moves the tat ahead by n tokens if the level has room for them. It
-// returns how things stand after that.
+// take moves the tat ahead by n tokens if the level has room for them. It returns
+// the measure after that.
 func (l *Limiter) take(n, level int) (m measure, ok bool) {
 	if l.queue.waiting.Load() != 0 {
-		l.due() // first, if their timer is late
+		l.due() // waiting calls go first, even if their timer is late
 	}
 	m = l.measure()
 	if n <= 0 {
@@ -402,24 +341,22 @@ func (l *Limiter) take(n, level int) (m measure, ok bool) {
 		if m.tat > m.now+m.room[level]-units {
 			return m, false
 		}
-		// With max, a clock that was read too early does no harm.
+		// Because of max, a clock that was read too early does no harm.
 		tat := max(m.tat, m.now) + units
 		if l.tat.CompareAndSwap(m.tat, tat) {
 			l.count(n)
 			m.tat = tat
 			return m, true
 		}
-		// Others want it, too. Adding nothing fetches the cache line to write it, as
-		// is about to be done: so it changes hands once and not twice. The clock is
-		// not read again, which would take longer than all of the rest.
-		l.tat.Add(0)
+		// Another call was faster. Reading the clock again would take longer than all
+		// of the rest.
 		if m.tat, ok = l.tatOf(m.terms); !ok {
 			m = l.measure()
 		}
 	}
 }
 
-// count counts a call that was admitted for n tokens.
+// count counts an admitted call of n tokens.
 func (l *Limiter) count(n int) {
 	l.admitted.Add(1)
 	if n != 1 {
@@ -427,84 +364,7 @@ func (l *Limiter) count(n int) {
 	}
 }
 
-// A measure is how a limit stands at a moment.
-type measure struct {
-	*terms
-	elapsed  time.Duration
-	now, tat int64
-}
-
-// measure reads the clock and the tat of the present epoch.
-func (l *Limiter) measure() measure {
-	t := l.epoch.Load()
-	elapsed := time.Since(t.base)
-	if uint64(elapsed) <= uint64(t.horizon) {
-		if tat, ok := l.tatOf(t); ok {
-			return measure{t, elapsed, t.unitsAt(elapsed), tat}
-		}
-	}
-	l.queue.mu.Lock() // another epoch begins
-	defer l.queue.mu.Unlock()
-	return l.measureLocked()
-}
-
-// tatOf reads the tat, and reports whether it is one of the terms t: it is if they
-// are still the same after that.
-func (l *Limiter) tatOf(t *terms) (tat int64, ok bool) {
-	tat = l.tat.Load()
-	return tat, tat != sealed && l.epoch.Load() == t
-}
-
-// measureLocked is measure for who holds the lock, so that the epoch stays.
-func (l *Limiter) measureLocked() measure {
-	t := l.epoch.Load()
-	elapsed := time.Since(t.base)
-	// The units must not overflow, nor the time be one of before the epoch, as
-	// that of a synctest bubble can be.
-	if uint64(elapsed) > uint64(t.horizon) {
-		l.begin(t.pace)
-		t = l.epoch.Load()
-		elapsed = max(time.Since(t.base), 0)
-	}
-	return measure{t, elapsed, t.unitsAt(elapsed), l.tat.Load()}
-}
-
-// until returns how long it takes until now is at target.
-func (m measure) until(target int64) time.Duration {
-	return m.pace.until(m.elapsed, target-m.begin)
-}
-
-// cannot reports whether the level's room could never do for n tokens.
-func (m measure) cannot(n, level int) bool {
-	return n > 0 && int64(n) > m.room[level]>>m.frac
-}
-
-// wait returns how long it takes until n tokens could be taken.
-func (m measure) wait(n, level int) time.Duration {
-	switch {
-	case n <= 0:
-		return 0
-	case m.cannot(n, level):
-		return never
-	}
-	return m.until(max(m.tat, m.now) + m.tokens(n) - m.room[level])
-}
-
-func (m measure) decision(ok bool, n, level int) Decision {
-	d := Decision{
-		OK:         ok,
-		Limit:      m.burst,
-		Window:     windowOf(m.rate, m.burst),
-		Remaining:  int(max(m.room[level]-max(m.tat-m.now, 0), 0) >> m.frac),
-		ResetAfter: m.until(m.tat),
-	}
-	if !ok {
-		d.RetryAfter = m.wait(n, level)
-	}
-	return d
-}
-
-// refuse counts a refused call and reports it.
+// refuse counts and reports a refused call.
 func (l *Limiter) refuse(ctx context.Context, why Reason, n, level int, after time.Duration, cause error) error {
 	l.refused.Add(1)
 	err := &LimitedError{

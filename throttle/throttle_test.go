@@ -20,25 +20,25 @@ func TestExactSequence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 3})
 		for left := 2; left >= 0; left-- {
-			d := l.AllowN(1)
+			d := l.Take(1)
 			require.Equal(t, throttle.Decision{OK: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond}, d)
 		}
 		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
-		require.Equal(t, refused, l.AllowN(1))
+		require.Equal(t, refused, l.Take(1))
 		require.Equal(t, refused, l.Peek())
 
 		time.Sleep(100*time.Millisecond - 1)
-		require.Equal(t, time.Nanosecond, l.AllowN(1).RetryAfter, "a nanosecond too early")
+		require.Equal(t, time.Nanosecond, l.Take(1).RetryAfter, "a nanosecond too early")
 		time.Sleep(time.Nanosecond)
 		require.True(t, l.Allow())
 		require.False(t, l.Allow())
 
-		require.Equal(t, 200*time.Millisecond, l.AllowN(2).RetryAfter)
+		require.Equal(t, 200*time.Millisecond, l.Take(2).RetryAfter)
 		time.Sleep(200 * time.Millisecond)
-		require.True(t, l.AllowN(2).OK)
+		require.True(t, l.Take(2).OK)
 
 		time.Sleep(time.Hour) // no more than the burst adds up
-		require.True(t, l.AllowN(3).OK)
+		require.True(t, l.Take(3).OK)
 		require.False(t, l.Allow())
 		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 5, Spent: 9}, l.Stats())
 	})
@@ -50,7 +50,7 @@ func TestOddRateDoesNotDrift(t *testing.T) {
 		start := time.Now()
 		admitted := 0
 		for time.Since(start) < 24*time.Hour {
-			d := l.AllowN(1)
+			d := l.Take(1)
 			if d.OK {
 				admitted++
 				d.RetryAfter = l.Peek().RetryAfter
@@ -114,7 +114,7 @@ func TestWaitingIsInOrderAndOnTime(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpMovesTheOthersUp(t *testing.T) {
+func TestWaiterThatGivesUpMovesTheOthersUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		start := time.Now()
@@ -179,23 +179,24 @@ func TestValidate(t *testing.T) {
 	level := func(context.Context) int { return 0 }
 	for want, cfg := range map[string]throttle.Config{
 		"": {Rate: 1},
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second":                          {},
-		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second":                         {Rate: -1},
-		"throttle.Config.Rate is NaN: must be above 0 and at most 1e12 tokens a second":                        {Rate: math.NaN()},
-		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                       {Rate: throttle.Every(0)},
-		"throttle.Config.Rate is 2e+12: must be above 0 and at most 1e12 tokens a second":                      {Rate: 2e12},
-		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":                {Rate: math.SmallestNonzeroFloat64},
-		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years":   {Rate: 1, Burst: 1 << 62},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more":                                {Rate: 1, Burst: -1},
-		"throttle.Config.MaxQueue is -1: must be 0 (for 1000) or more":                                         {Rate: 1, MaxQueue: -1},
-		"throttle.Config.Levels is -1: must be 0 (for 1) to 1000":                                              {Rate: 1, Levels: -1},
-		"throttle.Config.Levels is 2: must be 0 or 1 where Priority is nil":                                    {Rate: 1, Levels: 2},
-		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                                 {Rate: 1, Priority: level},
-		"throttle.Config.Reserve is [0]: must be one for each of the 2 Levels":                                 {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0}},
-		"throttle.Config.Reserve[0] is 0.1: must be 0: there is no level above":                                {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0.1, 0.2}},
-		"throttle.Config.Reserve[1] is NaN: must be at least 0, as that of the level above, and less than 1":   {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, math.NaN()}},
-		"throttle.Config.Reserve[1] is 1: must be at least 0, as that of the level above, and less than 1":     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 1}},
-		"throttle.Config.Reserve[2] is 0.2: must be at least 0.5, as that of the level above, and less than 1": {Rate: 1, Levels: 3, Priority: level, Reserve: []float64{0, 0.5, 0.2}},
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second":                        {},
+		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second":                       {Rate: -1},
+		"throttle.Config.Rate is NaN: must be above 0 and at most 1e12 tokens a second":                      {Rate: math.NaN()},
+		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                     {Rate: throttle.Every(0)},
+		"throttle.Config.Rate is 2e+12: must be above 0 and at most 1e12 tokens a second":                    {Rate: 2e12},
+		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":              {Rate: math.SmallestNonzeroFloat64},
+		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years": {Rate: 1, Burst: 1 << 62},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more":                              {Rate: 1, Burst: -1},
+		"throttle.Config.Queue is -1: must be 0 (for 1000) or more":                                          {Rate: 1, Queue: -1},
+		"throttle.Config.Levels is -1: must be 0 (for 1) to 1000":                                            {Rate: 1, Levels: -1},
+		"throttle.Config.Levels is 2: must be 0 or 1 where Priority is nil":                                  {Rate: 1, Levels: 2},
+		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                               {Rate: 1, Priority: level},
+		"throttle.Config.Queue is 5: must be 0 where MaxWait is 0: no call waits":                            {Rate: 1, Queue: 5},
+		"throttle.Config.Reserve is [0 0]: must be at most 1 long, one less than Levels":                     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 0}},
+		"throttle.Config.Reserve is [0.1]: must be at most 0 long, one less than Levels":                     {Rate: 1, Reserve: []float64{0.1}},
+		"throttle.Config.Reserve[0] is -0.1: must be at least 0 and less than 1":                             {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{-0.1}},
+		"throttle.Config.Reserve[0] is NaN: must be at least 0 and less than 1":                              {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{math.NaN()}},
+		"throttle.Config.Reserve is [0.5 0.5]: must be shares whose sum is less than 1":                      {Rate: 1, Levels: 3, Priority: level, Reserve: []float64{0.5, 0.5}},
 	} {
 		if want == "" {
 			require.NoError(t, cfg.Validate())
@@ -228,7 +229,7 @@ func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
 		l := throttle.New(cfg)
 		require.Equal(t, want, l.Peek().Window)
 		require.NoError(t, l.SetRate(2, 6))
-		require.Equal(t, 3*time.Second, l.AllowN(1).Window)
+		require.Equal(t, 3*time.Second, l.Take(1).Window)
 	}
 }
 
@@ -251,7 +252,7 @@ func TestCost(t *testing.T) {
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.False(t, limited.Retryable())
 		require.Zero(t, limited.RetryAfter())
-		require.Equal(t, time.Duration(math.MaxInt64), l.AllowN(6).RetryAfter)
+		require.Equal(t, time.Duration(math.MaxInt64), l.Take(6).RetryAfter)
 		require.Zero(t, time.Since(start))
 
 		require.NoError(t, l.Do(of(3), ok))
@@ -260,11 +261,11 @@ func TestCost(t *testing.T) {
 	})
 }
 
-func TestReserveIsLeftToTheLevelsAbove(t *testing.T) {
+func TestReserveIsKeptForTheLevelsAbove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type level struct{}
 		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0, 0.3, 0.7},
+			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0.3, 0.4},
 			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
 		})
 		admitted := func(n int) (calls int) {
@@ -285,12 +286,51 @@ func TestReserveIsLeftToTheLevelsAbove(t *testing.T) {
 	})
 }
 
+// The shares of Reserve add up, whole tokens only, and follow the burst. Without them
+// each level but the last keeps 1/(2 x Levels).
+func TestReserveAddsUp(t *testing.T) {
+	for _, c := range []struct {
+		reserve []float64
+		burst   int
+		want    []int // that each level may spend at once
+	}{
+		{nil, 12, []int{12, 10, 8}},
+		{nil, 100, []int{100, 84, 67}},
+		{[]float64{}, 10, []int{10, 10, 10}},
+		{[]float64{0.5}, 10, []int{10, 5, 5}},
+		{[]float64{0, 0.7}, 10, []int{10, 10, 3}},
+		{[]float64{0.3, 0.3}, 10, []int{10, 7, 4}},
+		{[]float64{0.25, 0.25}, 3, []int{3, 3, 2}},
+	} {
+		for level, want := range c.want {
+			for _, setRate := range []bool{false, true} {
+				cfg := throttle.Config{
+					Rate: 1e-3, Burst: c.burst, Levels: 3, Reserve: c.reserve,
+					Priority: func(context.Context) int { return level },
+				}
+				if setRate {
+					cfg.Burst = 1
+				}
+				l := throttle.New(cfg)
+				if setRate {
+					require.NoError(t, l.SetRate(1e-3, c.burst))
+				}
+				admitted := 0
+				for l.Wait(t.Context()) == nil {
+					admitted++
+				}
+				require.Equal(t, want, admitted, "level %d of %v", level, c)
+			}
+		}
+	}
+}
+
 // Features of level 2 go off with 7 of 10 tokens left, of level 1 with 3, and on
 // again at 7 + 3/4 and 3 + 7/4.
 func TestLevelDegradesAndRecoversWithHysteresis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0, 0.3, 0.7},
+			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0.3, 0.4},
 			Priority: func(context.Context) int { return 0 },
 		})
 		call := func(n int) {
@@ -338,7 +378,7 @@ func TestHooksMayCallBack(t *testing.T) {
 			require.NoError(t, l.SetRate(1, 1))
 			require.Zero(t, l.Stats().Waiting)
 		}})
-		require.True(t, l.AllowN(1).OK)
+		require.True(t, l.Take(1).OK)
 		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, l.Wait(soon), throttle.ErrLimited)
@@ -351,8 +391,8 @@ func TestHooksMayCallBack(t *testing.T) {
 				require.NoError(t, g.SetRate(1, 1))
 				require.NoError(t, g.Set(1, 5, 5))
 			}},
-			MaxKeys: 1, IdleAfter: -1,
-			OnEvict: func(u throttle.Usage[int]) {
+			MaxKeys: 1, IdleAfter: 1,
+			OnEvict: func(_ context.Context, u throttle.Usage[int]) {
 				called++
 				g.Peek(u.Key)
 				require.Equal(t, 1, g.Stats().Keys)
@@ -365,7 +405,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		require.Equal(t, 2, called)
 		require.ErrorIs(t, g.Wait(t.Context(), 1), throttle.ErrLimited)
 		require.Equal(t, 3, called)
-		require.True(t, g.AllowN(1, 4).OK, "as it has been given")
+		require.True(t, g.Take(1, 4).OK, "as it has been given")
 
 		var s *throttle.Shared
 		s = throttle.NewShared(throttle.SharedConfig{
@@ -374,11 +414,11 @@ func TestHooksMayCallBack(t *testing.T) {
 			OnError: func(ctx context.Context, _ error) {
 				called++
 				require.True(t, s.Stats().Down)
-				require.False(t, s.Allow(ctx).OK)
+				require.False(t, s.Allow(ctx))
 			},
 			OnReject: func(ctx context.Context, _ *throttle.LimitedError) {
 				called++
-				require.False(t, s.Allow(ctx).OK)
+				require.False(t, s.Allow(ctx))
 			},
 		})
 		require.ErrorIs(t, s.Wait(t.Context()), errDown)
@@ -396,8 +436,8 @@ func TestHooksMayCallBack(t *testing.T) {
 	})
 }
 
-// A limiter that is a global is built outside of the bubble in which a test uses
-// it: the times of the two have nothing to do with each other.
+// A global limiter is made outside of the synctest bubble that uses it. The clocks of
+// the two are not related.
 func TestClockFromElsewhere(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 2, MaxWait: -1})
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-3, Burst: 2}})
@@ -416,12 +456,6 @@ func TestClockFromElsewhere(t *testing.T) {
 	}
 	require.False(t, l.Allow())
 	require.False(t, g.Allow(1))
-}
-
-func TestReasonsHaveNames(t *testing.T) {
-	require.Equal(t, "shed", throttle.Shed.String())
-	require.Equal(t, "throttle.Reason(0)", throttle.Reason(0).String())
-	require.Equal(t, "throttle.Reason(99)", throttle.Reason(99).String())
 }
 
 func BenchmarkAllow(b *testing.B) {

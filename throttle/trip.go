@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A trip is one round trip to Redis. It fails when Timeout has passed, also where
-// Eval has not returned by then.
+// A trip is one round trip to Redis. It fails when Timeout has passed, even if Eval has
+// not returned by then.
 type trip struct {
 	s    *Shared
 	key  string
@@ -20,7 +20,7 @@ type trip struct {
 	over   bool
 	answer answer
 	outage *outage       // if there is no answer
-	ended  chan struct{} // closed at the end; nil where nobody waits for that
+	ended  chan struct{} // closed at the end, if not nil
 }
 
 func (s *Shared) depart(c sharedCall, ended chan struct{}) *trip {
@@ -32,7 +32,7 @@ func (s *Shared) depart(c sharedCall, ended chan struct{}) *trip {
 	return t
 }
 
-// arrive ends the trip and returns the outage, if it is one.
+// arrive ends the trip, and returns the outage if it failed.
 func (t *trip) arrive(a answer, err error) *outage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,7 +53,8 @@ func (t *trip) arrive(a answer, err error) *outage {
 	return t.outage
 }
 
-// abort ends a trip that says nothing about Redis, unless it has ended.
+// abort ends a trip that says nothing about Redis. It does nothing if the trip has
+// ended.
 func (t *trip) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,8 +62,9 @@ func (t *trip) abort() {
 	t.late.Stop()
 }
 
-// askOnce makes a trip for one call. It does so on the goroutine of the call: one of
-// its own costs a quarter of the time of a round trip.
+// askOnce makes a trip for one call, on the goroutine of the call: another goroutine
+// would add a quarter to the time of a round trip. It returns inTime false if ctx ended
+// before the trip did.
 func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a answer, o *outage, inTime bool) {
 	trip := s.depart(c, nil)
 	defer trip.abort() // if Eval panics
@@ -70,8 +72,8 @@ func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a a
 	defer cancel()
 	a, err := s.eval(within, t, c, []int{c.n})
 	if err != nil && ctx.Err() != nil {
-		// The call has cut the trip short. Whether Redis would have answered in time is
-		// found out without it.
+		// The call has cut the trip short. Another trip finds out whether Redis would
+		// have answered in time.
 		trip.abort()
 		if s.outages.suspect(c.full) {
 			trip = s.depart(c, nil)
@@ -85,14 +87,14 @@ func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a a
 	return a, trip.arrive(a, err), true
 }
 
-// travel makes a trip that is not that of one call, for the first of some amounts of
-// tokens that is there. Without amounts it takes none.
+// travel makes a trip that does not belong to one call. It takes the first of amounts
+// that is there, and nothing if there are no amounts.
 func (s *Shared) travel(ctx context.Context, trip *trip, t *sharedTerms, c sharedCall, amounts []int) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	a, err := answer{}, errors.New("throttle: Eval called runtime.Goexit")
 	defer func() {
-		if r := recover(); r != nil { // there is no caller whose panic it could be
+		if r := recover(); r != nil { // there is no caller to pass the panic to
 			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", s.cfg.Name, r, debug.Stack())
 		}
 		trip.arrive(a, err)

@@ -24,8 +24,8 @@ type admission struct {
 	tokens   int
 }
 
-// requireBound checks every interval that begins with an admission and ends with
-// one: what was admitted within it.
+// requireBound checks the tokens that were admitted in every interval that begins and
+// ends with an admission.
 func requireBound(t *testing.T, all []admission, rate float64, burst int) {
 	t.Helper()
 	slices.SortFunc(all, func(a, b admission) int { return int(a.to - b.to) })
@@ -52,7 +52,7 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 			type cost struct{}
 			l := throttle.New(throttle.Config{
 				Rate: rate, Burst: burst, MaxWait: 2 * time.Second,
-				Levels: 2, Reserve: []float64{0, 0.3},
+				Levels: 2, Reserve: []float64{0.3},
 				Priority: func(ctx context.Context) int { return ctx.Value(cost{}).(int) % 2 },
 				Cost:     func(ctx context.Context) int { return 1 + ctx.Value(cost{}).(int)%min(burst, 4) },
 			})
@@ -77,7 +77,7 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 						ctx, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, number))
 						switch i % 3 {
 						case 0:
-							if l.AllowN(1).OK {
+							if l.Take(1).OK {
 								admitted(1)
 							}
 						case 1: // gives up half way
@@ -108,8 +108,8 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 	}
 }
 
-// What waiters that gave up would have used, others use: the server is never idle
-// while somebody waits.
+// Other calls use the tokens of waiters that gave up: the server is never idle while a
+// call waits.
 func TestNoTokenIsLostWhenWaitersGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 100, Burst: 1, MaxWait: -1})
@@ -146,7 +146,7 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const callers = 20_000
-				l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: callers + 1})
+				l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Queue: callers + 1})
 				require.True(t, l.Allow())
 				start := time.Now()
 				cancels := make([]context.CancelFunc, callers)
@@ -219,7 +219,7 @@ func TestStressNeverOverTheLimit(t *testing.T) {
 
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: 2})
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Queue: 2})
 		require.True(t, l.Allow())
 		var calls sync.WaitGroup
 		for range 2 {
@@ -244,12 +244,12 @@ func levelOf(ctx context.Context) int { return ctx.Value(level{}).(int) }
 func reason(err error) throttle.Reason {
 	limited, _ := errors.AsType[*throttle.LimitedError](err)
 	if limited == nil {
-		return 0
+		return ""
 	}
 	return limited.Reason
 }
 
-// Nobody is to wait for longer than the units of time can count.
+// No call waits for longer than the units can count.
 func TestWaitingIsBoundedByDecades(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const year = 365 * 24 * time.Hour
@@ -293,7 +293,7 @@ func (c *tally) all() map[throttle.Reason]int {
 
 func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Priority: levelOf})
+		l := throttle.New(throttle.Config{Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0.5}, Priority: levelOf})
 		essential, rest := at(t.Context(), 0), at(t.Context(), 1)
 		start := time.Now()
 		for range 5 {
@@ -317,12 +317,12 @@ func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 	})
 }
 
-// Behind however many less important calls, an important one waits for those that are
-// as important.
+// However many less important calls wait, a call waits only for the calls that are as
+// important as itself, or more.
 func TestWaitingIsInTheOrderOfLevels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{
-			Rate: 10, Burst: 1, MaxWait: -1, Levels: 3, Reserve: []float64{0, 0, 0}, Priority: levelOf,
+			Rate: 10, Burst: 1, MaxWait: -1, Levels: 3, Reserve: []float64{}, Priority: levelOf,
 		})
 		start := time.Now()
 		require.True(t, l.Allow())
@@ -348,11 +348,11 @@ func TestWaitingCallIsNotOvertakenByACheaperOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type cost struct{}
 		l := throttle.New(throttle.Config{
-			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
 		})
 		start := time.Now()
-		require.True(t, l.AllowN(10).OK)
+		require.True(t, l.Take(10).OK)
 		took := make(map[string]time.Duration)
 		var mu sync.Mutex
 		var calls sync.WaitGroup
@@ -382,7 +382,7 @@ func TestWaitingCallIsNotOvertakenByACheaperOne(t *testing.T) {
 func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 1, MaxWait: -1, MaxQueue: 4, Levels: 3, Reserve: []float64{0, 0, 0}, Priority: levelOf,
+			Rate: 1, Burst: 1, MaxWait: -1, Queue: 4, Levels: 3, Reserve: []float64{}, Priority: levelOf,
 		})
 		start := time.Now()
 		require.True(t, l.Allow())
@@ -415,13 +415,13 @@ func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 		call("2c", 2)
 		require.Equal(t, end{why: throttle.QueueFull}, ended("2c"), "as important as the least that wait")
 		call("0a", 0)
-		require.Equal(t, end{why: throttle.QueueFull}, ended("2b"), "displaced at once")
+		require.Equal(t, end{why: throttle.Displaced}, ended("2b"), "displaced at once")
 		call("1c", 1)
-		require.Equal(t, end{why: throttle.QueueFull}, ended("2a"))
+		require.Equal(t, end{why: throttle.Displaced}, ended("2a"))
 		call("1d", 1)
 		require.Equal(t, end{why: throttle.QueueFull}, ended("1d"))
 		call("0b", 0)
-		require.Equal(t, end{why: throttle.QueueFull}, ended("1c"))
+		require.Equal(t, end{why: throttle.Displaced}, ended("1c"))
 		require.Equal(t, 4, l.Stats().Waiting)
 		calls.Wait()
 		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
@@ -434,7 +434,7 @@ func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 func TestOvertakenCallWaitsNoLongerThanMaxWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 1, MaxWait: 2 * time.Second, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+			Rate: 1, Burst: 1, MaxWait: 2 * time.Second, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 		})
 		start := time.Now()
 		require.True(t, l.Allow())
@@ -464,7 +464,7 @@ func TestLevelsUnderLoadLoseNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate, burst = 1000, 10
 		l := throttle.New(throttle.Config{
-			Rate: rate, Burst: burst, MaxWait: 200 * time.Millisecond, MaxQueue: 50, Levels: 3, Priority: levelOf,
+			Rate: rate, Burst: burst, MaxWait: 200 * time.Millisecond, Queue: 50, Levels: 3, Reserve: []float64{1. / 3, 1. / 3}, Priority: levelOf,
 			Cost: func(ctx context.Context) int { return 1 + ctx.Value(level{}).(int) },
 		})
 		start := time.Now()
@@ -497,9 +497,13 @@ func TestLevelsUnderLoadLoseNothing(t *testing.T) {
 		}
 		calls.Wait()
 		requireBound(t, all, rate, burst)
-		require.Zero(t, ends[0][throttle.QueueFull]+ends[0][throttle.WaitTooLong], "level 0 is well within the rate")
-		require.NotZero(t, ends[1][throttle.QueueFull]+ends[1][throttle.WaitTooLong])
-		require.Greater(t, ends[2][throttle.QueueFull]+ends[2][throttle.WaitTooLong], ends[2][0])
+		refusals := func(n int) int {
+			return ends[n][throttle.QueueFull] + ends[n][throttle.Displaced] + ends[n][throttle.WaitTooLong]
+		}
+		require.Zero(t, refusals(0), "level 0 is well within the rate")
+		require.NotZero(t, refusals(1))
+		require.Greater(t, refusals(2), ends[2][""])
+		require.NotZero(t, ends[2][throttle.Displaced])
 		s := l.Stats()
 		require.Zero(t, s.Waiting)
 		spent := 0
@@ -513,12 +517,12 @@ func TestLevelsUnderLoadLoseNothing(t *testing.T) {
 	})
 }
 
-// One that waits gives up, behind which an essential call has already run.
-func TestGivingUpBehindWhichOthersRan(t *testing.T) {
+// A waiter gives up after an essential call has overtaken it.
+func TestWaiterGivesUpAfterOthersOvertookIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type level struct{}
 		l := throttle.New(throttle.Config{
-			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2,
+			Rate: 10, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0.5},
 			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
 		})
 		essential := context.WithValue(t.Context(), level{}, 0)
@@ -542,10 +546,10 @@ func TestGivingUpBehindWhichOthersRan(t *testing.T) {
 	})
 }
 
-func TestRefundGoesToWhoWaits(t *testing.T) {
+func TestRefundGoesToWaitersFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, MaxWait: -1, Cost: func(context.Context) int { return 10 }})
-		require.True(t, l.AllowN(10).OK)
+		require.True(t, l.Take(10).OK)
 		start := time.Now()
 		time.Sleep(8 * time.Second)
 		var calls sync.WaitGroup
@@ -564,11 +568,11 @@ func TestRefundNeverOverfills(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
 		l.Refund(3)
 		require.Equal(t, 5, l.Peek().Remaining)
-		require.True(t, l.AllowN(2).OK)
+		require.True(t, l.Take(2).OK)
 		l.Refund(1)
 		require.Equal(t, 4, l.Peek().Remaining)
 		time.Sleep(500 * time.Millisecond) // half a token is owed
-		require.True(t, l.AllowN(4).OK)
+		require.True(t, l.Take(4).OK)
 		l.Refund(4)
 		require.Equal(t, 500*time.Millisecond, l.Peek().ResetAfter, "4 tokens, and not 4 and a half")
 		l.Refund(1 << 62)
@@ -578,8 +582,8 @@ func TestRefundNeverOverfills(t *testing.T) {
 	})
 }
 
-// When the token comes at the moment at which ctx ends, it is given back, spent by
-// the call, or lost to it: never is there another.
+// If the token comes at the moment at which ctx ends, it is given back, spent or lost. It
+// is never doubled.
 func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
@@ -603,8 +607,8 @@ func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 	})
 }
 
-// A slowContext has been canceled by the time somebody has asked twice, which
-// takes a while.
+// A slowContext is canceled by the time at which it is asked twice. Each question takes
+// a while.
 type slowContext struct {
 	context.Context
 	asked atomic.Int64
@@ -622,7 +626,7 @@ func (c *slowContext) Err() error {
 
 // A call that notices late that its ctx has ended has had its time: others have
 // run since, so that its tokens are worth nothing any more.
-func TestTokenThatIsNotUsedIsNotGivenBackLate(t *testing.T) {
+func TestUnusedTokenIsNotGivenBackLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		start := time.Now()
@@ -647,10 +651,10 @@ func TestTokenThatIsNotUsedIsNotGivenBackLate(t *testing.T) {
 	})
 }
 
-func TestSetRateKeepsWhatIsOwed(t *testing.T) {
+func TestSetRateKeepsTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
-		require.True(t, l.AllowN(7).OK)
+		require.True(t, l.Take(7).OK)
 		require.NoError(t, l.SetRate(1, 20))
 		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Window: 20 * time.Second, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
 		require.NoError(t, l.SetRate(1, 5))
@@ -663,17 +667,17 @@ func TestSetRateKeepsWhatIsOwed(t *testing.T) {
 }
 
 // A part of a token that is owed is a whole one at a rate that knows no parts.
-func TestSetRateRoundsWhatIsOwedUp(t *testing.T) {
+func TestSetRateRoundsTheDebtUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
-		require.True(t, l.AllowN(3).OK)
+		require.True(t, l.Take(3).OK)
 		time.Sleep(500 * time.Millisecond)
 		require.NoError(t, l.SetRate(1e12, 5))
 		require.Equal(t, 2, l.Peek().Remaining)
 	})
 }
 
-func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
+func TestSetRateChangesTheWaitOfWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		start := time.Now()
@@ -696,11 +700,11 @@ func TestSetRateChangesTheWaitOfWhoWaits(t *testing.T) {
 	})
 }
 
-func TestSetRateBelowTheCostOfWhoWaits(t *testing.T) {
+func TestSetRateBelowTheCostOfAWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, MaxWait: -1, Cost: func(context.Context) int { return 8 }})
 		start := time.Now()
-		require.True(t, l.AllowN(10).OK)
+		require.True(t, l.Take(10).OK)
 		var calls sync.WaitGroup
 		calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
 		time.Sleep(4 * time.Second) // 14 are owed
@@ -714,21 +718,20 @@ func TestSetRateBelowTheCostOfWhoWaits(t *testing.T) {
 	})
 }
 
-// A call that takes more than the new burst saves up for it while it waits. Calls
-// that overtake it have no more than the burst of that, and what it would be is known
-// when it gives up.
-func TestWaitingForMoreThanABurstSavesForNobodyElse(t *testing.T) {
+// A call that takes more than the new burst saves up tokens while it waits. Calls that
+// overtake it can spend no more than a burst of them, also after it gives up.
+func TestWaitForMoreThanABurstGainsNothingForOthers(t *testing.T) {
 	type cost struct{}
 	for _, gives := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			l := throttle.New(throttle.Config{
-				Rate: 1, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{0, 0}, Priority: levelOf,
+				Rate: 1, Burst: 10, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 				Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
 			})
 			of := func(ctx context.Context, n, level int) context.Context {
 				return context.WithValue(at(ctx, level), cost{}, n)
 			}
-			require.True(t, l.AllowN(10).OK)
+			require.True(t, l.Take(10).OK)
 			waits, giveUp := context.WithCancel(of(t.Context(), 8, 1))
 			defer giveUp()
 			var call sync.WaitGroup
@@ -760,14 +763,14 @@ func TestWaitingForMoreThanABurstSavesForNobodyElse(t *testing.T) {
 }
 
 // A call behind it that gives up takes nothing of that along.
-func TestGivingUpBehindOneThatSaves(t *testing.T) {
+func TestGivingUpBehindAWaiterForMoreThanABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type cost struct{}
 		l := throttle.New(throttle.Config{
 			Rate: 1, Burst: 10, MaxWait: -1, Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
 		})
 		start := time.Now()
-		require.True(t, l.AllowN(10).OK)
+		require.True(t, l.Take(10).OK)
 		var calls sync.WaitGroup
 		calls.Go(func() { require.NoError(t, l.Wait(context.WithValue(t.Context(), cost{}, 8))) })
 		synctest.Wait()
@@ -784,14 +787,14 @@ func TestGivingUpBehindOneThatSaves(t *testing.T) {
 	})
 }
 
-// At a rate at which those who wait would do so for centuries, they do not go on at
-// once: of what is owed, 54 years' worth is kept.
+// At a new rate at which the waiters would wait for centuries, they are not granted at
+// once: 54 years' worth of the debt is kept.
 func TestSetRateAtWhichManyWaitForCenturies(t *testing.T) {
 	for waiting := range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			const year = 365 * 24 * time.Hour
 			l := throttle.New(throttle.Config{Rate: 1e9, MaxWait: -1, Cost: func(context.Context) int { return 1e9 }})
-			require.True(t, l.AllowN(1e9).OK)
+			require.True(t, l.Take(1e9).OK)
 			ctx, cancel := context.WithCancel(t.Context())
 			for range waiting {
 				go func() { _ = l.Wait(ctx) }()
@@ -855,13 +858,13 @@ func TestSetRateUnderLoad(t *testing.T) {
 	require.InDelta(t, burst-callers*each+refilled/2, l.Peek().Remaining, refilled/2+1)
 }
 
-// A cost that was below the burst when the call came is not paid out of a smaller
-// one: at this rate, what it takes too much would have come back a moment later.
+// A call whose cost was below the burst when it came is not admitted by a smaller burst.
+// At this rate the tokens that it took too much would be back a moment later.
 func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 1e9, Burst: 100})
 	var over atomic.Int64
 	underSetRate(t, l, 4, 100_000, func() {
-		if d := l.AllowN(70); d.OK && d.Limit < 70 {
+		if d := l.Take(70); d.OK && d.Limit < 70 {
 			over.Add(1)
 		}
 	}, throttle.Config{Rate: 1e9, Burst: 5}, throttle.Config{Rate: 1e9, Burst: 100})
@@ -872,7 +875,7 @@ func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
 func BenchmarkGiveUp(b *testing.B) {
 	for _, waiting := range []int{1000, 100_000} {
 		b.Run(fmt.Sprint(waiting), func(b *testing.B) {
-			l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1, MaxWait: -1, MaxQueue: waiting + 1})
+			l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1, MaxWait: -1, Queue: waiting + 1})
 			l.Allow()
 			all, cancelAll := context.WithCancel(b.Context())
 			var calls sync.WaitGroup

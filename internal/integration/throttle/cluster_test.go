@@ -53,7 +53,7 @@ func slotsAreMoved(t *testing.T, c *services.RedisCluster, connect func(testing.
 		for _, s := range instances {
 			calls.Go(func() {
 				for !moved.Load() || made[i].Load() < 2*burst {
-					if s.Allow(as(t.Context(), tenant)).OK {
+					if s.Allow(as(t.Context(), tenant)) {
 						admitted[i].Add(1)
 					}
 					made[i].Add(1)
@@ -148,7 +148,7 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 	all("back", func(t *testing.T, s instance) {
 		gone := as(t.Context(), s.tenants[2][0])
 		admitted := 0
-		for d := s.Allow(gone); d.OK || s.Stats().Down; d = s.Allow(gone) {
+		for d := s.Take(gone, 1); d.OK || s.Stats().Down; d = s.Take(gone, 1) {
 			if d.OK {
 				admitted++
 			}

@@ -88,7 +88,6 @@ func TestTheScriptIsExact(t *testing.T) {
 			levels := max(c.levels, 1)
 			cfg := throttle.SharedConfig{
 				Name: "exact", Prefix: p, Rate: c.rate, Burst: c.burst, Batch: c.batch, Timeout: patient, OnOutage: throttle.RefuseAll,
-				Cost: func(context.Context) int { return n },
 				Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 					const clock = "redis.call('TIME')"
 					require.Equal(t, 1, strings.Count(script, clock))
@@ -147,7 +146,7 @@ func TestTheScriptIsExact(t *testing.T) {
 					m.tat = fixed(whole, 7)
 					require.NoError(t, rdb.Set(t.Context(), p+"exact", fmt.Sprintf("%d 7", whole), time.Hour).Err())
 				}
-				s.Allow(t.Context())
+				s.Take(t.Context(), n)
 			}
 			require.NotZero(t, took[0])
 			require.Greater(t, len(took), 1)
@@ -183,6 +182,6 @@ func TestFindingOutTakesNothing(t *testing.T) {
 	require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
 	require.NoError(t, <-found)
 	require.Zero(t, rdb.Exists(t.Context(), p+"probe").Val())
-	require.Equal(t, 2, s.Allow(t.Context()).Remaining)
+	require.Equal(t, 2, s.Take(t.Context(), 1).Remaining)
 	require.Zero(t, s.Stats().Failed)
 }

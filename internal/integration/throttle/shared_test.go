@@ -174,13 +174,13 @@ func TestBatchStaysWithinItsBound(t *testing.T) {
 			Name: "batch", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 60, Batch: 10,
 			Timeout: patient, OnOutage: throttle.RefuseAll,
 		})
-		require.True(t, instances[i].Allow(t.Context()).OK) // 9 more are held
+		require.True(t, instances[i].Allow(t.Context())) // 9 more are held
 	}
 	require.NoError(t, rdb.Del(t.Context(), p+"batch").Err()) // as after the time in which the burst refills
 	admitted, asked := 0, 0
 	for range 100 {
 		for _, s := range instances {
-			if s.Allow(t.Context()).OK {
+			if s.Allow(t.Context()) {
 				admitted++
 			}
 		}
@@ -204,7 +204,7 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 	right.Eval = evalWith(rdb)
 	s := throttle.NewShared(right)
 	for range 4 {
-		require.True(t, s.Allow(t.Context()).OK)
+		require.True(t, s.Allow(t.Context()))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -216,13 +216,13 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 		s := throttle.NewShared(wrong)
 		require.Equal(t, 2000, time.Now().Year())
 		for left := 5; left >= 0; left-- {
-			d := s.Allow(t.Context())
+			d := s.Take(t.Context(), 1)
 			require.True(t, d.OK)
 			require.Equal(t, left, d.Remaining)
 		}
-		require.False(t, s.Allow(t.Context()).OK)
+		require.False(t, s.Allow(t.Context()))
 	})
-	d := s.Allow(t.Context())
+	d := s.Take(t.Context(), 1)
 	require.False(t, d.OK)
 	require.LessOrEqual(t, d.RetryAfter, time.Hour)
 	require.Greater(t, d.RetryAfter, 50*time.Minute)
@@ -253,7 +253,7 @@ func TestOneRoundTripADecision(t *testing.T) {
 		Name: "trips", Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 50, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	for i := range 100 {
-		require.Equal(t, i < 50, s.Allow(t.Context()).OK)
+		require.Equal(t, i < 50, s.Allow(t.Context()))
 	}
 	require.EqualValues(t, 101, sent.commands.Load(), "and one to tell the script")
 	require.EqualValues(t, 100, s.Stats().Asked)
@@ -329,7 +329,7 @@ func TestImpatientCallersOfAHangingRedis(t *testing.T) {
 					Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6, Batch: batch,
 					OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
 				})
-				require.True(t, s.Allow(t.Context()).OK)
+				require.True(t, s.Allow(t.Context()))
 				own.Pause()
 				for !s.Stats().Down { // as long as it takes: it would never be
 					ctx, cancel := within(t.Context())
@@ -412,7 +412,7 @@ func TestServerClockSetBack(t *testing.T) {
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 60, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
-	d := s.Allow(t.Context())
+	d := s.Take(t.Context(), 1)
 	require.False(t, d.OK)
 	require.LessOrEqual(t, d.ResetAfter, 10*time.Minute)
 	require.LessOrEqual(t, d.RetryAfter, time.Minute)
@@ -428,10 +428,10 @@ func TestKeysLevelsAndWhatStays(t *testing.T) {
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
 		Key:    func(ctx context.Context) string { return ctx.Value(call{}).(call).key },
-		Levels: 2, Priority: func(ctx context.Context) int { return ctx.Value(call{}).(call).level },
+		Levels: 2, Reserve: []float64{0.5}, Priority: func(ctx context.Context) int { return ctx.Value(call{}).(call).level },
 	})
 	admitted := func(key string, level int) (n int) {
-		for s.Allow(context.WithValue(t.Context(), call{}, call{key, level})).OK {
+		for s.Allow(context.WithValue(t.Context(), call{}, call{key, level})) {
 			n++
 		}
 		return n

@@ -9,22 +9,22 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A queue holds the calls that wait: the more important first, those of a level in
-// the order of arrival. Their tokens are taken ahead of time, so that the tat of the
-// Limiter is past them all, and calls that do not wait take none of them. The tokens
-// belong to the queue, not to a place in it: the first call goes on when the tat, less
-// what the others are to take, has come within its room. So a call that comes, leaves
-// or overtakes changes one sum, however many wait.
+// A queue holds the waiting calls by level, and those of a level in the order of
+// arrival. Their tokens are taken ahead of time: the tat of the Limiter includes them,
+// so calls that do not wait cannot take them. The tokens belong to the queue and not
+// to a place in it: the head is granted when the tat, less the tokens of the other
+// waiters, is within the head's room. So a waiter that arrives, leaves or overtakes
+// changes one sum, however many waiters there are.
 //
-// Moments pass on a schedule that a late timer does not move: the calls that should
-// have gone on meanwhile go on together.
+// A late timer does not move the schedule: all waiters that are due are granted
+// together.
 type queue struct {
-	waiting atomic.Int64 // changed under mu
+	waiting atomic.Int64 // waiters; changed under mu
 	waited  atomic.Int64
-	all     *waiters // of the Group that the Limiter belongs to, or nil
+	all     *waiters // of the Group, or nil
 
 	mu     sync.Mutex
-	units  int64 // that all who wait are to take
+	units  int64 // that all waiters are to take
 	levels []line
 	timer  *time.Timer
 }
@@ -32,45 +32,45 @@ type queue struct {
 // A line holds the waiters of one level in the order of arrival.
 type line struct {
 	first, last *waiter
-	units       int64 // that they are to take
+	units       int64 // that its waiters are to take
 }
 
 type waiter struct {
 	level      int
 	units      int64 // that it is to take
 	prev, next *waiter
-	over       chan struct{} // closed when it is no longer in line
-	granted    bool          // set before that: it may go on
-	tat        int64         // after it has taken its tokens, if granted
+	over       chan struct{} // closed when it has left the line
+	granted    bool          // set before that, if it has its tokens
+	tat        int64         // the tat without the waiters behind it, if granted
 }
 
-// waiters counts the calls that wait for any limit of a Group.
+// waiters counts the waiting calls of all limits of a Group.
 type waiters struct {
 	now atomic.Int64
 	max int64
 }
 
-// wait puts a call in line for its tokens and waits for them.
+// wait takes the tokens of a call, if need be after a wait in line.
 func (l *Limiter) wait(ctx context.Context, n, level int) error {
 	w, after, why := l.reserve(ctx, n, level)
 	switch {
 	case why == DeadlineTooClose:
 		return l.refuse(ctx, why, n, level, after, context.DeadlineExceeded)
-	case why != 0:
+	case why != "":
 		return l.refuse(ctx, why, n, level, after, nil)
 	case w == nil:
 		l.count(n)
 		return nil
 	}
 	var tooLong <-chan time.Time
-	if l.cfg.MaxWait > 0 { // others may overtake it
+	if l.cfg.MaxWait > 0 { // more important calls may overtake it
 		timer := time.NewTimer(l.cfg.MaxWait)
 		defer timer.Stop()
 		tooLong = timer.C
 	}
 	select {
 	case <-w.over:
-		why = QueueFull
+		why = Displaced // unless granted
 	case <-tooLong:
 		why = WaitTooLong
 	case <-ctx.Done():
@@ -80,7 +80,8 @@ func (l *Limiter) wait(ctx context.Context, n, level int) error {
 	switch {
 	case ctx.Err() != nil:
 		if granted {
-			// Others may have gone on behind it, within the time of its tokens.
+			// The tokens are lost: waiters behind it may have been granted within their
+			// time.
 			l.extra.Add(int64(n))
 		}
 		return l.refuse(ctx, ContextEnded, n, level, after, ended.Error(ctx))
@@ -92,8 +93,9 @@ func (l *Limiter) wait(ctx context.Context, n, level int) error {
 	return l.refuse(ctx, why, n, level, after, nil)
 }
 
-// reserve takes n tokens, and puts the call in line if they are not there yet. Or it
-// says why the call is refused, and when to come back. All who are due have gone.
+// reserve takes n tokens, and returns a waiter in line if they are not there yet. Or
+// it returns why the call is refused, and when it could be admitted. All waiters that
+// are due have been granted before.
 func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after time.Duration, why Reason) {
 	q := &l.queue
 	q.mu.Lock()
@@ -103,31 +105,31 @@ func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after t
 		m := l.measureLocked()
 		after = l.behind(m, n, level)
 		if after > 0 && !placed {
-			if why = l.reject(ctx, m, after); why == 0 && !l.makeRoom(level) {
+			if why = l.reject(ctx, m, after); why == "" && !l.makeRoom(level) {
 				why = QueueFull
 			}
-			if why != 0 {
+			if why != "" {
 				return nil, after, why
 			}
 			placed = true
 		}
 		units := m.tokens(n)
 		tat := max(m.tat-q.units, m.now) + q.units + units
-		if !l.tat.CompareAndSwap(m.tat, tat) { // by another call, or by one that made room
+		if !l.tat.CompareAndSwap(m.tat, tat) { // changed by another call, or by makeRoom
 			continue
 		}
 		if !placed {
-			return nil, 0, 0
+			return nil, 0, ""
 		}
 		w = &waiter{level: level, units: units, over: make(chan struct{})}
 		l.enqueue(w)
 		l.serve()
-		return w, after, 0
+		return w, after, ""
 	}
 }
 
-// behind returns how long it takes until a call of n tokens can go on, behind those
-// that wait and are as important.
+// behind returns how long a call of n tokens would wait, behind the waiters of its
+// level and the more important ones.
 func (l *Limiter) behind(m measure, n, level int) time.Duration {
 	if m.cannot(n, level) {
 		return never
@@ -139,25 +141,26 @@ func (l *Limiter) behind(m measure, n, level int) time.Duration {
 	return m.until(m.tat - l.queue.units + ahead + m.tokens(n) - m.room[level])
 }
 
-// reject says why a call is not to wait for so long; 0 if it may.
+// reject returns why a call may not wait for that long, or "".
 func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
-	case wait == never: // the burst has become smaller, this moment
+	case wait == never: // the burst has just become smaller
 		return TooCostly
 	case m.tat-m.now > maxDebt, l.cfg.MaxWait > 0 && wait > l.cfg.MaxWait:
 		return WaitTooLong
 	case limited && time.Until(deadline) < wait:
 		return DeadlineTooClose
 	}
-	return 0
+	return ""
 }
 
-// makeRoom makes room for one more call to wait. Where the queue is full, the last of
-// the least important calls leaves it for one that is more so.
+// makeRoom makes room for one more waiter, and reports whether it could. In a full
+// queue the last waiter of the least important level makes room for a call that is
+// more important.
 func (l *Limiter) makeRoom(level int) bool {
 	q := &l.queue
-	if q.waiting.Load() < int64(l.cfg.MaxQueue) && q.all.enter() {
+	if q.waiting.Load() < int64(l.cfg.Queue) && q.all.enter() {
 		return true
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
@@ -183,7 +186,7 @@ func (a *waiters) leave() {
 	}
 }
 
-// enqueue puts w at the end of its line. Its tokens have been taken.
+// enqueue puts w at the end of its line. Its units are part of the tat already.
 func (l *Limiter) enqueue(w *waiter) {
 	q := &l.queue
 	line := &q.levels[w.level]
@@ -198,7 +201,7 @@ func (l *Limiter) enqueue(w *waiter) {
 	q.waiting.Add(1)
 }
 
-// dequeue takes w out of line, with the tokens that it is to take.
+// dequeue takes w and its units out of line.
 func (l *Limiter) dequeue(w *waiter) {
 	q := &l.queue
 	line := &q.levels[w.level]
@@ -220,18 +223,18 @@ func (l *Limiter) dequeue(w *waiter) {
 	close(w.over)
 }
 
-// leave takes a waiter out of line, unless it no longer is, and reports whether its
-// tokens are gone. It returns how long a call like it would have to wait now.
+// leave takes w out of line, unless it has left already, and reports whether w was
+// granted. It returns how long a call like it would wait now.
 func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, after time.Duration) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	granted = w.granted
-	// Those who are due go first, as nobody is to move up into the past.
+	// Waiters that are due are granted first: no other waiter may move up into the past.
 	m := l.serve()
 	select {
 	case <-w.over:
-		if w.granted && !granted && why == ContextEnded { // only now, and in vain
+		if w.granted && !granted && why == ContextEnded { // granted by this serve, and too late
 			l.tat.Add(-max(0, min(w.units, w.tat-m.now)))
 			w.granted = false
 		}
@@ -241,7 +244,7 @@ func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, afte
 	return w.granted, l.behind(l.serve(), n, level)
 }
 
-// head returns the waiter that is to go on first, or nil.
+// head returns the waiter that is to be granted next, or nil.
 func (q *queue) head() *waiter {
 	for i := range q.levels {
 		if first := q.levels[i].first; first != nil {
@@ -251,20 +254,22 @@ func (q *queue) head() *waiter {
 	return nil
 }
 
-// remove takes w out of line and gives its tokens back. All who are due have gone.
+// remove takes w out of line and gives its tokens back. All waiters that are due have
+// been granted before.
 func (l *Limiter) remove(w *waiter) {
 	q := &l.queue
 	back := w.units
 	if m := l.measureLocked(); q.head() == w {
-		// What it has waited for, on top of a burst, is there for nobody else.
+		// w may wait for more than a burst. The part above a burst that it has waited
+		// for already goes to no other call.
 		back -= max(0, m.now-(m.tat-q.units))
 	}
 	l.dequeue(w)
 	l.tat.Add(-back)
 }
 
-// putBack returns n tokens to those who wait, and then to the burst. More than a
-// burst is there for nobody.
+// putBack gives n tokens to the waiters, and the rest to the burst. Tokens that do
+// not fit into the burst are lost.
 func (l *Limiter) putBack(n int) {
 	m := l.measureLocked()
 	by := m.tat - l.queue.units - m.now
@@ -274,8 +279,8 @@ func (l *Limiter) putBack(n int) {
 	l.tat.Add(-max(by, 0))
 }
 
-// serve lets those go on whose time has come, and sets the timer for the next. The
-// caller holds the lock.
+// serve grants the waiters that are due, and sets the timer for the next one. The
+// caller holds queue.mu.
 func (l *Limiter) serve() measure {
 	q := &l.queue
 	m := l.measureLocked()
@@ -287,7 +292,7 @@ func (l *Limiter) serve() measure {
 	return m
 }
 
-// target returns when w, the head, goes on.
+// target returns when w, the head, is due.
 func (l *Limiter) target(m measure, w *waiter) int64 {
 	return m.tat - l.queue.units + w.units - m.room[w.level]
 }
@@ -306,7 +311,7 @@ func (l *Limiter) arm(m measure) {
 	}
 }
 
-// due is what the timer calls.
+// due serves the waiters. The timer calls it.
 func (l *Limiter) due() {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A bucket is what a limiter whose calls wait is to be like: a token bucket with a
-// queue in front of it, whose first goes as soon as its tokens are there.
+// A bucket is the model of a limiter with waiting calls: a token bucket with a queue in
+// front of it. The head of the queue goes as soon as its tokens are there.
 type bucket struct {
 	token time.Duration // that one takes to refill
 	burst int
@@ -43,7 +43,7 @@ func (b *bucket) take(n int) {
 	b.full = b.full.Add(time.Duration(n) * b.token)
 }
 
-// advance lets those go whose tokens come until then.
+// advance lets the callers go whose tokens are there by then.
 func (b *bucket) advance(then time.Time) {
 	for len(b.queue) > 0 && !b.due(b.queue[0].cost).After(then) {
 		first := b.queue[0]
@@ -70,8 +70,8 @@ func (b *bucket) set(token time.Duration, burst int) {
 	b.token, b.burst = token, burst
 }
 
-// close reports whether it is a close thing if somebody goes before this moment or
-// after it: one who waits, or who comes now for n tokens.
+// close reports whether rounding may decide if a call goes before this moment or after
+// it: the head of the queue, or a call that comes now for n tokens.
 func (b *bucket) close(n int, off time.Duration) bool {
 	if len(b.queue) > 0 {
 		n = b.queue[0].cost
@@ -79,8 +79,8 @@ func (b *bucket) close(n int, off time.Duration) bool {
 	return off > 0 && (b.now.Sub(b.last) <= off || b.due(n).Sub(b.now).Abs() <= off)
 }
 
-// playQueue makes calls that wait, of which some give up, calls that do not wait,
-// refunds and changes of the rate, and compares when each goes with when it goes in
+// playQueue makes calls that wait, some of which give up, calls that do not wait,
+// refunds and changes of the rate. It compares the time at which each call goes with
 // the model.
 func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	limits := []struct {
@@ -116,7 +116,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			}
 		case 1:
 			free := len(model.queue) == 0 && !model.due(n).After(model.now)
-			require.Equal(t, free, l.AllowN(n).OK, "event %d", event)
+			require.Equal(t, free, l.Take(n).OK, "event %d", event)
 			if free {
 				model.take(n)
 			}

@@ -81,8 +81,8 @@ func (r *reference) refund(n int) {
 	r.tat.Sub(r.tat, by)
 }
 
-// kept is how long it takes, at least, to refill what a limiter can owe after its
-// rate has fallen.
+// kept is the shortest time that the longest debt can take to refill after a change of
+// the rate.
 const kept = 54 * 365 * 24 * time.Hour
 
 // FuzzExactness runs a limiter beside the reference. The operations are 9 bytes
@@ -159,7 +159,7 @@ func FuzzExactness(f *testing.F) {
 func compareTake(t *testing.T, l *throttle.Limiter, r *reference, n int) {
 	r.advance()
 	short := r.short(n)
-	d := l.AllowN(n)
+	d := l.Take(n)
 	tooCostly := r.burst.Cmp(new(big.Rat).SetInt64(int64(n))) < 0
 	switch {
 	case n == 0:
@@ -232,8 +232,8 @@ func TestExactForCenturies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := throttle.New(throttle.Config{Rate: rate, Burst: 100})
 			for range 5 {
-				require.Equal(t, 40, l.AllowN(60).Remaining)
-				refused := l.AllowN(70)
+				require.Equal(t, 40, l.Take(60).Remaining)
+				refused := l.Take(70)
 				require.False(t, refused.OK)
 				require.InEpsilon(t, 30/rate*1e9, float64(refused.RetryAfter), 1e-6+rate*1e-9/30)
 				time.Sleep(pause)
@@ -248,8 +248,8 @@ func TestCenturiesAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := throttle.New(throttle.Config{Rate: rate, Burst: 100})
 			g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: rate, Burst: 100}})
-			require.True(t, l.AllowN(100).OK)
-			require.True(t, g.AllowN(1, 100).OK)
+			require.True(t, l.Take(100).OK)
+			require.True(t, g.Take(1, 100).OK)
 			time.Sleep(250 * 365 * 24 * time.Hour)
 			require.Equal(t, 100, l.Peek().Remaining)
 			require.Equal(t, 100, g.Peek(1).Remaining)
@@ -257,16 +257,16 @@ func TestCenturiesAtOnce(t *testing.T) {
 	}
 }
 
-// What is owed stays owed when the units are counted anew.
+// A debt survives the begin of a new epoch.
 func TestDebtOutlivesTheCountOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const year = 365 * 24 * time.Hour
 		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 3})
 		for round := range 20 {
 			time.Sleep(10*year + 100) // 73 years pass with a debt of 1 to 3 tokens
-			l.AllowN(3)
-			l.AllowN(2)
-			l.AllowN(1)
+			l.Take(3)
+			l.Take(2)
+			l.Take(1)
 			require.Zero(t, l.Peek().Remaining)
 			require.InDelta(t, 10*year, l.Peek().RetryAfter, 1e4, "of 3e17: what a float64 can say of the rate; round %d", round)
 		}
