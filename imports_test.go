@@ -26,7 +26,7 @@ var engines = map[string][]string{
 	"saga/sqlstore":         {"golang.org/x/sync"},
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
-	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
+	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
 }
 
 // patterns are the packages that must not know each other.

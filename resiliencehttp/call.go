@@ -33,8 +33,8 @@ type call struct {
 // An answer is a response that the caller may get, and the ctx that it came under.
 type answer struct {
 	*http.Response
-	ctx    *sendCtx // nil if there is nothing more to read
-	failed bool
+	ctx     *sendCtx // nil if there is nothing more to read
+	failure error    // that the policies saw in its place; nil for a success
 }
 
 type callKey struct{}
@@ -109,6 +109,12 @@ func (c *call) send(ctx *sendCtx) error {
 		}
 		return c.finally(err)
 	}
+	if c.t.Prepare != nil {
+		if err := c.t.Prepare(req); err != nil {
+			closeBody(req)
+			return c.finally(&requestError{err})
+		}
+	}
 	resp, err := c.t.base().RoundTrip(req)
 	if err == nil && resp == nil {
 		err = errNothing
@@ -123,7 +129,7 @@ func (c *call) send(ctx *sendCtx) error {
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
-	err = c.answered(resp, ctx)
+	err = c.answered(req, resp, ctx)
 	if resp.Request == req { // Classify needed it, to find the call
 		resp.Request = c.req
 	}
@@ -131,7 +137,7 @@ func (c *call) send(ctx *sendCtx) error {
 }
 
 // answered returns the error that the policies see in place of a response, or nil.
-func (c *call) answered(resp *http.Response, ctx *sendCtx) error {
+func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) error {
 	returned := false
 	defer func() {
 		if !returned { // a panic: the caller does not get it
@@ -139,11 +145,20 @@ func (c *call) answered(resp *http.Response, ctx *sendCtx) error {
 		}
 	}()
 	failure := c.classify(resp)
+	if failure == nil && c.t.RetryBody != nil && !duplex(resp) {
+		begin, err := c.t.peek(resp)
+		if err != nil {
+			_ = resp.Body.Close()
+			returned = true
+			return c.unanswered(req, err)
+		}
+		failure = c.t.RetryBody(resp, begin)
+	}
 	last := failure == nil || !c.mayRepeat() || !behavior.Read(failure).Retryable || duplex(resp)
 	drained := !last && drain(resp)
 	returned = true
 
-	a := answer{resp, ctx, failure != nil}
+	a := answer{resp, ctx, failure}
 	if drained || bodyless(c.req, resp) {
 		a.ctx = nil
 	} else {
@@ -213,13 +228,13 @@ func (a answer) close() {
 	}
 }
 
-// result returns what RoundTrip returns after the policies have returned err.
-func (c *call) result(err error) (*http.Response, error) {
-	if c.accepted.Response != nil {
-		return c.hand(c.accepted), nil
+// result returns what send returns after the policies have returned err.
+func (c *call) result(err error) (resp *http.Response, failure, _ error) {
+	if a := c.accepted; a.Response != nil {
+		return c.hand(a), a.failure, nil
 	}
-	if c.failed.Response != nil && !c.abandoned(err) {
-		return c.hand(c.failed), nil
+	if a := c.failed; a.Response != nil && !c.abandoned(err) {
+		return c.hand(a), a.failure, nil
 	}
 	c.discard()
 	if err != nil && err == c.final {
@@ -227,11 +242,11 @@ func (c *call) result(err error) (*http.Response, error) {
 	}
 	switch err := err.(type) {
 	case nil:
-		return nil, errNoResponse
+		return nil, nil, errNoResponse
 	case *finalError:
-		return nil, err.err // the error of Base
+		return nil, nil, err.err // the error of Base
 	}
-	return nil, withTimeout(err)
+	return nil, nil, withTimeout(err)
 }
 
 // abandoned reports whether the policies gave up because the caller's ctx has ended.
@@ -249,7 +264,7 @@ func (c *call) hand(a answer) *http.Response {
 			a.Body = newBody(a)
 		}
 	}
-	if a.failed { // the StatusError has its Header
+	if a.failure != nil { // the StatusError has its Header
 		a.Header = a.Header.Clone()
 	}
 	return a.Response

@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"net/http"
 	"strconv"
 	"time"
@@ -8,12 +9,15 @@ import (
 
 // A StatusError is the error that policies see in place of a response.
 //
-// Status 500, 502, 503 or 504 is a failure of the server. Status 408, 425 or 429 is an
+// Status 500, 502, 503, 504, 507 or 520 to 530 is a failure of the server, or of a proxy
+// that could not reach it. Status 408, 425 or 429 is an
 // answer of a server that works ([resilience.Answered]) and asks for the request again
 // later: a breaker counts it as a success, and a retrier makes another attempt.
 type StatusError struct {
 	StatusCode int         // 503
 	Header     http.Header // a copy of the response's
+	Method     string      // of the request; "" if the response has none
+	Host       string      // of the request's URL
 
 	final bool
 }
@@ -23,14 +27,22 @@ func (e *StatusError) Error() string {
 	if text := http.StatusText(e.StatusCode); text != "" {
 		s += " " + text
 	}
+	if e.Host != "" {
+		s += " (" + e.Method + " " + e.Host + ")"
+	}
 	return s
 }
 
 // RetryAfter returns the time from now on for which the server asked, by its Retry-After
 // field, not to be asked again. It returns 0 if there is no such field, or none in a form
-// of RFC 9110.
+// of RFC 9110. A date is compared with the Date of the response, if that has one, so that
+// the clock of this machine does not matter.
 func (e *StatusError) RetryAfter() time.Duration {
-	return retryAfter(e.Header.Get("Retry-After"), time.Now())
+	now, err := http.ParseTime(e.Header.Get("Date"))
+	if err != nil {
+		now = time.Now()
+	}
+	return retryAfter(e.Header.Get("Retry-After"), now)
 }
 
 // Retryable reports whether the request may be sent again.
@@ -48,7 +60,7 @@ func (e *StatusError) Throttled() bool {
 
 // DefaultClassify returns the error that policies see in place of a response:
 //
-//   - For 500, 502, 503 and 504 it returns a [*StatusError]: the server failed.
+//   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server failed.
 //   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works,
 //     and the client is too fast.
 //   - For 408 and 425 it returns the same if the request may be sent again: the server
@@ -70,15 +82,25 @@ func DefaultClassify(resp *http.Response) error {
 
 // classify returns the StatusError of resp, which shares its Header, or nil.
 func classify(resp *http.Response, mayRepeat bool) *StatusError {
-	switch resp.StatusCode {
-	case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
-		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-	case http.StatusRequestTimeout, http.StatusTooEarly:
-		if !mayRepeat {
-			return nil
-		}
+	switch code := resp.StatusCode; {
+	case failed(code), code == http.StatusTooManyRequests:
+	case (code == http.StatusRequestTimeout || code == http.StatusTooEarly) && mayRepeat:
 	default:
 		return nil
 	}
-	return &StatusError{StatusCode: resp.StatusCode, Header: resp.Header, final: !mayRepeat}
+	e := &StatusError{StatusCode: resp.StatusCode, Header: resp.Header, final: !mayRepeat}
+	if req := resp.Request; req != nil && req.URL != nil {
+		e.Method, e.Host = cmp.Or(req.Method, http.MethodGet), req.URL.Host
+	}
+	return e
+}
+
+// failed reports whether a status is a failure of the server, or of a proxy before it.
+func failed(code int) bool {
+	switch code {
+	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable,
+		http.StatusGatewayTimeout, http.StatusInsufficientStorage:
+		return true
+	}
+	return 520 <= code && code <= 530
 }

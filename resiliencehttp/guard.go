@@ -15,7 +15,7 @@ import (
 //
 //	mux.Handle("/reports/", resiliencehttp.Guard(circuit.Wrap)(reports))
 //
-// The policies see a response with status 500, 502, 503 or 504 as a failure, a
+// The policies see a response with status 500, 502, 503, 504, 507 or 520 to 530 as a failure, a
 // [*StatusError]. If [Refuse] or other middleware of this package wrote it, they see the
 // refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it. The
 // handler's request has the ctx of the innermost policy. If that ctx ends by a time-out and
@@ -106,15 +106,12 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		s.cancel(errAborted)
 		return ended.Error(s)
 	}
-	switch w.status {
-	case 0:
+	switch {
+	case w.status == 0:
 		s.late = ctx.Err() != nil
 		return ended.Error(ctx)
-	case http.StatusInternalServerError, http.StatusBadGateway,
-		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		if w.refusal == nil {
-			return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
-		}
+	case failed(w.status) && w.refusal == nil:
+		return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
 	}
 	return w.refusal
 }

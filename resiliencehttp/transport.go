@@ -20,7 +20,7 @@
 //   - Only a request that may be repeated is retried: GET, HEAD, OPTIONS, TRACE, PUT and
 //     DELETE (RFC 9110, section 9.2.2), and any request with an Idempotency-Key, if its
 //     body can be sent again. A POST is retried only if it was certainly never sent.
-//   - A failed status (500, 502, 503, 504) is an error for the policies and a response for
+//   - A failed status (500, 502, 503, 504, 507, 520 to 530) is an error for the policies and a response for
 //     the caller, who gets the last one, its body open. A status that asks for the request
 //     again later (408, 425, 429) is treated in the same way, but is not a failure of the
 //     server: see [DefaultClassify]. A retrier heeds Retry-After.
@@ -35,6 +35,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -42,6 +43,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/retry"
 )
 
 // A Transport is an [http.RoundTripper] that sends each request through its Middleware. One
@@ -103,6 +105,35 @@ type Transport struct {
 	// again. Nil means DefaultClassify.
 	Classify func(*http.Response) error
 
+	// Prepare, if not nil, is called with the copy of the request that each attempt sends,
+	// before it is sent: to sign it anew, for example. It may change its fields. An error
+	// ends the call, and policies take it for an answer ([resilience.Answered]), since the
+	// server is not to blame.
+	Prepare func(*http.Request) error
+
+	// RetryBody, if not nil, is called with each response that Classify takes for a
+	// success, and with the first MaxRetryBody bytes of its body, and returns an error for
+	// a failure that only the body tells. The policies see that error as they see
+	// Classify's. A body that breaks off within these bytes is a failure, too. The response
+	// is returned to the caller with its body whole.
+	RetryBody func(resp *http.Response, body []byte) error
+
+	// MaxRetryBody is how many bytes RetryBody sees. Zero means 64 KiB.
+	MaxRetryBody int64
+
+	// Hedge, if not nil, has a Replayable request sent a second time if the first takes
+	// too long; the first response that is not a failure wins, the other is canceled and
+	// its body closed. Each of the two passes the Middleware. Hedge.Budget bounds how
+	// many there are; Hedge.Discard is not used. A request whose body cannot be had
+	// again by GetBody is not hedged.
+	Hedge *retry.HedgeConfig
+
+	// Fallback, if not nil, is called with a request that got no good response, and with
+	// the error, or the one that the policies saw in place of a failed response. It may
+	// return a response in its place. If it returns none, the failed response is returned
+	// after all, or else the error that Fallback returned. [LastKnown] is one for a GET.
+	Fallback func(*http.Request, error) (*http.Response, error)
+
 	// Replayable reports whether sending a request more than once has the effect of
 	// sending it once. Nil means that the method or a field Idempotency-Key or
 	// X-Idempotency-Key decides.
@@ -114,8 +145,9 @@ type Transport struct {
 	// provides the body. Zero or a negative number means that no body is kept.
 	MaxBuffer int64
 
-	wrapOnce sync.Once
-	wrapped  func() resilience.Func // panics each time if Middleware panicked
+	once    sync.Once
+	wrapped func() resilience.Func // panics each time if Middleware panicked
+	hedger  func() *retry.Hedger[*http.Response]
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -124,16 +156,61 @@ type Transport struct {
 // Timeout of the error returns true, and so does that of the [net/url.Error] that an
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if t.Middleware == nil {
+	if t.passes() {
 		return t.base().RoundTrip(req)
 	}
+	t.once.Do(t.build)
+	send := t.send
+	if t.mayHedge(req) {
+		send = t.hedged
+	}
+	resp, failure, err := send(req)
+	if t.Fallback == nil || failure == nil && err == nil {
+		return resp, err
+	}
+	return t.fallBack(req, resp, cmp.Or(err, failure))
+}
+
+// passes reports whether the Transport does nothing but Base.
+func (t *Transport) passes() bool {
+	return t.Middleware == nil && t.Prepare == nil && t.RetryBody == nil && t.Hedge == nil && t.Fallback == nil
+}
+
+// build makes what the Transport needs once.
+func (t *Transport) build() {
+	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(attempt) })
+	if t.Hedge != nil {
+		t.hedger = sync.OnceValue(func() *retry.Hedger[*http.Response] { return newHedger(*t.Hedge) })
+	}
+}
+
+// fallBack returns the response of Fallback in the place of resp and err.
+func (t *Transport) fallBack(req *http.Request, resp *http.Response, failure error) (*http.Response, error) {
+	other, err := t.Fallback(req, failure)
+	switch {
+	case other != nil:
+		if resp != nil {
+			_ = resp.Body.Close()
+		}
+		return other, nil
+	case resp != nil:
+		return resp, nil
+	case err != nil:
+		return nil, withTimeout(err)
+	}
+	return nil, failure
+}
+
+// send sends req through the policies. failure is the error that they saw in place of
+// resp, if that is a failed response.
+func (t *Transport) send(req *http.Request) (resp *http.Response, failure, err error) {
 	if err := unsendable(req); err != nil {
 		closeBody(req)
-		return nil, &requestError{err}
+		return nil, nil, &requestError{err}
 	}
 	if ctx := req.Context(); ctx.Err() != nil {
 		closeBody(req)
-		return nil, withTimeout(ended.Error(ctx))
+		return nil, nil, withTimeout(ended.Error(ctx))
 	}
 	c := &call{Context: req.Context(), t: t, req: req, body: newRequestBody(req, t.MaxBuffer)}
 	if canceled(req) != nil {
@@ -147,11 +224,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			c.crash()
 		}
 	}()
-	t.wrapOnce.Do(func() {
-		t.wrapped = sync.OnceValue(func() resilience.Func { return t.Middleware(attempt) })
-	})
 	c.replayable = t.replayable(req)
-	err := t.wrapped()(c)
+	err = t.wrapped()(c)
 	returned = true
 	return c.result(err)
 }

@@ -506,7 +506,7 @@ func TestStatusesThatReachThePolicies(t *testing.T) {
 				status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
 				require.True(t, ok)
 				require.Equal(t, c.status, status.StatusCode)
-				require.EqualError(t, status, "resiliencehttp: status "+resp.Status)
+				require.EqualError(t, status, "resiliencehttp: status "+resp.Status+" ("+method+" "+resp.Request.URL.Host+")")
 			})
 		}
 	}

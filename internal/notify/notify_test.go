@@ -1,5 +1,7 @@
 package notify_test
 
+//lint:file-ignore SA1012 a nil ctx is that of the next caller of Deliver
+
 import (
 	"context"
 	"sync"

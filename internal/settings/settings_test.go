@@ -57,13 +57,14 @@ type deep struct{ Shares []float64 }
 type lock struct{ held bool }
 
 func TestChangeReachesIntoNestedStructs(t *testing.T) {
-	shared := &lock{}
+	shared := &lock{held: true}
 	given := group{Config: config{Name: "a", Hook: func() int { return 1 }}, Deep: &deep{Shares: []float64{1}}, Lock: shared}
 	filled := given
 	filled.Config = filled.Config.withDefaults()
 	changed := settings.Change(given, filled, func(c *group) {
 		c.Config.Slow = 200
 		c.Deep.Shares[0] = 2
+		require.True(t, c.Lock.held)
 		require.Same(t, shared, c.Lock, "a policy is not a configuration")
 	})
 	require.Equal(t, 200, changed.Config.Slow)
