@@ -101,12 +101,12 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 		s := places.Stats()
 		require.LessOrEqual(t, worked.most.Load(), int64(slots))
 		require.EqualValues(t, worked.began.Load(), s.Admitted)
-		require.Positive(t, s.Refused)
+		require.Positive(t, s.Refused.Total())
 		require.Zero(t, s.InFlight)
 		require.Equal(t, []int{0}, s.Queued)
 		for range slots {
-			_, ok := places.TryAcquire()
-			require.True(t, ok, "every slot is back")
+			_, err := places.TryBegin(t.Context())
+			require.NoError(t, err, "every slot is back")
 		}
 
 		// The breaker has every permit back: it closes when all is well.
@@ -173,8 +173,8 @@ func TestRefusalIsNoFailureToABreakerAbove(t *testing.T) {
 	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
 	require.True(t, limit.Allow())
 	places := bulkhead.New(bulkhead.Config{Limit: 1})
-	_, ok := places.TryAcquire()
-	require.True(t, ok)
+	_, err := places.TryBegin(t.Context())
+	require.NoError(t, err)
 
 	for name, policy := range map[string]resilience.Policy{"throttle": limit, "bulkhead": places} {
 		t.Run(name, func(t *testing.T) {

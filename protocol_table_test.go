@@ -406,7 +406,7 @@ func wantOfBulkhead(s says) string {
 // gotOfBulkhead tells by what becomes of the limit: it has learned how long a call
 // takes, and then all calls end like that.
 func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
-	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}, Queue: 1000, MaxWait: time.Hour})
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}, Queue: 1000, MaxWait: time.Hour})
 	several := func(callers int, do func()) {
 		var calls sync.WaitGroup
 		for range callers {

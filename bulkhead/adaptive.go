@@ -1,6 +1,7 @@
 package bulkhead
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"sync"
@@ -11,37 +12,37 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// Adaptive makes a [Bulkhead] find its limit from the latency of its calls: while
+// AdaptiveLimit makes a [Bulkhead] find its limit from the latency of its calls. While
 // the calls take no longer than on an idle server, the limit grows with its use; once
 // they queue at the server, the limit shrinks.
 //
 // A call that succeeds is a sample of the latency, and so is one that the dependency
 // answered with no (Answered in the error protocol of this module). A call that ran
 // out of time, was refused by the dependency to shed load, or was told when to come
-// back is a sample of at least four times the latency of an idle server. Everything
-// else says nothing about load: other errors, calls that were refused further in or
-// whose caller left, and panics. A call that hangs counts as long as it has run so
-// far once ten times the usual latency has passed.
+// back is a sample of at least four times the latency of an idle server. Nothing else
+// says anything about load: other errors, calls that were refused further in or whose
+// caller left, and panics. A call that hangs counts as long as it has run so far once
+// ten times the usual latency has passed.
 //
-// To learn how long an idle server takes, the bulkhead lowers its limit for a few
-// latencies, so far that no call waits at the server: every 10 s (or 100 latencies,
-// if that is more) while the limit is reached, and when latency stays high although
-// the limit shrinks. If the calls then still take as long, the work itself has become
-// slower, and the limit grows again. A call whose weight needs more than the lowered
-// limit ends this at once.
+// To learn the latency of an idle server, the bulkhead probes: it lowers its limit for
+// a few latencies, so far that no call waits at the server. It does so every 10 s (or
+// 100 latencies, if that is more) while the limit is reached, and when latency stays
+// high although the limit shrinks. If the calls then still take as long, the work
+// itself has become slower, and the limit grows again. A call that costs more than the
+// lowered limit ends a probe at once.
 //
-// The limit is good for servers that work on about ten calls or more at once, for any
-// mixture of short and long calls. For smaller ones it is not: their latency depends
-// more on chance than on the limit. For a server that works on one call at a time, at
-// two or at twenty calls a second, hardly a call is refused while the load is below its
-// capacity; but under overload the limit wanders between 2 and about 30, so that a call
-// may wait for ten others, and now and then the server has nothing to do. Set a fixed
-// Limit there.
+// The limit suits servers that work on about ten calls or more at once, for any mixture
+// of short and long calls. The latency of a smaller server depends more on chance than
+// on the limit. Consider a server that works on one call at a time, at two or at twenty
+// calls a second. Hardly a call is refused while the load is below its capacity. Under
+// overload, however, the limit wanders between 2 and about 30, so that a call may wait
+// for ten others, and now and then the server has nothing to do. Use a fixed Limit
+// there.
 //
-// The limit bounds each process for itself.
-type Adaptive struct {
-	// Initial is the first limit. Zero means 20, or Min or Max if these exclude
-	// it. A limit that is little used shrinks to Initial and no further.
+// Each process has a limit of its own; the processes share nothing.
+type AdaptiveLimit struct {
+	// Initial is the first limit. Zero means 20, or Min or Max if these exclude 20. A
+	// limit that is little used shrinks to Initial and no further.
 	Initial int
 
 	// Min and Max bound the limit. Zero means a Min of 1, and a Max of 1000, or of
@@ -49,28 +50,20 @@ type Adaptive struct {
 	Min, Max int
 
 	// Tolerance is how long a call may wait at the server, as a fraction of the mean
-	// latency of an idle one: above 0 to 10. Zero means 0.25. More of it keeps a
-	// longer queue at the server and refuses less.
+	// latency of an idle one: above 0 to 10. Zero means 0.25. A higher Tolerance keeps
+	// a longer queue at the server and refuses less.
 	Tolerance float64
 }
 
-func (a Adaptive) withDefaults() Adaptive {
-	if a.Min == 0 {
-		a.Min = 1
-	}
-	if a.Max == 0 {
-		a.Max = max(1000, a.Min)
-	}
-	if a.Initial == 0 {
-		a.Initial = min(max(20, a.Min), a.Max)
-	}
-	if a.Tolerance == 0 {
-		a.Tolerance = 0.25
-	}
+func (a AdaptiveLimit) withDefaults() AdaptiveLimit {
+	a.Min = cmp.Or(a.Min, 1)
+	a.Max = cmp.Or(a.Max, max(1000, a.Min))
+	a.Initial = cmp.Or(a.Initial, min(max(20, a.Min), a.Max))
+	a.Tolerance = cmp.Or(a.Tolerance, 0.25)
 	return a
 }
 
-func (a Adaptive) validate(f *invalid.Fields) {
+func (a AdaptiveLimit) validate(f *invalid.Fields) {
 	d := a.withDefaults()
 	f.Need(a.Min >= 0 && a.Min <= maxLimit, "Adaptive.Min", a.Min, "0 (for 1) or more")
 	f.Need(a.Max >= 0 && a.Max <= maxLimit, "Adaptive.Max", a.Max, "0 (for 1000) or more")
@@ -86,25 +79,26 @@ type adaptive struct {
 	controller controller
 }
 
-// measure does fn, in slots that the call has already, and learns from it.
-func (b *Bulkhead) measure(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
-	c := b.begin(n)
+// measure calls fn, in slots that the call has already, and learns from it.
+func (b *Bulkhead) measure(ctx context.Context, a *adaptive, n int, fn func(context.Context) error, work *linger.Work) error {
+	c := b.started(ctx, a, n)
 	if work != nil {
-		return b.measureWork(ctx, n, fn, work, c)
+		return b.measureWork(ctx, a, n, fn, work, c)
 	}
 	how := silent // stays so if fn panics
-	defer func() { b.end(c, n, how) }()
+	defer func() { b.ended(ctx, a, c, n, how) }()
 	err := fn(ctx)
 	how = outcomeOf(ctx, err)
 	return err
 }
 
-// measureWork is measure of work that may go on after fn and holds its slots until then.
-// The latency is the time until fn returns: a slow reader says nothing about the server.
-func (b *Bulkhead) measureWork(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work, c call) error {
+// measureWork is measure for work that may outlast fn and holds its slots until it
+// ends. The latency is the time until fn returns: a slow reader says nothing about the
+// server.
+func (b *Bulkhead) measureWork(ctx context.Context, a *adaptive, n int, fn func(context.Context) error, work *linger.Work, c call) error {
 	return b.outlast(ctx, n, func(ctx context.Context) error {
 		how := silent // stays so if fn panics
-		defer func() { b.learn(c, how) }()
+		defer func() { b.learn(ctx, a, c, how) }()
 		err := fn(ctx)
 		how = outcomeOf(ctx, err)
 		return err
@@ -129,84 +123,75 @@ func outcomeOf(ctx context.Context, err error) outcome {
 	return silent
 }
 
-// begin notes that a call starts, in n slots that it has already. If OnLimit panics,
-// it gives them back.
-func (b *Bulkhead) begin(n int) call {
+// started notes that a call starts, in n slots that it has already. If OnLimit panics,
+// started gives them back.
+func (b *Bulkhead) started(ctx context.Context, a *adaptive, n int) call {
 	inFlight := int(b.limit.Load()) - freeIn(b.slots.word.Load())
-	b.adaptive.mu.Lock()
-	c := b.adaptive.controller.begin(b.now(), inFlight)
-	changed := b.follow()
-	b.adaptive.mu.Unlock()
-	if changed {
-		told := false
-		defer func() {
-			if !told {
-				b.end(c, n, silent)
-			}
-		}()
-		b.announce()
-		told = true
-	}
+	a.mu.Lock()
+	c := a.controller.begin(b.now(), inFlight)
+	b.follow(a)
+	a.mu.Unlock()
+	told := false
+	defer func() {
+		if !told {
+			b.ended(ctx, a, c, n, silent)
+		}
+	}()
+	b.announce(ctx)
+	told = true
 	return c
 }
 
-// end gives the slots of a call back, and learns from it.
-func (b *Bulkhead) end(c call, n int, how outcome) {
-	defer b.learn(c, how)
+// ended gives the slots of a call back, and learns from it.
+func (b *Bulkhead) ended(ctx context.Context, a *adaptive, c call, n int, how outcome) {
+	defer b.learn(ctx, a, c, how)
 	b.leave(n)
 }
 
 // learn tells the controller how a call has ended.
-func (b *Bulkhead) learn(c call, how outcome) {
-	b.adaptive.mu.Lock()
-	b.adaptive.controller.end(c, b.now(), how)
-	changed := b.follow()
-	b.adaptive.mu.Unlock()
-	if changed {
-		b.announce()
-	}
+func (b *Bulkhead) learn(ctx context.Context, a *adaptive, c call, how outcome) {
+	a.mu.Lock()
+	a.controller.end(c, b.now(), how)
+	b.follow(a)
+	a.mu.Unlock()
+	b.announce(ctx)
 }
 
-// endProbe ends the lowering of the limit for a probe, if that is all that keeps a
-// call from n slots at a level. It reports whether it may be tried again.
-func (b *Bulkhead) endProbe(n, level int) bool {
-	if b.cfg.Adaptive == nil {
+// endProbe ends a probe if its lowered limit is all that keeps a call from n slots at a
+// level. It reports whether the call may be tried again.
+func (b *Bulkhead) endProbe(ctx context.Context, r *rules, level, n int) bool {
+	a := r.adaptive
+	if a == nil {
 		return false
 	}
-	b.adaptive.mu.Lock()
-	c := &b.adaptive.controller
-	ends := c.lowered() && n <= int(c.before)-b.kept[level]
+	a.mu.Lock()
+	c := &a.controller
+	ends := c.lowered() && n <= r.most(int(c.before), level)
 	if ends {
 		c.abandon(b.now())
-		b.follow()
+		b.follow(a)
 	}
-	b.adaptive.mu.Unlock()
-	if ends {
-		b.announce()
-	}
-	return ends || !b.tooHeavy(n, level)
+	a.mu.Unlock()
+	b.announce(ctx)
+	return ends || n <= r.most(int(b.limit.Load()), level)
 }
 
-// follow makes the limit what the controller says, and reports whether that is a
-// change. The controller's mutex is held.
-func (b *Bulkhead) follow() bool {
-	c := &b.adaptive.controller
+// follow makes the limit what the controller says. The mutex of a is held.
+func (b *Bulkhead) follow(a *adaptive) {
+	c := &a.controller
 	if int64(c.Limit()) == b.limit.Load() {
-		return false
+		return
 	}
 	b.mu.Lock()
 	defer b.unlock()
-	if c.lowered() && b.heavierWaits(c.Limit()) {
+	r := b.rules.Load()
+	if c.lowered() && b.tooCostlyWaits(r, c.Limit()) {
 		c.abandon(b.now())
-		if int64(c.Limit()) == b.limit.Load() {
-			return false
-		}
 	}
-	b.resize(LimitChange{
+	b.resize(r, LimitChange{
 		To:      c.Limit(),
 		Latency: time.Duration(math.Exp(c.latency)),
 		Base:    c.idle(),
 		Probe:   c.lowered(),
 	})
-	return true
 }

@@ -1,10 +1,15 @@
 package bulkhead_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"math"
-	"strings"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -12,305 +17,420 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// The server of the simulations, unless they say otherwise.
-const (
-	workers  = 100
-	service  = 20 * time.Millisecond
-	capacity = float64(workers) / 0.02 // calls a second
-)
-
-// forSeeds runs a simulation with several seeds, side by side. With -short and under
-// the race detector, one has to do.
-func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) {
-	if subset() {
-		t.Logf("1 of %d seeds", seeds)
-		seeds = 1
-	}
-	for seed := range seeds {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			t.Parallel()
-			test(t, seed)
-		})
+func taking(d time.Duration, err error) func(context.Context) error {
+	return func(context.Context) error {
+		time.Sleep(d)
+		return err
 	}
 }
 
-func subset() bool { return testing.Short() || raceDetector }
-
-// unloadedP99 is that of calls that find an idle worker.
-func unloadedP99(seed uint64) time.Duration {
-	s := simulate(seed, bulkhead.Adaptive{}, 1_000_000, capacity/10, lognormal(service))
-	s.run(time.Minute)
-	return s.p99()
-}
-
-func TestAdaptiveRefusesNobodyAtHalfLoad(t *testing.T) {
-	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 0.5*capacity, lognormal(service))
-		s.run(10 * time.Second)
-		s.run(time.Minute)
-		require.Less(t, s.refusedShare(), 0.005)
-	})
-}
-
-// The limit that is right under overload moves with the capacity.
-func TestAdaptiveFollowsTheCapacity(t *testing.T) {
-	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		idle := float64(unloadedP99(seed))
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
-		s.run(3 * time.Second)
-		s.run(30 * time.Second)
-		require.GreaterOrEqual(t, s.limitAt(0.01), workers)
-		require.LessOrEqual(t, s.limitAt(0.99), workers*8/5)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.97*30*capacity)
-		require.LessOrEqual(t, float64(s.p99()), 1.25*idle)
-
-		s.workers = 0.4 * workers
-		s.run(5 * time.Second)
-		s.run(30 * time.Second)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.95*30*0.4*capacity)
-		require.LessOrEqual(t, float64(s.p99()), 1.3*idle)
-
-		s.workers = workers
-		s.run(5 * time.Second)
-		s.run(30 * time.Second)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.97*30*capacity)
-	})
-}
-
-// The moment at which the capacity falls must not matter: it may be in a cohort or in
-// a probe.
-func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
-	forSeeds(t, 30, func(t *testing.T, seed uint64) {
-		s := simulate(1000+seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
-		s.run(9*time.Second + time.Duration(seed)*93*time.Millisecond)
-		s.workers = workers / 4
-		s.run(5 * time.Second)
-		s.run(10 * time.Second)
-		require.GreaterOrEqual(t, float64(s.within(3*service)), 0.94*10*capacity/4)
-	})
-}
-
-func TestAdaptiveLetsSlowerWorkPass(t *testing.T) {
-	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 0.4*capacity, lognormal(service))
-		s.run(10 * time.Second)
-		s.service = lognormal(2 * service)
-		s.run(time.Minute)
-		require.Less(t, s.refusedShare(), 0.0035)
-	})
-}
-
-// Overload and slower work at once: the limit comes back to what the workers need.
-func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
-	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
-		s.run(13 * time.Second)
-		s.service = lognormal(2 * service)
-		s.run(3 * time.Second)
-		s.run(4 * time.Second)
-		require.GreaterOrEqual(t, s.medianLimit(), workers*9/10)
-	})
-}
-
-// Faster work: what is learned downward is confirmed by the next probe at once.
-func TestAdaptiveLearnsFasterWorkUnderOverload(t *testing.T) {
-	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, lognormal(service))
-		s.run(20 * time.Second)
-		s.service, s.rate = lognormal(service/20), 20*s.rate
-		s.run(15 * time.Second)
-		s.run(time.Second)
-		require.LessOrEqual(t, s.medianLimit(), 2*workers)
-		require.GreaterOrEqual(t, s.medianLimit(), workers*9/10)
-	})
-}
-
-func TestAdaptiveDoesNotDriftUnderSteadyOverload(t *testing.T) {
-	for _, tolerance := range []float64{0.25, 10} {
-		t.Run(fmt.Sprint("tolerance ", tolerance), func(t *testing.T) {
-			forSeeds(t, 3, func(t *testing.T, seed uint64) {
-				cfg := bulkhead.Adaptive{Tolerance: tolerance, Max: 100_000}
-				s := simulate(seed, cfg, workers, 2*capacity, lognormal(service))
-				s.run(50 * time.Second)
-				s.run(10 * time.Second)
-				early := float64(s.medianLimit())
-				s.run(530 * time.Second)
-				s.run(10 * time.Second)
-				require.InEpsilon(t, early, float64(s.medianLimit()), 0.25)
-			})
-		})
-	}
-}
-
-// The work becomes three times as slow, a little each second.
-func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
-	for _, load := range []float64{0.6, 1.5} {
-		t.Run(fmt.Sprint("load ", load), func(t *testing.T) {
-			forSeeds(t, 3, func(t *testing.T, seed uint64) {
-				s := simulate(seed, bulkhead.Adaptive{}, workers, load*capacity, lognormal(service))
-				s.run(20 * time.Second)
-				good, can := 0, 0.0
-				for second := range 600 {
-					now := time.Duration(float64(service) * math.Pow(3, float64(second)/600))
-					s.service = lognormal(now)
-					s.rate = load * workers / now.Seconds()
-					s.run(time.Second)
-					good += s.within(3 * now)
-					can += min(load, 1) * workers / now.Seconds()
+// callers of an adaptive bulkhead, each of which calls again and again for d.
+func keepCalling(b *bulkhead.Bulkhead, goroutines int, d time.Duration, fn func(context.Context) error) {
+	var wg sync.WaitGroup
+	for start, i := time.Now(), 0; i < goroutines; i++ {
+		wg.Go(func() {
+			for time.Since(start) < d {
+				if b.Do(context.Background(), fn) != nil {
+					time.Sleep(time.Millisecond)
 				}
-				require.GreaterOrEqual(t, float64(good), 0.96*can)
-			})
+			}
 		})
 	}
+	wg.Wait()
 }
 
-// A limit that is far too high at the start is found all the same: what is learned
-// while calls wait at the server is unlearned.
-func TestAdaptiveComesDownFromAnInitialLimitThatIsTooHigh(t *testing.T) {
-	forSeeds(t, 3, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{Initial: 1000}, 20, 0.4*capacity, lognormal(service))
-		s.run(time.Minute)
-		s.run(20 * time.Second)
-		require.LessOrEqual(t, s.medianLimit(), 40)
-		require.GreaterOrEqual(t, s.medianLimit(), 20)
+func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		workers := make(chan struct{}, 30)
+		serve := func(context.Context) error {
+			workers <- struct{}{}
+			defer func() { <-workers }()
+			time.Sleep(20 * time.Millisecond)
+			return nil
+		}
+		var changes []bulkhead.LimitChange
+		b := bulkhead.New(bulkhead.Config{
+			Name: "x", Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 200}, MaxWait: -1, Queue: 1000,
+			OnLimit: func(_ context.Context, c bulkhead.LimitChange) { changes = append(changes, c) },
+		})
+		keepCalling(b, 150, 20*time.Second, serve)
+		limit, probes := 0, 0
+		for i, c := range changes {
+			require.Equal(t, "x", c.Name)
+			require.Positive(t, c.Latency)
+			require.InDelta(t, 20*time.Millisecond, c.Base, float64(4*time.Millisecond))
+			if i > 0 {
+				require.Equal(t, changes[i-1].To, c.From)
+			}
+			if c.Probe {
+				probes++
+				require.Less(t, c.To, c.From)
+			} else {
+				limit = c.To
+			}
+		}
+		require.Positive(t, probes)
+		require.GreaterOrEqual(t, limit, 30)
+		require.LessOrEqual(t, limit, 50)
+		requireIdle(t, b)
 	})
 }
 
-// A mixture of latencies: a share of short ones, and long ones that take ratio times
-// as long.
-type mixture struct {
-	ratio, share float64
-	mean         time.Duration
+func TestAdaptiveGrowsFromOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40}})
+		keepCalling(b, 100, 10*time.Second, taking(10*time.Millisecond, nil))
+		require.Equal(t, 40, b.Stats().Limit)
+	})
 }
 
-func (m mixture) short() time.Duration {
-	return time.Duration(float64(m.mean) / (m.share + (1-m.share)*m.ratio))
+// A slot that comes with the growth is at work before anything else happens.
+func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b *bulkhead.Bulkhead
+		var running atomic.Int64
+		b = bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 8}, MaxWait: -1, Queue: 20,
+			OnLimit: func(context.Context, bulkhead.LimitChange) {
+				synctest.Wait()
+				require.EqualValues(t, b.Stats().InFlight, running.Load())
+			},
+		})
+		keepCalling(b, 20, 5*time.Second, func(context.Context) error {
+			running.Add(1)
+			defer running.Add(-1)
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		})
+		require.Equal(t, 8, b.Stats().Limit)
+		requireIdle(t, b)
+	})
 }
 
-func (m mixture) long() time.Duration { return time.Duration(m.ratio * float64(m.short())) }
-
-// goodput simulates calls of m at load for some minutes, and returns the share of those
-// that could be answered within three times the long latency that were, and the median
-// limit.
-func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration) (share float64, limit int) {
-	rate := load * float64(workers) / m.mean.Seconds()
-	s := simulate(seed, bulkhead.Adaptive{}, workers, rate, bimodal(m.share, m.short(), m.long()))
-	s.run(20 * time.Second)
-	s.run(d)
-	return float64(s.within(3*m.long())) / (float64(s.arrived) / max(1, load)), s.medianLimit()
+func TestAnUnusedLimitShrinksToInitial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 10}})
+		require.NoError(t, b.SetLimit(50))
+		keepCalling(b, 1, 2*time.Minute, taking(time.Millisecond, nil))
+		require.Equal(t, 10, b.Stats().Limit)
+	})
 }
 
-func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
-	ratios := []float64{5, 10, 20, 50, 100, 200}
-	if subset() {
-		t.Log("1 of 2 ratios")
-		ratios = []float64{5, 20, 200}
-	}
-	shares := []float64{0.1, 0.3, 0.5, 0.7, 0.9}
+// An end is an error that says something by methods.
+type end struct {
+	answered, refused, throttled bool
+	after                        time.Duration
+}
+
+func (end) Error() string               { return "end" }
+func (e end) Answered() bool            { return e.answered }
+func (e end) Refused() bool             { return e.refused }
+func (e end) Throttled() bool           { return e.throttled }
+func (e end) RetryAfter() time.Duration { return e.after }
+
+// Through Do and through Begin, an error says nothing about load (the limit stays), that
+// the call was served (its latency is a sample), or that there is too much load.
+func TestTheLimitReadsAnErrorByTheProtocol(t *testing.T) {
+	inner := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
+	defer hold(t, inner)()
+	waiting, stop := context.WithCancel(t.Context())
+	go func() {
+		for inner.Stats().Queued[0] == 0 {
+			runtime.Gosched()
+		}
+		stop()
+	}()
+	overrun := inner.Do(waiting, nothing)
+	require.ErrorIs(t, overrun, context.Canceled)
+
+	const nothing, served, overload = "nothing", "served", "overload"
 	for _, tc := range []struct {
-		workers int
-		mean    time.Duration
-		load    float64
-		seeds   uint64
-		time    time.Duration
-		least   float64 // goodput
-		most    int     // median limit
+		name string
+		err  error
+		want string
 	}{
-		{workers: 100, mean: service, load: 0.6, seeds: 2, time: time.Minute, least: 0.99, most: 1000},
-		{workers: 100, mean: service, load: 1.5, seeds: 2, time: time.Minute, least: 0.95, most: 160},
-		{workers: 10, mean: service, load: 0.6, seeds: 3, time: 3 * time.Minute, least: 0.987, most: 1000},
-		{workers: 100, mean: 5 * service, load: 0.6, seeds: 6, time: time.Minute, least: 0.99, most: 1000},
-		{workers: 10, mean: service, load: 1.5, seeds: 3, time: 3 * time.Minute, least: 0.88, most: 50},
+		{"success", nil, served},
+		{"answered", end{answered: true}, served},
+		{"answered beside a refusal", errors.Join(end{answered: true}, &bulkhead.FullError{}), served},
+		{"failed", errors.New("broken"), nothing},
+		{"refused", &bulkhead.FullError{}, nothing},
+		{"refused by another", end{refused: true, after: time.Second}, nothing},
+		{"refused after a wait", overrun, nothing},
+		{"deadline exceeded", fmt.Errorf("call: %w", context.DeadlineExceeded), overload},
+		{"deadline exceeded beside a refusal", errors.Join(&bulkhead.FullError{}, context.DeadlineExceeded), overload},
+		{"timed out", os.ErrDeadlineExceeded, overload},
+		{"throttled", end{throttled: true}, overload},
+		{"come back later", end{after: time.Second}, overload},
 	} {
-		t.Run(fmt.Sprintf("%d workers, mean %v, load %v", tc.workers, tc.mean, tc.load), func(t *testing.T) {
-			forSeeds(t, tc.seeds, func(t *testing.T, seed uint64) {
-				var table strings.Builder
-				fmt.Fprint(&table, "share of short calls:")
-				for _, share := range shares {
-					fmt.Fprintf(&table, "%14.0f %%", 100*share)
+		for how, call := range map[string]func(*bulkhead.Bulkhead, time.Duration) error{
+			"Do": func(b *bulkhead.Bulkhead, d time.Duration) error { return b.Do(t.Context(), taking(d, tc.err)) },
+			"Begin": func(b *bulkhead.Bulkhead, d time.Duration) error {
+				done, err := b.Begin(context.Background())
+				if err != nil {
+					return err
 				}
-				for _, ratio := range ratios {
-					fmt.Fprintf(&table, "\n1:%-19v", ratio)
-					for _, share := range shares {
-						goodput, limit := mixture{ratio, share, tc.mean}.goodput(seed, tc.workers, tc.load, tc.time)
-						fmt.Fprintf(&table, "  %6.2f %% (%4d)", 100*goodput, limit)
-						if goodput < tc.least || limit > tc.most {
-							t.Errorf("1:%v, %v short: goodput %.4f, limit %d", ratio, share, goodput, limit)
-						}
+				time.Sleep(d)
+				done(tc.err)
+				return nil
+			},
+		} {
+			t.Run(tc.name+" "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 30}})
+					keepCalling(b, 40, 5*time.Second, taking(10*time.Millisecond, nil))
+					require.NoError(t, b.SetLimit(20))
+					limit := b.Stats().Limit
+					var wg sync.WaitGroup
+					for range 30 {
+						wg.Go(func() {
+							for range 100 {
+								_ = call(b, 10*time.Millisecond)
+								time.Sleep(time.Millisecond)
+							}
+						})
 					}
-				}
-				t.Logf("goodput (median limit)\n%s", table.String())
-			})
-		})
-	}
-}
-
-func TestAdaptiveServesCallsThatAllTakeAlike(t *testing.T) {
-	forSeeds(t, 3, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.Adaptive{}, workers, 1.5*capacity, bimodal(1, service, 0))
-		s.run(10 * time.Second)
-		s.run(time.Minute)
-		require.GreaterOrEqual(t, float64(s.within(2*service)), 0.995*60*capacity)
-	})
-}
-
-// One call in a hundred takes about a hundred times as long as most.
-func TestAdaptiveServesHeavyTails(t *testing.T) {
-	for _, tc := range []struct{ load, least float64 }{{0.6, 0.99}, {1.5, 0.93}} {
-		t.Run(fmt.Sprint("load ", tc.load), func(t *testing.T) {
-			forSeeds(t, 5, func(t *testing.T, seed uint64) {
-				s := simulate(seed, bulkhead.Adaptive{}, workers, tc.load*capacity, varied(service, 5))
-				s.run(20 * time.Second)
-				s.run(time.Minute)
-				require.GreaterOrEqual(t, float64(len(s.latencies)), tc.least*float64(s.arrived)/max(1, tc.load))
-				require.LessOrEqual(t, s.medianLimit(), 2*workers)
-			})
-		})
-	}
-}
-
-func TestAdaptiveServesFewCallsOfTwoKinds(t *testing.T) {
-	for _, tc := range []struct {
-		name        string
-		probability float64 // of the short ones
-		short, long time.Duration
-	}{
-		{"half and half", 0.5, 50 * time.Millisecond, 350 * time.Millisecond},
-		{"a fifth is long", 0.8, 50 * time.Millisecond, 450 * time.Millisecond},
-		{"a tenth is very long", 0.9, 20 * time.Millisecond, time.Second},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			forSeeds(t, 5, func(t *testing.T, seed uint64) {
-				s := simulate(seed, bulkhead.Adaptive{}, 8, 32, bimodal(tc.probability, tc.short, tc.long))
-				s.run(10 * time.Second)
-				s.run(5 * time.Minute)
-				require.GreaterOrEqual(t, float64(s.within(3*tc.long)), 0.97*float64(s.arrived))
-			})
-		})
-	}
-}
-
-// What the comment of Adaptive says of servers that work on few calls at once.
-func TestAdaptiveOfAServerWithOneWorker(t *testing.T) {
-	for _, rate := range []float64{2, 20} {
-		for _, load := range []float64{0.6, 1.5} {
-			t.Run(fmt.Sprintf("%v a second, load %v", rate, load), func(t *testing.T) {
-				forSeeds(t, 5, func(t *testing.T, seed uint64) {
-					mean := time.Duration(load / rate * float64(time.Second))
-					s := simulate(seed, bulkhead.Adaptive{}, 1, rate, lognormal(mean))
-					s.run(2 * time.Minute)
-					s.run(20 * time.Minute)
-					busy := float64(len(s.latencies)) * mean.Seconds() / (20 * 60)
-					t.Logf("busy %.3f, refused %.3f, limits %d, %d, %d", busy, s.refusedShare(), s.limitAt(0.05), s.medianLimit(), s.limitAt(0.95))
-					if load < 1 {
-						require.Less(t, s.refusedShare(), 0.03)
-						return
+					wg.Wait()
+					switch now := b.Stats().Limit; tc.want {
+					case nothing:
+						require.Equal(t, limit, now)
+					case served:
+						require.Greater(t, now, limit)
+					case overload:
+						require.Less(t, now, limit)
 					}
-					require.GreaterOrEqual(t, busy, 0.8)
-					require.GreaterOrEqual(t, s.medianLimit(), 2)
-					require.LessOrEqual(t, s.medianLimit(), 20)
+					requireIdle(t, b)
 				})
 			})
 		}
 	}
+}
+
+// The end of the caller's own ctx: a cancel says nothing, a deadline that there was too
+// little time.
+func TestTheLimitReadsTheEndOfTheCallersContext(t *testing.T) {
+	broken := errors.New("connection closed")
+	for name, tc := range map[string]struct {
+		deadline bool
+		shrinks  bool
+	}{
+		"canceled": {false, false},
+		"deadline": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}})
+				keepCalling(b, 30, 2*time.Second, taking(10*time.Millisecond, nil))
+				require.NoError(t, b.SetLimit(20))
+				var wg sync.WaitGroup
+				for range 30 {
+					wg.Go(func() {
+						for range 100 {
+							ctx, cancel := context.WithCancel(t.Context())
+							if tc.deadline {
+								ctx, cancel = context.WithTimeout(ctx, 10*time.Millisecond)
+							} else {
+								time.AfterFunc(10*time.Millisecond, cancel)
+							}
+							_ = b.Do(ctx, func(ctx context.Context) error {
+								<-ctx.Done()
+								return broken
+							})
+							cancel()
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				wg.Wait()
+				if tc.shrinks {
+					require.Less(t, b.Stats().Limit, 15)
+				} else {
+					require.Equal(t, 20, b.Stats().Limit)
+				}
+				requireIdle(t, b)
+			})
+		})
+	}
+}
+
+// probing drives b until its limit is lowered for a probe, with calls that last until
+// the function that it returns.
+func probing(t *testing.T, b *bulkhead.Bulkhead, lowered *atomic.Bool) (before int, end func()) {
+	for !lowered.Load() {
+		before = b.Stats().Limit
+		var wg sync.WaitGroup
+		for range 2 * before {
+			wg.Go(func() { _ = b.Do(t.Context(), taking(10*time.Millisecond, nil)) })
+		}
+		wg.Wait()
+	}
+	return before, func() { keepCalling(b, 2*before, time.Second, taking(10*time.Millisecond, nil)) }
+}
+
+// A probe lowers the limit for a moment. A call that fits otherwise is neither refused
+// for that nor kept waiting.
+func TestACostlyCallEndsAProbe(t *testing.T) {
+	for name, queue := range map[string]int{"no queue": 0, "queue": 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var lowered atomic.Bool
+				probes := 0
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: queue,
+					OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+						lowered.Store(c.Probe)
+						if c.Probe {
+							probes++
+						}
+					},
+				})
+				_, end := probing(t, b, &lowered)
+				require.Less(t, b.Stats().Limit, 20)
+				costly := costing(t.Context(), 20)
+				require.NoError(t, b.Do(costly, nothing))
+				require.Equal(t, 20, b.Stats().Limit)
+				require.False(t, lowered.Load())
+				end()
+				require.Equal(t, 1, probes, "the next one is not due yet")
+
+				err := b.Do(costing(t.Context(), 21), nothing)
+				var full *bulkhead.FullError
+				require.ErrorAs(t, err, &full)
+				require.Equal(t, bulkhead.TooCostly, full.Reason)
+				require.False(t, full.Retryable(), "the limit will not grow to that")
+			})
+		})
+	}
+}
+
+// The limit is not lowered below the cost of a waiting call: with no cheaper call to be
+// a sample, that call would wait for ever.
+func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: 100,
+			OnLimit: func(_ context.Context, c bulkhead.LimitChange) { require.False(t, c.Probe) },
+		})
+		ctx := costing(t.Context(), 18)
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				for range 200 {
+					require.NoError(t, b.Do(ctx, taking(10*time.Millisecond, nil)))
+				}
+			})
+		}
+		wg.Wait()
+		requireIdle(t, b)
+	})
+}
+
+func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 8}, Cost: costOf})
+	for cost, retryable := range map[int]bool{5: true, 8: true, 9: false} {
+		err := b.Do(costing(t.Context(), cost), nothing)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, bulkhead.TooCostly, full.Reason)
+		require.Equal(t, retryable, full.Retryable())
+	}
+}
+
+// OnLimit runs wherever the limit changes: also before the function of a call that has
+// its slot, which is given back if OnLimit panics.
+func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
+	for how, call := range map[string]func(*bulkhead.Bulkhead){
+		"Do": func(b *bulkhead.Bulkhead) { _ = b.Do(context.Background(), taking(10*time.Millisecond, nil)) },
+		"Begin": func(b *bulkhead.Bulkhead) {
+			if done, err := b.Begin(context.Background()); err == nil {
+				time.Sleep(10 * time.Millisecond)
+				done(nil)
+			}
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var raised atomic.Int64 // changes with which a probe ended
+				var wasProbe bool
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
+					OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+						if wasProbe {
+							raised.Add(1)
+						}
+						wasProbe = c.Probe
+						panic("boom")
+					},
+				})
+				var wg sync.WaitGroup
+				for range 30 {
+					wg.Go(func() {
+						for start := time.Now(); time.Since(start) < time.Minute; {
+							func() {
+								defer func() { _ = recover() }()
+								call(b)
+							}()
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				wg.Wait()
+				require.Positive(t, raised.Load())
+				require.Zero(t, b.Stats().InFlight)
+			})
+		})
+	}
+}
+
+func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1}})
+	require.PanicsWithValue(t, "boom", func() {
+		_ = b.Do(t.Context(), func(context.Context) error { panic("boom") })
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = b.Do(t.Context(), func(context.Context) error {
+			runtime.Goexit()
+			return nil
+		})
+	})
+	wg.Wait()
+	requireIdle(t, b)
+	done, err := b.Begin(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, b.Do(t.Context(), nothing), bulkhead.ErrFull)
+	done(nil)
+	done(nil)
+	require.Zero(t, b.Stats().InFlight)
+}
+
+// The limit moves while callers wait, give up and go on.
+func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{
+		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 16}, Queue: 20, MaxWait: time.Millisecond,
+		OnLimit: func(context.Context, bulkhead.LimitChange) {},
+	})
+	c := &counted{b: b}
+	var wg sync.WaitGroup
+	for i := range 30 {
+		wg.Go(func() {
+			rng := newRand(uint64(i))
+			for range 3000 {
+				err := b.Do(context.Background(), func(context.Context) error {
+					c.in(1)
+					defer c.out(1)
+					if rng.IntN(8) == 0 {
+						time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+					}
+					return nil
+				})
+				if err != nil && !errors.Is(err, bulkhead.ErrFull) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, c.most.Load(), int64(16))
+	require.Equal(t, c.ran.Load(), b.Stats().Admitted)
+	requireIdle(t, b)
 }

@@ -29,7 +29,7 @@ func BenchmarkBegin(b *testing.B) {
 func BenchmarkRefusal(b *testing.B) {
 	for name, queue := range map[string]int{"no slot": 0, "queue full": 1} {
 		b.Run(name, func(b *testing.B) {
-			slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: queue})
+			slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: queue})
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			_, _ = slots.Begin(ctx)
@@ -45,7 +45,7 @@ func BenchmarkRefusal(b *testing.B) {
 }
 
 func BenchmarkAdaptive(b *testing.B) {
-	slots := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}})
+	slots := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}})
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -17,7 +17,7 @@ import (
 
 func nothing(context.Context) error { return nil }
 
-// hold takes a slot and returns what gives it back.
+// hold takes a slot and returns the function that gives it back.
 func hold(t *testing.T, b *bulkhead.Bulkhead) (release func()) {
 	t.Helper()
 	done, err := b.Begin(t.Context())
@@ -25,7 +25,19 @@ func hold(t *testing.T, b *bulkhead.Bulkhead) (release func()) {
 	return func() { done(nil) }
 }
 
-// requireIdle checks that b has every slot back.
+type costKey struct{}
+
+// costing returns ctx for a call whose cost, by costOf, is n.
+func costing(ctx context.Context, n int) context.Context {
+	return context.WithValue(ctx, costKey{}, n)
+}
+
+func costOf(ctx context.Context) int {
+	n, _ := ctx.Value(costKey{}).(int)
+	return n
+}
+
+// requireIdle checks that every slot is free.
 func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
 	t.Helper()
 	s := b.Stats()
@@ -33,7 +45,11 @@ func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
 	for level, n := range s.Queued {
 		require.Zero(t, n, "waiting at level %d", level)
 	}
-	require.NoError(t, b.Do(bulkhead.WithWeight(context.Background(), s.Limit), nothing))
+	for range s.Limit {
+		done, err := b.TryBegin(context.Background())
+		require.NoError(t, err)
+		defer done(nil)
+	}
 }
 
 func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
@@ -47,7 +63,7 @@ func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
 	require.ErrorIs(t, err, bulkhead.ErrFull)
 	var full *bulkhead.FullError
 	require.ErrorAs(t, err, &full)
-	require.Equal(t, bulkhead.FullError{Name: "users", Reason: bulkhead.NoSlot, Weight: 1, Limit: 2, InFlight: 2}, *full)
+	require.Equal(t, bulkhead.FullError{Name: "users", Reason: bulkhead.NoSlot, Cost: 1, Limit: 2, InFlight: 2}, *full)
 	require.EqualError(t, err, "bulkhead: users: full (no slot): 2 of 2 in flight, 0 waiting")
 	require.True(t, full.Retryable())
 	require.True(t, full.Refused())
@@ -70,7 +86,7 @@ func TestAnEndedContextNeverGetsASlot(t *testing.T) {
 	gone := errors.New("client gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)
-	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 	for range 1000 {
 		err := b.Do(ctx, func(context.Context) error {
 			t.Fatal("called")
@@ -101,9 +117,9 @@ func TestPanicAndGoexitGiveTheSlotBack(t *testing.T) {
 	requireIdle(t, b)
 }
 
-func TestAFreedSlotGoesToWhoWaits(t *testing.T) {
+func TestAFreedSlotGoesToTheFirstWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
 		release := hold(t, b)
 		var order []int
 		for i := range 2 {
@@ -127,16 +143,82 @@ func TestAFreedSlotGoesToWhoWaits(t *testing.T) {
 		require.Equal(t, time.Second, b.Stats().LongestWait)
 		release()
 		release() // does nothing
-		_, ok := b.TryAcquire()
-		require.False(t, ok, "a newcomer took the slot of one who waits")
+		_, err = b.TryBegin(t.Context())
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, bulkhead.NoSlot, full.Reason, "a new call took the slot of one that waits")
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []int{0, 1}, order)
 		s := b.Stats()
-		require.Zero(t, s.LongestWait, "nobody waits")
+		require.Zero(t, s.LongestWait, "no call waits")
 		require.EqualValues(t, 2, s.Waited)
 		require.EqualValues(t, 3, s.Admitted)
-		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 1, bulkhead.NoSlot: 1}, s.Refusals)
+		require.Equal(t, bulkhead.Refusals{QueueFull: 1, NoSlot: 1}, s.Refused)
+		requireIdle(t, b)
+	})
+}
+
+func TestMaxWaitSaysWhetherACallWaits(t *testing.T) {
+	for maxWait, want := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, -1: time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: maxWait})
+			release := hold(t, b)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			start := time.Now()
+			require.ErrorIs(t, b.Do(ctx, nothing), bulkhead.ErrFull)
+			require.Equal(t, want, time.Since(start))
+			release()
+			requireIdle(t, b)
+		})
+	}
+}
+
+func TestAThousandCallsMayWaitByDefault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
+		release := hold(t, b)
+		for range 1003 {
+			go func() { _ = b.Do(t.Context(), nothing) }()
+		}
+		synctest.Wait()
+		require.Equal(t, []int{1000}, b.Stats().Queued)
+		require.Equal(t, bulkhead.Refusals{QueueFull: 3}, b.Stats().Refused)
+		release()
+		synctest.Wait()
+		requireIdle(t, b)
+	})
+}
+
+func TestTryBeginNeverWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []*bulkhead.FullError
+		b := bulkhead.New(bulkhead.Config{
+			Name: "x", Limit: 4, MaxWait: -1, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}, Cost: costOf,
+			OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+		})
+		low := atLevel(t.Context(), 1)
+		done, err := b.TryBegin(costing(low, 2))
+		require.NoError(t, err)
+		require.Equal(t, 2, b.Stats().InFlight)
+		_, err = b.TryBegin(low)
+		require.Equal(t, &bulkhead.FullError{
+			Name: "x", Reason: bulkhead.NoSlot, Level: 1, Cost: 1, Limit: 4, InFlight: 2,
+		}, err, "the rest is kept for level 0")
+		require.Equal(t, []*bulkhead.FullError{err.(*bulkhead.FullError)}, told)
+
+		go func() { _ = b.Do(low, nothing) }()
+		synctest.Wait()
+		more, err := b.TryBegin(t.Context())
+		require.NoError(t, err, "a more important call passes a waiting one")
+		more(nil)
+		more(nil)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = b.TryBegin(ended)
+		require.ErrorIs(t, err, context.Canceled)
+		done(nil)
+		synctest.Wait()
 		requireIdle(t, b)
 	})
 }
@@ -151,13 +233,13 @@ func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
 	}{
 		"max wait": {
 			func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} },
-			bulkhead.MaxWaitPassed, time.Second, nil,
+			bulkhead.WaitTooLong, time.Second, nil,
 		},
 		"later deadline": {
 			func(ctx context.Context) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 2*time.Second)
 			},
-			bulkhead.MaxWaitPassed, time.Second, nil,
+			bulkhead.WaitTooLong, time.Second, nil,
 		},
 		"deadline": {
 			func(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -203,7 +285,7 @@ func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
 
 // Every interleaving of a grant and a cancel: the slot is never lost.
 func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
 	var ran atomic.Int64
 	for range 5000 {
 		release := hold(t, b)
@@ -224,12 +306,11 @@ func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
 	requireIdle(t, b)
 }
 
-// Whoever gets a slot and learns at the same moment that its ctx has ended passes
-// it on.
+// A call that gets a slot at the moment at which its ctx ends passes it on.
 func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
 	for range 200 {
 		synctest.Test(t, func(t *testing.T) {
-			b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 2})
+			b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
 			release := hold(t, b)
 			ctx, cancel := context.WithCancel(t.Context())
 			next := make(chan struct{})
@@ -258,7 +339,7 @@ func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
 // The counters never go back, also where a slot came too late for its caller.
 func TestAdmittedNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 		release := hold(t, b)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _ = b.Do(ctx, nothing) }()
@@ -286,12 +367,12 @@ func (c deadlineCalled) Deadline() (time.Time, bool) {
 	return c.Context.Deadline()
 }
 
-// A slot that is given back just before somebody queues for it is not overlooked:
-// with nobody else to give one back, they would wait for ever. The deadline is asked
-// for between the look that finds no slot and the queue.
-func TestNobodyQueuesForASlotThatIsFree(t *testing.T) {
+// A slot that is given back just before a call queues for it is not overlooked: with no
+// other slot to be given back, the call would wait for ever. Do asks for the deadline
+// between the look that finds no slot and the queue.
+func TestACallDoesNotQueueForAFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 		release := hold(t, b)
 		require.NoError(t, b.Do(deadlineCalled{t.Context(), release}, nothing))
 		require.Zero(t, b.Stats().Waited)
@@ -299,11 +380,10 @@ func TestNobodyQueuesForASlotThatIsFree(t *testing.T) {
 	})
 }
 
-// The same at every moment, which the bubble of synctest watches: it knows at once
-// who waits for ever.
-func TestNobodyQueuesForASlotThatBecomesFree(t *testing.T) {
+// The same at every moment. The bubble of synctest notices a call that waits for ever.
+func TestACallDoesNotQueueForASlotThatBecomesFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 		for i := range 50_000 {
 			release := hold(t, b)
 			var wg sync.WaitGroup

@@ -6,25 +6,25 @@ import (
 )
 
 // A controller finds a limit by comparing the latency of the calls with that of an
-// idle server, as the gradient controller of Envoy's adaptive concurrency filter
-// does (https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter).
+// idle server, as the gradient controller of Envoy's adaptive concurrency filter does
+// (https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter).
 //
 // It looks at one cohort of calls after the other: the calls that begin in a certain
-// time, all of which it waits for. The calls that end in a certain time would not do:
-// whenever something changes, the first to end are the short ones, and where latencies
-// are mixed that looks like a faster server.
+// time, all of which it waits for. The calls that end in a certain time would mislead
+// it: after every change the short ones end first, and among mixed latencies that looks
+// like a faster server.
 //
 // It compares the means of the logarithms of latencies, because one call in a hundred
-// that takes a hundred times as long would drown an arithmetic mean in noise. Where
-// latencies are mixed, however, a wait that is short beside most of the work multiplies
-// the latency of the short calls, and with it the logarithmic mean. So the rise that is
-// allowed is measured, too: it is that of calls that wait for Tolerance times the mean
-// latency, whatever the mixture.
+// that takes a hundred times as long would drown an arithmetic mean in noise. Among
+// mixed latencies, however, a wait that is short beside most of the work multiplies the
+// latency of the short calls, and with it the logarithmic mean. So the controller also
+// measures the rise that it allows: that of calls that wait for Tolerance times the
+// mean latency, whatever the mixture.
 //
-// A controller knows no clock: the times that it is given, since any one moment, must
-// not go back by more than calls race.
+// A controller has no clock. The caller gives it the time since a fixed moment, which
+// may go back no more than calls race.
 type controller struct {
-	cfg     Adaptive
+	cfg     AdaptiveLimit
 	limit   float64 // with a fraction, which makes it grow from 1
 	former  float64 // at the last adjustment
 	base    base
@@ -41,7 +41,7 @@ type controller struct {
 	next    time.Duration // when to probe again
 }
 
-// A base is what is known of the latency of an idle server.
+// A base is the known latency of an idle server.
 type base struct {
 	known    bool
 	log      float64 // mean logarithm
@@ -59,7 +59,7 @@ const (
 	silent           // says nothing
 )
 
-// A call is what the controller wants to be told again when it ends.
+// A call is what the controller needs again when the call ends.
 type call struct {
 	start  time.Duration
 	cohort int
@@ -72,7 +72,7 @@ type cohort struct {
 	began    int
 	ended    int
 	most     int     // slots in flight
-	all      samples // with those of calls that were dropped
+	all      samples // dropped calls included
 	answered samples
 }
 
@@ -82,7 +82,7 @@ type samples struct {
 	sum, logs, squares, delayed float64 // of latencies in ns, their logarithms, ...
 }
 
-// add adds a latency, and remembers what it would be after a wait.
+// add adds a latency, and the one that it would be after a wait.
 func (s *samples) add(latency, wait float64) {
 	latency = max(latency, 1)
 	log := math.Log(latency)
@@ -123,7 +123,7 @@ const (
 	droppedAt = 4 // times an idle server's is the least latency of a call that was dropped
 )
 
-func newController(cfg Adaptive) controller {
+func newController(cfg AdaptiveLimit) controller {
 	return controller{
 		cfg:    cfg,
 		limit:  float64(cfg.Initial),
@@ -139,7 +139,7 @@ func (c *controller) setLimit(limit float64) {
 	c.limit = min(max(limit, float64(c.cfg.Min)), float64(c.cfg.Max))
 }
 
-// restart goes on from a limit that was set from outside.
+// restart goes on from a limit set from outside.
 func (c *controller) restart(now time.Duration, limit int) {
 	c.nextCohort(now)
 	c.setLimit(float64(limit))
@@ -206,8 +206,8 @@ func (c *controller) sample(latency float64, how outcome) {
 	c.cohort.all.add(latency, wait)
 }
 
-// advance takes a cohort on: from when calls join it, through the wait for those that
-// still run, to the conclusion.
+// advance takes a cohort through its three phases: calls join it, the controller waits
+// for those that still run, and draws its conclusion.
 func (c *controller) advance(now time.Duration) {
 	k := &c.cohort
 	age, scale := float64(now-k.from), c.scale
@@ -244,7 +244,7 @@ func (c *controller) conclude(now time.Duration) {
 
 func (c *controller) adjust(k *cohort, now time.Duration) {
 	c.latency = k.all.log()
-	if !c.scaled { // the first calls after a start are slower, and say no more than that
+	if !c.scaled { // the first calls after a start are slower, and tell only the time scale
 		c.scaled, c.scale = true, k.all.mean()
 		return
 	}
@@ -258,7 +258,7 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 
 	limit, most, former := math.Floor(c.limit), float64(k.most), c.former
 	c.former = c.limit
-	if most < 0.7*min(limit, former) { // the limit changes nothing: this is how an idle server answers
+	if most < 0.7*min(limit, former) { // the limit was not reached: the server was idle
 		c.learn(&k.answered)
 		if c.limit > 4*most {
 			c.setLimit(max(0.99*c.limit, min(c.limit, float64(c.cfg.Initial))))
@@ -307,10 +307,9 @@ func (c *controller) period() time.Duration {
 	return max(probePeriod, time.Duration(longPeriod*c.scale))
 }
 
-// learn learns the latency of an idle server, up and down alike, and reports whether
-// it is another than before. A difference that may be noise counts by how precise the
-// samples are, beside what is known already: that is a Kalman filter. A few samples
-// count for nothing.
+// learn learns the latency of an idle server, up and down alike, and reports whether it
+// has changed. A difference that may be noise counts by the precision of the samples
+// beside that of the base: a Kalman filter. A few samples count for nothing.
 func (c *controller) learn(s *samples) (changed bool) {
 	b, n := &c.base, float64(s.n)
 	if s.n < fewSamples {

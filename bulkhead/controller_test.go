@@ -17,7 +17,9 @@ type driver struct {
 	now time.Duration
 }
 
-func drive(cfg bulkhead.Adaptive) *driver { return &driver{Controller: bulkhead.NewController(cfg)} }
+func drive(cfg bulkhead.AdaptiveLimit) *driver {
+	return &driver{Controller: bulkhead.NewController(cfg)}
+}
 
 // begin starts n calls at once.
 func (d *driver) begin(n int) []bulkhead.Call {
@@ -61,7 +63,7 @@ func (d *driver) throughProbe(latency time.Duration, err error) {
 // Calls that run out of time in a probe ended early, and say nothing about an idle
 // server.
 func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	d.untilProbe(service)
 	require.InEpsilon(t, service, d.Base(), 0.001)
 	d.throughProbe(service/4, context.DeadlineExceeded)
@@ -70,7 +72,7 @@ func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
 
 // Calls that have begun before a probe have waited at the server.
 func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	var before []bulkhead.Call
 	for !d.Probing() {
 		d.end(before, nil)
@@ -87,7 +89,7 @@ func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
 
 // Calls of a probe that hang count as long as they have run so far.
 func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	d.untilProbe(service)
 	for d.Probing() {
 		d.begin(d.Limit()) // and never end
@@ -98,9 +100,9 @@ func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
 	require.Greater(t, d.Base(), 5*service)
 }
 
-// The same outside of probes: a server that hangs need not answer first.
+// The same outside of probes: the limit shrinks before a server that hangs answers.
 func TestCallsThatHangShrinkTheLimit(t *testing.T) {
-	d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+	d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
 	for range 100 {
 		d.round(100, service, nil)
 	}
@@ -113,7 +115,7 @@ func TestCallsThatHangShrinkTheLimit(t *testing.T) {
 }
 
 func TestALimitThatIsSetDuringAProbeStays(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	d.untilProbe(service)
 	d.Restart(d.now, 7)
 	require.False(t, d.Probing())
@@ -126,7 +128,7 @@ func TestALimitThatIsSetDuringAProbeStays(t *testing.T) {
 // A cohort that finds the limit just raised may not reach it yet although calls wait
 // at the server: that is not how an idle server answers.
 func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	for d.Limit() == 20 {
 		d.round(20, service, nil)
 	}
@@ -143,7 +145,7 @@ func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
 
 // The first calls after a start find no connection and no cache.
 func TestTheFirstCohortIsNoBase(t *testing.T) {
-	d := drive(bulkhead.Adaptive{})
+	d := drive(bulkhead.AdaptiveLimit{})
 	d.round(20, 10*service, nil)
 	d.round(20, 10*service, nil)
 	for range 50 {
@@ -165,7 +167,7 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 		d.end(few, nil)
 	}
 	t.Run("in use", func(t *testing.T) {
-		d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+		d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
 		for range 30 {
 			d.round(100, service, nil)
 		}
@@ -179,7 +181,7 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 		"in a probe":    func(d *driver) { d.untilProbe(service) },
 	} {
 		t.Run(how, func(t *testing.T) {
-			d := drive(bulkhead.Adaptive{Initial: 100, Max: 100})
+			d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
 			for range 30 {
 				d.round(100, service, nil)
 			}

@@ -5,52 +5,43 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // ErrFull is matched by every [*FullError].
 var ErrFull = errors.New("bulkhead: full")
 
-// A Reason says why a call was refused.
-type Reason int
+// A Reason says why a call was refused, in words. The empty Reason means that it was
+// not.
+type Reason string
 
 const (
-	NoSlot           Reason = iota // no slot was free for it, and Queue is 0
-	QueueFull                      // no slot was free for it, and Queue callers were waiting
-	Displaced                      // it waited, and a call that is served before it took its place
-	MaxWaitPassed                  // it waited for MaxWait
-	ContextEnded                   // its ctx ended while it waited
-	DeadlineTooClose               // it would have waited for longer than MaxWait or its deadline allows
-	Shed                           // it waited in a queue that has stood for too long; see CoDel
-	TooHeavy                       // its weight is more than the limit leaves to its level
-	reasons          = iota
+	NoSlot           Reason = "no slot"            // no slot was free, and the call was not to wait
+	QueueFull        Reason = "queue full"         // no slot was free, and Queue calls were waiting
+	Displaced        Reason = "displaced"          // a call that is served earlier took its place in a full queue
+	WaitTooLong      Reason = "wait too long"      // it waited for MaxWait
+	DeadlineTooClose Reason = "deadline too close" // it would have waited for longer than MaxWait or its deadline allows
+	ContextEnded     Reason = "context ended"      // its ctx ended while it waited
+	Shed             Reason = "shed"               // it waited in a queue that has stood for too long; see CoDel
+	TooCostly        Reason = "too costly"         // its cost is more than its level may use
+	TooManyKeys      Reason = "too many keys"      // its key is new to a Group that holds MaxKeys of them; see RefuseNew
 )
 
-var reasonNames = [reasons]string{
-	"no slot", "queue full", "displaced", "max wait passed",
-	"context ended", "deadline too close", "shed", "too heavy",
-}
-
-// String returns the reason in words: "queue full".
-func (r Reason) String() string {
-	if r < 0 || r >= reasons {
-		return fmt.Sprintf("bulkhead.Reason(%d)", int(r))
-	}
-	return reasonNames[r]
-}
-
-// A FullError reports a call that was refused. It matches [ErrFull] and, where
-// the call's ctx ended while it waited, the error and the cause of that ctx.
+// A FullError reports a call that was refused. It matches [ErrFull] and, if the call's
+// ctx ended while it waited, the error and the cause of that ctx.
 //
-// Calls that are refused under the same circumstances share one FullError. It
-// is not to be modified.
+// Calls that are refused under the same circumstances share one FullError. Do not
+// modify it.
 type FullError struct {
-	Name     string        // of the bulkhead
+	Name     string        // of the bulkhead or its Group
+	Key      string        // of a Group's bulkhead: its first 100 bytes; "(other keys)" for the shared one
 	Reason   Reason        // why the call was refused
 	Level    int           // of the call; 0 is the most important
-	Weight   int           // of the call, in slots
+	Cost     int           // of the call, in slots
 	Limit    int           // of the bulkhead, when it refused the call
 	InFlight int           // slots that were taken then; above Limit after that has shrunk
-	Queued   int           // callers that were waiting then
+	Queued   int           // calls that were waiting then
 	Waited   time.Duration // how long the call had waited
 
 	err   error // why ctx ended
@@ -60,14 +51,18 @@ type FullError struct {
 func (e *FullError) Error() string {
 	var text strings.Builder
 	text.WriteString("bulkhead: ")
-	if e.Name != "" {
-		text.WriteString(e.Name + ": ")
+	if label := keyed.Label(e.Name, e.Key); label != "" {
+		text.WriteString(label + ": ")
 	}
-	if e.Reason == TooHeavy {
-		fmt.Fprintf(&text, "too heavy: weight %d at level %d, limit %d", e.Weight, e.Level, e.Limit)
+	fmt.Fprintf(&text, "full (%s)", e.Reason)
+	switch e.Reason {
+	case TooManyKeys:
 		return text.String()
+	case TooCostly:
+		fmt.Fprintf(&text, ": %d slots at level %d, limit %d", e.Cost, e.Level, e.Limit)
+	default:
+		fmt.Fprintf(&text, ": %d of %d in flight, %d waiting", e.InFlight, e.Limit, e.Queued)
 	}
-	fmt.Fprintf(&text, "full (%v): %d of %d in flight, %d waiting", e.Reason, e.InFlight, e.Limit, e.Queued)
 	if e.Waited > 0 {
 		fmt.Fprintf(&text, ", waited %v", e.Waited)
 	}
@@ -83,9 +78,8 @@ func (e *FullError) Is(target error) bool { return target == ErrFull }
 // Unwrap returns why the call's ctx ended while it waited; nil if it did not.
 func (e *FullError) Unwrap() error { return e.err }
 
-// Retryable reports whether another attempt can help. It cannot for a call whose weight
-// is more than the limit leaves to its level, unless an adaptive limit may still grow to
-// that.
+// Retryable reports whether another attempt can help. It cannot if the call costs more
+// than its level may use, unless an adaptive limit may still grow to that.
 func (e *FullError) Retryable() bool { return !e.never }
 
 // Refused returns true: the call was not made.

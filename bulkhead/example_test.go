@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// While two reports are being made, whoever wants a third one is told so at once.
+// While two reports are being made, a third is refused at once.
 func Example() {
 	slots := bulkhead.New(bulkhead.Config{Name: "reports", Limit: 2})
 	ctx := context.Background()
@@ -79,13 +79,13 @@ func ExampleBulkhead_Begin() {
 	// Output: 1
 }
 
-// Checkout may use every slot. Browsing leaves two free for it, whatever comes.
+// Checkout may use every slot. Browsing always leaves two of the five free for it.
 func ExampleConfig_priority() {
 	type checkout struct{}
 	slots := bulkhead.New(bulkhead.Config{
 		Limit:   5,
 		Levels:  2,
-		Reserve: []int{2},
+		Reserve: []float64{0.4},
 		Priority: func(ctx context.Context) int {
 			if ctx.Value(checkout{}) != nil {
 				return 0
@@ -111,23 +111,33 @@ func ExampleConfig_priority() {
 }
 
 // An export counts as much as four ordinary calls.
-func ExampleWithWeight() {
-	slots := bulkhead.New(bulkhead.Config{Limit: 4})
-	export := func(context.Context) error {
+func ExampleConfig_cost() {
+	type rows struct{}
+	slots := bulkhead.New(bulkhead.Config{
+		Limit: 4,
+		Cost: func(ctx context.Context) int {
+			n, _ := ctx.Value(rows{}).(int)
+			return 1 + n/1000
+		},
+	})
+	ping := func(context.Context) error {
 		return slots.Do(context.Background(), func(context.Context) error { return nil })
 	}
-	fmt.Println(slots.Do(bulkhead.WithWeight(context.Background(), 4), export))
-	fmt.Println(slots.Do(bulkhead.WithWeight(context.Background(), 5), export))
+	export := func(n int) error {
+		return slots.Do(context.WithValue(context.Background(), rows{}, n), ping)
+	}
+	fmt.Println(export(3000))
+	fmt.Println(export(4000))
 	// Output:
 	// bulkhead: full (no slot): 4 of 4 in flight, 0 waiting
-	// bulkhead: too heavy: weight 5 at level 0, limit 4
+	// bulkhead: full (too costly): 5 slots at level 0, limit 4
 }
 
-// Nobody has to guess the limit.
-func ExampleAdaptive() {
+// The limit need not be guessed.
+func ExampleAdaptiveLimit() {
 	slots := bulkhead.New(bulkhead.Config{
-		Adaptive: &bulkhead.Adaptive{Min: 4, Max: 200},
-		OnLimit: func(c bulkhead.LimitChange) {
+		Adaptive: &bulkhead.AdaptiveLimit{Min: 4, Max: 200},
+		OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
 			slog.Info("limit", "to", c.To, "latency", c.Latency, "base", c.Base)
 		},
 	})
@@ -135,11 +145,11 @@ func ExampleAdaptive() {
 	// Output: 20
 }
 
-// Each tenant has slots of its own, and those who pay have more.
+// Each tenant has slots of its own, and a tenant that pays has more.
 func ExampleGroup() {
 	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 		Config: bulkhead.Config{Name: "api", Limit: 1},
-		For: func(tenant string) bulkhead.Config {
+		ConfigFor: func(tenant string) bulkhead.Config {
 			if tenant == "gold" {
 				return bulkhead.Config{Limit: 10}
 			}
@@ -154,5 +164,5 @@ func ExampleGroup() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// bulkhead: api/free: full (no slot): 1 of 1 in flight, 0 waiting
+	// bulkhead: api[free]: full (no slot): 1 of 1 in flight, 0 waiting
 }

@@ -8,11 +8,11 @@ import (
 // A Controller is the controller of an adaptive limit, to be driven in virtual time.
 type Controller struct{ controller }
 
-func NewController(cfg Adaptive) *Controller {
+func NewController(cfg AdaptiveLimit) *Controller {
 	return &Controller{newController(cfg.withDefaults())}
 }
 
-// Begin returns what is to be called when the call ends.
+// Begin returns the call that End takes.
 func (c *Controller) Begin(now time.Duration, inFlight int) Call { return c.begin(now, inFlight) }
 
 func (c *Controller) End(ended Call, now time.Duration, err error) {
@@ -24,17 +24,14 @@ func (c *Controller) Probing() bool { return c.lowered() }
 
 func (c *Controller) Base() time.Duration { return c.idle() }
 
-// Restart is what SetLimit does.
+// Restart does the work of SetLimit.
 func (c *Controller) Restart(now time.Duration, limit int) { c.restart(now, limit) }
 
-// Call is what Begin returns.
+// A Call is returned by Begin.
 type Call = call
 
 // SkipAdmitted makes b count n calls more, in the word.
 func SkipAdmitted(b *Bulkhead, n int) { b.slots.word.Add(uint64(n) * admitted) }
-
-// ForgetWeights makes it as if nobody had called WithWeight yet.
-func ForgetWeights() { weighted.Store(false) }
 
 // WithMutex does fn while it holds the mutex of b.
 func WithMutex(b *Bulkhead, fn func()) {

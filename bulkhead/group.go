@@ -1,9 +1,12 @@
 package bulkhead
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,48 +16,97 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
+// DefaultMaxKeys is how many bulkheads a [Group] holds if GroupConfig.MaxKeys is 0.
+const DefaultMaxKeys = 10_000
+
+const defaultIdleAfter = 10 * time.Minute
+
 // GroupConfig says what the bulkheads of a [Group] are like.
 type GroupConfig[K comparable] struct {
-	// Config is that of every bulkhead in the group. The Name of one is
-	// "<Name>/<key>" in errors and events.
+	// Config is that of every bulkhead in the group. Its Name is the group's.
 	Config Config
 
-	// For, if not nil, returns the Config of the bulkhead of a key in the place of
-	// Config. It must be valid: a call for a key panics otherwise. An empty Name
-	// means that of Config. It may be called more than once for a key, by several
-	// goroutines.
-	For func(K) Config
+	// ConfigFor, if not nil, returns the Config of the bulkhead of a key in the place of
+	// Config. Its Name is ignored. It must be valid: a call for a key panics otherwise.
+	// ConfigFor may be called more than once for a key, by several goroutines.
+	ConfigFor func(K) Config
 
-	// MaxKeys is the most bulkheads held at once. Zero means 10 000. See [Group]
-	// for what happens at the bound.
+	// MaxKeys is the most bulkheads held at once. Zero means DefaultMaxKeys.
 	MaxKeys int
 
-	// IdleAfter is how long a bulkhead must have had no call to be forgotten, with
-	// what it has counted and the limit that it has found. Zero means 10 minutes;
-	// negative: bulkheads are forgotten to make room only.
+	// IdleAfter is how long a bulkhead must have had no call to be forgotten, with what
+	// it has counted and the limit that it has found. Zero means 10 minutes. Negative
+	// means that bulkheads are forgotten only to make room.
 	IdleAfter time.Duration
+
+	// Overflow says what becomes of a call with a new key when MaxKeys bulkheads are
+	// held and none of them can be forgotten. Zero means ShareOne.
+	Overflow Overflow
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
+	c.Config = c.Config.withDefaults()
+	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
+	c.IdleAfter = cmp.Or(c.IdleAfter, defaultIdleAfter)
+	return c
+}
+
+// Validate returns an error that names each field that cannot mean anything, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "bulkhead.GroupConfig"}
-	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 10000) or more")
+	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
+	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
 	return errors.Join(f.Err(), c.Config.Validate())
 }
 
-// A Group holds one [Bulkhead] for each tenant or dependency, so that none of them
-// can take the slots of another. It is safe for concurrent use. Bulkheads are made
-// when their key first comes, and forgotten when it no longer does.
+// Overflow says what a [Group] does with a call for which it has no room to make a
+// bulkhead.
+type Overflow int
+
+const (
+	// ShareOne lets all such calls share one bulkhead, made from Config, whose Key is
+	// "(other keys)". So the number of running calls is bounded whatever keys arrive.
+	ShareOne Overflow = iota
+
+	// RefuseNew refuses the call: TooManyKeys.
+	RefuseNew
+)
+
+var overflows = []string{"share one", "refuse new"}
+
+// String returns "share one" or "refuse new".
+func (o Overflow) String() string {
+	if o < ShareOne || o > RefuseNew {
+		return fmt.Sprintf("bulkhead.Overflow(%d)", int(o))
+	}
+	return overflows[o]
+}
+
+// MarshalText returns what String returns.
+func (o Overflow) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText reads what MarshalText returns.
+func (o *Overflow) UnmarshalText(text []byte) error {
+	i := slices.Index(overflows, string(text))
+	if i < 0 {
+		return fmt.Errorf("bulkhead: Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
+	}
+	*o = Overflow(i)
+	return nil
+}
+
+// A Group holds one [Bulkhead] for each tenant or dependency, so that none of them can
+// take the slots of another. It is safe for concurrent use.
 //
-// A bulkhead is never forgotten while it has a call, running or waiting. Where
-// MaxKeys bulkheads are held and all of the few that are looked at have a call, a
-// new key gets no bulkhead of its own: all such keys share one, named
-// "<Name>/(other keys)" and made from Config. So what runs is bounded whatever keys
-// come. So do keys that are not equal to themselves, such as NaN.
+// The first call with a key makes its bulkhead. A bulkhead that is idle is forgotten,
+// but never while it has a call, running or waiting. A new key in a full group takes
+// the place of a bulkhead without calls; the group looks at a few of them, and if each
+// has calls, Overflow says what happens. A key that does not equal itself, such as NaN,
+// never has a bulkhead of its own, and Overflow holds for it too.
 type Group[K comparable] struct {
 	cfg     GroupConfig[K]
 	members *keyed.Map[K, *Bulkhead]
-	rest    *Bulkhead
+	shared  *Bulkhead
 }
 
 // NewGroup returns an empty Group. It panics with the error of cfg.Validate, if
@@ -63,33 +115,19 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	if cfg.MaxKeys == 0 {
-		cfg.MaxKeys = 10_000
-	}
-	if cfg.IdleAfter == 0 {
-		cfg.IdleAfter = 10 * time.Minute
-	}
-	rest := cfg.Config
-	rest.Name = keyed.Name(rest.Name, "(other keys)")
-	g := &Group[K]{cfg: cfg, rest: New(rest)}
-	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
-		Make: g.make,
-		Max:  cfg.MaxKeys,
-		Idle: cfg.IdleAfter,
-	})
+	cfg = cfg.withDefaults()
+	g := &Group[K]{cfg: cfg, shared: newBulkhead(cfg.Config, keyed.Other)}
+	g.members = keyed.New(keyed.Config[K, *Bulkhead]{Make: g.make, Max: cfg.MaxKeys, Idle: cfg.IdleAfter})
 	return g
 }
 
 func (g *Group[K]) make(key K) *Bulkhead {
 	cfg := g.cfg.Config
-	if g.cfg.For != nil {
-		cfg = g.cfg.For(key)
-		if cfg.Name == "" {
-			cfg.Name = g.cfg.Config.Name
-		}
+	if g.cfg.ConfigFor != nil {
+		cfg = g.cfg.ConfigFor(key)
+		cfg.Name = g.cfg.Config.Name
 	}
-	cfg.Name = keyed.Name(cfg.Name, key)
-	return New(cfg)
+	return newBulkhead(cfg, keyed.Text(key))
 }
 
 // Do runs fn in the bulkhead of key, as [Bulkhead.Do] does.
@@ -99,13 +137,30 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.Do(ctx, fn)
+		shared, err := g.overflow(ctx, key)
+		if err != nil {
+			return err
+		}
+		return shared.Do(ctx, fn)
 	}
 	if work := linger.Of(ctx); work != nil {
 		return work.Hold(ctx, e.Value.Wrap(fn), e.Unpin)
 	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)
+}
+
+// Wrap returns a function that runs next under [Group.Do] with key.
+func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
+}
+
+// By returns middleware that runs a function under [Group.Do] with the key that the
+// call's ctx has.
+func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) error) func(context.Context) error {
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
+	}
 }
 
 // Begin takes a slot in the bulkhead of key, as [Bulkhead.Begin] does.
@@ -115,7 +170,11 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		return g.rest.Begin(ctx)
+		shared, err := g.overflow(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		return shared.Begin(ctx)
 	}
 	begun := false // stays so if a hook panics
 	defer func() {
@@ -137,7 +196,19 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	}, nil
 }
 
-// All returns the bulkheads that the group holds, in no order, without the one that
-// keys share. A bulkhead is not to be kept: after the loop, the group may forget it
-// and make another for its key. Looking at them does not keep them from that.
+// overflow returns the shared bulkhead, or refuses the call.
+func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err error) {
+	if g.cfg.Overflow == ShareOne {
+		return g.shared, nil
+	}
+	refusal := &FullError{Name: g.cfg.Config.Name, Key: keyed.Text(key), Reason: TooManyKeys}
+	if g.cfg.Config.OnReject != nil {
+		g.cfg.Config.OnReject(ctx, refusal)
+	}
+	return nil, refusal
+}
+
+// All returns the bulkheads that the group holds, in no order, without the shared one.
+// Do not keep a bulkhead: after the loop, the group may forget it and make another for
+// its key. Looking at a bulkhead does not keep it from being forgotten.
 func (g *Group[K]) All() iter.Seq2[K, *Bulkhead] { return g.members.All() }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,7 +19,7 @@ import (
 
 func TestGroupKeepsANoisyTenantFromTheSlotsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "api", Limit: 2, Queue: 1}})
+		g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "api", Limit: 2, MaxWait: -1, Queue: 1}})
 		var wg sync.WaitGroup
 		var refused atomic.Int64
 		for range 50 {
@@ -38,7 +39,7 @@ func TestGroupKeepsANoisyTenantFromTheSlotsOfOthers(t *testing.T) {
 			require.NoError(t, g.Do(t.Context(), "quiet", nothing))
 		}
 		err := g.Do(t.Context(), "noisy", nothing)
-		require.EqualError(t, err, "bulkhead: api/noisy: full (queue full): 2 of 2 in flight, 1 waiting")
+		require.EqualError(t, err, "bulkhead: api[noisy]: full (queue full): 2 of 2 in flight, 1 waiting")
 		wg.Wait()
 	})
 }
@@ -46,7 +47,7 @@ func TestGroupKeepsANoisyTenantFromTheSlotsOfOthers(t *testing.T) {
 func TestGroupGivesAKeyItsOwnConfig(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{
 		Config: bulkhead.Config{Name: "x", Limit: 1},
-		For: func(tenant int) bulkhead.Config {
+		ConfigFor: func(tenant int) bulkhead.Config {
 			if tenant == 9 {
 				return bulkhead.Config{Name: "vip", Limit: 20}
 			}
@@ -54,8 +55,8 @@ func TestGroupGivesAKeyItsOwnConfig(t *testing.T) {
 		},
 	})
 	for tenant, want := range map[int]bulkhead.FullError{
-		9: {Name: "vip/9", Weight: 1, Limit: 20, InFlight: 20},
-		1: {Name: "x/1", Weight: 1, Limit: 2, InFlight: 2},
+		9: {Name: "x", Key: "9", Reason: bulkhead.NoSlot, Cost: 1, Limit: 20, InFlight: 20},
+		1: {Name: "x", Key: "1", Reason: bulkhead.NoSlot, Cost: 1, Limit: 2, InFlight: 2},
 	} {
 		for range want.Limit {
 			_, err := g.Begin(t.Context(), tenant)
@@ -88,7 +89,7 @@ func TestGroupIsBounded(t *testing.T) {
 	release, err := g.Begin(t.Context(), 7)
 	require.NoError(t, err)
 	err = g.Do(t.Context(), 8, nothing)
-	require.EqualError(t, err, "bulkhead: (other keys): full (no slot): 1 of 1 in flight, 0 waiting")
+	require.EqualError(t, err, "bulkhead: [(other keys)]: full (no slot): 1 of 1 in flight, 0 waiting")
 	release(nil)
 	require.NoError(t, g.Do(t.Context(), 8, nothing))
 	for key := range 3 {
@@ -101,6 +102,76 @@ func TestGroupIsBounded(t *testing.T) {
 	for key := range 9 {
 		require.NoError(t, g.Do(t.Context(), key, nothing))
 	}
+}
+
+func TestGroupRefusesNewKeysWhereOverflowSaysSo(t *testing.T) {
+	var told []error
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
+		Config: bulkhead.Config{
+			Name: "users", Limit: 1,
+			OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+		},
+		MaxKeys:  1,
+		Overflow: bulkhead.RefuseNew,
+	})
+	done, err := g.Begin(t.Context(), "tenant 7")
+	require.NoError(t, err)
+	want := &bulkhead.FullError{Name: "users", Key: "tenant 8", Reason: bulkhead.TooManyKeys}
+	err = g.Do(t.Context(), "tenant 8", func(context.Context) error {
+		t.Error("called")
+		return nil
+	})
+	require.Equal(t, want, err)
+	require.EqualError(t, err, "bulkhead: users[tenant 8]: full (too many keys)")
+	require.ErrorIs(t, err, bulkhead.ErrFull)
+	require.True(t, want.Refused())
+	require.True(t, want.Retryable())
+	_, err = g.Begin(t.Context(), "tenant 8")
+	require.Equal(t, want, err)
+	require.Equal(t, []error{want, want}, told)
+	done(nil)
+	require.NoError(t, g.Do(t.Context(), "tenant 8", nothing))
+}
+
+func TestGroupMiddlewareUsesTheBulkheadOfItsKey(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}})
+	held := g.Wrap(1, func(ctx context.Context) error {
+		require.ErrorIs(t, g.By(levelOf)(nothing)(atLevel(ctx, 1)), bulkhead.ErrFull)
+		return g.By(levelOf)(nothing)(atLevel(ctx, 2))
+	})
+	require.NoError(t, held(t.Context()))
+}
+
+func TestGroupShowsTheStartOfALongKey(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	for key, want := range map[string]string{
+		strings.Repeat("a", 100):  strings.Repeat("a", 100),
+		strings.Repeat("a", 1000): strings.Repeat("a", 100),
+	} {
+		err := g.Do(t.Context(), key, func(ctx context.Context) error { return g.Do(ctx, key, nothing) })
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, want, full.Key)
+	}
+}
+
+func TestGroupWithNegativeIdleAfterForgetsOnlyForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}, MaxKeys: 100, IdleAfter: -1})
+		size := func() (n int) {
+			for range g.All() {
+				n++
+			}
+			return n
+		}
+		for key := range 100 {
+			require.NoError(t, g.Do(t.Context(), key, nothing))
+			time.Sleep(24 * time.Hour)
+		}
+		require.Equal(t, 100, size())
+		require.NoError(t, g.Do(t.Context(), 100, nothing))
+		require.Equal(t, 100, size())
+	})
 }
 
 func TestGroupForgetsIdleBulkheads(t *testing.T) {
@@ -133,11 +204,10 @@ func TestGroupForgetsIdleBulkheads(t *testing.T) {
 func TestGroupHoldsTheLimitWhileItForgets(t *testing.T) {
 	const keys = 12
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{
-		Config:  bulkhead.Config{Name: "x", Limit: 2, Queue: 2},
+		Config:  bulkhead.Config{Name: "x", Limit: 2, MaxWait: -1, Queue: 2},
 		MaxKeys: 4,
 	})
-	// Keys of a bulkhead of their own are told apart by the name in a refusal; what
-	// all of them may have at once is bounded in any case.
+	// At most four keys have bulkheads of their own, and the others share one.
 	var all, most atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 16 {
@@ -213,7 +283,7 @@ func TestGroupSharesOneBulkheadAmongKeysThatAreNotThemselves(t *testing.T) {
 	done, err := g.Begin(t.Context(), nan)
 	require.NoError(t, err)
 	err = g.Do(t.Context(), nan, nothing)
-	require.EqualError(t, err, "bulkhead: (other keys): full (no slot): 1 of 1 in flight, 0 waiting")
+	require.EqualError(t, err, "bulkhead: [(other keys)]: full (no slot): 1 of 1 in flight, 0 waiting")
 	done(nil)
 	for range 100 {
 		require.NoError(t, g.Do(t.Context(), nan, nothing))

@@ -117,7 +117,7 @@ func (s *shop) visit(t *testing.T, settled func(answeredA int64) bool) (answered
 	require.Eventually(t, func() bool { return settled(answeredA.Load()) }, time.Minute, time.Millisecond)
 	client.CloseIdleConnections()
 	goroutines = runtime.NumGoroutine() - before
-	for range 50 { // those of visitors who were answered take a moment to end
+	for range 50 { // the goroutines of visitors that were answered take a moment to end
 		time.Sleep(time.Millisecond)
 		goroutines = min(goroutines, runtime.NumGoroutine()-before)
 	}
@@ -137,7 +137,7 @@ func (s *shop) visit(t *testing.T, settled func(answeredA int64) bool) (answered
 }
 
 // The story of the pattern: service A hangs. Without a bulkhead, calls to it take
-// every worker, and who only needs B gets nothing either.
+// every worker, and a visitor that only needs B gets nothing either.
 func TestAServiceThatHangsDoesNotTakeTheOthersDown(t *testing.T) {
 	var goroutines, goroutinesBare int
 	t.Run("with a bulkhead", func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestAServiceThatHangsDoesNotTakeTheOthersDown(t *testing.T) {
 		require.Equal(t, 10, answered, "A hangs, and B answers everybody")
 		require.EqualValues(t, 5, s.atA.Load())
 		require.EqualValues(t, 5, slots.Stats().Admitted)
-		require.EqualValues(t, 95, slots.Stats().Refused)
+		require.EqualValues(t, 95, slots.Stats().Refused.Total())
 	})
 	t.Run("without one", func(t *testing.T) {
 		var answered int
@@ -189,8 +189,8 @@ func TestAdaptiveFollowsARealServer(t *testing.T) {
 	var limit atomic.Int64
 	limit.Store(4)
 	b := bulkhead.New(bulkhead.Config{
-		Adaptive: &bulkhead.Adaptive{Initial: 4},
-		OnLimit: func(c bulkhead.LimitChange) {
+		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4},
+		OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
 			if !c.Probe {
 				limit.Store(int64(c.To))
 			}

@@ -17,15 +17,15 @@ import (
 func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 	policies := map[string]func() (do func(context.Context, func(context.Context) error) error, inFlight func() int){
 		"Bulkhead": func() (func(context.Context, func(context.Context) error) error, func() int) {
-			b := bulkhead.New(bulkhead.Config{Limit: 5})
+			b := bulkhead.New(bulkhead.Config{Limit: 5, Cost: costOf})
 			return b.Do, func() int { return b.Stats().InFlight }
 		},
 		"Adaptive": func() (func(context.Context, func(context.Context) error) error, func() int) {
-			b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{}})
+			b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}, Cost: costOf})
 			return b.Do, func() int { return b.Stats().InFlight }
 		},
 		"Group": func() (func(context.Context, func(context.Context) error) error, func() int) {
-			g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 5}})
+			g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 5, Cost: costOf}})
 			do := func(ctx context.Context, fn func(context.Context) error) error { return g.Do(ctx, 1, fn) }
 			return do, func() int {
 				for _, b := range g.All() {
@@ -37,16 +37,15 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	for name, policy := range policies {
-		for weight := 1; weight <= 2; weight++ {
+		for cost := 1; cost <= 2; cost++ {
 			t.Run(name, func(t *testing.T) {
-				bulkhead.ForgetWeights()
 				do, inFlight := policy()
 				ctx, work := linger.Begin(t.Context())
-				if weight > 1 {
-					ctx = bulkhead.WithWeight(ctx, weight)
+				if cost > 1 {
+					ctx = costing(ctx, cost)
 				}
 				require.NoError(t, do(ctx, func(context.Context) error { work.GoOn(); return nil }))
-				require.Equal(t, weight, inFlight())
+				require.Equal(t, cost, inFlight())
 				work.End(nil)
 				require.Zero(t, inFlight())
 
@@ -65,7 +64,7 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 				ctx, work = linger.Begin(t.Context())
 				work.GoOn()
 				require.NoError(t, do(ctx, nothing))
-				require.Zero(t, inFlight(), "this is not what goes on")
+				require.Zero(t, inFlight(), "the work began to go on before this call")
 			})
 		}
 	}
@@ -87,8 +86,8 @@ func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 		const latency = 50 * time.Millisecond
 		var changes []bulkhead.LimitChange
 		b := bulkhead.New(bulkhead.Config{
-			Adaptive: &bulkhead.Adaptive{Initial: 10},
-			OnLimit:  func(c bulkhead.LimitChange) { changes = append(changes, c) },
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 10},
+			OnLimit:  func(_ context.Context, c bulkhead.LimitChange) { changes = append(changes, c) },
 		})
 		// call makes ten calls at once, again and again, that are read for a time.
 		call := func(times int, read time.Duration) {

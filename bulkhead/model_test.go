@@ -18,27 +18,31 @@ type model struct {
 	limit   int
 	queue   int
 	order   bulkhead.Order
-	stood   time.Time // since when somebody waits
-	kept    []int
+	stood   time.Time  // since when a call waits
+	above   []float64  // by level: the share of the limit that is kept for the levels above
 	passed  []int      // by level: slots taken before the first that waits
-	claim   []*modeled // by level: the heavy call that stays first where the newest is
+	claim   []*modeled // by level: the costly call that stays first where the newest is
 	held    map[*modeled]bool
 	waiting []*modeled // by age
 }
 
 type modeled struct {
-	level, weight int
-	since         time.Time
-	refused       bool
-	reason        bulkhead.Reason
+	level, cost int
+	since       time.Time
+	refused     bool
+	reason      bulkhead.Reason
 }
 
 func (m *model) inFlight() int {
 	n := 0
 	for c := range m.held {
-		n += c.weight
+		n += c.cost
 	}
 	return n
+}
+
+func (m *model) kept(level int) int {
+	return min(int(float64(m.limit)*m.above[level]+1e-9), m.limit-1)
 }
 
 func (m *model) newestFirst() bool {
@@ -65,7 +69,7 @@ func (m *model) unclaimed(c *modeled) int {
 }
 
 func (m *model) fits(c *modeled) bool {
-	return m.limit-m.inFlight()-c.weight >= m.kept[c.level]
+	return m.limit-m.inFlight()-c.cost >= m.kept(c.level)
 }
 
 // before returns the calls that wait and are served before c.
@@ -81,7 +85,7 @@ func (m *model) before(c *modeled) []*modeled {
 
 func (m *model) mayPass(c *modeled) bool {
 	return !slices.ContainsFunc(m.before(c), func(w *modeled) bool {
-		return m.passed[w.level]+c.weight > m.limit
+		return m.passed[w.level]+c.cost > m.limit
 	})
 }
 
@@ -91,7 +95,7 @@ func (m *model) admit(c *modeled) {
 		levels[w.level] = true
 	}
 	for level := range levels {
-		m.passed[level] += c.weight
+		m.passed[level] += c.cost
 	}
 	if slices.Contains(m.waiting, c) && !levels[c.level] { // the first of its level
 		m.passed[c.level] = 0
@@ -115,7 +119,7 @@ func (m *model) refuse(c *modeled, reason bulkhead.Reason) {
 	c.refused, c.reason = true, reason
 }
 
-func (m *model) tooHeavy(c *modeled) bool { return c.weight > 1 && c.weight > m.limit-m.kept[c.level] }
+func (m *model) tooCostly(c *modeled) bool { return c.cost > m.limit-m.kept(c.level) }
 
 func (m *model) grant() {
 	granted := m.grantLevels()
@@ -131,10 +135,10 @@ func (m *model) grant() {
 }
 
 func (m *model) grantLevels() (granted bool) {
-	for level := range m.kept {
+	for level := range m.above {
 		of := m.ofLevel(level)
-		room := m.limit - m.inFlight() - m.kept[level]
-		if len(of) > 0 && m.newestFirst() && m.claim[level] == nil && room > 0 && room < of[0].weight {
+		room := m.limit - m.inFlight() - m.kept(level)
+		if len(of) > 0 && m.newestFirst() && m.claim[level] == nil && room > 0 && room < of[0].cost {
 			m.claim[level] = of[0]
 		}
 		for m.grantOne(level) {
@@ -159,7 +163,7 @@ func (m *model) grantOne(level int) bool {
 	return false
 }
 
-// try reports whether c, a newcomer, gets its slots at once.
+// try reports whether c, a new call, gets its slots at once.
 func (m *model) try(c *modeled) bool {
 	if !m.fits(c) || !m.mayPass(c) {
 		return false
@@ -172,8 +176,8 @@ func (m *model) acquire(c *modeled) {
 	if m.try(c) {
 		return
 	}
-	if m.tooHeavy(c) {
-		m.refuse(c, bulkhead.TooHeavy)
+	if m.tooCostly(c) {
+		m.refuse(c, bulkhead.TooCostly)
 		return
 	}
 	if m.queue == 0 {
@@ -213,8 +217,8 @@ func (m *model) setLimit(n int) {
 	}
 	m.limit = n
 	for _, w := range slices.Clone(m.waiting) {
-		if m.tooHeavy(w) {
-			m.refuse(w, bulkhead.TooHeavy)
+		if m.tooCostly(w) {
+			m.refuse(w, bulkhead.TooCostly)
 		}
 	}
 	m.grant()
@@ -228,8 +232,8 @@ type pair struct {
 	err     error
 }
 
-// FuzzBulkheadIsTheModel does what the bytes say to a bulkhead and to the model,
-// and compares the two after each step.
+// FuzzBulkheadIsTheModel reads operations from the bytes, does each to a bulkhead and to
+// the model, and compares the two after each step.
 func FuzzBulkheadIsTheModel(f *testing.F) {
 	f.Add([]byte{2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -246,40 +250,45 @@ func playModel(t *testing.T, data []byte) {
 		data = data[1:]
 		return int(b) % n
 	}
-	reserve := []int{next(3), next(3), 0}
-	kept := []int{0, reserve[0], reserve[0] + reserve[1]}
-	least := kept[2] + 1
+	kept := []int{next(3), next(3)} // slots of the first limit
+	least := kept[0] + kept[1] + 1
 	m := &model{
 		limit: least + next(8), queue: next(6), order: bulkhead.Order(next(3)),
-		kept: kept, passed: make([]int, 3), claim: make([]*modeled, 3), held: map[*modeled]bool{},
+		passed: make([]int, 3), claim: make([]*modeled, 3), held: map[*modeled]bool{},
 	}
-	b := bulkhead.New(bulkhead.Config{
-		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve,
-	})
+	reserve := []float64{float64(kept[0]) / float64(m.limit), float64(kept[1]) / float64(m.limit)}
+	m.above = []float64{0, reserve[0], reserve[0] + reserve[1]}
+	cfg := bulkhead.Config{
+		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve, Cost: costOf,
+	}
+	if m.queue > 0 {
+		cfg.MaxWait = -1
+	}
+	b := bulkhead.New(cfg)
 	var pairs []*pair
 	for len(data) > 0 {
 		switch next(8) {
 		case 0, 1, 2:
-			p := &pair{modeled: &modeled{level: next(3), weight: 1}}
+			p := &pair{modeled: &modeled{level: next(3), cost: 1}}
 			if next(3) == 0 {
-				p.weight = 1 + next(6)
+				p.cost = 1 + next(6)
 			}
 			ctx, cancel := context.WithCancel(atLevel(t.Context(), p.level)) // ends if the test fails
 			p.cancel = cancel
 			pairs = append(pairs, p)
 			go func() {
 				var done func(error)
-				if done, p.err = b.Begin(bulkhead.WithWeight(ctx, p.weight)); p.err == nil {
+				if done, p.err = b.Begin(costing(ctx, p.cost)); p.err == nil {
 					p.release = func() { done(nil) }
 				}
 			}()
 			m.acquire(p.modeled)
 		case 3:
-			p := &pair{modeled: &modeled{level: 2, weight: 1}, cancel: func() {}}
-			release, ok := b.TryAcquire()
-			require.Equal(t, m.try(p.modeled), ok)
-			if ok {
-				p.release = release
+			p := &pair{modeled: &modeled{level: 2, cost: 1}, cancel: func() {}}
+			done, err := b.TryBegin(atLevel(t.Context(), 2))
+			require.Equal(t, m.try(p.modeled), err == nil)
+			if err == nil {
+				p.release = func() { done(nil) }
 				pairs = append(pairs, p)
 			}
 		case 4:

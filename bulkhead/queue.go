@@ -5,57 +5,33 @@ import (
 	"time"
 )
 
-// An Order says which of the waiting callers of one level is served first.
-type Order int
-
-const (
-	// FIFO serves the caller that has waited longest. A caller whose deadline, or
-	// MaxWait, the queue cannot meet at its present pace is refused immediately. The
-	// pace is known when at least 16 slots have been handed on since the queue was
-	// last empty; until then, no caller is refused for it. A full queue refuses the
-	// newcomer.
-	FIFO Order = iota
-
-	// LIFO serves the newest caller: under overload some are served fast, where FIFO
-	// would serve all of them late. A full queue drops the oldest caller for the
-	// newcomer.
-	LIFO
-
-	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if that
-	// is 0). From then on, until it is empty, it is LIFO, and whenever a slot is
-	// handed on, callers that have waited for more than a twentieth of that time are
-	// refused: controlled delay with adaptive LIFO, as in Maurer, Fail at Scale, ACM
-	// Queue 13(8), 2015.
-	CoDel
-)
-
-// A queue holds the callers that wait for a slot, by level. While it is not empty,
-// slots.word says so, and either changes only under the mutex of the bulkhead.
+// A queue holds the calls that wait for slots, by level. While it is not empty,
+// slots.word says so, and both change only under the mutex of the bulkhead.
 type queue struct {
 	lines   []line        // by level
 	stood   time.Duration // since when it has not been empty
 	pace    pace
-	settled *waiter // have left and are to be told, linked by older
+	settled *waiter // waiters that have left and are to be told, linked by older
 }
 
 // A line holds the waiters of one level, by age.
 type line struct {
 	oldest, newest *waiter
 	waiters        int
-	weight         int // of all of them
-	lightest       int // none of them weighs less
-	passed         int // slots granted out of order since the first was last served
+	cost           int // of all of them
+	passed         int // slots granted out of order since the first waiter was last served
 
-	// claim is a heavy waiter that was first where the newest is, and did not fit: it
-	// stays first, or newer calls would take each slot before there are enough for it.
+	// claim is a costly waiter that was first when the newest is, and did not fit. It
+	// stays first: otherwise newer calls would take each slot before there are enough
+	// for it.
 	claim *waiter
 }
 
-// A waiter is a caller in the queue.
+// A waiter is a call in the queue.
 type waiter struct {
 	older, newer *waiter
 	level        int
-	weight       int
+	cost         int
 	since        time.Duration
 
 	// Set when it leaves the queue, before ready is closed.
@@ -68,13 +44,12 @@ type waiter struct {
 func (l *line) add(w *waiter) {
 	w.older, l.newest = l.newest, w
 	if w.older == nil {
-		l.oldest, l.lightest, l.passed = w, w.weight, 0
+		l.oldest, l.passed = w, 0
 	} else {
 		w.older.newer = w
-		l.lightest = min(l.lightest, w.weight)
 	}
 	l.waiters++
-	l.weight += w.weight
+	l.cost += w.cost
 }
 
 func (l *line) remove(w *waiter) {
@@ -92,7 +67,7 @@ func (l *line) remove(w *waiter) {
 		l.claim = nil
 	}
 	l.waiters--
-	l.weight -= w.weight
+	l.cost -= w.cost
 }
 
 // first returns the waiter that is served first, or nil.
@@ -121,30 +96,31 @@ func (l *line) behind(w *waiter, newestFirst bool) *waiter {
 	return next
 }
 
-// join takes the slots of a call or puts it into the queue as w. If it is neither
-// queued nor refused, the call has its slots. The mutex is held.
-func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal *FullError) {
-	level, n, now := w.level, w.weight, w.since
+// join takes the slots of a call or puts the call into the queue as w, if fewer than
+// places calls wait. If it is neither queued nor refused, the call has its slots. The
+// mutex is held.
+func (b *Bulkhead) join(w *waiter, places int, patience time.Duration) (queued bool, refusal *FullError) {
+	r, level, n, now := b.rules.Load(), w.level, w.cost, w.since
 	var word uint64
 	var displaced *waiter
 	for {
 		var ok bool
-		if word, ok = b.admit(level, n, now); ok {
+		if word, ok = b.admit(r, level, n, now); ok {
 			return false, nil
 		}
 		displaced = nil
-		if b.waiters.Load() >= int64(b.cfg.Queue) {
-			if displaced = b.lastServed(level, b.newestFirst(now)); displaced == nil {
-				return false, b.refusal(QueueFull, level, n)
+		if b.waiters.Load() >= int64(places) {
+			if displaced = b.lastServed(level, b.newestFirst(r, now)); displaced == nil {
+				return false, b.refusal(r, QueueFull, level, n)
 			}
 		}
-		if b.tooHeavy(n, level) { // since enter has looked
-			return false, b.refusal(TooHeavy, level, n)
+		if n > r.most(int(b.limit.Load()), level) { // the limit may have shrunk since try looked
+			return false, b.refusal(r, TooCostly, level, n)
 		}
-		if b.cfg.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
-			return false, b.refusal(DeadlineTooClose, level, n)
+		if r.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
+			return false, b.refusal(r, DeadlineTooClose, level, n)
 		}
-		// A slot that was given back since admit looked makes this fail.
+		// This fails if a slot was given back since admit looked.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
 			break
 		}
@@ -158,21 +134,22 @@ func (b *Bulkhead) join(w *waiter, patience time.Duration) (queued bool, refusal
 	}
 	b.queue.lines[level].add(w)
 	b.waiters.Add(1)
-	if displaced != nil || b.cfg.Order != FIFO { // it may have held up others; another may be first by now
-		b.grant(now, 0)
+	if displaced != nil || r.Order != FIFO { // displaced may have held up others; w may be first
+		b.grant(r, now, 0)
 	}
 	return true, nil
 }
 
-// admit takes the n slots of a newcomer, if it may pass those who wait and come
+// admit takes the n slots of a new call, if the call may pass the waiters that come
 // before it. The mutex is held.
-func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool) {
-	word, ok = b.slots.take(n, b.kept[level])
-	if ok || word&waiting == 0 || freeIn(word)-b.kept[level] < n {
+func (b *Bulkhead) admit(r *rules, level, n int, now time.Duration) (word uint64, ok bool) {
+	kept := r.kept(int(b.limit.Load()), level)
+	word, ok = b.slots.take(n, kept)
+	if ok || word&waiting == 0 || freeIn(word)-kept < n {
 		return word, ok
 	}
-	newestFirst := b.newestFirst(now)
-	last := level // the last level of which a waiter may come before it
+	newestFirst := b.newestFirst(r, now)
+	last := level // the last level of which a waiter may come before the call
 	if newestFirst && b.queue.lines[level].claim == nil {
 		last--
 	}
@@ -184,15 +161,14 @@ func (b *Bulkhead) admit(level, n int, now time.Duration) (word uint64, ok bool)
 	return word, true
 }
 
-// grant hands free slots to the waiters, in order, with freed ones that have been given
-// back just now. The mutex is held, and the queue was not empty when it was taken. Only
-// CoDel needs the time.
-func (b *Bulkhead) grant(now time.Duration, freed int) {
-	newestFirst := b.newestFirst(now)
+// grant hands free slots to the waiters, in order, together with the slots that have
+// just been freed. The mutex is held, and the queue was not empty when it was taken.
+func (b *Bulkhead) grant(r *rules, now time.Duration, freed int) {
+	newestFirst := b.newestFirst(r, now)
 	word := b.slots.word.Load() + uint64(freed)
-	taken := b.grantLevels(freeIn(word), newestFirst)
-	if b.cfg.Order == CoDel && newestFirst && taken > 0 && b.shed(now) {
-		taken += b.grantLevels(freeIn(word)-taken, newestFirst) // those held up by who is gone
+	taken := b.grantLevels(r, freeIn(word), newestFirst)
+	if r.Order == CoDel && newestFirst && taken > 0 && b.shed(r, now) {
+		taken += b.grantLevels(r, freeIn(word)-taken, newestFirst) // waiters that a shed one held up
 	}
 	word -= uint64(taken)
 	if b.waiters.Load() == 0 {
@@ -203,9 +179,10 @@ func (b *Bulkhead) grant(now time.Duration, freed int) {
 
 // grantLevels hands out of free slots to the waiters of all levels and returns how
 // many.
-func (b *Bulkhead) grantLevels(free int, newestFirst bool) (taken int) {
+func (b *Bulkhead) grantLevels(r *rules, free int, newestFirst bool) (taken int) {
+	limit := int(b.limit.Load())
 	for level := range b.queue.lines {
-		taken += b.grantLevel(level, free-taken-b.kept[level], newestFirst)
+		taken += b.grantLevel(level, free-taken-r.kept(limit, level), newestFirst)
 	}
 	return taken
 }
@@ -214,36 +191,30 @@ func (b *Bulkhead) grantLevels(free int, newestFirst bool) (taken int) {
 // many.
 func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
 	l := &b.queue.lines[level]
-	if newestFirst && l.claim == nil && l.newest != nil && room > 0 && room < l.newest.weight {
+	if newestFirst && l.claim == nil && l.newest != nil && room > 0 && room < l.newest.cost {
 		l.claim = l.newest
 	}
-	lightest := math.MaxInt
 	var next *waiter
-	for w := l.first(newestFirst); w != nil; w = next {
-		if room-taken < l.lightest {
-			return taken
-		}
+	for w := l.first(newestFirst); w != nil && taken < room; w = next {
 		next = l.behind(w, newestFirst)
-		if w.weight <= room-taken {
-			allowed := b.allowance(level, newestFirst, w)
-			if allowed < l.lightest {
-				return taken
-			}
-			if w.weight <= allowed {
-				b.pass(level, w.weight, newestFirst, w)
-				taken += w.weight
-				b.settle(w, true, 0)
-				continue
-			}
+		if w.cost > room-taken {
+			continue
 		}
-		lightest = min(lightest, w.weight)
+		allowed := b.allowance(level, newestFirst, w)
+		if allowed <= 0 {
+			break
+		}
+		if w.cost <= allowed {
+			b.pass(level, w.cost, newestFirst, w)
+			taken += w.cost
+			b.settle(w, true, "")
+		}
 	}
-	l.lightest = lightest
 	return taken
 }
 
 // allowance returns how many slots a call may take before the first waiters of the
-// levels up to last. Only a call lighter than those asks. A waiter does not pass itself.
+// levels up to last, which cost more than it does. A waiter does not pass itself.
 func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
 	allowed := math.MaxInt
 	for level := range last + 1 {
@@ -255,9 +226,9 @@ func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
 	return allowed
 }
 
-// pass counts n slots on the levels up to last as taken by w, or by a newcomer if that
-// is nil. The count is the line's and not the waiter's, or else no slots would ever be
-// kept where first waiters give up before they are served.
+// pass counts n slots on the levels up to last as taken by w, or by a new call if that
+// is nil. The line counts them and not its first waiter: otherwise no slots would ever
+// be kept if each first waiter gives up before it is served.
 func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 	for level := range last + 1 {
 		l := &b.queue.lines[level]
@@ -271,7 +242,7 @@ func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
 	}
 }
 
-// settle takes w out of the queue, and leaves it to unlock to tell it.
+// settle takes w out of the queue. unlock tells it.
 func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	b.queue.lines[w.level].remove(w)
 	b.waiters.Add(-1)
@@ -279,8 +250,8 @@ func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
 	w.older, b.queue.settled = b.queue.settled, w
 }
 
-// unlock releases the mutex and then tells those who were settled under it: waking
-// them would take longer than all else that is done under the mutex.
+// unlock releases the mutex and then tells the waiters that were settled under it.
+// Waking them takes longer than the rest of what happens under the mutex.
 func (b *Bulkhead) unlock() {
 	settled := b.queue.settled
 	b.queue.settled = nil
@@ -298,13 +269,13 @@ func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 		return
 	}
 	b.settle(w, false, refusal)
-	b.grant(b.now(), 0) // it may have held up others
+	b.grant(b.rules.Load(), b.now(), 0) // w may have held up others
 }
 
-// shed refuses those who have waited for too long in a queue that stands, and
+// shed refuses the waiters that have waited for too long in a queue that stands, and
 // reports whether there were any.
-func (b *Bulkhead) shed(now time.Duration) (refused bool) {
-	longest := b.standing() / codelFraction
+func (b *Bulkhead) shed(r *rules, now time.Duration) (refused bool) {
+	longest := r.standing() / codelFraction
 	for level := range b.queue.lines {
 		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
 			b.settle(w, false, Shed)
@@ -314,10 +285,10 @@ func (b *Bulkhead) shed(now time.Duration) (refused bool) {
 	return refused
 }
 
-// lastServed returns the waiter that would be served last, if that is after a newcomer
+// lastServed returns the waiter that would be served last, if that is after a new call
 // of level, or nil.
 func (b *Bulkhead) lastServed(level int, newestFirst bool) *waiter {
-	for below := b.cfg.Levels - 1; below > level || newestFirst && below == level; below-- {
+	for below := len(b.queue.lines) - 1; below > level || newestFirst && below == level; below-- {
 		l := &b.queue.lines[below]
 		switch {
 		case l.oldest == nil:
@@ -334,30 +305,17 @@ func (b *Bulkhead) lastServed(level int, newestFirst bool) *waiter {
 	return nil
 }
 
-// ahead returns the slots that are to be freed for those who wait and come
-// before a newcomer, if it goes by FIFO.
+// ahead returns how many slots must become free for the waiters that come before a
+// new call, if it goes by FIFO.
 func (b *Bulkhead) ahead(level int) int {
 	n := -max(freeIn(b.slots.word.Load()), 0)
 	for l := range level + 1 {
-		n += b.queue.lines[l].weight
+		n += b.queue.lines[l].cost
 	}
 	return n
 }
 
-// CoDel allows a wait of one codelFraction of the time after which a queue
-// stands. That is MaxWait, or codelInterval.
-const (
-	codelInterval = 100 * time.Millisecond
-	codelFraction = 20
-)
-
-func (b *Bulkhead) standing() time.Duration {
-	if b.cfg.MaxWait > 0 {
-		return b.cfg.MaxWait
-	}
-	return codelInterval
-}
-
-func (b *Bulkhead) newestFirst(now time.Duration) bool {
-	return b.cfg.Order == LIFO || b.cfg.Order == CoDel && now-b.queue.stood >= b.standing()
+// newestFirst reports whether the newest waiter of a level is served first.
+func (b *Bulkhead) newestFirst(r *rules, now time.Duration) bool {
+	return r.Order == LIFO || r.Order == CoDel && now-b.queue.stood >= r.standing()
 }

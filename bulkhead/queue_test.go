@@ -101,14 +101,14 @@ func (c *callers) refusal(name string) bulkhead.Reason {
 	return full.Reason
 }
 
-func TestOrderSaysWhoOfALevelIsFirst(t *testing.T) {
+func TestOrderSaysWhichCallOfALevelIsFirst(t *testing.T) {
 	for order, want := range map[bulkhead.Order][]string{
 		bulkhead.FIFO:  {"a", "b", "c", "d"},
 		bulkhead.LIFO:  {"a", "d", "c", "b"},
 		bulkhead.CoDel: {"a", "b", "c", "d"}, // in good times
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 3, Order: order}))
+			c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Order: order}))
 			for _, name := range []string{"a", "b", "c", "d"} {
 				c.start(t.Context(), name)
 			}
@@ -122,7 +122,7 @@ func TestOrderSaysWhoOfALevelIsFirst(t *testing.T) {
 func TestAFullQueueDropsTheCallThatIsServedLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{
-			Limit: 1, Queue: 3, Order: bulkhead.LIFO, Levels: 2, Priority: levelOf,
+			Limit: 1, MaxWait: -1, Queue: 3, Order: bulkhead.LIFO, Levels: 2, Priority: levelOf,
 		}))
 		c.start(t.Context(), "running")
 		c.start(atLevel(t.Context(), 1), "old low")
@@ -144,27 +144,27 @@ func TestAFullQueueDropsTheCallThatIsServedLast(t *testing.T) {
 }
 
 // By LIFO, each newer call is first, and would take the next slot: before there are
-// enough for a heavy one.
-func TestAHeavyCallDoesNotStarveUnderLIFO(t *testing.T) {
+// enough for a costly one.
+func TestACostlyCallDoesNotStarveUnderLIFO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 3, Order: bulkhead.LIFO}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Queue: 3, Order: bulkhead.LIFO}))
 		for i := range 4 {
 			c.start(t.Context(), fmt.Sprint("light ", i))
 		}
-		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
-		for i := 4; i < 20 && !slices.Contains(c.ran, "heavy"); i++ {
+		c.start(costing(t.Context(), 3), "costly")
+		for i := 4; i < 20 && !slices.Contains(c.ran, "costly"); i++ {
 			c.finish(c.running())
 			c.start(t.Context(), fmt.Sprint("light ", i))
-			require.NoError(t, c.errs["heavy"])
+			require.NoError(t, c.errs["costly"])
 		}
-		require.Contains(t, c.ran, "heavy")
+		require.Contains(t, c.ran, "costly")
 		c.finishAll()
 	})
 }
 
 func TestMoreImportantCallsGoFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Levels: 3, Priority: levelOf}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 9, Levels: 3, Priority: levelOf}))
 		c.start(t.Context(), "running")
 		for i, level := range []int{2, 1, 0, 99, 1, -5} { // 99 is clamped to 2, -5 to 0
 			c.start(atLevel(t.Context(), level), fmt.Sprintf("%d at %d", i, level))
@@ -177,7 +177,7 @@ func TestMoreImportantCallsGoFirst(t *testing.T) {
 
 func TestReserveKeepsSlotsForTheLevelsAbove(t *testing.T) {
 	for level, want := range map[int]int{2: 5, 1: 8, 0: 10} {
-		b := bulkhead.New(bulkhead.Config{Limit: 10, Levels: 3, Priority: levelOf, Reserve: []int{2, 3}})
+		b := bulkhead.New(bulkhead.Config{Limit: 10, Levels: 3, Priority: levelOf, Reserve: []float64{0.2, 0.3}})
 		got := 0
 		for range 20 {
 			if _, err := b.Begin(atLevel(t.Context(), level)); err == nil {
@@ -188,17 +188,68 @@ func TestReserveKeepsSlotsForTheLevelsAbove(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsForReservedSlotsIsPassedByThoseAbove(t *testing.T) {
+// fill takes slots at a level until it is refused, and returns how many.
+func fill(t *testing.T, b *bulkhead.Bulkhead, level int) (n int) {
+	t.Helper()
+	for {
+		done, err := b.TryBegin(atLevel(t.Context(), level))
+		if err != nil {
+			return n
+		}
+		defer done(nil)
+		n++
+	}
+}
+
+func TestReserveFollowsTheLimit(t *testing.T) {
+	for name, cfg := range map[string]bulkhead.Config{
+		"fixed":    {Limit: 10},
+		"adaptive": {Adaptive: &bulkhead.AdaptiveLimit{Initial: 10}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg.Levels, cfg.Priority, cfg.Reserve = 4, levelOf, []float64{0.2, 0.3}
+			b := bulkhead.New(cfg)
+			for _, want := range [][5]int{{10, 10, 8, 5, 5}, {30, 30, 24, 15, 15}, {3, 3, 3, 2, 2}, {1, 1, 1, 1, 1}} {
+				require.NoError(t, b.SetLimit(want[0]))
+				for level := range 4 {
+					require.Equal(t, want[1+level], fill(t, b, level), "limit %d, level %d", want[0], level)
+				}
+			}
+		})
+	}
+}
+
+// A level below a busy one has at least one slot that it may use.
+func TestReserveLeavesASlotToEveryLevel(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, Levels: 2, Priority: levelOf, Reserve: []float64{1 - 1e-15}})
+	for _, limit := range []int{1, 2, 1000, 1 << 29} {
+		require.NoError(t, b.SetLimit(limit))
+		require.Equal(t, 1, fill(t, b, 1))
+	}
+}
+
+func TestLevelsHaveAReserveByDefault(t *testing.T) {
+	for levels, want := range map[int][]int{2: {12, 9}, 3: {12, 10, 8}, 4: {16, 14, 12, 10}} {
+		b := bulkhead.New(bulkhead.Config{Limit: want[0], Levels: levels, Priority: levelOf})
+		none := bulkhead.New(bulkhead.Config{Limit: want[0], Levels: levels, Priority: levelOf, Reserve: []float64{}})
+		for level := range levels {
+			require.Equal(t, want[level], fill(t, b, level))
+			require.Equal(t, want[0], fill(t, none, level))
+		}
+	}
+}
+
+func TestMoreImportantCallsPassACallThatWaitsForReservedSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{
-			Limit: 10, Queue: 9, Levels: 3, Priority: levelOf, Reserve: []int{2, 3},
+			Limit: 10, MaxWait: -1, Queue: 9, Levels: 3, Priority: levelOf, Reserve: []float64{0.2, 0.3},
 		}))
 		// Five of level 2 run, and two wait although five slots are free.
 		for i := range 7 {
 			c.start(atLevel(t.Context(), 2), fmt.Sprint("low ", i))
 		}
 		require.Equal(t, 5, c.b.Stats().InFlight)
-		// Those above pass them at once.
+		// More important calls pass them at once.
 		for i := range 3 {
 			c.start(atLevel(t.Context(), 1), fmt.Sprint("middle ", i))
 		}
@@ -208,21 +259,21 @@ func TestWhoWaitsForReservedSlotsIsPassedByThoseAbove(t *testing.T) {
 		}
 		require.Equal(t, 10, c.b.Stats().InFlight)
 		require.Equal(t, []int{0, 1, 2}, c.b.Stats().Queued)
-		// What becomes free is kept as before: it takes three until middle 3 runs.
+		// Freed slots are kept as before: it takes three until middle 3 runs.
 		c.finish("low 0", "low 1")
 		require.NotContains(t, c.ran, "middle 3")
 		c.finish("low 2")
 		require.Contains(t, c.ran, "middle 3")
 		require.NotContains(t, c.ran, "low 5")
-		_, ok := c.b.TryAcquire() // is of the least important level
-		require.False(t, ok)
+		_, err := c.b.TryBegin(atLevel(t.Context(), 2))
+		require.ErrorIs(t, err, bulkhead.ErrFull)
 		c.finishAll()
 	})
 }
 
 func TestAFullQueueMakesRoomForAMoreImportantCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 3, Levels: 3, Priority: levelOf}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Levels: 3, Priority: levelOf}))
 		c.start(t.Context(), "running")
 		c.start(atLevel(t.Context(), 2), "old low")
 		time.Sleep(time.Second)
@@ -256,7 +307,7 @@ func TestOverloadIsShedFromBelow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{
 			Limit: 10, Queue: 20, MaxWait: 50 * time.Millisecond,
-			Levels: 3, Priority: levelOf, Reserve: []int{3, 2},
+			Levels: 3, Priority: levelOf, Reserve: []float64{0.3, 0.2},
 		})
 		var mu sync.Mutex
 		var made, done [3]int
@@ -299,38 +350,38 @@ func TestOverloadIsShedFromBelow(t *testing.T) {
 	})
 }
 
-func TestAHeavyCallIsPassedBySoMuchAndNoMore(t *testing.T) {
+func TestACostlyCallIsPassedByAsManySlotsAsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 50}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Queue: 50}))
 		for i := range 4 {
 			c.start(t.Context(), fmt.Sprint("light ", i))
 		}
-		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
+		c.start(costing(t.Context(), 3), "costly")
 		for i := 4; i < 20; i++ {
 			c.start(t.Context(), fmt.Sprint("light ", i))
 		}
-		// As many slots as the limit has go to those behind it ...
+		// As many slots as the limit has go to the calls behind it ...
 		for i := range 4 {
 			c.finish(fmt.Sprint("light ", i))
-			require.NotContains(t, c.ran, "heavy")
+			require.NotContains(t, c.ran, "costly")
 			require.Contains(t, c.ran, fmt.Sprint("light ", 4+i))
 		}
 		// ... and then slots are kept until there are three.
 		c.finish("light 4", "light 5")
 		require.Len(t, c.ran, 8)
 		c.finish("light 6")
-		require.Equal(t, "heavy", c.ran[8])
+		require.Equal(t, "costly", c.ran[8])
 		require.Equal(t, 4, c.b.Stats().InFlight)
 		c.finishAll()
 		require.Len(t, c.ran, 21)
 	})
 }
 
-func TestANewcomerPassesAHeavyCallByTheSameRule(t *testing.T) {
+func TestANewCallPassesACostlyCallByTheSameRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 50}))
-		c.start(bulkhead.WithWeight(t.Context(), 3), "running")
-		c.start(bulkhead.WithWeight(t.Context(), 2), "heavy")
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Queue: 50}))
+		c.start(costing(t.Context(), 3), "running")
+		c.start(costing(t.Context(), 2), "costly")
 		for i := range 4 {
 			name := fmt.Sprint("light ", i)
 			c.start(t.Context(), name)
@@ -339,16 +390,16 @@ func TestANewcomerPassesAHeavyCallByTheSameRule(t *testing.T) {
 		}
 		c.start(t.Context(), "one too many")
 		require.NotContains(t, c.ran, "one too many")
-		_, ok := c.b.TryAcquire()
-		require.False(t, ok)
+		_, err := c.b.TryBegin(t.Context())
+		require.ErrorIs(t, err, bulkhead.ErrFull)
 		c.finish("running")
-		require.ElementsMatch(t, []string{"heavy", "one too many"}, c.ran[5:])
+		require.ElementsMatch(t, []string{"costly", "one too many"}, c.ran[5:])
 		c.finishAll()
 	})
 }
 
-// Slots are kept for the first, or else heavy calls would starve behind light ones:
-// when those before them give up, or when newer ones arrive.
+// Slots are kept for the first waiter, also after the one before it has given up or a
+// newer one has arrived: otherwise costly calls would starve behind light ones.
 func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 	for order, change := range map[bulkhead.Order]func(c *callers, cancelFirst func()){
 		bulkhead.FIFO: func(_ *callers, cancelFirst func()) {
@@ -356,19 +407,19 @@ func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 			synctest.Wait()
 		},
 		bulkhead.LIFO: func(c *callers, _ func()) {
-			c.start(bulkhead.WithWeight(c.t.Context(), 3), "third heavy")
+			c.start(costing(c.t.Context(), 3), "third costly")
 		},
 	} {
 		t.Run(fmt.Sprint(order), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCallers(t, bulkhead.New(bulkhead.Config{
-					Limit: 4, Queue: 9, Order: order, Levels: 2, Priority: levelOf,
+					Limit: 4, Cost: costOf, MaxWait: -1, Queue: 9, Order: order, Levels: 2, Priority: levelOf, Reserve: []float64{},
 				}))
-				c.start(bulkhead.WithWeight(t.Context(), 2), "running")
-				ctx, cancel := context.WithCancel(bulkhead.WithWeight(t.Context(), 3))
+				c.start(costing(t.Context(), 2), "running")
+				ctx, cancel := context.WithCancel(costing(t.Context(), 3))
 				defer cancel()
-				c.start(ctx, "first heavy")
-				c.start(bulkhead.WithWeight(t.Context(), 3), "second heavy")
+				c.start(ctx, "first costly")
+				c.start(costing(t.Context(), 3), "second costly")
 				for i := range 4 {
 					name := fmt.Sprint("light ", i)
 					c.start(atLevel(t.Context(), 1), name)
@@ -377,10 +428,10 @@ func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 				c.start(atLevel(t.Context(), 1), "last light")
 				require.Len(t, c.ran, 5)
 				change(c, cancel)
-				require.Len(t, c.ran, 5, "nobody passes who is first now")
+				require.Len(t, c.ran, 5, "no call passes the new first")
 
 				c.finish("running")
-				first := map[bulkhead.Order]string{bulkhead.FIFO: "second heavy", bulkhead.LIFO: "first heavy"}[order]
+				first := map[bulkhead.Order]string{bulkhead.FIFO: "second costly", bulkhead.LIFO: "first costly"}[order]
 				require.ElementsMatch(t, []string{first, "last light"}, c.ran[5:], "the count begins anew")
 				c.finishAll()
 			})
@@ -388,12 +439,12 @@ func TestSlotsAreKeptWhenTheFirstChanges(t *testing.T) {
 	}
 }
 
-func TestWhoGivesUpLetsThoseBehindPass(t *testing.T) {
+func TestAWaiterThatGivesUpLetsTheNextOnesPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Queue: 50}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: -1, Queue: 50}))
 		c.start(t.Context(), "running")
-		ctx, cancel := context.WithCancel(bulkhead.WithWeight(t.Context(), 2))
-		c.start(ctx, "heavy")
+		ctx, cancel := context.WithCancel(costing(t.Context(), 2))
+		c.start(ctx, "costly")
 		for i := range 2 {
 			name := fmt.Sprint("light ", i)
 			c.start(t.Context(), name)
@@ -403,33 +454,33 @@ func TestWhoGivesUpLetsThoseBehindPass(t *testing.T) {
 		require.NotContains(t, c.ran, "behind")
 		cancel()
 		synctest.Wait()
-		require.Equal(t, bulkhead.ContextEnded, c.refusal("heavy"))
+		require.Equal(t, bulkhead.ContextEnded, c.refusal("costly"))
 		require.Contains(t, c.ran, "behind")
 		c.finishAll()
 	})
 }
 
-func TestTooHeavyIsRefusedAtOnce(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Queue: 5, Levels: 2, Priority: levelOf, Reserve: []int{1}})
-	err := b.Do(bulkhead.WithWeight(t.Context(), 5), nothing)
+func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf, Reserve: []float64{0.25}})
+	err := b.Do(costing(t.Context(), 5), nothing)
 	require.ErrorIs(t, err, bulkhead.ErrFull)
-	require.EqualError(t, err, "bulkhead: x: too heavy: weight 5 at level 0, limit 4")
+	require.EqualError(t, err, "bulkhead: x: full (too costly): 5 slots at level 0, limit 4")
 	var full *bulkhead.FullError
 	require.ErrorAs(t, err, &full)
 	require.False(t, full.Retryable())
-	require.NoError(t, b.Do(bulkhead.WithWeight(t.Context(), 4), nothing))
-	require.NoError(t, b.Do(atLevel(bulkhead.WithWeight(t.Context(), 3), 1), nothing))
-	err = b.Do(atLevel(bulkhead.WithWeight(t.Context(), 4), 1), nothing)
-	require.ErrorContains(t, err, "too heavy")
-	err = b.Do(bulkhead.WithWeight(t.Context(), int(^uint(0)>>1)), nothing)
-	require.ErrorContains(t, err, "too heavy")
+	require.NoError(t, b.Do(costing(t.Context(), 4), nothing))
+	require.NoError(t, b.Do(atLevel(costing(t.Context(), 3), 1), nothing))
+	err = b.Do(atLevel(costing(t.Context(), 4), 1), nothing)
+	require.ErrorContains(t, err, "too costly")
+	err = b.Do(costing(t.Context(), int(^uint(0)>>1)), nothing)
+	require.ErrorContains(t, err, "too costly")
 	requireIdle(t, b)
 }
 
-func TestWeightIsAtLeastOne(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 2})
+func TestCostIsAtLeastOne(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf})
 	for _, n := range []int{0, -7, 1} {
-		require.NoError(t, b.Do(bulkhead.WithWeight(t.Context(), n), func(context.Context) error {
+		require.NoError(t, b.Do(costing(t.Context(), n), func(context.Context) error {
 			require.Equal(t, 1, b.Stats().InFlight)
 			return nil
 		}))
@@ -457,8 +508,8 @@ func queueOf100(t *testing.T, b *bulkhead.Bulkhead, learn bool) {
 
 func TestADeadlineThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
-		queueOf100(t, b, true) // who comes now waits for about a second
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 200})
+		queueOf100(t, b, true) // a new call waits for about a second
 
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -469,7 +520,7 @@ func TestADeadlineThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 		require.Equal(t, bulkhead.DeadlineTooClose, full.Reason)
 		require.Zero(t, time.Since(start))
 
-		// Where it may be met, it is tried, and so is what is more important.
+		// A deadline that may be met is tried.
 		ctx, cancel = context.WithTimeout(t.Context(), 1100*time.Millisecond)
 		defer cancel()
 		require.NoError(t, b.Do(ctx, nothing))
@@ -483,14 +534,14 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200, MaxWait: time.Second})
 		queueOf100(t, b, true)
-		require.Zero(t, b.Stats().Refused)
-		require.NoError(t, b.SetLimit(2)) // does not change what was seen
+		require.Zero(t, b.Stats().Refused.Total())
+		require.NoError(t, b.SetLimit(2)) // does not change the pace
 		require.NoError(t, b.SetLimit(1))
 		for range 60 {
 			go func() { _ = b.Do(t.Context(), nothing) }()
 		}
 		synctest.Wait()
-		require.Positive(t, b.Stats().Refusals[bulkhead.DeadlineTooClose])
+		require.Positive(t, b.Stats().Refused.DeadlineTooClose)
 		time.Sleep(time.Minute)
 		requireIdle(t, b)
 	})
@@ -500,7 +551,7 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 // faster one says how long a wait is.
 func TestOnePauseDoesNotMakeAQueueSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 200})
 		release := hold(t, b)
 		for i := range 120 {
 			go func() {
@@ -538,7 +589,7 @@ func TestADeadlineIsTriedWhereTheWaitIsNotKnown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200, Order: tc.order})
+				b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 200, Order: tc.order})
 				queueOf100(t, b, tc.learn)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
@@ -556,7 +607,7 @@ func TestADeadlineIsTriedWhereTheWaitIsNotKnown(t *testing.T) {
 // The pace of one queue says nothing about the next.
 func TestThePaceIsForgottenWithTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 200})
 		queueOf100(t, b, true)
 		time.Sleep(time.Minute)
 		require.Zero(t, b.Stats().InFlight)
@@ -569,12 +620,12 @@ func TestThePaceIsForgottenWithTheQueue(t *testing.T) {
 	})
 }
 
-// A burst of one second, of twice what can be served, for callers that lose
-// patience after 200 ms: how many of them get their answer in time.
+// inTime returns the share of callers that get their answer within 200 ms, around a burst
+// of one second with twice as many calls as can be served.
 func inTime(t *testing.T, order bulkhead.Order) (share float64) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 200 * time.Millisecond
-		b := bulkhead.New(bulkhead.Config{Limit: 10, Queue: 1000, Order: order})
+		b := bulkhead.New(bulkhead.Config{Limit: 10, MaxWait: -1, Queue: 1000, Order: order})
 		var mu sync.Mutex
 		made, good := 0, 0
 		var wg sync.WaitGroup
@@ -614,7 +665,7 @@ func TestCoDelAnswersMoreInTimeAfterABurst(t *testing.T) {
 	require.Greater(t, codel, fifo+0.25)
 }
 
-func TestCoDelShedsWhoHasWaitedTooLongInAStandingQueue(t *testing.T) {
+func TestCoDelShedsCallsThatWaitedTooLongInAStandingQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, MaxWait: 2 * time.Second, Order: bulkhead.CoDel}))
 		c.start(t.Context(), "running")
@@ -640,7 +691,7 @@ func TestCoDelShedsWhoHasWaitedTooLongInAStandingQueue(t *testing.T) {
 // The newest gets the slot however long it has waited: shedding leaves none idle.
 func TestCoDelNeverLeavesASlotIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Order: bulkhead.CoDel}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 9, Order: bulkhead.CoDel}))
 		c.start(t.Context(), "running")
 		c.start(t.Context(), "a")
 		c.start(t.Context(), "b")
@@ -652,10 +703,10 @@ func TestCoDelNeverLeavesASlotIdle(t *testing.T) {
 	})
 }
 
-// Nor does who gives up in a standing queue take the others along.
+// A waiter that gives up in a standing queue does not take the others along.
 func TestCoDelShedsOnlyWhenASlotIsHandedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9, Order: bulkhead.CoDel}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 9, Order: bulkhead.CoDel}))
 		c.start(t.Context(), "running")
 		c.start(t.Context(), "a")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -676,28 +727,29 @@ func TestHooksMayCallBack(t *testing.T) {
 		var b *bulkhead.Bulkhead
 		var reasons []bulkhead.Reason
 		b = bulkhead.New(bulkhead.Config{
-			Limit: 1, Queue: 1, MaxWait: time.Second,
+			Limit: 1, Cost: costOf, Queue: 1, MaxWait: time.Second,
 			OnReject: func(ctx context.Context, e *bulkhead.FullError) {
 				require.Equal(t, "v", ctx.Value(levelKey{}))
 				b.Stats()
-				if release, ok := b.TryAcquire(); ok {
-					release()
-				}
 				reasons = append(reasons, e.Reason)
+				if e.Reason != bulkhead.NoSlot {
+					_, err := b.TryBegin(costing(ctx, 1))
+					require.ErrorIs(t, err, bulkhead.ErrFull)
+				}
 			},
 		})
 		ctx := context.WithValue(t.Context(), levelKey{}, "v")
 		release := hold(t, b)
 		require.Error(t, b.Do(ctx, nothing))
-		require.Error(t, b.Do(bulkhead.WithWeight(ctx, 2), nothing))
+		require.Error(t, b.Do(costing(ctx, 2), nothing))
 		release()
-		require.Equal(t, []bulkhead.Reason{bulkhead.MaxWaitPassed, bulkhead.TooHeavy}, reasons)
+		require.Equal(t, []bulkhead.Reason{bulkhead.WaitTooLong, bulkhead.NoSlot, bulkhead.TooCostly, bulkhead.NoSlot}, reasons)
 	})
 }
 
-func TestTheTextOfARefusalSaysWhatHappened(t *testing.T) {
+func TestTheTextOfARefusalTellsTheStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1, Queue: 1})
+		b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1, MaxWait: -1, Queue: 1})
 		defer hold(t, b)()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("client gone"))
 		defer cancel()

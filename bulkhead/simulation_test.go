@@ -29,7 +29,7 @@ type simulation struct {
 
 	arrived, refused int
 	latencies        []time.Duration
-	limits           []int // each 10 ms, without those of probes
+	limits           []int // each 10 ms, outside of probes
 	sampled          time.Duration
 }
 
@@ -38,7 +38,7 @@ type simulated struct {
 	start, ends time.Duration
 }
 
-func simulate(seed uint64, cfg bulkhead.Adaptive, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
+func simulate(seed uint64, cfg bulkhead.AdaptiveLimit, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
 	return &simulation{
 		rng:     rand.New(rand.NewPCG(seed, 5)),
 		limit:   bulkhead.NewController(cfg),
@@ -69,7 +69,7 @@ func bimodal(probability float64, short, long time.Duration) func(*rand.Rand) ti
 	}
 }
 
-// run goes on for d. What it counts is of this time only.
+// run goes on for d. Its counts are of this time only.
 func (s *simulation) run(d time.Duration) {
 	s.arrived, s.refused, s.latencies, s.limits = 0, 0, s.latencies[:0], s.limits[:0]
 	until := s.now + d

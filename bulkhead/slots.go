@@ -5,14 +5,14 @@ import "sync/atomic"
 // slots is the state of a bulkhead in one word:
 //
 //	bits 63-32  calls admitted, until fold takes them away
-//	bit  31     somebody waits
+//	bit  31     a call waits
 //	bits 30-0   free slots, plus bias
 //
-// It holds what is free and not what is in flight, so that a change of the limit
-// is one step, too; after the limit has shrunk, less than nothing may be free.
+// The word holds the free slots and not those in flight, so that a change of the limit
+// is one step, too. After the limit has shrunk, their number may be negative.
 //
-// While nobody waits, anyone may change it with a compare-and-swap. While
-// somebody does, only the holder of the bulkhead's mutex may.
+// While no call waits, every goroutine may change the word with a compare-and-swap.
+// While one does, only the holder of the bulkhead's mutex may.
 type slots struct{ word atomic.Uint64 }
 
 const (
@@ -33,8 +33,8 @@ func oneFree(word uint64) bool { return word&(foldAt|waiting) == 0 && freeIn(wor
 // takeOne takes a slot if the word has not changed meanwhile.
 func (s *slots) takeOne(word uint64) bool { return s.word.CompareAndSwap(word, word-1+admitted) }
 
-// take takes n slots if nobody waits and it leaves as many free as are to be
-// kept. The word is the one that it decided by.
+// take takes n slots if no call waits and at least kept slots stay free. It returns the
+// word that it decided by.
 func (s *slots) take(n, kept int) (word uint64, ok bool) {
 	for {
 		word = s.word.Load()
@@ -47,7 +47,7 @@ func (s *slots) take(n, kept int) (word uint64, ok bool) {
 	}
 }
 
-// give gives n slots back, unless somebody waits for them.
+// give gives n slots back, unless a call waits for them.
 func (s *slots) give(n int) bool {
 	for {
 		word := s.word.Load()

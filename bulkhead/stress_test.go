@@ -18,7 +18,7 @@ import (
 
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 7)) }
 
-// counted watches what a million calls do at once.
+// counted watches a million calls.
 type counted struct {
 	b        *bulkhead.Bulkhead
 	inFlight atomic.Int64
@@ -67,7 +67,7 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 	n := 1
 	if rng.IntN(16) == 0 {
 		n = 1 + rng.IntN(3)
-		ctx = bulkhead.WithWeight(ctx, n)
+		ctx = costing(ctx, n)
 	}
 	cancel := context.CancelFunc(func() {})
 	switch rng.IntN(8) {
@@ -95,13 +95,13 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 			t.Error(err)
 		}
 	case op <= 2:
-		if release, ok := c.b.TryAcquire(); ok {
-			c.in(1)
-			c.out(1)
-			release()
-		} else {
-			c.refused.Add(1)
+		done, err := c.b.TryBegin(ctx)
+		if err == nil {
+			c.in(n)
+			c.out(n)
+			done(nil)
 		}
+		c.result(t, err)
 	case op <= 8:
 		done, err := c.b.Begin(ctx)
 		if err == nil {
@@ -133,9 +133,9 @@ func TestAMillionMixedOperations(t *testing.T) {
 		t.Run(fmt.Sprint("resize ", resize), func(t *testing.T) {
 			b := bulkhead.New(bulkhead.Config{
 				Limit: limitOfStress, Queue: queueOfStress, MaxWait: time.Millisecond,
-				Levels: 3, Priority: levelOf, Reserve: []int{1, 1},
+				Levels: 3, Priority: levelOf, Cost: costOf, Reserve: []float64{0.125, 0.125},
 				OnReject: func(context.Context, *bulkhead.FullError) {},
-				OnLimit:  func(bulkhead.LimitChange) {},
+				OnLimit:  func(context.Context, bulkhead.LimitChange) {},
 			})
 			c := &counted{b: b}
 			stop := make(chan struct{})
@@ -172,21 +172,21 @@ func TestAMillionMixedOperations(t *testing.T) {
 			require.Zero(t, c.inFlight.Load())
 			s := b.Stats()
 			require.Equal(t, c.ran.Load(), s.Admitted)
-			require.Equal(t, c.refused.Load(), s.Refused)
-			t.Logf("ran %d, ended before %d, refused %v, waited %d", c.ran.Load(), c.ended.Load(), s.Refusals, s.Waited)
+			require.Equal(t, c.refused.Load(), s.Refused.Total())
+			t.Logf("ran %d, ended before %d, refused %v, waited %d", c.ran.Load(), c.ended.Load(), s.Refused, s.Waited)
 			requireIdle(t, b)
 		})
 	}
 }
 
-// Many give their slots back at the moment at which the queue empties. The first of
-// them hands its slot on; when the others get the mutex, nobody waits, and the slots
-// are no longer those of the mutex: a look at a thousand levels gives everybody else
-// the time to change them.
+// Many calls give their slots back at the moment at which the queue empties. The first
+// of them hands its slot on. When the others get the mutex, no call waits, and the word
+// changes without the mutex: a look at a thousand levels gives the other goroutines the
+// time to change it.
 func TestNoSlotIsLostWhenTheQueueEmpties(t *testing.T) {
 	const limit, leavers = 1000, 20
 	for range 500 {
-		b := bulkhead.New(bulkhead.Config{Limit: limit, Queue: 1, Levels: 1000, Priority: levelOf})
+		b := bulkhead.New(bulkhead.Config{Limit: limit, MaxWait: -1, Queue: 1, Levels: 1000, Priority: levelOf})
 		var releases []func()
 		for range limit {
 			releases = append(releases, hold(t, b))
@@ -206,7 +206,7 @@ func TestNoSlotIsLostWhenTheQueueEmpties(t *testing.T) {
 			for _, release := range releases[:leavers] {
 				calls.Go(release)
 			}
-			for range 100 { // they see that somebody waits, and come to the mutex
+			for range 100 { // they see that a call waits, and come to the mutex
 				runtime.Gosched()
 			}
 		})

@@ -86,8 +86,8 @@ func ExampleRefuse() {
 			http.Error(w, "internal error", http.StatusInternalServerError)
 		}
 	}
-	release, _ := db.TryAcquire()
-	defer release()
+	done, _ := db.TryBegin(context.Background())
+	defer done(nil)
 	w := httptest.NewRecorder()
 	handler(w, httptest.NewRequest("GET", "/", nil))
 	fmt.Println(w.Code, "Retry-After:", w.Header().Get("Retry-After"), w.Header().Get("Content-Type"))

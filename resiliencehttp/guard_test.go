@@ -42,21 +42,21 @@ func TestBulkheadRefusesWhenFull(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	h := resiliencehttp.Bulkhead(slots)(hello)
 	require.Equal(t, "hello", get(h).Body.String())
-	release, _ := slots.TryAcquire()
+	done, _ := slots.TryBegin(t.Context())
 	w := get(h)
 	require.Equal(t, 503, w.Code)
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
 	require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
 	require.NotContains(t, w.Body.String(), "bulkhead", "how the server works is nobody's business")
-	release()
+	done(nil)
 	require.Equal(t, 200, get(h).Code)
 }
 
 func TestBulkheadQueueTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1, MaxWait: time.Second})
-		release, _ := slots.TryAcquire()
-		defer release()
+		done, _ := slots.TryBegin(t.Context())
+		defer done(nil)
 		start := time.Now()
 		require.Equal(t, 503, get(resiliencehttp.Bulkhead(slots)(hello)).Code)
 		require.Equal(t, time.Second, time.Since(start))
@@ -66,13 +66,13 @@ func TestBulkheadQueueTimesOut(t *testing.T) {
 func TestRequestCannotChooseItsPriority(t *testing.T) {
 	type account struct{}
 	synctest.Test(t, func(t *testing.T) {
-		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 10, Levels: 2, Priority: func(ctx context.Context) int {
+		slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 10, Levels: 2, Priority: func(ctx context.Context) int {
 			if ctx.Value(account{}) == "paying" {
 				return 0
 			}
 			return 1
 		}})
-		release, _ := slots.TryAcquire()
+		done, _ := slots.TryBegin(t.Context())
 		h := resiliencehttp.Bulkhead(slots)(hello)
 		claims := func(r *http.Request) {
 			r.Header.Set("Priority", "u=0")
@@ -85,7 +85,7 @@ func TestRequestCannotChooseItsPriority(t *testing.T) {
 		go get(h, func(r *http.Request) { *r = *r.WithContext(context.WithValue(t.Context(), account{}, "paying")) })
 		synctest.Wait()
 		require.Equal(t, []int{1, 1}, slots.Stats().Queued)
-		release()
+		done(nil)
 		synctest.Wait()
 		require.Zero(t, slots.Stats().InFlight)
 	})
@@ -93,8 +93,8 @@ func TestRequestCannotChooseItsPriority(t *testing.T) {
 
 func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
-		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
-		release, _ := slots.TryAcquire()
+		slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
+		done, _ := slots.TryBegin(t.Context())
 		ended := make(chan struct{})
 		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
 			recorder := httptest.NewRecorder()
@@ -117,7 +117,7 @@ func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 		<-ended
 		require.Zero(t, slots.Stats().Queued[0])
 		require.Equal(t, 1, slots.Stats().InFlight)
-		release()
+		done(nil)
 		require.Zero(t, slots.Stats().InFlight)
 	})
 }
@@ -337,8 +337,8 @@ func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
 
 func TestGuardIsToldOfRefusalsFurtherIn(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	release, _ := slots.TryAcquire()
-	defer release()
+	done, _ := slots.TryBegin(t.Context())
+	defer done(nil)
 	limit := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
 	limit.Allow()
 	open := breaker.New(breaker.Config{})

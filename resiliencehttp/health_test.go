@@ -89,14 +89,14 @@ func TestHealthOfABreaker(t *testing.T) {
 
 func TestHealthOfABulkhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slots := bulkhead.New(bulkhead.Config{Limit: 2, Queue: 3})
+		slots := bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: -1, Queue: 3})
 		h := resiliencehttp.Health(resiliencehttp.Check{Name: "db", Critical: true, Bulkhead: slots, Detail: true})
 		free := time.Now()
 		_, all := ask(t, h)
 		require.Equal(t, "free", all.Checks[0].State)
 		for range 2 {
-			release, _ := slots.TryAcquire()
-			defer release()
+			done, _ := slots.TryBegin(t.Context())
+			defer done(nil)
 		}
 		time.Sleep(time.Second - time.Nanosecond)
 		_, all = ask(t, h)

@@ -187,8 +187,8 @@ func TestBodyIsClosedOnEveryPath(t *testing.T) {
 		return response(200, strings.NewReader("")), nil
 	})
 	full := bulkhead.New(bulkhead.Config{Limit: 1})
-	release, _ := full.TryAcquire()
-	defer release()
+	done, _ := full.TryBegin(t.Context())
+	defer done(nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, c := range map[string]struct {

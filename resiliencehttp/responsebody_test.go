@@ -357,7 +357,7 @@ func TestCtxThatAPolicyCancelsDoesNotCutTheBody(t *testing.T) {
 
 // The next attempt may need what the response of the last one would hold.
 func TestSuccessThatAPolicyMakesAnErrorHoldsNoSlot(t *testing.T) {
-	slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 	tooLate := errors.New("too late")
 	dislikes := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { return errors.Join(next(ctx), tooLate) }

@@ -903,7 +903,7 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 			}
 			_, _ = w.Write(make([]byte, n.Load()%5*1000))
 		})
-		slots := bulkhead.New(bulkhead.Config{Limit: limit, Queue: callers})
+		slots := bulkhead.New(bulkhead.Config{Limit: limit, MaxWait: -1, Queue: callers})
 		var judged atomic.Int64
 		circuit := breaker.New(breaker.Config{Window: time.Hour, FailureRate: 1, Classify: func(error) breaker.Outcome {
 			judged.Add(1)

@@ -44,7 +44,7 @@ func run(out io.Writer) error {
 	})
 	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 100 * time.Millisecond,
 		OnChange: func(_ context.Context, c breaker.Change) { fmt.Fprintf(out, "  circuit: %v -> %v\n", c.From, c.To) }})
-	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8, Queue: 16})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8, MaxWait: -1, Queue: 16})
 	client := &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second)),
 	}}

@@ -36,8 +36,8 @@ var errBulkheadRefused = errors.New("refused")
 // A bulkheadCall makes one guarded call.
 type bulkheadCall func(ctx context.Context) error
 
-func resilienceCall(limit, queue int) bulkheadCall {
-	slots := bulkhead.New(bulkhead.Config{Limit: limit, Queue: queue})
+func resilienceCall(limit int) bulkheadCall {
+	slots := bulkhead.New(bulkhead.Config{Limit: limit})
 	return func(ctx context.Context) error { return slots.Do(ctx, bulkheadWork) }
 }
 
@@ -97,7 +97,7 @@ func bulkheadParallel(b *testing.B, call bulkheadCall) {
 func bulkheadFree(drive func(*testing.B, bulkheadCall)) []impl {
 	limit := runtime.GOMAXPROCS(0) + 1
 	return []impl{
-		{"resilience", func(b *testing.B) { drive(b, resilienceCall(limit, 0)) }},
+		{"resilience", func(b *testing.B) { drive(b, resilienceCall(limit)) }},
 		{"semaphore", func(b *testing.B) { drive(b, semaphoreCall(limit)) }},
 		{"channel", func(b *testing.B) { drive(b, channelCall(limit)) }},
 		{"failsafe", func(b *testing.B) { drive(b, bulkheadFailsafe(uint(limit))) }},
@@ -183,7 +183,7 @@ func bulkheadContended() []impl {
 	}
 	return []impl{
 		{"resilience", func(b *testing.B) {
-			contend(b, bulkhead.New(bulkhead.Config{Limit: bulkheadSlots, Queue: bulkheadCallers}).Do)
+			contend(b, bulkhead.New(bulkhead.Config{Limit: bulkheadSlots, MaxWait: -1, Queue: bulkheadCallers}).Do)
 		}},
 		{"semaphore", func(b *testing.B) {
 			slots := semaphore.NewWeighted(bulkheadSlots)

@@ -9,15 +9,16 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-func TestGrowingWakesWhoWaits(t *testing.T) {
+func TestGrowingWakesWaitingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, Queue: 9}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 9}))
 		for i := range 5 {
 			c.start(t.Context(), fmt.Sprint(i))
 		}
@@ -31,14 +32,14 @@ func TestGrowingWakesWhoWaits(t *testing.T) {
 
 func TestShrinkingLetsCallsInFlightFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Queue: 9}))
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Queue: 9}))
 		for i := range 4 {
 			c.start(t.Context(), fmt.Sprint("running ", i))
 		}
-		c.start(bulkhead.WithWeight(t.Context(), 3), "heavy")
+		c.start(costing(t.Context(), 3), "costly")
 		require.NoError(t, c.b.SetLimit(2))
 		synctest.Wait()
-		require.Equal(t, bulkhead.TooHeavy, c.refusal("heavy"))
+		require.Equal(t, bulkhead.TooCostly, c.refusal("costly"))
 		s := c.b.Stats()
 		require.Equal(t, 2, s.Limit)
 		require.Equal(t, 4, s.InFlight)
@@ -52,18 +53,14 @@ func TestShrinkingLetsCallsInFlightFinish(t *testing.T) {
 	})
 }
 
-func TestSetLimitSaysWhatItMayBe(t *testing.T) {
+func TestSetLimitNamesTheRange(t *testing.T) {
 	plain := bulkhead.New(bulkhead.Config{Name: "x", Limit: 5})
 	require.EqualError(t, plain.SetLimit(0), "bulkhead: x: SetLimit(0): must be 1 to 1073741823")
 	require.Error(t, plain.SetLimit(-3))
 	require.Error(t, plain.SetLimit(1<<30))
 	require.Equal(t, 5, plain.Stats().Limit)
 
-	reserving := bulkhead.New(bulkhead.Config{Limit: 9, Levels: 3, Priority: zero, Reserve: []int{2, 3}})
-	require.EqualError(t, reserving.SetLimit(5), "bulkhead: SetLimit(5): must be 6 to 1073741823")
-	require.NoError(t, reserving.SetLimit(6))
-
-	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Min: 3, Max: 30}})
+	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Min: 3, Max: 30}})
 	require.EqualError(t, adaptive.SetLimit(31), "bulkhead: SetLimit(31): must be 3 to 30")
 	require.NoError(t, adaptive.SetLimit(30))
 	require.Equal(t, 30, adaptive.Stats().Limit)
@@ -74,7 +71,7 @@ func TestSetLimitSaysWhatItMayBe(t *testing.T) {
 func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 	var b *bulkhead.Bulkhead
 	var told []bulkhead.LimitChange
-	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(c bulkhead.LimitChange) {
+	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
 		told = append(told, c)
 		if c.To == 2 { // a hook may call back; it is told of that afterwards
 			require.NoError(t, b.SetLimit(3))
@@ -89,9 +86,31 @@ func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 	}, told)
 }
 
+// The ctx is that of the call with which an adaptive limit changes.
+func TestOnLimitHasTheContextOfTheCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var of any
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40},
+			OnLimit:  func(ctx context.Context, _ bulkhead.LimitChange) { of = ctx.Value(levelKey{}) },
+		})
+		require.NoError(t, b.SetLimit(2))
+		require.Nil(t, of)
+		ctx := context.WithValue(t.Context(), levelKey{}, "of the call")
+		for b.Stats().Limit == 2 {
+			var calls sync.WaitGroup
+			for range 10 {
+				calls.Go(func() { _ = b.Do(ctx, taking(10*time.Millisecond, nil)) })
+			}
+			calls.Wait()
+		}
+		require.Equal(t, "of the call", of)
+	})
+}
+
 func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 	at := 100
-	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(c bulkhead.LimitChange) {
+	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
 		if c.From != at { // the race detector watches at
 			t.Errorf("from %d, was at %d", c.From, at)
 		}
@@ -111,7 +130,7 @@ func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 
 func TestAPanicInOnLimitDoesNotStopTheNextOnes(t *testing.T) {
 	told := 0
-	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(bulkhead.LimitChange) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(context.Context, bulkhead.LimitChange) {
 		if told++; told == 1 {
 			panic("boom")
 		}
@@ -140,22 +159,22 @@ func TestAdmittedIsCountedBeyondTheWord(t *testing.T) {
 	require.Equal(t, s.Admitted, again.Admitted)
 }
 
-// Nothing but TryAcquire folds here.
-func TestTryAcquireIsCountedBeyondTheWord(t *testing.T) {
+// Nothing but TryBegin folds here.
+func TestTryBeginIsCountedBeyondTheWord(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
 	for range 2 {
 		bulkhead.SkipAdmitted(b, 1<<31-2)
 		for range 5 {
-			release, ok := b.TryAcquire()
-			require.True(t, ok)
-			release()
+			done, err := b.TryBegin(t.Context())
+			require.NoError(t, err)
+			done(nil)
 		}
 	}
 	require.EqualValues(t, 1<<32-4+10, b.Stats().Admitted)
 }
 
 // A refusal tells the slots in flight at one moment, also while the limit changes.
-func TestARefusalTellsWhatIsInFlightWhileTheLimitChanges(t *testing.T) {
+func TestARefusalCountsTheSlotsInFlightWhileTheLimitChanges(t *testing.T) {
 	const held = 4
 	b := bulkhead.New(bulkhead.Config{Limit: held})
 	for range held {
@@ -182,7 +201,7 @@ func TestARefusalTellsWhatIsInFlightWhileTheLimitChanges(t *testing.T) {
 }
 
 func TestARefusalCostsNoAllocation(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1})
+	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 	defer hold(t, b)()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { _ = b.Do(ctx, nothing) }()
@@ -193,8 +212,8 @@ func TestARefusalCostsNoAllocation(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = b.Do(ctx, nothing) }))
 	first, second := b.Do(ctx, nothing), b.Do(ctx, nothing)
 	require.Same(t, first, second)
-	_, ok := b.TryAcquire()
-	require.False(t, ok)
+	_, third := b.TryBegin(ctx)
+	require.ErrorIs(t, third, bulkhead.ErrFull)
 
 	free := bulkhead.New(bulkhead.Config{Limit: 1})
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = free.Do(ctx, nothing) }))

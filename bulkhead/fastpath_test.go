@@ -15,11 +15,10 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// As long as a program has no weights, Do of a bulkhead without levels takes a short
-// cut. It must come to the same.
+// A bulkhead without levels, costs and adaptive limit has a fast path through Do. It
+// must lead to the same results.
 
-func TestShortCutIsNotForAnEndedContext(t *testing.T) {
-	bulkhead.ForgetWeights()
+func TestFastPathIsNotForAnEndedContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
@@ -27,28 +26,25 @@ func TestShortCutIsNotForAnEndedContext(t *testing.T) {
 	require.Zero(t, b.Stats().Admitted)
 }
 
-func TestShortCutIsNotForLevels(t *testing.T) {
-	bulkhead.ForgetWeights()
-	b := bulkhead.New(bulkhead.Config{Limit: 2, Levels: 2, Priority: levelOf, Reserve: []int{1}})
+func TestFastPathIsNotForLevels(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}})
 	low := atLevel(t.Context(), 1)
 	err := b.Do(low, func(context.Context) error { return b.Do(low, nothing) })
 	require.ErrorIs(t, err, bulkhead.ErrFull, "the last slot is kept for level 0")
 	requireIdle(t, b)
 }
 
-func TestShortCutIsNotForWeights(t *testing.T) {
-	bulkhead.ForgetWeights()
-	b := bulkhead.New(bulkhead.Config{Limit: 2})
-	heavy := bulkhead.WithWeight(t.Context(), 2)
-	err := b.Do(heavy, func(context.Context) error { return b.Do(t.Context(), nothing) })
+func TestFastPathIsNotForCosts(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf})
+	costly := costing(t.Context(), 2)
+	err := b.Do(costly, func(context.Context) error { return b.Do(t.Context(), nothing) })
 	require.ErrorIs(t, err, bulkhead.ErrFull)
 	requireIdle(t, b)
 }
 
-func TestShortCutIsNotForAnAdaptiveLimit(t *testing.T) {
-	bulkhead.ForgetWeights()
+func TestFastPathIsNotForAnAdaptiveLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.Adaptive{Initial: 4}})
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 4}})
 		var calls sync.WaitGroup
 		for range 50 {
 			calls.Go(func() {
@@ -63,8 +59,7 @@ func TestShortCutIsNotForAnAdaptiveLimit(t *testing.T) {
 	})
 }
 
-func TestShortCutCountsWithoutEnd(t *testing.T) {
-	bulkhead.ForgetWeights()
+func TestFastPathCountsWithoutEnd(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
 	bulkhead.SkipAdmitted(b, 1<<31-2)
 	for range 10 {
@@ -77,10 +72,9 @@ func TestShortCutCountsWithoutEnd(t *testing.T) {
 	require.EqualValues(t, 2*(1<<31-2)+20, b.Stats().Admitted)
 }
 
-func TestShortCutUnderStress(t *testing.T) {
-	bulkhead.ForgetWeights()
+func TestFastPathUnderStress(t *testing.T) {
 	const most, queue, callers, each = 8, 16, 32, 5000
-	b := bulkhead.New(bulkhead.Config{Limit: most, Queue: queue})
+	b := bulkhead.New(bulkhead.Config{Limit: most, MaxWait: -1, Queue: queue})
 	var running, over, done atomic.Int64
 	work := func(context.Context) error {
 		if running.Add(1) > most {

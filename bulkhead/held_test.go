@@ -17,7 +17,7 @@ func TestStatsTellHowLongTheLongestSlotHasBeenHeld(t *testing.T) {
 	for name, cfg := range map[string]bulkhead.Config{
 		"plain":    {Limit: 9},
 		"levels":   {Limit: 9, Levels: 2, Priority: levelOf},
-		"adaptive": {Adaptive: &bulkhead.Adaptive{}},
+		"adaptive": {Adaptive: &bulkhead.AdaptiveLimit{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

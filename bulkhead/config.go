@@ -1,0 +1,171 @@
+package bulkhead
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says how a [Bulkhead] works.
+type Config struct {
+	// Name appears in errors, events and figures. Optional.
+	Name string
+
+	// Limit is how many calls may run at once, or how many slots they may take if they
+	// have a Cost: 1 to 1 073 741 823. It is required unless Adaptive is set, and must
+	// be 0 then.
+	Limit int
+
+	// MaxWait is how long a call may wait for a slot. Zero means that no call waits: one
+	// that finds no free slot is refused immediately. Negative means until its ctx ends.
+	MaxWait time.Duration
+
+	// Queue is how many calls may wait at once. Zero means 1000. It needs a MaxWait.
+	Queue int
+
+	// Order says which of the waiting calls of one level is served first, and so which
+	// one loses its place in a full queue. Zero means FIFO.
+	Order Order
+
+	// Levels is the number of priority levels, at most 1000. Zero means 1. More need a
+	// Priority.
+	Levels int
+
+	// Priority returns the level of a call: 0 is the most important. Its result is
+	// clamped to 0 ... Levels-1. It is called for every call, before any wait, and must
+	// be fast. It needs Levels.
+	Priority func(context.Context) int
+
+	// Reserve[i] is the share of the limit that is kept for level i and the levels more
+	// important than i. The shares add up: with a limit of 10 and Reserve {0.2, 0.3},
+	// level 0 may use all 10 slots, level 1 may use 8 of them, and level 2 may use 5.
+	// The slots that are kept follow the limit when it changes. They are rounded down,
+	// and leave at least one slot to every level.
+	//
+	// Each share is 0 or more, and their sum is less than 1. There are at most Levels-1
+	// of them, since no level is below the last; missing ones are 0. Nil means
+	// 1/(2*Levels) each.
+	Reserve []float64
+
+	// Cost returns how many slots a call takes. Nil means 1, and so does a result below
+	// 1. It is called for every call, before any wait, and must be fast.
+	//
+	// Costly calls neither starve behind cheap ones nor hold them up for ever. Consider
+	// a limit of 4 with one slot free, and an export of cost 3 that is first in the
+	// queue. Calls of cost 1 may pass the export until they have taken 4 slots, as many
+	// as the limit. From then on every free slot is kept until there are 3 of them for
+	// the export. With LIFO a costly call stays first once a slot was free and was not
+	// enough for it, although newer calls arrive.
+	//
+	// A call that costs more than its level may use is refused immediately:
+	// [TooCostly].
+	Cost func(context.Context) int
+
+	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
+	Adaptive *AdaptiveLimit
+
+	// OnReject, if not nil, is called for each call that is refused, with its ctx.
+	OnReject func(context.Context, *FullError)
+
+	// OnLimit, if not nil, is called after each change of the limit, in order and one
+	// at a time. The ctx is that of the call whose start or end changed the limit, and
+	// context.Background() for a change from outside.
+	OnLimit func(context.Context, LimitChange)
+}
+
+const defaultQueue = 1000
+
+func (c Config) withDefaults() Config {
+	c = c.clone()
+	c.Levels = cmp.Or(c.Levels, 1)
+	if c.MaxWait != 0 {
+		c.Queue = cmp.Or(c.Queue, defaultQueue)
+	}
+	if c.Reserve == nil && c.Levels > 1 {
+		c.Reserve = slices.Repeat([]float64{1 / float64(2*c.Levels)}, c.Levels-1)
+	}
+	if c.Adaptive != nil {
+		*c.Adaptive = c.Adaptive.withDefaults()
+	}
+	return c
+}
+
+// clone returns c without memory that it shares with c.
+func (c Config) clone() Config {
+	c.Reserve = slices.Clone(c.Reserve)
+	if c.Adaptive != nil {
+		adaptive := *c.Adaptive
+		c.Adaptive = &adaptive
+	}
+	return c
+}
+
+// Validate returns an error that names each field that cannot mean anything, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "bulkhead.Config"}
+	if c.Adaptive == nil {
+		f.Need(c.Limit >= 1 && c.Limit <= maxLimit, "Limit", c.Limit, fmt.Sprintf("1 to %d, or Adaptive must be set", maxLimit))
+	} else {
+		f.Need(c.Limit == 0, "Limit", c.Limit, "0 where Adaptive is set, which has an Initial limit of its own")
+		c.Adaptive.validate(&f)
+	}
+	f.Need(c.Queue >= 0 && c.Queue <= math.MaxInt32, "Queue", c.Queue, fmt.Sprintf("0 (for %d) to %d", defaultQueue, math.MaxInt32))
+	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
+	f.Need(c.Order >= FIFO && c.Order <= CoDel, "Order", int(c.Order), "FIFO, LIFO or CoDel")
+	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
+	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
+	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
+	c.validateReserve(&f)
+	return f.Err()
+}
+
+func (c Config) validateReserve(f *invalid.Fields) {
+	most := max(c.Levels-1, 0)
+	f.Need(len(c.Reserve) <= most, "Reserve", c.Reserve, fmt.Sprintf("%d shares at most, one less than Levels", most))
+	sum := 0.0
+	for level, share := range c.Reserve {
+		f.Need(share >= 0, fmt.Sprintf("Reserve[%d]", level), share, "0 or more")
+		sum += share
+	}
+	f.Need(!(sum >= 1), "Reserve", c.Reserve, "less than 1 in sum")
+}
+
+// rules are a Config as a call reads it: once, at its start.
+type rules struct {
+	Config           // with defaults
+	simple bool      // without Priority, Cost and Adaptive
+	above  []float64 // by level: the share of the limit that is kept for the levels above
+
+	adaptive *adaptive // nil if the limit is fixed
+}
+
+// newRules returns the rules of a valid Config, without adaptive.
+func newRules(cfg Config) *rules {
+	r := &rules{Config: cfg.withDefaults()}
+	r.simple = r.Priority == nil && r.Cost == nil && r.Adaptive == nil
+	r.above = make([]float64, r.Levels)
+	for level := 1; level < r.Levels; level++ {
+		r.above[level] = r.above[level-1]
+		if level <= len(r.Reserve) {
+			r.above[level] += r.Reserve[level-1]
+		}
+	}
+	return r
+}
+
+// kept returns how many slots of a limit a call of level must leave free.
+func (r *rules) kept(limit, level int) int {
+	if r.above[level] == 0 {
+		return 0
+	}
+	const rounding = 1e-9 // a share of a whole number of slots may fall short of it
+	return min(int(float64(limit)*r.above[level]+rounding), limit-1)
+}
+
+// most returns how many slots of a limit the calls of a level may use.
+func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }

@@ -1,0 +1,112 @@
+package bulkhead
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A LimitChange reports that the limit of a bulkhead has changed. Latency, Base and
+// Probe are those of an adaptive limit, and zero for a change from outside.
+type LimitChange struct {
+	Name     string // of the bulkhead or its Group
+	Key      string // of a Group's bulkhead, as in FullError
+	From, To int
+
+	Latency time.Duration // geometric mean of the last calls that were looked at
+	Base    time.Duration // the same on an idle server; 0 means not known yet
+	Probe   bool          // lowered for a few latencies, to learn Base
+}
+
+// SetLimit changes the limit. When it grows, waiting calls get the new slots at once.
+// When it shrinks, calls in flight finish, and no slot is given away until fewer than n
+// are taken; a waiting call that has become too costly is refused.
+//
+// An adaptive limit goes on from n. The error says what n may be: 1 or more, or within
+// Min and Max of an adaptive limit.
+func (b *Bulkhead) SetLimit(n int) error {
+	if err := b.setLimit(n); err != nil {
+		return err
+	}
+	b.announce(context.Background())
+	return nil
+}
+
+func (b *Bulkhead) setLimit(n int) error {
+	b.updates.Lock()
+	defer b.updates.Unlock()
+	r := b.rules.Load()
+	least, most := 1, maxLimit
+	if r.Adaptive != nil {
+		least, most = r.Adaptive.Min, r.Adaptive.Max
+	}
+	if n < least || n > most {
+		name := r.Name
+		if name != "" {
+			name += ": "
+		}
+		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", name, n, least, most)
+	}
+	if a := r.adaptive; a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.controller.restart(b.now(), n)
+	}
+	b.mu.Lock()
+	defer b.unlock()
+	b.resize(r, LimitChange{To: n})
+	return nil
+}
+
+// resize changes the limit. The mutex is held.
+func (b *Bulkhead) resize(r *rules, change LimitChange) {
+	change.Name, change.Key, change.From = r.Name, b.key, int(b.limit.Load())
+	if change.From == change.To {
+		return
+	}
+	b.resizes.Add(1)
+	b.limit.Store(int64(change.To))
+	b.slots.add(change.To - change.From)
+	b.resizes.Add(1)
+	if b.slots.word.Load()&waiting != 0 {
+		b.refuseTooCostly(r)
+		b.grant(r, b.now(), 0)
+	}
+	if r.OnLimit != nil {
+		b.changes.Add(nil, change)
+	}
+}
+
+// tooCostlyWaits reports whether a call waits that costs more than its level may use of
+// limit. The mutex is held.
+func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
+	for level := range b.queue.lines {
+		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+			if w.cost > r.most(limit, level) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// refuseTooCostly takes the calls out of the queue that would wait for ever.
+func (b *Bulkhead) refuseTooCostly(r *rules) {
+	limit := int(b.limit.Load())
+	for level := range b.queue.lines {
+		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+			if w.cost > r.most(limit, level) {
+				b.settle(w, false, TooCostly)
+			}
+		}
+	}
+}
+
+// announce tells OnLimit of the changes that it has not seen. No lock is held.
+func (b *Bulkhead) announce(ctx context.Context) {
+	b.changes.Deliver(ctx, func(ctx context.Context, change LimitChange) {
+		if tell := b.rules.Load().OnLimit; tell != nil {
+			tell(ctx, change)
+		}
+	})
+}
