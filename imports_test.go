@@ -21,6 +21,7 @@ var engines = map[string][]string{
 	"throttle":              nil,
 	"cacheaside":            {"github.com/maypok86/otter/v2"},
 	"cacheaside/redisstore": {"github.com/maypok86/otter/v2"},
+	"cacheaside/storetest":  {"github.com/maypok86/otter/v2"},
 	"saga":                  {"golang.org/x/sync"},
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sqlstore":         {"golang.org/x/sync"},

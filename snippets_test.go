@@ -107,7 +107,7 @@ func _() {
 		StaleOnError: time.Hour, // serve the old value while the source is down
 	})
 	user, err := users.Get(ctx, 42)
-	err = users.Update(ctx, 42, ping) // write to the source, then invalidate, in the only right order
+	err = users.Write(ctx, 42, ping) // write to the source, then invalidate, in the only right order
 
 	use(user, err)
 }

@@ -45,13 +45,13 @@ func BenchmarkMiss(b *testing.B) {
 	}
 }
 
-func BenchmarkUpdate(b *testing.B) {
+func BenchmarkWrite(b *testing.B) {
 	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity})
 	defer c.Close()
 	ctx := b.Context()
 	b.ReportAllocs()
 	for b.Loop() {
-		_ = c.Update(ctx, 1, func(context.Context) error { return nil })
+		_ = c.Write(ctx, 1, func(context.Context) error { return nil })
 	}
 }
 

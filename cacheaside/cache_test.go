@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// source is a store of record: a version for each key, and how often each was read.
+// source is a store of record: a version of each key, and how often each was read.
 type source struct {
 	mu       sync.Mutex
 	versions map[int]int
@@ -58,7 +58,7 @@ func TestGetLoadsOnceThenHits(t *testing.T) {
 		}
 		require.Equal(t, 1, src.loaded(1))
 
-		require.NoError(t, c.Update(t.Context(), 1, src.write(1)))
+		require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
 		v, err := c.Get(t.Context(), 1)
 		require.NoError(t, err)
 		require.Equal(t, 1, v)
@@ -155,7 +155,7 @@ func TestLoadIsCanceledWhenTheLastCallerHasGone(t *testing.T) {
 				if loads.Add(1) == 1 {
 					<-ctx.Done()
 					canceled <- struct{}{}
-					return 1, nil // late, and not to be kept
+					return 1, nil // late, and not kept
 				}
 				return 2, nil
 			},
@@ -181,8 +181,8 @@ func TestOvertakenLoadNeverWrites(t *testing.T) {
 		"Invalidate":    func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
 		"InvalidateAll": func(c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(context.Background()) },
 		"Expire":        func(c *cacheaside.Cache[int, int]) error { return c.Expire(context.Background(), 1) },
-		"Update": func(c *cacheaside.Cache[int, int]) error {
-			return c.Update(context.Background(), 1, func(context.Context) error { return nil })
+		"Write": func(c *cacheaside.Cache[int, int]) error {
+			return c.Write(context.Background(), 1, func(context.Context) error { return nil })
 		},
 		"Prime": func(c *cacheaside.Cache[int, int]) error {
 			return c.Prime(context.Background(), func(yield func(int, int) bool) { yield(1, 2) })
@@ -238,7 +238,7 @@ func TestPanicGoexitAndHangBecomeErrors(t *testing.T) {
 				case "goexit":
 					runtime.Goexit()
 				case "hang":
-					time.Sleep(time.Hour) // does not heed its ctx
+					time.Sleep(time.Hour) // ignores its ctx
 				case "slow":
 					<-ctx.Done()
 					return 0, boom

@@ -1,6 +1,7 @@
 package cacheaside
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -11,138 +12,130 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Cache] loads, keeps and shares its values. A zero field
-// means its default. A negative value is an error unless its field gives it a
-// meaning. Load is required.
+// Config says how a [Cache] loads, keeps and shares its values. A zero field means its
+// default. A negative value is an error unless the field gives it a meaning.
 type Config[K comparable, V any] struct {
 	// Name appears in errors and events.
 	Name string
 
-	// Load reads a value from the store of record. It returns an error that is
-	// [ErrNotFound] for a key that does not exist. It runs on a goroutine of its
-	// own, with the values of the ctx of the call that began it but not its end:
-	// its ctx ends after LoadTimeout, when nobody waits for it any more (see Finish),
-	// and with Close. A Load that does not heed that keeps one of Loads until it
-	// returns; where two loads of a key do so, the next waits until one has returned.
+	// Load reads a value from the store of record. For a key that does not exist it
+	// returns an error that matches [ErrNotFound]. Required.
 	//
-	// Load may call Get for other keys, with its ctx. Where loads need each other in a
-	// circle, one of these calls fails with [ErrRecursive]. Required.
+	// Load runs on a goroutine of its own. Its ctx has the values of the ctx of the call
+	// that began the load, but ends separately: after LoadTimeout, when the last caller
+	// has left (see Finish), or with Close. A Load that ignores the end of its ctx
+	// occupies one of Loads until it returns. While two such loads of a key run on, the
+	// next load of that key waits for one to return.
+	//
+	// Load may call Get for other keys with its ctx. If loads wait for each other in a
+	// circle, one of the calls fails with [ErrRecursive].
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads several values at once, for GetMany; a key that is not in
-	// what it returns does not exist. If it returns an error as well, the values
-	// beside it are kept, and the other keys have failed. Nil: Load for each key.
+	// LoadMany reads several values at once, for GetMany. A key missing from the map does
+	// not exist. If LoadMany also returns an error, the values in the map are kept and
+	// the other keys have failed. Nil means that GetMany calls Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, counted from the start of its load.
-	// 0: 5 minutes. SetTTL, called by a load, overrides it.
+	// TTL is how long a value is fresh, counted from the start of its load. A load can
+	// override it with SetTTL. Zero means 5 minutes.
 	TTL time.Duration
-	// Jitter is the share of TTL by which it is shortened at random, so that what
-	// was loaded together does not expire together: from 0 to 1. 0: 0.1;
-	// negative: none.
+	// Jitter shortens each TTL by a random share of at most Jitter, so that values loaded
+	// together do not expire together. At most 1. Zero means 0.1, negative none.
 	Jitter float64
-	// Stale is for how long after TTL a value is still served, at once, while it
-	// is being refreshed in the background. 0: not.
+	// Stale is how long after its TTL a value is still served immediately while it is
+	// refreshed in the background. Zero means not at all.
 	Stale time.Duration
-	// StaleOnError is for how long after TTL a value is served when its load
-	// fails. 0: not.
+	// StaleOnError is how long after its TTL a value is served if its load fails. Zero
+	// means not at all.
 	StaleOnError time.Duration
-	// ErrorPause is how long an old value is served after a failed load before the
-	// next load, and how long a shard of the Store that has failed is left alone,
-	// by reads and by writes. An error is not remembered: where there is no old
-	// value to serve, each call tries. 0: 1 s; negative: no pause.
+	// ErrorPause is how long an old value is served after a failed load before the next
+	// load begins. It is also how long reads and writes skip a shard of the Store after
+	// the shard has failed. Errors are not remembered: without an old value to serve,
+	// each call loads. Zero means 1 second, negative no pause.
 	ErrorPause time.Duration
-	// Ahead refreshes a fresh value in the background before it expires, with a
-	// probability that grows towards its end and with the time that its load
-	// took: the beta of XFetch. 0: off; 1: as in the paper; more: earlier.
+	// Ahead refreshes a fresh value in the background before it expires. The probability
+	// grows towards the end of the TTL and with the duration of the last load; Ahead is
+	// the beta of XFetch. 1 is the paper's value, more refreshes earlier. Zero means
+	// never.
 	Ahead float64
-	// NotFoundTTL is how long ErrNotFound is remembered. 0: not.
+	// NotFoundTTL is how long ErrNotFound is remembered. Zero means not at all.
 	NotFoundTTL time.Duration
 
-	// LoadTimeout bounds each load, the wait for one of Loads included. Callers are
-	// answered when it has passed, whether Load heeds its ctx or not. 0: 30 s.
+	// LoadTimeout bounds each load, including its wait for one of Loads. Callers get a
+	// [*TimeoutError] when it has passed, even if Load ignores its ctx. Zero means 30
+	// seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long a load may take before its callers are given the old
-	// value that StaleOnError allows; the load goes on. It counts from the start of
-	// the load: later callers do not wait for a load that is late already. It needs
-	// StaleOnError. 0: off.
+	// SoftTimeout is how long callers wait for a load before they get the old value that
+	// StaleOnError allows. The load goes on. The time counts from the start of the load,
+	// so callers that join a slow load late do not wait again. It needs StaleOnError.
+	// Zero means that callers wait for the load.
 	SoftTimeout time.Duration
-	// Finish lets a load go on when its last caller has left, until LoadTimeout. Later
-	// callers join it, and its result is kept unless it was invalidated meanwhile. So
-	// a load that takes longer than its callers wait ends at some time, instead of
-	// being begun anew by each. The cost is that work goes on, and takes one of Loads,
-	// that perhaps nobody needs any more. False: the load is canceled.
+	// Finish lets a load go on until LoadTimeout after its last caller has left. Later
+	// callers join it, and its result is kept unless the key was invalidated meanwhile.
+	// Set it if loads can take longer than callers wait: the load then finishes once
+	// instead of starting over for each caller. The cost is loads that nobody may need.
+	// By default the load is canceled.
 	Finish bool
-	// Inline runs a load on the goroutine of the Get that begins it, which saves a
-	// quick load the price of a goroutine. It is for loads that heed their ctx: the
-	// Get that begins a load returns when the load returns. If its ctx ends earlier, it
-	// leaves as the others do: the load is canceled, or goes on for the others, and the
-	// Get returns the end of its ctx after the load. The calls that join a load leave
-	// when their own ctx ends, as ever. runtime.Goexit in a load ends the goroutine of
-	// that caller. GetMany and refreshes in the background load on goroutines of their
-	// own. Not with a Store or SoftTimeout. False: each load has a goroutine.
+	// Inline runs a load on the goroutine of the Get that begins it, which saves a quick
+	// load the cost of a goroutine. Use it for loads that respect their ctx: the Get that
+	// begins a load returns only when the load returns. If the ctx of that Get ends
+	// earlier, the Get leaves the load like any other caller, and returns the end of its
+	// ctx after the load has returned. Callers that join a load leave when their own ctx
+	// ends. runtime.Goexit in a load ends the goroutine of that caller. GetMany and
+	// background refreshes still load on other goroutines. Inline does not combine with
+	// Store or SoftTimeout.
 	Inline bool
-	// Loads is how many loads run at once, in this process. A load that calls Get
-	// with its ctx, of this Cache or of another, does not count while it waits for the
-	// answer, and waits for one of Loads again before it goes on. 0: 64.
+	// Loads is how many loads run at once in this process. A load that waits for a Get of
+	// its own, of this Cache or another, does not count meanwhile; it waits for one of
+	// Loads again before it continues. Zero means 64.
 	Loads int
-	// Around puts policies around each load: a retry, a breaker. It must call
-	// what it wraps on its own goroutine and not after it has returned. For a key
-	// that does not exist the policies see an error whose method Answered returns
-	// true, which is a success to a breaker and ends a retry. A load that a policy
-	// refused has failed; it is told apart by LoadRefused and Stats.Refused. A load
-	// that returns another answer, such as resilience.Answer(err), has not failed:
-	// callers get the answer, and no old value.
-	// Nil: none.
-	Around func(func(context.Context) error) func(context.Context) error
+	// Middleware wraps each load in policies, such as a retry or a breaker. It must call
+	// the wrapped function on its own goroutine, and not after it has returned. For a key
+	// that does not exist, the policies see an error whose method Answered returns true:
+	// a success to a breaker, and the end of a retry. A load that a policy refuses has
+	// failed; LoadRefused and Stats.Refused tell it apart. A load that returns another
+	// answer, such as resilience.Answer(err), has not failed: callers get the answer, and
+	// no old value. Nil means no policies.
+	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity is how many entries are kept in memory, or how much cost where
-	// Cost is set. 0: 10 000. Negative: none, so that each Get asks Store, which
-	// is then required; no process is then given what another has updated.
+	// Capacity bounds the entries in memory, or their total cost if Cost is set. Zero
+	// means 10 000. Negative keeps nothing in memory: each Get asks the Store, which is
+	// then required, and no process serves a value that another has overwritten.
 	Capacity int
-	// Cost is what an entry counts for against Capacity; less than 1 counts as 1.
-	// SetCost, called by a load, overrides it. Nil: 1 for each.
+	// Cost is how much an entry counts against Capacity. Less than 1 counts as 1. A load
+	// can override it with SetCost. Nil means 1 for each entry.
 	Cost func(key K, value V) int
 
-	// Store is the cache that is shared by processes, behind the one in memory.
-	// A Store serves one Cache. Nil: this process only.
+	// Store is the cache behind the memory, which processes share. A Store serves one
+	// Cache. Nil means that this process shares nothing.
 	Store Store
-	// MemoryInOutage keeps memory in use while the subscription to Store is lost, or has
-	// not begun: what is fresh there is served, and what is loaded is kept. What other
-	// processes change meanwhile is not heard of, so a value may be out of date until
-	// its TTL is over (and then as Stale and StaleOnError allow), or until the
-	// subscription is back, when all of memory is given up. What this process updates
-	// or invalidates is served by it as ever. It needs a Store and a Capacity. False:
-	// memory is not used until the subscription is back, and every Get asks Store or
-	// loads.
+	// MemoryInOutage keeps using memory while the subscription to the Store is lost or
+	// has not begun: fresh values are served from it, and loaded values are kept in it.
+	// The process does not hear of changes by other processes meanwhile. A value may
+	// therefore be out of date until its TTL has passed (and then as Stale and
+	// StaleOnError allow), or until the subscription is back, which clears the memory.
+	// Writes and invalidations by this process still take effect immediately. It needs a
+	// Store and a Capacity. By default, memory is unused until the subscription is back,
+	// and each Get asks the Store or loads.
 	MemoryInOutage bool
-	// Key writes a key for Store. Two keys must not be written alike. Nil: as %v,
-	// for strings and integers; required for other types.
+	// Key converts a key to a string for the Store. Different keys must give different
+	// strings. Nil formats strings and integers as %v does; other types need a Key.
 	Key func(key K) string
-	// Codec writes and reads values for Store. Nil: JSON.
+	// Codec encodes values for the Store. Nil means JSON.
 	Codec Codec[V]
 
-	// Clone copies a value for each caller. Nil: callers share what is cached and
-	// must not change it.
+	// Clone copies a value for each caller. Nil means that callers share the cached value
+	// and must not change it.
 	Clone func(V) V
 
-	// OnEvent is told what happens besides hits and misses, after it happened, on
-	// the goroutine that did it, which waits for it; it may call the Cache. Its ctx
-	// has the values of that of the call or the load, if any, that it is about. A
-	// panic in it changes nothing; Stats.Panics counts it.
+	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
+	// for it. It may call the Cache. Its ctx has the values of the call or load that the
+	// event is about, if there is one. A panic in OnEvent has no effect except on
+	// Stats.Panics.
 	OnEvent func(context.Context, Event)
 }
 
-const (
-	defaultTTL         = 5 * time.Minute
-	defaultJitter      = 0.1
-	defaultErrorPause  = time.Second
-	defaultLoadTimeout = 30 * time.Second
-	defaultCapacity    = 10_000
-	defaultLoads       = 64
-)
-
-// Validate returns an error that names each field whose value cannot mean
-// anything, or nil. New panics with that error.
+// Validate returns an error that names each invalid field, its value and its range, or
+// nil. New panics with that error.
 func (cfg Config[K, V]) Validate() error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the store of record")
@@ -172,31 +165,15 @@ func (cfg Config[K, V]) Validate() error {
 	return f.Err()
 }
 
+// withDefaults replaces zero fields by their defaults. A negative Jitter or ErrorPause
+// stays negative, which means none.
 func (cfg Config[K, V]) withDefaults() Config[K, V] {
-	if cfg.TTL == 0 {
-		cfg.TTL = defaultTTL
-	}
-	switch {
-	case cfg.Jitter == 0:
-		cfg.Jitter = defaultJitter
-	case !(cfg.Jitter > 0):
-		cfg.Jitter = 0
-	}
-	switch {
-	case cfg.ErrorPause == 0:
-		cfg.ErrorPause = defaultErrorPause
-	case cfg.ErrorPause < 0:
-		cfg.ErrorPause = 0
-	}
-	if cfg.LoadTimeout == 0 {
-		cfg.LoadTimeout = defaultLoadTimeout
-	}
-	if cfg.Capacity == 0 {
-		cfg.Capacity = defaultCapacity
-	}
-	if cfg.Loads == 0 {
-		cfg.Loads = defaultLoads
-	}
+	cfg.TTL = cmp.Or(cfg.TTL, 5*time.Minute)
+	cfg.Jitter = cmp.Or(cfg.Jitter, 0.1)
+	cfg.ErrorPause = cmp.Or(cfg.ErrorPause, time.Second)
+	cfg.LoadTimeout = cmp.Or(cfg.LoadTimeout, 30*time.Second)
+	cfg.Capacity = cmp.Or(cfg.Capacity, 10_000)
+	cfg.Loads = cmp.Or(cfg.Loads, 64)
 	if cfg.Key == nil {
 		cfg.Key = writeKey[K]
 	}
@@ -206,8 +183,7 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	return cfg
 }
 
-// plainKey reports whether %v writes different values of t differently and says
-// nothing else of them.
+// plainKey reports whether %v formats different values of t differently.
 func plainKey(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.String,
@@ -218,7 +194,7 @@ func plainKey(t reflect.Type) bool {
 	return false
 }
 
-// writeKey writes the value itself: a String method may write two values alike.
+// writeKey formats the value itself, since a String method may format two values alike.
 func writeKey[K comparable](key K) string {
 	v := reflect.ValueOf(key)
 	switch {

@@ -1,37 +1,35 @@
 package cacheaside
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"time"
 )
 
-// An entry is one value in memory. It does not change once it is there: what is
-// known of it later (that it was expired, that a refresh failed) takes the form
-// of another entry. Times are since the Cache was made.
+// An entry is one value in memory. It is immutable: an entry that has expired, or whose
+// refresh failed, is replaced by another one. Times are since New.
 type entry[V any] struct {
 	value   V
 	absent  bool          // the key does not exist
-	slot    uint32        // of its key; see shared.slots
-	version uint64        // of the slot, when its load began
-	fresh   time.Duration // it is fresh before this,
-	stale   time.Duration // served while it is being refreshed before this,
-	keep    time.Duration // served when a load fails before this,
-	pause   time.Duration // and not refreshed again before this
-	took    time.Duration // by its load
+	slot    uint32        // of the key; see shared.slots
+	version uint64        // of the slot when the load began
+	fresh   time.Duration // fresh before this,
+	stale   time.Duration // served while it is refreshed before this,
+	keep    time.Duration // served if a load fails before this,
+	pause   time.Duration // not refreshed before this
+	took    time.Duration // duration of the load
 	cost    uint32
-	tags    *tagging // nil: none
+	tags    *tagging // nil if there are none
 }
 
-// A standing is what may be done with an entry at a time.
+// A standing is what an entry may be used for at a time.
 type standing int
 
 const (
 	dead  standing = iota // nothing
-	kept                  // serve it if a load fails
-	stale                 // serve it, and refresh it
-	fresh                 // serve it
+	kept                  // served if a load fails
+	stale                 // served, and refreshed
+	fresh                 // served
 )
 
 func (e *entry[V]) standing(now time.Duration) standing {
@@ -48,13 +46,13 @@ func (e *entry[V]) standing(now time.Duration) standing {
 	return dead
 }
 
-// paused reports that e is to be served without a new load, because the last one
-// failed a moment ago.
+// paused reports whether e is served without a new load because the last load failed
+// recently.
 func (e *entry[V]) paused(now time.Duration) bool {
 	return e.standing(now) != dead && now < e.pause
 }
 
-// after adds without going round: a TTL may be as long as a Duration can be.
+// after adds without overflow: a TTL may be as long as a Duration can be.
 func after(t, d time.Duration) time.Duration {
 	if d > math.MaxInt64-max(t, 0) {
 		return math.MaxInt64
@@ -64,15 +62,7 @@ func after(t, d time.Duration) time.Duration {
 
 const maxCost = math.MaxUint32 >> 1
 
-// terms are what a load says of its own result.
-type terms struct {
-	ttl   time.Duration
-	cost  int
-	timed bool // SetTTL was called
-	tags  []string
-}
-
-// fill gives e its times: fresh for ttl from begun.
+// fill sets the times of e, which is fresh for ttl from begun.
 func (c *Cache[K, V]) fill(e *entry[V], begun, ttl time.Duration) {
 	e.fresh = after(begun, ttl)
 	e.stale, e.keep = e.fresh, e.fresh
@@ -101,8 +91,8 @@ func (c *Cache[K, V]) found(key K, value V, t terms, begun time.Duration) *entry
 	return e
 }
 
-// missing makes the entry of a key that does not exist, or nil if that is not to
-// be remembered.
+// missing makes the entry of a key that does not exist, or returns nil if that is not
+// remembered.
 func (c *Cache[K, V]) missing(t terms, begun time.Duration) *entry[V] {
 	ttl := c.jitter(c.cfg.NotFoundTTL)
 	if t.timed {
@@ -117,18 +107,17 @@ func (c *Cache[K, V]) missing(t terms, begun time.Duration) *entry[V] {
 }
 
 func (c *Cache[K, V]) jitter(ttl time.Duration) time.Duration {
-	if c.cfg.Jitter == 0 {
+	if c.cfg.Jitter <= 0 {
 		return ttl
 	}
 	return ttl - time.Duration(rand.Float64()*c.cfg.Jitter*float64(ttl))
 }
 
-// expired returns e as it is once it was expired: no longer fresh, and old from
-// now on rather than from the end of its TTL.
+// expired returns a copy of e that is no longer fresh and whose stale time begins now.
 func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	x := *e
 	x.fresh = min(e.fresh, now)
-	if e.absent { // that a key does not exist is never served for longer
+	if e.absent { // absence is never served stale
 		x.stale, x.keep = x.fresh, x.fresh
 		return &x
 	}
@@ -138,21 +127,15 @@ func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	return &x
 }
 
-// SetTTL makes what the load that ctx was given to returns fresh for ttl, instead
-// of Config.TTL and without jitter; for LoadMany, all of it. It also applies to
-// ErrNotFound. Zero or less means that the result is not to be kept. Outside a
-// load it has no effect. Call it from the goroutine of the load.
-func SetTTL(ctx context.Context, ttl time.Duration) {
-	if l := loadOf(ctx); l != nil {
-		l.terms.ttl, l.terms.timed = ttl, true
+// ahead reports whether the fresh entry e is to be refreshed now: XFetch of "Optimal
+// Probabilistic Cache Stampede Prevention" (VLDB 2015). Each caller draws for itself.
+// The probability grows with the duration of the load and towards the end of the TTL.
+func (c *Cache[K, V]) ahead(e *entry[V], now time.Duration) bool {
+	left := float64(e.fresh - now)
+	reach := c.cfg.Ahead * float64(e.took)
+	// -ln of the least value of Float64, 2^-53, is below 37: the draw cannot succeed.
+	if left >= 37*reach {
+		return false
 	}
-}
-
-// SetCost makes what the load that ctx was given to returns count for cost
-// against Config.Capacity, instead of what Config.Cost says. Less than 1 counts
-// as 1. Outside a load it has no effect. Call it from the goroutine of the load.
-func SetCost(ctx context.Context, cost int) {
-	if l := loadOf(ctx); l != nil {
-		l.terms.cost = max(cost, 1)
-	}
+	return -math.Log(1-rand.Float64())*reach >= left
 }

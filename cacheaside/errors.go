@@ -11,23 +11,22 @@ import (
 )
 
 var (
-	// ErrNotFound is for Load to return, alone or wrapped, when a key does not
-	// exist. Get returns it; what is remembered of it for NotFoundTTL is returned as
-	// ErrNotFound itself. It is an answer of a source that works, not a failure, and
-	// says so to policies in Around: its method Answered returns true.
+	// ErrNotFound is the error that Load returns, alone or wrapped, for a key that does
+	// not exist. Get returns it too; within NotFoundTTL it returns ErrNotFound itself. It
+	// is an answer of a healthy source and not a failure: its method Answered returns
+	// true.
 	ErrNotFound error = notFound{}
-	// ErrClosed is returned by a Cache after Close.
+	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
 	// ErrUntold matches every *InvalidateError.
-	ErrUntold = errors.New("cacheaside: the store could not be told")
-	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx for
-	// its own key, or for one whose load waits for it: neither would ever end. It is
-	// also returned when a thousand loads are nested. Its method Retryable returns
-	// false.
+	ErrUntold = errors.New("cacheaside: the store could not be told of the invalidation")
+	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx if the
+	// Get would wait for that load, directly or through other loads. It is also returned
+	// when a thousand loads are nested. Its method Retryable returns false.
 	ErrRecursive error = recursive{}
-	// ErrKeyCollision is returned, wrapped, for a key that Config.Key writes like
-	// another one.
-	ErrKeyCollision = errors.New("cacheaside: two keys are written alike")
+	// ErrKeyCollision is returned, wrapped, for a key that Config.Key converts to the
+	// same string as another key.
+	ErrKeyCollision = errors.New("cacheaside: Config.Key gives two keys the same string")
 
 	errNotFilled = errors.New("cacheaside: not filled")
 )
@@ -39,18 +38,18 @@ func (notFound) Answered() bool { return true }
 
 type recursive struct{}
 
-func (recursive) Error() string   { return "cacheaside: a load needs its own key" }
+func (recursive) Error() string   { return "cacheaside: the load waits for itself" }
 func (recursive) Retryable() bool { return false }
 
-// An answer is an error of a load that matches ErrNotFound by a method Is, and would
-// not be read as an answer by itself.
+// answered marks the error of a load that matches ErrNotFound by an Is method. By itself
+// such an error would not be read as an answer.
 type answered struct{ error }
 
 func (a answered) Unwrap() error  { return a.error }
 func (a answered) Answered() bool { return true }
 
-// isNotFound reports whether err, of a load, means that the key does not exist, and
-// nothing worse.
+// isNotFound reports whether err, returned by a load, means that the key does not exist
+// and nothing worse.
 func isNotFound(err error) bool {
 	if !errors.Is(err, ErrNotFound) {
 		return false
@@ -64,19 +63,19 @@ func isNotFound(err error) bool {
 	return behavior.IsAnswered(err)
 }
 
-// isFailure reports whether err, of a load, is more than the absence of the key.
+// isFailure reports whether err, returned by a load, means more than an absent key.
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
-// InvalidateError reports that the Store could not be told that values are out of
-// date. The Cache itself no longer serves them, and keeps trying to tell the Store;
-// until then other processes may get the old values from it, for as long as their
-// TTL lasts. It matches [ErrUntold].
+// An InvalidateError reports that the Store could not be told of an invalidation. This
+// Cache no longer serves the old values, and keeps trying to tell the Store. Until then
+// other processes may read the old values from the Store, for at most their TTL. It
+// matches [ErrUntold].
 //
-// From Update it says nothing of the write. That succeeded, unless its error is
-// joined to this one; see [WriteError].
+// An InvalidateError from Write does not mean that the write failed. If the write failed
+// too, its error is joined; see [WriteError].
 type InvalidateError struct {
 	Name string
-	Keys []string // as written for the Store; none: all of them
+	Keys []string // as converted for the Store; nil means all keys
 	Err  error    // of the Store, for the first of Keys
 }
 
@@ -91,16 +90,16 @@ func (e *InvalidateError) Error() string {
 func (e *InvalidateError) Unwrap() error        { return e.Err }
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered reports true: the source worked. A breaker around Update is to guard that,
-// not the Store.
+// Answered reports true: the source has answered. A breaker around Write guards the
+// source, not the Store.
 func (e *InvalidateError) Answered() bool { return true }
 
-// Retryable reports false: the Cache is already trying again, and a retry around
-// Update would repeat the write.
+// Retryable reports false: the Cache already tries again, and a retry around Write would
+// repeat the write.
 func (e *InvalidateError) Retryable() bool { return false }
 
-// WriteError returns what the write of an Update returned, given what Update
-// returned: nil if the write succeeded and only the Store could not be told.
+// WriteError returns the error of the write itself, given the error of Write. It returns
+// nil if the write succeeded and only the Store could not be told.
 func WriteError(err error) error {
 	if _, only := err.(*InvalidateError); only {
 		return nil
@@ -111,7 +110,7 @@ func WriteError(err error) error {
 	return err
 }
 
-// An untoldError is the error of a write and that the Store could not be told of it.
+// An untoldError joins the error of a write and the failure to tell the Store.
 type untoldError struct {
 	write, untold error
 }
@@ -122,11 +121,11 @@ func (e *untoldError) Unwrap() []error { return []error{e.write, e.untold} }
 // Retryable reports whether the write may be tried again.
 func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
-// PanicError is what callers get when a load panicked or called
+// A PanicError is returned to the callers of a load that panicked or called
 // [runtime.Goexit]. It is never cached.
 type PanicError struct {
 	Name  string
-	Value any    // what the load panicked with; nil for Goexit
+	Value any    // value of the panic; nil for Goexit
 	Stack []byte // of the load's goroutine
 }
 
@@ -137,22 +136,22 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("%sload panicked: %v", prefix(e.Name), e.Value)
 }
 
-// Unwrap returns the value of the panic if it is an error.
+// Unwrap returns Value if it is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// Retryable reports false: a panic is a mistake in the program.
+// Retryable reports false: a panic is a bug in the program.
 func (e *PanicError) Retryable() bool { return false }
 
-// TimeoutError reports that a load took longer than LoadTimeout, or that the
-// write of an Update outlasted its fence. It is [context.DeadlineExceeded].
+// A TimeoutError reports that a load took longer than LoadTimeout, or that the write of
+// a Write outlasted its fence. It matches [context.DeadlineExceeded].
 type TimeoutError struct {
 	Name  string
 	What  string // "load" or "write"
 	After time.Duration
-	Err   error // what the load returned; nil if it has not returned
+	Err   error // returned by the load; nil if it has not returned
 }
 
 func (e *TimeoutError) Error() string {
@@ -166,7 +165,7 @@ func (e *TimeoutError) Error() string {
 func (e *TimeoutError) Unwrap() error        { return e.Err }
 func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Timeout reports true, as [net.Error] has it.
+// Timeout reports true, as in [net.Error].
 func (e *TimeoutError) Timeout() bool { return true }
 
 func prefix(name string) string {
@@ -176,7 +175,7 @@ func prefix(name string) string {
 	return "cacheaside: " + name + ": "
 }
 
-// some writes the first of many keys, and how many there are.
+// some formats the first keys of many, and their number.
 func some[T any](keys []T) string {
 	const most = 10
 	var b strings.Builder

@@ -30,7 +30,7 @@ func Example() {
 		name, err := users.Get(ctx, 42)
 		fmt.Println(name, err)
 	}
-	err := users.Update(ctx, 42, func(context.Context) error {
+	err := users.Write(ctx, 42, func(context.Context) error {
 		rows[42] = "Ada Lovelace"
 		return nil
 	})
@@ -49,8 +49,8 @@ func Example() {
 	// true
 }
 
-// A database that fails for a while is not noticed by those who ask for what has
-// been read before.
+// Callers do not notice that the database fails for a while if they ask for values that
+// have been read before.
 func ExampleConfig_staleOnError() {
 	down := false
 	prices := cacheaside.New(cacheaside.Config[string, int]{
@@ -80,7 +80,7 @@ func ExampleConfig_staleOnError() {
 	// 0 connection refused
 }
 
-// Fetch turns a Get into what policies wrap: here, a fallback by hand.
+// Fetch turns a Get into a function for policies to wrap: here, a hand-written fallback.
 func ExampleCache_Fetch() {
 	users := cacheaside.New(cacheaside.Config[int, string]{
 		Load: func(context.Context, int) (string, error) { return "", errors.New("connection refused") },
@@ -115,7 +115,7 @@ func ExampleConfig_onEvent() {
 	// Output: <nil>
 }
 
-// A whole list is read in one query.
+// A whole list is read with one query.
 func ExampleCache_GetMany() {
 	users := cacheaside.New(cacheaside.Config[int, string]{
 		Load: func(context.Context, int) (string, error) { return "", errors.New("not one by one") },

@@ -1,12 +1,12 @@
 package cacheaside
 
-// BreakLease makes flights keep what they loaded whether they were overtaken or not.
+// BreakLease makes flights keep their results even if they were overtaken.
 func (c *Cache[K, V]) BreakLease() { c.breaks.lease = true }
 
 // BreakOrder makes invalidations tell memory before the Store.
 func (c *Cache[K, V]) BreakOrder() { c.breaks.order = true }
 
-// Tracked returns how many keys are known besides those in memory.
+// Tracked returns the number of keys in use besides those in memory.
 func (c *Cache[K, V]) Tracked() (n int) {
 	for i := range c.shards {
 		s := &c.shards[i]

@@ -14,8 +14,8 @@ import (
 
 var errStore = errors.New("the store is down")
 
-// fakeStore is the obvious Store: what several fakeConns share. Its time is that
-// of the test's bubble.
+// fakeStore is the simplest Store. Several fakeConns share it. Its time is that of the
+// test's bubble.
 type fakeStore struct {
 	mu          sync.Mutex
 	items       map[string]*fakeItem
@@ -34,7 +34,7 @@ type fakeItem struct {
 	generation, filled string
 	token              string
 	leased             time.Time
-	fences             map[string]time.Time // and, for those that came too late, the zero time
+	fences             map[string]time.Time // the zero time for a fence that arrived too late
 }
 
 func newFakeStore() *fakeStore {
@@ -44,7 +44,7 @@ func newFakeStore() *fakeStore {
 	}
 }
 
-// fakeConn is one process's way to a fakeStore.
+// fakeConn connects one process to a fakeStore.
 type fakeConn struct {
 	*fakeStore
 	yield bool // lets other goroutines run around each call
@@ -52,11 +52,11 @@ type fakeConn struct {
 	mu      sync.Mutex
 	failing bool
 	broken  map[uint8]bool // shards that fail
-	hangs   time.Duration  // how long a call that fails takes
-	lost    chan struct{}  // closed when the subscription is to be lost
+	hangs   time.Duration  // how long a failing call takes
+	lost    chan struct{}  // closed to end the subscription
 }
 
-// Shard is the last character of key, so that a test can tell.
+// Shard is the last character of key, which tests can predict.
 func (c *fakeConn) Shard(key string) uint8 {
 	if key == "" {
 		return 0
@@ -64,7 +64,7 @@ func (c *fakeConn) Shard(key string) uint8 {
 	return key[len(key)-1] % 64
 }
 
-// breakShard makes the calls for keys of the shard of key fail, or no longer.
+// breakShard starts or stops failing the calls for the shard of key.
 func (c *fakeConn) breakShard(key string, fails bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

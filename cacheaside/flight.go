@@ -12,55 +12,55 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A flight is one load of a key, and the right to keep what it loads: that is kept
-// only while shard.flights still has this very flight. An invalidation takes it from
-// there. Its callers are answered all the same; later callers do not find it.
+// A flight is one load of a key and the right to keep its result: the result is kept
+// only if shard.flights still holds this flight when it lands. An invalidation removes
+// it from there. The flight then still answers its callers, but later callers do not
+// find it.
 type flight[K comparable, V any] struct {
 	c       *Cache[K, V]
 	shard   *shard[K, V]
 	key     K
 	slot    uint32
-	version uint64        // of the slot, when it began
-	began   time.Duration // since the Cache was made
-	tagged  uint64        // the number of the last invalidation of tags, when it began
-	written string        // the key, for the Store
+	version uint64        // of the slot when the flight began
+	began   time.Duration // since New
+	tagged  uint64        // number of the last invalidation of tags when the flight began
+	written string        // the key as converted for the Store
 	ctx     loadCtx
-	value   V            // that Load returned
-	batch   *batch[K, V] // of GetMany; nil: the flight loads by itself
-	failing *batch[K, V] // that failed, and with it this flight
+	value   V            // returned by Load
+	batch   *batch[K, V] // of GetMany; nil if the flight loads by itself
+	failing *batch[K, V] // the batch whose failure failed this flight
 
-	asked       *answer // of the Store, if GetMany has asked it
-	renew       bool    // a fresh value in the Store is to be loaded anew
-	crowded     bool    // mostLost loads of the key go on though nobody waits for them
-	passing     bool    // what it loads is not to be kept: nobody hears of what changes meanwhile
-	follows     bool    // its answer is that of another flight
-	loaded      bool    // a load returned a value
-	invalidated bool    // the Store knows of an invalidation since the load began: not to be kept
+	asked       *answer // the answer of the Store, if GetMany has asked it
+	renew       bool    // load even if the value in the Store is fresh
+	crowded     bool    // mostLost loads of the key run on without callers
+	passing     bool    // the result is not kept, because changes during the load are not heard
+	follows     bool    // takes its answer from another flight
+	loaded      bool    // a load has returned a value
+	invalidated bool    // the Store reports an invalidation since the load began; the result is not kept
 
-	old     atomic.Pointer[oldValue[V]] // what may be served if the load fails
-	offered chan struct{}               // closed when old may be served at once; nil without a Store
+	old     atomic.Pointer[oldValue[V]] // may be served if the load fails
+	offered chan struct{}               // closed when old may be served immediately; nil without a Store
 
 	// Guarded by the mutex of the shard.
 	waiters  int
-	answered bool // with what it found, or with why it will not find anything
-	lost     bool // nobody waits for it any more, but it has not landed
+	answered bool // callers have the result, or the reason why there is none
+	lost     bool // has not landed, and no caller waits for it
 
 	done    chan struct{} // closed when the callers may read the answer:
 	entry   *entry[V]
 	stale   bool // entry is past its TTL
-	current bool // nothing was invalidated until f ended
+	current bool // no invalidation until f ended
 	err     error
 }
 
-// An oldValue may be served to callers that asked before at, and to all while the
-// flight may be joined, if at is unset.
+// An oldValue may be served to calls that began before at. If at is zero, it may be
+// served to all calls as long as the flight may be joined.
 type oldValue[V any] struct {
 	entry *entry[V]
 	at    time.Duration
 }
 
-// current returns the flight of key that a caller may join, or nil. The shard is
-// locked.
+// current returns the flight of key that a caller may join, or nil. The shard is locked.
 func (c *Cache[K, V]) current(s *shard[K, V], key K) *flight[K, V] {
 	f := s.flights[key]
 	if f != nil && f.version != c.version(f.slot) {
@@ -70,7 +70,8 @@ func (c *Cache[K, V]) current(s *shard[K, V], key K) *flight[K, V] {
 	return f
 }
 
-// overtake makes sure that what is being loaded for key will not be kept.
+// overtake makes sure that the result of the flight of key is not kept. The shard is
+// locked.
 func (s *shard[K, V]) overtake(key K) {
 	if f := s.flights[key]; f != nil {
 		delete(s.flights, key)
@@ -78,8 +79,8 @@ func (s *shard[K, V]) overtake(key K) {
 	}
 }
 
-// launch makes the flight of key, which is to be flown by a goroutine of its own.
-// The shard is locked; nobody waits for it yet.
+// launch creates the flight of key. Its caller starts it on a goroutine of its own. The
+// shard is locked, and no caller waits for the flight yet.
 func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time) *flight[K, V] {
 	f := &flight[K, V]{c: c, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{})}
 	if c.shared != nil {
@@ -102,7 +103,7 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	return f
 }
 
-// wait waits for the answer of f, on behalf of a caller that asked at a time.
+// wait waits for the answer of f. at is the time of the call.
 func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
 	n := nestingOf(ctx)
 	if !n.waitFor(&f.ctx) {
@@ -129,12 +130,12 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 			return f.entry, nil
 		case <-offered:
 			if old := f.old.Load(); at != noOld && old.entry.standing(c.now()) >= stale && old.at >= at {
-				return c.serveStale(ctx, f.key, old.entry, nil), nil // and f goes on
+				return c.serveStale(ctx, f.key, old.entry, nil), nil // f goes on
 			}
 			offered = nil
 		case <-soft:
 			if old := c.standby(f, at); old != nil {
-				return c.serveStale(ctx, f.key, old, nil), nil // and f goes on
+				return c.serveStale(ctx, f.key, old, nil), nil // f goes on
 			}
 		case <-ctx.Done():
 			c.leave(f)
@@ -143,8 +144,8 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 	}
 }
 
-// instead is what a caller that asked at a time gets when f has failed: the old
-// value, where that is allowed. An answer, such as "forbidden", is the caller's.
+// instead returns what a caller gets when f has failed: the old value if that is
+// allowed, otherwise the error. An answer, such as "forbidden", goes to the caller.
 func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
 	if isFailure(f.err) && !behavior.IsAnswered(f.err) && !errors.Is(f.err, ErrClosed) {
 		if old := c.standby(f, at); old != nil {
@@ -154,9 +155,9 @@ func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Dura
 	return nil, f.err
 }
 
-// standby returns the old value that a caller that asked at a time may be served
-// when f fails or takes long, or nil: what memory has, or else what was there when f
-// began, if nothing was invalidated since.
+// standby returns the old value that may be served to a call made at a given time if f
+// fails or takes long: the one in memory, or the one from when f began if nothing has
+// been invalidated since. It returns nil if there is none.
 func (c *Cache[K, V]) standby(f *flight[K, V], at time.Duration) *entry[V] {
 	e := c.peek(f.key)
 	if at == noOld {
@@ -175,7 +176,7 @@ func (c *Cache[K, V]) standby(f *flight[K, V], at time.Duration) *entry[V] {
 	return e
 }
 
-// leave is for a caller that no longer waits. The last one cancels the load.
+// leave is called by a caller that stops waiting. The last one cancels the load.
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	s := f.shard
 	s.mu.Lock()
@@ -192,7 +193,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	s.lose(f)
 }
 
-// isKept reports whether what f loads is to be kept, as far as is known. The shard of
+// isKept reports whether the result of f will be kept, as far as is known. The shard of
 // f is locked.
 func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
 	s := f.shard
@@ -202,8 +203,8 @@ func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
 	return s.flights[f.key] == f && f.version == c.version(f.slot)
 }
 
-// fail answers the callers of f with err, unless they have been answered. The
-// shard is locked.
+// fail answers the callers of f with err, unless they have an answer. The shard is
+// locked.
 func (f *flight[K, V]) fail(err error) {
 	if !f.answered {
 		f.answered, f.err = true, err
@@ -211,10 +212,9 @@ func (f *flight[K, V]) fail(err error) {
 	}
 }
 
-// watchOver sees to it that flights of s, one of which has d to go, end in time.
-// One timer serves all flights of a shard, since all have the same time: it is set
-// for the first of them, and when it has gone off, for the first that is left. The
-// shard is locked.
+// watchOver makes sure that a flight of s that has d left ends in time. All flights have
+// the same LoadTimeout, so one timer serves the shard: it is set for the first flight,
+// and when it fires, for the first of the remaining ones. The shard is locked.
 func (c *Cache[K, V]) watchOver(s *shard[K, V], d time.Duration) {
 	switch {
 	case s.watched:
@@ -227,8 +227,8 @@ func (c *Cache[K, V]) watchOver(s *shard[K, V], d time.Duration) {
 	s.watched = true
 }
 
-// endOverdue answers the callers of the flights of s whose time is over, whether
-// the load heeds its ctx or not.
+// endOverdue answers the callers of the flights of s whose time has passed, even if
+// their loads ignore their ctx.
 func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	var overdue []*flight[K, V]
 	next := time.Duration(-1)
@@ -275,11 +275,11 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	}
 }
 
-// postpone keeps the old value from being refreshed for a while. The shard of f,
-// which has failed, is locked.
+// postpone delays the next refresh of an old value. The shard of f, which has failed, is
+// locked.
 func (c *Cache[K, V]) postpone(f *flight[K, V]) {
 	s := f.shard
-	if c.cfg.ErrorPause == 0 || f.answered || f.follows || !findable(f.key) {
+	if c.cfg.ErrorPause <= 0 || f.answered || f.follows || !findable(f.key) {
 		return
 	}
 	if c.entries != nil && s.flights[f.key] != f {
@@ -295,8 +295,8 @@ func (c *Cache[K, V]) postpone(f *flight[K, V]) {
 	}
 }
 
-// pause keeps the key from being loaded for d, though the old value is not in memory
-// but in the Store. The shard is locked.
+// pause prevents loads of key for d if its old value is in the Store rather than in
+// memory. The shard is locked.
 func (s *shard[K, V]) pause(key K, now, d time.Duration) {
 	if s.pauses == nil {
 		s.pauses = make(map[K]time.Duration)
@@ -308,7 +308,7 @@ func (s *shard[K, V]) pause(key K, now, d time.Duration) {
 	s.pauses[key] = now + d
 }
 
-// paused reports whether key is not to be loaded, because that has failed a moment ago.
+// paused reports whether key must not be loaded because a load failed recently.
 func (s *shard[K, V]) paused(key K, now time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,7 +321,7 @@ func (s *shard[K, V]) unpause(key K) {
 	delete(s.pauses, key)
 }
 
-// fly flies f, on a goroutine of its own or see flyInline.
+// fly runs f, on a goroutine of its own or from flyInline.
 func (c *Cache[K, V]) fly(f *flight[K, V]) {
 	defer c.running.Done()
 	returned := false
@@ -332,17 +332,17 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 			c.land(f, nil, fault)
 		}
 	}()
-	if !c.cfg.Inline && f.batch == nil && len(c.slots) < cap(c.slots) { // else it waits its turn, and better be small
-		growStack() // which an eviction needs
+	if !c.cfg.Inline && f.batch == nil && len(c.slots) < cap(c.slots) { // otherwise f waits, and is cheaper with a small stack
+		growStack() // for the eviction that may follow
 	}
 	e, err := c.obtain(f)
 	returned = true
 	c.land(f, e, err)
 }
 
-// flyInline flies f on the goroutine of the caller that launched it. When ctx ends
-// before f does, the caller leaves f, but stays until the load has returned; flyInline
-// reports whether that was so.
+// flyInline runs f on the goroutine of the caller that launched it. If ctx ends before f
+// does, the caller leaves f but stays until the load has returned; flyInline then
+// returns true.
 func (c *Cache[K, V]) flyInline(ctx context.Context, f *flight[K, V]) (left bool) {
 	n := nestingOf(ctx)
 	n.waitFor(&f.ctx)
@@ -357,13 +357,13 @@ func (c *Cache[K, V]) flyInline(ctx context.Context, f *flight[K, V]) (left bool
 	return false
 }
 
-// panicked makes the error of a load that panicked with value, or called Goexit.
+// panicked returns the error of a load that panicked with value, or called Goexit.
 func (c *Cache[K, V]) panicked(value any) *PanicError {
 	return &PanicError{Name: c.cfg.Name, Value: value, Stack: debug.Stack()}
 }
 
-// land ends f, keeps what it found, if f still is the flight of its key, and
-// answers the callers.
+// land ends f. It keeps the result if f still is the flight of its key, and answers the
+// callers.
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
@@ -374,7 +374,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		delete(s.pauses, f.key)
 	}
 	switch {
-	case behavior.IsAnswered(err) && isFailure(err): // neither kept nor put off
+	case behavior.IsAnswered(err) && isFailure(err): // neither kept nor postponed
 	case isFailure(err):
 		c.postpone(f)
 	case c.entries == nil:
@@ -387,7 +387,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	case e != nil && c.remembers.Load() && c.now() < e.keep:
 		e.slot, e.version = f.slot, f.version
 		c.entries.Set(f.key, e)
-	default: // not found, or not to be kept
+	default: // not found, or not kept
 		c.entries.Invalidate(f.key)
 	}
 	if s.flights[f.key] == f {
@@ -398,20 +398,20 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	}
 	delete(s.others, f)
 	s.find(f)
-	late := f.answered // the callers have been told why they got nothing
+	late := f.answered // callers already know why they got nothing
 	if !late {
 		f.answered, f.current, f.entry, f.err = true, holds, e, err
 	}
 	s.mu.Unlock()
 
-	defer func() { // whatever OnEvent does
+	defer func() { // even if OnEvent panics
 		f.ctx.cancel()
 		if !late {
 			close(f.done)
 		}
 	}()
 	switch {
-	case f.follows: // the other flight tells
+	case f.follows: // the other flight reports it
 	case isFailure(err) && (!late || errors.As(err, new(*PanicError))):
 		c.failed(f, err)
 	case overtaken:
@@ -423,8 +423,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	}
 }
 
-// failed counts and tells that the load of f has returned an error other than
-// ErrNotFound.
+// failed counts and reports a load of f that returned an error other than ErrNotFound.
 func (c *Cache[K, V]) failed(f *flight[K, V], err error) {
 	switch behavior.Read(err).Kind {
 	case behavior.Refused:
@@ -444,3 +443,84 @@ func (c *Cache[K, V]) tellLoaded(f *flight[K, V], e *entry[V]) {
 		c.event(&f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
 	}
 }
+
+// A load that ignores its ctx runs on after its callers have left or its time has
+// passed, and keeps its slot. To keep one key from taking all slots, the next load of a
+// key waits while mostLost such loads of it run on.
+const mostLost = 2
+
+// lost counts the loads of a key that run on without callers.
+type lost struct {
+	n      int
+	landed chan struct{} // closed when one of them ends
+}
+
+// lose counts f, which has been answered without its load. The shard is locked.
+func (s *shard[K, V]) lose(f *flight[K, V]) {
+	if !findable(f.key) {
+		return
+	}
+	if s.lost == nil {
+		s.lost = make(map[K]*lost)
+	}
+	l := s.lost[f.key]
+	if l == nil {
+		l = &lost{landed: make(chan struct{})}
+		s.lost[f.key] = l
+	}
+	f.lost = true
+	l.n++
+}
+
+// find undoes lose: f has landed. The shard is locked.
+func (s *shard[K, V]) find(f *flight[K, V]) {
+	if !f.lost {
+		return
+	}
+	l := s.lost[f.key]
+	close(l.landed)
+	l.landed = make(chan struct{})
+	if l.n--; l.n == 0 {
+		delete(s.lost, f.key)
+	}
+}
+
+// mayLoad waits until f may load. It returns an error if f has been answered meanwhile.
+func (c *Cache[K, V]) mayLoad(f *flight[K, V]) error {
+	s := f.shard
+	for f.crowded {
+		s.mu.Lock()
+		l := s.lost[f.key]
+		if l == nil || l.n < mostLost {
+			s.mu.Unlock()
+			return nil
+		}
+		landed := l.landed
+		s.mu.Unlock()
+		select {
+		case <-landed:
+		case <-f.done:
+			return f.err
+		}
+	}
+	return nil
+}
+
+// growStack grows the stack of a new goroutine from 2 KiB to 16 KiB at once. A load that
+// is kept may evict an entry, which needs that much, and growing in steps copies the
+// stack each time. docs/decisions/stack-of-a-load.md has the figures.
+func growStack() { growStackIf(false) }
+
+// growStackIf has a large frame, for which the runtime makes room on entry. The frame is
+// not cleared unless never is true.
+//
+//go:noinline
+func growStackIf(never bool) {
+	if never {
+		var room [12 << 10]byte
+		occupy(room[:])
+	}
+}
+
+//go:noinline
+func occupy(room []byte) { room[0] = 1 }

@@ -2,62 +2,17 @@ package cacheaside
 
 import (
 	"context"
-
-	"github.com/go-resilience/resilience/internal/ended"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
 )
 
-// Update calls write, which is to change what Load reads for key in the store of
-// record, and then invalidates key, also when write failed or panicked: it may
-// have had its effect. It returns the error of write.
-//
-// With a Store, the key is fenced before write is called: until Update returns,
-// every call reads the store of record, and nothing that it reads is kept. The ctx
-// that write gets ends before the fence does (see redisstore's Config.Write),
-// with a [*TimeoutError] as its cause. If the Store cannot be reached, write is
-// called without a fence.
-//
-// If the Store cannot be told after the write, the fence keeps the old value out of
-// it, and Update returns what write returned: other processes miss until the Store
-// has been told, or the fence has fallen. Only if there was no fence either may they
-// get the old value. Then an [*InvalidateError] is returned, joined to the error of
-// write if there is one. It matches [ErrUntold], and it does not mean that the write
-// failed: [WriteError] takes it off. OnEvent is told in each case.
-func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Context) error) (err error) {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
-	}
-	if c.closed.Load() {
-		return ErrClosed
-	}
-	if c.shared == nil {
-		defer c.forget(key)
-		return write(ctx)
-	}
-	w, writeCtx, cancel := c.shared.fence(ctx, key)
-	defer cancel()
-	// Calls from here on find the fence in the Store. What is in memory would
-	// outlast this process's writer if that never returned.
-	c.forget(key)
-	defer func() {
-		if untold := w.unfence(ctx); untold != nil {
-			if err == nil {
-				err = untold
-			} else {
-				err = &untoldError{err, untold}
-			}
-		}
-	}()
-	if writeCtx.Err() != nil {
-		return ended.Error(writeCtx)
-	}
-	return write(writeCtx)
-}
-
-// Invalidate makes sure that what is cached of keys, and what is being loaded for
-// them, is not served to later calls. Call it after the change has been
-// committed; Update does it in the right order, and survives a crash in between.
-// In memory it always succeeds, whatever ctx; an [*InvalidateError] says which
-// keys the Store could not be told about.
+// Invalidate makes sure that later calls do not get the cached values of keys, nor the
+// results of loads under way. Call it after the change has been committed. Write calls
+// it in the right order, and survives a crash in between. In memory Invalidate always
+// succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
+// could not be told about.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	if c.closed.Load() {
 		return ErrClosed
@@ -67,9 +22,9 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	})
 }
 
-// Expire ends the time for which keys are fresh. Unlike after Invalidate, their
-// values may still be served as Stale and StaleOnError allow, counted from now.
-// What is being loaded is not kept. Errors are those of Invalidate.
+// Expire ends the freshness of keys. Unlike after Invalidate, their values may still be
+// served as Stale and StaleOnError allow, counted from now. Loads under way are not
+// kept. Its errors are those of Invalidate.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	if c.closed.Load() {
 		return ErrClosed
@@ -102,7 +57,7 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 	return err
 }
 
-// forget drops the entry of key and makes sure that no flight brings it back.
+// forget removes the entry of key and makes sure that no flight restores it.
 func (c *Cache[K, V]) forget(key K) {
 	s := c.shard(key)
 	s.mu.Lock()
@@ -113,15 +68,15 @@ func (c *Cache[K, V]) forget(key K) {
 	s.mu.Unlock()
 }
 
-// change makes sure that nothing that was begun for key before is kept, and that
-// nothing keeps it from being loaded. The shard is locked.
+// change makes sure that nothing begun for key earlier is kept, and that nothing delays
+// its next load. The shard is locked.
 func (s *shard[K, V]) change(key K) {
 	s.overtake(key)
 	s.touch(key)
 	delete(s.pauses, key)
 }
 
-// age is forget in its soft form.
+// age is the soft form of forget.
 func (c *Cache[K, V]) age(key K) {
 	s := c.shard(key)
 	s.mu.Lock()
@@ -139,7 +94,7 @@ func (c *Cache[K, V]) age(key K) {
 	}
 }
 
-// forgetAll drops every entry.
+// forgetAll removes every entry.
 func (c *Cache[K, V]) forgetAll() {
 	c.outdate()
 	if c.entries != nil {
@@ -147,7 +102,7 @@ func (c *Cache[K, V]) forgetAll() {
 	}
 }
 
-// outdate makes every entry, and what is being loaded, out of date.
+// outdate makes every entry and every load under way out of date.
 func (c *Cache[K, V]) outdate() {
 	c.epoch.Add(1)
 	for i := range c.shards {
@@ -158,4 +113,126 @@ func (c *Cache[K, V]) outdate() {
 		}
 		s.mu.Unlock()
 	}
+}
+
+// announce tells the Store first and memory second. In the other order, a flight could
+// read the old value from the Store in between and keep it. If the Store cannot be told,
+// announce arranges for it to be told later; until then this process does not use the
+// Store for those keys.
+func (s *shared[K, V]) announce(ctx context.Context, keys []K, token string,
+	there func(context.Context, []string) error, here func(K)) error {
+	// The change has been made. It must be announced even if the caller has left.
+	ctx = context.WithoutCancel(ctx)
+	changes := make([]*change[K], len(keys))
+	for i, key := range keys {
+		changes[i] = &change[K]{key: key, written: s.c.cfg.Key(key)}
+	}
+	tell := func(shard int, changes []*change[K]) {
+		if s.c.breaks.order {
+			for _, ch := range changes {
+				here(ch.key)
+			}
+		}
+		err := s.tellShard(ctx, shard, changes, there)
+		for _, ch := range changes {
+			if ch.err = err; err != nil {
+				s.untold.add(ch.written, token)
+			}
+			if !s.c.breaks.order {
+				here(ch.key)
+			}
+		}
+	}
+	var telling sync.WaitGroup
+	free := make(chan struct{}, mostCalls)
+	for shard, changes := range byShard(s.store, changes, func(ch *change[K]) string { return ch.written }) {
+		for some := range slices.Chunk(changes, mostAtOnce) {
+			if len(some) == len(keys) { // the usual case
+				tell(shard, some)
+				continue
+			}
+			telling.Go(func() {
+				free <- struct{}{}
+				defer func() { <-free }()
+				tell(shard, some)
+			})
+		}
+	}
+	telling.Wait()
+	return s.notTold(ctx, changes)
+}
+
+// A change is a key that the Store must be told about.
+type change[K comparable] struct {
+	key     K
+	written string
+	err     error
+}
+
+// tellShard tells the Store of changes to keys of one shard, unless the shard is down.
+func (s *shared[K, V]) tellShard(ctx context.Context, shard int, changes []*change[K],
+	there func(context.Context, []string) error) (err error) {
+	asked := s.c.now()
+	if err := s.mayAsk(shard); err != nil {
+		return err
+	}
+	written := make([]string, len(changes))
+	for i, ch := range changes {
+		written[i] = ch.written
+	}
+	defer func() {
+		if v := recover(); v != nil { // memory must be told all the same
+			err = fmt.Errorf("the Store panicked: %v\n%s", v, debug.Stack())
+		}
+		if err != nil {
+			s.failed(ctx, shard, asked, err)
+		}
+	}()
+	if err := there(ctx, written); err != nil {
+		return err
+	}
+	for _, key := range written {
+		s.recent.note(tell{key: key, at: s.c.now()})
+	}
+	s.worked(ctx, shard)
+	return nil
+}
+
+// notTold returns an error that lists the changes that the Store could not be told of,
+// or nil.
+func (s *shared[K, V]) notTold(ctx context.Context, changes []*change[K]) error {
+	var failed *InvalidateError
+	for _, ch := range changes {
+		if ch.err == nil {
+			continue
+		}
+		if failed == nil {
+			failed = &InvalidateError{Name: s.c.cfg.Name, Err: ch.err}
+		}
+		failed.Keys = append(failed.Keys, ch.written)
+		s.c.tell(ctx, NotInvalidated, ch.key, ch.err)
+	}
+	if failed == nil {
+		return nil
+	}
+	s.catchUp()
+	return failed
+}
+
+func (s *shared[K, V]) announceAll(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	asked := s.c.now()
+	err := s.mayAsk(allShards)
+	if err == nil {
+		if err = s.store.InvalidateAll(ctx); err == nil {
+			s.recent.note(tell{all: true, at: s.c.now()})
+			s.worked(ctx, allShards)
+			return nil
+		}
+		s.failed(ctx, allShards, asked, err)
+	}
+	s.untold.addAll()
+	s.c.tellAll(ctx, NotInvalidated, err)
+	s.catchUp()
+	return &InvalidateError{Name: s.c.cfg.Name, Err: err}
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// obtain finds what f is to answer: in the Store, or else by loading it, which it
-// then fills into the Store. For a key that does not exist it returns the error
-// and, if that is to be remembered, an entry.
+// obtain finds the answer of f in the Store, or loads it and fills the Store. For a key
+// that does not exist it returns the error and, if the absence is remembered, an entry.
 func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 	if c.shared == nil {
 		return c.load(f)
@@ -24,7 +23,7 @@ func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 	}
 	filled := false
 	defer func() {
-		if !filled { // the load failed, or panicked
+		if !filled { // the load failed or panicked
 			c.shared.release(f, claim)
 		}
 	}()
@@ -36,7 +35,7 @@ func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 	return e, err
 }
 
-// load runs Load, or takes part in LoadMany.
+// load runs Load, or takes part in a LoadMany.
 func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 	if b := f.batch; b != nil {
 		f.batch = nil
@@ -54,35 +53,34 @@ func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
 	return err
 }
 
-// A job is what a load consists of. It is attempted once, or as often as Around
-// has it.
+// A job is a call of Load or LoadMany. Middleware may attempt it several times.
 type job interface {
 	attempt(ctx context.Context) error
 }
 
-// run runs a load when one of the slots is free, with the policies around it, and
-// returns when it began.
+// run waits for a slot and runs a load with Middleware around it. It returns when the
+// load began.
 func (c *Cache[K, V]) run(ctx *loadCtx, load job) (begun time.Duration, err error) {
 	if !ctx.takeSlot(c.slots) {
 		return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
 	}
 	defer ctx.returnSlot()
 	begun = c.now()
-	if c.cfg.Around == nil {
+	if c.cfg.Middleware == nil {
 		err = load.attempt(ctx)
 	} else {
 		succeeded := false
-		err = c.cfg.Around(func(ctx context.Context) error {
-			begun = c.now() // of the attempt whose value counts
+		err = c.cfg.Middleware(func(ctx context.Context) error {
+			begun = c.now() // of the attempt whose value is used
 			err := load.attempt(ctx)
 			succeeded = err == nil
 			if isNotFound(err) && !behavior.IsAnswered(err) {
-				err = answered{err} // by a method Is, which policies do not ask
+				err = answered{err} // matches by an Is method, which policies do not see
 			}
 			return err
 		})(ctx)
 		if err == nil && !succeeded {
-			err = errors.New(prefix(c.cfg.Name) + "Around returned nil without a value from Load")
+			err = errors.New(prefix(c.cfg.Name) + "Middleware returned nil without a value from Load")
 		}
 	}
 	if isFailure(err) && ctx.Err() != nil {
@@ -91,7 +89,8 @@ func (c *Cache[K, V]) run(ctx *loadCtx, load job) (begun time.Duration, err erro
 	return begun, err
 }
 
-// over words the end of the ctx of a load, which may have returned err.
+// over returns the error of a load whose ctx has ended. err is what the load returned,
+// or nil.
 func (c *Cache[K, V]) over(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return &TimeoutError{Name: c.cfg.Name, What: "load", After: c.cfg.LoadTimeout, Err: err}
@@ -102,7 +101,7 @@ func (c *Cache[K, V]) over(ctx context.Context, err error) error {
 	return err
 }
 
-// loaded makes the entry of what a load returned.
+// loaded makes the entry of a load's result.
 func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Duration, err error) (*entry[V], error) {
 	switch {
 	case err == nil:

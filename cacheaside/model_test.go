@@ -13,18 +13,18 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// modelEntry is what the model remembers of a key.
+// modelEntry is the state of a key in the model.
 type modelEntry struct {
 	value              int
 	absent             bool
 	fresh, stale, keep time.Time
 }
 
-// model is the cache as its documentation has it, for one caller at a time and
-// loads that take no time.
+// model is the documented behavior of the Cache for one caller at a time and loads that
+// take no time.
 type model struct {
 	ttl, staleFor, onError, notFound time.Duration
-	source                           map[int]int // 0: not found
+	source                           map[int]int // 0 is not found
 	failing                          bool
 	entries                          map[int]*modelEntry
 }
@@ -41,7 +41,7 @@ func (m *model) load(key int) (int, error) {
 	return m.source[key], nil
 }
 
-// reload loads and remembers.
+// reload loads a key into the model.
 func (m *model) reload(key int) (int, error) {
 	v, err := m.load(key)
 	switch {
@@ -153,19 +153,19 @@ func runModel(t *testing.T, ops []byte) {
 		switch op >> 5 {
 		case 0, 1:
 			v, err := c.Get(t.Context(), key)
-			synctest.Wait() // a refresh in the background has ended
+			synctest.Wait() // a background refresh has ended
 			want, wantErr := m.get(key)
 			require.ErrorIs(t, err, wantErr, "operation %d", i)
 			require.Equal(t, want, v, "operation %d", i)
-		case 2: // a write that is told
-			require.NoError(t, c.Update(t.Context(), key, func(context.Context) error {
+		case 2: // a write with invalidation
+			require.NoError(t, c.Write(t.Context(), key, func(context.Context) error {
 				m.source[key] = int(op>>2) & 7
 				return nil
 			}))
 			delete(m.entries, key)
 		case 3:
 			time.Sleep(time.Duration(op&31) * time.Second)
-		case 4: // a write that is not
+		case 4: // a write without
 			m.source[key] = int(op>>2) & 7
 		case 5:
 			m.failing = op&4 > 0
@@ -184,8 +184,8 @@ func runModel(t *testing.T, ops []byte) {
 	}
 }
 
-// FuzzPayload puts bytes into the Store that no Cache wrote: reading them is a
-// miss, and nothing worse.
+// FuzzPayload puts arbitrary bytes into the Store. Reading them must be a miss and
+// nothing worse.
 func FuzzPayload(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x01\x00"))

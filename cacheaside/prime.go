@@ -7,13 +7,13 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A prime is a Prime under way: a shard remembers for it which of its keys were
-// invalidated since it began.
+// A prime is a call of Prime under way. A shard records in it which of its keys have
+// been invalidated since.
 type prime[K comparable, V any] struct {
 	touched map[K]struct{}
 }
 
-// touch records an invalidation of key for the primes under way. The shard is
+// touch records an invalidation of key for the calls of Prime under way. The shard is
 // locked.
 func (s *shard[K, V]) touch(key K) {
 	for _, p := range s.primes {
@@ -21,16 +21,15 @@ func (s *shard[K, V]) touch(key K) {
 	}
 }
 
-// Prime puts the values of a sequence into memory, as if each had been loaded when
-// Prime was called: to warm a cache from one query. It is fenced like a load: a
-// key that is invalidated or updated while the sequence is being read is left
-// out, whether its value came before or after; with InvalidateAll, all that
-// follow. It replaces what is in memory and overtakes loads in progress. The
-// Store is not filled. Prime stops with an error when ctx ends.
+// Prime puts the values of a sequence into memory as if each had been loaded when Prime
+// was called, to warm a cache from one query. It is fenced like a load: a key that is
+// invalidated or written while Prime reads the sequence is left out, whether its value
+// came before or after; after InvalidateAll, so are all remaining keys. Prime replaces
+// entries in memory and overtakes loads in progress. It does not fill the Store. It
+// stops with an error when ctx ends.
 //
-// The values must have been read from the store of record after Prime was called,
-// that is by the sequence itself. To cache a value that was just written is what
-// Update is for.
+// The sequence itself must read the values from the store of record, after Prime was
+// called. To cache a value that was just written, use Write.
 func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -63,7 +62,7 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 			continue
 		}
 		e := c.found(key, value, terms{}, begun)
-		e.took = 0 // nothing is known of the load of one
+		e.took = 0 // the duration of a single load is unknown
 		if c.shared != nil {
 			e.slot = c.shared.slotOf(c.cfg.Key(key))
 		}

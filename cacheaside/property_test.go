@@ -12,8 +12,8 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
-// record is one key of a store of record, with what the test knows of it: what
-// is committed, and the newest version whose update has returned.
+// record is one key of a store of record: the committed version, and the newest version
+// whose write has returned.
 type record struct {
 	committed atomic.Int64
 	returned  atomic.Int64
@@ -31,9 +31,9 @@ func (r *record) finish(version int64) {
 	}
 }
 
-// stress runs writers and readers against c and counts the Gets that returned a
-// value older than what had been updated before they began. The writers write
-// until each reader has made its share of reads.
+// stress runs writers and readers against c. It counts the Gets that returned a value
+// older than the last write that returned before they began. The writers write until
+// each reader has made its share of reads.
 func stress(t *testing.T, load func(get func(key int) int64) *cacheaside.Cache[int, int64], writers, keys, reads int,
 	write func(c *cacheaside.Cache[int, int64], key int, commit func()) bool) (violations, writes int64) {
 	t.Helper()
@@ -88,25 +88,25 @@ func inMemory(get func(int) int64) *cacheaside.Cache[int, int64] {
 	})
 }
 
-func TestNoGetIsOlderThanAnUpdateThatReturned(t *testing.T) {
+func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 	update := func(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
-		return c.Update(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
+		return c.Write(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
 	}
-	// Of the ways to be interrupted between the commit and the invalidation, those
-	// that a process survives.
+	// A writer interrupted between commit and invalidation, in the ways that a process
+	// survives.
 	crash := func(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
 		if n := commits.Add(1); n%5 > 0 {
 			return update(c, key, commit)
 		} else if n%2 == 0 {
 			func() {
 				defer func() { _ = recover() }()
-				_ = c.Update(context.Background(), key, func(context.Context) error { commit(); panic("crash") })
+				_ = c.Write(context.Background(), key, func(context.Context) error { commit(); panic("crash") })
 			}()
 		} else {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				_ = c.Update(context.Background(), key, func(context.Context) error { commit(); runtime.Goexit(); return nil })
+				_ = c.Write(context.Background(), key, func(context.Context) error { commit(); runtime.Goexit(); return nil })
 			}()
 			<-ended
 		}
@@ -143,7 +143,7 @@ func TestNoGetIsOlderThanAnUpdateThatReturned(t *testing.T) {
 
 var commits atomic.Int64
 
-// The test above is worth something only if it fails where the rule is broken.
+// The test above means something only if it fails when the rule is broken.
 func TestWithoutLeasesOldValuesComeBack(t *testing.T) {
 	broken := func(get func(int) int64) *cacheaside.Cache[int, int64] {
 		c := inMemory(get)
@@ -152,7 +152,7 @@ func TestWithoutLeasesOldValuesComeBack(t *testing.T) {
 	}
 	for range 20 {
 		violations, writes := stress(t, broken, 3, 1, 50_000, func(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
-			return c.Update(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
+			return c.Write(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
 		})
 		t.Logf("50000 reads, %d writes, %d violations", writes, violations)
 		if violations > 0 {

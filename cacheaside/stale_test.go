@@ -16,10 +16,10 @@ import (
 
 var errLoad = errors.New("the database is down")
 
-// TestStaleness is the whole table: how old the value is, what its load does, what
-// is configured, and with that what a Get returns, when, and what comes after it.
-// The value was loaded at 0 and is fresh for a minute; a load takes a second, or
-// ten where it is slow.
+// TestStaleness is a table of every combination: the age of the value, the outcome of
+// its load and the configuration, and what a Get then returns, when, and what the next
+// Get returns. The value was loaded at 0 and is fresh for a minute. A load takes a
+// second, or ten if it is slow.
 func TestStaleness(t *testing.T) {
 	const (
 		freshAge = 30 * time.Second
@@ -40,7 +40,7 @@ func TestStaleness(t *testing.T) {
 		load   string // ok, slow, fails, missing
 		want   string // old, new, error, missing
 		after  time.Duration
-		loads  int // that Get led to
+		loads  int // begun by the Get
 		next   string
 	}{
 		{"fresh", plain, freshAge, "ok", "old", 0, 0, "old"},
@@ -134,7 +134,7 @@ func TestStaleness(t *testing.T) {
 					start := time.Now()
 					check(test.want)
 					require.Equal(t, test.after, time.Since(start), "after")
-					time.Sleep(20 * time.Second) // whatever goes on has ended
+					time.Sleep(20 * time.Second) // everything in the background has ended
 					require.Equal(t, int64(test.loads), loads.Load(), "loads")
 					check(test.next)
 					if test.name == "missing is remembered" {

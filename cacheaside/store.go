@@ -5,87 +5,86 @@ import (
 	"time"
 )
 
-// A Store is a cache that processes share, behind the memory of each. Package
-// redisstore has one on Redis; the rules below are what any other must keep for
-// the promise of this package to hold.
+// A Store is a cache that processes share, behind the memory of each. Package redisstore
+// implements it on Redis. Another implementation must keep the rules below, which
+// package storetest tests.
 //
-// Each method is atomic for each of its keys. The keys of one call are of one
-// shard, and differ. An error means that the shard did not answer, and that it is
-// not known whether the method had its effect.
+// Each method is atomic for each of its keys. The keys of one call are distinct and
+// belong to one shard. An error means that the shard did not answer and that the call
+// may or may not have had its effect.
 //
-// A Store measures time by one clock, its own. It bounds how long a call takes:
-// the ctx of most calls has no deadline.
+// A Store measures time with one clock of its own. It must bound the duration of a call
+// itself: the ctx of most calls has no deadline.
 type Store interface {
-	// Shard returns the part of the Store that holds key, always the same one.
-	// When a call fails, the Cache leaves the shard of its keys alone for
-	// Config.ErrorPause, and goes on with the others. A Store whose keys can only
-	// fail together returns 0 for each.
+	// Shard returns the part of the Store that holds key. It always returns the same one.
+	// When a call fails, the Cache skips the shard of its keys for Config.ErrorPause and
+	// continues with the others. A Store whose keys can only fail together returns 0.
 	Shard(key string) uint8
 
-	// Acquire looks keys up and takes the lease to load those that are not fresh,
-	// as each Ask says. It returns an answer for each, in their order.
+	// Acquire looks keys up and takes the lease of each key that is not fresh, as its Ask
+	// says. It returns one answer for each Ask, in order.
 	//
-	// A key has a generation: it begins with the first lease after an invalidation
-	// and ends with the next invalidation, or when a value has been filled. Each
-	// holder of the lease, the first and those that take it over when its time has
-	// passed, is given the Grant of the present generation.
+	// A key has a generation. It begins with the first lease after an invalidation, and
+	// ends with the next invalidation or when a value is filled. Each holder of the lease
+	// gets the Grant of the current generation: the first holder, and any that takes the
+	// lease over when its time has passed.
 	Acquire(ctx context.Context, asks ...Ask) ([]Lookup, error)
 
-	// Fill stores values and ends the leases of their keys. A value is stored only
-	// if the generation of its Grant lasts, that is, if nothing was invalidated
-	// since it was granted and no other load was faster. Fill reports for each
-	// value whether nothing was invalidated since.
+	// Fill stores values and ends the leases of their keys. A value is stored only if the
+	// generation of its Grant has not ended: no invalidation since the Grant, and no
+	// other load was faster. For each value, Fill reports whether nothing was invalidated
+	// since its Grant.
 	Fill(ctx context.Context, values ...Filling) ([]bool, error)
 
-	// Release ends the lease of key if token still holds it. Its generation goes on.
+	// Release ends the lease of key if token still holds it. The generation goes on.
 	Release(ctx context.Context, key, token string) error
 
-	// Invalidate deletes the values, the leases and the generations of keys, but no
-	// fence, and tells all that watch.
+	// Invalidate deletes the values, leases and generations of keys, but not their
+	// fences, and notifies the processes that watch.
 	Invalidate(ctx context.Context, keys ...string) error
 
-	// Expire ends the freshness of the values, deletes the leases and the
-	// generations of keys, and tells all that watch.
+	// Expire ends the freshness of the values and deletes the leases and generations of
+	// keys, and notifies the processes that watch.
 	Expire(ctx context.Context, keys ...string) error
 
 	// InvalidateAll is Invalidate for every key of every shard.
 	InvalidateAll(ctx context.Context) error
 
-	// Fence is Invalidate and then, until Unfence with the same token, allows no
-	// lease and no value. Several fences may stand at once. It returns how long the
-	// writer may take; the fence stands for twice as long, and then falls.
+	// Fence invalidates key and then, until Unfence with the same token, allows neither a
+	// lease nor a value for it. Several fences may stand at once. Fence returns how long
+	// the write may take. The fence stands for twice as long and then falls.
 	Fence(ctx context.Context, key, token string) (time.Duration, error)
 
-	// Unfence removes the fence of token, and is Invalidate whether it still stood
-	// or not. A Fence of token that arrives later has no effect.
+	// Unfence removes the fence of token and invalidates key, whether or not the fence
+	// still stood. A Fence with the same token that arrives later has no effect.
 	Unfence(ctx context.Context, key, token string) error
 
-	// Watch calls up when it hears of every change from there on, and heard for
-	// each that this Store did not make itself: with the key, or "" for all of
-	// them. It returns when ctx has ended, or else, with an error, as soon as it may
-	// have missed one. A Store that nothing can be heard from calls up and waits
-	// for ctx. It does not call heard after it has returned.
+	// Watch calls up once it hears of all further changes, and heard for each change that
+	// this Store did not make itself: with the key, or "" for all keys. It returns when
+	// ctx has ended, or with an error as soon as it may have missed a change. A Store
+	// that cannot hear of changes calls up and waits for ctx. Watch does not call heard
+	// after it has returned.
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 
 // An Ask is what a Cache asks a [Store] about one key.
 type Ask struct {
 	Key   string
-	Token string // of the one that asks, for the lease; "": look, and take no lease
-	Renew bool   // take the lease although the value is fresh
+	Token string // identifies the caller that wants the lease; "" only looks
+	Renew bool   // take the lease even if the value is fresh
 }
 
-// A Lookup is what a [Store] answers to an [Ask].
+// A Lookup is the answer of a [Store] to an [Ask].
 type Lookup struct {
 	State State
-	Value []byte        // nil: none
-	Fresh time.Duration // Value is fresh for this long from now; less than 0: for how long it has not been
-	Wait  time.Duration // Busy: how much longer the lease lasts
-	Grant string        // Leased: what Fill has to show
+	Value []byte        // nil if there is none
+	Fresh time.Duration // how much longer Value is fresh; negative: how long ago it ceased to be
+	Wait  time.Duration // if Busy: how much longer the lease lasts
+	Grant string        // if Leased: what Fill must present
 }
 
-// A Filling is a value for a [Store]: fresh for Fresh from now, and to be forgotten
-// after Keep.
+// A Filling is a value for a [Store]. It is fresh for Fresh from now and deleted after
+// Keep.
 type Filling struct {
 	Key         string
 	Grant       string
@@ -93,13 +92,13 @@ type Filling struct {
 	Fresh, Keep time.Duration
 }
 
-// A State says what the caller of Acquire is to do.
-type State int
+// A State says what the caller of [Store.Acquire] does next.
+type State string
 
 const (
-	Hit    State = iota + 1 // use the value, which is fresh
-	Leased                  // load, and fill
-	Busy                    // another process loads: ask again
-	Fenced                  // a writer is at work: load, and do not keep the result
-	Missed                  // no fresh value, and no lease was asked for
+	Hit    State = "hit"    // use the value, which is fresh
+	Leased State = "leased" // load the value, then call Fill or Release
+	Busy   State = "busy"   // another process loads the value; ask again
+	Fenced State = "fenced" // a write is under way; load the value and do not keep it
+	Missed State = "missed" // there is no fresh value, and the Ask did not want the lease
 )

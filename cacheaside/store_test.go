@@ -29,7 +29,7 @@ func (l *eventLog) add(_ context.Context, e cacheaside.Event) {
 	l.events = append(l.events, e)
 }
 
-func (l *eventLog) count(kind cacheaside.Kind) (n int) {
+func (l *eventLog) count(kind cacheaside.EventKind) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
@@ -60,7 +60,7 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 		require.Equal(t, 1, src.loaded(1))
 		require.Equal(t, int64(1), b.Stats().StoreHit)
 
-		require.NoError(t, a.Update(t.Context(), 1, src.write(1)))
+		require.NoError(t, a.Write(t.Context(), 1, src.write(1)))
 		require.Equal(t, 1, mustGet(t, b, 1))
 		require.Equal(t, 1, mustGet(t, a, 1))
 		require.Equal(t, 2, src.loaded(1))
@@ -79,8 +79,8 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 	})
 }
 
-// What another process invalidates while a load is under way is not kept, neither
-// in the Store nor in memory; nor is what was read before the subscription stood.
+// A load under way is not kept if another process invalidates its key, neither in the
+// Store nor in memory. Neither is a value that was read before the subscription began.
 func TestMessagesOvertakeFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -118,7 +118,7 @@ func TestMessagesOvertakeFlights(t *testing.T) {
 			require.NoError(t, other.Invalidate(t.Context(), "1"))
 		}
 
-		// A load that begins while nothing is heard, and ends when all is well.
+		// A load that begins while the subscription is down and ends after it is back.
 		conn.fail()
 		synctest.Wait()
 		var wg sync.WaitGroup
@@ -164,7 +164,7 @@ func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
 	}
 }
 
-// A process that dies while it loads keeps the others waiting for its lease only.
+// A process that dies during a load delays the others only until its lease ends.
 func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
@@ -202,7 +202,7 @@ func TestFencedKeyIsReadAndNotKept(t *testing.T) {
 				require.Equal(t, 3, mustGet(t, c, 1), "the second fence still stands")
 				require.NoError(t, src.write(1)(t.Context()))
 				require.Equal(t, 4, mustGet(t, c, 1))
-				time.Sleep(2 * shared.write) // and falls, its writer having died
+				time.Sleep(2 * shared.write) // the fence falls, since its writer died
 				mustGet(t, c, 1)
 				loads := src.loaded(1)
 				mustGet(t, c, 1)
@@ -212,8 +212,8 @@ func TestFencedKeyIsReadAndNotKept(t *testing.T) {
 	}
 }
 
-// Behind a fence each caller gets a load that began after it asked; there is still
-// but one at a time.
+// Behind a fence each caller gets a load that began after its call, and one load runs at
+// a time.
 func TestLoadsBehindAFenceTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
@@ -258,7 +258,7 @@ func TestWriteIsBoundedByItsFence(t *testing.T) {
 			Name: "users", Load: newSource().load, Store: shared.connect()})
 		defer c.Close()
 		start := time.Now()
-		err := c.Update(t.Context(), 1, func(ctx context.Context) error {
+		err := c.Write(t.Context(), 1, func(ctx context.Context) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		})
@@ -267,15 +267,15 @@ func TestWriteIsBoundedByItsFence(t *testing.T) {
 		require.EqualError(t, err, "cacheaside: users: write timed out after 10s")
 		require.Equal(t, 1, shared.called("Unfence"))
 
-		// It is not called at all when its ctx has ended while it was fenced.
+		// write is not called if its ctx ended during Fence.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		require.ErrorIs(t, c.Update(ctx, 1, func(context.Context) error { panic("called") }), context.Canceled)
+		require.ErrorIs(t, c.Write(ctx, 1, func(context.Context) error { panic("called") }), context.Canceled)
 	})
 }
 
-// A write that outlasts its fence and cannot be told of is not covered by anything.
-func TestUpdateIsUntoldWhenNothingCoversIt(t *testing.T) {
+// Nothing covers a write that outlasts its fence and whose invalidation fails.
+func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 	boom := errors.New("constraint violated")
 	for name, test := range map[string]struct {
 		takes    time.Duration
@@ -312,8 +312,8 @@ func TestUpdateIsUntoldWhenNothingCoversIt(t *testing.T) {
 					}},
 				})
 				defer c.Close()
-				err := c.Update(t.Context(), 1, func(context.Context) error {
-					time.Sleep(test.takes) // does not heed its ctx
+				err := c.Write(t.Context(), 1, func(context.Context) error {
+					time.Sleep(test.takes) // ignores its ctx
 					return test.write
 				})
 				require.Equal(t, test.write, cacheaside.WriteError(err))
@@ -368,26 +368,26 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.Equal(t, asked+1, shared.called("Acquire"), "not asked again and again")
 		require.Equal(t, 1, log.count(cacheaside.StoreDown))
 
-		// An update goes through; that nobody could be told is an error.
-		err := c.Update(t.Context(), 1, src.write(1))
+		// A Write goes through. The untold Store is an error.
+		err := c.Write(t.Context(), 1, src.write(1))
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
 		require.ErrorIs(t, err, cacheaside.ErrUntold)
 		require.ErrorIs(t, err, errStore)
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
-		require.EqualError(t, err, `cacheaside: users: ["1"] not invalidated in the store: not asked for 1s, because of: the store is down`)
+		require.EqualError(t, err, `cacheaside: users: ["1"] not invalidated in the store: skipped for 1s after: the store is down`)
 		require.Equal(t, 1, log.count(cacheaside.FenceFailed))
 		require.Equal(t, int64(1), c.Stats().Untold)
 		require.Equal(t, 1, mustGet(t, c, 1))
 
 		// The write's own error is not lost.
 		boom := errors.New("constraint violated")
-		err = c.Update(t.Context(), 1, func(context.Context) error { return boom })
+		err = c.Write(t.Context(), 1, func(context.Context) error { return boom })
 		require.ErrorIs(t, err, boom)
 		require.ErrorIs(t, err, cacheaside.ErrUntold)
 
-		// Back, but not yet told: what the Store holds of the key is not trusted.
+		// The Store is back but has not been told: its value of the key is not trusted.
 		conn.recover()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		time.Sleep(2 * time.Second)
@@ -404,7 +404,7 @@ func TestStoreDownAndBack(t *testing.T) {
 	})
 }
 
-func TestWhatIsUntoldIsBounded(t *testing.T) {
+func TestUntoldKeysAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
@@ -494,8 +494,8 @@ func (f flaky) Unfence(ctx context.Context, key, token string) error {
 	return f.Store.Unfence(ctx, key, token)
 }
 
-// An invalidation that could not be told leaves the old value in the Store, and
-// with it a trap: until it is told the process must not read it from there.
+// An invalidation that could not be told leaves the old value in the Store. The process
+// must not read it from there until the Store has been told.
 func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
@@ -510,7 +510,7 @@ func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 		synctest.Wait()
 		mustGet(t, c, 1)
 		failing.Store(true)
-		require.NoError(t, c.Update(t.Context(), 1, src.write(1)), "it will be told, and the fence holds until then")
+		require.NoError(t, c.Write(t.Context(), 1, src.write(1)), "it will be told, and the fence holds until then")
 		require.Equal(t, int64(1), c.Stats().Untold)
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.Equal(t, 1, mustGet(t, other, 1), "the fence still stands: others read the source too")
@@ -521,8 +521,8 @@ func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 	})
 }
 
-// The same where only the invalidation fails: the Store answers, at once, with the
-// old value.
+// The same if only the invalidation fails: the Store answers at once, with the old
+// value.
 func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
 		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1) },
@@ -547,7 +547,7 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 					require.NoError(t, src.write(1)(t.Context()))
 					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrUntold)
 					require.Equal(t, want, mustGet(t, c, 1))
-					time.Sleep(time.Second) // it is tried again, in vain
+					time.Sleep(time.Second) // it is tried again, without success
 				}
 				failing.Store(false)
 				time.Sleep(time.Second)
@@ -561,8 +561,8 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 	}
 }
 
-// Between the look of a Get into memory and its lock another's flight may land:
-// what it brought is served, and nothing is asked or loaded again.
+// A flight may land between the first look of a Get into memory and its lock. Its result
+// is served, without another question or load.
 func TestFlightThatLandsMeanwhileIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
@@ -570,7 +570,7 @@ func TestFlightThatLandsMeanwhileIsSeen(t *testing.T) {
 		release := make(chan struct{})
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Load: src.load, Store: shared.connect(),
-			Key: func(int) string { // is asked for after the first look and before the lock
+			Key: func(int) string { // called after the first look and before the lock
 				if hold.Swap(false) {
 					<-release
 				}
@@ -679,7 +679,7 @@ func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 	})
 }
 
-func TestKeysThatAreWrittenAlikeAreAnError(t *testing.T) {
+func TestKeysWithTheSameStringAreAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{ tenant, id string }
 		c := cacheaside.New(cacheaside.Config[key, string]{
@@ -694,7 +694,7 @@ func TestKeysThatAreWrittenAlikeAreAnError(t *testing.T) {
 		require.Equal(t, "a", v)
 		_, err = c.Get(t.Context(), key{"ab", ""})
 		require.ErrorIs(t, err, cacheaside.ErrKeyCollision)
-		require.EqualError(t, err, `cacheaside: users: {ab }: the store has the value of another key as "ab": cacheaside: two keys are written alike`)
+		require.EqualError(t, err, `cacheaside: users: {ab }: the store has the value of another key as "ab": cacheaside: Config.Key gives two keys the same string`)
 	})
 }
 
@@ -793,7 +793,7 @@ func commitThenInvalidate(c *cacheaside.Cache[int, int64], key int, commit func(
 	return c.Invalidate(context.Background(), key) == nil
 }
 
-func TestNoGetIsOlderThanAnUpdateThatReturnedWithAStore(t *testing.T) {
+func TestNoGetIsOlderThanAWriteThatReturnedWithAStore(t *testing.T) {
 	violations, writes := stress(t, bothTiers(newFakeStore()), 3, 2, 50_000, commitThenInvalidate)
 	t.Logf("50000 reads, %d writes, %d violations", writes, violations)
 	require.Zero(t, violations)

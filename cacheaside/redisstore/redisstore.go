@@ -4,8 +4,7 @@
 //	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// No Redis client is imported. With github.com/redis/go-redis/v9 the two functions
-// are
+// It imports no Redis client. With github.com/redis/go-redis/v9, the two functions are
 //
 //	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 //		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
@@ -27,30 +26,30 @@
 //		}
 //	}
 //
-// Redis 5 or later is needed, or a server that speaks its protocol and runs its
-// scripts. A cluster works too: the keys of a script are in one slot.
+// It needs Redis 5 or later, or a server that speaks its protocol and runs its scripts.
+// A cluster works too: the keys of each script are in one slot.
 //
-//   - Each key is one hash. It holds the value and how long it is fresh, the lease of
-//     the process that loads it, and the fences of the writers at work.
-//   - Each operation is one Lua script, and atomic. A hit is one round trip, a miss
-//     two: to take the lease and to fill.
+//   - Each key is one hash. It holds the value and its times, the lease of the process
+//     that loads it, and the fences of writes under way.
+//   - Each operation is one atomic Lua script. A hit is one round trip. A miss is two:
+//     one takes the lease, one fills.
 //   - All times are by the clock of Redis. Every key expires.
-//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}; these are the shards
-//     of the Store. Everything in a bucket counts only while the bucket's epoch is the
-//     one that it was loaded in: InvalidateAll changes the epoch of each.
-//   - All keys that begin with {prefix: belong to the Store. A key of another type
-//     that it finds there is deleted.
+//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}, which are the shards
+//     of the Store. Each bucket has an epoch, and what was loaded in an earlier epoch
+//     does not count. InvalidateAll changes the epoch of each bucket.
+//   - All keys that begin with {prefix: belong to the Store. It deletes a key of another
+//     type that it finds there.
 //
-// Run Redis without persistence and with an eviction policy of your choice. A value
-// that is lost is loaded anew. A fence that is lost no longer guards against a
-// writer that dies before it has invalidated; then the TTL does. A snapshot that is
-// restored may hold values of its time.
+// Run Redis without persistence and with any eviction policy. A lost value is loaded
+// again. A lost fence no longer protects against a process that dies between its commit
+// and its invalidation; then the TTL is the bound. A restored snapshot may hold old
+// values.
 //
-// A failover to a replica that lags takes recent invalidations and fences back, also
-// those of writers that live. The Cache tells again what it has told in the ten
-// seconds before it lost the connection, and does not use the Store for those keys
-// until then. Other processes may read the old value from when they reach the
-// replica until they hear of it. Config.EvalReplicated closes that gap.
+// A failover to a lagging replica undoes recent invalidations and fences, including
+// those of live processes. The Cache repeats those of the last ten seconds before it
+// lost the connection, and does not use the Store for these keys until then. Other
+// processes may read the old value in the meantime. Config.EvalReplicated closes that
+// gap.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -71,54 +70,55 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Store] reaches Redis. A zero duration means its default, a
-// negative one is an error. Prefix and Eval are required.
+// Config says how a [Store] reaches Redis. A zero duration means its default, a negative
+// one is an error.
 type Config struct {
 	// Prefix is the beginning of the keys of one cache, and the name of its channel.
-	// Caches with the same Prefix share their values. It may not contain { or }.
+	// Caches with the same Prefix share their values. It must not contain { or }.
+	// Required.
 	Prefix string
 
-	// Eval runs a Lua script and returns its reply: integers as int64, strings as
-	// string or []byte, arrays as []any. Each of args is a string, of any bytes. The
-	// scripts are constants; a client may send them by their hash. Eval should heed
-	// the deadline of its ctx; if it does not, the Store goes on without its answer,
-	// and the call ends in the background.
+	// Eval runs a Lua script and returns its reply: integers as int64, strings as string
+	// or []byte, arrays as []any. Each of args is a string of arbitrary bytes. The
+	// scripts are constants, so a client may send their hashes. Eval should respect the
+	// deadline of its ctx. If it does not, the Store continues without the answer and the
+	// call ends in the background. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalReplicated runs the scripts of invalidations and fences as Eval does, and
-	// returns when replicas have what they changed, or with an error: in a pipeline
-	// of the script and WAIT, on one connection. It makes a failover lose neither.
-	// Nil: Eval, so that a failover may lose what was not replicated.
+	// EvalReplicated runs the scripts of invalidations and fences like Eval, and returns
+	// when replicas have the change, or with an error: a pipeline of the script and WAIT,
+	// on one connection. A failover then loses neither. Nil means Eval, with which a
+	// failover may lose what was not replicated.
 	EvalReplicated func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed
-	// it, and then message for each message, in their order. It returns when ctx has
-	// ended or the connection is lost. It must not connect again by itself: messages
-	// published meanwhile would be missed. Nil: changes that other processes make
-	// are seen when the TTL of what is in memory has passed.
+	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it,
+	// and then calls message for each message, in order. It returns when ctx has ended or
+	// the connection is lost. It must not reconnect by itself, since it would miss
+	// messages published meanwhile. Nil means that changes by other processes are seen
+	// when the TTL of an entry in memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
 	Timeout time.Duration
 
-	// Lease is how long other processes wait for the one that loads a value. Then
-	// one of them loads it as well, and the value that is there first is kept: a
-	// load that takes longer than Lease costs loads, not its result. Zero means 3 s.
+	// Lease is how long other processes wait for the process that loads a value. Then one
+	// of them loads it too, and the first value to arrive is kept: a load that outlasts
+	// Lease is repeated, not lost. Zero means 3 seconds.
 	Lease time.Duration
 
-	// Write is how long the write of an Update may take: its ctx ends then. The
-	// fence stands for twice as long, so that a commit that was under way at that
-	// time is covered. Zero means 10 s.
+	// Write is how long the write of a Write may take; its ctx then ends. The fence
+	// stands for twice as long, which covers a commit under way at that time. Zero means
+	// 10 seconds.
 	Write time.Duration
 
-	// Heartbeat is how long the channel may be silent before it is tested with a
-	// message. If none arrives within Timeout, and a second more, the subscription
-	// counts as lost. Zero means 5 s.
+	// Heartbeat is how long the channel may be silent before the Store tests it with a
+	// message. If no message arrives within Timeout plus one second, the subscription
+	// counts as lost. Zero means 5 seconds.
 	Heartbeat time.Duration
 }
 
-// Validate returns an error that names each field whose value cannot mean
-// anything, or nil. New panics with that error.
+// Validate returns an error that names each invalid field, its value and its range, or
+// nil. New panics with that error.
 func (cfg Config) Validate() error {
 	f := invalid.Fields{Type: "redisstore.Config"}
 	f.Need(cfg.Prefix != "" && !strings.ContainsAny(cfg.Prefix, "{}"), "Prefix", strconv.Quote(cfg.Prefix),
@@ -131,11 +131,22 @@ func (cfg Config) Validate() error {
 	return f.Err()
 }
 
-// A Store is a cacheaside.Store on Redis. It is safe for concurrent use and
-// serves one Cache. It holds nothing that must be closed.
+func (cfg Config) withDefaults() Config {
+	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
+	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
+	cfg.Write = cmp.Or(cfg.Write, 10*time.Second)
+	cfg.Heartbeat = cmp.Or(cfg.Heartbeat, 5*time.Second)
+	if cfg.EvalReplicated == nil {
+		cfg.EvalReplicated = cfg.Eval
+	}
+	return cfg
+}
+
+// A Store is a cacheaside.Store on Redis. It is safe for concurrent use and serves one
+// Cache. It holds nothing that must be closed.
 type Store struct {
 	cfg      Config
-	origin   string // marks the messages of this Store, which need not hear itself
+	origin   string // identifies the messages of this Store, which it ignores
 	previous chan struct{}
 }
 
@@ -146,19 +157,13 @@ func New(cfg Config) *Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
-	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
-	cfg.Write = cmp.Or(cfg.Write, 10*time.Second)
-	cfg.Heartbeat = cmp.Or(cfg.Heartbeat, 5*time.Second)
-	if cfg.EvalReplicated == nil {
-		cfg.EvalReplicated = cfg.Eval
-	}
+	cfg = cfg.withDefaults()
 	origin := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
 	return &Store{cfg: cfg, origin: origin}
 }
 
-// hold is how long the generation of a key outlives a lease: a load that takes
-// longer cannot fill.
+// hold is how long the generation of a key outlives a lease. A load that takes longer
+// cannot fill.
 const hold = 10 * time.Minute
 
 // Acquire implements cacheaside.Store.
@@ -196,7 +201,7 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	if !ok || len(fields) != 5 {
 		return look, false
 	}
-	state, ok1 := fields[0].(int64)
+	state, ok1 := bytes(fields[0])
 	value, ok2 := bytes(fields[1])
 	fresh, ok3 := fields[2].(int64)
 	wait, ok4 := fields[3].(int64)
@@ -291,12 +296,12 @@ func (s *Store) Unfence(ctx context.Context, key, token string) error {
 	return err
 }
 
-// InvalidateAll implements cacheaside.Store. It is one round trip for each of the
-// buckets; if it fails, some may have been invalidated.
+// InvalidateAll implements cacheaside.Store. It makes one round trip for each bucket. If
+// it fails, it may have invalidated some of them.
 func (s *Store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
-		// Other processes are told last: a call that follows the message must find
-		// none of the old values.
+		// Notify other processes last: after the message, a call must not find an old
+		// value in any bucket.
 		message := ""
 		if bucket == buckets-1 {
 			message = s.message("")
@@ -310,8 +315,8 @@ func (s *Store) InvalidateAll(ctx context.Context) error {
 	return nil
 }
 
-// buckets is the number of slots of a cluster that the keys are spread over.
-// Processes that share a cache must agree on it.
+// buckets is the number of cluster slots that the keys are spread over. All processes
+// that share a cache must agree on it.
 const buckets = 64
 
 // Shard implements cacheaside.Store.
@@ -319,8 +324,8 @@ func (s *Store) Shard(key string) uint8 {
 	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
-// hash and epoch return keys of Redis: the hash of key, and the epoch of a bucket.
-// The part in braces puts those of one bucket into one slot of a cluster.
+// hash and epoch return Redis keys: the hash of key and the epoch of a bucket. The part
+// in braces puts a bucket into one slot of a cluster.
 func (s *Store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
 
 func (s *Store) epoch(bucket uint8) string {
@@ -332,8 +337,8 @@ func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(),
 
 type evalFunc = func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-// eval runs a script for no longer than Timeout, whether the client heeds the
-// deadline of its ctx or not.
+// eval runs a script for at most Timeout, even if the client ignores the deadline of its
+// ctx.
 func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	type answer struct {
@@ -343,7 +348,7 @@ func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, key
 	answered := make(chan answer, 1)
 	go func() {
 		defer cancel()
-		a := answer{err: errors.New("eval did not return")} // it panicked, or called Goexit
+		a := answer{err: errors.New("eval did not return")} // eval panicked or called Goexit
 		defer func() {
 			if v := recover(); v != nil {
 				a.err = fmt.Errorf("eval panicked: %v\n%s", v, debug.Stack())
@@ -357,7 +362,7 @@ func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, key
 	case a = <-answered:
 	case <-ctx.Done():
 		select {
-		case a = <-answered: // at the last moment, or what ended ctx
+		case a = <-answered: // at the last moment, or because ctx ended
 		default:
 			a.err = context.Cause(ctx)
 		}
@@ -372,7 +377,7 @@ func unexpected(what string, reply any) error {
 	return fmt.Errorf("redisstore: %s: unexpected reply %T %v", what, reply, reply)
 }
 
-// message returns what is published for key: the origin and the key; "" is for all.
+// message returns what is published about key: the origin and the key, "" for all keys.
 // A message without a newline is a heartbeat.
 func (s *Store) message(key string) string { return s.origin + "\n" + key }
 
@@ -381,14 +386,14 @@ var (
 	errEnded  = errors.New("redisstore: subscription ended")
 )
 
-// Watch implements cacheaside.Store. It is not for concurrent calls.
+// Watch implements cacheaside.Store. It must not be called concurrently.
 func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) error {
 	if s.cfg.Subscribe == nil {
 		up()
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	if s.previous != nil { // a subscription that was lost and may still be ending
+	if s.previous != nil { // a lost subscription may still be ending
 		<-s.previous
 	}
 	subscribed := make(chan struct{}, 1)
@@ -414,7 +419,7 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	lost := s.listen(ctx, up, heard, subscribed, messages, ended)
 	cancel()
 	if ctx.Err() != nil {
-		<-ended // nothing is left behind
+		<-ended // leave nothing behind
 		return context.Cause(ctx)
 	}
 	if lost == errEnded && err != nil {
@@ -423,16 +428,16 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	return lost
 }
 
-// listen passes messages on until there may be one that it missed.
+// listen passes messages on until it may have missed one.
 func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 	subscribed <-chan struct{}, messages <-chan string, ended <-chan struct{}) error {
-	// The process that has been silent first tests the channel; the others hear it.
+	// The process that has been silent first tests the channel; the others hear the test.
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
-	bucket := rand.N(uint8(buckets)) // another each time: the master of one may be down
-	var lost time.Time               // when the channel is given up; zero: it is not being tested
-	var failed error                 // of the last test
+	bucket := rand.N(uint8(buckets)) // a different one each time, since the master of one may be down
+	var lost time.Time               // when the channel is given up; zero while it is not being tested
+	var failed error                 // error of the last test
 	for {
 		select {
 		case <-subscribed:
@@ -445,8 +450,8 @@ func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 				heard(key)
 			}
 		case <-quiet.C:
-			// A test that fails says little of the subscription: it is repeated
-			// until there is no time left.
+			// A failed test says little about the subscription. Repeat it until the time is
+			// up.
 			if lost.IsZero() {
 				lost = time.Now().Add(s.cfg.Timeout + time.Second)
 			}

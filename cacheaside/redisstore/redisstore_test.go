@@ -86,23 +86,23 @@ func TestRepliesAreRead(t *testing.T) {
 			reply any
 			want  cacheaside.Lookup
 		}{
-			{[]any{int64(1), "v", int64(2000), int64(0), ""},
+			{[]any{"hit", "v", int64(2000), int64(0), ""},
 				cacheaside.Lookup{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
-			{[]any{int64(3), []byte("v"), int64(-5000), int64(7), ""},
+			{[]any{"busy", []byte("v"), int64(-5000), int64(7), ""},
 				cacheaside.Lookup{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond}},
-			{[]any{int64(2), "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
-			{[]any{int64(2), "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
-			{[]any{int64(4), "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
-			{[]any{int64(5), "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Missed}},
+			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
+			{[]any{"missed", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Missed}},
 		} {
 			c.reply = []any{test.reply, test.reply}
 			got, err := s.Acquire(t.Context(), ask("42"), ask("42"))
 			require.NoError(t, err)
 			require.Equal(t, []cacheaside.Lookup{test.want, test.want}, got)
 		}
-		for _, reply := range []any{nil, "OK", []any{}, []any{nil}, []any{[]any{int64(1), 2.5, int64(0), int64(0), ""}},
-			[]any{[]any{int64(1), "v", "0", int64(0), ""}}, []any{[]any{nil, "v", int64(0), int64(0), ""}},
-			[]any{[]any{int64(1), "v", int64(0), int64(0)}}, []any{[]any{int64(1), "v", int64(0), int64(0), 5}}} {
+		for _, reply := range []any{nil, "OK", []any{}, []any{nil}, []any{[]any{"hit", 2.5, int64(0), int64(0), ""}},
+			[]any{[]any{"hit", "v", "0", int64(0), ""}}, []any{[]any{nil, "v", int64(0), int64(0), ""}},
+			[]any{[]any{"hit", "v", int64(0), int64(0)}}, []any{[]any{"hit", "v", int64(0), int64(0), 5}}} {
 			c.reply = reply
 			_, err := s.Acquire(t.Context(), ask("42"))
 			require.ErrorContains(t, err, "redisstore: acquire: unexpected reply")
@@ -227,7 +227,7 @@ func TestKeysOfAScriptShareASlot(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		slots := map[string]bool{}
 		for _, key := range []string{"", "42", "a{b}c", "user:7", "ü"} {
-			c.reply = []any{[]any{int64(5), "", int64(0), int64(0), ""}}
+			c.reply = []any{[]any{"missed", "", int64(0), int64(0), ""}}
 			_, err := s.Acquire(t.Context(), ask(key))
 			require.NoError(t, err)
 			keys := c.last().keys

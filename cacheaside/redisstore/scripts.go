@@ -1,29 +1,28 @@
 package redisstore
 
-// The hash of a key has these fields. Times are in microseconds since 1970, by the
-// clock of Redis.
+// The hash of a key has these fields. Times are in microseconds since 1970, by the clock
+// of Redis.
 //
-//	v           the value, with
-//	f, k, e     when it ceases to be fresh and to be kept, the epoch it counts in
+//	v           the value
+//	f, k, e     when it ceases to be fresh and to be kept, and the epoch it counts in
 //	g           the generation that may be filled: <epoch>:<time>:<token>
 //	d           the last generation that was filled
-//	t, l        the token of the lease, when its time is over
+//	t, l        the token of the lease, and when the lease ends
 //	w           when the last of the fences falls
-//	w:<token>   when the fence of this writer falls
-//	x:<token>   until when a fence of this writer comes too late
+//	w:<token>   when the fence of this token falls
+//	x:<token>   until when a fence of this token is too late
 //
-// While a fence stands there is neither a value nor a generation.
+// While a fence stands, there is neither a value nor a generation.
 //
-// A generation is what a load is guarded by. Each holder of the lease is given the
-// one that there is; an invalidation deletes it, and with it the right to fill of
-// all who were given it. The first of them to fill deletes it as well: those who
-// come after it are told that nothing was invalidated, and change nothing. Were
-// the lease itself the guard, a load that takes longer than its lease would never
-// be kept: each process that takes it over would revoke the right of the one
-// before.
+// A generation guards the loads of a key. Each holder of the lease gets the current one.
+// An invalidation deletes it, and with it the right to fill of every holder. The first
+// fill deletes it too: later fills learn that nothing was invalidated, and change
+// nothing. If the lease itself were the guard, a load that takes longer than its lease
+// would never be kept, because each process that takes the lease over would revoke the
+// right of the previous one.
 //
-// What is not as it must be, a key of another type or a time that is no number, is
-// taken for nothing, so that it is replaced.
+// Invalid data, such as a key of another type or a time that is not a number, counts as
+// absent and is replaced.
 
 const preamble = `
 local t = redis.call('TIME')
@@ -59,27 +58,26 @@ local function forget(key)
 end
 `
 
-// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); of each hash: token ("": look
-// only), renew ("1").
-// Returns for each the state, the value, for how long it is fresh, how long the
-// lease lasts, the generation.
+// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: token ("" only
+// looks), renew ("1"). Returns for each hash the state, the value, how long it is fresh,
+// how long the lease lasts, and the generation.
 const acquire = preamble + `
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
 local epoch = epochOf(epochKey)
 local function look(key, token, renew)
 	local h = fields(key, 'v', 'f', 'k', 'e', 'g', 't', 'l', 'w')
-	if live(h[8]) then return {4, '', 0, 0, ''} end
+	if live(h[8]) then return {'fenced', '', 0, 0, ''} end
 	local value, fresh = '', 0
 	if h[1] and epoch and h[4] == epoch and live(h[3]) then
 		value, fresh = h[1], number(h[2]) - now
-		if fresh > 0 and renew ~= '1' then return {1, value, fresh, 0, ''} end
+		if fresh > 0 and renew ~= '1' then return {'hit', value, fresh, 0, ''} end
 	end
-	if token == '' then return {5, value, fresh, 0, ''} end
+	if token == '' then return {'missed', value, fresh, 0, ''} end
 	local generation = h[5]
 	if not of(epoch, generation) then
 		generation = nil
 	elseif h[6] and h[6] ~= token and live(h[7]) then
-		return {3, value, fresh, number(h[7]) - now, ''}
+		return {'busy', value, fresh, number(h[7]) - now, ''}
 	end
 	if not epoch then
 		epoch = us(now)
@@ -89,16 +87,15 @@ local function look(key, token, renew)
 	redis.call('HSET', key, 'g', generation, 't', token, 'l', us(now + ARGV[1]))
 	outlast(key, hold)
 	outlast(epochKey, hold)
-	return {2, value, fresh, 0, generation}
+	return {'leased', value, fresh, 0, generation}
 end
 local answers = {}
 for i = 1, #KEYS - 1 do answers[i] = look(KEYS[i], ARGV[2*i+1], ARGV[2*i+2]) end
 return answers
 `
 
-// KEYS: hashes, epoch. ARGV, of each hash: generation, value, fresh for (us), keep
-// for (us).
-// Returns for each 1 if nothing was invalidated, else 0.
+// KEYS: hashes, epoch. ARGV, for each hash: generation, value, fresh for (us), keep for
+// (us). Returns for each hash 1 if nothing was invalidated, otherwise 0.
 const fill = preamble + `
 local epochKey = KEYS[#KEYS]
 local epoch = epochOf(epochKey)
@@ -124,7 +121,7 @@ if fields(KEYS[1], 't')[1] == ARGV[1] then redis.call('HDEL', KEYS[1], 't', 'l')
 return 0
 `
 
-// KEYS: hashes. ARGV: channel; of each hash: message.
+// KEYS: hashes. ARGV: channel; for each hash: message.
 const invalidate = preamble + `
 for i = 1, #KEYS do
 	forget(KEYS[i])
@@ -143,7 +140,7 @@ end
 return 0
 `
 
-// KEYS: hash. ARGV: channel, message, token, for how long (us).
+// KEYS: hash. ARGV: channel, message, token, duration (us).
 const fence = preamble + `
 forget(KEYS[1])
 local h = fields(KEYS[1], 'w', 'x:' .. ARGV[3])
@@ -156,8 +153,7 @@ redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
-// KEYS: hash. ARGV: channel, message, token, for how long a fence may come too late
-// (us).
+// KEYS: hash. ARGV: channel, message, token, how long a fence may arrive too late (us).
 const unfence = preamble + `
 forget(KEYS[1])
 if redis.call('HDEL', KEYS[1], 'w:' .. ARGV[3]) == 0 then
@@ -181,7 +177,7 @@ redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
-// KEYS: epoch. ARGV: channel, message (none: ""), hold (ms).
+// KEYS: epoch. ARGV: channel, message ("" for none), hold (ms).
 const raise = preamble + `
 local epoch = math.max(now, number(epochOf(KEYS[1])) + 1)
 local ms = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))

@@ -53,7 +53,7 @@ func (s *shop) load(ctx context.Context, item string) (p price, err error) {
 }
 
 func (s *shop) set(item string, cents int64) {
-	check(s.prices.Update(context.Background(), item, func(ctx context.Context) error {
+	check(s.prices.Write(context.Background(), item, func(ctx context.Context) error {
 		_, err := s.db.ExecContext(ctx, `INSERT OR REPLACE INTO price VALUES (?, ?, ?)`, item, cents, time.Now().UnixMicro())
 		return err
 	}))

@@ -26,7 +26,7 @@ func TestStoreOnACluster(t *testing.T) {
 	c := services.NewRedisCluster(t)
 	for name, connect := range connectors {
 		capacity := map[string]int{"go-redis": 0, "rueidis": -1}[name]
-		t.Run("no Get is older than an Update/"+name, func(t *testing.T) {
+		t.Run("no Get is older than a Write/"+name, func(t *testing.T) {
 			noGetIsOlderOnACluster(t, c, connect, trial{writers: 3, keys: 4, reads: 1000, capacity: capacity, processes: 3})
 		})
 		t.Run("changes are heard/"+name, func(t *testing.T) { changesAreHeardOnACluster(t, c, connect) })
@@ -75,7 +75,7 @@ func errEval(context.Context, string, []string, ...any) (any, error) {
 	return nil, errors.New("not to be asked")
 }
 
-// An Update on any master reaches the memory of another process, by way of the bus.
+// A Write on any master reaches the memory of another process, by way of the bus.
 func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect func(testing.TB, ...string) redisstore.Config) {
 	prefix := newPrefix(t)
 	var rows [12]atomic.Int64
@@ -93,7 +93,7 @@ func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect f
 	for key := range rows {
 		_, err := reader.Get(t.Context(), key)
 		require.NoError(t, err)
-		require.NoError(t, writer.Update(t.Context(), key, func(context.Context) error { rows[key].Store(1); return nil }))
+		require.NoError(t, writer.Write(t.Context(), key, func(context.Context) error { rows[key].Store(1); return nil }))
 		require.Eventually(t, func() bool {
 			v, err := reader.Get(t.Context(), key)
 			return err == nil && v == 1

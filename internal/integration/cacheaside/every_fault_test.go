@@ -72,7 +72,7 @@ func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy
 	fault.Begin(proxy)
 	for range 10 {
 		timed(func() {
-			err := c.Update(t.Context(), 1, func(context.Context) error { row.Add(1); return nil })
+			err := c.Write(t.Context(), 1, func(context.Context) error { row.Add(1); return nil })
 			assert.NoError(t, cacheaside.WriteError(err), name)
 		})
 		get(c, 1)

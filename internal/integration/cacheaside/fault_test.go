@@ -38,12 +38,12 @@ func TestWritesDoNotWaitForARedisThatIsKnownToHang(t *testing.T) {
 	defer server.Resume()
 	before := p.evals.Load()
 	write := func(context.Context) error { return nil }
-	err = c.Update(t.Context(), 1, write)
+	err = c.Write(t.Context(), 1, write)
 	require.ErrorIs(t, err, cacheaside.ErrUntold)
 	require.NoError(t, cacheaside.WriteError(err))
 	require.Equal(t, int64(1), p.evals.Load()-before, "the fence; no more is asked")
 	for key := range 1000 {
-		require.NoError(t, cacheaside.WriteError(c.Update(t.Context(), key, write)))
+		require.NoError(t, cacheaside.WriteError(c.Write(t.Context(), key, write)))
 		_, err := c.Get(t.Context(), key)
 		require.NoError(t, err)
 	}
@@ -51,8 +51,8 @@ func TestWritesDoNotWaitForARedisThatIsKnownToHang(t *testing.T) {
 	require.LessOrEqual(t, p.evals.Load()-before, int64(2))
 }
 
-// An Update whose fence stands has kept its promise, whatever becomes of Redis then.
-func TestUpdateWhoseFenceStandsIsNoError(t *testing.T) {
+// A Write whose fence stands has kept its promise, whatever becomes of Redis then.
+func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 	server := services.NewRedis(t)
 	prefix := newPrefix(t)
 	var row atomic.Int64
@@ -68,7 +68,7 @@ func TestUpdateWhoseFenceStandsIsNoError(t *testing.T) {
 	reader := newCache()
 	_, err := reader.Get(t.Context(), 1)
 	require.NoError(t, err)
-	require.NoError(t, writer.Update(t.Context(), 1, func(context.Context) error {
+	require.NoError(t, writer.Write(t.Context(), 1, func(context.Context) error {
 		row.Store(1)
 		server.Pause()
 		return nil
@@ -92,7 +92,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 	addr := services.Redis(t)
 	for name, act := range map[string]func(c *cacheaside.Cache[int, int]){
 		"fence": func(c *cacheaside.Cache[int, int]) {
-			_ = c.Update(t.Context(), 1, func(context.Context) error { return nil })
+			_ = c.Write(t.Context(), 1, func(context.Context) error { return nil })
 		},
 		"acquire": func(c *cacheaside.Cache[int, int]) { _, _ = c.Get(t.Context(), 1) },
 	} {

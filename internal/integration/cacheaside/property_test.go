@@ -37,7 +37,7 @@ type trial struct {
 	writers, keys, reads int
 	capacity             int                                     // of each Cache; -1: no memory
 	processes            int                                     // each with a Cache; readers and writers are spread over them
-	invalidate           bool                                    // commit, then Invalidate, rather than Update
+	invalidate           bool                                    // commit, then Invalidate, rather tha Write
 	crash                bool                                    // one writer in five dies after its commit
 	breakIt              func(cacheaside.Store) cacheaside.Store // nil: nothing is broken
 	store                func(*redisstore.Config)
@@ -84,7 +84,7 @@ func (l *listening) catchUp(ctx context.Context, from cacheaside.Store) error {
 	return nil
 }
 
-// untoldKey is for the ctx of an Update: whether the Store could not be told.
+// untoldKey is for the ctx of a Write: whether the Store could not be told.
 type untoldKey struct{}
 
 // dying is the Store of a process that dies before its Unfence.
@@ -188,7 +188,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				var err error
 				switch {
 				case tr.crash && rand.N(5) == 0:
-					err = p.dying.Update(t.Context(), key, commit)
+					err = p.dying.Write(t.Context(), key, commit)
 					if err == nil && tr.capacity >= 0 { // for memory, once it has heard of the fence
 						err = p.ears.catchUp(t.Context(), other)
 					}
@@ -196,7 +196,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 					_ = commit(t.Context())
 					err = p.cache.Invalidate(t.Context(), key)
 				default:
-					err = p.cache.Update(context.WithValue(t.Context(), untoldKey{}, &untold), key, commit)
+					err = p.cache.Write(context.WithValue(t.Context(), untoldKey{}, &untold), key, commit)
 				}
 				var late *cacheaside.TimeoutError
 				switch {
@@ -252,7 +252,7 @@ func quickly(cfg *redisstore.Config) { cfg.Write = 100 * time.Millisecond }
 // shortLease makes nearly every load outlast its lease.
 func shortLease(cfg *redisstore.Config) { cfg.Lease = 50 * time.Microsecond }
 
-func TestNoGetIsOlderThanAnUpdateThatReturned(t *testing.T) {
+func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
 		"redis":                                 {writers: 4, keys: 8, reads: 10_000, capacity: -1, processes: 2},

@@ -121,7 +121,7 @@ func TestRoundTrips(t *testing.T) {
 			}), "a hit of another process")
 			require.Equal(t, int64(1), count(func() { require.NoError(t, c.Invalidate(t.Context(), 1)) }))
 			require.Equal(t, int64(2), count(func() {
-				require.NoError(t, c.Update(t.Context(), 1, func(context.Context) error { return nil }))
+				require.NoError(t, c.Write(t.Context(), 1, func(context.Context) error { return nil }))
 			}), "fence and unfence")
 		})
 	}

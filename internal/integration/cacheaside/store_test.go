@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,235 +50,6 @@ func fill(t *testing.T, s cacheaside.Store, key, grant, value string) bool {
 func value(t *testing.T, s cacheaside.Store, key string) string {
 	t.Helper()
 	return string(acquire(t, s, key, "", false).Value)
-}
-
-// TestStoreKeepsItsRules is the contract of cacheaside.Store, rule by rule.
-func TestStoreKeepsItsRules(t *testing.T) {
-	p := newProcess(t, services.Redis(t))
-	for name, test := range map[string]func(t *testing.T, s *redisstore.Store){
-		"the first takes the lease, the others wait": func(t *testing.T, s *redisstore.Store) {
-			a := lease(t, s, "k", "a")
-			look := acquire(t, s, "k", "b", false)
-			require.Equal(t, cacheaside.Busy, look.State)
-			require.Nil(t, look.Value)
-			require.Empty(t, look.Grant)
-			require.Greater(t, look.Wait, time.Second)
-			require.LessOrEqual(t, look.Wait, 3*time.Second)
-			require.Equal(t, a, lease(t, s, "k", "a"), "a client that asks twice")
-			require.False(t, fill(t, s, "k", "b", "v"))
-			require.True(t, fill(t, s, "k", a, "v"))
-			look = acquire(t, s, "k", "b", false)
-			require.Equal(t, cacheaside.Hit, look.State)
-			require.Equal(t, "v", string(look.Value))
-			require.Greater(t, look.Fresh, 50*time.Second)
-			require.LessOrEqual(t, look.Fresh, time.Minute)
-		},
-		"the first fill of a generation is kept": func(t *testing.T, s *redisstore.Store) {
-			a := lease(t, s, "k", "a")
-			require.NoError(t, s.Release(t.Context(), "k", "a"))
-			require.Equal(t, a, lease(t, s, "k", "b"), "the generation goes on")
-			require.True(t, fill(t, s, "k", a, "of a"))
-			require.True(t, fill(t, s, "k", a, "of b"), "nothing was invalidated")
-			require.Equal(t, "of a", value(t, s, "k"))
-			c := acquire(t, s, "k", "c", true)
-			require.Equal(t, cacheaside.Leased, c.State, "the lease ended with the fill")
-			require.NotEqual(t, a, c.Grant)
-			require.True(t, fill(t, s, "k", a, "of b"))
-			require.Equal(t, "of a", value(t, s, "k"))
-			require.True(t, fill(t, s, "k", c.Grant, "of c"))
-			require.Equal(t, "of c", value(t, s, "k"))
-		},
-		"a look takes no lease": func(t *testing.T, s *redisstore.Store) {
-			require.Equal(t, cacheaside.Missed, acquire(t, s, "k", "", false).State)
-			a := lease(t, s, "k", "a")
-			require.Equal(t, cacheaside.Missed, acquire(t, s, "k", "", false).State)
-			require.True(t, fill(t, s, "k", a, "v"))
-			require.Equal(t, cacheaside.Hit, acquire(t, s, "k", "", false).State)
-			require.NoError(t, s.Expire(t.Context(), "k"))
-			look := acquire(t, s, "k", "", false)
-			require.Equal(t, cacheaside.Missed, look.State)
-			require.Equal(t, "v", string(look.Value))
-			lease(t, s, "k", "b")
-		},
-		"a fresh value is renewed on request": func(t *testing.T, s *redisstore.Store) {
-			require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "v-a"))
-			look := acquire(t, s, "k", "b", true)
-			require.Equal(t, cacheaside.Leased, look.State)
-			require.Equal(t, "v-a", string(look.Value))
-			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "c", true).State)
-			require.Equal(t, cacheaside.Hit, acquire(t, s, "k", "c", false).State)
-			require.True(t, fill(t, s, "k", look.Grant, "v-b"))
-			require.Equal(t, "v-b", value(t, s, "k"))
-		},
-		"a lease is released by its holder": func(t *testing.T, s *redisstore.Store) {
-			lease(t, s, "k", "a")
-			require.NoError(t, s.Release(t.Context(), "k", "b"))
-			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "b", false).State)
-			require.NoError(t, s.Release(t.Context(), "k", "a"))
-			lease(t, s, "k", "b")
-		},
-		"an invalidation takes value, lease and generation": func(t *testing.T, s *redisstore.Store) {
-			a := lease(t, s, "k", "a")
-			require.NoError(t, s.Invalidate(t.Context(), "k"))
-			require.False(t, fill(t, s, "k", a, "v"), "absence authorizes nothing")
-			b := lease(t, s, "k", "a")
-			require.NotEqual(t, a, b, "though the token is the same")
-			require.False(t, fill(t, s, "k", a, "v"))
-			require.True(t, fill(t, s, "k", b, "v"))
-			require.NoError(t, s.Invalidate(t.Context(), "k"))
-			require.Empty(t, value(t, s, "k"))
-			require.False(t, fill(t, s, "k", b, "v"), "which was filled before")
-		},
-		"an expired value is there, but not fresh": func(t *testing.T, s *redisstore.Store) {
-			a := lease(t, s, "k", "a")
-			require.True(t, fill(t, s, "k", a, "v-a"))
-			b := acquire(t, s, "k", "b", true)
-			require.NoError(t, s.Expire(t.Context(), "k"))
-			require.False(t, fill(t, s, "k", b.Grant, "v-b"))
-			require.False(t, fill(t, s, "k", a, "v-b"))
-			look := acquire(t, s, "k", "c", false)
-			require.Equal(t, cacheaside.Leased, look.State)
-			require.Equal(t, "v-a", string(look.Value))
-			require.LessOrEqual(t, look.Fresh, time.Duration(0))
-			time.Sleep(2 * time.Millisecond)
-			require.NoError(t, s.Expire(t.Context(), "k"))
-			require.Less(t, acquire(t, s, "k", "", false).Fresh, -2*time.Millisecond, "from the first time")
-			require.NoError(t, s.Expire(t.Context(), "nothing"))
-		},
-		"a value is forgotten when it is to be": func(t *testing.T, s *redisstore.Store) {
-			_, err := s.Fill(t.Context(), cacheaside.Filling{Key: "k", Grant: lease(t, s, "k", "a"),
-				Value: []byte("v"), Fresh: time.Millisecond, Keep: 200 * time.Millisecond})
-			require.NoError(t, err)
-			require.Eventually(t, func() bool { return acquire(t, s, "k", "", false).State == cacheaside.Missed }, time.Minute, time.Millisecond)
-			require.Eventually(t, func() bool { return value(t, s, "k") == "" }, time.Minute, time.Millisecond)
-			// Also where the hash lives longer, for the next lease.
-			_, err = s.Fill(t.Context(), cacheaside.Filling{Key: "k", Grant: lease(t, s, "k", "a"),
-				Value: []byte("v"), Fresh: time.Millisecond, Keep: 200 * time.Millisecond})
-			require.NoError(t, err)
-			acquire(t, s, "k", "b", true)
-			require.Eventually(t, func() bool { return value(t, s, "k") == "" }, time.Minute, time.Millisecond)
-			require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "c", false).State)
-			acquire(t, s, "other", "a", false) // so that something is left
-		},
-		"everything is invalidated": func(t *testing.T, s *redisstore.Store) {
-			grants := make([]string, 300)
-			for i := range grants {
-				grants[i] = lease(t, s, strconv.Itoa(i), "a")
-				if i%2 == 0 {
-					require.True(t, fill(t, s, strconv.Itoa(i), grants[i], "v"))
-				}
-			}
-			_, err := s.Fence(t.Context(), "fenced", "w")
-			require.NoError(t, err)
-			require.NoError(t, s.InvalidateAll(t.Context()))
-			for i, grant := range grants {
-				if i%3 == 0 {
-					require.False(t, fill(t, s, strconv.Itoa(i), grant, "v"))
-				}
-				look := acquire(t, s, strconv.Itoa(i), "b", false)
-				require.Equal(t, cacheaside.Leased, look.State, "a lease of before is none")
-				require.Nil(t, look.Value)
-				require.False(t, fill(t, s, strconv.Itoa(i), grant, "v"))
-				require.True(t, fill(t, s, strconv.Itoa(i), look.Grant, "w"))
-				require.Equal(t, "w", value(t, s, strconv.Itoa(i)))
-			}
-			require.Equal(t, cacheaside.Fenced, acquire(t, s, "fenced", "a", false).State)
-			last := lease(t, s, "last", "a")
-			require.NoError(t, s.InvalidateAll(t.Context()))
-			require.False(t, fill(t, s, "last", last, "v"))
-		},
-		"fences are counted": func(t *testing.T, s *redisstore.Store) {
-			a := lease(t, s, "k", "a")
-			require.True(t, fill(t, s, "k", a, "v"))
-			b := acquire(t, s, "k", "b", true)
-			for _, w := range []string{"1", "2"} {
-				window, err := s.Fence(t.Context(), "k", w)
-				require.NoError(t, err)
-				require.Equal(t, 10*time.Second, window)
-			}
-			require.False(t, fill(t, s, "k", b.Grant, "v"))
-			require.False(t, fill(t, s, "k", a, "v"))
-			require.NoError(t, s.Unfence(t.Context(), "k", "1"))
-			require.NoError(t, s.Unfence(t.Context(), "k", "1"), "not twice")
-			require.NoError(t, s.Invalidate(t.Context(), "k"), "keeps them")
-			require.NoError(t, s.Expire(t.Context(), "k"), "keeps them")
-			look := acquire(t, s, "k", "a", true)
-			require.Equal(t, cacheaside.Fenced, look.State)
-			require.Empty(t, look.Value)
-			require.NoError(t, s.Unfence(t.Context(), "k", "2"))
-			require.False(t, fill(t, s, "k", b.Grant, "v"))
-			c := lease(t, s, "k", "a")
-			require.NoError(t, s.Unfence(t.Context(), "k", "never stood"))
-			require.False(t, fill(t, s, "k", c, "v"))
-			require.Empty(t, value(t, s, "k"))
-		},
-		"a fence that comes after its end does not stand": func(t *testing.T, s *redisstore.Store) {
-			require.NoError(t, s.Unfence(t.Context(), "nothing else", "1"))
-			require.NoError(t, s.Unfence(t.Context(), "k", "1"))
-			_, err := s.Fence(t.Context(), "k", "1")
-			require.NoError(t, err)
-			lease(t, s, "k", "a")
-			_, err = s.Fence(t.Context(), "k", "2")
-			require.NoError(t, err)
-			require.Equal(t, cacheaside.Fenced, acquire(t, s, "k", "a", false).State, "but another does")
-		},
-		"several keys at once": func(t *testing.T, s *redisstore.Store) {
-			keys := ofOneShard(s, 5)
-			filled := lease(t, s, keys[1], "a")
-			require.True(t, fill(t, s, keys[1], filled, "v1"))
-			lease(t, s, keys[2], "a")
-			_, err := s.Fence(t.Context(), keys[3], "w")
-			require.NoError(t, err)
-			var asks []cacheaside.Ask
-			for _, key := range keys {
-				asks = append(asks, cacheaside.Ask{Key: key, Token: "b"})
-			}
-			asks[4].Token = ""
-			looks, err := s.Acquire(t.Context(), asks...)
-			require.NoError(t, err)
-			var states []cacheaside.State
-			for _, look := range looks {
-				states = append(states, look.State)
-			}
-			require.Equal(t, []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed}, states)
-			require.Equal(t, "v1", string(looks[1].Value))
-			second := lease(t, s, keys[4], "b")
-			current, err := s.Fill(t.Context(),
-				cacheaside.Filling{Key: keys[0], Grant: looks[0].Grant, Value: []byte("v0"), Fresh: time.Minute, Keep: time.Minute},
-				cacheaside.Filling{Key: keys[3], Grant: "none", Value: []byte("v3"), Fresh: time.Minute, Keep: time.Minute},
-				cacheaside.Filling{Key: keys[4], Grant: second, Value: []byte("v4"), Fresh: time.Hour, Keep: time.Hour})
-			require.NoError(t, err)
-			require.Equal(t, []bool{true, false, true}, current)
-			require.Equal(t, "v0", value(t, s, keys[0]))
-			require.Equal(t, "v4", value(t, s, keys[4]))
-			require.Greater(t, acquire(t, s, keys[4], "", false).Fresh, 50*time.Minute)
-			require.NoError(t, s.Expire(t.Context(), keys[0], keys[4]))
-			for _, key := range []string{keys[0], keys[4]} {
-				require.Equal(t, cacheaside.Missed, acquire(t, s, key, "", false).State)
-				require.NotEmpty(t, value(t, s, key))
-			}
-			require.NoError(t, s.Invalidate(t.Context(), keys...))
-			for _, key := range keys {
-				require.Empty(t, value(t, s, key))
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			prefix := newPrefix(t)
-			test(t, p.store(prefix))
-			everyKeyExpires(t, p, prefix)
-		})
-	}
-}
-
-// ofOneShard returns n keys of one shard.
-func ofOneShard(s cacheaside.Store, n int) (keys []string) {
-	for i := 0; len(keys) < n; i++ {
-		if key := strconv.Itoa(i); s.Shard(key) == 7 {
-			keys = append(keys, key)
-		}
-	}
-	return keys
 }
 
 // What is not as it must be is replaced, and the keys beside it are not affected.
@@ -384,20 +154,6 @@ func fieldsOf(t *testing.T, p *process, prefix, key string) []string {
 	return names
 }
 
-func everyKeyExpires(t *testing.T, p *process, prefix string) {
-	t.Helper()
-	found := 0
-	for keys := p.client.Scan(t.Context(), 0, "*", 1000).Iterator(); keys.Next(t.Context()); {
-		if strings.HasPrefix(keys.Val(), "{"+prefix) {
-			found++
-			ttl, err := p.client.PTTL(t.Context(), keys.Val()).Result()
-			require.NoError(t, err)
-			require.Positive(t, ttl, keys.Val())
-		}
-	}
-	require.Positive(t, found)
-}
-
 func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	prefix := newPrefix(t)
@@ -487,7 +243,7 @@ func TestValuesAreShared(t *testing.T) {
 	require.Equal(t, int64(1), loads.Load())
 	for age, change := range map[int]func() error{
 		37: func() error {
-			return caches[0].Update(t.Context(), 1, func(context.Context) error { row.Store(user{"Ada", 37}); return nil })
+			return caches[0].Write(t.Context(), 1, func(context.Context) error { row.Store(user{"Ada", 37}); return nil })
 		},
 		38: func() error { row.Store(user{"Ada", 38}); return caches[0].Invalidate(t.Context(), 1) },
 		39: func() error { row.Store(user{"Ada", 39}); return caches[0].InvalidateAll(t.Context()) },
@@ -531,7 +287,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		OnEvent:    func(_ context.Context, e cacheaside.Event) { events <- e },
 	})
 	defer c.Close()
-	await := func(kind cacheaside.Kind) cacheaside.Event {
+	await := func(kind cacheaside.EventKind) cacheaside.Event {
 		t.Helper()
 		for deadline := time.After(time.Minute); ; {
 			select {
@@ -563,7 +319,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			change.down()
-			err := c.Update(t.Context(), 1, func(context.Context) error { return nil })
+			err := c.Write(t.Context(), 1, func(context.Context) error { return nil })
 			require.ErrorIs(t, err, cacheaside.ErrUntold)
 			await(cacheaside.WatchLost)
 			before := p.evals.Load()

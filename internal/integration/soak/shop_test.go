@@ -161,7 +161,7 @@ func (s *shop) buildUsers(r rules) {
 			}
 			return name, err
 		},
-		Around: resilience.Chain(s.chain(circuit.Wrap, 300*time.Millisecond), deaf(r.notFoundIsAFailure)),
+		Middleware: resilience.Chain(s.chain(circuit.Wrap, 300*time.Millisecond), deaf(r.notFoundIsAFailure)),
 		Store: redisstore.New(redisstore.Config{
 			Prefix: "soak-" + rand.Text(),
 			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {

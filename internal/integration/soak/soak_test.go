@@ -213,7 +213,7 @@ func (s *shop) begin() (stop func()) {
 	}))
 	// Users change.
 	every(50*time.Millisecond, within(2*time.Second, func(ctx context.Context) {
-		_ = s.users.Update(ctx, rand.IntN(knownID), func(context.Context) error { return nil })
+		_ = s.users.Write(ctx, rand.IntN(knownID), func(context.Context) error { return nil })
 	}))
 	// Browsers that leave.
 	every(20*time.Millisecond, within(20*time.Millisecond, func(ctx context.Context) { _ = s.get(ctx, "/slow") }))

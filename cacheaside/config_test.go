@@ -1,0 +1,535 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
+	type config = cacheaside.Config[int, string]
+	for field, change := range map[string]func(*config){
+		"Load is nil":         func(c *config) { c.Load = nil },
+		"TTL is -1s":          func(c *config) { c.TTL = -time.Second },
+		"Jitter is 1.5":       func(c *config) { c.Jitter = 1.5 },
+		"Jitter is NaN":       func(c *config) { c.Jitter = math.NaN() },
+		"Stale is -1s":        func(c *config) { c.Stale = -time.Second },
+		"StaleOnError is -1s": func(c *config) { c.StaleOnError = -time.Second },
+		"Ahead is -1":         func(c *config) { c.Ahead = -1 },
+		"Ahead is NaN":        func(c *config) { c.Ahead = math.NaN() },
+		"Ahead is +Inf":       func(c *config) { c.Ahead = math.Inf(1) },
+		"NotFoundTTL is -1s":  func(c *config) { c.NotFoundTTL = -time.Second },
+		"LoadTimeout is -1s":  func(c *config) { c.LoadTimeout = -time.Second },
+		"SoftTimeout is -1s":  func(c *config) { c.SoftTimeout = -time.Second },
+		"SoftTimeout is 1s":   func(c *config) { c.SoftTimeout = time.Second },
+		"Loads is -1":         func(c *config) { c.Loads = -1 },
+		"Capacity is -1":      func(c *config) { c.Capacity = -1 },
+	} {
+		cfg := config{Load: func(context.Context, int) (string, error) { return "", nil }}
+		require.NoError(t, cfg.Validate())
+		change(&cfg)
+		err := cfg.Validate()
+		require.ErrorContains(t, err, "cacheaside.Config."+field+": must be ")
+		require.PanicsWithError(t, err.Error(), func() { cacheaside.New(cfg) })
+	}
+}
+
+func needsKey[K comparable](t *testing.T, needs bool) {
+	err := cacheaside.Config[K, int]{
+		Load:  func(context.Context, K) (int, error) { return 0, nil },
+		Store: newFakeStore().connect(),
+	}.Validate()
+	if needs {
+		require.ErrorContains(t, err, "Config.Key is nil", reflect.TypeFor[K]())
+	} else {
+		require.NoError(t, err, reflect.TypeFor[K]())
+	}
+}
+
+func needsCodec[V any](t *testing.T, needs bool) {
+	err := cacheaside.Config[int, V]{
+		Load:  func(context.Context, int) (v V, err error) { return },
+		Store: newFakeStore().connect(),
+	}.Validate()
+	if needs {
+		require.ErrorContains(t, err, "Config.Codec is nil", reflect.TypeFor[V]())
+	} else {
+		require.NoError(t, err, reflect.TypeFor[V]())
+	}
+}
+
+type (
+	named   string
+	pair    struct{ A, B string }
+	hidden  struct{ a int }
+	recurse struct{ Next *recurse }
+)
+
+func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
+	needsKey[string](t, false)
+	needsKey[named](t, false)
+	needsKey[uint8](t, false)
+	needsKey[int64](t, false)
+	needsKey[pair](t, true)
+	needsKey[float64](t, true)
+	needsKey[any](t, true)
+	needsKey[bool](t, true)
+
+	needsCodec[string](t, false)
+	needsCodec[pair](t, false)
+	needsCodec[*pair](t, false)
+	needsCodec[[]pair](t, false)
+	needsCodec[map[string]int](t, false)
+	needsCodec[time.Time](t, false)
+	needsCodec[struct{}](t, false)
+	needsCodec[recurse](t, false)
+	_ = hidden{}.a
+	needsCodec[hidden](t, true)
+	needsCodec[*hidden](t, true)
+	needsCodec[[]hidden](t, true)
+	needsCodec[any](t, true)
+	needsCodec[error](t, true)
+	needsCodec[func()](t, true)
+	needsCodec[chan int](t, true)
+	needsCodec[complex128](t, true)
+}
+
+// sloppy has a String method that gives every value the same text.
+type sloppy int
+
+func (sloppy) String() string { return "sloppy" }
+
+func TestPlainKeysAreWrittenAsTheyAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[sloppy, int]{
+			Load:  func(_ context.Context, k sloppy) (int, error) { return int(k), nil },
+			Store: shared.connect(),
+		})
+		defer c.Close()
+		u := cacheaside.New(cacheaside.Config[uint8, int]{
+			Load:  func(_ context.Context, k uint8) (int, error) { return int(k), nil },
+			Store: shared.connect(),
+		})
+		defer u.Close()
+		for _, k := range []sloppy{1, 2, -3} {
+			v, err := c.Get(t.Context(), k)
+			require.NoError(t, err)
+			require.Equal(t, int(k), v)
+		}
+		v, err := u.Get(t.Context(), 7)
+		require.NoError(t, err)
+		require.Equal(t, 7, v)
+		for _, written := range []string{"1", "2", "-3", "7"} {
+			require.Contains(t, shared.items, written)
+		}
+	})
+}
+
+func TestJitterShortensTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 2000
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, TTL: 100 * time.Second, Jitter: 0.5})
+		defer c.Close()
+		for i := range n {
+			mustGet(t, c, i)
+		}
+		alive := func() (k int) {
+			for i := range n {
+				if _, ok := c.Peek(i); ok {
+					k++
+				}
+			}
+			return k
+		}
+		time.Sleep(50*time.Second - 1)
+		require.Equal(t, n, alive())
+		time.Sleep(25 * time.Second)
+		require.InDelta(t, n/2, alive(), n/8) // more than ten standard deviations
+		time.Sleep(25*time.Second + 1)
+		require.Zero(t, alive())
+	})
+}
+
+// XFetch refreshes when -ln(u) x beta x delta reaches the time left, that is with
+// probability exp(-left / (beta x delta)).
+func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
+	const n = 4000
+	for _, beta := range []float64{1, 2} {
+		for _, left := range []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 80 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				var loads atomic.Int64
+				slow := true
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					TTL: 100 * time.Second, Jitter: -1, Ahead: beta, Loads: n,
+					Load: func(context.Context, int) (int, error) {
+						loads.Add(1)
+						if slow {
+							time.Sleep(time.Second) // delta
+						}
+						return 1, nil
+					},
+				})
+				defer c.Close()
+				var keys []int
+				for i := range n {
+					keys = append(keys, i)
+				}
+				_, err := c.GetMany(t.Context(), keys)
+				require.NoError(t, err)
+				time.Sleep(99*time.Second - left) // a second has passed loading
+				loads.Store(0)
+				slow = false
+				for i := range n {
+					mustGet(t, c, i)
+				}
+				synctest.Wait()
+				p := math.Exp(-left.Seconds() / beta)
+				require.InDelta(t, p*n, loads.Load(), 6*math.Sqrt(n*p*(1-p))+1)
+				require.Equal(t, int64(n), c.Stats().Hit, "served meanwhile")
+			})
+		}
+	}
+}
+
+func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			var loads atomic.Int64
+			var log eventLog
+			c := cacheaside.New(cacheaside.Config[int, int64]{
+				TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Capacity: capacity, Store: newFakeStore().connect(),
+				Load: func(context.Context, int) (int64, error) {
+					time.Sleep(time.Second)
+					return loads.Add(1), nil
+				},
+				OnEvent: log.add,
+			})
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
+			require.Equal(t, int64(1), mustGet(t, c, 1))
+			require.Equal(t, int64(1), mustGet(t, c, 1))
+			time.Sleep(2 * time.Second)
+			require.Equal(t, int64(2), mustGet(t, c, 1))
+			require.Equal(t, int64(2), loads.Load())
+			require.GreaterOrEqual(t, log.count(cacheaside.RefreshAhead), 1)
+		})
+	}
+}
+
+func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {
+	load := func(ctx context.Context, k int) (int, error) { return k, nil }
+	for name, test := range map[string]struct {
+		cfg  cacheaside.Config[int, int]
+		most int64
+	}{
+		"entries":    {cacheaside.Config[int, int]{Load: load, Capacity: 100}, 100},
+		"cost":       {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return 10 }}, 10},
+		"no cost":    {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return -5 }}, 100},
+		"by default": {cacheaside.Config[int, int]{Load: load}, 10_000},
+		"by the load": {cacheaside.Config[int, int]{Capacity: 100, Load: func(ctx context.Context, k int) (int, error) {
+			cacheaside.SetCost(ctx, 50)
+			return k, nil
+		}, Cost: func(_, _ int) int { return 1 }}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := cacheaside.New(test.cfg)
+			defer c.Close()
+			for i := range 20_000 {
+				mustGet(t, c, i)
+			}
+			s := c.Stats()
+			require.LessOrEqual(t, s.Entries, test.most)
+			require.Greater(t, s.Entries, test.most/2)
+			require.Equal(t, 20_000-s.Entries, s.Evicted)
+		})
+	}
+}
+
+func TestLoadSetsItsOwnTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, Stale: time.Hour, NotFoundTTL: time.Minute,
+			Load: func(ctx context.Context, k int) (int, error) {
+				loads.Add(1)
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				switch k {
+				case 1:
+					cacheaside.SetTTL(ctx, 10*time.Minute)
+				case 2:
+					cacheaside.SetTTL(ctx, 0)
+				case 3:
+					cacheaside.SetTTL(ctx, time.Hour)
+					return 0, cacheaside.ErrNotFound
+				case 4:
+					cacheaside.SetTTL(ctx, math.MaxInt64)
+				}
+				return k, nil
+			},
+		})
+		defer c.Close()
+		cacheaside.SetTTL(t.Context(), time.Hour) // no effect outside a load
+		cacheaside.SetCost(t.Context(), 5)
+		mustGet(t, c, 1)
+		mustGet(t, c, 4)
+		_, err := c.Get(t.Context(), 3)
+		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		time.Sleep(10*time.Minute - 1)
+		_, ok := c.Peek(1)
+		require.True(t, ok)
+		_, err = c.Get(t.Context(), 3)
+		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		require.Equal(t, int64(3), loads.Load())
+		time.Sleep(time.Nanosecond)
+		_, ok = c.Peek(1)
+		require.False(t, ok)
+		mustGet(t, c, 2)
+		mustGet(t, c, 2)
+		require.Equal(t, int64(5), loads.Load())
+		time.Sleep(1000 * 24 * time.Hour)
+		_, ok = c.Peek(4)
+		require.True(t, ok)
+	})
+}
+
+func TestLoadsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Loads: 3, LoadTimeout: 3500 * time.Millisecond,
+			Load: func(_ context.Context, k int) (int, error) {
+				if n := now.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				defer now.Add(-1)
+				time.Sleep(time.Second)
+				return k, nil
+			},
+		})
+		defer c.Close()
+		var loaded, late atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 12 {
+			wg.Go(func() {
+				if _, err := c.Get(t.Context(), i); errors.Is(err, context.DeadlineExceeded) {
+					late.Add(1)
+				} else if err == nil {
+					loaded.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		require.Equal(t, int64(3), c.Stats().Loading)
+		wg.Wait()
+		require.Equal(t, int64(3), most.Load())
+		require.Equal(t, int64(9), loaded.Load())
+		require.Equal(t, int64(3), late.Load(), "the wait for a slot counts")
+	})
+}
+
+func TestMiddlewareWrapsEachLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads, calls atomic.Int64
+		swallow := false
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users",
+			Load: func(context.Context, int) (int, error) {
+				if loads.Add(1) < 3 {
+					return 0, errLoad
+				}
+				return 7, nil
+			},
+			Middleware: func(next func(context.Context) error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					calls.Add(1)
+					if swallow {
+						return nil
+					}
+					for {
+						if err := next(ctx); err == nil {
+							return nil
+						}
+					}
+				}
+			},
+		})
+		defer c.Close()
+		require.Equal(t, 7, mustGet(t, c, 1))
+		require.Equal(t, int64(3), loads.Load())
+		require.Equal(t, int64(1), calls.Load())
+		swallow = true
+		_, err := c.Get(t.Context(), 2)
+		require.EqualError(t, err, "cacheaside: users: Middleware returned nil without a value from Load")
+	})
+}
+
+func TestCloneKeepsCallersApart(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, []int]{
+		Load:  func(context.Context, int) ([]int, error) { return []int{1}, nil },
+		Clone: func(v []int) []int { return append([]int(nil), v...) },
+	})
+	defer c.Close()
+	for range 3 {
+		v := mustGet(t, c, 1)
+		require.Equal(t, []int{1}, v)
+		v[0] = 2
+	}
+	v, ok := c.Peek(1)
+	require.True(t, ok)
+	require.Equal(t, []int{1}, v)
+}
+
+func TestFetchIsAUnitOfWork(t *testing.T) {
+	failing := true
+	c := cacheaside.New(cacheaside.Config[int, string]{
+		Load: func(context.Context, int) (string, error) {
+			if failing {
+				return "half", errLoad
+			}
+			return "whole", nil
+		},
+	})
+	defer c.Close()
+	dst := "before"
+	fetch := c.Fetch(1, &dst)
+	require.ErrorIs(t, fetch(t.Context()), errLoad)
+	require.Equal(t, "before", dst)
+	failing = false
+	require.NoError(t, fetch(t.Context()))
+	require.Equal(t, "whole", dst)
+}
+
+func TestContextThatHasEndedIsHonored(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		Load: func(context.Context, int) (int, error) { panic("called") },
+	})
+	defer c.Close()
+	cause := errors.New("shutting down")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	_, err := c.Get(ctx, 1)
+	require.ErrorIs(t, err, cause)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = c.GetMany(ctx, []int{1})
+	require.ErrorIs(t, err, cause)
+	require.ErrorIs(t, c.Write(ctx, 1, func(context.Context) error { panic("called") }), cause)
+	require.ErrorIs(t, c.Prime(ctx, func(func(int, int) bool) { panic("called") }), cause)
+	require.NoError(t, c.Invalidate(ctx, 1), "memory is told whatever ctx")
+}
+
+func TestLoadHasTheValuesOfTheCallersContext(t *testing.T) {
+	type key struct{}
+	c := cacheaside.New(cacheaside.Config[int, string]{
+		LoadTimeout: time.Hour,
+		Load: func(ctx context.Context, _ int) (string, error) {
+			if d, ok := ctx.Deadline(); !ok || time.Until(d) < 59*time.Minute {
+				return "", errors.New("the caller's deadline")
+			}
+			return ctx.Value(key{}).(string), nil
+		},
+	})
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "trace"), time.Minute)
+	defer cancel()
+	v, err := c.Get(ctx, 1)
+	require.NoError(t, err)
+	require.Equal(t, "trace", v)
+}
+
+func TestNothingIsLeftAfterClose(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for _, capacity := range []int{0, -1} {
+		conn := newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(ctx context.Context, k int) (int, error) {
+				if k < 50 {
+					return k, nil
+				}
+				<-ctx.Done()
+				return 0, context.Cause(ctx)
+			},
+			Store: conn, Capacity: capacity, Stale: time.Minute, TTL: 1, Jitter: -1, ErrorPause: time.Millisecond,
+		})
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				_, err := c.Get(context.Background(), i)
+				if i >= 50 && !errors.Is(err, cacheaside.ErrClosed) {
+					t.Errorf("%d: %v", i, err)
+				}
+			})
+		}
+		for c.Stats().Loading < 50 {
+			runtime.Gosched()
+		}
+		require.NoError(t, c.Invalidate(t.Context(), 60)) // overtaken flights too
+		conn.fail()
+		require.Error(t, c.Invalidate(t.Context(), 1))
+		require.Error(t, c.Close())
+		require.NoError(t, c.Close())
+		wg.Wait()
+
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, cacheaside.ErrClosed)
+		_, err = c.GetMany(t.Context(), []int{1})
+		require.ErrorIs(t, err, cacheaside.ErrClosed)
+		require.ErrorIs(t, c.Write(t.Context(), 1, nil), cacheaside.ErrClosed)
+		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrClosed)
+		require.ErrorIs(t, c.Expire(t.Context(), 1), cacheaside.ErrClosed)
+		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrClosed)
+		require.ErrorIs(t, c.Prime(t.Context(), nil), cacheaside.ErrClosed)
+		_, ok := c.Peek(1)
+		require.False(t, ok)
+	}
+	// The last goroutines may still be ending.
+	for i := 0; runtime.NumGoroutine() > before; i++ {
+		if i > 1_000_000 {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestEventsTellTheirKeyAndName(t *testing.T) {
+	var log eventLog
+	var c *cacheaside.Cache[int, int]
+	c = cacheaside.New(cacheaside.Config[int, int]{
+		Name: "users",
+		Load: func(_ context.Context, k int) (int, error) {
+			if k == 2 {
+				return 0, errLoad
+			}
+			return k, nil
+		},
+		OnEvent: func(ctx context.Context, e cacheaside.Event) {
+			_ = c.Invalidate(ctx, 99) // a hook may call the cache
+			log.add(ctx, e)
+		},
+	})
+	defer c.Close()
+	mustGet(t, c, 1)
+	_, err := c.Get(t.Context(), 2)
+	require.ErrorIs(t, err, errLoad)
+	require.Len(t, log.events, 2)
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.Loaded, Key: 1, Took: log.events[0].Took}, log.events[0])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.LoadFailed, Key: 2, Err: errLoad}, log.events[1])
+	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{What: "load"}).Error(), "cacheaside: load timed out"))
+}

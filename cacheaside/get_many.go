@@ -1,0 +1,290 @@
+package cacheaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// GetMany returns the values of keys, each as Get would. It loads the missing ones with
+// one call of LoadMany if that is set. A key that does not exist is not in the map. The
+// error joins the failures of the keys that are missing for another reason; the map then
+// holds the others. When ctx ends, the map holds what was found by then.
+func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
+	if ctx.Err() != nil {
+		return nil, ended.Error(ctx)
+	}
+	found := finding[K, V]{c: c, values: make(map[K]V, len(keys))}
+	var missing []K
+	now, hits := c.now(), int64(0)
+	for i, key := range keys {
+		e := c.peek(key)
+		if e.standing(now) != fresh || c.cfg.Ahead > 0 {
+			if missing == nil {
+				missing = make([]K, 0, len(keys)-i)
+			}
+			missing = append(missing, key)
+			continue
+		}
+		hits++
+		found.take(key, e, nil)
+	}
+	if hits > 0 {
+		c.hits.addMany(hits)
+	}
+	if len(missing) > 0 {
+		if err := c.getMissing(ctx, missing, &found); err != nil {
+			found.errs = append(found.errs, err)
+		}
+	}
+	return found.values, found.err()
+}
+
+// getMissing finds the values of keys that are not fresh in memory. It returns an error
+// if ctx ends first.
+func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K, V]) (err error) {
+	type waiting struct {
+		key K
+		f   *flight[K, V]
+	}
+	var missed []waiting
+	at, asked := c.asks(), c.tags.last.Load()
+	waited := 0
+	defer func() {
+		for _, w := range missed[waited:] { // ctx has ended, or a function of the application panicked
+			c.leave(w.f)
+		}
+	}()
+	func() {
+		g := c.gather()
+		defer g.launch()
+		seen := make(map[K]struct{}, len(keys))
+		for _, key := range keys {
+			if _, twice := seen[key]; twice {
+				continue
+			}
+			seen[key] = struct{}{}
+			e, f, _, err := c.join(ctx, key, false, GetOptions{}, g)
+			if f != nil {
+				missed = append(missed, waiting{key, f})
+				continue
+			}
+			found.take(key, e, err)
+		}
+	}()
+	if len(missed) == 0 {
+		return nil
+	}
+	n := nestingOf(ctx)
+	n.pause()
+	defer func() {
+		if resumed := n.resume(ctx); err == nil {
+			err = resumed
+		}
+	}()
+	for _, w := range missed {
+		waited++
+		e, err := c.wait(ctx, w.f, at)
+		if c.missedTags(w.f, e, err, asked) {
+			e, err = c.resolve(ctx, w.key, false, GetOptions{})
+		}
+		if err != nil && ctx.Err() != nil {
+			return err
+		}
+		if err != nil && w.f.failing != nil {
+			found.fail(w.f.failing, w.key)
+			continue
+		}
+		found.take(w.key, e, err)
+	}
+	return nil
+}
+
+// A finding is the result of GetMany so far.
+type finding[K comparable, V any] struct {
+	c      *Cache[K, V]
+	values map[K]V
+	errs   []error
+	failed map[*batch[K, V]][]K // keys failed by each LoadMany
+}
+
+func (found *finding[K, V]) take(key K, e *entry[V], err error) {
+	if err == nil {
+		var v V
+		if v, err = found.c.give(e); err == nil {
+			found.values[key] = v
+		}
+	}
+	if isFailure(err) {
+		found.errs = append(found.errs, fmt.Errorf("%s%v: %w", prefix(found.c.cfg.Name), key, err))
+	}
+}
+
+func (found *finding[K, V]) fail(b *batch[K, V], key K) {
+	if found.failed == nil {
+		found.failed = make(map[*batch[K, V]][]K)
+	}
+	found.failed[b] = append(found.failed[b], key)
+}
+
+// err joins the failures: the error of a LoadMany once, with its keys.
+func (found *finding[K, V]) err() error {
+	errs := found.errs
+	for b, keys := range found.failed {
+		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(found.c.cfg.Name), some(keys), b.err))
+	}
+	return errors.Join(errs...)
+}
+
+// A gathering is the flights that one GetMany has launched but not started. With a
+// Store, they ask it together; with LoadMany, they load together.
+type gathering[K comparable, V any] struct {
+	c       *Cache[K, V]
+	b       *batch[K, V] // nil without LoadMany
+	flights []*flight[K, V]
+}
+
+func (c *Cache[K, V]) gather() *gathering[K, V] {
+	g := &gathering[K, V]{c: c}
+	if c.cfg.LoadMany != nil {
+		g.b = &batch[K, V]{c: c, done: make(chan struct{})}
+	}
+	return g
+}
+
+// fly starts f with the other flights, or immediately if g is nil.
+func (g *gathering[K, V]) fly(f *flight[K, V]) {
+	if g == nil {
+		go f.c.fly(f)
+		return
+	}
+	f.batch = g.b
+	g.flights = append(g.flights, f)
+}
+
+// launch starts all flights. Until then they keep Close waiting, so that nothing begins
+// after Close has returned.
+func (g *gathering[K, V]) launch() {
+	if len(g.flights) == 0 {
+		return
+	}
+	if g.b != nil {
+		g.b.undecided = len(g.flights)
+	}
+	if g.c.shared != nil {
+		g.c.shared.launchMany(g.flights)
+		return
+	}
+	for _, f := range g.flights {
+		go g.c.fly(f)
+	}
+}
+
+// A batch is one call of LoadMany, for the flights that GetMany launched. It begins when
+// each flight has decided whether it needs a load, and is canceled when all flights that
+// need it have ended. Its methods do nothing on a nil batch.
+type batch[K comparable, V any] struct {
+	c    *Cache[K, V]
+	done chan struct{} // closed when the batch has ended
+
+	mu        sync.Mutex
+	undecided int
+	needed    []*flight[K, V]
+	left      int // how many of needed still wait
+	started   bool
+	ctx       loadCtx
+
+	// Written before done is closed.
+	values map[K]V
+	begun  time.Duration
+	err    error
+}
+
+// skip is called by a flight that needs no load, or loads by itself.
+func (b *batch[K, V]) skip(f *flight[K, V]) {
+	if b == nil || f.batch == nil {
+		return
+	}
+	f.batch = nil
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.undecided--
+	b.startIfDecided()
+}
+
+func (b *batch[K, V]) startIfDecided() {
+	if b.started || b.undecided > 0 || len(b.needed) == 0 {
+		return
+	}
+	b.started = true
+	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.c.cfg.LoadTimeout), b)
+	if b.left == 0 {
+		b.ctx.cancel()
+	}
+	b.c.running.Go(b.run) // the last flight to decide keeps Close waiting until then
+}
+
+// run calls LoadMany for the flights that need it.
+func (b *batch[K, V]) run() {
+	c := b.c
+	defer close(b.done)
+	defer b.ctx.cancel()
+	// As for a single load, a panic and Goexit become errors.
+	returned := false
+	defer func() {
+		if !returned {
+			b.err = c.panicked(recover())
+		}
+	}()
+	b.begun, b.err = c.run(&b.ctx, b)
+	returned = true
+}
+
+func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
+	if ctx.Err() != nil { // no flight waits any more
+		return ctx.Err()
+	}
+	keys := make([]K, len(b.needed))
+	for i, f := range b.needed {
+		keys[i] = f.key
+	}
+	b.values, err = b.c.cfg.LoadMany(ctx, keys)
+	return err
+}
+
+// load is called by a flight that needs the load, and waits for it.
+func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
+	f.ctx.partOf.Store(&b.ctx)
+	b.mu.Lock()
+	b.undecided--
+	b.needed = append(b.needed, f)
+	b.left++
+	b.startIfDecided()
+	b.mu.Unlock()
+	select {
+	case <-b.done:
+	case <-f.done: // f has been answered without the load
+		b.mu.Lock()
+		b.left--
+		if b.left == 0 && b.started {
+			b.ctx.cancel()
+		}
+		b.mu.Unlock()
+		return nil, f.err
+	}
+	value, ok := b.values[f.key]
+	var err error
+	switch {
+	case ok: // even if the other keys failed
+	case b.err == nil:
+		err = ErrNotFound
+	default:
+		err = b.err
+		f.failing = b
+	}
+	return b.c.loaded(f, value, &b.ctx.terms, b.begun, err)
+}

@@ -1,0 +1,520 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// many is a source that LoadMany reads, one second at a time.
+type many struct {
+	mu    sync.Mutex
+	asked [][]int
+	err   func(ctx context.Context) error
+}
+
+func (m *many) load(ctx context.Context, keys []int) (map[int]int, error) {
+	keys = slices.Clone(keys)
+	slices.Sort(keys)
+	m.mu.Lock()
+	m.asked = append(m.asked, keys)
+	m.mu.Unlock()
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if m.err != nil {
+		return nil, m.err(ctx)
+	}
+	values := make(map[int]int)
+	for _, k := range keys {
+		if k < 100 {
+			values[k] = 10 * k
+		}
+	}
+	values[1000] = 1 // not requested
+	return values, nil
+}
+
+func (m *many) one(context.Context, int) (int, error) {
+	time.Sleep(time.Second)
+	return -1, nil
+}
+
+func TestGetManyLoadsMissingKeysTogether(t *testing.T) {
+	for _, tier := range []string{"memory", "both", "store"} {
+		t.Run(tier, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var src many
+				cfg := cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, NotFoundTTL: time.Minute}
+				if tier != "memory" {
+					cfg.Store = newFakeStore().connect()
+				}
+				if tier == "store" {
+					cfg.Capacity = -1
+				}
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				synctest.Wait()
+				start := time.Now()
+				got, err := c.GetMany(t.Context(), []int{1, 2, 2, 100})
+				require.NoError(t, err)
+				require.Equal(t, map[int]int{1: 10, 2: 20}, got)
+				got, err = c.GetMany(t.Context(), []int{3, 2, 1, 100})
+				require.NoError(t, err)
+				require.Equal(t, map[int]int{1: 10, 2: 20, 3: 30}, got)
+				require.Equal(t, [][]int{{1, 2, 100}, {3}}, src.asked)
+				require.Equal(t, 2*time.Second, time.Since(start))
+				_, ok := c.Peek(1000)
+				require.False(t, ok)
+				got, err = c.GetMany(t.Context(), nil)
+				require.NoError(t, err)
+				require.Empty(t, got)
+			})
+		})
+	}
+}
+
+func TestGetManyWithoutLoadMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Loads: 4,
+			Load: func(_ context.Context, k int) (int, error) {
+				time.Sleep(time.Second)
+				switch k {
+				case 3:
+					return 0, errLoad
+				case 4:
+					return 0, cacheaside.ErrNotFound
+				}
+				return k, nil
+			},
+		})
+		defer c.Close()
+		start := time.Now()
+		got, err := c.GetMany(t.Context(), []int{1, 2, 3, 4, 5, 6, 7, 8})
+		require.ErrorIs(t, err, errLoad)
+		require.EqualError(t, err, "cacheaside: 3: "+errLoad.Error())
+		require.Equal(t, map[int]int{1: 1, 2: 2, 5: 5, 6: 6, 7: 7, 8: 8}, got)
+		require.Equal(t, 2*time.Second, time.Since(start))
+	})
+}
+
+func TestGetManyAndGetShareTheirFlights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+		defer c.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			got, err := c.GetMany(t.Context(), []int{1, 2})
+			if err != nil || !maps.Equal(got, map[int]int{1: 10, 2: 20}) {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			if v, err := c.Get(t.Context(), 2); err != nil || v != 20 {
+				t.Errorf("%v, %v", v, err)
+			}
+		})
+		wg.Go(func() {
+			got, err := c.GetMany(t.Context(), []int{2, 3})
+			if err != nil || !maps.Equal(got, map[int]int{2: 20, 3: 30}) {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+		wg.Wait()
+		require.Equal(t, [][]int{{1, 2}, {3}}, src.asked)
+	})
+}
+
+func TestBatchIsOvertakenKeyByKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+		defer c.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) })
+		synctest.Wait()
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		wg.Wait()
+		_, ok := c.Peek(1)
+		require.False(t, ok)
+		_, ok = c.Peek(2)
+		require.True(t, ok)
+	})
+}
+
+func TestBatchThatFailsFailsItsKeys(t *testing.T) {
+	for name, fail := range map[string]func(context.Context) error{
+		"error":  func(context.Context) error { return errLoad },
+		"panic":  func(context.Context) error { panic(errLoad) },
+		"goexit": func(context.Context) error { runtime.Goexit(); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := many{err: fail}
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+				defer c.Close()
+				got, err := c.GetMany(t.Context(), []int{1, 2})
+				require.Empty(t, got)
+				if name == "goexit" {
+					require.ErrorAs(t, err, new(*cacheaside.PanicError))
+				} else {
+					require.ErrorIs(t, err, errLoad)
+				}
+				require.Equal(t, int64(2), c.Stats().Failed)
+			})
+		})
+	}
+}
+
+func TestBatchWithoutCallersIsCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var canceled atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) { return 0, errLoad },
+			LoadMany: func(ctx context.Context, _ []int) (map[int]int, error) {
+				<-ctx.Done()
+				canceled.Store(errors.Is(ctx.Err(), context.Canceled))
+				return nil, ctx.Err()
+			},
+		})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		got, err := c.GetMany(ctx, []int{1, 2, 3})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Empty(t, got)
+		synctest.Wait()
+		require.True(t, canceled.Load())
+		require.Zero(t, c.Stats().Loading)
+	})
+}
+
+// The values that LoadMany returns with an error are kept, and the error is reported
+// once.
+func TestPartialBatchIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users",
+			Load: func(context.Context, int) (int, error) { return 0, errLoad },
+			LoadMany: func(context.Context, []int) (map[int]int, error) {
+				return map[int]int{1: 10, 2: 20}, errLoad
+			},
+		})
+		defer c.Close()
+		got, err := c.GetMany(t.Context(), []int{1, 2, 3, 4})
+		require.ErrorIs(t, err, errLoad)
+		require.EqualError(t, err, "cacheaside: users: [3 4]: the database is down")
+		require.Equal(t, map[int]int{1: 10, 2: 20}, got)
+		require.Equal(t, 10, mustGet(t, c, 1))
+		require.Equal(t, int64(2), c.Stats().Loaded)
+		require.Equal(t, int64(2), c.Stats().Failed)
+
+		keys := make([]int, 100)
+		for i := range keys {
+			keys[i] = 100 + i
+		}
+		_, err = c.GetMany(t.Context(), keys)
+		require.EqualError(t, err, "cacheaside: users: [100 101 102 103 104 105 106 107 108 109 ...] (100 keys): the database is down")
+	})
+}
+
+// Stale keys are refreshed by the same batch that loads the missing ones.
+func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, Jitter: -1, Stale: time.Hour})
+		defer c.Close()
+		keys := []int{1, 2, 3, 4}
+		_, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		start := time.Now()
+		got, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.Len(t, got, 4)
+		require.Zero(t, time.Since(start))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, [][]int{{1, 2, 3, 4}, {1, 2, 3, 4}}, src.asked)
+		got, err = c.GetMany(t.Context(), []int{1, 2, 5})
+		require.NoError(t, err)
+		require.Equal(t, map[int]int{1: 10, 2: 20, 5: 50}, got)
+		synctest.Wait()
+		require.Equal(t, []int{1, 2, 5}, src.asked[2])
+	})
+}
+
+// The Store is asked and filled one shard at a time, and told of invalidations likewise.
+func TestStoreIsAskedForManyKeysAtOnce(t *testing.T) {
+	for _, batched := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := newFakeStore().connect()
+			cfg := cacheaside.Config[int, int]{
+				Load:  func(_ context.Context, k int) (int, error) { return k, nil },
+				Loads: 1000, Store: slowly{Store: conn, takes: time.Millisecond}, Capacity: -1,
+			}
+			if batched {
+				cfg.LoadMany = func(_ context.Context, keys []int) (map[int]int, error) {
+					values := make(map[int]int)
+					for _, k := range keys {
+						values[k] = k
+					}
+					return values, nil
+				}
+			}
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			keys := make([]int, 5000) // 500 to each of ten shards
+			for i := range keys {
+				keys[i] = i
+			}
+			got, err := c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Len(t, got, 5000)
+			require.Equal(t, 50, conn.called("Acquire"))
+			got, err = c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Len(t, got, 5000)
+			require.Equal(t, 100, conn.called("Acquire"))
+			require.Equal(t, int64(5000), c.Stats().Loaded)
+			require.NoError(t, c.Invalidate(t.Context(), keys...))
+			require.Equal(t, 50, conn.called("Invalidate"))
+			require.NoError(t, c.Expire(t.Context(), keys[:10]...))
+			require.Equal(t, 10, conn.called("Expire"))
+		})
+	}
+}
+
+// pooled is a Store with a bound on concurrent calls.
+type pooled struct {
+	cacheaside.Store
+	calls, most *atomic.Int64
+}
+
+func (p pooled) enter() (leave func()) {
+	if n := p.calls.Add(1); n > p.most.Load() {
+		p.most.Store(n)
+	}
+	time.Sleep(time.Millisecond)
+	return func() { p.calls.Add(-1) }
+}
+
+func (p pooled) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	defer p.enter()()
+	return p.Store.Acquire(ctx, asks...)
+}
+
+func (p pooled) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	defer p.enter()()
+	return p.Store.Fill(ctx, values...)
+}
+
+func (p pooled) Invalidate(ctx context.Context, keys ...string) error {
+	defer p.enter()()
+	return p.Store.Invalidate(ctx, keys...)
+}
+
+func TestCallsOfTheStoreAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		p := pooled{conn, new(atomic.Int64), new(atomic.Int64)}
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load:  func(_ context.Context, k int) (int, error) { return k, nil },
+			Store: p, Capacity: -1, Loads: 5000,
+		})
+		defer c.Close()
+		keys := make([]int, 5000)
+		for i := range keys {
+			keys[i] = i
+		}
+		_, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.most.Load(), int64(8+10), "eight that ask, and one that fills each shard")
+		require.Less(t, conn.called("Fill"), 500)
+		p.most.Store(0)
+		require.NoError(t, c.Invalidate(t.Context(), keys...))
+		require.Equal(t, int64(8), p.most.Load())
+	})
+}
+
+// Nothing that GetMany began runs on or begins after Close has returned.
+func TestNoBatchBeginsAfterClose(t *testing.T) {
+	for range 300 {
+		var closed, late atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) { return 0, nil },
+			LoadMany: func(context.Context, []int) (map[int]int, error) {
+				if closed.Load() {
+					late.Store(true)
+				}
+				return nil, nil
+			},
+		})
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				keys := make([]int, 20)
+				for j := range keys {
+					keys[j] = 100*i + j
+				}
+				_, _ = c.GetMany(context.Background(), keys)
+			})
+		}
+		wg.Go(func() {
+			runtime.Gosched()
+			_ = c.Close()
+			closed.Store(true)
+		})
+		wg.Wait()
+		require.False(t, late.Load())
+	}
+}
+
+func TestGetManyOfHitsAllocatesItsMapOnly(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity})
+	defer c.Close()
+	keys := make([]int, 100)
+	for i := range keys {
+		keys[i] = i
+		mustGet(t, c, i)
+	}
+	before := c.Stats().Hit
+	want := testing.AllocsPerRun(100, func() {
+		values := make(map[int]int, len(keys))
+		for _, k := range keys {
+			values[k] = k
+		}
+		sink = values
+	})
+	got := testing.AllocsPerRun(100, func() { sink, _ = c.GetMany(t.Context(), keys) })
+	require.LessOrEqual(t, got, want+2)
+	require.Equal(t, int64(101*100), c.Stats().Hit-before)
+}
+
+var sink map[int]int
+
+// A key that contains NaN does not equal itself: it is loaded each time, and leaves
+// nothing behind.
+func TestKeyWithNaNIsLoadedEachTime(t *testing.T) {
+	for _, tier := range []string{"memory", "both", "store"} {
+		var loads atomic.Int64
+		cfg := cacheaside.Config[float64, int64]{
+			Load: func(context.Context, float64) (int64, error) { return loads.Add(1), nil },
+			Key:  func(k float64) string { return strconv.FormatFloat(k, 'g', -1, 64) },
+		}
+		if tier != "memory" {
+			conn := newFakeStore().connect()
+			conn.fail()
+			cfg.Store = conn
+		}
+		if tier == "store" {
+			cfg.Capacity = -1
+		}
+		c := cacheaside.New(cfg)
+		for i := range 100 {
+			v, err := c.Get(t.Context(), math.NaN())
+			require.NoError(t, err)
+			require.Equal(t, int64(i+1), v)
+		}
+		require.NoError(t, c.Prime(t.Context(), func(yield func(float64, int64) bool) { yield(math.NaN(), 1) }))
+		require.Zero(t, c.Tracked())
+		require.Zero(t, c.Stats().Entries)
+		require.Zero(t, c.Stats().Overtaken)
+		require.NoError(t, c.Close())
+	}
+}
+
+func TestPrimeWarmsMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tier := range []string{"memory", "both", "store"} {
+			src := newSource()
+			cfg := cacheaside.Config[int, int]{Load: src.load, TTL: time.Minute, Jitter: -1, Ahead: 1}
+			if tier != "memory" {
+				cfg.Store = newFakeStore().connect()
+			}
+			if tier == "store" {
+				cfg.Capacity = -1
+			}
+			c := cacheaside.New(cfg)
+			synctest.Wait()
+			require.NoError(t, c.Prime(t.Context(), maps.All(map[int]int{1: 10, 2: 20})))
+			v, ok := c.Peek(1)
+			require.Equal(t, tier != "store", ok)
+			if ok {
+				require.Equal(t, 10, v)
+				mustGet(t, c, 2)
+				require.Zero(t, src.loaded(2))
+			}
+			time.Sleep(time.Minute)
+			_, ok = c.Peek(1)
+			require.False(t, ok)
+			require.NoError(t, c.Close())
+		}
+	})
+}
+
+// A value that a sequence read before a write must not replace the written one.
+func TestPrimeIsFencedLikeALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		other := shared.connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: shared.connect()})
+		defer c.Close()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var snapshot iter.Seq2[int, int] = func(yield func(int, int) bool) {
+			_ = yield(1, 1) && yield(2, 2)
+			_ = c.Invalidate(ctx, 2, 3)    // after one was yielded, before the other
+			_ = c.Expire(ctx, 4)           // by this process
+			_ = other.Invalidate(ctx, "5") // by another process
+			_ = yield(3, 3) && yield(4, 4) && yield(5, 5) && yield(6, 6)
+			_ = c.InvalidateAll(ctx)
+			_ = yield(7, 7)
+			cancel()
+			_ = yield(8, 8)
+		}
+		got := func() (keys []int) {
+			for k := range 10 {
+				if _, ok := c.Peek(k); ok {
+					keys = append(keys, k)
+				}
+			}
+			return keys
+		}
+		require.ErrorIs(t, c.Prime(ctx, func(yield func(int, int) bool) {
+			n := 0
+			for k, v := range snapshot {
+				if n++; n == 7 {
+					require.Empty(t, got())
+				}
+				if !yield(k, v) {
+					return
+				}
+				if n == 6 {
+					require.Equal(t, []int{1, 6}, got())
+				}
+			}
+		}), context.Canceled)
+		require.Empty(t, got())
+	})
+}

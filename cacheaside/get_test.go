@@ -1,0 +1,209 @@
+package cacheaside_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// A load can read the value that it replaces, but no invalidated one.
+func TestOldIsTheValueThatTheLoadReplaces(t *testing.T) {
+	for name, ch := range map[string]struct {
+		cfg    func() cacheaside.Config[int, int]
+		before func(*cacheaside.Cache[int, int]) error
+		old    bool
+	}{
+		"past its TTL":    {cfg: func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{} }, old: true},
+		"in a refresh":    {cfg: func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{Stale: time.Hour} }, old: true},
+		"kept for errors": {cfg: func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{StaleOnError: time.Hour} }, old: true},
+		"from the Store": {cfg: func() cacheaside.Config[int, int] {
+			return cacheaside.Config[int, int]{StaleOnError: time.Hour, Capacity: -1, Store: newFakeStore().connect()}
+		}, old: true},
+		"invalidated": {
+			cfg:    func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{StaleOnError: time.Hour} },
+			before: func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
+		},
+		"invalidated by a tag": {
+			cfg:    func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{StaleOnError: time.Hour} },
+			before: func(c *cacheaside.Cache[int, int]) error { return c.InvalidateTags(context.Background(), "a") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var olds []int
+				cfg := ch.cfg()
+				cfg.TTL, cfg.Jitter = time.Second, -1
+				cfg.Load = func(ctx context.Context, _ int) (int, error) {
+					cacheaside.SetTags(ctx, "a")
+					old, ok := cacheaside.Old[int](ctx)
+					if !ok {
+						old = -1
+					}
+					_, other := cacheaside.Old[string](ctx)
+					require.False(t, other)
+					olds = append(olds, old)
+					return len(olds) * 10, nil
+				}
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				synctest.Wait()
+				require.Equal(t, 10, mustGet(t, c, 1))
+				time.Sleep(2 * time.Second)
+				if ch.before != nil {
+					require.NoError(t, ch.before(c))
+				}
+				mustGet(t, c, 1)
+				synctest.Wait()
+				want := -1
+				if ch.old {
+					want = 10
+				}
+				require.Equal(t, []int{-1, want}, olds)
+			})
+		})
+	}
+	_, ok := cacheaside.Old[int](t.Context())
+	require.False(t, ok)
+}
+
+// The load gets a copy of its own, and nothing for an absent key.
+func TestOldIsClonedAndNeverAbsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads int
+		c := cacheaside.New(cacheaside.Config[int, []int]{
+			TTL: time.Second, NotFoundTTL: time.Second,
+			Clone: func(v []int) []int { return append([]int(nil), v...) },
+			Load: func(ctx context.Context, key int) ([]int, error) {
+				old, ok := cacheaside.Old[[]int](ctx)
+				if key == 2 {
+					require.False(t, ok)
+					return nil, cacheaside.ErrNotFound
+				}
+				if loads++; loads == 1 {
+					return []int{1}, nil
+				}
+				require.True(t, ok)
+				old[0] = 7
+				return nil, errLoad
+			},
+		})
+		defer c.Close()
+		for range 2 {
+			_, _ = c.Get(t.Context(), 1)
+			_, _ = c.Get(t.Context(), 2)
+			time.Sleep(2 * time.Second)
+		}
+		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Hour})
+		require.NoError(t, err)
+		require.Equal(t, []int{1}, v)
+		synctest.Wait()
+	})
+}
+
+func TestGetWithSkipMemoryLoadsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var version, loads atomic.Int32
+		var failing atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{StaleOnError: time.Hour, Load: func(context.Context, int) (int, error) {
+			loads.Add(1)
+			v := version.Load()
+			time.Sleep(time.Second)
+			if failing.Load() {
+				return 0, errLoad
+			}
+			return int(v), nil
+		}})
+		defer c.Close()
+		skip := func() (int, error) {
+			return c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		}
+		require.Equal(t, 0, mustGet(t, c, 1))
+		version.Store(1)
+		require.Equal(t, 0, mustGet(t, c, 1))
+		v, err := skip()
+		require.NoError(t, err)
+		require.Equal(t, 1, v)
+		require.Equal(t, 1, mustGet(t, c, 1)) // kept
+		require.Equal(t, int32(2), loads.Load())
+
+		// A load under way may have read before the call.
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		go func() { _, _ = c.Get(t.Context(), 1) }()
+		time.Sleep(time.Millisecond)
+		version.Store(2)
+		v, err = skip()
+		require.NoError(t, err)
+		require.Equal(t, 2, v)
+		require.Equal(t, 2, mustGet(t, c, 1))
+
+		failing.Store(true)
+		_, err = skip()
+		require.ErrorIs(t, err, errLoad)
+		require.Equal(t, 2, mustGet(t, c, 1)) // the entry in memory stays
+	})
+}
+
+// The call sees a change by another process whose message has not arrived.
+func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		require.NoError(t, err)
+		require.Equal(t, 1, src.loaded(1))
+		require.Equal(t, int64(1), c.Stats().StoreHit)
+	})
+}
+
+func TestGetWithStaleTakesAnOldValueForThisCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Second, Jitter: -1, Load: src.load})
+		defer c.Close()
+		stale := func() int {
+			v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Minute})
+			require.NoError(t, err)
+			synctest.Wait()
+			return v
+		}
+		mustGet(t, c, 1)
+		_ = src.write(1)(t.Context())
+		time.Sleep(time.Minute)
+		require.Equal(t, 0, stale())
+		require.Equal(t, 1, stale()) // it was refreshed
+		require.Equal(t, int64(1), c.Stats().Stale)
+		_ = src.write(1)(t.Context())
+		time.Sleep(time.Minute + time.Second)
+		require.Equal(t, 2, stale()) // too old
+		_ = src.write(1)(t.Context())
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		require.Equal(t, 3, stale())
+	})
+}
+
+func TestGetWithoutOptionsIsGet(t *testing.T) {
+	src := newSource()
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load})
+	for range 2 {
+		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, src.loaded(1))
+	require.Equal(t, int64(1), c.Stats().Hit)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.GetWith(ended, 1, cacheaside.GetOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, c.Close())
+	_, err = c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
+	require.ErrorIs(t, err, cacheaside.ErrClosed)
+}

@@ -1,0 +1,396 @@
+package cacheaside_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// Once a Write with a Store has begun to write, no call is served from memory: a write
+// that never returns must not leave a value older than its commit.
+func TestWriteForgetsMemoryBeforeItWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: newFakeStore().connect()})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		require.NoError(t, c.Write(t.Context(), 1, func(ctx context.Context) error {
+			_, ok := c.Peek(1)
+			require.False(t, ok)
+			_ = src.write(1)(ctx)
+			require.Equal(t, 1, mustGet(t, c, 1))
+			return nil
+		}))
+	})
+}
+
+// late is a Store whose answers to Acquire are delayed.
+type late struct {
+	cacheaside.Store
+	hold chan struct{}
+	on   *atomic.Bool
+}
+
+func (l late) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	looks, err := l.Store.Acquire(ctx, asks...)
+	if l.on.Load() {
+		<-l.hold
+	}
+	return looks, err
+}
+
+// An old value that the Store sent before an invalidation is not put into memory after
+// it.
+func TestOvertakenFlightOffersNothing(t *testing.T) {
+	for name, invalidate := range map[string]func(*cacheaside.Cache[int, int], *fakeConn) error{
+		"here": func(c *cacheaside.Cache[int, int], _ *fakeConn) error {
+			return c.Invalidate(context.Background(), 1)
+		},
+		"elsewhere": func(_ *cacheaside.Cache[int, int], other *fakeConn) error {
+			return other.Invalidate(context.Background(), "1")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newFakeStore()
+				l := late{shared.connect(), make(chan struct{}), new(atomic.Bool)}
+				var failing atomic.Bool
+				load := func(context.Context, int) (int, error) {
+					if failing.Load() {
+						return 0, errLoad
+					}
+					return 1, nil
+				}
+				cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Load: load}
+				cfg.Store = shared.connect()
+				first := cacheaside.New(cfg)
+				defer first.Close()
+				cfg.Store = l
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, first, 1)
+				time.Sleep(2 * time.Minute)
+				failing.Store(true)
+				l.on.Store(true)
+				var wg sync.WaitGroup
+				wg.Go(func() { _, _ = c.Get(t.Context(), 1) })
+				synctest.Wait()
+				require.NoError(t, invalidate(c, shared.connect()))
+				l.on.Store(false)
+				close(l.hold)
+				wg.Wait()
+				_, err := c.Get(t.Context(), 1)
+				require.ErrorIs(t, err, errLoad)
+			})
+		})
+	}
+}
+
+// The Store is told again of a key that changes while it is being told.
+func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		var failing, telling atomic.Bool
+		failing.Store(true)
+		var c *cacheaside.Cache[int, int]
+		c = cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.load, ErrorPause: -1, Capacity: -1,
+			Store: flaky{shared.connect(), func(call string) bool {
+				if call == "Invalidate" && telling.Swap(false) {
+					// The Store is being told of the first change when the second one fails.
+					failing.Store(true)
+					require.ErrorIs(t, c.Invalidate(context.Background(), 1), cacheaside.ErrUntold)
+					return false
+				}
+				return call == "Invalidate" && failing.Load()
+			}},
+		})
+		defer c.Close()
+		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
+		failing.Store(false)
+		telling.Store(true)
+		for telling.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		require.Equal(t, int64(1), c.Stats().Untold)
+		failing.Store(false)
+		time.Sleep(time.Second)
+		require.Zero(t, c.Stats().Untold)
+	})
+}
+
+func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
+	for _, tier := range []string{"memory", "both", "store"} {
+		t.Run(tier, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var loads atomic.Int64
+				var failing atomic.Bool
+				cfg := cacheaside.Config[int, int64]{
+					TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
+					Load: func(context.Context, int) (int64, error) {
+						n := loads.Add(1)
+						if failing.Load() {
+							return 0, errLoad
+						}
+						return n, nil
+					},
+				}
+				if tier != "memory" {
+					cfg.Store = newFakeStore().connect()
+				}
+				if tier == "store" {
+					cfg.Capacity = -1
+				}
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+				time.Sleep(2 * time.Minute)
+				failing.Store(true)
+				require.Equal(t, int64(1), mustGet(t, c, 1))
+				failing.Store(false)
+				require.Equal(t, int64(1), mustGet(t, c, 1), "the pause")
+				require.NoError(t, c.Expire(t.Context(), 1))
+				require.Equal(t, int64(3), mustGet(t, c, 1))
+			})
+		})
+	}
+}
+
+// ErrNotFound removes the old value from the Store: no process may serve it when the
+// next load fails.
+func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			shared := newFakeStore()
+			var answer atomic.Value
+			answer.Store("found")
+			cfg := cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: capacity,
+				Load: func(context.Context, int) (int, error) {
+					switch answer.Load() {
+					case "found":
+						return 1, nil
+					case "gone":
+						return 0, cacheaside.ErrNotFound
+					}
+					return 0, errLoad
+				},
+			}
+			cfg.Store = shared.connect()
+			a := cacheaside.New(cfg)
+			defer a.Close()
+			cfg.Store = shared.connect()
+			b := cacheaside.New(cfg)
+			defer b.Close()
+			synctest.Wait()
+			mustGet(t, a, 1)
+			time.Sleep(2 * time.Minute)
+			answer.Store("gone")
+			_, err := a.Get(t.Context(), 1)
+			require.ErrorIs(t, err, cacheaside.ErrNotFound)
+			answer.Store("fails")
+			_, err = b.Get(t.Context(), 1)
+			require.ErrorIs(t, err, errLoad)
+		})
+	}
+}
+
+// The same if the Store cannot be told at first.
+func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var gone, failing atomic.Bool
+		load := func(context.Context, int) (int, error) {
+			if gone.Load() {
+				return 0, cacheaside.ErrNotFound
+			}
+			return 1, nil
+		}
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: -1, Load: load,
+			Store: flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		gone.Store(true)
+		failing.Store(true)
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		require.NotNil(t, shared.items["1"].value)
+		failing.Store(false)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Nil(t, shared.items["1"].value)
+	})
+}
+
+// A call that was waiting when its value was invalidated does not get the old value.
+func TestNoOldValueForACallThatAnInvalidationOvertook(t *testing.T) {
+	for _, tier := range []string{"memory", "both"} {
+		synctest.Test(t, func(t *testing.T) {
+			var failing atomic.Bool
+			cfg := cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+				Load: func(context.Context, int) (int, error) {
+					time.Sleep(time.Second)
+					if failing.Load() {
+						return 0, errLoad
+					}
+					return 1, nil
+				},
+			}
+			if tier == "both" {
+				cfg.Store = newFakeStore().connect()
+			}
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			failing.Store(true)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), 1); err != errLoad {
+					t.Errorf("%d, %v", v, err)
+				}
+			})
+			synctest.Wait()
+			require.NoError(t, c.Invalidate(t.Context(), 1))
+			wg.Wait()
+		})
+	}
+}
+
+// Callers do not wait again for a load that is known to be late.
+func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := false
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second,
+			Load: func(context.Context, int) (int, error) {
+				if slow {
+					time.Sleep(10 * time.Second)
+				}
+				return 1, nil
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		slow = true
+		time.Sleep(2 * time.Minute)
+		start := time.Now()
+		for range 100 {
+			mustGet(t, c, 1)
+		}
+		require.Equal(t, time.Second, time.Since(start))
+		require.Equal(t, int64(100), c.Stats().Stale)
+	})
+}
+
+// Polling for the load of another process adds little to its duration.
+func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		for _, takes := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second} {
+			var worst time.Duration
+			for range 100 {
+				synctest.Test(t, func(t *testing.T) {
+					shared := newFakeStore()
+					var caches []*cacheaside.Cache[int, int]
+					for range 2 {
+						c := cacheaside.New(cacheaside.Config[int, int]{
+							Load:  func(context.Context, int) (int, error) { time.Sleep(takes); return 1, nil },
+							Store: shared.connect(), Capacity: capacity,
+						})
+						defer c.Close()
+						caches = append(caches, c)
+					}
+					synctest.Wait()
+					go func() { _, _ = caches[0].Get(t.Context(), 1) }()
+					synctest.Wait()
+					start := time.Now()
+					mustGet(t, caches[1], 1)
+					worst = max(worst, time.Since(start)-takes)
+					require.Less(t, shared.called("Acquire"), 80)
+				})
+			}
+			require.LessOrEqual(t, worst, max(takes/4, 15*time.Millisecond), takes)
+		}
+	}
+}
+
+// Invalidating a hundred thousand keys elsewhere reaches few other keys here.
+func TestRemoteInvalidationTakesFewOthersAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100_000
+		shared := newFakeStore()
+		shared.conns = nil // only the messages of the test are heard
+		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: identity, Store: w, Capacity: 2 * n,
+		})
+		defer c.Close()
+		heard := <-w.heard
+		require.NoError(t, c.Prime(t.Context(), func(yield func(int, int) bool) {
+			for i := range n {
+				if !yield(i, i) {
+					return
+				}
+			}
+		}))
+		for i := range 1000 {
+			heard(strconv.Itoa(i))
+		}
+		gone := 0
+		for i := range n {
+			if _, ok := c.Peek(i); !ok {
+				gone++
+			}
+		}
+		require.GreaterOrEqual(t, gone, 1000)
+		require.Less(t, gone, 2000)
+	})
+}
+
+// telling lets a test send messages.
+type telling struct {
+	cacheaside.Store
+	heard chan func(string)
+}
+
+func (w *telling) Watch(ctx context.Context, up func(), heard func(string)) error {
+	up()
+	w.heard <- heard
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// InvalidateAll by another process counts immediately; the memory is freed afterwards.
+func TestRemoteInvalidationOfEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &telling{Store: newFakeStore().connect(), heard: make(chan func(string), 1)}
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Store: w})
+		defer c.Close()
+		heard := <-w.heard
+		for range 3 {
+			for i := range 100 {
+				mustGet(t, c, i)
+			}
+			heard("")
+			_, ok := c.Peek(1)
+			require.False(t, ok)
+			synctest.Wait()
+			require.Zero(t, c.Stats().Entries)
+		}
+	})
+}

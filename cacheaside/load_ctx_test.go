@@ -1,0 +1,274 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// loadWith runs look as a load with a LoadTimeout of one second, on behalf of ctx.
+func loadWith(ctx context.Context, look func(context.Context)) error {
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		LoadTimeout: time.Second,
+		Load: func(ctx context.Context, _ int) (int, error) {
+			look(ctx)
+			return 0, nil
+		},
+	})
+	_, err := c.Get(ctx, 1)
+	_ = c.Close() // after look has returned
+	return err
+}
+
+// The ctx of a load creates its channel and its timer when they are needed. The
+// difference must not show.
+func TestContextOfALoadEndsAsOneWithADeadline(t *testing.T) {
+	for name, first := range map[string]func(context.Context){
+		"Done is asked early": func(ctx context.Context) { ctx.Done() },
+		"Done is asked late":  func(context.Context) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				err := loadWith(t.Context(), func(ctx context.Context) {
+					first(ctx)
+					deadline, ok := ctx.Deadline()
+					if !ok || time.Until(deadline) != time.Second || ctx.Err() != nil || context.Cause(ctx) != nil {
+						t.Errorf("at first: %v, %v, %v", time.Until(deadline), ok, ctx.Err())
+					}
+					time.Sleep(time.Second - 1)
+					if ctx.Err() != nil {
+						t.Errorf("before its end: %v", ctx.Err())
+					}
+					time.Sleep(time.Nanosecond)
+					synctest.Wait()
+					for range 2 { // the second time after Done was called
+						if ctx.Err() != context.DeadlineExceeded || context.Cause(ctx) != context.DeadlineExceeded {
+							t.Errorf("at its end: %v, %v", ctx.Err(), context.Cause(ctx))
+						}
+						<-ctx.Done()
+					}
+				})
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			})
+		})
+		t.Run(name+", canceled", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gone := errors.New("gone")
+				caller, cancel := context.WithCancelCause(t.Context())
+				err := loadWith(caller, func(ctx context.Context) {
+					first(ctx)
+					cancel(gone)
+					synctest.Wait()
+					time.Sleep(2 * time.Second) // its deadline does not change what ended it
+					for range 2 {
+						if ctx.Err() != context.Canceled || context.Cause(ctx) != context.Canceled {
+							t.Errorf("%v, %v", ctx.Err(), context.Cause(ctx))
+						}
+						<-ctx.Done()
+					}
+				})
+				require.ErrorIs(t, err, gone)
+			})
+		})
+	}
+}
+
+func TestContextOfALoadIsNotThatOfItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone := errors.New("gone")
+		caller, cancel := context.WithCancelCause(t.Context())
+		begun, end := make(chan context.Context), make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(ctx context.Context, _ int) (int, error) {
+				begun <- ctx
+				<-end
+				return 0, nil
+			},
+		})
+		defer c.Close()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := c.Get(caller, 1)
+			if !errors.Is(err, gone) {
+				t.Errorf("the first: %v", err)
+			}
+		})
+		ctx := <-begun
+		wg.Go(func() {
+			if _, err := c.Get(t.Context(), 1); err != nil {
+				t.Errorf("the second: %v", err)
+			}
+		})
+		synctest.Wait()
+		cancel(gone)
+		synctest.Wait()
+		for range 2 { // the second time after Done was called
+			require.NoError(t, ctx.Err())
+			require.NoError(t, context.Cause(ctx))
+			select {
+			case <-ctx.Done():
+				t.Error("ended")
+			default:
+			}
+		}
+		close(end)
+		wg.Wait()
+	})
+}
+
+// Contexts derived from the ctx of a load end with it, and cost no goroutine.
+func TestChildrenOfTheContextOfALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		caller, cancel := context.WithCancel(t.Context())
+		_ = loadWith(caller, func(ctx context.Context) {
+			before := runtime.NumGoroutine()
+			var children []context.Context
+			for range 100 {
+				child, cancel := context.WithTimeout(ctx, time.Hour)
+				defer cancel()
+				children = append(children, child)
+			}
+			if n := runtime.NumGoroutine() - before; n > 0 {
+				t.Errorf("%d goroutines for 100 children", n)
+			}
+			cancel()
+			for _, child := range children {
+				<-child.Done()
+				if child.Err() != context.Canceled {
+					t.Errorf("%v", child.Err())
+				}
+			}
+		})
+	})
+}
+
+// Done may be called while the load is being canceled. It must not return a channel that
+// is never closed.
+func TestDoneIsAskedWhileTheLoadIsCanceled(t *testing.T) {
+	for range 2000 {
+		caller, cancel := context.WithCancel(t.Context())
+		_ = loadWith(caller, func(ctx context.Context) {
+			var wg sync.WaitGroup
+			for range 2 {
+				wg.Go(func() {
+					runtime.Gosched()
+					<-ctx.Done()
+				})
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+// Every flight ends at its own time, regardless of their number and order.
+func TestEachLoadTimesOutOnTime(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			const n = 500
+			var log eventLog
+			cfg := cacheaside.Config[int, int]{
+				LoadTimeout: 10 * time.Second, Loads: n, Capacity: capacity, OnEvent: log.add,
+				Load: func(_ context.Context, k int) (int, error) {
+					if k%3 == 0 {
+						time.Sleep(time.Second)
+						return k, nil
+					}
+					time.Sleep(time.Minute) // ignores its ctx
+					return k, nil
+				},
+			}
+			if capacity < 0 {
+				cfg.Store = newFakeStore().connect()
+			}
+			c := cacheaside.New(cfg)
+			var wg sync.WaitGroup
+			for k := range n {
+				time.Sleep(time.Duration(k%7) * 100 * time.Millisecond)
+				wg.Go(func() {
+					begun := time.Now()
+					_, err := c.Get(t.Context(), k)
+					took := time.Since(begun)
+					switch {
+					case k%3 == 0 && (err != nil || took != time.Second):
+						t.Errorf("%d: %v after %v", k, err, took)
+					case k%3 != 0 && (!errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second):
+						t.Errorf("%d: %v after %v", k, err, took)
+					}
+				})
+			}
+			wg.Wait()
+			require.NoError(t, c.Close())
+			require.Equal(t, n-(n+2)/3, log.count(cacheaside.LoadFailed))
+			require.Equal(t, int64(n-(n+2)/3), c.Stats().Failed)
+		})
+	}
+}
+
+// A refresh without callers times out like any other load.
+func TestHangingRefreshIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		hang := false
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, Stale: time.Hour, LoadTimeout: 10 * time.Second, ErrorPause: 5 * time.Second,
+			OnEvent: log.add,
+			Load: func(context.Context, int) (int, error) {
+				if hang {
+					time.Sleep(time.Hour)
+				}
+				return 1, nil
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		hang = true
+		time.Sleep(time.Minute)
+		mustGet(t, c, 1)
+		time.Sleep(10*time.Second - 1)
+		require.Zero(t, log.count(cacheaside.LoadFailed))
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.Equal(t, 1, log.count(cacheaside.LoadFailed))
+		mustGet(t, c, 1)
+		synctest.Wait()
+		require.Equal(t, int64(1), c.Stats().Loading, "not tried again at once")
+		time.Sleep(5 * time.Second)
+		mustGet(t, c, 1)
+		synctest.Wait()
+		require.Equal(t, int64(2), c.Stats().Loading)
+	})
+}
+
+// A hook that does not return delays only its own goroutine.
+func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 500 // more than one per shard
+		release := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			LoadTimeout: 10 * time.Second, Loads: n,
+			Load:    func(context.Context, int) (int, error) { time.Sleep(time.Minute); return 0, nil },
+			OnEvent: func(context.Context, cacheaside.Event) { <-release },
+		})
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for k := range n {
+			wg.Go(func() {
+				if _, err := c.Get(t.Context(), k); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 10*time.Second {
+					t.Errorf("%d: %v after %v", k, err, time.Since(begun))
+				}
+			})
+		}
+		wg.Wait()
+		close(release)
+		require.NoError(t, c.Close())
+	})
+}

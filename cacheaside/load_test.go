@@ -1,0 +1,352 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// forbidden is an answer of a healthy source.
+type forbidden struct{}
+
+func (forbidden) Error() string  { return "forbidden" }
+func (forbidden) Answered() bool { return true }
+
+// Callers get an answer other than ErrNotFound even if an old value could be served. It
+// is not a failure, and the next call asks again.
+func TestAnswerOfALoadIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		var answer error
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Name: "users", TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Minute,
+			Load:    func(_ context.Context, key int) (int, error) { return key, answer },
+			OnEvent: log.add,
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(time.Minute)
+
+		answer = forbidden{}
+		_, err := c.Get(t.Context(), 1)
+		require.Equal(t, answer, err)
+		require.Equal(t, int64(1), c.Stats().Answered)
+		require.Zero(t, c.Stats().Failed)
+		require.Equal(t, 1, log.count(cacheaside.LoadAnswered))
+
+		answer = errors.Join(forbidden{}, errors.New("reset by peer"))
+		require.Equal(t, 1, mustGet(t, c, 1), "a part has failed, and the old value is served")
+		require.Equal(t, int64(1), c.Stats().Failed)
+	})
+}
+
+// A hook changes no answer: a panic is counted, and Goexit ends the goroutine of the
+// load after the callers have their answer.
+func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("hook") }, "goexit": runtime.Goexit} {
+		for _, kind := range []cacheaside.EventKind{cacheaside.Loaded, cacheaside.LoadFailed, cacheaside.Overtaken, cacheaside.LoadRefused} {
+			t.Run(name+"/"+string(kind), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var told atomic.Int64
+					var c *cacheaside.Cache[int, int]
+					c = cacheaside.New(cacheaside.Config[int, int]{
+						LoadTimeout: time.Minute,
+						Load: func(ctx context.Context, k int) (int, error) {
+							switch kind {
+							case cacheaside.LoadFailed:
+								return 0, errLoad
+							case cacheaside.Overtaken:
+								return 1, c.Invalidate(ctx, k)
+							case cacheaside.LoadRefused:
+								return 0, refusal{}
+							}
+							return 1, nil
+						},
+						OnEvent: func(_ context.Context, e cacheaside.Event) {
+							if e.Kind == kind {
+								told.Add(1)
+								end()
+							}
+						},
+					})
+					start := time.Now()
+					v, err := c.Get(t.Context(), 1)
+					switch kind {
+					case cacheaside.LoadFailed:
+						require.Equal(t, errLoad, err)
+					case cacheaside.LoadRefused:
+						require.Equal(t, refusal{}, err)
+					default:
+						require.NoError(t, err)
+						require.Equal(t, 1, v)
+					}
+					got, _ := c.GetMany(t.Context(), []int{2, 3})
+					if kind == cacheaside.Loaded || kind == cacheaside.Overtaken {
+						require.Equal(t, map[int]int{2: 1, 3: 1}, got)
+					}
+					require.Zero(t, time.Since(start))
+					require.NoError(t, c.Close())
+					require.Equal(t, int64(3), told.Load())
+					if name == "panic" {
+						require.Equal(t, int64(3), c.Stats().Panics)
+					}
+				})
+			})
+		}
+	}
+}
+
+// refusal is the error of an open breaker.
+type refusal struct{}
+
+func (refusal) Error() string { return "open" }
+func (refusal) Refused() bool { return true }
+
+func TestRefusedLoadIsToldApart(t *testing.T) {
+	var log eventLog
+	open := true
+	c := cacheaside.New(cacheaside.Config[int, int]{
+		StaleOnError: time.Hour, ErrorPause: -1,
+		Load: func(context.Context, int) (int, error) { return 1, nil },
+		Middleware: func(next func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error {
+				if open {
+					return refusal{}
+				}
+				return next(ctx)
+			}
+		},
+		OnEvent: log.add,
+	})
+	defer c.Close()
+	_, err := c.Get(t.Context(), 1)
+	require.Equal(t, refusal{}, err)
+	open = false
+	mustGet(t, c, 1)
+	require.NoError(t, c.Expire(t.Context(), 1))
+	open = true
+	require.Equal(t, 1, mustGet(t, c, 1), "it has failed, and the old value is served")
+	require.Equal(t, int64(2), c.Stats().Refused)
+	require.Zero(t, c.Stats().Failed)
+	require.Equal(t, 2, log.count(cacheaside.LoadRefused))
+	require.Zero(t, log.count(cacheaside.LoadFailed))
+}
+
+// A function of the application that panics in GetMany must not leave keys behind that
+// other calls wait for.
+func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
+	for name, batched := range map[string]bool{"Load": false, "LoadMany": true} {
+		for _, tier := range []string{"memory", "both", "store"} {
+			for _, who := range []string{"Clone", "Key", "OnEvent"} {
+				if who == "Key" && tier == "memory" {
+					continue
+				}
+				t.Run(name+"/"+tier+"/"+who, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var panics atomic.Bool
+						cfg := cacheaside.Config[int, int]{
+							TTL: time.Minute, Jitter: -1, Stale: time.Hour,
+							Load: func(ctx context.Context, k int) (int, error) {
+								time.Sleep(time.Second)
+								return k, ctx.Err()
+							},
+							Clone: func(v int) int {
+								if who == "Clone" && v == 1 && panics.Load() {
+									panic("clone")
+								}
+								return v
+							},
+							Key: func(k int) string {
+								if who == "Key" && k == 3 && panics.Load() {
+									panic("key")
+								}
+								return string(rune('a' + k))
+							},
+							OnEvent: func(_ context.Context, e cacheaside.Event) {
+								if who == "OnEvent" && panics.Load() {
+									panic("hook")
+								}
+							},
+						}
+						if batched {
+							cfg.LoadMany = func(ctx context.Context, keys []int) (map[int]int, error) {
+								time.Sleep(time.Second)
+								values := map[int]int{}
+								for _, k := range keys {
+									values[k] = k
+								}
+								return values, ctx.Err()
+							}
+						}
+						if tier != "memory" {
+							cfg.Store = newFakeStore().connect()
+						}
+						if tier == "store" {
+							cfg.Capacity = -1
+						}
+						c := cacheaside.New(cfg)
+						synctest.Wait()
+						mustGet(t, c, 1)
+						time.Sleep(2 * time.Minute) // the entry is stale
+						panics.Store(true)
+						func() {
+							defer func() { _ = recover() }()
+							_, _ = c.GetMany(t.Context(), []int{2, 1, 3, 4})
+						}()
+						panics.Store(false)
+						start := time.Now()
+						for _, k := range []int{2, 1, 3, 4} {
+							require.Equal(t, k, mustGet(t, c, k))
+						}
+						// One load each, and one look at a lease that another load still has.
+						require.Less(t, time.Since(start), 5*time.Second)
+						require.NoError(t, c.Close())
+						synctest.Wait()
+						require.Zero(t, c.Tracked())
+					})
+				})
+			}
+		}
+	}
+}
+
+// fickle is a Codec that panics.
+type fickle struct{ encodes, decodes *atomic.Bool }
+
+func (f fickle) Encode(v int) ([]byte, error) {
+	if f.encodes.Load() {
+		panic("encode")
+	}
+	return []byte{byte(v)}, nil
+}
+
+func (f fickle) Decode(data []byte) (int, error) {
+	if f.decodes.Load() {
+		panic("decode")
+	}
+	return int(data[0]), nil
+}
+
+// A codec that panics costs loads, and delays no call.
+func TestCodecThatPanicsIsAMiss(t *testing.T) {
+	for _, what := range []string{"encode", "decode"} {
+		synctest.Test(t, func(t *testing.T) {
+			var log eventLog
+			shared, src := newFakeStore(), newSource()
+			codec := fickle{new(atomic.Bool), new(atomic.Bool)}
+			c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect(), Capacity: -1, Codec: codec,
+				TTL: time.Minute, Jitter: -1, Stale: time.Hour, OnEvent: log.add})
+			defer c.Close()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			codec.encodes.Store(what == "encode")
+			codec.decodes.Store(what == "decode")
+			start := time.Now()
+			for range 3 {
+				mustGet(t, c, 1)
+				mustGet(t, c, 2)
+				synctest.Wait()
+			}
+			require.Zero(t, time.Since(start))
+			require.GreaterOrEqual(t, log.count(cacheaside.BadPayload), 3)
+			codec.encodes.Store(false)
+			codec.decodes.Store(false)
+			mustGet(t, c, 2)
+			loads := src.loaded(2)
+			mustGet(t, c, 2)
+			require.Equal(t, loads, src.loaded(2))
+		})
+	}
+}
+
+// erring matches ErrNotFound by an Is method. By itself it would not be read as an
+// answer.
+type erring struct{}
+
+func (erring) Error() string        { return "no rows" }
+func (erring) Is(target error) bool { return target == cacheaside.ErrNotFound }
+
+// Policies in Middleware read not found as an answer.
+func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
+	for name, test := range map[string]struct {
+		err    error
+		answer bool
+	}{
+		"itself":               {cacheaside.ErrNotFound, true},
+		"wrapped":              {errors.Join(cacheaside.ErrNotFound), true},
+		"by Is":                {erring{}, true},
+		"a failure":            {errLoad, false},
+		"beside a failure":     {errors.Join(errLoad, cacheaside.ErrNotFound), false},
+		"after a failed query": {errors.Join(cacheaside.ErrNotFound, errLoad), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen error
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				Load: func(context.Context, int) (int, error) { return 0, test.err },
+				Middleware: func(next func(context.Context) error) func(context.Context) error {
+					return func(ctx context.Context) error {
+						seen = next(ctx)
+						return seen
+					}
+				},
+			})
+			defer c.Close()
+			_, err := c.Get(t.Context(), 1)
+			require.ErrorIs(t, err, test.err)
+			answer, ok := errors.AsType[interface {
+				error
+				Answered() bool
+			}](seen)
+			if test.answer {
+				require.True(t, ok && answer.Answered())
+				require.Equal(t, int64(1), c.Stats().NotFound)
+			} else {
+				require.Equal(t, int64(1), c.Stats().Failed)
+			}
+		})
+	}
+}
+
+// A caller that leaves and cancels its load must not start the pause that follows a
+// failed load.
+func TestCallerThatLeavesPausesNothing(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			slow := false
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
+				Store: newFakeStore().connect(), Capacity: capacity,
+				Load: func(ctx context.Context, _ int) (int, error) {
+					if slow {
+						<-ctx.Done()
+						return 0, ctx.Err()
+					}
+					return 1, nil
+				},
+			})
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			slow = true
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := c.Get(ctx, 1)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			synctest.Wait()
+			slow = false
+			loaded := c.Stats().Loaded
+			mustGet(t, c, 1)
+			require.Equal(t, loaded+1, c.Stats().Loaded)
+			require.Zero(t, c.Tracked())
+		})
+	}
+}

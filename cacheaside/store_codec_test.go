@@ -1,0 +1,65 @@
+package cacheaside_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// If any byte of a payload is damaged, its value is loaded again, once.
+func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		loads := 0
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, string]{
+			Load:  func(context.Context, int) (string, error) { loads++; return "value", nil },
+			Store: shared.connect(), Capacity: -1, OnEvent: log.add,
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		intact := shared.items["1"].value
+		for i := range intact {
+			for bit := range 8 {
+				damaged := append([]byte(nil), intact...)
+				damaged[i] ^= 1 << bit
+				shared.items["1"].value = damaged
+				before := loads
+				require.Equal(t, "value", mustGet(t, c, 1), "byte %d, bit %d", i, bit)
+				require.Equal(t, "value", mustGet(t, c, 1))
+				require.Equal(t, before+1, loads, "byte %d, bit %d", i, bit)
+			}
+		}
+		for n := range intact {
+			shared.items["1"].value = intact[:n]
+			require.Equal(t, "value", mustGet(t, c, 1))
+		}
+		require.Equal(t, 9*len(intact), log.count(cacheaside.BadPayload))
+	})
+}
+
+func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
+	type (
+		deep   struct{ A struct{ B []any } }
+		tagged struct {
+			A int
+			F func() `json:"-"`
+		}
+		list []list
+		key  struct{ A int }
+	)
+	needsCodec[map[string]any](t, true)
+	needsCodec[[]any](t, true)
+	needsCodec[map[string][]any](t, true)
+	needsCodec[deep](t, true)
+	needsCodec[map[key]int](t, true)
+	needsCodec[struct{ Err error }](t, true)
+	needsCodec[tagged](t, false)
+	needsCodec[list](t, false)
+	needsCodec[map[int]map[string][]byte](t, false)
+	needsCodec[map[string]recurse](t, false)
+}

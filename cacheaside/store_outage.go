@@ -1,0 +1,172 @@
+package cacheaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// An outage records which shards of the Store do not answer. A shard that has failed is
+// skipped for a pause. Then one call tries it, and another pause begins. If two shards
+// have failed after making their callers wait, and none has answered since, the whole
+// Store is skipped: a Store that hangs is then not waited for once for each shard.
+// Meanwhile the shards that have not failed are probed in the background, one at a time,
+// since a cluster may have lost only one server.
+type outage struct {
+	pause    time.Duration
+	troubled atomic.Bool  // a shard is down; while false, a call takes no lock
+	answered atomic.Int64 // when a shard last answered, as a time.Duration
+
+	mu    sync.Mutex
+	down  map[int]time.Duration // shards that failed last, with the end of the pause of each
+	row   map[int]struct{}      // shards that timed out since a shard last answered
+	until time.Duration         // end of the pause of the whole Store
+	last  error
+
+	probing bool
+}
+
+// atOnce is the longest that a failing call can take without counting as a wait.
+const atOnce = 10 * time.Millisecond
+
+// allShards stands for every shard in a call about all of them.
+const allShards = -1
+
+// wholly reports whether the whole Store is down. The outage is locked.
+func (o *outage) wholly() bool {
+	_, all := o.row[allShards]
+	return all || len(o.row) > 1
+}
+
+// mayAsk returns nil if shard may be asked now, otherwise an error that says why not.
+func (o *outage) mayAsk(shard int, now time.Duration) error {
+	if !o.troubled.Load() {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	until, down := o.down[shard]
+	whole := o.wholly()
+	if whole {
+		until = max(until, o.until)
+	}
+	if now < until {
+		return fmt.Errorf("skipped for %v after: %w", (until - now).Round(time.Millisecond), o.last)
+	}
+	// This call tries. Other calls wait for its outcome.
+	if down {
+		o.down[shard] = now + o.pause
+	}
+	if whole {
+		o.until = now + o.pause
+	}
+	return nil
+}
+
+// beginProbe reports whether the caller is to probe shard now.
+func (o *outage) beginProbe(shard int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, all := o.row[allShards]
+	_, down := o.down[shard]
+	if o.probing || all || down || !o.wholly() {
+		return false
+	}
+	o.probing = true
+	return true
+}
+
+func (o *outage) endProbe() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.probing = false
+}
+
+// failed records a failed call of shard. It reports whether nothing was down before.
+func (o *outage) failed(shard int, asked, now time.Duration, err error) (first bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.down == nil {
+		o.down, o.row = make(map[int]time.Duration), make(map[int]struct{})
+	}
+	first = len(o.down) == 0
+	o.down[shard] = now + o.pause
+	if shard == allShards || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
+		o.row[shard] = struct{}{}
+	}
+	o.until, o.last = now+o.pause, err
+	o.troubled.Store(true)
+	return first
+}
+
+// worked records that shard has answered. It reports whether nothing is down any more.
+func (o *outage) worked(shard int, now time.Duration) (over bool) {
+	o.answered.Store(int64(now))
+	if !o.troubled.Load() {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.down) == 0 {
+		return false
+	}
+	if _, back := o.down[shard]; shard == allShards || back && o.wholly() {
+		clear(o.down)
+	}
+	clear(o.row)
+	delete(o.down, shard)
+	for other, until := range o.down {
+		if until <= now { // due to be asked anyway
+			delete(o.down, other)
+		}
+	}
+	if len(o.down) > 0 {
+		return false
+	}
+	o.troubled.Store(false)
+	return true
+}
+
+func (s *shared[K, V]) mayAsk(shard int) error { return s.outage.mayAsk(shard, s.c.now()) }
+
+// failed skips shard for a while. It was asked at asked and did not answer.
+func (s *shared[K, V]) failed(ctx context.Context, shard int, asked time.Duration, err error) {
+	if s.outage.failed(shard, asked, s.c.now(), err) {
+		s.doubtRecent()
+		s.c.tellAll(ctx, StoreDown, err)
+	}
+}
+
+func (s *shared[K, V]) worked(ctx context.Context, shard int) {
+	if s.outage.worked(shard, s.c.now()) {
+		s.doubtRecent()
+		s.c.tellAll(ctx, StoreUp, nil)
+	}
+}
+
+// probe asks shard about key in the background if that may end the pause of the whole
+// Store. The caller keeps Close waiting.
+func (s *shared[K, V]) probe(shard int, key string) {
+	if !s.outage.beginProbe(shard) {
+		return
+	}
+	s.c.running.Go(func() {
+		asked := s.c.now()
+		err := errors.New("the Store panicked, or called Goexit")
+		defer func() {
+			_ = recover()
+			defer s.outage.endProbe()
+			switch {
+			case s.ctx.Err() != nil:
+			case err == nil:
+				s.worked(s.ctx, shard)
+			default:
+				s.failed(s.ctx, shard, asked, err)
+			}
+		}()
+		_, err = s.store.Acquire(s.ctx, Ask{Key: key})
+	})
+}

@@ -1,0 +1,355 @@
+package cacheaside_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// Only the first call waits for a Store that hangs, whichever call it is.
+func TestStoreThatHangsIsWaitedForOnce(t *testing.T) {
+	for name, first := range map[string]func(t *testing.T, c *cacheaside.Cache[int, int]){
+		"Get":           func(t *testing.T, c *cacheaside.Cache[int, int]) { mustGet(t, c, 1) },
+		"Write":         func(t *testing.T, c *cacheaside.Cache[int, int]) { update(t, c, 1) },
+		"Invalidate":    func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.Invalidate(t.Context(), 1) },
+		"Expire":        func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.Expire(t.Context(), 1) },
+		"InvalidateAll": func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.InvalidateAll(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				conn := newFakeStore().connect()
+				src := newSource()
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, ErrorPause: time.Minute})
+				defer c.Close()
+				conn.hangs = 250 * time.Millisecond
+				conn.fail()
+				start := time.Now()
+				first(t, c)
+				require.Equal(t, conn.hangs, time.Since(start))
+
+				// The same shard is not asked again. One of the others is.
+				start = time.Now()
+				update(t, c, 1)
+				_ = c.Invalidate(t.Context(), 1)
+				_ = c.Expire(t.Context(), 1)
+				mustGet(t, c, 1)
+				require.Zero(t, time.Since(start))
+				for key := range 100 {
+					update(t, c, key)
+					_ = c.Invalidate(t.Context(), key)
+					mustGet(t, c, key)
+				}
+				_ = c.InvalidateAll(t.Context())
+				require.LessOrEqual(t, time.Since(start), conn.hangs)
+			})
+		})
+	}
+}
+
+func update(t *testing.T, c *cacheaside.Cache[int, int], key int) {
+	t.Helper()
+	err := c.Write(t.Context(), key, func(context.Context) error { return nil })
+	require.NoError(t, cacheaside.WriteError(err))
+}
+
+func TestInvalidateOfManyKeysDoesNotWaitForEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: conn, ErrorPause: time.Minute})
+		conn.hangs = 250 * time.Millisecond
+		conn.fail()
+		keys := make([]int, 500)
+		for i := range keys {
+			keys[i] = i
+		}
+		start := time.Now()
+		err := c.Invalidate(t.Context(), keys...)
+		require.LessOrEqual(t, time.Since(start), 2*conn.hangs, "eight calls are under way at a time")
+		var untold *cacheaside.InvalidateError
+		require.ErrorAs(t, err, &untold)
+		require.Len(t, untold.Keys, 500)
+		require.Error(t, c.Close())
+	})
+}
+
+// A shard that is down does not affect the keys of others, and they do not end its
+// pause.
+func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		conn := shared.connect()
+		var log eventLog
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, ErrorPause: time.Second, OnEvent: log.add})
+		defer c.Close()
+		for key := range 10 {
+			mustGet(t, c, key)
+		}
+		conn.hangs = 250 * time.Millisecond
+		conn.breakShard("3", true)
+		start := time.Now()
+		for range 100 {
+			for key := range 10 {
+				mustGet(t, c, key)
+			}
+		}
+		require.Equal(t, conn.hangs, time.Since(start), "waited for once")
+		for key := range 10 {
+			want := 1
+			if key == 3 {
+				want = 101
+			}
+			require.Equal(t, want, src.loaded(key), key)
+		}
+		require.Equal(t, 1, log.count(cacheaside.StoreDown))
+		update(t, c, 4)
+		mustGet(t, c, 4)
+		mustGet(t, c, 4)
+		require.Equal(t, 2, src.loaded(4))
+
+		// After its pause the shard is asked once: by a Get, or to release a lease.
+		time.Sleep(time.Second)
+		start = time.Now()
+		for range 10 {
+			mustGet(t, c, 3)
+		}
+		require.LessOrEqual(t, time.Since(start), conn.hangs)
+		conn.breakShard("3", false)
+		time.Sleep(3 * time.Second)
+		mustGet(t, c, 3)
+		require.Equal(t, 1, log.count(cacheaside.StoreUp))
+		loads := src.loaded(3)
+		mustGet(t, c, 3)
+		require.Equal(t, loads, src.loaded(3))
+	})
+}
+
+// When a Store is back, all its shards are used as soon as one has answered.
+func TestStoreThatIsBackIsUsedForAllShards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, ErrorPause: time.Second})
+		defer c.Close()
+		conn.fail()
+		for key := range 60 {
+			mustGet(t, c, key)
+		}
+		conn.recover()
+		time.Sleep(time.Second)
+		for key := range 60 {
+			mustGet(t, c, key)
+			mustGet(t, c, key)
+			require.Equal(t, 2, src.loaded(key))
+		}
+	})
+}
+
+// While memory is unused because the subscription is lost, an old value in the Store is
+// served as one in memory would be.
+func TestOldValueOfTheStoreIsServedWhileTheWatchIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		lost := make(chan struct{})
+		var mode atomic.Value
+		mode.Store("ok")
+		var loads atomic.Int64
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: 100 * time.Millisecond, ErrorPause: 10 * time.Second,
+			Load: func(context.Context, int) (int, error) {
+				loads.Add(1)
+				switch mode.Load() {
+				case "fails":
+					return 0, errLoad
+				case "slow":
+					time.Sleep(time.Second)
+				}
+				return 1, nil
+			},
+			Store: deaf{shared.connect(), lost},
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		mustGet(t, c, 2)
+		close(lost)
+		time.Sleep(2 * time.Minute)
+		_, ok := c.Peek(1)
+		require.False(t, ok)
+		mode.Store("slow")
+		start := time.Now()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		time.Sleep(2 * time.Second)
+		mode.Store("fails")
+		loads.Store(0)
+		for range 10 {
+			require.Equal(t, 1, mustGet(t, c, 2))
+		}
+		require.Equal(t, int64(1), loads.Load(), "and the pause holds")
+		require.NoError(t, c.Invalidate(t.Context(), 2))
+		_, err := c.Get(t.Context(), 2)
+		require.ErrorIs(t, err, errLoad)
+	})
+}
+
+// deaf is a Store that answers, but whose subscription is lost for good.
+type deaf struct {
+	cacheaside.Store
+	lost chan struct{}
+}
+
+func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
+	select {
+	case <-d.lost:
+		return errStore
+	default:
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-d.lost:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return d.Store.Watch(ctx, up, heard)
+}
+
+// A Store that lost recent invalidations, by a failover to a lagging replica, is told
+// again and not trusted until then.
+func TestRecentInvalidationsAreToldAgainAfterAnOutage(t *testing.T) {
+	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared, src := newFakeStore(), newSource()
+				conn := shared.connect()
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: capacity})
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+				mustGet(t, c, 2)
+				before := map[string]fakeItem{"1": *shared.items["1"], "2": *shared.items["2"]}
+				require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+				require.NoError(t, c.Invalidate(t.Context(), 2))
+
+				conn.fail()
+				mustGet(t, c, 1)
+				for key, item := range before { // the replica
+					shared.items[key] = &item
+				}
+				conn.recover()
+				for range 100 {
+					require.Equal(t, 1, mustGet(t, c, 1))
+					time.Sleep(50 * time.Millisecond)
+				}
+				other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect(), Capacity: -1})
+				defer other.Close()
+				require.Equal(t, 1, mustGet(t, other, 1))
+				require.Zero(t, c.Stats().Untold, "it was told once")
+				loads := src.loaded(1)
+				mustGet(t, c, 1)
+				require.Equal(t, loads, src.loaded(1), "and is trusted again")
+			})
+		})
+	}
+}
+
+// A lost subscription suffices to tell the Store again. Once it has been told, it is
+// used.
+func TestRecentInvalidationsAreToldAgainWhenTheWatchIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		lost := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: deaf{shared.connect(), lost}})
+		defer c.Close()
+		synctest.Wait()
+		update(t, c, 1)
+		mustGet(t, c, 1)
+		close(lost)
+		synctest.Wait()
+		told := shared.called("Invalidate")
+		mustGet(t, c, 1)
+		require.Equal(t, 2, src.loaded(1), "the Store is not trusted")
+		time.Sleep(3 * time.Second)
+		require.Equal(t, told+1, shared.called("Invalidate"))
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, 3, src.loaded(1), "and now it is")
+	})
+}
+
+// Some shards that are down, like those of one server of a cluster, do not affect the
+// others.
+func TestShardsThatAreDownLeaveTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, TTL: 24 * time.Hour, ErrorPause: time.Minute})
+		defer c.Close()
+		for key := range 10 {
+			mustGet(t, c, key)
+		}
+		conn.hangs = 250 * time.Millisecond
+		for _, shard := range []string{"0", "1", "2"} {
+			conn.breakShard(shard, true)
+		}
+
+		// Shards that answer meanwhile show that not everything is down.
+		go mustGet(t, c, 0)
+		go mustGet(t, c, 1)
+		for range 100 {
+			time.Sleep(10 * time.Millisecond)
+			for key := 3; key < 10; key++ {
+				mustGet(t, c, key)
+				require.Equal(t, 1, src.loaded(key))
+			}
+		}
+
+		// If none was asked meanwhile, the next one to be asked is probed.
+		time.Sleep(time.Hour)
+		mustGet(t, c, 0)
+		mustGet(t, c, 1)
+		start := time.Now()
+		mustGet(t, c, 5)
+		require.Equal(t, 2, src.loaded(5))
+		synctest.Wait()
+		for key := 3; key < 10; key++ {
+			mustGet(t, c, key)
+		}
+		require.Equal(t, 2, src.loaded(5))
+		require.Equal(t, 1, src.loaded(6))
+		loads := src.loaded(0)
+		mustGet(t, c, 0)
+		require.Equal(t, loads+1, src.loaded(0))
+		require.Zero(t, time.Since(start), "nobody waited, and the pause of what is down goes on")
+	})
+}
+
+// A shard that fails immediately makes no caller wait, and says nothing about the
+// others.
+func TestShardsThatFailAtOnceLeaveTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, ErrorPause: time.Minute})
+		defer c.Close()
+		for key := range 10 {
+			mustGet(t, c, key)
+		}
+		for _, shard := range []string{"0", "1", "2"} {
+			conn.breakShard(shard, true)
+		}
+		for key := range 10 {
+			mustGet(t, c, key)
+			require.Equal(t, key < 3, src.loaded(key) > 1)
+		}
+	})
+}

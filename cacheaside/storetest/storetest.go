@@ -1,0 +1,612 @@
+// Package storetest has the tests that every cacheaside.Store must pass.
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, func(t *testing.T, lease, write time.Duration) storetest.Backend {
+//			server := newServer(t)
+//			return storetest.Backend{
+//				Connect: func() cacheaside.Store { return newStore(server, lease, write) },
+//			}
+//		})
+//	}
+//
+// The tests run in real time, against the store's own clock. They link no assertion
+// library.
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// A Backend is one empty cache that the Stores of several processes share.
+type Backend struct {
+	// Connect returns the Store of one more process. Required.
+	Connect func() cacheaside.Store
+
+	// Break makes the calls of all Stores fail, and ends their subscriptions, until
+	// restore is called. Nil skips the tests that need it.
+	Break func() (restore func())
+
+	// Silent says that Watch cannot hear of changes by other processes, and skips the
+	// tests that need it.
+	Silent bool
+}
+
+const (
+	// long does not pass while a test runs.
+	long = time.Minute
+	// short passes while a test waits for it.
+	short = 50 * time.Millisecond
+	// patience is how long a test waits for what has to happen.
+	patience = 30 * time.Second
+)
+
+// Run runs the suite, each test on a Backend of its own. open returns a Backend whose
+// Stores grant leases for lease and let a fenced write take as long as write.
+func Run(t *testing.T, open func(t *testing.T, lease, write time.Duration) Backend) {
+	t.Helper()
+	for _, c := range []struct {
+		name         string
+		lease, write time.Duration
+		test         func(*suite)
+	}{
+		{"ShardOfAKeyNeverChanges", long, long, shardIsStable},
+		{"FirstAskTakesTheLease", long, long, firstAskLeases},
+		{"OneOfManyTakesTheLease", long, long, oneOfManyLeases},
+		{"AskWithoutTokenTakesNoLease", long, long, lookTakesNoLease},
+		{"RenewLeasesAFreshValue", long, long, renewLeasesFresh},
+		{"ReleaseIsForTheHolder", long, long, releaseIsForTheHolder},
+		{"LeaseEndsByItself", short, long, leaseEnds},
+		{"LoadLongerThanItsLeaseIsKept", short, long, slowFillIsKept},
+		{"FirstFillOfAGenerationIsKept", long, long, firstFillIsKept},
+		{"ValuesKeepTheirBytes", long, long, valuesKeepBytes},
+		{"ValueIsGoneAfterKeep", long, long, valueIsGoneAfterKeep},
+		{"SeveralKeysInOneCall", long, long, severalKeys},
+		{"InvalidateEndsTheGeneration", long, long, invalidateEndsGeneration},
+		{"ExpireKeepsTheValue", long, long, expireKeepsValue},
+		{"InvalidateAllEndsEveryGeneration", long, long, invalidateAll},
+		{"FencesAreCounted", long, long, fencesAreCounted},
+		{"FenceFallsAfterTwiceTheWrite", long, short, fenceFalls},
+		{"FenceAfterItsUnfenceDoesNotStand", long, long, lateFence},
+		{"WatchHearsOtherProcesses", long, long, watchHears},
+		{"WatchEndsWithItsContext", long, long, watchEnds},
+		{"CallsFailInAnOutage", long, long, callsFail},
+		{"WatchEndsInAnOutage", long, long, watchIsLost},
+		{"NoGetIsOlderThanAWriteThatReturned", long, long, noStaleGet},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := open(t, c.lease, c.write)
+			c.test(&suite{T: t, ctx: t.Context(), backend: b, store: b.Connect()})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	ctx     context.Context
+	backend Backend
+	store   cacheaside.Store
+}
+
+// must ends the test if ok is false.
+func (s *suite) must(ok bool, format string, args ...any) {
+	s.Helper()
+	if !ok {
+		s.Fatalf(format, args...)
+	}
+}
+
+func (s *suite) noError(err error) {
+	s.Helper()
+	s.must(err == nil, "unexpected error: %v", err)
+}
+
+func (s *suite) acquire(key, token string, renew bool) cacheaside.Lookup {
+	s.Helper()
+	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: key, Token: token, Renew: renew})
+	s.noError(err)
+	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
+	return looks[0]
+}
+
+// state acquires key and checks the State of the answer.
+func (s *suite) state(want cacheaside.State, key, token string) cacheaside.Lookup {
+	s.Helper()
+	look := s.acquire(key, token, false)
+	s.must(look.State == want, "key %q is %s for token %q, want %s", key, look.State, token, want)
+	return look
+}
+
+// lease takes the lease of key and returns its Grant.
+func (s *suite) lease(key, token string) string {
+	s.Helper()
+	look := s.state(cacheaside.Leased, key, token)
+	s.must(look.Grant != "", "a lease without a Grant")
+	return look.Grant
+}
+
+// fill fills value, fresh for a minute, and checks whether the Store says that nothing
+// was invalidated.
+func (s *suite) fill(want bool, key, grant, value string) {
+	s.Helper()
+	current, err := s.store.Fill(s.ctx, filling(key, grant, value))
+	s.noError(err)
+	s.must(len(current) == 1 && current[0] == want, "Fill of %q with Grant %q returned %v, want [%v]", key, grant, current, want)
+}
+
+func filling(key, grant, value string) cacheaside.Filling {
+	return cacheaside.Filling{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
+}
+
+// holds checks what the Store has of key, fresh or not. "" means nothing.
+func (s *suite) holds(key, want string) {
+	s.Helper()
+	got := string(s.acquire(key, "", false).Value)
+	s.must(got == want, "the Store holds %q of key %q, want %q", got, key, want)
+}
+
+// eventually waits until ok returns true.
+func (s *suite) eventually(what string, ok func() bool) {
+	s.Helper()
+	for begun := time.Now(); !ok(); time.Sleep(time.Millisecond) {
+		s.must(time.Since(begun) < patience, "%s: not within %v", what, patience)
+	}
+}
+
+// sameShard returns n keys of one shard.
+func (s *suite) sameShard(n int) (keys []string) {
+	for i := 0; len(keys) < n; i++ {
+		if key := strconv.Itoa(i); s.store.Shard(key) == s.store.Shard("0") {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+func shardIsStable(s *suite) {
+	other := s.backend.Connect()
+	for i := range 1000 {
+		key := strconv.Itoa(i)
+		s.must(s.store.Shard(key) == s.store.Shard(key), "the shard of %q changes", key)
+		s.must(s.store.Shard(key) == other.Shard(key), "the shard of %q differs between processes", key)
+	}
+}
+
+func firstAskLeases(s *suite) {
+	a := s.lease("k", "a")
+	look := s.state(cacheaside.Busy, "k", "b")
+	s.must(look.Value == nil, "a Busy key has value %q", look.Value)
+	s.must(look.Grant == "", "a Busy answer has Grant %q", look.Grant)
+	s.must(look.Wait > 0 && look.Wait <= long, "the lease lasts %v more, want at most %v", look.Wait, long)
+	s.must(s.lease("k", "a") == a, "the holder got another Grant when it asked twice")
+	s.fill(false, "k", "b", "v")
+	s.fill(true, "k", a, "v")
+	look = s.state(cacheaside.Hit, "k", "b")
+	s.must(string(look.Value) == "v", "a hit has value %q", look.Value)
+	s.must(look.Fresh > 0 && look.Fresh <= time.Minute, "fresh for %v, want at most a minute", look.Fresh)
+}
+
+func oneOfManyLeases(s *suite) {
+	var wg sync.WaitGroup
+	states := make([]cacheaside.State, 32)
+	stores := []cacheaside.Store{s.store, s.backend.Connect()}
+	for i := range states {
+		wg.Go(func() {
+			looks, err := stores[i%2].Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: strconv.Itoa(i)})
+			if err != nil {
+				s.Errorf("unexpected error: %v", err)
+				return
+			}
+			states[i] = looks[0].State
+		})
+	}
+	wg.Wait()
+	slices.Sort(states)
+	s.must(states[0] == cacheaside.Busy && states[30] == cacheaside.Busy && states[31] == cacheaside.Leased,
+		"answers to 32 processes: %v, want one leased and the rest busy", states)
+}
+
+func lookTakesNoLease(s *suite) {
+	s.state(cacheaside.Missed, "k", "")
+	a := s.lease("k", "a")
+	s.state(cacheaside.Missed, "k", "")
+	s.fill(true, "k", a, "v")
+	s.state(cacheaside.Hit, "k", "")
+	s.noError(s.store.Expire(s.ctx, "k"))
+	look := s.state(cacheaside.Missed, "k", "")
+	s.must(string(look.Value) == "v", "the value past its time is %q", look.Value)
+	s.lease("k", "b")
+}
+
+func renewLeasesFresh(s *suite) {
+	s.fill(true, "k", s.lease("k", "a"), "of a")
+	look := s.acquire("k", "b", true)
+	s.must(look.State == cacheaside.Leased, "Renew answered %s", look.State)
+	s.must(string(look.Value) == "of a", "Renew came with value %q", look.Value)
+	s.must(s.acquire("k", "c", true).State == cacheaside.Busy, "a second Renew took the lease too")
+	s.state(cacheaside.Hit, "k", "c")
+	s.fill(true, "k", look.Grant, "of b")
+	s.holds("k", "of b")
+}
+
+func releaseIsForTheHolder(s *suite) {
+	s.lease("k", "a")
+	s.noError(s.store.Release(s.ctx, "k", "b"))
+	s.state(cacheaside.Busy, "k", "b")
+	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.lease("k", "b")
+	s.noError(s.store.Release(s.ctx, "nothing", "a"))
+}
+
+func leaseEnds(s *suite) {
+	grant := s.lease("k", "a")
+	var look cacheaside.Lookup
+	s.eventually("b takes the lease over", func() bool {
+		look = s.acquire("k", "b", false)
+		return look.State == cacheaside.Leased
+	})
+	s.must(look.Grant == grant, "the next holder got another Grant, though nothing was invalidated")
+	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.fill(true, "k", grant, "of a")
+	s.holds("k", "of a")
+	s.fill(true, "k", grant, "of b")
+	s.holds("k", "of a")
+}
+
+func slowFillIsKept(s *suite) {
+	grant := s.lease("k", "a")
+	time.Sleep(short + short/4)
+	s.fill(true, "k", grant, "v")
+	s.holds("k", "v")
+}
+
+func firstFillIsKept(s *suite) {
+	a := s.lease("k", "a")
+	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.must(s.lease("k", "b") == a, "Release ended the generation")
+	s.fill(true, "k", a, "of a")
+	s.fill(true, "k", a, "of b")
+	s.holds("k", "of a")
+	look := s.acquire("k", "c", true)
+	s.must(look.State == cacheaside.Leased, "%s after a Fill, want the lease to have ended", look.State)
+	s.must(look.Grant != a, "the generation goes on after a Fill")
+	s.fill(true, "k", a, "of b")
+	s.holds("k", "of a")
+	s.fill(true, "k", look.Grant, "of c")
+	s.holds("k", "of c")
+}
+
+func valuesKeepBytes(s *suite) {
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for i, value := range [][]byte{all, {0}, {'\n'}, bytes.Repeat([]byte{0xff, 0}, 100_000)} {
+		for _, key := range []string{strconv.Itoa(i), "", "key {with} \x00 \n and ü " + strconv.Itoa(i)} {
+			s.noError(s.store.Invalidate(s.ctx, key))
+			s.fill(true, key, s.lease(key, "token"), string(value))
+			look := s.state(cacheaside.Hit, key, "token")
+			s.must(bytes.Equal(look.Value, value), "value %d changed under key %q", i, key)
+		}
+	}
+}
+
+func valueIsGoneAfterKeep(s *suite) {
+	f := filling("k", s.lease("k", "a"), "v")
+	f.Fresh, f.Keep = time.Millisecond, 4*short
+	_, err := s.store.Fill(s.ctx, f)
+	s.noError(err)
+	s.eventually("the value is no longer fresh", func() bool { return s.acquire("k", "", false).State == cacheaside.Missed })
+	s.eventually("the value is gone", func() bool { return s.acquire("k", "", false).Value == nil })
+
+	f.Grant = s.lease("k", "a")
+	_, err = s.store.Fill(s.ctx, f)
+	s.noError(err)
+	s.acquire("k", "b", true)
+	s.eventually("the value is gone while a lease lasts", func() bool { return s.acquire("k", "", false).Value == nil })
+	s.state(cacheaside.Busy, "k", "c")
+}
+
+func severalKeys(s *suite) {
+	keys := s.sameShard(5)
+	s.fill(true, keys[1], s.lease(keys[1], "a"), "v1")
+	s.lease(keys[2], "a")
+	_, err := s.store.Fence(s.ctx, keys[3], "w")
+	s.noError(err)
+	var asks []cacheaside.Ask
+	for _, key := range keys {
+		asks = append(asks, cacheaside.Ask{Key: key, Token: "b"})
+	}
+	asks[4].Token = ""
+	looks, err := s.store.Acquire(s.ctx, asks...)
+	s.noError(err)
+	var states []cacheaside.State
+	for _, look := range looks {
+		states = append(states, look.State)
+	}
+	want := []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed}
+	s.must(slices.Equal(states, want), "states %v, want %v", states, want)
+	s.must(string(looks[1].Value) == "v1", "the hit has value %q", looks[1].Value)
+
+	last := filling(keys[4], s.lease(keys[4], "b"), "v4")
+	last.Fresh = time.Hour
+	current, err := s.store.Fill(s.ctx, filling(keys[0], looks[0].Grant, "v0"), filling(keys[3], "none", "v3"), last)
+	s.noError(err)
+	s.must(slices.Equal(current, []bool{true, false, true}), "Fill returned %v", current)
+	s.holds(keys[0], "v0")
+	s.holds(keys[3], "")
+	s.holds(keys[4], "v4")
+	s.must(s.acquire(keys[4], "", false).Fresh > 50*time.Minute, "the values of one Fill have the times of another")
+
+	s.noError(s.store.Expire(s.ctx, keys[0], keys[4]))
+	s.state(cacheaside.Missed, keys[0], "")
+	s.state(cacheaside.Missed, keys[4], "")
+	s.state(cacheaside.Hit, keys[1], "")
+	s.noError(s.store.Invalidate(s.ctx, keys...))
+	for _, key := range keys {
+		s.holds(key, "")
+	}
+}
+
+func invalidateEndsGeneration(s *suite) {
+	a := s.lease("k", "a")
+	s.noError(s.store.Invalidate(s.ctx, "k"))
+	s.fill(false, "k", a, "v")
+	b := s.lease("k", "a")
+	s.must(a != b, "the generation outlived Invalidate")
+	s.fill(false, "k", a, "v")
+	s.fill(true, "k", b, "v")
+	s.noError(s.store.Invalidate(s.ctx, "k"))
+	s.holds("k", "")
+	s.fill(false, "k", b, "v")
+	s.holds("k", "")
+	s.noError(s.store.Invalidate(s.ctx, "nothing"))
+}
+
+func expireKeepsValue(s *suite) {
+	a := s.lease("k", "a")
+	s.fill(true, "k", a, "of a")
+	b := s.acquire("k", "b", true)
+	s.noError(s.store.Expire(s.ctx, "k"))
+	s.fill(false, "k", b.Grant, "of b")
+	s.fill(false, "k", a, "of b")
+	look := s.state(cacheaside.Leased, "k", "c")
+	s.must(string(look.Value) == "of a", "Expire left value %q", look.Value)
+	s.must(look.Fresh <= 0, "fresh for %v after Expire", look.Fresh)
+	time.Sleep(2 * time.Millisecond)
+	s.noError(s.store.Expire(s.ctx, "k"))
+	fresh := s.acquire("k", "", false).Fresh
+	s.must(fresh < -2*time.Millisecond, "fresh for %v after two calls of Expire, want the first to count", fresh)
+	s.noError(s.store.Expire(s.ctx, "nothing"))
+}
+
+func invalidateAll(s *suite) {
+	grants := make([]string, 300)
+	for i := range grants {
+		grants[i] = s.lease(strconv.Itoa(i), "a")
+		if i%2 == 0 {
+			s.fill(true, strconv.Itoa(i), grants[i], "v")
+		}
+	}
+	_, err := s.store.Fence(s.ctx, "fenced", "w")
+	s.noError(err)
+	s.noError(s.store.InvalidateAll(s.ctx))
+	for i, grant := range grants {
+		key := strconv.Itoa(i)
+		if i%3 == 0 {
+			s.fill(false, key, grant, "v")
+		}
+		look := s.state(cacheaside.Leased, key, "b")
+		s.must(look.Value == nil, "InvalidateAll left value %q of key %q", look.Value, key)
+		s.fill(false, key, grant, "v")
+		s.fill(true, key, look.Grant, "w")
+		s.holds(key, "w")
+	}
+	s.state(cacheaside.Fenced, "fenced", "a")
+	last := s.lease("last", "a")
+	s.noError(s.store.InvalidateAll(s.ctx))
+	s.fill(false, "last", last, "v")
+}
+
+func fencesAreCounted(s *suite) {
+	a := s.lease("k", "a")
+	s.fill(true, "k", a, "v")
+	b := s.acquire("k", "b", true)
+	for _, token := range []string{"1", "2"} {
+		window, err := s.store.Fence(s.ctx, "k", token)
+		s.noError(err)
+		s.must(window == long, "a write may take %v, want %v", window, long)
+	}
+	s.fill(false, "k", b.Grant, "v")
+	s.fill(false, "k", a, "v")
+	s.noError(s.store.Unfence(s.ctx, "k", "1"))
+	s.noError(s.store.Unfence(s.ctx, "k", "1"))
+	s.noError(s.store.Invalidate(s.ctx, "k"))
+	s.noError(s.store.Expire(s.ctx, "k"))
+	look := s.acquire("k", "a", true)
+	s.must(look.State == cacheaside.Fenced, "%s while the second fence stands", look.State)
+	s.must(look.Value == nil, "a fenced key has value %q", look.Value)
+	s.state(cacheaside.Fenced, "k", "")
+	s.noError(s.store.Unfence(s.ctx, "k", "2"))
+	s.fill(false, "k", b.Grant, "v")
+	c := s.lease("k", "a")
+	s.noError(s.store.Unfence(s.ctx, "k", "never stood"))
+	s.fill(false, "k", c, "v")
+	s.holds("k", "")
+}
+
+func fenceFalls(s *suite) {
+	s.fill(true, "k", s.lease("k", "a"), "old")
+	begun := time.Now()
+	window, err := s.store.Fence(s.ctx, "k", "dead")
+	s.noError(err)
+	var look cacheaside.Lookup
+	s.eventually("the fence falls", func() bool {
+		look = s.acquire("k", "b", false)
+		return look.State != cacheaside.Fenced
+	})
+	s.must(time.Since(begun) > 2*window-window/10, "the fence fell after %v, want twice %v", time.Since(begun), window)
+	s.must(look.State == cacheaside.Leased && look.Value == nil, "%s with value %q after the fence", look.State, look.Value)
+}
+
+func lateFence(s *suite) {
+	s.noError(s.store.Unfence(s.ctx, "k", "1"))
+	_, err := s.store.Fence(s.ctx, "k", "1")
+	s.noError(err)
+	s.lease("k", "a")
+	_, err = s.store.Fence(s.ctx, "k", "2")
+	s.noError(err)
+	s.state(cacheaside.Fenced, "k", "a")
+}
+
+// A watch is a call of Watch under way.
+type watch struct {
+	up    chan struct{}
+	heard chan string
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func (s *suite) watch(store cacheaside.Store) *watch {
+	w := &watch{up: make(chan struct{}, 100), heard: make(chan string, 1000), ended: make(chan error, 1)}
+	ctx, cancel := context.WithCancel(s.ctx)
+	w.stop = cancel
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		w.ended <- store.Watch(ctx, func() { w.up <- struct{}{} }, func(key string) { w.heard <- key })
+	}()
+	s.Cleanup(func() { cancel(); <-returned })
+	s.receive(w.up, "Watch calls up")
+	return w
+}
+
+func (s *suite) receive(ch chan struct{}, what string) {
+	s.Helper()
+	select {
+	case <-ch:
+	case <-time.After(patience):
+		s.Fatalf("%s: not within %v", what, patience)
+	}
+}
+
+// hears checks that key is the next that is heard.
+func (s *suite) hears(w *watch, key string) {
+	s.Helper()
+	select {
+	case got := <-w.heard:
+		s.must(got == key, "heard of %q, want %q", got, key)
+	case <-time.After(patience):
+		s.Fatalf("did not hear of %q within %v", key, patience)
+	}
+}
+
+func watchHears(s *suite) {
+	if s.backend.Silent {
+		s.Skip("the Store hears nothing")
+	}
+	other := s.backend.Connect()
+	mine, theirs := s.watch(s.store), s.watch(other)
+	for i, change := range []func(st cacheaside.Store, key string) error{
+		func(st cacheaside.Store, key string) error { return st.Invalidate(s.ctx, key) },
+		func(st cacheaside.Store, key string) error { return st.Expire(s.ctx, key) },
+		func(st cacheaside.Store, key string) error { _, err := st.Fence(s.ctx, key, "w"); return err },
+		func(st cacheaside.Store, key string) error { return st.Unfence(s.ctx, key, "w") },
+	} {
+		key := fmt.Sprintf("key\n%d ü", i)
+		s.noError(change(s.store, key))
+		s.hears(theirs, key)
+		s.noError(change(other, key))
+		s.hears(mine, key) // and so not of its own change, which came first
+	}
+	s.noError(s.store.InvalidateAll(s.ctx))
+	s.hears(theirs, "")
+	keys := s.sameShard(2)
+	s.noError(other.Invalidate(s.ctx, keys...))
+	s.hears(mine, keys[0])
+	s.hears(mine, keys[1])
+	s.must(len(mine.heard) == 0, "a Store hears of its own changes")
+}
+
+func watchEnds(s *suite) {
+	w := s.watch(s.store)
+	w.stop()
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		s.Fatalf("Watch did not return within %v of the end of its ctx", patience)
+	}
+	s.noError(s.backend.Connect().Invalidate(s.ctx, "k"))
+	s.must(len(w.heard) == 0, "Watch calls heard after it returned")
+}
+
+func (s *suite) breakable() (restore func()) {
+	if s.backend.Break == nil {
+		s.Skip("the Backend cannot be broken")
+	}
+	return s.backend.Break()
+}
+
+func callsFail(s *suite) {
+	grant := s.lease("k", "a")
+	restore := s.breakable()
+	for name, call := range map[string]func() error{
+		"Acquire": func() error {
+			_, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: "a"})
+			return err
+		},
+		"Fill":          func() error { _, err := s.store.Fill(s.ctx, filling("k", grant, "v")); return err },
+		"Release":       func() error { return s.store.Release(s.ctx, "k", "a") },
+		"Invalidate":    func() error { return s.store.Invalidate(s.ctx, "k") },
+		"Expire":        func() error { return s.store.Expire(s.ctx, "k") },
+		"InvalidateAll": func() error { return s.store.InvalidateAll(s.ctx) },
+		"Fence":         func() error { _, err := s.store.Fence(s.ctx, "k", "w"); return err },
+		"Unfence":       func() error { return s.store.Unfence(s.ctx, "k", "w") },
+	} {
+		s.must(call() != nil, "%s returns no error in an outage", name)
+	}
+	restore()
+	s.eventually("the Store answers again", func() bool {
+		_, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "other"})
+		return err == nil
+	})
+	s.fill(true, "new", s.lease("new", "a"), "v")
+	s.holds("new", "v")
+}
+
+func watchIsLost(s *suite) {
+	if s.backend.Silent {
+		s.Skip("the Store hears nothing")
+	}
+	w := s.watch(s.store)
+	restore := s.breakable()
+	select {
+	case err := <-w.ended:
+		s.must(err != nil, "Watch returned no error in an outage")
+	case <-time.After(patience):
+		s.Fatalf("Watch did not return within %v of an outage", patience)
+	}
+	restore()
+	other := s.backend.Connect()
+	s.eventually("the Store answers again", func() bool { return other.Invalidate(s.ctx, "other") == nil })
+	again := s.watch(s.store)
+	s.noError(other.Invalidate(s.ctx, "k"))
+	for {
+		select {
+		case key := <-again.heard:
+			if key == "k" {
+				return
+			}
+		case <-time.After(patience):
+			s.Fatalf("did not hear of a change within %v of the outage", patience)
+		}
+	}
+}
