@@ -42,15 +42,19 @@ type Config[K comparable, V any] struct {
 	// Make makes the member of a key; required. It runs without a lock, and for
 	// one key perhaps on several goroutines at once: one result is kept.
 	Make func(K) V
-	// Max is the most members there are at any moment; required.
+	// Max is the most members there are at any moment; required. SetMax changes it.
 	Max int
 	// Idle is how long a member must not have been pinned to be dropped while
-	// there is room. Zero or less: members are dropped for room only.
+	// there is room. Zero or less: members are dropped for room only. SetIdle changes it.
 	Idle time.Duration
 	// Keep reports whether a member may not be dropped now, for the state that
 	// would be lost; nil: every member may be. It is called for a member that is
 	// not pinned, with a lock held: it must be quick, and not use the map.
 	Keep func(V) bool
+	// Added, if not nil, is told of each member that is added, with the lock of its shard
+	// held and before any other goroutine can see the member. A group whose settings have
+	// changed since Make brings the member up to date here; see [Map.All].
+	Added func(V)
 	// Drop, if not nil, is told of each member that is dropped, with the lock of its
 	// shard held: together with [Map.Shards] it sums what members have counted
 	// without losing or doubling a count.
@@ -66,6 +70,8 @@ type Config[K comparable, V any] struct {
 // is remembered: the memory is bounded whatever keys come.
 type Map[K comparable, V any] struct {
 	cfg    Config[K, V]
+	max    atomic.Int64
+	idle   atomic.Int64
 	seed   maphash.Seed
 	start  time.Time
 	size   atomic.Int64 // members, and places reserved for those being made
@@ -136,6 +142,8 @@ func Label(name, key string) string {
 // New returns an empty map.
 func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
 	m := &Map[K, V]{cfg: cfg, seed: maphash.MakeSeed(), start: time.Now()}
+	m.max.Store(int64(cfg.Max))
+	m.idle.Store(int64(cfg.Idle))
 	for i := range m.shards {
 		m.shards[i].m = make(map[K]*Entry[K, V])
 		m.shards[i].number = i
@@ -181,6 +189,9 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 		e.pin()
 		return e
 	}
+	if m.cfg.Added != nil {
+		m.cfg.Added(made.Value)
+	}
 	made.hold()
 	made.seen = now
 	made.index = len(s.ring)
@@ -195,27 +206,48 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 func (m *Map[K, V]) reserve() bool {
 	for {
 		n := m.size.Load()
-		if n >= int64(m.cfg.Max) {
+		if n >= m.max.Load() {
 			if !m.dropAny() {
 				return false
 			}
 		} else if m.size.CompareAndSwap(n, n+1) {
-			return true
+			if n < m.max.Load() {
+				return true
+			}
+			m.size.Add(-1) // SetMax came between
 		}
 	}
 }
 
+// SetMax changes Max. If there are more members than n, it changes nothing and reports
+// false. The caller sees to it that calls of SetMax do not overlap.
+func (m *Map[K, V]) SetMax(n int) bool {
+	if m.size.Load() > int64(n) {
+		return false
+	}
+	was := m.max.Swap(int64(n))
+	if m.size.Load() > int64(n) { // a member was added in between
+		m.max.Store(was)
+		return false
+	}
+	return true
+}
+
+// SetIdle changes Idle.
+func (m *Map[K, V]) SetIdle(d time.Duration) { m.idle.Store(int64(d)) }
+
 // dropIdle lets the hand of a locked shard pass a few members and drops those
 // that have been idle for long enough.
 func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
-	if m.cfg.Idle <= 0 {
+	idle := time.Duration(m.idle.Load())
+	if idle <= 0 {
 		return
 	}
 	for range min(glances, len(s.ring)) {
 		e := s.pass()
 		if e.fade() > 0 || e.pins.Load() > 0 {
 			e.seen = now
-		} else if now-e.seen >= m.cfg.Idle {
+		} else if now-e.seen >= idle {
 			m.drop(s, e)
 		}
 	}
@@ -311,8 +343,12 @@ func (m *Map[K, V]) Get(key K) (V, bool) {
 func (m *Map[K, V]) Len() int { return int(m.size.Load()) }
 
 // All returns the members, each pinned while it is yielded. It holds no lock
-// meanwhile: members that come or go may or may not be among them. Being looked
-// at does not count as use: idle members are dropped all the same.
+// meanwhile: a member that is added or dropped may or may not be among them. Being
+// yielded does not count as use.
+//
+// To change all members, store the new settings where Make and Added find them, and then
+// change what All yields. A member that was made with the old settings is either yielded,
+// or added later, and then Added is told of it.
 func (m *Map[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for i := range m.shards {

@@ -377,3 +377,100 @@ func TestTextAndLabel(t *testing.T) {
 	require.Equal(t, "[7]", keyed.Label("", "7"))
 	require.Empty(t, keyed.Label("", ""))
 }
+
+func TestSetMax(t *testing.T) {
+	m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 3})
+	var pinned []*keyed.Entry[int, int]
+	pin := func(key int) bool {
+		e := m.Pin(key)
+		if e != nil {
+			pinned = append(pinned, e)
+		}
+		return e != nil
+	}
+	for key := range 3 {
+		require.True(t, pin(key))
+	}
+	require.False(t, m.SetMax(2), "three are there")
+	require.False(t, pin(3))
+	require.True(t, m.SetMax(4))
+	require.True(t, pin(3))
+	require.False(t, pin(4))
+	for _, e := range pinned {
+		e.Unpin()
+	}
+	require.True(t, pin(4), "in the place of another")
+	require.Equal(t, 4, m.Len())
+}
+
+// If SetMax succeeds while members are added, there are no more than it allows.
+func TestSetMaxStress(t *testing.T) {
+	lowered := 0
+	for range 2000 {
+		m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 20})
+		var wg sync.WaitGroup
+		for w := range 3 {
+			wg.Go(func() {
+				for key := range 6 {
+					m.Pin(10*w + key)
+				}
+			})
+		}
+		ok := m.SetMax(5)
+		wg.Wait()
+		if ok {
+			lowered++
+			require.Equal(t, 5, m.Len())
+		} else {
+			require.Equal(t, 18, m.Len())
+		}
+	}
+	require.Positive(t, lowered)
+}
+
+func TestSetIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 1000})
+		for key := range 100 {
+			m.Pin(key).Unpin()
+		}
+		time.Sleep(time.Hour)
+		m.SetIdle(time.Minute)
+		for key := range 500 {
+			m.Pin(1000 + key).Unpin()
+			time.Sleep(time.Second)
+		}
+		require.Less(t, m.Len(), 200)
+	})
+}
+
+// A member that is made with old settings while they change gets the new ones.
+func TestAddedIsToldOfMembersThatAllMisses(t *testing.T) {
+	type member struct{ setting int }
+	var setting atomic.Int64
+	m := keyed.New(keyed.Config[int, *member]{
+		Make:  func(int) *member { v := int(setting.Load()); runtime.Gosched(); return &member{v} },
+		Added: func(v *member) { v.setting = int(setting.Load()) },
+		Max:   1 << 20,
+	})
+	var wg sync.WaitGroup
+	var stop atomic.Bool
+	for w := range 4 {
+		wg.Go(func() {
+			for key := w; !stop.Load(); key += 4 {
+				m.Pin(key)
+			}
+		})
+	}
+	for i := range 50 {
+		setting.Store(int64(i + 1))
+		for _, v := range m.All() {
+			v.setting = i + 1
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	for _, v := range m.All() {
+		require.Equal(t, 50, v.setting)
+	}
+}
