@@ -66,14 +66,19 @@ import (
 //
 // A closed Breaker takes one lock for a moment after each call. An open one takes none.
 type Breaker struct {
-	cfg       Config       // with its defaults filled in
+	start   time.Time // instants are durations since then
+	phase   atomic.Pointer[phase]
+	busy    atomic.Int64 // no permit is free before this instant, unless a probe ends
+	pingDue atomic.Int64 // only the Ping probes before this instant
+
+	name      string
 	key       string       // in a group
+	own       bool         // in a group: its Config is that of ConfigFor
 	groupDone *atomic.Bool // whether the group is closed; nil outside a group
-	start     time.Time    // instants are durations since then
-	phase     atomic.Pointer[phase]
-	busy      atomic.Int64 // no permit is free before this instant, unless a probe ends
-	pingDue   atomic.Int64 // only the Ping probes before this instant
 	changes   notify.Queue[Change]
+	observers notify.Observers[Event]
+
+	updating sync.Mutex // held during an Update; taken before mu
 
 	// mu guards every change of phase. The lock of a gobreaker, and that of changes, may
 	// be taken while mu is held, never the other way round. No user code runs under mu.
@@ -83,20 +88,26 @@ type Breaker struct {
 	lastPermit uint64
 	stopPing   context.CancelFunc
 	closed     bool // Close was called
+
+	counters counters
 }
 
 // New returns a closed Breaker. It panics with the error of cfg.Validate if that
 // is not nil.
-func New(cfg Config) *Breaker { return newBreaker(cfg, "", nil) }
-
-// newBreaker returns a breaker, which has a key and groupDone if it belongs to a group.
-func newBreaker(cfg Config, key string, groupDone *atomic.Bool) *Breaker {
+func New(cfg Config) *Breaker {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	b := &Breaker{cfg: cfg.withDefaults(), key: key, groupDone: groupDone, start: time.Now()}
-	b.phase.Store(&phase{state: Closed, circuit: b.newCircuit(Closed), since: b.start})
+	return newBreaker(newRules(cfg))
+}
+
+func newBreaker(r *rules) *Breaker {
+	b := &Breaker{name: r.Name, start: time.Now()}
+	b.phase.Store(&phase{state: Closed, rules: r, circuit: b.newCircuit(Closed, r), since: b.start})
 	return b
 }
+
+// Name returns the name of the breaker, or of its group.
+func (b *Breaker) Name() string { return b.name }
 
 func (b *Breaker) now() time.Duration { return time.Since(b.start) }

@@ -29,7 +29,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	}
 	c, refusal := b.admit(ctx)
 	if refusal != nil {
-		return b.refuse(ctx, refusal)
+		return b.refuse(ctx, c, refusal)
 	}
 	v := ignored // stays so if fn ends its goroutine
 	defer func() {
@@ -67,7 +67,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	}
 	c, refusal := b.admit(ctx)
 	if refusal != nil {
-		return nil, b.refuse(ctx, refusal)
+		return nil, b.refuse(ctx, c, refusal)
 	}
 	var over atomic.Bool
 	return func(err error) {
@@ -80,7 +80,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// admit lets a call through or returns its refusal.
+// admit lets a call through, or returns its refusal and a call that has only a phase.
 func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 	for {
 		p := b.phase.Load()
@@ -90,27 +90,31 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 		now := b.now()
 		switch {
 		case now < p.until:
-			return call{}, p.refusal
+			return call{phase: p}, p.refusal
 		case p.state == Open:
 			b.advance()
 		case int64(now) < max(b.busy.Load(), b.pingDue.Load()):
-			return call{}, p.refusal
+			return call{phase: p}, p.refusal
 		default:
 			if permit, ok := b.take(p, now); ok {
 				return b.begin(ctx, p, permit), nil
 			}
 			if b.phase.Load() == p {
-				return call{}, p.refusal
+				return call{phase: p}, p.refusal
 			}
 		}
 	}
 }
 
-// refuse tells of a refusal and returns it.
-func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
+// refuse counts a refusal, tells of it and returns it.
+func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
+	b.counters.refused.Add(1)
 	b.deliver(ctx)
-	if b.cfg.OnReject != nil {
-		b.cfg.OnReject(ctx, refusal)
+	if f := c.phase.rules.OnReject; f != nil {
+		f(ctx, refusal)
+	}
+	if b.observers.Any() {
+		b.observers.Tell(ctx, refusal.event())
 	}
 	return refusal
 }
@@ -118,11 +122,11 @@ func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
 // begin returns a call of phase p. It reads the clock only if the call could be slow, or
 // could outlast its caller's deadline.
 func (b *Breaker) begin(ctx context.Context, p *phase, permit uint64) call {
-	c := call{phase: p, permit: permit}
+	c, r := call{phase: p, permit: permit}, p.rules
 	if deadline, ok := ctx.Deadline(); ok {
 		c.deadline = deadline.Sub(b.start)
 	}
-	if b.cfg.SlowAfter > 0 || b.cfg.Patience >= 0 && c.deadline != 0 {
+	if r.SlowAfter > 0 || r.Patience >= 0 && c.deadline != 0 {
 		c.begun = b.now()
 	}
 	return c
@@ -130,27 +134,29 @@ func (b *Breaker) begin(ctx context.Context, p *phase, permit uint64) call {
 
 // judge returns the verdict on a call that has ended with err.
 func (b *Breaker) judge(ctx context.Context, c call, err error) *verdict {
-	slow := b.cfg.SlowAfter > 0 && b.now()-c.begun >= b.cfg.SlowAfter
+	r := c.phase.rules
+	slow := r.SlowAfter > 0 && b.now()-c.begun >= r.SlowAfter
 	if err == nil {
 		return succeeded(slow)
 	}
-	return b.judgeError(c, err, behavior.ReadUnder(ctx, err), slow)
+	return c.judgeError(err, behavior.ReadUnder(ctx, err), slow)
 }
 
 // judgeError returns the verdict on a call whose error err says end.
-func (b *Breaker) judgeError(c call, err error, end behavior.End, slow bool) *verdict {
+func (c call) judgeError(err error, end behavior.End, slow bool) *verdict {
+	r := c.phase.rules
 	switch end.Kind {
 	case behavior.Canceled:
 		return ignored
 	case behavior.Overran:
-		if b.cfg.Patience < 0 || c.deadline == 0 || c.deadline-c.begun < b.cfg.Patience {
+		if r.Patience < 0 || c.deadline == 0 || c.deadline-c.begun < r.Patience {
 			return ignored
 		}
 		slow = true
 	}
 	outcome := classify(end)
-	if b.cfg.Classify != nil && outcome.isFailure() {
-		outcome = b.cfg.Classify(err)
+	if r.Classify != nil && outcome.isFailure() {
+		outcome = r.Classify(err)
 	}
 	switch outcome.kind {
 	case success:
@@ -163,8 +169,9 @@ func (b *Breaker) judgeError(c call, err error, end behavior.End, slow bool) *ve
 }
 
 // settle counts the verdict in the phase in which the call began, unless that phase is
-// over. It returns the permit of a probe and tells of changes of state.
+// over. It takes the permit of a probe back and tells of changes of state.
 func (b *Breaker) settle(ctx context.Context, c call, v *verdict) {
+	b.counters.add(v)
 	p := c.phase
 	switch {
 	case p.state == HalfOpen:
@@ -184,13 +191,14 @@ func (b *Breaker) settle(ctx context.Context, c call, v *verdict) {
 	b.deliver(ctx)
 }
 
-// opensWhen asks Config.OpenWhen about phase p.
+// opensWhen asks Config.OpenWhen whether phase p is to end.
 func (b *Breaker) opensWhen(p *phase) bool {
-	if b.cfg.OpenWhen == nil || p.state != Closed {
+	now := b.phase.Load() // p itself, or p with other rules, unless p is over
+	if now.circuit != p.circuit || now.rules.OpenWhen == nil || now.state != Closed {
 		return false
 	}
-	f, ok := p.circuit.look()
-	return ok && b.cfg.OpenWhen(f.Counts)
+	f, ok := now.circuit.look()
+	return ok && now.rules.OpenWhen(f.Counts)
 }
 
 // breakOff counts one more failure for a call that has succeeded, because what it
@@ -201,7 +209,7 @@ func (b *Breaker) breakOff(ctx context.Context, c call, success *verdict, err er
 	if end.Kind == behavior.Failed && c.deadline != 0 && b.now() >= c.deadline {
 		end.Kind = behavior.Overran
 	}
-	v := b.judgeError(c, err, end, false)
+	v := c.judgeError(err, end, false)
 	if v == nil || !v.failed {
 		return
 	}

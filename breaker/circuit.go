@@ -19,8 +19,9 @@ import (
 // under it. The callbacks run no user code and take no other lock.
 type circuit struct {
 	gb      *gobreaker.CircuitBreaker[struct{}]
-	cfg     *Config
+	rules   *rules // of the present phase
 	state   State  // of its phase
+	start   time.Time
 	window  window // nil while half-open
 	row     int    // failures since the last success
 	passed  int    // successes
@@ -36,14 +37,10 @@ type tripping struct {
 }
 
 // newCircuit returns the circuit of a phase that is Closed, HalfOpen or Disabled.
-func (b *Breaker) newCircuit(state State) *circuit {
-	c := &circuit{cfg: &b.cfg, state: state}
-	switch {
-	case state == HalfOpen:
-	case b.cfg.WindowCalls > 0:
-		c.window = newCallWindow(b.cfg.WindowCalls)
-	default:
-		c.window = newTimeWindow(b.cfg.Window, b.start)
+func (b *Breaker) newCircuit(state State, r *rules) *circuit {
+	c := &circuit{rules: r, state: state, start: b.start}
+	if state != HalfOpen {
+		c.window = newWindow(r.Config, b.start)
 	}
 	c.gb = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Interval:      0, // with an interval, gobreaker drops the results of longer calls
@@ -90,7 +87,7 @@ func (c *circuit) report(v *verdict) {
 	if v != nil {
 		err = v
 	}
-	_, _ = c.gb.Execute(func() (struct{}, error) { return struct{}{}, err })
+	c.send(err)
 }
 
 // isExcluded implements gobreaker.Settings.IsExcluded.
@@ -99,7 +96,10 @@ func (c *circuit) isExcluded(err error) bool {
 	case nil:
 		return false
 	case *peek:
-		v.figures = c.figures()
+		v.figures, v.seen = c.figures(), true
+		return true
+	case *reform:
+		c.follow(v.rules)
 		return true
 	default:
 		return err == error(ignored)
@@ -149,22 +149,22 @@ func (c *circuit) count(v *verdict) {
 
 // opensFor reports whether the circuit opens for v, which has been counted.
 func (c *circuit) opensFor(v *verdict) bool {
-	cfg := c.cfg
+	r := c.rules
 	switch {
 	case c.state == Disabled || !v.failed && !v.slow:
 		return false
 	case c.state == HalfOpen:
-		return v.failed || cfg.SlowRate > 0
-	case v.trips || cfg.Failures > 0 && c.row >= cfg.Failures:
+		return v.failed || r.SlowRate > 0
+	case v.trips || r.Failures > 0 && c.row >= r.Failures:
 		return true
 	}
 	n := c.window.counts()
-	if cfg.FailuresInWindow > 0 && n.Failed >= int64(cfg.FailuresInWindow) {
+	if r.FailuresInWindow > 0 && n.Failed >= int64(r.FailuresInWindow) {
 		return true
 	}
-	return n.Calls >= int64(cfg.MinCalls) &&
-		(cfg.FailureRate > 0 && n.failureRate() >= cfg.FailureRate ||
-			cfg.SlowRate > 0 && n.slowRate() >= cfg.SlowRate)
+	return n.Calls >= int64(r.MinCalls) &&
+		(r.FailureRate > 0 && n.failureRate() >= r.FailureRate ||
+			r.SlowRate > 0 && n.slowRate() >= r.SlowRate)
 }
 
 // onStateChange implements gobreaker.Settings.OnStateChange. The only change is from
@@ -192,13 +192,37 @@ func (c *circuit) figures() figures {
 }
 
 // A peek is reported to a circuit to read its figures under gobreaker's lock.
-type peek struct{ figures }
+type peek struct {
+	figures
+	seen bool
+}
 
 func (*peek) Error() string { return "breaker: peek" }
 
 // look returns the figures. It reports false if gobreaker has opened.
 func (c *circuit) look() (figures, bool) {
 	var p peek
-	_, err := c.gb.Execute(func() (struct{}, error) { return struct{}{}, &p })
-	return p.figures, err == error(&p)
+	c.send(&p)
+	return p.figures, p.seen
+}
+
+// A reform is reported to a circuit to change its rules under gobreaker's lock.
+type reform struct{ rules *rules }
+
+func (*reform) Error() string { return "breaker: reform" }
+
+// reform makes the circuit follow r, unless gobreaker has opened.
+func (c *circuit) reform(r *rules) { c.send(&reform{r}) }
+
+// follow keeps the window if its shape is the same.
+func (c *circuit) follow(r *rules) {
+	if c.window != nil && (r.Window != c.rules.Window || r.WindowCalls != c.rules.WindowCalls) {
+		c.window = newWindow(r.Config, c.start)
+	}
+	c.rules = r
+}
+
+// send has gobreaker hand err to the callbacks, unless it has opened.
+func (c *circuit) send(err error) {
+	_, _ = c.gb.Execute(func() (struct{}, error) { return struct{}{}, err })
 }

@@ -16,7 +16,7 @@ import (
 // Failures, FailuresInWindow, FailureRate, SlowRate and OpenWhen each open the breaker;
 // of several, the first that is met. Only a call that failed or was slow opens it.
 type Config struct {
-	// Name appears in errors and events.
+	// Name appears in errors, events and figures.
 	Name string
 
 	// Failures is how many calls in a row must fail. Zero means 5 if none of the other

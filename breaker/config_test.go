@@ -83,9 +83,9 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 	}
 	require.NoError(t, do(b, ok))
 	require.Equal(t, breaker.Closed, b.State())
-	require.EqualValues(t, 0, b.Stats().Calls)
+	require.EqualValues(t, 0, b.Stats().Window.Calls)
 	require.NoError(t, do(b, ok))
-	require.EqualValues(t, 1, b.Stats().Calls)
+	require.EqualValues(t, 1, b.Stats().Window.Calls)
 }
 
 func TestOpenError(t *testing.T) {

@@ -57,6 +57,11 @@ func (e *OpenError) Error() string {
 	return text.String()
 }
 
+// event returns the event of this refusal.
+func (e *OpenError) event() Event {
+	return Event{Kind: Refused, Name: e.Name, Key: e.Key, From: e.State, To: e.State, At: time.Now(), Err: e}
+}
+
 // Is reports whether target is [ErrOpen], or [ErrTooManyKeys] for the refusal of a new key.
 func (e *OpenError) Is(target error) bool {
 	return target == ErrOpen || e.tooMany && target == ErrTooManyKeys

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that has none.
@@ -54,9 +56,9 @@ type GroupConfig[K comparable] struct {
 	// Config is the Config of each breaker. Its Name is that of the group.
 	Config Config
 	// ConfigFor, if not nil, returns the Config of the breaker of a key, instead of
-	// Config. If that is not valid, the call that needs the breaker panics. An empty Name
-	// means that of the group. ConfigFor may be called more than once for a key, by
-	// several goroutines.
+	// Config. An empty Name means that of the group. The call that needs the breaker
+	// panics if its Config is not valid. ConfigFor may be called more than once for a
+	// key, by several goroutines.
 	ConfigFor func(K) Config
 	// MaxKeys is the most breakers that the group holds at once. Zero means
 	// DefaultMaxKeys.
@@ -80,13 +82,15 @@ func (c GroupConfig[K]) Validate() error {
 }
 
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
+	c.Config = c.Config.withDefaults()
 	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
 	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
 	return c
 }
 
-// A Group holds one [Breaker] for each key: each shard, host or tenant. One that fails is
-// refused, and the others are not. A Group is safe for concurrent use. [NewGroup] makes one.
+// A Group holds one [Breaker] for each key, such as a shard, a host or a tenant, so that a
+// key that fails is refused and the others are not. A Group is safe for concurrent use.
+// [NewGroup] makes one.
 //
 // The group makes a breaker at the first call for its key, and forgets the breaker when
 // the key has had no call for IdleAfter, or when it holds MaxKeys and needs room for a new
@@ -101,10 +105,15 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // of keys that fail at the same time avoids that. A key that does not equal itself, such
 // as NaN, is always treated as a new key of a full group.
 type Group[K comparable] struct {
-	cfg     GroupConfig[K] // with its defaults filled in
-	members *keyed.Map[K, *Breaker]
-	shared  *Breaker
-	done    atomic.Bool
+	name      string
+	updating  sync.Mutex // held during an Update
+	settings  atomic.Pointer[groupRules[K]]
+	members   *keyed.Map[K, *Breaker]
+	shared    *Breaker
+	observers notify.Observers[Event]
+	done      atomic.Bool
+	refused   atomic.Int64         // calls of new keys
+	forgotten [keyed.Shards]Totals // of the breakers dropped from a shard, whose lock guards it
 }
 
 // NewGroup returns an empty Group. It panics with the error of cfg.Validate if that
@@ -113,25 +122,49 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	g := &Group[K]{cfg: cfg.withDefaults()}
+	g := &Group[K]{name: cfg.Config.Name}
+	r := newGroupRules(cfg)
+	g.settings.Store(r)
 	g.members = keyed.New(keyed.Config[K, *Breaker]{
-		Make: g.newMember,
-		Max:  g.cfg.MaxKeys,
-		Idle: g.cfg.IdleAfter,
-		Keep: (*Breaker).keep,
+		Make:  g.newMember,
+		Max:   r.MaxKeys,
+		Idle:  r.IdleAfter,
+		Keep:  (*Breaker).keep,
+		Added: g.added,
+		Drop:  func(shard int, b *Breaker) { g.forgotten[shard].add(b.counters.totals()) },
 	})
-	g.shared = newBreaker(cfg.Config, keyed.Other, &g.done)
+	g.shared = g.join(newBreaker(r.rules), keyed.Other)
 	return g
 }
 
 func (g *Group[K]) newMember(key K) *Breaker {
-	cfg := g.cfg.Config
-	if g.cfg.ConfigFor != nil {
-		cfg = g.cfg.ConfigFor(key)
-		cfg.Name = cmp.Or(cfg.Name, g.cfg.Config.Name)
+	r := g.settings.Load()
+	if r.ConfigFor == nil {
+		return g.join(newBreaker(r.rules), keyed.Text(key))
 	}
-	return newBreaker(cfg, keyed.Text(key), &g.done)
+	cfg := r.ConfigFor(key)
+	cfg.Name = cmp.Or(cfg.Name, g.name)
+	b := g.join(New(cfg), keyed.Text(key))
+	b.own = true
+	return b
 }
+
+// join makes b the breaker of a key of the group.
+func (g *Group[K]) join(b *Breaker, key string) *Breaker {
+	b.key, b.groupDone = key, &g.done
+	b.observers.In(&g.observers)
+	return b
+}
+
+// added has a new breaker follow an Update that was made since newMember.
+func (g *Group[K]) added(b *Breaker) {
+	if r := g.settings.Load().rules; !b.own && b.phase.Load().rules != r {
+		b.follow(r)
+	}
+}
+
+// Name returns the Name of the group's Config.
+func (g *Group[K]) Name() string { return g.name }
 
 // Do calls fn under the breaker of key, as [Breaker.Do] does.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
@@ -143,7 +176,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		defer e.Unpin()
 		return e.Value.Do(ctx, fn)
 	}
-	if g.cfg.Overflow == RefuseNew {
+	if g.settings.Load().Overflow == RefuseNew {
 		return g.refuse(ctx, key)
 	}
 	return g.shared.Do(ctx, fn)
@@ -169,7 +202,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		if g.cfg.Overflow == RefuseNew {
+		if g.settings.Load().Overflow == RefuseNew {
 			return nil, g.refuse(ctx, key)
 		}
 		return g.shared.Begin(ctx)
@@ -194,11 +227,16 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	}, nil
 }
 
-// refuse returns the refusal of a key for which there is no room.
+// refuse counts the refusal of a key for which there is no room, tells of it and returns
+// it.
 func (g *Group[K]) refuse(ctx context.Context, key K) error {
-	refusal := &OpenError{Name: g.cfg.Config.Name, Key: keyed.Text(key), State: ForcedOpen, tooMany: true}
-	if g.cfg.Config.OnReject != nil {
-		g.cfg.Config.OnReject(ctx, refusal)
+	g.refused.Add(1)
+	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), State: ForcedOpen, tooMany: true}
+	if f := g.settings.Load().Config.OnReject; f != nil {
+		f(ctx, refusal)
+	}
+	if g.observers.Any() {
+		g.observers.Tell(ctx, refusal.event())
 	}
 	return refusal
 }

@@ -24,10 +24,10 @@ func TestBreakerCountsASuccessWhenTheCallReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{SlowAfter: time.Second, SlowRate: 0.5, MinCalls: 1})
 		work := goesOn(t, b, t.Context())
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 		time.Sleep(time.Hour) // the reader is slow
 		work.End(nil)
-		require.Equal(t, breaker.Counts{}, b.Stats().Counts, "the hour has passed, and nothing was added")
+		require.Equal(t, breaker.Counts{}, b.Stats().Window, "the hour has passed, and nothing was added")
 		require.Equal(t, breaker.Closed, b.State())
 	})
 }
@@ -36,7 +36,7 @@ func TestBreakerCountsABreakingOffAsOneMoreFailure(t *testing.T) {
 	var seen changes
 	b := breaker.New(breaker.Config{Failures: 2, OnChange: seen.hook})
 	goesOn(t, b, t.Context()).End(errDown)
-	require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 1, Failed: 1, FailedInARow: 1}, b.Stats().Counts)
+	require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window)
 	require.NoError(t, do(b, ok))
 
 	first, second := goesOn(t, b, t.Context()), goesOn(t, b, t.Context())
@@ -52,7 +52,7 @@ func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 3})
 	goesOn(t, b, t.Context()).End(errDown)
 	do(b, down)
-	require.EqualValues(t, 2, b.Stats().FailedInARow)
+	require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
 	goesOn(t, b, t.Context()).End(errDown)
 	require.Equal(t, breaker.Open, b.State())
 
@@ -63,15 +63,15 @@ func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
 	do(b, down)
 	second := goesOn(t, b, t.Context())
 	first.End(errDown)
-	require.EqualValues(t, 1, b.Stats().FailedInARow, "the second is a success as yet")
+	require.EqualValues(t, 1, b.Stats().Window.FailedInARow, "the second is a success as yet")
 	second.End(errDown)
-	require.EqualValues(t, 3, b.Stats().FailedInARow, "1 and the 1 that the second had ended, and itself")
+	require.EqualValues(t, 3, b.Stats().Window.FailedInARow, "1 and the 1 that the second had ended, and itself")
 
 	do(b, down)
 	third := goesOn(t, b, t.Context())
 	require.NoError(t, do(b, ok))
 	third.End(errDown)
-	require.EqualValues(t, 1, b.Stats().FailedInARow)
+	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
 }
 
 func TestBreakerWithWorkThatGoesOnWell(t *testing.T) {
@@ -90,7 +90,7 @@ func TestBreakerIgnoresABreakingOffFromBefore(t *testing.T) {
 	b.Reset()
 	work.End(errDown)
 	require.Equal(t, breaker.Closed, b.State())
-	require.Zero(t, b.Stats().Counts)
+	require.Zero(t, b.Stats().Window)
 }
 
 func TestBreakerReadsABreakingOff(t *testing.T) {
@@ -127,7 +127,7 @@ func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
 	for _, outcome := range []breaker.Outcome{breaker.Success, breaker.Ignore} {
 		b := breaker.New(breaker.Config{Failures: 1, Classify: func(error) breaker.Outcome { return outcome }})
 		goesOn(t, b, t.Context()).End(errDown)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts, outcome)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window, outcome)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 				require.Equal(t, errDown, b.Do(ctx, func(context.Context) error { return fn(work) }))
 			}()
 			work.End(errDown)
-			require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Counts, "once")
+			require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window, "once")
 		})
 	}
 }

@@ -28,6 +28,7 @@ type model struct {
 	successes int
 	permits   map[int]time.Duration
 	admitted  int
+	totals    breaker.Totals
 }
 
 type result struct {
@@ -38,6 +39,7 @@ type result struct {
 type call struct {
 	id, period      int // id 0: no probe
 	begun, deadline time.Duration
+	patience        time.Duration
 }
 
 // An end is an error and what it says, if its caller has not left.
@@ -71,6 +73,13 @@ var ends = []end{
 }
 
 func (m *model) enter(s breaker.State) {
+	if s != m.state {
+		entered := map[breaker.State]*int64{
+			breaker.Open: &m.totals.Opened, breaker.HalfOpen: &m.totals.HalfOpened, breaker.Closed: &m.totals.Closed,
+			breaker.ForcedOpen: &m.totals.ForcedOpen, breaker.Disabled: &m.totals.Disabled,
+		}
+		*entered[s]++
+	}
 	m.state = s
 	m.period++
 	m.successes = 0
@@ -94,9 +103,10 @@ func (m *model) look() breaker.State {
 func (m *model) allow(deadline time.Duration) (call, bool) {
 	switch m.look() {
 	case breaker.Open, breaker.ForcedOpen:
+		m.totals.Refused++
 		return call{}, false
 	case breaker.Closed, breaker.Disabled:
-		return call{0, m.period, m.now, deadline}, true
+		return call{0, m.period, m.now, deadline, m.cfg.Patience}, true
 	}
 	for id, expires := range m.permits {
 		if expires <= m.now {
@@ -104,11 +114,12 @@ func (m *model) allow(deadline time.Duration) (call, bool) {
 		}
 	}
 	if len(m.permits) >= min(m.cfg.Probes, m.cfg.Successes-m.successes) {
+		m.totals.Refused++
 		return call{}, false
 	}
 	m.admitted++
 	m.permits[m.admitted] = m.now + m.cfg.MaxHalfOpen
-	return call{m.admitted, m.period, m.now, deadline}, true
+	return call{m.admitted, m.period, m.now, deadline, m.cfg.Patience}, true
 }
 
 // end ends a call with e.
@@ -118,12 +129,23 @@ func (m *model) end(c call, e end, canceled bool) {
 	says, slow := e.says, false
 	switch overran := c.deadline > 0 && m.now >= c.deadline; {
 	case says != bad:
-	case overran && (m.cfg.Patience < 0 || c.deadline-c.begun < m.cfg.Patience):
+	case overran && (c.patience < 0 || c.deadline-c.begun < c.patience):
 		says = nothing
 	case overran:
 		slow = true
 	case canceled:
 		says = nothing
+	}
+	switch says {
+	case good:
+		m.totals.Succeeded++
+	case bad:
+		m.totals.Failed++
+	default:
+		m.totals.Ignored++
+	}
+	if slow {
+		m.totals.Slow++
 	}
 	if lost || c.period != m.period || says == nothing {
 		return
@@ -154,6 +176,18 @@ func (m *model) end(c call, e end, canceled bool) {
 		m.open(min(e.after, m.cfg.MaxRetryAfter))
 	} else {
 		m.open(min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor))
+	}
+}
+
+// update is told of a change of the Config.
+func (m *model) update(change func(*breaker.Config)) {
+	was := m.cfg
+	change(&m.cfg)
+	if was.WindowCalls != m.cfg.WindowCalls || was.Window != m.cfg.Window {
+		m.calls = nil
+	}
+	if m.state == breaker.HalfOpen && m.successes >= m.cfg.Successes {
+		m.enter(breaker.Closed)
 	}
 }
 
@@ -223,7 +257,7 @@ func runModel(t *testing.T, program []byte) {
 	}
 	var calls []waiting
 	for i := 2; i+1 < len(program); i += 2 {
-		op, arg := program[i]%16, int(program[i+1])
+		op, arg := program[i]%17, int(program[i+1])
 		switch op {
 		case 0:
 			time.Sleep(time.Duration(arg) * tick / 4)
@@ -291,15 +325,41 @@ func runModel(t *testing.T, program []byte) {
 			if m.state == breaker.ForcedOpen || m.state == breaker.Disabled {
 				m.enter(breaker.Closed)
 			}
+		case 16:
+			change := func(c *breaker.Config) {
+				switch n := 1 + arg>>3%5; arg % 8 {
+				case 0:
+					c.Failures = n
+				case 1:
+					c.OpenFor = time.Duration(n) * tick
+					c.MaxOpenFor = time.Duration(1+arg>>6) * c.OpenFor
+				case 2:
+					c.Probes = n
+				case 3:
+					c.Successes = n
+				case 4:
+					c.WindowCalls, c.Window = 5+n, 0
+				case 5:
+					c.WindowCalls, c.Window = 0, time.Duration(n)*10*tick
+				case 6:
+					c.Patience = time.Duration(n) * tick
+				case 7:
+					c.MaxHalfOpen = time.Duration(n) * 5 * tick
+				}
+			}
+			m.look()
+			m.update(change)
+			require.NoError(t, circuit.Update(change))
 		}
 		s := circuit.Stats()
 		require.Equal(t, m.look(), s.State, "op %d: %+v\n%v", i, m, program[:i+2])
 		require.EqualValues(t, m.opens, s.OpensInARow, "op %d: %+v", i, m)
+		require.Equal(t, m.totals, s.Totals, "op %d: %+v", i, m)
 		switch s.State {
 		case breaker.Open:
 			require.Equal(t, m.until-m.now, s.OpenLeft, "op %d: %+v", i, m)
 		case breaker.Closed, breaker.Disabled:
-			require.Equal(t, m.counts(), s.Counts, "op %d: %+v", i, m)
+			require.Equal(t, m.counts(), s.Window, "op %d: %+v", i, m)
 		}
 	}
 	seen.requireChain(t, m.look())

@@ -17,7 +17,7 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 			return
 		}
 		if d <= 0 {
-			d = b.cfg.openTime(1)
+			d = p.rules.openTime(1)
 		}
 		b.opens = max(b.opens, 1)
 		b.open(min(d, longest), err, f)
@@ -43,7 +43,7 @@ func (b *Breaker) ForceOpen(reason error) {
 		b.opens = 0
 		b.enter(&phase{
 			state:   ForcedOpen,
-			refusal: &OpenError{Name: b.cfg.Name, Key: b.key, State: ForcedOpen, LastErr: reason},
+			refusal: &OpenError{Name: b.name, Key: b.key, State: ForcedOpen, LastErr: reason},
 			until:   forever,
 			figures: f,
 		}, Change{Err: reason})
@@ -57,7 +57,7 @@ func (b *Breaker) Disable() {
 			return
 		}
 		b.opens = 0
-		b.enter(&phase{state: Disabled, circuit: b.newCircuit(Disabled), figures: figures{lastErr: f.lastErr}}, Change{})
+		b.enter(&phase{state: Disabled, circuit: b.newCircuit(Disabled, p.rules), figures: figures{lastErr: f.lastErr}}, Change{})
 	})
 }
 

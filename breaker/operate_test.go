@@ -85,7 +85,7 @@ func TestBreakerReset(t *testing.T) {
 		do(b, down)
 		b.Reset()
 		require.Empty(t, seen.all, "it was closed")
-		require.Zero(t, b.Stats().Counts)
+		require.Zero(t, b.Stats().Window)
 		do(b, down)
 		require.Equal(t, breaker.Closed, b.State(), "the failure before the reset is forgotten")
 		do(b, down)
@@ -93,7 +93,7 @@ func TestBreakerReset(t *testing.T) {
 		do(b, down)
 		require.EqualValues(t, 2, b.Stats().OpensInARow)
 		b.Reset()
-		require.Equal(t, breaker.Stats{Since: time.Now()}, b.Stats())
+		require.Equal(t, breaker.Stats{Since: time.Now()}, untotaled(b))
 		require.NoError(t, do(b, ok))
 		for range 2 {
 			do(b, down)
@@ -138,12 +138,12 @@ func TestBreakerDisable(t *testing.T) {
 	b.Trip(nil, time.Second)
 	b.Reset()
 	require.Equal(t, breaker.Disabled, b.State(), "until Enable")
-	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10, FailedInARow: 10}, b.Stats().Counts, "it goes on counting")
+	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10, FailedInARow: 10}, b.Stats().Window, "it goes on counting")
 	b.ForceOpen(nil)
 	b.Disable()
 	b.Enable()
 	require.Equal(t, breaker.Closed, b.State())
-	require.Zero(t, b.Stats().Counts)
+	require.Zero(t, b.Stats().Window)
 	b.Enable()
 	require.Equal(t, "closed -> open, open -> disabled, disabled -> forced open, forced open -> disabled, disabled -> closed", seen.String())
 	open(t, b)
@@ -160,7 +160,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour}))
 		began := time.Now()
-		require.Equal(t, breaker.Stats{Since: began}, b.Stats())
+		require.Equal(t, breaker.Stats{Since: began}, untotaled(b))
 		time.Sleep(time.Second)
 		for _, call := range []func(context.Context) error{ok, ok, down, down} {
 			do(b, call)
@@ -168,24 +168,24 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 		want := breaker.Stats{
 			State:       breaker.Open,
 			Since:       began.Add(time.Second),
-			Counts:      breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2},
+			Window:      breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2},
 			FailureRate: 0.5,
 			OpensInARow: 1,
 			OpenLeft:    time.Hour,
 			LastErr:     errDown,
 		}
-		require.Equal(t, want, b.Stats())
+		require.Equal(t, want, untotaled(b))
 		time.Sleep(time.Hour)
 		want.State, want.Since, want.OpenLeft = breaker.HalfOpen, time.Now(), 0
-		require.Equal(t, want, b.Stats())
+		require.Equal(t, want, untotaled(b))
 		do(b, down)
-		want.FailedInARow++
-		require.Equal(t, want.Counts, b.Stats().Counts)
+		want.Window.FailedInARow++
+		require.Equal(t, want.Window, b.Stats().Window)
 		time.Sleep(time.Hour)
 		do(b, ok)
-		require.Equal(t, breaker.Stats{Since: time.Now(), LastErr: errDown}, b.Stats())
+		require.Equal(t, breaker.Stats{Since: time.Now(), LastErr: errDown}, untotaled(b))
 		do(b, ok)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 	})
 }
 

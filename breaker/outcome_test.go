@@ -109,7 +109,7 @@ func TestBreakerReadsTheEndOfACall(t *testing.T) {
 			defer cancel()
 			ctx = context.WithValue(ctx, cancelKey{}, cancel)
 			_ = b.Do(ctx, test.fn)
-			require.Equal(t, test.want, b.Stats().Counts)
+			require.Equal(t, test.want, b.Stats().Window)
 			require.Equal(t, test.asked, asked, "Classify was asked")
 			require.Equal(t, breaker.Closed, b.State())
 		})
@@ -139,7 +139,7 @@ func TestBreakerClassify(t *testing.T) {
 	do(b, down)
 	do(b, returning(context.Canceled))
 	require.Equal(t, breaker.Closed, b.State())
-	require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 1}, b.Stats().Counts)
+	require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 1}, b.Stats().Window)
 	do(b, down)
 	require.Equal(t, breaker.Open, b.State())
 }

@@ -79,7 +79,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 					b := breaker.New(test.cfg)
 					time.Sleep(time.Minute)
 					call(t, b)
-					require.Equal(t, want, b.Stats().Counts)
+					require.Equal(t, want, b.Stats().Window)
 				})
 			})
 		}
@@ -99,7 +99,7 @@ func TestBreakerPatienceIsForDeadlinesOnly(t *testing.T) {
 			defer cancel()
 			require.Equal(t, err, b.Do(ctx, taking(time.Hour, err)))
 		}
-		require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 2}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 2}, b.Stats().Window)
 		require.Equal(t, breaker.Closed, b.State())
 	})
 }
@@ -115,7 +115,7 @@ func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 		err := hangFor(b, time.Second)
 		_ = hangFor(b, time.Millisecond)
 		require.Equal(t, []error{err}, asked)
-		require.Zero(t, b.Stats().Counts)
+		require.Zero(t, b.Stats().Window)
 	})
 }
 
@@ -194,7 +194,7 @@ func TestBreakerSeesADeadlineAtItsTime(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			require.Equal(t, errDown, b.Do(ctx, taking(time.Millisecond, errDown)))
-			require.Zero(t, b.Stats().Counts, "the caller had no patience")
+			require.Zero(t, b.Stats().Window, "the caller had no patience")
 		})
 	}
 }

@@ -23,11 +23,12 @@ func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
 	for len(b.permits) > 0 && b.permits[0].expires <= now { // the oldest is first
 		b.permits = slices.Delete(b.permits, 0, 1)
 	}
-	most := min(b.cfg.Probes, b.cfg.Successes-p.circuit.successes())
+	r := p.rules
+	most := min(r.Probes, r.Successes-p.circuit.successes())
 	ok := len(b.permits) < most
 	if ok {
 		b.lastPermit++
-		b.permits = append(b.permits, permit{b.lastPermit, now + b.cfg.MaxHalfOpen})
+		b.permits = append(b.permits, permit{b.lastPermit, now + r.MaxHalfOpen})
 	}
 	if len(b.permits) >= most {
 		b.busy.Store(int64(b.permits[0].expires))

@@ -8,9 +8,11 @@ import (
 	"time"
 )
 
-// A phase is the time between two changes of state, with the counts that belong to it.
+// A phase is the time between two changes of state, or of rules, with the counts that
+// belong to it.
 type phase struct {
 	state   State
+	rules   *rules        // of the breaker in this phase
 	circuit *circuit      // counts the results; nil if no call passes
 	refusal *OpenError    // nil if every call passes
 	until   time.Duration // no call passes before; forever if an operator decides
@@ -40,7 +42,7 @@ func (b *Breaker) catchUp() *phase {
 	case p.circuit == nil: // open, or forced open
 	case p.circuit.tripped.Load() != nil:
 		b.trip(p, p.circuit.tripped.Load())
-	case p.state == HalfOpen && p.circuit.successes() >= b.cfg.Successes:
+	case p.state == HalfOpen && p.circuit.successes() >= p.rules.Successes:
 		b.close(p.figures.lastErr)
 	}
 	return b.phase.Load()
@@ -49,9 +51,9 @@ func (b *Breaker) catchUp() *phase {
 // trip ends phase p, whose calls have failed; b.mu is held.
 func (b *Breaker) trip(p *phase, t *tripping) {
 	b.opens++
-	d := b.cfg.openTime(b.opens)
+	d := p.rules.openTime(b.opens)
 	if t.openFor > 0 {
-		d = min(t.openFor, b.cfg.MaxRetryAfter)
+		d = min(t.openFor, p.rules.MaxRetryAfter)
 	}
 	err := t.err
 	if err == nil {
@@ -66,7 +68,7 @@ func (b *Breaker) trip(p *phase, t *tripping) {
 }
 
 // openTime returns how long to stay open for the nth time in a row.
-func (c *Config) openTime(n int) time.Duration {
+func (c Config) openTime(n int) time.Duration {
 	d := max(c.OpenFor, 0)
 	for ; n > 1 && d < c.MaxOpenFor; n-- {
 		d = min(d*2, c.MaxOpenFor)
@@ -83,7 +85,7 @@ func (b *Breaker) open(d time.Duration, err error, f figures) {
 	f.lastErr = err
 	b.enter(&phase{
 		state:   Open,
-		refusal: &OpenError{Name: b.cfg.Name, Key: b.key, State: Open, Until: b.start.Add(until), LastErr: err},
+		refusal: &OpenError{Name: b.name, Key: b.key, State: Open, Until: b.start.Add(until), LastErr: err},
 		until:   until,
 		figures: f,
 	}, Change{Err: err, OpenFor: d})
@@ -93,7 +95,7 @@ func (b *Breaker) open(d time.Duration, err error, f figures) {
 func (b *Breaker) halfOpen(p *phase) {
 	refusal := *p.refusal
 	refusal.State, refusal.since = HalfOpen, time.Now()
-	c := b.newCircuit(HalfOpen)
+	c := b.newCircuit(HalfOpen, p.rules)
 	c.row = int(p.figures.FailedInARow)
 	b.enter(&phase{state: HalfOpen, circuit: c, refusal: &refusal, figures: p.figures}, Change{})
 }
@@ -101,17 +103,19 @@ func (b *Breaker) halfOpen(p *phase) {
 // close begins a closed phase; b.mu is held.
 func (b *Breaker) close(lastErr error) {
 	b.opens = 0
-	b.enter(&phase{state: Closed, circuit: b.newCircuit(Closed), figures: figures{lastErr: lastErr}}, Change{})
+	c := b.newCircuit(Closed, b.phase.Load().rules)
+	b.enter(&phase{state: Closed, circuit: c, figures: figures{lastErr: lastErr}}, Change{})
 }
 
 // enter begins phase p; b.mu is held. Every change of state happens here.
 func (b *Breaker) enter(p *phase, c Change) {
 	from := b.phase.Load()
-	p.since = from.since
+	p.rules, p.since = from.rules, from.since
 	if from.state != p.state {
-		c.Name, c.Key, c.From, c.To, c.At = b.cfg.Name, b.key, from.state, p.state, time.Now()
+		c.Name, c.Key, c.From, c.To, c.At = b.name, b.key, from.state, p.state, time.Now()
 		p.since = c.At
-		if b.cfg.OnChange != nil {
+		b.counters.entered[p.state].Add(1)
+		if p.rules.OnChange != nil || b.observers.Any() {
 			b.changes.Add(nil, c)
 		}
 	}

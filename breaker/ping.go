@@ -7,26 +7,41 @@ import (
 	"time"
 )
 
-// repoint stops the goroutine that pinged for an earlier phase and starts the one for
-// phase p, if it needs one; b.mu is held.
+// repoint stops the goroutine that pinged for an earlier phase and starts one for phase p,
+// if that is open; b.mu is held.
 func (b *Breaker) repoint(p *phase) {
 	if p.state == HalfOpen {
 		return // the goroutine of the open phase goes on
 	}
+	b.stopPinging()
+	if p.state == Open {
+		b.startPinging(p)
+	}
+}
+
+// startPinging starts the goroutine that pings after phase p, which is open, or in it, if
+// it is half-open; b.mu is held.
+func (b *Breaker) startPinging(p *phase) {
+	if p.rules.Ping == nil || b.closed || b.groupDone != nil && b.groupDone.Load() {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	b.stopPing = cancel
+	b.pingDue.Store(int64(max(p.until, b.now()) + p.rules.MaxHalfOpen))
+	go b.ping(ctx, p)
+}
+
+// stopPinging stops the goroutine that pings, if there is one; b.mu is held.
+func (b *Breaker) stopPinging() {
 	if b.stopPing != nil {
 		b.stopPing()
 		b.stopPing = nil
 		b.pingDue.Store(0)
 	}
-	if p.state == Open && b.cfg.Ping != nil && !b.closed && (b.groupDone == nil || !b.groupDone.Load()) {
-		ctx, cancel := context.WithCancel(context.Background())
-		b.stopPing = cancel
-		b.pingDue.Store(int64(p.until + b.cfg.MaxHalfOpen))
-		go b.ping(ctx, p)
-	}
 }
 
-// ping waits until the open phase p is over and then pings while the breaker is half-open.
+// ping waits for the end of phase p, if it is open, and then pings while the breaker is
+// half-open.
 func (b *Breaker) ping(ctx context.Context, p *phase) {
 	timer := time.NewTimer(p.until - b.now())
 	defer timer.Stop()
@@ -53,7 +68,7 @@ var errPingExited = errors.New("breaker: Ping called runtime.Goexit")
 // passes for as long as a Ping may take.
 func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 	c := call{phase: p, begun: b.now()}
-	if !b.holdForPing(ctx, c.begun) {
+	if !b.holdForPing(ctx, c) {
 		return
 	}
 	v := &verdict{err: errPingExited, failed: true}
@@ -67,9 +82,9 @@ func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 		b.settleProbe(p, c.permit, v)
 		b.deliver(context.Background())
 	}()
-	limited, cancel := context.WithTimeout(ctx, b.cfg.MaxHalfOpen)
+	limited, cancel := context.WithTimeout(ctx, p.rules.MaxHalfOpen)
 	defer cancel()
-	err := b.cfg.Ping(limited)
+	err := p.rules.Ping(limited)
 	if err == nil {
 		err = limited.Err()
 	}
@@ -81,15 +96,15 @@ func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 	}
 }
 
-// holdForPing keeps other probes out for MaxHalfOpen, beginning now. It reports false if
+// holdForPing keeps other probes out for the MaxHalfOpen of the Ping c. It reports false if
 // the goroutine has been stopped.
-func (b *Breaker) holdForPing(ctx context.Context, now time.Duration) bool {
+func (b *Breaker) holdForPing(ctx context.Context, c call) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ctx.Err() != nil {
 		return false
 	}
-	b.pingDue.Store(int64(now + b.cfg.MaxHalfOpen))
+	b.pingDue.Store(int64(c.begun + c.phase.rules.MaxHalfOpen))
 	return true
 }
 
@@ -100,10 +115,6 @@ func (b *Breaker) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
-	if b.stopPing != nil {
-		b.stopPing()
-		b.stopPing = nil
-		b.pingDue.Store(0)
-	}
+	b.stopPinging()
 	return nil
 }

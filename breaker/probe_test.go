@@ -152,7 +152,7 @@ func TestBeginDoneIsIdempotent(t *testing.T) {
 			done(errDown)
 		}
 		require.Equal(t, breaker.Closed, b.State())
-		require.EqualValues(t, 1, b.Stats().Failed)
+		require.EqualValues(t, 1, b.Stats().Window.Failed)
 		do(b, down)
 		_, err = b.Begin(t.Context())
 		requireRefused(t, err, breaker.Open)

@@ -2,18 +2,41 @@ package breaker
 
 import (
 	"context"
+	"iter"
+	"sync/atomic"
 	"time"
 )
 
+// Totals are counters since New. They never go back: not by Reset, a change of state or of
+// the Config, nor when a Group forgets a breaker.
+type Totals struct {
+	// Calls by outcome. A call is counted when it ends, even if its result changes
+	// nothing because the breaker has opened or closed since. A call that breaks off
+	// after it has succeeded counts as Succeeded and as Failed. Pings are not counted.
+	Succeeded int64
+	Failed    int64
+	Ignored   int64
+	Refused   int64
+	Slow      int64 // of Succeeded and Failed: see [Counts]
+
+	// Changes of state, by the new state.
+	Opened     int64
+	HalfOpened int64
+	Closed     int64
+	ForcedOpen int64
+	Disabled   int64
+}
+
 // Stats is a snapshot of a [Breaker].
 type Stats struct {
+	Totals
 	State State
 	Since time.Time // of the last change of State, or of New
-	// Counts are the calls in the window. While the breaker is open or half-open they
-	// are those of the moment when it was last closed.
-	Counts
-	FailureRate float64       // of Calls; 0 if there are none
-	SlowRate    float64       // of Calls; 0 if there are none
+	// Window counts the calls in the window. While the breaker is open or half-open it
+	// is that of the moment when the breaker was last closed.
+	Window      Counts
+	FailureRate float64       // of the calls in the window; 0 if there are none
+	SlowRate    float64       // of the calls in the window; 0 if there are none
 	OpensInARow int64         // how often it has opened since it was last closed
 	OpenLeft    time.Duration // time until it lets a probe through; 0 unless State is Open
 	LastErr     error         // of the last failure, or the reason given to Trip or ForceOpen
@@ -26,9 +49,10 @@ func (b *Breaker) Stats() Stats {
 	defer b.mu.Unlock()
 	p, f := b.look()
 	s := Stats{
+		Totals:      b.counters.totals(),
 		State:       p.state,
 		Since:       p.since,
-		Counts:      f.Counts,
+		Window:      f.Counts,
 		FailureRate: f.failureRate(),
 		SlowRate:    f.slowRate(),
 		OpensInARow: int64(b.opens),
@@ -55,4 +79,92 @@ func (b *Breaker) look() (*phase, figures) {
 			return p, f
 		}
 	}
+}
+
+// GroupStats is a snapshot of a [Group].
+type GroupStats struct {
+	// Totals are the sums over all breakers of the group: those that it holds, those
+	// that it has forgotten, as they were at that time, and the one that keys share.
+	Totals
+	Keys   int           // breakers that the group holds, without the one that keys share
+	States map[State]int // how many of these are in each state
+	Shared State         // of the breaker that keys share
+}
+
+// Stats returns a snapshot.
+func (g *Group[K]) Stats() GroupStats {
+	s := GroupStats{States: make(map[State]int), Shared: g.shared.peek()}
+	s.Totals = g.shared.counters.totals()
+	s.Refused += g.refused.Load()
+	g.members.Shards(func(shard int, members iter.Seq2[K, *Breaker]) {
+		s.Totals.add(g.forgotten[shard])
+		for _, b := range members {
+			s.Totals.add(b.counters.totals())
+			s.States[b.peek()]++
+			s.Keys++
+		}
+	})
+	return s
+}
+
+// peek returns the state without a lock and without moving an open breaker on.
+func (b *Breaker) peek() State {
+	p := b.phase.Load()
+	if p.state == Open && b.now() >= p.until {
+		return HalfOpen
+	}
+	return p.state
+}
+
+// Counters count what a breaker has done.
+type counters struct {
+	succeeded, failed, ignored, refused, slow atomic.Int64
+
+	entered [len(stateNames)]atomic.Int64 // by State
+}
+
+// add counts a call by its verdict.
+func (c *counters) add(v *verdict) {
+	switch {
+	case v == nil:
+		c.succeeded.Add(1)
+		return
+	case v == ignored:
+		c.ignored.Add(1)
+	case v.failed:
+		c.failed.Add(1)
+	default:
+		c.succeeded.Add(1)
+	}
+	if v.slow {
+		c.slow.Add(1)
+	}
+}
+
+func (c *counters) totals() Totals {
+	return Totals{
+		Succeeded:  c.succeeded.Load(),
+		Failed:     c.failed.Load(),
+		Ignored:    c.ignored.Load(),
+		Refused:    c.refused.Load(),
+		Slow:       c.slow.Load(),
+		Opened:     c.entered[Open].Load(),
+		HalfOpened: c.entered[HalfOpen].Load(),
+		Closed:     c.entered[Closed].Load(),
+		ForcedOpen: c.entered[ForcedOpen].Load(),
+		Disabled:   c.entered[Disabled].Load(),
+	}
+}
+
+func (t *Totals) add(o Totals) {
+	t.Succeeded += o.Succeeded
+	t.Failed += o.Failed
+	t.Ignored += o.Ignored
+	t.Refused += o.Refused
+	t.Slow += o.Slow
+	t.Opened += o.Opened
+	t.HalfOpened += o.HalfOpened
+	t.Closed += o.Closed
+	t.ForcedOpen += o.ForcedOpen
+	t.Disabled += o.Disabled
 }

@@ -45,9 +45,9 @@ func TestBreakerOpensAtTheExactSlowRate(t *testing.T) {
 		}
 		require.Equal(t, breaker.Stats{
 			Since:    b.Stats().Since,
-			Counts:   breaker.Counts{Calls: 3, Succeeded: 3, Slow: 1},
+			Window:   breaker.Counts{Calls: 3, Succeeded: 3, Slow: 1},
 			SlowRate: 1.0 / 3,
-		}, b.Stats())
+		}, untotaled(b))
 		require.NoError(t, do(b, taking(slow, nil)), "a slow success is a success for its caller")
 		require.Equal(t, breaker.Open, b.State())
 		require.ErrorContains(t, b.Stats().LastErr, "slow")
@@ -65,7 +65,7 @@ func TestBreakerOpensAtTheExactSlowRate(t *testing.T) {
 		for range 4 {
 			require.Equal(t, errDown, do(b, taking(slow, errDown)))
 		}
-		require.Equal(t, breaker.Counts{Calls: 4, Failed: 4, Slow: 4, FailedInARow: 4}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 4, Failed: 4, Slow: 4, FailedInARow: 4}, b.Stats().Window)
 		require.Equal(t, breaker.Open, b.State())
 	})
 }
@@ -77,7 +77,7 @@ func TestBreakerSlowSuccessEndsARowOfFailures(t *testing.T) {
 		require.NoError(t, do(b, taking(time.Second, nil)))
 		do(b, down)
 		require.Equal(t, breaker.Closed, b.State())
-		require.EqualValues(t, 1, b.Stats().FailedInARow)
+		require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
 		do(b, down)
 		require.Equal(t, breaker.Open, b.State())
 	})
@@ -90,17 +90,17 @@ func TestBreakerWindowSlides(t *testing.T) {
 		do(b, down)
 		time.Sleep(9500 * time.Millisecond)
 		do(b, ok)
-		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2}, b.Stats().Window)
 		time.Sleep(500*time.Millisecond - 1)
-		require.EqualValues(t, 3, b.Stats().Calls)
+		require.EqualValues(t, 3, b.Stats().Window.Calls)
 		time.Sleep(time.Nanosecond)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 		do(b, down)
 		do(b, down)
 		require.Equal(t, breaker.Closed, b.State(), "three calls: those of 10 s ago have gone")
 		require.InDelta(t, 2.0/3, b.Stats().FailureRate, 1e-12)
 		time.Sleep(time.Hour)
-		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Window)
 		require.Zero(t, b.Stats().FailureRate)
 		for range 4 {
 			require.Equal(t, breaker.Closed, b.State())
@@ -206,7 +206,7 @@ func TestBreakerOpensByOpenWhen(t *testing.T) {
 			{Calls: 4, Succeeded: 3, Failed: 1, Slow: 1, FailedInARow: 1},
 			{Calls: 4, Succeeded: 2, Failed: 2, Slow: 1, FailedInARow: 2},
 		}, asked)
-		require.Equal(t, asked[3], b.Stats().Counts, "each call is counted once")
+		require.Equal(t, asked[3], b.Stats().Window, "each call is counted once")
 		require.Equal(t, errDown, seen.all[0].Err)
 		require.Equal(t, 30*time.Second, seen.all[0].OpenFor)
 
@@ -224,7 +224,7 @@ func TestBreakerOpensByOpenWhen(t *testing.T) {
 func TestOpenWhenMayUseTheBreaker(t *testing.T) {
 	var b *breaker.Breaker
 	b = breaker.New(breaker.Config{OpenWhen: func(c breaker.Counts) bool {
-		require.Equal(t, b.Stats().Counts, c)
+		require.Equal(t, b.Stats().Window, c)
 		require.NoError(t, do(b, ok))
 		if c.Failed == 1 {
 			panic("boom")
@@ -249,7 +249,7 @@ func TestBreakerCountsSlowCallsWithoutARate(t *testing.T) {
 		for range 50 {
 			require.NoError(t, do(b, taking(time.Second, nil)))
 		}
-		require.Equal(t, breaker.Counts{Calls: 50, Succeeded: 50, Slow: 50}, b.Stats().Counts)
+		require.Equal(t, breaker.Counts{Calls: 50, Succeeded: 50, Slow: 50}, b.Stats().Window)
 		require.Equal(t, 1.0, b.Stats().SlowRate)
 		open(t, b)
 		time.Sleep(30 * time.Second)

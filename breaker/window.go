@@ -31,6 +31,13 @@ type window interface {
 	counts() Counts
 }
 
+func newWindow(c Config, start time.Time) window {
+	if c.WindowCalls > 0 {
+		return newCallWindow(c.WindowCalls)
+	}
+	return newTimeWindow(c.Window, start)
+}
+
 // A tally counts the calls of a window or of one of its buckets.
 type tally struct{ calls, failed, slow int64 }
 

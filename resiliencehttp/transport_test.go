@@ -937,8 +937,8 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 		// Each attempt counts once, but for those whose ctx ended first.
 		ended := int64(len(attempts.seen()))
 		require.EqualValues(t, len(attempts.ctxs), ended)
-		require.LessOrEqual(t, circuit.Stats().Calls, ended)
-		require.GreaterOrEqual(t, circuit.Stats().Calls, ended-callers*calls/3-callers)
+		require.LessOrEqual(t, circuit.Stats().Window.Calls, ended)
+		require.GreaterOrEqual(t, circuit.Stats().Window.Calls, ended-callers*calls/3-callers)
 	})
 }
 

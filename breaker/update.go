@@ -1,0 +1,159 @@
+package breaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
+)
+
+// Rules are a Config with its defaults filled in, and as it was given. They do not change:
+// an Update makes new ones.
+type rules struct {
+	Config
+	given Config
+}
+
+func newRules(given Config) *rules { return &rules{given.withDefaults(), given} }
+
+// changed returns the given Config of r after change, and an error if the name has changed.
+func (r *rules) changed(change func(*Config)) (Config, error) {
+	given := settings.Change(r.given, r.Config, change)
+	f := invalid.Fields{Type: "breaker.Config"}
+	f.Need(given.Name == r.Name, "Name", strconv.Quote(given.Name), strconv.Quote(r.Name)+" as before: it cannot change")
+	return given, f.Err()
+}
+
+// Config returns the present Config, with its defaults filled in.
+func (b *Breaker) Config() Config { return b.phase.Load().rules.Config }
+
+// Update changes the Config of a breaker in use. It calls change with the present Config,
+// with its defaults filled in. If the result is not valid, Update returns the error of
+// Validate and nothing changes. A field that has its default, and that change does not
+// set, gets its default anew: after a change of SlowAfter, for example, Patience follows.
+//
+//   - The state is kept. An open breaker stays open until its time. A half-open breaker
+//     keeps its successes, and closes if they are enough now. ForceOpen and Disable stay
+//     in effect.
+//   - The window and its counts are kept, unless Window or WindowCalls changes, perhaps
+//     because its default does. Then the window is counted anew; the failures in a row are
+//     kept. If the counts are over a new limit, the breaker opens at the next failure.
+//   - The Config with which a call began decides what its result is: SlowAfter, Patience
+//     and Classify, and MaxHalfOpen for a probe. The new Config decides whether the result
+//     opens the breaker, and for how long.
+//   - A Ping takes effect at once, even if the breaker is half-open, but for a Ping under
+//     way. Calls are the probes as soon as there is none.
+//   - Name cannot change: Update returns an error.
+//
+// Updates run one at a time. change must not use the breaker or its group.
+func (b *Breaker) Update(change func(*Config)) error {
+	defer b.deliver(context.Background())
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	given, err := b.phase.Load().rules.changed(change)
+	if err := errors.Join(err, given.Validate()); err != nil {
+		return err
+	}
+	b.follow(newRules(given))
+	return nil
+}
+
+// follow puts r into effect; b.updating is held.
+func (b *Breaker) follow(r *rules) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := *b.catchUp()
+	if next.circuit != nil {
+		next.circuit.reform(r)
+	}
+	next.rules = r
+	b.phase.Store(&next)
+	b.busy.Store(0) // there may be more permits
+	if r.Ping == nil {
+		b.stopPinging()
+	} else if b.stopPing == nil && (next.state == Open || next.state == HalfOpen) {
+		b.startPinging(&next)
+	}
+	b.catchUp() // enough probes may have succeeded, or gobreaker may have opened
+}
+
+// GroupRules are a GroupConfig with its defaults filled in, and as it was given. They do
+// not change.
+type groupRules[K comparable] struct {
+	GroupConfig[K]
+	given GroupConfig[K]
+	rules *rules // of the breakers
+}
+
+func newGroupRules[K comparable](given GroupConfig[K]) *groupRules[K] {
+	return &groupRules[K]{given.withDefaults(), given, newRules(given.Config)}
+}
+
+// changed returns the given GroupConfig of r after change, and an error if the name has
+// changed.
+func (r *groupRules[K]) changed(change func(*GroupConfig[K])) (GroupConfig[K], error) {
+	var config Config
+	given := settings.Change(r.given, r.GroupConfig, func(c *GroupConfig[K]) { change(c); config = c.Config })
+	var err error
+	given.Config, err = r.rules.changed(func(c *Config) { *c = config })
+	return given, err
+}
+
+// Config returns the present GroupConfig, with its defaults filled in.
+func (g *Group[K]) Config() GroupConfig[K] { return g.settings.Load().GroupConfig }
+
+// Update changes the GroupConfig of a group in use, as [Breaker.Update] changes a Config.
+//
+//   - All breakers of the group get the new Config, as if by [Breaker.Update]. It replaces
+//     the Config that an Update of a single breaker has set. A breaker whose Config came
+//     from ConfigFor keeps that.
+//   - A new ConfigFor applies to breakers that are made after the Update.
+//   - MaxKeys cannot be less than the number of breakers that the group holds, and the Name
+//     of Config cannot change: Update returns an error.
+//
+// Updates run one at a time. change must not use the group or its breakers.
+func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
+	members, err := g.update(change)
+	for _, b := range members {
+		b.deliver(context.Background())
+	}
+	return err
+}
+
+// update returns the breakers that have followed a change.
+func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Breaker, err error) {
+	g.updating.Lock()
+	defer g.updating.Unlock()
+	given, err := g.settings.Load().changed(change)
+	if err := errors.Join(err, given.Validate()); err != nil {
+		return nil, err
+	}
+	next := newGroupRules(given)
+	if !g.members.SetMax(next.MaxKeys) {
+		f := invalid.Fields{Type: "breaker.GroupConfig"}
+		f.Need(false, "MaxKeys", next.MaxKeys, fmt.Sprintf("at least the %d keys that the group holds", g.members.Len()))
+		return nil, f.Err()
+	}
+	g.members.SetIdle(next.IdleAfter)
+	g.settings.Store(next)
+	members = append(members, g.shared)
+	for _, b := range g.members.All() {
+		if !b.own {
+			members = append(members, b)
+		}
+	}
+	for _, b := range members {
+		b.update(next.rules)
+	}
+	return members, nil
+}
+
+// update puts the rules of a group into effect.
+func (b *Breaker) update(r *rules) {
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	b.follow(r)
+}
