@@ -32,9 +32,9 @@ func Fresh(ctx context.Context) context.Context {
 
 var firstOfBackground = attempt.With(context.Background(), 1)
 
-// firstAttempt marks ctx as the ctx of a first attempt.
-func firstAttempt(ctx context.Context) context.Context {
-	if ctx == context.Background() {
+// firstAttempt marks ctx, which may be context.Background, as the ctx of a first attempt.
+func firstAttempt(ctx context.Context, background bool) context.Context {
+	if background {
 		return firstOfBackground // spares an allocation: see docs/decisions/retry.md
 	}
 	return attempt.With(ctx, 1)

@@ -79,7 +79,7 @@ func TestNestedRetrierReturnsTheErrorAsItIs(t *testing.T) {
 	require.Equal(t, 2, calls, "what is permanent further down is permanent")
 	require.Equal(t, []error{errDown, retry.Permanent(errDown)}, seen)
 	require.Equal(t, errDown, err)
-	require.Equal(t, retry.Stats{Failed: 2}, inner.Stats())
+	require.Equal(t, retry.Stats{Nested: 2, Attempts: 2}, inner.Stats())
 }
 
 func TestNestedRetrierKeepsItsAttemptTimeout(t *testing.T) {

@@ -2,15 +2,22 @@ package retry
 
 import (
 	"cmp"
+	"context"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
+	// Name appears in events. It may be empty.
+	Name string
+
 	// Ratio is how many retries each call earns, at most 100. Zero means 0.2; a
 	// negative number means none.
 	Ratio float64
@@ -49,9 +56,10 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 //
 // A Budget is safe for concurrent use and takes no lock.
 type Budget struct {
-	perMillion int64 // Ratio, exactly
-	floor      int64 // PerSecond in a whole window
-	base       time.Time
+	setup     atomic.Pointer[budgetSetup]
+	observers notify.Observers[Event]
+	updating  sync.Mutex // held by Update
+	base      time.Time
 
 	// Rings of slots, each an epoch in the upper half and a count in the lower. A slot
 	// that is written in a new epoch starts at zero.
@@ -59,8 +67,27 @@ type Budget struct {
 	charged [budgetSlots]atomic.Uint64
 	// spent is never less than the sum of charged: it grows before its slot does and
 	// shrinks after it, so that no interleaving allows more retries.
-	spent      atomic.Int64
-	overBudget atomic.Int64
+	spent atomic.Int64
+
+	allowed, overBudget atomic.Int64
+}
+
+// A budgetSetup is the BudgetConfig in use.
+type budgetSetup struct {
+	BudgetConfig              // with its defaults
+	given        BudgetConfig // without them
+	perMillion   int64        // Ratio, exactly
+	floor        int64        // PerSecond in a whole window
+}
+
+func newBudgetSetup(given BudgetConfig) *budgetSetup {
+	cfg := given.withDefaults()
+	return &budgetSetup{
+		BudgetConfig: cfg,
+		given:        given,
+		perMillion:   int64(math.Round(max(0, cfg.Ratio) * 1e6)),
+		floor:        int64(max(0, cfg.PerSecond)) * int64(budgetWindow/time.Second),
+	}
 }
 
 const (
@@ -76,32 +103,80 @@ func NewBudget(cfg BudgetConfig) *Budget {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg = cfg.withDefaults()
-	return &Budget{
-		perMillion: int64(math.Round(max(0, cfg.Ratio) * 1e6)),
-		floor:      int64(max(0, cfg.PerSecond)) * int64(budgetWindow/time.Second),
-		base:       time.Now(),
+	b := &Budget{base: time.Now()}
+	b.setup.Store(newBudgetSetup(cfg))
+	return b
+}
+
+// Name returns the Name of b's BudgetConfig.
+func (b *Budget) Name() string { return b.setup.Load().Name }
+
+// Config returns the present BudgetConfig of b, with its defaults filled in.
+func (b *Budget) Config() BudgetConfig { return b.setup.Load().BudgetConfig }
+
+// Update changes the BudgetConfig of b: it calls change with the present one, validates the
+// result and makes it effective. If the result is not valid, Update returns the error of
+// Validate and changes nothing.
+//
+// The calls and the retries of the last 10 seconds are kept: with a new Ratio, they earn by
+// the new one. Calls under way go on, and their next retries are allowed by the new
+// BudgetConfig. The Name cannot change. change must not call b.
+func (b *Budget) Update(change func(*BudgetConfig)) error {
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	now := b.setup.Load()
+	next := settings.Change(now.given, now.BudgetConfig, change)
+	if err := sameName("retry.BudgetConfig", now.Name, next.Name); err != nil {
+		return err
+	}
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	b.setup.Store(newBudgetSetup(next))
+	return nil
+}
+
+// Observe has f called with an [EventOverBudget] for each retry and further call that b
+// does not allow, with the ctx of Do. Observers are called in the order in which they were
+// added, and no lock is held. stop removes f.
+func (b *Budget) Observe(f func(context.Context, Event)) (stop func()) {
+	return b.observers.Observe(f)
+}
+
+func (b *Budget) tellOverBudget(ctx context.Context) {
+	if b.observers.Any() {
+		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name()})
 	}
 }
 
 // BudgetStats is a snapshot of a [Budget].
 type BudgetStats struct {
-	Called     int64 // calls in the last 10 seconds
-	Charged    int64 // retries in the last 10 seconds that were not refunded
-	Left       int64 // retries that would be allowed now
-	OverBudget int64 // retries that were not allowed, since the Budget was made
+	// Now, and in the last 10 seconds:
+	Called  int64 // calls
+	Charged int64 // retries that were not refunded
+	Left    int64 // retries that would be allowed now
+
+	// Since the Budget was made:
+	Allowed    int64 // retries that were allowed, refunded ones included
+	OverBudget int64 // retries that were not allowed
 }
 
 // Stats returns the figures of b.
 func (b *Budget) Stats() BudgetStats {
 	now := b.epoch()
 	b.expire(now)
-	s := BudgetStats{Called: b.called(now), Charged: b.spent.Load(), OverBudget: b.overBudget.Load()}
-	s.Left = max(0, b.allowed(s.Called)-s.Charged)
+	s := BudgetStats{
+		Called:     b.called(now),
+		Charged:    b.spent.Load(),
+		Allowed:    b.allowed.Load(),
+		OverBudget: b.overBudget.Load(),
+	}
+	s.Left = max(0, b.setup.Load().allows(s.Called)-s.Charged)
 	return s
 }
 
-func (b *Budget) allowed(calls int64) int64 { return b.floor + calls*b.perMillion/1e6 }
+// allows returns how many retries there may be in the window, for calls in it.
+func (s *budgetSetup) allows(calls int64) int64 { return s.floor + calls*s.perMillion/1e6 }
 
 // epoch returns the number of the slot that is being filled. The first number is so high
 // that a slot never written has left the window.
@@ -143,7 +218,7 @@ func (b *Budget) called(now uint64) int64 {
 func (b *Budget) charge() (epoch uint64, ok bool) {
 	now := b.epoch()
 	b.expire(now)
-	allowed := b.allowed(b.called(now))
+	allowed := b.setup.Load().allows(b.called(now))
 	for {
 		spent := b.spent.Load()
 		if spent >= allowed {
@@ -154,6 +229,7 @@ func (b *Budget) charge() (epoch uint64, ok bool) {
 			break
 		}
 	}
+	b.allowed.Add(1)
 	slot := &b.charged[now%uint64(budgetSlots)]
 	for {
 		w := slot.Load()

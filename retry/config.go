@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // Config says when, how often and for how long a [Retrier] retries.
@@ -136,3 +137,45 @@ func (c Config) withDefaults() Config {
 
 // maxRetryAfter returns the longest wait that an error may ask for.
 func (c *Config) maxRetryAfter() time.Duration { return cmp.Or(c.MaxRetryAfter, time.Minute) }
+
+// Name returns the Name of r's Config.
+func (r *Retrier) Name() string { return r.setup.Load().Name }
+
+// Config returns the present Config of r, with its defaults filled in. MaxRetryAfter stays
+// zero if it is, since zero also means that an open breaker ends the retrying.
+func (r *Retrier) Config() Config { return r.setup.Load().Config }
+
+// Update changes the Config of r: it calls change with the present Config, validates the
+// result and makes it effective. If the result is not valid, Update returns the error of
+// Validate and changes nothing. A field that change leaves alone and that New was given as
+// zero keeps its default.
+//
+// A call under way ends under the Config that it began with, its Budget included; a later
+// call begins with the new one. The figures are kept. A new Budget starts with its own
+// figures. The Name cannot change. change must not call r.
+func (r *Retrier) Update(change func(*Config)) error {
+	r.updating.Lock()
+	defer r.updating.Unlock()
+	now := r.setup.Load()
+	budget := now.Budget
+	next := settings.Change(now.given, now.Config, func(c *Config) {
+		change(c)
+		budget, c.Budget = c.Budget, now.Budget // a Budget is changed for another, not compared
+	})
+	next.Budget = budget
+	if err := sameName("retry.Config", now.Name, next.Name); err != nil {
+		return err
+	}
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	r.setup.Store(newSetup(next))
+	return nil
+}
+
+// sameName returns an error if a Name is to change.
+func sameName(config, now, next string) error {
+	f := invalid.Fields{Type: config}
+	f.Need(now == next, "Name", fmt.Sprintf("%q", next), fmt.Sprintf("%q, since a Name cannot change", now))
+	return f.Err()
+}

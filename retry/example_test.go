@@ -145,10 +145,10 @@ func ExampleHedger() {
 	})
 	fmt.Println(name, err)
 	s := lookups.Stats()
-	fmt.Println(s.Called, "called,", s.Hedged, "hedged")
+	fmt.Println(s.First, "answered at first,", s.Hedged, "hedged")
 	// Output:
 	// Ada <nil>
-	// 1 called, 0 hedged
+	// 1 answered at first, 0 hedged
 }
 
 // A consumer runs for as long as the program does, and under a Retrier that starts it

@@ -14,6 +14,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // HedgeConfig says when a [Hedger] makes another call. It may be shared.
@@ -73,10 +75,18 @@ func (c HedgeConfig) withDefaults() HedgeConfig {
 // long (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013). It is
 // safe for concurrent use.
 type Hedger[T any] struct {
-	cfg  HedgeConfig // with its defaults
-	lost error       // a lostError
+	setup     atomic.Pointer[hedgeSetup]
+	observers notify.Observers[Event]
+	updating  sync.Mutex // held by Update
+	lost      error      // a lostError
 
-	called, hedged, won, failed, overBudget atomic.Int64
+	first, hedge, failed, hedged, overBudget atomic.Int64
+}
+
+// A hedgeSetup is the HedgeConfig that a call begins and ends with.
+type hedgeSetup struct {
+	HedgeConfig             // with its defaults
+	given       HedgeConfig // without them
 }
 
 // NewHedger returns a Hedger. It panics if cfg is not valid: see
@@ -85,7 +95,50 @@ func NewHedger[T any](cfg HedgeConfig) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lostError(cfg.Name)}
+	h := &Hedger[T]{lost: lostError(cfg.Name)}
+	h.setup.Store(&hedgeSetup{cfg.withDefaults(), cfg})
+	return h
+}
+
+// Name returns the Name of h's HedgeConfig.
+func (h *Hedger[T]) Name() string { return h.setup.Load().Name }
+
+// Config returns the present HedgeConfig of h, with its defaults filled in.
+func (h *Hedger[T]) Config() HedgeConfig { return h.setup.Load().HedgeConfig }
+
+// Update changes the HedgeConfig of h: it calls change with the present one, validates the
+// result and makes it effective. If the result is not valid, Update returns the error of
+// Validate and changes nothing.
+//
+// A call under way ends under the HedgeConfig that it began with, its Budget included. The
+// figures are kept, and so are the Latencies unless change sets others. The Name cannot
+// change. change must not call h.
+func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
+	h.updating.Lock()
+	defer h.updating.Unlock()
+	now := h.setup.Load()
+	budget, latencies := now.Budget, now.Latencies
+	next := settings.Change(now.given, now.HedgeConfig, func(c *HedgeConfig) {
+		change(c)
+		budget, c.Budget = c.Budget, now.Budget // changed for another, not compared
+		latencies, c.Latencies = c.Latencies, now.Latencies
+	})
+	next.Budget, next.Latencies = budget, latencies
+	if err := sameName("retry.HedgeConfig", now.Name, next.Name); err != nil {
+		return err
+	}
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	h.setup.Store(&hedgeSetup{next.withDefaults(), next})
+	return nil
+}
+
+// Observe has f called with each event of h, with the ctx of Do. Observers are called in the
+// order in which they were added, and no lock is held. An [EventHedge] comes on the
+// goroutine of the further call. stop removes f.
+func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
+	return h.observers.Observe(f)
 }
 
 // A lostError is the cause of the ctx of a call that has lost the race. It is the name of
@@ -98,33 +151,35 @@ func (name lostError) Error() string {
 
 // HedgeStats is a snapshot of what a [Hedger] has done since it was made.
 type HedgeStats struct {
-	Called     int64         // calls of Do that called fn
-	Hedged     int64         // calls of fn that were made beside another
-	Won        int64         // calls of Do that returned the value of such a call
-	Failed     int64         // calls of Do that called fn and returned an error
-	OverBudget int64         // calls of fn that Budget did not allow
+	// Calls of Do that have called fn and returned:
+	First  int64 // with the value of the first call of fn
+	Hedge  int64 // with the value of a further call of fn
+	Failed int64 // with an error
+
+	Hedged     int64         // further calls of fn
+	OverBudget int64         // further calls of fn that Budget did not allow
 	Delay      time.Duration // how long a call may take now before another is made
 }
 
 // Stats returns the figures of h.
 func (h *Hedger[T]) Stats() HedgeStats {
 	return HedgeStats{
-		Called:     h.called.Load(),
-		Hedged:     h.hedged.Load(),
-		Won:        h.won.Load(),
+		First:      h.first.Load(),
+		Hedge:      h.hedge.Load(),
 		Failed:     h.failed.Load(),
+		Hedged:     h.hedged.Load(),
 		OverBudget: h.overBudget.Load(),
-		Delay:      h.delay(),
+		Delay:      h.setup.Load().delay(),
 	}
 }
 
-func (h *Hedger[T]) delay() time.Duration {
-	if h.cfg.Quantile > 0 {
-		if d, ok := h.cfg.Latencies.Quantile(h.cfg.Quantile); ok {
+func (s *hedgeSetup) delay() time.Duration {
+	if s.Quantile > 0 {
+		if d, ok := s.Latencies.Quantile(s.Quantile); ok {
 			return d + 1 // a call that takes exactly as long is not slower
 		}
 	}
-	return h.cfg.Delay
+	return s.Delay
 }
 
 // Hedge is [Hedger.Do] of a new Hedger, which keeps no figures. It panics if cfg is not
@@ -153,28 +208,34 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if ctx.Err() != nil {
 		return zero, ended.Error(ctx)
 	}
-	h.called.Add(1)
-	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, after: h.delay(), winner: -1}
+	s := h.setup.Load()
+	r := &race[T]{Hedger: h, cfg: &s.HedgeConfig, ctx: ctx, fn: fn, after: s.delay(), winner: -1}
 	defer r.clear()
 	var start time.Time
-	if h.cfg.Latencies != nil {
+	if s.Latencies != nil {
 		start = time.Now()
 	}
 	r.call()
-	if h.cfg.Latencies != nil && r.tells() {
-		h.cfg.Latencies.observe(time.Since(start))
+	if s.Latencies != nil && r.tells() {
+		s.Latencies.observe(time.Since(start))
 	}
 	r.others.Wait()
 	if r.crash != nil {
 		r.crash()
 	}
 	if r.winner < 0 {
+		err := join(r.errs)
 		h.failed.Add(1)
-		return zero, join(r.errs)
+		r.tellEnd(OutcomeFailed, err)
+		return zero, err
 	}
 	r.discard()
-	if r.winner > 0 {
-		h.won.Add(1)
+	if r.winner == 0 {
+		h.first.Add(1)
+		r.tellEnd(OutcomeFirst, nil)
+	} else {
+		h.hedge.Add(1)
+		r.tellEnd(OutcomeHedge, nil)
 	}
 	r.returned = true
 	return r.value, nil
@@ -183,6 +244,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 // A race is one call of Do.
 type race[T any] struct {
 	*Hedger[T]
+	cfg   *HedgeConfig // with its defaults
 	ctx   context.Context
 	fn    func(context.Context) (T, error)
 	after time.Duration
@@ -206,6 +268,9 @@ type race[T any] struct {
 func (r *race[T]) call() {
 	ctx, i, epoch, ok := r.begin()
 	if !ok {
+		if i > 0 {
+			r.tellOverBudget()
+		}
 		return
 	}
 	crashed := true
@@ -216,6 +281,9 @@ func (r *race[T]) call() {
 			r.mu.Unlock()
 		}
 	}()
+	if i > 0 && r.observers.Any() {
+		r.observers.Tell(r.ctx, Event{Kind: EventHedge, Name: r.cfg.Name, Attempt: i + 1})
+	}
 	value, err := r.fn(ctx)
 	crashed = false
 	if r.cfg.Budget != nil && behavior.IsRefused(err) { // nothing was sent
@@ -230,7 +298,8 @@ func (r *race[T]) call() {
 
 // begin returns the ctx and the index of a call that is to be made, and the epoch in which
 // its budget was charged. It sets the timer for the next call. The first call is always
-// made.
+// made. If ok is false no call is made: by the budget if i is not 0, or since the race is
+// over.
 func (r *race[T]) begin() (ctx context.Context, i int, epoch uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +315,7 @@ func (r *race[T]) begin() (ctx context.Context, i int, epoch uint64, ok bool) {
 		if r.cfg.Budget != nil {
 			if epoch, ok = r.cfg.Budget.charge(); !ok {
 				r.overBudget.Add(1)
-				return nil, 0, 0, false
+				return nil, i, 0, false
 			}
 		}
 		r.hedged.Add(1)
@@ -344,6 +413,20 @@ func (r *race[T]) tells() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.winner >= 0
+}
+
+func (r *race[T]) tellOverBudget() {
+	r.cfg.Budget.tellOverBudget(r.ctx)
+	if r.observers.Any() {
+		r.observers.Tell(r.ctx, Event{Kind: EventOverBudget, Name: r.cfg.Name})
+	}
+}
+
+// tellEnd tells the observers of the end of Do if there was a further call.
+func (r *race[T]) tellEnd(o Outcome, err error) {
+	if len(r.cancels) > 1 && r.observers.Any() {
+		r.observers.Tell(r.ctx, Event{Kind: EventEnd, Name: r.cfg.Name, Attempt: len(r.cancels), Outcome: o, Err: err})
+	}
 }
 
 // clear waits for all calls and discards the values that Do does not return, also if it

@@ -212,6 +212,7 @@ func (s scenario) model() (outcome, bool) {
 			text = "late: " + text
 		}
 		charged := n > 1 && s.budget >= 0 && all.kind != behavior.Refused
+		o.stats.Attempts++
 		if n > 1 {
 			o.stats.Retried++
 		} else {
@@ -228,11 +229,17 @@ func (s scenario) model() (outcome, bool) {
 			o.result = "success"
 			if n > 1 {
 				o.stats.Recovered++
+			} else {
+				o.stats.FirstTry++
 			}
 			return o, true
 		}
-		asItIs := func() (outcome, bool) {
-			o.stats.Failed++
+		ended := &o.stats.Canceled
+		if why == context.DeadlineExceeded {
+			ended = &o.stats.Deadline
+		}
+		asItIs := func(counted *int64) (outcome, bool) {
+			*counted++
 			o.result, o.kind, o.finds = text, latest.kind, []error{latest.err}
 			return o, true
 		}
@@ -242,14 +249,8 @@ func (s scenario) model() (outcome, bool) {
 				all = latest
 			}
 		}
-		giveUp := func(n int, reason error) (outcome, bool) {
-			o.stats.Failed++
-			switch reason {
-			case retry.ErrExhausted:
-				o.stats.Exhausted++
-			case retry.ErrBudget:
-				o.stats.OverBudget++
-			}
+		giveUp := func(n int, counted *int64, reason error) (outcome, bool) {
+			*counted++
 			history := s.history
 			if history == 0 {
 				history = 8
@@ -265,35 +266,35 @@ func (s scenario) model() (outcome, bool) {
 		}
 		switch {
 		case latest.permanent != nil && s.nested:
-			return asItIs()
+			return asItIs(&o.stats.Permanent)
 		case latest.permanent != nil:
 			latest.err = latest.permanent
 			text = latest.permanent.Error()
-			return asItIs()
+			return asItIs(&o.stats.Permanent)
 		case latest.kind == behavior.Answered && !latest.retryable:
-			return asItIs()
+			return asItIs(&o.stats.Permanent)
 		case now >= end && n == 1 && (latest.err == why || late && why == context.DeadlineExceeded):
-			return asItIs()
+			return asItIs(ended)
 		case now >= end:
 			remember()
-			return giveUp(n, why)
+			return giveUp(n, ended, why)
 		case latest.kind == behavior.Refused && !latest.retryable && (s.maxRetryAfter == 0 || latest.after == 0 || latest.after > s.maxRetryAfter):
 			if all.kind == behavior.Refused {
-				return asItIs()
+				return asItIs(&o.stats.Permanent)
 			}
-			return giveUp(n-1, latest.err)
+			return giveUp(n-1, &o.stats.Permanent, latest.err)
 		}
 		if latest.kind == behavior.Failed {
 			if s.contrary {
 				tell(now, "if %s", text)
 			}
 			if latest.retryable == s.contrary {
-				return asItIs()
+				return asItIs(&o.stats.Permanent)
 			}
 		}
 		remember()
 		if n >= attempts || len(s.delays) == 0 {
-			return giveUp(n, retry.ErrExhausted)
+			return giveUp(n, &o.stats.Exhausted, retry.ErrExhausted)
 		}
 		delay := at(s.delays, n-1)
 		if s.delay > 0 {
@@ -301,19 +302,19 @@ func (s scenario) model() (outcome, bool) {
 			delay++
 		}
 		if s.delay == 2 && latest.kind == behavior.Refused {
-			return giveUp(n, retry.ErrExhausted)
+			return giveUp(n, &o.stats.Exhausted, retry.ErrExhausted)
 		}
 		if latest.after > maxRetryAfter {
-			return giveUp(n, retry.ErrExhausted)
+			return giveUp(n, &o.stats.Exhausted, retry.ErrExhausted)
 		}
 		delay = max(delay, latest.after)
 		switch {
 		case s.maxElapsed > 0 && now+delay >= s.maxElapsed:
-			return giveUp(n, retry.ErrExhausted)
+			return giveUp(n, &o.stats.Deadline, retry.ErrExhausted)
 		case now+delay >= deadline:
-			return giveUp(n, context.DeadlineExceeded)
+			return giveUp(n, &o.stats.Deadline, context.DeadlineExceeded)
 		case s.budget >= 0 && all.kind != behavior.Refused && o.spent >= int64(s.budget)*10:
-			return giveUp(n, retry.ErrBudget)
+			return giveUp(n, &o.stats.OverBudget, retry.ErrBudget)
 		}
 		tell(now, "hook %d %s in %d after %d", n, text, delay, now-from)
 		if now+delay == cancel {
@@ -321,7 +322,7 @@ func (s scenario) model() (outcome, bool) {
 		}
 		if now+delay > cancel {
 			now, o.ended = cancel, cancel
-			return giveUp(n, context.Canceled)
+			return giveUp(n, &o.stats.Canceled, context.Canceled)
 		}
 		if s.budget >= 0 && all.kind != behavior.Refused {
 			o.spent++

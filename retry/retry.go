@@ -49,10 +49,10 @@ package retry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,14 +62,30 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // A Retrier calls functions again when they fail. It is safe for concurrent use.
 type Retrier struct {
-	cfg      Config        // with its defaults
-	timedOut *timeoutError // the cause of an attempt's ctx that AttemptTimeout ended
+	setup     atomic.Pointer[setup]
+	counts    counts
+	observers notify.Observers[Event]
+	updating  sync.Mutex // held by Update
+}
 
-	retried, recovered, failed, exhausted, overBudget atomic.Int64
+// A setup is the Config that a call begins and ends with.
+type setup struct {
+	Config                 // with its defaults
+	given    Config        // without them
+	timedOut *timeoutError // the cause of an attempt's ctx that AttemptTimeout ended
+}
+
+func newSetup(cfg Config) *setup {
+	return &setup{
+		Config:   cfg.withDefaults(),
+		given:    cfg,
+		timedOut: &timeoutError{name: cfg.Name, after: cfg.AttemptTimeout},
+	}
 }
 
 // New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
@@ -77,31 +93,9 @@ func New(cfg Config) *Retrier {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	return &Retrier{
-		cfg:      cfg.withDefaults(),
-		timedOut: &timeoutError{name: cfg.Name, after: cfg.AttemptTimeout},
-	}
-}
-
-// Stats is a snapshot of what a [Retrier] has done since it was made. Calls that
-// succeeded at once are not counted; they cost nothing.
-type Stats struct {
-	Retried    int64 // attempts that followed another
-	Recovered  int64 // calls that succeeded by a retry
-	Failed     int64 // calls that returned an error
-	Exhausted  int64 // those of them whose reason was ErrExhausted
-	OverBudget int64 // those of them whose reason was ErrBudget
-}
-
-// Stats returns the figures of r.
-func (r *Retrier) Stats() Stats {
-	return Stats{
-		Retried:    r.retried.Load(),
-		Recovered:  r.recovered.Load(),
-		Failed:     r.failed.Load(),
-		Exhausted:  r.exhausted.Load(),
-		OverBudget: r.overBudget.Load(),
-	}
+	r := &Retrier{}
+	r.setup.Store(newSetup(cfg))
+	return r
 }
 
 // Wrap returns a function that calls Do with fn.
@@ -125,135 +119,149 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // needs it. Under context.Background it allocates nothing; the mark of any other ctx is
 // one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
-	}
-	outer, nested := attempt.From(ctx)
-	if nested && !r.cfg.Nested {
-		err := r.attempt(ctx, fn)
-		if !behavior.IsRefused(err) {
-			r.earn(outer)
+	s := r.setup.Load()
+	background := ctx == context.Background() // which never ends and has no attempt
+	outer := 0
+	if !background {
+		if ctx.Err() != nil {
+			r.counts.ended(endOf(ctx))
+			return ended.Error(ctx)
 		}
-		if err != nil {
-			r.failed.Add(1)
+		var nested bool
+		if outer, nested = attempt.From(ctx); nested && !s.Nested {
+			return r.doNested(ctx, s, fn, outer)
 		}
-		return err
 	}
 	var start time.Time
-	if r.cfg.MaxElapsed > 0 {
+	if s.MaxElapsed > 0 {
 		start = time.Now()
 	}
 	first := ctx
-	if r.cfg.Attempts != 1 {
-		first = firstAttempt(ctx)
+	if s.Attempts != 1 {
+		first = firstAttempt(ctx, background)
 	}
-	if err := r.attempt(first, fn); err != nil {
-		return r.retry(ctx, fn, err, start, outer)
+	if err := s.attempt(first, fn); err != nil {
+		return r.retry(ctx, s, fn, err, start, outer)
 	}
-	r.earn(outer)
+	s.earn(outer)
+	r.counts.firstTry.add()
 	return nil
+}
+
+// doNested makes one attempt within an attempt of another Retrier.
+func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Context) error, outer int) error {
+	err := s.attempt(ctx, fn)
+	if !behavior.IsRefused(err) {
+		s.earn(outer)
+	}
+	if err == nil {
+		r.counts.firstTry.add()
+		return nil
+	}
+	r.counts.firstFailed.Add(1)
+	r.counts.nested.Add(1)
+	return err
 }
 
 // earn counts a call that reached the dependency, which earns budget for retries. A call
 // in an attempt of another Retrier counts in the first of them only.
-func (r *Retrier) earn(outer int) {
-	if r.cfg.Budget != nil && outer <= 1 {
-		r.cfg.Budget.call()
+func (s *setup) earn(outer int) {
+	if s.Budget != nil && outer <= 1 {
+		s.Budget.call()
 	}
 }
 
 // attempt calls fn with at most AttemptTimeout to finish.
-func (r *Retrier) attempt(ctx context.Context, fn func(context.Context) error) error {
-	if r.cfg.AttemptTimeout == 0 {
+func (s *setup) attempt(ctx context.Context, fn func(context.Context) error) error {
+	if s.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	late, err := linger.Timed(ctx, r.cfg.AttemptTimeout, r.timedOut, fn)
+	late, err := linger.Timed(ctx, s.AttemptTimeout, s.timedOut, fn)
 	if late && !behavior.IsTimeout(err) && Retryable(err) {
-		return &timeoutError{name: r.cfg.Name, after: r.cfg.AttemptTimeout, err: err}
+		return &timeoutError{name: s.Name, after: s.AttemptTimeout, err: err}
 	}
 	return err
 }
 
 // retry continues a call whose first attempt returned err. outer is the number of the
 // attempt of another Retrier that the call is part of, or 0.
-func (r *Retrier) retry(ctx context.Context, fn func(context.Context) error, err error, start time.Time, outer int) error {
-	c := call{Retrier: r, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
+func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) error, err error, start time.Time, outer int) error {
+	r.counts.firstFailed.Add(1)
+	c := call{Retrier: r, setup: s, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
 	defer c.end()
 	for n := 1; ; n++ {
 		end := behavior.Read(err)
 		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			r.earn(outer) // the first attempt that was made
+			s.earn(outer) // the first attempt that was made
 		}
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
 		}
 		switch {
 		case isPermanent(err, end):
-			if outer > 0 {
-				return c.fail(err) // the outermost Retrier takes the mark off
+			if outer == 0 { // otherwise the outermost Retrier takes the mark off
+				err = unmarked(err)
 			}
-			return c.fail(unmarked(err))
+			return c.over(n, OutcomePermanent, err)
 		case end.Kind == behavior.Answered && !end.Retryable:
-			return c.fail(err)
+			return c.over(n, OutcomePermanent, err)
 		case ctx.Err() != nil:
 			if n == 1 && saysEnd(ctx, err) {
-				return c.fail(err)
+				return c.over(n, endOf(ctx), err)
 			}
 			c.remember(err, end.Kind)
-			return c.giveUp(n, ended.Error(ctx))
-		case end.Kind == behavior.Refused && !r.waits(end):
+			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
+		case end.Kind == behavior.Refused && !s.waits(end):
 			if c.kind == behavior.Refused {
-				return c.fail(err)
+				return c.over(n, OutcomePermanent, err)
 			}
-			return c.giveUp(n-1, err) // the refusal is the reason, not what went wrong
-		case end.Kind == behavior.Failed && !r.worth(err, end):
-			return c.fail(err)
+			return c.giveUp(n-1, OutcomePermanent, err) // the refusal is the reason, not what went wrong
+		case end.Kind == behavior.Failed && !s.worth(err, end):
+			return c.over(n, OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
-		if r.cfg.Attempts > 0 && n >= r.cfg.Attempts {
-			return c.giveUp(n, ErrExhausted)
+		if s.Attempts > 0 && n >= s.Attempts {
+			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
 		}
-		delay, reason := c.next(n, err, end.RetryAfter)
+		delay, outcome, reason := c.next(n, err, end.RetryAfter)
 		if reason != nil {
-			return c.giveUp(n, reason)
+			return c.giveUp(n, outcome, reason)
 		}
-		if r.cfg.OnRetry != nil {
-			r.cfg.OnRetry(ctx, c.failedAttempt(n, err, delay))
-		}
+		c.tellRetry(n, err, delay)
 		if !c.wait(delay) {
-			return c.giveUp(n, ended.Error(ctx))
+			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
 		}
-		r.retried.Add(1)
+		r.counts.retried.Add(1)
 		c.unspent = false
-		if err = r.attempt(attempt.With(ctx, n+1), fn); err == nil {
+		if err = s.attempt(attempt.With(ctx, n+1), fn); err == nil {
 			if c.kind == behavior.Refused {
-				r.earn(outer)
+				s.earn(outer)
 			}
 			if c.charged {
 				c.refund()
 			}
-			r.recovered.Add(1)
-			return nil
+			return c.over(n+1, OutcomeRecovered, nil)
 		}
 	}
 }
 
 // waits reports whether another attempt follows a refusal.
-func (r *Retrier) waits(end behavior.End) bool {
-	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= r.cfg.MaxRetryAfter
+func (s *setup) waits(end behavior.End) bool {
+	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= s.MaxRetryAfter
 }
 
 // worth reports whether another attempt follows a failure.
-func (r *Retrier) worth(err error, end behavior.End) bool {
-	if r.cfg.If == nil {
+func (s *setup) worth(err error, end behavior.End) bool {
+	if s.If == nil {
 		return end.Retryable
 	}
-	return r.cfg.If(err)
+	return s.If(err)
 }
 
 // A call is the state of a call of Do whose first attempt failed.
 type call struct {
 	*Retrier
+	setup    *setup
 	ctx      context.Context
 	start    time.Time // of Do, if MaxElapsed needs it
 	failedAt time.Time // when the first attempt had failed
@@ -282,25 +290,25 @@ func (c *call) end() {
 }
 
 func (c *call) refund() {
-	c.cfg.Budget.refund(c.charge)
+	c.setup.Budget.refund(c.charge)
 	c.unspent = false
 }
 
-func (c *call) fail(err error) error {
-	c.failed.Add(1)
+// over ends the call after a number of attempts with err, which is nil or the error of fn
+// as it is. It tells the observers if the call was retried.
+func (c *call) over(attempts int, o Outcome, err error) error {
+	c.counts.ended(o)
+	if attempts > 1 {
+		c.tellEnd(attempts, o, err)
+	}
 	return err
 }
 
-func (c *call) giveUp(attempts int, reason error) error {
-	switch {
-	case errors.Is(reason, ErrExhausted):
-		c.exhausted.Add(1)
-	case errors.Is(reason, ErrBudget):
-		c.overBudget.Add(1)
-	}
-	c.failed.Add(1)
+// giveUp ends the call with an *Error.
+func (c *call) giveUp(attempts int, o Outcome, reason error) error {
+	c.counts.ended(o)
 	e := &Error{
-		Name:     c.cfg.Name,
+		Name:     c.setup.Name,
 		Attempts: attempts,
 		Retrying: time.Since(c.failedAt),
 		Reason:   reason,
@@ -310,10 +318,34 @@ func (c *call) giveUp(attempts int, reason error) error {
 	if c.earlier {
 		e.earlier = c.decides
 	}
-	if c.cfg.OnGiveUp != nil {
-		c.cfg.OnGiveUp(c.ctx, e)
+	if c.setup.OnGiveUp != nil {
+		c.setup.OnGiveUp(c.ctx, e)
 	}
+	c.tellEnd(attempts, o, e)
 	return e
+}
+
+// tellRetry tells the hook and the observers that another attempt follows the nth.
+func (c *call) tellRetry(n int, err error, delay time.Duration) {
+	if c.setup.OnRetry != nil {
+		c.setup.OnRetry(c.ctx, c.failedAttempt(n, err, delay))
+	}
+	if c.observers.Any() {
+		c.observers.Tell(c.ctx, Event{
+			Kind: EventRetry, Name: c.setup.Name,
+			Attempt: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt),
+		})
+	}
+}
+
+// tellEnd tells the observers that the call is over.
+func (c *call) tellEnd(attempts int, o Outcome, err error) {
+	if c.observers.Any() {
+		c.observers.Tell(c.ctx, Event{
+			Kind: EventEnd, Name: c.setup.Name,
+			Attempt: attempts, Err: err, Retrying: time.Since(c.failedAt), Outcome: o,
+		})
+	}
 }
 
 // remember keeps err and as many of the errors before it as History allows.
@@ -321,7 +353,7 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	if c.errs == nil {
 		c.errs = c.buffer[:0]
 	}
-	if len(c.errs) == c.cfg.History {
+	if len(c.errs) == c.setup.History {
 		c.errs = c.errs[:copy(c.errs, c.errs[1:])]
 	}
 	c.errs = append(c.errs, err)
@@ -337,43 +369,45 @@ func (c *call) remember(err error, kind behavior.Kind) {
 // next returns how long to wait for another attempt after the nth, which returned an err
 // that asks for a wait of after, or the reason why no attempt follows. It charges the
 // budget for the attempt.
-func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, reason error) {
+func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, reason error) {
+	s := c.setup
 	if c.delays == nil {
-		if c.delays = c.cfg.Backoff(); c.delays == nil {
-			return 0, errNoBackOff
+		if c.delays = s.Backoff(); c.delays == nil {
+			return 0, OutcomeExhausted, errNoBackOff
 		}
 		c.delays.Reset() // the engine asks for it before first use
 	}
 	delay = c.delays.NextBackOff()
-	if delay >= 0 && c.cfg.Delay != nil {
-		delay = c.cfg.Delay(c.ctx, c.failedAttempt(n, err, delay))
+	if delay >= 0 && s.Delay != nil {
+		delay = s.Delay(c.ctx, c.failedAttempt(n, err, delay))
 	}
 	if delay < 0 {
-		return 0, ErrExhausted
+		return 0, OutcomeExhausted, ErrExhausted
 	}
-	if longest := c.cfg.maxRetryAfter(); after > longest {
-		return 0, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
+	if longest := s.maxRetryAfter(); after > longest {
+		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
 	} else if after > 0 {
 		// Later than asked, never sooner, and at a random time.
 		delay = max(delay, after+fullJitter(min(after/10, math.MaxInt64-after)))
 	}
-	if c.cfg.MaxElapsed > 0 && delay >= c.cfg.MaxElapsed-time.Since(c.start) {
-		return 0, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, c.cfg.MaxElapsed))
+	if s.MaxElapsed > 0 && delay >= s.MaxElapsed-time.Since(c.start) {
+		return 0, OutcomeDeadline, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, s.MaxElapsed))
 	}
 	if deadline, ok := c.ctx.Deadline(); ok && delay >= time.Until(deadline) {
-		return 0, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
+		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
 	}
-	if c.cfg.Budget != nil && c.kind != behavior.Refused {
-		if c.charge, c.charged = c.cfg.Budget.charge(); !c.charged {
-			return 0, ErrBudget
+	if s.Budget != nil && c.kind != behavior.Refused {
+		if c.charge, c.charged = s.Budget.charge(); !c.charged {
+			s.Budget.tellOverBudget(c.ctx)
+			return 0, OutcomeOverBudget, ErrBudget
 		}
 		c.unspent = true
 	}
-	return delay, nil
+	return delay, "", nil
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
-	return Attempt{Name: c.cfg.Name, Number: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt)}
+	return Attempt{Name: c.setup.Name, Number: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt)}
 }
 
 // wait returns after d, or with false as soon as ctx ends.
