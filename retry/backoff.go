@@ -12,9 +12,9 @@ import (
 
 // Constant waits d before each retry. It needs d >= 0.
 //
-// This and the following functions return factories for Config.Backoff: a BackOff has
-// state and belongs to one call, a factory may be shared. [Config.Validate] reports
-// arguments without meaning, such as a negative delay.
+// Constant and its like return factories for Config.Backoff: a BackOff has state and
+// belongs to one call, a factory may be shared. [Config.Validate] reports arguments without
+// meaning, such as a negative delay.
 //
 // Constant, [Linear], [Doubling] and [Delays] are exact. Clients that fail together and
 // wait for exactly the same time return together, so most programs want the random delays

@@ -120,7 +120,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	s := r.setup.Load()
-	background := ctx == context.Background() // which never ends and has no attempt
+	background := ctx == context.Background() // never ends and has no attempt: see docs/decisions/retry.md
 	outer := 0
 	if !background {
 		if ctx.Err() != nil {
@@ -140,7 +140,13 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	if s.Attempts != 1 {
 		first = firstAttempt(ctx, background)
 	}
-	if err := s.attempt(first, fn); err != nil {
+	var err error
+	if s.AttemptTimeout == 0 { // spares a call: see docs/decisions/retry.md
+		err = fn(first)
+	} else {
+		err = s.attempt(first, fn)
+	}
+	if err != nil {
 		return r.retry(ctx, s, fn, err, start, outer)
 	}
 	s.earn(outer)
