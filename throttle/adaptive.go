@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -14,7 +16,7 @@ import (
 
 // AdaptiveConfig says how an [Adaptive] works.
 type AdaptiveConfig struct {
-	// Name appears in errors. Optional.
+	// Name appears in errors and events. Optional.
 	Name string
 
 	// K is how many calls are sent for each call that the server accepts: above 1, at
@@ -58,10 +60,14 @@ type AdaptiveConfig struct {
 // Validate returns an error that lists the invalid fields, or nil.
 func (c AdaptiveConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
+	c.validate(&f)
+	return f.Err()
+}
+
+func (c AdaptiveConfig) validate(f *invalid.Fields) {
 	f.Need(c.K == 0 || c.K > 1 && c.K <= 1e9, "K", c.K, "0 (for 2), or above 1 and at most 1e9")
 	f.Need(c.Window == 0 || c.Window >= steps, "Window", c.Window, "0 (for 2 minutes), or at least 24ns")
-	checkLevels(&f, c.Levels, c.Priority)
-	return f.Err()
+	checkLevels(f, c.Levels, c.Priority)
 }
 
 // withDefaults returns a valid c with its zero fields filled in.
@@ -88,15 +94,22 @@ func (c AdaptiveConfig) withDefaults() AdaptiveConfig {
 // Source: Google's Site Reliability Engineering, "Handling Overload", on
 // client-side throttling (https://sre.google/sre-book/handling-overload/).
 type Adaptive struct {
-	cfg  AdaptiveConfig
-	base time.Time
-	rand func() float64 // in [0, 1)
+	cfg       atomic.Pointer[AdaptiveConfig] // with its defaults filled in; never written to
+	observers observers
+	rand      func() float64 // in [0, 1)
 
 	mu     sync.Mutex
 	window [steps]step
-	at     int64 // the number of the present step; step 0 began at base
-	sum    step  // of all steps
+	at     int64         // the number of the present step
+	first  int64         // the number of the step that began at base
+	oldest int64         // calls of earlier steps had left the window by then
+	base   time.Time     // when Window was set
+	length time.Duration // of a step
+	sum    step          // of all steps
 	stats  AdaptiveStats
+
+	updates sync.Mutex     // held by Update; taken before mu
+	given   AdaptiveConfig // without defaults; under updates
 }
 
 const steps = 24
@@ -113,13 +126,42 @@ func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg = cfg.withDefaults()
-	a := &Adaptive{cfg: cfg, base: time.Now(), rand: rand.Float64}
-	a.sum.requests = make([]int64, cfg.Levels)
-	for i := range a.window {
-		a.window[i].requests = make([]int64, cfg.Levels)
-	}
+	a := &Adaptive{rand: rand.Float64, given: cfg}
+	a.use(cfg.withDefaults())
 	return a
+}
+
+// use makes cfg, a valid configuration with its defaults filled in, the present one.
+func (a *Adaptive) use(cfg AdaptiveConfig) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if length := cfg.Window / steps; length != a.length {
+		if a.length > 0 {
+			a.advance()
+			if a.at-a.first >= steps {
+				a.oldest = a.at - steps + 1
+			}
+			// The present step takes over the calls of all others.
+			clear(a.window[:])
+			a.window[a.at%steps] = step{slices.Clone(a.sum.requests), a.sum.accepts}
+		}
+		a.first, a.base, a.length = a.at, time.Now(), length
+	}
+	a.sum.resize(cfg.Levels)
+	for i := range a.window {
+		a.window[i].resize(cfg.Levels)
+	}
+	a.cfg.Store(&cfg)
+}
+
+// resize changes the number of levels. The counts of levels that are gone go to the last
+// one.
+func (s *step) resize(levels int) {
+	for i := len(s.requests) - 1; i >= levels; i-- {
+		s.requests[i-1] += s.requests[i]
+		s.requests = s.requests[:i]
+	}
+	s.requests = append(s.requests, make([]int64, levels-len(s.requests))...)
 }
 
 // Do runs fn and returns its error. If it sheds the call, it returns a [*LimitedError]
@@ -129,36 +171,35 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
+	cfg := a.cfg.Load()
 	level := 0
-	if a.cfg.Priority != nil {
-		level = min(max(a.cfg.Priority(ctx), 0), a.cfg.Levels-1)
+	if cfg.Priority != nil {
+		level = min(max(cfg.Priority(ctx), 0), cfg.Levels-1)
 	}
 	sent, ok := a.send(level)
 	if !ok {
-		err := &LimitedError{Name: a.cfg.Name, Reason: Shed, Level: level, Cost: 1}
-		if a.cfg.OnReject != nil {
-			a.cfg.OnReject(ctx, err)
-		}
+		err := &LimitedError{Name: cfg.Name, Reason: Shed, Level: level, Cost: 1}
+		report(ctx, cfg.OnReject, &a.observers, err, 0)
 		return err
 	}
 	what := neither // also if fn panics
 	defer func() { a.done(sent, level, what) }()
 	err := fn(ctx)
-	what = a.outcomeOf(ctx, err)
+	what = cfg.outcomeOf(ctx, err)
 	return err
 }
 
 // outcomeOf returns what the error of a call says about the server.
-func (a *Adaptive) outcomeOf(ctx context.Context, err error) outcome {
+func (c *AdaptiveConfig) outcomeOf(ctx context.Context, err error) outcome {
 	end := behavior.ReadUnder(ctx, err)
 	switch {
 	case end.Kind == behavior.Refused, end.Kind == behavior.Canceled:
 		return neither
 	case err == nil:
 		return accepted
-	case a.cfg.Throttled != nil && !a.cfg.Throttled(err):
+	case c.Throttled != nil && !c.Throttled(err):
 		return accepted
-	case a.cfg.Throttled != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
+	case c.Throttled != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
 		end.Kind == behavior.Failed && behavior.IsTimeout(err):
 		return throttled
 	}
@@ -170,30 +211,12 @@ func (a *Adaptive) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
 
-// AdaptiveStats is a snapshot of what an [Adaptive] has done.
-type AdaptiveStats struct {
-	Sent     int64 // calls
-	Accepted int64 // calls that have ended and that the server accepted
-	Refused  int64 // calls that were shed
-
-	Probability float64 // of shedding a call of the least important level now
-}
-
-// Stats returns what the Adaptive has done so far.
-func (a *Adaptive) Stats() AdaptiveStats {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.advance()
-	s := a.stats
-	s.Probability = a.probability(a.cfg.Levels - 1)
-	return s
-}
-
 // send counts a call and reports whether to send it. at is the step that counts it.
 func (a *Adaptive) send(level int) (at int64, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.advance()
+	level = min(level, len(a.sum.requests)-1) // there may be fewer levels now
 	p := a.probability(level)
 	now := &a.window[a.at%steps]
 	now.requests[level]++
@@ -218,7 +241,7 @@ func (a *Adaptive) probability(level int) float64 {
 			below += n
 		}
 	}
-	excess := float64(requests) - a.cfg.K*float64(a.sum.accepts) - float64(below)
+	excess := float64(requests) - a.cfg.Load().K*float64(a.sum.accepts) - float64(below)
 	return min(1, max(0, excess/float64(a.sum.requests[level]+1)))
 }
 
@@ -235,11 +258,19 @@ const (
 func (a *Adaptive) done(sent int64, level int, what outcome) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if what == accepted {
+	switch what {
+	case accepted:
 		a.stats.Accepted++
 		return
+	case throttled:
+		a.stats.Throttled++
 	}
 	a.advance()
+	level = min(level, len(a.sum.requests)-1)
+	if sent < a.oldest {
+		return
+	}
+	sent = max(sent, a.first) // it may have taken over the step
 	if a.at-sent >= steps {
 		return // the step has left the window
 	}
@@ -254,7 +285,7 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 
 // advance moves on to the present step and empties the steps that leave the window.
 func (a *Adaptive) advance() {
-	at := int64(time.Since(a.base) / (a.cfg.Window / steps))
+	at := a.first + int64(time.Since(a.base)/a.length)
 	if at-a.at > steps {
 		a.at = at - steps
 	}

@@ -72,7 +72,7 @@ func TestAdaptiveFollowsTheFormula(t *testing.T) {
 		require.InDelta(t, formula(), a.Stats().Probability, 1e-12)
 		draw = formula() + 1e-9
 		require.NoError(t, a.Wrap(ok)(t.Context()))
-		require.Equal(t, throttle.AdaptiveStats{Sent: 41, Accepted: 11, Refused: 1, Probability: 20.0 / 43}, a.Stats())
+		require.Equal(t, throttle.AdaptiveStats{Sent: 41, Accepted: 11, Throttled: 30, Refused: 1, Probability: 20.0 / 43}, a.Stats())
 	})
 }
 

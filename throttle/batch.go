@@ -44,6 +44,24 @@ func (b *batch) spend(n int) bool {
 	}
 }
 
+// hold adds tokens, up to as many as the Batch of s may hold. The caller holds mu, so
+// that either limit comes later or hold sees the new Batch.
+func (b *batch) hold(tokens int, s *Shared) {
+	b.held.Add(int64(min(tokens, s.terms.Load().cfg.Batch-1)))
+}
+
+// limit drops the tokens that a new Batch of size may not hold.
+func (b *batch) limit(size int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for {
+		held := b.held.Load()
+		if held < int64(size) || b.held.CompareAndSwap(held, int64(size-1)) {
+			return
+		}
+	}
+}
+
 // askBatch makes a claim for a call and waits until it is settled.
 func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
 	b := &s.batch
@@ -65,7 +83,7 @@ func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (De
 	}
 	switch {
 	case mine.outage != nil:
-		return s.decideAlone(ctx, c, mine.outage)
+		return s.decideAlone(ctx, t, c, mine.outage)
 	case !mine.d.OK:
 		return mine.d, OverLimit, nil
 	}
@@ -109,21 +127,23 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 		claims = claims[1:]
 	}
 	if len(claims) == 0 {
-		b.held.Add(int64(held))
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.hold(held, s)
 		return nil
 	}
-	trip := s.depart(c, make(chan struct{}))
-	go s.travel(ctx, trip, t, c, s.amounts(t, claims, held))
+	trip := s.depart(ctx, t, c, make(chan struct{}))
+	go s.travel(trip, t.amounts(claims, held))
 	<-trip.ended
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if trip.outage != nil {
-		b.held.Add(int64(held))
+		b.hold(held, s)
 		settle(claims, trip.outage)
 		return trip.outage
 	}
 	a := trip.answer
 	held += a.taken
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	for _, claim := range claims {
 		claim.d = Decision{OK: claim.n <= held, Remaining: t.remaining(0, a.debt), ResetAfter: a.debt}
 		switch {
@@ -135,22 +155,23 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 		}
 		close(claim.settled)
 	}
-	// If calls have given up, more may be left. It is lost, to keep the bound.
-	b.held.Add(int64(min(held, s.cfg.Batch-1)))
+	// If calls have given up, more may be left than a batch. hold drops the rest, to keep
+	// the bound.
+	b.hold(held, s)
 	return nil
 }
 
-// amounts returns the amounts to ask for, the preferred one first: one that serves
-// all claims and is at least a batch, then one that serves all claims, half of them, and so on
-// down to the cheapest claim.
-func (s *Shared) amounts(t *sharedTerms, claims []*claim, held int) (amounts []int) {
+// amounts returns the amounts to ask for, the preferred one first: one that serves all
+// claims and is at least a batch, then one that serves all claims, half of them, a
+// quarter of them, and so on down to the cheapest claim.
+func (t *sharedTerms) amounts(claims []*claim, held int) (amounts []int) {
 	sum := 0
 	sums := make([]int, len(claims))
 	for i, claim := range claims {
 		sum += claim.n
 		sums[i] = sum
 	}
-	amounts = append(amounts, max(sum, s.cfg.Batch)-held)
+	amounts = append(amounts, max(sum, t.cfg.Batch)-held)
 	for k := len(claims); k > 0; k /= 2 {
 		amounts = append(amounts, sums[k-1]-held)
 	}

@@ -135,3 +135,18 @@ func ExampleAdaptive() {
 	fmt.Println("less than a tenth was sent:", sent < 100)
 	// Output: less than a tenth was sent: true
 }
+
+// An operator doubles the limit while the program runs. What has been spent stays spent.
+func ExampleLimiter_Update() {
+	limit := throttle.New(throttle.Config{Name: "search", Rate: 10, Burst: 10})
+	limit.Take(7)
+	err := limit.Update(func(c *throttle.Config) {
+		c.Rate *= 2
+		c.Burst *= 2
+	})
+	fmt.Println(err, limit.Config().Burst, limit.Peek().Remaining)
+	fmt.Println(limit.Update(func(c *throttle.Config) { c.Rate = 0 }))
+	// Output:
+	// <nil> 20 13
+	// throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second
+}

@@ -3,11 +3,11 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"iter"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,11 +62,18 @@ type GroupConfig[K comparable] struct {
 
 // Validate returns an error that lists the invalid fields, or nil.
 func (c GroupConfig[K]) Validate() error {
-	f := invalid.Fields{Type: "throttle.GroupConfig"}
+	f := invalid.Fields{Type: "throttle.Config"}
+	c.Config.validate(&f)
+	f.Type = "throttle.GroupConfig"
+	c.validate(&f)
+	return f.Err()
+}
+
+// validate checks the fields other than Config.
+func (c GroupConfig[K]) validate(f *invalid.Fields) {
 	f.Need(c.MaxWaiting >= 0, "MaxWaiting", c.MaxWaiting, "0 (for 10 000) or more")
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100 000) or more")
 	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
-	return errors.Join(c.Config.Validate(), f.Err())
 }
 
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
@@ -86,12 +93,17 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // A key whose burst has refilled is the same as one that was never seen. So such keys
 // are dropped after a while, a few whenever a new key comes. At most MaxKeys are held.
 type Group[K comparable] struct {
-	cfg      GroupConfig[K]
-	seed     maphash.Seed // secret, so that nobody can choose keys that meet in a shard
-	keys     atomic.Int64
-	waiters  waiters
-	overflow *Limiter // of ShareOne; otherwise nil
-	shards   []shard[K]
+	cfg       atomic.Pointer[GroupConfig[K]] // with its defaults filled in; never written to
+	observers observers
+	seed      maphash.Seed // secret, so that nobody can choose keys that meet in a shard
+	keys      atomic.Int64
+	maxKeys   atomic.Int64
+	waiters   waiters
+	overflow  *Limiter // the limit of ShareOne
+	shards    []shard[K]
+
+	updates sync.Mutex     // held by Update; taken before the locks of the shards
+	given   GroupConfig[K] // without defaults; under updates
 }
 
 // NewGroup returns a Group without keys. It panics with the error of
@@ -100,23 +112,31 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	given := cfg
+	given.Config = given.Config.clone()
 	cfg = cfg.withDefaults()
 	shards := 1
 	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to drop
 		shards *= 2
 	}
-	g := &Group[K]{cfg: cfg, seed: maphash.MakeSeed(), shards: make([]shard[K], shards)}
-	g.waiters.max = int64(cfg.MaxWaiting)
-	t := newTerms(newPace(cfg.Config.Rate, cfg.Config.Burst), cfg.Config, time.Now())
+	g := &Group[K]{seed: maphash.MakeSeed(), shards: make([]shard[K], shards), given: given}
+	g.cfg.Store(&cfg)
+	g.maxKeys.Store(int64(cfg.MaxKeys))
+	g.waiters.max.Store(int64(cfg.MaxWaiting))
+	t := newTerms(&cfg.Config, 0)
 	for i := range g.shards {
-		g.shards[i].begin(&t)
+		g.shards[i].begin(t)
 	}
-	if cfg.Overflow == ShareOne {
-		g.overflow = newLimiter(cfg.Config, t)
-		g.overflow.key = "(other keys)"
-		g.overflow.queue.all = &g.waiters
-	}
+	g.overflow = g.newOwn("(other keys)", t)
 	return g
+}
+
+// newOwn returns a Limiter for one key.
+func (g *Group[K]) newOwn(key string, t *terms) *Limiter {
+	l := newLimiter(t, &g.observers)
+	l.key = key
+	l.queue.all = &g.waiters
+	return l
 }
 
 // Do takes the tokens of a call from the limit of key, runs fn and returns its error,
@@ -146,28 +166,27 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	n, level := g.cfg.Config.of(ctx)
-	r := g.take(ctx, key, n, level, g.cfg.Config.MaxWait != 0)
+	cfg := &g.cfg.Load().Config
+	n, level := cfg.of(ctx)
+	r := g.take(ctx, key, n, level, cfg.MaxWait != 0)
 	if r.own != nil {
 		defer g.release(key, r.own)
-		return r.own.acquire(ctx, n, level)
+		return r.own.acquire(ctx, cfg, n, level)
 	}
 	if r.why == "" {
 		return nil
 	}
 	err := &LimitedError{
-		Name: g.cfg.Config.Name, Key: keyText(key), Reason: r.why, Limit: r.m.burst,
+		Name: cfg.Name, Key: keyText(key), Reason: r.why, Limit: r.m.burst,
 		Level: level, Cost: n, After: r.after(n, level),
 	}
-	if g.cfg.Config.OnReject != nil {
-		g.cfg.Config.OnReject(ctx, err)
-	}
+	report(ctx, cfg.OnReject, &g.observers, err, 0)
 	return err
 }
 
 // Allow takes a token of key if there is one, as [Limiter.Allow] does.
 func (g *Group[K]) Allow(key K) bool {
-	r := g.take(context.Background(), key, 1, g.cfg.Config.Levels-1, false)
+	r := g.take(context.Background(), key, 1, g.least(), false)
 	if r.own != nil {
 		defer g.release(key, r.own)
 		return r.own.Allow()
@@ -177,9 +196,12 @@ func (g *Group[K]) Allow(key K) bool {
 
 // Take takes n tokens of key if all of them are there, as [Limiter.Take] does.
 func (g *Group[K]) Take(key K, n int) Decision {
-	d, _ := g.decide(context.Background(), key, n, g.cfg.Config.Levels-1)
+	d, _ := g.decide(context.Background(), key, n, g.least())
 	return d
 }
+
+// least returns the least important level.
+func (g *Group[K]) least() int { return g.cfg.Load().Config.Levels - 1 }
 
 func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, Reason) {
 	r := g.take(ctx, key, n, level, false)
@@ -196,8 +218,8 @@ func (g *Group[K]) Peek(key K) Decision {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer g.unlock(context.Background(), s)
-	level := g.cfg.Config.Levels - 1
 	m := s.measure()
+	level := m.least
 	i := s.table.find(tag, key)
 	switch {
 	case i >= 0 && s.table.slots[i].tag&apart != 0:
@@ -206,7 +228,7 @@ func (g *Group[K]) Peek(key K) Decision {
 		m.tat = s.table.slots[i].tat
 	case g.reserve(s, key, m):
 		g.keys.Add(-1)
-	case g.overflow != nil:
+	case g.cfg.Load().Overflow == ShareOne:
 		return g.overflow.Peek()
 	default:
 		return result{m: m, why: TooManyKeys}.decision(1, level)
@@ -226,7 +248,7 @@ func (g *Group[K]) Refund(key K, n int) {
 	defer s.mu.Unlock()
 	i := s.table.find(tag, key)
 	if i < 0 {
-		if g.overflow != nil {
+		if g.cfg.Load().Overflow == ShareOne {
 			g.overflow.Refund(n)
 		}
 		return
@@ -242,7 +264,7 @@ func (g *Group[K]) Refund(key K, n int) {
 	}
 	m := s.measure()
 	s.table.add(i, -int64(n))
-	s.stats.Spent -= int64(n)
+	s.stats.Refunded += int64(n)
 	by := slot.tat - m.now
 	if int64(n) <= by>>m.frac {
 		by = m.tokens(n)
@@ -272,7 +294,7 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	if undo {
 		if o := s.own[key]; o != nil {
 			o.set = false
-			_ = o.SetRate(s.terms.rate, s.terms.burst)
+			o.use(*s.terms.cfg)
 			s.join(i)
 		}
 		return nil
@@ -283,32 +305,9 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	}
 	o := g.part(s, i)
 	o.set = true
-	return o.SetRate(rate, burst)
-}
-
-// SetRate changes the limit of all keys except those that Set decides about. Tokens
-// that have been spent stay spent, as with [Limiter.SetRate].
-func (g *Group[K]) SetRate(rate float64, burst int) error {
-	f := invalid.Fields{Type: "throttle.Config"}
-	checkRate(&f, rate, burst)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	for i := range g.shards {
-		s := &g.shards[i]
-		s.mu.Lock()
-		t := newTerms(newPace(rate, burst), g.cfg.Config, time.Now())
-		s.begin(&t)
-		for _, o := range s.own {
-			if !o.set {
-				_ = o.SetRate(rate, burst)
-			}
-		}
-		s.mu.Unlock()
-	}
-	if g.overflow != nil {
-		return g.overflow.SetRate(rate, burst)
-	}
+	cfg := *s.terms.cfg
+	cfg.Rate, cfg.Burst = rate, burstOf(rate, burst)
+	o.use(cfg)
 	return nil
 }
 
@@ -350,45 +349,6 @@ func (g *Group[K]) Top(n int) []Usage[K] {
 		top = top[:min(n, len(top))]
 	}
 	return top
-}
-
-// GroupStats is a snapshot of what a [Group] has done.
-type GroupStats struct {
-	Admitted int64 // calls
-	Refused  int64 // calls
-	Spent    int64 // tokens, less those given back
-	Evicted  int64 // keys that were dropped
-	Overflow int64 // calls, of the above, whose key found no room
-	Keys     int   // that are held now
-	Waiting  int   // calls that wait now
-}
-
-// Stats returns what the group has done so far.
-func (g *Group[K]) Stats() GroupStats {
-	sum := GroupStats{Keys: int(g.keys.Load()), Waiting: int(g.waiters.now.Load())}
-	for i := range g.shards {
-		s := &g.shards[i]
-		s.mu.Lock()
-		sum.Admitted += s.stats.Admitted
-		sum.Refused += s.stats.Refused
-		sum.Spent += s.stats.Spent
-		sum.Evicted += s.stats.Evicted
-		sum.Overflow += s.stats.Overflow
-		for _, o := range s.own {
-			sum.add(o.Stats())
-		}
-		s.mu.Unlock()
-	}
-	if g.overflow != nil {
-		sum.add(g.overflow.Stats())
-	}
-	return sum
-}
-
-func (s *GroupStats) add(own Stats) {
-	s.Admitted += own.Admitted
-	s.Refused += own.Refused
-	s.Spent += own.Spent
 }
 
 // A result is the outcome of Group.take.
@@ -455,7 +415,7 @@ func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) 
 	if why == "" {
 		s.stats.Admitted++
 	} else {
-		s.stats.Refused++
+		s.stats.refuse(why)
 		s.table.refuse(i, 1)
 	}
 	g.unlock(ctx, s)
@@ -464,12 +424,12 @@ func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) 
 
 // overflowed is take for a key that found no room. It unlocks s.
 func (g *Group[K]) overflowed(ctx context.Context, s *shard[K], m measure) result {
-	s.stats.Overflow++
+	s.stats.overflow++
 	var o *own
-	if g.overflow != nil {
+	if g.cfg.Load().Overflow == ShareOne {
 		o = &own{Limiter: g.overflow, set: true} // set: release is not to join it
 	} else {
-		s.stats.Refused++
+		s.stats.refuse(TooManyKeys)
 	}
 	g.unlock(ctx, s)
 	return result{m: m, why: TooManyKeys, own: o}

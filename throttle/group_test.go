@@ -34,7 +34,7 @@ func TestGroupKeysAreApart(t *testing.T) {
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}, {"b", 1, 0}}, g.Top(5))
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}}, g.Top(1))
 		require.Empty(t, g.Top(0))
-		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, g.Stats())
+		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Reasons: throttle.Refusals{OverLimit: 2}, Spent: 3, Keys: 2}, g.Stats())
 		require.False(t, g.Take("c", 3).OK)
 		require.Equal(t, 2, g.Peek("c").Remaining)
 		require.Equal(t, 2, g.Peek("never seen").Remaining)
@@ -102,7 +102,8 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 		require.NoError(t, g.Set("never seen", 0, 0))
 		require.EqualValues(t, 15, g.Top(1)[0].Spent)
 		require.Error(t, g.Set("paying", -1, 0))
-		require.EqualValues(t, 15, g.Stats().Spent)
+		require.EqualValues(t, 16, g.Stats().Spent)
+		require.EqualValues(t, 1, g.Stats().Refunded)
 	})
 }
 
@@ -250,7 +251,7 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 		spent[u.Key], refused[u.Key] = u.Spent, u.Refused
 	}
 	for key, l := range apart {
-		require.Equal(t, l.Stats().Spent, spent[key]+evicted[key], "the account of key %d", key)
+		require.Equal(t, l.Stats().Spent-l.Stats().Refunded, spent[key]+evicted[key], "the account of key %d", key)
 		require.Equal(t, l.Stats().Refused, refused[key]+evictedRefused[key], "the refusals of key %d", key)
 	}
 }
@@ -428,7 +429,10 @@ func TestGroupWaitsInOrder(t *testing.T) {
 		calls.Wait()
 		require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}, at)
 		require.Equal(t, throttle.Usage[string]{"a", 4, 2}, g.Top(1)[0])
-		require.Equal(t, throttle.GroupStats{Admitted: 5, Refused: 2, Spent: 5, Keys: 2}, g.Stats())
+		require.Equal(t, throttle.GroupStats{
+			Admitted: 5, Refused: 2, Reasons: throttle.Refusals{OverLimit: 1, WaitTooLong: 1},
+			Spent: 5, Waited: 3, WaitTime: 600 * time.Millisecond, Keys: 2,
+		}, g.Stats())
 		require.False(t, g.Allow("a"))
 		time.Sleep(100 * time.Millisecond)
 		require.True(t, g.Allow("a"), "as exact as before it had to wait")

@@ -21,19 +21,26 @@ const sealed = math.MaxInt64
 // terms are the limit of one epoch.
 type terms struct {
 	pace
+	cfg     *Config // with its defaults filled in; never written to
 	base    time.Time
 	begin   int64         // the time base, in units
 	horizon time.Duration // the time since base after which the units would overflow
-	room    []int64       // in units, by level
+	least   int           // the least important level
+	room    []int64       // in units, by level: also for levels that cfg no longer has, as calls of them may be under way
 }
 
 // maxBegin is the highest number at which an epoch begins.
 const maxBegin = int64(1) << 59
 
-func newTerms(p pace, c Config, base time.Time) terms {
-	t := terms{pace: p, base: base, horizon: p.horizon(), room: make([]int64, c.Levels)}
+// newTerms returns the terms of cfg from now on, for at least that many levels.
+func newTerms(cfg *Config, levels int) *terms {
+	p := newPace(cfg.Rate, cfg.Burst)
+	t := &terms{
+		pace: p, cfg: cfg, base: time.Now(), horizon: p.horizon(),
+		least: cfg.Levels - 1, room: make([]int64, max(levels, cfg.Levels)),
+	}
 	for level := range t.room {
-		t.room[level] = p.tokens(roomOf(p.burst, c.Reserve, level))
+		t.room[level] = p.tokens(roomOf(p.burst, cfg.Reserve, level))
 	}
 	return t
 }
@@ -84,24 +91,25 @@ func (l *Limiter) measureLocked() measure {
 	// The units must not overflow. The time may also lie before base, for a Limiter
 	// that is used inside and outside of a synctest bubble.
 	if uint64(elapsed) > uint64(t.horizon) {
-		l.begin(t.pace)
+		l.begin(t.cfg)
 		t = l.epoch.Load()
 		elapsed = max(time.Since(t.base), 0)
 	}
 	return measure{t, elapsed, t.unitsAt(elapsed), l.tat.Load()}
 }
 
-// begin starts an epoch at pace p with the debt of the last epoch. The caller holds
+// begin starts an epoch under cfg with the debt of the last epoch. The caller holds
 // queue.mu.
-func (l *Limiter) begin(p pace) {
+func (l *Limiter) begin(cfg *Config) {
 	last := l.epoch.Load()
-	next := newTerms(p, l.cfg, time.Now())
+	next := newTerms(cfg, len(last.room))
 	now := last.unitsLate(next.base.Sub(last.base))
 	tat := l.tat.Swap(sealed)
 	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
 		next.begin = 0
 	}
 	q := &l.queue
+	q.levels = append(q.levels, make([]line, len(next.room)-len(q.levels))...)
 	owed := next.convert(tat-q.units-now, &last.pace)
 	q.units = 0
 	for i := range q.levels {
@@ -113,7 +121,7 @@ func (l *Limiter) begin(p pace) {
 			q.units += w.units
 		}
 	}
-	l.epoch.Store(&next)
+	l.epoch.Store(next)
 	l.tat.Store(next.begin + owed + q.units)
 }
 
@@ -125,6 +133,14 @@ func (m measure) until(target int64) time.Duration {
 // cannot reports whether n tokens are more than a level can ever spend at once.
 func (m measure) cannot(n, level int) bool {
 	return n > 0 && int64(n) > m.room[level]>>m.frac
+}
+
+// refusal returns why n tokens could not be taken.
+func (m measure) refusal(n, level int) Reason {
+	if m.cannot(n, level) {
+		return TooCostly
+	}
+	return OverLimit
 }
 
 // wait returns the time until n tokens could be taken.

@@ -1,18 +1,24 @@
 package throttle
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // outages holds the hash slots for which Redis has not answered. The Redis Cluster
 // specification defines 16384 slots: all keys of a slot are on one server, and the
 // memory is bounded whatever the number of keys.
 type outages struct {
-	every time.Duration // RetryEvery
-	down  atomic.Int64  // len(slots), to be read without mu
+	down  atomic.Int64 // len(slots), to be read without mu
+	begun atomic.Int64
+
+	observers *observers
+	events    notify.Queue[Event] // added under mu
 
 	mu       sync.Mutex
 	slots    map[uint16]*outage
@@ -27,7 +33,7 @@ type outage struct {
 
 // of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
 // nil although there is an outage: that call tries the slot.
-func (o *outages) of(key string) *outage {
+func (o *outages) of(key string, every time.Duration) *outage {
 	if o.down.Load() == 0 {
 		return nil
 	}
@@ -39,16 +45,12 @@ func (o *outages) of(key string) *outage {
 		return nil
 	}
 	if now := time.Now(); !now.Before(known.until) {
-		o.slots[slot] = o.next(known.cause, known.told.Load())
+		next := &outage{cause: known.cause, until: now.Add(every)}
+		next.told.Store(known.told.Load())
+		o.slots[slot] = next
 		return nil
 	}
 	return known
-}
-
-func (o *outages) next(cause error, told bool) *outage {
-	next := &outage{cause: cause, until: time.Now().Add(o.every)}
-	next.told.Store(told)
-	return next
 }
 
 // suspect records that a trip for a key was cut short. If it returns true, the caller
@@ -74,34 +76,48 @@ func (o *outages) cleared(key string) {
 	delete(o.suspects, slotOf(key))
 }
 
-// began records that Redis did not answer for a key.
-func (o *outages) began(key string, cause error) *outage {
-	next := o.next(cause, false)
-	o.set(key, next)
+// began records that Redis did not answer for a call. The caller calls deliver.
+func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
+	next := &outage{cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
+	slot := slotOf(c.full)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.slots[slot] == nil {
+		o.begun.Add(1)
+		o.add(Event{Kind: OutageBegan, Name: t.cfg.Name, Key: shorten(c.key), Err: cause})
+	}
+	if o.slots == nil {
+		o.slots = make(map[uint16]*outage)
+	}
+	o.slots[slot] = next
+	o.down.Store(int64(len(o.slots)))
 	return next
 }
 
-// ended records that Redis answered for a key.
-func (o *outages) ended(key string) {
-	if o.down.Load() > 0 {
-		o.set(key, nil)
+// ended records that Redis answered for a call. The caller calls deliver.
+func (o *outages) ended(t *sharedTerms, c sharedCall) {
+	if o.down.Load() == 0 {
+		return
+	}
+	slot := slotOf(c.full)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.slots[slot] == nil {
+		return
+	}
+	delete(o.slots, slot)
+	o.down.Store(int64(len(o.slots)))
+	o.add(Event{Kind: Recovered, Name: t.cfg.Name, Key: shorten(c.key)})
+}
+
+func (o *outages) add(e Event) {
+	if o.observers.Any() {
+		o.events.Add(nil, e)
 	}
 }
 
-func (o *outages) set(key string, known *outage) {
-	slot := slotOf(key)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if known == nil {
-		delete(o.slots, slot)
-	} else {
-		if o.slots == nil {
-			o.slots = make(map[uint16]*outage)
-		}
-		o.slots[slot] = known
-	}
-	o.down.Store(int64(len(o.slots)))
-}
+// deliver tells the observers of outages that began and ended. The caller holds no lock.
+func (o *outages) deliver(ctx context.Context) { o.events.Deliver(ctx, o.observers.Tell) }
 
 // slotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part
 // in braces, modulo 16384.

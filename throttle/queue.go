@@ -19,9 +19,10 @@ import (
 // A late timer does not move the schedule: all waiters that are due are granted
 // together.
 type queue struct {
-	waiting atomic.Int64 // waiters; changed under mu
-	waited  atomic.Int64
-	all     *waiters // of the Group, or nil
+	waiting  atomic.Int64 // waiters; changed under mu
+	waited   atomic.Int64 // calls that were admitted after a wait
+	waitTime atomic.Int64 // of these calls, a time.Duration
+	all      *waiters     // of the Group, or nil
 
 	mu     sync.Mutex
 	units  int64 // that all waiters are to take
@@ -47,24 +48,27 @@ type waiter struct {
 // waiters counts the waiting calls of all limits of a Group.
 type waiters struct {
 	now atomic.Int64
-	max int64
+	max atomic.Int64
 }
 
 // wait takes the tokens of a call, if need be after a wait in line.
-func (l *Limiter) wait(ctx context.Context, n, level int) error {
-	w, after, why := l.reserve(ctx, n, level)
+func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
+	w, after, why := l.reserve(ctx, cfg, n, level)
+	refused := &LimitedError{Reason: why, Cost: n, Level: level, After: after}
 	switch {
 	case why == DeadlineTooClose:
-		return l.refuse(ctx, why, n, level, after, context.DeadlineExceeded)
+		refused.Err = context.DeadlineExceeded
+		return l.refuse(ctx, cfg, refused, 0)
 	case why != "":
-		return l.refuse(ctx, why, n, level, after, nil)
+		return l.refuse(ctx, cfg, refused, 0)
 	case w == nil:
 		l.count(n)
 		return nil
 	}
+	start := time.Now()
 	var tooLong <-chan time.Time
-	if l.cfg.MaxWait > 0 { // more important calls may overtake it
-		timer := time.NewTimer(l.cfg.MaxWait)
+	if cfg.MaxWait > 0 { // more important calls may overtake it
+		timer := time.NewTimer(cfg.MaxWait)
 		defer timer.Stop()
 		tooLong = timer.C
 	}
@@ -77,26 +81,33 @@ func (l *Limiter) wait(ctx context.Context, n, level int) error {
 		why = ContextEnded
 	}
 	granted, after := l.leave(w, why, n, level)
+	waited := time.Since(start)
+	refused.Reason, refused.After = why, after
 	switch {
 	case ctx.Err() != nil:
 		if granted {
 			// The tokens are lost: waiters behind it may have been granted within their
 			// time.
-			l.extra.Add(int64(n))
+			l.spent.Add(int64(n))
 		}
-		return l.refuse(ctx, ContextEnded, n, level, after, ended.Error(ctx))
+		refused.Reason, refused.Err = ContextEnded, ended.Error(ctx)
+		return l.refuse(ctx, cfg, refused, waited)
 	case granted:
 		l.queue.waited.Add(1)
+		l.queue.waitTime.Add(int64(waited))
 		l.count(n)
+		if l.observers.Any() {
+			l.observers.Tell(ctx, Event{Kind: Waited, Name: cfg.Name, Key: l.key, Waited: waited})
+		}
 		return nil
 	}
-	return l.refuse(ctx, why, n, level, after, nil)
+	return l.refuse(ctx, cfg, refused, waited)
 }
 
 // reserve takes n tokens, and returns a waiter in line if they are not there yet. Or
 // it returns why the call is refused, and when it could be admitted. All waiters that
 // are due have been granted before.
-func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after time.Duration, why Reason) {
+func (l *Limiter) reserve(ctx context.Context, cfg *Config, n, level int) (w *waiter, after time.Duration, why Reason) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -105,7 +116,7 @@ func (l *Limiter) reserve(ctx context.Context, n, level int) (w *waiter, after t
 		m := l.measureLocked()
 		after = l.behind(m, n, level)
 		if after > 0 && !placed {
-			if why = l.reject(ctx, m, after); why == "" && !l.makeRoom(level) {
+			if why = l.reject(ctx, cfg, m, after); why == "" && !l.makeRoom(cfg.Queue, level) {
 				why = QueueFull
 			}
 			if why != "" {
@@ -142,12 +153,12 @@ func (l *Limiter) behind(m measure, n, level int) time.Duration {
 }
 
 // reject returns why a call may not wait for that long, or "".
-func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Reason {
+func (l *Limiter) reject(ctx context.Context, cfg *Config, m measure, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
 	case wait == never: // the burst has just become smaller
 		return TooCostly
-	case m.tat-m.now > maxDebt, l.cfg.MaxWait > 0 && wait > l.cfg.MaxWait:
+	case m.tat-m.now > maxDebt, cfg.MaxWait > 0 && wait > cfg.MaxWait:
 		return WaitTooLong
 	case limited && time.Until(deadline) < wait:
 		return DeadlineTooClose
@@ -155,12 +166,12 @@ func (l *Limiter) reject(ctx context.Context, m measure, wait time.Duration) Rea
 	return ""
 }
 
-// makeRoom makes room for one more waiter, and reports whether it could. In a full
-// queue the last waiter of the least important level makes room for a call that is
-// more important.
-func (l *Limiter) makeRoom(level int) bool {
+// makeRoom makes room for one more waiter in a queue of most, and reports whether it
+// could. In a full queue the last waiter of the least important level makes room for a
+// call that is more important.
+func (l *Limiter) makeRoom(most, level int) bool {
 	q := &l.queue
-	if q.waiting.Load() < int64(l.cfg.Queue) && q.all.enter() {
+	if q.waiting.Load() < int64(most) && q.all.enter() {
 		return true
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
@@ -173,7 +184,7 @@ func (l *Limiter) makeRoom(level int) bool {
 }
 
 func (a *waiters) enter() bool {
-	if a == nil || a.now.Add(1) <= a.max {
+	if a == nil || a.now.Add(1) <= a.max.Load() {
 		return true
 	}
 	a.now.Add(-1)

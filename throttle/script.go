@@ -21,29 +21,29 @@ type answer struct {
 
 // eval runs the script, which takes the first of amounts that is there. It returns an
 // error for a result that the script cannot have returned.
-func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, err error) {
+func (t *sharedTerms) eval(ctx context.Context, c sharedCall, amounts []int) (a answer, err error) {
 	most, room := t.room[0], t.room[c.level]
 	args := append(make([]any, 0, 7), most.whole, most.part, room.whole, room.part)
 	for _, n := range amounts {
 		cost := t.token.times(n)
 		args = append(args, n, cost.whole, cost.part)
 	}
-	value, err := s.cfg.Eval(ctx, script, []string{c.full}, args...)
+	value, err := t.cfg.Eval(ctx, script, []string{c.full}, args...)
 	if err != nil {
 		return answer{}, err
 	}
 	fields, ok := value.([]any)
 	if !ok || len(fields) != 3 {
-		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %T %v: must be three integers", s.cfg.Name, value, value)
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %T %v: must be three integers", t.cfg.Name, value, value)
 	}
 	var n [3]int64
 	for i, field := range fields {
 		if n[i], ok = integer(field); !ok || n[i] < 0 || n[i] > math.MaxInt64/1000 {
-			return answer{}, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", s.cfg.Name, field, field)
+			return answer{}, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", t.cfg.Name, field, field)
 		}
 	}
 	if n[0] != 0 && !slices.Contains(amounts, int(n[0])) {
-		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be 0 or one of %v", s.cfg.Name, n[0], amounts)
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be 0 or one of %v", t.cfg.Name, n[0], amounts)
 	}
 	return answer{int(n[0]), time.Duration(n[1]) * time.Microsecond, time.Duration(n[2]) * time.Microsecond}, nil
 }

@@ -15,9 +15,21 @@ type shard[K comparable] struct {
 	terms   *terms
 	table   table[K]
 	own     map[K]*own // the limits of the keys whose tag has the bit apart
-	stats   GroupStats
+	stats   shardStats // without those of own
 	evicted []Usage[K] // to be told by unlock
 	_       [64]byte
+}
+
+// shardStats counts the calls of a shard. Its keys that were dropped are included.
+type shardStats struct {
+	Stats
+	evicted  int64
+	overflow int64
+}
+
+func (s *shardStats) refuse(why Reason) {
+	s.Refused++
+	*s.Reasons.of(why)++
 }
 
 // An own limit is that of a key that has one by Set, or for which calls wait.
@@ -38,9 +50,7 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 func (s *shard[K]) measure() measure {
 	elapsed := time.Since(s.terms.base)
 	if uint64(elapsed) > uint64(s.terms.horizon) {
-		t := *s.terms
-		t.base = time.Now()
-		s.begin(&t)
+		s.begin(newTerms(s.terms.cfg, len(s.terms.room)))
 		elapsed = 0
 	}
 	now := s.terms.at(elapsed)
@@ -62,8 +72,8 @@ func (s *shard[K]) begin(t *terms) {
 // enter adds a new key and returns the index of its slot, or -1 if there is no room.
 // It drops a few keys that have been idle for long enough.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
-	if g.cfg.IdleAfter > 0 {
-		g.sweep(s, 4, m.at(max(m.elapsed-g.cfg.IdleAfter, 0)))
+	if idleAfter := g.cfg.Load().IdleAfter; idleAfter > 0 {
+		g.sweep(s, 4, m.at(max(m.elapsed-idleAfter, 0)))
 	}
 	if !g.reserve(s, key, m) {
 		return -1
@@ -78,7 +88,7 @@ func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
 	if key != key { // NaN: the table would never find it again
 		return false
 	}
-	if g.keys.Add(1) > int64(g.cfg.MaxKeys) && !g.makeRoom(s, m.now) {
+	if g.keys.Add(1) > g.maxKeys.Load() && !g.makeRoom(s, m.now) {
 		g.keys.Add(-1)
 		return false
 	}
@@ -92,7 +102,7 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 	g.sweep(s, 64, now)
 	first := rand.IntN(len(g.shards))
 	for i := range min(8, len(g.shards)) {
-		if g.keys.Load() <= int64(g.cfg.MaxKeys) {
+		if g.keys.Load() <= g.maxKeys.Load() {
 			return true
 		}
 		other := &g.shards[(first+i)%len(g.shards)]
@@ -103,7 +113,7 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 			other.mu.Unlock()
 		}
 	}
-	return g.keys.Load() <= int64(g.cfg.MaxKeys)
+	return g.keys.Load() <= g.maxKeys.Load()
 }
 
 // sweep looks at the next n slots and drops the keys whose burst was full at a time.
@@ -113,8 +123,8 @@ func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
 			return false
 		}
 		g.keys.Add(-1)
-		s.stats.Evicted++
-		if g.cfg.OnEvict != nil {
+		s.stats.evicted++
+		if g.cfg.Load().OnEvict != nil || g.observers.Any() {
 			s.evicted = append(s.evicted, s.usage(i))
 		}
 		return true
@@ -127,7 +137,13 @@ func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, u := range evicted {
-		g.cfg.OnEvict(ctx, u)
+		cfg := g.cfg.Load()
+		if cfg.OnEvict != nil {
+			cfg.OnEvict(ctx, u)
+		}
+		if g.observers.Any() {
+			g.observers.Tell(ctx, Event{Kind: Evicted, Name: cfg.Config.Name, Key: keyText(u.Key), Spent: u.Spent, Refused: u.Refused})
+		}
 	}
 }
 
@@ -137,9 +153,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 	if slot.tag&apart != 0 {
 		return s.own[slot.key]
 	}
-	o := &own{Limiter: newLimiter(g.cfg.Config, *s.terms)}
-	o.key = keyText(slot.key)
-	o.queue.all = &g.waiters
+	o := &own{Limiter: g.newOwn(keyText(slot.key), s.terms)}
 	o.tat.Store(slot.tat)
 	slot.tag |= apart
 	if s.own == nil {
@@ -156,9 +170,9 @@ func (s *shard[K]) join(i int) {
 	if o.users > 0 {
 		return
 	}
-	did := o.Stats()
+	did := o.counters()
 	s.stats.add(did)
-	s.table.add(i, did.Spent)
+	s.table.add(i, did.Spent-did.Refunded)
 	s.table.refuse(i, did.Refused)
 	m := o.measure()
 	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
@@ -184,8 +198,8 @@ func (s *shard[K]) usage(i int) Usage[K] {
 	slot := &s.table.slots[i]
 	u := Usage[K]{Key: slot.key, Spent: s.table.spent(i), Refused: int64(s.table.rest[i].refused)}
 	if slot.tag&apart != 0 {
-		did := s.own[slot.key].Stats()
-		u.Spent += did.Spent
+		did := s.own[slot.key].counters()
+		u.Spent += did.Spent - did.Refunded
 		u.Refused += did.Refused
 	}
 	return u

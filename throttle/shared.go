@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,12 +26,15 @@ const (
 	AdmitAll
 )
 
-const maxSharedRate = 1e9
+const (
+	maxSharedRate = 1e9
+	defaultPrefix = "throttle:"
+)
 
 // SharedConfig says how a [Shared] works.
 type SharedConfig struct {
 	// Name is the name of the limit: all instances with the same Prefix and Name share
-	// one. It appears in errors. It is required.
+	// one. It appears in errors and events. It is required.
 	Name string
 
 	// Prefix begins each key in Redis. The Name follows and, if there is a Key, a slash
@@ -101,11 +105,16 @@ type SharedConfig struct {
 // Validate returns an error that lists the invalid fields, or nil.
 func (c SharedConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
+	c.validate(&f)
+	return f.Err()
+}
+
+func (c SharedConfig) validate(f *invalid.Fields) {
 	f.Need(c.Name != "", "Name", `""`, "set: it names the limit that is shared")
 	f.Need(c.Eval != nil, "Eval", "nil", "set")
-	c.checkRate(&f, c.Rate, c.Burst)
-	checkLevels(&f, c.Levels, c.Priority)
-	checkReserve(&f, c.Levels, c.Reserve)
+	c.checkRate(f)
+	checkLevels(f, c.Levels, c.Priority)
+	checkReserve(f, c.Levels, c.Reserve)
 	f.Need(c.Batch >= 0, "Batch", c.Batch, "0 (for 1) or more")
 	f.Need(c.Batch <= 1 || c.Key == nil && c.Levels < 2, "Batch", c.Batch, "0 or 1 where there is a Key or more Levels than one")
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
@@ -113,13 +122,15 @@ func (c SharedConfig) Validate() error {
 	f.Need(c.Instances >= 0, "Instances", c.Instances, "0 or more")
 	f.Need(c.Instances != 0 || c.OnOutage != LimitLocally, "Instances", c.Instances, "1 or more where OnOutage is LimitLocally: each instance admits its part")
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
-	return f.Err()
+	if f.Err() == nil {
+		f.Need(c.withDefaults().local().Validate() == nil, "Instances", c.Instances, "fewer: the part of an instance is too small a rate")
+	}
 }
 
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
 // with c.
 func (c SharedConfig) withDefaults() SharedConfig {
-	c.Prefix = cmp.Or(c.Prefix, "throttle:")
+	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
 	c.Burst = burstOf(c.Rate, c.Burst)
 	c.Levels = cmp.Or(c.Levels, 1)
 	c.Reserve = reserveOf(c.Levels, c.Reserve)
@@ -130,16 +141,24 @@ func (c SharedConfig) withDefaults() SharedConfig {
 	return c
 }
 
-func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
-	if !(rate > 0 && rate <= maxSharedRate) {
-		f.Need(false, "Rate", rate, "above 0 and at most 1e9 tokens a second")
+func (c SharedConfig) checkRate(f *invalid.Fields) {
+	if !(c.Rate > 0 && c.Rate <= maxSharedRate) {
+		f.Need(false, "Rate", c.Rate, "above 0 and at most 1e9 tokens a second")
 		return
 	}
-	checkRate(f, rate, burst)
-	if burst >= 0 {
-		b := burstOf(rate, burst)
+	checkRate(f, c.Rate, c.Burst)
+	if c.Burst >= 0 {
+		b := burstOf(c.Rate, c.Burst)
 		f.Need(c.Batch <= b, "Batch", c.Batch, fmt.Sprintf("at most the Burst of %d", b))
 	}
+}
+
+// local returns the part of this instance, for c with its defaults filled in.
+func (c SharedConfig) local() GroupConfig[string] {
+	return GroupConfig[string]{Config: Config{
+		Name: c.Name, Rate: c.Rate / float64(c.Instances), Burst: max(1, c.Burst/c.Instances),
+		Levels: c.Levels, Priority: c.Priority, Reserve: c.Reserve,
+	}}
 }
 
 // A Shared admits the calls of many instances at one limit, which is kept in Redis and
@@ -160,17 +179,22 @@ func (c SharedConfig) checkRate(f *invalid.Fields, rate float64, burst int) {
 // A Shared does not wait for tokens. A retry around it that respects
 // [LimitedError.RetryAfter] does.
 type Shared struct {
-	cfg     SharedConfig
-	terms   atomic.Pointer[sharedTerms]
-	local   *Group[string]
-	batch   batch
-	outages outages
+	terms     atomic.Pointer[sharedTerms]
+	observers observers
+	local     *Group[string]
+	batch     batch
+	outages   outages
 
-	admitted, refused, spent, asked, failed, alone atomic.Int64
+	refused                                        tally
+	admitted, spent, asked, askTime, failed, alone atomic.Int64
+
+	updates sync.Mutex   // held by Update
+	given   SharedConfig // without defaults; under updates
 }
 
 // sharedTerms are a limit in the units of the script.
 type sharedTerms struct {
+	cfg    *SharedConfig // with its defaults filled in; never written to
 	burst  int
 	window time.Duration
 	token  micros
@@ -185,11 +209,10 @@ func (m micros) times(n int) micros {
 	return micros{m.whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
 }
 
-func newSharedTerms(rate float64, burst int, c SharedConfig) *sharedTerms {
-	whole, part := math.Modf(1e6 / rate)
-	burst = burstOf(rate, burst)
+func newSharedTerms(c *SharedConfig) *sharedTerms {
+	whole, part := math.Modf(1e6 / c.Rate)
 	t := &sharedTerms{
-		burst: burst, window: windowOf(rate, burst),
+		cfg: c, burst: c.Burst, window: windowOf(c.Rate, c.Burst),
 		token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))},
 	}
 	for level := range c.Levels {
@@ -204,24 +227,12 @@ func NewShared(cfg SharedConfig) *Shared {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	s := &Shared{given: cfg.clone()}
 	cfg = cfg.withDefaults()
-	s := &Shared{cfg: cfg}
-	s.outages.every = cfg.RetryEvery
-	s.terms.Store(newSharedTerms(cfg.Rate, cfg.Burst, cfg))
-	rate, burst := s.part(cfg.Rate, cfg.Burst)
-	s.local = NewGroup(GroupConfig[string]{
-		Config: Config{
-			Name: cfg.Name, Rate: rate, Burst: burst,
-			Levels: cfg.Levels, Priority: cfg.Priority, Reserve: cfg.Reserve,
-		},
-		Overflow: ShareOne,
-	})
+	s.outages.observers = &s.observers
+	s.terms.Store(newSharedTerms(&cfg))
+	s.local = NewGroup(cfg.local())
 	return s
-}
-
-// part returns this instance's part of a limit.
-func (s *Shared) part(rate float64, burst int) (float64, int) {
-	return rate / float64(s.cfg.Instances), max(1, burstOf(rate, burst)/s.cfg.Instances)
 }
 
 // Do takes the tokens of a call, runs fn and returns its error. Without tokens it
@@ -245,21 +256,20 @@ func (s *Shared) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	c := s.callOf(ctx)
-	if s.cfg.Cost != nil {
-		c.n = max(s.cfg.Cost(ctx), 0)
+	t := s.terms.Load()
+	c := t.callOf(ctx)
+	if t.cfg.Cost != nil {
+		c.n = max(t.cfg.Cost(ctx), 0)
 	}
-	d, why, cause := s.decide(ctx, c)
+	d, why, cause := s.decide(ctx, t, c)
 	if d.OK {
 		return nil
 	}
 	err := &LimitedError{
-		Name: s.cfg.Name, Key: shorten(c.key), Reason: why, Limit: d.Limit,
+		Name: t.cfg.Name, Key: shorten(c.key), Reason: why, Limit: d.Limit,
 		Level: c.level, Cost: c.n, After: d.RetryAfter, Err: cause,
 	}
-	if s.cfg.OnReject != nil {
-		s.cfg.OnReject(ctx, err)
-	}
+	report(ctx, t.cfg.OnReject, &s.observers, err, 0)
 	return err
 }
 
@@ -272,48 +282,14 @@ func (s *Shared) Allow(ctx context.Context) bool { return s.Take(ctx, 1).OK }
 // Priority, but not Cost or OnReject. If n is 0 or less, Take takes none and admits. It
 // admits nothing once ctx has ended.
 func (s *Shared) Take(ctx context.Context, n int) Decision {
+	t := s.terms.Load()
 	if ctx.Err() != nil {
-		t := s.terms.Load()
 		return Decision{Limit: t.burst, Window: t.window}
 	}
-	c := s.callOf(ctx)
+	c := t.callOf(ctx)
 	c.n = max(n, 0)
-	d, _, _ := s.decide(ctx, c)
+	d, _, _ := s.decide(ctx, t, c)
 	return d
-}
-
-// SetRate changes the limit for this instance. Each instance sends the limit with each
-// call, so the instances may change it one after the other. Redis keeps the time until
-// the burst is full again, which does not change with the rate. If the limit is invalid,
-// SetRate returns the error and changes nothing.
-func (s *Shared) SetRate(rate float64, burst int) error {
-	f := invalid.Fields{Type: "throttle.SharedConfig"}
-	s.cfg.checkRate(&f, rate, burst)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	s.terms.Store(newSharedTerms(rate, burst, s.cfg))
-	return s.local.SetRate(s.part(rate, burst))
-}
-
-// SharedStats is a snapshot of what a [Shared] has done in this process.
-type SharedStats struct {
-	Admitted int64 // calls
-	Refused  int64 // calls
-	Spent    int64 // tokens
-	Asked    int64 // round trips to Redis
-	Failed   int64 // round trips without a valid answer
-	Alone    int64 // calls that were decided by OnOutage
-	Down     bool  // whether there is an outage now, of at least one key
-}
-
-// Stats returns what the limiter has done so far.
-func (s *Shared) Stats() SharedStats {
-	return SharedStats{
-		Admitted: s.admitted.Load(), Refused: s.refused.Load(), Spent: s.spent.Load(),
-		Asked: s.asked.Load(), Failed: s.failed.Load(), Alone: s.alone.Load(),
-		Down: s.outages.down.Load() > 0,
-	}
 }
 
 // A sharedCall is a call to be decided.
@@ -324,25 +300,24 @@ type sharedCall struct {
 }
 
 // callOf returns the call of ctx, for one token.
-func (s *Shared) callOf(ctx context.Context) sharedCall {
-	c := sharedCall{n: 1, full: s.cfg.Prefix + s.cfg.Name}
-	if s.cfg.Key != nil {
-		c.key = s.cfg.Key(ctx)
+func (t *sharedTerms) callOf(ctx context.Context) sharedCall {
+	c := sharedCall{n: 1, full: t.cfg.Prefix + t.cfg.Name}
+	if t.cfg.Key != nil {
+		c.key = t.cfg.Key(ctx)
 		c.full += "/" + c.key
 	}
-	if s.cfg.Priority != nil {
-		c.level = min(max(s.cfg.Priority(ctx), 0), s.cfg.Levels-1)
+	if t.cfg.Priority != nil {
+		c.level = min(max(t.cfg.Priority(ctx), 0), t.cfg.Levels-1)
 	}
 	return c
 }
 
 // decide takes the tokens of a call, or returns why it cannot.
-func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reason, cause error) {
-	t := s.terms.Load()
+func (s *Shared) decide(ctx context.Context, t *sharedTerms, c sharedCall) (d Decision, why Reason, cause error) {
 	switch {
 	case s.batch.spend(c.n): // always for n == 0
 		d = Decision{OK: true, Remaining: int(s.batch.held.Load())}
-	case c.n > roomOf(t.burst, s.cfg.Reserve, c.level):
+	case c.n > roomOf(t.burst, t.cfg.Reserve, c.level):
 		d, why = Decision{RetryAfter: never}, TooCostly
 	default:
 		d, why, cause = s.ask(ctx, t, c)
@@ -352,17 +327,17 @@ func (s *Shared) decide(ctx context.Context, c sharedCall) (d Decision, why Reas
 		s.admitted.Add(1)
 		s.spent.Add(int64(c.n))
 	} else {
-		s.refused.Add(1)
+		s.refused.add(why)
 	}
 	return d, why, cause
 }
 
 // ask lets Redis decide on a call or, in an outage, OnOutage.
 func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
-	if o := s.outages.of(c.full); o != nil {
-		return s.decideAlone(ctx, c, o)
+	if o := s.outages.of(c.full, t.cfg.RetryEvery); o != nil {
+		return s.decideAlone(ctx, t, c, o)
 	}
-	if s.cfg.Batch > 1 {
+	if t.cfg.Batch > 1 {
 		return s.askBatch(ctx, t, c)
 	}
 	a, outage, inTime := s.askOnce(ctx, t, c)
@@ -370,7 +345,7 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decisio
 	case !inTime:
 		return Decision{}, ContextEnded, ended.Error(ctx)
 	case outage != nil:
-		return s.decideAlone(ctx, c, outage)
+		return s.decideAlone(ctx, t, c, outage)
 	}
 	d := Decision{
 		OK: a.taken > 0, Remaining: t.remaining(c.level, a.debt),
@@ -390,12 +365,12 @@ func (t *sharedTerms) remaining(level int, debt time.Duration) int {
 }
 
 // decideAlone decides on a call without Redis.
-func (s *Shared) decideAlone(ctx context.Context, c sharedCall, o *outage) (Decision, Reason, error) {
-	if s.cfg.OnError != nil && o.told.CompareAndSwap(false, true) {
-		s.cfg.OnError(ctx, o.cause)
+func (s *Shared) decideAlone(ctx context.Context, t *sharedTerms, c sharedCall, o *outage) (Decision, Reason, error) {
+	if t.cfg.OnError != nil && o.told.CompareAndSwap(false, true) {
+		t.cfg.OnError(ctx, o.cause)
 	}
 	s.alone.Add(1)
-	switch s.cfg.OnOutage {
+	switch t.cfg.OnOutage {
 	case AdmitAll:
 		return Decision{OK: true}, "", nil
 	case LimitLocally:

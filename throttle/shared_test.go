@@ -65,7 +65,7 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f.answer = answers("0", []byte("100000"), 500_000)
 	err := s.Do(t.Context(), ok)
 	require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 100ms")
-	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Spent: 2, Asked: 3}, s.Stats())
+	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Reasons: throttle.Refusals{OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
 	for _, c := range f.calls {
 		require.Equal(t, []string{"throttle:api"}, c.keys)
 		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
@@ -106,6 +106,11 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	require.EqualError(t, err, "throttle: api[tenant]: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
 	require.Len(t, f.calls, 1)
 	require.Len(t, rejected, 2)
+}
+
+func withoutTime(s throttle.SharedStats) throttle.SharedStats {
+	s.AskTime = 0
+	return s
 }
 
 func TestSharedEndedContext(t *testing.T) {
@@ -237,8 +242,13 @@ func TestSharedOutage(t *testing.T) {
 				require.Equal(t, c.admitted, admitted)
 				require.Equal(t, 50*time.Millisecond, time.Since(start), "one waits for Redis, the others do not")
 				require.Len(t, f.calls, 1)
+				reasons := throttle.Refusals{OverLimit: int64(100 - admitted)}
+				if c.policy == throttle.RefuseAll {
+					reasons = throttle.Refusals{Outage: 100}
+				}
 				require.Equal(t, throttle.SharedStats{
-					Admitted: int64(admitted), Refused: int64(100 - admitted), Spent: int64(admitted), Asked: 1, Failed: 1, Alone: 100, Down: true,
+					Admitted: int64(admitted), Refused: int64(100 - admitted), Reasons: reasons, Spent: int64(admitted),
+					Asked: 1, AskTime: 50 * time.Millisecond, Failed: 1, Alone: 100, Outages: 1, Down: true,
 				}, s.Stats())
 				switch c.policy {
 				case throttle.RefuseAll:

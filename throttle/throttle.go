@@ -27,6 +27,9 @@
 //   - With Levels, the less important calls are refused first, as Reserve says, and
 //     are displaced first from a full queue. [Limiter.Level] tells an application
 //     which features to switch off before essential calls are refused.
+//   - [Limiter.Update] changes the configuration while the limiter runs, and keeps what
+//     has been spent and the calls that wait. [Limiter.Observe] and [Limiter.Stats] tell
+//     what it does.
 //
 // A [Group] holds a limit for each of up to a million tenants. A [Shared] is one
 // limit for many instances, kept in Redis. An [Adaptive] stops a client from sending
@@ -41,6 +44,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +54,7 @@ import (
 
 // Config says how a [Limiter] works.
 type Config struct {
-	// Name appears in errors. Optional.
+	// Name appears in errors and events. Optional.
 	Name string
 
 	// Rate is the number of tokens a second: above 0, at most 1e12. It is required.
@@ -105,12 +109,16 @@ type Config struct {
 // Validate returns an error that lists the invalid fields, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	checkRate(&f, c.Rate, c.Burst)
+	c.validate(&f)
+	return f.Err()
+}
+
+func (c Config) validate(f *invalid.Fields) {
+	checkRate(f, c.Rate, c.Burst)
 	f.Need(c.Queue >= 0, "Queue", c.Queue, "0 (for 1000) or more")
 	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
-	checkLevels(&f, c.Levels, c.Priority)
-	checkReserve(&f, c.Levels, c.Reserve)
-	return f.Err()
+	checkLevels(f, c.Levels, c.Priority)
+	checkReserve(f, c.Levels, c.Reserve)
 }
 
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
@@ -140,19 +148,24 @@ func (c *Config) of(ctx context.Context) (n, level int) {
 // A Limiter admits calls at a limited rate. It is safe for concurrent use. [New]
 // makes one.
 type Limiter struct {
-	cfg   Config
-	key   string // of the Group member that it is
-	epoch atomic.Pointer[terms]
+	key       string // of the Group member that it is
+	observers *observers
+	epoch     atomic.Pointer[terms]
 
-	_        [64]byte // the fields below change with each call, those above do not
-	tat      atomic.Int64
-	admitted atomic.Int64
-	refused  atomic.Int64
-	extra    atomic.Int64 // tokens spent, less the calls that were admitted
-	_        [64]byte
+	_       [64]byte // the fields below change with each call, those above do not
+	tat     atomic.Int64
+	single  atomic.Int64 // calls that were admitted for one token
+	others  atomic.Int64 // calls that were admitted for another number of tokens
+	spent   atomic.Int64 // tokens, except those of the single calls
+	refused tally
+	_       [64]byte
 
-	queue queue
-	level atomic.Int32 // the last result of Level
+	queue    queue
+	refunded atomic.Int64 // tokens
+	level    atomic.Int32 // the last result of Level
+
+	updates sync.Mutex // held by Update; taken before queue.mu
+	given   Config     // without defaults; under updates
 }
 
 // New returns a Limiter with a full burst. It panics with the error of
@@ -161,15 +174,18 @@ func New(cfg Config) *Limiter {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	given := cfg.clone()
 	cfg = cfg.withDefaults()
-	return newLimiter(cfg, newTerms(newPace(cfg.Rate, cfg.Burst), cfg, time.Now()))
+	l := newLimiter(newTerms(&cfg, 0), new(observers))
+	l.given = given
+	return l
 }
 
-func newLimiter(cfg Config, t terms) *Limiter {
-	l := &Limiter{cfg: cfg}
-	l.queue.levels = make([]line, cfg.Levels)
-	l.level.Store(int32(cfg.Levels - 1))
-	l.epoch.Store(&t)
+func newLimiter(t *terms, o *observers) *Limiter {
+	l := &Limiter{observers: o}
+	l.queue.levels = make([]line, len(t.room))
+	l.level.Store(int32(t.cfg.Levels - 1))
+	l.epoch.Store(t)
 	return l
 }
 
@@ -194,30 +210,33 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	n, level := l.cfg.of(ctx)
-	return l.acquire(ctx, n, level)
+	cfg := l.epoch.Load().cfg
+	n, level := cfg.of(ctx)
+	return l.acquire(ctx, cfg, n, level)
 }
 
-func (l *Limiter) acquire(ctx context.Context, n, level int) error {
+// acquire takes the tokens of a call that began under cfg.
+func (l *Limiter) acquire(ctx context.Context, cfg *Config, n, level int) error {
 	m, ok := l.take(n, level)
 	switch {
 	case ok:
 		return nil
 	case m.cannot(n, level):
-		return l.refuse(ctx, TooCostly, n, level, never, nil)
-	case l.cfg.MaxWait == 0:
-		return l.refuse(ctx, OverLimit, n, level, m.wait(n, level), nil)
+		return l.refuse(ctx, cfg, &LimitedError{Reason: TooCostly, Cost: n, Level: level, After: never}, 0)
+	case cfg.MaxWait == 0:
+		return l.refuse(ctx, cfg, &LimitedError{Reason: OverLimit, Cost: n, Level: level, After: m.wait(n, level)}, 0)
 	}
-	return l.wait(ctx, n, level)
+	return l.wait(ctx, cfg, n, level)
 }
 
 // Allow takes a token if there is one, and reports whether it did. It does not wait.
 // Like [Limiter.Take] it takes the token for the least important level and does not
 // call Cost, Priority or OnReject.
 func (l *Limiter) Allow() bool {
-	_, ok := l.take(1, l.cfg.Levels-1)
+	level := l.epoch.Load().least
+	m, ok := l.take(1, level)
 	if !ok {
-		l.refused.Add(1)
+		l.refused.add(m.refusal(1, level))
 	}
 	return ok
 }
@@ -236,7 +255,7 @@ type Decision struct {
 // Take takes n tokens for the least important level, if all of them are there. It
 // does not wait. If n is 0 or less, Take takes none and admits.
 func (l *Limiter) Take(n int) Decision {
-	d, _ := l.decide(n, l.cfg.Levels-1)
+	d, _ := l.decide(n, l.epoch.Load().least)
 	return d
 }
 
@@ -246,18 +265,16 @@ func (l *Limiter) decide(n, level int) (Decision, Reason) {
 	if ok {
 		return d, ""
 	}
-	l.refused.Add(1)
-	if m.cannot(n, level) {
-		return d, TooCostly
-	}
-	return d, OverLimit
+	why := m.refusal(n, level)
+	l.refused.add(why)
+	return d, why
 }
 
 // Peek returns the Decision that a Take of 1 would return, but takes nothing: its
 // Remaining is the number of tokens that are there now.
 func (l *Limiter) Peek() Decision {
-	level := l.cfg.Levels - 1
 	m := l.measure()
+	level := m.least
 	return m.decision(m.wait(1, level) == 0, 1, level)
 }
 
@@ -268,59 +285,20 @@ func (l *Limiter) Peek() Decision {
 func (l *Limiter) Refund(n int) {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
-	if n = int(min(int64(n), l.Stats().Spent)); n > 0 {
+	if n = int(min(int64(n), l.net())); n > 0 {
 		l.giveBack(n)
 	}
 }
 
 // giveBack gives back n tokens that were spent. The caller holds queue.mu.
 func (l *Limiter) giveBack(n int) {
-	l.extra.Add(-int64(n))
+	l.refunded.Add(int64(n))
 	l.putBack(n)
 	l.serve()
 }
 
-// Stats is a snapshot of what a [Limiter] has done.
-type Stats struct {
-	Admitted int64 // calls
-	Refused  int64 // calls
-	Waited   int64 // calls that were admitted after a wait
-	Spent    int64 // tokens, less those given back
-	Waiting  int   // calls that wait now
-}
-
-// Stats returns what the limiter has done so far.
-func (l *Limiter) Stats() Stats {
-	s := Stats{
-		Admitted: l.admitted.Load(),
-		Refused:  l.refused.Load(),
-		Waited:   l.queue.waited.Load(),
-		Waiting:  int(l.queue.waiting.Load()),
-	}
-	s.Spent = s.Admitted + l.extra.Load()
-	return s
-}
-
-// SetRate changes the limit. As in Config, a burst of 0 means a second's worth.
-// If the limit is invalid, SetRate returns the error and changes nothing.
-//
-// Tokens that have been spent stay spent: if 7 of 10 tokens are gone, then 7 of 20
-// are gone as well, which leaves 13, and they refill at the new rate. A debt that
-// would take longer than 54 years to refill is cut to that. A waiting call keeps its
-// place and its MaxWait, and waits as long as the new rate requires. It is admitted
-// even if it takes more than the new burst.
-func (l *Limiter) SetRate(rate float64, burst int) error {
-	f := invalid.Fields{Type: "throttle.Config"}
-	checkRate(&f, rate, burst)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	l.begin(newPace(rate, burst))
-	l.serve()
-	return nil
-}
+// net returns the tokens that were spent, less those given back.
+func (l *Limiter) net() int64 { return l.single.Load() + l.spent.Load() - l.refunded.Load() }
 
 // take moves the tat ahead by n tokens if the level has room for them. It returns
 // the measure after that.
@@ -358,21 +336,18 @@ func (l *Limiter) take(n, level int) (m measure, ok bool) {
 
 // count counts an admitted call of n tokens.
 func (l *Limiter) count(n int) {
-	l.admitted.Add(1)
-	if n != 1 {
-		l.extra.Add(int64(n) - 1)
+	if n == 1 {
+		l.single.Add(1)
+		return
 	}
+	l.others.Add(1)
+	l.spent.Add(int64(n))
 }
 
-// refuse counts and reports a refused call.
-func (l *Limiter) refuse(ctx context.Context, why Reason, n, level int, after time.Duration, cause error) error {
-	l.refused.Add(1)
-	err := &LimitedError{
-		Name: l.cfg.Name, Key: l.key, Reason: why, Limit: l.epoch.Load().burst,
-		Level: level, Cost: n, After: after, Err: cause,
-	}
-	if l.cfg.OnReject != nil {
-		l.cfg.OnReject(ctx, err)
-	}
-	return err
+// refuse counts and reports a refused call that began under cfg.
+func (l *Limiter) refuse(ctx context.Context, cfg *Config, e *LimitedError, waited time.Duration) error {
+	l.refused.add(e.Reason)
+	e.Name, e.Key, e.Limit = cfg.Name, l.key, l.epoch.Load().burst
+	report(ctx, cfg.OnReject, l.observers, e, waited)
+	return e
 }

@@ -40,7 +40,7 @@ func TestExactSequence(t *testing.T) {
 		time.Sleep(time.Hour) // no more than the burst adds up
 		require.True(t, l.Take(3).OK)
 		require.False(t, l.Allow())
-		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 5, Spent: 9}, l.Stats())
+		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 5, Spent: 9}, counts(l.Stats()))
 	})
 }
 
@@ -110,7 +110,7 @@ func TestWaitingIsInOrderAndOnTime(t *testing.T) {
 		require.Equal(t, 5, l.Stats().Waiting)
 		calls.Wait()
 		require.Equal(t, []int{0, 1, 2, 3, 4, 5}, order)
-		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 2, Waited: 5, Spent: 6}, l.Stats())
+		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 2, Waited: 5, Spent: 6}, counts(l.Stats()))
 	})
 }
 
@@ -257,7 +257,7 @@ func TestCost(t *testing.T) {
 
 		require.NoError(t, l.Do(of(3), ok))
 		require.Equal(t, 3*time.Second, time.Since(start))
-		require.Equal(t, throttle.Stats{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}, l.Stats())
+		require.Equal(t, throttle.Stats{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}, counts(l.Stats()))
 	})
 }
 
@@ -456,6 +456,12 @@ func TestClockFromElsewhere(t *testing.T) {
 	}
 	require.False(t, l.Allow())
 	require.False(t, g.Allow(1))
+}
+
+// counts returns s without the reasons and the times, which other tests look at.
+func counts(s throttle.Stats) throttle.Stats {
+	s.Reasons, s.WaitTime = throttle.Refusals{}, 0
+	return s
 }
 
 func BenchmarkAllow(b *testing.B) {

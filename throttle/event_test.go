@@ -1,0 +1,203 @@
+package throttle_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// An events collects what an observer is told.
+type events struct {
+	mu  sync.Mutex
+	all []throttle.Event
+}
+
+func (e *events) add(_ context.Context, event throttle.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, event)
+}
+
+func (e *events) take() []throttle.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := e.all
+	e.all = nil
+	return all
+}
+
+func TestObserversSeeRefusalsAndWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type id struct{}
+		var order []string
+		l := throttle.New(throttle.Config{
+			Name: "api", Rate: 1, Burst: 1, MaxWait: 1500 * time.Millisecond,
+			OnReject: func(context.Context, *throttle.LimitedError) { order = append(order, "hook") },
+		})
+		var seen events
+		stopOrder := l.Observe(func(ctx context.Context, e throttle.Event) {
+			require.Equal(t, 7, ctx.Value(id{}))
+			order = append(order, string(e.Kind))
+			require.NoError(t, l.Update(func(*throttle.Config) {}), "no lock is held")
+			l.Stats()
+		})
+		stop := l.Observe(seen.add)
+		ctx := context.WithValue(t.Context(), id{}, 7)
+		require.NoError(t, l.Wait(ctx))
+		require.Empty(t, seen.take(), "a call that does not wait is no event")
+		require.NoError(t, l.Wait(ctx))
+		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Waited: time.Second}}, seen.take())
+		var calls sync.WaitGroup
+		calls.Go(func() { require.NoError(t, l.Wait(ctx)) })
+		synctest.Wait()
+		err := l.Wait(ctx)
+		require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "api", Reason: throttle.WaitTooLong, Err: err}}, seen.take())
+		require.False(t, l.Allow())
+		require.False(t, l.Take(1).OK)
+		require.Empty(t, seen.take())
+		calls.Wait()
+		require.Len(t, seen.take(), 1)
+		gone, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errDown)
+		defer cancel()
+		calls.Go(func() {
+			time.Sleep(500 * time.Millisecond)
+			cancel()
+		})
+		err = l.Wait(gone)
+		require.Equal(t, []throttle.Event{
+			{Kind: throttle.Refused, Name: "api", Reason: throttle.ContextEnded, Err: err, Waited: 500 * time.Millisecond},
+		}, seen.take())
+		stop()
+		stop()
+		stopOrder()
+		require.NoError(t, l.Wait(ctx))
+		calls.Wait()
+		require.Empty(t, seen.take())
+		require.Equal(t, []string{"waited", "hook", "refused", "waited", "hook", "refused"}, order)
+	})
+}
+
+func TestGroupObserversSeeKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{Name: "api", Rate: 1, Burst: 1, MaxWait: time.Second}, MaxKeys: 1, IdleAfter: -1,
+		})
+		var seen events
+		defer g.Observe(seen.add)()
+		require.NoError(t, g.Wait(t.Context(), 7))
+		require.NoError(t, g.Wait(t.Context(), 7))
+		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Key: "7", Waited: time.Second}}, seen.take())
+		require.NoError(t, g.Wait(t.Context(), 8))
+		require.NoError(t, g.Wait(t.Context(), 8))
+		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Key: "(other keys)", Waited: time.Second}}, seen.take())
+		require.NoError(t, g.Wait(t.Context(), 9))
+		require.Equal(t, []throttle.Event{{Kind: throttle.Evicted, Name: "api", Key: "7", Spent: 2}}, seen.take())
+
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait, c.Overflow = 0, throttle.RefuseNew }))
+		err := g.Wait(t.Context(), 9)
+		err2 := g.Wait(t.Context(), 10)
+		require.Equal(t, []throttle.Event{
+			{Kind: throttle.Refused, Name: "api", Key: "9", Reason: throttle.OverLimit, Err: err},
+			{Kind: throttle.Refused, Name: "api", Key: "10", Reason: throttle.TooManyKeys, Err: err2},
+		}, seen.take())
+		require.Equal(t, throttle.Refusals{OverLimit: 1, TooManyKeys: 1}, g.Stats().Reasons)
+		require.EqualValues(t, 2, g.Stats().Waited)
+		require.Equal(t, 2*time.Second, g.Stats().WaitTime)
+	})
+}
+
+func TestSharedObserversSeeOutages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, batch := range []int{1, 5} {
+			f := &fakeRedis{answer: answers(int64(1), int64(0), int64(0))}
+			cfg := throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Batch: batch, OnOutage: throttle.RefuseAll}
+			want := ""
+			if batch == 1 {
+				want = "tenant"
+				cfg.Key = func(context.Context) string { return want }
+			}
+			s := throttle.NewShared(cfg)
+			var seen events
+			defer s.Observe(seen.add)()
+			defer s.Observe(func(context.Context, throttle.Event) { s.Stats() })()
+			require.NoError(t, s.Wait(t.Context()))
+			require.Empty(t, seen.take())
+			f.answer = down
+			for range 3 {
+				_ = s.Allow(t.Context())
+				time.Sleep(2 * time.Second) // the next call tries Redis again
+			}
+			synctest.Wait()
+			require.Equal(t, []throttle.Event{{Kind: throttle.OutageBegan, Name: "api", Key: want, Err: errDown}}, seen.take(), "one outage, of three trips")
+			err := s.Wait(t.Context())
+			require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "api", Key: want, Reason: throttle.Outage, Err: err}}, seen.take())
+			f.answer = answers(int64(0), int64(1000), int64(1000))
+			time.Sleep(2 * time.Second)
+			_ = s.Allow(t.Context())
+			synctest.Wait()
+			require.Equal(t, []throttle.Event{{Kind: throttle.Recovered, Name: "api", Key: want}}, seen.take())
+			f.answer = hanging
+			_ = s.Allow(t.Context())
+			synctest.Wait()
+			require.Equal(t, throttle.OutageBegan, seen.take()[0].Kind)
+			require.EqualValues(t, 2, s.Stats().Outages)
+			require.Equal(t, 50*time.Millisecond, s.Stats().AskTime)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestAdaptiveObserversSeeShedCalls(t *testing.T) {
+	a := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "users"})
+	a.SetRand(func() float64 { return 0 })
+	var seen events
+	defer a.Observe(seen.add)()
+	_ = a.Do(t.Context(), overloaded)
+	require.Empty(t, seen.take())
+	err := a.Do(t.Context(), ok)
+	require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "users", Reason: throttle.Shed, Err: err}}, seen.take())
+}
+
+func TestStatsCountEachReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cost := 1
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 1, MaxWait: 2 * time.Second, Queue: 1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
+			Cost: func(context.Context) int { return cost },
+		})
+		require.NoError(t, l.Wait(at(t.Context(), 1)))
+		require.False(t, l.Allow())    // over the limit
+		require.False(t, l.Take(5).OK) // too costly
+		soon, cancel := context.WithTimeout(at(t.Context(), 1), time.Millisecond)
+		defer cancel()
+		require.Error(t, l.Wait(soon)) // deadline too close
+		var calls sync.WaitGroup
+		calls.Go(func() { require.Error(t, l.Wait(at(t.Context(), 1))) }) // displaced
+		synctest.Wait()
+		calls.Go(func() { require.NoError(t, l.Wait(at(t.Context(), 0))) }) // waits a second
+		synctest.Wait()
+		require.Error(t, l.Wait(at(t.Context(), 0))) // queue full
+		calls.Wait()
+		gone, leave := context.WithCancel(at(t.Context(), 0))
+		time.AfterFunc(time.Millisecond, leave)
+		require.Error(t, l.Wait(gone)) // context ended
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait = time.Millisecond }))
+		require.Error(t, l.Wait(at(t.Context(), 0))) // wait too long
+		cost = 2
+		require.Error(t, l.Wait(at(t.Context(), 0))) // too costly
+		l.Refund(1)
+		require.Equal(t, throttle.Stats{
+			Admitted: 2, Refused: 8,
+			Reasons: throttle.Refusals{
+				OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
+			},
+			Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second, Level: 1,
+		}, l.Stats())
+	})
+}

@@ -1,0 +1,275 @@
+package throttle
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
+)
+
+// Name returns the Name of the Config.
+func (l *Limiter) Name() string { return l.epoch.Load().cfg.Name }
+
+// Config returns the present configuration with its defaults filled in.
+func (l *Limiter) Config() Config { return l.epoch.Load().cfg.clone() }
+
+func (c Config) clone() Config {
+	c.Reserve = slices.Clone(c.Reserve)
+	return c
+}
+
+// Update changes the configuration. It calls change with the present Config, its defaults
+// filled in, and validates the result. If that is invalid, Update returns the error and
+// changes nothing. A field that change leaves alone and that was zero when it was given
+// gets its default anew: a Burst that was left to the Rate follows the Rate.
+//
+//   - Tokens that have been spent stay spent. If 7 of 10 tokens are gone, then 7 of 20 are
+//     gone as well, which leaves 13, and they refill at the new rate. A debt that would
+//     take longer than 54 years to refill is cut to that.
+//   - A waiting call keeps its place, its level and its MaxWait, and waits as long as the
+//     new rate and the new Reserve require. It is admitted even if it takes more than the
+//     new Burst. If more calls wait than the new Queue allows, they stay.
+//   - Calls under way end under the Config with which they began.
+//   - Counters go on.
+//   - Name cannot change.
+//
+// Updates are made one after the other. change must not use the Limiter.
+func (l *Limiter) Update(change func(*Config)) error {
+	l.updates.Lock()
+	defer l.updates.Unlock()
+	return l.apply(settings.Change(l.given, l.Config(), change))
+}
+
+// SetRate changes Rate and Burst as [Limiter.Update] does. As in Config, a burst of 0
+// means a second's worth.
+func (l *Limiter) SetRate(rate float64, burst int) error {
+	l.updates.Lock()
+	defer l.updates.Unlock()
+	next := l.given
+	next.Rate, next.Burst = rate, burst
+	return l.apply(next)
+}
+
+// apply makes next the configuration, if it is valid. The caller holds updates.
+func (l *Limiter) apply(next Config) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	keepsName(&f, l.given.Name, next.Name)
+	next.validate(&f)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	l.given = next.clone()
+	l.use(next.withDefaults())
+	return nil
+}
+
+// use makes cfg, a valid configuration with its defaults filled in, the present one.
+func (l *Limiter) use(cfg Config) {
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	l.begin(&cfg)
+	l.serve()
+}
+
+// Name returns the Name of the Config.
+func (g *Group[K]) Name() string { return g.cfg.Load().Config.Name }
+
+// Config returns the present configuration with its defaults filled in.
+func (g *Group[K]) Config() GroupConfig[K] {
+	c := *g.cfg.Load()
+	c.Config = c.Config.clone()
+	return c
+}
+
+// Update changes the configuration as [Limiter.Update] does. All keys follow the new
+// Config at once, except that keys which have a rate and a burst by Set keep these.
+//
+//   - What [Limiter.Update] keeps is kept for each key.
+//   - A new IdleAfter, Overflow or MaxWaiting decides about later calls.
+//   - MaxKeys cannot fall below the number of keys that the group holds.
+//   - The Name of Config cannot change.
+//
+// The number of shards of the group goes by the first MaxKeys: a group that is to grow
+// from few keys to many is faster if it is made with many. change must not use the Group.
+func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
+	g.updates.Lock()
+	defer g.updates.Unlock()
+	return g.apply(settings.Change(g.given, g.Config(), change))
+}
+
+// SetRate changes Rate and Burst of all keys as [Group.Update] does, except those that
+// Set decides about. As in Config, a burst of 0 means a second's worth.
+func (g *Group[K]) SetRate(rate float64, burst int) error {
+	g.updates.Lock()
+	defer g.updates.Unlock()
+	next := g.given
+	next.Config.Rate, next.Config.Burst = rate, burst
+	return g.apply(next)
+}
+
+// apply makes next the configuration, if it is valid. The caller holds updates.
+func (g *Group[K]) apply(next GroupConfig[K]) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	keepsName(&f, g.given.Config.Name, next.Config.Name)
+	next.Config.validate(&f)
+	f.Type = "throttle.GroupConfig"
+	next.validate(&f)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	cfg := next.withDefaults()
+	if err := g.limitKeys(cfg.MaxKeys); err != nil {
+		return err
+	}
+	next.Config = next.Config.clone()
+	g.given = next
+	g.waiters.max.Store(int64(cfg.MaxWaiting))
+	for i := range g.shards {
+		g.shards[i].use(&cfg.Config)
+	}
+	g.overflow.use(cfg.Config)
+	g.cfg.Store(&cfg) // last: no call has a level that a shard does not know
+	return nil
+}
+
+// limitKeys sets maxKeys, unless more keys are held.
+func (g *Group[K]) limitKeys(most int) error {
+	was := g.maxKeys.Swap(int64(most)) // first, so that no key comes after the look at keys
+	if held := g.keys.Load(); int64(most) < was && held > int64(most) {
+		g.maxKeys.Store(was)
+		f := invalid.Fields{Type: "throttle.GroupConfig"}
+		f.Need(false, "MaxKeys", most, "at least "+strconv.FormatInt(held, 10)+": so many keys are held")
+		return f.Err()
+	}
+	return nil
+}
+
+// use makes cfg the configuration of the keys of s.
+func (s *shard[K]) use(cfg *Config) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begin(newTerms(cfg, len(s.terms.room)))
+	for _, o := range s.own {
+		c := *cfg
+		if o.set {
+			own := o.epoch.Load().cfg
+			c.Rate, c.Burst = own.Rate, own.Burst
+		}
+		o.use(c)
+	}
+}
+
+// Name returns the Name of the SharedConfig.
+func (s *Shared) Name() string { return s.terms.Load().cfg.Name }
+
+// Config returns the present configuration with its defaults filled in.
+func (s *Shared) Config() SharedConfig { return s.terms.Load().cfg.clone() }
+
+func (c SharedConfig) clone() SharedConfig {
+	c.Reserve = slices.Clone(c.Reserve)
+	return c
+}
+
+// Update changes the configuration of this instance, as [Limiter.Update] does. Each
+// instance sends the limit with each call, so the instances may change it one after the
+// other.
+//
+//   - Redis keeps the time until the burst is full again, which does not change with the
+//     rate. What this instance has admitted alone in an outage stays spent.
+//   - Outages go on. A new OnOutage decides about later calls, a new Timeout about later
+//     round trips, a new RetryEvery after the next attempt.
+//   - Tokens that a Batch holds stay, at most as many as the new Batch may hold.
+//   - Counters go on.
+//   - Name, Prefix, Eval and Key cannot change.
+//
+// change must not use the Shared.
+func (s *Shared) Update(change func(*SharedConfig)) error {
+	s.updates.Lock()
+	defer s.updates.Unlock()
+	return s.apply(settings.Change(s.given, s.Config(), change))
+}
+
+// SetRate changes Rate and Burst as [Shared.Update] does. As in Config, a burst of 0
+// means a second's worth.
+func (s *Shared) SetRate(rate float64, burst int) error {
+	s.updates.Lock()
+	defer s.updates.Unlock()
+	next := s.given
+	next.Rate, next.Burst = rate, burst
+	return s.apply(next)
+}
+
+// apply makes next the configuration, if it is valid. The caller holds updates.
+func (s *Shared) apply(next SharedConfig) error {
+	f := invalid.Fields{Type: "throttle.SharedConfig"}
+	keepsName(&f, s.given.Name, next.Name)
+	prefix := s.terms.Load().cfg.Prefix
+	f.Need(cmp.Or(next.Prefix, defaultPrefix) == prefix, "Prefix", strconv.Quote(next.Prefix), strconv.Quote(prefix)+" as before: it cannot change")
+	f.Need(sameFunc(next.Eval, s.given.Eval), "Eval", "another function", "as before: it cannot change")
+	f.Need(sameFunc(next.Key, s.given.Key), "Key", "another function", "as before: it cannot change")
+	next.validate(&f)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	next.Eval, next.Key = s.given.Eval, s.given.Key
+	cfg := next.withDefaults()
+	if err := s.local.follow(cfg.local()); err != nil {
+		return err
+	}
+	s.given = next.clone()
+	s.terms.Store(newSharedTerms(&cfg))
+	s.batch.limit(cfg.Batch)
+	return nil
+}
+
+// follow makes next the configuration of g.
+func (g *Group[K]) follow(next GroupConfig[K]) error {
+	g.updates.Lock()
+	defer g.updates.Unlock()
+	return g.apply(next)
+}
+
+// Name returns the Name of the AdaptiveConfig.
+func (a *Adaptive) Name() string { return a.cfg.Load().Name }
+
+// Config returns the present configuration with its defaults filled in.
+func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
+
+// Update changes the configuration as [Limiter.Update] does.
+//
+//   - The calls of the window stay counted. If Window changes, all of them leave the
+//     window together, one new Window later. With fewer Levels, the calls of the levels
+//     that are gone count for the last one.
+//   - Calls under way end under the configuration with which they began.
+//   - Counters go on.
+//   - Name cannot change.
+//
+// change must not use the Adaptive.
+func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
+	a.updates.Lock()
+	defer a.updates.Unlock()
+	next := settings.Change(a.given, a.Config(), change)
+	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
+	keepsName(&f, a.given.Name, next.Name)
+	next.validate(&f)
+	if err := f.Err(); err != nil {
+		return err
+	}
+	a.given = next
+	a.use(next.withDefaults())
+	return nil
+}
+
+// keepsName records a change of a name.
+func keepsName(f *invalid.Fields, was, is string) {
+	f.Need(is == was, "Name", strconv.Quote(is), strconv.Quote(was)+" as before: it cannot change")
+}
+
+// sameFunc reports whether two functions have the same code. Closures of one function
+// literal cannot be told apart.
+func sameFunc(f, g any) bool {
+	return reflect.ValueOf(f).Pointer() == reflect.ValueOf(g).Pointer()
+}
