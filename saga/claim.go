@@ -29,7 +29,8 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		}
 		r.claim(ctx)
 		// The jitter keeps processes from asking at the same time.
-		t.Reset(r.cfg.Poll - rand.N(r.cfg.Poll/8+1))
+		poll := r.config().Poll
+		t.Reset(poll - rand.N(poll/8+1))
 	}
 }
 
@@ -57,7 +58,7 @@ func (r *Runner) listenLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(r.cfg.Poll):
+		case <-time.After(r.config().Poll):
 		}
 	}
 }
@@ -68,7 +69,8 @@ func (r *Runner) claim(ctx context.Context) {
 	if len(known) == 0 {
 		return
 	}
-	n := r.reserve(r.cfg.Concurrency)
+	cfg := r.config()
+	n := r.reserve(cfg.Concurrency)
 	if n == 0 {
 		r.mu.Lock()
 		r.backlog = true
@@ -77,9 +79,9 @@ func (r *Runner) claim(ctx context.Context) {
 	}
 	since := time.Now()
 	// The end of ctx does not cut the claim short: claimed sagas must be written back.
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/3)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Lease/3)
 	recs, err := r.store.Claim(call, ClaimRequest{
-		Owner: r.owner, Lease: r.cfg.Lease, Limit: n, Definitions: known,
+		Owner: r.owner, Lease: cfg.Lease, Limit: n, Definitions: known,
 	})
 	cancel()
 	if err != nil {
@@ -91,7 +93,7 @@ func (r *Runner) claim(ctx context.Context) {
 		if rec.Previous != "" {
 			r.count.takenOver.Add(1)
 		}
-		r.hold(rec, since)
+		r.hold(rec, since, cfg.Lease)
 	}
 	r.mu.Lock()
 	r.backlog = len(recs) == n
@@ -107,7 +109,7 @@ func (r *Runner) reserve(n int) int {
 	if r.base == nil || r.draining {
 		return 0
 	}
-	n = max(min(n, r.cfg.Concurrency-len(r.held)-r.reserved), 0)
+	n = max(min(n, r.config().Concurrency-len(r.held)-r.reserved), 0)
 	if n > 0 {
 		r.reserved += n
 		r.work.Add(1)
@@ -125,8 +127,8 @@ func (r *Runner) unreserve(n int) {
 	r.work.Done()
 }
 
-// hold runs a saga that this runner has owned since then, by the local clock.
-func (r *Runner) hold(rec Record, since time.Time) {
+// hold runs a saga of which this runner has had a lease since then, by the local clock.
+func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.programs[Definition{rec.Saga, rec.Version}]
@@ -139,7 +141,10 @@ func (r *Runner) hold(rec Record, since time.Time) {
 		}
 		e.lose()
 	}
-	e := newExecution(r, p, rec, since)
+	e := newExecution(r, p, rec, since, lease)
+	if lease != r.config().Lease {
+		r.beatNow() // an Update came in between
+	}
 	r.held[rec.ID] = e
 	r.work.Go(e.run)
 }
@@ -151,15 +156,15 @@ func (r *Runner) drop(e *execution) {
 	if r.held[e.rec.ID] == e {
 		delete(r.held, e.rec.ID)
 	}
-	if len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 && r.backlog {
+	if len(r.held)+r.reserved <= r.config().Concurrency*3/4 && r.backlog {
 		r.backlog = false
 		r.Wake()
 	}
-	r.tell(e.rec.ID)
+	r.wakeResults(e.rec.ID)
 }
 
-// tell wakes the calls of Result that wait for a saga. The caller holds r.mu.
-func (r *Runner) tell(id string) {
+// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
+func (r *Runner) wakeResults(id string) {
 	for _, w := range r.waiters[id] {
 		close(w)
 	}

@@ -59,7 +59,7 @@ func (e *execution) release(now time.Time) (release bool, wakeIn time.Duration) 
 	case e.r.isDraining():
 		e.m.note(Entry{Kind: EventReleased})
 		return true, wakeIn
-	case wakeIn > e.r.cfg.Park:
+	case wakeIn > e.r.config().Park:
 		e.m.note(Entry{Kind: EventParked, Error: e.m.lastError})
 		return true, wakeIn
 	}
@@ -107,7 +107,7 @@ func (e *execution) write(req CommitRequest) error {
 		if e.lost() {
 			return ErrLost
 		}
-		if tries >= unwritable && time.Since(since) >= e.r.cfg.Lease {
+		if tries >= unwritable && time.Since(since) >= e.term() {
 			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
 		}
 		e.pause(tries)
@@ -149,11 +149,11 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 // storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
 // and has a timeout, since a database may not answer.
 func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(e.ctx), e.r.cfg.Lease/2)
+	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term()/2)
 }
 
 func (e *execution) pause(tries int) {
-	time.Sleep(min(e.r.cfg.Lease/20, time.Millisecond<<min(tries, 20)))
+	time.Sleep(min(e.term()/20, time.Millisecond<<min(tries, 20)))
 }
 
 func (e *execution) receive(rc Receipt) {
@@ -191,11 +191,15 @@ func (e *execution) commitOpen() {
 	e.open, e.txUnit = nil, -1
 	defer res.end()
 	before, data := e.m.clone(), e.data
-	if res.err = e.keep(res); res.err != nil || e.lost() {
+	if res.err = e.keep(res); res.err != nil {
 		_ = res.tx.Rollback()
-		if res.err != nil {
-			e.conclude(res)
-		}
+		e.attempted(res, e.outcome(res))
+		e.conclude(res)
+		return
+	}
+	if e.lost() {
+		_ = res.tx.Rollback()
+		e.attempted(res, OutcomeInterrupted)
 		return
 	}
 	e.conclude(res)
@@ -214,19 +218,21 @@ func (e *execution) commitOpen() {
 		}
 		_ = res.tx.Rollback()
 	}
-	if err == nil {
-		e.receive(receipt)
-		e.written(req)
-		return
+	happened := err == nil
+	if !happened {
+		var rec Record
+		rec, happened = e.settle(req, err)
+		receipt = Receipt{rec.CancelRequested, rec.CancelNote}
 	}
-	rec, happened := e.settle(req, err)
 	if happened {
-		e.receive(Receipt{rec.CancelRequested, rec.CancelNote})
+		e.receive(receipt)
+		e.attempted(res, OutcomeDone)
 		e.written(req)
 		return
 	}
 	e.m, e.data = before, data
 	e.restore()
 	res.err, res.cut = err, false
+	e.attempted(res, e.outcome(res))
 	e.conclude(res)
 }

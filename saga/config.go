@@ -3,9 +3,11 @@ package saga
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
@@ -13,7 +15,8 @@ import (
 // The goroutines that run sagas call the hooks, several at the same time. A panic in a
 // hook is logged by slog's default logger.
 type RunnerConfig struct {
-	Name string // appears in the names of owners, in events and in logs
+	// Name appears in the names of owners, in events and in logs. It cannot change.
+	Name string
 
 	// Lease is how long a saga remains this runner's without a heartbeat. The runner
 	// sends three heartbeats in that time. When a process crashes, other runners take
@@ -38,7 +41,8 @@ type RunnerConfig struct {
 	MaxTakeovers int
 
 	// OnEvent is called after each entry in the log of a saga, by the runner that wrote
-	// it, and after each attempt that failed and will be repeated.
+	// it, and after each attempt that failed and will be repeated (EventRetry).
+	// [Runner.Observe] has more kinds of events.
 	OnEvent func(context.Context, Event)
 
 	// FailingAfter is how long a saga may make no progress, while its attempts fail,
@@ -97,4 +101,54 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
 	c.FailingAfter = cmp.Or(c.FailingAfter, 10*time.Minute)
 	return c
+}
+
+// Name returns the Name of the RunnerConfig.
+func (r *Runner) Name() string { return r.config().Name }
+
+// Config returns the present configuration, with its defaults.
+func (r *Runner) Config() RunnerConfig { return *r.config() }
+
+func (r *Runner) config() *RunnerConfig { return r.cfg.Load() }
+
+// Update changes the configuration of a runner, which may be running. change is called
+// with the present configuration, and must not call the runner. If the result is invalid,
+// Update returns the error of [RunnerConfig.Validate] and nothing changes. Concurrent
+// Updates are made one after the other.
+//
+//   - Nothing that the runner does is interrupted. It keeps its sagas, their attempts, its
+//     figures and its observers.
+//   - Lease holds for sagas that are claimed from now on, and for each held saga from its
+//     next heartbeat, which the runner sends immediately. Until then a saga keeps the lease
+//     that it has.
+//   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
+//     it keeps the sagas that it holds, and claims none while they are too many.
+//   - Poll, Park, MaxTakeovers, FailingAfter and the hooks hold from now on, for held sagas
+//     too. Drain holds for the next stop.
+//   - Name cannot change, since it is part of the name by which the runner owns its sagas.
+//     The Store is not part of the configuration and cannot change either.
+func (r *Runner) Update(change func(*RunnerConfig)) error {
+	r.updating.Lock()
+	defer r.updating.Unlock()
+	was := r.config()
+	next := settings.Change(r.given, *was, change)
+	if next.Name != was.Name {
+		return fmt.Errorf("saga.RunnerConfig.Name is %q: must be %q, since it cannot change", next.Name, was.Name)
+	}
+	if err := next.Validate(); err != nil {
+		return err
+	}
+	filled := next.withDefaults()
+	r.given = next
+	r.cfg.Store(&filled)
+	if filled.Lease != was.Lease {
+		r.beatNow()
+	}
+	r.Wake() // with the new Concurrency, and then after the new Poll
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.held {
+		e.nudge() // to look at the new FailingAfter and Park
+	}
+	return nil
 }

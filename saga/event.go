@@ -2,8 +2,11 @@ package saga
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // An EventKind says what happened to a saga.
@@ -33,46 +36,166 @@ const (
 	EventAbandoned    EventKind = "abandoned" // by an operator
 )
 
-// EventRetry is the kind of an attempt that failed and will be repeated. It is in no
-// log.
-const EventRetry EventKind = "retry"
+// The kinds of events that are in no log.
+const (
+	EventStep         EventKind = "step"         // an attempt has ended: Outcome, Err, Took
+	EventRetry        EventKind = "retry"        // the attempt failed and will be repeated
+	EventEnded        EventKind = "ended"        // the saga has ended: Status, Took is its whole life
+	EventFailing      EventKind = "failing"      // the saga has made no progress for Took; see OnFailing
+	EventLost         EventKind = "lost"         // another runner claimed the saga, or its lease ended
+	EventUnregistered EventKind = "unregistered" // Count sagas are due; see OnUnregistered
+	EventStoreError   EventKind = "store error"  // see OnStoreError
+)
 
-// An Event is something that happened to a saga.
+// An Outcome says how an attempt of Do or Undo has ended.
+type Outcome string
+
+// The outcomes. Each attempt has exactly one.
+const (
+	OutcomeDone        Outcome = "done"
+	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a NoEffect
+	OutcomeInDoubt     Outcome = "in doubt"    // a Do failed and may have taken effect
+	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly
+	OutcomeRefused     Outcome = "refused"     // a policy of this module did not make the call
+	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or dropped the result
+)
+
+// An Event is something that happened to a saga, or in a runner. Fields that do not apply
+// are zero.
 type Event struct {
-	Kind    EventKind
-	Runner  string // the runner's Name
+	Kind   EventKind
+	Runner string // the runner's Name
+
 	Saga    string // the definition's Name
 	Version int    // the definition's Version
 	ID      string
+	Status  Status // of the saga, after the event
+	Epoch   int64
 
-	Seq     int64  // the entry's number in the saga's log; zero for an EventRetry
+	Seq     int64  // the entry's number in the saga's log; zero for a kind that is in no log
 	Step    string // the step or alternative; "" for the saga itself
 	Op      Op
 	Attempt int
-	Epoch   int64
-	Err     error // the reason, or an operator's note
-	At      time.Time
+
+	Outcome Outcome       // of an EventStep
+	Took    time.Duration // of an EventStep, EventEnded or EventFailing
+	Count   int           // of an EventUnregistered
+	Err     error         // the reason, or an operator's note
+	At      time.Time     // by the store's clock, as well as the runner knows it
 }
 
-// happened counts an entry of a log and calls the hook.
+// Observe calls f for each event of this runner, until stop is called. There may be any
+// number of observers, added at any time. The goroutines that run sagas call f, several
+// at the same time; the events of one saga come in order, and the next waits for f. A
+// panic in f is logged by slog's default logger.
+//
+// The kinds of the log are told once the entry is recorded. An EventStuck is told at least
+// once: a runner that reports a stuck saga of another runner tells it again.
+func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
+	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
+}
+
+// tell tells the observers of an event.
+func (r *Runner) tell(ctx context.Context, e Event) {
+	if r.observers.Any() {
+		e.Runner = r.Name()
+		r.observers.Tell(ctx, e)
+	}
+}
+
+// tellOf tells the observers of an event of a saga.
+func (r *Runner) tellOf(ctx context.Context, rec *Record, e Event) {
+	if r.observers.Any() {
+		e.Saga, e.Version, e.ID, e.Status, e.Epoch = rec.Saga, rec.Version, rec.ID, rec.Status, rec.Epoch
+		r.tell(ctx, e)
+	}
+}
+
+// happened counts an entry of a log, and calls OnEvent and the observers. rec is the saga
+// after the entry.
 func (r *Runner) happened(ctx context.Context, rec *Record, entry Entry) {
+	life := entry.At.Sub(rec.CreatedAt)
+	r.countEntry(rec, entry.Kind, life)
+	if onEvent := r.config().OnEvent; onEvent != nil || r.observers.Any() {
+		e := Event{
+			Kind: entry.Kind, Runner: r.Name(), Saga: rec.Saga, Version: rec.Version, ID: rec.ID, Status: rec.Status,
+			Epoch: entry.Epoch, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
+			Err: recordedReason(entry.Error), At: entry.At,
+		}
+		hook(ctx, "OnEvent", onEvent, e)
+		r.observers.Tell(ctx, e)
+	}
 	switch entry.Kind {
+	case EventCompleted, EventCompensated, EventAbandoned:
+		r.tellOf(ctx, rec, Event{Kind: EventEnded, Took: life, At: entry.At})
+	}
+}
+
+// countEntry counts an entry of a log. life is how old the saga is.
+func (r *Runner) countEntry(rec *Record, kind EventKind, life time.Duration) {
+	r.mu.Lock()
+	counts := r.sagas[rec.Saga]
+	r.mu.Unlock()
+	if counts == nil {
+		counts = new(sagaCounts) // not registered: only the totals count it
+	}
+	switch kind {
+	case EventCreated:
+		r.count.started.Add(1)
+		counts.started.Add(1)
 	case EventCompleted:
 		r.count.completed.Add(1)
+		counts.completed.Add(1)
+		counts.took.Add(int64(life))
 	case EventCompensated:
 		r.count.compensated.Add(1)
+		counts.compensated.Add(1)
+		counts.took.Add(int64(life))
+	case EventAbandoned:
+		r.count.abandoned.Add(1)
+		counts.abandoned.Add(1)
+		counts.took.Add(int64(life))
 	case EventStuck:
 		r.count.stuck.Add(1)
+		counts.stuck.Add(1)
 	case EventParked:
 		r.count.parked.Add(1)
 	case EventReleased:
 		r.count.released.Add(1)
 	}
-	hook(ctx, "OnEvent", r.cfg.OnEvent, Event{
-		Kind: entry.Kind, Runner: r.cfg.Name, Saga: rec.Saga, Version: rec.Version, ID: rec.ID,
-		Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt, Epoch: entry.Epoch,
-		Err: recordedReason(entry.Error), At: entry.At,
-	})
+}
+
+// attempted counts an attempt that has ended, and tells the observers of it.
+func (e *execution) attempted(res *result, outcome Outcome) {
+	e.p.steps[res.unit].op(res.op).count(outcome, res.took)
+	if outcome == OutcomeRefused {
+		e.r.count.refused.Add(1)
+	}
+	if e.r.observers.Any() {
+		e.r.tellOf(e.ctx, &e.rec, Event{
+			Kind: EventStep, Step: e.plan.units[res.unit].name, Op: res.op, Attempt: res.attempt,
+			Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
+		})
+	}
+}
+
+// outcome returns the outcome of an attempt whose result is taken in.
+func (e *execution) outcome(res *result) Outcome {
+	switch {
+	case res.err == nil:
+		return OutcomeDone
+	case res.cut:
+		return OutcomeInterrupted
+	case behavior.IsRefused(res.err):
+		return OutcomeRefused
+	case res.op == OpUndo:
+		return OutcomeFailed
+	case noEffect(res.err):
+		return OutcomeNoEffect
+	case e.plan.units[res.unit].noDoubt && !errors.Is(res.err, errTxEnded):
+		return OutcomeFailed
+	}
+	return OutcomeInDoubt
 }
 
 // hook calls a hook of the user. It logs a panic instead of passing it on: the panic

@@ -19,7 +19,7 @@ import (
 // sends it a result.
 type execution struct {
 	r    *Runner
-	p    program
+	p    *registered
 	plan *plan
 	id   identity
 	rec  Record // as claimed; Status, Data and Steps as last recorded
@@ -41,10 +41,11 @@ type execution struct {
 	lease  *time.Timer   // fires at the end of the lease
 	signal chan struct{} // a field below has changed
 
-	mu    sync.Mutex
-	until time.Time // the end of the lease, by the local clock
-	gone  bool
-	asked *string // the note of a cancellation request
+	mu      sync.Mutex
+	granted time.Duration // the length of the lease
+	until   time.Time     // its end, by the local clock
+	gone    bool
+	asked   *string // the note of a cancellation request
 }
 
 // A result is the result of an attempt.
@@ -53,6 +54,7 @@ type result struct {
 	op      Op
 	attempt int
 	err     error
+	took    time.Duration
 	s, base any                // its copy of the state, and the copy before
 	cut     bool               // its ctx ended because the runner stopped or lost the saga
 	ctx     context.Context    // of the attempt
@@ -62,12 +64,12 @@ type result struct {
 
 // newExecution returns the execution of a saga that was claimed at since, or later, by
 // the local clock.
-func newExecution(r *Runner, p program, rec Record, since time.Time) *execution {
+func newExecution(r *Runner, p *registered, rec Record, since time.Time, lease time.Duration) *execution {
 	e := &execution{
 		r: r, p: p, plan: p.planned(), rec: rec, seq: rec.Seq, since: since, txUnit: -1,
 		results: make(chan result, len(p.planned().units)),
 		running: make([]context.CancelCauseFunc, len(p.planned().units)),
-		signal:  make(chan struct{}, 1), until: since.Add(r.cfg.Lease),
+		signal:  make(chan struct{}, 1), granted: lease, until: since.Add(lease),
 		id: identity{p: p.planned(), id: rec.ID, epoch: rec.Epoch},
 	}
 	e.ctx, e.stop = context.WithCancelCause(r.base)
@@ -107,6 +109,7 @@ func (e *execution) run() {
 	}
 	if !e.over {
 		e.r.count.lost.Add(1)
+		e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventLost, At: e.now()})
 	}
 	e.leave()
 	if e.over && e.m.status == Running && e.heed() {
@@ -126,7 +129,7 @@ func (e *execution) load() bool {
 	if e.rec.Previous != "" {
 		e.m.takeOver(e.rec.Previous)
 	}
-	if limit := e.r.cfg.MaxTakeovers; err == nil && limit >= 0 && e.rec.Takeovers > limit {
+	if limit := e.r.config().MaxTakeovers; err == nil && limit >= 0 && e.rec.Takeovers > limit {
 		err = fmt.Errorf("saga: taken over %d times without a result", e.rec.Takeovers)
 	}
 	if err == nil {
@@ -196,10 +199,10 @@ func (e *execution) launch(now time.Time) {
 			res.base, _ = e.p.decode(e.data)
 		}
 		res.op, res.attempt = e.m.begin(i)
-		e.m.work[i].due = now.Add(e.r.timeout(d, tx))
+		e.m.work[i].due = now.Add(e.timeout(d, tx))
 		ctx, cancel := context.WithCancelCause(e.ctx)
 		e.running[i] = cancel
-		e.r.count.attempts.Add(1)
+		e.r.count.inFlight.Add(1)
 		go e.attempt(ctx, res, tx)
 	}
 }
@@ -217,10 +220,10 @@ func endedItself(ctx context.Context, err error) bool {
 var errExited = errors.New("saga: a step called runtime.Goexit")
 
 // timeout returns how long an attempt may take.
-func (r *Runner) timeout(u *unit, tx bool) time.Duration {
+func (e *execution) timeout(u *unit, tx bool) time.Duration {
 	d := cmp.Or(u.timeout, defaultTimeout)
-	if tx && r.tx.Exclusive() {
-		d = min(d, r.cfg.Lease/2) // no heartbeat is written meanwhile
+	if tx && e.r.tx.Exclusive() {
+		d = min(d, e.term()/2) // no heartbeat is written meanwhile
 	}
 	return d
 }
@@ -228,7 +231,7 @@ func (r *Runner) timeout(u *unit, tx bool) time.Duration {
 // attempt calls a Do or an Undo, on a goroutine of its own, and sends the result. Its ctx
 // is independent of that of the Start.
 func (e *execution) attempt(ctx context.Context, res result, tx bool) {
-	ctx, res.end = context.WithTimeout(ctx, e.r.timeout(&e.plan.units[res.unit], tx))
+	ctx, res.end = context.WithTimeout(ctx, e.timeout(&e.plan.units[res.unit], tx))
 	ctx = &attemptContext{ctx, &e.id, res.unit, res.attempt, res.op}
 	res.ctx = ctx
 	defer func() {
@@ -252,6 +255,8 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 		return // its copy of the state could not be made
 	}
 	res.err = errExited
+	began := time.Now()
+	defer func() { res.took = time.Since(began) }()
 	if tx {
 		var err error
 		if res.tx, err = e.r.tx.Begin(ctx); err != nil {
@@ -279,7 +284,7 @@ func (e *execution) turnBack(now time.Time) {
 
 // report reports that the saga makes no progress.
 func (e *execution) report(now time.Time) {
-	at, ok := e.m.failing(e.r.cfg.FailingAfter)
+	at, ok := e.m.failing(e.r.config().FailingAfter)
 	if e.over || !ok || now.Before(at) {
 		return
 	}
@@ -291,12 +296,13 @@ func (e *execution) report(now time.Time) {
 			in.Steps[i].Error = fmt.Sprintf("saga: an attempt runs %v after the end of its ctx", now.Sub(w.due).Round(time.Second))
 		}
 	}
-	f := FailingSaga{e.r.cfg.Name, *in}
-	if e.r.cfg.OnFailing == nil {
+	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventFailing, Took: in.Since(), Err: recordedReason(in.LastError), At: now})
+	onFailing := e.r.config().OnFailing
+	if onFailing == nil {
 		slog.WarnContext(e.ctx, "saga: no progress", "saga", in.Saga, "id", in.ID, "since", in.Since(), "error", in.LastError)
 		return
 	}
-	hook(e.ctx, "OnFailing", e.r.cfg.OnFailing, f)
+	hook(e.ctx, "OnFailing", onFailing, FailingSaga{e.r.Name(), *in})
 }
 
 // snapshot returns the record as it would be if it were written now.
@@ -319,7 +325,7 @@ func (e *execution) wait(now time.Time) {
 	if e.txUnit >= 0 || e.r.isDraining() {
 		at, ok = e.m.deadline(now) // no attempt begins now
 	}
-	if t, is := e.m.failing(e.r.cfg.FailingAfter); is && (!ok || t.Before(at)) {
+	if t, is := e.m.failing(e.r.config().FailingAfter); is && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
 	if ok {
@@ -349,7 +355,7 @@ func (e *execution) wait(now time.Time) {
 func (e *execution) take(res result) {
 	cancel := e.running[res.unit]
 	e.running[res.unit] = nil
-	e.r.count.attempts.Add(-1)
+	e.r.count.inFlight.Add(-1)
 	if res.tx != nil {
 		end := res.end
 		res.end = func() { end(); cancel(nil) } // later: canceling ctx rolls tx back
@@ -365,6 +371,7 @@ func (e *execution) take(res result) {
 	} else {
 		res.err = e.keep(&res)
 	}
+	e.attempted(&res, e.outcome(&res))
 	e.conclude(&res)
 }
 
@@ -381,11 +388,7 @@ func (e *execution) conclude(res *result) {
 	default:
 		e.m.did(res.unit, res.err, now)
 	}
-	if behavior.IsRefused(res.err) {
-		e.r.count.refused.Add(1)
-		return
-	}
-	if s := e.m.units[res.unit].Status; s == StepStarted || s == StepUndoing {
+	if s := e.m.units[res.unit].Status; res.err != nil && !behavior.IsRefused(res.err) && (s == StepStarted || s == StepUndoing) {
 		e.r.happened(e.ctx, &e.rec, Entry{
 			Step: e.m.units[res.unit].Name, Op: res.op, Kind: EventRetry, Attempt: res.attempt,
 			Epoch: e.rec.Epoch, Error: res.err.Error(), At: now,
@@ -435,10 +438,11 @@ func (e *execution) leave() {
 			continue
 		}
 		res := <-e.results
-		e.r.count.attempts.Add(-1)
+		e.r.count.inFlight.Add(-1)
 		if res.tx != nil {
 			_ = res.tx.Rollback()
 			res.end()
 		}
+		e.attempted(&res, OutcomeInterrupted)
 	}
 }

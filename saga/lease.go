@@ -10,22 +10,48 @@ import (
 // ends with the ctx of the attempts. Otherwise a step that hangs, or a store that accepts
 // heartbeats and fails every commit, would keep a saga for ever.
 func (r *Runner) heartbeatLoop(ctx context.Context) {
-	t := time.NewTicker(r.cfg.Lease / 3)
+	t := time.NewTimer(r.shortestLease() / 3)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			r.heartbeat(ctx)
+		case <-r.beat:
+		}
+		began := time.Now()
+		r.heartbeat(ctx)
+		t.Reset(time.Until(began.Add(r.shortestLease() / 3)))
+	}
+}
+
+// beatNow makes the runner send a heartbeat now: some sagas have a lease that is not the
+// configured one.
+func (r *Runner) beatNow() {
+	select {
+	case r.beat <- struct{}{}:
+	default:
+	}
+}
+
+// shortestLease returns the shortest lease of a held saga, or the configured one if that
+// is shorter. They differ between an Update and the heartbeat after it.
+func (r *Runner) shortestLease() time.Duration {
+	shortest := r.config().Lease
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.held {
+		if !e.lost() {
+			shortest = min(shortest, e.term())
 		}
 	}
+	return shortest
 }
 
 func (r *Runner) heartbeat(ctx context.Context) {
 	r.mu.Lock()
 	held := make(map[Held]*execution, len(r.held))
-	req := HeartbeatRequest{Owner: r.owner, Lease: r.cfg.Lease}
+	req := HeartbeatRequest{Owner: r.owner, Lease: r.config().Lease}
 	for id, e := range r.held {
 		if e.lost() {
 			continue // it waits for a step that ignores its ctx
@@ -46,7 +72,7 @@ func (r *Runner) heartbeat(ctx context.Context) {
 		h := Held{n.ID, n.Epoch}
 		if e := held[h]; e != nil {
 			if !n.Locked {
-				e.renew(since)
+				e.renew(since, req.Lease)
 			}
 			if n.CancelRequested {
 				e.cancel(n.CancelNote)
@@ -64,7 +90,8 @@ func (r *Runner) heartbeat(ctx context.Context) {
 // more, in case the store is slow. A store with a single writer is local, and can only be
 // slow.
 func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Renewed, since time.Time, err error) {
-	tries := []time.Duration{r.cfg.Lease / 8, r.cfg.Lease / 3}
+	lease := r.shortestLease()
+	tries := []time.Duration{lease / 8, lease / 3}
 	if r.tx != nil && r.tx.Exclusive() {
 		tries = tries[1:]
 	}
@@ -81,12 +108,19 @@ func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Ren
 	return renewed, since, err
 }
 
+// term returns the length of the lease that the saga has.
+func (e *execution) term() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.granted
+}
+
 // renew moves the end of the lease, after a heartbeat that was sent at since.
-func (e *execution) renew(since time.Time) {
+func (e *execution) renew(since time.Time, lease time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.lease.Stop() {
-		e.until = since.Add(e.r.cfg.Lease)
+		e.granted, e.until = lease, since.Add(lease)
 		e.lease.Reset(time.Until(e.until))
 	}
 }

@@ -149,7 +149,7 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 // recall makes a saga due now whose cancellation was requested while its owner wrote it
 // back to be due later. If recall fails, the saga turns back when it is due.
 func (r *Runner) recall(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().Lease/2)
 	defer cancel()
 	err := r.write(ctx, ActionCancel, id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
@@ -210,13 +210,13 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 		if err != nil {
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
-		rec.Epoch = req.Epoch
+		rec.Status = req.Status
 		for i, entry := range req.Log {
 			entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, rec.Now
 			r.happened(ctx, &rec, entry)
 		}
 		r.mu.Lock()
-		r.tell(id)
+		r.wakeResults(id)
 		if e := r.held[id]; e != nil && action == ActionAbandon {
 			e.lose()
 		}

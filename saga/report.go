@@ -10,7 +10,7 @@ import (
 // reportLoop reports due sagas whose definition is not registered, and stuck sagas that
 // no runner has reported.
 func (r *Runner) reportLoop(ctx context.Context) {
-	t := time.NewTimer(r.cfg.Poll)
+	t := time.NewTimer(r.config().Poll)
 	defer t.Stop()
 	for {
 		select {
@@ -20,12 +20,12 @@ func (r *Runner) reportLoop(ctx context.Context) {
 		}
 		r.reportUnregistered(ctx)
 		r.reportStuck(ctx)
-		t.Reset(3 * r.cfg.Lease)
+		t.Reset(3 * r.config().Lease)
 	}
 }
 
 func (r *Runner) reportUnregistered(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	call, cancel := context.WithTimeout(ctx, r.config().Lease)
 	defer cancel()
 	found, err := r.store.Unregistered(call, r.definitions())
 	if ctx.Err() != nil {
@@ -38,10 +38,11 @@ func (r *Runner) reportUnregistered(ctx context.Context) {
 	var n int64
 	for _, u := range found {
 		n += int64(u.Count)
-		if r.cfg.OnUnregistered != nil {
-			hook(ctx, "OnUnregistered", r.cfg.OnUnregistered, u)
+		r.tell(ctx, Event{Kind: EventUnregistered, Saga: u.Saga, Version: u.Version, Count: u.Count, At: u.Now})
+		if onUnregistered := r.config().OnUnregistered; onUnregistered != nil {
+			hook(ctx, "OnUnregistered", onUnregistered, u)
 		} else {
-			slog.WarnContext(ctx, "saga: due sagas of a definition that is not registered", "runner", r.cfg.Name, "saga", u.Saga, "version", u.Version, "count", u.Count, "since", u.Now.Sub(u.Oldest))
+			slog.WarnContext(ctx, "saga: due sagas of a definition that is not registered", "runner", r.Name(), "saga", u.Saga, "version", u.Version, "count", u.Count, "since", u.Now.Sub(u.Oldest))
 		}
 	}
 	r.count.unregistered.Store(n)
@@ -49,7 +50,7 @@ func (r *Runner) reportUnregistered(ctx context.Context) {
 
 // reportStuck reports sagas whose owner did not report them within a lease.
 func (r *Runner) reportStuck(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.cfg.Lease)
+	call, cancel := context.WithTimeout(ctx, r.config().Lease)
 	defer cancel()
 	recs, err := r.store.List(call, Filter{Status: []Status{Stuck}, Unreported: true})
 	if err != nil && ctx.Err() == nil {
@@ -59,20 +60,22 @@ func (r *Runner) reportStuck(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if rec.Now.Sub(rec.UpdatedAt) >= r.cfg.Lease {
-			r.isStuck(ctx, r.instance(rec))
+		if rec.Now.Sub(rec.UpdatedAt) >= r.config().Lease {
+			in := r.instance(rec)
+			r.tellOf(ctx, &rec, Event{Kind: EventStuck, Seq: rec.Seq, Step: in.Step, Err: recordedReason(in.Cause), At: rec.UpdatedAt})
+			r.isStuck(ctx, in)
 		}
 	}
 }
 
 // isStuck reports a stuck saga, and then records that it did.
 func (r *Runner) isStuck(ctx context.Context, in *Instance) {
-	if r.cfg.OnStuck != nil {
-		hook(ctx, "OnStuck", r.cfg.OnStuck, StuckSaga{r.cfg.Name, *in})
+	if onStuck := r.config().OnStuck; onStuck != nil {
+		hook(ctx, "OnStuck", onStuck, StuckSaga{r.Name(), *in})
 	} else {
-		slog.WarnContext(ctx, "saga: stuck", "runner", r.cfg.Name, "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
+		slog.WarnContext(ctx, "saga: stuck", "runner", r.Name(), "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
 	}
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Lease/2)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().Lease/2)
 	defer cancel()
 	if err := r.store.Reported(call, in.ID, in.Seq); err != nil {
 		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", in.ID, err)) // it is reported again
@@ -81,12 +84,13 @@ func (r *Runner) isStuck(ctx context.Context, in *Instance) {
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
-	if r.cfg.OnStoreError != nil {
-		hook(ctx, "OnStoreError", r.cfg.OnStoreError, err)
+	r.tell(ctx, Event{Kind: EventStoreError, Err: err, At: time.Now()})
+	if onStoreError := r.config().OnStoreError; onStoreError != nil {
+		hook(ctx, "OnStoreError", onStoreError, err)
 		return
 	}
 	now := time.Now().UnixNano()
 	if last := r.warned.Load(); (last == 0 || now-last >= int64(time.Second)) && r.warned.CompareAndSwap(last, now) {
-		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.cfg.Name, "err", err)
+		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.Name(), "err", err)
 	}
 }

@@ -47,7 +47,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		default:
 			failed = nil
 		}
-		t := time.NewTimer(r.cfg.Poll)
+		t := time.NewTimer(r.config().Poll)
 		select {
 		case <-told:
 		case <-t.C:

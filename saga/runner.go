@@ -12,20 +12,28 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own; there is no leader. A Runner is safe for
 // concurrent use.
 type Runner struct {
-	cfg   RunnerConfig
 	store Store
 	tx    TxStore // nil if the store has no transactions
 	owner string
-	wake  chan struct{}
+	wake  chan struct{} // claim now
+	beat  chan struct{} // send a heartbeat now
+
+	updating sync.Mutex
+	given    RunnerConfig                 // without defaults; guarded by updating
+	cfg      atomic.Pointer[RunnerConfig] // with defaults
+
+	observers notify.Observers[Event]
 
 	mu       sync.Mutex
-	programs map[Definition]program
+	programs map[Definition]*registered
+	sagas    map[string]*sagaCounts // by name of the definition
 	held     map[string]*execution
 	reserved int             // places kept for a Start or claim under way
 	base     context.Context // of every attempt; nil while Run is not under way
@@ -49,10 +57,13 @@ func NewRunner(store Store, cfg RunnerConfig) *Runner {
 		panic(err)
 	}
 	r := &Runner{
-		cfg: cfg.withDefaults(), store: store, owner: rand.Text()[:12],
-		wake: make(chan struct{}, 1), programs: make(map[Definition]program),
+		store: store, owner: rand.Text()[:12], given: cfg,
+		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
+		programs: make(map[Definition]*registered), sagas: make(map[string]*sagaCounts),
 		held: make(map[string]*execution), waiters: make(map[string][]chan struct{}),
 	}
+	filled := cfg.withDefaults()
+	r.cfg.Store(&filled)
 	r.tx, _ = store.(TxStore)
 	if cfg.Name != "" {
 		r.owner = cfg.Name + "-" + r.owner
@@ -81,16 +92,23 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 		r.mu.Lock()
 		known := r.programs[d]
 		if known == nil {
-			r.programs[d] = t
+			r.programs[d] = r.register(t)
 		}
 		r.mu.Unlock()
-		if known != nil && known != program(t) {
+		if known != nil && known.program != program(t) {
 			panic(fmt.Errorf("saga: %s version %d is registered already", sg.Name, sg.Version))
 		}
 	}
 }
 
-func (r *Runner) program(d Definition) (program, error) {
+// A registered definition is a program with its figures.
+type registered struct {
+	program
+	counts *sagaCounts
+	steps  []*stepCounts // by unit
+}
+
+func (r *Runner) program(d Definition) (*registered, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := r.programs[d]; p != nil {
@@ -155,7 +173,7 @@ func (r *Runner) check(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	call, cancel := context.WithTimeout(ctx, r.cfg.Lease/3)
+	call, cancel := context.WithTimeout(ctx, r.config().Lease/3)
 	defer cancel()
 	err := c.Check(call)
 	if errors.Is(err, ErrNotMigrated) {
@@ -176,7 +194,7 @@ func (r *Runner) drain(cancel context.CancelCauseFunc) {
 		e.nudge()
 	}
 	r.mu.Unlock()
-	hard := time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(ErrDraining) })
+	hard := time.AfterFunc(max(r.config().Drain, 0), func() { cancel(ErrDraining) })
 	defer hard.Stop()
 	r.work.Wait()
 	cancel(ErrDraining)

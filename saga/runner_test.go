@@ -71,7 +71,9 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		require.Equal(t, []string{"begin", "do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, []string{"created", "done flight", "done hotel", "done car", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
-		require.Equal(t, saga.Stats{Started: 1, Completed: 1, Commits: 3}, r.Stats())
+		stats := r.Stats()
+		stats.Sagas, stats.Steps = nil, nil
+		require.Equal(t, saga.Stats{Started: 1, Completed: 1, Commits: 3}, stats)
 	})
 }
 
@@ -1229,7 +1231,7 @@ func TestManySagasOnManyRunners(t *testing.T) {
 			sum.Completed += s.Completed
 			sum.Compensated += s.Compensated
 			require.Zero(t, s.Held)
-			require.Zero(t, s.Attempts)
+			require.Zero(t, s.InFlight)
 		}
 		require.EqualValues(t, sagas/2, sum.Completed)
 		require.EqualValues(t, sagas/2, sum.Compensated)

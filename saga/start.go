@@ -28,7 +28,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	here := r.reserve(1)
 	defer r.unreserve(here)
 	if here > 0 {
-		req.Owner, req.Lease = r.owner, r.cfg.Lease
+		req.Owner, req.Lease = r.owner, r.config().Lease
 	}
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
@@ -45,11 +45,10 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
 	if created {
-		r.count.started.Add(1)
 		r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
 	if created && here > 0 && rec.Owner == r.owner && rec.Epoch == 1 {
-		r.hold(rec, since)
+		r.hold(rec, since, req.Lease)
 	} else if rec.Owner == "" {
 		r.Wake()
 	}

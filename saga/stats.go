@@ -1,47 +1,192 @@
 package saga
 
-import "sync/atomic"
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
 
-// Stats are the figures of one runner, counted since NewRunner.
+// Stats are the figures of one runner. The counters count since NewRunner and never go
+// back. Stats never asks the store: [Runner.List] shows the sagas of all runners.
 type Stats struct {
-	Held     int64 // sagas that it holds now
-	Attempts int64 // attempts of Do and Undo that run now
+	// Gauges.
+	Held         int64 // sagas that the runner holds
+	InFlight     int64 // attempts of Do and Undo under way
+	Unregistered int64 // due sagas whose definition is not registered, at the last look
 
-	Started     int64 // by a Start of this runner; whether a StartTx is committed it cannot know
-	Claimed     int64 // from the store
-	TakenOver   int64 // of those, from an owner that had not given them up
+	// Counters. Completed, Compensated, Stuck and Abandoned count the sagas that this
+	// runner has recorded so.
+	Started     int64 // by a Start of this runner; a StartTx is not counted
+	Claimed     int64
+	TakenOver   int64 // of those, from an owner that had not released them
 	Completed   int64
 	Compensated int64
 	Stuck       int64
-	Refused     int64 // calls refused before the participant was called: no attempts
-	Parked      int64 // given up until a later attempt
-	Failing     int64 // reports of sagas that make no progress: see OnFailing
+	Abandoned   int64
+	Parked      int64 // written back until their next attempt
 	Released    int64 // handed over because the runner stopped
-	Lost        int64 // taken by another, or the lease ran out
-
-	Commits     int64 // writes of a state: one for each result or for several together
+	Lost        int64 // claimed by another runner, or their lease ended
+	Failing     int64 // reports of sagas that make no progress; see OnFailing
+	Refused     int64 // attempts that a policy refused
+	Commits     int64 // of one result, or of several together
 	StoreErrors int64
-	// Unregistered is how many sagas were due, when last looked at, that this
-	// runner does not know.
-	Unregistered int64
+
+	Sagas []SagaStats // by definition, in the order of their names
+	Steps []StepStats // by definition, step and op, in the order of the definition
 }
 
+// SagaStats are the figures of a registered definition. All of its versions count
+// together.
+type SagaStats struct {
+	Saga        string // the definition's Name
+	Started     int64
+	Completed   int64
+	Compensated int64
+	Stuck       int64 // became stuck
+	Abandoned   int64
+
+	// Took is the sum of the whole lives, from Start to end, of the sagas that were
+	// Completed, Compensated or Abandoned.
+	Took time.Duration
+}
+
+// StepStats are the figures of the attempts of a step, or of one of its alternatives. The
+// counters are those of the [Outcome] of the same name.
+type StepStats struct {
+	Saga        string // the definition's Name
+	Step        string // the step or alternative
+	Op          Op
+	Done        int64
+	NoEffect    int64
+	InDoubt     int64
+	Failed      int64
+	Refused     int64
+	Interrupted int64
+
+	Took time.Duration // the sum of all attempts that were not refused
+}
+
+// counters are the counters of Stats that have no definition.
 type counters struct {
-	attempts, started, claimed, takenOver, completed, compensated, stuck         atomic.Int64
-	refused, parked, failing, released, lost, commits, storeErrors, unregistered atomic.Int64
+	inFlight, started, claimed, takenOver, completed, compensated, stuck, abandoned atomic.Int64
+	parked, released, lost, failing, refused, commits, storeErrors, unregistered    atomic.Int64
 }
 
-// Stats returns the runner's figures. List shows the sagas of all runners.
+// sagaCounts are the counters of a definition.
+type sagaCounts struct {
+	started, completed, compensated, stuck, abandoned, took atomic.Int64
+
+	steps []*stepCounts // of all versions
+}
+
+// stepCounts are the counters of a step, or of one of its alternatives.
+type stepCounts struct {
+	name    string
+	hasUndo bool
+	do      opCounts
+	undo    opCounts
+}
+
+type opCounts struct {
+	done, noEffect, inDoubt, failed, refused, interrupted, took atomic.Int64
+}
+
+func (c *stepCounts) op(op Op) *opCounts {
+	if op == OpUndo {
+		return &c.undo
+	}
+	return &c.do
+}
+
+func (c *opCounts) count(outcome Outcome, took time.Duration) {
+	if outcome != OutcomeRefused {
+		c.took.Add(int64(took))
+	}
+	switch outcome {
+	case OutcomeDone:
+		c.done.Add(1)
+	case OutcomeNoEffect:
+		c.noEffect.Add(1)
+	case OutcomeInDoubt:
+		c.inDoubt.Add(1)
+	case OutcomeFailed:
+		c.failed.Add(1)
+	case OutcomeRefused:
+		c.refused.Add(1)
+	case OutcomeInterrupted:
+		c.interrupted.Add(1)
+	}
+}
+
+// register returns a program with its counters. Versions of a definition share the
+// counters of steps that have the same name. The caller holds r.mu.
+func (r *Runner) register(p program) *registered {
+	plan := p.planned()
+	counts := r.sagas[plan.name]
+	if counts == nil {
+		counts = new(sagaCounts)
+		r.sagas[plan.name] = counts
+	}
+	reg := &registered{program: p, counts: counts}
+	for i := range plan.units {
+		u := &plan.units[i]
+		at := slices.IndexFunc(counts.steps, func(c *stepCounts) bool { return c.name == u.name })
+		if at < 0 {
+			at = len(counts.steps)
+			counts.steps = append(counts.steps, &stepCounts{name: u.name})
+		}
+		counts.steps[at].hasUndo = counts.steps[at].hasUndo || u.hasUndo
+		reg.steps = append(reg.steps, counts.steps[at])
+	}
+	return reg
+}
+
+// Stats returns the runner's figures.
 func (r *Runner) Stats() Stats {
-	r.mu.Lock()
-	held := len(r.held)
-	r.mu.Unlock()
 	c := &r.count
-	return Stats{
-		Held: int64(held), Attempts: c.attempts.Load(),
+	s := Stats{
+		InFlight: c.inFlight.Load(), Unregistered: c.unregistered.Load(),
 		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
-		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(),
-		Refused: c.refused.Load(), Parked: c.parked.Load(), Failing: c.failing.Load(), Released: c.released.Load(), Lost: c.lost.Load(),
-		Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Unregistered: c.unregistered.Load(),
+		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(), Abandoned: c.abandoned.Load(),
+		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(), Failing: c.failing.Load(),
+		Refused: c.refused.Load(), Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(),
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.Held = int64(len(r.held))
+	for name, counts := range r.sagas {
+		s.Sagas = append(s.Sagas, counts.stats(name))
+		s.Steps = append(s.Steps, counts.stepStats(name)...)
+	}
+	slices.SortFunc(s.Sagas, func(a, b SagaStats) int { return strings.Compare(a.Saga, b.Saga) })
+	slices.SortStableFunc(s.Steps, func(a, b StepStats) int { return cmp.Compare(a.Saga, b.Saga) })
+	return s
+}
+
+func (c *sagaCounts) stats(name string) SagaStats {
+	return SagaStats{
+		Saga: name, Started: c.started.Load(), Completed: c.completed.Load(), Compensated: c.compensated.Load(),
+		Stuck: c.stuck.Load(), Abandoned: c.abandoned.Load(), Took: time.Duration(c.took.Load()),
+	}
+}
+
+func (c *sagaCounts) stepStats(name string) []StepStats {
+	list := make([]StepStats, 0, 2*len(c.steps))
+	for _, step := range c.steps {
+		list = append(list, step.do.stats(name, step.name, OpDo))
+		if step.hasUndo {
+			list = append(list, step.undo.stats(name, step.name, OpUndo))
+		}
+	}
+	return list
+}
+
+func (c *opCounts) stats(saga, step string, op Op) StepStats {
+	return StepStats{
+		Saga: saga, Step: step, Op: op,
+		Done: c.done.Load(), NoEffect: c.noEffect.Load(), InDoubt: c.inDoubt.Load(), Failed: c.failed.Load(),
+		Refused: c.refused.Load(), Interrupted: c.interrupted.Load(), Took: time.Duration(c.took.Load()),
 	}
 }
