@@ -1,0 +1,367 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// An audience keeps the events of a runner.
+type audience struct {
+	mu   sync.Mutex
+	list []saga.Event
+}
+
+func (a *audience) hear(_ context.Context, e saga.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(a.list, e)
+}
+
+// heard returns the events so far, of some kinds or of all.
+func (a *audience) heard(kinds ...saga.EventKind) []saga.Event {
+	synctest.Wait()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(a.list), func(e saga.Event) bool {
+		return len(kinds) > 0 && !slices.Contains(kinds, e.Kind)
+	})
+}
+
+// lines prints events in short.
+func lines(list []saga.Event) []string {
+	var out []string
+	for _, e := range list {
+		line := fmt.Sprint(e.Kind, " ", e.Step, " ", e.Op, " ", e.Outcome)
+		if e.Took > 0 {
+			line += fmt.Sprint(" ", e.Took)
+		}
+		if e.Err != nil {
+			line += fmt.Sprint(" ", e.Err)
+		}
+		out = append(out, strings.Join(strings.Fields(line), " "))
+	}
+	return out
+}
+
+// taking makes the calls of a step take so long.
+func taking(d time.Duration, st saga.Step[trip]) saga.Step[trip] {
+	do := st.Do
+	st.Do = func(ctx context.Context, s *trip) error { time.Sleep(d); return do(ctx, s) }
+	return st
+}
+
+func TestObserveTellsEverythingInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := errors.New("full")
+		flight := taking(time.Second, step("flight"))
+		flight.Middleware = refusing(1, time.Second)
+		car := step("car")
+		calls := 0
+		car.Do = func(context.Context, *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(flight, car, taking(2*time.Second, failing("hotel", saga.NoEffect(full))))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker"}, sg)
+		var a, late audience
+		stop := r.Observe(a.hear)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		life := time.Since(begun)
+		heard := a.heard()
+		require.Equal(t, []string{
+			"created",
+			"step flight do refused users: refused",
+			"step flight do done 1s",
+			"refused flight do users: refused",
+			"done flight do",
+			"step car do in doubt declined",
+			"retry car do declined",
+			"step car do done",
+			"done car do",
+			"step hotel do no effect 2s full",
+			"no effect hotel do full",
+			"compensating hotel full",
+			"step car undo done",
+			"undone car undo",
+			"step flight undo done",
+			"undone flight undo",
+			"compensated",
+			fmt.Sprint("ended ", life),
+		}, lines(heard))
+		seq := int64(0)
+		for i, e := range heard {
+			require.Equal(t, "worker", e.Runner)
+			require.Equal(t, "trip", e.Saga)
+			require.Equal(t, 1, e.Version)
+			require.Equal(t, "trip-1", e.ID)
+			require.EqualValues(t, 1, e.Epoch)
+			require.False(t, e.At.IsZero())
+			if e.Seq > 0 {
+				seq++
+				require.Equal(t, seq, e.Seq, "event %d", i)
+			}
+		}
+		require.Len(t, events(t, r, "trip-1"), int(seq), "each entry of the log")
+		require.Equal(t, saga.Compensated, heard[len(heard)-1].Status)
+		require.ErrorIs(t, heard[9].Err, full, "the error itself")
+		attempts := a.heard(saga.EventStep)
+		require.Equal(t, []int{1, 1, 1, 2, 1, 1, 1}, []int{
+			attempts[0].Attempt, attempts[1].Attempt, attempts[2].Attempt, attempts[3].Attempt,
+			attempts[4].Attempt, attempts[5].Attempt, attempts[6].Attempt,
+		})
+
+		t.Log("any number, at any time, until stopped")
+		stop()
+		stop()
+		r.Observe(late.hear)
+		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		_, err = sg.Result(t.Context(), r, "trip-2")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Len(t, a.heard(), len(heard))
+		require.Len(t, late.heard(saga.EventEnded), 1)
+	})
+}
+
+func TestObserveTellsOfTroubles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silence := saga.RunnerConfig{
+			Lease: 3 * time.Second, FailingAfter: time.Minute,
+			OnFailing: func(context.Context, saga.FailingSaga) {}, OnStuck: func(context.Context, saga.StuckSaga) {},
+			OnStoreError: func(context.Context, error) {}, OnUnregistered: func(context.Context, saga.Unregistered) {},
+		}
+		store := saga.NewMemory()
+		g := &gate{Store: store}
+		charge := step("charge")
+		charge.Pivot, charge.Undo = true, nil
+		sg := sequence(charge, failing("tickets", saga.Abort(errDeclined)))
+		slow := failing("late", errDeclined)
+		slow.Attempts = 120
+		failing := &saga.Saga[trip]{Name: "failing", Steps: []saga.Step[trip]{slow}}
+		r, _ := begin(t, g, silence, sg, failing)
+		var a audience
+		r.Observe(a.hear)
+
+		mustStart(t, r, sg)
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		stuck := a.heard(saga.EventStuck)
+		require.Len(t, stuck, 1)
+		require.Equal(t, saga.Stuck, stuck[0].Status)
+		require.Empty(t, a.heard(saga.EventEnded), "it has not ended")
+		require.NoError(t, r.Abandon(t.Context(), "trip-1", "paid by hand"))
+		ended := a.heard(saga.EventEnded)
+		require.Len(t, ended, 1)
+		require.Equal(t, saga.Abandoned, ended[0].Status)
+
+		t.Log("a stuck saga of another runner")
+		stuckAlone(t, store, "alone")
+		time.Sleep(time.Minute)
+		stuck = a.heard(saga.EventStuck)
+		require.Len(t, stuck, 2)
+		require.Equal(t, []any{"alone", saga.Stuck, "flight", int64(1)}, []any{stuck[1].ID, stuck[1].Status, stuck[1].Step, stuck[1].Seq})
+
+		t.Log("no progress")
+		_, err = saga.Start(t.Context(), r, failing, "failing-1", trip{})
+		require.NoError(t, err)
+		time.Sleep(65 * time.Second)
+		told := a.heard(saga.EventFailing)
+		require.Len(t, told, 1)
+		require.Equal(t, "failing-1", told[0].ID)
+		require.Equal(t, time.Minute, told[0].Took.Round(time.Second))
+		require.EqualError(t, told[0].Err, "declined")
+
+		t.Log("a definition that is not registered")
+		_, _, err = store.Start(t.Context(), saga.StartRequest{ID: "order-1", Saga: "order", Version: 7, Status: saga.Running, Log: make([]saga.Entry, 1)})
+		require.NoError(t, err)
+		time.Sleep(10 * time.Second)
+		unknown := a.heard(saga.EventUnregistered)
+		require.NotEmpty(t, unknown)
+		require.Equal(t, []any{"order", 7, 1}, []any{unknown[0].Saga, unknown[0].Version, unknown[0].Count})
+
+		t.Log("a store that is down")
+		require.EqualValues(t, 1, r.Stats().Held)
+		g.set(true)
+		time.Sleep(10 * time.Second)
+		g.set(false)
+		failures := a.heard(saga.EventStoreError)
+		require.EqualValues(t, r.Stats().StoreErrors, len(failures))
+		require.NotEmpty(t, failures)
+		require.ErrorIs(t, failures[0].Err, errDown)
+		lost := a.heard(saga.EventLost)
+		require.Len(t, lost, 1)
+		require.Equal(t, "failing-1", lost[0].ID)
+	})
+}
+
+func TestAPanicInAnObserverIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		var a audience
+		r.Observe(func(context.Context, saga.Event) { panic("oops") })
+		r.Observe(a.hear)
+		mustStart(t, r, sg)
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Len(t, a.heard(saga.EventEnded), 1, "the others are told")
+		stop()
+		require.Contains(t, log.String(), `msg="saga: an observer panicked" panic=oops`)
+	})
+}
+
+func TestStatsCountByDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge := taking(time.Second, step("charge"))
+		charge.Pivot, charge.Undo = true, nil
+		sg := sequence(taking(time.Second, step("flight")), charge)
+		newer := sequence(step("flight"), step("insurance"), failing("hotel", saga.NoEffect(errDeclined)))
+		newer.Version = 2
+		broken := sequence(failing("send", saga.Abort(errDeclined)))
+		broken.Name = "mail"
+		broken.Steps[0].Undo = note("undo send", saga.Abort(errDeclined))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg, newer, broken)
+		require.Len(t, r.Stats().Sagas, 2, "all series are there from the start")
+		for i, sg := range []*saga.Saga[trip]{sg, sg, newer, broken} {
+			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
+			require.NoError(t, err)
+			_, _ = sg.Result(t.Context(), r, fmt.Sprint("trip-", i))
+		}
+		synctest.Wait()
+		require.NoError(t, r.Abandon(t.Context(), "trip-3", ""))
+		stats := r.Stats()
+		require.Equal(t, []saga.SagaStats{
+			{Saga: "mail", Started: 1, Stuck: 1, Abandoned: 1},
+			{Saga: "trip", Started: 3, Completed: 2, Compensated: 1, Took: 4 * time.Second},
+		}, stats.Sagas)
+		require.Equal(t, []saga.StepStats{
+			{Saga: "mail", Step: "send", Op: saga.OpDo, InDoubt: 1},
+			{Saga: "mail", Step: "send", Op: saga.OpUndo, Failed: 1},
+			{Saga: "trip", Step: "flight", Op: saga.OpDo, Done: 3, Took: 2 * time.Second},
+			{Saga: "trip", Step: "flight", Op: saga.OpUndo, Done: 1},
+			{Saga: "trip", Step: "charge", Op: saga.OpDo, Done: 2, Took: 2 * time.Second},
+			{Saga: "trip", Step: "insurance", Op: saga.OpDo, Done: 1},
+			{Saga: "trip", Step: "insurance", Op: saga.OpUndo, Done: 1},
+			{Saga: "trip", Step: "hotel", Op: saga.OpDo, NoEffect: 1},
+			{Saga: "trip", Step: "hotel", Op: saga.OpUndo},
+		}, stats.Steps)
+		require.EqualValues(t, 4, stats.Started)
+		require.EqualValues(t, 1, stats.Stuck)
+		require.EqualValues(t, 1, stats.Abandoned)
+	})
+}
+
+// Each attempt is counted once and told once: also those that a policy refuses, that a
+// stop or a lost lease cuts short, and whose transaction does not commit.
+func TestStatsCountEachAttemptOnce(t *testing.T) {
+	outcomes := func(r *saga.Runner, a *audience) map[saga.Outcome]int64 {
+		told := make(map[saga.Outcome]int64)
+		for _, e := range a.heard(saga.EventStep) {
+			told[e.Outcome]++
+		}
+		counted := make(map[saga.Outcome]int64)
+		for _, s := range r.Stats().Steps {
+			for outcome, n := range map[saga.Outcome]int64{
+				saga.OutcomeDone: s.Done, saga.OutcomeNoEffect: s.NoEffect, saga.OutcomeInDoubt: s.InDoubt,
+				saga.OutcomeFailed: s.Failed, saga.OutcomeRefused: s.Refused, saga.OutcomeInterrupted: s.Interrupted,
+			} {
+				if n > 0 {
+					counted[outcome] += n
+				}
+			}
+		}
+		require.Equal(t, counted, told)
+		require.Zero(t, r.Stats().InFlight)
+		return counted
+	}
+	t.Run("refused", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			st := step("flight")
+			st.Middleware = refusing(7, 0)
+			sg := sequence(st)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			var a audience
+			r.Observe(a.hear)
+			mustStart(t, r, sg)
+			_, err := sg.Result(t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeRefused: 7, saga.OutcomeDone: 1}, outcomes(r, &a))
+			require.EqualValues(t, 7, r.Stats().Refused)
+		})
+	})
+	t.Run("stopped", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			sg := slow(time.Hour)
+			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Drain: -1}, sg)
+			var a audience
+			r.Observe(a.hear)
+			mustStart(t, r, sg)
+			time.Sleep(time.Second)
+			stop()
+			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeInterrupted: 1}, outcomes(r, &a))
+		})
+	})
+	t.Run("lost", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			sg := slow(time.Hour)
+			g := &gate{Store: saga.NewMemory()}
+			r, _ := begin(t, g, saga.RunnerConfig{OnStoreError: func(context.Context, error) {}}, sg)
+			var a audience
+			r.Observe(a.hear)
+			mustStart(t, r, sg)
+			g.set(true)
+			time.Sleep(16 * time.Second)
+			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeInterrupted: 1}, outcomes(r, &a))
+			require.EqualValues(t, 1, r.Stats().Lost)
+		})
+	})
+	t.Run("a DoTx that commits at the second try", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			store := newTxMemory(t)
+			store.l.refuse = 1
+			sg := sequence(inTx("flight"))
+			r, _ := begin[trip](t, store, saga.RunnerConfig{OnStoreError: func(context.Context, error) {}}, sg)
+			var a audience
+			r.Observe(a.hear)
+			mustStart(t, r, sg)
+			_, err := sg.Result(t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeFailed: 1, saga.OutcomeDone: 1}, outcomes(r, &a))
+		})
+	})
+	t.Run("a state that cannot be kept", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := step("a"), step("b")
+			a.After, b.After = []string{}, []string{}
+			sg := sequence(a, b) // both append to Calls
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			var heard audience
+			r.Observe(heard.hear)
+			mustStart(t, r, sg)
+			_, err := sg.Result(t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeInDoubt: 1, saga.OutcomeDone: 2}, outcomes(r, &heard))
+		})
+	})
+}
