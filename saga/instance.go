@@ -83,6 +83,7 @@ func newInstance(rec Record, p *plan) *Instance {
 		in.ProgressAt = rec.CreatedAt
 	}
 	past := false
+	in.Steps = make([]StepState, 0, len(pr.Steps))
 	for i := range pr.Steps {
 		u := &pr.Steps[i]
 		step := u.Name

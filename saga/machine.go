@@ -27,11 +27,12 @@ type machine struct {
 	completeBy time.Time
 
 	units     []StepState
-	work      []work    // of this owner; not recorded
-	low       int       // the nodes below are complete
-	since     time.Time // of the last progress; zero before any
-	reported  time.Time // when OnFailing was last called
-	moved     bool      // since is to be set
+	records   []stepRecord // scratch space of encode
+	work      []work       // of this owner; not recorded
+	low       int          // the nodes below are complete
+	since     time.Time    // of the last progress; zero before any
+	reported  time.Time    // when OnFailing was last called
+	moved     bool         // since is to be set
 	failures  int
 	takeovers int
 	lastError string
@@ -56,7 +57,7 @@ func newMachine(p *plan) *machine {
 
 func (m *machine) clone() *machine {
 	c := *m
-	c.units, c.work = slices.Clone(m.units), slices.Clone(m.work)
+	c.units, c.work, c.records = slices.Clone(m.units), slices.Clone(m.work), nil
 	c.log, c.undone = slices.Clone(m.log), slices.Clone(m.undone)
 	return &c
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -80,14 +81,16 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 func (m *machine) encode() []byte {
 	pr := progressRecord{
 		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported,
-		Pivot: &m.p.pivotName, Step: m.step, Steps: make([]stepRecord, len(m.units)),
+		Pivot: &m.p.pivotName, Step: m.step,
 	}
 	if m.cause != nil {
 		pr.Cause = text(m.cause.Error())
 	}
+	m.records = slices.Grow(m.records[:0], len(m.units))
 	for i := range m.units {
-		pr.Steps[i] = recordOf(&m.units[i])
+		m.records = append(m.records, recordOf(&m.units[i]))
 	}
+	pr.Steps = m.records
 	data, err := json.Marshal(pr)
 	if err != nil {
 		panic(err) // strings, numbers and times can be encoded
