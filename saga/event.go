@@ -86,8 +86,8 @@ type Event struct {
 
 // Observe calls f for each event of this runner, until stop is called. There may be any
 // number of observers, added at any time. The goroutines that run sagas call f, several
-// at the same time; the events of one saga come in order, and the next waits for f. A
-// panic in f is logged by slog's default logger.
+// at the same time. The events of a saga that the runner holds come in order, and the saga
+// waits for f. A panic in f is logged by slog's default logger.
 //
 // The kinds of the log are told once the entry is recorded. An EventStuck is told at least
 // once: a runner that reports a stuck saga of another runner tells it again.
@@ -106,9 +106,22 @@ func (r *Runner) tell(ctx context.Context, e Event) {
 // tellOf tells the observers of an event of a saga.
 func (r *Runner) tellOf(ctx context.Context, rec *Record, e Event) {
 	if r.observers.Any() {
-		e.Saga, e.Version, e.ID, e.Status, e.Epoch = rec.Saga, rec.Version, rec.ID, rec.Status, rec.Epoch
-		r.tell(ctx, e)
+		r.tell(ctx, e.of(rec))
 	}
+}
+
+// tellHook calls OnEvent for an event of a saga.
+func (r *Runner) tellHook(ctx context.Context, rec *Record, e Event) {
+	if onEvent := r.config().OnEvent; onEvent != nil {
+		e.Runner = r.Name()
+		hook(ctx, "OnEvent", onEvent, e.of(rec))
+	}
+}
+
+// of returns e as an event of a saga.
+func (e Event) of(rec *Record) Event {
+	e.Saga, e.Version, e.ID, e.Status, e.Epoch = rec.Saga, rec.Version, rec.ID, rec.Status, rec.Epoch
+	return e
 }
 
 // happened counts an entry of a log, and calls OnEvent and the observers. rec is the saga
@@ -116,15 +129,12 @@ func (r *Runner) tellOf(ctx context.Context, rec *Record, e Event) {
 func (r *Runner) happened(ctx context.Context, rec *Record, entry Entry) {
 	life := entry.At.Sub(rec.CreatedAt)
 	r.countEntry(rec, entry.Kind, life)
-	if onEvent := r.config().OnEvent; onEvent != nil || r.observers.Any() {
-		e := Event{
-			Kind: entry.Kind, Runner: r.Name(), Saga: rec.Saga, Version: rec.Version, ID: rec.ID, Status: rec.Status,
-			Epoch: entry.Epoch, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
-			Err: recordedReason(entry.Error), At: entry.At,
-		}
-		hook(ctx, "OnEvent", onEvent, e)
-		r.observers.Tell(ctx, e)
+	e := Event{
+		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
+		Err: recordedReason(entry.Error), At: entry.At,
 	}
+	r.tellHook(ctx, rec, e)
+	r.tellOf(ctx, rec, e)
 	switch entry.Kind {
 	case EventCompleted, EventCompensated, EventAbandoned:
 		r.tellOf(ctx, rec, Event{Kind: EventEnded, Took: life, At: entry.At})

@@ -389,10 +389,9 @@ func (e *execution) conclude(res *result) {
 		e.m.did(res.unit, res.err, now)
 	}
 	if s := e.m.units[res.unit].Status; res.err != nil && !behavior.IsRefused(res.err) && (s == StepStarted || s == StepUndoing) {
-		e.r.happened(e.ctx, &e.rec, Entry{
-			Step: e.m.units[res.unit].Name, Op: res.op, Kind: EventRetry, Attempt: res.attempt,
-			Epoch: e.rec.Epoch, Error: res.err.Error(), At: now,
-		})
+		retry := Event{Kind: EventRetry, Step: e.m.units[res.unit].Name, Op: res.op, Attempt: res.attempt, Err: res.err, At: now}
+		e.r.tellHook(e.ctx, &e.rec, retry)
+		e.r.tellOf(e.ctx, &e.rec, retry)
 	}
 }
 
