@@ -271,7 +271,7 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 	if !w.healed {
 		trouble = w.rng.IntN(100)
 	}
-	if trouble < 6 { // slow, perhaps slower than the lease or the time-out
+	if trouble < 6 { // slow, perhaps slower than the lease or the timeout
 		w.seen["slow"]++
 		d := time.Duration(w.rng.IntN(40)) * time.Second
 		heeds := w.p(50)

@@ -4,8 +4,8 @@ package saga
 type Status string
 
 // A Running saga becomes Completed, Compensating or Stuck. A Compensating one
-// becomes Compensated or Stuck. A person can make a Stuck one Running,
-// Compensating or Abandoned. Completed, Compensated and Abandoned are final.
+// becomes Compensated or Stuck. An operator can make a Stuck one
+// Running, Compensating or Abandoned. Completed, Compensated and Abandoned are final.
 const (
 	Running      Status = "running"
 	Compensating Status = "compensating"
@@ -23,7 +23,7 @@ type StepStatus string
 
 // An idle step becomes StepStarted, and then StepDone, StepNoEffect or StepFailed.
 // A step that may have taken effect becomes StepUndoing if the saga turns back, and
-// then StepUndone or StepUndoFailed. A person can make it StepSkipped.
+// then StepUndone or StepUndoFailed. An operator can make it StepSkipped.
 const (
 	StepIdle       StepStatus = "idle"
 	StepStarted    StepStatus = "started"
