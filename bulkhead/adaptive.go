@@ -185,6 +185,9 @@ func (b *Bulkhead) follow(a *adaptive) {
 	b.mu.Lock()
 	defer b.unlock()
 	r := b.rules.Load()
+	if r.adaptive != a { // an Update has taken its place
+		return
+	}
 	if c.lowered() && b.tooCostlyWaits(r, c.Limit()) {
 		c.abandon(b.now())
 	}

@@ -33,6 +33,9 @@
 //     resiliencehttp.Transport a call holds its slot until the body of its response
 //     has been read to its end or closed. Stats.LongestHeld shows a body that is
 //     never closed.
+//   - Every setting but the name and the number of levels can change while calls run and
+//     wait (Update), counts are exact and never go back (Stats), and observers may come
+//     at any time (Observe).
 //   - A [*FullError] tells the patterns around the bulkhead that the call was not made
 //     (Refused in the error protocol of this module), and whether another attempt can
 //     help (Retryable).
@@ -61,6 +64,7 @@ import (
 // concurrent use, and built by [New].
 type Bulkhead struct {
 	key   string // in a Group
+	own   bool   // its Config came from ConfigFor
 	born  time.Time
 	rules atomic.Pointer[rules]
 
@@ -68,12 +72,12 @@ type Bulkhead struct {
 	limit   atomic.Int64
 	resizes atomic.Int64 // odd while the limit changes
 	waiters atomic.Int64 // in queue; changed under mu
-	waited  atomic.Int64 // calls that waited and were admitted
-	refused refusalCounts
+	counts  counters
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
-	held    heldSlots
-	changes notify.Queue[LimitChange]
+	held      heldSlots
+	changes   notify.Queue[LimitChange]
+	observers notify.Observers[Event]
 
 	updates sync.Mutex // held while rules change; taken before that of adaptive
 	mu      sync.Mutex // taken last
@@ -83,13 +87,14 @@ type Bulkhead struct {
 
 // New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
 // one.
-func New(cfg Config) *Bulkhead { return newBulkhead(cfg, "") }
-
-func newBulkhead(cfg Config, key string) *Bulkhead {
+func New(cfg Config) *Bulkhead {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	r := newRules(cfg)
+	return newBulkhead(newRules(cfg), "")
+}
+
+func newBulkhead(r *rules, key string) *Bulkhead {
 	limit := r.Limit
 	if r.Adaptive != nil {
 		r.adaptive = &adaptive{controller: newController(*r.Adaptive)}
@@ -201,9 +206,12 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	if refusal == nil {
 		return n, nil
 	}
-	b.refused.add(refusal.Reason)
+	b.counts.refused[refusal.Reason.index()].Add(1)
 	if r.OnReject != nil {
 		r.OnReject(ctx, refusal)
+	}
+	if b.observers.Any() {
+		b.observers.Tell(ctx, refusal.event())
 	}
 	return 0, refusal
 }
@@ -263,7 +271,10 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, maxWait tim
 
 	b.await(ctx, w, left, own)
 	if w.admitted && ctx.Err() == nil {
-		b.waited.Add(1)
+		waited := b.now() - w.since
+		b.counts.waited.Add(1)
+		b.counts.waitTime.Add(int64(waited))
+		b.tellWaited(ctx, w, waited)
 		return nil
 	}
 	if w.admitted { // the slots came too late: pass them on

@@ -145,6 +145,22 @@ func (c *controller) restart(now time.Duration, limit int) {
 	c.setLimit(float64(limit))
 }
 
+// reform goes on with another configuration, and keeps what was learned.
+func (c *controller) reform(now time.Duration, cfg AdaptiveLimit) {
+	if cfg == c.cfg {
+		return
+	}
+	if c.lowered() {
+		c.abandon(now)
+	}
+	c.nextCohort(now)
+	if c.base.known { // as if all calls took alike, until it is measured again
+		c.base.rise *= math.Log1p(cfg.Tolerance) / math.Log1p(c.cfg.Tolerance)
+	}
+	c.cfg = cfg
+	c.setLimit(c.limit)
+}
+
 func (c *controller) nextCohort(now time.Duration) {
 	c.cohort = cohort{number: c.cohort.number + 1, from: now}
 	c.waiting, c.probing = false, false

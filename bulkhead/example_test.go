@@ -145,6 +145,21 @@ func ExampleAdaptiveLimit() {
 	// Output: 20
 }
 
+// A limit that follows the size of a connection pool while calls run.
+func ExampleBulkhead_Update() {
+	slots := bulkhead.New(bulkhead.Config{Name: "db", Limit: 10, MaxWait: time.Second})
+	stop := slots.Observe(func(_ context.Context, e bulkhead.Event) {
+		fmt.Println(e.Name, e.Kind, e.From, e.To)
+	})
+	defer stop()
+	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit *= 2; c.Queue = 50 }))
+	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit = 0 }))
+	// Output:
+	// db limit 10 20
+	// <nil>
+	// bulkhead.Config.Limit is 0: must be 1 to 1073741823, or Adaptive must be set
+}
+
 // Each tenant has slots of its own, and a tenant that pays has more.
 func ExampleGroup() {
 	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[string]{

@@ -39,3 +39,6 @@ func WithMutex(b *Bulkhead, fn func()) {
 	defer b.mu.Unlock()
 	fn()
 }
+
+// Reform does the work of an Update of Adaptive.
+func (c *Controller) Reform(now time.Duration, cfg AdaptiveLimit) { c.reform(now, cfg.withDefaults()) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // DefaultMaxKeys is how many bulkheads a [Group] holds if GroupConfig.MaxKeys is 0.
@@ -53,10 +55,15 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 
 // Validate returns an error that names each field that cannot mean anything, or nil.
 func (c GroupConfig[K]) Validate() error {
+	return errors.Join(c.validate(), c.Config.Validate())
+}
+
+// validate is Validate without Config.
+func (c GroupConfig[K]) validate() error {
 	f := invalid.Fields{Type: "bulkhead.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
 	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
-	return errors.Join(f.Err(), c.Config.Validate())
+	return f.Err()
 }
 
 // Overflow says what a [Group] does with a call for which it has no room to make a
@@ -104,9 +111,13 @@ func (o *Overflow) UnmarshalText(text []byte) error {
 // has calls, Overflow says what happens. A key that does not equal itself, such as NaN,
 // never has a bulkhead of its own, and Overflow holds for it too.
 type Group[K comparable] struct {
-	cfg     GroupConfig[K]
-	members *keyed.Map[K, *Bulkhead]
-	shared  *Bulkhead
+	updates   sync.Mutex // held during an Update
+	rules     atomic.Pointer[groupRules[K]]
+	members   *keyed.Map[K, *Bulkhead]
+	shared    *Bulkhead
+	observers notify.Observers[Event]
+	refused   atomic.Int64         // calls refused for their key
+	forgotten [keyed.Shards]Totals // of the bulkheads dropped from a shard, whose lock guards it
 }
 
 // NewGroup returns an empty Group. It panics with the error of cfg.Validate, if
@@ -115,19 +126,47 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg = cfg.withDefaults()
-	g := &Group[K]{cfg: cfg, shared: newBulkhead(cfg.Config, keyed.Other)}
-	g.members = keyed.New(keyed.Config[K, *Bulkhead]{Make: g.make, Max: cfg.MaxKeys, Idle: cfg.IdleAfter})
+	r := newGroupRules(cfg, 0)
+	g := &Group[K]{}
+	g.rules.Store(r)
+	g.shared = g.newMember(r, keyed.Other)
+	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
+		Make:  g.make,
+		Max:   r.MaxKeys,
+		Idle:  r.IdleAfter,
+		Added: g.added,
+		Drop:  func(shard int, b *Bulkhead) { g.forgotten[shard].add(b.Stats().Totals) },
+	})
 	return g
 }
 
 func (g *Group[K]) make(key K) *Bulkhead {
-	cfg := g.cfg.Config
-	if g.cfg.ConfigFor != nil {
-		cfg = g.cfg.ConfigFor(key)
-		cfg.Name = g.cfg.Config.Name
+	r := g.rules.Load()
+	if r.ConfigFor == nil {
+		return g.newMember(r, keyed.Text(key))
 	}
-	return newBulkhead(cfg, keyed.Text(key))
+	cfg := r.ConfigFor(key)
+	cfg.Name = r.Config.Name
+	b := New(cfg)
+	b.key, b.own = keyed.Text(key), true
+	b.observers.In(&g.observers)
+	return b
+}
+
+// newMember returns a bulkhead with the Config of the group.
+func (g *Group[K]) newMember(r *groupRules[K], key string) *Bulkhead {
+	of := newRules(r.given.Config)
+	of.generation = r.generation
+	b := newBulkhead(of, key)
+	b.observers.In(&g.observers)
+	return b
+}
+
+// added has a new member follow an Update that was made since it was made.
+func (g *Group[K]) added(b *Bulkhead) {
+	if !b.own {
+		g.rules.Load().lead(b)
+	}
 }
 
 // Do runs fn in the bulkhead of key, as [Bulkhead.Do] does.
@@ -198,12 +237,17 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 
 // overflow returns the shared bulkhead, or refuses the call.
 func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err error) {
-	if g.cfg.Overflow == ShareOne {
+	r := g.rules.Load()
+	if r.Overflow == ShareOne {
 		return g.shared, nil
 	}
-	refusal := &FullError{Name: g.cfg.Config.Name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if g.cfg.Config.OnReject != nil {
-		g.cfg.Config.OnReject(ctx, refusal)
+	g.refused.Add(1)
+	refusal := &FullError{Name: r.Config.Name, Key: keyed.Text(key), Reason: TooManyKeys}
+	if f := r.Config.OnReject; f != nil {
+		f(ctx, refusal)
+	}
+	if g.observers.Any() {
+		g.observers.Tell(ctx, refusal.event())
 	}
 	return nil, refusal
 }

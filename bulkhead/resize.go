@@ -3,27 +3,15 @@ package bulkhead
 import (
 	"context"
 	"fmt"
-	"time"
 )
-
-// A LimitChange reports that the limit of a bulkhead has changed. Latency, Base and
-// Probe are those of an adaptive limit, and zero for a change from outside.
-type LimitChange struct {
-	Name     string // of the bulkhead or its Group
-	Key      string // of a Group's bulkhead, as in FullError
-	From, To int
-
-	Latency time.Duration // geometric mean of the last calls that were looked at
-	Base    time.Duration // the same on an idle server; 0 means not known yet
-	Probe   bool          // lowered for a few latencies, to learn Base
-}
 
 // SetLimit changes the limit. When it grows, waiting calls get the new slots at once.
 // When it shrinks, calls in flight finish, and no slot is given away until fewer than n
 // are taken; a waiting call that has become too costly is refused.
 //
-// An adaptive limit goes on from n. The error says what n may be: 1 or more, or within
-// Min and Max of an adaptive limit.
+// SetLimit is the short form of an [Bulkhead.Update] of Limit. An adaptive limit goes on
+// from n, which its Config does not show. The error says what n may be: 1 or more, or
+// within Min and Max of an adaptive limit.
 func (b *Bulkhead) SetLimit(n int) error {
 	if err := b.setLimit(n); err != nil {
 		return err
@@ -47,11 +35,20 @@ func (b *Bulkhead) setLimit(n int) error {
 		}
 		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", name, n, least, most)
 	}
-	if a := r.adaptive; a != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.controller.restart(b.now(), n)
+	a := r.adaptive
+	switch {
+	case a != nil:
+	case n == r.Limit:
+		return nil
+	default:
+		next := *r
+		next.Limit, next.given.Limit = n, n
+		b.adopt(&next, r.generation)
+		return nil
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.controller.restart(b.now(), n)
 	b.mu.Lock()
 	defer b.unlock()
 	b.resize(r, LimitChange{To: n})
@@ -68,12 +65,17 @@ func (b *Bulkhead) resize(r *rules, change LimitChange) {
 	b.limit.Store(int64(change.To))
 	b.slots.add(change.To - change.From)
 	b.resizes.Add(1)
+	b.serve(r)
+	if r.OnLimit != nil || b.observers.Any() {
+		b.changes.Add(nil, change)
+	}
+}
+
+// serve hands free slots to waiting calls by new rules or a new limit. The mutex is held.
+func (b *Bulkhead) serve(r *rules) {
 	if b.slots.word.Load()&waiting != 0 {
 		b.refuseTooCostly(r)
 		b.grant(r, b.now(), 0)
-	}
-	if r.OnLimit != nil {
-		b.changes.Add(nil, change)
 	}
 }
 
@@ -100,13 +102,4 @@ func (b *Bulkhead) refuseTooCostly(r *rules) {
 			}
 		}
 	}
-}
-
-// announce tells OnLimit of the changes that it has not seen. No lock is held.
-func (b *Bulkhead) announce(ctx context.Context) {
-	b.changes.Deliver(ctx, func(ctx context.Context, change LimitChange) {
-		if tell := b.rules.Load().OnLimit; tell != nil {
-			tell(ctx, change)
-		}
-	})
 }

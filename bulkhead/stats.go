@@ -6,16 +6,31 @@ import (
 	"time"
 )
 
-// Stats are the figures of a [Bulkhead] at one moment. Admitted, Refused and Waited
-// count from its start and never go back.
+// Totals count since New. They never go back: neither an Update nor the members that a
+// Group forgets reset them.
+type Totals struct {
+	Admitted int64         // calls that got their slots
+	Refused  Refusals      // calls that did not; a call whose ctx had ended before is in neither
+	Waited   int64         // calls of Admitted that had to wait
+	WaitTime time.Duration // how long these have waited, together
+}
+
+func (t *Totals) add(more Totals) {
+	t.Admitted += more.Admitted
+	t.Waited += more.Waited
+	t.WaitTime += more.WaitTime
+	for reason, n := range more.Refused.All() {
+		*t.Refused.of(reason) += n
+	}
+}
+
+// Stats is a snapshot of a [Bulkhead].
 type Stats struct {
+	Totals
+
 	Limit    int   // slots
 	InFlight int   // slots that are taken; above Limit after that has shrunk
 	Queued   []int // calls that wait, by level
-
-	Admitted int64    // calls that got their slots
-	Refused  Refusals // calls that did not; a call whose ctx had ended before is in neither
-	Waited   int64    // calls of Admitted that had to wait
 
 	LongestWait time.Duration // how long the oldest of the calls that wait now has waited
 
@@ -23,6 +38,21 @@ type Stats struct {
 	// response, which a resiliencehttp.Transport holds until its body has been read. If
 	// it grows without end, a done is never called or a body is never closed. Slots of
 	// other calls are not timed.
+	LongestHeld time.Duration
+}
+
+// GroupStats is a snapshot of a [Group].
+type GroupStats struct {
+	// Totals are the sums over all bulkheads of the group, also the shared one and those
+	// that the group has forgotten, and the calls that were refused for their key.
+	Totals
+
+	Keys int // bulkheads that the group holds, without the shared one
+
+	// Of these bulkheads and the shared one together, as in Stats.
+	InFlight    int
+	Queued      int
+	LongestWait time.Duration
 	LongestHeld time.Duration
 }
 
@@ -93,31 +123,34 @@ func (r Refusals) Total() (n int64) {
 	return n
 }
 
-// refusalCounts count refused calls, by the index of their Reason in reasons.
-type refusalCounts [len(reasons)]atomic.Int64
-
-func (c *refusalCounts) add(reason Reason) { c[reason.index()].Add(1) }
-
-func (c *refusalCounts) load() (r Refusals) {
-	for i, reason := range reasons {
-		*r.of(reason) = c[i].Load()
-	}
-	return r
+// counters count calls. The word of the slots counts the calls admitted without a wait.
+type counters struct {
+	waited   atomic.Int64 // calls admitted after a wait
+	waitTime atomic.Int64 // of these, in nanoseconds
+	refused  [len(reasons)]atomic.Int64
 }
 
-// Stats returns the present figures. It is cheap enough to be called each second.
+func (c *counters) totals() (t Totals) {
+	t.Waited, t.WaitTime = c.waited.Load(), time.Duration(c.waitTime.Load())
+	t.Admitted = t.Waited
+	for i, reason := range reasons {
+		*t.Refused.of(reason) = c.refused[i].Load()
+	}
+	return t
+}
+
+// Stats returns a snapshot. It is cheap enough to be taken each second.
 func (b *Bulkhead) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.folded += b.slots.fold()
 	s := Stats{
+		Totals:      b.counts.totals(),
 		Queued:      make([]int, len(b.queue.lines)),
 		Limit:       int(b.limit.Load()),
-		Refused:     b.refused.load(),
-		Waited:      b.waited.Load(),
 		LongestHeld: b.longestHeld(),
 	}
-	s.Admitted = b.folded + s.Waited
+	s.Admitted += b.folded
 	s.InFlight = s.Limit - freeIn(b.slots.word.Load())
 	for level := range b.queue.lines {
 		l := &b.queue.lines[level]
@@ -127,4 +160,29 @@ func (b *Bulkhead) Stats() Stats {
 		}
 	}
 	return s
+}
+
+// Stats returns a snapshot.
+func (g *Group[K]) Stats() (s GroupStats) {
+	s.Refused.TooManyKeys = g.refused.Load()
+	s.include(g.shared)
+	g.members.Shards(func(shard int, members iter.Seq2[K, *Bulkhead]) {
+		s.Totals.add(g.forgotten[shard])
+		for _, b := range members {
+			s.include(b)
+			s.Keys++
+		}
+	})
+	return s
+}
+
+func (s *GroupStats) include(b *Bulkhead) {
+	of := b.Stats()
+	s.Totals.add(of.Totals)
+	s.InFlight += of.InFlight
+	for _, n := range of.Queued {
+		s.Queued += n
+	}
+	s.LongestWait = max(s.LongestWait, of.LongestWait)
+	s.LongestHeld = max(s.LongestHeld, of.LongestHeld)
 }

@@ -1,0 +1,222 @@
+package bulkhead
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
+)
+
+// rules are a Config as a call reads it: once, at its start. They do not change: an
+// Update makes new ones.
+type rules struct {
+	Config           // with defaults
+	given  Config    // without
+	simple bool      // without Priority, Cost and Adaptive
+	above  []float64 // by level: the share of the limit that is kept for the levels above
+
+	adaptive   *adaptive // nil if the limit is fixed
+	generation int64     // of the GroupConfig that they are from
+}
+
+// newRules returns the rules of a valid Config, without adaptive.
+func newRules(given Config) *rules {
+	r := &rules{Config: given.withDefaults(), given: given.clone()}
+	r.simple = r.Priority == nil && r.Cost == nil && r.Adaptive == nil
+	r.above = make([]float64, r.Levels)
+	for level := 1; level < r.Levels; level++ {
+		r.above[level] = r.above[level-1]
+		if level <= len(r.Reserve) {
+			r.above[level] += r.Reserve[level-1]
+		}
+	}
+	return r
+}
+
+// kept returns how many slots of a limit a call of level must leave free.
+func (r *rules) kept(limit, level int) int {
+	if r.above[level] == 0 {
+		return 0
+	}
+	const rounding = 1e-9 // a share of a whole number of slots may fall short of it
+	return min(int(float64(limit)*r.above[level]+rounding), limit-1)
+}
+
+// most returns how many slots of a limit the calls of a level may use.
+func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }
+
+// changed returns the Config that r was given after change, or an error if it is not
+// valid.
+func (r *rules) changed(change func(*Config)) (Config, error) {
+	given := settings.Change(r.given, r.Config, change)
+	if given.Adaptive != nil && r.given.Adaptive != nil { // its defaults depend on each other, too
+		a := settings.Change(*r.given.Adaptive, *r.Adaptive, func(a *AdaptiveLimit) { *a = *given.Adaptive })
+		given.Adaptive = &a
+	}
+	f := invalid.Fields{Type: "bulkhead.Config"}
+	f.Need(given.Name == r.Name, "Name", strconv.Quote(given.Name), strconv.Quote(r.Name)+" as before: it cannot change")
+	f.Need(max(given.Levels, 1) == r.Levels, "Levels", given.Levels, fmt.Sprintf("%d as before: it cannot change while calls have levels", r.Levels))
+	return given, errors.Join(f.Err(), given.Validate())
+}
+
+// Name returns the Name of the Config.
+func (b *Bulkhead) Name() string { return b.rules.Load().Name }
+
+// Config returns the present Config, with its defaults filled in.
+func (b *Bulkhead) Config() Config { return b.rules.Load().Config.clone() }
+
+// Update changes the Config. It calls change with the present one, defaults filled in.
+// What change leaves in it takes effect if it is valid. Otherwise Update returns an error
+// that names the field, and nothing changes. A field that was not set, and that change
+// leaves alone, keeps meaning its default, also if that depends on another field.
+//
+//   - Slots in flight, the queue, and all counts are kept. Calls under way end under the
+//     Config that they began with.
+//   - A new Limit takes effect as by [Bulkhead.SetLimit].
+//   - Waiting calls keep their place, level and cost, and their MaxWait, even if no other
+//     call may wait from now on. If Queue becomes less than the number of waiting calls,
+//     they stay, and new calls find the queue full.
+//   - A new Order or Reserve says which waiting call gets the next slot. A call that
+//     costs more than its level may use now is refused.
+//   - If Adaptive is set, the limit begins at the present one, or the nearest within Min
+//     and Max. If Adaptive changes, the limit keeps what it has learned; a probe under
+//     way ends. If Adaptive becomes nil, Limit must be set.
+//   - A new Priority, Cost or hook is called from now on.
+//   - Name and Levels cannot change: a waiting call has a level.
+//
+// Updates are made one after the other. change must not use the bulkhead or its group.
+func (b *Bulkhead) Update(change func(*Config)) error {
+	if err := b.update(change); err != nil {
+		return err
+	}
+	b.announce(context.Background())
+	return nil
+}
+
+func (b *Bulkhead) update(change func(*Config)) error {
+	b.updates.Lock()
+	defer b.updates.Unlock()
+	r := b.rules.Load()
+	given, err := r.changed(change)
+	if err != nil {
+		return err
+	}
+	b.adopt(newRules(given), r.generation)
+	return nil
+}
+
+// adopt puts next into effect. The updates lock is held.
+func (b *Bulkhead) adopt(next *rules, generation int64) {
+	next.generation = generation
+	limit := next.Limit
+	if next.Adaptive != nil {
+		a := b.rules.Load().adaptive
+		if a == nil {
+			a = &adaptive{controller: newController(*next.Adaptive)}
+			a.controller.restart(b.now(), int(b.limit.Load()))
+		}
+		next.adaptive = a
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.controller.reform(b.now(), *next.Adaptive)
+		limit = a.controller.Limit()
+	}
+	b.mu.Lock()
+	defer b.unlock()
+	b.rules.Store(next)
+	if int64(limit) == b.limit.Load() {
+		b.serve(next)
+		return
+	}
+	b.resize(next, LimitChange{To: limit})
+}
+
+// groupRules are a GroupConfig as a call reads it. They do not change.
+type groupRules[K comparable] struct {
+	GroupConfig[K] // with defaults
+	given          GroupConfig[K]
+	generation     int64
+}
+
+func newGroupRules[K comparable](given GroupConfig[K], generation int64) *groupRules[K] {
+	filled := given.withDefaults()
+	given.Config = given.Config.clone()
+	return &groupRules[K]{filled, given, generation}
+}
+
+// changed returns the GroupConfig that r was given after change, or an error if it is
+// not valid.
+func (r *groupRules[K]) changed(change func(*GroupConfig[K])) (GroupConfig[K], error) {
+	var config Config
+	given := settings.Change(r.given, r.GroupConfig, func(c *GroupConfig[K]) { change(c); config = c.Config })
+	var err error
+	given.Config, err = (&rules{Config: r.Config, given: r.given.Config}).changed(func(c *Config) { *c = config })
+	return given, errors.Join(given.validate(), err)
+}
+
+// Name returns the Name of the Config.
+func (g *Group[K]) Name() string { return g.rules.Load().Config.Name }
+
+// Config returns the present GroupConfig, with its defaults filled in.
+func (g *Group[K]) Config() GroupConfig[K] {
+	c := g.rules.Load().GroupConfig
+	c.Config = c.Config.clone()
+	return c
+}
+
+// Update changes the GroupConfig as [Bulkhead.Update] changes a Config.
+//
+//   - Every bulkhead of the group follows a new Config, present ones too, as by
+//     [Bulkhead.Update], which it overrides. A bulkhead whose Config came from ConfigFor
+//     keeps it.
+//   - A new ConfigFor holds for the bulkheads that are made from now on.
+//   - MaxKeys cannot be less than the number of bulkheads that the group holds.
+//   - The Name and the Levels of Config cannot change.
+func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
+	members, err := g.update(change)
+	for _, b := range members {
+		b.announce(context.Background())
+	}
+	return err
+}
+
+// update returns the bulkheads that have followed a change.
+func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, err error) {
+	g.updates.Lock()
+	defer g.updates.Unlock()
+	r := g.rules.Load()
+	given, err := r.changed(change)
+	if err != nil {
+		return nil, err
+	}
+	next := newGroupRules(given, r.generation+1)
+	if !g.members.SetMax(next.MaxKeys) {
+		f := invalid.Fields{Type: "bulkhead.GroupConfig"}
+		f.Need(false, "MaxKeys", next.MaxKeys, fmt.Sprintf("at least the %d keys that the group holds", g.members.Len()))
+		return nil, f.Err()
+	}
+	g.members.SetIdle(next.IdleAfter)
+	g.rules.Store(next)
+	members = append(members, g.shared)
+	for _, b := range g.members.All() {
+		if !b.own {
+			members = append(members, b)
+		}
+	}
+	for _, b := range members {
+		next.lead(b)
+	}
+	return members, nil
+}
+
+// lead has b, whose Config is the group's, follow r.
+func (r *groupRules[K]) lead(b *Bulkhead) {
+	b.updates.Lock()
+	defer b.updates.Unlock()
+	if b.rules.Load().generation < r.generation {
+		b.adopt(newRules(r.given.Config), r.generation)
+	}
+}
