@@ -153,7 +153,7 @@ func TestAFreedSlotGoesToTheFirstWaiter(t *testing.T) {
 		require.Zero(t, s.LongestWait, "no call waits")
 		require.EqualValues(t, 2, s.Waited)
 		require.EqualValues(t, 3, s.Admitted)
-		require.Equal(t, bulkhead.Refusals{QueueFull: 1, NoSlot: 1}, s.Refused)
+		require.Equal(t, bulkhead.Refusals{QueueFull: 1, NoSlot: 1}, s.Refusals)
 		requireIdle(t, b)
 	})
 }
@@ -183,7 +183,7 @@ func TestAThousandCallsMayWaitByDefault(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, []int{1000}, b.Stats().Queued)
-		require.Equal(t, bulkhead.Refusals{QueueFull: 3}, b.Stats().Refused)
+		require.Equal(t, bulkhead.Refusals{QueueFull: 3}, b.Stats().Refusals)
 		release()
 		synctest.Wait()
 		requireIdle(t, b)

@@ -116,7 +116,7 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 		require.Error(t, b.Do(t.Context(), nothing), "after 5 s")
 		release()
 		require.Equal(t, bulkhead.Totals{
-			Admitted: 5, Waited: 2, WaitTime: 5 * time.Second, Refused: bulkhead.Refusals{WaitTooLong: 1},
+			Admitted: 5, Waited: 2, WaitTime: 5 * time.Second, Refused: 1, Refusals: bulkhead.Refusals{WaitTooLong: 1},
 		}, b.Stats().Totals)
 	})
 }
@@ -149,7 +149,7 @@ func TestGroupStatsNeverGoBack(t *testing.T) {
 		require.Equal(t, bulkhead.GroupStats{
 			Totals: bulkhead.Totals{
 				Admitted: 102, Waited: 50, WaitTime: 5 * time.Second,
-				Refused: bulkhead.Refusals{WaitTooLong: 1, TooManyKeys: 1},
+				Refused: 2, Refusals: bulkhead.Refusals{WaitTooLong: 1, TooManyKeys: 1},
 			},
 			Keys: 2, InFlight: 2, Queued: 1,
 			LongestWait: 500 * time.Millisecond,

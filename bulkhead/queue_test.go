@@ -534,14 +534,14 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 200, MaxWait: time.Second})
 		queueOf100(t, b, true)
-		require.Zero(t, b.Stats().Refused.Total())
+		require.Zero(t, b.Stats().Refused)
 		require.NoError(t, b.SetLimit(2)) // does not change the pace
 		require.NoError(t, b.SetLimit(1))
 		for range 60 {
 			go func() { _ = b.Do(t.Context(), nothing) }()
 		}
 		synctest.Wait()
-		require.Positive(t, b.Stats().Refused.DeadlineTooClose)
+		require.Positive(t, b.Stats().Refusals.DeadlineTooClose)
 		time.Sleep(time.Minute)
 		requireIdle(t, b)
 	})

@@ -10,7 +10,8 @@ import (
 // Group forgets reset them.
 type Totals struct {
 	Admitted int64         // calls that got their slots
-	Refused  Refusals      // calls that did not; a call whose ctx had ended before is in neither
+	Refused  int64         // calls that did not; a call whose ctx had ended before is in neither
+	Refusals Refusals      // the calls of Refused, by reason
 	Waited   int64         // calls of Admitted that had to wait
 	WaitTime time.Duration // how long these have waited, together
 }
@@ -19,8 +20,9 @@ func (t *Totals) add(more Totals) {
 	t.Admitted += more.Admitted
 	t.Waited += more.Waited
 	t.WaitTime += more.WaitTime
-	for reason, n := range more.Refused.All() {
-		*t.Refused.of(reason) += n
+	t.Refused += more.Refused
+	for reason, n := range more.Refusals.All() {
+		*t.Refusals.of(reason) += n
 	}
 }
 
@@ -134,8 +136,9 @@ func (c *counters) totals() (t Totals) {
 	t.Waited, t.WaitTime = c.waited.Load(), time.Duration(c.waitTime.Load())
 	t.Admitted = t.Waited
 	for i, reason := range reasons {
-		*t.Refused.of(reason) = c.refused[i].Load()
+		*t.Refusals.of(reason) = c.refused[i].Load()
 	}
+	t.Refused = t.Refusals.Total()
 	return t
 }
 
@@ -164,7 +167,8 @@ func (b *Bulkhead) Stats() Stats {
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() (s GroupStats) {
-	s.Refused.TooManyKeys = g.refused.Load()
+	s.Refusals.TooManyKeys = g.refused.Load()
+	s.Refused += s.Refusals.TooManyKeys
 	s.include(g.shared)
 	g.members.Shards(func(shard int, members iter.Seq2[K, *Bulkhead]) {
 		s.Totals.add(g.forgotten[shard])

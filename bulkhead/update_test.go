@@ -397,7 +397,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 	s := b.Stats()
 	require.Equal(t, made.Load(), c.ran.Load()+c.refused.Load(), "a call is lost")
 	require.Equal(t, c.ran.Load(), s.Admitted)
-	require.Equal(t, c.refused.Load(), s.Refused.Total())
+	require.Equal(t, c.refused.Load(), s.Refused)
 	requireIdle(t, b)
 }
 
@@ -541,6 +541,6 @@ func TestGroupUpdateUnderLoad(t *testing.T) {
 	wg.Wait()
 	s := g.Stats()
 	require.Equal(t, ran.Load(), s.Admitted)
-	require.Equal(t, refused.Load(), s.Refused.Total())
+	require.Equal(t, refused.Load(), s.Refused)
 	require.Zero(t, s.InFlight)
 }
