@@ -664,6 +664,8 @@ func TestAdaptiveUpdateUnderCalls(t *testing.T) {
 		}
 		done.Wait()
 		require.InDelta(t, 3.0/4, a.Stats().Probability, 1e-12, "3 requests of the last level, none accepted")
+		time.Sleep(50 * time.Minute)
+		require.InDelta(t, 3.0/4, a.Stats().Probability, 1e-12, "they leave the new window together")
 		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Window = 24 * time.Second }))
 		time.Sleep(25 * time.Second)
 		require.Zero(t, a.Stats().Probability)
