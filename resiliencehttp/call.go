@@ -109,11 +109,11 @@ func (c *call) send(ctx *sendCtx) error {
 		}
 		return c.finally(err)
 	}
-	if c.t.Prepare != nil {
-		if err := c.t.Prepare(req); err != nil {
-			closeBody(req)
-			return c.finally(&requestError{err})
+	if err := c.prepare(req); err != nil {
+		if c.Err() == nil {
+			err = &requestError{err}
 		}
+		return c.finally(err)
 	}
 	resp, err := c.t.base().RoundTrip(req)
 	if err == nil && resp == nil {
@@ -123,17 +123,34 @@ func (c *call) send(ctx *sendCtx) error {
 		c.heedCancel()
 		return c.unanswered(req, err)
 	}
-	if resp.Request == nil {
-		resp.Request = req
-	}
-	if resp.Body == nil {
-		resp.Body = http.NoBody
-	}
+	complete(resp, req)
 	err = c.answered(req, resp, ctx)
 	if resp.Request == req { // Classify needed it, to find the call
 		resp.Request = c.req
 	}
 	return err
+}
+
+// prepare has the Prepare of the Transport change req. If it fails, or makes req unsendable,
+// no Base will close the body.
+func (c *call) prepare(req *http.Request) error {
+	if c.t.Prepare == nil {
+		return nil
+	}
+	prepared := false
+	defer func() {
+		if !prepared {
+			closeBody(req)
+		}
+	}()
+	if err := c.t.Prepare(req); err != nil {
+		return err
+	}
+	if err := unsendable(req); err != nil {
+		return err
+	}
+	prepared = true
+	return nil
 }
 
 // answered returns the error that the policies see in place of a response, or nil.
@@ -145,11 +162,12 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 		}
 	}()
 	failure := c.classify(resp)
-	if failure == nil && c.t.RetryBody != nil && !duplex(resp) {
+	if failure == nil && c.t.RetryBody != nil && mayHaveBody(c.req, resp) {
 		begin, err := c.t.peek(resp)
 		if err != nil {
 			_ = resp.Body.Close()
 			returned = true
+			c.heedCancel()
 			return c.unanswered(req, err)
 		}
 		failure = c.t.RetryBody(resp, begin)

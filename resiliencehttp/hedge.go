@@ -2,70 +2,152 @@ package resiliencehttp
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"sync"
 
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A failedResponse is the error of a response with a failed status.
-type failedResponse struct {
-	*http.Response
-	failure error
+// newHedger returns the Hedger of cfg. A hedge closes the responses itself, so that a
+// failed one can still be read.
+func newHedger(cfg retry.HedgeConfig) *retry.Hedger[*hedgeSend] {
+	cfg.Discard = nil
+	return retry.NewHedger[*hedgeSend](cfg)
 }
 
-func (e *failedResponse) Error() string { return e.failure.Error() }
-func (e *failedResponse) Unwrap() error { return e.failure }
-
-// newHedger returns the Hedger of cfg for responses.
-func newHedger(cfg retry.HedgeConfig) *retry.Hedger[*http.Response] {
-	cfg.Discard = func(v any) {
-		if resp, ok := v.(*http.Response); ok {
-			_ = resp.Body.Close()
-		}
-	}
-	return retry.NewHedger[*http.Response](cfg)
+// mayHedge reports whether req may be sent twice at once.
+func (t *Transport) mayHedge(req *http.Request) bool {
+	return t.Hedge != nil && t.replayable(req) &&
+		(req.Body == nil || req.Body == http.NoBody || req.GetBody != nil) &&
+		len(req.Trailer) == 0 && // which the caller sets while one body is read
+		req.Header.Get("Upgrade") == ""
 }
 
 // hedged sends req, and sends it again beside itself if that takes too long. It returns as
 // send does.
 func (t *Transport) hedged(req *http.Request) (resp *http.Response, failure, err error) {
-	var mu sync.Mutex
-	var first bool
-	var failed []*failedResponse
-	resp, err = t.hedger().Do(req.Context(), func(ctx context.Context) (*http.Response, error) {
-		r := req.WithContext(ctx)
-		mu.Lock()
-		again := first
-		first = true
-		mu.Unlock()
-		if again && req.GetBody != nil {
-			body, err := req.GetBody()
-			if err != nil {
-				return nil, err
-			}
-			r.Body = body
-		}
-		resp, failure, err := t.send(r)
-		if failure == nil || err != nil {
-			return resp, err
-		}
-		f := &failedResponse{resp, failure}
-		mu.Lock()
-		defer mu.Unlock()
-		failed = append(failed, f)
-		return nil, f
-	})
-	for i, f := range failed {
-		if err != nil && i == len(failed)-1 {
-			return f.Response, f.failure, nil
-		}
-		_ = f.Body.Close()
+	h := &hedge{t: t, req: req}
+	var chosen *hedgeSend
+	defer func() { h.closeExcept(chosen) }() // also if user code panics
+	won, err := t.hedger().Do(req.Context(), h.send)
+	switch end := req.Context().Err(); {
+	case err == nil:
+		chosen = won
+	case len(h.sends) == 0, end != nil && errors.Is(err, end):
+		return nil, nil, withTimeout(err)
+	default: // the last failed response, as without a hedge
+		chosen = h.sends[len(h.sends)-1]
 	}
-	return resp, nil, err
+	return chosen.hand(req), chosen.failure, nil
 }
 
-// mayHedge reports whether req may be sent twice at once.
-func (t *Transport) mayHedge(req *http.Request) bool {
-	return t.Hedge != nil && t.replayable(req) && (req.Body == nil || req.Body == http.NoBody || req.GetBody != nil)
+// A hedge is one request that is sent several times at once.
+type hedge struct {
+	t   *Transport
+	req *http.Request // the caller's
+
+	mu    sync.Mutex
+	begun bool
+	sends []*hedgeSend // that got a response
+}
+
+// A hedgeSend is a response to one of them. It is an error if the response is a failed one.
+type hedgeSend struct {
+	*http.Response
+	req     *http.Request
+	failure error  // that the policies saw in place of the response
+	end     func() // ends the ctx that it is read under
+}
+
+func (s *hedgeSend) Error() string { return s.failure.Error() }
+func (s *hedgeSend) Unwrap() error { return s.failure }
+
+// send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
+// cancels that when it returns.
+func (h *hedge) send(ctx context.Context) (*hedgeSend, error) {
+	sending, cancel := context.WithCancelCause(h.req.Context())
+	leave := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	s := &hedgeSend{req: h.req.WithContext(sending), end: func() { cancel(nil) }}
+	defer func() {
+		leave()
+		if s.Response == nil {
+			s.end()
+		}
+	}()
+	if h.again() && h.req.GetBody != nil {
+		body, err := h.req.GetBody()
+		if err != nil {
+			return nil, &requestError{err}
+		}
+		s.req.Body = body
+	}
+	resp, failure, err := h.t.send(s.req)
+	if err != nil {
+		return nil, err
+	}
+	s.Response, s.failure = resp, failure
+	h.mu.Lock()
+	h.sends = append(h.sends, s)
+	h.mu.Unlock()
+	if failure != nil {
+		return nil, s
+	}
+	return s, nil
+}
+
+// again reports whether the caller's own body is taken, and takes it.
+func (h *hedge) again() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	begun := h.begun
+	h.begun = true
+	return begun
+}
+
+// closeExcept closes what the caller does not get, after all sends have returned.
+func (h *hedge) closeExcept(chosen *hedgeSend) {
+	if !h.begun {
+		closeBody(h.req)
+	}
+	for _, s := range h.sends {
+		if s != chosen {
+			_ = s.Body.Close()
+			s.end()
+		}
+	}
+}
+
+// hand returns the response for the caller. The end of its body ends its ctx, which would
+// otherwise live as long as the caller's.
+func (s *hedgeSend) hand(req *http.Request) *http.Response {
+	if s.Request == s.req {
+		s.Request = req
+	}
+	if bodyless(req, s.Response) {
+		s.end()
+	} else {
+		s.Body = &hedgeBody{s.Body, s.end}
+	}
+	return s.Response
+}
+
+// A hedgeBody ends a ctx when it ends.
+type hedgeBody struct {
+	io.ReadCloser
+	end func()
+}
+
+func (b *hedgeBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.end()
+	}
+	return n, err
+}
+
+func (b *hedgeBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // RequestFrom returns the request that a policy or hook is called for, if ctx is that of
-// a [Transport]'s call: the caller's request, which must not be changed.
+// a [Transport]'s call: the caller's request or, under Transport.Hedge, a copy of it with
+// another ctx. It must not be changed. Otherwise RequestFrom returns nil and false.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c.req, true

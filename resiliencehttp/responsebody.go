@@ -36,8 +36,14 @@ func newBody(a answer) io.ReadCloser {
 // close it. A ContentLength of 0 does not say so: a RoundTripper that does not know the
 // length leaves it at 0, and trailers may follow.
 func bodyless(req *http.Request, resp *http.Response) bool {
-	return resp.Body == http.NoBody || req.Method == http.MethodHead ||
-		resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified
+	return resp.Body == http.NoBody || !mayHaveBody(req, resp) && !duplex(resp)
+}
+
+// mayHaveBody reports whether a response to req with this status may have a body (RFC 9110,
+// section 6.4.1). A connection after 101 Switching Protocols is none.
+func mayHaveBody(req *http.Request, resp *http.Response) bool {
+	return req.Method != http.MethodHead && !duplex(resp) &&
+		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified
 }
 
 // duplex reports whether the response's body is a connection that can be written to, as

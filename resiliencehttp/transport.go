@@ -20,10 +20,10 @@
 //   - Only a request that may be repeated is retried: GET, HEAD, OPTIONS, TRACE, PUT and
 //     DELETE (RFC 9110, section 9.2.2), and any request with an Idempotency-Key, if its
 //     body can be sent again. A POST is retried only if it was certainly never sent.
-//   - A failed status (500, 502, 503, 504, 507, 520 to 530) is an error for the policies and a response for
-//     the caller, who gets the last one, its body open. A status that asks for the request
-//     again later (408, 425, 429) is treated in the same way, but is not a failure of the
-//     server: see [DefaultClassify]. A retrier heeds Retry-After.
+//   - A failed status (500, 502, 503, 504, 507, 520 to 530) is an error for the policies
+//     and a response for the caller, who gets the last one, its body open. A status that
+//     asks for the request again later (408, 425, 429) is treated in the same way, but is
+//     not a failure of the server: see [DefaultClassify]. A retrier heeds Retry-After.
 //   - A request that is wrong in itself does not count against the server, nor does a
 //     caller that leaves. The Timeout of an http.Client is the caller's deadline.
 //   - A bulkhead's slot is held, and a time-out covers the response, until its body has
@@ -79,7 +79,7 @@ import (
 // A long-lived response, such as a stream of events or the connection after 101 Switching
 // Protocols (which no time-out ends), holds its slot as long. Give it a Transport of its own.
 //
-// The policies and Base run on the caller's goroutine, and slots are released within Read or
+// The policies and Base run on the caller's goroutine (but see Hedge), and slots are released within Read or
 // Close of the body. Only if ctx ends first are they released on another goroutine, together
 // with the hooks that this calls; a panic in one of these ends the program.
 //
@@ -106,32 +106,42 @@ type Transport struct {
 	Classify func(*http.Response) error
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends,
-	// before it is sent: to sign it anew, for example. It may change its fields. An error
+	// before it is sent: to sign it anew, for example. It may change its fields; a Body
+	// that it replaces it must close. An error, or a request that it has made unsendable,
 	// ends the call, and policies take it for an answer ([resilience.Answered]), since the
 	// server is not to blame.
 	Prepare func(*http.Request) error
 
 	// RetryBody, if not nil, is called with each response that Classify takes for a
-	// success, and with the first MaxRetryBody bytes of its body, and returns an error for
-	// a failure that only the body tells. The policies see that error as they see
-	// Classify's. A body that breaks off within these bytes is a failure, too. The response
-	// is returned to the caller with its body whole.
+	// success, a redirect or a 404 included, and with the first MaxRetryBody bytes of its
+	// body. It returns an error for a failure that only the body tells, which the policies
+	// see as they see Classify's. It must not change the bytes. A body that breaks off
+	// within them is a failure, too. The response is returned to the caller with its body
+	// whole, but not before these bytes have arrived. RetryBody is not called for a
+	// response that has no body by its nature: to HEAD, or with status 101, 204 or 304.
 	RetryBody func(resp *http.Response, body []byte) error
 
-	// MaxRetryBody is how many bytes RetryBody sees. Zero means 64 KiB.
+	// MaxRetryBody is how many bytes RetryBody sees at most. Zero means 64 KiB; a negative
+	// number means none.
 	MaxRetryBody int64
 
-	// Hedge, if not nil, has a Replayable request sent a second time if the first takes
-	// too long; the first response that is not a failure wins, the other is canceled and
-	// its body closed. Each of the two passes the Middleware. Hedge.Budget bounds how
-	// many there are; Hedge.Discard is not used. A request whose body cannot be had
-	// again by GetBody is not hedged.
+	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
+	// the first response that is not a failure wins, the others are canceled and their
+	// bodies closed. Each of them passes the Middleware. Hedge.Budget bounds how many there
+	// are; Hedge.Discard is not used. RoundTrip panics if Hedge is not valid.
+	//
+	// The further sends run on goroutines of their own. The functions of the Transport,
+	// GetBody of the request, and a body that GetBody returned are then in use at the same
+	// time as those of the first. A request with a body but no GetBody, with a Trailer or
+	// with the field Upgrade is sent once.
 	Hedge *retry.HedgeConfig
 
 	// Fallback, if not nil, is called with a request that got no good response, and with
 	// the error, or the one that the policies saw in place of a failed response. It may
 	// return a response in its place. If it returns none, the failed response is returned
-	// after all, or else the error that Fallback returned. [LastKnown] is one for a GET.
+	// after all. If there is no response either, the error that Fallback returned is
+	// returned, joined with the error that it was called with. To answer with the last good
+	// response, see [LastKnown].
 	Fallback func(*http.Request, error) (*http.Response, error)
 
 	// Replayable reports whether sending a request more than once has the effect of
@@ -147,7 +157,7 @@ type Transport struct {
 
 	once    sync.Once
 	wrapped func() resilience.Func // panics each time if Middleware panicked
-	hedger  func() *retry.Hedger[*http.Response]
+	hedger  func() *retry.Hedger[*hedgeSend]
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -180,25 +190,45 @@ func (t *Transport) passes() bool {
 func (t *Transport) build() {
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(attempt) })
 	if t.Hedge != nil {
-		t.hedger = sync.OnceValue(func() *retry.Hedger[*http.Response] { return newHedger(*t.Hedge) })
+		t.hedger = sync.OnceValue(func() *retry.Hedger[*hedgeSend] { return newHedger(*t.Hedge) })
 	}
 }
 
 // fallBack returns the response of Fallback in the place of resp and err.
 func (t *Transport) fallBack(req *http.Request, resp *http.Response, failure error) (*http.Response, error) {
-	other, err := t.Fallback(req, failure)
-	switch {
-	case other != nil:
-		if resp != nil {
+	returned := false
+	defer func() {
+		if !returned && resp != nil { // a panic: the caller does not get it
 			_ = resp.Body.Close()
 		}
+	}()
+	other, err := t.Fallback(req, failure)
+	returned = true
+	switch {
+	case other != nil:
+		if resp != nil && resp != other {
+			_ = resp.Body.Close()
+		}
+		complete(other, req)
 		return other, nil
 	case resp != nil:
 		return resp, nil
-	case err != nil:
+	case err == nil, errors.Is(failure, err):
+		return nil, failure
+	case errors.Is(err, failure):
 		return nil, withTimeout(err)
 	}
-	return nil, failure
+	return nil, withTimeout(errors.Join(err, failure))
+}
+
+// complete sets the fields of a response that its maker may have left out.
+func complete(resp *http.Response, req *http.Request) {
+	if resp.Request == nil {
+		resp.Request = req
+	}
+	if resp.Body == nil {
+		resp.Body = http.NoBody
+	}
 }
 
 // send sends req through the policies. failure is the error that they saw in place of

@@ -1,0 +1,229 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+)
+
+func TestHedgeClosesTheBodyOfACallerThatHasLeft(t *testing.T) {
+	var closed atomic.Int32
+	transport := &resiliencehttp.Transport{Hedge: &retry.HedgeConfig{Delay: time.Hour}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", strings.NewReader("x"))
+	require.NoError(t, err)
+	req.Body = &closing{req.Body, &closed}
+	_, err = transport.RoundTrip(req)
+	require.ErrorIs(t, err, context.Canceled)
+	require.EqualValues(t, 1, closed.Load())
+}
+
+func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(503)
+		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // too long to be read ahead
+	}))
+	defer server.Close()
+	transport := &resiliencehttp.Transport{Hedge: &retry.HedgeConfig{Delay: time.Hour}}
+	req := request(t, "GET", server.URL)
+	resp, err := transport.RoundTrip(req)
+	require.NoError(t, err)
+	require.Same(t, req, resp.Request)
+	require.Len(t, text(t, resp), 1<<20)
+}
+
+func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
+	var sent context.Context
+	transport := &resiliencehttp.Transport{
+		Hedge: &retry.HedgeConfig{Delay: time.Hour},
+		Base: rounds(func(r *http.Request) (*http.Response, error) {
+			sent = r.Context()
+			return reply(r, 200, "ok"), nil
+		}),
+	}
+	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.NoError(t, err)
+	require.NoError(t, sent.Err(), "the body can be read")
+	require.Equal(t, "ok", text(t, resp))
+	require.Error(t, sent.Err(), "the ctx ends with the body")
+}
+
+func TestRetryBodyIsNotAskedAboutAResponseWithoutABody(t *testing.T) {
+	status := 200
+	transport := &resiliencehttp.Transport{
+		Base: rounds(func(r *http.Request) (*http.Response, error) {
+			resp := reply(r, status, "")
+			resp.Body = http.NoBody
+			return resp, nil
+		}),
+		RetryBody: func(_ *http.Response, body []byte) error { return errors.New("no JSON") },
+	}
+	_, err := transport.RoundTrip(request(t, "HEAD", "http://a/"))
+	require.NoError(t, err)
+	for _, status = range []int{204, 304} {
+		_, err = transport.RoundTrip(request(t, "GET", "http://a/"))
+		require.NoError(t, err)
+	}
+	status, transport.RetryBody = 200, func(*http.Response, []byte) error { return nil }
+	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.NoError(t, err)
+	require.Equal(t, http.NoBody, resp.Body)
+}
+
+func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
+	for name, prepare := range map[string]func(*http.Request) error{
+		"panics":     func(*http.Request) error { panic("prepare") },
+		"fails":      func(*http.Request) error { return io.EOF },
+		"unsendable": func(r *http.Request) error { r.Header.Set("A", "b\nc"); return nil },
+	} {
+		var closed atomic.Int32
+		var seen error
+		transport := &resiliencehttp.Transport{
+			Base:    rounds(func(*http.Request) (*http.Response, error) { panic("sent") }),
+			Prepare: prepare,
+			Middleware: func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error { seen = next(ctx); return seen }
+			},
+		}
+		req, err := http.NewRequestWithContext(t.Context(), "PUT", "http://a/", strings.NewReader("x"))
+		require.NoError(t, err)
+		req.Body = &closing{req.Body, &closed}
+		if name == "panics" {
+			require.PanicsWithValue(t, "prepare", func() { _, _ = transport.RoundTrip(req) })
+		} else {
+			_, err = transport.RoundTrip(req)
+			require.Error(t, err, name)
+			require.True(t, resilience.Answered(seen), name)
+		}
+		require.EqualValues(t, 1, closed.Load(), name)
+	}
+}
+
+func TestFallbackLosesNothing(t *testing.T) {
+	var closed atomic.Int32
+	errDown := errors.New("down")
+	transport := &resiliencehttp.Transport{
+		Base: rounds(func(r *http.Request) (*http.Response, error) {
+			if r.Method == "POST" {
+				return nil, errDown
+			}
+			resp := reply(r, 503, "bad")
+			resp.Body = &closing{resp.Body, &closed}
+			return resp, nil
+		}),
+		Fallback: func(*http.Request, error) (*http.Response, error) { panic("fallback") },
+	}
+	require.PanicsWithValue(t, "fallback", func() { _, _ = transport.RoundTrip(request(t, "GET", "http://a/")) })
+	require.EqualValues(t, 1, closed.Load(), "the failed response is closed")
+
+	transport.Fallback = func(*http.Request, error) (*http.Response, error) { return nil, io.EOF }
+	_, err := transport.RoundTrip(request(t, "POST", "http://a/"))
+	require.ErrorIs(t, err, io.EOF)
+	require.ErrorIs(t, err, errDown)
+
+	transport.Fallback = func(*http.Request, error) (*http.Response, error) { return &http.Response{StatusCode: 200}, nil }
+	req := request(t, "GET", "http://a/")
+	resp, err := transport.RoundTrip(req)
+	require.NoError(t, err)
+	require.Same(t, req, resp.Request)
+	require.Empty(t, text(t, resp))
+}
+
+func TestLastKnownTellsRequestsApart(t *testing.T) {
+	down := false
+	client := resiliencehttp.LastKnown(rounds(func(r *http.Request) (*http.Response, error) {
+		if down {
+			return reply(r, 429, ""), nil
+		}
+		return reply(r, 200, r.Host+r.Header.Get("Authorization"), "Set-Cookie", "a=b"), nil
+	}), 1<<20)
+	get := func(change func(*http.Request)) *http.Response {
+		req := request(t, "GET", "http://a/")
+		change(req)
+		resp, err := client.RoundTrip(req)
+		require.NoError(t, err)
+		return resp
+	}
+	me := func(r *http.Request) { r.Header.Set("Authorization", "me") }
+	you := func(r *http.Request) { r.Header.Set("Authorization", "you") }
+	text(t, get(me))
+	text(t, get(you))
+	down = true
+	require.Equal(t, "ame", text(t, get(me)), "one caller does not take the place of another")
+	resp := get(you)
+	require.EqualValues(t, 4, resp.ContentLength)
+	require.Empty(t, resp.Cookies())
+	require.Equal(t, "ayou", text(t, resp), "429 is a failure")
+	for name, change := range map[string]func(*http.Request){
+		"host":     func(r *http.Request) { r.Host = "b" },
+		"body":     func(r *http.Request) { r.Body = io.NopCloser(strings.NewReader("query")) },
+		"no-cache": func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache") },
+	} {
+		require.Equal(t, 429, get(func(r *http.Request) { me(r); change(r) }).StatusCode, name)
+	}
+	_, err := resiliencehttp.LastKnown(&resiliencehttp.Transport{Middleware: quick(1).Wrap}, 8).RoundTrip(&http.Request{})
+	require.Error(t, err, "no URL")
+}
+
+func TestHedgeLastKnownAndRetriesTogether(t *testing.T) {
+	var n, open atomic.Int32
+	base := rounds(func(r *http.Request) (*http.Response, error) {
+		i := n.Add(1)
+		select {
+		case <-time.After(time.Duration(i%4) * time.Millisecond):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+		open.Add(1)
+		resp := reply(r, 200+int(i%2)*303, "body")
+		resp.Body = &closeOnce{ReadCloser: resp.Body, open: &open}
+		return resp, nil
+	})
+	client := resiliencehttp.LastKnown(&resiliencehttp.Transport{
+		Base: base, Middleware: quick(2).Wrap,
+		Hedge:     &retry.HedgeConfig{Delay: time.Millisecond},
+		RetryBody: func(*http.Response, []byte) error { return nil },
+	}, 1<<20)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				resp, err := client.RoundTrip(request(t, "GET", "http://a/"))
+				if err == nil {
+					_, err = io.ReadAll(resp.Body)
+					_ = resp.Body.Close()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, open.Load(), "every body is closed")
+}
+
+type closeOnce struct {
+	io.ReadCloser
+	once sync.Once
+	open *atomic.Int32
+}
+
+func (c *closeOnce) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.ReadCloser.Close()
+}
