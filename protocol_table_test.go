@@ -448,7 +448,7 @@ func wantOfAdaptive(s says) string {
 	case s.kind == refused || s.kind == canceled:
 		return "no sample"
 	case s.shed:
-		return "refused by the server"
+		return "throttled"
 	default:
 		return "accepted"
 	}
@@ -463,7 +463,7 @@ func gotOfAdaptive(t *testing.T, caller caller, call resilience.Func) string {
 	case s.Accepted > 0:
 		return "accepted"
 	case s.Probability > 0: // a request without an accept
-		return "refused by the server"
+		return "throttled"
 	default:
 		return "no sample"
 	}
