@@ -1,4 +1,4 @@
-// Package faults makes calls slow, wrong or endless on purpose, to test what stands
+// Package faults makes calls slow, wrong or endless on purpose, to test the policies
 // around them.
 //
 //	script := faults.New(faults.Config{
@@ -13,13 +13,16 @@
 //	client := &http.Client{Transport: faults.Transport(script, nil)}
 //
 // A [Script] decides for each call which of its plans apply. [Func], [Transport] and
-// [Handler] put it around a function, an http.RoundTripper and an http.Handler. The
-// same Seed gives the same decisions to the same sequence of calls. Times are counted
-// from when the script was enabled. In a bubble of testing/synctest they are exact.
+// [Handler] put it around a function, an http.RoundTripper and an http.Handler. Times are
+// counted from when the script was enabled. Calls that arrive in the same order at the
+// same times meet the same faults if the Seed is the same.
 //
-// A script does nothing until it is enabled, so that a program may carry one: added to
-// a registry, it is switched on by {"faults/backend": {"Enabled": true}}.
+// Several plans may apply to one call. The delays of all Latency plans add up and come
+// first. Of the other plans that apply, the first in the list decides how the call ends.
 //
-// The plans that apply to a call act in their order: latencies add up, and the first
-// other fault decides how the call ends.
+// A script does nothing until it is enabled, so that a program may carry one. In a
+// registry, a file or a command switches it on: {"faults/backend": {"Enabled": true}}.
+//
+// In a bubble of testing/synctest all times are exact. Make the script inside the bubble:
+// a script from outside counts from another clock.
 package faults

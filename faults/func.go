@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"syscall"
+
+	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // Func returns a function that calls next with the faults of s.
@@ -23,7 +25,7 @@ func Func(s *Script, next func(context.Context) error) func(context.Context) err
 	}
 }
 
-// call ends the call as the plan has it.
+// call ends a call of Func as the plan says.
 func (p *Plan) call(ctx context.Context, next func(context.Context) error) error {
 	switch p.Kind {
 	case Reset:
@@ -38,25 +40,15 @@ func (p *Plan) call(ctx context.Context, next func(context.Context) error) error
 		return wait(ctx, p.Delay)
 	case Status:
 		return &StatusError{Code: p.status(), After: p.RetryAfter}
-	default:
-		return p.instead(ctx)
-	}
-}
-
-// instead returns the error of a fault that takes the place of the call.
-func (p *Plan) instead(ctx context.Context) error {
-	switch p.Kind {
-	case Hang:
-		<-ctx.Done()
-		return context.Cause(ctx)
 	case Refuse:
 		return errRefused
+	case Hang:
+		<-ctx.Done()
+		return ended.Error(ctx)
 	default:
 		return cmp.Or(p.Err, ErrInjected)
 	}
 }
-
-func (p *Plan) status() int { return cmp.Or(p.Status, 503) }
 
 var (
 	errRefused = fmt.Errorf("faults: injected: %w", syscall.ECONNREFUSED)

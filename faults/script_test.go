@@ -3,9 +3,7 @@ package faults_test
 import (
 	"context"
 	"errors"
-	"io"
-	"net/http"
-	"net/http/httptest"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,7 +73,7 @@ func TestFuncStatusSaysWhenToComeBack(t *testing.T) {
 	require.EqualError(t, err, "faults: injected status 429")
 }
 
-func TestPlanKeepsItsTimeAndCount(t *testing.T) {
+func TestPlanAppliesInItsTimeAndToItsCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(
 			faults.Plan{Kind: faults.Fail, At: 2 * time.Second, For: time.Second},
@@ -157,7 +155,7 @@ func TestCountIsExactUnderConcurrency(t *testing.T) {
 	require.EqualValues(t, 8000, s.Stats().Calls)
 }
 
-func TestUpdateBeginsAnewAndRefusesWhatMeansNothing(t *testing.T) {
+func TestUpdateStartsTheScriptAgainUnlessItIsNotValid(t *testing.T) {
 	s := script(faults.Plan{Kind: faults.Fail, Count: 1})
 	var events []faults.Event
 	stop := s.Observe(func(_ context.Context, e faults.Event) { events = append(events, e) })
@@ -171,7 +169,7 @@ func TestUpdateBeginsAnewAndRefusesWhatMeansNothing(t *testing.T) {
 	require.NoError(t, fn(t.Context()))
 
 	require.EqualError(t, s.Update(func(c *faults.Config) { c.Plans[0].Share = 2 }),
-		"faults.Config.Plans[0].Share is 2: must be in [0, 1]")
+		"faults.Config.Plans[0].Share is 2: must be 0 (for 1) or in (0, 1]")
 	require.ErrorContains(t, s.Update(func(c *faults.Config) { c.Plans[0].Kind = "typo" }), `"typo"`)
 	require.EqualError(t, s.Update(func(c *faults.Config) { c.Name = "other" }), "faults: backend: Name cannot change")
 	require.Equal(t, 2, s.Config().Plans[0].Count)
@@ -182,127 +180,146 @@ func TestUpdateBeginsAnewAndRefusesWhatMeansNothing(t *testing.T) {
 	require.Panics(t, func() { faults.New(faults.Config{Plans: []faults.Plan{{}}}) })
 }
 
-// get returns what a client sees of one request: the status, the body as far as it came,
-// and the first error.
-func get(t *testing.T, client *http.Client, url string) (status int, body string, err error) {
-	req, err := http.NewRequestWithContext(t.Context(), "POST", url, strings.NewReader("request"))
-	require.NoError(t, err)
-	res, err := client.Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = res.Body.Close() }()
-	b, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(b), err
+func TestDisabledScriptChangesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := faults.New(faults.Config{Plans: []faults.Plan{{Kind: faults.Fail}}})
+	made := false
+	require.NoError(t, faults.Func(s, func(context.Context) error { made = true; return nil })(ctx))
+	require.True(t, made, "the function decides what an ended ctx means")
 }
 
-var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body)
-	_, _ = io.WriteString(w, "hello, world")
-})
-
-func TestTransportAndHandlerInjectEachFault(t *testing.T) {
-	for _, c := range []struct {
-		plan   faults.Plan
-		status int
-		body   string
-		fails  bool
-	}{
-		{faults.Plan{Kind: faults.Latency, Delay: time.Microsecond}, 200, "hello, world", false},
-		{faults.Plan{Kind: faults.Status}, 503, "Service Unavailable\n", false},
-		{faults.Plan{Kind: faults.Status, Status: 429, RetryAfter: time.Second}, 429, "Too Many Requests\n", false},
-		{faults.Plan{Kind: faults.Refuse}, 0, "", true},
-		{faults.Plan{Kind: faults.Reset, Bytes: 5}, 200, "hello", true},
-		{faults.Plan{Kind: faults.SlowBody, Rate: 10_000}, 200, "hello, world", false},
-	} {
-		t.Run(string(c.plan.Kind), func(t *testing.T) {
-			plain := httptest.NewServer(hello)
-			defer plain.Close()
-			client := &http.Client{Transport: faults.Transport(script(c.plan), nil)}
-			status, body, err := get(t, client, plain.URL)
-			require.Equal(t, c.status, status)
-			require.Equal(t, c.body, body)
-			require.Equal(t, c.fails, err != nil, "%v", err)
-
-			faulty := httptest.NewServer(faults.Handler(script(c.plan), hello))
-			defer faulty.Close()
-			status, body, err = get(t, faulty.Client(), faulty.URL)
-			require.Equal(t, c.status, status)
-			require.Equal(t, c.body, body)
-			require.Equal(t, c.fails, err != nil, "%v", err)
-		})
-	}
-}
-
-func TestTransportFailAndHandlerFail(t *testing.T) {
-	client := &http.Client{Transport: faults.Transport(script(faults.Plan{Kind: faults.Fail, Err: errFull}), nil)}
-	_, _, err := get(t, client, "http://127.0.0.1:1/")
-	require.ErrorIs(t, err, errFull)
-
-	server := httptest.NewServer(faults.Handler(script(faults.Plan{Kind: faults.Fail, Status: 500}), hello))
-	defer server.Close()
-	status, _, err := get(t, server.Client(), server.URL)
-	require.NoError(t, err)
-	require.Equal(t, 500, status)
-}
-
-func TestHangEndsWithTheCallersContext(t *testing.T) {
+func TestDurationsNearTheLargestDoNotOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		body := &closed{Reader: strings.NewReader("x")}
-		req, err := http.NewRequestWithContext(ctx, "POST", "http://backend/", body)
-		require.NoError(t, err)
-		start := time.Now()
-		_, err = faults.Transport(script(faults.Plan{Kind: faults.Hang}), nil).RoundTrip(req)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, time.Second, time.Since(start))
-		require.True(t, body.closed, "a RoundTripper closes the body of the request")
+		fn := faults.Func(script(faults.Plan{Kind: faults.Fail, At: time.Second, For: math.MaxInt64}), ok)
+		time.Sleep(time.Second)
+		require.Error(t, fn(t.Context()), "lasts for ever")
 
-		w := httptest.NewRecorder()
-		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		start = time.Now()
-		faults.Handler(script(faults.Plan{Kind: faults.Hang}), hello).ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/", nil))
-		require.Equal(t, time.Second, time.Since(start))
-	})
-}
-
-type closed struct {
-	io.Reader
-	closed bool
-}
-
-func (c *closed) Close() error { c.closed = true; return nil }
-
-func TestSlowBodyTakesItsTimeAndHeedsItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		base := roundTripper(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(strings.Repeat("x", 100)))}, nil
-		})
-		rt := faults.Transport(script(faults.Plan{Kind: faults.SlowBody, Rate: 10}), base)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		start := time.Now()
-		res, err := rt.RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://backend/", nil))
-		require.NoError(t, err)
-		b, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
-		require.Len(t, b, 100)
-		require.Equal(t, 10*time.Second, time.Since(start))
-
-		ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		res, err = rt.RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://backend/", nil))
-		require.NoError(t, err)
-		_, err = io.ReadAll(res.Body)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		fn = faults.Func(script(
+			faults.Plan{Kind: faults.Latency, Delay: time.Hour, Spread: math.MaxInt64, Growth: math.MaxInt64},
+			faults.Plan{Kind: faults.Latency, Delay: math.MaxInt64},
+		), ok)
+		for range 3 {
+			require.ErrorIs(t, fn(ctx), context.DeadlineExceeded)
+		}
 	})
 }
 
-type roundTripper func(*http.Request) (*http.Response, error)
+func TestLatencyAsLongAsTheDeadlineAlwaysOverruns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fn := faults.Func(script(faults.Plan{Kind: faults.Latency, Delay: time.Second}), ok)
+		for range 200 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			require.ErrorIs(t, fn(ctx), context.DeadlineExceeded)
+			cancel()
+		}
+	})
+}
 
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+func TestFirstPlanInTheListEndsTheCallAfterAllLatencies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := script(
+			faults.Plan{Kind: faults.Fail, Err: errFull, Count: 1},
+			faults.Plan{Kind: faults.Refuse},
+			faults.Plan{Kind: faults.Latency, Delay: time.Second},
+		)
+		fn, start := faults.Func(s, ok), time.Now()
+		require.ErrorIs(t, fn(t.Context()), errFull)
+		require.Equal(t, time.Second, time.Since(start))
+		require.ErrorIs(t, fn(t.Context()), syscall.ECONNREFUSED)
+		require.Equal(t, map[faults.Kind]int64{faults.Fail: 1, faults.Refuse: 1, faults.Latency: 2}, s.Stats().Injected)
+	})
+}
+
+func TestDecisionsOfAPlanDoNotDependOnOtherPlans(t *testing.T) {
+	run := func(plans ...faults.Plan) (pattern string) {
+		fn := faults.Func(script(plans...), ok)
+		for range 200 {
+			if fn(t.Context()) != nil {
+				pattern += "x"
+			} else {
+				pattern += "."
+			}
+		}
+		return pattern
+	}
+	fail := faults.Plan{Kind: faults.Fail, Share: 0.3}
+	require.Equal(t, run(fail), run(fail, faults.Plan{Kind: faults.Latency, Delay: 1, Share: 0.5}))
+}
+
+func TestUpdateReplacesAnErrByOneWithTheSameText(t *testing.T) {
+	s := script(faults.Plan{Kind: faults.Fail, Err: errFull})
+	other := errors.New(errFull.Error())
+	require.NoError(t, s.Update(func(c *faults.Config) { c.Plans[0].Err = other }))
+	require.Same(t, other, faults.Func(s, ok)(t.Context()))
+}
+
+func TestObserversMayUseTheScript(t *testing.T) {
+	s := script(faults.Plan{Kind: faults.Fail})
+	var switches []bool
+	s.Observe(func(_ context.Context, e faults.Event) {
+		switch {
+		case e.Kind == faults.Injected:
+			s.Enable(false)
+		default:
+			switches = append(switches, e.Enabled)
+			s.Enable(!e.Enabled && len(switches) < 4)
+		}
+	})
+	require.Error(t, faults.Func(s, ok)(t.Context()))
+	require.Equal(t, []bool{false, true, false, true, false}, switches)
+	require.False(t, s.Config().Enabled)
+}
+
+func TestUpdateUnderLoadLosesNoCall(t *testing.T) {
+	type round struct{ error }
+	s := script()
+	var (
+		updated  atomic.Int64 // the last round whose Update has returned
+		failed   atomic.Int64
+		passed   atomic.Int64
+		outdated atomic.Int64
+		stopped  atomic.Bool
+		wg       sync.WaitGroup
+	)
+	rounds := map[error]int64{}
+	errs := make([]error, 300)
+	for i := range errs {
+		errs[i] = round{errors.New("round")}
+		rounds[errs[i]] = int64(i)
+	}
+	fn := faults.Func(s, ok)
+	for range 8 {
+		wg.Go(func() {
+			for !stopped.Load() {
+				least := updated.Load()
+				err := fn(t.Context())
+				if err == nil {
+					passed.Add(1)
+					continue
+				}
+				failed.Add(1)
+				if rounds[err] < least {
+					outdated.Add(1)
+				}
+			}
+		})
+	}
+	for i, err := range errs {
+		require.NoError(t, s.Update(func(c *faults.Config) {
+			c.Plans = []faults.Plan{{Kind: faults.Fail, Err: err, Share: 0.5}, {Kind: faults.Latency, Delay: 1}}
+		}))
+		updated.Store(int64(i))
+		_, _ = s.Stats(), s.Config()
+	}
+	stopped.Store(true)
+	wg.Wait()
+	require.Zero(t, outdated.Load(), "calls that met a plan of an earlier Config")
+	require.Equal(t, failed.Load(), s.Stats().Injected[faults.Fail])
+	require.Equal(t, failed.Load()+passed.Load(), s.Stats().Calls)
+}
 
 func BenchmarkFuncDisabled(b *testing.B) {
 	fn := faults.Func(faults.New(faults.Config{}), ok)

@@ -1,0 +1,44 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// Config says what a [Script] does.
+type Config struct {
+	// Name appears in events.
+	Name string
+	// Enabled switches the script on. While it is false, every call is made as if there
+	// were no script.
+	Enabled bool
+	// Seed makes the random decisions repeat. Zero is a seed like any other.
+	Seed uint64
+	// Plans say what happens. Their order decides between faults that end the same call.
+	Plans []Plan
+}
+
+// Validate returns an error that names each field whose value is out of range, or nil.
+func (c Config) Validate() error {
+	var errs []error
+	for i, p := range c.Plans {
+		f := invalid.Fields{Type: fmt.Sprintf("faults.Config.Plans[%d]", i)}
+		f.Need(slices.Contains(kinds, p.Kind), "Kind", fmt.Sprintf("%q", p.Kind), fmt.Sprintf("one of %q", kinds))
+		f.Need(p.At >= 0, "At", p.At, "0 or more")
+		f.Need(p.For >= 0, "For", p.For, "0 (for no end) or more")
+		f.Need(p.Share >= 0 && p.Share <= 1, "Share", p.Share, "0 (for 1) or in (0, 1]")
+		f.Need(p.Count >= 0, "Count", p.Count, "0 (for no limit) or more")
+		f.Need(p.Delay >= 0, "Delay", p.Delay, "0 or more")
+		f.Need(p.Spread >= 0, "Spread", p.Spread, "0 or more")
+		f.Need(p.Growth >= 0, "Growth", p.Growth, "0 or more")
+		f.Need(p.Status == 0 || p.Status >= 200 && p.Status <= 599, "Status", p.Status, "0 (for 503) or in [200, 599]")
+		f.Need(p.RetryAfter >= 0, "RetryAfter", p.RetryAfter, "0 (for none) or more")
+		f.Need(p.Bytes >= 0, "Bytes", p.Bytes, "0 or more")
+		f.Need(p.Rate >= 0, "Rate", p.Rate, "0 (for 1000) or more")
+		errs = append(errs, f.Err())
+	}
+	return errors.Join(errs...)
+}

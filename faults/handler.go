@@ -1,0 +1,107 @@
+package faults
+
+import (
+	"context"
+	"io"
+	"maps"
+	"net/http"
+)
+
+// Handler returns an http.Handler that serves requests by next with the faults of s.
+//
+// If the ctx of the request ends during a Latency or a Hang, the handler returns without
+// an answer. That is as it should be if the client has left. If the ctx has a deadline of
+// the server, the middleware that set it has to answer.
+//
+// A Reset at the end of a body that has a Content-Length is not seen by the client, which
+// has all of it by then. A smaller Bytes is seen.
+//
+// The client of net/http sends a request again on its own if the connection was in use
+// before, breaks without an answer, and the method may be repeated. After a Refuse it may
+// therefore call the handler again.
+func Handler(s *Script, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f := s.next(r.Context())
+		if wait(r.Context(), f.delay) != nil {
+			return
+		}
+		if f.plan == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		f.plan.serve(w, r, next)
+	})
+}
+
+// serve answers a request as the plan says.
+func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	switch p.Kind {
+	case Fail, Status:
+		maps.Copy(w.Header(), p.header())
+		w.WriteHeader(p.status())
+		_, _ = io.WriteString(w, p.text())
+	case Hang:
+		<-r.Context().Done()
+	case Refuse:
+		panic(http.ErrAbortHandler)
+	case Reset:
+		next.ServeHTTP(&resetWriter{w, p.Bytes}, r)
+		breakOff(w) // the body was no longer than Bytes
+	case SlowBody:
+		next.ServeHTTP(&slowWriter{r.Context(), w, p.rate()}, r)
+	}
+}
+
+// breakOff sends the client what has been written and closes the connection.
+func breakOff(w http.ResponseWriter) {
+	flush(w)
+	panic(http.ErrAbortHandler)
+}
+
+func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
+
+// A resetWriter closes the connection at the first byte after left bytes.
+type resetWriter struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (w *resetWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *resetWriter) Flush()                      { flush(w.ResponseWriter) }
+
+func (w *resetWriter) Write(p []byte) (int, error) {
+	n := min(int64(len(p)), w.left)
+	written, err := w.ResponseWriter.Write(p[:n])
+	w.left -= int64(written)
+	if err == nil && n < int64(len(p)) {
+		breakOff(w.ResponseWriter)
+	}
+	return written, err
+}
+
+// A slowWriter delivers rate bytes a second.
+type slowWriter struct {
+	ctx context.Context
+	http.ResponseWriter
+	rate int
+}
+
+func (w *slowWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *slowWriter) Flush()                      { flush(w.ResponseWriter) }
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	written := 0
+	for len(p) > 0 {
+		n, err := w.ResponseWriter.Write(p[:min(len(p), piece(w.rate))])
+		written += n
+		if err != nil {
+			return written, err
+		}
+		flush(w.ResponseWriter)
+		if err := wait(w.ctx, timeFor(n, w.rate)); err != nil {
+			return written, err
+		}
+		p = p[n:]
+	}
+	return written, nil
+}

@@ -1,0 +1,161 @@
+package faults
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Transport returns an http.RoundTripper that sends requests through base with the
+// faults of s. A nil base means http.DefaultTransport. A response that switches protocols
+// has no body: Reset and SlowBody leave it as it is.
+func Transport(s *Script, base http.RoundTripper) http.RoundTripper {
+	return &transport{s, cmp.Or[http.RoundTripper](base, http.DefaultTransport)}
+}
+
+type transport struct {
+	script *Script
+	base   http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	f := t.script.next(req.Context())
+	if err := wait(req.Context(), f.delay); err != nil {
+		closeBody(req)
+		return nil, err
+	}
+	if f.plan == nil {
+		return t.base.RoundTrip(req)
+	}
+	switch p := f.plan; p.Kind {
+	case Reset, SlowBody:
+		res, err := t.base.RoundTrip(req)
+		if err == nil && res.StatusCode != http.StatusSwitchingProtocols {
+			res.Body = p.body(req.Context(), res.Body)
+		}
+		return res, err
+	case Status:
+		closeBody(req)
+		return p.response(req), nil
+	case Refuse:
+		closeBody(req)
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errRefused}
+	default: // Fail, Hang
+		closeBody(req)
+		return nil, p.call(req.Context(), nil)
+	}
+}
+
+// CloseIdleConnections closes those of base. http.Client.CloseIdleConnections calls it.
+func (t *transport) CloseIdleConnections() {
+	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		b.CloseIdleConnections()
+	}
+}
+
+// closeBody closes the body of a request that is not sent, as every RoundTripper must.
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// response returns the response of a Status.
+func (p *Plan) response(req *http.Request) *http.Response {
+	res := &http.Response{
+		Status:     strconv.Itoa(p.status()) + " " + http.StatusText(p.status()),
+		StatusCode: p.status(),
+		Proto:      "HTTP/1.1",
+		ProtoMajor: 1,
+		ProtoMinor: 1,
+		Header:     p.header(),
+		Body:       http.NoBody,
+		Request:    req,
+	}
+	if text := p.text(); req.Method != http.MethodHead && text != "" {
+		res.Body = io.NopCloser(strings.NewReader(text))
+		res.ContentLength = int64(len(text))
+	}
+	return res
+}
+
+func (p *Plan) header() http.Header {
+	h := http.Header{}
+	if p.text() != "" {
+		h.Set("Content-Type", "text/plain; charset=utf-8")
+	}
+	if p.RetryAfter > 0 {
+		seconds := p.RetryAfter / time.Second
+		if p.RetryAfter%time.Second > 0 {
+			seconds++
+		}
+		h.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	}
+	return h
+}
+
+// text returns the body of a Status. Some statuses must not have one.
+func (p *Plan) text() string {
+	switch p.status() {
+	case http.StatusNoContent, http.StatusNotModified:
+		return ""
+	default:
+		return http.StatusText(p.status()) + "\n"
+	}
+}
+
+// body returns the body of a response with the fault of a Reset or a SlowBody.
+func (p *Plan) body(ctx context.Context, body io.ReadCloser) io.ReadCloser {
+	if p.Kind == Reset {
+		return &resetBody{body, p.Bytes}
+	}
+	return &slowBody{ctx, body, p.rate()}
+}
+
+// A resetBody breaks off after left bytes, or at its end.
+type resetBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *resetBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errReset
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	if err == io.EOF {
+		b.left, err = 0, errReset
+	}
+	return n, err
+}
+
+// A slowBody delivers rate bytes a second.
+type slowBody struct {
+	ctx context.Context
+	io.ReadCloser
+	rate int
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p[:min(len(p), piece(b.rate))])
+	if ended := wait(b.ctx, timeFor(n, b.rate)); ended != nil {
+		return n, ended
+	}
+	return n, err
+}
+
+// piece returns how many bytes are delivered at once: ten pieces a second, or a byte at a
+// time if the rate is lower.
+func piece(rate int) int { return max(1, rate/10) }
+
+// timeFor returns how long n bytes take at a rate.
+func timeFor(n, rate int) time.Duration {
+	return time.Duration(n) * time.Second / time.Duration(rate)
+}
