@@ -51,8 +51,9 @@ type Plan struct {
 	// For is how long the plan lasts. Zero means that it does not end.
 	For time.Duration
 	// Share is the share of the calls that the plan applies to, in (0, 1], chosen at
-	// random. Calls that an earlier plan ends are left out: of two plans that each end
-	// 0.5 of the calls, the second ends 0.25 of all. Zero means 1.
+	// random. Zero means 1. A plan other than a Latency has no part in calls that an
+	// earlier plan ends: of two such plans with a Share of 0.5, the second ends 0.25 of
+	// all calls.
 	Share float64
 	// Count is how many calls the plan applies to at most. Zero means no limit.
 	Count int
