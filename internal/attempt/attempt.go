@@ -1,5 +1,5 @@
-// Package attempt marks the ctx of an operation that a retrier retries, so that of nested
-// retriers only the outermost retries.
+// Package attempt marks the ctx of an operation that a retrier retries. Nested retriers
+// find the mark, and only the outermost retries.
 package attempt
 
 import "context"

@@ -14,9 +14,9 @@
 //
 //   - The whole is refused only if all parts are, and answered only if a part is
 //     answered and no part failed. Otherwise it has failed.
-//   - One part that is not refused and not retryable makes the whole not retryable.
-//     Refused parts count only if all parts are refused; then one retryable part is
-//     enough.
+//   - One part that is not refused and whose Retryable returns false makes the whole not
+//     retryable. Refused parts count only if all parts are refused. Then the whole is
+//     retryable unless Retryable returns false for every part.
 //   - The longest RetryAfter counts, and one Throttled part is enough.
 //
 // The first that applies decides: Refused, Answered, the end of the caller's ctx,

@@ -13,8 +13,8 @@
 //	return e.Value.Do(ctx, fn)
 //
 // A key has one live member at a time: a member is dropped only while it is not
-// pinned, and a key gets a new one only after that. There is no goroutine and no
-// sweep: each insert looks at a few members and drops those that it may.
+// pinned, and its key gets a new one only after that. There is no goroutine and no
+// sweep: each insert looks at a few members and drops idle ones.
 package keyed
 
 import (
@@ -29,10 +29,9 @@ import (
 )
 
 // Shards is the number of shards of a [Map].
-const Shards = shards
+const Shards = 32
 
 const (
-	shards  = 32 // a power of two
 	glances = 4  // members that an insert looks at for idle ones
 	search  = 64 // members that an insert into a full map looks at for one to drop
 )
@@ -56,18 +55,18 @@ type Config[K comparable, V any] struct {
 	// changed since Make brings the member up to date here; see [Map.All].
 	Added func(V)
 	// Drop, if not nil, is told of each member that is dropped, with the lock of its
-	// shard held: together with [Map.Shards] it sums what members have counted
-	// without losing or doubling a count.
+	// shard held. Drop keeps the counts of dropped members, and [Map.Shards] adds those
+	// of the present ones, so that a sum loses no count and has none twice.
 	Drop func(shard int, v V)
 }
 
 // A Map holds one member for each key. It is safe for concurrent use.
 //
-// A full map drops a member to make room for another key: of the few that it
-// looks at, the first that was not pinned lately, or else one that was, if it is
-// neither pinned now nor kept; keys that came once go before those that came
-// again. Where it finds none, the key gets no member, and nothing of it
-// is remembered: the memory is bounded whatever keys come.
+// A full map drops a member to make room for a new key. It looks at a few members and
+// drops the first that was not used lately. If all of them were, it drops one that was
+// used once, or else one that was used again. It never drops a member that is pinned or
+// that Keep keeps. If it finds no member to drop, the new key gets none and the map
+// remembers nothing of it, so the memory is bounded for any number of keys.
 type Map[K comparable, V any] struct {
 	cfg    Config[K, V]
 	max    atomic.Int64
@@ -76,7 +75,7 @@ type Map[K comparable, V any] struct {
 	start  time.Time
 	size   atomic.Int64 // members, and places reserved for those being made
 	next   atomic.Uint64
-	shards [shards]shard[K, V]
+	shards [Shards]shard[K, V]
 }
 
 type shard[K comparable, V any] struct {
@@ -94,7 +93,7 @@ type Entry[K comparable, V any] struct {
 	Key   K
 	Value V
 
-	pins   atomic.Int64 // dropped: the member has left the map
+	pins   atomic.Int64 // or dropped, if the member has left the map
 	recent atomic.Int32 // how often the hand comes by until it counts as not used lately
 	seen   time.Duration
 	index  int // in the ring
@@ -108,17 +107,8 @@ const (
 	again = 2 // it was there already
 )
 
-// Name returns the name of the member of a key in errors and events:
-// "<group>/<key>", or "<key>" in a group without a name.
-func Name[K any](group string, key K) string {
-	if group == "" {
-		return fmt.Sprint(key)
-	}
-	return fmt.Sprint(group, "/", key)
-}
-
-// Other is the key in errors, events and figures of a member that keys without one of
-// their own share.
+// Other is the text, in place of a key, of the one member that all keys without a member
+// of their own share.
 const Other = "(other keys)"
 
 // Text returns the text of a key in errors, events and figures: its first 100 bytes.
@@ -156,7 +146,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Map[K, V] {
 // for a key that does not equal itself, such as NaN: a member of such a key could
 // never be found again. For a key that has a member it allocates nothing.
 func (m *Map[K, V]) Pin(key K) *Entry[K, V] {
-	s := &m.shards[maphash.Comparable(m.seed, key)%shards]
+	s := &m.shards[maphash.Comparable(m.seed, key)%Shards]
 	s.mu.Lock()
 	e := s.m[key]
 	if e != nil {
@@ -214,7 +204,7 @@ func (m *Map[K, V]) reserve() bool {
 			if n < m.max.Load() {
 				return true
 			}
-			m.size.Add(-1) // SetMax came between
+			m.size.Add(-1) // SetMax has lowered the bound meanwhile
 		}
 	}
 }
@@ -256,12 +246,12 @@ func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
 // dropAny makes room in a full map and reports whether it could. It begins at
 // another shard each time and locks one at a time.
 func (m *Map[K, V]) dropAny() bool {
-	var recent *Entry[K, V] // the least so, better than none
+	var recent *Entry[K, V] // the least recent, if all that it looks at are recent
 	var recentIn *shard[K, V]
 	least := int32(again + 1)
 	first, looks := m.next.Add(1), search
-	for i := range uint64(shards) {
-		s := &m.shards[(first+i)%shards]
+	for i := range uint64(Shards) {
+		s := &m.shards[(first+i)%Shards]
 		s.mu.Lock()
 		for range min(looks, len(s.ring)) {
 			looks--
@@ -326,10 +316,10 @@ func (s *shard[K, V]) pass() *Entry[K, V] {
 	return e
 }
 
-// Get returns the member of key, if there is one, to look at: it is not pinned,
-// and this is no use of it.
+// Get returns the member of key, if there is one. It does not pin the member and does
+// not count as use.
 func (m *Map[K, V]) Get(key K) (V, bool) {
-	s := &m.shards[maphash.Comparable(m.seed, key)%shards]
+	s := &m.shards[maphash.Comparable(m.seed, key)%Shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.m[key]; e != nil {
@@ -421,15 +411,15 @@ func (e *Entry[K, V]) release() {
 	}
 }
 
-// touch notes a use of e. It reads before it writes, so that a busy member does
-// not take its cache line from every other core at each call.
+// touch notes a use of e. It writes only if that changes something: a write at each call
+// would take the cache line of a busy member from every other core.
 func (e *Entry[K, V]) touch(n int32) {
 	if e.recent.Load() < n {
 		e.recent.Store(n)
 	}
 }
 
-// fade is touch's opposite: it returns how recent e was and makes it less so.
+// fade returns how recent e was and makes it less recent by one.
 func (e *Entry[K, V]) fade() int32 {
 	n := e.recent.Load()
 	if n > 0 {

@@ -318,12 +318,6 @@ func BenchmarkMapInsertFull(b *testing.B) {
 	}
 }
 
-func TestName(t *testing.T) {
-	require.Equal(t, "db/7", keyed.Name("db", 7))
-	require.Equal(t, "7", keyed.Name("", 7))
-	require.Equal(t, "db/(other keys)", keyed.Name("db", "(other keys)"))
-}
-
 // What members count is in the sum at every moment, whether they were dropped or not.
 func TestSumOfCountsNeverGoesBack(t *testing.T) {
 	var dropped [keyed.Shards]int64
