@@ -64,7 +64,8 @@ import (
 // A Breaker refuses calls to a dependency that keeps failing. [New] makes one. It is safe
 // for concurrent use.
 //
-// A closed Breaker takes one lock for a moment after each call. An open one takes none.
+// A closed Breaker takes one lock, twice for a moment, after each call. An open one takes
+// none.
 type Breaker struct {
 	start   time.Time // instants are durations since then
 	phase   atomic.Pointer[phase]

@@ -7,9 +7,10 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A circuit is the gobreaker of one phase in which calls or probes pass. Each phase has
-// its own, so a result can only reach the phase in which its call began. The phase ends
-// when gobreaker opens.
+// A circuit is the gobreaker of one period in which calls or probes pass: from a change of
+// state, or a Reset, to the next. Each period has its own, so a result can only reach the
+// period in which its call began. The period ends when gobreaker opens. Phases of one
+// period, which differ only in their rules, share its circuit.
 //
 // gobreaker's half-open state is not used: its Timeout is the same each time, and a call
 // that never returns would keep it half-open forever. The breaker has its own open times
@@ -20,7 +21,7 @@ import (
 type circuit struct {
 	gb      *gobreaker.CircuitBreaker[struct{}]
 	rules   *rules // of the present phase
-	state   State  // of its phase
+	state   State  // of its period
 	start   time.Time
 	window  window // nil while half-open
 	row     int    // failures since the last success

@@ -260,8 +260,8 @@ func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 // not count as a call.
 func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
 
-// Close calls [Breaker.Close] for each breaker of the group, present and future. It
-// returns nil.
+// Close calls [Breaker.Close] for each breaker of the group, present and future, to stop
+// their pings. It does not change their states. It returns nil.
 func (g *Group[K]) Close() error {
 	g.done.Store(true)
 	for _, b := range g.members.All() {

@@ -151,18 +151,18 @@ func TestBreakerOpensForExactlyRetryAfter(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		"less than OpenFor":       {breaker.Config{}, throttled(sec), sec},
-		"a nanosecond":            {breaker.Config{}, throttled(1), 1},
-		"as long as OpenFor":      {breaker.Config{}, throttled(30 * sec), 30 * sec},
-		"at most OpenFor":         {breaker.Config{}, throttled(31 * sec), 30 * sec},
-		"at most MaxOpenFor":      {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
-		"at most MaxRetryAfter":   {breaker.Config{MaxRetryAfter: time.Hour}, throttled(1<<63 - 1), time.Hour},
-		"a lower MaxRetryAfter":   {breaker.Config{MaxRetryAfter: 2 * sec}, throttled(3 * sec), 2 * sec},
-		"with OpenFor negative":   {breaker.Config{OpenFor: -1}, throttled(time.Hour), 30 * sec},
-		"wrapped":                 {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
-		"the longest of several":  {breaker.Config{}, errors.Join(throttled(sec), throttled(2*sec), errDown), 2 * sec},
-		"not that of a refusal":   {breaker.Config{}, errors.Join(throttled(sec), anOpenError), sec},
-		"through OpensFor": {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(sec) }}, errDown, sec},
+		"less than OpenFor":      {breaker.Config{}, throttled(sec), sec},
+		"a nanosecond":           {breaker.Config{}, throttled(1), 1},
+		"as long as OpenFor":     {breaker.Config{}, throttled(30 * sec), 30 * sec},
+		"at most OpenFor":        {breaker.Config{}, throttled(31 * sec), 30 * sec},
+		"at most MaxOpenFor":     {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
+		"at most MaxRetryAfter":  {breaker.Config{MaxRetryAfter: time.Hour}, throttled(1<<63 - 1), time.Hour},
+		"a lower MaxRetryAfter":  {breaker.Config{MaxRetryAfter: 2 * sec}, throttled(3 * sec), 2 * sec},
+		"with OpenFor negative":  {breaker.Config{OpenFor: -1}, throttled(time.Hour), 30 * sec},
+		"wrapped":                {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
+		"the longest of several": {breaker.Config{}, errors.Join(throttled(sec), throttled(2*sec), errDown), 2 * sec},
+		"not that of a refusal":  {breaker.Config{}, errors.Join(throttled(sec), anOpenError), sec},
+		"through OpensFor":       {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(sec) }}, errDown, sec},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A phase is the time between two changes of state, or of rules, with the counts that
-// belong to it.
+// A phase is what a breaker does between two changes of state, of rules, or of its counts
+// by a Reset. It does not change: an Update makes a new phase with the same circuit.
 type phase struct {
 	state   State
 	rules   *rules        // of the breaker in this phase

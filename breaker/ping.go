@@ -110,7 +110,8 @@ func (b *Breaker) holdForPing(ctx context.Context, c call) bool {
 
 // Close stops the [Config].Ping goroutine, if there is one, and cancels the ctx of a Ping
 // under way, without waiting for it. After that the breaker goes on without Ping: calls
-// are the probes. Close returns nil.
+// are the probes. Close does not change the state; to close the circuit, use
+// [Breaker.Reset]. It returns nil.
 func (b *Breaker) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
