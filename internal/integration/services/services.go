@@ -6,6 +6,7 @@ package services
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,6 +46,24 @@ func Postgres(t testing.TB) string {
 		missing(t, "PostgreSQL at POSTGRES_DSN", err)
 	}
 	_ = conn.Close(ctx)
+	return dsn
+}
+
+// MySQL returns the DSN of a running MySQL or MariaDB: MYSQL_DSN, by default
+// root@tcp(127.0.0.1:3306)/. It is shared by every test: use a database of your own.
+func MySQL(t testing.TB) string {
+	t.Helper()
+	dsn := env("MYSQL_DSN", "root@tcp(127.0.0.1:3306)/")
+	db, err := sql.Open("mysql", dsn)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		err = db.PingContext(ctx)
+		_ = db.Close()
+	}
+	if err != nil {
+		missing(t, "MySQL at MYSQL_DSN", err)
+	}
 	return dsn
 }
 

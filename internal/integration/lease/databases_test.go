@@ -1,0 +1,189 @@
+// Package lease_test tests package lease and its stores on real servers.
+package lease_test
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/lease/storetest"
+)
+
+// A database is one that a test has for itself. Other processes can open it too.
+type database struct {
+	Driver string // pgx, mysql or sqlite
+	DSN    string
+	Listen bool // PostgreSQL: candidates hear of a release
+}
+
+var drivers = []string{"pgx", "mysql", "sqlite"}
+
+// onEach runs test on a database of each kind.
+func onEach(t *testing.T, test func(t *testing.T, d database)) {
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) { test(t, newDatabase(t, driver)) })
+	}
+}
+
+func newDatabase(t testing.TB, driver string) database {
+	t.Helper()
+	name := "lease_" + strings.ToLower(rand.Text()[:12])
+	switch driver {
+	case "pgx":
+		u, err := url.Parse(services.Postgres(t))
+		require.NoError(t, err)
+		create(t, driver, u.String(), "CREATE SCHEMA "+name, "DROP SCHEMA "+name+" CASCADE",
+			`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '`+name+`'`)
+		return database{Driver: driver, DSN: u.String()}.with(t, "search_path", name).with(t, "application_name", name)
+	case "mysql":
+		dsn := services.MySQL(t)
+		create(t, driver, dsn, "CREATE DATABASE "+name, "DROP DATABASE "+name, "")
+		cfg, err := mysql.ParseDSN(dsn)
+		require.NoError(t, err)
+		cfg.DBName = name
+		return database{Driver: driver, DSN: cfg.FormatDSN()}
+	}
+	return database{Driver: driver, DSN: "file:" + filepath.Join(t.TempDir(), name) +
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate"}
+}
+
+// create creates what goes with the test. A process that was killed may have left a
+// transaction behind, which end ends: it would keep the drop waiting.
+func create(t testing.TB, driver, dsn, made, dropped, end string) {
+	db, err := sql.Open(driver, dsn)
+	require.NoError(t, err)
+	_, err = db.Exec(made)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for deadline := time.Now().Add(time.Minute); end != "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			var left int
+			if err := db.QueryRow(end).Scan(&left); err == nil && left == 0 {
+				break
+			}
+		}
+		_, err := db.Exec(dropped)
+		require.NoError(t, err)
+		require.NoError(t, db.Close())
+	})
+}
+
+// with returns d with one more parameter of its connections.
+func (d database) with(t testing.TB, key, value string) database {
+	t.Helper()
+	switch d.Driver {
+	case "pgx":
+		u, err := url.Parse(d.DSN)
+		require.NoError(t, err)
+		q := u.Query()
+		q.Set(key, value)
+		u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20") // which is not a form's
+		d.DSN = u.String()
+	case "mysql":
+		cfg, err := mysql.ParseDSN(d.DSN)
+		require.NoError(t, err)
+		if cfg.Params == nil {
+			cfg.Params = make(map[string]string)
+		}
+		cfg.Params[key] = value
+		d.DSN = cfg.FormatDSN()
+	}
+	return d
+}
+
+// connect opens the database.
+func (d database) connect() (*sql.DB, error) {
+	db, err := sql.Open(d.Driver, d.DSN)
+	if err == nil {
+		db.SetMaxOpenConns(16) // of the 100 that the server allows to all tests
+		db.SetMaxIdleConns(16)
+	}
+	return db, err
+}
+
+// open opens the database for a test.
+func (d database) open(t testing.TB) *sql.DB {
+	t.Helper()
+	db, err := d.connect()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// store returns the store in a database that was opened.
+func (d database) store(ctx context.Context, db *sql.DB) (*sqllease.Store, error) {
+	switch d.Driver {
+	case "pgx":
+		c := sqllease.Config{}
+		if d.Listen {
+			c.Listen = d.listen
+		}
+		return c.PostgreSQL(ctx, db)
+	case "mysql":
+		return sqllease.MySQL(ctx, db)
+	}
+	return sqllease.SQLite(ctx, db)
+}
+
+// listen is the function of the documentation of Config.Listen.
+func (d database) listen(ctx context.Context, channel string, notify func()) error {
+	conn, err := pgx.Connect(ctx, d.DSN)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+		return err
+	}
+	for notify(); ; notify() {
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// newStore opens the database once more, as a store.
+func (d database) newStore(t testing.TB) *sqllease.Store {
+	t.Helper()
+	s, err := d.store(t.Context(), d.open(t))
+	require.NoError(t, err)
+	return s
+}
+
+func TestStore(t *testing.T) {
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			storetest.Run(t, func(t *testing.T) lease.Store {
+				d := newDatabase(t, driver)
+				d.Listen = driver == "pgx"
+				return d.newStore(t)
+			})
+		})
+	}
+}
+
+func TestFencer(t *testing.T) {
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			storetest.RunFencer(t, func(t *testing.T) storetest.Fenced {
+				d := newDatabase(t, driver)
+				return storetest.Fenced{Store: d.newStore(t), DB: d.open(t), OneWriter: driver == "sqlite"}
+			})
+		})
+	}
+}

@@ -1,0 +1,85 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+var (
+	// ErrLost is matched by the cause with which the ctx of a term ends when the term
+	// is over, and by the errors of Err and Fence from then on. The error is a
+	// [*LostError].
+	ErrLost = errors.New("lease: lost")
+
+	// ErrHeld is matched by the error of TryCampaign if another candidate holds the
+	// lease. The error is a [*HeldError].
+	ErrHeld = errors.New("lease: held by another")
+
+	// ErrNoFence is returned by Fence if the store is not a [Fencer].
+	ErrNoFence = errors.New("lease: the store has no transactions to fence")
+)
+
+// A Reason says why a term is over.
+type Reason string
+
+const (
+	// NotRenewed means that no renewal has succeeded in time.
+	NotRenewed Reason = "not renewed in time"
+	// Ended means that the store has ended the term: another one has begun, or the
+	// store has lost it.
+	Ended Reason = "ended by the store"
+	// GivenUp means that Resign was called, or that Run has given the lease up.
+	GivenUp Reason = "given up"
+)
+
+// A LostError says which term is over and why. It matches [ErrLost].
+type LostError struct {
+	Name   string
+	Epoch  int64
+	Reason Reason
+	Err    error // why the last renewal has failed; nil if it has not
+}
+
+// Error says which term is over and why.
+func (e *LostError) Error() string {
+	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.Reason)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Is reports whether target is [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns Err.
+func (e *LostError) Unwrap() error { return e.Err }
+
+// Retryable returns false: a term that is over does not come back.
+func (e *LostError) Retryable() bool { return false }
+
+// A HeldError says who holds a lease that TryCampaign did not get. It matches
+// [ErrHeld].
+type HeldError struct {
+	Name   string
+	Holder string        // empty if the lease is free, but others were first
+	After  time.Duration // until the lease ends if it is not renewed
+}
+
+// Error says who holds the lease.
+func (e *HeldError) Error() string {
+	if e.Holder == "" {
+		return fmt.Sprintf("lease: %s: others were first", e.Name)
+	}
+	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
+}
+
+// Is reports whether target is [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// Refused returns true: the call was not made.
+func (e *HeldError) Refused() bool { return true }
+
+// RetryAfter returns After.
+func (e *HeldError) RetryAfter() time.Duration { return e.After }

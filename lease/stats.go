@@ -1,0 +1,40 @@
+package lease
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats is a snapshot of what a [Candidate] has done. The counters never go back.
+type Stats struct {
+	Elected     int64 // terms begun
+	Lost        int64 // terms lost
+	Resigned    int64 // terms given up
+	Refused     int64 // calls of TryCampaign that found the lease held
+	Asked       int64 // times that the store was asked for the lease
+	Renewed     int64 // renewals that have succeeded
+	StoreErrors int64 // calls of the store that have failed
+
+	Waited time.Duration // of all calls of Run and Campaign, without those that wait now
+	Led    time.Duration // of all terms that have ended
+
+	Waiting int   // calls of Run and Campaign that wait now
+	Leading int   // terms that hold now
+	Epoch   int64 // of the latest term; 0: none yet
+}
+
+type counters struct {
+	elected, lost, resigned, refused, asked, renewed, storeErrors atomic.Int64
+	waited, led, waiting, leading, epoch                          atomic.Int64
+}
+
+// Stats returns what the candidate has done so far.
+func (c *Candidate) Stats() Stats {
+	n := &c.count
+	return Stats{
+		Elected: n.elected.Load(), Lost: n.lost.Load(), Resigned: n.resigned.Load(), Refused: n.refused.Load(),
+		Asked: n.asked.Load(), Renewed: n.renewed.Load(), StoreErrors: n.storeErrors.Load(),
+		Waited: time.Duration(n.waited.Load()), Led: time.Duration(n.led.Load()),
+		Waiting: int(n.waiting.Load()), Leading: int(n.leading.Load()), Epoch: n.epoch.Load(),
+	}
+}

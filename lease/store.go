@@ -1,0 +1,89 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"time"
+)
+
+// A Store keeps leases. [NewMemory] keeps them in the process, package sqllease in
+// PostgreSQL, MySQL, MariaDB or SQLite, package redislease in Redis. Package storetest
+// has the tests that every Store must pass.
+//
+// A term of a lease belongs to a token, a random text that its candidate has made for
+// it. Each method is atomic. All times are of the store's clock; no method may use the
+// clock of the caller. An error other than ErrLost leaves open whether the call has
+// taken effect, now or later: the caller repeats it, which does no harm.
+//
+// A Store is safe for concurrent use by many candidates in many processes.
+type Store interface {
+	// Acquire gives the lease to the token if it is free, and returns the record as it
+	// is afterwards. The caller has the lease if the record's Token is its own.
+	//
+	// If the lease is the token's already and has not ended, it is renewed: this is a
+	// repeated call whose first answer was lost. If the lease is another's, the token
+	// waits in line from now on, unless the request is Once. If the lease is free, the first in line gets it; once it has been
+	// free for Grace, any caller gets it, and those ahead leave the line. A store
+	// without a line gives it to the first caller.
+	//
+	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an
+	// Epoch above every one before: at least the last one plus one, and at least the
+	// time now in microseconds since 1970. It does not begin while a transaction that
+	// has been fenced (see [Fencer]) is open.
+	Acquire(ctx context.Context, req Request) (Record, error)
+
+	// Renew sets Until to now + ttl if the lease is the token's, and returns an error
+	// that is [ErrLost] if it is not. It does not wait for fenced transactions.
+	Renew(ctx context.Context, name, token string, ttl time.Duration) error
+
+	// Release gives up what the token has: the lease, or its place in the line. A lease
+	// that is given up has no Token and no Holder, and its Epoch can no longer be
+	// fenced. If the token has nothing, Release does nothing.
+	Release(ctx context.Context, name, token string) error
+
+	// Load returns the record of a lease. One that nobody has ever held has no Token
+	// and Epoch 0.
+	Load(ctx context.Context, name string) (Record, error)
+}
+
+// A Request asks a [Store] for a lease.
+type Request struct {
+	Name   string
+	Token  string
+	Holder string
+	TTL    time.Duration
+	Grace  time.Duration // how long a free lease waits for the first in line
+	Once   bool          // the token does not wait in line
+}
+
+// A Record is a lease as a [Store] keeps it.
+type Record struct {
+	Name   string
+	Token  string // of the term; empty if the lease was given up
+	Holder string
+	Epoch  int64
+	Since  time.Time // when the term began, or the lease was given up
+	Until  time.Time // when the term ends or has ended, or the lease was given up
+	Now    time.Time // the store's clock when the record was read
+	Ahead  bool      // others are ahead of the request's token in the line; from Acquire only
+}
+
+// Held reports whether the lease was held when the record was read.
+func (r Record) Held() bool { return r.Token != "" && r.Until.After(r.Now) }
+
+// A Fencer is a Store in a database of package [database/sql], for [Term.Fence].
+type Fencer interface {
+	// Fence makes tx fail unless the lease's term is still the one with this epoch, and
+	// keeps any other from beginning until tx ends. It returns an error that is
+	// [ErrLost] if another term has begun or this one was given up. It keeps neither
+	// Renew nor the Fence of other transactions waiting, where the database allows it.
+	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
+}
+
+// A Notifier is a Store that can tell when a lease is given up.
+type Notifier interface {
+	// Listen calls notify once it listens and then each time that the lease may have
+	// become free, until ctx ends or it fails. A candidate then calls it again after
+	// Poll. notify does not block and may be called by several goroutines.
+	Listen(ctx context.Context, name string, notify func()) error
+}
