@@ -118,7 +118,7 @@ func (c Config) MySQL(ctx context.Context, db *sql.DB) (*Store, error) {
 // tables, unless they are there. It returns an error if the busy_timeout is zero. With
 // modernc.org/sqlite:
 //
-//	file:leases.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_txlock=immediate
+//	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (c Config) SQLite(ctx context.Context, db *sql.DB) (*Store, error) {
 	s, err := c.open(ctx, db, &sqlite)
 	if err != nil {

@@ -58,7 +58,7 @@ func newDatabase(t testing.TB, driver string) database {
 		return database{Driver: driver, DSN: cfg.FormatDSN()}
 	}
 	return database{Driver: driver, DSN: "file:" + filepath.Join(t.TempDir(), name) +
-		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate"}
+		"?_pragma=busy_timeout(400)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate"}
 }
 
 // create creates what goes with the test. A process that was killed may have left a

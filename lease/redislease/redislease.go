@@ -1,0 +1,228 @@
+// Package redislease keeps the leases of package lease in Redis, which saves work but
+// proves nothing: a leader that was paused, and a Redis that has lost what it held, let
+// two processes lead at once, unless the resource compares the epochs of their terms.
+//
+//	store := redislease.New(redislease.Config{Eval: eval, Subscribe: subscribe})
+//	err := lease.Run(ctx, store, lease.Config{Name: "billing"},
+//		func(ctx context.Context, term lease.Term) error {
+//			return report(ctx, term.Epoch()) // a resource that refuses lower epochs
+//		})
+//
+// For work that must not be done twice, and whose resource cannot compare epochs, use
+// package sqllease and [lease.Term.Fence]. There is no Fence here: it returns
+// [lease.ErrNoFence].
+//
+// No Redis client is imported. With github.com/redis/go-redis/v9 the two functions are
+//
+//	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+//		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
+//	}
+//	subscribe := func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
+//		sub := client.Subscribe(ctx, channel)
+//		defer sub.Close()
+//		defer context.AfterFunc(ctx, func() { sub.Close() })()
+//		if _, err := sub.Receive(ctx); err != nil {
+//			return err
+//		}
+//		subscribed()
+//		for {
+//			m, err := sub.ReceiveMessage(ctx)
+//			if err != nil {
+//				return err
+//			}
+//			message(m.Payload)
+//		}
+//	}
+//
+// where client has ContextTimeoutEnabled. All times are of the clock of Redis. The
+// candidates get the lease in the order in which they have come.
+//
+// A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart
+// without persistence or a failover to a replica that lagged, another term may begin
+// while the last one still holds. Its epoch is higher all the same, as it includes the
+// time: only a clock that was set back further than Redis was away can break that. The
+// last leader learns of it by its next renewal.
+package redislease
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/lease"
+)
+
+//go:embed lease.lua
+var script string
+
+// A Config configures a [Store].
+type Config struct {
+	// Prefix begins each key in Redis, which goes on with the name of the lease, and each
+	// channel. Empty means "lease:".
+	Prefix string
+
+	// Eval runs a Lua script, which is always the same one, on Redis 5 or later and
+	// returns its answer: integers as int64, strings as string or []byte, arrays as []any.
+	// It is required, and must heed the end of its ctx.
+	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+	// Subscribe lets a waiting candidate hear of a lease that is given up within
+	// milliseconds, instead of after its Poll. It subscribes to a channel, calls
+	// subscribed when Redis has confirmed it, and then message for each message. It
+	// returns when ctx has ended or the connection is lost. It may be nil.
+	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
+}
+
+// Validate returns an error that says which fields cannot mean anything, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "redislease.Config"}
+	f.Need(c.Eval != nil, "Eval", "nil", "set")
+	return f.Err()
+}
+
+// A Store is a [lease.Store] and [lease.Notifier] in Redis. It is safe for concurrent use,
+// also by many processes.
+type Store struct{ cfg Config }
+
+var _ lease.Notifier = (*Store)(nil)
+
+// New returns a Store. It does not talk to Redis yet. It panics with the error of
+// cfg.Validate, if there is one.
+func New(cfg Config) *Store {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	if cfg.Prefix == "" {
+		cfg.Prefix = "lease:"
+	}
+	return &Store{cfg}
+}
+
+// Acquire implements [lease.Store].
+func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	join := "1"
+	if req.Once {
+		join = "0"
+	}
+	return s.record(ctx, "acquire", req.Name, req.Token, req.Holder, micros(req.TTL), micros(req.Grace), join)
+}
+
+// Renew implements [lease.Store].
+func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+	value, err := s.eval(ctx, "renew", name, token, micros(ttl))
+	if err != nil {
+		return err
+	}
+	renewed, ok := integer(value)
+	if !ok {
+		return fmt.Errorf("redislease: renew: the script's answer is %T %v: must be an integer", value, value)
+	}
+	if renewed == 0 {
+		return lease.ErrLost
+	}
+	return nil
+}
+
+// Release implements [lease.Store].
+func (s *Store) Release(ctx context.Context, name, token string) error {
+	_, err := s.record(ctx, "release", name, token, s.channel(name))
+	return err
+}
+
+// Load implements [lease.Store].
+func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
+	return s.record(ctx, "load", name, "")
+}
+
+// Listen implements [lease.Notifier]. Without [Config.Subscribe] it waits for the end of ctx.
+func (s *Store) Listen(ctx context.Context, name string, notify func()) error {
+	if s.cfg.Subscribe == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	if err := s.cfg.Subscribe(ctx, s.channel(name), notify, func(string) { notify() }); err != nil {
+		return fmt.Errorf("redislease: listen: %w", err)
+	}
+	return fmt.Errorf("redislease: listen: the subscription has ended")
+}
+
+func (s *Store) channel(name string) string { return s.cfg.Prefix + name }
+
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
+
+func (s *Store) eval(ctx context.Context, op, name, token string, args ...any) (any, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
+	}
+	value, err := s.cfg.Eval(ctx, script, []string{s.cfg.Prefix + name}, append([]any{op, token}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("redislease: %s: %w", op, err)
+	}
+	return value, nil
+}
+
+// record runs the script and reads the record that it returns.
+func (s *Store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
+	value, err := s.eval(ctx, op, name, token, args...)
+	if err != nil {
+		return lease.Record{}, err
+	}
+	fields, ok := value.([]any)
+	if !ok || len(fields) != 7 {
+		return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be an array of seven", op, value, value)
+	}
+	var texts [2]string
+	for i, v := range fields[:2] {
+		if texts[i], ok = text(v); !ok {
+			return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer has %T %v: must be a string", op, v, v)
+		}
+	}
+	var n [5]int64
+	for i, v := range fields[2:] {
+		if n[i], ok = integer(v); !ok {
+			return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer has %T %v: must be an integer", op, v, v)
+		}
+	}
+	return lease.Record{
+		Name: name, Token: texts[0], Holder: texts[1], Epoch: n[0],
+		Since: moment(n[1]), Until: moment(n[2]), Now: moment(n[3]), Ahead: n[4] == 1,
+	}, nil
+}
+
+func moment(micros int64) time.Time {
+	if micros == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros)
+}
+
+// text returns what clients make of a string of Redis.
+func text(v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case []byte:
+		return string(v), true
+	}
+	return "", false
+}
+
+// integer returns what clients make of an integer of Redis.
+func integer(v any) (int64, bool) {
+	switch v := v.(type) {
+	case int64:
+		return v, true
+	case int:
+		return int64(v), true
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		return n, err == nil
+	case []byte:
+		n, err := strconv.ParseInt(string(v), 10, 64)
+		return n, err == nil
+	}
+	return 0, false
+}
