@@ -107,7 +107,7 @@ func (c *Candidate) ask(ctx context.Context, cfg *Config, token string, once boo
 	rec, err = c.store.Acquire(call, Request{
 		Name: cfg.Name, Token: token, Holder: cfg.Holder, TTL: cfg.TTL, Grace: grace(cfg), Once: once,
 	})
-	if err != nil || rec.Token != token || !time.Now().Before(endOf(cfg, sent)) {
+	if err != nil || rec.Token != token || !rec.Held() || !time.Now().Before(endOf(cfg, sent)) {
 		return rec, nil, err
 	}
 	return rec, newHolding(c, cfg, rec, sent), nil

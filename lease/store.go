@@ -18,7 +18,8 @@ import (
 // A Store is safe for concurrent use by many candidates in many processes.
 type Store interface {
 	// Acquire gives the lease to the token if it is free, and returns the record as it
-	// is afterwards. The caller has the lease if the record's Token is its own.
+	// is afterwards. The caller has the lease if the record is Held and its Token is the
+	// caller's.
 	//
 	// If the lease is the token's already and has not ended, it is renewed: this is a
 	// repeated call whose first answer was lost. If the lease is another's, the token

@@ -47,6 +47,7 @@ func Run(t *testing.T, newStore func(t *testing.T) lease.Store) {
 		{"TheTTLEnds", ends},
 		{"APausedHolderHasLost", paused},
 		{"ALateRenewalOfAFreeLease", late},
+		{"ARepeatedAcquireAfterTheTTL", repeatedLate},
 		{"TheFirstInLineIsNext", line},
 		{"TheLineIsLeft", leaves},
 		{"TheFirstInLineHasGrace", grace},
@@ -234,6 +235,17 @@ func late(s *suite) {
 	s.pause()
 	s.noError(s.renew("x", long))
 	s.need(s.getNot("y").Epoch == x.Epoch, "another term")
+}
+
+// repeatedLate has a holder whose term is over ask again while another waits: it has not
+// got the lease, though the record still has its token.
+func repeatedLate(s *suite) {
+	s.get("x", short)
+	s.getNot("y")
+	s.pause()
+	rec := s.ask(request("x", long))
+	s.need(!rec.Held() && rec.Ahead, "%+v", rec)
+	s.need(s.get("y", long).Epoch > rec.Epoch, "the epoch does not grow")
 }
 
 func line(s *suite) {

@@ -1,0 +1,710 @@
+package lease_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/lease"
+)
+
+const ttl = 15 * time.Second
+
+var billing = lease.Config{Name: "billing", TTL: ttl}
+
+// A faulty is a Store whose calls go through functions that may delay, lose and fail
+// them. It is no Notifier.
+type faulty struct {
+	lease.Store
+	acquire, renew, release func(ctx context.Context, do func() error) error
+}
+
+func through(f func(context.Context, func() error) error, ctx context.Context, do func() error) error {
+	if f == nil {
+		return do()
+	}
+	return f(ctx, do)
+}
+
+func (s *faulty) Acquire(ctx context.Context, req lease.Request) (rec lease.Record, err error) {
+	err = through(s.acquire, ctx, func() (err error) { rec, err = s.Store.Acquire(ctx, req); return err })
+	return rec, err
+}
+
+func (s *faulty) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+	return through(s.renew, ctx, func() error { return s.Store.Renew(ctx, name, token, ttl) })
+}
+
+func (s *faulty) Release(ctx context.Context, name, token string) error {
+	return through(s.release, ctx, func() error { return s.Store.Release(ctx, name, token) })
+}
+
+var errDown = errors.New("the store is down")
+
+func down(context.Context, func() error) error { return errDown }
+
+func hanging(ctx context.Context, _ func() error) error { <-ctx.Done(); return ctx.Err() }
+
+func quiet(cfg lease.Config) lease.Config {
+	cfg.OnStoreError = func(context.Context, error) {}
+	return cfg
+}
+
+func campaign(t *testing.T, store lease.Store, cfg lease.Config) lease.Term {
+	t.Helper()
+	term, err := lease.New(store, quiet(cfg)).Campaign(t.Context())
+	require.NoError(t, err)
+	return term
+}
+
+func look(t *testing.T, store lease.Store) lease.State {
+	t.Helper()
+	s, err := lease.Look(t.Context(), store, "billing")
+	require.NoError(t, err)
+	return s
+}
+
+// exactly runs a test in a bubble of fake time, where every store answers at once.
+func exactly(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
+
+func TestRunReturnsWhatFnReturns(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, failed := lease.NewMemory(), errors.New("failed")
+		for _, want := range []error{nil, failed} {
+			err := lease.Run(t.Context(), store, billing, func(ctx context.Context, term lease.Term) error {
+				require.NoError(t, term.Err())
+				require.NoError(t, ctx.Err())
+				require.Equal(t, "billing", term.Name())
+				require.Equal(t, look(t, store).Holder, term.Holder())
+				require.Equal(t, look(t, store).Epoch, term.Epoch())
+				time.Sleep(10 * ttl)
+				return want
+			})
+			require.Equal(t, want, err)
+			require.Empty(t, look(t, store).Holder, "not given up")
+		}
+	})
+}
+
+func TestRunOfAMistakeReturnsIt(t *testing.T) {
+	never := func(context.Context, lease.Term) error { panic("called") }
+	require.ErrorContains(t, lease.Run(t.Context(), lease.NewMemory(), lease.Config{}, never), "lease.Config.Name")
+	require.ErrorContains(t, lease.Run(t.Context(), nil, billing, never), "Store is nil")
+	require.Panics(t, func() { lease.New(lease.NewMemory(), lease.Config{}) })
+}
+
+func TestRunWaitsForTheLease(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		term := campaign(t, store, billing)
+		var wg sync.WaitGroup
+		var led time.Time
+		wg.Go(func() {
+			require.NoError(t, lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error {
+				led = time.Now()
+				return nil
+			}))
+		})
+		time.Sleep(time.Hour)
+		require.True(t, led.IsZero(), "two lead")
+		resigned := time.Now()
+		require.NoError(t, term.Resign(t.Context()))
+		wg.Wait()
+		require.Equal(t, resigned, led, "a Notifier tells at once")
+	})
+}
+
+func TestAReleaseIsFoundWithinPollWithoutANotifier(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		term := campaign(t, store, billing)
+		time.AfterFunc(time.Hour, func() { _ = term.Resign(t.Context()) })
+		began := time.Now()
+		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
+		require.Less(t, time.Since(began)-time.Hour, ttl/3+ttl/24+time.Millisecond)
+	})
+}
+
+func TestADeadLeaderIsSucceededWhenTheTTLIsOver(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "dead", TTL: ttl})
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
+		require.GreaterOrEqual(t, time.Since(began), ttl)
+		require.LessOrEqual(t, time.Since(began), ttl+2*time.Millisecond)
+	})
+}
+
+func TestADeadFirstInLineCostsOnePoll(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		for _, token := range []string{"dead", "dead too"} {
+			_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: token, TTL: ttl, Grace: time.Hour})
+			require.NoError(t, err)
+		}
+		began := time.Now()
+		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
+		require.LessOrEqual(t, time.Since(began), ttl+ttl/3*5/4+2*time.Millisecond)
+	})
+}
+
+func TestCandidatesLeadInTheirOrder(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		term := campaign(t, store, billing)
+		var order []int
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				term := campaign(t, store, billing)
+				order = append(order, i)
+				time.Sleep(time.Second)
+				require.NoError(t, term.Resign(t.Context()))
+			})
+			time.Sleep(time.Second)
+		}
+		require.NoError(t, term.Resign(t.Context()))
+		wg.Wait()
+		require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, order)
+	})
+}
+
+// TestTheCtxEndsBeforeTheLease has renewals stop to work, in each way.
+func TestTheCtxEndsBeforeTheLease(t *testing.T) {
+	for name, fault := range map[string]func(context.Context, func() error) error{"failing": down, "hanging": hanging} {
+		t.Run(name, func(t *testing.T) {
+			exactly(t, func(t *testing.T) {
+				store := &faulty{Store: lease.NewMemory()}
+				cfg := billing
+				cfg.Margin = 2 * time.Second
+				term := campaign(t, store, cfg)
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				rec, err := store.Load(t.Context(), "billing")
+				require.NoError(t, err)
+				store.renew = fault
+				<-term.Context().Done()
+				require.Equal(t, rec.Until.Add(-2*time.Second), time.Now())
+				var lost *lease.LostError
+				require.ErrorAs(t, context.Cause(term.Context()), &lost)
+				require.ErrorIs(t, lost, lease.ErrLost)
+				require.Equal(t, lease.NotRenewed, lost.Reason)
+				require.Error(t, lost.Err)
+				require.False(t, lost.Retryable())
+				require.ErrorIs(t, term.Err(), lease.ErrLost)
+				require.ErrorIs(t, term.Fence(t.Context(), nil), lease.ErrLost)
+			})
+		})
+	}
+}
+
+// TestTheTTLCountsFromTheRequest has the store answer late.
+func TestTheTTLCountsFromTheRequest(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		const late = time.Second
+		store := &faulty{Store: lease.NewMemory()}
+		answerLate := func(_ context.Context, do func() error) error { err := do(); time.Sleep(late); return err }
+		store.acquire, store.renew = answerLate, answerLate
+		sent := time.Now()
+		term := campaign(t, store, billing)
+		require.Equal(t, late, time.Since(sent))
+		store.renew = hanging
+		<-term.Context().Done()
+		require.Equal(t, ttl-ttl/10, time.Since(sent), "of the election")
+
+		store.renew = answerLate
+		sent = time.Now()
+		term = campaign(t, store, billing)
+		synctest.Wait()
+		require.Less(t, time.Since(sent), ttl)
+		renewing := time.Now()
+		store.renew = func(ctx context.Context, do func() error) error {
+			renewing = time.Now()
+			store.renew = hanging
+			return answerLate(ctx, do)
+		}
+		<-term.Context().Done()
+		require.Equal(t, ttl-ttl/10, time.Since(renewing), "of a renewal")
+		require.True(t, look(t, store).Holder != "", "the lease has ended before the ctx")
+	})
+}
+
+func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		var n int
+		store.renew = func(ctx context.Context, do func() error) error {
+			switch n++; n % 3 {
+			case 1:
+				return errDown
+			case 2:
+				return hanging(ctx, do)
+			}
+			return do()
+		}
+		c := lease.New(store, quiet(billing))
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		require.NoError(t, term.Err())
+		require.NoError(t, term.Resign(t.Context()))
+		stats := c.Stats()
+		require.NotZero(t, stats.Renewed)
+		require.InDelta(t, 2*stats.Renewed, stats.StoreErrors, 2)
+	})
+}
+
+func TestATermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		term := campaign(t, store, billing)
+		store.renew = func(context.Context, func() error) error { return lease.ErrLost }
+		began := time.Now()
+		<-term.Context().Done()
+		require.Equal(t, ttl/3, time.Since(began))
+		require.ErrorContains(t, term.Err(), "ended by the store")
+	})
+}
+
+// TestRunLeadsAgainAfterALoss has the first term be lost, whatever fn then returns.
+func TestRunLeadsAgainAfterALoss(t *testing.T) {
+	for _, result := range []error{nil, errDown} {
+		exactly(t, func(t *testing.T) {
+			store := &faulty{Store: lease.NewMemory(), renew: down}
+			var epochs []int64
+			err := lease.Run(t.Context(), store, quiet(billing), func(ctx context.Context, term lease.Term) error {
+				epochs = append(epochs, term.Epoch())
+				if len(epochs) == 2 {
+					store.renew = nil
+					time.Sleep(10 * ttl)
+					return nil
+				}
+				<-ctx.Done()
+				return result
+			})
+			require.NoError(t, err)
+			require.Len(t, epochs, 2)
+			require.Greater(t, epochs[1], epochs[0])
+		})
+	}
+}
+
+func TestRunEndsWithItsCtx(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, why := lease.NewMemory(), errors.New("shutdown")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Minute, func() { cancel(why) })
+		var finished time.Time
+		err := lease.Run(ctx, store, billing, func(ctx context.Context, term lease.Term) error {
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), why)
+			time.Sleep(10 * ttl) // it finishes in peace
+			require.NoError(t, term.Err(), "not renewed while fn finishes")
+			finished = time.Now()
+			return errDown
+		})
+		require.Equal(t, errDown, err)
+		require.Equal(t, finished, time.Now())
+		require.Empty(t, look(t, store).Holder)
+
+		err = lease.Run(ctx, store, billing, nil)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, why)
+	})
+}
+
+func TestAWaitEndsWithItsCtx(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		term := campaign(t, store, billing)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := lease.Run(ctx, store, billing, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "billing")
+		rec, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "x", TTL: ttl})
+		require.NoError(t, err)
+		require.False(t, rec.Ahead, "the line was not left")
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		require.PanicsWithValue(t, "oh", func() {
+			_ = lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error { panic("oh") })
+		})
+		require.Empty(t, look(t, store).Holder)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_ = lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error { runtime.Goexit(); return nil })
+		})
+		wg.Wait()
+		require.Empty(t, look(t, store).Holder)
+	})
+}
+
+// TestAnElectionWhoseAnswerIsLost finds that it has led all the while.
+func TestAnElectionWhoseAnswerIsLost(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		lose := func(_ context.Context, do func() error) error { return errors.Join(do(), errDown) }
+		store.acquire = lose
+		time.AfterFunc(time.Minute, func() { store.acquire = nil })
+		term := campaign(t, store, billing)
+		require.Equal(t, look(t, store).Epoch, term.Epoch())
+		require.NoError(t, term.Resign(t.Context()))
+
+		store.acquire = lose
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := lease.New(store, quiet(billing)).Campaign(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Empty(t, look(t, store).Holder, "a lease that nobody knows of")
+	})
+}
+
+// TestAnElectionThatComesTooLate has the answer take longer than the term, as it does when
+// the process is stopped meanwhile.
+func TestAnElectionThatComesTooLate(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		var asked int
+		store.acquire = func(_ context.Context, do func() error) error {
+			err := do()
+			if asked++; asked == 1 {
+				time.Sleep(2 * ttl)
+			}
+			return err
+		}
+		term := campaign(t, store, billing)
+		require.NoError(t, term.Err())
+		require.Equal(t, 2, asked)
+		require.NotEmpty(t, look(t, store).Holder)
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+func TestAnIdleCandidateAsksOnceAPoll(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		term := campaign(t, store, billing)
+		c := lease.New(store, billing)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_, err := c.Campaign(ctx)
+		require.Error(t, err)
+		require.LessOrEqual(t, c.Stats().Asked, int64(time.Hour/(ttl/3)+1))
+		require.Equal(t, time.Hour, c.Stats().Waited)
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+func TestTryCampaignDoesNotWait(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
+		term, err := c.TryCampaign(t.Context())
+		require.NoError(t, err)
+		_, err = c.TryCampaign(t.Context())
+		require.ErrorIs(t, err, lease.ErrHeld)
+		var held *lease.HeldError
+		require.ErrorAs(t, err, &held)
+		require.Equal(t, lease.HeldError{Name: "billing", Holder: "me", After: ttl}, *held)
+		require.True(t, held.Refused())
+		require.Equal(t, ttl, held.RetryAfter())
+		require.EqualError(t, err, "lease: billing: held by me")
+		require.NoError(t, term.Resign(t.Context()))
+		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: others were first")
+
+		store.acquire = down
+		_, err = c.TryCampaign(t.Context())
+		require.ErrorIs(t, err, errDown)
+		store.acquire = nil
+		term, err = c.TryCampaign(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, term.Resign(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = c.TryCampaign(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		require.EqualValues(t, 1, c.Stats().Refused)
+	})
+}
+
+type key struct{}
+
+// TestTheCtxOfACampaignBoundsTheWaitOnly ends it, and the term goes on.
+func TestTheCtxOfACampaignBoundsTheWaitOnly(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+		term, err := lease.New(store, billing).Campaign(ctx)
+		require.NoError(t, err)
+		cancel()
+		time.Sleep(10 * ttl)
+		require.NoError(t, term.Err())
+		require.NoError(t, term.Context().Err())
+		require.Equal(t, "value", term.Context().Value(key{}))
+		require.NoError(t, term.Resign(t.Context()))
+		require.ErrorIs(t, context.Cause(term.Context()), lease.ErrLost)
+		require.ErrorContains(t, term.Err(), "given up")
+		require.NoError(t, term.Resign(t.Context()), "twice")
+	})
+}
+
+func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), release: down}
+		term := campaign(t, store, billing)
+		require.ErrorIs(t, term.Resign(t.Context()), errDown)
+		require.Error(t, term.Context().Err())
+		require.NotEmpty(t, look(t, store).Holder)
+		store.release = nil
+		require.NoError(t, term.Resign(t.Context()))
+		require.Empty(t, look(t, store).Holder)
+	})
+}
+
+type fencing struct {
+	lease.Store
+	err error
+}
+
+func (f *fencing) Fence(_ context.Context, _ *sql.Tx, name string, epoch int64) error {
+	if name != "billing" || epoch == 0 {
+		panic(fmt.Sprint(name, epoch))
+	}
+	return f.err
+}
+
+func TestAFenceThatFailsEndsTheTerm(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &fencing{Store: lease.NewMemory()}
+		term := campaign(t, store, billing)
+		require.NoError(t, term.Fence(t.Context(), nil))
+		store.err = errDown
+		require.ErrorIs(t, term.Fence(t.Context(), nil), errDown)
+		require.NoError(t, term.Err(), "an error of the database does not say that the term is over")
+		store.err = lease.ErrLost
+		var lost *lease.LostError
+		require.ErrorAs(t, term.Fence(t.Context(), nil), &lost)
+		require.Equal(t, lease.Ended, lost.Reason)
+		require.ErrorIs(t, context.Cause(term.Context()), lease.ErrLost)
+		require.NoError(t, term.Resign(t.Context()))
+
+		term = campaign(t, lease.NewMemory(), billing)
+		require.ErrorIs(t, term.Fence(t.Context(), nil), lease.ErrNoFence)
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+// TestNeverTwo has many candidates lead for random times, over a store that loses requests
+// and answers and is slow: never two work, and the epochs grow.
+func TestNeverTwo(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		fault := func(ctx context.Context, do func() error) error {
+			time.Sleep(rand.N(ttl / 20))
+			if rand.N(5) == 0 {
+				return errDown
+			}
+			err := do()
+			switch rand.N(5) {
+			case 0:
+				return errors.Join(err, errDown)
+			case 1:
+				return errors.Join(err, hanging(ctx, nil))
+			}
+			time.Sleep(rand.N(ttl / 20))
+			return err
+		}
+		store := &faulty{Store: lease.NewMemory(), acquire: fault, renew: fault, release: fault}
+		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Hour)
+		defer cancel()
+		var working, terms, lost atomic.Int64
+		var last atomic.Int64
+		var wg sync.WaitGroup
+		for range 5 {
+			c := lease.New(store, quiet(billing))
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					_ = c.Run(ctx, func(ctx context.Context, term lease.Term) error {
+						if working.Add(1) != 1 {
+							t.Error("two work")
+						}
+						defer working.Add(-1)
+						if last.Swap(term.Epoch()) >= term.Epoch() {
+							t.Error("an epoch does not grow")
+						}
+						terms.Add(1)
+						work := time.NewTimer(rand.N(10 * ttl))
+						defer work.Stop()
+						select {
+						case <-ctx.Done():
+						case <-work.C:
+						}
+						return nil
+					})
+				}
+			})
+			defer func() { lost.Add(c.Stats().Lost) }()
+		}
+		wg.Wait()
+		require.Greater(t, terms.Load(), int64(100))
+	})
+}
+
+func TestStatsAndEvents(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		var hooked, observed []lease.Event
+		cfg := quiet(billing)
+		cfg.Holder = "me"
+		cfg.OnEvent = func(_ context.Context, e lease.Event) { hooked = append(hooked, e) }
+		c := lease.New(store, cfg)
+		stop := c.Observe(func(_ context.Context, e lease.Event) { observed = append(observed, e) })
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		first := term.Epoch()
+		const led = time.Minute - time.Second
+		time.Sleep(led)
+		require.Equal(t, lease.Stats{Elected: 1, Asked: 1, Renewed: 11, Leading: 1, Epoch: first}, c.Stats())
+		require.NoError(t, term.Resign(t.Context()))
+		term, err = c.Campaign(t.Context())
+		require.NoError(t, err)
+		store.renew = func(context.Context, func() error) error { return lease.ErrLost }
+		<-term.Context().Done()
+		synctest.Wait()
+		_ = term.Resign(t.Context())
+		require.Equal(t, lease.Stats{
+			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, Led: led + ttl/3, Epoch: term.Epoch(),
+		}, c.Stats())
+		second := term.Epoch()
+		require.Equal(t, []lease.Event{
+			{Kind: lease.Elected, Name: "billing", Holder: "me", Epoch: first},
+			{Kind: lease.Resigned, Name: "billing", Holder: "me", Epoch: first, Took: led},
+			{Kind: lease.Elected, Name: "billing", Holder: "me", Epoch: second},
+			{Kind: lease.Lost, Name: "billing", Holder: "me", Epoch: second, Took: ttl / 3,
+				Err: &lease.LostError{Name: "billing", Epoch: second, Reason: lease.Ended}},
+		}, observed)
+		require.Equal(t, observed, hooked)
+		stop()
+		term, err = c.Campaign(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, term.Resign(t.Context()))
+		require.Len(t, observed, 4)
+		require.Len(t, hooked, 6)
+	})
+}
+
+// TestAHookMayCallTheCandidate would wait for itself if a lock were held.
+func TestAHookMayCallTheCandidate(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		var c *lease.Candidate
+		cfg := billing
+		cfg.OnEvent = func(context.Context, lease.Event) {
+			c.Stats()
+			require.NoError(t, c.Update(func(cfg *lease.Config) { cfg.Poll = time.Second }))
+		}
+		c = lease.New(lease.NewMemory(), cfg)
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, term.Resign(t.Context()))
+		require.Equal(t, time.Second, c.Config().Poll)
+	})
+}
+
+// lines counts what is logged.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) Write(p []byte) (int, error) { l.n.Add(1); return len(p), nil }
+
+func TestAStoreThatFailsIsTold(t *testing.T) {
+	logged, before := &lines{}, slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
+	defer slog.SetDefault(before)
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), acquire: down}
+		cfg := billing
+		cfg.Poll = 10 * time.Millisecond
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		c := lease.New(store, cfg)
+		require.Error(t, c.Run(ctx, nil))
+		require.Greater(t, c.Stats().StoreErrors, int64(800))
+		require.InDelta(t, 10, logged.n.Load(), 1, "once a second")
+
+		var told []error
+		cfg.OnStoreError = func(_ context.Context, err error) { told = append(told, err) }
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.Error(t, lease.Run(ctx, store, cfg, nil))
+		require.ErrorIs(t, told[0], errDown)
+		require.EqualError(t, told[0], "lease: billing: campaign: the store is down")
+	})
+}
+
+// A deafStore is a Notifier that fails at first.
+type deafStore struct {
+	lease.Store
+	failures int
+}
+
+func (s *deafStore) Listen(ctx context.Context, name string, notify func()) error {
+	if s.failures--; s.failures >= 0 {
+		return errDown
+	}
+	return s.Store.(lease.Notifier).Listen(ctx, name, notify)
+}
+
+func TestListeningIsTriedAgain(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &deafStore{Store: lease.NewMemory(), failures: 3}
+		term := campaign(t, store, billing)
+		var resigned time.Time
+		time.AfterFunc(time.Hour, func() { resigned = time.Now(); _ = term.Resign(t.Context()) })
+		c := lease.New(store, quiet(billing))
+		next, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, resigned, time.Now())
+		require.EqualValues(t, 3, c.Stats().StoreErrors)
+		require.NoError(t, next.Resign(t.Context()))
+	})
+}
+
+func TestValidate(t *testing.T) {
+	for _, c := range []struct {
+		field string
+		cfg   lease.Config
+	}{
+		{"Name", lease.Config{}},
+		{"Name", lease.Config{Name: strings.Repeat("x", 201)}},
+		{"Name", lease.Config{Name: "a\x00"}},
+		{"Name", lease.Config{Name: "\xff"}},
+		{"Holder", lease.Config{Name: "a", Holder: "\xff"}},
+		{"TTL", lease.Config{Name: "a", TTL: -1}},
+		{"TTL", lease.Config{Name: "a", TTL: time.Millisecond}},
+		{"Margin", lease.Config{Name: "a", Margin: -1}},
+		{"Margin", lease.Config{Name: "a", Margin: 8 * time.Second}},
+		{"Poll", lease.Config{Name: "a", Poll: -1}},
+	} {
+		require.ErrorContains(t, c.cfg.Validate(), "lease.Config."+c.field+" is")
+	}
+	require.NoError(t, lease.Config{Name: "a"}.Validate())
+	require.NoError(t, lease.Config{Name: "a", TTL: 10 * time.Millisecond, Margin: 5 * time.Millisecond}.Validate())
+}
