@@ -1,0 +1,208 @@
+package lease_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/sqllease"
+)
+
+// A workerConfig is what a test tells a process that it starts.
+type workerConfig struct {
+	Number   int
+	Database database
+	TTL      time.Duration
+	Hold     bool // lead, and do nothing
+	Mutant   mutant
+}
+
+// A mutant is a worker without one of the things that keep terms apart.
+type mutant string
+
+const (
+	withoutFence  mutant = "without the fence"
+	ttlFromAnswer mutant = "with a TTL that counts from the answer"
+	processClock  mutant = "with the clock of the process"
+)
+
+// chaosName is the lease that the workers compete for.
+const chaosName = "chaos"
+
+func TestMain(m *testing.M) {
+	text := os.Getenv("LEASE_WORKER")
+	if text == "" {
+		os.Exit(m.Run())
+	}
+	var w worker
+	if err := json.Unmarshal([]byte(text), &w.workerConfig); err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }() // until the test ends
+	w.run(ctx)
+}
+
+type worker struct {
+	workerConfig
+	db    *sql.DB
+	store lease.Store
+	fence lease.Fencer
+}
+
+// say writes a line that the test reads: what is forbidden begins with VIOLATION.
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+func (w *worker) run(ctx context.Context) {
+	db, err := w.Database.connect()
+	if err != nil {
+		panic(err)
+	}
+	w.db = db
+	for {
+		s, err := w.Database.store(ctx, db)
+		if err == nil {
+			w.store, w.fence = s, s
+			break
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		time.Sleep(w.TTL / 10)
+	}
+	switch w.Mutant {
+	case ttlFromAnswer:
+		w.store = &answering{Store: w.store, sent: make(map[string]chan error)}
+	case processClock:
+		w.store = &skewed{Store: w.store, db: db, skew: time.Duration(w.Number) * 2 * time.Hour}
+	}
+	cfg := lease.Config{
+		Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number), OnStoreError: func(context.Context, error) {},
+	}
+	for ctx.Err() == nil {
+		_ = lease.Run(ctx, w.store, cfg, w.lead)
+	}
+}
+
+// lead works for a while and returns, so that another leads.
+func (w *worker) lead(ctx context.Context, term lease.Term) error {
+	if w.Hold {
+		say("LEADS %d", term.Epoch())
+		<-ctx.Done()
+		return nil
+	}
+	for n := rand.N(6); n >= 0 && ctx.Err() == nil; n-- {
+		w.look(ctx, term)
+		err := w.write(ctx, term)
+		if errors.Is(err, lease.ErrLost) {
+			say("FENCED %d", term.Epoch())
+		}
+	}
+	return nil
+}
+
+// look checks the promise of the ctx: if it is alive after the store has answered, the
+// term held when the store was asked.
+func (w *worker) look(ctx context.Context, term lease.Term) {
+	var epoch int64
+	err := w.db.QueryRowContext(ctx, "SELECT epoch FROM lease WHERE name = 'chaos'").Scan(&epoch)
+	if err == nil && term.Err() == nil && epoch != term.Epoch() {
+		say("VIOLATION worker %d believes that it leads in term %d, in the middle of %d", w.Number, term.Epoch(), epoch)
+	}
+}
+
+// write writes in the order of commits: the row of the counter is locked until then.
+func (w *worker) write(ctx context.Context, term lease.Term) error {
+	// A process that was stopped after it had looked at its ctx, and before it sent.
+	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, 4*w.TTL)
+	defer cancel()
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	w.stall()
+	switch {
+	case w.Mutant == withoutFence:
+	case rand.N(2) == 0: // what the store says, whatever the local clock does
+		err = w.fence.Fence(ctx, tx, chaosName, term.Epoch())
+	default:
+		err = term.Fence(ctx, tx)
+	}
+	if err != nil {
+		return err
+	}
+	w.stall()
+	var n int64
+	if _, err := tx.ExecContext(ctx, "UPDATE chaos_counter SET n = n + 1"); err != nil {
+		return err
+	}
+	if err := tx.QueryRowContext(ctx, "SELECT n FROM chaos_counter").Scan(&n); err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO chaos_write (n, epoch) VALUES (%d, %d)", n, term.Epoch()))
+	if err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// stall is a pause, sometimes past the end of the term.
+func (w *worker) stall() {
+	switch rand.N(100) {
+	case 0:
+		time.Sleep(w.TTL + rand.N(w.TTL))
+	default:
+		time.Sleep(rand.N(2 * time.Millisecond))
+	}
+}
+
+// answering returns from each Renew with the answer of the one before: the candidate then
+// counts the TTL from the answer, a third of the TTL after the request.
+type answering struct {
+	lease.Store
+	mu   sync.Mutex
+	sent map[string]chan error // by token
+}
+
+func (s *answering) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, answer := s.sent[token], make(chan error, 1)
+	s.sent[token] = answer
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl/4)
+		defer cancel()
+		answer <- s.Store.Renew(ctx, name, token, ttl)
+	}()
+	if before == nil {
+		return nil
+	}
+	return <-before
+}
+
+// skewed judges by its own clock whether a lease has ended.
+type skewed struct {
+	lease.Store
+	db   *sql.DB
+	skew time.Duration
+}
+
+func (s *skewed) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	if rec, err := s.Load(ctx, req.Name); err == nil && rec.Held() && !rec.Until.After(rec.Now.Add(s.skew)) {
+		_, _ = s.db.ExecContext(ctx, "UPDATE lease SET expires = 0")
+	}
+	return s.Store.Acquire(ctx, req)
+}
+
+var _ lease.Fencer = (*sqllease.Store)(nil)
