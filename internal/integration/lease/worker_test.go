@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/lease"
-	"github.com/go-resilience/resilience/lease/sqllease"
 )
 
 // A workerConfig is what a test tells a process that it starts.
@@ -23,6 +22,7 @@ type workerConfig struct {
 	Database database
 	TTL      time.Duration
 	Hold     bool // lead, and do nothing
+	Long     int  // one in so many terms lasts for some renewals
 	Mutant   mutant
 }
 
@@ -79,6 +79,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		time.Sleep(w.TTL / 10)
 	}
+	w.store = &outages{Store: w.store}
 	switch w.Mutant {
 	case ttlFromAnswer:
 		w.store = &answering{Store: w.store, sent: make(map[string]chan error)}
@@ -100,7 +101,11 @@ func (w *worker) lead(ctx context.Context, term lease.Term) error {
 		<-ctx.Done()
 		return nil
 	}
-	for n := rand.N(6); n >= 0 && ctx.Err() == nil; n-- {
+	until := time.Now()
+	if rand.N(w.Long) == 0 {
+		until = until.Add(rand.N(6 * w.TTL))
+	}
+	for n := rand.N(4); ctx.Err() == nil && (n >= 0 || time.Now().Before(until)); n-- {
 		w.look(ctx, term)
 		err := w.write(ctx, term)
 		if errors.Is(err, lease.ErrLost) {
@@ -159,12 +164,36 @@ func (w *worker) write(ctx context.Context, term lease.Term) error {
 
 // stall is a pause, sometimes past the end of the term.
 func (w *worker) stall() {
-	switch rand.N(100) {
-	case 0:
+	if rand.N(200) == 0 {
 		time.Sleep(w.TTL + rand.N(w.TTL))
-	default:
-		time.Sleep(rand.N(2 * time.Millisecond))
 	}
+}
+
+// outages has no renewal reach the store for a while, now and then.
+type outages struct {
+	lease.Store
+	mu    sync.Mutex
+	until time.Time
+}
+
+var errOutage = errors.New("renewals do not reach the store")
+
+func (s *outages) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+	s.mu.Lock()
+	if rand.N(10) == 0 {
+		s.until = time.Now().Add(rand.N(2 * ttl))
+	}
+	out := time.Now().Before(s.until)
+	s.mu.Unlock()
+	if out {
+		return errOutage
+	}
+	return s.Store.Renew(ctx, name, token, ttl)
+}
+
+// Listen is the store's, if it has one.
+func (s *outages) Listen(ctx context.Context, name string, notify func()) error {
+	return s.Store.(lease.Notifier).Listen(ctx, name, notify)
 }
 
 // answering returns from each Renew with the answer of the one before: the candidate then
@@ -204,5 +233,3 @@ func (s *skewed) Acquire(ctx context.Context, req lease.Request) (lease.Record, 
 	}
 	return s.Store.Acquire(ctx, req)
 }
-
-var _ lease.Fencer = (*sqllease.Store)(nil)
