@@ -28,10 +28,14 @@ var engines = map[string][]string{
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
+	"lease":                 nil,
+	"lease/sqllease":        nil,
+	"lease/redislease":      nil,
+	"lease/storetest":       nil,
 }
 
 // patterns are the packages that must not know each other.
-var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside", "saga"}
+var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside", "saga", "lease"}
 
 // TestImports holds the arrows of the house: a pattern imports neither another
 // pattern nor the root, links no more than its engine, and only resiliencehttp

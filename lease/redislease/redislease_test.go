@@ -1,0 +1,100 @@
+package redislease_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/redislease"
+)
+
+// The script is tested on a real Redis, in internal/integration/lease. Here is what needs
+// none.
+
+var errDown = errors.New("down")
+
+// answers returns a store whose script always answers so.
+func answers(value any, err error) *redislease.Store {
+	return redislease.New(redislease.Config{
+		Eval: func(_ context.Context, script string, keys []string, args ...any) (any, error) {
+			if len(keys) != 1 || keys[0] != "lease:a" || len(args) < 2 {
+				panic(keys)
+			}
+			return value, err
+		},
+	})
+}
+
+func TestNewNeedsEval(t *testing.T) {
+	require.PanicsWithError(t, "redislease.Config.Eval is nil: must be set", func() { redislease.New(redislease.Config{}) })
+}
+
+func TestAnswersOfClients(t *testing.T) {
+	for _, value := range []any{
+		[]any{"x", "me", int64(7), int64(1), int64(2), int64(3), int64(1)},
+		[]any{[]byte("x"), []byte("me"), 7, 1, 2, 3, 1},
+		[]any{"x", "me", "7", []byte("1"), "2", "3", "1"},
+	} {
+		rec, err := answers(value, nil).Acquire(t.Context(), lease.Request{Name: "a", Token: "x"})
+		require.NoError(t, err)
+		require.Equal(t, lease.Record{
+			Name: "a", Token: "x", Holder: "me", Epoch: 7, Ahead: true,
+			Since: time.UnixMicro(1), Until: time.UnixMicro(2), Now: time.UnixMicro(3),
+		}, rec)
+		rec, err = answers(value, nil).Load(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, int64(7), rec.Epoch)
+		require.NoError(t, answers(value, nil).Release(t.Context(), "a", "x"))
+	}
+	rec, err := answers([]any{"", "", 0, 0, 0, 3, 0}, nil).Load(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, lease.Record{Name: "a", Now: time.UnixMicro(3)}, rec)
+	require.NoError(t, answers(int64(1), nil).Renew(t.Context(), "a", "x", time.Second))
+	require.ErrorIs(t, answers("0", nil).Renew(t.Context(), "a", "x", time.Second), lease.ErrLost)
+}
+
+func TestAnswersThatAreNone(t *testing.T) {
+	for _, value := range []any{
+		nil, "OK", []any{}, []any{1, "me", 7, 1, 2, 3, 0}, []any{"x", nil, 7, 1, 2, 3, 0},
+		[]any{"x", "me", "seven", 1, 2, 3, 0}, []any{"x", "me", 7, 1, 2, 3.5, 0},
+	} {
+		_, err := answers(value, nil).Load(t.Context(), "a")
+		require.ErrorContains(t, err, "redislease: load: the script's answer")
+		require.Error(t, answers(value, nil).Renew(t.Context(), "a", "x", time.Second))
+	}
+	_, err := answers(nil, errDown).Acquire(t.Context(), lease.Request{Name: "a"})
+	require.ErrorIs(t, err, errDown)
+	require.ErrorContains(t, err, "redislease: acquire: ")
+	require.ErrorIs(t, answers(nil, errDown).Renew(t.Context(), "a", "x", time.Second), errDown)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = answers(nil, nil).Load(ctx, "a")
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestListen(t *testing.T) {
+	eval := func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }
+	told := 0
+	subscribe := func(err error) func(context.Context, string, func(), func(string)) error {
+		return func(_ context.Context, channel string, subscribed func(), message func(string)) error {
+			require.Equal(t, "p:a", channel)
+			subscribed()
+			message("")
+			return err
+		}
+	}
+	s := redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(errDown)})
+	require.ErrorIs(t, s.Listen(t.Context(), "a", func() { told++ }), errDown)
+	require.Equal(t, 2, told)
+	s = redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(nil)})
+	require.ErrorContains(t, s.Listen(t.Context(), "a", func() { told++ }), "has ended")
+
+	s = redislease.New(redislease.Config{Eval: eval})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
+}

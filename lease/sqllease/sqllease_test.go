@@ -1,0 +1,227 @@
+package sqllease_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/lease/storetest"
+)
+
+type constructor = func(context.Context, *sql.DB) (*sqllease.Store, error)
+
+var dialects = map[string]constructor{
+	"PostgreSQL": sqllease.PostgreSQL, "MySQL": sqllease.MySQL, "SQLite": sqllease.SQLite,
+}
+
+func onEach(t *testing.T, test func(t *testing.T, f *fake, s *sqllease.Store)) {
+	for name, construct := range dialects {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			s, err := construct(t.Context(), f.open())
+			require.NoError(t, err)
+			test(t, f, s)
+		})
+	}
+}
+
+func TestStore(t *testing.T) {
+	for name, construct := range dialects {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(t *testing.T) lease.Store {
+				s, err := construct(t.Context(), newFake().open())
+				require.NoError(t, err)
+				return s
+			})
+		})
+	}
+}
+
+func TestTheTablesAreCreatedOnce(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		require.Contains(t, strings.Join(f.log, "\n"), "CREATE TABLE IF NOT EXISTS lease (")
+		for statement := range strings.SplitSeq(s.Schema(), ";") {
+			require.Contains(t, strings.Join(f.log, "\n"), strings.TrimSpace(statement))
+		}
+		f.log = nil
+		_, err := dialects[strings.TrimPrefix(t.Name(), "TestTheTablesAreCreatedOnce/")](t.Context(), f.open())
+		require.NoError(t, err)
+		require.NotContains(t, strings.Join(f.log, "\n"), "CREATE", "a right to create is not needed")
+	})
+}
+
+func TestConstructorsSayWhatIsWrong(t *testing.T) {
+	for name, construct := range dialects {
+		t.Run(name, func(t *testing.T) {
+			_, err := construct(t.Context(), nil)
+			require.EqualError(t, err, "sqllease: the *sql.DB is nil: must be set")
+			f := newFake()
+			f.fail = func(string) error { return errors.New("permission denied") }
+			_, err = construct(t.Context(), f.open())
+			require.ErrorContains(t, err, "permission denied")
+			require.ErrorContains(t, err, "Config.Prefix")
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			_, err = construct(ctx, newFake().open())
+			require.ErrorIs(t, err, context.Canceled)
+		})
+	}
+	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
+		_, err := sqllease.Config{Prefix: prefix}.PostgreSQL(t.Context(), newFake().open())
+		require.ErrorContains(t, err, "Config.Prefix")
+	}
+	listen := func(context.Context, string, func()) error { return nil }
+	_, err := sqllease.Config{Listen: listen}.MySQL(t.Context(), newFake().open())
+	require.ErrorContains(t, err, "Config.Listen")
+	f := newFake()
+	f.busy = 0
+	_, err = sqllease.SQLite(t.Context(), f.open())
+	require.ErrorContains(t, err, "busy_timeout")
+	f.fail = func(statement string) error {
+		if strings.HasPrefix(statement, "PRAGMA") {
+			return errDown
+		}
+		return nil
+	}
+	_, err = sqllease.SQLite(t.Context(), f.open())
+	require.ErrorIs(t, err, errDown)
+}
+
+// TestAnotherProcessMayCreateTheTables has the first attempt fail, as PostgreSQL lets it
+// when two create a table at the same time.
+func TestAnotherProcessMayCreateTheTables(t *testing.T) {
+	f := newFake()
+	f.fail = func(statement string) error {
+		if strings.HasPrefix(statement, "CREATE") && !f.tables {
+			f.tables = true
+			return errors.New("duplicate key")
+		}
+		return nil
+	}
+	_, err := sqllease.PostgreSQL(t.Context(), f.open())
+	require.NoError(t, err)
+}
+
+var errDown = errors.New("down")
+
+// TestErrorsSayWhereTheyAreFrom fails each statement in turn.
+func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		ctx := t.Context()
+		req := lease.Request{Name: "a", Token: "x", TTL: time.Hour, Grace: time.Hour}
+		n := 0
+		failing := func(at int) {
+			n = 0
+			f.fail = func(string) error { n++; return map[bool]error{true: errDown}[n == at] }
+		}
+		for at := 1; at < 9; at++ {
+			failing(at)
+			_, err := s.Acquire(ctx, req)
+			if err != nil {
+				require.ErrorIs(t, err, errDown)
+				require.ErrorContains(t, err, "sqllease: acquire: ")
+			}
+			f.fail = nil
+			rec, err := s.Acquire(ctx, req)
+			require.NoError(t, err)
+			require.Equal(t, "x", rec.Token)
+			failing(1)
+			require.ErrorContains(t, s.Renew(ctx, "a", "x", time.Hour), "sqllease: renew: ")
+			failing(1)
+			require.ErrorContains(t, s.Release(ctx, "a", "x"), "sqllease: release: ")
+			failing(2)
+			require.ErrorContains(t, s.Release(ctx, "a", "y"), "sqllease: release: ")
+			failing(1)
+			_, err = s.Load(ctx, "a")
+			require.ErrorContains(t, err, "sqllease: load: ")
+			f.fail = nil
+			require.NoError(t, s.Release(ctx, "a", "x"))
+			delete(f.rows, "a")
+		}
+		failing(2)
+		_, err := s.Load(ctx, "b")
+		require.ErrorIs(t, err, errDown)
+		f.fail = nil
+		require.ErrorIs(t, s.Renew(ctx, "b", "x", time.Hour), lease.ErrLost)
+		failing(2)
+		require.ErrorIs(t, s.Renew(ctx, "b", "x", time.Hour), errDown)
+	})
+}
+
+func TestARenewalThatChangesNothingIsOne(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+		require.NoError(t, err)
+		f.same = true
+		require.NoError(t, s.Renew(t.Context(), "a", "x", time.Hour))
+		require.ErrorIs(t, s.Renew(t.Context(), "a", "y", time.Hour), lease.ErrLost)
+	})
+}
+
+func TestFence(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		tx, err := f.open().BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		defer tx.Rollback()
+		rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+		require.NoError(t, err)
+		require.NoError(t, s.Fence(t.Context(), tx, "a", rec.Epoch))
+		require.ErrorIs(t, s.Fence(t.Context(), tx, "a", rec.Epoch-1), lease.ErrLost)
+		f.fail = func(string) error { return errDown }
+		err = s.Fence(t.Context(), tx, "a", rec.Epoch)
+		require.ErrorIs(t, err, errDown)
+		require.NotErrorIs(t, err, lease.ErrLost)
+		require.ErrorContains(t, err, "sqllease: fence: ")
+	})
+}
+
+func TestMySQLDoesNotWaitForAFence(t *testing.T) {
+	f := newFake()
+	s, err := sqllease.MySQL(t.Context(), f.open())
+	require.NoError(t, err)
+	f.locked = true
+	rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	require.NoError(t, err)
+	require.Empty(t, rec.Token)
+	f.fail = func(statement string) error {
+		if strings.Contains(statement, "SKIP LOCKED") {
+			return errDown
+		}
+		return nil
+	}
+	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	require.ErrorIs(t, err, errDown)
+}
+
+func TestListen(t *testing.T) {
+	var channels []string
+	c := sqllease.Config{Prefix: "p_", Listen: func(_ context.Context, channel string, notify func()) error {
+		channels = append(channels, channel)
+		notify()
+		return errDown
+	}}
+	f := newFake()
+	f.fail = func(string) error { f.tables = true; return nil }
+	s, err := c.PostgreSQL(t.Context(), f.open())
+	require.NoError(t, err)
+	told := 0
+	for _, name := range []string{"a", strings.Repeat("b", 200)} {
+		require.ErrorIs(t, s.Listen(t.Context(), name, func() { told++ }), errDown)
+	}
+	require.Equal(t, 2, told)
+	require.NotEqual(t, channels[0], channels[1])
+	require.Regexp(t, "^p_lease_[0-9a-f]{16}$", channels[1])
+
+	s, err = sqllease.PostgreSQL(t.Context(), newFake().open())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
+}
