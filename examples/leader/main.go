@@ -3,8 +3,7 @@
 // after the TTL or at once. The ticks of two leaders never mix, as each is written in a
 // transaction that is fenced.
 //
-//	go run ./examples/leader
-//	go run ./examples/leader -kills 10 -ttl 3s
+//	go run ./examples/leader -kills 10
 package main
 
 import (
@@ -44,7 +43,6 @@ func open(ctx context.Context, path string) (*sql.DB, *sqllease.Store) {
 // work is the life of a process: it ticks whenever it leads.
 func work(ctx context.Context) {
 	db, store := open(ctx, *file)
-	defer db.Close()
 	cfg := lease.Config{
 		Name: "ticker", Holder: *worker, TTL: *ttl,
 		Poll:         *ttl / 20, // a read of a local file costs little
@@ -105,7 +103,6 @@ func main() {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "db")
 	db, store := open(ctx, path)
-	defer db.Close()
 	_, err = db.Exec("CREATE TABLE tick (id integer PRIMARY KEY AUTOINCREMENT, epoch integer)")
 	check(err)
 	all := make(map[string]process)
