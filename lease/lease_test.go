@@ -249,10 +249,10 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 		var n int
 		store.renew = func(ctx context.Context, do func() error) error {
 			switch n++; n % 3 {
-			case 1:
-				return errDown
-			case 2:
+			case 1: // on a connection that is half open
 				return hanging(ctx, do)
+			case 2:
+				return errDown
 			}
 			return do()
 		}

@@ -57,10 +57,25 @@ func TestUpdateKeepsATermUnderWay(t *testing.T) {
 	})
 }
 
+// tokens fails a test if a token asks for two TTLs: a late request could then end a term
+// before its ctx.
+type tokens struct {
+	lease.Store
+	t   *testing.T
+	ttl sync.Map
+}
+
+func (s *tokens) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	if before, ok := s.ttl.LoadOrStore(req.Token, req.TTL); ok && before != req.TTL {
+		s.t.Errorf("a token asks for %v after %v", req.TTL, before)
+	}
+	return s.Store.Acquire(ctx, req)
+}
+
 // TestUpdateReachesAWait changes what a campaign under way asks with.
 func TestUpdateReachesAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory()}
+		store := &tokens{Store: lease.NewMemory(), t: t}
 		first := campaign(t, store, billing)
 		c := lease.New(store, billing)
 		var wg sync.WaitGroup
