@@ -37,11 +37,10 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 		return Term{}, fmt.Errorf("lease: %s: %w", cfg.Name, err)
 	case h == nil:
 		c.count.refused.Add(1)
-		held := &HeldError{Name: cfg.Name, After: max(rec.Until.Sub(rec.Now), 0)}
 		if rec.Held() {
-			held.Holder = rec.Holder
+			return Term{}, &HeldError{Name: cfg.Name, Holder: rec.Holder, After: rec.Until.Sub(rec.Now)}
 		}
-		return Term{}, held
+		return Term{}, &HeldError{Name: cfg.Name, After: cfg.Poll}
 	}
 	h.begin(context.WithoutCancel(ctx), time.Since(began))
 	return Term{h}, nil

@@ -63,14 +63,14 @@ func (e *LostError) Retryable() bool { return false }
 // [ErrHeld].
 type HeldError struct {
 	Name   string
-	Holder string        // empty if the lease is free, but others were first
-	After  time.Duration // until the lease ends if it is not renewed
+	Holder string        // empty if the lease is free, and others are first
+	After  time.Duration // until the lease ends if it is not renewed, or a Poll
 }
 
 // Error says who holds the lease.
 func (e *HeldError) Error() string {
 	if e.Holder == "" {
-		return fmt.Sprintf("lease: %s: others were first", e.Name)
+		return fmt.Sprintf("lease: %s: others are first", e.Name)
 	}
 	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
 }

@@ -19,7 +19,7 @@
 //
 // # What a leader can rely on
 //
-// The ctx of the function ends, with [ErrLost] as its cause, before the store lets
+// The ctx of the function ends, with a cause that is [ErrLost], before the store lets
 // another process have the lease. The time counts from the start of the last renewal
 // that succeeded, on the monotonic clock of the process, less [Config.Margin]. The wall
 // clock of a process plays no part: all times of a lease are of the store's clock.

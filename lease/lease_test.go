@@ -430,7 +430,7 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 		require.Equal(t, ttl, held.RetryAfter())
 		require.EqualError(t, err, "lease: billing: held by me")
 		require.NoError(t, term.Resign(t.Context()))
-		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: others were first")
+		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: others are first")
 
 		store.acquire = down
 		_, err = c.TryCampaign(t.Context())

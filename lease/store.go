@@ -23,9 +23,9 @@ type Store interface {
 	//
 	// If the lease is the token's already and has not ended, it is renewed: this is a
 	// repeated call whose first answer was lost. If the lease is another's, the token
-	// waits in line from now on, unless the request is Once. If the lease is free, the first in line gets it; once it has been
-	// free for Grace, any caller gets it, and those ahead leave the line. A store
-	// without a line gives it to the first caller.
+	// waits in line from now on, unless the request is Once. If the lease is free, the
+	// first in line gets it; once it has been free for Grace, any caller gets it, and
+	// those ahead leave the line. A store without a line gives it to the first caller.
 	//
 	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an
 	// Epoch above every one before: at least the last one plus one, and at least the

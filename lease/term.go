@@ -25,7 +25,8 @@ func (t Term) Holder() string { return t.h.cfg.Holder }
 func (t Term) Epoch() int64 { return t.h.epoch }
 
 // Context returns a ctx that ends when the term is over, before the store lets another
-// candidate have the lease. Its cause then matches [ErrLost].
+// candidate have the lease. Its cause then matches [ErrLost]. In a function that Run has
+// called it is the function's ctx, which also ends with that of Run.
 func (t Term) Context() context.Context { return t.h.ctx }
 
 // Err returns nil while the term holds, and then a [*LostError]. It looks at the clock:
@@ -39,8 +40,8 @@ func (t Term) Err() error {
 
 // Fence makes tx the proof that the term holds: it returns an error unless it does, and
 // until tx ends no other term can begin. What tx writes is then written by the leader, or
-// not at all. It can be called anywhere in tx, once; at the beginning, it saves work that
-// would be rolled back.
+// not at all. It can be called anywhere in tx; at the beginning, it saves work that would
+// be rolled back.
 //
 // The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not
 // in a database of package database/sql. After any error, roll tx back.
@@ -66,9 +67,10 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 }
 
 // Resign ends the term: first its Context, then in the store, so that another candidate
-// can lead at once. If it returns an error, the store may not know: the lease then lasts
-// until the TTL is over, and Resign may be called again. The Resign of a term that is
-// over frees what the store still holds for it.
+// can lead at once. It waits for transactions of the term that are fenced and still open.
+// If it returns an error, the store may not know: the lease then lasts until the TTL is
+// over, and Resign may be called again. The Resign of a term that is over frees what the
+// store still holds for it.
 func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
 
 // lost reports whether the term is over although nobody has given it up.
