@@ -28,10 +28,24 @@ var billing = lease.Config{Name: "billing", TTL: ttl}
 // them. It is no Notifier.
 type faulty struct {
 	lease.Store
-	acquire, renew, release func(ctx context.Context, do func() error) error
+	acquire, renew, release fault
+
+	mu sync.Mutex
 }
 
-func through(f func(context.Context, func() error) error, ctx context.Context, do func() error) error {
+type fault = func(ctx context.Context, do func() error) error
+
+// set sets one of the functions, in the middle of a test.
+func (s *faulty) set(which *fault, to fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*which = to
+}
+
+func (s *faulty) through(which *fault, ctx context.Context, do func() error) error {
+	s.mu.Lock()
+	f := *which
+	s.mu.Unlock()
 	if f == nil {
 		return do()
 	}
@@ -39,16 +53,16 @@ func through(f func(context.Context, func() error) error, ctx context.Context, d
 }
 
 func (s *faulty) Acquire(ctx context.Context, req lease.Request) (rec lease.Record, err error) {
-	err = through(s.acquire, ctx, func() (err error) { rec, err = s.Store.Acquire(ctx, req); return err })
+	err = s.through(&s.acquire, ctx, func() (err error) { rec, err = s.Store.Acquire(ctx, req); return err })
 	return rec, err
 }
 
 func (s *faulty) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
-	return through(s.renew, ctx, func() error { return s.Store.Renew(ctx, name, token, ttl) })
+	return s.through(&s.renew, ctx, func() error { return s.Store.Renew(ctx, name, token, ttl) })
 }
 
 func (s *faulty) Release(ctx context.Context, name, token string) error {
-	return through(s.release, ctx, func() error { return s.Store.Release(ctx, name, token) })
+	return s.through(&s.release, ctx, func() error { return s.Store.Release(ctx, name, token) })
 }
 
 var errDown = errors.New("the store is down")
@@ -196,7 +210,7 @@ func TestTheCtxEndsBeforeTheLease(t *testing.T) {
 				synctest.Wait()
 				rec, err := store.Load(t.Context(), "billing")
 				require.NoError(t, err)
-				store.renew = fault
+				store.set(&store.renew, fault)
 				<-term.Context().Done()
 				require.Equal(t, rec.Until.Add(-2*time.Second), time.Now())
 				var lost *lease.LostError
@@ -218,27 +232,28 @@ func TestTheTTLCountsFromTheRequest(t *testing.T) {
 		const late = time.Second
 		store := &faulty{Store: lease.NewMemory()}
 		answerLate := func(_ context.Context, do func() error) error { err := do(); time.Sleep(late); return err }
-		store.acquire, store.renew = answerLate, answerLate
+		store.set(&store.acquire, answerLate)
+		store.set(&store.renew, answerLate)
 		sent := time.Now()
 		term := campaign(t, store, billing)
 		require.Equal(t, late, time.Since(sent))
-		store.renew = hanging
+		store.set(&store.renew, hanging)
 		<-term.Context().Done()
 		require.Equal(t, ttl-ttl/10, time.Since(sent), "of the election")
 
-		store.renew = answerLate
+		store.set(&store.renew, answerLate)
 		sent = time.Now()
 		term = campaign(t, store, billing)
 		synctest.Wait()
 		require.Less(t, time.Since(sent), ttl)
-		renewing := time.Now()
-		store.renew = func(ctx context.Context, do func() error) error {
-			renewing = time.Now()
-			store.renew = hanging
+		var renewing atomic.Value
+		store.set(&store.renew, func(ctx context.Context, do func() error) error {
+			renewing.Store(time.Now())
+			store.set(&store.renew, hanging)
 			return answerLate(ctx, do)
-		}
+		})
 		<-term.Context().Done()
-		require.Equal(t, ttl-ttl/10, time.Since(renewing), "of a renewal")
+		require.Equal(t, ttl-ttl/10, time.Since(renewing.Load().(time.Time)), "of a renewal")
 		require.True(t, look(t, store).Holder != "", "the lease has ended before the ctx")
 	})
 }
@@ -247,7 +262,7 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var n int
-		store.renew = func(ctx context.Context, do func() error) error {
+		store.set(&store.renew, func(ctx context.Context, do func() error) error {
 			switch n++; n % 3 {
 			case 1: // on a connection that is half open
 				return hanging(ctx, do)
@@ -255,7 +270,8 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 				return errDown
 			}
 			return do()
-		}
+		})
+
 		c := lease.New(store, quiet(billing))
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
@@ -272,7 +288,7 @@ func TestATermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
-		store.renew = func(context.Context, func() error) error { return lease.ErrLost }
+		store.set(&store.renew, func(context.Context, func() error) error { return lease.ErrLost })
 		began := time.Now()
 		<-term.Context().Done()
 		require.Equal(t, ttl/3, time.Since(began))
@@ -289,7 +305,7 @@ func TestRunLeadsAgainAfterALoss(t *testing.T) {
 			err := lease.Run(t.Context(), store, quiet(billing), func(ctx context.Context, term lease.Term) error {
 				epochs = append(epochs, term.Epoch())
 				if len(epochs) == 2 {
-					store.renew = nil
+					store.set(&store.renew, nil)
 					time.Sleep(10 * ttl)
 					return nil
 				}
@@ -364,13 +380,13 @@ func TestAnElectionWhoseAnswerIsLost(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		lose := func(_ context.Context, do func() error) error { return errors.Join(do(), errDown) }
-		store.acquire = lose
-		time.AfterFunc(time.Minute, func() { store.acquire = nil })
+		store.set(&store.acquire, lose)
+		time.AfterFunc(time.Minute, func() { store.set(&store.acquire, nil) })
 		term := campaign(t, store, billing)
 		require.Equal(t, look(t, store).Epoch, term.Epoch())
 		require.NoError(t, term.Resign(t.Context()))
 
-		store.acquire = lose
+		store.set(&store.acquire, lose)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := lease.New(store, quiet(billing)).Campaign(ctx)
@@ -385,13 +401,14 @@ func TestAnElectionThatComesTooLate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var asked int
-		store.acquire = func(_ context.Context, do func() error) error {
+		store.set(&store.acquire, func(_ context.Context, do func() error) error {
 			err := do()
 			if asked++; asked == 1 {
 				time.Sleep(2 * ttl)
 			}
 			return err
-		}
+		})
+
 		term := campaign(t, store, billing)
 		require.NoError(t, term.Err())
 		require.Equal(t, 2, asked)
@@ -432,10 +449,10 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 		require.NoError(t, term.Resign(t.Context()))
 		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: others are first")
 
-		store.acquire = down
+		store.set(&store.acquire, down)
 		_, err = c.TryCampaign(t.Context())
 		require.ErrorIs(t, err, errDown)
-		store.acquire = nil
+		store.set(&store.acquire, nil)
 		term, err = c.TryCampaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
@@ -475,7 +492,7 @@ func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
 		require.ErrorIs(t, term.Resign(t.Context()), errDown)
 		require.Error(t, term.Context().Err())
 		require.NotEmpty(t, look(t, store).Holder)
-		store.release = nil
+		store.set(&store.release, nil)
 		require.NoError(t, term.Resign(t.Context()))
 		require.Empty(t, look(t, store).Holder)
 	})
@@ -587,7 +604,7 @@ func TestStatsAndEvents(t *testing.T) {
 		require.NoError(t, term.Resign(t.Context()))
 		term, err = c.Campaign(t.Context())
 		require.NoError(t, err)
-		store.renew = func(context.Context, func() error) error { return lease.ErrLost }
+		store.set(&store.renew, func(context.Context, func() error) error { return lease.ErrLost })
 		<-term.Context().Done()
 		synctest.Wait()
 		_ = term.Resign(t.Context())

@@ -41,7 +41,7 @@ func TestUpdateKeepsATermUnderWay(t *testing.T) {
 		require.NoError(t, c.Update(func(cfg *lease.Config) { cfg.TTL = time.Hour }))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		store.renew = down
+		store.set(&store.renew, down)
 		rec, err := store.Load(t.Context(), "billing")
 		require.NoError(t, err)
 		require.LessOrEqual(t, rec.Until.Sub(rec.Now), ttl)

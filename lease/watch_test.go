@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ func TestWatchYieldsEachChange(t *testing.T) {
 		store := lease.NewMemory()
 		cfg := billing
 		cfg.Holder = "one"
+		var mu sync.Mutex
 		var term lease.Term
 		var resigned time.Time
 		began := time.Now()
@@ -23,13 +25,14 @@ func TestWatchYieldsEachChange(t *testing.T) {
 		for s, err := range lease.Watch(t.Context(), store, "billing") {
 			require.NoError(t, err)
 			require.Equal(t, "billing", s.Name)
+			mu.Lock()
 			switch step++; step {
 			case 1:
 				require.Equal(t, lease.State{Name: "billing", Now: began}, s)
-				time.AfterFunc(10*time.Second, func() { term = campaign(t, store, cfg) })
+				time.AfterFunc(10*time.Second, func() { mu.Lock(); defer mu.Unlock(); term = campaign(t, store, cfg) })
 			case 2:
 				require.Equal(t, lease.State{Name: "billing", Holder: "one", Epoch: term.Epoch(), Since: began.Add(10 * time.Second), Now: time.Now()}, s)
-				time.AfterFunc(time.Hour, func() { resigned = time.Now(); _ = term.Resign(t.Context()) })
+				time.AfterFunc(time.Hour, func() { mu.Lock(); defer mu.Unlock(); resigned = time.Now(); _ = term.Resign(t.Context()) })
 			case 3:
 				require.Empty(t, s.Holder)
 				require.Equal(t, resigned, s.Since)
@@ -41,6 +44,7 @@ func TestWatchYieldsEachChange(t *testing.T) {
 				require.Empty(t, s.Holder)
 				require.Equal(t, ttl, s.Now.Sub(s.Since.Add(-ttl)).Truncate(time.Second), "since it was over")
 			}
+			mu.Unlock()
 			if step == 5 {
 				break
 			}

@@ -69,7 +69,6 @@ type chaos struct {
 	ttl  time.Duration
 	work []*process
 	done map[string]int // troubles, by kind
-	ends strings.Builder
 }
 
 // A process is a worker, with its own way to the database.
