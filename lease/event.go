@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 )
 
@@ -40,11 +41,20 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.Add(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
+		defer survive(ctx)
 		if hook := c.config.Load().OnEvent; hook != nil {
 			hook(ctx, e)
 		}
 		c.observers.Tell(ctx, e)
 	})
+}
+
+// survive logs a panic of a hook, which may run on a goroutine of this package: it would
+// end the process, and the term with it.
+func survive(ctx context.Context) {
+	if v := recover(); v != nil {
+		slog.ErrorContext(ctx, "lease: a hook has panicked", "panic", v, "stack", string(debug.Stack()))
+	}
 }
 
 // storeFailed tells of a call of the store that has failed.
@@ -53,6 +63,7 @@ func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 	cfg := c.config.Load()
 	err = fmt.Errorf("lease: %s: %s: %w", cfg.Name, what, err)
 	if cfg.OnStoreError != nil {
+		defer survive(ctx)
 		cfg.OnStoreError(ctx, err)
 		return
 	}

@@ -646,6 +646,26 @@ func TestAHookMayCallTheCandidate(t *testing.T) {
 	})
 }
 
+func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
+	logged, before := &lines{}, slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
+	defer slog.SetDefault(before)
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), renew: down}
+		cfg := billing
+		cfg.OnEvent = func(context.Context, lease.Event) { panic("oh") }
+		cfg.OnStoreError = func(context.Context, error) { panic("oh") }
+		term, err := lease.New(store, cfg).Campaign(t.Context())
+		require.NoError(t, err)
+		time.Sleep(ttl / 2)
+		require.NoError(t, term.Err())
+		<-term.Context().Done()
+		synctest.Wait()
+		require.Greater(t, logged.n.Load(), int64(3))
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
 // lines counts what is logged.
 type lines struct{ n atomic.Int64 }
 
