@@ -12,8 +12,8 @@ import (
 
 // Campaign waits until the candidate has the lease, for work that is not one function.
 // The caller must call [Term.Resign] when the work is done: until then the lease is
-// renewed, also if ctx has ended. ctx bounds the wait alone; the values that it carries
-// are those of [Term.Context].
+// renewed, also if ctx has ended. ctx bounds the wait alone; [Term.Context] carries its
+// values.
 //
 // If ctx ends first, Campaign returns an error that wraps its cause, after it has told
 // the store that it no longer waits: that takes milliseconds, or at most a third of the
@@ -116,8 +116,8 @@ func (c *Candidate) ask(ctx context.Context, cfg *Config, token string, once boo
 // store can give the lease to another. The store counts the TTL from a later moment.
 func endOf(cfg *Config, sent time.Time) time.Time { return sent.Add(cfg.TTL - cfg.Margin) }
 
-// grace is how long a lease that was given up waits for the first in line, who finds it
-// within its Poll and what is added to that.
+// grace is how long a free lease waits for the first in line. That candidate looks within
+// its Poll and an eighth of it.
 func grace(cfg *Config) time.Duration { return cfg.Poll + cfg.Poll/4 }
 
 // untilFree returns when this candidate may find the lease free, if it is not renewed.
@@ -132,8 +132,8 @@ func untilFree(cfg *Config, rec Record) time.Duration {
 	return cfg.Poll/8 + time.Millisecond // a fenced transaction is open
 }
 
-// withdraw gives up what the token may have, which may be the lease: the answer that
-// says so may be on its way.
+// withdraw gives up the place of a token in the line, or the lease: an answer that has
+// granted it may be on its way.
 func (c *Candidate) withdraw(ctx context.Context, cfg *Config, token string) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.TTL/3)
 	defer cancel()

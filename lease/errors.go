@@ -59,7 +59,7 @@ func (e *LostError) Unwrap() error { return e.Err }
 // Retryable returns false: a term that is over does not come back.
 func (e *LostError) Retryable() bool { return false }
 
-// A HeldError says who holds a lease that TryCampaign did not get. It matches
+// A HeldError says that TryCampaign did not get the lease, and who holds it. It matches
 // [ErrHeld].
 type HeldError struct {
 	Name   string

@@ -1,5 +1,5 @@
-// Package lease lets one process at a time lead, tells it in time when it no longer
-// does, and lets a database refuse what it does too late.
+// Package lease elects one process at a time as the leader, ends the leader's ctx before
+// another process can lead, and lets a database refuse the writes of a past leader.
 //
 //	store, err := sqllease.PostgreSQL(ctx, db) // or MySQL, SQLite; lease.NewMemory() in tests
 //	...
@@ -7,7 +7,7 @@
 //		func(ctx context.Context, term lease.Term) error { // while this process leads
 //			tx, err := db.BeginTx(ctx, nil)
 //			...
-//			err = term.Fence(ctx, tx) // proof, for what must not be done twice
+//			err = term.Fence(ctx, tx) // fails unless this process still leads
 //			...
 //			return tx.Commit()
 //		})
@@ -86,8 +86,8 @@ type Config struct {
 	TTL time.Duration
 
 	// Margin is how long before the end of the lease the ctx of a term ends if no
-	// renewal has succeeded. It is the time for work to stop, and covers what the
-	// clocks of the store and the process differ by in speed. Zero means TTL / 10; the
+	// renewal has succeeded. It is the time for work to stop, and covers the
+	// difference in speed between the clocks of the store and the process. Zero means TTL / 10; the
 	// most is TTL / 2.
 	Margin time.Duration
 
@@ -224,14 +224,14 @@ func (c *Candidate) Name() string { return c.config.Load().Name }
 // Config returns the configuration as it is now, with defaults filled in.
 func (c *Candidate) Config() Config { return *c.config.Load() }
 
-// Update calls change with the present configuration and has what it changes take
-// effect. It is atomic among Updates; change must not call the Candidate. If the new
+// Update calls change with the present configuration, and the changes take effect. It is
+// atomic among Updates; change must not call the Candidate. If the new
 // configuration is not valid, or has another Name, Update returns an error and nothing
 // changes.
 //
 // A term under way keeps the TTL and Margin with which it began. A waiting call keeps
-// its place in the queue, unless the TTL changes: then it joins again at the end. All
-// that is counted stays.
+// its place in the queue, unless the TTL changes: then it joins again at the end. The
+// Stats stay.
 func (c *Candidate) Update(change func(*Config)) error {
 	c.updating.Lock()
 	defer c.updating.Unlock()

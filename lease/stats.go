@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Stats is a snapshot of what a [Candidate] has done. The counters never go back.
+// Stats is a snapshot of the figures of a [Candidate]. The counters never go back.
 type Stats struct {
 	Elected     int64 // terms begun
 	Lost        int64 // terms lost
@@ -15,11 +15,11 @@ type Stats struct {
 	Renewed     int64 // renewals that have succeeded
 	StoreErrors int64 // calls of the store that have failed
 
-	Waited time.Duration // of all calls of Run and Campaign, without those that wait now
-	Led    time.Duration // of all terms that have ended
+	Waited time.Duration // sum over all waits of Run and Campaign that have ended
+	Led    time.Duration // sum over all terms that have ended
 
-	Waiting int   // calls of Run and Campaign that wait now
-	Leading int   // terms that hold now
+	Waiting int   // calls of Run and Campaign that wait
+	Leading int   // terms that hold
 	Epoch   int64 // of the latest term; 0: none yet
 }
 
@@ -28,7 +28,7 @@ type counters struct {
 	waited, led, waiting, leading, epoch                          atomic.Int64
 }
 
-// Stats returns what the candidate has done so far.
+// Stats returns the figures of the candidate.
 func (c *Candidate) Stats() Stats {
 	n := &c.count
 	return Stats{

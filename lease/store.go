@@ -24,8 +24,9 @@ type Store interface {
 	// If the lease is the token's already and has not ended, it is renewed: this is a
 	// repeated call whose first answer was lost. If the lease is another's, the token
 	// waits in line from now on, unless the request is Once. If the lease is free, the
-	// first in line gets it; once it has been free for Grace, any caller gets it, and
-	// those ahead leave the line. A store without a line gives it to the first caller.
+	// first in line gets it; once it has been free for Grace, any caller gets it, and the
+	// tokens ahead of it leave the line. A store without a line gives it to the first
+	// caller.
 	//
 	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an
 	// Epoch above every one before: at least the last one plus one, and at least the
@@ -37,9 +38,9 @@ type Store interface {
 	// that is [ErrLost] if it is not. It does not wait for fenced transactions.
 	Renew(ctx context.Context, name, token string, ttl time.Duration) error
 
-	// Release gives up what the token has: the lease, or its place in the line. A lease
-	// that is given up has no Token and no Holder, and its Epoch can no longer be
-	// fenced. If the token has nothing, Release does nothing.
+	// Release gives up the token's lease, or its place in the line. A lease that is given
+	// up has no Token and no Holder, and its Epoch can no longer be fenced. If the token
+	// has neither, Release does nothing.
 	Release(ctx context.Context, name, token string) error
 
 	// Load returns the record of a lease. One that nobody has ever held has no Token

@@ -19,9 +19,9 @@ func (t Term) Name() string { return t.h.cfg.Name }
 // Holder returns [Config.Holder], as others see it.
 func (t Term) Holder() string { return t.h.cfg.Holder }
 
-// Epoch returns the number of the term. It is greater than that of every term of this
-// lease before, whoever held it: a fencing token for resources that refuse a request
-// with a number below the highest they have seen. It is not the number of terms.
+// Epoch returns the number of the term, which is greater than that of every earlier term
+// of this lease. It is a fencing token: a resource that has seen a higher one refuses the
+// request. Epochs do not count terms.
 func (t Term) Epoch() int64 { return t.h.epoch }
 
 // Context returns a ctx that ends when the term is over, before the store lets another
@@ -39,8 +39,8 @@ func (t Term) Err() error {
 }
 
 // Fence makes tx the proof that the term holds: it returns an error unless it does, and
-// until tx ends no other term can begin. What tx writes is then written by the leader, or
-// not at all. It can be called anywhere in tx; at the beginning, it saves work that would
+// until tx ends no other term can begin. Either tx is written by the leader, or not at all.
+// It can be called anywhere in tx; at the beginning, it saves work that would
 // be rolled back.
 //
 // The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not

@@ -33,7 +33,7 @@ const watchEvery = time.Second
 
 // Watch yields who holds a lease, for a page or a proxy: first as it is now, and then
 // each change, until ctx ends. It asks the store once a second, so that it may miss
-// what lasted for less. If the store fails it yields the error, once a second, and goes
+// a shorter term. If the store fails it yields the error, once a second, and goes
 // on if the loop does.
 //
 //	for state, err := range lease.Watch(ctx, store, "billing") {

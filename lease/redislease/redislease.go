@@ -199,7 +199,7 @@ func moment(micros int64) time.Time {
 	return time.UnixMicro(micros)
 }
 
-// text returns what clients make of a string of Redis.
+// text reads a string of Redis, as clients return it.
 func text(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:
@@ -210,7 +210,7 @@ func text(v any) (string, bool) {
 	return "", false
 }
 
-// integer returns what clients make of an integer of Redis.
+// integer reads an integer of Redis, as clients return it.
 func integer(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:

@@ -18,7 +18,7 @@ type dialect struct {
 	create string // name
 	look   string // token, name
 	join   string // name, token
-	leave  string // name, token, and before when those joined that leave too
+	leave  string // name, token, and a time: candidates that joined until then leave too
 
 	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire
 	// does not wait for it.

@@ -258,7 +258,7 @@ func (s *Store) acquire(ctx context.Context, req lease.Request) (lease.Record, e
 		return rec, err
 	}
 	before := int64(-1)
-	if !mine { // those ahead have had their time
+	if !mine { // the candidates ahead did not come within Grace
 		before = rec.Until.UnixMicro()
 	}
 	// If this fails, a later term waits for Grace once.
@@ -366,7 +366,7 @@ func (s *Store) create(ctx context.Context, name string) error {
 	return nil
 }
 
-// A line is what a look at the waiting candidates finds.
+// A line says how the waiting candidates stand.
 type line struct {
 	first  string // token; empty: nobody waits
 	joined bool   // the token that looks is in the line

@@ -24,7 +24,7 @@ import (
 const (
 	long  = time.Hour
 	short = 100 * time.Millisecond
-	// patience is longer than any machine takes for what takes no time.
+	// patience is longer than the slowest machine takes for one call.
 	patience = 20 * time.Second
 )
 
