@@ -38,10 +38,9 @@ func (t Term) Err() error {
 	return nil
 }
 
-// Fence makes tx the proof that the term holds: it returns an error unless it does, and
-// until tx ends no other term can begin. Either tx is written by the leader, or not at all.
-// It can be called anywhere in tx; at the beginning, it saves work that would
-// be rolled back.
+// Fence returns an error unless the term holds. After it no other term can begin until tx
+// ends, however long that takes: a tx that commits was written by the leader. Fence can be
+// called anywhere in tx; at the beginning, it saves work that would be rolled back.
 //
 // The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not
 // in a database of package database/sql. After any error, roll tx back.

@@ -3,12 +3,16 @@ package lease_test
 import (
 	"context"
 	"crypto/rand"
+	mathrand "math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
@@ -61,6 +65,53 @@ func newRedisStore(t testing.TB) *redislease.Store {
 func TestRedisStore(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) lease.Store { return newRedisStore(t) })
+}
+
+// TestRedisNeverTwo has candidates lead behind networks that fail in every way: while the
+// ctx of a term is alive, Redis has no later term.
+func TestRedisNeverTwo(t *testing.T) {
+	t.Parallel()
+	const ttl = 300 * time.Millisecond
+	addr, prefix := services.Redis(t), "lease-test:"+rand.Text()+":"
+	direct := redisClient(t, addr)
+	t.Cleanup(func() { direct.Del(context.Background(), prefix+"a") })
+	truth := redisStore(direct, prefix)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	var terms atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 3 {
+		proxy := faultproxy.New(t, addr)
+		store := redisStore(redisClient(t, proxy.Addr()), prefix)
+		wg.Go(func() {
+			cfg := lease.Config{Name: "a", TTL: ttl, OnStoreError: func(context.Context, error) {}}
+			for ctx.Err() == nil {
+				_ = lease.Run(ctx, store, cfg, func(ctx context.Context, term lease.Term) error {
+					terms.Add(1)
+					for until := time.Now().Add(mathrand.N(5 * ttl)); ctx.Err() == nil && time.Now().Before(until); {
+						rec, err := truth.Load(context.WithoutCancel(ctx), "a")
+						if err == nil && term.Err() == nil && rec.Epoch != term.Epoch() {
+							t.Errorf("%d believes that it leads in term %d, in the middle of %d", i, term.Epoch(), rec.Epoch)
+						}
+						time.Sleep(time.Millisecond)
+					}
+					return nil
+				})
+			}
+		})
+		wg.Go(func() {
+			faults := faultproxy.Every(ttl)
+			for ctx.Err() == nil {
+				time.Sleep(mathrand.N(3 * ttl))
+				faults[mathrand.N(len(faults))].Begin(proxy)
+				time.Sleep(mathrand.N(2 * ttl))
+				proxy.Heal()
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d terms", terms.Load())
+	require.Greater(t, terms.Load(), int64(3))
 }
 
 // TestRedisEpochsGrowAfterAnEmptyRestart has Redis lose all that it held.
