@@ -20,6 +20,10 @@ type dialect struct {
 	join   string // name, token
 	leave  string // name, token, and a time: candidates that joined until then leave too
 
+	// take is acquire, leave and look in one statement, which returns no row if it has not
+	// acquired the lease: name, epoch before; token, holder, TTL; and what leave takes.
+	// Empty if the database has no such statement.
+	take string
 	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire
 	// does not wait for it.
 	unlocked string
@@ -75,8 +79,15 @@ CREATE TABLE IF NOT EXISTS {p}lease_line (
 	look:   look,
 	join:   `INSERT INTO {p}lease_line (name, token, place) VALUES (?, ?, {now}) ON CONFLICT DO NOTHING`,
 	leave:  leave,
-	acquire: `UPDATE {p}lease SET token = ?, holder = ?, epoch = greatest(epoch + 1, {now}), since = {now}, expires = {now} + ?
-WHERE name = (SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED)`,
+	take: `WITH free AS (
+	SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED
+), taken AS (
+	UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}), since = {now}, expires = {now} + ?
+	FROM free WHERE l.name = free.name RETURNING l.*
+), left_line AS (
+	DELETE FROM {p}lease_line q USING taken WHERE q.name = ? AND (q.token = ? OR q.place <= ?)
+)
+SELECT ` + columns + `, {now}, '', false FROM taken`,
 	renew:    renew,
 	release:  `WITH released AS (` + release + ` RETURNING 1) SELECT pg_notify(?, '')::text FROM released`,
 	notifies: true,
@@ -160,7 +171,7 @@ WHERE name = ? AND epoch = ? AND expires <= {now}`,
 func (d dialect) with(prefix string) *dialect {
 	for _, text := range []*string{
 		&d.schema, &d.find, &d.create, &d.look, &d.join, &d.leave,
-		&d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
+		&d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
 	} {
 		*text = strings.NewReplacer("{p}", prefix, "{now}", d.now).Replace(*text)
 		if d.numbered {

@@ -167,6 +167,16 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 			return 0, nil, nil
 		}
 		return 1, nil, nil
+	case is("WITH free"): // take
+		r := f.rows[text(0)]
+		if r == nil || f.locked || r.epoch != number(1) || r.expires > now {
+			return 0, nil, nil
+		}
+		*r = row{text(2), text(3), max(r.epoch+1, now), now, now + number(4)}
+		f.line = slices.DeleteFunc(f.line, func(w waiter) bool {
+			return w.name == text(5) && (w.token == text(6) || w.place <= number(7))
+		})
+		return 1, []driver.Value{r.token, r.holder, r.epoch, r.since, r.expires, now, "", false}, nil
 	case is("UPDATE lease"): // acquire
 		r := f.rows[text(3)]
 		if r == nil || r.epoch != number(4) || r.expires > now {

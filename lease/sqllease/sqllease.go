@@ -253,34 +253,42 @@ func (s *Store) acquire(ctx context.Context, req lease.Request) (lease.Record, e
 		rec.Ahead = !mine
 		return rec, err
 	}
-	began, err := s.term(ctx, rec, req)
-	if err != nil || !began {
-		return rec, err
-	}
 	before := int64(-1)
 	if !mine { // the candidates ahead did not come within Grace
 		before = rec.Until.UnixMicro()
+	}
+	return s.take(ctx, rec, req, before)
+}
+
+// take begins a term, unless another has begun since rec was read, or a fenced transaction
+// is open. Candidates that have joined the line until before leave it.
+func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, before int64) (lease.Record, error) {
+	ttl := req.TTL.Microseconds()
+	if s.text.take != "" {
+		taken, _, err := scan(req.Name, s.db.QueryRowContext(ctx, s.text.take,
+			req.Name, rec.Epoch, req.Token, req.Holder, ttl, req.Name, req.Token, before))
+		if errors.Is(err, sql.ErrNoRows) {
+			return rec, nil
+		}
+		return taken, err
+	}
+	if s.text.unlocked != "" {
+		err := s.db.QueryRowContext(ctx, s.text.unlocked, req.Name).Scan(new(int64))
+		if errors.Is(err, sql.ErrNoRows) {
+			return rec, nil
+		}
+		if err != nil {
+			return rec, err
+		}
+	}
+	began, err := changed(s.db.ExecContext(ctx, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch))
+	if err != nil || !began {
+		return rec, err
 	}
 	// If this fails, a later term waits for Grace once.
 	_, _ = s.db.ExecContext(ctx, s.text.leave, req.Name, req.Token, before)
 	rec, _, err = s.look(ctx, req.Name, req.Token)
 	return rec, err
-}
-
-// term begins a term, unless another has begun since rec was read, or a fenced transaction
-// is open.
-func (s *Store) term(ctx context.Context, rec lease.Record, req lease.Request) (began bool, err error) {
-	if s.text.unlocked != "" {
-		err := s.db.QueryRowContext(ctx, s.text.unlocked, req.Name).Scan(new(int64))
-		if errors.Is(err, sql.ErrNoRows) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-	}
-	return changed(s.db.ExecContext(ctx, s.text.acquire,
-		req.Token, req.Holder, req.TTL.Microseconds(), req.Name, rec.Epoch))
 }
 
 // Renew implements [lease.Store].
@@ -373,10 +381,13 @@ type line struct {
 }
 
 // look reads a lease and its line, in one statement.
-func (s *Store) look(ctx context.Context, name, token string) (rec lease.Record, l line, err error) {
+func (s *Store) look(ctx context.Context, name, token string) (lease.Record, line, error) {
+	return scan(name, s.db.QueryRowContext(ctx, s.text.look, token, name))
+}
+
+func scan(name string, row *sql.Row) (rec lease.Record, l line, err error) {
 	var since, until, now int64
-	err = s.db.QueryRowContext(ctx, s.text.look, token, name).
-		Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &now, &l.first, &l.joined)
+	err = row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &now, &l.first, &l.joined)
 	rec.Name, rec.Since, rec.Until, rec.Now = name, moment(since), moment(until), moment(now)
 	return rec, l, err
 }

@@ -182,6 +182,23 @@ func TestFence(t *testing.T) {
 	})
 }
 
+func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
+	f := newFake()
+	s, err := sqllease.PostgreSQL(t.Context(), f.open())
+	require.NoError(t, err)
+	_, err = s.Load(t.Context(), "a")
+	require.NoError(t, err)
+	f.log = nil
+	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	require.NoError(t, err)
+	require.Len(t, f.log, 2, "a look, and the term")
+	require.NoError(t, s.Release(t.Context(), "a", "x"))
+	f.locked = true
+	rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	require.NoError(t, err)
+	require.False(t, rec.Held())
+}
+
 func TestMySQLDoesNotWaitForAFence(t *testing.T) {
 	f := newFake()
 	s, err := sqllease.MySQL(t.Context(), f.open())
