@@ -108,7 +108,7 @@ func fenceOther(s *suite, f fencer) {
 
 // fencePaused has a holder begin a transaction and go on when another leads.
 func fencePaused(s *suite, f fencer) {
-	x := s.get("x", short)
+	x := s.getShort("x")
 	s.pause()
 	s.get("y", long)
 	_, err := s.fence(f, x.Epoch)
@@ -122,7 +122,7 @@ func fenceSnapshot(s *suite, f fencer) {
 	}
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		for _, released := range []bool{false, true} {
-			x := s.get("x", short)
+			x := s.getShort("x")
 			tx, err := f.DB.BeginTx(s.ctx, &sql.TxOptions{Isolation: level})
 			s.noError(err)
 			s.noError(tx.QueryRowContext(s.ctx, "SELECT 1").Scan(new(int)))
@@ -145,7 +145,7 @@ func fenceSnapshot(s *suite, f fencer) {
 
 // fenceExcludes has a holder pause in the middle of a fenced transaction.
 func fenceExcludes(s *suite, f fencer) {
-	x := s.get("x", short)
+	x := s.getShort("x")
 	tx, err := s.fence(f, x.Epoch)
 	s.noError(err)
 	s.pause()

@@ -24,7 +24,7 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 )
 
-var chaosHandovers = flag.Int("chaos.handovers", 40, "after how many terms TestChaos ends, on each database")
+var chaosHandovers = flag.Int("chaos.handovers", 25, "after how many terms TestChaos ends, on each database")
 
 // TestChaos has three processes lead in turn that are killed, stopped past the TTL and
 // continued, and cut off from the database: connections end, become half open and hang,
@@ -32,6 +32,7 @@ var chaosHandovers = flag.Int("chaos.handovers", 40, "after how many terms TestC
 // apart. No two terms' fenced writes interleave, and no process believes that it leads
 // when another's term has begun.
 func TestChaos(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(t *testing.T, d database) {
 		t.Parallel()
 		c := newChaos(t, d, "")
@@ -45,6 +46,7 @@ func TestChaos(t *testing.T) {
 
 // TestMutants shows that the chaos finds what is missing.
 func TestMutants(t *testing.T) {
+	t.Parallel()
 	for _, m := range []mutant{withoutFence, ttlFromAnswer, processClock} {
 		t.Run(string(m), func(t *testing.T) {
 			t.Parallel()

@@ -164,6 +164,7 @@ func (d database) newStore(t testing.TB) *sqllease.Store {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
@@ -177,6 +178,7 @@ func TestStore(t *testing.T) {
 }
 
 func TestFencer(t *testing.T) {
+	t.Parallel()
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()

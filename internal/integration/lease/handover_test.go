@@ -20,12 +20,13 @@ import (
 )
 
 var (
-	failovers = flag.Int("failovers", 4, "how many leaders TestFailover kills, on each database")
+	failovers = flag.Int("failovers", 3, "how many leaders TestFailover kills, on each database")
 	resigns   = flag.Int("resigns", 100, "how many times TestResignHandsOver hands over")
 )
 
 // TestFailover kills the leading process: another leads when the TTL is over, and a Poll.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	const ttl = 900 * time.Millisecond
 	onEach(t, func(t *testing.T, d database) {
 		t.Parallel()
