@@ -1,0 +1,173 @@
+package resiliencegrpc
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A Client says how the calls of a connection go through policies. One call of the
+// policies is one attempt.
+//
+// # Unary calls
+//
+// The policies run on the caller's goroutine. They see a failed attempt as a
+// [*StatusError]. The caller gets the error of the last attempt as gRPC returned it,
+// unless a policy wrapped it.
+//
+// # Streams
+//
+// An attempt begins when the stream is opened, and the policies judge it when its first
+// message or its end has arrived. A time-out (resilience.Timeout, the AttemptTimeout of a
+// retrier) covers the time until then, and not the rest of the stream. The server is
+// told the caller's deadline only.
+//
+// A bulkhead of this module holds the slot of a stream until RecvMsg has returned an
+// error or io.EOF, the ctx of the stream has ended, or the connection is closed. One of
+// these must happen: the slot of a stream that is neither drained nor canceled stays
+// taken, and shows in how long the longest slot has been held. A stream that breaks off
+// after its first message is one more failure for a breaker.
+//
+// A stream that the client does not send on (and whose method may be repeated) is retried
+// until its first message has arrived or its Header has been read. The caller waits for
+// that in RecvMsg. The request is sent again as it was when it was sent first. A message
+// that is not a proto.Message must not be changed before the first answer has arrived.
+//
+// The policies of a stream run on a goroutine of their own until its first message or its
+// end has arrived, since the caller may send before it receives. A panic of a policy
+// passes to the caller, in the call that opens the stream or in RecvMsg.
+//
+// If a time-out passes while the caller is neither receiving nor sending, the server is
+// not to blame: policies take the error for an answer ([resilience.Answered]).
+//
+// The fields are not to be changed once DialOptions has been called. A Client may be
+// used for several connections, which then share its policies.
+type Client struct {
+	// Middleware runs each attempt; usually a [resilience.Chain]. It may call what it
+	// wraps more than once, but one call after the other, and none after it has
+	// returned. Nil means that calls are made as they are.
+	Middleware resilience.Middleware
+
+	// Replayable reports whether a call of the method may be sent more than once
+	// without doing more than it does once. The method is a full one:
+	// "/users.v1.Users/Get". Nil means [Idempotent], which a function may call too.
+	Replayable func(ctx context.Context, method string) bool
+}
+
+// DialOptions returns options for [grpc.NewClient]. They add interceptors, which run in
+// the order in which all options add them: those before are called once for each call,
+// those after once for each attempt.
+//
+// They switch off the retries of a service config ([grpc.WithDisableRetry]), whether it
+// comes from the resolver or from the program. gRPC still repeats a call that it knows
+// not to have been processed, once, unseen by the policies: a transparent retry.
+func (c Client) DialOptions() []grpc.DialOption {
+	if c.Middleware == nil {
+		return nil
+	}
+	linger.Use()
+	cl := &client{policies: sync.OnceValue(func() resilience.Func { return c.Middleware(attempt) }), replayable: c.Replayable}
+	if cl.replayable == nil {
+		cl.replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
+	}
+	return []grpc.DialOption{
+		grpc.WithDisableRetry(),
+		grpc.WithChainUnaryInterceptor(cl.unary),
+		grpc.WithChainStreamInterceptor(cl.stream),
+	}
+}
+
+type client struct {
+	policies   func() resilience.Func
+	replayable func(context.Context, string) bool
+}
+
+// A call is one RPC on its way through the policies. What embeds it is the ctx that they
+// run under.
+type call struct {
+	context.Context // the caller's
+	client          *client
+	method          string // "/users.v1.Users/Get"
+
+	accepted bool         // no attempt is to follow
+	final    error        // not nil: nothing more may be sent, and this is why
+	last     *StatusError // of the latest attempt that failed
+}
+
+// attempter is what a ctx holds for callKey.
+type attempter interface {
+	attempt(context.Context) error
+	about() *call
+}
+
+type callKey struct{}
+
+// attempt is what the policies wrap: it makes an attempt of the call in ctx.
+func attempt(ctx context.Context) error {
+	a, ok := ctx.Value(callKey{}).(attempter)
+	if !ok {
+		return errNoCall
+	}
+	c := a.about()
+	switch {
+	case c.accepted:
+		return nil // an error would keep a policy going that tries again whatever it gets
+	case c.final != nil:
+		return c.final
+	case ctx.Err() != nil:
+		return ended.Error(ctx)
+	}
+	return a.attempt(ctx)
+}
+
+// failed returns what the policies get to see of err, with which an attempt under ctx
+// ended. sent is what is known of the attempt. again is whether what was sent can be
+// sent once more.
+func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool) error {
+	if behavior.IsRefused(err) {
+		return err // a policy further in made no call
+	}
+	e := newStatusError(c.method, err, sent)
+	c.last = e
+	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.Context) {
+		e.worth = yes // a time-out of the attempt alone
+	}
+	e.may = sent.never() || again && c.client.replayable(c.Context, c.method)
+	if !e.may || over(c.Context) {
+		c.final = retry.Permanent(e)
+		return c.final
+	}
+	return e
+}
+
+// result returns what the caller gets after the policies have returned err.
+func (c *call) result(err error) error {
+	switch {
+	case c.accepted:
+		return nil
+	case err == nil && c.last != nil:
+		return c.last.Err
+	case err == nil:
+		return errNoAnswer
+	case err == c.final:
+		err = errors.Unwrap(err)
+	}
+	if e, ok := err.(*StatusError); ok {
+		return e.Err // as gRPC returned it
+	}
+	return withStatus(c.Context, err, false)
+}
+
+var (
+	errNoCall   = errors.New("resiliencegrpc: the Middleware lost the ctx of the call")
+	errNoAnswer = errors.New("resiliencegrpc: the Middleware returned no error, but there is no answer")
+)

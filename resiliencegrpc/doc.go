@@ -1,0 +1,44 @@
+// Package resiliencegrpc brings the policies of this module to gRPC, on the client and
+// on the server.
+//
+//	conn, err := grpc.NewClient(addr, append(resiliencegrpc.Client{
+//		Middleware: resilience.Chain(
+//			retries.Wrap,                      // *retry.Retrier
+//			circuit.Wrap,                      // *breaker.Breaker
+//			slots.Wrap,                        // *bulkhead.Bulkhead
+//			resilience.Timeout(2*time.Second), // of each attempt
+//		),
+//	}.DialOptions(), creds)...)
+//
+//	server := grpc.NewServer(resiliencegrpc.Server{
+//		Limit: tenants, // *throttle.Group[string], by the peer's address
+//		Slots: slots,
+//	}.Options()...)
+//
+// What a user of [Client] must know:
+//
+//   - Only what may be repeated is repeated: methods whose idempotency_level in the
+//     .proto file is NO_SIDE_EFFECTS or IDEMPOTENT, and what Client.Replayable adds. Any
+//     other call is retried only if it was certainly never sent.
+//   - UNAVAILABLE is worth another attempt. RESOURCE_EXHAUSTED and every other status is
+//     so only if the server says when to come back. What each status says is at
+//     [StatusError].
+//   - A stream that only the server sends on is retried until its first message has
+//     arrived. A stream that the client sends on is guarded, but not retried once it is
+//     open.
+//   - A stream holds its slot in a bulkhead until RecvMsg has returned an error or
+//     io.EOF, or its ctx has ended. As always with gRPC, the caller does one of the two.
+//   - The retries of a service config are switched off, because they would multiply
+//     with those of a retrier.
+//
+// A server that refuses a call says so as gRPC has it: RESOURCE_EXHAUSTED where a limit
+// is used up and UNAVAILABLE where there is no capacity, with a RetryInfo detail and
+// grpc-retry-pushback-ms where it is known when to come back. Nothing that a request
+// says of itself changes how it is treated.
+//
+// An error of a policy has a status: [google.golang.org/grpc/status.FromError]
+// understands it, and errors.Is(err, breaker.ErrOpen) holds.
+//
+// Which calls may be retried, and what grpc-retry-pushback-ms means, is gRFC A6, "gRPC
+// Retry Design"; RetryInfo is google.rpc.RetryInfo of error_details.proto.
+package resiliencegrpc

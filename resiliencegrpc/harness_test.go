@@ -1,0 +1,190 @@
+package resiliencegrpc_test
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resiliencegrpc"
+	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A service is the server side of the tests. Each func that is nil answers well.
+type service struct {
+	testpb.UnimplementedTestServer
+	calls atomic.Int64 // that reached a handler
+
+	unary  func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error)
+	list   func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error
+	upload func(n int64, s grpc.ClientStreamingServer[testpb.Message, testpb.Message]) error
+	chat   func(n int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error
+}
+
+func (s *service) Get(ctx context.Context, m *testpb.Message) (*testpb.Message, error) {
+	n := s.calls.Add(1)
+	if s.unary == nil {
+		return m, nil
+	}
+	return s.unary(ctx, n, m)
+}
+func (s *service) Put(ctx context.Context, m *testpb.Message) (*testpb.Message, error) {
+	return s.Get(ctx, m)
+}
+func (s *service) Create(ctx context.Context, m *testpb.Message) (*testpb.Message, error) {
+	return s.Get(ctx, m)
+}
+func (s *service) List(m *testpb.Message, stream grpc.ServerStreamingServer[testpb.Message]) error {
+	n := s.calls.Add(1)
+	if s.list == nil {
+		return stream.Send(m)
+	}
+	return s.list(n, m, stream)
+}
+func (s *service) Run(m *testpb.Message, stream grpc.ServerStreamingServer[testpb.Message]) error {
+	return s.List(m, stream)
+}
+func (s *service) Upload(stream grpc.ClientStreamingServer[testpb.Message, testpb.Message]) error {
+	n := s.calls.Add(1)
+	if s.upload != nil {
+		return s.upload(n, stream)
+	}
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return stream.SendAndClose(&testpb.Message{Text: "done"})
+		}
+	}
+}
+func (s *service) Chat(stream grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	n := s.calls.Add(1)
+	if s.chat != nil {
+		return s.chat(n, stream)
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return nil
+		}
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+}
+
+// A listener remembers its connections, to cut them.
+type listener struct {
+	net.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err == nil {
+		l.mu.Lock()
+		l.conns = append(l.conns, conn)
+		l.mu.Unlock()
+	}
+	return conn, err
+}
+
+// cut closes all connections.
+func (l *listener) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.conns {
+		_ = c.Close()
+	}
+	l.conns = nil
+}
+
+// serve starts a server on loopback.
+func serve(t testing.TB, s *service, opts ...grpc.ServerOption) (*grpc.Server, *listener) {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := &listener{Listener: lis}
+	server := grpc.NewServer(opts...)
+	testpb.RegisterTestServer(server, s)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return server, l
+}
+
+// dial connects a client to addr.
+func dial(t testing.TB, addr string, c resiliencegrpc.Client, opts ...grpc.DialOption) testpb.TestClient {
+	t.Helper()
+	conn := connect(t, addr, c, opts...)
+	return testpb.NewTestClient(conn)
+}
+
+func connect(t testing.TB, addr string, c resiliencegrpc.Client, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	opts = append(append(c.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials())), opts...)
+	conn, err := grpc.NewClient(addr, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// inBubble connects a client to a server in the memory of a synctest bubble. Both stop at
+// the end of the test.
+func inBubble(t *testing.T, s *service, c resiliencegrpc.Client, opts ...grpc.ServerOption) testpb.TestClient {
+	t.Helper()
+	lis := bufconn.Listen(1 << 20)
+	server := grpc.NewServer(opts...)
+	testpb.RegisterTestServer(server, s)
+	go func() { _ = server.Serve(lis) }()
+	t.Cleanup(server.Stop)
+	return dial(t, "passthrough:bubble", c, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		return lis.DialContext(ctx)
+	}))
+}
+
+// noLeaks fails the test if, at its end, goroutines of this package or of gRPC's streams
+// are left.
+func noLeaks(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		var left string
+		require.Eventually(t, func() bool {
+			buf := make([]byte, 1<<22)
+			left = ""
+			for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+				if strings.Contains(g, "resilience/resiliencegrpc.") || strings.Contains(g, "grpc.newClientStreamWithParams") {
+					left += g + "\n\n"
+				}
+			}
+			return left == ""
+		}, 10*time.Second, 5*time.Millisecond, "goroutines are left")
+		require.Empty(t, left)
+	})
+}
+
+// twice is a retrier with two attempts that does not wait.
+func twice() *retry.Retrier {
+	return retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+}
+
+// circuit opens at the first failure.
+func circuit() *breaker.Breaker { return breaker.New(breaker.Config{Name: "users", Failures: 1}) }
+
+func requireCode(t testing.TB, code codes.Code, err error) {
+	t.Helper()
+	require.Equal(t, code, status.Code(err), "%v", err)
+}
+
+var hello = &testpb.Message{Text: "hello"}

@@ -1,0 +1,119 @@
+package resiliencegrpc
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A policyError is the error of a policy, with a status.
+type policyError struct {
+	err    error
+	code   codes.Code
+	public bool // the status goes to a client, who learns nothing of the policies
+}
+
+func (e *policyError) Error() string { return e.err.Error() }
+func (e *policyError) Unwrap() error { return e.err }
+
+// GRPCStatus returns the status, with a RetryInfo if the policy says when to come back.
+func (e *policyError) GRPCStatus() *status.Status {
+	message := e.err.Error()
+	if e.public {
+		message = publicMessages[e.code]
+	}
+	st := status.New(e.code, message)
+	refused := e.code == codes.ResourceExhausted || e.code == codes.Unavailable
+	if after := behavior.Read(e.err).RetryAfter; refused && 0 < after && after <= longest {
+		with, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
+		if err == nil {
+			st = with
+		}
+	}
+	return st
+}
+
+var publicMessages = map[codes.Code]string{
+	codes.ResourceExhausted: "the limit for such calls is used up",
+	codes.Unavailable:       "the server has no capacity for the call right now",
+	codes.DeadlineExceeded:  "the server ran out of time for the call",
+	codes.Canceled:          "the call was canceled",
+}
+
+// withStatus returns the error that a call under ctx ended with, with a status: err as it
+// is if it has one, or is neither of a policy nor of ctx. A status that is public does
+// not tell what refused the call.
+func withStatus(ctx context.Context, err error, public bool) error {
+	refused := behavior.IsRefused(err)
+	if hasStatus(err) && !(refused && public) {
+		return err
+	}
+	e := &policyError{err: err, public: public}
+	switch {
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		e.code = status.FromContextError(ctx.Err()).Code()
+	case refused && limited(err):
+		e.code = codes.ResourceExhausted
+	case refused:
+		e.code = codes.Unavailable
+	case behavior.IsTimeout(err):
+		e.code = codes.DeadlineExceeded
+	default:
+		return err
+	}
+	return e
+}
+
+func hasStatus(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
+	return ok && e.GRPCStatus() != nil
+}
+
+// limited reports whether a call was refused because a limit is used up, as opposed to a
+// limit that cannot tell, or a server that is overloaded.
+func limited(err error) bool {
+	e, ok := errors.AsType[*throttle.LimitedError](err)
+	if !ok {
+		return false
+	}
+	switch e.Reason {
+	case throttle.TooManyKeys, throttle.Outage, throttle.Shed:
+		return false
+	}
+	return true
+}
+
+// pushback returns the trailer that tells a client when to come back; nil if that is not
+// known, or nothing was refused.
+func (e *policyError) pushback() metadata.MD {
+	if e.code != codes.ResourceExhausted && e.code != codes.Unavailable {
+		return nil
+	}
+	end := behavior.Read(e.err)
+	ms := "-1" // never
+	switch {
+	case 0 < end.RetryAfter && end.RetryAfter <= longest:
+		ms = strconv.FormatInt(int64((end.RetryAfter+time.Millisecond-1)/time.Millisecond), 10)
+	case end.Retryable:
+		return nil
+	}
+	return metadata.Pairs(pushbackKey, ms)
+}
+
+// longest is the longest time that grpc-retry-pushback-ms can ask for. What would take
+// longer, such as tokens that will never be there, is never.
+const longest = math.MaxInt32 * time.Millisecond

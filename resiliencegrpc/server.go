@@ -1,0 +1,231 @@
+package resiliencegrpc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A Server says which calls a [grpc.Server] serves, and how many. Every field is
+// optional. A call passes the Limit, then the Slots, then the Middleware, and is then
+// served. A stream counts as one call, which lasts as long as its handler runs.
+//
+// A call that is refused ends with
+//
+//   - RESOURCE_EXHAUSTED if a limit is used up,
+//   - UNAVAILABLE if there is no capacity: no slot is free, a circuit is open, or a limit
+//     cannot tell,
+//   - DEADLINE_EXCEEDED if a time-out of the Middleware passed.
+//
+// If the policy says when to come back, the status has a RetryInfo detail and the trailer
+// grpc-retry-pushback-ms says the same; the latter is -1 if there is no use in coming
+// back. The client learns nothing else of the policy. So it is with a handler that
+// returns the refusal of a policy of its own, such as the open circuit of a database.
+//
+// To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
+// call or its deadline passes, so does the ctx that the policies run under, and they
+// ignore what the handler makes of that.
+//
+// A request is received and decoded before any of this: bound its size with
+// [grpc.MaxRecvMsgSize], and the streams of a connection with
+// [grpc.MaxConcurrentStreams].
+type Server struct {
+	// Limit bounds the rate of calls for each key. Nil means no limit.
+	Limit *throttle.Group[string]
+
+	// Key returns what Limit and MessageLimit know the client of a call by. A client
+	// that can choose its key can choose a new one for each call: take it from what the
+	// server knows of the client, such as its address or the account that it has proved
+	// to be, not from what the client says. Nil means [PeerIP].
+	Key func(context.Context) string
+
+	// Slots bounds how many calls are served at once. The level of a call, if there are
+	// several, is what the Priority of Slots makes of the ctx of the call: an interceptor
+	// before these can put there what the server knows of the client. Nil means no
+	// bound.
+	Slots *bulkhead.Bulkhead
+
+	// StreamSlots bounds how many streams are served at once, in the place of Slots. Nil
+	// means that streams are served in Slots.
+	StreamSlots *bulkhead.Bulkhead
+
+	// MessageLimit bounds the rate of messages that a client sends on its streams, for
+	// each key. A stream whose message is over the limit ends as a call that is
+	// refused, whatever its handler returns; with a MaxWait, its messages are received
+	// later, and the client has to slow down. Nil means no limit.
+	MessageLimit *throttle.Group[string]
+
+	// Middleware runs what serves a call: a breaker, a limit that is shared, or a
+	// [resilience.Chain] of several. A call is served once, whatever Middleware makes of
+	// its failure: a retrier has no place here. Nil means none.
+	Middleware resilience.Middleware
+
+	// Exempt reports whether calls of a full method pass without any of this. Nil means
+	// those of [HealthOrReflection].
+	Exempt func(method string) bool
+}
+
+// HealthOrReflection reports whether a full method is one of the services
+// grpc.health.v1.Health and grpc.reflection.*.ServerReflection, by which a server is
+// watched and looked into: a server that is full is not ill.
+func HealthOrReflection(method string) bool {
+	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1alpha.ServerReflection/")
+}
+
+// Options returns options for [grpc.NewServer]. They add interceptors, which run in the
+// order in which all options add them: what the Key or a Priority reads from the ctx of a
+// call is put there by interceptors before these.
+func (s Server) Options() []grpc.ServerOption {
+	if s.Key == nil {
+		s.Key = peerIP
+	}
+	if s.StreamSlots == nil {
+		s.StreamSlots = s.Slots
+	}
+	if s.Exempt == nil {
+		s.Exempt = HealthOrReflection
+	}
+	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if s.Exempt(info.FullMethod) {
+				return handler(ctx, req)
+			}
+			var resp any
+			err := unary.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
+				resp, err = handler(ctx, req)
+				return err
+			}, func(md metadata.MD) { _ = grpc.SetTrailer(ctx, md) })
+			return resp, err
+		}),
+		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			if s.Exempt(info.FullMethod) {
+				return handler(srv, ss)
+			}
+			return stream.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
+				g := &guardedStream{ServerStream: ss, ctx: ctx, limit: s.MessageLimit}
+				if s.MessageLimit != nil {
+					g.key = s.Key(ctx)
+				}
+				err := handler(srv, g)
+				return cmp.Or(g.refusal(), err)
+			}, ss.SetTrailer)
+		}),
+	}
+}
+
+// chain returns the policies of a call.
+func (s Server) chain(slots *bulkhead.Bulkhead) policies {
+	var all []resilience.Middleware
+	if s.Limit != nil {
+		all = append(all, func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { return s.Limit.Do(ctx, s.Key(ctx), next) }
+		})
+	}
+	if slots != nil {
+		all = append(all, slots.Wrap)
+	}
+	all = append(all, s.Middleware)
+	return policies(resilience.Chain(all...)(serve))
+}
+
+// policies are those that a call passes on its way to the handler.
+type policies resilience.Func
+
+// serve calls the handler under the policies. It returns what the client gets.
+func (p policies) serve(ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD)) error {
+	s := &service{Context: ctx, method: method, handler: handler}
+	err := s.result(p(s))
+	if refusal, ok := err.(*policyError); ok {
+		if md := refusal.pushback(); md != nil {
+			setTrailer(md)
+		}
+	}
+	return err
+}
+
+// A service is a call on its way to its handler, and the ctx that its policies run under.
+type service struct {
+	context.Context
+	method  string
+	handler resilience.Func
+	served  bool
+	late    bool  // a time-out of the policies passed before the handler returned
+	err     error // of the handler
+}
+
+type serviceKey struct{}
+
+func (s *service) Value(key any) any {
+	if key == (serviceKey{}) {
+		return s
+	}
+	return s.Context.Value(key)
+}
+
+// serve is what the policies wrap: it calls the handler of the service in ctx.
+func serve(ctx context.Context) error {
+	s, ok := ctx.Value(serviceKey{}).(*service)
+	switch {
+	case !ok:
+		return errNoCall
+	case s.served:
+		return errServed
+	case ctx.Err() != nil:
+		return ended.Error(ctx)
+	}
+	s.served = true
+	s.err = s.handler(ctx)
+	if s.err == nil {
+		return nil
+	}
+	s.late = over(ctx) && !over(s.Context)
+	if behavior.IsRefused(s.err) {
+		return s.err
+	}
+	return newStatusError(s.method, s.err, nil)
+}
+
+// result returns what the client gets after the policies have returned err.
+func (s *service) result(err error) error {
+	switch {
+	case s.served && s.err == nil:
+		return nil
+	case s.served && s.late && unspecific(s.err):
+		return &policyError{err: err, code: codes.DeadlineExceeded, public: true}
+	case s.served:
+		return withStatus(s.Context, s.err, true)
+	case err == nil:
+		err = errNotServed
+	}
+	return withStatus(s.Context, err, true)
+}
+
+// unspecific reports whether the error of a handler says no more than that its ctx ended.
+func unspecific(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return true
+	}
+	code := status.Code(err)
+	return code == codes.DeadlineExceeded || code == codes.Canceled
+}
+
+var (
+	errServed    = retry.Permanent(errors.New("resiliencegrpc: the call has been served and is not served again"))
+	errNotServed = status.Error(codes.Internal, "resiliencegrpc: the Middleware did not serve the call")
+)

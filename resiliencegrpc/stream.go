@@ -1,0 +1,105 @@
+package resiliencegrpc
+
+import (
+	"context"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+)
+
+// A stream is the [grpc.ClientStream] of the caller: the latest try of a streamCall.
+type stream struct{ call *streamCall }
+
+func (s *stream) latest() *try {
+	s.call.mu.Lock()
+	defer s.call.mu.Unlock()
+	return s.call.try
+}
+
+func (s *stream) Context() context.Context { return s.latest().Context() }
+func (s *stream) Trailer() metadata.MD     { return s.latest().Trailer() }
+
+// RecvMsg receives a message. The first one is there when the policies have judged it.
+func (s *stream) RecvMsg(m any) error {
+	c, t := s.call, s.latest()
+	for !c.going.Load() {
+		if err := c.lost(); err != nil {
+			return err
+		}
+		err := t.receive(m, func(err error) { t.tell(outcome{err: err}) })
+		next, lost := c.await(t)
+		switch {
+		case next != t:
+			t = next
+			continue
+		case lost != nil:
+			return lost
+		}
+		t.endIfFinished()
+		return err
+	}
+	err := t.receive(m, func(err error) {
+		if err != nil {
+			t.end(err)
+		}
+	})
+	t.endIfFinished()
+	return err
+}
+
+// lost returns the error of a stream that the policies have given up.
+func (c *streamCall) lost() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// receive calls RecvMsg, and then with its error before gRPC may do anything on its own.
+func (t *try) receive(m any, then func(error)) error {
+	t.receiving.Store(true)
+	defer t.receiving.Store(false)
+	err := t.ClientStream.RecvMsg(m)
+	then(err)
+	return err
+}
+
+// Header waits for the header. A caller that has seen one must not get the messages of
+// another try.
+func (s *stream) Header() (metadata.MD, error) {
+	t := s.latest()
+	t.heading.Store(true)
+	defer t.heading.Store(false)
+	md, err := t.ClientStream.Header()
+	if md != nil {
+		s.call.mu.Lock()
+		s.call.header = true
+		s.call.mu.Unlock()
+	}
+	return md, err
+}
+
+// SendMsg sends a message. It keeps a copy of the only message of a stream that may be
+// opened again.
+func (s *stream) SendMsg(m any) error {
+	c, t := s.call, s.latest()
+	t.sending.Store(true)
+	defer t.sending.Store(false)
+	if c.desc.ClientStreams || !c.client.replayable(c.Context, c.method) {
+		return t.ClientStream.SendMsg(m)
+	}
+	request := m
+	if p, ok := m.(proto.Message); ok {
+		request = proto.Clone(p)
+	}
+	if err := t.ClientStream.SendMsg(m); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.request, c.sent = request, true
+	c.mu.Unlock()
+	return nil
+}
+
+// CloseSend says that the caller sends no more. gRPC does so itself after the only message
+// of a stream.
+func (s *stream) CloseSend() error { return s.latest().CloseSend() }

@@ -1,0 +1,293 @@
+package resiliencegrpc
+
+import (
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A streamCall is a streaming RPC, and the ctx that its policies run under.
+//
+// The policies run on a goroutine of their own, until they have judged the first message.
+// Each of their attempts opens a try. The caller's goroutine sends and receives on the
+// latest try: the first result of RecvMsg goes to the attempt, and RecvMsg waits for what
+// the policies make of it.
+type streamCall struct {
+	call
+	desc     *grpc.StreamDesc
+	cc       *grpc.ClientConn
+	streamer grpc.Streamer
+	opts     []grpc.CallOption
+	work     linger.Work
+
+	// going is set when the policies have returned and the caller has the stream.
+	going atomic.Bool
+
+	mu       sync.Mutex // guards what follows
+	changed  sync.Cond  // for try and over
+	try      *try       // the latest that was opened
+	over     bool       // the policies have returned
+	err      error      // what the caller gets then
+	panicked any        // with which a policy panicked
+	// What the caller did before the first message:
+	request any  // the message that it sent, as a copy, if the call may be repeated
+	sent    bool // it has sent that message
+	header  bool // it has seen the header of a try
+}
+
+// stream is a [grpc.StreamClientInterceptor].
+func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if ctx.Err() != nil {
+		return nil, withStatus(ctx, ended.Error(ctx), false)
+	}
+	c := &streamCall{
+		call: call{Context: ctx, client: cl, method: method},
+		desc: desc, cc: cc, streamer: streamer, opts: opts,
+	}
+	c.changed.L = &c.mu
+	go c.run()
+	if t, err := c.await(nil); t == nil {
+		return nil, err
+	}
+	return &stream{c}, nil
+}
+
+func (c *streamCall) Value(key any) any {
+	switch key.(type) {
+	case callKey:
+		return c
+	case linger.Key:
+		return &c.work
+	}
+	return c.Context.Value(key)
+}
+
+func (c *streamCall) about() *call { return &c.call }
+
+// run runs the policies.
+func (c *streamCall) run() {
+	err := errExit
+	var panicked any
+	returned := false
+	defer func() {
+		if !returned {
+			panicked = recover()
+		}
+		c.settle(err, panicked)
+	}()
+	err = c.result(c.client.policies()(c))
+	returned = true
+}
+
+// settle lets the caller know how the policies ended.
+func (c *streamCall) settle(err error, panicked any) {
+	if err != nil || !c.goesOn() {
+		c.work.End(nil)
+	}
+	c.mu.Lock()
+	t := c.try
+	c.over, c.err, c.panicked = true, err, panicked
+	c.going.Store(err == nil)
+	c.changed.Broadcast()
+	c.mu.Unlock()
+	if t == nil {
+		return
+	}
+	if err != nil {
+		t.lease.drop()
+	}
+	t.endIfFinished()
+}
+
+// await returns the latest try when that is another one than last, or when the policies
+// have returned. In this case err is what the caller gets.
+func (c *streamCall) await(last *try) (t *try, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.try == last && !c.over {
+		c.changed.Wait()
+	}
+	if p := c.panicked; p != nil {
+		c.panicked = nil
+		panic(p)
+	}
+	if c.over && (last != nil || c.err != nil) {
+		return last, c.err
+	}
+	return c.try, nil
+}
+
+// attempt opens a try, and waits until the caller has received something on it.
+func (c *streamCall) attempt(ctx context.Context) error {
+	t := &try{call: c, lease: newLease(ctx, c.Context), first: make(chan outcome, 1)}
+	defer func() {
+		if !c.accepted {
+			t.lease.drop()
+		}
+	}()
+	var err error
+	opts := t.sent.options(c.opts, t.finish)
+	if t.ClientStream, err = c.streamer(t.lease, c.desc, c.cc, c.method, opts...); err != nil {
+		return c.failed(ctx, t.reason(err), &t.sent, false)
+	}
+	if err := t.resend(); err != nil {
+		return c.failed(ctx, t.reason(err), &t.sent, false)
+	}
+	c.mu.Lock()
+	c.try = t
+	c.changed.Broadcast()
+	c.mu.Unlock()
+
+	var o outcome
+	select {
+	case o = <-t.first:
+	case <-t.lease.Done():
+		if !t.receiving.Load() {
+			return c.left(t)
+		}
+		o = <-t.first // is about to come, and knows more
+	}
+	switch {
+	case o.unasked && t.lease.Err() != nil:
+		return c.left(t)
+	case o.unasked:
+		return c.end(&StatusError{Method: c.method, Code: status.Code(o.err), Err: o.err, local: true})
+	}
+	return c.judge(ctx, t, o.err)
+}
+
+// judge returns what the policies get to see of the first result of RecvMsg.
+func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
+	if err != nil && err != io.EOF {
+		return c.failed(ctx, t.reason(err), &t.sent, c.repeats())
+	}
+	c.accepted = true
+	t.lease.extend()
+	if err == nil && c.goesOn() {
+		c.work.GoOn()
+	}
+	return nil
+}
+
+// left returns what the policies get to see of a try that ended with its ctx while the
+// caller was not receiving. The server is to blame only if the caller waited for it in
+// another way.
+func (c *streamCall) left(t *try) error {
+	code := codes.Canceled
+	if t.lease.timedOut() || c.Err() == context.DeadlineExceeded {
+		code = codes.DeadlineExceeded
+	}
+	err := status.Error(code, "the stream ended before a message was received")
+	return c.end(&StatusError{Method: c.method, Code: code, Err: err, local: !t.sending.Load() && !t.heading.Load()})
+}
+
+// end returns e for the policies, as one after which nothing is sent.
+func (c *streamCall) end(e *StatusError) error {
+	c.last = e
+	c.final = retry.Permanent(e)
+	return c.final
+}
+
+// goesOn reports whether messages may follow the first one.
+func (c *streamCall) goesOn() bool { return c.desc.ServerStreams }
+
+// repeats reports whether a stream that has been opened can be opened again, with the
+// same messages.
+func (c *streamCall) repeats() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.desc.ClientStreams && c.sent && !c.header
+}
+
+var errExit = status.Error(codes.Internal, "resiliencegrpc: the Middleware did not return")
+
+// A try is a stream that gRPC opened for an attempt.
+type try struct {
+	grpc.ClientStream
+	call  *streamCall
+	lease *lease
+	sent  evidence
+	first chan outcome // what the attempt waits for; holds one
+
+	receiving, sending, heading atomic.Bool // the caller is in RecvMsg, SendMsg, Header
+}
+
+// An outcome is the first thing that happened to a try.
+type outcome struct {
+	err     error // of RecvMsg, or with which gRPC ended the stream
+	unasked bool  // gRPC ended it for a reason on this side, while nobody received
+}
+
+// tell tells the attempt of the first outcome. Others are dropped.
+func (t *try) tell(o outcome) {
+	select {
+	case t.first <- o:
+	default:
+	}
+}
+
+// resend sends the request on the try, if it was sent on an earlier one.
+func (t *try) resend() error {
+	t.call.mu.Lock()
+	request, sent := t.call.request, t.call.sent
+	t.call.mu.Unlock()
+	if !sent {
+		return nil
+	}
+	return t.SendMsg(request)
+}
+
+// finish is called by gRPC when the stream is over, while the caller receives or not.
+func (t *try) finish(err error) {
+	t.sent.finished.Store(true)
+	if t.receiving.Load() || t.heading.Load() {
+		return // RecvMsg is to say how it ended
+	}
+	t.tell(outcome{err: err, unasked: true})
+	t.endIfFinished()
+}
+
+// endIfFinished gives back what is held for the stream if gRPC has finished it, the
+// policies have returned, and the caller is not receiving. Each of the three that comes
+// true calls it.
+func (t *try) endIfFinished() {
+	if t.sent.finished.Load() && t.call.going.Load() && !t.receiving.Load() {
+		t.end(nil)
+	}
+}
+
+// end ends the work of the policies with err, which RecvMsg returned to the caller.
+func (t *try) end(err error) {
+	t.lease.drop()
+	t.call.work.End(t.brokeOff(err))
+}
+
+// brokeOff returns how the stream broke off, or nil if that says nothing of the server.
+func (t *try) brokeOff(err error) error {
+	if err == nil || err == io.EOF || t.call.Err() == context.Canceled {
+		return nil
+	}
+	e := newStatusError(t.call.method, err, &t.sent)
+	if behavior.IsAnswered(e) || behavior.IsRefused(e) {
+		return nil
+	}
+	return e
+}
+
+// reason returns the error of a try, which a time-out has ended as a cancel of its ctx.
+func (t *try) reason(err error) error {
+	if status.Code(err) == codes.Canceled && t.lease.timedOut() {
+		return status.FromContextError(context.DeadlineExceeded).Err()
+	}
+	return err
+}

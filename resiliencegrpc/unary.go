@@ -1,0 +1,56 @@
+package resiliencegrpc
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
+)
+
+// A unaryCall is a unary RPC, and the ctx that its policies run under.
+type unaryCall struct {
+	call
+	req, reply any
+	cc         *grpc.ClientConn
+	invoker    grpc.UnaryInvoker
+	opts       []grpc.CallOption
+	sent       evidence
+}
+
+// unary is a [grpc.UnaryClientInterceptor].
+func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if ctx.Err() != nil {
+		return withStatus(ctx, ended.Error(ctx), false)
+	}
+	c := &unaryCall{
+		call: call{Context: ctx, client: cl, method: method},
+		req:  req, reply: reply, cc: cc, invoker: invoker,
+	}
+	c.opts = c.sent.options(opts, func(error) { c.sent.finished.Store(true) })
+	return c.result(cl.policies()(c))
+}
+
+// Value hides the work of a caller further out, such as that of a stream: a unary call
+// ends when it returns.
+func (c *unaryCall) Value(key any) any {
+	switch key.(type) {
+	case callKey:
+		return c
+	case linger.Key:
+		return nil
+	}
+	return c.Context.Value(key)
+}
+
+func (c *unaryCall) about() *call { return &c.call }
+
+func (c *unaryCall) attempt(ctx context.Context) error {
+	c.sent.reset()
+	if err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, c.opts...); err != nil {
+		return c.failed(ctx, err, &c.sent, true)
+	}
+	c.accepted = true
+	return nil
+}
