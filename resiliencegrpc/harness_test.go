@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencegrpc"
@@ -188,3 +190,7 @@ func requireCode(t testing.TB, code codes.Code, err error) {
 }
 
 var hello = &testpb.Message{Text: "hello"}
+
+func retryInfo(after time.Duration) *errdetails.RetryInfo {
+	return &errdetails.RetryInfo{RetryDelay: durationpb.New(after)}
+}

@@ -2,6 +2,7 @@ package resiliencegrpc
 
 import (
 	"context"
+	"io"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -79,25 +80,37 @@ func (s *stream) Header() (metadata.MD, error) {
 }
 
 // SendMsg sends a message. It keeps a copy of the only message of a stream that may be
-// opened again.
+// opened again. An error other than io.EOF has ended the stream, on this side: what is held
+// for it is given back when SendMsg returns.
 func (s *stream) SendMsg(m any) error {
 	c, t := s.call, s.latest()
+	var request any
+	if !c.desc.ClientStreams && c.client.replayable(c.Context, c.method) {
+		request = copyOf(m)
+	}
+	err := t.send(m)
+	switch {
+	case err == nil && request != nil:
+		c.mu.Lock()
+		c.request = request
+		c.mu.Unlock()
+	case err != nil && err != io.EOF:
+		_, _ = c.await(t)
+	}
+	return err
+}
+
+func copyOf(m any) any {
+	if p, ok := m.(proto.Message); ok {
+		return proto.Clone(p)
+	}
+	return m
+}
+
+func (t *try) send(m any) error {
 	t.sending.Store(true)
 	defer t.sending.Store(false)
-	if c.desc.ClientStreams || !c.client.replayable(c.Context, c.method) {
-		return t.ClientStream.SendMsg(m)
-	}
-	request := m
-	if p, ok := m.(proto.Message); ok {
-		request = proto.Clone(p)
-	}
-	if err := t.ClientStream.SendMsg(m); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	c.request, c.sent = request, true
-	c.mu.Unlock()
-	return nil
+	return t.ClientStream.SendMsg(m)
 }
 
 // CloseSend says that the caller sends no more. gRPC does so itself after the only message

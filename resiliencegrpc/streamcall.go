@@ -40,8 +40,7 @@ type streamCall struct {
 	err      error      // what the caller gets then
 	panicked any        // with which a policy panicked
 	// What the caller did before the first message:
-	request any  // the message that it sent, as a copy, if the call may be repeated
-	sent    bool // it has sent that message
+	request any  // a copy of the only message that it sent, if the call may be repeated
 	header  bool // it has seen the header of a try
 }
 
@@ -153,9 +152,9 @@ func (c *streamCall) attempt(ctx context.Context) error {
 	case o = <-t.first:
 	case <-t.lease.Done():
 		if !t.receiving.Load() {
-			return c.left(t)
+			t.tell(outcome{unasked: true}) // unless RecvMsg has just returned
 		}
-		o = <-t.first // is about to come, and knows more
+		o = <-t.first
 	}
 	switch {
 	case o.unasked && t.lease.Err() != nil:
@@ -206,7 +205,7 @@ func (c *streamCall) goesOn() bool { return c.desc.ServerStreams }
 func (c *streamCall) repeats() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.desc.ClientStreams && c.sent && !c.header
+	return c.request != nil && !c.header
 }
 
 var errExit = status.Error(codes.Internal, "resiliencegrpc: the Middleware did not return")
@@ -239,9 +238,9 @@ func (t *try) tell(o outcome) {
 // resend sends the request on the try, if it was sent on an earlier one.
 func (t *try) resend() error {
 	t.call.mu.Lock()
-	request, sent := t.call.request, t.call.sent
+	request := t.call.request
 	t.call.mu.Unlock()
-	if !sent {
+	if request == nil {
 		return nil
 	}
 	return t.SendMsg(request)

@@ -1,0 +1,525 @@
+package resiliencegrpc_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencegrpc"
+	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+func TestAClientWithoutMiddlewareAddsNothing(t *testing.T) {
+	require.Empty(t, resiliencegrpc.Client{}.DialOptions())
+}
+
+func TestTheErrorOfTheServerComesBackAsItIs(t *testing.T) {
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return nil, status.Error(codes.NotFound, "no such user")
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit().Wrap)})
+	for range 3 {
+		_, err := client.Get(t.Context(), hello)
+		require.Equal(t, "rpc error: code = NotFound desc = no such user", err.Error())
+	}
+	err := drainList(client.List(t.Context(), hello))
+	require.NoError(t, err)
+	require.EqualValues(t, 4, s.calls.Load(), "an answer is neither retried nor does it open the circuit")
+}
+
+func TestARetryWaitsForAsLongAsTheServerSays(t *testing.T) {
+	for _, h := range []struct {
+		name string
+		fail func(ctx context.Context) error
+		wait time.Duration
+	}{
+		{"RetryInfo", func(context.Context) error { return withRetryInfo(codes.ResourceExhausted, 3*time.Second) }, 3 * time.Second},
+		{"pushback", func(ctx context.Context) error {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs("grpc-retry-pushback-ms", "2000"))
+			return status.Error(codes.Unavailable, "")
+		}, 2 * time.Second},
+		{"the longer one", func(ctx context.Context) error {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs("grpc-retry-pushback-ms", "5000"))
+			return withRetryInfo(codes.Aborted, 3*time.Second)
+		}, 5 * time.Second},
+	} {
+		t.Run(h.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+					if n == 1 {
+						return nil, h.fail(ctx)
+					}
+					return m, nil
+				}}
+				client := inBubble(t, s, resiliencegrpc.Client{Middleware: twice().Wrap})
+				begun := time.Now()
+				_, err := client.Get(t.Context(), hello)
+				require.NoError(t, err)
+				require.InEpsilon(t, h.wait*11/10, time.Since(begun), 0.1, "with a little jitter")
+			})
+		})
+	}
+}
+
+func TestTheBreakerOpensForAsLongAsTheServerSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+			if n == 1 {
+				return nil, withRetryInfo(codes.Unavailable, 7*time.Second)
+			}
+			return m, nil
+		}}
+		circuit := breaker.New(breaker.Config{Failures: 100})
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
+		_, err := client.Get(t.Context(), hello)
+		requireCode(t, codes.Unavailable, err)
+		_, err = client.Get(t.Context(), hello)
+		require.ErrorIs(t, err, breaker.ErrOpen)
+		require.Equal(t, 7*time.Second, resilience.RetryAfter(err))
+		time.Sleep(7 * time.Second)
+		_, err = client.Get(t.Context(), hello)
+		require.NoError(t, err)
+	})
+}
+
+func withRetryInfo(code codes.Code, after time.Duration) error {
+	st, err := status.New(code, "come back later").WithDetails(retryInfo(after))
+	if err != nil {
+		return err
+	}
+	return st.Err()
+}
+
+// TestARefusalHasAStatus holds that proxies and status.FromError understand what a policy
+// refused, and that it is still the policy's error.
+func TestARefusalHasAStatus(t *testing.T) {
+	_, lis := serve(t, &service{})
+	full := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
+	spent := throttle.New(throttle.Config{Rate: 0.1, Burst: 1})
+	open := circuit()
+	open.ForceOpen(nil)
+	for _, c := range []struct {
+		name  string
+		mw    resilience.Middleware
+		is    error
+		code  codes.Code
+		after bool
+	}{
+		{"an open circuit", open.Wrap, breaker.ErrOpen, codes.Unavailable, true},
+		{"a full bulkhead", full.Wrap, bulkhead.ErrFull, codes.Unavailable, false},
+		{"a spent limit", spent.Wrap, throttle.ErrLimited, codes.ResourceExhausted, true},
+		{"a retrier that gave up on one", func(next resilience.Func) resilience.Func {
+			return twice().Wrap(full.Wrap(next))
+		}, bulkhead.ErrFull, codes.Unavailable, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			hold(t, full)
+			spent.Allow()
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: c.mw})
+			for _, call := range []func() error{
+				func() error { _, err := client.Create(t.Context(), hello); return err },
+				func() error { _, err := client.List(t.Context(), hello); return err },
+				func() error { _, err := client.Chat(t.Context()); return err },
+			} {
+				err := call()
+				require.ErrorIs(t, err, c.is)
+				require.True(t, resilience.Refused(err))
+				st, ok := status.FromError(err)
+				require.True(t, ok)
+				require.Equal(t, c.code, st.Code())
+				require.Equal(t, err.Error(), st.Message())
+				require.Equal(t, c.after, retryInfoOf(st) > 0, "%v", st.Details())
+			}
+		})
+	}
+}
+
+// hold takes the only slot of b until the end of the test.
+func hold(t *testing.T, b *bulkhead.Bulkhead) {
+	t.Helper()
+	taken, leave := make(chan struct{}), make(chan struct{})
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_ = b.Do(context.Background(), func(context.Context) error {
+			close(taken)
+			<-leave
+			return nil
+		})
+	}()
+	<-taken
+	t.Cleanup(func() { close(leave); <-over })
+}
+
+func retryInfoOf(st *status.Status) time.Duration {
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			return info.GetRetryDelay().AsDuration()
+		}
+	}
+	return 0
+}
+
+func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{
+			unary: func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+			list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+				<-s.Context().Done()
+				return s.Context().Err()
+			},
+		}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)})
+
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := client.Get(canceled, hello)
+		requireCode(t, codes.Canceled, err)
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = client.List(canceled, hello)
+		requireCode(t, codes.Canceled, err)
+		require.Zero(t, s.calls.Load())
+
+		short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err = client.Get(short, hello)
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.EqualValues(t, 1, s.calls.Load(), "the deadline of the caller is not retried")
+
+		short, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		requireCode(t, codes.DeadlineExceeded, drainList(client.List(short, hello)))
+		require.EqualValues(t, 2, s.calls.Load())
+		require.Equal(t, breaker.Closed, circuit.State(), "a deadline of a millisecond says nothing of the server")
+	})
+}
+
+func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{
+			unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+				if n == 1 {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return m, nil
+			},
+		}
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second))})
+		_, err := client.Get(t.Context(), hello)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, s.calls.Load())
+
+		s.calls.Store(0)
+		_, err = client.Create(t.Context(), hello)
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		var timeout *resilience.TimeoutError
+		require.ErrorAs(t, err, &timeout)
+		require.EqualValues(t, 1, s.calls.Load(), "it may have been done")
+	})
+}
+
+// TestTheRetriesOfAServiceConfigAreOff would make 9 calls if they were not.
+func TestTheRetriesOfAServiceConfigAreOff(t *testing.T) {
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return nil, status.Error(codes.Unavailable, "")
+	}}
+	_, lis := serve(t, s)
+	config := grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
+		"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
+		"retryableStatusCodes": ["UNAVAILABLE"]}}]}`)
+	retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: retries.Wrap}, config)
+	_, err := client.Get(t.Context(), hello)
+	require.ErrorIs(t, err, retry.ErrExhausted)
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 3, s.calls.Load())
+}
+
+func TestAProgramSaysWhatMayBeRepeated(t *testing.T) {
+	s := &service{unary: func(_ context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+		if n == 1 {
+			return nil, status.Error(codes.Unavailable, "")
+		}
+		return m, nil
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+		Middleware: twice().Wrap,
+		Replayable: func(_ context.Context, method string) bool {
+			return resiliencegrpc.Idempotent(method) || method == testpb.Test_Create_FullMethodName
+		},
+	})
+	_, err := client.Create(t.Context(), hello)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, s.calls.Load())
+}
+
+func TestIdempotentReadsDescriptors(t *testing.T) {
+	for method, want := range map[string]bool{
+		testpb.Test_Get_FullMethodName:    true,
+		testpb.Test_Put_FullMethodName:    true,
+		testpb.Test_Create_FullMethodName: false,
+		"/resilience.testing.Test/None":   false,
+		"/resilience.testing.Message":     false,
+		"/not.Registered/Get":             false,
+		"":                                false,
+	} {
+		require.Equal(t, want, resiliencegrpc.Idempotent(method), method)
+	}
+}
+
+func TestHooksKnowTheMethod(t *testing.T) {
+	s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+		m.Text = resiliencegrpc.MethodOf(ctx)
+		if n == 1 {
+			return nil, status.Error(codes.Unavailable, "down")
+		}
+		return m, nil
+	}}
+	_, lis := serve(t, s)
+	var seen string
+	var failed *resiliencegrpc.StatusError
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0), OnRetry: func(ctx context.Context, a retry.Attempt) {
+		seen = resiliencegrpc.MethodOf(ctx)
+		require.ErrorAs(t, a.Err, &failed)
+	}})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: retries.Wrap})
+	m, err := client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	require.Equal(t, testpb.Test_Get_FullMethodName, m.GetText())
+	require.Equal(t, testpb.Test_Get_FullMethodName, seen)
+	require.Equal(t, testpb.Test_Get_FullMethodName, failed.Method)
+	require.Equal(t, codes.Unavailable, failed.Code)
+	require.Equal(t, "resiliencegrpc: /resilience.testing.Test/Get: rpc error: code = Unavailable desc = down", failed.Error())
+	require.Empty(t, resiliencegrpc.MethodOf(t.Context()))
+}
+
+// TestAMessageThatIsTooLargeIsNotRetried would loop where RESOURCE_EXHAUSTED is always
+// worth another attempt, and it is nobody's overload.
+func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
+	noLeaks(t)
+	large := &testpb.Message{Payload: make([]byte, 5<<20)}
+	s := &service{
+		unary: func(_ context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) { return large, nil },
+		list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			return s.Send(large)
+		},
+	}
+	_, lis := serve(t, s)
+	circuit := circuit()
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap)})
+
+	_, err := client.Get(t.Context(), hello)
+	requireCode(t, codes.ResourceExhausted, err) // received, here
+	require.EqualValues(t, 1, s.calls.Load())
+	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), hello)))
+	require.EqualValues(t, 2, s.calls.Load())
+
+	_, err = client.Get(t.Context(), large)
+	requireCode(t, codes.ResourceExhausted, err) // received, there
+	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), large)))
+	_, err = client.Get(t.Context(), large, grpc.MaxCallSendMsgSize(1<<20))
+	requireCode(t, codes.ResourceExhausted, err) // sent
+	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), large, grpc.MaxCallSendMsgSize(1<<20))))
+	require.EqualValues(t, 2, s.calls.Load())
+
+	up, err := client.Upload(t.Context(), grpc.MaxCallSendMsgSize(1<<20))
+	require.NoError(t, err)
+	requireCode(t, codes.ResourceExhausted, up.Send(large))
+	_, err = up.CloseAndRecv()
+	requireCode(t, codes.ResourceExhausted, err)
+
+	require.Equal(t, breaker.Closed, circuit.State())
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Second, time.Millisecond)
+}
+
+func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {
+	_, lis := serve(t, &service{})
+	circuit := circuit()
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)})
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x", "\x00")
+	_, err := client.Get(ctx, hello)
+	requireCode(t, codes.Internal, err)
+	_, err = client.List(ctx, hello)
+	requireCode(t, codes.Internal, err)
+	require.Equal(t, breaker.Closed, circuit.State())
+}
+
+// TestCallOptionsOfTheCallerHold: those of the last attempt count.
+func TestCallOptionsOfTheCallerHold(t *testing.T) {
+	s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs("n", string(rune('0'+n))))
+		if n == 1 {
+			return nil, status.Error(codes.Unavailable, "")
+		}
+		return m, nil
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	var trailer metadata.MD
+	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
+	require.NoError(t, err)
+	require.Equal(t, []string{"2"}, trailer.Get("n"))
+}
+
+func TestWhatAMiddlewareMayDo(t *testing.T) {
+	s := &service{unary: func(_ context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) {
+		if m.GetText() == "fail" {
+			return nil, status.Error(codes.Internal, "failed")
+		}
+		return m, nil
+	}}
+	_, lis := serve(t, s)
+	boom := errors.New("boom")
+	get := func(t *testing.T, text string, mw resilience.Middleware) error {
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: mw})
+		_, err := client.Get(t.Context(), &testpb.Message{Text: text})
+		return err
+	}
+	stream := func(t *testing.T, mw resilience.Middleware) error {
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: mw})
+		return drainList(client.List(t.Context(), hello))
+	}
+	t.Run("swallow a failure", func(t *testing.T) {
+		err := get(t, "fail", resilience.Fallback(func(context.Context, error) error { return nil }))
+		requireCode(t, codes.Internal, err)
+	})
+	t.Run("make no attempt", func(t *testing.T) {
+		idle := func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }
+		require.ErrorContains(t, get(t, "", idle), "there is no answer")
+		require.ErrorContains(t, stream(t, idle), "there is no answer")
+	})
+	t.Run("lose the ctx", func(t *testing.T) {
+		lost := func(next resilience.Func) resilience.Func {
+			return func(context.Context) error { return next(context.Background()) }
+		}
+		require.ErrorContains(t, get(t, "", lost), "lost the ctx")
+		require.ErrorContains(t, stream(t, lost), "lost the ctx")
+	})
+	t.Run("go on after success", func(t *testing.T) {
+		s.calls.Store(0)
+		again := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
+		}
+		require.NoError(t, get(t, "", again))
+		require.NoError(t, stream(t, again))
+		require.EqualValues(t, 2, s.calls.Load())
+	})
+	t.Run("fail after success", func(t *testing.T) {
+		spoil := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { _ = next(ctx); return boom }
+		}
+		require.NoError(t, get(t, "", spoil))
+		require.NoError(t, stream(t, spoil))
+	})
+	t.Run("return an error of its own", func(t *testing.T) {
+		own := func(resilience.Func) resilience.Func { return func(context.Context) error { return boom } }
+		require.Equal(t, boom, get(t, "", own))
+		require.Equal(t, boom, stream(t, own))
+	})
+	t.Run("end its ctx", func(t *testing.T) {
+		ended := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				ctx, cancel := context.WithCancel(ctx)
+				cancel()
+				return next(ctx)
+			}
+		}
+		require.ErrorIs(t, get(t, "", ended), context.Canceled)
+		require.ErrorIs(t, stream(t, ended), context.Canceled)
+	})
+	t.Run("panic", func(t *testing.T) {
+		panics := func(resilience.Func) resilience.Func { return func(context.Context) error { panic(boom) } }
+		require.PanicsWithValue(t, boom, func() { _ = get(t, "", panics) })
+		require.PanicsWithValue(t, boom, func() { _ = stream(t, panics) })
+	})
+	t.Run("panic after the first message", func(t *testing.T) {
+		panics := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { _ = next(ctx); panic(boom) }
+		}
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: panics})
+		list, err := client.List(t.Context(), hello)
+		require.NoError(t, err)
+		require.PanicsWithValue(t, boom, func() { _, _ = list.Recv() })
+		_, err = list.Recv()
+		requireCode(t, codes.Internal, err)
+	})
+}
+
+// TestInterceptorsFurtherInAreAttempts holds the order of interceptors, and that one that
+// refuses is read as refusing.
+func TestInterceptorsFurtherInAreAttempts(t *testing.T) {
+	s := &service{}
+	_, lis := serve(t, s)
+	inner := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
+	inner.Allow()
+	circuit := circuit()
+	retries := twice()
+	outer := resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, circuit.Wrap)}
+	client := dial(t, lis.Addr().String(), outer, resiliencegrpc.Client{Middleware: inner.Wrap}.DialOptions()...)
+	_, err := client.Create(t.Context(), hello)
+	require.ErrorIs(t, err, throttle.ErrLimited)
+	_, err = client.Chat(t.Context())
+	require.ErrorIs(t, err, throttle.ErrLimited)
+	require.Equal(t, breaker.Closed, circuit.State())
+	require.Zero(t, s.calls.Load())
+}
+
+func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
+	dropping := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, _ ...grpc.CallOption) error {
+		return invoker(ctx, method, req, reply, cc)
+	})
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return nil, status.Error(codes.Unavailable, "")
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap}, dropping)
+	_, err := client.Create(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
+// TestWaitingForAConnectionThatNeverComes: the time-out of an attempt that was never sent
+// is retried, whatever the method does, and is held against the server.
+func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, lis.Close())
+	circuit := breaker.New(breaker.Config{Failures: 2})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+		Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, resilience.Timeout(20*time.Millisecond)),
+	})
+	_, err = client.Create(t.Context(), hello, grpc.WaitForReady(true))
+	requireCode(t, codes.DeadlineExceeded, err)
+	require.Equal(t, breaker.Open, circuit.State())
+}
+
+func drainList(s grpc.ServerStreamingClient[testpb.Message], err error) error {
+	if err != nil {
+		return err
+	}
+	return drain(s.Recv)
+}

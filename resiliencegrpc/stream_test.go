@@ -1,0 +1,586 @@
+package resiliencegrpc_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencegrpc"
+	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// sendsTwo sends two messages, waiting for more between, and then fails with err.
+func sendsTwo(more <-chan struct{}, err error) func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
+	return func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		for range 2 {
+			if err := s.Send(m); err != nil {
+				return err
+			}
+			select {
+			case <-more:
+			case <-s.Context().Done():
+				return s.Context().Err()
+			}
+		}
+		return err
+	}
+}
+
+// TestASlotIsHeldUntilTheStreamEnds has a row for each way in which a stream ends.
+func TestASlotIsHeldUntilTheStreamEnds(t *testing.T) {
+	noLeaks(t)
+	more := make(chan struct{})
+	s := &service{list: sendsTwo(more, nil)}
+	_, lis := serve(t, s)
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	conn := connect(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: slots.Wrap})
+	client := testpb.NewTestClient(conn)
+	taken := func() int { return slots.Stats().InFlight }
+	open := func(ctx context.Context) grpc.ServerStreamingClient[testpb.Message] {
+		list, err := client.List(ctx, hello)
+		require.NoError(t, err)
+		_, err = list.Recv()
+		require.NoError(t, err)
+		require.Equal(t, 1, taken())
+		_, err = client.List(ctx, hello)
+		require.ErrorIs(t, err, bulkhead.ErrFull)
+		return list
+	}
+	t.Run("drained", func(t *testing.T) {
+		list := open(t.Context())
+		more <- struct{}{}
+		_, err := list.Recv()
+		require.NoError(t, err)
+		require.Equal(t, 1, taken())
+		more <- struct{}{}
+		_, err = list.Recv()
+		require.Equal(t, io.EOF, err)
+		require.Zero(t, taken(), "when RecvMsg has returned, it is free")
+		_, err = list.Recv()
+		require.Equal(t, io.EOF, err)
+	})
+	t.Run("canceled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		open(ctx)
+		cancel()
+		require.Eventually(t, func() bool { return taken() == 0 }, time.Second, time.Millisecond)
+	})
+	t.Run("canceled while receiving", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		list := open(ctx)
+		time.AfterFunc(5*time.Millisecond, cancel)
+		_, err := list.Recv()
+		requireCode(t, codes.Canceled, err)
+		require.Zero(t, taken())
+	})
+	t.Run("canceled before its first message", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := client.Chat(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, taken())
+		cancel()
+		require.Eventually(t, func() bool { return taken() == 0 }, time.Second, time.Millisecond)
+	})
+	t.Run("its connection closed", func(t *testing.T) {
+		open(t.Context())
+		require.NoError(t, conn.Close())
+		require.Eventually(t, func() bool { return taken() == 0 }, time.Second, time.Millisecond)
+	})
+	t.Run("its connection closed before its first message", func(t *testing.T) {
+		conn := connect(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: slots.Wrap})
+		chat, err := testpb.NewTestClient(conn).Chat(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+		require.Eventually(t, func() bool { return taken() == 0 }, time.Second, time.Millisecond)
+		_, err = chat.Recv()
+		requireCode(t, codes.Canceled, err)
+	})
+}
+
+func TestAnUploadHoldsItsSlotUntilItsAnswer(t *testing.T) {
+	_, lis := serve(t, &service{})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: slots.Wrap})
+	up, err := client.Upload(t.Context())
+	require.NoError(t, err)
+	for range 10 {
+		require.NoError(t, up.Send(hello))
+		require.Equal(t, 1, slots.Stats().InFlight)
+	}
+	m, err := up.CloseAndRecv()
+	require.NoError(t, err)
+	require.Equal(t, "done", m.GetText())
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+func TestTheBreakerJudgesAStream(t *testing.T) {
+	more := make(chan struct{}, 2)
+	for _, c := range []struct {
+		name string
+		list func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error
+		end  codes.Code
+		then breaker.State
+	}{
+		{"that ends well", sendsTwo(more, nil), codes.OK, breaker.Closed},
+		{"that fails before its first message", func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
+			return status.Error(codes.Internal, "")
+		}, codes.Internal, breaker.Open},
+		{"that breaks off", sendsTwo(more, status.Error(codes.Unavailable, "")), codes.Unavailable, breaker.Open},
+		{"that is answered", sendsTwo(more, status.Error(codes.NotFound, "")), codes.NotFound, breaker.Closed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			more <- struct{}{}
+			more <- struct{}{}
+			defer func() {
+				for len(more) > 0 {
+					<-more
+				}
+			}()
+			_, lis := serve(t, &service{list: c.list})
+			circuit := circuit()
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+			requireCode(t, c.end, drainList(client.List(t.Context(), hello)))
+			require.Equal(t, c.then, circuit.State())
+		})
+	}
+	t.Run("that its caller leaves", func(t *testing.T) {
+		_, lis := serve(t, &service{list: sendsTwo(make(chan struct{}), nil)})
+		circuit := circuit()
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+		ctx, cancel := context.WithCancel(t.Context())
+		list, err := client.List(ctx, hello)
+		require.NoError(t, err)
+		_, err = list.Recv()
+		require.NoError(t, err)
+		time.AfterFunc(time.Millisecond, cancel)
+		_, err = list.Recv()
+		requireCode(t, codes.Canceled, err)
+		require.Equal(t, breaker.Closed, circuit.State())
+	})
+}
+
+// TestAStreamThatFailsAtEachCallOpensTheBreaker: a server that accepts streams and then
+// fails them is not well.
+func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
+	s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		return status.Error(codes.Unavailable, "")
+	}}
+	_, lis := serve(t, s)
+	circuit := breaker.New(breaker.Config{Failures: 3})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+	for range 3 {
+		chat, err := client.Chat(t.Context())
+		require.NoError(t, err)
+		_, err = chat.Recv()
+		requireCode(t, codes.Unavailable, err)
+	}
+	_, err := client.Chat(t.Context())
+	require.ErrorIs(t, err, breaker.ErrOpen)
+}
+
+func TestATimeoutCoversTheTimeToTheFirstMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var deadlines atomic.Int64
+		s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			if _, ok := s.Context().Deadline(); ok {
+				deadlines.Add(1)
+			}
+			if n == 1 {
+				<-s.Context().Done()
+				return s.Context().Err()
+			}
+			for range 5 {
+				if err := s.Send(m); err != nil {
+					return err
+				}
+				time.Sleep(time.Minute)
+			}
+			return nil
+		}}
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, slots.Wrap, resilience.Timeout(time.Second))})
+		begun := time.Now()
+		require.NoError(t, drainList(client.List(t.Context(), hello)))
+		require.Equal(t, 5*time.Minute+time.Second, time.Since(begun), "the first attempt ran out of time, the second took its time")
+		require.EqualValues(t, 2, s.calls.Load())
+		require.Zero(t, deadlines.Load(), "the server is not told of it")
+		require.Zero(t, slots.Stats().InFlight)
+	})
+}
+
+func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			if _, ok := s.Context().Deadline(); !ok {
+				return errors.New("no deadline")
+			}
+			_ = s.Send(m)
+			<-s.Context().Done()
+			return s.Context().Err()
+		}}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second))})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begun := time.Now()
+		requireCode(t, codes.DeadlineExceeded, drainList(client.List(ctx, hello)))
+		require.Equal(t, time.Minute, time.Since(begun))
+		require.Equal(t, breaker.Open, circuit.State(), "the caller waited for the server for a minute")
+	})
+}
+
+// TestACallerThatDoesNotAskIsNotTheServersFault: the time-out passes, and ends the stream.
+func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{}
+		circuit := circuit()
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))})
+		up, err := client.Upload(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Zero(t, slots.Stats().InFlight)
+		_, err = up.CloseAndRecv()
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.EqualValues(t, 1, s.calls.Load())
+		require.Equal(t, breaker.Closed, circuit.State())
+
+		list, err := client.List(t.Context(), hello)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		_, err = list.Recv()
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.Equal(t, breaker.Closed, circuit.State())
+	})
+}
+
+// TestACallerThatWaitsToSendWaitsForTheServer: flow control stops it.
+func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+			<-s.Context().Done()
+			return s.Context().Err()
+		}}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second))})
+		chat, err := client.Chat(t.Context())
+		require.NoError(t, err)
+		for err == nil {
+			err = chat.Send(&testpb.Message{Payload: make([]byte, 10_000)})
+		}
+		require.Equal(t, io.EOF, err)
+		_, err = chat.Recv()
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.Equal(t, breaker.Open, circuit.State())
+	})
+}
+
+// TestAWatchIsOpenWhenTheCallReturns: a program that watches, and then changes what it
+// watches, sees the change.
+func TestAWatchIsOpenWhenTheCallReturns(t *testing.T) {
+	watching := make(chan struct{})
+	changed := make(chan struct{})
+	s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		close(watching)
+		<-changed
+		return s.Send(m)
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	<-watching // without a Recv
+	close(changed)
+	require.NoError(t, drain(list.Recv))
+}
+
+func TestTheRequestIsSentAgainAsItWas(t *testing.T) {
+	var texts []string
+	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		texts = append(texts, m.GetText())
+		if n == 1 {
+			return status.Error(codes.Unavailable, "")
+		}
+		return s.Send(m)
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	request := &testpb.Message{Text: "as it was"}
+	list, err := client.List(t.Context(), request)
+	require.NoError(t, err)
+	request.Text = "used for something else"
+	require.NoError(t, drain(list.Recv))
+	require.Equal(t, []string{"as it was", "as it was"}, texts)
+}
+
+// TestAHeaderThatWasReadIsKept: no other attempt may follow that has another one.
+func TestAHeaderThatWasReadIsKept(t *testing.T) {
+	s := &service{list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		_ = s.SendHeader(metadata.Pairs("x", "y"))
+		return status.Error(codes.Unavailable, "")
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	md, err := list.Header()
+	require.NoError(t, err)
+	require.Equal(t, []string{"y"}, md.Get("x"))
+	_, err = list.Recv()
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 1, s.calls.Load())
+	require.NotNil(t, list.Context())
+	require.NoError(t, list.CloseSend())
+	require.Empty(t, list.Trailer())
+}
+
+// TestAHeaderThatIsNotThereIsNoEnd: the caller learns by Recv how the stream ended, and a
+// retrier may still help.
+func TestAHeaderThatIsNotThereIsNoEnd(t *testing.T) {
+	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		if n == 1 {
+			return status.Error(codes.Unavailable, "")
+		}
+		return s.Send(m)
+	}}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	md, err := list.Header()
+	require.NoError(t, err)
+	require.Nil(t, md)
+	require.NoError(t, drain(list.Recv))
+	require.EqualValues(t, 2, s.calls.Load())
+}
+
+func TestGoexitOfAPolicyEndsTheStream(t *testing.T) {
+	_, lis := serve(t, &service{})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: func(resilience.Func) resilience.Func {
+		return func(context.Context) error { runtime.Goexit(); return nil }
+	}})
+	_, err := client.List(t.Context(), hello)
+	requireCode(t, codes.Internal, err)
+}
+
+// TestAConnectionThatBreaks cuts it in the middle of streams: before the first message a
+// stream is retried, after it the caller is told, and the breaker counts it.
+func TestAConnectionThatBreaks(t *testing.T) {
+	noLeaks(t)
+	reached := make(chan struct{}, 10)
+	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		reached <- struct{}{}
+		if n > 1 {
+			return s.Send(m)
+		}
+		if m.GetText() == "after" {
+			_ = s.Send(m)
+		}
+		<-s.Context().Done()
+		return s.Context().Err()
+	}}
+	_, lis := serve(t, s)
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	failures := breaker.New(breaker.Config{Failures: 1})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, slots.Wrap)})
+	judged := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, failures.Wrap, slots.Wrap)})
+
+	list, err := client.List(t.Context(), &testpb.Message{Text: "before"}, grpc.WaitForReady(true))
+	require.NoError(t, err)
+	<-reached
+	lis.cut()
+	require.NoError(t, drain(list.Recv))
+	require.EqualValues(t, 2, s.calls.Load())
+	require.Zero(t, slots.Stats().InFlight)
+
+	s.calls.Store(0)
+	list, err = judged.List(t.Context(), &testpb.Message{Text: "after"})
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	lis.cut()
+	_, err = list.Recv()
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 1, s.calls.Load())
+	require.Zero(t, slots.Stats().InFlight)
+	require.Equal(t, breaker.Open, failures.State())
+}
+
+// TestGoAway stops a server gracefully while streams are open: they go on to their end, and
+// calls go to the next server.
+func TestGoAway(t *testing.T) {
+	noLeaks(t)
+	more := make(chan struct{})
+	s := &service{list: sendsTwo(more, nil)}
+	server, lis := serve(t, s)
+	slots := bulkhead.New(bulkhead.Config{Limit: 10})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(
+		retry.New(retry.Config{Attempts: 20, Backoff: retry.Constant(10 * time.Millisecond)}).Wrap, slots.Wrap)})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	stopped := make(chan struct{})
+	go func() { server.GracefulStop(); close(stopped) }()
+
+	// Nothing listens now: none of these is sent, and all are retried until there is
+	// a server again.
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := client.Create(ctx, hello)
+		return err != nil
+	}, 5*time.Second, time.Millisecond)
+	require.Equal(t, 1, slots.Stats().InFlight)
+	more <- struct{}{}
+	_, err = list.Recv()
+	require.NoError(t, err)
+	more <- struct{}{}
+	require.NoError(t, drain(list.Recv))
+	<-stopped
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+// TestASlowConsumer does not read until flow control has stopped the server: its slot is
+// taken, and the stream is whole in the end.
+func TestASlowConsumer(t *testing.T) {
+	noLeaks(t)
+	var sent atomic.Int64
+	s := &service{list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		for range 1000 {
+			if err := s.Send(&testpb.Message{Payload: make([]byte, 10_000)}); err != nil {
+				return err
+			}
+			sent.Add(1)
+		}
+		return nil
+	}}
+	_, lis := serve(t, s)
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, slots.Wrap, resilience.Timeout(50*time.Millisecond))})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	before := int64(-1)
+	require.Eventually(t, func() bool { // the server has stopped
+		now := sent.Load()
+		defer func() { before = now }()
+		return now == before
+	}, 5*time.Second, 100*time.Millisecond)
+	require.Less(t, sent.Load(), int64(1000))
+	require.Equal(t, 1, slots.Stats().InFlight)
+	received := 1
+	for err == nil {
+		if _, err = list.Recv(); err == nil {
+			received++
+		}
+	}
+	require.Equal(t, io.EOF, err)
+	require.Equal(t, 1000, received)
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+// TestAThousandStreams end in every way at once. No slot, goroutine or stream is left.
+func TestAThousandStreams(t *testing.T) {
+	noLeaks(t)
+	var running, most, serving atomic.Int64
+	s := &service{
+		list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			serving.Add(1)
+			defer serving.Add(-1)
+			switch n % 4 {
+			case 0:
+				return status.Error(codes.Unavailable, "")
+			case 1:
+				_ = s.Send(m)
+				return status.Error(codes.Internal, "")
+			}
+			for range 3 {
+				if err := s.Send(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		chat: func(n int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+			serving.Add(1)
+			defer serving.Add(-1)
+			for {
+				m, err := s.Recv()
+				if err != nil {
+					return nil
+				}
+				if err := s.Send(m); err != nil {
+					return err
+				}
+			}
+		},
+	}
+	_, lis := serve(t, s)
+	const limit = 50
+	slots := bulkhead.New(bulkhead.Config{Limit: limit})
+	count := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			now := running.Add(1)
+			defer running.Add(-1)
+			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+			}
+			return next(ctx)
+		}
+	}
+	retries := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(time.Millisecond)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, slots.Wrap, count)})
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			switch i % 4 {
+			case 0: // to its end
+				_ = drainList(client.List(ctx, hello))
+			case 1: // left after the first message
+				if list, err := client.List(ctx, hello); err == nil {
+					_, _ = list.Recv()
+				}
+			case 2: // left before the first message
+				_, _ = client.Run(ctx, hello)
+			case 3:
+				chat, err := client.Chat(ctx)
+				if err != nil {
+					return
+				}
+				for range 3 {
+					if chat.Send(hello) != nil {
+						break
+					}
+					if _, err := chat.Recv(); err != nil {
+						break
+					}
+				}
+				_ = chat.CloseSend()
+				_ = drain(chat.Recv)
+			}
+		})
+	}
+	wg.Wait()
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 && serving.Load() == 0 }, 10*time.Second, time.Millisecond)
+	require.LessOrEqual(t, most.Load(), int64(limit))
+	require.Zero(t, running.Load())
+}
