@@ -1,5 +1,5 @@
 GO          ?= go
-MODULES     := . examples internal/benchmarks internal/integration
+MODULES     := . resiliencegrpc examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
@@ -11,11 +11,13 @@ SOAK        ?= 60s
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
 
-test: ## the tests of the library, as the README has it
+test: ## the tests of the library, as the README has it, and of resiliencegrpc
 	go test ./...
+	cd resiliencegrpc && $(GO) test ./...
 
-race: ## the same under the race detector
+race: ## the same under the race detector, and resiliencegrpc
 	$(GO) test -race ./...
+	cd resiliencegrpc && $(GO) test -race ./...
 
 lint: ## gofmt, vet and staticcheck in every module
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi

@@ -69,9 +69,9 @@ func (t *try) receive(m any, then func(error)) error {
 func (s *stream) Header() (metadata.MD, error) {
 	t := s.latest()
 	t.heading.Store(true)
-	defer t.heading.Store(false)
 	md, err := t.ClientStream.Header()
 	if md != nil {
+		t.heading.Store(false)
 		s.call.mu.Lock()
 		s.call.header = true
 		s.call.mu.Unlock()
@@ -109,8 +109,11 @@ func copyOf(m any) any {
 
 func (t *try) send(m any) error {
 	t.sending.Store(true)
-	defer t.sending.Store(false)
-	return t.ClientStream.SendMsg(m)
+	err := t.ClientStream.SendMsg(m)
+	if err != io.EOF {
+		t.sending.Store(false)
+	}
+	return err
 }
 
 // CloseSend says that the caller sends no more. gRPC does so itself after the only message

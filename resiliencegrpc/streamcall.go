@@ -218,7 +218,9 @@ type try struct {
 	sent  evidence
 	first chan outcome // what the attempt waits for; holds one
 
-	receiving, sending, heading atomic.Bool // the caller is in RecvMsg, SendMsg, Header
+	// The caller is in RecvMsg, SendMsg or Header; or it was in one of the latter two when
+	// the stream ended.
+	receiving, sending, heading atomic.Bool
 }
 
 // An outcome is the first thing that happened to a try.

@@ -1,0 +1,530 @@
+package resiliencegrpc_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencegrpc"
+	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+func tenants(rate float64, burst int) *throttle.Group[string] {
+	return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "secret", Rate: rate, Burst: burst}})
+}
+
+func TestAServerWithoutPoliciesServes(t *testing.T) {
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	m, err := client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	require.Equal(t, "hello", m.GetText())
+	require.NoError(t, drainList(client.List(t.Context(), hello)))
+	chat, err := client.Chat(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, chat.Send(hello))
+	require.NoError(t, chat.CloseSend())
+	require.NoError(t, drain(chat.Recv))
+}
+
+// TestALimitByKeyRefusesWithATime holds what a client gets to know: when to come back, and
+// nothing of the limit itself.
+func TestALimitByKeyRefusesWithATime(t *testing.T) {
+	s := &service{}
+	_, lis := serve(t, s, resiliencegrpc.Server{Limit: tenants(0.1, 1)}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	for _, call := range []func(...grpc.CallOption) error{
+		func(opts ...grpc.CallOption) error { _, err := client.Get(t.Context(), hello, opts...); return err },
+		func(opts ...grpc.CallOption) error { return drainList(client.List(t.Context(), hello, opts...)) },
+	} {
+		_ = call() // takes the only token, once
+		var trailer metadata.MD
+		err := call(grpc.Trailer(&trailer))
+		st, _ := status.FromError(err)
+		require.Equal(t, codes.ResourceExhausted, st.Code())
+		require.Equal(t, "the limit for such calls is used up", st.Message())
+		require.InDelta(t, 10*time.Second, retryInfoOf(st), float64(time.Second))
+		require.Regexp(t, `^(9\d\d\d|10000)$`, trailer.Get("grpc-retry-pushback-ms")[0])
+	}
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
+// TestClientAndServerUnderstandEachOther: a retrier comes back when the server said.
+func TestClientAndServerUnderstandEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)},
+			resiliencegrpc.Server{Limit: tenants(0.1, 1)}.Options()...)
+		begun := time.Now()
+		for range 3 {
+			_, err := client.Get(t.Context(), hello)
+			require.NoError(t, err)
+		}
+		require.InDelta(t, 20*time.Second, time.Since(begun), float64(4*time.Second))
+		require.EqualValues(t, 3, s.calls.Load())
+		require.Equal(t, breaker.Closed, circuit.State(), "a client that is too fast has no server that is ill")
+	})
+}
+
+func TestKeysHaveLimitsOfTheirOwn(t *testing.T) {
+	type account struct{}
+	authenticate := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		md, _ := metadata.FromIncomingContext(ctx)
+		return handler(context.WithValue(ctx, account{}, md.Get("token")[0]), req)
+	})
+	_, lis := serve(t, &service{}, append([]grpc.ServerOption{authenticate}, resiliencegrpc.Server{
+		Limit: tenants(0.001, 1),
+		Key:   func(ctx context.Context) string { return ctx.Value(account{}).(string) },
+	}.Options()...)...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	for _, token := range []string{"a", "b"} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "token", token)
+		_, err := client.Get(ctx, hello)
+		require.NoError(t, err)
+		_, err = client.Get(ctx, hello)
+		requireCode(t, codes.ResourceExhausted, err)
+	}
+}
+
+func TestAServerThatIsFullIsUnavailable(t *testing.T) {
+	noLeaks(t)
+	slots := bulkhead.New(bulkhead.Config{Name: "secret", Limit: 1})
+	s := &service{}
+	_, lis := serve(t, s, resiliencegrpc.Server{Slots: slots}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	hold(t, slots)
+	var trailer metadata.MD
+	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
+	requireCode(t, codes.Unavailable, err)
+	require.NotContains(t, err.Error(), "secret")
+	require.Empty(t, trailer.Get("grpc-retry-pushback-ms"), "nobody knows when")
+	requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
+	require.Zero(t, s.calls.Load())
+}
+
+// TestThoseBeforeSayWhatACallIsWorth: the level is of what the server knows of a client.
+func TestThoseBeforeSayWhatACallIsWorth(t *testing.T) {
+	type level struct{}
+	rank := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		l := 1
+		if info.FullMethod == testpb.Test_Put_FullMethodName {
+			l = 0
+		}
+		return handler(context.WithValue(ctx, level{}, l), req)
+	})
+	var levels []int
+	slots := bulkhead.New(bulkhead.Config{Limit: 1, Levels: 2, Priority: func(ctx context.Context) int {
+		l := ctx.Value(level{}).(int)
+		levels = append(levels, l)
+		return l
+	}})
+	_, lis := serve(t, &service{}, append([]grpc.ServerOption{rank}, resiliencegrpc.Server{Slots: slots}.Options()...)...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "priority", "0")
+	_, err := client.Get(ctx, hello)
+	require.NoError(t, err)
+	_, err = client.Put(ctx, hello)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 0}, levels)
+}
+
+func TestStreamsHaveSlotsOfTheirOwn(t *testing.T) {
+	noLeaks(t)
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	streams := bulkhead.New(bulkhead.Config{Limit: 1})
+	more := make(chan struct{})
+	_, lis := serve(t, &service{list: sendsTwo(more, nil)}, resiliencegrpc.Server{Slots: slots, StreamSlots: streams}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	_, err = client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
+	more <- struct{}{}
+	more <- struct{}{}
+	require.NoError(t, drain(list.Recv))
+	require.Eventually(t, func() bool { return streams.Stats().InFlight == 0 }, time.Second, time.Millisecond)
+}
+
+func TestMessagesOfAStreamAreLimited(t *testing.T) {
+	noLeaks(t)
+	for _, c := range []struct {
+		name string
+		end  error // of a handler that was refused a message
+	}{
+		{"its handler passes the error on", nil},
+		{"its handler says something else", errors.New("what?")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got atomic.Int64
+			s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+				for {
+					m, err := s.Recv()
+					if err != nil {
+						_, again := s.Recv()
+						require.Equal(t, err, again)
+						if c.end != nil {
+							return c.end
+						}
+						return err
+					}
+					got.Add(1)
+					_ = s.Send(m)
+				}
+			}}
+			_, lis := serve(t, s, resiliencegrpc.Server{MessageLimit: tenants(0.001, 3)}.Options()...)
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+			chat, err := client.Chat(t.Context())
+			require.NoError(t, err)
+			for range 5 {
+				_ = chat.Send(hello)
+			}
+			requireCode(t, codes.ResourceExhausted, drain(chat.Recv))
+			require.NotEmpty(t, chat.Trailer().Get("grpc-retry-pushback-ms"))
+			require.EqualValues(t, 3, got.Load())
+			_, err = client.Get(t.Context(), hello)
+			require.NoError(t, err, "a unary call has no messages")
+		})
+	}
+}
+
+func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
+	var fail error
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { return hello, fail }}
+	circuit := circuit()
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: circuit.Wrap}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	get := func() error { _, err := client.Get(t.Context(), hello); return err }
+
+	for _, code := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.ResourceExhausted, codes.Unauthenticated} {
+		fail = status.Error(code, "")
+		requireCode(t, code, get())
+		require.Equal(t, breaker.Closed, circuit.State(), code)
+	}
+	for _, err := range []error{errors.New("plain"), status.Error(codes.Internal, ""), status.Error(codes.Unavailable, ""), context.DeadlineExceeded} {
+		fail = err
+		code := status.FromContextError(err).Code()
+		if _, ok := status.FromError(err); ok {
+			code = status.Code(err)
+		}
+		requireCode(t, code, get())
+		require.Equal(t, breaker.Open, circuit.State(), err)
+		var trailer metadata.MD
+		_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
+		requireCode(t, codes.Unavailable, err)
+		require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
+		circuit.Reset()
+	}
+}
+
+// TestAHandlerThatPassesARefusalOn: that of a database's circuit, say.
+func TestAHandlerThatPassesARefusalOn(t *testing.T) {
+	database := breaker.New(breaker.Config{Name: "secret database"})
+	database.ForceOpen(nil)
+	s := &service{unary: func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
+		err := database.Do(ctx, func(context.Context) error { return nil })
+		return nil, fmt.Errorf("find user: %w", err)
+	}}
+	circuit := circuit()
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: circuit.Wrap}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	var trailer metadata.MD
+	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
+	requireCode(t, codes.Unavailable, err)
+	require.NotContains(t, err.Error(), "secret")
+	require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
+	require.Equal(t, breaker.Closed, circuit.State())
+}
+
+func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {
+	costly := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{Middleware: costly.Wrap}.Options()...)
+	s := resiliencegrpc.Client{Middleware: twice().Wrap}
+	client := dial(t, lis.Addr().String(), s)
+	var trailer metadata.MD
+	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
+	requireCode(t, codes.ResourceExhausted, err)
+	require.Equal(t, []string{"-1"}, trailer.Get("grpc-retry-pushback-ms"))
+	require.EqualValues(t, 1, costly.Stats().Refused)
+}
+
+func TestALimitThatCannotTellIsNoLimitUsedUp(t *testing.T) {
+	few := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-6, Burst: 1}, MaxKeys: 1, Overflow: throttle.RefuseNew})
+	var n atomic.Int64
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{
+		Limit: few, Key: func(context.Context) string { return fmt.Sprint(n.Add(1)) },
+	}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	_, err := client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = client.Get(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+}
+
+func TestATimeoutOfTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
+			<-ctx.Done()
+			switch m.GetText() {
+			case "heeds":
+				return nil, ctx.Err()
+			case "says":
+				return nil, status.Error(codes.Aborted, "in the middle")
+			}
+			return m, nil
+		}}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{}, resiliencegrpc.Server{
+			Middleware: resilience.Chain(circuit.Wrap, resilience.NamedTimeout("secret", time.Second)),
+		}.Options()...)
+		_, err := client.Get(t.Context(), &testpb.Message{Text: "heeds"})
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.NotContains(t, err.Error(), "secret")
+		require.Equal(t, breaker.Open, circuit.State())
+		circuit.Reset()
+		_, err = client.Get(t.Context(), &testpb.Message{Text: "says"})
+		requireCode(t, codes.Aborted, err)
+		_, err = client.Get(t.Context(), &testpb.Message{Text: "is late"})
+		require.NoError(t, err)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		circuit.Reset()
+		_, err = client.Get(ctx, &testpb.Message{Text: "heeds"})
+		requireCode(t, codes.DeadlineExceeded, err)
+		synctest.Wait()
+		require.Equal(t, breaker.Closed, circuit.State(), "the client's deadline is not the handler's fault")
+	})
+}
+
+func TestACallIsServedOnce(t *testing.T) {
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return nil, status.Error(codes.Unavailable, "down")
+	}}
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: twice().Wrap}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	_, err := client.Get(t.Context(), hello)
+	require.Equal(t, "rpc error: code = Unavailable desc = down", err.Error())
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
+func TestWhatAMiddlewareOfAServerMayDo(t *testing.T) {
+	for name, c := range map[string]struct {
+		mw   resilience.Middleware
+		code codes.Code
+	}{
+		"not serve": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }, codes.Internal},
+		"lose the ctx": {func(next resilience.Func) resilience.Func {
+			return func(context.Context) error { return next(context.Background()) }
+		}, codes.Unknown},
+		"end the ctx": {func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				ctx, cancel := context.WithCancel(ctx)
+				cancel()
+				return next(ctx)
+			}
+		}, codes.Canceled},
+		"fail after success": {func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { _ = next(ctx); return errors.New("too late") }
+		}, codes.OK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, lis := serve(t, &service{}, resiliencegrpc.Server{Middleware: c.mw}.Options()...)
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+			_, err := client.Get(t.Context(), hello)
+			requireCode(t, c.code, err)
+		})
+	}
+}
+
+// TestAServerThatIsFullIsNotIll: health checks and reflection pass.
+func TestAServerThatIsFullIsNotIll(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	hold(t, slots)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer(resiliencegrpc.Server{Slots: slots, Limit: tenants(1e-6, 1)}.Options()...)
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	go func() { _ = server.Serve(lis) }()
+	defer server.Stop()
+	client := healthpb.NewHealthClient(connect(t, lis.Addr().String(), resiliencegrpc.Client{}))
+	for range 3 {
+		_, err = client.Check(t.Context(), &healthpb.HealthCheckRequest{})
+		require.NoError(t, err)
+	}
+	watch, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err)
+	_, err = watch.Recv()
+	require.NoError(t, err)
+
+	for method, want := range map[string]bool{
+		"/grpc.health.v1.Health/Check":                                   true,
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      true,
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": true,
+		"/grpc.health.v1.HealthX/Check":                                  false,
+		"/grpc.channelz.v1.Channelz/GetServers":                          false,
+		testpb.Test_Get_FullMethodName:                                   false,
+	} {
+		require.Equal(t, want, resiliencegrpc.HealthOrReflection(method), method)
+	}
+}
+
+func TestAProgramSaysWhatIsExempt(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	hold(t, slots)
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{
+		Slots: slots, Exempt: func(method string) bool { return method != testpb.Test_Create_FullMethodName },
+	}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	_, err := client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	require.NoError(t, drainList(client.List(t.Context(), hello)))
+	_, err = client.Create(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+}
+
+func TestASlotIsFreeAfterAPanic(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	recovering := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = status.Errorf(codes.Internal, "%v", r)
+			}
+		}()
+		return handler(ctx, req)
+	})
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { panic("boom") }}
+	_, lis := serve(t, s, append([]grpc.ServerOption{recovering}, resiliencegrpc.Server{Slots: slots}.Options()...)...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	for range 2 {
+		_, err := client.Get(t.Context(), hello)
+		requireCode(t, codes.Internal, err)
+		require.ErrorContains(t, err, "boom")
+	}
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+// TestTheLimitHoldsUnderLoad counts how many calls are served at once.
+func TestTheLimitHoldsUnderLoad(t *testing.T) {
+	noLeaks(t)
+	var running, most atomic.Int64
+	enter := func() func() {
+		now := running.Add(1)
+		for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+		}
+		return func() { running.Add(-1) }
+	}
+	s := &service{
+		unary: func(_ context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) {
+			defer enter()()
+			return m, nil
+		},
+		list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			defer enter()()
+			return s.Send(m)
+		},
+	}
+	slots := bulkhead.New(bulkhead.Config{Limit: 5})
+	_, lis := serve(t, s, resiliencegrpc.Server{Slots: slots}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			for i := range 40 {
+				if i%2 == 0 {
+					_, _ = client.Get(context.Background(), hello)
+				} else {
+					_ = drainList(client.List(context.Background(), hello))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, most.Load(), int64(5))
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Second, time.Millisecond)
+	stats := slots.Stats()
+	require.EqualValues(t, 2000, stats.Admitted+stats.Refused)
+	require.Equal(t, stats.Admitted, s.calls.Load())
+}
+
+// TestAServerThatRefusesBeforeItsHandlers does so as a tap: what was refused there may
+// have been sent, and only what is idempotent is retried.
+func TestAServerThatRefusesBeforeItsHandlers(t *testing.T) {
+	var taps atomic.Int64
+	s := &service{}
+	_, lis := serve(t, s, grpc.InTapHandle(func(ctx context.Context, _ *tap.Info) (context.Context, error) {
+		if taps.Add(1)%2 == 1 {
+			return nil, status.Error(codes.Unavailable, "not now")
+		}
+		return ctx, nil
+	}))
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
+	_, err := client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	require.NoError(t, drainList(client.List(t.Context(), hello)))
+	_, err = client.Create(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 2, s.calls.Load())
+}
+
+func TestPeerIP(t *testing.T) {
+	key := resiliencegrpc.PeerIP()
+	for addr, want := range map[string]string{
+		"192.0.2.1:1234":              "192.0.2.1",
+		"[2001:db8:1:2:3:4:5:6]:1234": "2001:db8:1:2::/64",
+		"[::ffff:192.0.2.1]:1234":     "192.0.2.1",
+		"[fe80::1%eth0]:1234":         "fe80::/64",
+		"bufconn":                     "bufconn",
+	} {
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: address(addr)})
+		require.Equal(t, want, key(ctx))
+	}
+	require.Empty(t, key(t.Context()))
+	require.Empty(t, key(peer.NewContext(t.Context(), &peer.Peer{})))
+}
+
+type address string
+
+func (a address) Network() string { return "test" }
+func (a address) String() string  { return string(a) }
+
+func TestPeerIPOverASocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.ToLower(rand.Text()[:8]))
+	lis, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	server := grpc.NewServer(resiliencegrpc.Server{Limit: tenants(1e-6, 1)}.Options()...)
+	testpb.RegisterTestServer(server, &service{})
+	go func() { _ = server.Serve(lis) }()
+	defer server.Stop()
+	client := dial(t, "unix:"+path, resiliencegrpc.Client{})
+	_, err = client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = client.Get(t.Context(), hello)
+	requireCode(t, codes.ResourceExhausted, err)
+}
