@@ -36,6 +36,7 @@ var patterns = []pattern{
 	{"Cache", cacheCases, 1},
 	{"Saga", sagaCases, 1},
 	{"HTTP", httpCases, 20},
+	{"GRPC", grpcCases, 3},
 }
 
 func benchmark(b *testing.B, cases []comparison) {

@@ -4,6 +4,8 @@ go 1.26.0
 
 replace github.com/go-resilience/resilience => ../..
 
+replace github.com/go-resilience/resilience/resiliencegrpc => ../../resiliencegrpc
+
 require (
 	github.com/Yiling-J/theine-go v0.6.3
 	github.com/avast/retry-go/v4 v4.7.0
@@ -13,6 +15,8 @@ require (
 	github.com/go-redis/cache/v9 v9.0.0
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/go-resilience/resilience v0.0.0-00010101000000-000000000000
+	github.com/go-resilience/resilience/resiliencegrpc v0.0.0-00010101000000-000000000000
+	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4
 	github.com/hashicorp/go-retryablehttp v0.7.8
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/maypok86/otter/v2 v2.4.0
@@ -26,6 +30,7 @@ require (
 	go.uber.org/ratelimit v0.3.1
 	golang.org/x/sync v0.24.0
 	golang.org/x/time v0.16.0
+	google.golang.org/grpc v1.85.0
 	modernc.org/sqlite v1.50.0
 )
 
@@ -52,8 +57,11 @@ require (
 	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	golang.org/x/net v0.60.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/text v0.41.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 	modernc.org/libc v1.72.0 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.11.0 // indirect
