@@ -3,7 +3,6 @@ package resiliencegrpc
 import (
 	"context"
 	"errors"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -37,24 +36,28 @@ import (
 // taken, and shows in how long the longest slot has been held. A stream that breaks off
 // after its first message is one more failure for a breaker.
 //
-// A stream that the client does not send on (and whose method may be repeated) is retried
-// until its first message has arrived or its Header has been read. The caller waits for
-// that in RecvMsg. The request is sent again as it was when it was sent first. A message
-// that is not a proto.Message must not be changed before the first answer has arrived.
+// A long-lived stream, such as a watch, holds its slot as long. Give such streams a
+// connection and a Client of their own, or a limit that has room for them.
 //
-// The policies of a stream run on a goroutine of their own until its first message or its
-// end has arrived, since the caller may send before it receives. A panic of a policy
-// passes to the caller, in the call that opens the stream or in RecvMsg.
+// A stream on which the server alone streams is retried, if its method may be repeated,
+// until its first message has arrived or the caller has read its header. The caller waits
+// for that in RecvMsg. The request is sent again as it was when it was sent first; one
+// that is not a proto.Message must not be changed before the first message has arrived.
+//
+// The caller may send before it receives. Therefore the policies of a stream run on a
+// goroutine of their own, until its first message or its end has arrived. A panic of a
+// policy passes to the caller, in the call that opens the stream, in RecvMsg or in
+// SendMsg.
 //
 // If a time-out passes while the caller is neither receiving nor sending, the server is
-// not to blame: policies take the error for an answer ([resilience.Answered]).
+// not to blame. Policies take the error for an answer ([resilience.Answered]).
 //
-// The fields are not to be changed once DialOptions has been called. A Client may be
-// used for several connections, which then share its policies.
+// A Client may be used for several connections, which then share its policies.
 type Client struct {
-	// Middleware runs each attempt; usually a [resilience.Chain]. It may call what it
-	// wraps more than once, but one call after the other, and none after it has
-	// returned. Nil means that calls are made as they are.
+	// Middleware runs each attempt; usually a [resilience.Chain]. It is applied once for
+	// each call of DialOptions. It may call what it wraps more than once, but one call
+	// after the other, and none after it has returned. Nil means that calls are made as
+	// they are.
 	Middleware resilience.Middleware
 
 	// Replayable reports whether a call of the method may be sent more than once
@@ -63,19 +66,20 @@ type Client struct {
 	Replayable func(ctx context.Context, method string) bool
 }
 
-// DialOptions returns options for [grpc.NewClient]. They add interceptors, which run in
-// the order in which all options add them: those before are called once for each call,
-// those after once for each attempt.
+// DialOptions returns options for [grpc.NewClient]. They add interceptors. Interceptors
+// run in the order in which the options add them: an interceptor before these is called
+// once for each call, and one after these once for each attempt.
 //
-// They switch off the retries of a service config ([grpc.WithDisableRetry]), whether it
-// comes from the resolver or from the program. gRPC still repeats a call that it knows
-// not to have been processed, once, unseen by the policies: a transparent retry.
+// The options switch off the retries of a service config ([grpc.WithDisableRetry]),
+// whether the config comes from the resolver or from the program. gRPC still repeats,
+// once and unseen by the policies, a call that the server has certainly not processed (a
+// transparent retry).
 func (c Client) DialOptions() []grpc.DialOption {
 	if c.Middleware == nil {
 		return nil
 	}
 	linger.Use()
-	cl := &client{policies: sync.OnceValue(func() resilience.Func { return c.Middleware(attempt) }), replayable: c.Replayable}
+	cl := &client{policies: c.Middleware(attempt), replayable: c.Replayable}
 	if cl.replayable == nil {
 		cl.replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
 	}
@@ -87,7 +91,7 @@ func (c Client) DialOptions() []grpc.DialOption {
 }
 
 type client struct {
-	policies   func() resilience.Func
+	policies   resilience.Func
 	replayable func(context.Context, string) bool
 }
 

@@ -30,14 +30,15 @@ import (
 //     cannot tell,
 //   - DEADLINE_EXCEEDED if a time-out of the Middleware passed.
 //
-// If the policy says when to come back, the status has a RetryInfo detail and the trailer
-// grpc-retry-pushback-ms says the same; the latter is -1 if there is no use in coming
-// back. The client learns nothing else of the policy. So it is with a handler that
+// If the policy says when to come back, the status has a RetryInfo detail, and the trailer
+// grpc-retry-pushback-ms says the same. The trailer is -1 if there is no use in coming
+// back. The client learns nothing else of the policy. The same holds where a handler
 // returns the refusal of a policy of its own, such as the open circuit of a database.
 //
 // To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
-// call or its deadline passes, so does the ctx that the policies run under, and they
-// ignore what the handler makes of that.
+// call or its deadline passes, the ctx that the policies run under ends too, and they
+// ignore what the handler makes of that. A time-out of the Middleware ends the ctx of a
+// stream's handler, but no RecvMsg or SendMsg that waits for the client.
 //
 // A request is received and decoded before any of this: bound its size with
 // [grpc.MaxRecvMsgSize], and the streams of a connection with
@@ -79,8 +80,8 @@ type Server struct {
 }
 
 // HealthOrReflection reports whether a full method is one of the services
-// grpc.health.v1.Health and grpc.reflection.*.ServerReflection, by which a server is
-// watched and looked into: a server that is full is not ill.
+// grpc.health.v1.Health and grpc.reflection.*.ServerReflection. They must answer while the
+// server is full, or it is taken for one that is down.
 func HealthOrReflection(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
 		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
@@ -207,7 +208,7 @@ func (s *service) result(err error) error {
 	case s.served && s.err == nil:
 		return nil
 	case s.served && s.late && unspecific(s.err):
-		return &policyError{err: err, code: codes.DeadlineExceeded, public: true}
+		return &policyError{err: cmp.Or(err, s.err), code: codes.DeadlineExceeded, public: true}
 	case s.served:
 		return withStatus(s.Context, s.err, true)
 	case err == nil:

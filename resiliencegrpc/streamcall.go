@@ -30,8 +30,8 @@ type streamCall struct {
 	opts     []grpc.CallOption
 	work     linger.Work
 
-	// going is set when the policies have returned and the caller has the stream.
-	going atomic.Bool
+	lingers bool        // messages may follow the first one; set before the policies return
+	going   atomic.Bool // the policies have returned, and the caller has the stream
 
 	mu       sync.Mutex // guards what follows
 	changed  sync.Cond  // for try and over
@@ -84,13 +84,14 @@ func (c *streamCall) run() {
 		}
 		c.settle(err, panicked)
 	}()
-	err = c.result(c.client.policies()(c))
+	err = c.result(c.client.policies(c))
 	returned = true
 }
 
 // settle lets the caller know how the policies ended.
 func (c *streamCall) settle(err error, panicked any) {
-	if err != nil || !c.goesOn() {
+	lingers := err == nil && c.lingers
+	if !lingers {
 		c.work.End(nil)
 	}
 	c.mu.Lock()
@@ -99,13 +100,13 @@ func (c *streamCall) settle(err error, panicked any) {
 	c.going.Store(err == nil)
 	c.changed.Broadcast()
 	c.mu.Unlock()
-	if t == nil {
-		return
-	}
-	if err != nil {
+	switch {
+	case t == nil:
+	case lingers:
+		t.endIfFinished()
+	default:
 		t.lease.drop()
 	}
-	t.endIfFinished()
 }
 
 // await returns the latest try when that is another one than last, or when the policies
@@ -172,7 +173,8 @@ func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
 	}
 	c.accepted = true
 	t.lease.extend()
-	if err == nil && c.goesOn() {
+	if err == nil && c.desc.ServerStreams {
+		c.lingers = true
 		c.work.GoOn()
 	}
 	return nil
@@ -196,9 +198,6 @@ func (c *streamCall) end(e *StatusError) error {
 	c.final = retry.Permanent(e)
 	return c.final
 }
-
-// goesOn reports whether messages may follow the first one.
-func (c *streamCall) goesOn() bool { return c.desc.ServerStreams }
 
 // repeats reports whether a stream that has been opened can be opened again, with the
 // same messages.

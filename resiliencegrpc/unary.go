@@ -29,7 +29,7 @@ func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *
 		req:  req, reply: reply, cc: cc, invoker: invoker,
 	}
 	c.opts = c.sent.options(opts, func(error) { c.sent.finished.Store(true) })
-	return c.result(cl.policies()(c))
+	return c.result(cl.policies(c))
 }
 
 // Value hides the work of a caller further out, such as that of a stream: a unary call
