@@ -146,12 +146,18 @@ func connect(t testing.TB, addr string, c resiliencegrpc.Client, opts ...grpc.Di
 // the end of the test.
 func inBubble(t *testing.T, s *service, c resiliencegrpc.Client, opts ...grpc.ServerOption) testpb.TestClient {
 	t.Helper()
+	return inBubbleWith(t, s, c, grpc.EmptyDialOption{}, opts...)
+}
+
+// inBubbleWith is inBubble with an option of the connection behind those of the client.
+func inBubbleWith(t *testing.T, s *service, c resiliencegrpc.Client, inner grpc.DialOption, opts ...grpc.ServerOption) testpb.TestClient {
+	t.Helper()
 	lis := bufconn.Listen(1 << 20)
 	server := grpc.NewServer(opts...)
 	testpb.RegisterTestServer(server, s)
 	go func() { _ = server.Serve(lis) }()
 	t.Cleanup(server.Stop)
-	return dial(t, "passthrough:bubble", c, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+	return dial(t, "passthrough:bubble", c, inner, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		return lis.DialContext(ctx)
 	}))
 }

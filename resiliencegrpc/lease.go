@@ -46,8 +46,11 @@ func (l *lease) timedOut() bool {
 // end of the lease, and not the attempt's. The work of the call is hidden: what
 // interceptors further in hold is not held for the stream.
 func (l *lease) Value(key any) any {
-	if key == (linger.Key{}) {
+	switch key.(type) {
+	case linger.Key:
 		return nil
+	case callKey:
+		return l.attempt.Value(key)
 	}
 	v := l.attempt.Value(key)
 	if _, isCtx := v.(context.Context); isCtx {

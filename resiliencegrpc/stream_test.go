@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -584,3 +585,61 @@ func TestAThousandStreams(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(limit))
 	require.Zero(t, running.Load())
 }
+
+// TestInterceptorsFurtherInSeeTheAttempt: its values, and the end of the stream with its
+// cause.
+func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			<-s.Context().Done()
+			return s.Context().Err()
+		}}
+		var attempts []int
+		var inner []context.Context
+		look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			n, _ := retry.AttemptFrom(ctx)
+			attempts = append(attempts, n)
+			inner = append(inner, ctx)
+			return streamer(ctx, desc, cc, method, opts...)
+		})
+		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.NamedTimeout("mine", time.Second))}, look)
+		err := drainList(client.List(t.Context(), hello))
+		requireCode(t, codes.DeadlineExceeded, err)
+		require.Equal(t, []int{1, 2}, attempts)
+		for _, ctx := range inner {
+			require.Error(t, ctx.Err())
+			require.ErrorContains(t, context.Cause(ctx), "mine: timed out after 1s")
+			derived, cancel := context.WithCancel(ctx)
+			require.ErrorContains(t, context.Cause(derived), "mine: timed out after 1s")
+			cancel()
+			require.Equal(t, testpb.Test_List_FullMethodName, resiliencegrpc.MethodOf(ctx))
+		}
+	})
+}
+
+// TestARequestThatIsNoProtobufIsSentAgain holds for codecs of other kinds.
+func TestARequestThatIsNoProtobufIsSentAgain(t *testing.T) {
+	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		if n == 1 {
+			return status.Error(codes.Unavailable, "")
+		}
+		return s.Send(m)
+	}}
+	_, lis := serve(t, s)
+	conn := connect(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap}, grpc.WithDefaultCallOptions(grpc.ForceCodec(bytesCodec{})))
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, testpb.Test_List_FullMethodName)
+	require.NoError(t, err)
+	message := []byte("\x0a\x05hello")
+	require.NoError(t, stream.SendMsg(&message))
+	var answer []byte
+	require.NoError(t, stream.RecvMsg(&answer))
+	require.Equal(t, message, answer)
+	require.Equal(t, io.EOF, stream.RecvMsg(&answer))
+	require.EqualValues(t, 2, s.calls.Load())
+}
+
+type bytesCodec struct{}
+
+func (bytesCodec) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
+func (bytesCodec) Unmarshal(data []byte, v any) error { *v.(*[]byte) = slices.Clone(data); return nil }
+func (bytesCodec) Name() string                       { return "proto" }
