@@ -146,7 +146,7 @@ func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool
 		e.worth = yes // a time-out of the attempt alone
 	}
 	e.may = sent.never() || again && c.client.replayable(c.Context, c.method)
-	if !e.may || over(c.Context) {
+	if !e.may {
 		c.final = retry.Permanent(e)
 		return c.final
 	}

@@ -293,7 +293,7 @@ func TestATimeoutOfTheServer(t *testing.T) {
 			<-ctx.Done()
 			switch m.GetText() {
 			case "heeds":
-				return nil, ctx.Err()
+				return nil, context.Cause(ctx)
 			case "says":
 				return nil, status.Error(codes.Aborted, "in the middle")
 			}
@@ -327,7 +327,13 @@ func TestACallIsServedOnce(t *testing.T) {
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return nil, status.Error(codes.Unavailable, "down")
 	}}
-	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: twice().Wrap}.Options()...)
+	again := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			_ = next(ctx)
+			return next(ctx)
+		}
+	}
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: again}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	_, err := client.Get(t.Context(), hello)
 	require.Equal(t, "rpc error: code = Unavailable desc = down", err.Error())

@@ -274,7 +274,7 @@ func (t *try) end(err error) {
 
 // brokeOff returns how the stream broke off, or nil if that says nothing of the server.
 func (t *try) brokeOff(err error) error {
-	if err == nil || err == io.EOF || t.call.Err() == context.Canceled {
+	if err == nil || err == io.EOF {
 		return nil
 	}
 	e := newStatusError(t.call.method, err, &t.sent)
