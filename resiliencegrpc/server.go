@@ -166,7 +166,6 @@ type service struct {
 	method  string
 	handler resilience.Func
 	served  bool
-	late    bool  // a time-out of the policies passed before the handler returned
 	err     error // of the handler
 }
 
@@ -195,7 +194,6 @@ func serve(ctx context.Context) error {
 	if s.err == nil {
 		return nil
 	}
-	s.late = over(ctx) && !over(s.Context)
 	if behavior.IsRefused(s.err) {
 		return s.err
 	}
@@ -207,23 +205,12 @@ func (s *service) result(err error) error {
 	switch {
 	case s.served && s.err == nil:
 		return nil
-	case s.served && s.late && unspecific(s.err):
-		return &policyError{err: cmp.Or(err, s.err), code: codes.DeadlineExceeded, public: true}
 	case s.served:
 		return withStatus(s.Context, s.err, true)
 	case err == nil:
 		err = errNotServed
 	}
 	return withStatus(s.Context, err, true)
-}
-
-// unspecific reports whether the error of a handler says no more than that its ctx ended.
-func unspecific(err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return true
-	}
-	code := status.Code(err)
-	return code == codes.DeadlineExceeded || code == codes.Canceled
 }
 
 var (

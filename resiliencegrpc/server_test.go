@@ -243,23 +243,30 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 	}
 }
 
-// TestAHandlerThatPassesARefusalOn: that of a database's circuit, say.
+// TestAHandlerThatPassesARefusalOn: that of a database's circuit, or of another service's.
 func TestAHandlerThatPassesARefusalOn(t *testing.T) {
-	database := breaker.New(breaker.Config{Name: "secret database"})
-	database.ForceOpen(nil)
-	s := &service{unary: func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
-		err := database.Do(ctx, func(context.Context) error { return nil })
+	secret := breaker.New(breaker.Config{Name: "secret"})
+	secret.ForceOpen(nil)
+	_, other := serve(t, &service{})
+	upstream := dial(t, other.Addr().String(), resiliencegrpc.Client{Middleware: secret.Wrap})
+	s := &service{unary: func(ctx context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) {
+		if m.GetText() == "service" {
+			return upstream.Get(ctx, m)
+		}
+		err := secret.Do(ctx, func(context.Context) error { return nil })
 		return nil, fmt.Errorf("find user: %w", err)
 	}}
 	circuit := circuit()
 	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: circuit.Wrap}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-	var trailer metadata.MD
-	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
-	requireCode(t, codes.Unavailable, err)
-	require.NotContains(t, err.Error(), "secret")
-	require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
-	require.Equal(t, breaker.Closed, circuit.State())
+	for _, text := range []string{"database", "service"} {
+		var trailer metadata.MD
+		_, err := client.Get(t.Context(), &testpb.Message{Text: text}, grpc.Trailer(&trailer))
+		requireCode(t, codes.Unavailable, err)
+		require.NotContains(t, err.Error(), "secret")
+		require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
+		require.Equal(t, breaker.Closed, circuit.State())
+	}
 }
 
 func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {

@@ -643,3 +643,34 @@ type bytesCodec struct{}
 func (bytesCodec) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
 func (bytesCodec) Unmarshal(data []byte, v any) error { *v.(*[]byte) = slices.Clone(data); return nil }
 func (bytesCodec) Name() string                       { return "proto" }
+
+// TestAStreamOutlivesTheCtxOfItsPolicies: they cancel what they have derived when they
+// return, at the first message.
+func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
+	noLeaks(t)
+	more := make(chan struct{}, 2)
+	_, lis := serve(t, &service{list: sendsTwo(more, nil)})
+	canceling := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			return next(ctx)
+		}
+	}
+	var inner context.Context
+	look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		inner = ctx
+		return streamer(ctx, desc, cc, method, opts...)
+	})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: canceling}, look)
+	list, err := client.List(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	require.NoError(t, inner.Err())
+	require.NoError(t, context.Cause(inner))
+	more <- struct{}{}
+	more <- struct{}{}
+	require.NoError(t, drain(list.Recv))
+	require.Error(t, inner.Err(), "nothing of an ended stream is left in the ctx of the caller")
+}
