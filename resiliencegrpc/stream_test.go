@@ -673,4 +673,15 @@ func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
 	more <- struct{}{}
 	require.NoError(t, drain(list.Recv))
 	require.Error(t, inner.Err(), "nothing of an ended stream is left in the ctx of the caller")
+
+	why := errors.New("why")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	list, err = client.List(ctx, hello)
+	require.NoError(t, err)
+	_, err = list.Recv()
+	require.NoError(t, err)
+	cancel(why)
+	_, err = list.Recv()
+	requireCode(t, codes.Canceled, err)
+	require.Equal(t, why, context.Cause(inner), "the end of the caller, not that of the policies")
 }
