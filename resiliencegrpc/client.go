@@ -10,7 +10,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -78,7 +77,6 @@ func (c Client) DialOptions() []grpc.DialOption {
 	if c.Middleware == nil {
 		return nil
 	}
-	linger.Use()
 	cl := &client{policies: c.Middleware(attempt), replayable: c.Replayable}
 	if cl.replayable == nil {
 		cl.replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
