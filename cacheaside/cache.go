@@ -65,17 +65,19 @@ import (
 	"time"
 
 	"github.com/maypok86/otter/v2"
+
+	"github.com/go-resilience/resilience/internal/notify"
 )
 
 // A Cache holds values of type V by keys of type K and loads the ones that it does not
 // hold. It is safe for concurrent use. Close it when it is no longer needed.
 type Cache[K comparable, V any] struct {
-	cfg       Config[K, V]
-	entries   *otter.Cache[K, *entry[V]] // nil if nothing is kept in memory
+	settings  atomic.Pointer[Config[K, V]] // as they are now, with defaults; see cfg
+	entries   *otter.Cache[K, *entry[V]]   // nil if nothing is kept in memory
 	shards    [shards]shard[K, V]
 	seed      maphash.Seed
 	base      time.Time
-	slots     chan struct{} // one for each running load
+	slots     slots
 	shared    *shared[K, V] // nil without a Store
 	printable bool
 
@@ -87,9 +89,13 @@ type Cache[K comparable, V any] struct {
 	closed  atomic.Bool
 	running sync.WaitGroup // the goroutines of the Cache
 
-	tags   tags
-	hits   hits
-	counts counts
+	updating sync.Mutex // guards:
+	given    Config[K, V]
+
+	observers notify.Observers[Event]
+	tags      tags
+	hits      hits
+	counts    counts
 
 	breaks struct { // set by tests that show what a rule prevents
 		lease bool // a flight keeps its result even if it was overtaken
@@ -109,7 +115,8 @@ type shard[K comparable, V any] struct {
 	primes  []*prime[K, V]             // see Prime
 	pauses  map[K]time.Duration        // see pause
 	timer   *time.Timer                // see watchOver
-	watched bool                       // timer is set
+	watched bool                       // timer is set,
+	due     time.Time                  // to this time
 
 	manyPauses int // number of pauses at which those that have passed are removed
 	_          [64]byte
@@ -121,14 +128,16 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	given := cfg
 	cfg = cfg.withDefaults()
 	c := &Cache[K, V]{
-		cfg:       cfg,
+		given:     given,
 		seed:      maphash.MakeSeed(),
 		base:      time.Now(),
-		slots:     make(chan struct{}, cfg.Loads),
 		printable: printable(reflect.TypeFor[K]()),
 	}
+	c.settings.Store(&cfg)
+	c.slots.setLimit(cfg.Loads)
 	for i := range c.shards {
 		c.shards[i].flights = make(map[K]*flight[K, V])
 		c.shards[i].others = make(map[*flight[K, V]]struct{})
@@ -155,6 +164,9 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	}
 	return c
 }
+
+// cfg returns the settings as they are now. They are never written to.
+func (c *Cache[K, V]) cfg() *Config[K, V] { return c.settings.Load() }
 
 // now returns the time since New. It reads only the monotonic clock, which costs half as
 // much as time.Now.
@@ -196,6 +208,9 @@ func (c *Cache[K, V]) Close() error {
 		}
 		for f := range s.others {
 			f.ctx.cancel()
+			if !f.answered {
+				c.counts.canceled.Add(1)
+			}
 			f.fail(ErrClosed)
 		}
 		if s.timer != nil {

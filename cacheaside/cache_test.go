@@ -72,8 +72,8 @@ func TestGetLoadsOnceThenHits(t *testing.T) {
 		require.False(t, ok)
 		_, _ = c.Get(t.Context(), 1)
 		require.Equal(t, 3, src.loaded(1))
-		require.Equal(t, int64(2), c.Stats().Hit)
-		require.Equal(t, int64(3), c.Stats().Missed)
+		require.Equal(t, int64(2), c.Stats().Hits)
+		require.Equal(t, int64(3), c.Stats().Misses)
 	})
 }
 

@@ -199,7 +199,7 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 				synctest.Wait()
 				p := math.Exp(-left.Seconds() / beta)
 				require.InDelta(t, p*n, loads.Load(), 6*math.Sqrt(n*p*(1-p))+1)
-				require.Equal(t, int64(n), c.Stats().Hit, "served meanwhile")
+				require.Equal(t, int64(n), c.Stats().Hits, "served meanwhile")
 			})
 		}
 	}
@@ -530,6 +530,6 @@ func TestEventsTellTheirKeyAndName(t *testing.T) {
 	require.ErrorIs(t, err, errLoad)
 	require.Len(t, log.events, 2)
 	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.Loaded, Key: 1, Took: log.events[0].Took}, log.events[0])
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.LoadFailed, Key: 2, Err: errLoad}, log.events[1])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.LoadFailed, Key: 2, Err: errLoad, Took: log.events[1].Took}, log.events[1])
 	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{What: "load"}).Error(), "cacheaside: load timed out"))
 }

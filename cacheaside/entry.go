@@ -63,29 +63,29 @@ func after(t, d time.Duration) time.Duration {
 const maxCost = math.MaxUint32 >> 1
 
 // fill sets the times of e, which is fresh for ttl from begun.
-func (c *Cache[K, V]) fill(e *entry[V], begun, ttl time.Duration) {
+func (cfg *Config[K, V]) fill(e *entry[V], begun, ttl time.Duration) {
 	e.fresh = after(begun, ttl)
 	e.stale, e.keep = e.fresh, e.fresh
 	if !e.absent {
-		e.stale = after(e.fresh, c.cfg.Stale)
-		e.keep = after(e.fresh, max(c.cfg.Stale, c.cfg.StaleOnError))
+		e.stale = after(e.fresh, cfg.Stale)
+		e.keep = after(e.fresh, max(cfg.Stale, cfg.StaleOnError))
 	}
 }
 
 // found makes the entry of a value whose load began at begun and ends now.
-func (c *Cache[K, V]) found(key K, value V, t terms, begun time.Duration) *entry[V] {
-	e := &entry[V]{value: value, took: c.now() - begun, cost: 1}
+func (cfg *Config[K, V]) found(key K, value V, t terms, begun, took time.Duration) *entry[V] {
+	e := &entry[V]{value: value, took: took, cost: 1}
 	ttl := t.ttl
 	if !t.timed {
-		ttl = c.jitter(c.cfg.TTL)
+		ttl = cfg.jitter(cfg.TTL)
 	}
-	c.fill(e, begun, ttl)
+	cfg.fill(e, begun, ttl)
 	if t.timed && ttl <= 0 {
 		e.fresh, e.stale, e.keep = 0, 0, 0
 	}
 	cost := t.cost
-	if cost == 0 && c.cfg.Cost != nil {
-		cost = c.cfg.Cost(key, value)
+	if cost == 0 && cfg.Cost != nil {
+		cost = cfg.Cost(key, value)
 	}
 	e.cost = uint32(min(max(cost, 1), maxCost))
 	return e
@@ -93,8 +93,8 @@ func (c *Cache[K, V]) found(key K, value V, t terms, begun time.Duration) *entry
 
 // missing makes the entry of a key that does not exist, or returns nil if that is not
 // remembered.
-func (c *Cache[K, V]) missing(t terms, begun time.Duration) *entry[V] {
-	ttl := c.jitter(c.cfg.NotFoundTTL)
+func (cfg *Config[K, V]) missing(t terms, begun time.Duration) *entry[V] {
+	ttl := cfg.jitter(cfg.NotFoundTTL)
 	if t.timed {
 		ttl = t.ttl
 	}
@@ -102,27 +102,27 @@ func (c *Cache[K, V]) missing(t terms, begun time.Duration) *entry[V] {
 		return nil
 	}
 	e := &entry[V]{absent: true, cost: 1}
-	c.fill(e, begun, ttl)
+	cfg.fill(e, begun, ttl)
 	return e
 }
 
-func (c *Cache[K, V]) jitter(ttl time.Duration) time.Duration {
-	if c.cfg.Jitter <= 0 {
+func (cfg *Config[K, V]) jitter(ttl time.Duration) time.Duration {
+	if cfg.Jitter <= 0 {
 		return ttl
 	}
-	return ttl - time.Duration(rand.Float64()*c.cfg.Jitter*float64(ttl))
+	return ttl - time.Duration(rand.Float64()*cfg.Jitter*float64(ttl))
 }
 
 // expired returns a copy of e that is no longer fresh and whose stale time begins now.
-func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
+func (cfg *Config[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	x := *e
 	x.fresh = min(e.fresh, now)
 	if e.absent { // absence is never served stale
 		x.stale, x.keep = x.fresh, x.fresh
 		return &x
 	}
-	x.stale = min(e.stale, after(x.fresh, c.cfg.Stale))
-	x.keep = min(e.keep, after(x.fresh, max(c.cfg.Stale, c.cfg.StaleOnError)))
+	x.stale = min(e.stale, after(x.fresh, cfg.Stale))
+	x.keep = min(e.keep, after(x.fresh, max(cfg.Stale, cfg.StaleOnError)))
 	x.pause = 0
 	return &x
 }
@@ -130,9 +130,9 @@ func (c *Cache[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 // ahead reports whether the fresh entry e is to be refreshed now: XFetch of "Optimal
 // Probabilistic Cache Stampede Prevention" (VLDB 2015). Each caller draws for itself.
 // The probability grows with the duration of the load and towards the end of the TTL.
-func (c *Cache[K, V]) ahead(e *entry[V], now time.Duration) bool {
+func (e *entry[V]) ahead(beta float64, now time.Duration) bool {
 	left := float64(e.fresh - now)
-	reach := c.cfg.Ahead * float64(e.took)
+	reach := beta * float64(e.took)
 	// -ln of the least value of Float64, 2^-53, is below 37: the draw cannot succeed.
 	if left >= 37*reach {
 		return false

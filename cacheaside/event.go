@@ -11,6 +11,7 @@ type EventKind string
 // The kinds of Event.
 const (
 	Loaded         EventKind = "loaded"          // a load returned a value
+	LoadNotFound   EventKind = "load not found"  // a load returned ErrNotFound
 	LoadFailed     EventKind = "load failed"     // a load failed: an error that is no answer, a panic or a timeout
 	LoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
 	LoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
@@ -30,32 +31,51 @@ const (
 
 // An Event is something that happened in a Cache. Fields that do not apply are zero.
 type Event struct {
-	Name string
 	Kind EventKind
-	Key  any           // of type K
-	Took time.Duration // duration of the load
-	Err  error
+	Name string        // of the Cache
+	Key  any           // of type K; nil if the event is not about one key
+	Err  error         // why a load or a call of the Store failed
+	Took time.Duration // duration of the load; of its last attempt, if Middleware repeats it
 }
+
+// Observe adds f to the functions that are called for each [Event], after
+// Config.OnEvent and like it. stop removes f.
+func (c *Cache[K, V]) Observe(f func(context.Context, Event)) (stop func()) {
+	return c.observers.Observe(f)
+}
+
+// observed reports whether an event has an audience.
+func (c *Cache[K, V]) observed() bool { return c.cfg().OnEvent != nil || c.observers.Any() }
 
 // tell reports an event about key. The caller holds no lock.
 func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key K, err error) {
-	if c.cfg.OnEvent != nil {
-		c.event(ctx, Event{Name: c.cfg.Name, Kind: kind, Key: key, Err: err})
+	if c.observed() {
+		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Key: key, Err: err})
 	}
 }
 
 // tellAll reports an event that is not about one key.
 func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
-	if c.cfg.OnEvent != nil {
-		c.event(ctx, Event{Name: c.cfg.Name, Kind: kind, Err: err})
+	if c.observed() {
+		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Err: err})
 	}
 }
 
 func (c *Cache[K, V]) event(ctx context.Context, e Event) {
+	if onEvent := c.cfg().OnEvent; onEvent != nil {
+		c.call(onEvent, ctx, e)
+	}
+	if c.observers.Any() {
+		c.call(c.observers.Tell, ctx, e)
+	}
+}
+
+// call calls a hook, and counts its panic.
+func (c *Cache[K, V]) call(hook func(context.Context, Event), ctx context.Context, e Event) {
 	defer func() {
 		if recover() != nil {
-			c.counts.panics.Add(1)
+			c.counts.hookPanics.Add(1)
 		}
 	}()
-	c.cfg.OnEvent(ctx, e)
+	hook(ctx, e)
 }

@@ -18,6 +18,7 @@ import (
 // find it.
 type flight[K comparable, V any] struct {
 	c       *Cache[K, V]
+	cfg     *Config[K, V] // the settings when the flight began
 	shard   *shard[K, V]
 	key     K
 	slot    uint32
@@ -30,13 +31,15 @@ type flight[K comparable, V any] struct {
 	batch   *batch[K, V] // of GetMany; nil if the flight loads by itself
 	failing *batch[K, V] // the batch whose failure failed this flight
 
-	asked       *answer // the answer of the Store, if GetMany has asked it
-	renew       bool    // load even if the value in the Store is fresh
-	crowded     bool    // mostLost loads of the key run on without callers
-	passing     bool    // the result is not kept, because changes during the load are not heard
-	follows     bool    // takes its answer from another flight
-	loaded      bool    // a load has returned a value
-	invalidated bool    // the Store reports an invalidation since the load began; the result is not kept
+	asked       *answer       // the answer of the Store, if GetMany has asked it
+	renew       bool          // load even if the value in the Store is fresh
+	crowded     bool          // mostLost loads of the key run on without callers
+	passing     bool          // the result is not kept, because changes during the load are not heard
+	follows     bool          // takes its answer from another flight
+	loaded      bool          // a load has returned a value
+	absent      bool          // a load has returned ErrNotFound
+	took        time.Duration // duration of the load, 0 if it has not returned
+	invalidated bool          // the Store reports an invalidation since the load began; the result is not kept
 
 	old     atomic.Pointer[oldValue[V]] // may be served if the load fails
 	offered chan struct{}               // closed when old may be served immediately; nil without a Store
@@ -82,13 +85,14 @@ func (s *shard[K, V]) overtake(key K) {
 // launch creates the flight of key. Its caller starts it on a goroutine of its own. The
 // shard is locked, and no caller waits for the flight yet.
 func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time) *flight[K, V] {
-	f := &flight[K, V]{c: c, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{})}
+	cfg := c.cfg()
+	f := &flight[K, V]{c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{})}
 	if c.shared != nil {
 		f.slot = c.shared.slotOf(written)
 		f.offered = make(chan struct{})
 	}
 	f.version, f.tagged = c.version(f.slot), c.tags.last.Load()
-	f.ctx.init(ctx, now.Add(c.cfg.LoadTimeout), f)
+	f.ctx.init(ctx, now.Add(cfg.LoadTimeout), f)
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
 	}
@@ -98,22 +102,22 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	} else {
 		s.flights[key] = f
 	}
-	c.watchOver(s, c.cfg.LoadTimeout)
+	c.watchOver(s, f.ctx.deadline)
 	c.running.Add(1)
 	return f
 }
 
 // wait waits for the answer of f. at is the time of the call.
-func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
+func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (e *entry[V], old bool, err error) {
 	n := nestingOf(ctx)
 	if !n.waitFor(&f.ctx) {
 		c.leave(f)
-		return nil, c.recursive(f.key)
+		return nil, false, c.recursive(f.key)
 	}
 	defer n.waitedFor(&f.ctx)
 	var soft <-chan time.Time
-	if c.cfg.SoftTimeout > 0 {
-		timer := time.NewTimer(f.began + c.cfg.SoftTimeout - c.now())
+	if f.cfg.SoftTimeout > 0 {
+		timer := time.NewTimer(f.began + f.cfg.SoftTimeout - c.now())
 		defer timer.Stop()
 		soft = timer.C
 	}
@@ -125,34 +129,34 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 			case f.err != nil:
 				return c.instead(ctx, f, at)
 			case f.stale:
-				return c.serveStale(ctx, f.key, f.entry, nil), nil
+				return c.serveStale(ctx, f.key, f.entry, nil), true, nil
 			}
-			return f.entry, nil
+			return f.entry, false, nil
 		case <-offered:
 			if old := f.old.Load(); at != noOld && old.entry.standing(c.now()) >= stale && old.at >= at {
-				return c.serveStale(ctx, f.key, old.entry, nil), nil // f goes on
+				return c.serveStale(ctx, f.key, old.entry, nil), true, nil // f goes on
 			}
 			offered = nil
 		case <-soft:
 			if old := c.standby(f, at); old != nil {
-				return c.serveStale(ctx, f.key, old, nil), nil // f goes on
+				return c.serveStale(ctx, f.key, old, nil), true, nil // f goes on
 			}
 		case <-ctx.Done():
 			c.leave(f)
-			return nil, ended.Error(ctx)
+			return nil, false, ended.Error(ctx)
 		}
 	}
 }
 
 // instead returns what a caller gets when f has failed: the old value if that is
 // allowed, otherwise the error. An answer, such as "forbidden", goes to the caller.
-func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Duration) (*entry[V], error) {
+func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Duration) (e *entry[V], old bool, err error) {
 	if isFailure(f.err) && !behavior.IsAnswered(f.err) && !errors.Is(f.err, ErrClosed) {
 		if old := c.standby(f, at); old != nil {
-			return c.serveStale(ctx, f.key, old, f.err), nil
+			return c.serveStale(ctx, f.key, old, f.err), true, nil
 		}
 	}
-	return nil, f.err
+	return nil, false, f.err
 }
 
 // standby returns the old value that may be served to a call made at a given time if f
@@ -182,7 +186,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.waiters--
-	if f.waiters > 0 || f.answered || c.cfg.Finish && c.isKept(f) {
+	if f.waiters > 0 || f.answered || f.cfg.Finish && c.isKept(f) {
 		return
 	}
 	if s.flights[f.key] == f {
@@ -190,6 +194,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	}
 	f.ctx.cancel()
 	f.fail(context.Canceled)
+	c.counts.canceled.Add(1)
 	s.lose(f)
 }
 
@@ -212,26 +217,28 @@ func (f *flight[K, V]) fail(err error) {
 	}
 }
 
-// watchOver makes sure that a flight of s that has d left ends in time. All flights have
-// the same LoadTimeout, so one timer serves the shard: it is set for the first flight,
-// and when it fires, for the first of the remaining ones. The shard is locked.
-func (c *Cache[K, V]) watchOver(s *shard[K, V], d time.Duration) {
-	switch {
-	case s.watched:
+// watchOver makes sure that a flight of s ends at its deadline. One timer serves the
+// shard. It is set for the earliest deadline, which is that of the first flight unless
+// Update has lowered LoadTimeout; when it fires, for the earliest of the remaining ones.
+// The shard is locked.
+func (c *Cache[K, V]) watchOver(s *shard[K, V], deadline time.Time) {
+	if s.watched && !deadline.Before(s.due) {
 		return
-	case s.timer == nil:
+	}
+	s.watched, s.due = true, deadline
+	d := time.Until(deadline)
+	if s.timer == nil {
 		s.timer = time.AfterFunc(d, func() { c.endOverdue(s) })
-	default:
+	} else {
 		s.timer.Reset(d)
 	}
-	s.watched = true
 }
 
 // endOverdue answers the callers of the flights of s whose time has passed, even if
 // their loads ignore their ctx.
 func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	var overdue []*flight[K, V]
-	next := time.Duration(-1)
+	var next time.Time
 	s.mu.Lock()
 	s.watched = false
 	if c.closed.Load() {
@@ -242,13 +249,13 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	defer c.running.Done()
 	now := time.Now()
 	look := func(f *flight[K, V]) {
-		left := f.ctx.deadline.Sub(now)
+		deadline := f.ctx.deadline
 		switch {
 		case f.answered:
-		case left <= 0:
+		case !now.Before(deadline):
 			overdue = append(overdue, f)
-		case next < 0 || left < next:
-			next = left
+		case next.IsZero() || deadline.Before(next):
+			next = deadline
 		}
 	}
 	for _, f := range s.flights {
@@ -257,7 +264,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	for f := range s.others {
 		look(f)
 	}
-	if next >= 0 {
+	if !next.IsZero() {
 		c.watchOver(s, next)
 	}
 	for _, f := range overdue {
@@ -266,12 +273,12 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 			s.overtake(f.key)
 		}
 		f.ctx.expire()
-		f.fail(&TimeoutError{Name: c.cfg.Name, What: "load", After: c.cfg.LoadTimeout})
+		f.fail(&TimeoutError{Name: f.cfg.Name, What: "load", After: f.cfg.LoadTimeout})
 		s.lose(f)
 	}
 	s.mu.Unlock()
 	for _, f := range overdue {
-		c.failed(f, f.err)
+		c.failed(f, c.now()-f.began, f.err)
 	}
 }
 
@@ -279,7 +286,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 // locked.
 func (c *Cache[K, V]) postpone(f *flight[K, V]) {
 	s := f.shard
-	if c.cfg.ErrorPause <= 0 || f.answered || f.follows || !findable(f.key) {
+	if f.cfg.ErrorPause <= 0 || f.answered || f.follows || !findable(f.key) {
 		return
 	}
 	if c.entries != nil && s.flights[f.key] != f {
@@ -288,10 +295,10 @@ func (c *Cache[K, V]) postpone(f *flight[K, V]) {
 	now := c.now()
 	if e := c.peek(f.key); e.standing(now) != dead {
 		x := *e
-		x.pause = now + c.cfg.ErrorPause
+		x.pause = now + f.cfg.ErrorPause
 		c.entries.Set(f.key, &x)
 	} else if old := f.old.Load(); old != nil && old.entry.standing(now) != dead {
-		s.pause(f.key, now, c.cfg.ErrorPause)
+		s.pause(f.key, now, f.cfg.ErrorPause)
 	}
 }
 
@@ -332,7 +339,7 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 			c.land(f, nil, fault)
 		}
 	}()
-	if !c.cfg.Inline && f.batch == nil && len(c.slots) < cap(c.slots) { // otherwise f waits, and is cheaper with a small stack
+	if !f.cfg.Inline && f.batch == nil && c.slots.free() { // otherwise f waits, and is cheaper with a small stack
 		growStack() // for the eviction that may follow
 	}
 	e, err := c.obtain(f)
@@ -359,7 +366,7 @@ func (c *Cache[K, V]) flyInline(ctx context.Context, f *flight[K, V]) (left bool
 
 // panicked returns the error of a load that panicked with value, or called Goexit.
 func (c *Cache[K, V]) panicked(value any) *PanicError {
-	return &PanicError{Name: c.cfg.Name, Value: value, Stack: debug.Stack()}
+	return &PanicError{Name: c.cfg().Name, Value: value, Stack: debug.Stack()}
 }
 
 // land ends f. It keeps the result if f still is the flight of its key, and answers the
@@ -412,35 +419,61 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	}()
 	switch {
 	case f.follows: // the other flight reports it
-	case isFailure(err) && (!late || errors.As(err, new(*PanicError))):
-		c.failed(f, err)
-	case overtaken:
-		c.tellLoaded(f, e)
-		c.counts.overtaken.Add(1)
-		c.tell(&f.ctx, Overtaken, f.key, nil)
+	case isFailure(err):
+		if !late || errors.As(err, new(*PanicError)) {
+			took := f.took
+			if took == 0 {
+				took = c.now() - f.began
+			}
+			c.failed(f, took, err)
+		}
 	default:
-		c.tellLoaded(f, e)
+		c.succeeded(f, late)
+		if overtaken {
+			c.counts.overtaken.Add(1)
+			c.tell(&f.ctx, Overtaken, f.key, nil)
+		}
 	}
+}
+
+// succeeded counts and reports a load of f that returned a value or ErrNotFound. If f
+// was late, its timeout or cancellation has been counted.
+func (c *Cache[K, V]) succeeded(f *flight[K, V], late bool) {
+	count, kind := &c.counts.loaded, Loaded
+	switch {
+	case f.absent:
+		count, kind = &c.counts.notFound, LoadNotFound
+	case !f.loaded: // the Store had the answer
+		return
+	}
+	if !late {
+		count.Add(1)
+	}
+	c.tellLoad(f, kind, f.took, nil)
 }
 
 // failed counts and reports a load of f that returned an error other than ErrNotFound.
-func (c *Cache[K, V]) failed(f *flight[K, V], err error) {
+func (c *Cache[K, V]) failed(f *flight[K, V], took time.Duration, err error) {
+	count, kind := &c.counts.failed, LoadFailed
 	switch behavior.Read(err).Kind {
 	case behavior.Refused:
-		c.counts.refused.Add(1)
-		c.tell(&f.ctx, LoadRefused, f.key, err)
+		count, kind = &c.counts.refused, LoadRefused
 	case behavior.Answered:
-		c.counts.answered.Add(1)
-		c.tell(&f.ctx, LoadAnswered, f.key, err)
+		count, kind = &c.counts.answered, LoadAnswered
 	default:
-		c.counts.failed.Add(1)
-		c.tell(&f.ctx, LoadFailed, f.key, err)
+		if _, panicked := errors.AsType[*PanicError](err); panicked {
+			count = &c.counts.panicked
+		} else if _, late := errors.AsType[*TimeoutError](err); late {
+			count = &c.counts.timedOut
+		}
 	}
+	count.Add(1)
+	c.tellLoad(f, kind, took, err)
 }
 
-func (c *Cache[K, V]) tellLoaded(f *flight[K, V], e *entry[V]) {
-	if f.loaded && c.cfg.OnEvent != nil {
-		c.event(&f.ctx, Event{Name: c.cfg.Name, Kind: Loaded, Key: f.key, Took: e.took})
+func (c *Cache[K, V]) tellLoad(f *flight[K, V], kind EventKind, took time.Duration, err error) {
+	if c.observed() {
+		c.event(&f.ctx, Event{Kind: kind, Name: f.cfg.Name, Key: f.key, Err: err, Took: took})
 	}
 }
 

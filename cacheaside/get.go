@@ -33,7 +33,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (V, erro
 	if err != nil {
 		return zero, err
 	}
-	return c.give(e)
+	return c.cfg().give(e)
 }
 
 // Get returns the value of key: from memory if it is fresh there, otherwise from the
@@ -46,16 +46,16 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 		var zero V
 		return zero, ended.Error(ctx)
 	}
-	early := false
+	cfg, early := c.cfg(), false
 	if c.entries != nil {
 		e, ok := c.entries.GetIfPresent(key)
 		if ok && e.version == c.version(e.slot) && (e.tags == nil || c.tags.holds(e.tags)) {
 			now := c.now()
 			if now < e.fresh {
-				early = c.cfg.Ahead > 0 && c.ahead(e, now)
+				early = cfg.Ahead > 0 && e.ahead(cfg.Ahead, now)
 				if !early {
 					c.hits.add()
-					return c.give(e)
+					return cfg.give(e)
 				}
 			}
 		}
@@ -65,17 +65,17 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 		var zero V
 		return zero, err
 	}
-	return c.give(e)
+	return c.cfg().give(e)
 }
 
 // give returns the value of an entry to a caller.
-func (c *Cache[K, V]) give(e *entry[V]) (V, error) {
+func (cfg *Config[K, V]) give(e *entry[V]) (V, error) {
 	if e.absent {
 		var zero V
 		return zero, ErrNotFound
 	}
-	if c.cfg.Clone != nil {
-		return c.cfg.Clone(e.value), nil
+	if cfg.Clone != nil {
+		return cfg.Clone(e.value), nil
 	}
 	return e.value, nil
 }
@@ -92,16 +92,19 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptio
 	}
 	n := nestingOf(ctx)
 	n.pause()
+	old := false
 	if mine && c.flyInline(ctx, f) {
 		err = ended.Error(ctx)
 	} else {
-		e, err = c.wait(ctx, f, at)
+		e, old, err = c.wait(ctx, f, at)
 	}
 	if resumed := n.resume(ctx); resumed != nil {
-		return nil, resumed
-	}
-	if c.missedTags(f, e, err, asked) {
+		e, err = nil, resumed
+	} else if !old && c.missedTags(f, e, err, asked) {
 		return c.resolve(ctx, key, false, o) // f began before the last invalidation of its tags
+	}
+	if !old {
+		c.counts.misses.Add(1)
 	}
 	return e, err
 }
@@ -128,7 +131,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	}
 	var written string
 	if c.shared != nil {
-		written = c.cfg.Key(key)
+		written = c.cfg().Key(key)
 	}
 	s := c.shard(key)
 	s.mu.Lock()
@@ -159,8 +162,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 		}
 		f.waiters++
 		s.mu.Unlock()
-		c.counts.missed.Add(1)
-		mine = launch && g == nil && c.cfg.Inline
+		mine = launch && g == nil && f.cfg.Inline
 		if launch && !mine {
 			g.fly(f)
 		}
@@ -214,7 +216,7 @@ func (c *Cache[K, V]) Peek(key K) (V, bool) {
 		var zero V
 		return zero, false
 	}
-	v, _ := c.give(e)
+	v, _ := c.cfg().give(e)
 	return v, true
 }
 

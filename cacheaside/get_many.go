@@ -18,12 +18,13 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	found := finding[K, V]{c: c, values: make(map[K]V, len(keys))}
+	cfg := c.cfg()
+	found := finding[K, V]{cfg: cfg, values: make(map[K]V, len(keys))}
 	var missing []K
 	now, hits := c.now(), int64(0)
 	for i, key := range keys {
 		e := c.peek(key)
-		if e.standing(now) != fresh || c.cfg.Ahead > 0 {
+		if e.standing(now) != fresh || cfg.Ahead > 0 {
 			if missing == nil {
 				missing = make([]K, 0, len(keys)-i)
 			}
@@ -57,6 +58,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 	defer func() {
 		for _, w := range missed[waited:] { // ctx has ended, or a function of the application panicked
 			c.leave(w.f)
+			c.counts.misses.Add(1)
 		}
 	}()
 	func() {
@@ -88,9 +90,13 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 	}()
 	for _, w := range missed {
 		waited++
-		e, err := c.wait(ctx, w.f, at)
-		if c.missedTags(w.f, e, err, asked) {
+		e, old, err := c.wait(ctx, w.f, at)
+		switch {
+		case old:
+		case c.missedTags(w.f, e, err, asked):
 			e, err = c.resolve(ctx, w.key, false, GetOptions{})
+		default:
+			c.counts.misses.Add(1)
 		}
 		if err != nil && ctx.Err() != nil {
 			return err
@@ -106,7 +112,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 
 // A finding is the result of GetMany so far.
 type finding[K comparable, V any] struct {
-	c      *Cache[K, V]
+	cfg    *Config[K, V]
 	values map[K]V
 	errs   []error
 	failed map[*batch[K, V]][]K // keys failed by each LoadMany
@@ -115,12 +121,12 @@ type finding[K comparable, V any] struct {
 func (found *finding[K, V]) take(key K, e *entry[V], err error) {
 	if err == nil {
 		var v V
-		if v, err = found.c.give(e); err == nil {
+		if v, err = found.cfg.give(e); err == nil {
 			found.values[key] = v
 		}
 	}
 	if isFailure(err) {
-		found.errs = append(found.errs, fmt.Errorf("%s%v: %w", prefix(found.c.cfg.Name), key, err))
+		found.errs = append(found.errs, fmt.Errorf("%s%v: %w", prefix(found.cfg.Name), key, err))
 	}
 }
 
@@ -135,7 +141,7 @@ func (found *finding[K, V]) fail(b *batch[K, V], key K) {
 func (found *finding[K, V]) err() error {
 	errs := found.errs
 	for b, keys := range found.failed {
-		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(found.c.cfg.Name), some(keys), b.err))
+		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(found.cfg.Name), some(keys), b.err))
 	}
 	return errors.Join(errs...)
 }
@@ -150,8 +156,8 @@ type gathering[K comparable, V any] struct {
 
 func (c *Cache[K, V]) gather() *gathering[K, V] {
 	g := &gathering[K, V]{c: c}
-	if c.cfg.LoadMany != nil {
-		g.b = &batch[K, V]{c: c, done: make(chan struct{})}
+	if cfg := c.cfg(); cfg.LoadMany != nil {
+		g.b = &batch[K, V]{c: c, cfg: cfg, done: make(chan struct{})}
 	}
 	return g
 }
@@ -189,6 +195,7 @@ func (g *gathering[K, V]) launch() {
 // need it have ended. Its methods do nothing on a nil batch.
 type batch[K comparable, V any] struct {
 	c    *Cache[K, V]
+	cfg  *Config[K, V]
 	done chan struct{} // closed when the batch has ended
 
 	mu        sync.Mutex
@@ -201,6 +208,7 @@ type batch[K comparable, V any] struct {
 	// Written before done is closed.
 	values map[K]V
 	begun  time.Duration
+	took   time.Duration
 	err    error
 }
 
@@ -221,7 +229,7 @@ func (b *batch[K, V]) startIfDecided() {
 		return
 	}
 	b.started = true
-	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.c.cfg.LoadTimeout), b)
+	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.cfg.LoadTimeout), b)
 	if b.left == 0 {
 		b.ctx.cancel()
 	}
@@ -240,7 +248,7 @@ func (b *batch[K, V]) run() {
 			b.err = c.panicked(recover())
 		}
 	}()
-	b.begun, b.err = c.run(&b.ctx, b)
+	b.begun, b.took, b.err = c.run(b.cfg, &b.ctx, b)
 	returned = true
 }
 
@@ -252,7 +260,7 @@ func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
 	for i, f := range b.needed {
 		keys[i] = f.key
 	}
-	b.values, err = b.c.cfg.LoadMany(ctx, keys)
+	b.values, err = b.cfg.LoadMany(ctx, keys)
 	return err
 }
 
@@ -286,5 +294,6 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		err = b.err
 		f.failing = b
 	}
+	f.took = b.took
 	return b.c.loaded(f, value, &b.ctx.terms, b.begun, err)
 }

@@ -160,7 +160,7 @@ func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
 		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 1, src.loaded(1))
-		require.Equal(t, int64(1), c.Stats().StoreHit)
+		require.Equal(t, int64(1), c.Stats().StoreHits)
 	})
 }
 
@@ -198,7 +198,7 @@ func TestGetWithoutOptionsIsGet(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, 1, src.loaded(1))
-	require.Equal(t, int64(1), c.Stats().Hit)
+	require.Equal(t, int64(1), c.Stats().Hits)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := c.GetWith(ended, 1, cacheaside.GetOptions{})

@@ -18,7 +18,7 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 		return ErrClosed
 	}
 	return c.eachKey(ctx, keys, c.forget, func(ctx context.Context, written []string) error {
-		return c.cfg.Store.Invalidate(ctx, written...)
+		return c.cfg().Store.Invalidate(ctx, written...)
 	})
 }
 
@@ -30,7 +30,7 @@ func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 		return ErrClosed
 	}
 	return c.eachKey(ctx, keys, c.age, func(ctx context.Context, written []string) error {
-		return c.cfg.Store.Expire(ctx, written...)
+		return c.cfg().Store.Expire(ctx, written...)
 	})
 }
 
@@ -87,7 +87,7 @@ func (c *Cache[K, V]) age(key K) {
 		return
 	}
 	now := c.now()
-	if x := c.expired(e, now); x.standing(now) != dead {
+	if x := c.cfg().expired(e, now); x.standing(now) != dead {
 		c.entries.Set(key, x)
 	} else {
 		c.entries.Invalidate(key)
@@ -125,7 +125,7 @@ func (s *shared[K, V]) announce(ctx context.Context, keys []K, token string,
 	ctx = context.WithoutCancel(ctx)
 	changes := make([]*change[K], len(keys))
 	for i, key := range keys {
-		changes[i] = &change[K]{key: key, written: s.c.cfg.Key(key)}
+		changes[i] = &change[K]{key: key, written: s.c.cfg().Key(key)}
 	}
 	tell := func(shard int, changes []*change[K]) {
 		if s.c.breaks.order {
@@ -207,7 +207,7 @@ func (s *shared[K, V]) notTold(ctx context.Context, changes []*change[K]) error 
 			continue
 		}
 		if failed == nil {
-			failed = &InvalidateError{Name: s.c.cfg.Name, Err: ch.err}
+			failed = &InvalidateError{Name: s.c.cfg().Name, Err: ch.err}
 		}
 		failed.Keys = append(failed.Keys, ch.written)
 		s.c.tell(ctx, NotInvalidated, ch.key, ch.err)
@@ -234,5 +234,5 @@ func (s *shared[K, V]) announceAll(ctx context.Context) error {
 	s.untold.addAll()
 	s.c.tellAll(ctx, NotInvalidated, err)
 	s.catchUp()
-	return &InvalidateError{Name: s.c.cfg.Name, Err: err}
+	return &InvalidateError{Name: s.c.cfg().Name, Err: err}
 }

@@ -88,7 +88,7 @@ func (c *Cache[K, V]) InvalidateTags(_ context.Context, tags ...string) error {
 		return ErrClosed
 	}
 	if c.shared != nil {
-		return fmt.Errorf("%sInvalidateTags with a Store: %w", prefix(c.cfg.Name), errors.ErrUnsupported)
+		return fmt.Errorf("%sInvalidateTags with a Store: %w", prefix(c.cfg().Name), errors.ErrUnsupported)
 	}
 	if c.tags.marks.Load() == nil {
 		c.tags.marks.CompareAndSwap(nil, new([tagMarks]atomic.Uint64))

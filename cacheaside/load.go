@@ -44,12 +44,13 @@ func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 	if err := c.mayLoad(f); err != nil {
 		return nil, err
 	}
-	begun, err := c.run(&f.ctx, f)
+	begun, took, err := c.run(f.cfg, &f.ctx, f)
+	f.took = took
 	return c.loaded(f, f.value, &f.ctx.terms, begun, err)
 }
 
 func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
-	f.value, err = f.c.cfg.Load(ctx, f.key)
+	f.value, err = f.cfg.Load(ctx, f.key)
 	return err
 }
 
@@ -60,17 +61,23 @@ type job interface {
 
 // run waits for a slot and runs a load with Middleware around it. It returns when the
 // load began.
-func (c *Cache[K, V]) run(ctx *loadCtx, load job) (begun time.Duration, err error) {
-	if !ctx.takeSlot(c.slots) {
-		return c.now(), fmt.Errorf("%swaiting to load: %w", prefix(c.cfg.Name), c.over(ctx, nil))
+func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, took time.Duration, err error) {
+	if !ctx.takeSlot(&c.slots) {
+		return c.now(), 0, fmt.Errorf("%swaiting to load: %w", prefix(cfg.Name), cfg.over(ctx, nil))
 	}
-	defer ctx.returnSlot()
 	begun = c.now()
-	if c.cfg.Middleware == nil {
+	first := begun
+	defer func() { // even if load panics
+		ended := c.now()
+		took = ended - begun
+		c.counts.loadTime.Add(int64(ended - first))
+		ctx.returnSlot()
+	}()
+	if cfg.Middleware == nil {
 		err = load.attempt(ctx)
 	} else {
 		succeeded := false
-		err = c.cfg.Middleware(func(ctx context.Context) error {
+		err = cfg.Middleware(func(ctx context.Context) error {
 			begun = c.now() // of the attempt whose value is used
 			err := load.attempt(ctx)
 			succeeded = err == nil
@@ -80,20 +87,20 @@ func (c *Cache[K, V]) run(ctx *loadCtx, load job) (begun time.Duration, err erro
 			return err
 		})(ctx)
 		if err == nil && !succeeded {
-			err = errors.New(prefix(c.cfg.Name) + "Middleware returned nil without a value from Load")
+			err = errors.New(prefix(cfg.Name) + "Middleware returned nil without a value from Load")
 		}
 	}
 	if isFailure(err) && ctx.Err() != nil {
-		err = c.over(ctx, err)
+		err = cfg.over(ctx, err)
 	}
-	return begun, err
+	return begun, took, err
 }
 
 // over returns the error of a load whose ctx has ended. err is what the load returned,
 // or nil.
-func (c *Cache[K, V]) over(ctx context.Context, err error) error {
+func (cfg *Config[K, V]) over(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return &TimeoutError{Name: c.cfg.Name, What: "load", After: c.cfg.LoadTimeout, Err: err}
+		return &TimeoutError{Name: cfg.Name, What: "load", After: cfg.LoadTimeout, Err: err}
 	}
 	if err == nil {
 		return ended.Error(ctx)
@@ -105,16 +112,15 @@ func (c *Cache[K, V]) over(ctx context.Context, err error) error {
 func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Duration, err error) (*entry[V], error) {
 	switch {
 	case err == nil:
-		e := c.found(f.key, value, *t, begun)
+		e := f.cfg.found(f.key, value, *t, begun, f.took)
 		e.tags = c.tagging(t.tags, f.tagged)
-		c.counts.loaded.Add(1)
 		f.loaded = true
 		return e, nil
 	case isFailure(err):
 		return nil, err
 	}
-	c.counts.notFound.Add(1)
-	e := c.missing(*t, begun)
+	f.absent = true
+	e := f.cfg.missing(*t, begun)
 	if e != nil {
 		e.tags = c.tagging(t.tags, f.tagged)
 	}

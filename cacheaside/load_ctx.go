@@ -17,7 +17,7 @@ type loadCtx struct {
 
 	job    any                     // the *flight or *batch that loads
 	depth  int                     // number of loads around this one
-	slots  chan struct{}           // of which the load holds one
+	slots  *slots                  // of which the load holds one
 	nest   atomic.Pointer[nesting] // once the load runs: plain, over or a nesting of its own
 	partOf atomic.Pointer[loadCtx] // another load that this one waits for as a part of it
 

@@ -208,7 +208,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 			wg.Wait()
 			require.NoError(t, c.Close())
 			require.Equal(t, n-(n+2)/3, log.count(cacheaside.LoadFailed))
-			require.Equal(t, int64(n-(n+2)/3), c.Stats().Failed)
+			require.Equal(t, int64(n-(n+2)/3), c.Stats().TimedOut)
 		})
 	}
 }

@@ -61,15 +61,9 @@ func nestingOf(ctx context.Context) *nesting {
 }
 
 // takeSlot waits for a slot until c ends. It reports whether it took one.
-func (c *loadCtx) takeSlot(slots chan struct{}) bool {
-	select {
-	case slots <- struct{}{}:
-	default: // calling c.Done would create a context
-		select {
-		case slots <- struct{}{}:
-		case <-c.Done():
-			return false
-		}
+func (c *loadCtx) takeSlot(slots *slots) bool {
+	if !slots.tryTake() && !slots.take(c.Done()) { // Done creates a context, so it is not called first
+		return false
 	}
 	c.slots = slots
 	c.nest.Store(plain)
@@ -79,7 +73,7 @@ func (c *loadCtx) takeSlot(slots chan struct{}) bool {
 // returnSlot returns the slot when the load has returned.
 func (c *loadCtx) returnSlot() {
 	if c.nest.CompareAndSwap(plain, over) {
-		<-c.slots
+		c.slots.put()
 		return
 	}
 	nestings.Lock()
@@ -87,7 +81,7 @@ func (c *loadCtx) returnSlot() {
 	n := c.nest.Load()
 	n.ended = true
 	if !n.given {
-		<-c.slots
+		c.slots.put()
 	}
 }
 
@@ -101,7 +95,7 @@ func (n *nesting) pause() {
 	n.waiting++
 	if !n.given && !n.ended {
 		n.given = true
-		<-n.load.slots
+		n.load.slots.put()
 	}
 }
 
@@ -118,9 +112,7 @@ func (n *nesting) resume(ctx context.Context) error {
 	if !due {
 		return nil
 	}
-	select {
-	case n.load.slots <- struct{}{}:
-	case <-ctx.Done():
+	if !n.load.slots.tryTake() && !n.load.slots.take(ctx.Done()) {
 		return ended.Error(ctx)
 	}
 	nestings.Lock()
@@ -128,7 +120,7 @@ func (n *nesting) resume(ctx context.Context) error {
 	if n.waiting == 0 && n.given && !n.ended {
 		n.given = false
 	} else {
-		<-n.load.slots
+		n.load.slots.put()
 	}
 	return nil
 }
@@ -209,5 +201,5 @@ func (c *Cache[K, V]) mayNest(l *loadCtx, key K) error {
 }
 
 func (c *Cache[K, V]) recursive(key K) error {
-	return fmt.Errorf("%s%v: %w", prefix(c.cfg.Name), key, ErrRecursive)
+	return fmt.Errorf("%s%v: %w", prefix(c.cfg().Name), key, ErrRecursive)
 }

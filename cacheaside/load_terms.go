@@ -68,6 +68,6 @@ func (f *flight[K, V]) previous() (v V, ok bool) {
 	if e == nil || e.absent {
 		return v, false
 	}
-	v, _ = c.give(e)
+	v, _ = c.cfg().give(e)
 	return v, true
 }

@@ -37,7 +37,7 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	begun, version := c.now(), c.versions()
+	cfg, begun, version := c.cfg(), c.now(), c.versions()
 	primes := make([]*prime[K, V], shards)
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -61,10 +61,9 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 		if c.entries == nil || !findable(key) {
 			continue
 		}
-		e := c.found(key, value, terms{}, begun)
-		e.took = 0 // the duration of a single load is unknown
+		e := cfg.found(key, value, terms{}, begun, 0) // the duration of a single load is unknown
 		if c.shared != nil {
-			e.slot = c.shared.slotOf(c.cfg.Key(key))
+			e.slot = c.shared.slotOf(cfg.Key(key))
 		}
 		e.version = version(e.slot)
 		i := c.shardOf(key)

@@ -3,43 +3,58 @@ package cacheaside
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
-// Stats are counts since New, and the present size.
+// Stats are cumulative counters since New, which never go back, and gauges of the
+// present state.
 type Stats struct {
-	Hit       int64 // Gets answered from memory by a fresh value or a remembered ErrNotFound
-	Missed    int64 // Gets that waited for a load or the Store
-	Stale     int64 // Gets answered with a value past its TTL
-	StoreHit  int64 // values that came from the Store
-	Loaded    int64 // loads that returned a value
-	NotFound  int64 // loads that returned ErrNotFound
-	Answered  int64 // loads that returned another answer
-	Failed    int64 // loads that failed in any other way
-	Refused   int64 // loads that a policy in Middleware refused
-	Overtaken int64 // loads overtaken by an invalidation
-	Evicted   int64 // entries removed from memory for lack of room
-	Entries   int64 // entries in memory now, including those past their TTL
-	Loading   int64 // loads in progress now
-	Untold    int64 // keys that the Store must still be told about
-	Panics    int64 // panics of OnEvent
+	// Requests: the Gets, and the keys of GetMany. Each counts once.
+	Hits   int64 // answered from memory by a fresh value or a remembered ErrNotFound
+	Stale  int64 // answered with a value past its TTL
+	Misses int64 // waited for a load or the Store, and did not get a value past its TTL
+
+	// Loads by outcome. Each counts once, and a LoadMany once for each key.
+	Loaded   int64 // returned a value
+	NotFound int64 // returned ErrNotFound
+	Answered int64 // returned another answer, such as resilience.Answer(err)
+	Failed   int64 // returned another error
+	Panicked int64 // panicked, or called runtime.Goexit
+	Refused  int64 // refused by a policy in Middleware
+	TimedOut int64 // did not return within LoadTimeout
+	Canceled int64 // canceled because all callers left, or by Close
+
+	LoadTime  time.Duration // total duration of the calls of Load and LoadMany, with Middleware
+	StoreHits int64         // values that came from the Store
+	Overtaken int64         // loads overtaken by an invalidation; their results were not kept
+	Evicted   int64         // entries removed from memory for lack of room
+	Panics    int64         // of OnEvent and observers
+
+	Entries int64 // in memory now, including those past their TTL
+	Loading int64 // loads in progress now
+	Untold  int64 // keys that the Store must still be told about
 }
 
 // Stats returns a snapshot.
 func (c *Cache[K, V]) Stats() Stats {
 	s := Stats{
-		Hit:       c.hits.sum(),
-		Missed:    c.counts.missed.Load(),
+		Hits:      c.hits.sum(),
 		Stale:     c.counts.stale.Load(),
-		StoreHit:  c.counts.storeHit.Load(),
+		Misses:    c.counts.misses.Load(),
 		Loaded:    c.counts.loaded.Load(),
 		NotFound:  c.counts.notFound.Load(),
 		Answered:  c.counts.answered.Load(),
 		Failed:    c.counts.failed.Load(),
+		Panicked:  c.counts.panicked.Load(),
 		Refused:   c.counts.refused.Load(),
-		Panics:    c.counts.panics.Load(),
+		TimedOut:  c.counts.timedOut.Load(),
+		Canceled:  c.counts.canceled.Load(),
+		LoadTime:  time.Duration(c.counts.loadTime.Load()),
+		StoreHits: c.counts.storeHits.Load(),
 		Overtaken: c.counts.overtaken.Load(),
 		Evicted:   c.counts.evicted.Load(),
-		Loading:   int64(len(c.slots)),
+		Panics:    c.counts.hookPanics.Load(),
+		Loading:   c.slots.inUse(),
 	}
 	if c.entries != nil {
 		s.Entries = int64(c.entries.EstimatedSize())
@@ -52,7 +67,9 @@ func (c *Cache[K, V]) Stats() Stats {
 
 // counts are the counters that a hit does not touch.
 type counts struct {
-	missed, stale, storeHit, loaded, notFound, answered, failed, refused, overtaken, evicted, panics atomic.Int64
+	stale, misses                                                             atomic.Int64
+	loaded, notFound, answered, failed, panicked, refused, timedOut, canceled atomic.Int64
+	loadTime, storeHits, overtaken, evicted, hookPanics                       atomic.Int64
 }
 
 // hits counts in several cells to avoid contention between parallel hits. A sync.Pool

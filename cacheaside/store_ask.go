@@ -55,12 +55,12 @@ func newToken() string {
 }
 
 func newShared[K comparable, V any](c *Cache[K, V]) *shared[K, V] {
-	s := &shared[K, V]{c: c, store: c.cfg.Store}
-	s.outage.pause = max(c.cfg.ErrorPause, 0)
+	s := &shared[K, V]{c: c, store: c.cfg().Store}
+	s.outage.pause = func() time.Duration { return max(c.cfg().ErrorPause, 0) }
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	slots := 1
 	if c.entries != nil {
-		slots = 1 << bits.Len(uint(min(max(c.cfg.Capacity, 256), mostSlots)-1))
+		slots = 1 << bits.Len(uint(min(max(c.cfg().Capacity, 256), mostSlots)-1))
 	}
 	s.slots = make([]atomic.Uint32, slots)
 	if c.entries != nil {
@@ -120,7 +120,7 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 				f.renew, damaged = true, true
 				continue
 			}
-			s.c.counts.storeHit.Add(1)
+			s.c.counts.storeHits.Add(1)
 			s.refreshAhead(f, e)
 			return e, claim{}, answerOf(e)
 		case Leased:
@@ -152,7 +152,7 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 				return e, claim{}, err
 			}
 		default:
-			return nil, claim{}, fmt.Errorf("%sthe Store answered with State %q", prefix(s.c.cfg.Name), look.State)
+			return nil, claim{}, fmt.Errorf("%sthe Store answered with State %q", prefix(s.c.cfg().Name), look.State)
 		}
 	}
 }
@@ -179,14 +179,14 @@ func (s *shared[K, V]) read(f *flight[K, V], look Lookup, asked time.Duration) (
 	e, err := s.c.open(f.key, look.Value)
 	if errors.Is(err, ErrKeyCollision) {
 		return nil, fmt.Errorf("%s%v: the store has the value of another key as %q: %w",
-			prefix(s.c.cfg.Name), f.key, f.written, ErrKeyCollision)
+			prefix(s.c.cfg().Name), f.key, f.written, ErrKeyCollision)
 	}
 	if err != nil {
 		s.c.tell(&f.ctx, BadPayload, f.key, err)
 		return nil, nil
 	}
 	// Times count from the call: the answer may have taken a while.
-	s.c.fill(e, asked, look.Fresh)
+	f.cfg.fill(e, asked, look.Fresh)
 	return e, nil
 }
 
@@ -224,7 +224,8 @@ func (s *shared[K, V]) oldFrom(e *entry[V], asked time.Duration) *oldValue[V] {
 // refreshAhead decides, without memory, whether a hit in the Store is refreshed early.
 func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 	c := s.c
-	if c.entries != nil || f.renew || c.cfg.Ahead == 0 || !c.ahead(e, c.now()) {
+	beta := c.cfg().Ahead
+	if c.entries != nil || f.renew || beta == 0 || !e.ahead(beta, c.now()) {
 		return
 	}
 	sh := f.shard
@@ -243,7 +244,7 @@ func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 
 // pause returns how long a background goroutine waits before it tries the Store again.
 func (s *shared[K, V]) pause() time.Duration {
-	return max(s.c.cfg.ErrorPause, 50*time.Millisecond)
+	return max(s.c.cfg().ErrorPause, 50*time.Millisecond)
 }
 
 // sleep reports whether d passed before ctx ended.

@@ -93,7 +93,7 @@ func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
 		absent = 1
 	} else {
 		var err error
-		if body, err = guarded(func() ([]byte, error) { return c.cfg.Codec.Encode(e.value) }); err != nil {
+		if body, err = guarded(func() ([]byte, error) { return c.cfg().Codec.Encode(e.value) }); err != nil {
 			return nil, fmt.Errorf("encode: %w", err)
 		}
 	}
@@ -134,7 +134,7 @@ func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
 	if e.absent {
 		return e, nil
 	}
-	value, err := guarded(func() (V, error) { return c.cfg.Codec.Decode(data[n:]) })
+	value, err := guarded(func() (V, error) { return c.cfg().Codec.Decode(data[n:]) })
 	if err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}

@@ -16,7 +16,7 @@ import (
 // Meanwhile the shards that have not failed are probed in the background, one at a time,
 // since a cluster may have lost only one server.
 type outage struct {
-	pause    time.Duration
+	pause    func() time.Duration
 	troubled atomic.Bool  // a shard is down; while false, a call takes no lock
 	answered atomic.Int64 // when a shard last answered, as a time.Duration
 
@@ -58,10 +58,10 @@ func (o *outage) mayAsk(shard int, now time.Duration) error {
 	}
 	// This call tries. Other calls wait for its outcome.
 	if down {
-		o.down[shard] = now + o.pause
+		o.down[shard] = now + o.pause()
 	}
 	if whole {
-		o.until = now + o.pause
+		o.until = now + o.pause()
 	}
 	return nil
 }
@@ -93,11 +93,11 @@ func (o *outage) failed(shard int, asked, now time.Duration, err error) (first b
 		o.down, o.row = make(map[int]time.Duration), make(map[int]struct{})
 	}
 	first = len(o.down) == 0
-	o.down[shard] = now + o.pause
+	o.down[shard] = now + o.pause()
 	if shard == allShards || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
 		o.row[shard] = struct{}{}
 	}
-	o.until, o.last = now+o.pause, err
+	o.until, o.last = now+o.pause(), err
 	o.troubled.Store(true)
 	return first
 }

@@ -16,7 +16,7 @@ import (
 func TestStoreThatHangsIsWaitedForOnce(t *testing.T) {
 	for name, first := range map[string]func(t *testing.T, c *cacheaside.Cache[int, int]){
 		"Get":           func(t *testing.T, c *cacheaside.Cache[int, int]) { mustGet(t, c, 1) },
-		"Write":         func(t *testing.T, c *cacheaside.Cache[int, int]) { update(t, c, 1) },
+		"Write":         func(t *testing.T, c *cacheaside.Cache[int, int]) { write(t, c, 1) },
 		"Invalidate":    func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.Invalidate(t.Context(), 1) },
 		"Expire":        func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.Expire(t.Context(), 1) },
 		"InvalidateAll": func(t *testing.T, c *cacheaside.Cache[int, int]) { _ = c.InvalidateAll(t.Context()) },
@@ -35,13 +35,13 @@ func TestStoreThatHangsIsWaitedForOnce(t *testing.T) {
 
 				// The same shard is not asked again. One of the others is.
 				start = time.Now()
-				update(t, c, 1)
+				write(t, c, 1)
 				_ = c.Invalidate(t.Context(), 1)
 				_ = c.Expire(t.Context(), 1)
 				mustGet(t, c, 1)
 				require.Zero(t, time.Since(start))
 				for key := range 100 {
-					update(t, c, key)
+					write(t, c, key)
 					_ = c.Invalidate(t.Context(), key)
 					mustGet(t, c, key)
 				}
@@ -52,7 +52,7 @@ func TestStoreThatHangsIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-func update(t *testing.T, c *cacheaside.Cache[int, int], key int) {
+func write(t *testing.T, c *cacheaside.Cache[int, int], key int) {
 	t.Helper()
 	err := c.Write(t.Context(), key, func(context.Context) error { return nil })
 	require.NoError(t, cacheaside.WriteError(err))
@@ -108,7 +108,7 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 			require.Equal(t, want, src.loaded(key), key)
 		}
 		require.Equal(t, 1, log.count(cacheaside.StoreDown))
-		update(t, c, 4)
+		write(t, c, 4)
 		mustGet(t, c, 4)
 		mustGet(t, c, 4)
 		require.Equal(t, 2, src.loaded(4))
@@ -271,7 +271,7 @@ func TestRecentInvalidationsAreToldAgainWhenTheWatchIsLost(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: deaf{shared.connect(), lost}})
 		defer c.Close()
 		synctest.Wait()
-		update(t, c, 1)
+		write(t, c, 1)
 		mustGet(t, c, 1)
 		close(lost)
 		synctest.Wait()

@@ -58,7 +58,7 @@ func TestProcessesShareValuesAndInvalidations(t *testing.T) {
 		mustGet(t, a, 1)
 		mustGet(t, b, 1)
 		require.Equal(t, 1, src.loaded(1))
-		require.Equal(t, int64(1), b.Stats().StoreHit)
+		require.Equal(t, int64(1), b.Stats().StoreHits)
 
 		require.NoError(t, a.Write(t.Context(), 1, src.write(1)))
 		require.Equal(t, 1, mustGet(t, b, 1))
@@ -592,8 +592,8 @@ func TestFlightThatLandsMeanwhileIsSeen(t *testing.T) {
 		wg.Wait()
 		require.Equal(t, 1, shared.called("Acquire"))
 		require.Equal(t, 1, src.loaded(1))
-		require.Equal(t, int64(1), c.Stats().Missed)
-		require.Equal(t, int64(1), c.Stats().Hit)
+		require.Equal(t, int64(1), c.Stats().Misses)
+		require.Equal(t, int64(1), c.Stats().Hits)
 	})
 }
 

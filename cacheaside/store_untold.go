@@ -226,7 +226,7 @@ func (s *shared[K, V]) close() error {
 		return nil
 	}
 	keys, all := s.untold.snapshot()
-	failed := &InvalidateError{Name: s.c.cfg.Name, Err: err}
+	failed := &InvalidateError{Name: s.c.cfg().Name, Err: err}
 	if all == 0 {
 		for _, k := range keys {
 			failed.Keys = append(failed.Keys, k.key)

@@ -22,7 +22,7 @@ func (s *shared[K, V]) watch() {
 			c.tellAll(s.ctx, kind, nil)
 		}, s.heard)
 		switch {
-		case c.cfg.MemoryInOutage:
+		case c.cfg().MemoryInOutage:
 			s.doubtRecent()
 		case c.remembers.Swap(false):
 			c.outdate()

@@ -66,7 +66,7 @@ type fencedWrite[K comparable, V any] struct {
 
 // fence fences key and returns the ctx for the write.
 func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], context.Context, context.CancelFunc) {
-	w := &fencedWrite[K, V]{s: s, key: key, written: s.c.cfg.Key(key)}
+	w := &fencedWrite[K, V]{s: s, key: key, written: s.c.cfg().Key(key)}
 	w.shard = s.shardOf(w.written)
 	begun, now := time.Now(), s.c.now()
 	err := s.mayAsk(w.shard)
@@ -80,7 +80,7 @@ func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], co
 			s.worked(ctx, w.shard)
 			w.stands, w.until = true, now+window
 			writeCtx, cancel := context.WithDeadlineCause(ctx, begun.Add(window),
-				&TimeoutError{Name: s.c.cfg.Name, What: "write", After: window})
+				&TimeoutError{Name: s.c.cfg().Name, What: "write", After: window})
 			return w, writeCtx, cancel
 		}
 		s.failed(ctx, w.shard, now, err)

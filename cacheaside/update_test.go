@@ -1,0 +1,408 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+type config = cacheaside.Config[int, int]
+
+func update(t *testing.T, c *cacheaside.Cache[int, int], change func(*config)) {
+	t.Helper()
+	require.NoError(t, c.Update(change))
+}
+
+func TestConfigHasItsDefaults(t *testing.T) {
+	c := cacheaside.New(config{Name: "users", Load: identity, Jitter: -1})
+	defer c.Close()
+	require.Equal(t, "users", c.Name())
+	cfg := c.Config()
+	require.Equal(t, 5*time.Minute, cfg.TTL)
+	require.Equal(t, time.Second, cfg.ErrorPause)
+	require.Equal(t, 30*time.Second, cfg.LoadTimeout)
+	require.Equal(t, 10_000, cfg.Capacity)
+	require.Equal(t, 64, cfg.Loads)
+	require.Equal(t, -1.0, cfg.Jitter)
+
+	again := cacheaside.New(cfg)
+	defer again.Close()
+	require.Equal(t, cfg.Jitter, again.Config().Jitter, "a Config makes the same Cache again")
+	update(t, c, func(cfg *config) { cfg.Loads = 7 })
+	require.Equal(t, 7, c.Config().Loads)
+	require.Equal(t, 5*time.Minute, c.Config().TTL)
+	require.Equal(t, 64, cfg.Loads, "what Config has returned does not change")
+}
+
+func TestUpdateKeepsEntriesAndTheirTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		c := cacheaside.New(config{Load: src.load, TTL: time.Minute, Jitter: -1})
+		defer c.Close()
+		mustGet(t, c, 1)
+		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
+		mustGet(t, c, 2)
+		time.Sleep(2 * time.Second)
+		mustGet(t, c, 1)
+		mustGet(t, c, 2)
+		require.Equal(t, 1, src.loaded(1), "fresh for the minute that it was loaded with")
+		require.Equal(t, 2, src.loaded(2), "fresh for the new second")
+		require.Equal(t, int64(1), c.Stats().Hits)
+	})
+}
+
+func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
+	c := cacheaside.New(config{Load: identity, Capacity: 1000})
+	defer c.Close()
+	for i := range 1000 {
+		mustGet(t, c, i)
+	}
+	before := c.Stats().Entries
+	require.Greater(t, before, int64(900))
+	update(t, c, func(cfg *config) { cfg.Capacity = 5000 })
+	require.Equal(t, before, c.Stats().Entries)
+	for i := range 3000 {
+		mustGet(t, c, i)
+	}
+	require.Greater(t, c.Stats().Entries, int64(2900))
+	update(t, c, func(cfg *config) { cfg.Capacity = 10 })
+	require.LessOrEqual(t, c.Stats().Entries, int64(10))
+	require.Positive(t, c.Stats().Entries)
+	require.GreaterOrEqual(t, c.Stats().Evicted, int64(2900))
+}
+
+func TestUpdateOfLoadsMovesTheBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(config{Loads: 2, Load: func(_ context.Context, k int) (int, error) {
+			time.Sleep(time.Second)
+			return k, nil
+		}})
+		defer c.Close()
+		var wg sync.WaitGroup
+		for k := range 12 {
+			wg.Go(func() { mustGet(t, c, k) })
+		}
+		loading := func(want int64) {
+			t.Helper()
+			synctest.Wait()
+			require.Equal(t, want, c.Stats().Loading)
+		}
+		loading(2)
+		update(t, c, func(cfg *config) { cfg.Loads = 5 })
+		loading(5) // waiting loads begin at once
+		time.Sleep(500 * time.Millisecond)
+		update(t, c, func(cfg *config) { cfg.Loads = 1 })
+		loading(5) // the loads under way go on
+		time.Sleep(time.Second)
+		loading(1)
+		wg.Wait()
+		require.Equal(t, int64(12), c.Stats().Loaded)
+		loading(0)
+	})
+}
+
+func TestLoadsUnderWayKeepTheirSettings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 500 // several in each shard
+		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Loads: 2 * n, Load: func(ctx context.Context, _ int) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}})
+		defer c.Close()
+		var wg sync.WaitGroup
+		get := func(keys int, want time.Duration) {
+			for k := range n {
+				wg.Go(func() {
+					begun := time.Now()
+					_, err := c.Get(t.Context(), keys+k)
+					var timeout *cacheaside.TimeoutError
+					if !errors.As(err, &timeout) || timeout.After != want || time.Since(begun) != want {
+						t.Errorf("%v after %v, want a timeout after %v", err, time.Since(begun), want)
+					}
+				})
+			}
+			synctest.Wait()
+		}
+		get(0, 10*time.Second)
+		update(t, c, func(cfg *config) { cfg.LoadTimeout = time.Second })
+		get(n, time.Second)
+		update(t, c, func(cfg *config) { cfg.LoadTimeout = 20 * time.Second })
+		get(2*n, 20*time.Second)
+		wg.Wait()
+		require.Equal(t, int64(3*n), c.Stats().TimedOut)
+	})
+}
+
+func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
+	c := cacheaside.New(config{Load: identity})
+	defer c.Close()
+	mustGet(t, c, 1)
+	wrapped := 0
+	update(t, c, func(cfg *config) {
+		cfg.Middleware = func(next func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error { wrapped++; return next(ctx) }
+		}
+		cfg.Clone = func(v int) int { return 10 * v }
+	})
+	require.Equal(t, 10, mustGet(t, c, 1))
+	require.Equal(t, 20, mustGet(t, c, 2))
+	require.Equal(t, 1, wrapped)
+}
+
+func TestUpdateOfErrorPauseReachesTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		c := cacheaside.New(config{Load: identity, Store: conn, Capacity: -1, ErrorPause: time.Hour})
+		defer c.Close()
+		update(t, c, func(cfg *config) { cfg.ErrorPause = time.Minute })
+		conn.fail()
+		mustGet(t, c, 1)
+		conn.recover()
+		asked := conn.called("Acquire")
+		mustGet(t, c, 1)
+		require.Equal(t, asked, conn.called("Acquire"), "skipped for a minute")
+		time.Sleep(time.Minute)
+		mustGet(t, c, 1)
+		require.Equal(t, asked+1, conn.called("Acquire"))
+	})
+}
+
+func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
+	load := func(n int) func(context.Context, int) (int, error) {
+		return func(context.Context, int) (int, error) { return n, nil }
+	}
+	many := func(context.Context, []int) (map[int]int, error) { return nil, nil }
+	cfg := config{Name: "users", Load: load(1), LoadMany: many, Store: flaky{newFakeStore().connect(), func(string) bool { return false }}}
+	c := cacheaside.New(cfg)
+	defer c.Close()
+	mustGet(t, c, 1)
+	for field, change := range map[string]func(*config){
+		"Name":           func(cfg *config) { cfg.Name = "other" },
+		"Load":           func(cfg *config) { cfg.Load = load(2) },
+		"LoadMany":       func(cfg *config) { cfg.LoadMany = nil },
+		"Store":          func(cfg *config) { cfg.Store = newFakeStore().connect() },
+		"Key":            func(cfg *config) { cfg.Key = func(int) string { return "k" } },
+		"Codec":          func(cfg *config) { cfg.Codec = plain{} },
+		"MemoryInOutage": func(cfg *config) { cfg.MemoryInOutage = true },
+		"Capacity":       func(cfg *config) { cfg.Capacity = -1 },
+	} {
+		err := c.Update(func(cfg *config) { cfg.TTL = time.Second; change(cfg) })
+		require.ErrorContains(t, err, "cacheaside: users: cacheaside.Config."+field)
+		require.ErrorContains(t, err, "while the Cache is in use")
+		require.Equal(t, 5*time.Minute, c.Config().TTL, "nothing changes")
+	}
+	update(t, c, func(cfg *config) { cfg.TTL = time.Hour })
+	require.Equal(t, time.Hour, c.Config().TTL)
+	require.NoError(t, c.Invalidate(t.Context(), 1))
+	require.Equal(t, 1, mustGet(t, c, 1))
+}
+
+func TestUpdateThatFailsOrPanicsChangesNothing(t *testing.T) {
+	c := cacheaside.New(config{Load: identity})
+	defer c.Close()
+	before := c.Config().TTL
+	err := c.Update(func(cfg *config) { cfg.TTL, cfg.Loads = time.Hour, -3 })
+	require.ErrorContains(t, err, "cacheaside.Config.Loads is -3: must be ")
+	require.Equal(t, before, c.Config().TTL)
+	require.Panics(t, func() { _ = c.Update(func(cfg *config) { cfg.TTL = time.Hour; panic("boom") }) })
+	require.Equal(t, before, c.Config().TTL)
+	update(t, c, func(cfg *config) { cfg.TTL = time.Hour }) // no lock is held
+	require.Equal(t, time.Hour, c.Config().TTL)
+}
+
+func TestUpdatesAreAtomic(t *testing.T) {
+	c := cacheaside.New(config{Load: identity, Loads: 1})
+	defer c.Close()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				if err := c.Update(func(cfg *config) { cfg.Loads++ }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, 801, c.Config().Loads)
+}
+
+// TestUpdateUnderLoad changes every setting that can change while calls run. No call may
+// be lost or get a wrong value, and Loads holds at every moment.
+func TestUpdateUnderLoad(t *testing.T) {
+	const most = 8
+	var mu sync.Mutex
+	running, bound, broken := 0, most, 0
+	setBound := func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		bound = n
+	}
+	c := cacheaside.New(config{Loads: most, Load: func(_ context.Context, k int) (int, error) {
+		mu.Lock()
+		running++
+		if running > bound {
+			broken++
+		}
+		mu.Unlock()
+		defer func() {
+			mu.Lock()
+			defer mu.Unlock()
+			running--
+		}()
+		if k%16 == 0 {
+			time.Sleep(10 * time.Microsecond)
+		}
+		return k, nil
+	}})
+	var calls, done sync.WaitGroup
+	var stop atomic.Bool
+	var requests atomic.Int64
+	for range 32 {
+		calls.Go(func() {
+			for !stop.Load() {
+				k := rand.IntN(5000)
+				requests.Add(1)
+				if v, err := c.Get(context.Background(), k); err != nil || v != k {
+					t.Errorf("Get(%d) returned %d, %v", k, v, err)
+					return
+				}
+				if k%50 == 0 {
+					_ = c.Invalidate(context.Background(), k)
+				}
+			}
+		})
+	}
+	done.Go(func() {
+		for i := range 300 {
+			loads := 1 + rand.IntN(most)
+			setBound(max(loads, c.Config().Loads)) // the larger of old and new, meanwhile
+			err := c.Update(func(cfg *config) {
+				cfg.Loads, cfg.Capacity = loads, 100+rand.IntN(1000)
+				cfg.TTL, cfg.Stale = time.Duration(1+rand.IntN(1e6)), time.Duration(rand.IntN(1e6))
+				cfg.Inline, cfg.Finish = i%2 == 0, i%3 == 0
+				cfg.LoadTimeout = 10*time.Second + time.Duration(rand.IntN(1e9))
+			})
+			if err != nil {
+				t.Errorf("Update: %v", err)
+			}
+			for c.Stats().Loading > int64(loads) {
+				time.Sleep(10 * time.Microsecond) // loads from before the change end
+			}
+			setBound(loads)
+			time.Sleep(100 * time.Microsecond)
+		}
+	})
+	done.Wait()
+	stop.Store(true)
+	calls.Wait()
+	require.Zero(t, broken, "loads beyond the bound of an Update that had returned")
+	require.NoError(t, c.Close())
+	s := c.Stats()
+	require.Zero(t, s.Loading, "no slot is lost")
+	require.Equal(t, requests.Load(), s.Hits+s.Stale+s.Misses, "each Get is counted once")
+}
+
+func TestObserversSeeEventsAfterOnEvent(t *testing.T) {
+	var told []string
+	c := cacheaside.New(config{Name: "users", Load: identity,
+		OnEvent: func(context.Context, cacheaside.Event) { told = append(told, "hook"); panic("boom") }})
+	defer c.Close()
+	var last cacheaside.Event
+	stopA := c.Observe(func(_ context.Context, e cacheaside.Event) { told, last = append(told, "a"), e })
+	stopB := c.Observe(func(context.Context, cacheaside.Event) { told = append(told, "b"); panic("boom") })
+	mustGet(t, c, 1)
+	require.Equal(t, []string{"hook", "a", "b"}, told)
+	require.Equal(t, cacheaside.Event{Kind: cacheaside.Loaded, Name: "users", Key: 1, Took: last.Took}, last)
+	require.Equal(t, int64(2), c.Stats().Panics)
+	stopA()
+	stopB()
+	mustGet(t, c, 2)
+	require.Equal(t, []string{"hook", "a", "b", "hook"}, told)
+	update(t, c, func(cfg *config) { cfg.OnEvent = nil })
+	mustGet(t, c, 3)
+	require.Len(t, told, 4)
+}
+
+// Each request is counted by its result, and each load by its outcome, exactly once. Each load is
+// reported with its duration.
+func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var how atomic.Value
+		how.Store("value")
+		var log eventLog
+		c := cacheaside.New(config{
+			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: -1, LoadTimeout: 10 * time.Second,
+			OnEvent: log.add,
+			Load: func(ctx context.Context, k int) (int, error) {
+				time.Sleep(time.Second)
+				switch how.Load() {
+				case "not found":
+					return 0, cacheaside.ErrNotFound
+				case "answered":
+					return 0, forbidden{}
+				case "failed":
+					return 0, errLoad
+				case "refused":
+					return 0, refusal{}
+				case "panicked":
+					panic("boom")
+				case "hangs":
+					time.Sleep(time.Hour) // ignores its ctx
+				}
+				return k, nil
+			},
+		})
+		get := func(outcome string, key int) {
+			how.Store(outcome)
+			_, _ = c.Get(t.Context(), key)
+		}
+		for i, outcome := range []string{"value", "not found", "answered", "failed", "refused", "panicked", "hangs"} {
+			get(outcome, i)
+		}
+		get("value", 0) // a hit
+		time.Sleep(2 * time.Minute)
+		get("failed", 0) // stale
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		how.Store("value")
+		_, err := c.Get(ctx, 100)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Second)
+		_, _ = c.GetMany(t.Context(), []int{0, 101, 102}) // 0 has been loaded too long ago
+
+		s := c.Stats()
+		require.Equal(t, []int64{1, 1, 11}, []int64{s.Hits, s.Stale, s.Misses})
+		require.Equal(t, []int64{4, 1, 1, 2, 1, 1, 1, 1},
+			[]int64{s.Loaded, s.NotFound, s.Answered, s.Failed, s.Refused, s.Panicked, s.TimedOut, s.Canceled})
+		require.Equal(t, 11*time.Second, s.LoadTime, "one second each, and the one that hangs has not returned")
+		took := map[cacheaside.EventKind][]time.Duration{}
+		for _, e := range log.events {
+			took[e.Kind] = append(took[e.Kind], e.Took)
+		}
+		for _, kind := range []cacheaside.EventKind{cacheaside.LoadNotFound, cacheaside.LoadAnswered, cacheaside.LoadRefused} {
+			require.Equal(t, []time.Duration{time.Second}, took[kind], kind)
+		}
+		require.Equal(t, []time.Duration{time.Second, time.Second, 10 * time.Second, time.Second}, took[cacheaside.LoadFailed])
+
+		require.NoError(t, c.Close()) // the load that hangs has returned
+		after := c.Stats()
+		require.Equal(t, s.Loaded, after.Loaded, "the load that hung was counted when it timed out")
+		require.Equal(t, s.TimedOut, after.TimedOut)
+	})
+}
+
+// plain is a Codec.
+type plain struct{}
+
+func (plain) Encode(int) ([]byte, error) { return nil, nil }
+func (plain) Decode([]byte) (int, error) { return 0, nil }
