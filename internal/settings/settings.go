@@ -11,12 +11,50 @@ import "reflect"
 // C is a struct. Slices, and structs behind pointers that have exported fields only, are
 // copied before change sees them, at any depth. Functions cannot be compared; they are as
 // change leaves them.
+//
+// If change panics with a [*Trial], Change puts the result there before it lets the
+// panic go on.
 func Change[C any](given, filled C, change func(*C)) C {
 	changed := filled
 	detach(reflect.ValueOf(&changed).Elem())
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case *Trial:
+			merge(reflect.ValueOf(&given).Elem(), reflect.ValueOf(filled), reflect.ValueOf(changed))
+			p.Result = given
+			panic(p)
+		default:
+			panic(p)
+		}
+	}()
 	change(&changed)
 	merge(reflect.ValueOf(&given).Elem(), reflect.ValueOf(filled), reflect.ValueOf(changed))
 	return given
+}
+
+// A Trial is the panic of a change that is not to take effect. Try makes one.
+type Trial struct{ Result any }
+
+// Try calls update, the Update method of a policy, with a function that calls change, and
+// returns the configuration that change would result in, defaults not filled in. Nothing
+// changes. It returns nil if update did not call the function, or does not use [Change].
+func Try(update func(stop func()), change func()) (result any) {
+	t := &Trial{}
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case t:
+			result = t.Result
+		default:
+			panic(p)
+		}
+	}()
+	update(func() {
+		change()
+		panic(t)
+	})
+	return nil
 }
 
 // merge sets the fields of to in which is differs from was.
@@ -26,10 +64,26 @@ func merge(to, was, is reflect.Value) {
 		case !to.Type().Field(i).IsExported():
 		case plain(to.Field(i).Type()):
 			merge(to.Field(i), was.Field(i), is.Field(i))
-		case to.Field(i).Kind() == reflect.Func || !reflect.DeepEqual(was.Field(i).Interface(), is.Field(i).Interface()):
+		case !same(was.Field(i), is.Field(i)):
 			to.Field(i).Set(is.Field(i))
 		}
 	}
+}
+
+// same reports whether two values of a field are the same: policies and stores if they are
+// one, configurations if they say the same. Functions never are.
+func same(a, b reflect.Value) bool {
+	switch a.Kind() {
+	case reflect.Func:
+		return false
+	case reflect.Slice:
+		return reflect.DeepEqual(a.Interface(), b.Interface())
+	case reflect.Pointer:
+		if !a.IsNil() && !b.IsNil() && plain(a.Type().Elem()) {
+			return reflect.DeepEqual(a.Interface(), b.Interface())
+		}
+	}
+	return a.Comparable() && b.Comparable() && a.Equal(b)
 }
 
 // detach copies what v shares with other values.

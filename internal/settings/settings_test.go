@@ -79,3 +79,24 @@ func TestChangeInPlaceOfASliceIsAChange(t *testing.T) {
 	require.Equal(t, []float64{5, 2}, changed.Shares)
 	require.Equal(t, []float64{1, 2}, given.Shares)
 }
+
+func TestTryTellsTheResultAndChangesNothing(t *testing.T) {
+	given := config{Name: "a"}
+	updated := false
+	update := func(change func(*config)) {
+		given = settings.Change(given, given.withDefaults(), change)
+		updated = true
+	}
+	var c *config
+	result := settings.Try(func(stop func()) {
+		update(func(changing *config) { c = changing; stop() })
+	}, func() { c.Slow = 200 })
+	require.Equal(t, config{Name: "a", Slow: 200}, result)
+	require.Equal(t, config{Name: "a"}, given)
+	require.False(t, updated)
+
+	require.PanicsWithValue(t, "other", func() {
+		settings.Try(func(func()) { update(func(*config) { panic("other") }) }, func() {})
+	})
+	require.Nil(t, settings.Try(func(func()) {}, func() {}))
+}
