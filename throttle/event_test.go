@@ -106,7 +106,7 @@ func TestGroupObserversSeeKeys(t *testing.T) {
 			{Kind: throttle.Refused, Name: "api", Key: "9", Reason: throttle.OverLimit, Err: err},
 			{Kind: throttle.Refused, Name: "api", Key: "10", Reason: throttle.TooManyKeys, Err: err2},
 		}, seen.take())
-		require.Equal(t, throttle.Refusals{OverLimit: 1, TooManyKeys: 1}, g.Stats().Reasons)
+		require.Equal(t, throttle.Refusals{OverLimit: 1, TooManyKeys: 1}, g.Stats().Refusals)
 		require.EqualValues(t, 2, g.Stats().Waited)
 		require.Equal(t, 2*time.Second, g.Stats().WaitTime)
 	})
@@ -194,7 +194,7 @@ func TestStatsCountEachReason(t *testing.T) {
 		l.Refund(1)
 		require.Equal(t, throttle.Stats{
 			Admitted: 2, Refused: 8,
-			Reasons: throttle.Refusals{
+			Refusals: throttle.Refusals{
 				OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
 			},
 			Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second, Level: 1,

@@ -34,7 +34,7 @@ func TestGroupKeysAreApart(t *testing.T) {
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}, {"b", 1, 0}}, g.Top(5))
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}}, g.Top(1))
 		require.Empty(t, g.Top(0))
-		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Reasons: throttle.Refusals{OverLimit: 2}, Spent: 3, Keys: 2}, g.Stats())
+		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Refusals: throttle.Refusals{OverLimit: 2}, Spent: 3, Keys: 2}, g.Stats())
 		require.False(t, g.Take("c", 3).OK)
 		require.Equal(t, 2, g.Peek("c").Remaining)
 		require.Equal(t, 2, g.Peek("never seen").Remaining)
@@ -430,7 +430,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 		require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}, at)
 		require.Equal(t, throttle.Usage[string]{"a", 4, 2}, g.Top(1)[0])
 		require.Equal(t, throttle.GroupStats{
-			Admitted: 5, Refused: 2, Reasons: throttle.Refusals{OverLimit: 1, WaitTooLong: 1},
+			Admitted: 5, Refused: 2, Refusals: throttle.Refusals{OverLimit: 1, WaitTooLong: 1},
 			Spent: 5, Waited: 3, WaitTime: 600 * time.Millisecond, Keys: 2,
 		}, g.Stats())
 		require.False(t, g.Allow("a"))

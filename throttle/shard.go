@@ -29,7 +29,7 @@ type shardStats struct {
 
 func (s *shardStats) refuse(why Reason) {
 	s.Refused++
-	*s.Reasons.of(why)++
+	*s.Refusals.of(why)++
 }
 
 // An own limit is that of a key that has one by Set, or for which calls wait.

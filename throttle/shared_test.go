@@ -65,7 +65,7 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f.answer = answers("0", []byte("100000"), 500_000)
 	err := s.Do(t.Context(), ok)
 	require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 100ms")
-	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Reasons: throttle.Refusals{OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
+	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Refusals: throttle.Refusals{OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
 	for _, c := range f.calls {
 		require.Equal(t, []string{"throttle:api"}, c.keys)
 		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
@@ -247,7 +247,7 @@ func TestSharedOutage(t *testing.T) {
 					reasons = throttle.Refusals{Outage: 100}
 				}
 				require.Equal(t, throttle.SharedStats{
-					Admitted: int64(admitted), Refused: int64(100 - admitted), Reasons: reasons, Spent: int64(admitted),
+					Admitted: int64(admitted), Refused: int64(100 - admitted), Refusals: reasons, Spent: int64(admitted),
 					Asked: 1, AskTime: 50 * time.Millisecond, Failed: 1, Alone: 100, Outages: 1, Down: true,
 				}, s.Stats())
 				switch c.policy {

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"iter"
 	"sync/atomic"
 	"time"
 )
@@ -9,7 +10,7 @@ import (
 type Stats struct {
 	Admitted int64         // calls
 	Refused  int64         // calls
-	Reasons  Refusals      // the calls of Refused, by reason
+	Refusals Refusals      // the calls of Refused, by reason
 	Spent    int64         // tokens, those given back included
 	Refunded int64         // tokens that were given back
 	Waited   int64         // calls that were admitted after a wait
@@ -32,8 +33,8 @@ func (l *Limiter) counters() Stats {
 	reasons := l.refused.load()
 	return Stats{
 		Admitted: single + l.others.Load(),
-		Refused:  reasons.total(),
-		Reasons:  reasons,
+		Refused:  reasons.Total(),
+		Refusals: reasons,
 		Spent:    single + l.spent.Load(),
 		Refunded: l.refunded.Load(),
 		Waited:   l.queue.waited.Load(),
@@ -47,7 +48,7 @@ func (l *Limiter) counters() Stats {
 type GroupStats struct {
 	Admitted int64         // calls
 	Refused  int64         // calls
-	Reasons  Refusals      // the calls of Refused, by reason
+	Refusals Refusals      // the calls of Refused, by reason
 	Spent    int64         // tokens, those given back included
 	Refunded int64         // tokens that were given back
 	Waited   int64         // calls that were admitted after a wait
@@ -67,7 +68,7 @@ func (g *Group[K]) Stats() GroupStats {
 	}
 	all.add(g.overflow.counters())
 	return GroupStats{
-		Admitted: all.Admitted, Refused: all.Refused, Reasons: all.Reasons,
+		Admitted: all.Admitted, Refused: all.Refused, Refusals: all.Refusals,
 		Spent: all.Spent, Refunded: all.Refunded, Waited: all.Waited, WaitTime: all.WaitTime,
 		Evicted: all.evicted, Overflow: all.overflow,
 		Keys: int(g.keys.Load()), Waiting: int(g.waiters.now.Load()),
@@ -89,7 +90,7 @@ func (s *shard[K]) addTo(all *shardStats) {
 func (s *Stats) add(did Stats) {
 	s.Admitted += did.Admitted
 	s.Refused += did.Refused
-	s.Reasons.add(did.Reasons)
+	s.Refusals.add(did.Refusals)
 	s.Spent += did.Spent
 	s.Refunded += did.Refunded
 	s.Waited += did.Waited
@@ -101,7 +102,7 @@ func (s *Stats) add(did Stats) {
 type SharedStats struct {
 	Admitted int64         // calls
 	Refused  int64         // calls
-	Reasons  Refusals      // the calls of Refused, by reason
+	Refusals Refusals      // the calls of Refused, by reason
 	Spent    int64         // tokens
 	Asked    int64         // round trips to Redis
 	AskTime  time.Duration // how long the round trips that have ended took, in all
@@ -116,7 +117,7 @@ type SharedStats struct {
 func (s *Shared) Stats() SharedStats {
 	reasons := s.refused.load()
 	return SharedStats{
-		Admitted: s.admitted.Load(), Refused: reasons.total(), Reasons: reasons, Spent: s.spent.Load(),
+		Admitted: s.admitted.Load(), Refused: reasons.Total(), Refusals: reasons, Spent: s.spent.Load(),
 		Asked: s.asked.Load(), AskTime: time.Duration(s.askTime.Load()), Failed: s.failed.Load(),
 		Alone: s.alone.Load(), Outages: s.outages.begun.Load(), Down: s.outages.down.Load() > 0,
 	}
@@ -185,17 +186,29 @@ var counted = []Reason{
 	OverLimit, WaitTooLong, QueueFull, Displaced, DeadlineTooClose, ContextEnded, TooCostly, TooManyKeys, Outage,
 }
 
+// All returns every reason with its number, zeros included.
+func (r Refusals) All() iter.Seq2[Reason, int64] {
+	return func(yield func(Reason, int64) bool) {
+		for _, why := range counted {
+			if !yield(why, *r.of(why)) {
+				return
+			}
+		}
+	}
+}
+
+// Total returns the number of refused calls.
+func (r Refusals) Total() (sum int64) {
+	for _, n := range r.All() {
+		sum += n
+	}
+	return sum
+}
+
 func (r *Refusals) add(more Refusals) {
 	for _, why := range counted {
 		*r.of(why) += *more.of(why)
 	}
-}
-
-func (r *Refusals) total() (sum int64) {
-	for _, why := range counted {
-		sum += *r.of(why)
-	}
-	return sum
 }
 
 // A tally is Refusals that are safe for concurrent use.

@@ -460,7 +460,7 @@ func TestClockFromElsewhere(t *testing.T) {
 
 // counts returns s without the reasons and the times, which other tests look at.
 func counts(s throttle.Stats) throttle.Stats {
-	s.Reasons, s.WaitTime = throttle.Refusals{}, 0
+	s.Refusals, s.WaitTime = throttle.Refusals{}, 0
 	return s
 }
 
