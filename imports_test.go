@@ -27,6 +27,7 @@ var engines = map[string][]string{
 	"saga/sqlstore":         {"golang.org/x/sync"},
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
+	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
 	"lease":                 nil,
 	"lease/sqllease":        nil,
@@ -56,7 +57,7 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case dep == module:
 		return pkg == "" || pkg == "resiliencehttp"
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
-		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp"
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry"
 	case isOurs:
 		return own == pkg || strings.HasPrefix(own, "internal/")
 	case dep == "net/http":

@@ -1,0 +1,61 @@
+package registry
+
+import (
+	"log/slog"
+
+	"github.com/go-resilience/resilience/breaker"
+)
+
+// breakerStates are the values of the attribute state.
+var breakerStates = []breaker.State{breaker.Closed, breaker.HalfOpen, breaker.Open, breaker.ForcedOpen, breaker.Disabled}
+
+func breakerFigures(s breaker.Stats, to emit) {
+	breakerTotals(s.Totals, to)
+	breakerStateFigures(map[breaker.State]int{s.State: 1}, to)
+	to.gauge("breaker.failure.ratio", "1", "Share of the calls in the window that failed. Not to be added up.", s.FailureRate)
+	to.gauge("breaker.slow.ratio", "1", "Share of the calls in the window that were slow. Not to be added up.", s.SlowRate)
+	to.seconds(Gauge, "breaker.open.left", "Time until an open breaker lets a probe through. Not to be added up.", s.OpenLeft)
+}
+
+func breakerGroupFigures(s breaker.GroupStats, to emit) {
+	breakerTotals(s.Totals, to)
+	breakerStateFigures(s.States, to)
+	to.gauge("breaker.keys", "{key}", "Keys that have a breaker of their own.", float64(s.Keys))
+}
+
+func breakerTotals(t breaker.Totals, to emit) {
+	calls := func(outcome string, n int64) {
+		to.counter("breaker.call.count", "{call}", "Calls, by outcome.", n, "outcome", outcome)
+	}
+	calls("success", t.Succeeded)
+	calls("failure", t.Failed)
+	calls("ignored", t.Ignored)
+	calls("refused", t.Refused)
+	to.counter("breaker.slow.count", "{call}", "Calls that were slow, failed or not.", t.Slow)
+	changes := func(state breaker.State, n int64) {
+		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", state.String())
+	}
+	changes(breaker.Open, t.Opened)
+	changes(breaker.HalfOpen, t.HalfOpened)
+	changes(breaker.Closed, t.Closed)
+	changes(breaker.ForcedOpen, t.ForcedOpen)
+	changes(breaker.Disabled, t.Disabled)
+}
+
+func breakerStateFigures(in map[breaker.State]int, to emit) {
+	for _, state := range breakerStates {
+		to.gauge("breaker.state", "{breaker}", "Breakers in a state: of one breaker, 1 for its state and 0 for the others.",
+			float64(in[state]), "state", state.String())
+	}
+}
+
+func breakerEvent(e breaker.Event) Event {
+	if e.Kind == breaker.Refused {
+		return happened(e.Kind, e.Key, e.Err, slog.String("state", e.To.String())).warn(true)
+	}
+	attrs := []slog.Attr{slog.String("from", e.From.String()), slog.String("to", e.To.String())}
+	if e.OpenFor > 0 {
+		attrs = append(attrs, slog.Duration("for", e.OpenFor))
+	}
+	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.To == breaker.Open || e.To == breaker.ForcedOpen)
+}

@@ -1,0 +1,54 @@
+package registry
+
+import (
+	"log/slog"
+	"strconv"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+func bulkheadFigures(s bulkhead.Stats, to emit) {
+	bulkheadTotals(s.Totals, to)
+	to.gauge("bulkhead.limit", "{slot}", "Slots.", float64(s.Limit))
+	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(s.InFlight))
+	for level, n := range s.Queued {
+		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), "level", strconv.Itoa(level))
+	}
+	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", s.LongestWait)
+	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", s.LongestHeld)
+}
+
+func bulkheadGroupFigures(s bulkhead.GroupStats, to emit) {
+	bulkheadTotals(s.Totals, to)
+	to.gauge("bulkhead.keys", "{key}", "Keys that have a bulkhead of their own.", float64(s.Keys))
+	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(s.InFlight))
+	to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(s.Queued), "level", "")
+	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", s.LongestWait)
+	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", s.LongestHeld)
+}
+
+func bulkheadTotals(t bulkhead.Totals, to emit) {
+	calls := func(outcome, reason string, n int64) {
+		to.counter("bulkhead.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", outcome, "reason", reason)
+	}
+	calls("admitted", "", t.Admitted)
+	for reason, n := range t.Refusals.All() {
+		calls("refused", string(reason), n)
+	}
+	to.counter("bulkhead.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
+	to.seconds(Counter, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
+}
+
+func bulkheadEvent(e bulkhead.Event) Event {
+	var attrs []slog.Attr
+	if e.Reason != "" {
+		attrs = append(attrs, slog.String("reason", string(e.Reason)))
+	}
+	if e.Waited > 0 {
+		attrs = append(attrs, slog.Duration("waited", e.Waited))
+	}
+	if e.From != e.To {
+		attrs = append(attrs, slog.Int("from", e.From), slog.Int("to", e.To))
+	}
+	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.Kind == bulkhead.Refused)
+}

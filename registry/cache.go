@@ -1,0 +1,53 @@
+package registry
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+func cacheFigures(s cacheaside.Stats, to emit) {
+	requests := func(result string, n int64) {
+		to.counter("cache.request.count", "{request}", "Gets, by result.", n, "result", result)
+	}
+	requests("hit", s.Hits)
+	requests("stale", s.Stale)
+	requests("miss", s.Misses)
+	loads := func(outcome string, n int64) {
+		to.counter("cache.load.count", "{load}", "Loads that have ended, by outcome.", n, "outcome", outcome)
+	}
+	loads("loaded", s.Loaded)
+	loads("not_found", s.NotFound)
+	loads("answered", s.Answered)
+	loads("failed", s.Failed)
+	loads("panicked", s.Panicked)
+	loads("refused", s.Refused)
+	loads("timed_out", s.TimedOut)
+	loads("canceled", s.Canceled)
+	to.seconds(Counter, "cache.load.time", "Time that loads took, together.", s.LoadTime)
+	to.counter("cache.store.hit.count", "{value}", "Values that came from the Store.", s.StoreHits)
+	to.counter("cache.overtaken.count", "{load}", "Loads overtaken by an invalidation.", s.Overtaken)
+	to.counter("cache.evicted.count", "{entry}", "Entries removed from memory for lack of room.", s.Evicted)
+	to.gauge("cache.entries", "{entry}", "Entries in memory.", float64(s.Entries))
+	to.gauge("cache.loading", "{load}", "Loads under way.", float64(s.Loading))
+	to.gauge("cache.untold", "{key}", "Keys that the Store must still be told about.", float64(s.Untold))
+}
+
+func cacheEvent(e cacheaside.Event) Event {
+	var attrs []slog.Attr
+	key := ""
+	if e.Key != nil {
+		key = fmt.Sprint(e.Key)
+	}
+	if e.Took > 0 {
+		attrs = append(attrs, slog.Duration("took", e.Took))
+	}
+	ev := happened(e.Kind, key, e.Err, attrs...)
+	switch e.Kind {
+	case cacheaside.LoadFailed, cacheaside.BadPayload, cacheaside.StoreDown, cacheaside.StoreUp, cacheaside.FenceFailed,
+		cacheaside.NotInvalidated, cacheaside.WatchLost, cacheaside.WatchRestored:
+		ev.Level = slog.LevelWarn
+	}
+	return ev
+}

@@ -1,0 +1,53 @@
+// Package registry holds the policies of a program: to see their figures and events, and
+// to change their settings while they run.
+//
+//	reg := registry.New()
+//	reg.MustAdd(retries, circuit, slots, search, users, runner) // each has a Name
+//
+//	reg.Observe(registry.Log(slog.Default())) // what happens, in the log
+//	expvar.Publish("resilience", reg)         // what has happened, as numbers
+//
+//	report, err := reg.Apply([]byte(`{
+//		"breaker/users": {"Failures": 10, "OpenFor": "45s"},
+//		"bulkhead/users": {"Limit": 32}
+//	}`))
+//
+// A [Registry] is a value that the program makes and passes on. No policy knows its
+// registry, and no call looks a policy up in one: a call costs the same with a registry
+// and without. Only an observer costs something, and only where there are events.
+//
+// A [Figure] is described once, here. Whatever shows figures, such as expvar, a metrics
+// library or a page, renders what [Entry.Figures] returns.
+//
+// Settings are JSON by the Go names of the fields of each policy's Config, so that the
+// documentation of the Config is theirs. [Registry.Settings] writes them, a person or a
+// program edits them, and [Registry.Apply] changes the policies that run. Where the
+// settings come from (a file, Redis, a control plane) is the program's matter: nothing
+// here watches anything. examples/reload reads a file on SIGHUP and polls a key in Redis.
+//
+// # What a change keeps
+//
+// Every policy has Update, which Apply uses. Calls under way end under the Config that
+// they began with. Counters are never reset. Beside that:
+//
+//	              keeps                                 counts anew                     cannot change
+//	retry         retries under way                     -                               Name
+//	budget        calls and retries of the last 10 s    -                               Name
+//	hedge         the latencies that were seen          -                               Name
+//	breaker       the state and its time, failures in   the window, if Window or        Name
+//	              a row, permits of probes              WindowCalls change
+//	bulkhead      slots that are taken, the queue,      -                               Name, Levels
+//	              what an adaptive limit has learned
+//	throttle      tokens spent, the queue, the keys     -                               Name; of a Shared also
+//	              that Group.Set decides about                                          Prefix, Eval and Key
+//	cache         entries, loads under way              -                               Name, Store, Codec and
+//	                                                                                    what depends on them
+//	saga          the sagas that are held, with the     -                               Name
+//	              lease that they were claimed under
+//
+// A Group's Update changes its members too, except those whose Config comes from
+// ConfigFor. Its MaxKeys cannot fall below the keys that it holds.
+//
+// The pattern is External Configuration Store of the Cloud Design Patterns catalogue
+// (https://learn.microsoft.com/azure/architecture/patterns/external-configuration-store).
+package registry

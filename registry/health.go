@@ -1,0 +1,118 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A HealthError says what is wrong with a policy, or with what it guards.
+type HealthError struct {
+	State  string // "open", "full", "store down"
+	Fails  bool   // calls fail because of it; otherwise it is only worth knowing
+	Detail string // may hold the text of an error
+}
+
+func (e *HealthError) Error() string {
+	if e.Detail == "" {
+		return e.State
+	}
+	return e.State + ": " + e.Detail
+}
+
+// HealthState returns State, for resiliencehttp.HealthOf.
+func (e *HealthError) HealthState() string { return e.State }
+
+// Failed returns Fails, for resiliencehttp.HealthOf.
+func (e *HealthError) Failed() bool { return e.Fails }
+
+// Health returns the policies by kind and name, "breaker/users", each with nil or a
+// [*HealthError]. These fail: a breaker that is open, a throttle.Shared whose store is
+// down, and a saga's Runner with stuck sagas or a store that it cannot ask. These are
+// worth knowing: a breaker that is half-open or disabled, a Group with open breakers, a
+// bulkhead without a free slot, a budget that is spent, and a cache whose Store is yet to
+// be told of an invalidation.
+//
+// Health asks the store of each Runner, and ends that with ctx. With resiliencehttp it is
+// a handler: resiliencehttp.HealthOf(reg.Health).
+func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for e := range r.All() {
+			var err error
+			if ill := e.health(ctx); ill != nil {
+				err = ill
+			}
+			if !yield(e.path(), err) {
+				return
+			}
+		}
+	}
+}
+
+// health returns what is wrong with the policy, or nil.
+func (e Entry) health(ctx context.Context) *HealthError {
+	switch p := e.Policy.(type) {
+	case observed[breaker.Stats, breaker.Event]:
+		return breakerHealth(p.Stats())
+	case observed[breaker.GroupStats, breaker.Event]:
+		s := p.Stats()
+		if n := s.States[breaker.Open] + s.States[breaker.ForcedOpen]; n > 0 {
+			return &HealthError{State: "partly open", Detail: fmt.Sprintf("%d of %d open", n, s.Keys)}
+		}
+	case observed[bulkhead.Stats, bulkhead.Event]:
+		if s := p.Stats(); s.InFlight >= s.Limit {
+			return &HealthError{State: "full", Detail: fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit)}
+		}
+	case observed[retry.BudgetStats, retry.Event]:
+		if s := p.Stats(); s.Left == 0 && s.Charged > 0 {
+			return &HealthError{State: "spent", Detail: fmt.Sprintf("%d retries in 10 s", s.Charged)}
+		}
+	case observed[throttle.SharedStats, throttle.Event]:
+		if s := p.Stats(); s.Down {
+			return &HealthError{State: "store down", Fails: true}
+		}
+	case observed[cacheaside.Stats, cacheaside.Event]:
+		if s := p.Stats(); s.Untold > 0 {
+			return &HealthError{State: "invalidations untold", Detail: fmt.Sprintf("%d keys", s.Untold)}
+		}
+	case interface {
+		List(context.Context, saga.Filter) ([]*saga.Instance, error)
+	}:
+		return sagaHealth(ctx, p)
+	}
+	return nil
+}
+
+func breakerHealth(s breaker.Stats) *HealthError {
+	if s.State == breaker.Closed {
+		return nil
+	}
+	e := &HealthError{State: s.State.String(), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen}
+	if s.LastErr != nil {
+		e.Detail = s.LastErr.Error()
+	}
+	return e
+}
+
+func sagaHealth(ctx context.Context, r interface {
+	List(context.Context, saga.Filter) ([]*saga.Instance, error)
+}) *HealthError {
+	const most = 100
+	stuck, err := r.List(ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: most})
+	switch {
+	case err != nil:
+		return &HealthError{State: "store down", Fails: true, Detail: err.Error()}
+	case len(stuck) == most:
+		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas or more", most)}
+	case len(stuck) > 0:
+		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas", len(stuck))}
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package registry_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/saga"
+)
+
+// ill returns the states of the policies that are not well.
+func ill(h *house) map[string]string {
+	all := map[string]string{}
+	for name, err := range h.reg.Health(context.Background()) {
+		if err != nil {
+			all[name] = err.(*registry.HealthError).State
+		}
+	}
+	return all
+}
+
+func TestHealthTellsWhatIsWrong(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	require.Empty(t, ill(h))
+	fail := func(context.Context) error { return errDown }
+	for range 3 {
+		_ = h.circuit.Do(t.Context(), fail)
+	}
+	_ = h.circuits.Do(t.Context(), "a", fail)
+	_ = h.shared.Do(t.Context(), fail)
+	for range 2 {
+		done, err := h.slots.Begin(t.Context())
+		require.NoError(t, err)
+		defer done(nil)
+	}
+	h.stick(t)
+	require.Equal(t, map[string]string{
+		"breaker/users":  "open",
+		"breaker/shards": "partly open",
+		"throttle/fleet": "store down",
+		"bulkhead/users": "full",
+		"saga/worker":    "stuck",
+	}, ill(h))
+}
+
+// stick leaves a saga stuck.
+func (h *house) stick(t *testing.T) {
+	trip := &saga.Saga[state]{Name: "stuck", Steps: []saga.Step[state]{
+		{Name: "a", Do: func(context.Context, *state) error { return nil },
+			Undo: func(context.Context, *state) error { return errDown }, UndoAttempts: 1},
+		{Name: "b", Do: func(context.Context, *state) error { return saga.Abort(errDown) },
+			Undo: func(context.Context, *state) error { return nil }},
+	}}
+	saga.Register(h.runner, trip)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = h.runner.Run(ctx) })
+	_, err := saga.Start(ctx, h.runner, trip, "1", state{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		in, err := h.runner.Get(ctx, "1")
+		return err == nil && in.Status == saga.Stuck
+	}, 30*time.Second, 5*time.Millisecond)
+	stop()
+	wg.Wait()
+}
+
+func TestHealthHandlerTakesARegistryByOneCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse()
+		defer h.close()
+		handler := resiliencehttp.HealthOf(h.reg.Health, resiliencehttp.Check{Name: "users", Breaker: h.circuit})
+		get := func() (status string, checks map[string][2]string) {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			require.Equal(t, 200, w.Code, "no policy is critical")
+			var report struct {
+				Status string
+				Checks []struct{ Name, Status, State string }
+			}
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &report))
+			checks = map[string][2]string{}
+			for _, c := range report.Checks {
+				checks[c.Name] = [2]string{c.Status, c.State}
+			}
+			return report.Status, checks
+		}
+		status, checks := get()
+		require.Equal(t, "pass", status)
+		require.Len(t, checks, 15)
+		require.Equal(t, [2]string{"pass", "ok"}, checks["throttle/fleet"])
+
+		for range 3 {
+			_ = h.circuit.Do(t.Context(), func(context.Context) error { return errDown })
+		}
+		_, checks = get()
+		require.Equal(t, [2]string{"pass", "ok"}, checks["breaker/users"], "a result is kept for a second")
+		time.Sleep(time.Second)
+		status, checks = get()
+		require.Equal(t, "warn", status)
+		require.Equal(t, [2]string{"fail", "open"}, checks["breaker/users"])
+	})
+}

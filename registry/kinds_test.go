@@ -1,0 +1,472 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"expvar"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/faults"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var errDown = errors.New("down")
+
+type state struct{ N int }
+
+// house has one policy of each kind.
+type house struct {
+	reg      *registry.Registry
+	retries  *retry.Retrier
+	budget   *retry.Budget
+	hedger   *retry.Hedger[int]
+	circuit  *breaker.Breaker
+	circuits *breaker.Group[string]
+	slots    *bulkhead.Bulkhead
+	rooms    *bulkhead.Group[int]
+	rate     *throttle.Limiter
+	tenants  *throttle.Group[string]
+	shared   *throttle.Shared
+	adaptive *throttle.Adaptive
+	users    *cacheaside.Cache[int, string]
+	runner   *saga.Runner
+	trips    *saga.Saga[state]
+	script   *faults.Script
+}
+
+func newHouse() *house {
+	h := &house{
+		reg:      registry.New(),
+		retries:  retry.New(retry.Config{Name: "users", Backoff: retry.Constant(time.Millisecond)}),
+		budget:   retry.NewBudget(retry.BudgetConfig{Name: "users"}),
+		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond}),
+		circuit:  breaker.New(breaker.Config{Name: "users", Failures: 3}),
+		circuits: breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
+		slots:    bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
+		rooms:    bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "rooms", Limit: 1}}),
+		rate:     throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
+		tenants:  throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10, Burst: 2}}),
+		shared: throttle.NewShared(throttle.SharedConfig{Name: "fleet", Rate: 10, Burst: 1, Instances: 1,
+			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }}),
+		adaptive: throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"}),
+		users: cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Minute,
+			Load: func(_ context.Context, id int) (string, error) {
+				if id < 0 {
+					return "", errDown
+				}
+				return fmt.Sprint(id), nil
+			}}),
+		trips: &saga.Saga[state]{Name: "trip", Steps: []saga.Step[state]{
+			{Name: "book", Do: func(_ context.Context, s *state) error { s.N++; return nil }, Undo: func(context.Context, *state) error { return nil }},
+		}},
+		script: faults.New(faults.Config{Name: "backend"}),
+	}
+	h.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
+	saga.Register(h.runner, h.trips)
+	h.reg.MustAdd(h.retries, h.budget, h.hedger, h.circuit, h.circuits, h.slots, h.rooms, h.rate, h.tenants,
+		h.shared, h.adaptive, h.users, h.runner, h.script)
+	return h
+}
+
+func (h *house) close() {
+	_ = h.users.Close()
+	_ = h.circuit.Close()
+	_ = h.circuits.Close()
+}
+
+// figures returns the figures of one policy by their labels.
+func (h *house) figures(t *testing.T, kind, name string) map[string]float64 {
+	t.Helper()
+	e, ok := h.reg.Get(kind, name)
+	require.True(t, ok, "%s/%s", kind, name)
+	all := map[string]float64{}
+	for f := range e.Figures() {
+		label := strings.TrimSuffix(f.String(), fmt.Sprintf(" %v", f.Value))
+		require.NotContains(t, all, label, "a figure is there once")
+		all[label] = f.Value
+	}
+	return all
+}
+
+func TestEveryKindOfPolicyIsThere(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	var paths []string
+	for e := range h.reg.All() {
+		paths = append(paths, e.String())
+	}
+	require.Equal(t, []string{
+		"breaker/shards", "breaker/users", "budget/users", "bulkhead/rooms", "bulkhead/users", "cache/users", "faults/backend",
+		"hedge/users", "retry/users", "saga/worker",
+		"throttle/adaptive", "throttle/fleet", "throttle/tenants", "throttle/users",
+	}, paths)
+}
+
+func TestFiguresTellWhatHappened(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	ctx := t.Context()
+	fail := func(context.Context) error { return errDown }
+	ok := func(context.Context) error { return nil }
+
+	_ = h.retries.Do(ctx, fail)
+	_ = h.retries.Do(ctx, ok)
+	f := h.figures(t, "retry", "users")
+	require.Equal(t, 1.0, f["retry.call.count{outcome=exhausted}"])
+	require.Equal(t, 1.0, f["retry.call.count{outcome=first_try}"])
+	require.Equal(t, 4.0, f["retry.attempt.count"])
+
+	for range 4 {
+		_ = h.circuit.Do(ctx, fail)
+	}
+	f = h.figures(t, "breaker", "users")
+	require.Equal(t, 3.0, f["breaker.call.count{outcome=failure}"])
+	require.Equal(t, 1.0, f["breaker.call.count{outcome=refused}"])
+	require.Equal(t, 1.0, f["breaker.transition.count{to=open}"])
+	require.Equal(t, 1.0, f["breaker.state{state=open}"])
+	require.Zero(t, f["breaker.state{state=closed}"])
+	require.Positive(t, f["breaker.open.left"])
+
+	_ = h.circuits.Do(ctx, "a", fail)
+	_ = h.circuits.Do(ctx, "b", ok)
+	f = h.figures(t, "breaker", "shards")
+	require.Equal(t, 1.0, f["breaker.state{state=open}"])
+	require.Equal(t, 1.0, f["breaker.state{state=closed}"])
+	require.Equal(t, 2.0, f["breaker.keys"])
+
+	_ = h.slots.Do(ctx, func(ctx context.Context) error {
+		return h.slots.Do(ctx, func(ctx context.Context) error { return h.slots.Do(ctx, ok) })
+	})
+	f = h.figures(t, "bulkhead", "users")
+	require.Equal(t, 2.0, f["bulkhead.call.count{outcome=admitted,reason=}"])
+	require.Equal(t, 1.0, f["bulkhead.call.count{outcome=refused,reason="+string(bulkhead.NoSlot)+"}"])
+	require.Equal(t, 2.0, f["bulkhead.limit"])
+
+	_ = h.rate.Do(ctx, ok)
+	_ = h.rate.Do(ctx, ok)
+	f = h.figures(t, "throttle", "users")
+	require.Equal(t, 1.0, f["throttle.call.count{outcome=admitted,reason=}"])
+	require.Equal(t, 1.0, f["throttle.call.count{outcome=refused,reason="+string(throttle.OverLimit)+"}"])
+	require.Equal(t, 1.0, f["throttle.token.count"])
+
+	_ = h.shared.Do(ctx, ok)
+	f = h.figures(t, "throttle", "fleet")
+	require.Equal(t, 0.0, f["throttle.store.up"])
+	require.Equal(t, 1.0, f["throttle.alone.count"])
+
+	_, _ = h.users.Get(ctx, 1)
+	_, _ = h.users.Get(ctx, 1)
+	_, _ = h.users.Get(ctx, -1)
+	f = h.figures(t, "cache", "users")
+	require.Equal(t, 1.0, f["cache.request.count{result=hit}"])
+	require.Equal(t, 2.0, f["cache.request.count{result=miss}"])
+	require.Equal(t, 1.0, f["cache.load.count{outcome=loaded}"])
+	require.Equal(t, 1.0, f["cache.load.count{outcome=failed}"])
+	require.Equal(t, 1.0, f["cache.entries"])
+
+	running, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = h.runner.Run(running) })
+	_, err := saga.Start(ctx, h.runner, h.trips, "1", state{})
+	require.NoError(t, err)
+	_, err = h.trips.Result(ctx, h.runner, "1")
+	require.NoError(t, err)
+	stop()
+	wg.Wait()
+	f = h.figures(t, "saga", "worker")
+	require.Equal(t, 1.0, f["saga.saga.count{saga=trip,status=completed}"])
+	require.Equal(t, 1.0, f["saga.step.count{saga=trip,step=book,op=do,outcome=done}"])
+}
+
+// Every figure of one name is described in one way, whatever policy it comes from.
+func TestFiguresAreDescribedOnce(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	described := map[string]string{}
+	for e := range h.reg.All() {
+		if e.Kind == "faults" {
+			continue
+		}
+		n := 0
+		for f := range e.Figures() {
+			n++
+			var keys []string
+			for _, a := range f.Attrs {
+				keys = append(keys, a.Key)
+			}
+			as := fmt.Sprint(f.Unit, f.Kind, f.Help, keys)
+			if was, ok := described[f.Name]; ok {
+				require.Equal(t, was, as, f.Name)
+			}
+			described[f.Name] = as
+			require.True(t, strings.HasPrefix(f.Name, e.Kind+"."), "%s of %s", f.Name, e.Kind)
+			require.NotEmpty(t, f.Unit)
+			require.True(t, strings.HasSuffix(f.Help, "."), f.Help)
+		}
+		require.NotZero(t, n, e.String())
+	}
+}
+
+func TestGroupTellsItsBusiestMembers(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	ok := func(context.Context) error { return nil }
+	for key, n := range map[string]int{"a": 3, "b": 5, "c": 1} {
+		for range n {
+			_ = h.circuits.Do(t.Context(), key, ok)
+			_ = h.tenants.Do(t.Context(), key, ok)
+			_ = h.rooms.Do(t.Context(), n, ok)
+		}
+	}
+	members := func(kind, name string, n int) (keys []string) {
+		e, _ := h.reg.Get(kind, name)
+		for _, m := range e.Members(n) {
+			keys = append(keys, fmt.Sprint(m.Key, " ", m.Calls))
+		}
+		return keys
+	}
+	require.Equal(t, []string{"b 5", "a 3"}, members("breaker", "shards", 2))
+	require.Equal(t, []string{"5 5", "3 3", "1 1"}, members("bulkhead", "rooms", 10))
+	require.Equal(t, []string{"b 5", "a 3", "c 1"}, members("throttle", "tenants", 10))
+	require.Empty(t, members("breaker", "users", 10))
+	require.Empty(t, members("breaker", "shards", 0))
+}
+
+// The settings of every policy can be dumped, and applied as they are.
+func TestSettingsOfEveryPolicyAreWhatApplyReads(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	dump := h.reg.Settings()
+	report, err := h.reg.Apply(dump)
+	require.NoError(t, err)
+	require.Empty(t, report)
+	for e := range h.reg.All() {
+		require.Contains(t, string(dump), fmt.Sprintf("%q: {", e.String()))
+	}
+	require.NotContains(t, string(dump), `"Name"`)
+}
+
+func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	report, err := h.reg.Apply([]byte(`{
+		"retry/users": {"Attempts": 7},
+		"budget/users": {"Ratio": 0.5},
+		"hedge/users": {"Delay": "2s"},
+		"breaker/users": {"Failures": 10, "OpenFor": "45s"},
+		"breaker/shards": {"Config": {"Failures": 4}, "MaxKeys": 77, "Overflow": "refuse new"},
+		"bulkhead/users": {"Limit": 32},
+		"bulkhead/rooms": {"Config": {"Limit": 3}},
+		"throttle/users": {"Rate": 200, "Burst": 40},
+		"throttle/tenants": {"Config": {"Rate": 5, "Burst": 5}},
+		"throttle/fleet": {"Rate": 20, "OnOutage": "admit all"},
+		"cache/users": {"TTL": "2m"},
+		"saga/worker": {"Poll": "3s"},
+		"faults/backend": {"Enabled": true}
+	}`))
+	require.NoError(t, err)
+	require.Len(t, report, 19, "%s", report)
+	require.Equal(t, 7, h.retries.Config().Attempts)
+	require.Equal(t, 0.5, h.budget.Config().Ratio)
+	require.Equal(t, 2*time.Second, h.hedger.Config().Delay)
+	require.Equal(t, 45*time.Second, h.circuit.Config().OpenFor)
+	require.Equal(t, 4, h.circuits.Config().Config.Failures)
+	require.Equal(t, breaker.RefuseNew, h.circuits.Config().Overflow)
+	require.Equal(t, 32, h.slots.Config().Limit)
+	require.Equal(t, 3, h.rooms.Config().Config.Limit)
+	require.Equal(t, 200.0, h.rate.Config().Rate)
+	require.Equal(t, 5.0, h.tenants.Config().Config.Rate)
+	require.Equal(t, throttle.AdmitAll, h.shared.Config().OnOutage)
+	require.Equal(t, 2*time.Minute, h.users.Config().TTL)
+	require.Equal(t, 3*time.Second, h.runner.Config().Poll)
+	require.True(t, h.script.Config().Enabled)
+}
+
+func TestApplyToRealPoliciesNamesTheFieldAndChangesNothing(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	before := string(h.reg.Settings())
+	for _, c := range []struct{ data, err string }{
+		{`{"retry/users": {"Attempts": 7}, "breaker/users": {"FailureRate": 2}}`, "breaker/users: breaker.Config.FailureRate is 2: must be"},
+		{`{"breaker/users": {"OpenFor": 45}}`, "breaker/users.OpenFor: is 45: must be a duration in quotes"},
+		{`{"breaker/users": {"OnChange": null}}`, "breaker/users.OnChange: a file cannot hold"},
+		{`{"throttle/fleet": {"Eval": "x"}}`, "throttle/fleet.Eval: a file cannot hold"},
+		{`{"retry/users": {"Attempts": 7}, "throttle/fleet": {"Prefix": "x"}}`, "throttle/fleet: "},
+		{`{"retry/users": {"Budget": {}}}`, "retry/users.Budget: a file cannot hold"},
+		{`{"retry/users": {"Attempts": 7}, "retry/user": {}}`, "retry/user: no such policy is registered"},
+	} {
+		_, err := h.reg.Apply([]byte(c.data))
+		require.ErrorContains(t, err, c.err)
+		require.Equal(t, before, string(h.reg.Settings()), c.data)
+	}
+}
+
+func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse()
+		defer h.close()
+		var lines strings.Builder
+		defer h.reg.Observe(registry.Log(newLogger(&lines)))()
+		fail := func(context.Context) error { return errDown }
+		ok := func(context.Context) error { return nil }
+		_ = h.circuits.Do(t.Context(), "shard 3", fail)
+		_ = h.circuits.Do(t.Context(), "shard 3", ok)
+		_ = h.retries.Do(t.Context(), fail)
+		_ = h.rate.Do(t.Context(), ok)
+		for range 5 {
+			_ = h.rate.Do(t.Context(), ok)
+		}
+		require.NoError(t, h.slots.SetLimit(9))
+		_, _ = h.users.Get(t.Context(), -1)
+		got := lines.String()
+		for _, want := range []string{
+			`level=WARN msg="breaker change" name=shards key="shard 3" from=closed to=open for=`,
+			`level=WARN msg="breaker refused" name=shards key="shard 3" state=open err=`,
+			`level=DEBUG msg="retry retry" name=users attempt=1 in=`,
+			`level=WARN msg="retry end" name=users attempt=3`,
+			`level=WARN msg="throttle refused" name=users reason=`,
+			`level=DEBUG msg="bulkhead limit" name=users from=2 to=9`,
+			`level=WARN msg="cache load failed" name=users key=-1`,
+		} {
+			require.Contains(t, got, want)
+		}
+		require.Equal(t, 1, strings.Count(got, "throttle refused"), "one line for a burst of refusals")
+	})
+}
+
+func TestExpvarShowsTheFigures(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	expvar.Publish("resilience", h.reg)
+	_ = h.circuit.Do(t.Context(), func(context.Context) error { return nil })
+	require.Contains(t, expvar.Get("resilience").String(), `"breaker.call.count{outcome=success}": 1`)
+}
+
+// While settings change under load, no call is lost and no limit is passed: in flight
+// never more than the larger limit, and when all has ended, no slot is taken.
+func TestApplyUnderLoad(t *testing.T) {
+	reg := registry.New()
+	retries := retry.New(retry.Config{Name: "a", Attempts: 2, Backoff: retry.Constant(time.Microsecond)})
+	circuit := breaker.New(breaker.Config{Name: "a", Failures: 1 << 30})
+	slots := bulkhead.New(bulkhead.Config{Name: "a", Limit: 2, Queue: 1000, MaxWait: -1})
+	rate := throttle.New(throttle.Config{Name: "a", Rate: 1e9, Burst: 1e6, MaxWait: -1})
+	reg.MustAdd(retries, circuit, slots, rate)
+	defer reg.Observe(func(context.Context, registry.Event) {})()
+
+	var inFlight, most, made, failed atomic.Int64
+	call := retries.Wrap(circuit.Wrap(rate.Wrap(slots.Wrap(func(context.Context) error {
+		n := inFlight.Add(1)
+		defer inFlight.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		if made.Add(1)%7 == 0 {
+			return errDown
+		}
+		return nil
+	}))))
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			_, err := reg.Apply([]byte(fmt.Sprintf(`{
+				"retry/a": {"Attempts": %d}, "breaker/a": {"OpenFor": "%dms", "WindowCalls": %d},
+				"bulkhead/a": {"Limit": %d}, "throttle/a": {"Burst": %d}}`, 2+i%3, 1+i%9, 50+i%5, 1+i%4, 1000000+i%2)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	const callers, calls = 8, 2000
+	var callersDone sync.WaitGroup
+	for range callers {
+		callersDone.Go(func() {
+			for range calls {
+				if err := call(t.Context()); err != nil {
+					if !errors.Is(err, errDown) {
+						t.Error(err)
+						return
+					}
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	callersDone.Wait()
+	close(done)
+	wg.Wait()
+	require.LessOrEqual(t, most.Load(), int64(4))
+	require.Zero(t, slots.Stats().InFlight)
+	s := retries.Stats()
+	require.EqualValues(t, callers*calls, s.Calls())
+	require.Equal(t, made.Load(), s.Attempts)
+	require.Equal(t, made.Load(), slots.Stats().Admitted)
+	require.Equal(t, made.Load(), circuit.Stats().Succeeded+circuit.Stats().Failed)
+
+	_, err := reg.Apply([]byte(`{"bulkhead/a": {"Limit": 1}}`))
+	require.NoError(t, err)
+	most.Store(0)
+	for range callers {
+		callersDone.Go(func() {
+			for range 100 {
+				_ = call(t.Context())
+			}
+		})
+	}
+	callersDone.Wait()
+	require.EqualValues(t, 1, most.Load(), "the new limit holds once Apply has returned")
+}
+
+func TestAddAndRemoveWhileObserving(t *testing.T) {
+	reg := registry.New()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for n := range 200 {
+				b := breaker.New(breaker.Config{Name: fmt.Sprint(i), Failures: 1})
+				if err := reg.Add(b); err != nil {
+					t.Error(err)
+				}
+				stop := reg.Observe(registry.Log(slog.New(slog.DiscardHandler)))
+				_ = b.Do(t.Context(), func(context.Context) error { return errDown })
+				if n%2 == 0 {
+					_ = reg.String()
+				}
+				stop()
+				if !reg.Remove(b) {
+					t.Error("not there")
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Empty(t, slices.Collect(maps.Keys(maps.Collect(func(yield func(string, bool) bool) {
+		for e := range reg.All() {
+			if !yield(e.String(), true) {
+				return
+			}
+		}
+	}))))
+}

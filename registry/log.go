@@ -1,0 +1,81 @@
+package registry
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// burst is how long repeated events of one policy become one line.
+const burst = 10 * time.Second
+
+// Log returns an observer that writes a line for each event:
+//
+//	stop := reg.Observe(registry.Log(slog.Default()))
+//
+// What is normal has the level Debug, what needs attention Warn. Of refusals of one
+// policy for one reason it writes the first, and then one line in ten seconds at most,
+// with the number of those in between. A nil logger is slog.Default().
+func Log(logger *slog.Logger) func(context.Context, Event) {
+	if logger == nil {
+		logger = slog.Default()
+	}
+	l := &bursts{last: map[burstKey]*burstState{}}
+	return func(ctx context.Context, e Event) {
+		if !logger.Enabled(ctx, e.Level) {
+			return
+		}
+		attrs := e.attrs()
+		if e.What == refused {
+			more, ok := l.pass(e, time.Now())
+			if !ok {
+				return
+			}
+			if more > 0 {
+				attrs = append(attrs, slog.Int64("suppressed", more))
+			}
+		}
+		logger.LogAttrs(ctx, e.Level, e.Kind+" "+e.What, attrs...)
+	}
+}
+
+// refused is What of the event of a refusal, whatever the policy.
+const refused = "refused"
+
+// bursts counts the events that are not written.
+type bursts struct {
+	mu   sync.Mutex
+	last map[burstKey]*burstState
+}
+
+// A burstKey tells bursts apart: not by key, of which a Group may have many.
+type burstKey struct{ kind, name, reason string }
+
+type burstState struct {
+	begun time.Time
+	more  int64
+}
+
+// pass reports whether e is written, and how many before it were not.
+func (b *bursts) pass(e Event, now time.Time) (more int64, ok bool) {
+	key := burstKey{e.Kind, e.Name, ""}
+	for _, a := range e.Attrs {
+		if a.Key == "reason" {
+			key.reason = a.Value.String()
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.last[key]
+	if s == nil {
+		b.last[key] = &burstState{begun: now}
+		return 0, true
+	}
+	if now.Sub(s.begun) < burst {
+		s.more++
+		return 0, false
+	}
+	more, s.more, s.begun = s.more, 0, now
+	return more, true
+}

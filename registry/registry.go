@@ -1,0 +1,248 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/go-resilience/resilience/internal/notify"
+)
+
+// A Policy is any policy of this module: a Retrier, Budget or Hedger of package retry,
+// a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle, a Group of
+// each of these packages, a Cache, or a saga's Runner.
+//
+// A policy of other origin is one too if it has a method Kind() string. Where it has the
+// methods Config() C and Update(func(*C)) error for a struct C, it has settings. Where it
+// has Figures() iter.Seq[Figure] or Observe(func(context.Context, Event)) (stop func()),
+// it has figures and events.
+type Policy interface {
+	Name() string
+}
+
+// A Registry holds the policies of a program. Make one with [New]. It is safe for
+// concurrent use.
+type Registry struct {
+	mu        sync.RWMutex
+	entries   map[string]Entry // by path
+	observers notify.Observers[Event]
+	watching  int // observers that are there
+
+	applying sync.Mutex
+}
+
+// New returns an empty Registry.
+func New() *Registry {
+	return &Registry{entries: map[string]Entry{}}
+}
+
+// An Entry is a policy in a [Registry].
+type Entry struct {
+	// Kind is "retry", "budget", "hedge", "breaker", "bulkhead", "throttle", "cache" or
+	// "saga", or what the Kind of a policy of other origin says. A Group has the kind of
+	// its members.
+	Kind string
+	// Name is the name of the policy, unique within its kind.
+	Name string
+	// Policy is the policy itself.
+	Policy Policy
+
+	source *source
+}
+
+// path returns the name of the entry in settings.
+func (e Entry) path() string { return e.Kind + "/" + e.Name }
+
+// String returns the kind and the name: "breaker/users".
+func (e Entry) String() string { return e.path() }
+
+// Figures returns the figures of the policy. A Group's are those of its members added
+// up, those it has forgotten included.
+func (e Entry) Figures() iter.Seq[Figure] {
+	return func(yield func(Figure) bool) {
+		var all []Figure
+		e.source.figures(func(f Figure) { all = append(all, f) })
+		for _, f := range all {
+			if !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// A Member is one key of a Group.
+type Member struct {
+	Key   string
+	Calls int64 // made or refused, since the member came
+	// Policy is the member itself; nil where it is not a policy of its own, as in a
+	// throttle.Group.
+	Policy Policy
+}
+
+// Members returns the n members of a Group that had the most calls, the busiest first.
+// It returns nil for every other policy. It looks at all members.
+func (e Entry) Members(n int) []Member {
+	if e.source.members == nil || n <= 0 {
+		return nil
+	}
+	return e.source.members(n)
+}
+
+// Add adds policies. The error names each that has no name, has a name that another
+// policy of its kind has, or is of a type that this module does not have; those are
+// not added, the others are.
+func (r *Registry) Add(policies ...Policy) error {
+	var errs []error
+	for _, p := range policies {
+		if err := r.add(p); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// MustAdd is like [Registry.Add] but panics with the error.
+func (r *Registry) MustAdd(policies ...Policy) {
+	if err := r.Add(policies...); err != nil {
+		panic(err)
+	}
+}
+
+func (r *Registry) add(p Policy) error {
+	e, ok := entry(p)
+	switch {
+	case !ok:
+		return fmt.Errorf("registry: a %T is not a policy of this module", p)
+	case e.Name == "":
+		return fmt.Errorf("registry: a %T without a name", p)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, taken := r.entries[e.path()]; taken {
+		return fmt.Errorf("registry: %s is there already", e.path())
+	}
+	r.entries[e.path()] = e
+	if r.watching > 0 {
+		r.watch(e)
+	}
+	return nil
+}
+
+// Remove removes a policy and reports whether it was there. Its observers here see no
+// more of it.
+func (r *Registry) Remove(p Policy) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path, e := range r.entries {
+		if e.Policy == p {
+			e.unwatch()
+			delete(r.entries, path)
+			return true
+		}
+	}
+	return false
+}
+
+// All returns the policies, ordered by kind and name. Policies may be added and removed
+// meanwhile.
+func (r *Registry) All() iter.Seq[Entry] {
+	return slices.Values(r.sorted())
+}
+
+func (r *Registry) sorted() []Entry {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	all := make([]Entry, 0, len(r.entries))
+	for _, e := range r.entries {
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// Get returns the policy of a kind with a name. It is for tools that take the name from
+// outside the program; a program passes its policies to where they are used.
+func (r *Registry) Get(kind, name string) (Entry, bool) {
+	return r.find(kind + "/" + name)
+}
+
+func (r *Registry) find(path string) (Entry, bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	e, ok := r.entries[path]
+	return e, ok
+}
+
+// Observe calls f with each event of each policy, those added later included, until
+// stop is called. f is called as hooks are: by the goroutine that causes the event,
+// without a lock, perhaps by several at once. f must not block.
+func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	remove := r.observers.Observe(f)
+	r.watching++
+	if r.watching == 1 {
+		for _, e := range r.entries {
+			r.watch(e)
+		}
+	}
+	return sync.OnceFunc(func() { r.unobserve(remove) })
+}
+
+func (r *Registry) unobserve(remove func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	remove()
+	r.watching--
+	if r.watching == 0 {
+		for _, e := range r.entries {
+			e.unwatch()
+		}
+	}
+}
+
+// watch and unwatch run under the lock.
+func (r *Registry) watch(e Entry) {
+	e.source.stop = e.source.observe(r.observers.Tell)
+}
+
+func (e Entry) unwatch() {
+	if e.source.stop != nil {
+		e.source.stop()
+		e.source.stop = nil
+	}
+}
+
+// String returns all figures as a JSON object of objects, which makes a Registry an
+// expvar.Var: expvar.Publish("resilience", reg).
+func (r *Registry) String() string {
+	var b strings.Builder
+	b.WriteByte('{')
+	for i, e := range r.sorted() {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.Write(quote(e.path()))
+		b.WriteString(": {")
+		first := true
+		for f := range e.Figures() {
+			if !first {
+				b.WriteString(", ")
+			}
+			first = false
+			b.Write(quote(f.label()))
+			b.WriteString(": ")
+			b.Write(quote(f.Value))
+		}
+		b.WriteByte('}')
+	}
+	b.WriteByte('}')
+	return b.String()
+}

@@ -1,0 +1,524 @@
+package registry
+
+import (
+	"bytes"
+	"cmp"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/settings"
+)
+
+// A Change is one setting that [Registry.Apply] has changed.
+type Change struct {
+	Path     string // "breaker/users.Failures"
+	From, To string // as in JSON
+}
+
+// A Report lists the settings that have changed, in the order of their paths.
+type Report []Change
+
+// String returns a line for each change: "breaker/users.Failures: 5 -> 10".
+func (r Report) String() string {
+	var b strings.Builder
+	for _, c := range r {
+		fmt.Fprintf(&b, "%s: %s -> %s\n", c.Path, c.From, c.To)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// LogValue returns a group with an attribute for each change.
+func (r Report) LogValue() slog.Value {
+	attrs := make([]slog.Attr, len(r))
+	for i, c := range r {
+		attrs[i] = slog.String(c.Path, c.From+" -> "+c.To)
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// Settings returns the present settings of all policies in the form that
+// [Registry.Apply] reads: all fields that a file can hold, defaults filled in.
+func (r *Registry) Settings() []byte {
+	var out []byte
+	out = append(out, "{\n"...)
+	first := true
+	for e := range r.All() {
+		if e.source.config == nil {
+			continue
+		}
+		if !first {
+			out = append(out, ",\n"...)
+		}
+		first = false
+		out = append(out, "  "...)
+		out = append(out, quote(e.path())...)
+		out = append(out, ": "...)
+		var body bytes.Buffer
+		if err := json.Indent(&body, write(e.source.config()), "  ", "  "); err != nil {
+			panic(err) // write makes valid JSON
+		}
+		out = append(out, body.Bytes()...)
+	}
+	return append(out, "\n}\n"...)
+}
+
+// Apply changes the settings of policies while they run. data is a JSON object with a
+// member "kind/name" for each policy to change, whose members are fields of the
+// policy's Config by their Go names; fields that are left out stay as they are.
+// Durations are texts such as "1.5s", and orders and the like are their String.
+//
+// Apply is all or nothing. It first decodes every entry onto the present Config, whose
+// defaults follow the fields that change, and validates the result; the error then lists every problem with its path, and nothing
+// has changed. Should a policy refuse its change all the same, because a setting cannot
+// change in flight, those changed before are changed back. The report says what has
+// changed; settings that are as they were are not in it, and their policies are not
+// updated.
+//
+// An entry for a policy that is not registered is an error, unless its name begins with
+// a question mark: "?breaker/users". Concurrent calls of Apply take turns.
+func (r *Registry) Apply(data []byte) (Report, error) {
+	r.applying.Lock()
+	defer r.applying.Unlock()
+	plans, err := r.plan(data)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	done := 0
+	for _, p := range plans {
+		if err := p.entry.source.update(p.set); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.entry.path(), err))
+			break
+		}
+		done++
+	}
+	if errs == nil {
+		return report(plans), nil
+	}
+	for _, p := range slices.Backward(plans[:done]) {
+		if err := p.entry.source.update(p.reset); err != nil {
+			errs = append(errs, fmt.Errorf("%s: cannot be changed back: %w", p.entry.path(), err))
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Preview returns what [Registry.Apply] would report, and changes nothing.
+func (r *Registry) Preview(data []byte) (Report, error) {
+	plans, err := r.plan(data)
+	if err != nil {
+		return nil, err
+	}
+	return report(plans), nil
+}
+
+func report(plans []plan) Report {
+	var all Report
+	for _, p := range plans {
+		all = append(all, p.changes...)
+	}
+	slices.SortFunc(all, func(a, b Change) int { return cmp.Compare(a.Path, b.Path) })
+	return all
+}
+
+// A plan is the change of one policy.
+type plan struct {
+	entry   Entry
+	fields  [][]int // of the Config, that change
+	to      reflect.Value
+	from    reflect.Value
+	changes []Change
+}
+
+// set writes the fields that change into a Config.
+func (p plan) set(config reflect.Value) { p.copy(config, p.to) }
+
+// reset writes them back.
+func (p plan) reset(config reflect.Value) { p.copy(config, p.from) }
+
+func (p plan) copy(config, from reflect.Value) {
+	for _, f := range p.fields {
+		config.FieldByIndex(f).Set(from.FieldByIndex(f))
+	}
+}
+
+// plan decodes and validates data.
+func (r *Registry) plan(data []byte) ([]plan, error) {
+	members, err := object(data)
+	if err != nil {
+		return nil, fmt.Errorf("registry: settings: %w", err)
+	}
+	var plans []plan
+	var errs []error
+	seen := map[string]bool{}
+	for _, m := range members {
+		path, optional := strings.CutPrefix(m.name, "?")
+		if seen[path] {
+			errs = append(errs, fmt.Errorf("%s: is there twice", path))
+			continue
+		}
+		seen[path] = true
+		e, ok := r.find(path)
+		switch {
+		case !ok && optional:
+		case !ok:
+			errs = append(errs, fmt.Errorf("%s: no such policy is registered", path))
+		case e.source.config == nil:
+			errs = append(errs, fmt.Errorf("%s: has no settings", path))
+		default:
+			p, err := e.plan(m.value)
+			if err != nil {
+				errs = append(errs, err)
+			} else if len(p.fields) > 0 {
+				plans = append(plans, p)
+			}
+		}
+	}
+	return plans, errors.Join(errs...)
+}
+
+func (e Entry) plan(data []byte) (plan, error) {
+	p := plan{entry: e, from: e.source.config(), to: reflect.New(e.source.config().Type()).Elem()}
+	p.to.Set(e.source.config())
+	d := decoder{path: e.path()}
+	d.top(p.to, data)
+	if d.errs != nil {
+		return p, errors.Join(d.errs...)
+	}
+	p.compare(e.path(), p.from, p.to, nil)
+	if len(p.fields) == 0 {
+		return p, nil
+	}
+	if v, ok := p.result().(interface{ Validate() error }); ok {
+		if err := v.Validate(); err != nil {
+			return p, at(e.path(), err)
+		}
+	}
+	return p, nil
+}
+
+// result returns the Config that the policy would have, so that defaults that depend on
+// a changed field follow it. Of a policy of other origin it is the present one, changed.
+func (p plan) result() any {
+	var config reflect.Value
+	result := settings.Try(func(stop func()) {
+		_ = p.entry.source.update(func(c reflect.Value) { config = c; stop() })
+	}, func() { p.set(config) })
+	if result == nil {
+		return p.to.Interface()
+	}
+	return result
+}
+
+// compare notes the fields of to that are not as in from.
+func (p *plan) compare(path string, from, to reflect.Value, index []int) {
+	for i := range to.NumField() {
+		f := to.Type().Field(i)
+		if !settable(f) {
+			continue
+		}
+		at := append(slices.Clone(index), i)
+		if f.Type.Kind() == reflect.Struct && !isText(f.Type) {
+			p.compare(path+"."+f.Name, from.Field(i), to.Field(i), at)
+			continue
+		}
+		if reflect.DeepEqual(from.Field(i).Interface(), to.Field(i).Interface()) {
+			continue
+		}
+		p.fields = append(p.fields, at)
+		p.changes = append(p.changes, Change{
+			Path: path + "." + f.Name,
+			From: string(write(from.Field(i))),
+			To:   string(write(to.Field(i))),
+		})
+	}
+}
+
+// at gives each of the joined errors of a Validate method its path.
+func at(path string, err error) error {
+	var errs []error
+	for _, e := range parts(err) {
+		errs = append(errs, fmt.Errorf("%s: %w", path, e))
+	}
+	return errors.Join(errs...)
+}
+
+func parts(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, parts(e)...)
+	}
+	return all
+}
+
+// settable reports whether a file can hold the field.
+func settable(f reflect.StructField) bool {
+	return f.IsExported() && f.Name != "Name" && holds(f.Type)
+}
+
+// holds reports whether a file can hold values of t.
+func holds(t reflect.Type) bool {
+	if isText(t) {
+		return true
+	}
+	switch t.Kind() {
+	case reflect.Bool, reflect.String,
+		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64,
+		reflect.Float32, reflect.Float64:
+		return true
+	case reflect.Slice:
+		return holds(t.Elem())
+	case reflect.Struct:
+		return slices.ContainsFunc(reflect.VisibleFields(t), settable)
+	case reflect.Pointer:
+		return t.Elem().Kind() == reflect.Struct && holds(t.Elem())
+	default:
+		return false
+	}
+}
+
+var (
+	textType = reflect.TypeFor[encoding.TextUnmarshaler]()
+	duration = reflect.TypeFor[time.Duration]()
+)
+
+// isText reports whether values of t are written as texts of their own.
+func isText(t reflect.Type) bool {
+	return t.Kind() != reflect.Pointer && reflect.PointerTo(t).Implements(textType)
+}
+
+// A decoder reads settings and collects all that is wrong with them.
+type decoder struct {
+	path string
+	errs []error
+}
+
+func (d *decoder) fail(format string, args ...any) {
+	d.errs = append(d.errs, fmt.Errorf("%s: %s", d.path, fmt.Sprintf(format, args...)))
+}
+
+// within runs f with a path that goes on.
+func (d *decoder) within(path string, f func()) {
+	outer := d.path
+	d.path += path
+	f()
+	d.path = outer
+}
+
+func (d *decoder) top(v reflect.Value, data []byte) {
+	d.fields(v, data)
+}
+
+func (d *decoder) fields(v reflect.Value, data []byte) {
+	members, err := object(data)
+	if err != nil {
+		d.fail("%v", err)
+		return
+	}
+	seen := map[string]bool{}
+	for _, m := range members {
+		d.within("."+m.name, func() {
+			f, ok := v.Type().FieldByName(m.name)
+			switch {
+			case seen[m.name]:
+				d.fail("is there twice")
+			case !ok || !f.IsExported():
+				d.fail("%s has no such field", v.Type())
+			case m.name == "Name":
+				d.fail("a policy cannot change its name")
+			case !settable(f):
+				d.fail("a file cannot hold a %s", f.Type)
+			default:
+				d.value(v.FieldByIndex(f.Index), m.value)
+			}
+			seen[m.name] = true
+		})
+	}
+}
+
+func (d *decoder) value(v reflect.Value, data []byte) {
+	switch {
+	case v.Type() == duration:
+		d.duration(v, data)
+	case isText(v.Type()):
+		var s string
+		if d.read(&s, data, "a text") {
+			if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)); err != nil {
+				d.fail("%v", err)
+			}
+		}
+	case v.Kind() == reflect.Struct:
+		d.fields(v, data)
+	case v.Kind() == reflect.Pointer:
+		d.pointer(v, data)
+	case v.Kind() == reflect.Slice:
+		d.slice(v, data)
+	default:
+		d.read(v.Addr().Interface(), data, "a "+v.Kind().String())
+	}
+}
+
+func (d *decoder) duration(v reflect.Value, data []byte) {
+	var s string
+	if !d.read(&s, data, `a duration in quotes, such as "1.5s"`) {
+		return
+	}
+	t, err := time.ParseDuration(s)
+	if err != nil {
+		d.fail("is %q: must be a duration such as %q", s, "1.5s")
+		return
+	}
+	v.SetInt(int64(t))
+}
+
+func (d *decoder) pointer(v reflect.Value, data []byte) {
+	if string(data) == "null" {
+		v.SetZero()
+		return
+	}
+	p := reflect.New(v.Type().Elem())
+	if !v.IsNil() {
+		p.Elem().Set(v.Elem())
+	}
+	d.fields(p.Elem(), data)
+	v.Set(p)
+}
+
+func (d *decoder) slice(v reflect.Value, data []byte) {
+	var items []json.RawMessage
+	if !d.read(&items, data, "a list") {
+		return
+	}
+	if items == nil { // null
+		v.SetZero()
+		return
+	}
+	s := reflect.MakeSlice(v.Type(), len(items), len(items))
+	for i, item := range items {
+		d.within(fmt.Sprintf("[%d]", i), func() { d.value(s.Index(i), item) })
+	}
+	v.Set(s)
+}
+
+// read decodes data, which must be what want says. Null is nothing but an empty list.
+func (d *decoder) read(to any, data []byte, want string) bool {
+	if _, list := to.(*[]json.RawMessage); string(data) == "null" && !list {
+		d.fail("is null: must be %s", want)
+		return false
+	}
+	if err := json.Unmarshal(data, to); err != nil {
+		d.fail("is %s: must be %s", abbreviate(data), want)
+		return false
+	}
+	return true
+}
+
+func abbreviate(data []byte) string {
+	if len(data) > 40 {
+		return string(data[:40]) + "..."
+	}
+	return string(data)
+}
+
+// A member is one member of a JSON object.
+type member struct {
+	name  string
+	value json.RawMessage
+}
+
+// object reads a JSON object with its members in order, those of one name too.
+func object(data []byte) ([]member, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("is not JSON: %w", err)
+	} else if t != json.Delim('{') {
+		return nil, fmt.Errorf("is %s: must be an object", abbreviate(data))
+	}
+	var members []member
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, fmt.Errorf("is not JSON: %w", err)
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, fmt.Errorf("is not JSON: %w", err)
+		}
+		members = append(members, member{name.(string), value})
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("is not JSON: %w", err)
+	}
+	if d.More() {
+		return nil, errors.New("is not JSON: there is something behind the object")
+	}
+	return members, nil
+}
+
+// write returns v as the decoder reads it.
+func write(v reflect.Value) []byte {
+	switch {
+	case v.Type() == duration:
+		return quote(time.Duration(v.Int()).String())
+	case isText(v.Type()):
+		return quote(fmt.Sprint(v.Interface()))
+	case v.Kind() == reflect.Struct:
+		return writeFields(v)
+	case v.Kind() == reflect.Pointer && v.IsNil(), v.Kind() == reflect.Slice && v.IsNil():
+		return []byte("null")
+	case v.Kind() == reflect.Pointer:
+		return writeFields(v.Elem())
+	case v.Kind() == reflect.Slice:
+		out := []byte("[")
+		for i := range v.Len() {
+			if i > 0 {
+				out = append(out, ", "...)
+			}
+			out = append(out, write(v.Index(i))...)
+		}
+		return append(out, ']')
+	default:
+		return quote(v.Interface())
+	}
+}
+
+func writeFields(v reflect.Value) []byte {
+	out := []byte("{")
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if !settable(f) {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ", "...)
+		}
+		out = append(out, quote(f.Name)...)
+		out = append(out, ": "...)
+		out = append(out, write(v.Field(i))...)
+	}
+	return append(out, '}')
+}
+
+// quote returns a text, number or bool as JSON. A number that JSON has no form for is
+// its text: no Config is valid with one.
+func quote(v any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return quote(fmt.Sprint(v))
+	}
+	return bytes.TrimSpace(b.Bytes())
+}

@@ -1,0 +1,364 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/registry"
+)
+
+// A fakeConfig has a field of each kind that settings know.
+type fakeConfig struct {
+	Name    string
+	Count   int
+	Share   float64
+	On      bool
+	Wait    time.Duration
+	Order   order
+	Shares  []float64
+	Waits   []time.Duration
+	Inner   inner
+	Pointer *inner
+	Hook    func()
+	Any     any
+	hidden  int
+}
+
+type inner struct {
+	Limit int
+	Slow  time.Duration
+}
+
+type order int
+
+func (o order) String() string               { return [...]string{"fifo", "lifo"}[o] }
+func (o order) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+func (o *order) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case "fifo":
+		*o = 0
+	case "lifo":
+		*o = 1
+	default:
+		return fmt.Errorf("is %q: must be fifo or lifo", text)
+	}
+	return nil
+}
+
+func (c fakeConfig) Validate() error {
+	var errs []error
+	if c.Count < 0 {
+		errs = append(errs, fmt.Errorf("fake.Config.Count is %d: must be 0 or more", c.Count))
+	}
+	if c.Share > 1 {
+		errs = append(errs, fmt.Errorf("fake.Config.Share is %v: must be in [0, 1]", c.Share))
+	}
+	return errors.Join(errs...)
+}
+
+// A fake is a policy of other origin.
+type fake struct {
+	name    string
+	mu      sync.Mutex
+	cfg     fakeConfig
+	updates int
+	refuse  error // by Update only
+	observe []func(context.Context, registry.Event)
+	watched int
+}
+
+func (f *fake) Name() string { return f.name }
+func (f *fake) Kind() string { return "fake" }
+func (f *fake) Config() fakeConfig {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cfg
+}
+func (f *fake) Update(change func(*fakeConfig)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	cfg := settings.Change(f.cfg, f.cfg, change)
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if f.refuse != nil {
+		return f.refuse
+	}
+	f.cfg = cfg
+	f.updates++
+	return nil
+}
+func (f *fake) Figures() iter.Seq[registry.Figure] {
+	return func(yield func(registry.Figure) bool) {
+		yield(registry.Figure{Name: "fake.call.count", Unit: "{call}", Kind: registry.Counter, Value: 17,
+			Attrs: []registry.Attr{{Key: "outcome", Value: "ok"}, {Key: "by", Value: "test"}}})
+	}
+}
+func (f *fake) Observe(o func(context.Context, registry.Event)) func() {
+	f.watched++
+	f.observe = append(f.observe, o)
+	n := len(f.observe) - 1
+	return func() { f.watched--; f.observe[n] = func(context.Context, registry.Event) {} }
+}
+func (f *fake) tell(e registry.Event) {
+	for _, o := range f.observe {
+		o(context.Background(), e)
+	}
+}
+
+func newFakes(names ...string) (*registry.Registry, []*fake) {
+	reg := registry.New()
+	var all []*fake
+	for _, name := range names {
+		f := &fake{name: name, cfg: fakeConfig{Name: name, Count: 5, Wait: time.Second, Pointer: &inner{Limit: 3}}}
+		reg.MustAdd(f)
+		all = append(all, f)
+	}
+	return reg, all
+}
+
+func TestApplyChangesWhatTheFileSays(t *testing.T) {
+	reg, f := newFakes("users", "orders")
+	report, err := reg.Apply([]byte(`{
+		"fake/users": {
+			"Count": 10, "Share": 0.5, "On": true, "Wait": "1m30s", "Order": "lifo",
+			"Shares": [0.1, 0.2], "Waits": ["1s"], "Inner": {"Limit": 7}, "Pointer": {"Slow": "2s"}
+		},
+		"?fake/nobody": {"Count": 1}
+	}`))
+	require.NoError(t, err)
+	require.Equal(t, fakeConfig{
+		Name: "users", Count: 10, Share: 0.5, On: true, Wait: 90 * time.Second, Order: 1,
+		Shares: []float64{0.1, 0.2}, Waits: []time.Duration{time.Second},
+		Inner: inner{Limit: 7}, Pointer: &inner{Limit: 3, Slow: 2 * time.Second},
+	}, f[0].cfg)
+	require.Equal(t, 1, f[0].updates)
+	require.Zero(t, f[1].updates)
+	require.Equal(t, `fake/users.Count: 5 -> 10
+fake/users.Inner.Limit: 0 -> 7
+fake/users.On: false -> true
+fake/users.Order: "fifo" -> "lifo"
+fake/users.Pointer: {"Limit": 3, "Slow": "0s"} -> {"Limit": 3, "Slow": "2s"}
+fake/users.Share: 0 -> 0.5
+fake/users.Shares: null -> [0.1, 0.2]
+fake/users.Wait: "1s" -> "1m30s"
+fake/users.Waits: null -> ["1s"]`, report.String())
+
+	report, err = reg.Apply([]byte(`{"fake/users": {"Count": 10, "Pointer": null}}`))
+	require.NoError(t, err)
+	require.Len(t, report, 1)
+	require.Nil(t, f[0].cfg.Pointer)
+}
+
+func TestSettingsAreWhatApplyReads(t *testing.T) {
+	reg, f := newFakes("users", "orders")
+	dump := reg.Settings()
+	require.Equal(t, `{
+  "fake/orders": {
+    "Count": 5,
+    "Share": 0,
+    "On": false,
+    "Wait": "1s",
+    "Order": "fifo",
+    "Shares": null,
+    "Waits": null,
+    "Inner": {
+      "Limit": 0,
+      "Slow": "0s"
+    },
+    "Pointer": {
+      "Limit": 3,
+      "Slow": "0s"
+    }
+  },
+`, string(dump)[:strings.Index(string(dump), `  "fake/users"`)])
+	report, err := reg.Apply(dump)
+	require.NoError(t, err)
+	require.Empty(t, report)
+	require.Zero(t, f[0].updates+f[1].updates, "no policy is updated where nothing changes")
+
+	_, err = reg.Apply([]byte(strings.ReplaceAll(string(dump), `"Count": 5`, `"Count": 6`)))
+	require.NoError(t, err)
+	require.Equal(t, 6, f[0].cfg.Count)
+	require.Equal(t, 6, f[1].cfg.Count)
+}
+
+func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
+	reg, f := newFakes("users", "orders")
+	_, err := reg.Apply([]byte(`{
+		"fake/orders": {"Count": 6},
+		"fake/users": {
+			"Wait": 5, "Share": "much", "Order": "random", "Hook": null, "Any": 1, "hidden": 1, "Typo": 2,
+			"Name": "other", "Shares": [1, "x"], "Inner": {"Limt": 1}, "Count": 1, "Count": 2, "On": null, "Inner2": {}
+		},
+		"fake/nobody": {},
+		"fake/orders": {"Count": 7}
+	}`))
+	require.EqualError(t, err, strings.Join([]string{
+		`fake/users.Wait: is 5: must be a duration in quotes, such as "1.5s"`,
+		`fake/users.Share: is "much": must be a float64`,
+		`fake/users.Order: is "random": must be fifo or lifo`,
+		`fake/users.Hook: a file cannot hold a func()`,
+		`fake/users.Any: a file cannot hold a interface {}`,
+		`fake/users.hidden: registry_test.fakeConfig has no such field`,
+		`fake/users.Typo: registry_test.fakeConfig has no such field`,
+		`fake/users.Name: a policy cannot change its name`,
+		`fake/users.Shares[1]: is "x": must be a float64`,
+		`fake/users.Inner.Limt: registry_test.inner has no such field`,
+		`fake/users.Count: is there twice`,
+		`fake/users.On: is null: must be a bool`,
+		`fake/users.Inner2: registry_test.fakeConfig has no such field`,
+		`fake/nobody: no such policy is registered`,
+		`fake/orders: is there twice`,
+	}, "\n"))
+	require.Zero(t, f[0].updates+f[1].updates)
+}
+
+func TestApplyValidatesEachPolicyBeforeItChangesAny(t *testing.T) {
+	reg, f := newFakes("a", "b")
+	_, err := reg.Apply([]byte(`{"fake/a": {"Count": 6}, "fake/b": {"Count": -1, "Share": 2}}`))
+	require.EqualError(t, err, "fake/b: fake.Config.Count is -1: must be 0 or more\nfake/b: fake.Config.Share is 2: must be in [0, 1]")
+	require.Zero(t, f[0].updates)
+}
+
+func TestApplyChangesBackWhenAPolicyRefuses(t *testing.T) {
+	reg, f := newFakes("a", "b", "c")
+	f[1].refuse = errors.New("not in flight")
+	data := []byte(`{"fake/a": {"Count": 6, "Inner": {"Limit": 9}}, "fake/b": {"Count": 7}, "fake/c": {"Count": 8}}`)
+	_, err := reg.Apply(data)
+	require.EqualError(t, err, "fake/b: not in flight")
+	require.Equal(t, 5, f[0].cfg.Count)
+	require.Zero(t, f[0].cfg.Inner.Limit)
+	require.Zero(t, f[2].updates)
+
+	f[1].refuse = nil
+	report, err := reg.Preview(data)
+	require.NoError(t, err)
+	require.Len(t, report, 4)
+	require.Zero(t, f[1].updates, "a preview changes nothing")
+	applied, err := reg.Apply(data)
+	require.NoError(t, err)
+	require.Equal(t, report, applied)
+}
+
+func TestApplyWantsAnObject(t *testing.T) {
+	reg, _ := newFakes("a")
+	for _, c := range []struct{ data, err string }{
+		{``, "registry: settings: is not JSON: EOF"},
+		{`[]`, "registry: settings: is []: must be an object"},
+		{`{"fake/a": {}`, "registry: settings: is not JSON: EOF"},
+		{`{} {}`, "registry: settings: is not JSON: there is something behind the object"},
+		{`{"fake/a": 5}`, "fake/a: is 5: must be an object"},
+		{`{"fake/a": {"Inner": 1}}`, "fake/a.Inner: is 1: must be an object"},
+	} {
+		_, err := reg.Apply([]byte(c.data))
+		require.EqualError(t, err, c.err, "%s", c.data)
+	}
+}
+
+func FuzzApply(f *testing.F) {
+	reg, fakes := newFakes("users")
+	f.Add(string(reg.Settings()))
+	f.Add(`{"fake/users": {"Count": 7, "Wait": "2s"}, "?fake/x": {}}`)
+	f.Add(`{"fake/users": {"Shares": [1, 2], "Pointer": null, "Order": "lifo"}}`)
+	f.Add(`{"fake/users": {"Count": -7, "Wait": 2, "Inner": {"Limit": 1e99}}}`)
+	f.Fuzz(func(t *testing.T, data string) {
+		before := string(reg.Settings())
+		updates := fakes[0].updates
+		report, err := reg.Apply([]byte(data))
+		switch {
+		case err != nil:
+			require.Equal(t, before, string(reg.Settings()), "half applied")
+			require.Empty(t, report)
+		case len(report) == 0:
+			require.Equal(t, before, string(reg.Settings()))
+			require.Equal(t, updates, fakes[0].updates)
+		default:
+			require.NotEqual(t, before, string(reg.Settings()))
+		}
+		again, err := reg.Apply(reg.Settings())
+		require.NoError(t, err)
+		require.Empty(t, again)
+	})
+}
+
+func TestAddWantsANameOnceAndAPolicyOfThisModule(t *testing.T) {
+	reg, f := newFakes("users")
+	require.EqualError(t, reg.Add(f[0]), "registry: fake/users is there already")
+	require.EqualError(t, reg.Add(&fake{}), "registry: a *registry_test.fake without a name")
+	require.EqualError(t, reg.Add(stranger{}), "registry: a registry_test.stranger is not a policy of this module")
+	require.Panics(t, func() { reg.MustAdd(stranger{}) })
+	require.Error(t, reg.Add(stranger{}, &fake{name: "orders"}))
+	_, ok := reg.Get("fake", "orders")
+	require.True(t, ok, "the policies beside one that is not added are")
+	require.True(t, reg.Remove(f[0]))
+	require.False(t, reg.Remove(f[0]))
+	require.NoError(t, reg.Add(f[0]))
+	var names []string
+	for e := range reg.All() {
+		names = append(names, e.String())
+	}
+	require.Equal(t, []string{"fake/orders", "fake/users"}, names)
+}
+
+type stranger struct{}
+
+func (stranger) Name() string { return "stranger" }
+
+func TestStringIsJSONForExpvar(t *testing.T) {
+	reg, _ := newFakes("users", `o"rders`)
+	require.JSONEq(t, `{
+		"fake/users": {"fake.call.count{outcome=ok,by=test}": 17},
+		"fake/o\"rders": {"fake.call.count{outcome=ok,by=test}": 17}
+	}`, reg.String())
+	require.Equal(t, "{}", registry.New().String())
+}
+
+func TestObserveSeesPoliciesAddedLaterAndNoneAfterRemove(t *testing.T) {
+	reg, f := newFakes("a")
+	require.Zero(t, f[0].watched, "a registry without observers does not observe")
+	var seen []string
+	see := func(_ context.Context, e registry.Event) { seen = append(seen, e.Kind+"/"+e.Name+" "+e.What) }
+	stop := reg.Observe(see)
+	late := &fake{name: "late"}
+	reg.MustAdd(late)
+	f[0].tell(registry.Event{What: "changed"})
+	late.tell(registry.Event{What: "refused"})
+	require.Equal(t, []string{"fake/a changed", "fake/late refused"}, seen)
+
+	other := reg.Observe(func(context.Context, registry.Event) {})
+	require.Equal(t, 1, late.watched, "a policy is observed once")
+	reg.Remove(late)
+	late.tell(registry.Event{What: "refused"})
+	require.Len(t, seen, 2)
+	stop()
+	stop()
+	f[0].tell(registry.Event{What: "changed"})
+	require.Len(t, seen, 2)
+	require.Equal(t, 1, f[0].watched)
+	other()
+	require.Zero(t, f[0].watched+late.watched)
+}
+
+// A lineWriter collects log lines without their time.
+func newLogger(lines *strings.Builder) *slog.Logger {
+	return slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{
+		Level: slog.LevelDebug,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}

@@ -1,0 +1,110 @@
+package registry
+
+import (
+	"context"
+	"iter"
+	"reflect"
+)
+
+// A source is what a registry asks of a policy.
+type source struct {
+	figures func(emit)
+	members func(n int) []Member // nil: the policy is no Group
+	observe func(func(context.Context, Event)) (stop func())
+	config  func() reflect.Value // nil: there are no settings
+	update  func(change func(config reflect.Value)) error
+
+	stop func() // of the observing, while the registry has an observer
+}
+
+// emit takes one figure of a policy.
+type emit func(Figure)
+
+// An observed is a policy whose snapshots are S and whose events are E.
+type observed[S, E any] interface {
+	Policy
+	Stats() S
+	Observe(func(context.Context, E)) (stop func())
+}
+
+// of returns the entry of a policy.
+func of[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
+	name := p.Name()
+	s := &source{
+		figures: func(to emit) { figures(p.Stats(), to) },
+		observe: func(f func(context.Context, Event)) (stop func()) {
+			return p.Observe(func(ctx context.Context, own E) {
+				e := event(own)
+				e.Kind, e.Name, e.Source = kind, name, own
+				f(ctx, e)
+			})
+		},
+	}
+	s.settings(p)
+	return Entry{Kind: kind, Name: name, Policy: p, source: s}, true
+}
+
+// other returns the entry of a policy that this package does not know.
+func other(p Policy) (Entry, bool) {
+	kinded, ok := p.(interface{ Kind() string })
+	if !ok {
+		return Entry{}, false
+	}
+	kind, name := kinded.Kind(), p.Name()
+	s := &source{
+		figures: func(emit) {},
+		observe: func(func(context.Context, Event)) func() { return func() {} },
+	}
+	if f, ok := p.(interface{ Figures() iter.Seq[Figure] }); ok {
+		s.figures = func(to emit) {
+			for f := range f.Figures() {
+				to(f)
+			}
+		}
+	}
+	if o, ok := p.(interface {
+		Observe(func(context.Context, Event)) func()
+	}); ok {
+		s.observe = func(f func(context.Context, Event)) func() {
+			return o.Observe(func(ctx context.Context, e Event) {
+				e.Kind, e.Name = kind, name
+				f(ctx, e)
+			})
+		}
+	}
+	s.settings(p)
+	return Entry{Kind: kind, Name: name, Policy: p, source: s}, true
+}
+
+// settings finds the methods Config and Update of p. Their types differ from policy to
+// policy, and those of a Group from key type to key type.
+func (s *source) settings(p Policy) {
+	v := reflect.ValueOf(p)
+	config, update := v.MethodByName("Config"), v.MethodByName("Update")
+	if !config.IsValid() || !update.IsValid() {
+		return
+	}
+	ct, ut := config.Type(), update.Type()
+	if ct.NumIn() != 0 || ct.NumOut() != 1 || ct.Out(0).Kind() != reflect.Struct ||
+		ut != reflect.FuncOf([]reflect.Type{changer(ct.Out(0))}, []reflect.Type{reflect.TypeFor[error]()}, false) {
+		return
+	}
+	s.config = func() reflect.Value {
+		c := reflect.New(ct.Out(0)).Elem() // addressable
+		c.Set(config.Call(nil)[0])
+		return c
+	}
+	s.update = func(change func(reflect.Value)) error {
+		f := reflect.MakeFunc(changer(ct.Out(0)), func(args []reflect.Value) []reflect.Value {
+			change(args[0].Elem())
+			return nil
+		})
+		err, _ := update.Call([]reflect.Value{f})[0].Interface().(error)
+		return err
+	}
+}
+
+// changer returns the type func(*C).
+func changer(config reflect.Type) reflect.Type {
+	return reflect.FuncOf([]reflect.Type{reflect.PointerTo(config)}, nil, false)
+}

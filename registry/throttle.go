@@ -1,0 +1,84 @@
+package registry
+
+import (
+	"log/slog"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+func throttleFigures(s throttle.Stats, to emit) {
+	throttleCalls(s.Admitted, s.Refusals, to)
+	throttleTokens(s.Spent, s.Refunded, to)
+	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", s.Waited)
+	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", s.WaitTime)
+	to.gauge("throttle.level", "1", "Least important level whose features are on. Not to be added up.", float64(s.Level))
+	to.gauge("throttle.waiting", "{call}", "Calls that wait now.", float64(s.Waiting))
+}
+
+func throttleGroupFigures(s throttle.GroupStats, to emit) {
+	throttleCalls(s.Admitted, s.Refusals, to)
+	throttleTokens(s.Spent, s.Refunded, to)
+	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", s.Waited)
+	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", s.WaitTime)
+	to.counter("throttle.evicted.count", "{key}", "Keys that were dropped.", s.Evicted)
+	to.counter("throttle.overflow.count", "{call}", "Calls whose key found no room.", s.Overflow)
+	to.gauge("throttle.keys", "{key}", "Keys that are held now.", float64(s.Keys))
+	to.gauge("throttle.waiting", "{call}", "Calls that wait now.", float64(s.Waiting))
+}
+
+func throttleSharedFigures(s throttle.SharedStats, to emit) {
+	throttleCalls(s.Admitted, s.Refusals, to)
+	throttleTokens(s.Spent, 0, to)
+	to.counter("throttle.store.trip.count", "{trip}", "Round trips to the store.", s.Asked)
+	to.counter("throttle.store.failure.count", "{trip}", "Round trips without a valid answer.", s.Failed)
+	to.seconds(Counter, "throttle.store.time", "Time that round trips took, together.", s.AskTime)
+	to.counter("throttle.store.outage.count", "{outage}", "Outages that have begun.", s.Outages)
+	to.counter("throttle.alone.count", "{call}", "Calls that were decided without the store.", s.Alone)
+	up := 1.0
+	if s.Down {
+		up = 0
+	}
+	to.gauge("throttle.store.up", "1", "1 if the store answers, 0 in an outage. Not to be added up.", up)
+}
+
+func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
+	calls := func(outcome string, n int64) {
+		to.counter("throttle.adaptive.call.count", "{call}", "Calls, by outcome; sent ones are counted as sent, and again when they end.", n, "outcome", outcome)
+	}
+	calls("sent", s.Sent)
+	calls("accepted", s.Accepted)
+	calls("throttled", s.Throttled)
+	throttleRefused("shed", s.Refused, to)
+	to.gauge("throttle.shed.ratio", "1", "Probability of shedding a call of the least important level. Not to be added up.", s.Probability)
+}
+
+func throttleCalls(admitted int64, refused throttle.Refusals, to emit) {
+	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", admitted, "outcome", "admitted", "reason", "")
+	for reason, n := range refused.All() {
+		throttleRefused(string(reason), n, to)
+	}
+}
+
+func throttleRefused(reason string, n int64, to emit) {
+	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "refused", "reason", reason)
+}
+
+func throttleTokens(spent, refunded int64, to emit) {
+	to.counter("throttle.token.count", "{token}", "Tokens that were spent.", spent)
+	to.counter("throttle.refund.count", "{token}", "Tokens that were given back.", refunded)
+}
+
+func throttleEvent(e throttle.Event) Event {
+	var attrs []slog.Attr
+	if e.Reason != "" {
+		attrs = append(attrs, slog.String("reason", string(e.Reason)))
+	}
+	if e.Waited > 0 {
+		attrs = append(attrs, slog.Duration("waited", e.Waited))
+	}
+	if e.Kind == throttle.Evicted {
+		attrs = append(attrs, slog.Int64("spent", e.Spent), slog.Int64("refusals", e.Refused))
+	}
+	return happened(e.Kind, e.Key, e.Err, attrs...).
+		warn(e.Kind == throttle.Refused || e.Kind == throttle.OutageBegan || e.Kind == throttle.Recovered)
+}
