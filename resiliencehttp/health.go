@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"sync"
 	"time"
@@ -81,8 +82,21 @@ func (c Check) Validate() error {
 //
 // Source: Health Endpoint Monitoring in the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
-func Health(checks ...Check) http.Handler {
+func Health(checks ...Check) http.Handler { return HealthOf(nil, checks...) }
+
+// HealthOf returns the handler of [Health] for checks and, beside them, for policies by
+// name: resiliencehttp.HealthOf(reg.Health), where reg is a *registry.Registry. A policy
+// passes if its error is nil. It fails if the error has a method Failed() bool that returns
+// true, and warns otherwise. Its state is "ok", or what the method HealthState() string of
+// the error returns, or else "ailing". No policy is critical, and the texts of the errors
+// are not told.
+//
+// The policies are asked once in a second at most, with a ctx that ends after a second.
+func HealthOf(policies func(context.Context) iter.Seq2[string, error], checks ...Check) http.Handler {
 	h := &health{}
+	if policies != nil {
+		h.policies = &policyHealth{all: policies, latest: map[string]result{}}
+	}
 	for _, c := range checks {
 		if err := c.Validate(); err != nil {
 			panic(err)
@@ -98,7 +112,10 @@ func Health(checks ...Check) http.Handler {
 	return h
 }
 
-type health struct{ checks []*checkup }
+type health struct {
+	checks   []*checkup
+	policies *policyHealth // nil if there are none
+}
 
 type report struct {
 	Status string   `json:"status"`
@@ -141,6 +158,14 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			all.Status = fail
 		case result.Status != pass && all.Status == pass:
 			all.Status = warn
+		}
+	}
+	if h.policies != nil {
+		for _, result := range h.policies.results() {
+			all.Checks = append(all.Checks, result)
+			if result.Status != pass && all.Status == pass {
+				all.Status = warn
+			}
 		}
 	}
 	body, _ := json.Marshal(all) // strings, booleans and times of this century
@@ -282,4 +307,58 @@ func (c *checkup) probe(pending chan struct{}) {
 		c.mu.Unlock()
 	}()
 	err = c.Probe(ctx)
+}
+
+// policyHealth is the health of policies by name.
+type policyHealth struct {
+	all func(context.Context) iter.Seq2[string, error]
+
+	mu     sync.Mutex
+	at     time.Time // of list; zero before the first
+	list   []result
+	latest map[string]result // of list, by name
+}
+
+// results returns the health of each policy, at most a second old.
+func (p *policyHealth) results() []result {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.at.IsZero() && time.Since(p.at) < time.Second {
+		return p.list
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var list []result
+	latest := map[string]result{}
+	for name, err := range p.all(ctx) {
+		r := policyResult(name, err)
+		if last, ok := p.latest[name]; ok && last.State == r.State {
+			r.Since = last.Since
+		}
+		list = append(list, r)
+		latest[name] = r
+	}
+	p.list, p.latest, p.at = list, latest, time.Now()
+	return list
+}
+
+func policyResult(name string, err error) result {
+	r := result{Name: name, Status: pass, State: "ok", Since: time.Now().UTC()}
+	if err == nil {
+		return r
+	}
+	r.Status, r.State = warn, "ailing"
+	if e, ok := errors.AsType[interface {
+		error
+		Failed() bool
+	}](err); ok && e.Failed() {
+		r.Status = fail
+	}
+	if e, ok := errors.AsType[interface {
+		error
+		HealthState() string
+	}](err); ok {
+		r.State = e.HealthState()
+	}
+	return r
 }
