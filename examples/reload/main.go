@@ -1,0 +1,154 @@
+// Reload changes the settings of policies that run under load, without a failed call:
+// from a file that is read again on SIGHUP, and from Redis, which is asked every 100 ms
+// (the pattern External Configuration Store).
+//
+//	go run ./examples/reload                          # a file of its own, edited by itself
+//	go run ./examples/reload -redis 127.0.0.1:6379    # and a key in Redis
+//	go run ./examples/reload -file my.json -for 1h    # edit it, and kill -HUP the program
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var (
+	file  = flag.String("file", "", "settings to read on SIGHUP; empty: the example writes some itself")
+	addr  = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty: none")
+	lasts = flag.Duration("for", 3*time.Second, "how long the load runs")
+)
+
+func main() {
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	run(ctx, os.Stdout)
+	stop()
+}
+
+// run returns how many calls were made and how many failed.
+func run(ctx context.Context, out io.Writer) (made, failed int64) {
+	ctx, cancel := context.WithTimeout(ctx, *lasts)
+	defer cancel()
+	retries := retry.New(retry.Config{Name: "users", Attempts: 3})
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5})
+	rate := throttle.New(throttle.Config{Name: "users", Rate: 500, Burst: 10, MaxWait: -1})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 4, MaxWait: -1})
+	reg := registry.New()
+	reg.MustAdd(retries, circuit, rate, slots)
+
+	reload := func(from string, data []byte) {
+		report, err := reg.Apply(data)
+		if err != nil {
+			_, _ = fmt.Fprintf(out, "%s: nothing was changed:\n%v\n", from, err)
+		} else if len(report) > 0 {
+			_, _ = fmt.Fprintf(out, "%s:\n%s\n", from, report)
+		}
+	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	var background sync.WaitGroup
+	defer background.Wait()
+	if *file == "" {
+		*file = filepath.Join(os.TempDir(), fmt.Sprintf("reload-%d.json", os.Getpid()))
+		defer func() { _ = os.Remove(*file) }()
+		background.Go(func() { edit(ctx, *file) })
+	}
+	background.Go(func() { onHangup(ctx, hangup, *file, reload) })
+	if *addr != "" {
+		background.Go(func() { poll(ctx, *addr, reload) })
+	}
+	made, failed = load(ctx, resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap))
+	_, _ = fmt.Fprintf(out, "%d calls made, %d failed; the settings at the end:\n%s", made, failed, reg.Settings())
+	return made, failed
+}
+
+// onHangup applies the file each time that the process gets a SIGHUP.
+func onHangup(ctx context.Context, hangup <-chan os.Signal, file string, reload func(string, []byte)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			if data, err := os.ReadFile(file); err == nil {
+				reload("file", data)
+			} else {
+				slog.Error("settings", "err", err)
+			}
+		}
+	}
+}
+
+// poll applies what a key in Redis holds each time that it has changed. While Redis
+// cannot be reached, the settings stay as they are.
+func poll(ctx context.Context, addr string, reload func(string, []byte)) {
+	db := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
+	defer func() { _ = db.Close() }()
+	for last := ""; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+		data, err := db.Get(ctx, "resilience:settings").Result()
+		if err == nil && data != last {
+			reload("redis", []byte(data))
+			last = data
+		} else if err != nil && !errors.Is(err, redis.Nil) && ctx.Err() == nil {
+			slog.Error("settings", "err", err)
+		}
+	}
+}
+
+// edit plays the operator: a faster rate and more slots, a file with mistakes, and fewer.
+func edit(ctx context.Context, file string) {
+	for _, settings := range []string{
+		`{"throttle/users": {"Rate": 2000, "Burst": 40}, "bulkhead/users": {"Limit": 16}}`,
+		`{"throttle/users": {"Rate": -1}, "breaker/users": {"OpenFor": 45, "Failure": 10}, "bulkhead/user": {"Limit": 2}}`,
+		`{"throttle/users": {"Rate": 1000}, "bulkhead/users": {"Limit": 2}, "breaker/users": {"OpenFor": "45s", "Failures": 10}}`,
+	} {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(*lasts / 5):
+		}
+		if err := errors.Join(os.WriteFile(file, []byte(settings), 0o600), syscall.Kill(os.Getpid(), syscall.SIGHUP)); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// load makes calls until ctx ends, and lets those under way finish.
+func load(ctx context.Context, guarded resilience.Middleware) (int64, int64) {
+	call := guarded(func(context.Context) error { time.Sleep(time.Millisecond); return nil })
+	var made, failed atomic.Int64
+	var callers sync.WaitGroup
+	for range 32 {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				made.Add(1)
+				if err := call(context.WithoutCancel(ctx)); err != nil {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	return made.Load(), failed.Load()
+}
