@@ -11,11 +11,17 @@ import (
 )
 
 // TestSnippetsCompile holds each Go snippet of README.md and docs to the library as
-// it is: it stands, but for its indentation, in snippets_test.go, which the compiler
+// it is: it stands, but for its indentation, in a file snippets*_test.go, which the compiler
 // has seen.
 func TestSnippetsCompile(t *testing.T) {
-	compiled, err := os.ReadFile("snippets_test.go")
+	var compiled strings.Builder
+	files, err := filepath.Glob("snippets*_test.go")
 	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		compiled.Write(text)
+	}
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	decisions, err := filepath.Glob("docs/decisions/*.md")
@@ -25,7 +31,7 @@ func TestSnippetsCompile(t *testing.T) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, snippet := range fence.FindAllStringSubmatch(string(text), -1) {
-			require.Contains(t, flush(string(compiled)), flush(snippet[1]), "%s: this snippet is not in snippets_test.go:\n%s", page, snippet[1])
+			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not in snippets*_test.go:\n%s", page, snippet[1])
 		}
 	}
 }

@@ -3,6 +3,7 @@ package resilience_test
 import (
 	"context"
 	"errors"
+	"expvar"
 	"log/slog"
 	"net/http"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -33,6 +35,10 @@ var (
 	fetchUser  = func(context.Context, int) (*User, error) { return nil, nil }
 	cachedUser = func(int) (*User, error) { return nil, nil }
 	use        = func(...any) {}
+
+	retries *retry.Retrier
+	circuit *breaker.Breaker
+	slots   *bulkhead.Bulkhead
 
 	bookFlight, cancelFlight, bookRoom, cancelRoom, charge func(context.Context, *Trip) error
 )
@@ -136,4 +142,15 @@ func _() {
 	http.Handle("/", limit(handler))
 
 	use(client)
+}
+
+func _() {
+	reg := registry.New()
+	reg.MustAdd(retries, circuit, slots) // each has a Name
+	reg.Observe(registry.Log(slog.Default()))
+	expvar.Publish("resilience", reg)
+
+	report, err := reg.Apply([]byte(`{"breaker/users": {"Failures": 10, "OpenFor": "45s"}}`))
+
+	use(report, err)
 }

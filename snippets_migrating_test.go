@@ -1,0 +1,97 @@
+package resilience_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// This file holds the snippets of docs/migrating.md, for the compiler.
+
+var errTooMany = errors.New("too many")
+
+func _() {
+	circuit := breaker.New(breaker.Config{
+		Name:     "users",
+		Failures: 5,
+		OpenFor:  30 * time.Second,
+		Probes:   3,
+		Classify: func(err error) breaker.Outcome {
+			if errors.Is(err, sql.ErrNoRows) {
+				return breaker.Success
+			}
+			return breaker.DefaultClassify(err)
+		},
+	})
+	user, err := resilience.Value(ctx, circuit.Wrap, func(ctx context.Context) (*User, error) {
+		return fetchUser(ctx, 42)
+	})
+
+	use(user, err)
+}
+
+func _() {
+	retries := retry.New(retry.Config{
+		Attempts: 4, // the first one and three more
+		If:       func(err error) bool { return retry.Retryable(err) && !errors.Is(err, sql.ErrNoRows) },
+	})
+	err := retries.Do(ctx, ping)
+
+	use(err)
+}
+
+func _() {
+	retries := retry.New(retry.Config{
+		Attempts: 5,
+		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
+		OnRetry: func(ctx context.Context, a retry.Attempt) {
+			slog.WarnContext(ctx, "retry", "n", a.Number, "err", a.Err)
+		},
+	})
+	err := retries.Do(ctx, ping)
+
+	use(err)
+}
+
+func _() {
+	circuit := breaker.New(breaker.Config{Name: "users", FailureRate: 0.5, MinCalls: 20, Window: 10 * time.Second, OpenFor: 5 * time.Second})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100})
+	guarded := resilience.Chain(
+		resilience.Fallback(func(ctx context.Context, err error) error { return nil }),
+		circuit.Wrap,
+		slots.Wrap,
+		resilience.Timeout(time.Second),
+	)
+	err := guarded(ping)(ctx)
+
+	use(err)
+}
+
+func _() {
+	retries := retry.New(retry.Config{Attempts: 4, Backoff: retry.Exponential(100*time.Millisecond, 2*time.Second)})
+	circuit := breaker.New(breaker.Config{Failures: 5, OpenFor: 30 * time.Second})
+	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)
+	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
+		return fetchUser(ctx, 42)
+	})
+
+	use(user, err)
+}
+
+func _() error {
+	limit := throttle.New(throttle.Config{Rate: 100, Burst: 20, MaxWait: -1}) // waits until ctx ends
+	err := limit.Do(ctx, ping)
+	if !limit.Allow() {
+		return errTooMany
+	}
+
+	return err
+}
