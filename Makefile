@@ -39,7 +39,7 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 		done; \
 	done
 
-integration: ## against real Redis, Redis Cluster, PostgreSQL and SQLite
+integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite
 	cd internal/integration && $(GO) test -race ./...
 
 soak: ## a program with every pattern through every fault, for SOAK

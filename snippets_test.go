@@ -2,6 +2,7 @@ package resilience_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"expvar"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -35,6 +38,9 @@ var (
 	fetchUser  = func(context.Context, int) (*User, error) { return nil, nil }
 	cachedUser = func(int) (*User, error) { return nil, nil }
 	use        = func(...any) {}
+
+	db   *sql.DB
+	bill func(context.Context, *sql.Tx) error
 
 	retries *retry.Retrier
 	circuit *breaker.Breaker
@@ -153,4 +159,24 @@ func _() {
 	report, err := reg.Apply([]byte(`{"breaker/users": {"Failures": 10, "OpenFor": "45s"}}`))
 
 	use(report, err)
+}
+
+func _() error {
+	store, err := sqllease.PostgreSQL(ctx, db) // or MySQL, SQLite, redislease.New; lease.NewMemory() in tests
+	err = lease.Run(ctx, store, lease.Config{Name: "billing", TTL: 15 * time.Second},
+		func(ctx context.Context, term lease.Term) error { // while this process leads; again when it leads again
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if err := term.Fence(ctx, tx); err != nil { // the term holds, and no other begins before tx ends
+				return err
+			}
+			if err := bill(ctx, tx); err != nil {
+				return err
+			}
+			return tx.Commit()
+		})
+	return err
 }
