@@ -36,7 +36,11 @@ func TestChaos(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		t.Parallel()
 		c := newChaos(t, d, "")
-		for c.handovers() < *chaosHandovers {
+		want := *chaosHandovers
+		if d.Driver == "sqlite" { // whose TTL is twice as long here
+			want /= 2
+		}
+		for c.handovers() < want {
 			c.trouble()
 			require.Empty(t, c.violations())
 		}
@@ -101,6 +105,9 @@ func newChaos(t *testing.T, d database, m mutant) *chaos {
 	}
 	for i, zone := range zones {
 		p := &process{config: workerConfig{Number: i, TTL: c.ttl, Mutant: m, Long: max(10, *chaosHandovers/100)}}
+		if m == ttlFromAnswer {
+			p.config.Long = 1 // only renewals have what it breaks
+		}
 		p.config.Database, p.proxy = proxied(t, d)
 		switch d.Driver {
 		case "pgx": // the server hears nothing of the end of a half-open connection

@@ -79,7 +79,9 @@ func (w *worker) run(ctx context.Context) {
 		}
 		time.Sleep(w.TTL / 10)
 	}
-	w.store = &outages{Store: w.store}
+	if !w.Hold {
+		w.store = &outages{Store: w.store}
+	}
 	switch w.Mutant {
 	case ttlFromAnswer:
 		w.store = &answering{Store: w.store, sent: make(map[string]chan error)}
