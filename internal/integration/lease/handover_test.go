@@ -21,7 +21,7 @@ import (
 
 var (
 	failovers = flag.Int("failovers", 3, "how many leaders TestFailover kills, on each database")
-	resigns   = flag.Int("resigns", 100, "how many times TestResignHandsOver hands over")
+	resigns   = flag.Int("resigns", 50, "how many times TestResignHandsOver hands over")
 )
 
 // TestFailover kills the leading process: another leads when the TTL is over, and a Poll.
@@ -85,7 +85,7 @@ func TestResignHandsOver(t *testing.T) {
 					cancel()
 				}
 				mu.Unlock()
-				time.Sleep(30 * time.Millisecond) // until the other waits
+				time.Sleep(120 * time.Millisecond) // until the other waits, and listens
 				mu.Lock()
 				resigned = time.Now()
 				mu.Unlock()
@@ -102,7 +102,7 @@ func TestResignHandsOver(t *testing.T) {
 
 // slack is what a machine that is busy with other tests may add.
 func slack() time.Duration {
-	if *resigns <= 100 {
+	if *resigns <= 50 {
 		return 400 * time.Millisecond
 	}
 	return 0
