@@ -523,3 +523,49 @@ func drainList(s grpc.ServerStreamingClient[testpb.Message], err error) error {
 	}
 	return drain(s.Recv)
 }
+
+// TestWhatAStatusSays has a row for each kind of status, as policies read it.
+func TestWhatAStatusSays(t *testing.T) {
+	var fail error
+	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { return nil, fail }}
+	_, lis := serve(t, s)
+	var seen error
+	look := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { seen = next(ctx); return seen }
+	}
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: look})
+	for _, c := range []struct {
+		err                                     error
+		answered, retryable, throttled, timeout bool
+		after                                   time.Duration
+	}{
+		{status.Error(codes.Unavailable, ""), false, true, false, false, 0},
+		{withRetryInfo(codes.Unavailable, time.Second), false, true, true, false, time.Second},
+		{status.Error(codes.DeadlineExceeded, ""), false, false, false, true, 0},
+		{status.Error(codes.Internal, ""), false, false, false, false, 0},
+		{withRetryInfo(codes.Internal, time.Second), false, true, false, false, time.Second},
+		{status.Error(codes.ResourceExhausted, ""), true, false, false, false, 0},
+		{withRetryInfo(codes.ResourceExhausted, time.Second), true, true, true, false, time.Second},
+		{withRetryInfo(codes.ResourceExhausted, -time.Second), true, true, false, false, 0},
+		{status.Error(codes.NotFound, ""), true, false, false, false, 0},
+		{errors.New("plain"), false, false, false, false, 0},
+	} {
+		fail = c.err
+		_, err := client.Get(t.Context(), hello)
+		var e *resiliencegrpc.StatusError
+		require.ErrorAs(t, seen, &e)
+		require.Equal(t, err, e.Err)
+		require.Equal(t, status.Code(err), e.Code)
+		require.Equal(t, status.Code(err), e.GRPCStatus().Code())
+		require.Equal(t, c.answered, resilience.Answered(seen), "%v", c.err)
+		require.Equal(t, c.retryable, resilience.Retryable(seen), "%v", c.err)
+		require.Equal(t, c.throttled, e.Throttled(), "%v", c.err)
+		require.Equal(t, c.timeout, e.Timeout(), "%v", c.err)
+		require.Equal(t, c.after, resilience.RetryAfter(seen), "%v", c.err)
+
+		_, err = client.Create(t.Context(), hello)
+		require.Error(t, err)
+		require.False(t, resilience.Retryable(seen), "%v", c.err)
+		require.Equal(t, c.answered, resilience.Answered(seen), "%v", c.err)
+	}
+}

@@ -138,7 +138,7 @@ func (c *streamCall) attempt(ctx context.Context) error {
 	var err error
 	opts := t.sent.options(c.opts, t.finish)
 	if t.ClientStream, err = c.streamer(t.lease, c.desc, c.cc, c.method, opts...); err != nil {
-		return c.failed(ctx, t.reason(err), &t.sent, false)
+		return c.failed(ctx, t.reason(err), &t.sent, true)
 	}
 	if err := t.resend(); err != nil {
 		return c.failed(ctx, t.reason(err), &t.sent, false)
