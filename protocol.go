@@ -31,6 +31,11 @@ func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter 
 // has ended. A Retrier checks its caller's.
 func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
+// Throttled reports whether a dependency turned the call away because it has too much to
+// do, as HTTP's 429 and 503 say: a method Throttled() bool of err, or of an error that it
+// wraps, returns true. An adaptive limit counts it as overload.
+func Throttled(err error) bool { return behavior.Read(err).Throttled }
+
 // Answer marks err as the answer of a dependency that works: see [Answered]. A breaker
 // counts it as a success, a retrier returns it at once, and an adaptive limit counts it as
 // a normal call. The result unwraps to err and has its text. Answer(nil) is nil.

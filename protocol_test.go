@@ -11,6 +11,8 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/throttle"
 )
 
 func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
@@ -41,4 +43,11 @@ func TestRefusedTellsRefusalsFromFailures(t *testing.T) {
 	require.Positive(t, resilience.RetryAfter(refusal))
 	require.False(t, resilience.Refused(errors.Join(refusal, errors.New("reset by peer"))), "another call was made")
 	require.True(t, resilience.Retryable(errors.Join(refusal, errors.New("reset by peer"))))
+}
+
+func TestThrottledIsWhatADependencyTurnedAway(t *testing.T) {
+	require.True(t, resilience.Throttled(fmt.Errorf("search: %w", &resiliencehttp.StatusError{StatusCode: 429})))
+	require.False(t, resilience.Throttled(&resiliencehttp.StatusError{StatusCode: 500}))
+	require.False(t, resilience.Throttled(throttle.ErrLimited), "a refusal of this module is not the dependency's")
+	require.False(t, resilience.Throttled(nil))
 }

@@ -49,7 +49,7 @@
 // that has the method decides. Joined errors are refused only if all of them are, and
 // answered only if one is an answer and none failed.
 //
-// [Refused], [Answered], [Retryable], [RetryAfter] and [Answer] read and mark errors in
+// [Refused], [Answered], [Retryable], [RetryAfter], [Throttled] and [Answer] read and mark errors in
 // this way for policies of your own, and [AtEnd] holds a slot until a response has been
 // read. docs/protocol.md has a row for each way in which a call can end.
 //

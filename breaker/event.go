@@ -22,7 +22,7 @@ type Change struct {
 type EventKind string
 
 const (
-	Changed EventKind = "change"  // the state has changed
+	Changed EventKind = "changed" // the state has changed
 	Refused EventKind = "refused" // a call was refused
 )
 

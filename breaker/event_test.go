@@ -53,7 +53,7 @@ func TestObserversAreToldAfterTheHooks(t *testing.T) {
 	requireRefused(t, do(b, ok), breaker.Open)
 	stop()
 	b.Reset()
-	require.Equal(t, []string{"change", "observed change", "refused", "observed refused", "change"}, told)
+	require.Equal(t, []string{"change", "observed changed", "refused", "observed refused", "change"}, told)
 }
 
 func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
@@ -75,8 +75,8 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 		got = append(got, string(e.Kind)+" "+e.Key+" "+e.To.String())
 	}
 	require.Equal(t, []string{
-		"change 1 open", "refused 1 open", "change 2 open", "refused 2 open",
-		"change (other keys) open", "refused (other keys) open", "refused 4 forced open",
+		"changed 1 open", "refused 1 open", "changed 2 open", "refused 2 open",
+		"changed (other keys) open", "refused (other keys) open", "refused 4 forced open",
 	}, got)
 	require.Equal(t, all[:2], first)
 

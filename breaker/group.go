@@ -56,8 +56,8 @@ type GroupConfig[K comparable] struct {
 	// Config is the Config of each breaker. Its Name is that of the group.
 	Config Config
 	// ConfigFor, if not nil, returns the Config of the breaker of a key, instead of
-	// Config. An empty Name means that of the group. The call that needs the breaker
-	// panics if its Config is not valid. ConfigFor may be called more than once for a
+	// Config. Its Name is ignored. The call that needs the breaker panics if its Config
+	// is not valid. ConfigFor may be called more than once for a
 	// key, by several goroutines.
 	ConfigFor func(K) Config
 	// MaxKeys is the most breakers that the group holds at once. Zero means
@@ -143,7 +143,7 @@ func (g *Group[K]) newMember(key K) *Breaker {
 		return g.join(newBreaker(r.rules), keyed.Text(key))
 	}
 	cfg := r.ConfigFor(key)
-	cfg.Name = cmp.Or(cfg.Name, g.name)
+	cfg.Name = g.name
 	b := g.join(New(cfg), keyed.Text(key))
 	b.own = true
 	return b

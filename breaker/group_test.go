@@ -67,7 +67,7 @@ func TestGroupConfigForAKey(t *testing.T) {
 		Config: breaker.Config{Name: "api"},
 		ConfigFor: func(key string) breaker.Config {
 			if key == "own" {
-				return breaker.Config{Name: "my", Failures: 1}
+				return breaker.Config{Name: "ignored", Failures: 1}
 			}
 			return breaker.Config{Failures: len(key)}
 		},
@@ -77,7 +77,7 @@ func TestGroupConfigForAKey(t *testing.T) {
 	require.Equal(t, errDown, g.Do(ctx, "ab", down))
 	require.ErrorContains(t, g.Do(ctx, "ab", down), "breaker: api[ab]: circuit open")
 	require.Equal(t, errDown, g.Do(ctx, "own", down))
-	require.ErrorContains(t, g.Do(ctx, "own", down), "breaker: my[own]: circuit open")
+	require.ErrorContains(t, g.Do(ctx, "own", down), "breaker: api[own]: circuit open", "a Name of ConfigFor is ignored")
 
 	g = breaker.NewGroup(breaker.GroupConfig[string]{ConfigFor: func(string) breaker.Config { return breaker.Config{Failures: -1} }})
 	require.PanicsWithError(t, "breaker.Config.Failures is -1: must be 0 (for the default) or more", func() { _ = g.Do(ctx, "a", ok) })

@@ -116,7 +116,7 @@ func (b *Breaker) enter(p *phase, c Change) {
 		p.since = c.At
 		b.counters.entered[p.state].Add(1)
 		if p.rules.OnChange != nil || b.observers.Any() {
-			b.changes.Add(nil, c)
+			b.changes.Add(c)
 		}
 	}
 	b.busy.Store(0)

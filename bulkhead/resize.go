@@ -67,7 +67,7 @@ func (b *Bulkhead) resize(r *rules, change LimitChange) {
 	b.resizes.Add(1)
 	b.serve(r)
 	if r.OnLimit != nil || b.observers.Any() {
-		b.changes.Add(nil, change)
+		b.changes.Add(change)
 	}
 }
 

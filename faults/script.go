@@ -100,7 +100,7 @@ func (s *Script) Update(change func(*Config)) error {
 	}
 	s.begin(next)
 	if next.Enabled != was.Enabled && s.observers.Any() {
-		s.switches.Add(context.Background(), Event{Kind: Switched, Name: next.Name, Enabled: next.Enabled})
+		s.switches.Add(Event{Kind: Switched, Name: next.Name, Enabled: next.Enabled})
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 
 // tell tells the hook and the observers of an event.
 func (c *Candidate) tell(ctx context.Context, e Event) {
-	c.events.Add(ctx, e)
+	c.events.AddUnder(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
 		defer survive(ctx)
 		if hook := c.config.Load().OnEvent; hook != nil {

@@ -337,7 +337,7 @@ func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 		_, _ = h.users.Get(t.Context(), -1)
 		got := lines.String()
 		for _, want := range []string{
-			`level=WARN msg="breaker change" name=shards key="shard 3" from=closed to=open for=`,
+			`level=WARN msg="breaker changed" name=shards key="shard 3" from=closed to=open for=`,
 			`level=WARN msg="breaker refused" name=shards key="shard 3" state=open err=`,
 			`level=DEBUG msg="retry retry" name=users attempt=1 in=`,
 			`level=WARN msg="retry end" name=users attempt=3`,

@@ -31,7 +31,7 @@ type fakeConfig struct {
 	Pointer *inner
 	Hook    func()
 	Any     any
-	hidden  int
+	hidden  int //lint:ignore U1000 a file cannot reach it
 }
 
 type inner struct {

@@ -34,7 +34,7 @@ const (
 	EventEnd EventKind = "end"
 	// EventOverBudget is an event of a Budget, and of a Hedger with a Budget, for each
 	// retry or further call that the Budget did not allow.
-	EventOverBudget EventKind = "overbudget"
+	EventOverBudget EventKind = "over budget"
 	// EventHedge is an event of a Hedger before each further call.
 	EventHedge EventKind = "hedge"
 )
@@ -47,7 +47,7 @@ const (
 	OutcomeRecovered  Outcome = "recovered"
 	OutcomeExhausted  Outcome = "exhausted"
 	OutcomePermanent  Outcome = "permanent"
-	OutcomeOverBudget Outcome = "overbudget"
+	OutcomeOverBudget Outcome = "over budget"
 	OutcomeDeadline   Outcome = "deadline"
 	OutcomeCanceled   Outcome = "canceled"
 )

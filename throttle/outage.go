@@ -112,7 +112,7 @@ func (o *outages) ended(t *sharedTerms, c sharedCall) {
 
 func (o *outages) add(e Event) {
 	if o.observers.Any() {
-		o.events.Add(nil, e)
+		o.events.Add(e)
 	}
 }
 

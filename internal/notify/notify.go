@@ -85,11 +85,16 @@ type queued[E any] struct {
 	event E
 }
 
-// Add appends e. A nil ctx means that of the next caller of Deliver.
-func (q *Queue[E]) Add(ctx context.Context, e E) {
+// Add appends e, which is told with the ctx of the next caller of Deliver.
+func (q *Queue[E]) Add(e E) { q.add(queued[E]{event: e}) }
+
+// AddUnder appends e, which is told with ctx.
+func (q *Queue[E]) AddUnder(ctx context.Context, e E) { q.add(queued[E]{ctx, e}) }
+
+func (q *Queue[E]) add(e queued[E]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.events = append(q.events, queued[E]{ctx, e})
+	q.events = append(q.events, e)
 	q.waiting.Store(true)
 }
 

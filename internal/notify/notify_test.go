@@ -1,7 +1,5 @@
 package notify_test
 
-//lint:file-ignore SA1012 a nil ctx is that of the next caller of Deliver
-
 import (
 	"context"
 	"sync"
@@ -64,7 +62,7 @@ func TestQueueKeepsTheOrderAndNeverRunsTwoAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for range 500 {
 				mu.Lock()
-				q.Add(nil, next)
+				q.Add(next)
 				next++
 				mu.Unlock()
 				q.Deliver(t.Context(), tell)
@@ -92,13 +90,13 @@ func TestQueueGoesOnAfterAPanicAndWithinTell(t *testing.T) {
 			panic("boom")
 		case "nested":
 			require.Equal(t, "mine", ctx.Value(key{}))
-			q.Add(nil, "inner")
+			q.Add("inner")
 			q.Deliver(ctx, tell) // returns: the outer call goes on with it
 			require.NotContains(t, told, "inner")
 		}
 	}
-	q.Add(nil, "boom")
-	q.Add(mine, "nested")
+	q.Add("boom")
+	q.AddUnder(mine, "nested")
 	require.Panics(t, func() { q.Deliver(t.Context(), tell) })
 	q.Deliver(t.Context(), tell)
 	require.Equal(t, []string{"boom", "nested", "inner"}, told)
