@@ -25,11 +25,12 @@ import (
 type Outcome[S any] struct {
 	Scenario string   // such as "the reply of hotel is lost"
 	State    *S       // of that run
-	InEffect []string // the steps and alternatives that must be in effect now; none if compensated
+	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly ones; none if compensated
 }
 
-// Check runs the saga in memory, once for each of these failures of each step and
-// alternative that has an Undo:
+// Check runs the saga in memory: once without a failure, and once for each of these
+// failures of each step and alternative that has a Do and an Undo. The failures are those
+// of the pivot and the steps that it waits for, or of all steps if there is no pivot:
 //
 //   - Do fails and takes no effect.
 //   - Do takes effect and its reply is lost.
@@ -50,11 +51,11 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 	}
 	c := &checker[S]{t: t, sg: sg, newState: newState, verify: verify}
 	c.run("nothing goes wrong", "", nothing)
-	beyond := false
+	back := turnsBack(sg.Steps)
 	for i := range sg.Steps {
 		st := &sg.Steps[i]
 		for _, name := range names(st) {
-			if beyond || !undoable(st, name) || st.DoTx != nil {
+			if !back[i] || !undoable(st, name) {
 				continue
 			}
 			c.run(name+" takes no effect", name, noEffect)
@@ -62,8 +63,37 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 			c.run(name+" is undone and was never done", name, neverDone)
 			c.run(name+" is refused by a policy at first", name, heldBack)
 		}
-		beyond = beyond || st.Pivot
 	}
+}
+
+// turnsBack reports for each step whether the saga turns back if it fails: the pivot and
+// the steps that it waits for, or all steps if there is no pivot.
+func turnsBack[S any](steps []saga.Step[S]) []bool {
+	index := make(map[string]int)
+	for i := range steps {
+		index[steps[i].Name] = i
+	}
+	back := make([]bool, len(steps))
+	var mark func(i int)
+	mark = func(i int) {
+		if back[i] {
+			return
+		}
+		back[i] = true
+		if steps[i].After == nil && i > 0 {
+			mark(i - 1)
+		}
+		for _, name := range steps[i].After {
+			mark(index[name])
+		}
+	}
+	pivot := slices.IndexFunc(steps, func(st saga.Step[S]) bool { return st.Pivot })
+	for i := range steps {
+		if pivot < 0 || i == pivot {
+			mark(i)
+		}
+	}
+	return back
 }
 
 // A trouble is a failure of one step.
@@ -100,13 +130,14 @@ func names[S any](st *saga.Step[S]) []string {
 	return list
 }
 
+// undoable reports whether a step or alternative has a Do and an Undo.
 func undoable[S any](st *saga.Step[S], name string) bool {
 	for i := range st.Or {
 		if st.Or[i].Name == name {
-			return st.Or[i].Undo != nil
+			return undoable(&st.Or[i], name)
 		}
 	}
-	return st.Undo != nil
+	return st.Do != nil && st.Undo != nil
 }
 
 // run runs the saga with trouble at one step or alternative. The alternatives before it
@@ -125,7 +156,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 		if pos >= 0 && what != heldBack {
 			effect++
 		}
-		if effect < len(all) {
+		if effect < len(all) && (effect > 0 || !st.ReadOnly) && (effect == 0 || !st.Or[effect-1].ReadOnly) {
 			out.InEffect = append(out.InEffect, all[effect])
 		}
 		wrapped := make([]saga.Step[S], len(all))
@@ -166,7 +197,10 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 
 // wrap returns a step with trouble, each of whose calls happens twice.
 func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
-	out := saga.Step[S]{Name: st.Name, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout, Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware}
+	out := saga.Step[S]{
+		Name: st.Name, ReadOnly: st.ReadOnly, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout,
+		Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware,
+	}
 	do, undo := st.Do, st.Undo
 	if do == nil {
 		do = func(context.Context, *S) error { return nil }

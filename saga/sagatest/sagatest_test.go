@@ -126,6 +126,34 @@ func TestCheckFindsBadSteps(t *testing.T) {
 	}
 }
 
+// TestCheckRunsStepsOfEveryKind has a read-only step, alternatives of which one is a DoTx,
+// and a step that is listed before the pivot and waits for it.
+func TestCheckRunsStepsOfEveryKind(t *testing.T) {
+	h := newHotel()
+	step := func(name string) saga.Step[state] {
+		return saga.Step[state]{Name: name, Do: h.command, Undo: h.command}
+	}
+	quote := saga.Step[state]{Name: "quote", ReadOnly: true, Do: func(context.Context, *state) error { return nil }}
+	receipt := step("receipt")
+	receipt.After = []string{"pay"}
+	room := step("room")
+	room.After = []string{"quote"}
+	room.Or = []saga.Step[state]{{
+		Name: "voucher",
+		DoTx: func(context.Context, *sql.Tx, *state) error { panic("not called") },
+		Undo: h.command,
+	}}
+	pay := saga.Step[state]{Name: "pay", Do: h.command, Pivot: true}
+	sg := &saga.Saga[state]{Name: "stay", Steps: []saga.Step[state]{quote, receipt, room, pay}}
+	var runs []sagatest.Outcome[state]
+	sagatest.Check(t, sg, func() *state { return &state{} }, func(_ testing.TB, o sagatest.Outcome[state]) {
+		runs = append(runs, o)
+	})
+	require.Len(t, runs, 1+4, "only room has failures that turn the saga back")
+	require.Equal(t, []string{"receipt", "room", "pay"}, runs[0].InEffect)
+	require.Equal(t, []string{"receipt", "voucher", "pay"}, runs[1].InEffect)
+}
+
 func TestCheckEndsThoughAStepIsRefusedForGood(t *testing.T) {
 	sg := newHotel().saga()
 	sg.Steps[1].Do = func(context.Context, *state) error { return refusedForGood{} }
