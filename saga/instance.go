@@ -26,7 +26,7 @@ type Instance struct {
 	CompleteBy time.Time // zero for no deadline
 
 	Failures        int // attempts that failed since a step last succeeded
-	Takeovers       int // takeovers from crashed owners since a step last had a result
+	Takeovers       int // takeovers from crashed owners since a step last succeeded
 	LastError       string
 	CancelRequested bool
 	CancelNote      string
@@ -36,7 +36,11 @@ type Instance struct {
 	UpdatedAt  time.Time // when the record was last written
 	Now        time.Time // the store's clock, as are all times of an Instance
 
-	Actions []Action // allowed now
+	// Actions are allowed now. ActionRetry, ActionSkip and ActionCompensate also need a
+	// runner with which the definition is registered.
+	Actions []Action
+
+	answered bool // Cause is the text of an answer
 }
 
 // A StepState is the progress of a step, or of one of its alternatives.
@@ -77,7 +81,7 @@ func newInstance(rec Record, p *plan) *Instance {
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
-		CreatedAt: rec.CreatedAt, ProgressAt: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
+		CreatedAt: rec.CreatedAt, ProgressAt: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now, answered: pr.Answered,
 	}
 	if in.ProgressAt.IsZero() {
 		in.ProgressAt = rec.CreatedAt
@@ -122,9 +126,9 @@ func actions(rec Record, in *Instance, past bool) []Action {
 
 // failure returns the error of a recorded saga that did not complete.
 func (in *Instance) failure(log []Entry) *Error {
-	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedReason(in.Cause)}
+	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedCause(in.Cause, in.answered)}
 	if in.Status == Abandoned && len(log) > 0 {
-		e.Err = recordedError(log[len(log)-1].Error)
+		e.Err = recordedReason(log[len(log)-1].Error)
 	}
 	for _, entry := range log {
 		if entry.Kind == EventUndone {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -133,6 +134,37 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		_, err = r.History(t.Context(), "none")
 		require.ErrorIs(t, err, saga.ErrNotFound)
+	})
+}
+
+// TestResultSaysWhetherTheSagaWasAnswered: a breaker around Result must not count a
+// participant's no as a failure, and must count a participant that does not work.
+func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{{saga.NoEffect(errDeclined), true}, {saga.Abort(errDeclined), true}, {errDeclined, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			sg := sequence(step("flight"), failing("car", c.err))
+			require.Equal(t, c.want, resilience.Answered(sg.Func(&trip{})(t.Context())), "%T", c.err)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.Equal(t, c.want, resilience.Answered(err), "%T", c.err)
+		})
+	}
+}
+
+func TestAbandonWithoutANoteHasNoReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _, _ := stuckSaga(t, new(atomic.Bool))
+		require.NoError(t, r.Abandon(t.Context(), "trip-1", ""))
+		_, err := result[trip](t.Context(), r, "trip-1")
+		failure, ok := errors.AsType[*saga.Error](err)
+		require.True(t, ok)
+		require.NoError(t, failure.Err)
+		require.EqualError(t, err, `saga: trip "trip-1": abandoned: step car; undo of step hotel: closed for the season`)
 	})
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // A progressRecord is the stored form of a machine: the Steps of a Record.
@@ -18,6 +20,7 @@ type progressRecord struct {
 	Pivot    *string      `json:"pivot,omitempty"`   // the step's name; "" for none, nil if not known
 	Step     string       `json:"step,omitempty"`
 	Cause    string       `json:"cause,omitempty"`
+	Answered bool         `json:"answered,omitempty"` // Cause is the text of an answer
 	Steps    []stepRecord `json:"steps"`
 }
 
@@ -58,7 +61,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 	if m.since.IsZero() {
 		m.since = rec.CreatedAt
 	}
-	m.cause = recordedReason(pr.Cause)
+	m.cause = recordedCause(pr.Cause, pr.Answered)
 	m.completeBy, m.failures, m.takeovers, m.lastError = rec.CompleteBy, rec.Failures, rec.Takeovers, rec.LastError
 	same := len(pr.Steps) == len(m.units)
 	for i := range pr.Steps {
@@ -84,7 +87,7 @@ func (m *machine) encode() []byte {
 		Pivot: &m.p.pivotName, Step: m.step,
 	}
 	if m.cause != nil {
-		pr.Cause = text(m.cause.Error())
+		pr.Cause, pr.Answered = text(m.cause.Error()), behavior.IsAnswered(m.cause)
 	}
 	m.records = slices.Grow(m.records[:0], len(m.units))
 	for i := range m.units {
@@ -96,6 +99,14 @@ func (m *machine) encode() []byte {
 		panic(err) // strings, numbers and times can be encoded
 	}
 	return data
+}
+
+// recordedCause returns the recorded cause of a saga. It is an answer if the original was.
+func recordedCause(text string, answered bool) error {
+	if answered {
+		return Abort(recordedReason(text))
+	}
+	return recordedReason(text)
 }
 
 // recordedReason returns the error whose text was recorded, or nil if there is no text.
