@@ -9,8 +9,8 @@
 // A saga is a row of the table saga, and its log is in saga_log. The table saga_schema
 // has the version of both. Config.Prefix gives the tables other names, and
 // [Store.Schema] returns the statements for another migration tool. Sagas that have
-// ended stay until [Store.DeleteEnded] removes them. However many have ended, no call
-// reads more rows than it returns or changes.
+// ended stay until [Store.DeleteEnded] removes them. No call takes longer because many
+// have ended.
 //
 // Each step is committed before the next one begins. Where many sagas run, their commits
 // share transactions: the commits that arrive while a few others are on their way to the
@@ -344,8 +344,9 @@ func (s *Store) load(ctx context.Context, q querier, id string) (saga.Record, er
 	return rec, err
 }
 
-// List implements [saga.Store]. It lists one definition after the other, since the index
-// has the order for each definition and status.
+// List implements [saga.Store]. With Status and without Saga it reads one definition after
+// the other, each at a time of its own: the index has the order for each definition and
+// status.
 func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, error) {
 	if f.Limit <= 0 {
 		f.Limit = 100
@@ -510,8 +511,13 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 
 // DeleteEnded deletes up to limit sagas that ended at least age ago, with their logs, and
 // returns how many. Their ids are then free: a Start with one of them runs the saga
-// again. Rows of the barrier stay.
+// again. Rows of the barrier stay (see [saga.PruneBarrier]). DeleteEnded returns an error
+// if age or limit is negative.
 func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (n int64, err error) {
+	if age < 0 || limit < 0 {
+		// SQLite takes a negative limit for none.
+		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
+	}
 	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		n, err = s.d.deleteEnded(ctx, q, age, limit)
 		return err

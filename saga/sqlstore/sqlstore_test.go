@@ -231,6 +231,19 @@ func TestAnEmptyRequestSendsNothing(t *testing.T) {
 	}
 }
 
+// TestDeleteEndedNeedsALimit: a negative one means no limit to SQLite.
+func TestDeleteEndedNeedsALimit(t *testing.T) {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+		s := new(script)
+		store := newStore(t, s, dialect)
+		_, err := store.DeleteEnded(t.Context(), time.Hour, -1)
+		require.EqualError(t, err, "sqlstore: delete: age is 1h0m0s and limit -1: must not be negative")
+		_, err = store.DeleteEnded(t.Context(), -time.Hour, 1)
+		require.EqualError(t, err, "sqlstore: delete: age is -1h0m0s and limit 1: must not be negative")
+		require.Empty(t, s.log)
+	}
+}
+
 func newStore(t *testing.T, s *script, dialect sqlstore.Dialect) *sqlstore.Store {
 	t.Helper()
 	db := open(s)
