@@ -21,7 +21,7 @@ type Command struct {
 	ID string
 	// Attempt is the number of the attempt, from 1. A crash can make it smaller.
 	Attempt int
-	// Epoch is the fencing token, which grows with each change of the saga's owner.
+	// Epoch is the fencing token, which grows each time that a runner claims the saga.
 	// Zero under Run.
 	Epoch int64
 	// CompleteBy is when the attempt's ctx ends, by the clock of this process. Zero

@@ -15,7 +15,8 @@ import (
 // The goroutines that run sagas call the hooks, several at the same time. A panic in a
 // hook is logged by slog's default logger.
 type RunnerConfig struct {
-	// Name appears in the names of owners, in events and in logs. It cannot change.
+	// Name appears in the names of owners, in events and in logs. It may be empty, and
+	// cannot change.
 	Name string
 
 	// Lease is how long a saga remains this runner's without a heartbeat. The runner
@@ -23,7 +24,8 @@ type RunnerConfig struct {
 	// over its sagas after their leases. Zero means 15 seconds; at least 10
 	// milliseconds.
 	Lease time.Duration
-	// Poll is how often the runner asks the store for due sagas. Zero means 1 second.
+	// Poll is how often the runner asks the store for due sagas, and how often Result
+	// looks whether another process has ended its saga. Zero means 1 second.
 	Poll time.Duration
 	// Concurrency is how many sagas the runner holds at most. Zero means 64.
 	Concurrency int
@@ -35,13 +37,13 @@ type RunnerConfig struct {
 	// Then their ctx ends too, and the runner no longer extends leases. Zero means 10
 	// seconds, negative means no time at all.
 	Drain time.Duration
-	// MaxTakeovers is how often a saga may be taken over from crashed owners, without
-	// the result of a step in between, before it is stuck. It stops a saga that kills
+	// MaxTakeovers is how often a saga may be taken over from crashed owners, without a
+	// Do or an Undo that succeeds in between, before it is stuck. It stops a saga that kills
 	// one process after the other. Zero means 10, negative means no limit.
 	MaxTakeovers int
 
 	// OnEvent is called after each entry in the log of a saga, by the runner that wrote
-	// it, and after each attempt that failed and will be repeated (EventRetry).
+	// it, except for the EventCreated of a StartTx, and after each attempt that failed and will be repeated (EventRetry).
 	// [Runner.Observe] has more kinds of events.
 	OnEvent func(context.Context, Event)
 

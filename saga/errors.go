@@ -14,7 +14,7 @@ import (
 var (
 	// ErrCompensated is the error of a saga whose steps have been undone.
 	ErrCompensated = errors.New("saga: compensated")
-	// ErrStuck is the error of a saga that needs an operator to go on or back.
+	// ErrStuck is the error of a saga that can go neither on nor back without an operator.
 	ErrStuck = errors.New("saga: stuck")
 	// ErrAbandoned is the error of a saga that an operator has given up as it was.
 	ErrAbandoned = errors.New("saga: abandoned")
@@ -36,8 +36,9 @@ var (
 	// TxStore.
 	ErrNoTx = errors.New("saga: the store has no transactions")
 
-	// ErrFenced is returned by a store's Commit and CommitTx if another owner has the
-	// saga. Nothing was written.
+	// ErrFenced is returned by a store's Commit and CommitTx if the saga has another Epoch
+	// or Seq than the request, or does not exist: another owner has it, or another write
+	// came first. Nothing was written.
 	ErrFenced = errors.New("saga: fenced: another owner has the saga")
 	// ErrLost is the cause of an attempt's ctx that ends because the runner no longer
 	// holds the saga.
@@ -47,10 +48,12 @@ var (
 	ErrDraining = errors.New("saga: runner stopped")
 
 	// ErrUndone is returned by Barrier for a Do that arrives after its Undo.
-	ErrUndone = errors.New("saga: command refused: its undo came first")
+	ErrUndone = errors.New("saga: command not applied: its undo came first")
 )
 
-// An Error is the error of a saga that did not complete.
+// An Error is the error of a saga that did not complete. After Run it has the errors of
+// the steps themselves. From Result it has errors with their recorded texts, of which only
+// ErrCanceled and ErrDeadline match with errors.Is.
 //
 // It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
 // the errors of Failed.
@@ -59,7 +62,7 @@ type Error struct {
 	ID     string   // the saga's id; "" from Run
 	Status Status   // Compensated, Stuck or Abandoned
 	Step   string   // the step at which the saga turned back or stopped; "" for none
-	Err    error    // the error of that step, ErrCanceled, ErrDeadline or the end of ctx
+	Err    error    // the error of that step, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
 	Undone []string // the steps that were undone, in that order
 	Failed []Failure
 }
@@ -133,13 +136,13 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // Abort returns err as an error after which the step is not tried again. The step may
 // have taken effect, so a Do that aborts is undone. Abort(nil) is nil.
 //
-// Every other answer aborts too: an error with Answered() true that does not say
-// Retryable() true. A refusal does not, even inside an Abort. To give up after a
-// refusal, return an error that has only its text.
+// An error with Answered() true aborts too, unless it has Retryable() true. A refusal
+// does not abort, even inside an Abort. To give up after a refusal, return a new error
+// with its text.
 func Abort(err error) error { return wrapFinal(err, false) }
 
 // NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
-// is full, the card is refused. The step is not tried again, and is not undone unless
+// is full, the card is declined. The step is not tried again, and is not undone unless
 // an earlier attempt is in doubt. NoEffect(nil) is nil.
 //
 // Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
@@ -225,9 +228,9 @@ type turnedBack struct{ why error }
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A PanicError is the error of a panic in a step, a Codec or a Backoff under a
-// [Runner], which has no caller to pass the panic on to. Run lets the panics of steps
-// pass.
+// A PanicError is the error of a panic in a Backoff, and under a [Runner], which has no
+// caller to pass the panic on to, of a panic in a step or a Codec. Run passes the panics
+// of steps on to its caller.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -237,7 +240,8 @@ type PanicError struct {
 // error that says so.
 func (e *PanicError) Refused() bool { return false }
 
-// Answered reports false, for the same reason.
+// Answered reports false: the error that it panicked with is not a participant's answer
+// to the whole attempt.
 func (e *PanicError) Answered() bool { return false }
 
 func (e *PanicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.Value) }

@@ -25,7 +25,7 @@ const (
 	EventRefused      EventKind = "refused"      // a policy of this module did not make the call
 	EventParked       EventKind = "parked"       // written back until the next attempt
 	EventReleased     EventKind = "released"     // handed over by a runner that stops
-	EventResumed      EventKind = "resumed"      // steps that were ready have started
+	EventResumed      EventKind = "resumed"      // steps that were ready have started, or the saga was made due
 	EventTakenOver    EventKind = "taken over"   // from an owner that crashed or was cut off
 	EventCanceled     EventKind = "canceled"     // the request reached the owner
 	EventRetried      EventKind = "retried"      // by an operator
@@ -89,8 +89,9 @@ type Event struct {
 // at the same time. The events of a saga that the runner holds come in order, and the saga
 // waits for f. A panic in f is logged by slog's default logger.
 //
-// The kinds of the log are told once the entry is recorded. An EventStuck is told at least
-// once: a runner that reports a stuck saga of another runner tells it again.
+// An event of the log is told after its entry is recorded. No runner tells the EventCreated
+// of a StartTx. An EventStuck may be told again: a runner that reports a stuck saga of
+// another runner tells it.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
 }

@@ -375,8 +375,8 @@ func (e *execution) take(res result) {
 	e.conclude(&res)
 }
 
-// conclude passes a result on to the machine, and calls OnEvent if there will be another
-// attempt.
+// conclude passes a result on to the machine, and tells OnEvent and the observers if
+// there will be another attempt.
 func (e *execution) conclude(res *result) {
 	now := e.now()
 	switch {

@@ -55,8 +55,10 @@ func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 //
 // Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A
 // request that comes while the pivot is under way has no effect if the pivot succeeds. A
-// saga without a pivot turns back at any time before it has completed, even if its last
-// step succeeds after the request. To cancel again is no error.
+// saga without a pivot turns back if the request reaches its owner before the last result
+// is recorded: immediately in the owner's own process, and from another process with the
+// owner's next commit or heartbeat. A request that is too late has no effect, so Result
+// tells how the saga has ended. To cancel again is no error.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 // Result waits until the saga has ended, in whichever process, and returns its state.
 // The error is nil if the saga has completed. It is an [*Error], beside the state as it
 // was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
-// [ErrNotFound] or the end of ctx. If the store fails, Result asks again after
+// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store fails, Result asks again after
 // RunnerConfig.Poll, and returns the store's error together with the end of ctx.
 //
 // The version of sg does not matter: the state is decoded by the definition that the

@@ -127,8 +127,9 @@ func (r *Runner) definitions() []Definition {
 	return list
 }
 
-// Run runs sagas until ctx ends, and returns nil. Only one Run may be under way. It
-// returns an error immediately if the store is a [Checker] and was not set up.
+// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx
+// has ended already, another Run is under way, or the store is a [Checker] and was not
+// set up.
 //
 // When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
 // attempts, and writes back the sagas that it holds for other runners to continue. After

@@ -70,8 +70,8 @@
 // an error. They are lost if the process dies before, so Undo must not depend on them:
 // derive what Undo needs from the command id. Parallel steps must write to different
 // fields. Under a Runner, each parallel step works on a copy, and its changes are
-// merged when it returns. A step that changed what another step has changed in the
-// meantime runs again.
+// merged when it returns. An attempt that changed what another step has changed in the
+// meantime has failed in doubt, and the step is tried again within its Attempts.
 //
 // # Versions
 //
@@ -119,15 +119,16 @@ type Step[S any] struct {
 	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called several times, and for a Do that never took
-	// effect, even for one that arrives later. It may be nil in the pivot, in steps
-	// after the pivot and in a ReadOnly step.
+	// effect, even for one that arrives later. It may be nil in a ReadOnly step, and in
+	// the pivot and the steps after it unless they have alternatives.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database. The transaction also
 	// writes the saga's log, so DoTx applies exactly once. An error rolls back the
 	// transaction and the changes to s. DoTx must neither commit tx nor roll it back. A
-	// Runner runs one DoTx or UndoTx of a saga at a time, and starts no other step of
-	// that saga meanwhile. On SQLite each may take at most half of RunnerConfig.Lease.
+	// Runner runs one DoTx or UndoTx of a saga at a time. Parallel steps that became ready
+	// together with it run beside it, and other steps of that saga start when it has
+	// ended. On SQLite each may take at most half of RunnerConfig.Lease.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
@@ -149,24 +150,27 @@ type Step[S any] struct {
 	// doubt. Undo and UndoTx must be nil.
 	ReadOnly bool
 	// BestEffort says that the saga goes on, and completes, without this step if all
-	// attempts fail or Do aborts. The log shows the failure. Refused calls are waited
-	// for. Only steps after the pivot that have no alternatives can be BestEffort.
+	// attempts fail, or Do returns an Abort or a NoEffect. The log shows the failure. A
+	// refused attempt is made again, as in any step. Only steps after the pivot that have no alternatives can be BestEffort.
 	BestEffort bool
 
 	// Pivot marks the step after which the saga no longer turns back: the remaining
-	// steps are tried until they work. At most one step is the pivot.
+	// steps are tried until they work. An Abort or a NoEffect of one of them makes the
+	// saga stuck, unless the step has another alternative or is BestEffort. At most one
+	// step is the pivot.
 	//
 	// A pivot without Undo that is in doubt is tried until its answer is known,
-	// whatever Attempts and Deadline say. Return a NoEffect where it certainly took
-	// none; an Abort makes the saga stuck.
+	// whatever Attempts and Deadline say. Its Do returns a NoEffect if it certainly took
+	// no effect. An Abort makes the saga stuck.
 	Pivot bool
 
-	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute,
-	// except for a Do under Run, which has the caller's ctx.
+	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute.
+	// Under Run, zero means no timeout for a Do before the pivot is done: it has the
+	// caller's ctx.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most. Zero means 3, negative means no
-	// limit. There is no limit either for the last alternative of a step after the
-	// pivot that is not BestEffort. Refused attempts do not count.
+	// limit. Once the pivot is done, only alternatives before the last one and BestEffort
+	// steps have a limit. Refused attempts do not count.
 	Attempts int
 	// UndoAttempts is how often Undo is called before the saga is stuck. Zero means
 	// 20, negative means no limit. Refused attempts do not count.

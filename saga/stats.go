@@ -30,7 +30,7 @@ type Stats struct {
 	Lost        int64 // claimed by another runner, or their lease ended
 	Failing     int64 // reports of sagas that make no progress; see OnFailing
 	Refused     int64 // attempts that a policy refused
-	Commits     int64 // of one result, or of several together
+	Commits     int64 // writes of a held saga's progress; one may record several results
 	StoreErrors int64
 
 	Sagas []SagaStats // by definition, in the order of their names

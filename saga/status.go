@@ -3,9 +3,10 @@ package saga
 // A Status is the status of a saga.
 type Status string
 
-// A Running saga becomes Completed, Compensating or Stuck. A Compensating one
-// becomes Compensated or Stuck. An operator can make a Stuck one
-// Running, Compensating or Abandoned. Completed, Compensated and Abandoned are final.
+// A Running saga becomes Completed, Compensating or Stuck. A Compensating one becomes
+// Compensated or Stuck. An operator can let a Stuck saga go on in its direction, turn it
+// back, or make any saga Abandoned that has not ended. Completed, Compensated and
+// Abandoned are final.
 const (
 	Running      Status = "running"
 	Compensating Status = "compensating"

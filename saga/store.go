@@ -10,8 +10,9 @@ import (
 // A Store keeps sagas and their logs. [NewMemory] keeps them in the process, package
 // sqlstore in PostgreSQL or SQLite. Package storetest tests the rules below.
 //
-//   - Each method is one atomic write or one consistent read. A write that returned nil
-//     survives a crash of the process and of the database.
+//   - Each method is one atomic write or one consistent read, except that List and
+//     Unregistered may read each definition at a time of its own. A write that returned
+//     nil survives a crash of the process and of the database.
 //   - The store has one clock. Every time in a [Record] or an [Entry] is of that clock,
 //     and every duration in a request counts from its now.
 //   - [ErrFenced] means that nothing was written and nothing will be. Any other error of
@@ -64,8 +65,8 @@ type Store interface {
 	Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 
 	// Cancel asks the owner of a running saga to turn back. If Status is Running and no
-	// cancellation was requested before, it sets CancelRequested and CancelNote, and
-	// WakeAt to now if Owner is "". Epoch, Seq and the log stay, so that the owner's
+	// cancellation was requested before, it sets CancelRequested, CancelNote and
+	// UpdatedAt, and WakeAt to now if Owner is "". Epoch, Seq and the log stay, so that the owner's
 	// next commit does not fail. Cancel returns the record as it is afterwards, or
 	// ErrNotFound.
 	Cancel(ctx context.Context, id, note string) (Record, error)
@@ -157,7 +158,7 @@ type Record struct {
 	CompleteBy time.Time // when the saga turns back if its pivot is not done; zero means never
 
 	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // claims from another owner that had not released the saga, since a step last had a result
+	Takeovers       int    // claims from another owner that had not released the saga, since a step last succeeded
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested

@@ -71,7 +71,7 @@ func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context
 	return tx.Commit()
 }
 
-// prepare prepares the statements of every step. Without this, SQLite spends a quarter of
+// prepare prepares the hot statements. Without this, SQLite spends a quarter of
 // its time on their text. They are closed with the database.
 func (w *writer) prepare(ctx context.Context) error {
 	if w.prepared != nil {

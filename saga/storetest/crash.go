@@ -277,8 +277,9 @@ func (tr *trial) newSide(first bool) *side {
 	return s
 }
 
-// enter locks the trial for the effect of a step.
-func (s *side) enter(step string) (leave func(), err error) {
+// enter locks the trial for the effect of a step. It returns errCrashed on the side that
+// has crashed.
+func (s *side) enter() (leave func(), err error) {
 	s.tr.mu.Lock()
 	if s.first && s.tr.dead {
 		s.tr.mu.Unlock()
@@ -292,7 +293,7 @@ func (s *side) step(name string) saga.Step[notes] {
 		Name:    name,
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		Do: func(ctx context.Context, n *notes) error {
-			leave, err := s.enter(name)
+			leave, err := s.enter()
 			if err != nil {
 				return err
 			}
@@ -311,7 +312,7 @@ func (s *side) step(name string) saga.Step[notes] {
 			return nil
 		},
 		Undo: func(context.Context, *notes) error {
-			leave, err := s.enter(name)
+			leave, err := s.enter()
 			if err != nil {
 				return err
 			}
@@ -326,7 +327,7 @@ func (s *side) step(name string) saga.Step[notes] {
 func (s *side) failing(name string, err error) saga.Step[notes] {
 	st := s.step(name)
 	st.Do = func(context.Context, *notes) error {
-		leave, crashed := s.enter(name)
+		leave, crashed := s.enter()
 		if crashed != nil {
 			return crashed
 		}
@@ -358,7 +359,7 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 	policy := func(op saga.Op) func(func(context.Context) error) func(context.Context) error {
 		return func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error {
-				leave, err := s.enter(name)
+				leave, err := s.enter()
 				if err != nil {
 					return next(ctx)
 				}
@@ -388,7 +389,7 @@ func (s *side) twice(name string) saga.Step[notes] {
 	st := s.step(name)
 	do := st.Do
 	st.Do = func(ctx context.Context, n *notes) error {
-		leave, err := s.enter(name)
+		leave, err := s.enter()
 		if err != nil {
 			return err
 		}
@@ -414,7 +415,7 @@ func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
 // saga, which has ended already.
 func (s *side) inTx(name string) saga.Step[notes] {
 	mark := func(ctx context.Context, tx *sql.Tx) error {
-		leave, err := s.enter(name)
+		leave, err := s.enter()
 		if err != nil {
 			return err
 		}
