@@ -10,7 +10,7 @@ var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
 // Exponential returns a Step.Backoff with full jitter: each wait is a random time between
 // zero and a limit. The limit is first after the first attempt, doubles with each further
-// attempt, and is at most longest.
+// attempt, and is at most longest. If one of them is zero or negative there is no wait.
 //
 // The limit depends on the number of the attempt alone, so that a process that takes a
 // saga over continues with it.

@@ -12,6 +12,15 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 )
 
+// An Op is an operation of a step.
+type Op string
+
+// The operations of a step.
+const (
+	OpDo   Op = "do"
+	OpUndo Op = "undo"
+)
+
 // A Command is the request of an attempt to its participant.
 type Command struct {
 	// ID is "<saga>/<step>/<alternative>/do" or ".../undo". Here saga is the saga's id,

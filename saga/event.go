@@ -42,7 +42,7 @@ const (
 	EventRetry        EventKind = "retry"        // the attempt failed and will be repeated
 	EventEnded        EventKind = "ended"        // the saga has ended: Status, Took is its whole life
 	EventFailing      EventKind = "failing"      // the saga has made no progress for Took; see OnFailing
-	EventLost         EventKind = "lost"         // another runner claimed the saga, or its lease ended
+	EventLost         EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
 	EventUnregistered EventKind = "unregistered" // Count sagas are due; see OnUnregistered
 	EventStoreError   EventKind = "store error"  // see OnStoreError
 )

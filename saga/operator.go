@@ -8,6 +8,18 @@ import (
 	"time"
 )
 
+// An Action is an operator's way to change the course of a saga.
+type Action string
+
+// The actions, each of which is a method of [Runner].
+const (
+	ActionCancel     Action = "cancel"     // Runner.Cancel
+	ActionRetry      Action = "retry"      // Runner.Retry
+	ActionSkip       Action = "skip"       // Runner.SkipStep
+	ActionCompensate Action = "compensate" // Runner.Compensate
+	ActionAbandon    Action = "abandon"    // Runner.Abandon
+)
+
 // Get returns a saga of any definition, or [ErrNotFound].
 func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	rec, err := r.store.Load(ctx, id)

@@ -88,7 +88,6 @@ package saga
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"sync/atomic"
 	"time"
 )
@@ -195,17 +194,6 @@ type Step[S any] struct {
 	// step in doubt is not undone sooner. Zero means that it is undone immediately.
 	Settle time.Duration
 }
-
-// A Codec encodes the state of a saga as bytes, and decodes it.
-type Codec[S any] interface {
-	Encode(s *S) ([]byte, error)
-	Decode(data []byte, s *S) error
-}
-
-type jsonCodec[S any] struct{}
-
-func (jsonCodec[S]) Encode(s *S) ([]byte, error)    { return json.Marshal(s) }
-func (jsonCodec[S]) Decode(data []byte, s *S) error { return json.Unmarshal(data, s) }
 
 // Validate returns an error that lists everything that is wrong with the definition,
 // or nil.

@@ -27,7 +27,7 @@ type Stats struct {
 	Abandoned   int64
 	Parked      int64 // written back until their next attempt
 	Released    int64 // handed over because the runner stopped
-	Lost        int64 // claimed by another runner, or their lease ended
+	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
 	Failing     int64 // reports of sagas that make no progress; see OnFailing
 	Refused     int64 // attempts that a policy refused
 	Commits     int64 // writes of a held saga's progress; one may record several results

@@ -23,8 +23,8 @@ func (s Status) Ended() bool { return s == Completed || s == Compensated || s ==
 type StepStatus string
 
 // An idle step becomes StepStarted, and then StepDone, StepNoEffect or StepFailed.
-// A step that may have taken effect becomes StepUndoing if the saga turns back, and
-// then StepUndone or StepUndoFailed. An operator can make it StepSkipped.
+// A step that may have taken effect becomes StepUndoing if the saga turns back or goes on
+// to the next alternative, and then StepUndone or StepUndoFailed. An operator can make it StepSkipped.
 const (
 	StepIdle       StepStatus = "idle"
 	StepStarted    StepStatus = "started"
@@ -35,25 +35,4 @@ const (
 	StepUndone     StepStatus = "undone"
 	StepUndoFailed StepStatus = "undo failed"
 	StepSkipped    StepStatus = "skipped"
-)
-
-// An Op is an operation of a step.
-type Op string
-
-// The operations of a step.
-const (
-	OpDo   Op = "do"
-	OpUndo Op = "undo"
-)
-
-// An Action is an operator's way to change the course of a saga.
-type Action string
-
-// The actions, each of which is a method of [Runner].
-const (
-	ActionCancel     Action = "cancel"     // Runner.Cancel
-	ActionRetry      Action = "retry"      // Runner.Retry
-	ActionSkip       Action = "skip"       // Runner.SkipStep
-	ActionCompensate Action = "compensate" // Runner.Compensate
-	ActionAbandon    Action = "abandon"    // Runner.Abandon
 )

@@ -7,6 +7,17 @@ import (
 	"reflect"
 )
 
+// A Codec encodes the state of a saga as bytes, and decodes it.
+type Codec[S any] interface {
+	Encode(s *S) ([]byte, error)
+	Decode(data []byte, s *S) error
+}
+
+type jsonCodec[S any] struct{}
+
+func (jsonCodec[S]) Encode(s *S) ([]byte, error)    { return json.Marshal(s) }
+func (jsonCodec[S]) Decode(data []byte, s *S) error { return json.Unmarshal(data, s) }
+
 var (
 	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
