@@ -3,6 +3,7 @@ package bulkhead
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -45,8 +46,8 @@ type AdaptiveLimit struct {
 	// limit that is little used shrinks to Initial and no further.
 	Initial int
 
-	// Min and Max bound the limit. Zero means a Min of 1, and a Max of 1000, or of
-	// Min if that is more.
+	// Min and Max bound the limit: 1 to 1 073 741 823. Zero means a Min of 1, and a Max
+	// of 1000, or of Min if that is more.
 	Min, Max int
 
 	// Tolerance is how long a call may wait at the server, as a fraction of the mean
@@ -65,8 +66,8 @@ func (a AdaptiveLimit) withDefaults() AdaptiveLimit {
 
 func (a AdaptiveLimit) validate(f *invalid.Fields) {
 	d := a.withDefaults()
-	f.Need(a.Min >= 0 && a.Min <= maxLimit, "Adaptive.Min", a.Min, "0 (for 1) or more")
-	f.Need(a.Max >= 0 && a.Max <= maxLimit, "Adaptive.Max", a.Max, "0 (for 1000) or more")
+	f.Need(a.Min >= 0 && a.Min <= maxLimit, "Adaptive.Min", a.Min, fmt.Sprintf("0 (for 1) to %d", maxLimit))
+	f.Need(a.Max >= 0 && a.Max <= maxLimit, "Adaptive.Max", a.Max, fmt.Sprintf("0 (for 1000) to %d", maxLimit))
 	f.Need(d.Min <= d.Max, "Adaptive.Min", a.Min, "no more than Max")
 	f.Need(d.Initial >= d.Min && d.Initial <= d.Max, "Adaptive.Initial", a.Initial, "0 (for 20), or within Min and Max")
 	f.Need(d.Tolerance > 0 && d.Tolerance <= 10, "Adaptive.Tolerance", a.Tolerance, "0 (for 0.25), or above 0 to 10")

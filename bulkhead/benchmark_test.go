@@ -27,14 +27,17 @@ func BenchmarkBegin(b *testing.B) {
 }
 
 func BenchmarkRefusal(b *testing.B) {
-	for name, queue := range map[string]int{"no slot": 0, "queue full": 1} {
+	for name, cfg := range map[string]bulkhead.Config{
+		"no slot":    {Limit: 1},
+		"queue full": {Limit: 1, MaxWait: -1, Queue: 1},
+	} {
 		b.Run(name, func(b *testing.B) {
-			slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: queue})
+			slots := bulkhead.New(cfg)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			_, _ = slots.Begin(ctx)
 			go func() { _ = slots.Do(ctx, nothing) }()
-			for queue > 0 && slots.Stats().Queued[0] == 0 {
+			for cfg.Queue > 0 && slots.Stats().Queued[0] == 0 {
 			}
 			b.ReportAllocs()
 			for b.Loop() {

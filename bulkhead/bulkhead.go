@@ -34,8 +34,8 @@
 //     has been read to its end or closed. Stats.LongestHeld shows a body that is
 //     never closed.
 //   - Every setting but the name and the number of levels can change while calls run and
-//     wait (Update), counts are exact and never go back (Stats), and observers may come
-//     at any time (Observe).
+//     wait (Update), counts are exact and never go back (Stats), and observers can
+//     be added at any time (Observe).
 //   - A [*FullError] tells the patterns around the bulkhead that the call was not made
 //     (Refused in the error protocol of this module), and whether another attempt can
 //     help (Retryable).
@@ -60,8 +60,8 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Bulkhead lets a limited number of calls run at once. It is safe for
-// concurrent use, and built by [New].
+// A Bulkhead lets a limited number of calls run at once. It is safe for concurrent
+// use. [New] makes one.
 type Bulkhead struct {
 	key   string // in a Group
 	own   bool   // its Config came from ConfigFor
@@ -110,7 +110,7 @@ func newBulkhead(r *rules, key string) *Bulkhead {
 
 // Do runs fn when there is a slot for it, and returns its error. It waits for a
 // slot as Config allows. If it gets none, it returns a [*FullError] and does not call
-// fn. If ctx has already ended, it returns why.
+// fn. If ctx has already ended, Do returns why.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	r := b.rules.Load()
 	// Fast path: a free slot, and no levels, costs, adaptive limit or waiters.
@@ -260,7 +260,7 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, maxWait tim
 	left, own := patience(ctx, maxWait)
 	w := &waiter{level: level, cost: n, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
-	queued, refusal := b.join(w, r.Queue, left)
+	queued, refusal := b.join(w, r.Queue, left, own)
 	b.unlock()
 	if refusal != nil {
 		return refusal
@@ -310,7 +310,7 @@ func (b *Bulkhead) await(ctx context.Context, w *waiter, left time.Duration, own
 
 const forever = math.MaxInt64 // as patience
 
-// patience returns how long a call can wait, and whether that is maxWait and not the
+// patience returns how long a call can wait, and whether that is its maxWait and not the
 // deadline of ctx.
 func patience(ctx context.Context, maxWait time.Duration) (left time.Duration, own bool) {
 	left, own = forever, false
@@ -361,7 +361,7 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int) *FullError {
 	if r.Adaptive != nil {
 		highest = r.Adaptive.Max
 	}
-	return &FullError{
+	e := &FullError{
 		Name:     r.Name,
 		Key:      b.key,
 		Reason:   reason,
@@ -372,6 +372,10 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int) *FullError {
 		Queued:   int(b.waiters.Load()),
 		never:    reason == TooCostly && n > r.most(highest, level),
 	}
+	if reason == DeadlineTooClose {
+		e.err = context.DeadlineExceeded
+	}
+	return e
 }
 
 // figures returns the limit and the slots in flight at one moment.

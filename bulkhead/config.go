@@ -25,7 +25,9 @@ type Config struct {
 	// that finds no free slot is refused immediately. Negative means until its ctx ends.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait at once. Zero means 1000. It needs a MaxWait.
+	// Queue is how many calls may wait at once, at most 2 147 483 647. Zero means 1000. If
+	// the queue is full, a call that would be served before a waiting call takes its
+	// place: the call that would be served last is refused. Queue needs a MaxWait.
 	Queue int
 
 	// Order says which of the waiting calls of one level is served first, and so which
@@ -36,9 +38,9 @@ type Config struct {
 	// Priority.
 	Levels int
 
-	// Priority returns the level of a call: 0 is the most important. Its result is
-	// clamped to 0 ... Levels-1. It is called for every call, before any wait, and must
-	// be fast. It needs Levels.
+	// Priority returns the level of a call: 0 is the most important. A value outside
+	// 0 ... Levels-1 is clamped. It is called for every call, before any wait, and must
+	// be fast. Priority needs Levels.
 	Priority func(context.Context) int
 
 	// Reserve[i] is the share of the limit that is kept for level i and the levels more
@@ -47,9 +49,10 @@ type Config struct {
 	// The slots that are kept follow the limit when it changes. They are rounded down,
 	// and leave at least one slot to every level.
 	//
-	// Each share is 0 or more, and their sum is less than 1. There are at most Levels-1
-	// of them, since no level is below the last; missing ones are 0. Nil means
-	// 1/(2*Levels) each.
+	// There are at most Levels-1 shares, each at least 0; their sum is below 1. Missing
+	// ones are 0. Nil means 1/(2 x Levels) for each level but the last, so that the least
+	// important level may use a little more than half of the limit. An empty slice that
+	// is not nil keeps nothing.
 	Reserve []float64
 
 	// Cost returns how many slots a call takes. Nil means 1, and so does a result below
@@ -69,12 +72,13 @@ type Config struct {
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
 	Adaptive *AdaptiveLimit
 
-	// OnReject, if not nil, is called for each call that is refused, with its ctx.
+	// OnReject, if not nil, is called with the call's ctx for each call that is refused.
 	OnReject func(context.Context, *FullError)
 
 	// OnLimit, if not nil, is called after each change of the limit, in order and one
 	// at a time. The ctx is that of the call whose start or end changed the limit, and
-	// context.Background() for a change from outside.
+	// [context.Background] for a change by SetLimit or Update. If changes coincide, one
+	// may get the ctx of another.
 	OnLimit func(context.Context, LimitChange)
 }
 
@@ -105,7 +109,7 @@ func (c Config) clone() Config {
 	return c
 }
 
-// Validate returns an error that names each field that cannot mean anything, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "bulkhead.Config"}
 	if c.Adaptive == nil {
@@ -126,11 +130,11 @@ func (c Config) Validate() error {
 
 func (c Config) validateReserve(f *invalid.Fields) {
 	most := max(c.Levels-1, 0)
-	f.Need(len(c.Reserve) <= most, "Reserve", c.Reserve, fmt.Sprintf("%d shares at most, one less than Levels", most))
+	f.Need(len(c.Reserve) <= most, "Reserve", c.Reserve, fmt.Sprintf("at most %d long, one less than Levels", most))
 	sum := 0.0
 	for level, share := range c.Reserve {
-		f.Need(share >= 0, fmt.Sprintf("Reserve[%d]", level), share, "0 or more")
+		f.Need(share >= 0 && share < 1, fmt.Sprintf("Reserve[%d]", level), share, "at least 0 and less than 1")
 		sum += share
 	}
-	f.Need(!(sum >= 1), "Reserve", c.Reserve, "less than 1 in sum")
+	f.Need(!(sum >= 1), "Reserve", c.Reserve, "shares whose sum is less than 1")
 }

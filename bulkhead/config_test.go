@@ -29,11 +29,11 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 		"negative levels":     {bulkhead.Config{Limit: 1, Levels: -1}, "Levels is -1"},
 		"levels, no priority": {bulkhead.Config{Limit: 1, Levels: 2}, "Levels is 2: must be 0 or 1 where Priority is nil"},
 		"priority, no levels": {bulkhead.Config{Limit: 1, Priority: zero}, "Levels is 0: must be 2 or more where Priority is set"},
-		"reserve, no levels":  {bulkhead.Config{Limit: 5, Reserve: []float64{0.1}}, "Reserve is [0.1]: must be 0 shares at most"},
-		"more reserves":       {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{0.1, 0}}, "Reserve is [0.1 0]: must be 1 shares at most, one less than Levels"},
-		"negative reserve":    {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{-0.1}}, "Reserve[0] is -0.1: must be 0 or more"},
+		"reserve, no levels":  {bulkhead.Config{Limit: 5, Reserve: []float64{0.1}}, "Reserve is [0.1]: must be at most 0 long"},
+		"more reserves":       {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{0.1, 0}}, "Reserve is [0.1 0]: must be at most 1 long, one less than Levels"},
+		"negative reserve":    {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{-0.1}}, "Reserve[0] is -0.1: must be at least 0 and less than 1"},
 		"no number":           {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{math.NaN()}}, "Reserve[0] is NaN"},
-		"reserve of all":      {bulkhead.Config{Limit: 5, Levels: 3, Priority: zero, Reserve: []float64{0.5, 0.5}}, "Reserve is [0.5 0.5]: must be less than 1 in sum"},
+		"reserve of all":      {bulkhead.Config{Limit: 5, Levels: 3, Priority: zero, Reserve: []float64{0.5, 0.5}}, "Reserve is [0.5 0.5]: must be shares whose sum is less than 1"},
 		"negative Min":        {bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Min: -1}}, "Adaptive.Min is -1"},
 		"negative Max":        {bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Max: -1}}, "Adaptive.Max is -1"},
 		"Min above Max":       {bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Min: 5, Max: 4}}, "Adaptive.Min is 5: must be no more than Max"},
@@ -88,6 +88,10 @@ func TestOrderAndOverflowAreWords(t *testing.T) {
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"Overflow":"?"}`), &s), `Overflow is "?": must be "share one" or "refuse new"`)
 	require.Equal(t, "bulkhead.Order(7)", bulkhead.Order(7).String())
 	require.Equal(t, "bulkhead.Overflow(-1)", bulkhead.Overflow(-1).String())
+	_, err := bulkhead.Order(7).MarshalText()
+	require.EqualError(t, err, "bulkhead.Order is 7: must be FIFO, LIFO or CoDel")
+	_, err = bulkhead.Overflow(-1).MarshalText()
+	require.EqualError(t, err, `bulkhead.Overflow is -1: must be "share one" or "refuse new"`)
 }
 
 func TestRefusalsAreByReason(t *testing.T) {

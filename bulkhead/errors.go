@@ -12,30 +12,30 @@ import (
 // ErrFull is matched by every [*FullError].
 var ErrFull = errors.New("bulkhead: full")
 
-// A Reason says why a call was refused, in words. The empty Reason means that it was
-// not.
+// A Reason says why a call was refused, in words. The empty Reason stands for none.
 type Reason string
 
 const (
 	NoSlot           Reason = "no slot"            // no slot was free, and the call was not to wait
 	QueueFull        Reason = "queue full"         // no slot was free, and Queue calls were waiting
 	Displaced        Reason = "displaced"          // a call that is served earlier took its place in a full queue
-	WaitTooLong      Reason = "wait too long"      // it waited for MaxWait
-	DeadlineTooClose Reason = "deadline too close" // it would have waited for longer than MaxWait or its deadline allows
+	WaitTooLong      Reason = "wait too long"      // it waited for MaxWait, or would have had to wait for longer
+	DeadlineTooClose Reason = "deadline too close" // it would have had to wait until after the deadline of its ctx
 	ContextEnded     Reason = "context ended"      // its ctx ended while it waited
 	Shed             Reason = "shed"               // it waited in a queue that has stood for too long; see CoDel
 	TooCostly        Reason = "too costly"         // its cost is more than its level may use
-	TooManyKeys      Reason = "too many keys"      // its key is new to a Group that holds MaxKeys of them; see RefuseNew
+	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 )
 
-// A FullError reports a call that was refused. It matches [ErrFull] and, if the call's
-// ctx ended while it waited, the error and the cause of that ctx.
+// A FullError reports a refused call. It matches [ErrFull]. Depending on its Reason it
+// also matches [context.DeadlineExceeded] (DeadlineTooClose), or the error and the cause
+// of ctx, if that ended while the call waited (ContextEnded, for example).
 //
 // Calls that are refused under the same circumstances share one FullError. Do not
 // modify it.
 type FullError struct {
 	Name     string        // of the bulkhead or its Group
-	Key      string        // of a Group's bulkhead: its first 100 bytes; "(other keys)" for the shared one
+	Key      string        // of a Group's bulkhead: at most the first 100 bytes of its text, or "(other keys)" for the bulkhead of ShareOne
 	Reason   Reason        // why the call was refused
 	Level    int           // of the call; 0 is the most important
 	Cost     int           // of the call, in slots
@@ -44,7 +44,7 @@ type FullError struct {
 	Queued   int           // calls that were waiting then
 	Waited   time.Duration // how long the call had waited
 
-	err   error // why ctx ended
+	err   error // that Unwrap returns
 	never bool  // the limit will not grow to what the call needs
 }
 
@@ -75,7 +75,8 @@ func (e *FullError) Error() string {
 // Is reports whether target is [ErrFull].
 func (e *FullError) Is(target error) bool { return target == ErrFull }
 
-// Unwrap returns why the call's ctx ended while it waited; nil if it did not.
+// Unwrap returns [context.DeadlineExceeded] for DeadlineTooClose, why the call's ctx
+// ended if it did so while the call waited, and nil otherwise.
 func (e *FullError) Unwrap() error { return e.err }
 
 // Retryable reports whether another attempt can help. It cannot if the call costs more

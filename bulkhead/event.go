@@ -20,14 +20,14 @@ type Event struct {
 	Name string // of the bulkhead or its Group
 	Key  string // of a Group's bulkhead, as in FullError
 
-	// Of the call that waited or was refused.
+	// Of Waited and Refused.
 	Level  int
 	Cost   int
-	Waited time.Duration // how long it waited
-	Reason Reason        // why it was refused
-	Err    error         // the [*FullError] of a refusal
+	Waited time.Duration // how long the call waited
+	Reason Reason        // of Refused
+	Err    error         // of Refused: the [*FullError]
 
-	// Of a change of the limit, as in LimitChange.
+	// Of LimitChanged, as in LimitChange.
 	From, To      int
 	Latency, Base time.Duration
 	Probe         bool
@@ -45,17 +45,18 @@ type LimitChange struct {
 	Probe   bool          // lowered for a few latencies, to learn Base
 }
 
-// Observe has f told of each event from now on, until stop is called. f is called
-// synchronously, with no lock held: of changes of the limit one at a time and in order,
-// after [Config].OnLimit; of a call on its own goroutine, of a refusal after OnReject. A
-// call that waited is told of before its function runs. A second call of stop does
-// nothing.
+// Observe calls f with each event from now on, until stop is called: synchronously, and
+// while no lock is held. The kinds are LimitChanged, one at a time and in order, each
+// after [Config].OnLimit; Waited, on the goroutine of the call and before its function
+// runs; and Refused, on the goroutine of the call and after OnReject. A second call of
+// stop does nothing.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-// Observe has f told of each event of each bulkhead of the group, as [Bulkhead.Observe]
-// does, and of calls that are refused for their key.
+// Observe calls f with each event of each bulkhead of the group from now on, until stop
+// is called, as [Bulkhead.Observe] does. In addition there are the calls that are refused
+// for their key.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }

@@ -18,22 +18,22 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// DefaultMaxKeys is how many bulkheads a [Group] holds if GroupConfig.MaxKeys is 0.
+// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
 const DefaultMaxKeys = 10_000
 
 const defaultIdleAfter = 10 * time.Minute
 
-// GroupConfig says what the bulkheads of a [Group] are like.
+// GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
 	// Config is that of every bulkhead in the group. Its Name is the group's.
 	Config Config
 
-	// ConfigFor, if not nil, returns the Config of the bulkhead of a key in the place of
+	// ConfigFor, if not nil, returns the Config of the bulkhead of a key, instead of
 	// Config. Its Name is ignored. It must be valid: a call for a key panics otherwise.
 	// ConfigFor may be called more than once for a key, by several goroutines.
 	ConfigFor func(K) Config
 
-	// MaxKeys is the most bulkheads held at once. Zero means DefaultMaxKeys.
+	// MaxKeys is how many bulkheads are held at once, at most. Zero means [DefaultMaxKeys].
 	MaxKeys int
 
 	// IdleAfter is how long a bulkhead must have had no call to be forgotten, with what
@@ -41,8 +41,9 @@ type GroupConfig[K comparable] struct {
 	// means that bulkheads are forgotten only to make room.
 	IdleAfter time.Duration
 
-	// Overflow says what becomes of a call with a new key when MaxKeys bulkheads are
-	// held and none of them can be forgotten. Zero means ShareOne.
+	// Overflow says what happens to a call with a new key when MaxKeys bulkheads are held
+	// and none of them can be forgotten, and to a key that is not equal to itself, such as
+	// NaN. Zero means ShareOne.
 	Overflow Overflow
 }
 
@@ -53,7 +54,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	return c
 }
 
-// Validate returns an error that names each field that cannot mean anything, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	return errors.Join(c.validate(), c.Config.Validate())
 }
@@ -66,8 +67,8 @@ func (c GroupConfig[K]) validate() error {
 	return f.Err()
 }
 
-// Overflow says what a [Group] does with a call for which it has no room to make a
-// bulkhead.
+// An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
+// bulkheads and can forget none of them.
 type Overflow int
 
 const (
@@ -89,14 +90,20 @@ func (o Overflow) String() string {
 	return overflows[o]
 }
 
-// MarshalText returns what String returns.
-func (o Overflow) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+// MarshalText returns the text of String. It returns an error for any other value than
+// the constants.
+func (o Overflow) MarshalText() ([]byte, error) {
+	if o < ShareOne || o > RefuseNew {
+		return nil, fmt.Errorf("bulkhead.Overflow is %d: must be %q or %q", int(o), ShareOne, RefuseNew)
+	}
+	return []byte(o.String()), nil
+}
 
-// UnmarshalText reads what MarshalText returns.
+// UnmarshalText accepts the texts of String.
 func (o *Overflow) UnmarshalText(text []byte) error {
 	i := slices.Index(overflows, string(text))
 	if i < 0 {
-		return fmt.Errorf("bulkhead: Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
+		return fmt.Errorf("bulkhead.Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
 	}
 	*o = Overflow(i)
 	return nil
@@ -108,8 +115,7 @@ func (o *Overflow) UnmarshalText(text []byte) error {
 // The first call with a key makes its bulkhead. A bulkhead that is idle is forgotten,
 // but never while it has a call, running or waiting. A new key in a full group takes
 // the place of a bulkhead without calls; the group looks at a few of them, and if each
-// has calls, Overflow says what happens. A key that does not equal itself, such as NaN,
-// never has a bulkhead of its own, and Overflow holds for it too.
+// has calls, Overflow says what happens. [NewGroup] makes a Group.
 type Group[K comparable] struct {
 	updates   sync.Mutex // held during an Update
 	rules     atomic.Pointer[groupRules[K]]
@@ -120,7 +126,7 @@ type Group[K comparable] struct {
 	forgotten [keyed.Shards]Totals // of the bulkheads dropped from a shard, whose lock guards it
 }
 
-// NewGroup returns an empty Group. It panics with the error of cfg.Validate, if
+// NewGroup returns a Group without bulkheads. It panics with the error of cfg.Validate, if
 // there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
@@ -194,8 +200,7 @@ func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Co
 	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
-// By returns middleware that runs a function under [Group.Do] with the key that the
-// call's ctx has.
+// By returns middleware that runs a function under [Group.Do], for the key of its ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }

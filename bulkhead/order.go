@@ -39,14 +39,20 @@ func (o Order) String() string {
 	return orders[o]
 }
 
-// MarshalText returns what String returns.
-func (o Order) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+// MarshalText returns the text of String. It returns an error for any other value than
+// the constants.
+func (o Order) MarshalText() ([]byte, error) {
+	if o < FIFO || o > CoDel {
+		return nil, fmt.Errorf("bulkhead.Order is %d: must be FIFO, LIFO or CoDel", int(o))
+	}
+	return []byte(o.String()), nil
+}
 
-// UnmarshalText reads what MarshalText returns.
+// UnmarshalText accepts the texts of String.
 func (o *Order) UnmarshalText(text []byte) error {
 	i := slices.Index(orders, string(text))
 	if i < 0 {
-		return fmt.Errorf("bulkhead: Order is %q: must be FIFO, LIFO or CoDel", text)
+		return fmt.Errorf("bulkhead.Order is %q: must be FIFO, LIFO or CoDel", text)
 	}
 	*o = Order(i)
 	return nil

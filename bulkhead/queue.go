@@ -97,9 +97,9 @@ func (l *line) behind(w *waiter, newestFirst bool) *waiter {
 }
 
 // join takes the slots of a call or puts the call into the queue as w, if fewer than
-// places calls wait. If it is neither queued nor refused, the call has its slots. The
-// mutex is held.
-func (b *Bulkhead) join(w *waiter, places int, patience time.Duration) (queued bool, refusal *FullError) {
+// places calls wait. left and own are those of patience. If the call is neither queued
+// nor refused, it has its slots. The mutex is held.
+func (b *Bulkhead) join(w *waiter, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
 	r, level, n, now := b.rules.Load(), w.level, w.cost, w.since
 	var word uint64
 	var displaced *waiter
@@ -117,8 +117,12 @@ func (b *Bulkhead) join(w *waiter, places int, patience time.Duration) (queued b
 		if n > r.most(int(b.limit.Load()), level) { // the limit may have shrunk since try looked
 			return false, b.refusal(r, TooCostly, level, n)
 		}
-		if r.Order == FIFO && patience < forever && b.queue.pace.least(b.ahead(level)+n) > patience {
-			return false, b.refusal(r, DeadlineTooClose, level, n)
+		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(level)+n) > left {
+			reason := DeadlineTooClose
+			if own {
+				reason = WaitTooLong
+			}
+			return false, b.refusal(r, reason, level, n)
 		}
 		// This fails if a slot was given back since admit looked.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {

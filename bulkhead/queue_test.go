@@ -518,6 +518,7 @@ func TestADeadlineThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 		var full *bulkhead.FullError
 		require.ErrorAs(t, err, &full)
 		require.Equal(t, bulkhead.DeadlineTooClose, full.Reason)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Zero(t, time.Since(start))
 
 		// A deadline that may be met is tried.
@@ -541,7 +542,8 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 			go func() { _ = b.Do(t.Context(), nothing) }()
 		}
 		synctest.Wait()
-		require.Positive(t, b.Stats().Refusals.DeadlineTooClose)
+		require.Positive(t, b.Stats().Refusals.WaitTooLong)
+		require.Zero(t, b.Stats().Refusals.DeadlineTooClose)
 		time.Sleep(time.Minute)
 		requireIdle(t, b)
 	})

@@ -3,13 +3,15 @@ package bulkhead
 import (
 	"context"
 	"fmt"
+
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // SetLimit changes the limit. When it grows, waiting calls get the new slots at once.
 // When it shrinks, calls in flight finish, and no slot is given away until fewer than n
 // are taken; a waiting call that has become too costly is refused.
 //
-// SetLimit is the short form of an [Bulkhead.Update] of Limit. An adaptive limit goes on
+// SetLimit is the short form of a [Bulkhead.Update] of Limit. An adaptive limit goes on
 // from n, which its Config does not show. The error says what n may be: 1 or more, or
 // within Min and Max of an adaptive limit.
 func (b *Bulkhead) SetLimit(n int) error {
@@ -29,11 +31,11 @@ func (b *Bulkhead) setLimit(n int) error {
 		least, most = r.Adaptive.Min, r.Adaptive.Max
 	}
 	if n < least || n > most {
-		name := r.Name
-		if name != "" {
-			name += ": "
+		label := keyed.Label(r.Name, b.key)
+		if label != "" {
+			label += ": "
 		}
-		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", name, n, least, most)
+		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", label, n, least, most)
 	}
 	a := r.adaptive
 	switch {
@@ -92,7 +94,8 @@ func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
 	return false
 }
 
-// refuseTooCostly takes the calls out of the queue that would wait for ever.
+// refuseTooCostly takes the calls out of the queue that would wait for ever. The mutex is
+// held.
 func (b *Bulkhead) refuseTooCostly(r *rules) {
 	limit := int(b.limit.Load())
 	for level := range b.queue.lines {

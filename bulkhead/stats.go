@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Totals count since New. They never go back: neither an Update nor the members that a
-// Group forgets reset them.
+// Totals are counted from New or NewGroup on. They never go back: neither an Update nor
+// a bulkhead that a Group forgets resets them.
 type Totals struct {
 	Admitted int64         // calls that got their slots
-	Refused  int64         // calls that did not; a call whose ctx had ended before is in neither
+	Refused  int64         // calls that did not; a call whose ctx had already ended is in neither
 	Refusals Refusals      // the calls of Refused, by reason
 	Waited   int64         // calls of Admitted that had to wait
-	WaitTime time.Duration // how long these have waited, together
+	WaitTime time.Duration // how long these calls waited, in all
 }
 
 func (t *Totals) add(more Totals) {
@@ -32,7 +32,7 @@ type Stats struct {
 
 	Limit    int   // slots
 	InFlight int   // slots that are taken; above Limit after that has shrunk
-	Queued   []int // calls that wait, by level
+	Queued   []int // calls that wait now, by level
 
 	LongestWait time.Duration // how long the oldest of the calls that wait now has waited
 
@@ -58,7 +58,7 @@ type GroupStats struct {
 	LongestHeld time.Duration
 }
 
-// Refusals are numbers of refused calls, by [Reason].
+// Refusals counts refused calls by their [Reason].
 type Refusals struct {
 	NoSlot           int64
 	QueueFull        int64

@@ -16,7 +16,7 @@ import (
 
 // AdaptiveConfig says how an [Adaptive] works.
 type AdaptiveConfig struct {
-	// Name appears in errors and events. Optional.
+	// Name appears in errors, events and figures. Optional.
 	Name string
 
 	// K is how many calls are sent for each call that the server accepts: above 1, at
@@ -57,7 +57,7 @@ type AdaptiveConfig struct {
 	OnReject func(context.Context, *LimitedError)
 }
 
-// Validate returns an error that lists the invalid fields, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c AdaptiveConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
 	c.validate(&f)
@@ -165,8 +165,8 @@ func (s *step) resize(levels int) {
 }
 
 // Do runs fn and returns its error. If it sheds the call, it returns a [*LimitedError]
-// and does not run fn; RetryAfter is 0, as nobody knows when the server will have
-// recovered. If ctx has already ended, Do returns why.
+// and does not run fn; its RetryAfter is 0, since it is not known when the server will
+// have recovered. If ctx has already ended, Do returns why.
 func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -278,6 +278,11 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 	then.accepts--
 	a.sum.accepts--
 	if what == neither {
+		// Fewer levels may have moved the count of the call up, and more levels may have
+		// come since.
+		for level > 0 && then.requests[level] == 0 {
+			level--
+		}
 		then.requests[level]--
 		a.sum.requests[level]--
 	}

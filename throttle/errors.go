@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // ErrLimited is matched by every [*LimitedError].
@@ -27,7 +29,7 @@ const (
 	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
 	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
 	TooCostly        Reason = "too costly"         // the call takes more tokens than its level may spend at once: it can never be admitted
-	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys
+	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 	Outage           Reason = "outage"             // a Shared could not reach Redis
 	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably refuse it
 )
@@ -39,8 +41,8 @@ const never = time.Duration(math.MaxInt64)
 // Reason it also matches [context.DeadlineExceeded] (DeadlineTooClose), the error and
 // the cause of ctx (ContextEnded), or [ErrOutage] and the error of Eval (Outage).
 type LimitedError struct {
-	Name   string        // of the policy
-	Key    string        // of the member of a Group or the limit of a Shared: the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
+	Name   string        // of the Limiter, Group, Shared or Adaptive
+	Key    string        // of the member of a Group or the limit of a Shared: at most the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time
 	Level  int           // of the call; 0 is the most important
@@ -52,11 +54,8 @@ type LimitedError struct {
 func (e *LimitedError) Error() string {
 	var text strings.Builder
 	text.WriteString("throttle: ")
-	switch {
-	case e.Name != "" && e.Key != "":
-		text.WriteString(e.Name + "[" + e.Key + "]: ")
-	case e.Name != "" || e.Key != "":
-		text.WriteString(e.Name + e.Key + ": ")
+	if label := keyed.Label(e.Name, e.Key); label != "" {
+		text.WriteString(label + ": ")
 	}
 	if e.Reason == TooCostly {
 		fmt.Fprintf(&text, "limited (too costly): %d tokens at level %d are more than a burst of %d can give", e.Cost, e.Level, e.Limit)

@@ -16,13 +16,13 @@ const (
 	Waited      EventKind = "waited"    // a call was admitted after a wait for its tokens
 	OutageBegan EventKind = "outage"    // Redis no longer answers a Shared, for the hash slot of a key
 	Recovered   EventKind = "recovered" // Redis answers again, for the hash slot of a key
-	Evicted     EventKind = "evicted"   // a Group has dropped a key
+	Evicted     EventKind = "evicted"   // a Group has forgotten a key
 )
 
 // An Event is what an observer is told.
 type Event struct {
 	Kind EventKind
-	Name string // of the policy
+	Name string // of the Limiter, Group, Shared or Adaptive
 	Key  string // of the member of a Group or the limit of a Shared, as in LimitedError
 
 	Reason Reason        // of Refused
@@ -35,13 +35,14 @@ type Event struct {
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with
 // the ctx of the call, and while no lock is held. The kinds are Refused, which comes
-// after OnReject, and Waited. Allow and Take cause no events, as their result tells all.
+// after OnReject, and Waited, before the function of the call runs. Allow and Take cause
+// no events, as their result tells all. A second call of stop does nothing.
 func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
 
 // Observe calls f with each event of each key from now on, until stop is called, as
-// [Limiter.Observe] does. In addition there is Evicted.
+// [Limiter.Observe] does. In addition there is Evicted, with the ctx that OnEvict gets.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }

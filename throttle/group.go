@@ -13,19 +13,21 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
 const DefaultMaxKeys = 100_000
 
-// An Overflow says what a [Group] does with a new key when it holds MaxKeys keys and
-// can drop none of them.
+// An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
+// keys and can forget none of them.
 type Overflow int
 
 const (
-	// ShareOne puts all such keys together under one limit, as Config has it.
+	// ShareOne puts all such keys together under one limit, as Config has it, whose Key
+	// is "(other keys)".
 	ShareOne Overflow = iota
-	// RefuseNew refuses the calls of such keys.
+	// RefuseNew refuses the call: [TooManyKeys].
 	RefuseNew
 )
 
@@ -39,7 +41,7 @@ type GroupConfig[K comparable] struct {
 	// 10 000.
 	MaxWaiting int
 
-	// MaxKeys is how many keys are held at once. Zero means [DefaultMaxKeys]. A key
+	// MaxKeys is how many keys are held at once, at most. Zero means [DefaultMaxKeys]. A key
 	// that is a string takes at most 80 bytes and a copy of its text.
 	MaxKeys int
 
@@ -48,19 +50,19 @@ type GroupConfig[K comparable] struct {
 	// that it is kept until its room is needed.
 	IdleAfter time.Duration
 
-	// Overflow says what happens to a new key when there are MaxKeys, and to a key
-	// that is not equal to itself, such as NaN. Zero means ShareOne. Choose keys that
+	// Overflow says what happens to a call with a new key when MaxKeys keys are held and
+	// none of them can be forgotten, and to a key that is not equal to itself, such as NaN. Zero means ShareOne. Choose keys that
 	// an attacker cannot make up for free.
 	Overflow Overflow
 
-	// OnEvict, if not nil, is called with each key that is dropped and what it has
+	// OnEvict, if not nil, is called with each key that is forgotten and what it has
 	// used since it came. The call that brought a new key calls it, with its ctx or, in
 	// methods without one, with [context.Background]. Together with Top it makes a full
 	// account.
 	OnEvict func(context.Context, Usage[K])
 }
 
-// Validate returns an error that lists the invalid fields, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	c.Config.validate(&f)
@@ -91,7 +93,8 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // one.
 //
 // A key whose burst has refilled is the same as one that was never seen. So such keys
-// are dropped after a while, a few whenever a new key comes. At most MaxKeys are held.
+// are forgotten after a while, a few whenever a new key comes. At most MaxKeys are held,
+// apart from keys that Set adds.
 type Group[K comparable] struct {
 	cfg       atomic.Pointer[GroupConfig[K]] // with its defaults filled in; never written to
 	observers observers
@@ -127,7 +130,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	for i := range g.shards {
 		g.shards[i].begin(t)
 	}
-	g.overflow = g.newOwn("(other keys)", t)
+	g.overflow = g.newOwn(keyed.Other, t)
 	return g
 }
 
@@ -177,7 +180,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 		return nil
 	}
 	err := &LimitedError{
-		Name: cfg.Name, Key: keyText(key), Reason: r.why, Limit: r.m.burst,
+		Name: cfg.Name, Key: keyed.Text(key), Reason: r.why, Limit: r.m.burst,
 		Level: level, Cost: n, After: r.after(n, level),
 	}
 	report(ctx, cfg.OnReject, &g.observers, err, 0)
@@ -226,7 +229,7 @@ func (g *Group[K]) Peek(key K) Decision {
 		return s.own[key].Peek()
 	case i >= 0:
 		m.tat = s.table.slots[i].tat
-	case g.reserve(s, key, m):
+	case g.countKey(s, key, m):
 		g.keys.Add(-1)
 	case g.cfg.Load().Overflow == ShareOne:
 		return g.overflow.Peek()

@@ -332,7 +332,7 @@ func TestGroupUnderMadeUpKeys(t *testing.T) {
 		for range 10 {
 			err := g.Do(t.Context(), "one more", ok)
 			if err != nil {
-				require.EqualError(t, err, "throttle: (other keys): limited (over the limit), retry after 1s")
+				require.EqualError(t, err, "throttle: [(other keys)]: limited (over the limit), retry after 1s")
 			}
 		}
 	})

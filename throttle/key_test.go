@@ -76,7 +76,7 @@ func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
 	require.True(t, g.Allow(long))
 	for _, err := range []error{g.Wait(t.Context(), long), s.Wait(t.Context())} {
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
-		require.Equal(t, strings.Repeat("\u00e4", 50)+"...", limited.Key)
+		require.Equal(t, strings.Repeat("\u00e4", 50), limited.Key)
 		require.Less(t, len(err.Error()), 200)
 	}
 	require.True(t, g.Allow("x"+long))
@@ -86,7 +86,7 @@ func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
 
 	numbers := throttle.NewGroup(throttle.GroupConfig[number]{Config: throttle.Config{Rate: 1e-3, Burst: 1}})
 	require.True(t, numbers.Allow(7))
-	require.ErrorContains(t, numbers.Wait(t.Context(), 7), "throttle: 7: limited")
+	require.ErrorContains(t, numbers.Wait(t.Context(), 7), "throttle: [7]: limited")
 }
 
 // Peek agrees with Take, also for a key without room.

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
@@ -84,7 +85,7 @@ func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
 	defer o.mu.Unlock()
 	if o.slots[slot] == nil {
 		o.begun.Add(1)
-		o.add(Event{Kind: OutageBegan, Name: t.cfg.Name, Key: shorten(c.key), Err: cause})
+		o.add(Event{Kind: OutageBegan, Name: t.cfg.Name, Key: keyed.Text(c.key), Err: cause})
 	}
 	if o.slots == nil {
 		o.slots = make(map[uint16]*outage)
@@ -107,7 +108,7 @@ func (o *outages) ended(t *sharedTerms, c sharedCall) {
 	}
 	delete(o.slots, slot)
 	o.down.Store(int64(len(o.slots)))
-	o.add(Event{Kind: Recovered, Name: t.cfg.Name, Key: shorten(c.key)})
+	o.add(Event{Kind: Recovered, Name: t.cfg.Name, Key: keyed.Text(c.key)})
 }
 
 func (o *outages) add(e Event) {

@@ -53,7 +53,7 @@ type waiters struct {
 
 // wait takes the tokens of a call, if need be after a wait in line.
 func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
-	w, after, why := l.reserve(ctx, cfg, n, level)
+	w, after, why := l.lineUp(ctx, cfg, n, level)
 	refused := &LimitedError{Reason: why, Cost: n, Level: level, After: after}
 	switch {
 	case why == DeadlineTooClose:
@@ -104,10 +104,10 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	return l.refuse(ctx, cfg, refused, waited)
 }
 
-// reserve takes n tokens, and returns a waiter in line if they are not there yet. Or
-// it returns why the call is refused, and when it could be admitted. All waiters that
+// lineUp takes n tokens, and returns a waiter in line if they are not there yet. Or it
+// returns why the call is refused, and when it could be admitted. All waiters that
 // are due have been granted before.
-func (l *Limiter) reserve(ctx context.Context, cfg *Config, n, level int) (w *waiter, after time.Duration, why Reason) {
+func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, after time.Duration, why Reason) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()

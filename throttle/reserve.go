@@ -36,12 +36,13 @@ func reserveOf(levels int, reserve []float64) []float64 {
 	return slices.Repeat([]float64{1 / float64(2*levels)}, levels-1)
 }
 
-// roomOf returns how many tokens of burst a level may spend at once: those that are
-// not reserved for the levels above it.
+// roomOf returns how many tokens of burst a level may spend at once, at least one: those
+// that are not kept for the levels above it.
 func roomOf(burst int, reserve []float64, level int) int {
 	sum := 0.0
 	for _, share := range reserve[:min(level, len(reserve))] {
 		sum += share
 	}
-	return burst - int(float64(burst)*sum+1e-9) // a product that is meant to be whole may fall short of it
+	const rounding = 1e-9 // a share of a whole number of tokens may fall short of it
+	return burst - min(int(float64(burst)*sum+rounding), burst-1)
 }

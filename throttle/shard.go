@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // A shard holds a part of the keys. A call holds its lock for one look-up. Only growing
@@ -75,7 +77,7 @@ func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	if idleAfter := g.cfg.Load().IdleAfter; idleAfter > 0 {
 		g.sweep(s, 4, m.at(max(m.elapsed-idleAfter, 0)))
 	}
-	if !g.reserve(s, key, m) {
+	if !g.countKey(s, key, m) {
 		return -1
 	}
 	i := s.table.insert(tag, ownText(key))
@@ -83,8 +85,8 @@ func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	return i
 }
 
-// reserve counts a new key, if there is room for it.
-func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
+// countKey counts a new key, if there is room for it.
+func (g *Group[K]) countKey(s *shard[K], key K, m measure) bool {
 	if key != key { // NaN: the table would never find it again
 		return false
 	}
@@ -97,7 +99,7 @@ func (g *Group[K]) reserve(s *shard[K], key K, m measure) bool {
 
 // makeRoom looks for keys whose burst has refilled, and drops them: in s, and in some
 // other shards that are not locked. It does not search for long. It reports whether
-// there is room for the key that reserve has counted.
+// there is room for the key that countKey has counted.
 func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 	g.sweep(s, 64, now)
 	first := rand.IntN(len(g.shards))
@@ -142,7 +144,7 @@ func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 			cfg.OnEvict(ctx, u)
 		}
 		if g.observers.Any() {
-			g.observers.Tell(ctx, Event{Kind: Evicted, Name: cfg.Config.Name, Key: keyText(u.Key), Spent: u.Spent, Refused: u.Refused})
+			g.observers.Tell(ctx, Event{Kind: Evicted, Name: cfg.Config.Name, Key: keyed.Text(u.Key), Spent: u.Spent, Refused: u.Refused})
 		}
 	}
 }
@@ -153,7 +155,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 	if slot.tag&apart != 0 {
 		return s.own[slot.key]
 	}
-	o := &own{Limiter: g.newOwn(keyText(slot.key), s.terms)}
+	o := &own{Limiter: g.newOwn(keyed.Text(slot.key), s.terms)}
 	o.tat.Store(slot.tat)
 	slot.tag |= apart
 	if s.own == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // An OutagePolicy says what a [Shared] does while it cannot reach Redis.
@@ -34,7 +35,7 @@ const (
 // SharedConfig says how a [Shared] works.
 type SharedConfig struct {
 	// Name is the name of the limit: all instances with the same Prefix and Name share
-	// one. It appears in errors and events. It is required.
+	// one. It appears in errors, events and figures. It is required.
 	Name string
 
 	// Prefix begins each key in Redis. The Name follows and, if there is a Key, a slash
@@ -102,7 +103,7 @@ type SharedConfig struct {
 	OnError func(context.Context, error)
 }
 
-// Validate returns an error that lists the invalid fields, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c SharedConfig) Validate() error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
 	c.validate(&f)
@@ -266,7 +267,7 @@ func (s *Shared) Wait(ctx context.Context) error {
 		return nil
 	}
 	err := &LimitedError{
-		Name: t.cfg.Name, Key: shorten(c.key), Reason: why, Limit: d.Limit,
+		Name: t.cfg.Name, Key: keyed.Text(c.key), Reason: why, Limit: d.Limit,
 		Level: c.level, Cost: c.n, After: d.RetryAfter, Err: cause,
 	}
 	report(ctx, t.cfg.OnReject, &s.observers, err, 0)
@@ -281,6 +282,10 @@ func (s *Shared) Allow(ctx context.Context) bool { return s.Take(ctx, 1).OK }
 // Take takes n tokens of the limit of ctx, if all of them are there. It calls Key and
 // Priority, but not Cost or OnReject. If n is 0 or less, Take takes none and admits. It
 // admits nothing once ctx has ended.
+//
+// Remaining and ResetAfter are known from an answer of Redis. Without one, ResetAfter is
+// 0, and Remaining is at most the number of tokens that a Batch still holds. During an
+// outage with LimitLocally, both are those of this instance's part of the limit.
 func (s *Shared) Take(ctx context.Context, n int) Decision {
 	t := s.terms.Load()
 	if ctx.Err() != nil {

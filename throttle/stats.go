@@ -20,7 +20,7 @@ type Stats struct {
 	Waiting int // calls that wait now
 }
 
-// Stats returns what the limiter has done so far.
+// Stats returns a snapshot.
 func (l *Limiter) Stats() Stats {
 	s := l.counters()
 	s.Level = l.Level()
@@ -43,8 +43,8 @@ func (l *Limiter) counters() Stats {
 	}
 }
 
-// GroupStats is a snapshot of what a [Group] has done, for the keys that it has dropped,
-// too. Its counters never go back.
+// GroupStats is a snapshot of what a [Group] has done, also for the keys that it has
+// forgotten. Its counters never go back.
 type GroupStats struct {
 	Admitted int64         // calls
 	Refused  int64         // calls
@@ -53,14 +53,14 @@ type GroupStats struct {
 	Refunded int64         // tokens that were given back
 	Waited   int64         // calls that were admitted after a wait
 	WaitTime time.Duration // how long these calls waited, in all
-	Evicted  int64         // keys that were dropped
-	Overflow int64         // calls, of the above, whose key found no room
+	Evicted  int64         // keys that were forgotten
+	Overflow int64         // calls of Admitted and Refused whose key found no room
 
-	Keys    int // that are held now
+	Keys    int // keys that are held now
 	Waiting int // calls that wait now
 }
 
-// Stats returns what the group has done so far.
+// Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
 	var all shardStats
 	for i := range g.shards {
@@ -113,7 +113,7 @@ type SharedStats struct {
 	Down bool // whether there is an outage now, of at least one hash slot
 }
 
-// Stats returns what the limiter has done so far.
+// Stats returns a snapshot.
 func (s *Shared) Stats() SharedStats {
 	reasons := s.refused.load()
 	return SharedStats{
@@ -133,7 +133,7 @@ type AdaptiveStats struct {
 	Probability float64 // of shedding a call of the least important level now
 }
 
-// Stats returns what the Adaptive has done so far.
+// Stats returns a snapshot.
 func (a *Adaptive) Stats() AdaptiveStats {
 	a.mu.Lock()
 	defer a.mu.Unlock()

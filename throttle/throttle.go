@@ -21,7 +21,7 @@
 //     that Cost returns. A call that fails has spent its tokens all the same;
 //     [Limiter.Refund] gives them back.
 //   - A refused call learns from [LimitedError.RetryAfter] when to come back.
-//   - With a MaxWait, a call waits for its tokens in a queue: behind calls of more
+//   - With a MaxWait, a call waits for its tokens in a queue: behind the calls of more
 //     important levels and earlier calls of its own level. A call that could not get
 //     its tokens in time is refused immediately.
 //   - With Levels, the less important calls are refused first, as Reserve says, and
@@ -54,7 +54,7 @@ import (
 
 // Config says how a [Limiter] works.
 type Config struct {
-	// Name appears in errors and events. Optional.
+	// Name appears in errors, events and figures. Optional.
 	Name string
 
 	// Rate is the number of tokens a second: above 0, at most 1e12. It is required.
@@ -73,7 +73,7 @@ type Config struct {
 	// rate exactly: if a timer is late, all calls that are due are released together.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait. Zero means 1000. If the queue is full, a call
+	// Queue is how many calls may wait at once. Zero means 1000. If the queue is full, a call
 	// that is more important than one of the waiting calls takes its place: the last
 	// call of the least important level is refused. Queue needs a MaxWait.
 	Queue int
@@ -88,17 +88,19 @@ type Config struct {
 
 	// Reserve[i] is the share of Burst that is kept for level i and the levels above
 	// it. The shares add up: level j may spend Burst x (1 - Reserve[0] - ... -
-	// Reserve[j-1]), where the reserved part is rounded down to whole tokens. With a
-	// Burst of 10 and a Reserve of {0.5}, a call of level 1 is admitted only if it
-	// leaves 5 tokens. There are at most Levels-1 shares, each at least 0; their sum
-	// is below 1. Nil means 1/(2 x Levels) for each level but the last, so that the
+	// Reserve[j-1]). The tokens that are kept are rounded down, and leave at least one
+	// token to every level. With a Burst of 10 and a Reserve of {0.5}, a call of level 1
+	// is admitted only if it leaves 5 tokens.
+	//
+	// There are at most Levels-1 shares, each at least 0; their sum is below 1. Missing
+	// ones are 0. Nil means 1/(2 x Levels) for each level but the last, so that the
 	// least important level may spend a little more than half of Burst. An empty slice
 	// that is not nil keeps nothing.
 	Reserve []float64
 
 	// Cost returns how many tokens a call takes. Nil means 1. A call that takes 0
 	// or fewer is always admitted. A call that takes more than its level may spend at
-	// once is never admitted.
+	// once is refused immediately: [TooCostly].
 	Cost func(context.Context) int
 
 	// OnReject, if not nil, is called with the call's ctx for each call that Do or
@@ -106,7 +108,7 @@ type Config struct {
 	OnReject func(context.Context, *LimitedError)
 }
 
-// Validate returns an error that lists the invalid fields, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	c.validate(&f)

@@ -301,6 +301,7 @@ func TestReserveAddsUp(t *testing.T) {
 		{[]float64{0, 0.7}, 10, []int{10, 10, 3}},
 		{[]float64{0.3, 0.3}, 10, []int{10, 7, 4}},
 		{[]float64{0.25, 0.25}, 3, []int{3, 3, 2}},
+		{[]float64{0, 1 - 1e-12}, 1, []int{1, 1, 1}},
 	} {
 		for level, want := range c.want {
 			for _, setRate := range []bool{false, true} {

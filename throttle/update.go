@@ -13,7 +13,7 @@ import (
 // Name returns the Name of the Config.
 func (l *Limiter) Name() string { return l.epoch.Load().cfg.Name }
 
-// Config returns the present configuration with its defaults filled in.
+// Config returns the present Config, with its defaults filled in.
 func (l *Limiter) Config() Config { return l.epoch.Load().cfg.clone() }
 
 func (c Config) clone() Config {
@@ -77,7 +77,7 @@ func (l *Limiter) use(cfg Config) {
 // Name returns the Name of the Config.
 func (g *Group[K]) Name() string { return g.cfg.Load().Config.Name }
 
-// Config returns the present configuration with its defaults filled in.
+// Config returns the present GroupConfig, with its defaults filled in.
 func (g *Group[K]) Config() GroupConfig[K] {
 	c := *g.cfg.Load()
 	c.Config = c.Config.clone()
@@ -165,7 +165,7 @@ func (s *shard[K]) use(cfg *Config) {
 // Name returns the Name of the SharedConfig.
 func (s *Shared) Name() string { return s.terms.Load().cfg.Name }
 
-// Config returns the present configuration with its defaults filled in.
+// Config returns the present SharedConfig, with its defaults filled in.
 func (s *Shared) Config() SharedConfig { return s.terms.Load().cfg.clone() }
 
 func (c SharedConfig) clone() SharedConfig {
@@ -235,7 +235,7 @@ func (g *Group[K]) follow(next GroupConfig[K]) error {
 // Name returns the Name of the AdaptiveConfig.
 func (a *Adaptive) Name() string { return a.cfg.Load().Name }
 
-// Config returns the present configuration with its defaults filled in.
+// Config returns the present AdaptiveConfig, with its defaults filled in.
 func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
 
 // Update changes the configuration as [Limiter.Update] does.

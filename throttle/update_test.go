@@ -675,6 +675,24 @@ func TestAdaptiveUpdateUnderCalls(t *testing.T) {
 	})
 }
 
+// A call that says nothing about the server is taken out of the counts, also if its
+// level went and came back meanwhile.
+func TestAdaptiveUpdateOfLevelsThatComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAdaptive(throttle.AdaptiveConfig{Levels: 3, Priority: levelOf}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		require.ErrorIs(t, a.Do(at(ctx, 2), func(context.Context) error {
+			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 1, nil }))
+			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 3, levelOf }))
+			cancel()
+			return context.Canceled
+		}), context.Canceled)
+		require.Zero(t, a.Stats().Probability)
+		require.ErrorIs(t, a.Do(at(t.Context(), 2), func(context.Context) error { return errOverloaded }), errOverloaded)
+		require.InDelta(t, 1.0/2, a.Stats().Probability, 1e-12, "1 request, none accepted")
+	})
+}
+
 func TestAdaptiveUpdateUnderLoad(t *testing.T) {
 	a := newAdaptive(throttle.AdaptiveConfig{Levels: 2, Priority: func(context.Context) int { return 3 }}, 1)
 	a.SetRand(func() float64 { return 1 }) // sends all

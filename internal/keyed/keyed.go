@@ -26,6 +26,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // Shards is the number of shards of a [Map].
@@ -111,13 +112,23 @@ const (
 // of their own share.
 const Other = "(other keys)"
 
-// Text returns the text of a key in errors, events and figures: its first 100 bytes.
+const maxText = 100
+
+// Text returns the text of a key in errors, events and figures: at most its first 100
+// bytes, and no part of a character.
 func Text[K any](key K) string {
 	text, ok := any(key).(string)
 	if !ok {
 		text = fmt.Sprint(key)
 	}
-	return strings.Clone(text[:min(len(text), 100)])
+	if len(text) <= maxText {
+		return strings.Clone(text)
+	}
+	end := maxText
+	for end > maxText-utf8.UTFMax && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return strings.Clone(text[:end])
 }
 
 // Label returns how an error shows the member of a key: "users[tenant 7]". Either part may

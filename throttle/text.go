@@ -11,7 +11,7 @@ var (
 	outageWords   = []string{LimitLocally: "limit locally", RefuseAll: "refuse all", AdmitAll: "admit all"}
 )
 
-// String returns the policy in words: "share one".
+// String returns "share one" or "refuse new".
 func (o Overflow) String() string { return toWords("Overflow", overflowWords, o) }
 
 // MarshalText returns the text of String. It returns an error for any other value than
@@ -23,7 +23,7 @@ func (o *Overflow) UnmarshalText(text []byte) error {
 	return unmarshal("Overflow", overflowWords, o, text)
 }
 
-// String returns the policy in words: "limit locally".
+// String returns "limit locally", "refuse all" or "admit all".
 func (p OutagePolicy) String() string { return toWords("OutagePolicy", outageWords, p) }
 
 // MarshalText returns the text of String. It returns an error for any other value than
