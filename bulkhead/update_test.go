@@ -70,7 +70,7 @@ func TestUpdateChangesNothingIfItFails(t *testing.T) {
 		"bulkhead.Config.Limit is 5: must be 0 where Adaptive is set":             func(c *bulkhead.Config) { c.Adaptive = &bulkhead.AdaptiveLimit{} },
 		`bulkhead.Config.Name is "y": must be "x" as before: it cannot change`:    func(c *bulkhead.Config) { c.Name = "y" },
 		"bulkhead.Config.Levels is 3: must be 2 as before: it cannot change":      func(c *bulkhead.Config) { c.Levels = 3 },
-		"bulkhead.Config.Reserve[0] is -1: must be at least 0 and less than 1":     func(c *bulkhead.Config) { c.Reserve[0] = -1 },
+		"bulkhead.Config.Reserve[0] is -1: must be at least 0 and less than 1":    func(c *bulkhead.Config) { c.Reserve[0] = -1 },
 		"bulkhead.Config.Queue is 7: must be 0 where MaxWait is 0: no call waits": func(c *bulkhead.Config) { c.MaxWait = 0 },
 	} {
 		b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 5, MaxWait: -1, Queue: 7, Levels: 2, Priority: zero})
