@@ -27,8 +27,9 @@
 //
 // # What a change keeps
 //
-// Every policy has Update, which Apply uses. Calls under way end under the Config that
-// they began with. Counters are never reset. Beside that:
+// Every policy has Update, which Apply uses and whose documentation has the details.
+// Counters are never reset. Calls under way end under the Config that they began with;
+// the next retry of such a call asks the changed budget. Beside that:
 //
 //	              keeps                                 counts anew                     cannot change
 //	retry         retries under way                     -                               Name
@@ -38,12 +39,18 @@
 //	              a row, permits of probes              WindowCalls change
 //	bulkhead      slots that are taken, the queue,      -                               Name, Levels
 //	              what an adaptive limit has learned
-//	throttle      tokens spent, the queue, the keys     -                               Name; of a Shared also
-//	              that Group.Set decides about                                          Prefix, Eval and Key
-//	cache         entries, loads under way              -                               Name, Store, Codec and
-//	                                                                                    what depends on them
-//	saga          the sagas that are held, with the     -                               Name
-//	              lease that they were claimed under
+//	throttle      tokens spent, the queue, the keys     an Adaptive's next window, if   Name; of a Shared also
+//	              that Group.Set decides about, the     Window changes                  Prefix, Eval and Key
+//	              calls in the window of an Adaptive
+//	cache         entries, loads under way,             -                               Name, Load, LoadMany, Store,
+//	              invalidations that the Store must                                     MemoryInOutage, Key, Codec,
+//	              still be told of                                                      the sign of Capacity
+//	saga          the sagas that are held; their        -                               Name
+//	              leases follow with a heartbeat that
+//	              is sent immediately
+//	lease         terms under way, with their TTL and   a waiting call's place in the   Name
+//	              Margin                                line, if TTL changes
+//	faults        -                                     all plans, from the beginning   Name
 //
 // A Group's Update changes its members too, except those whose Config comes from
 // ConfigFor. Its MaxKeys cannot fall below the keys that it holds.

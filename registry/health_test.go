@@ -96,7 +96,7 @@ func TestHealthHandlerTakesARegistryByOneCall(t *testing.T) {
 		}
 		status, checks := get()
 		require.Equal(t, "pass", status)
-		require.Len(t, checks, 15)
+		require.Len(t, checks, 16)
 		require.Equal(t, [2]string{"pass", "ok"}, checks["throttle/fleet"])
 
 		for range 3 {

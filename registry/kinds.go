@@ -11,6 +11,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
@@ -43,6 +44,8 @@ func entry(p Policy) (Entry, bool) {
 		return of("throttle", p, throttleAdaptiveFigures, throttleEvent)
 	case observed[cacheaside.Stats, cacheaside.Event]:
 		return of("cache", p, cacheFigures, cacheEvent)
+	case observed[lease.Stats, lease.Event]:
+		return of("lease", p, leaseFigures, leaseEvent)
 	case observed[saga.Stats, saga.Event]:
 		return of("saga", p, sagaFigures, sagaEvent)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/faults"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -47,6 +48,7 @@ type house struct {
 	adaptive *throttle.Adaptive
 	users    *cacheaside.Cache[int, string]
 	runner   *saga.Runner
+	leader   *lease.Candidate
 	trips    *saga.Saga[state]
 	script   *faults.Script
 }
@@ -80,8 +82,9 @@ func newHouse() *house {
 	}
 	h.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	saga.Register(h.runner, h.trips)
+	h.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing"})
 	h.reg.MustAdd(h.retries, h.budget, h.hedger, h.circuit, h.circuits, h.slots, h.rooms, h.rate, h.tenants,
-		h.shared, h.adaptive, h.users, h.runner, h.script)
+		h.shared, h.adaptive, h.users, h.runner, h.leader, h.script)
 	return h
 }
 
@@ -114,7 +117,7 @@ func TestEveryKindOfPolicyIsThere(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"breaker/shards", "breaker/users", "budget/users", "bulkhead/rooms", "bulkhead/users", "cache/users", "faults/backend",
-		"hedge/users", "retry/users", "saga/worker",
+		"hedge/users", "lease/billing", "retry/users", "saga/worker",
 		"throttle/adaptive", "throttle/fleet", "throttle/tenants", "throttle/users",
 	}, paths)
 }
@@ -180,6 +183,17 @@ func TestFiguresTellWhatHappened(t *testing.T) {
 	require.Equal(t, 1.0, f["cache.load.count{outcome=loaded}"])
 	require.Equal(t, 1.0, f["cache.load.count{outcome=failed}"])
 	require.Equal(t, 1.0, f["cache.entries"])
+
+	require.NoError(t, h.leader.Run(ctx, func(context.Context, lease.Term) error { return nil }))
+	f = h.figures(t, "lease", "billing")
+	require.Equal(t, 1.0, f["lease.term.count{state=elected}"])
+	require.Equal(t, 1.0, f["lease.term.count{state=resigned}"])
+	require.Zero(t, f["lease.leading"])
+
+	_ = h.adaptive.Do(ctx, ok)
+	f = h.figures(t, "throttle", "adaptive")
+	require.Equal(t, 1.0, f["throttle.call.count{outcome=admitted,reason=}"])
+	require.Equal(t, 1.0, f["throttle.answer.count{outcome=accepted}"])
 
 	running, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -279,10 +293,11 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 		"throttle/fleet": {"Rate": 20, "OnOutage": "admit all"},
 		"cache/users": {"TTL": "2m"},
 		"saga/worker": {"Poll": "3s"},
+		"lease/billing": {"TTL": "30s"},
 		"faults/backend": {"Enabled": true}
 	}`))
 	require.NoError(t, err)
-	require.Len(t, report, 19, "%s", report)
+	require.Len(t, report, 20, "%s", report)
 	require.Equal(t, 7, h.retries.Config().Attempts)
 	require.Equal(t, 0.5, h.budget.Config().Ratio)
 	require.Equal(t, 2*time.Second, h.hedger.Config().Delay)
@@ -296,6 +311,8 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 	require.Equal(t, throttle.AdmitAll, h.shared.Config().OnOutage)
 	require.Equal(t, 2*time.Minute, h.users.Config().TTL)
 	require.Equal(t, 3*time.Second, h.runner.Config().Poll)
+	require.Equal(t, 30*time.Second, h.leader.Config().TTL)
+	require.Equal(t, 10*time.Second, h.leader.Config().Poll, "a default that follows")
 	require.True(t, h.script.Config().Enabled)
 }
 

@@ -15,12 +15,13 @@ import (
 
 // A Policy is any policy of this module: a Retrier, Budget or Hedger of package retry,
 // a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle, a Group of
-// each of these packages, a Cache, or a saga's Runner.
+// each of these packages, a Cache, a Candidate of package lease, or a saga's Runner.
 //
-// A policy of other origin is one too if it has a method Kind() string. Where it has the
-// methods Config() C and Update(func(*C)) error for a struct C, it has settings. Where it
-// has Figures() iter.Seq[Figure] or Observe(func(context.Context, Event)) (stop func()),
-// it has figures and events.
+// A policy of other origin needs a method Kind() string besides Name. With the methods
+// Config() C and Update(func(*C)) error, for a struct C, it has settings; a method
+// Validate() error of C is asked before Update is called. With Figures() iter.Seq[Figure]
+// it has figures, and with Observe(func(context.Context, Event)) (stop func()) it has
+// events. A faults.Script is such a policy.
 type Policy interface {
 	Name() string
 }
@@ -43,9 +44,9 @@ func New() *Registry {
 
 // An Entry is a policy in a [Registry].
 type Entry struct {
-	// Kind is "retry", "budget", "hedge", "breaker", "bulkhead", "throttle", "cache" or
-	// "saga", or what the Kind of a policy of other origin says. A Group has the kind of
-	// its members.
+	// Kind is "retry", "budget", "hedge", "breaker", "bulkhead", "throttle", "cache",
+	// "lease" or "saga", or what the method Kind of any other policy returns. A Group has
+	// the kind of its members.
 	Kind string
 	// Name is the name of the policy, unique within its kind.
 	Name string
@@ -78,14 +79,15 @@ func (e Entry) Figures() iter.Seq[Figure] {
 // A Member is one key of a Group.
 type Member struct {
 	Key   string
-	Calls int64 // made or refused, since the member came
+	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused
 	// Policy is the member itself; nil where it is not a policy of its own, as in a
 	// throttle.Group.
 	Policy Policy
 }
 
 // Members returns the n members of a Group that had the most calls, the busiest first.
-// It returns nil for every other policy. It looks at all members.
+// Those of a throttle.Group are in the order of its Top. It returns nil for every other
+// policy. It looks at all members.
 func (e Entry) Members(n int) []Member {
 	if e.source.members == nil || n <= 0 {
 		return nil
@@ -93,9 +95,9 @@ func (e Entry) Members(n int) []Member {
 	return e.source.members(n)
 }
 
-// Add adds policies. The error names each that has no name, has a name that another
-// policy of its kind has, or is of a type that this module does not have; those are
-// not added, the others are.
+// Add adds policies. It does not add a policy without a name, with the name of another
+// policy of its kind, or of a type that is not a [Policy]. The error names each of these;
+// the others are added.
 func (r *Registry) Add(policies ...Policy) error {
 	var errs []error
 	for _, p := range policies {
@@ -133,8 +135,8 @@ func (r *Registry) add(p Policy) error {
 	return nil
 }
 
-// Remove removes a policy and reports whether it was there. Its observers here see no
-// more of it.
+// Remove removes a policy and reports whether it was there. Observers of the registry see
+// no more events of it.
 func (r *Registry) Remove(p Policy) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -74,12 +74,18 @@ func (r *Registry) Settings() []byte {
 // policy's Config by their Go names; fields that are left out stay as they are.
 // Durations are texts such as "1.5s", and orders and the like are their String.
 //
-// Apply is all or nothing. It first decodes every entry onto the present Config, whose
-// defaults follow the fields that change, and validates the result; the error then lists every problem with its path, and nothing
-// has changed. Should a policy refuse its change all the same, because a setting cannot
-// change in flight, those changed before are changed back. The report says what has
-// changed; settings that are as they were are not in it, and their policies are not
-// updated.
+// Apply is all or nothing. First it decodes every entry onto the present Config and
+// validates the result. If anything is wrong, the error lists every problem with its
+// path, and nothing has changed. If a policy then refuses its change, because a setting
+// cannot change in flight, Apply changes back the policies that it has changed.
+//
+// A field that data does not name, and that has its default, follows the fields that
+// change: the Burst of a throttle.Limiter follows its Rate. A field that data names is as
+// data says.
+//
+// The report lists the fields that data has changed, without the defaults that followed.
+// A zero for which the Config has a default is reported as that default.
+// A policy whose fields are all as data says is not updated.
 //
 // An entry for a policy that is not registered is an error, unless its name begins with
 // a question mark: "?breaker/users". Concurrent calls of Apply take turns.
@@ -92,8 +98,9 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 	}
 	var errs []error
 	done := 0
-	for _, p := range plans {
-		if err := p.entry.source.update(p.set); err != nil {
+	for i := range plans {
+		p := &plans[i]
+		if err := p.apply(); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", p.entry.path(), err))
 			break
 		}
@@ -110,7 +117,8 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Preview returns what [Registry.Apply] would report, and changes nothing.
+// Preview returns what [Registry.Apply] would report, and changes nothing. It does not
+// know which zeros mean a default, nor what a policy cannot change in flight.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	plans, err := r.plan(data)
 	if err != nil {
@@ -132,19 +140,55 @@ func report(plans []plan) Report {
 type plan struct {
 	entry   Entry
 	fields  [][]int // of the Config, that change
+	named   [][]int // of the Config, that the settings name
 	to      reflect.Value
 	from    reflect.Value
 	changes []Change
 }
 
+// apply changes the policy, or returns an error and leaves it as it was. The first Update
+// may move a named setting that does not change: a default that follows another setting.
+// A second one then sets it.
+func (p *plan) apply() error {
+	update := p.entry.source.update
+	if err := update(p.set); err != nil {
+		return err
+	}
+	now := p.entry.source.config()
+	moved := slices.DeleteFunc(slices.Clone(p.named), func(f []int) bool {
+		want := p.to.FieldByIndex(f)
+		return want.IsZero() || reflect.DeepEqual(now.FieldByIndex(f).Interface(), want.Interface())
+	})
+	if len(moved) > 0 {
+		if err := update(func(config reflect.Value) { copyFields(config, p.to, moved) }); err != nil {
+			return errors.Join(err, update(p.reset))
+		}
+	}
+	p.settle(p.entry.source.config())
+	return nil
+}
+
+// settle makes the changes say what the Config now is: a zero has become a default.
+func (p *plan) settle(now reflect.Value) {
+	var changes []Change
+	for i, f := range p.fields {
+		if is := now.FieldByIndex(f); !reflect.DeepEqual(is.Interface(), p.from.FieldByIndex(f).Interface()) {
+			c := p.changes[i]
+			c.To = string(write(is))
+			changes = append(changes, c)
+		}
+	}
+	p.changes = changes
+}
+
 // set writes the fields that change into a Config.
-func (p plan) set(config reflect.Value) { p.copy(config, p.to) }
+func (p *plan) set(config reflect.Value) { copyFields(config, p.to, p.fields) }
 
 // reset writes them back.
-func (p plan) reset(config reflect.Value) { p.copy(config, p.from) }
+func (p *plan) reset(config reflect.Value) { copyFields(config, p.from, p.fields) }
 
-func (p plan) copy(config, from reflect.Value) {
-	for _, f := range p.fields {
+func copyFields(config, from reflect.Value, fields [][]int) {
+	for _, f := range fields {
 		config.FieldByIndex(f).Set(from.FieldByIndex(f))
 	}
 }
@@ -188,7 +232,8 @@ func (e Entry) plan(data []byte) (plan, error) {
 	p := plan{entry: e, from: e.source.config(), to: reflect.New(e.source.config().Type()).Elem()}
 	p.to.Set(e.source.config())
 	d := decoder{path: e.path()}
-	d.top(p.to, data)
+	d.fields(p.to, data)
+	p.named = d.named
 	if d.errs != nil {
 		return p, errors.Join(d.errs...)
 	}
@@ -205,16 +250,23 @@ func (e Entry) plan(data []byte) (plan, error) {
 }
 
 // result returns the Config that the policy would have, so that defaults that depend on
-// a changed field follow it. Of a policy of other origin it is the present one, changed.
-func (p plan) result() any {
-	var config reflect.Value
-	result := settings.Try(func(stop func()) {
-		_ = p.entry.source.update(func(c reflect.Value) { config = c; stop() })
-	}, func() { p.set(config) })
-	if result == nil {
+// a changed field follow it. Of a policy of other origin it is the present one, changed:
+// its Update may not bear a change that panics, as that of a trial does.
+func (p *plan) result() any {
+	if !p.entry.source.trial {
 		return p.to.Interface()
 	}
-	return result
+	var config reflect.Value
+	tried := settings.Try(func(stop func()) {
+		_ = p.entry.source.update(func(c reflect.Value) { config = c; stop() })
+	}, func() { p.set(config) })
+	if tried == nil {
+		return p.to.Interface()
+	}
+	result := reflect.New(p.to.Type()).Elem()
+	result.Set(reflect.ValueOf(tried))
+	copyFields(result, p.to, p.named)
+	return result.Interface()
 }
 
 // compare notes the fields of to that are not as in from.
@@ -262,13 +314,18 @@ func parts(err error) []error {
 	return all
 }
 
-// settable reports whether a file can hold the field.
-func settable(f reflect.StructField) bool {
-	return f.IsExported() && f.Name != "Name" && holds(f.Type)
+// settable reports whether a file can hold the field, which is in the types outer.
+func settable(f reflect.StructField, outer ...reflect.Type) bool {
+	return f.IsExported() && f.Name != "Name" && holds(f.Type, outer...)
 }
 
-// holds reports whether a file can hold values of t.
-func holds(t reflect.Type) bool {
+// holds reports whether a file can hold values of t. outer are the types that t is in: a
+// type that contains itself must hold something besides.
+func holds(t reflect.Type, outer ...reflect.Type) bool {
+	if slices.Contains(outer, t) {
+		return false
+	}
+	outer = append(slices.Clip(outer), t)
 	if isText(t) {
 		return true
 	}
@@ -279,11 +336,16 @@ func holds(t reflect.Type) bool {
 		reflect.Float32, reflect.Float64:
 		return true
 	case reflect.Slice:
-		return holds(t.Elem())
+		return holds(t.Elem(), outer...)
 	case reflect.Struct:
-		return slices.ContainsFunc(reflect.VisibleFields(t), settable)
+		for i := range t.NumField() {
+			if settable(t.Field(i), outer...) {
+				return true
+			}
+		}
+		return false
 	case reflect.Pointer:
-		return t.Elem().Kind() == reflect.Struct && holds(t.Elem())
+		return t.Elem().Kind() == reflect.Struct && holds(t.Elem(), outer...)
 	default:
 		return false
 	}
@@ -301,8 +363,10 @@ func isText(t reflect.Type) bool {
 
 // A decoder reads settings and collects all that is wrong with them.
 type decoder struct {
-	path string
-	errs []error
+	path  string
+	errs  []error
+	index []int   // of the field at path
+	named [][]int // fields that the settings name; those that are structs by their own fields
 }
 
 func (d *decoder) fail(format string, args ...any) {
@@ -315,10 +379,6 @@ func (d *decoder) within(path string, f func()) {
 	d.path += path
 	f()
 	d.path = outer
-}
-
-func (d *decoder) top(v reflect.Value, data []byte) {
-	d.fields(v, data)
 }
 
 func (d *decoder) fields(v reflect.Value, data []byte) {
@@ -334,18 +394,29 @@ func (d *decoder) fields(v reflect.Value, data []byte) {
 			switch {
 			case seen[m.name]:
 				d.fail("is there twice")
-			case !ok || !f.IsExported():
+			case !ok || !f.IsExported() || len(f.Index) > 1: // those of an embedded struct go by its name
 				d.fail("%s has no such field", v.Type())
 			case m.name == "Name":
 				d.fail("a policy cannot change its name")
 			case !settable(f):
-				d.fail("a file cannot hold a %s", f.Type)
+				d.fail("a file cannot hold a value of type %s", f.Type)
 			default:
-				d.value(v.FieldByIndex(f.Index), m.value)
+				d.field(v, f, m.value)
 			}
 			seen[m.name] = true
 		})
 	}
+}
+
+// field decodes data onto a field of v.
+func (d *decoder) field(v reflect.Value, f reflect.StructField, data []byte) {
+	outer, before := d.index, len(d.named)
+	d.index = append(slices.Clone(outer), f.Index...)
+	d.value(v.FieldByIndex(f.Index), data)
+	if f.Type.Kind() != reflect.Struct || isText(f.Type) {
+		d.named = append(d.named[:before], d.index) // as a whole
+	}
+	d.index = outer
 }
 
 func (d *decoder) value(v reflect.Value, data []byte) {
@@ -366,8 +437,15 @@ func (d *decoder) value(v reflect.Value, data []byte) {
 	case v.Kind() == reflect.Slice:
 		d.slice(v, data)
 	default:
-		d.read(v.Addr().Interface(), data, "a "+v.Kind().String())
+		d.read(v.Addr().Interface(), data, article(v.Kind().String()))
 	}
+}
+
+func article(kind string) string {
+	if strings.HasPrefix(kind, "i") {
+		return "an " + kind
+	}
+	return "a " + kind
 }
 
 func (d *decoder) duration(v reflect.Value, data []byte) {
@@ -392,7 +470,7 @@ func (d *decoder) pointer(v reflect.Value, data []byte) {
 	if !v.IsNil() {
 		p.Elem().Set(v.Elem())
 	}
-	d.fields(p.Elem(), data)
+	d.value(p.Elem(), data)
 	v.Set(p)
 }
 
@@ -473,13 +551,13 @@ func write(v reflect.Value) []byte {
 	case v.Type() == duration:
 		return quote(time.Duration(v.Int()).String())
 	case isText(v.Type()):
-		return quote(fmt.Sprint(v.Interface()))
+		return quote(text(v))
 	case v.Kind() == reflect.Struct:
 		return writeFields(v)
 	case v.Kind() == reflect.Pointer && v.IsNil(), v.Kind() == reflect.Slice && v.IsNil():
 		return []byte("null")
 	case v.Kind() == reflect.Pointer:
-		return writeFields(v.Elem())
+		return write(v.Elem())
 	case v.Kind() == reflect.Slice:
 		out := []byte("[")
 		for i := range v.Len() {
@@ -492,6 +570,18 @@ func write(v reflect.Value) []byte {
 	default:
 		return quote(v.Interface())
 	}
+}
+
+// text returns the text of a value that is written as one.
+func text(v reflect.Value) string {
+	p := reflect.New(v.Type())
+	p.Elem().Set(v)
+	if m, ok := p.Interface().(encoding.TextMarshaler); ok {
+		if b, err := m.MarshalText(); err == nil {
+			return string(b)
+		}
+	}
+	return fmt.Sprint(v.Interface())
 }
 
 func writeFields(v reflect.Value) []byte {

@@ -13,8 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/throttle"
 )
 
 // A fakeConfig has a field of each kind that settings know.
@@ -208,8 +211,8 @@ func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 		`fake/users.Wait: is 5: must be a duration in quotes, such as "1.5s"`,
 		`fake/users.Share: is "much": must be a float64`,
 		`fake/users.Order: is "random": must be fifo or lifo`,
-		`fake/users.Hook: a file cannot hold a func()`,
-		`fake/users.Any: a file cannot hold a interface {}`,
+		`fake/users.Hook: a file cannot hold a value of type func()`,
+		`fake/users.Any: a file cannot hold a value of type interface {}`,
 		`fake/users.hidden: registry_test.fakeConfig has no such field`,
 		`fake/users.Typo: registry_test.fakeConfig has no such field`,
 		`fake/users.Name: a policy cannot change its name`,
@@ -249,6 +252,101 @@ func TestApplyChangesBackWhenAPolicyRefuses(t *testing.T) {
 	applied, err := reg.Apply(data)
 	require.NoError(t, err)
 	require.Equal(t, report, applied)
+}
+
+// A file says what is in effect, however often it is applied: a default that it names does
+// not follow another setting, and one that it does not name does.
+func TestApplyTwiceIsApplyOnce(t *testing.T) {
+	for _, c := range []struct{ first, second string }{
+		{`"Rate": 200, "Burst": 10`, `"Rate": 200, "Burst": 10`},
+		{`"Rate": 200`, `"Rate": 200, "Burst": 200`},
+		{`"Rate": 200, "Levels": 0`, `"Rate": 200, "Burst": 200, "Levels": 1`},
+	} {
+		reg := registry.New()
+		reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 10}))
+		report, err := reg.Apply([]byte(`{"throttle/users": {` + c.first + `}}`))
+		require.NoError(t, err)
+		require.Equal(t, "throttle/users.Rate: 10 -> 200", report.String())
+		for _, data := range []string{c.first, c.second} {
+			report, err = reg.Apply([]byte(`{"throttle/users": {` + data + `}}`))
+			require.NoError(t, err)
+			require.Empty(t, report)
+		}
+	}
+}
+
+func TestEditedSettingsAreInEffectAsTheyAre(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 10}), breaker.New(breaker.Config{Name: "users"}),
+		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}))
+	edited := strings.NewReplacer(`"Rate": 10,`, `"Rate": 20,`, `"FailureRate": 0,`, `"FailureRate": 0.5,`,
+		`"OpenFor": "30s"`, `"OpenFor": "10s"`, `"MaxWait": "0s"`, `"MaxWait": "1s"`, `"Queue": 0`, `"Queue": 7`).Replace(string(reg.Settings()))
+	edited = strings.ReplaceAll(edited, `"MinCalls": 0`, `"MinCalls": 30`)
+	_, err := reg.Apply([]byte(edited))
+	require.NoError(t, err)
+	require.Equal(t, edited, string(reg.Settings()))
+}
+
+// A policy of other origin may hold a lock while it calls change.
+func TestApplyCallsTheChangeOfAPolicyOfOtherOriginToItsEnd(t *testing.T) {
+	p := &locking{cfg: odd{Inner: inner{Limit: 1}}}
+	reg := registry.New()
+	reg.MustAdd(p)
+	_, err := reg.Preview([]byte(`{"odd/p": {"Small": 7}}`))
+	require.NoError(t, err)
+	require.Zero(t, p.cfg.Small)
+	report, err := reg.Apply([]byte(`{"odd/p": {"Small": 7, "At": "2026-01-02T03:04:05Z", "Ratio": 0.1, "Inner": {"Limit": 3}}}`))
+	require.NoError(t, err)
+	require.Equal(t, `odd/p.At: "0001-01-01T00:00:00Z" -> "2026-01-02T03:04:05Z"
+odd/p.Inner.Limit: 1 -> 3
+odd/p.Ratio: 0 -> 0.1
+odd/p.Small: 0 -> 7`, report.String())
+	report, err = reg.Apply(reg.Settings())
+	require.NoError(t, err)
+	require.Empty(t, report)
+	_, err = reg.Apply([]byte(`{"odd/p": {"Small": 256, "Ratio": 1e39, "Limit": 1, "Slow": "1s", "Low": 1, "low": {}, "Self": {"Low": 1}}}`))
+	require.EqualError(t, err, `odd/p.Small: is 256: must be a uint8
+odd/p.Ratio: is 1e39: must be a float32
+odd/p.Limit: registry_test.odd has no such field
+odd/p.Slow: registry_test.odd has no such field
+odd/p.Low: registry_test.odd has no such field
+odd/p.low: registry_test.odd has no such field
+odd/p.Self.Low: registry_test.odd has no such field`)
+}
+
+// An odd is a Config with fields of rare kinds.
+type odd struct {
+	Small uint8
+	Ratio float32
+	At    time.Time
+	*Embedded
+	low
+	Inner inner
+	Self  *odd
+}
+
+type Embedded struct{ Limit int }
+
+type low struct{ Low int }
+
+// A locking changes the Config that it holds, under a lock that a panic would leave held.
+type locking struct {
+	mu  sync.Mutex
+	cfg odd
+}
+
+func (p *locking) Name() string { return "p" }
+func (p *locking) Kind() string { return "odd" }
+func (p *locking) Config() odd {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cfg
+}
+func (p *locking) Update(change func(*odd)) error {
+	p.mu.Lock()
+	change(&p.cfg)
+	p.mu.Unlock()
+	return nil
 }
 
 func TestApplyWantsAnObject(t *testing.T) {

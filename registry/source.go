@@ -13,6 +13,7 @@ type source struct {
 	observe func(func(context.Context, Event)) (stop func())
 	config  func() reflect.Value // nil: there are no settings
 	update  func(change func(config reflect.Value)) error
+	trial   bool // update may be tried with a change that panics: the policy is of this module
 
 	stop func() // of the observing, while the registry has an observer
 }
@@ -31,6 +32,7 @@ type observed[S, E any] interface {
 func of[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
 	name := p.Name()
 	s := &source{
+		trial:   true,
 		figures: func(to emit) { figures(p.Stats(), to) },
 		observe: func(f func(context.Context, Event)) (stop func()) {
 			return p.Observe(func(ctx context.Context, own E) {

@@ -42,21 +42,25 @@ func throttleSharedFigures(s throttle.SharedStats, to emit) {
 }
 
 func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
-	calls := func(outcome string, n int64) {
-		to.counter("throttle.adaptive.call.count", "{call}", "Calls, by outcome; sent ones are counted as sent, and again when they end.", n, "outcome", outcome)
+	throttleAdmitted(s.Sent, to)
+	throttleRefused(string(throttle.Shed), s.Refused, to)
+	answers := func(outcome string, n int64) {
+		to.counter("throttle.answer.count", "{call}", "Calls that have ended, by what the server made of them.", n, "outcome", outcome)
 	}
-	calls("sent", s.Sent)
-	calls("accepted", s.Accepted)
-	calls("throttled", s.Throttled)
-	throttleRefused("shed", s.Refused, to)
+	answers("accepted", s.Accepted)
+	answers("throttled", s.Throttled)
 	to.gauge("throttle.shed.ratio", "1", "Probability of shedding a call of the least important level. Not to be added up.", s.Probability)
 }
 
 func throttleCalls(admitted int64, refused throttle.Refusals, to emit) {
-	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", admitted, "outcome", "admitted", "reason", "")
+	throttleAdmitted(admitted, to)
 	for reason, n := range refused.All() {
 		throttleRefused(string(reason), n, to)
 	}
+}
+
+func throttleAdmitted(n int64, to emit) {
+	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "admitted", "reason", "")
 }
 
 func throttleRefused(reason string, n int64, to emit) {

@@ -1,0 +1,35 @@
+package registry
+
+import (
+	"log/slog"
+
+	"github.com/go-resilience/resilience/lease"
+)
+
+func leaseFigures(s lease.Stats, to emit) {
+	terms := func(state string, n int64) {
+		to.counter("lease.term.count", "{term}", "Terms that have begun, and how they ended.", n, "state", state)
+	}
+	terms("elected", s.Elected)
+	terms("lost", s.Lost)
+	terms("resigned", s.Resigned)
+	to.counter("lease.refused.count", "{call}", "Calls of TryCampaign that found the lease held.", s.Refused)
+	to.counter("lease.ask.count", "{call}", "Times that the store was asked for the lease.", s.Asked)
+	to.counter("lease.renewal.count", "{call}", "Renewals that have succeeded.", s.Renewed)
+	to.counter("lease.store.error.count", "{error}", "Calls of the store that have failed.", s.StoreErrors)
+	to.seconds(Counter, "lease.wait.time", "Time of all waits that have ended, together.", s.Waited)
+	to.seconds(Counter, "lease.term.time", "Time of all terms that have ended, together.", s.Led)
+	to.gauge("lease.waiting", "{call}", "Calls that wait for the lease.", float64(s.Waiting))
+	to.gauge("lease.leading", "{term}", "Terms that hold.", float64(s.Leading))
+}
+
+func leaseEvent(e lease.Event) Event {
+	attrs := []slog.Attr{slog.String("holder", e.Holder), slog.Int64("epoch", e.Epoch)}
+	if e.Waited > 0 {
+		attrs = append(attrs, slog.Duration("waited", e.Waited))
+	}
+	if e.Took > 0 {
+		attrs = append(attrs, slog.Duration("took", e.Took))
+	}
+	return happened(e.Kind, "", e.Err, attrs...).warn(e.Kind == lease.Lost || e.Err != nil)
+}
