@@ -23,8 +23,8 @@ func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 }
 
 // TryCampaign is Campaign without a wait, for a lease that is used as a lock. It asks
-// the store once. If the lease is held it returns a [*HeldError], and if the store
-// fails the error of the store.
+// the store once. If the lease is held it returns a [*HeldError], if the store fails the
+// error of the store, and if the answer comes only when the term is over a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
@@ -35,6 +35,9 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	case err != nil:
 		c.withdraw(ctx, cfg, token)
 		return Term{}, fmt.Errorf("lease: %s: %w", cfg.Name, err)
+	case rec.Token == token && h == nil: // the answer came when its term had to be over
+		c.withdraw(ctx, cfg, token)
+		return Term{}, &LostError{Name: cfg.Name, Epoch: rec.Epoch, Reason: NotRenewed}
 	case h == nil:
 		c.count.refused.Add(1)
 		if rec.Held() {

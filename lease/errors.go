@@ -13,7 +13,7 @@ var (
 	ErrLost = errors.New("lease: lost")
 
 	// ErrHeld is matched by the error of TryCampaign if another candidate holds the
-	// lease. The error is a [*HeldError].
+	// lease, or waits for it and is first. The error is a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
 	// ErrNoFence is returned by Fence if the store is not a [Fencer].

@@ -87,8 +87,8 @@ type Config struct {
 
 	// Margin is how long before the end of the lease the ctx of a term ends if no
 	// renewal has succeeded. It is the time for work to stop, and covers the
-	// difference in speed between the clocks of the store and the process. Zero means TTL / 10; the
-	// most is TTL / 2.
+	// difference in speed between the clocks of the store and the process. Zero means
+	// TTL / 10; the most is TTL / 2.
 	Margin time.Duration
 
 	// Poll is how often a waiting candidate asks the store whether the lease is free.
@@ -230,8 +230,8 @@ func (c *Candidate) Config() Config { return *c.config.Load() }
 // changes.
 //
 // A term under way keeps the TTL and Margin with which it began. A waiting call keeps
-// its place in the queue, unless the TTL changes: then it joins again at the end. The
-// Stats stay.
+// its place in the line, unless the TTL changes: then it joins again at the end. The
+// Stats stay. A Margin or Poll that was left to the TTL follows it.
 func (c *Candidate) Update(change func(*Config)) error {
 	c.updating.Lock()
 	defer c.updating.Unlock()

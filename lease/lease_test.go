@@ -745,3 +745,23 @@ func TestValidate(t *testing.T) {
 	require.NoError(t, lease.Config{Name: "a"}.Validate())
 	require.NoError(t, lease.Config{Name: "a", TTL: 10 * time.Millisecond, Margin: 5 * time.Millisecond}.Validate())
 }
+
+// An answer that took longer than the term must not keep the lease from others.
+func TestTryCampaignGivesBackALeaseThatItGotTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		store.set(&store.acquire, func(_ context.Context, do func() error) error {
+			err := do()
+			time.Sleep(ttl - ttl/20)
+			return err
+		})
+		c := lease.New(store, billing)
+		_, err := c.TryCampaign(t.Context())
+		require.ErrorIs(t, err, lease.ErrLost)
+		require.NotErrorIs(t, err, lease.ErrHeld)
+		require.Zero(t, c.Stats().Refused)
+		state, err := lease.Look(t.Context(), store, "billing")
+		require.NoError(t, err)
+		require.Empty(t, state.Holder)
+	})
+}

@@ -9,7 +9,7 @@
 //		})
 //
 // For work that must not be done twice, and whose resource cannot compare epochs, use
-// package sqllease and [lease.Term.Fence]. There is no Fence here: it returns
+// package sqllease and [lease.Term.Fence]. With this store, Term.Fence returns
 // [lease.ErrNoFence].
 //
 // No Redis client is imported. With github.com/redis/go-redis/v9 the two functions are
