@@ -105,7 +105,7 @@ func (c *streamCall) settle(err error, panicked any) {
 	case lingers:
 		t.endIfFinished()
 	default:
-		t.lease.drop()
+		t.ctx.drop()
 	}
 }
 
@@ -129,15 +129,15 @@ func (c *streamCall) await(last *try) (t *try, err error) {
 
 // attempt opens a try, and waits until the caller has received something on it.
 func (c *streamCall) attempt(ctx context.Context) error {
-	t := &try{call: c, lease: newLease(ctx, c.Context), first: make(chan outcome, 1)}
+	t := &try{call: c, ctx: newTryContext(ctx, c.Context), first: make(chan outcome, 1)}
 	defer func() {
 		if !c.accepted {
-			t.lease.drop()
+			t.ctx.drop()
 		}
 	}()
 	var err error
 	opts := t.sent.options(c.opts, t.finish)
-	if t.ClientStream, err = c.streamer(t.lease, c.desc, c.cc, c.method, opts...); err != nil {
+	if t.ClientStream, err = c.streamer(t.ctx, c.desc, c.cc, c.method, opts...); err != nil {
 		return c.failed(ctx, t.reason(err), &t.sent, true)
 	}
 	if err := t.resend(); err != nil {
@@ -151,14 +151,14 @@ func (c *streamCall) attempt(ctx context.Context) error {
 	var o outcome
 	select {
 	case o = <-t.first:
-	case <-t.lease.Done():
+	case <-t.ctx.Done():
 		if !t.receiving.Load() {
 			t.tell(outcome{unasked: true}) // unless RecvMsg has just returned
 		}
 		o = <-t.first
 	}
 	switch {
-	case o.unasked && t.lease.Err() != nil:
+	case o.unasked && t.ctx.Err() != nil:
 		return c.left(t)
 	case o.unasked:
 		return c.end(&StatusError{Method: c.method, Code: status.Code(o.err), Err: o.err, local: true})
@@ -172,7 +172,7 @@ func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
 		return c.failed(ctx, t.reason(err), &t.sent, c.repeats())
 	}
 	c.accepted = true
-	t.lease.extend()
+	t.ctx.extend()
 	if err == nil && c.desc.ServerStreams {
 		c.lingers = true
 		c.work.GoOn()
@@ -185,7 +185,7 @@ func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
 // another way.
 func (c *streamCall) left(t *try) error {
 	code := codes.Canceled
-	if t.lease.timedOut() || c.Err() == context.DeadlineExceeded {
+	if t.ctx.timedOut() || c.Err() == context.DeadlineExceeded {
 		code = codes.DeadlineExceeded
 	}
 	err := status.Error(code, "the stream ended before a message was received")
@@ -213,7 +213,7 @@ var errExit = status.Error(codes.Internal, "resiliencegrpc: the Middleware did n
 type try struct {
 	grpc.ClientStream
 	call  *streamCall
-	lease *lease
+	ctx   *tryContext
 	sent  evidence
 	first chan outcome // what the attempt waits for; holds one
 
@@ -268,7 +268,7 @@ func (t *try) endIfFinished() {
 
 // end ends the work of the policies with err, which RecvMsg returned to the caller.
 func (t *try) end(err error) {
-	t.lease.drop()
+	t.ctx.drop()
 	t.call.work.End(t.brokeOff(err))
 }
 
@@ -286,7 +286,7 @@ func (t *try) brokeOff(err error) error {
 
 // reason returns the error of a try, which a time-out has ended as a cancel of its ctx.
 func (t *try) reason(err error) error {
-	if status.Code(err) == codes.Canceled && t.lease.timedOut() {
+	if status.Code(err) == codes.Canceled && t.ctx.timedOut() {
 		return status.FromContextError(context.DeadlineExceeded).Err()
 	}
 	return err
