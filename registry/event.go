@@ -37,3 +37,16 @@ func (e Event) attrs() []slog.Attr {
 	}
 	return attrs
 }
+
+// happened returns an event of what is normal.
+func happened[K ~string](kind K, key string, err error, attrs ...slog.Attr) Event {
+	return Event{What: string(kind), Key: key, Err: err, Level: slog.LevelDebug, Attrs: attrs}
+}
+
+// warn returns e as one that needs attention, if it does.
+func (e Event) warn(attention bool) Event {
+	if attention {
+		e.Level = slog.LevelWarn
+	}
+	return e
+}

@@ -1,6 +1,9 @@
 package registry
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // A FigureKind says how a [Figure] develops.
 type FigureKind string
@@ -51,4 +54,28 @@ func (f Figure) label() string {
 		s += "}"
 	}
 	return s
+}
+
+// emit takes one figure of a policy.
+type emit func(Figure)
+
+// counter, gauge and seconds emit one figure. Their attrs are keys and values in turn.
+func (to emit) counter(name, unit, help string, n int64, attrs ...string) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: pairs(attrs), Value: float64(n)})
+}
+
+func (to emit) gauge(name, unit, help string, v float64, attrs ...string) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: pairs(attrs), Value: v})
+}
+
+func (to emit) seconds(kind FigureKind, name, help string, d time.Duration, attrs ...string) {
+	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: pairs(attrs), Value: d.Seconds()})
+}
+
+func pairs(attrs []string) []Attr {
+	var all []Attr
+	for i := 0; i < len(attrs); i += 2 {
+		all = append(all, Attr{attrs[i], attrs[i+1]})
+	}
+	return all
 }

@@ -14,9 +14,10 @@ const burst = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// What is normal has the level Debug, what needs attention Warn. Of refusals of one
-// policy for one reason it writes the first, and then one line in ten seconds at most,
-// with the number of those in between. A nil logger is slog.Default().
+// What is normal has the level Debug, what needs attention Warn. Of the refusals of one
+// policy for one reason it writes the first, and then at most one every ten seconds. The
+// attribute suppressed is how many it left out since the last line. Every other event has
+// a line of its own. A nil logger means slog.Default().
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()

@@ -76,25 +76,6 @@ func (e Entry) Figures() iter.Seq[Figure] {
 	}
 }
 
-// A Member is one key of a Group.
-type Member struct {
-	Key   string
-	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused
-	// Policy is the member itself; nil where it is not a policy of its own, as in a
-	// throttle.Group.
-	Policy Policy
-}
-
-// Members returns the n members of a Group that had the most calls, the busiest first.
-// Those of a throttle.Group are in the order of its Top. It returns nil for every other
-// policy. It looks at all members.
-func (e Entry) Members(n int) []Member {
-	if e.source.members == nil || n <= 0 {
-		return nil
-	}
-	return e.source.members(n)
-}
-
 // Add adds policies. It does not add a policy without a name, with the name of another
 // policy of its kind, or of a type that is not a [Policy]. The error names each of these;
 // the others are added.

@@ -18,9 +18,6 @@ type source struct {
 	stop func() // of the observing, while the registry has an observer
 }
 
-// emit takes one figure of a policy.
-type emit func(Figure)
-
 // An observed is a policy whose snapshots are S and whose events are E.
 type observed[S, E any] interface {
 	Policy

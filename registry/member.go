@@ -1,0 +1,71 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+// A Member is one key of a Group.
+type Member struct {
+	Key   string
+	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused
+	// Policy is the member itself; nil where it is not a policy of its own, as in a
+	// throttle.Group.
+	Policy Policy
+}
+
+// Members returns the n members of a Group that had the most calls, the busiest first.
+// Those of a throttle.Group are in the order of its Top. It returns nil for every other
+// policy. It looks at all members.
+func (e Entry) Members(n int) []Member {
+	if e.source.members == nil || n <= 0 {
+		return nil
+	}
+	return e.source.members(n)
+}
+
+// group is of for a Group, which has members.
+func group[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
+	e, ok := of(kind, p, figures, event)
+	e.source.members = func(n int) []Member { return busiest(p, n) }
+	return e, ok
+}
+
+// busiest returns the n members of a group with the most calls. The type of a group's key
+// is known to the group alone, so All and Top are found by reflection.
+func busiest(group Policy, n int) []Member {
+	var all []Member
+	v := reflect.ValueOf(group)
+	if top := v.MethodByName("Top"); top.IsValid() { // a throttle.Group, which keeps no policy for a key
+		list := top.Call([]reflect.Value{reflect.ValueOf(n)})[0]
+		for i := range list.Len() {
+			usage := list.Index(i)
+			all = append(all, Member{
+				Key:   fmt.Sprint(usage.FieldByName("Key").Interface()),
+				Calls: usage.FieldByName("Spent").Int() + usage.FieldByName("Refused").Int(),
+			})
+		}
+		return all
+	}
+	for key, member := range v.MethodByName("All").Call(nil)[0].Seq2() {
+		m := Member{Key: fmt.Sprint(key.Interface())}
+		switch p := member.Interface().(type) {
+		case *breaker.Breaker:
+			s := p.Stats()
+			m.Policy, m.Calls = p, s.Succeeded+s.Failed+s.Ignored+s.Refused
+		case *bulkhead.Bulkhead:
+			s := p.Stats()
+			m.Policy, m.Calls = p, s.Admitted+s.Refused
+		}
+		all = append(all, m)
+	}
+	slices.SortFunc(all, func(a, b Member) int {
+		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Key, b.Key))
+	})
+	return all[:min(n, len(all))]
+}
