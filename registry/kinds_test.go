@@ -365,6 +365,13 @@ func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 			require.Contains(t, got, want)
 		}
 		require.Equal(t, 1, strings.Count(got, "throttle refused"), "one line for a burst of refusals")
+		for range 9 {
+			_ = h.retries.Do(t.Context(), fail)
+			_, _ = h.users.Get(t.Context(), -1)
+		}
+		got = lines.String()
+		require.Equal(t, 1, strings.Count(got, "retry end"), "in a storm too")
+		require.Equal(t, 1, strings.Count(got, "cache load failed"))
 	})
 }
 

@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/retry"
 )
 
 // burst is how long repeated events of one policy become one line.
@@ -14,10 +17,12 @@ const burst = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// What is normal has the level Debug, what needs attention Warn. Of the refusals of one
-// policy for one reason it writes the first, and then at most one every ten seconds. The
-// attribute suppressed is how many it left out since the last line. Every other event has
-// a line of its own. A nil logger means slog.Default().
+// What is normal has the level Debug, what needs attention Warn. Where every call may
+// cause an event in an outage (refusals, calls that a Retrier gave up, budgets that are
+// spent, loads that failed), Log writes the first of a policy with one reason or outcome,
+// and then at most one every ten seconds. The attribute suppressed is how many it left out
+// since the last line. Every other event has a line of its own. A nil logger means
+// slog.Default().
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -28,7 +33,7 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 			return
 		}
 		attrs := e.attrs()
-		if e.What == refused {
+		if e.ofEachCall() {
 			more, ok := l.pass(e, time.Now())
 			if !ok {
 				return
@@ -44,6 +49,15 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 // refused is What of the event of a refusal, whatever the policy.
 const refused = "refused"
 
+// ofEachCall reports whether each call may cause such an event while something is down.
+func (e Event) ofEachCall() bool {
+	switch e.What {
+	case refused, string(retry.EventEnd), string(retry.EventOverBudget), string(cacheaside.LoadFailed), string(cacheaside.LoadRefused):
+		return e.Level >= slog.LevelWarn
+	}
+	return false
+}
+
 // bursts counts the events that are not written.
 type bursts struct {
 	mu   sync.Mutex
@@ -51,7 +65,7 @@ type bursts struct {
 }
 
 // A burstKey tells bursts apart: not by key, of which a Group may have many.
-type burstKey struct{ kind, name, reason string }
+type burstKey struct{ kind, name, what, reason string }
 
 type burstState struct {
 	begun time.Time
@@ -60,9 +74,9 @@ type burstState struct {
 
 // pass reports whether e is written, and how many before it were not.
 func (b *bursts) pass(e Event, now time.Time) (more int64, ok bool) {
-	key := burstKey{e.Kind, e.Name, ""}
+	key := burstKey{e.Kind, e.Name, e.What, ""}
 	for _, a := range e.Attrs {
-		if a.Key == "reason" {
+		if a.Key == "reason" || a.Key == "outcome" {
 			key.reason = a.Value.String()
 		}
 	}
