@@ -46,8 +46,9 @@
 // values.
 //
 // A failover to a lagging replica undoes recent invalidations and fences, including
-// those of live processes. The Cache repeats those of the last ten seconds before it
-// lost the connection, and does not use the Store for these keys until then. Other
+// those of live processes. The Cache repeats its last 512 invalidations, as far as they
+// are from the last ten seconds before it lost the connection, and does not use the
+// Store for these keys until then. Other
 // processes may read the old value in the meantime. Config.EvalReplicated closes that
 // gap.
 //
@@ -94,8 +95,10 @@ type Config struct {
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it,
 	// and then calls message for each message, in order. It returns when ctx has ended or
 	// the connection is lost. It must not reconnect by itself, since it would miss
-	// messages published meanwhile. Nil means that changes by other processes are seen
-	// when the TTL of an entry in memory has passed.
+	// messages published meanwhile. If it does not return, Watch does not wait for it and
+	// subscribes again, until four such calls run on. A panic counts as a lost connection.
+	// Nil means that changes by other processes are seen when the TTL of an entry in
+	// memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
@@ -103,7 +106,8 @@ type Config struct {
 
 	// Lease is how long other processes wait for the process that loads a value. Then one
 	// of them loads it too, and the first value to arrive is kept: a load that outlasts
-	// Lease is repeated, not lost. Zero means 3 seconds.
+	// Lease is repeated, not lost. A load that outlasts it by more than ten minutes may
+	// not be kept. Zero means 3 seconds.
 	Lease time.Duration
 
 	// Write is how long the write of a Write may take; its ctx then ends. The fence
@@ -145,9 +149,9 @@ func (cfg Config) withDefaults() Config {
 // A Store is a cacheaside.Store on Redis. It is safe for concurrent use and serves one
 // Cache. It holds nothing that must be closed.
 type Store struct {
-	cfg      Config
-	origin   string // identifies the messages of this Store, which it ignores
-	previous chan struct{}
+	cfg           Config
+	origin        string        // identifies the messages of this Store, which it ignores
+	subscriptions chan struct{} // has one element for each call of Subscribe under way
 }
 
 var _ cacheaside.Store = (*Store)(nil)
@@ -159,11 +163,11 @@ func New(cfg Config) *Store {
 	}
 	cfg = cfg.withDefaults()
 	origin := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
-	return &Store{cfg: cfg, origin: origin}
+	return &Store{cfg: cfg, origin: origin, subscriptions: make(chan struct{}, mostSubscriptions)}
 }
 
-// hold is how long the generation of a key outlives a lease. A load that takes longer
-// cannot fill.
+// hold is how long at least the generation of a key outlives a lease. A load that takes
+// longer may not be able to fill.
 const hold = 10 * time.Minute
 
 // Acquire implements cacheaside.Store.
@@ -384,26 +388,46 @@ func (s *Store) message(key string) string { return s.origin + "\n" + key }
 var (
 	errSilent = errors.New("redisstore: subscription: the heartbeat did not arrive")
 	errEnded  = errors.New("redisstore: subscription ended")
+	errStuck  = fmt.Errorf("redisstore: subscription: %d calls of Subscribe do not return", mostSubscriptions)
 )
 
-// Watch implements cacheaside.Store. It must not be called concurrently.
+// mostSubscriptions bounds the calls of Subscribe under way. Normally there is one. A
+// call whose subscription was lost may not return, for example because its client waits
+// for a dead connection. The next one does not wait for it.
+const mostSubscriptions = 4
+
+// grace is how long the Store waits for a message that it has sent, and for a Subscribe
+// that is to return.
+func (s *Store) grace() time.Duration { return s.cfg.Timeout + time.Second }
+
+// Watch implements cacheaside.Store. It returns within Timeout plus one second of the
+// end of ctx, even if Subscribe does not.
 func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) error {
 	if s.cfg.Subscribe == nil {
 		up()
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	if s.previous != nil { // a lost subscription may still be ending
-		<-s.previous
+	select {
+	case s.subscriptions <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(s.grace()):
+		return errStuck
 	}
 	subscribed := make(chan struct{}, 1)
 	messages := make(chan string)
 	ended := make(chan struct{})
-	s.previous = ended
-	var err error
+	var err error // written before ended is closed
 	subCtx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(ended)
+		defer func() { <-s.subscriptions }()
+		defer func() {
+			if v := recover(); v != nil {
+				err = fmt.Errorf("subscribe panicked: %v\n%s", v, debug.Stack())
+			}
+		}()
 		err = s.cfg.Subscribe(subCtx, s.cfg.Prefix, func() {
 			select {
 			case subscribed <- struct{}{}:
@@ -419,7 +443,10 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	lost := s.listen(ctx, up, heard, subscribed, messages, ended)
 	cancel()
 	if ctx.Err() != nil {
-		<-ended // leave nothing behind
+		select { // leave nothing behind, if Subscribe returns
+		case <-ended:
+		case <-time.After(s.grace()):
+		}
 		return context.Cause(ctx)
 	}
 	if lost == errEnded && err != nil {
@@ -453,7 +480,7 @@ func (s *Store) listen(ctx context.Context, up func(), heard func(string),
 			// A failed test says little about the subscription. Repeat it until the time is
 			// up.
 			if lost.IsZero() {
-				lost = time.Now().Add(s.cfg.Timeout + time.Second)
+				lost = time.Now().Add(s.grace())
 			}
 			left := time.Until(lost)
 			if left <= 0 {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,8 +18,8 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 )
 
-// These tests are about what goes to the client and what comes back; what the
-// scripts do is tested on a real Redis, in internal/integration/cacheaside.
+// These tests check the calls of the client and its replies. The scripts are tested on a
+// real Redis, in internal/integration/cacheaside.
 
 // call is one call of Eval.
 type call struct {
@@ -27,7 +28,7 @@ type call struct {
 	args   []any
 }
 
-// client answers as it is told, and hears what was asked.
+// client answers each call with reply and err, and records it.
 type client struct {
 	mu    sync.Mutex
 	calls []call
@@ -144,9 +145,9 @@ func TestArgumentsOfAScriptAreStrings(t *testing.T) {
 	})
 }
 
-// A client that does not heed the deadline of its ctx, as go-redis does not by
-// default, is not waited for.
-func TestTimeoutHoldsForAClientThatDoesNotHeedIt(t *testing.T) {
+// The Store does not wait for a client that ignores the deadline of its ctx, as go-redis
+// does by default.
+func TestTimeoutHoldsForAClientThatIgnoresIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: func(context.Context, string, []string, ...any) (any, error) {
 			time.Sleep(5 * time.Second)
@@ -179,7 +180,8 @@ func TestClientThatPanicsIsAnError(t *testing.T) {
 	})
 }
 
-// What a failover must not lose goes through EvalReplicated, and nothing else does.
+// Only invalidations and fences, which a failover must not lose, go through
+// EvalReplicated.
 func TestInvalidationsAndFencesAreReplicated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var plain, replicated client
@@ -219,8 +221,8 @@ func TestErrorsOfTheClientAreWrapped(t *testing.T) {
 	})
 }
 
-// In a cluster a script may touch the keys of one slot only: the part in braces
-// decides it.
+// In a cluster a script may touch the keys of one slot only. The part in braces
+// determines the slot.
 func TestKeysOfAScriptShareASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
@@ -347,7 +349,7 @@ func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
 		require.ErrorContains(t, <-done, "heartbeat did not arrive")
 		require.Less(t, time.Since(start), 15*time.Second)
 
-		// A test that comes late, after tests that failed, is as good as any.
+		// A test that arrives late, after tests that failed, counts.
 		done = watch()
 		message = <-b.subscribed
 		c.mu.Lock()
@@ -369,7 +371,8 @@ func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
 		}
 		require.ErrorContains(t, <-done, "heartbeat did not arrive")
 
-		// What cannot be tested is lost as well; so is what is never confirmed.
+		// A subscription is lost, too, if every test of it fails, or if it is never
+		// confirmed.
 		done = watch()
 		<-b.subscribed
 		c.mu.Lock()
@@ -381,6 +384,74 @@ func TestSilentSubscriptionIsTestedAndThenLost(t *testing.T) {
 		c.mu.Unlock()
 		b.confirm = false
 		require.ErrorContains(t, <-watch(), "heartbeat did not arrive")
+	})
+}
+
+// Calls of Subscribe that do not return hold up neither the next Watch nor the end of
+// one. Beyond a number of them, Watch fails until one returns.
+func TestSubscribeThatDoesNotReturnHoldsUpNoWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most, grace, lostWithin = 4, 1250 * time.Millisecond, 10 * time.Second
+		var calls atomic.Int32
+		release := make(chan struct{})
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: new(client).eval,
+			Subscribe: func(_ context.Context, _ string, subscribed func(), _ func(string)) error {
+				calls.Add(1)
+				subscribed()
+				<-release
+				return nil
+			}})
+		watch := func(ctx context.Context) (ups int, took time.Duration, err error) {
+			begun := time.Now()
+			err = s.Watch(ctx, func() { ups++ }, func(string) {})
+			return ups, time.Since(begun), err
+		}
+		for range most - 1 {
+			ups, took, err := watch(t.Context())
+			require.ErrorContains(t, err, "heartbeat did not arrive")
+			require.Equal(t, 1, ups)
+			require.Less(t, took, lostWithin)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		ups, took, err := watch(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 1, ups)
+		require.Equal(t, time.Second+grace, took)
+
+		ups, took, err = watch(t.Context())
+		require.ErrorContains(t, err, "4 calls of Subscribe do not return")
+		require.Zero(t, ups)
+		require.Equal(t, grace, took)
+		_, took, err = watch(ctx) // has ended
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Zero(t, took)
+		require.Equal(t, int32(most), calls.Load())
+
+		close(release)
+		synctest.Wait()
+		ups, _, err = watch(t.Context())
+		require.ErrorContains(t, err, "subscription ended")
+		require.LessOrEqual(t, ups, 1)
+		require.Equal(t, int32(most+1), calls.Load())
+	})
+}
+
+func TestSubscribeThatPanicsOrExitsIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for want, subscribe := range map[string]func(){
+			"redisstore: subscription: subscribe panicked: boom": func() { panic("boom") },
+			"redisstore: subscription ended":                     runtime.Goexit,
+		} {
+			s := redisstore.New(redisstore.Config{Prefix: "users", Eval: new(client).eval,
+				Subscribe: func(context.Context, string, func(), func(string)) error {
+					subscribe()
+					return nil
+				}})
+			for range 10 {
+				require.ErrorContains(t, s.Watch(t.Context(), func() {}, nil), want)
+			}
+		}
 	})
 }
 

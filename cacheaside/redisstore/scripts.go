@@ -130,7 +130,7 @@ end
 return 0
 `
 
-// KEYS: hashes. ARGV: channel; of each hash: message.
+// KEYS: hashes. ARGV: channel; for each hash: message.
 const expire = preamble + `
 for i = 1, #KEYS do
 	if live(fields(KEYS[i], 'f')[1]) then redis.call('HSET', KEYS[i], 'f', us(now)) end
