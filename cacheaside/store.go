@@ -9,9 +9,10 @@ import (
 // implements it on Redis. Another implementation must keep the rules below, which
 // package storetest tests.
 //
-// Each method is atomic for each of its keys. The keys of one call are distinct and
-// belong to one shard. An error means that the shard did not answer and that the call
-// may or may not have had its effect.
+// Each method is atomic for each of its keys. The keys of one call belong to one shard. A
+// key may occur twice; the call then does what two calls would do, in order. An error
+// means that the shard did not answer and that the call may or may not have had its
+// effect.
 //
 // A Store measures time with one clock of its own. It must bound the duration of a call
 // itself: the ctx of most calls has no deadline.
@@ -63,7 +64,8 @@ type Store interface {
 	// this Store did not make itself: with the key, or "" for all keys. It returns when
 	// ctx has ended, or with an error as soon as it may have missed a change. A Store
 	// that cannot hear of changes calls up and waits for ctx. Watch does not call heard
-	// after it has returned.
+	// after it has returned. The Cache makes one call of Watch at a time, and its Close
+	// waits until Watch has returned.
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 

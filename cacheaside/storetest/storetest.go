@@ -45,7 +45,7 @@ const (
 	long = time.Minute
 	// short passes while a test waits for it.
 	short = 50 * time.Millisecond
-	// patience is how long a test waits for what has to happen.
+	// patience is how long a test waits before it fails.
 	patience = 30 * time.Second
 )
 
@@ -70,6 +70,7 @@ func Run(t *testing.T, open func(t *testing.T, lease, write time.Duration) Backe
 		{"ValuesKeepTheirBytes", long, long, valuesKeepBytes},
 		{"ValueIsGoneAfterKeep", long, long, valueIsGoneAfterKeep},
 		{"SeveralKeysInOneCall", long, long, severalKeys},
+		{"KeyTwiceInOneCall", long, long, keyTwice},
 		{"InvalidateEndsTheGeneration", long, long, invalidateEndsGeneration},
 		{"ExpireKeepsTheValue", long, long, expireKeepsValue},
 		{"InvalidateAllEndsEveryGeneration", long, long, invalidateAll},
@@ -355,6 +356,22 @@ func severalKeys(s *suite) {
 	for _, key := range keys {
 		s.holds(key, "")
 	}
+}
+
+func keyTwice(s *suite) {
+	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, cacheaside.Ask{Key: "k", Token: "b"})
+	s.noError(err)
+	s.must(len(looks) == 2, "%d answers to two Asks", len(looks))
+	s.must(looks[0].State == cacheaside.Leased && looks[1].State == cacheaside.Busy,
+		"states %s and %s, want leased and busy", looks[0].State, looks[1].State)
+	current, err := s.store.Fill(s.ctx, filling("k", looks[0].Grant, "first"), filling("k", looks[0].Grant, "second"))
+	s.noError(err)
+	s.must(slices.Equal(current, []bool{true, true}), "Fill returned %v", current)
+	s.holds("k", "first")
+	s.noError(s.store.Expire(s.ctx, "k", "k"))
+	s.state(cacheaside.Missed, "k", "")
+	s.noError(s.store.Invalidate(s.ctx, "k", "k"))
+	s.holds("k", "")
 }
 
 func invalidateEndsGeneration(s *suite) {
