@@ -46,10 +46,14 @@
 // A Store that loses its data (a restart, an eviction) loses fences too. Then the TTL is
 // the bound for a process that committed and could not tell the Store. A Store may also
 // come back with earlier data, from a snapshot or by a failover to a replica that lags.
-// Each process repeats the invalidations of the last ten seconds before the connection
-// was lost, and does not use the Store for those keys until then, so its own promise
-// holds. Other processes may read old values until they hear of it, at worst for the
-// TTL. Run the Store without persistence, and see EvalReplicated of package redisstore.
+// Each process repeats its last 512 invalidations, as far as they are from the last ten
+// seconds before the connection was lost, and does not use the Store for those keys
+// until then, so its own promise holds for them. Other processes may read old values
+// until they hear of it, at worst for the TTL. Run the Store without persistence, and
+// see EvalReplicated of package redisstore.
+//
+// Where the TTL is the bound, Stale and StaleOnError extend it as they extend the use of
+// any value.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
@@ -208,7 +212,7 @@ func (c *Cache[K, V]) Close() error {
 		}
 		for f := range s.others {
 			f.ctx.cancel()
-			if !f.answered {
+			if !f.answered && !f.follows {
 				c.counts.canceled.Add(1)
 			}
 			f.fail(ErrClosed)

@@ -203,7 +203,7 @@ func TestOvertakenLoadNeverWrites(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					if v, err := c.Get(t.Context(), 1); err != nil || v != 1 {
-						t.Errorf("who asked before gets what was loaded: %d, %v", v, err)
+						t.Errorf("a caller from before the invalidation gets the loaded value: %d, %v", v, err)
 					}
 				})
 				synctest.Wait()
@@ -211,7 +211,7 @@ func TestOvertakenLoadNeverWrites(t *testing.T) {
 				require.NoError(t, invalidate(c))
 				wg.Go(func() {
 					if v, err := c.Get(t.Context(), 1); err != nil || v != 2 {
-						t.Errorf("who asks after gets the new value: %d, %v", v, err)
+						t.Errorf("a caller from after the invalidation gets the new value: %d, %v", v, err)
 					}
 				})
 				wg.Wait()

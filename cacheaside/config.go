@@ -32,7 +32,7 @@ type Config[K comparable, V any] struct {
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany. A key missing from the map does
 	// not exist. If LoadMany also returns an error, the values in the map are kept and
-	// the other keys have failed. Nil means that GetMany calls Load for each key.
+	// the other keys have failed, unless the error matches [ErrNotFound]. Nil means that GetMany calls Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, counted from the start of its load. A load can

@@ -18,12 +18,12 @@ const (
 	ServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
 	Overtaken      EventKind = "overtaken"       // a load was overtaken by an invalidation; its result was not kept
 	BadPayload     EventKind = "bad payload"     // a value in the Store could not be read, or one could not be encoded
-	StoreDown      EventKind = "store down"      // a shard of the Store failed; it is skipped for ErrorPause
+	StoreDown      EventKind = "store down"      // a shard of the Store failed, and none before it since StoreUp; a failed shard is skipped for ErrorPause
 	StoreUp        EventKind = "store up"        // all shards of the Store answer again
 	FenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
 	NotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
-	Reinvalidated  EventKind = "reinvalidated"   // the Store has been told after NotInvalidated
-	WatchLost      EventKind = "watch lost"      // changes by other processes are no longer heard; memory is not used
+	Reinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after NotInvalidated; Key is nil
+	WatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used, unless MemoryInOutage is set
 	Watching       EventKind = "watching"        // changes by other processes are heard; memory is used
 	WatchRestored  EventKind = "watch restored"  // like Watching, after WatchLost
 	RefreshAhead   EventKind = "refresh ahead"   // a fresh value is being refreshed early

@@ -29,13 +29,12 @@ type flight[K comparable, V any] struct {
 	ctx     loadCtx
 	value   V            // returned by Load
 	batch   *batch[K, V] // of GetMany; nil if the flight loads by itself
-	failing *batch[K, V] // the batch whose failure failed this flight
+	failing *batch[K, V] // the batch whose failure fails this flight, once it has landed
 
 	asked       *answer       // the answer of the Store, if GetMany has asked it
 	renew       bool          // load even if the value in the Store is fresh
 	crowded     bool          // mostLost loads of the key run on without callers
 	passing     bool          // the result is not kept, because changes during the load are not heard
-	follows     bool          // takes its answer from another flight
 	loaded      bool          // a load has returned a value
 	absent      bool          // a load has returned ErrNotFound
 	took        time.Duration // duration of the load, 0 if it has not returned
@@ -48,12 +47,14 @@ type flight[K comparable, V any] struct {
 	waiters  int
 	answered bool // callers have the result, or the reason why there is none
 	lost     bool // has not landed, and no caller waits for it
+	follows  bool // takes its answer from another flight
 
 	done    chan struct{} // closed when the callers may read the answer:
-	entry   *entry[V]
-	stale   bool // entry is past its TTL
-	current bool // no invalidation until f ended
 	err     error
+	failed  *batch[K, V] // the batch whose failure is err
+	entry   *entry[V]
+	stale   bool // entry is past its TTL; to be read only if err is nil
+	current bool // no invalidation until f ended
 }
 
 // An oldValue may be served to calls that began before at. If at is zero, it may be
@@ -194,7 +195,9 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	}
 	f.ctx.cancel()
 	f.fail(context.Canceled)
-	c.counts.canceled.Add(1)
+	if !f.follows { // otherwise the other flight counts
+		c.counts.canceled.Add(1)
+	}
 	s.lose(f)
 }
 
@@ -267,8 +270,12 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	if !next.IsZero() {
 		c.watchOver(s, next)
 	}
+	var failed []*flight[K, V]
 	for _, f := range overdue {
 		c.postpone(f)
+		if !f.follows { // otherwise the other flight reports it
+			failed = append(failed, f)
+		}
 		if s.flights[f.key] == f {
 			s.overtake(f.key)
 		}
@@ -277,7 +284,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 		s.lose(f)
 	}
 	s.mu.Unlock()
-	for _, f := range overdue {
+	for _, f := range failed {
 		c.failed(f, c.now()-f.began, f.err)
 	}
 }
@@ -408,6 +415,9 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	late := f.answered // callers already know why they got nothing
 	if !late {
 		f.answered, f.current, f.entry, f.err = true, holds, e, err
+		if isFailure(err) {
+			f.failed = f.failing
+		}
 	}
 	s.mu.Unlock()
 

@@ -11,11 +11,12 @@ import (
 // GetOptions change a single Get. The zero value changes nothing.
 type GetOptions struct {
 	// SkipMemory ignores what is in memory: the call asks the Store or, without one,
-	// begins a load of its own. It returns only what a load begun after the call has
-	// read, and no old value if that fails. The result replaces the entry in memory. A
-	// load under way is overtaken: it answers its callers and is not kept. With a Store,
-	// the call sees invalidations by other processes immediately. Since each such call
-	// loads, it does not suit every call.
+	// begins a load of its own. The result replaces the entry in memory. A load under way
+	// is overtaken: it answers its callers and is not kept. Without a Store, the call
+	// returns only what a load begun after the call has read, and no old value if that
+	// fails. With a Store, it sees invalidations by other processes immediately; it may
+	// get an old value that the Store holds, as Config.Stale and StaleOnError allow. Each
+	// such call costs a load or a round trip, so it does not suit every call.
 	SkipMemory bool
 	// Stale extends Config.Stale for this call: for so long after its TTL a value from
 	// memory is served immediately while it is refreshed in the background. Invalidated
@@ -40,7 +41,8 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (V, erro
 // Store, otherwise from Load. Concurrent callers share one load. Each caller waits until
 // its own ctx ends, and then gets an error that wraps context.Cause(ctx). The error of a
 // load is returned unchanged. The errors of the Cache itself are [ErrNotFound],
-// [*PanicError], [*TimeoutError] and [ErrClosed].
+// [*PanicError], [*TimeoutError] and [ErrClosed], and wrap [ErrRecursive] or
+// [ErrKeyCollision] if the program has such a bug.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if ctx.Err() != nil {
 		var zero V

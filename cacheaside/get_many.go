@@ -91,23 +91,34 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 	for _, w := range missed {
 		waited++
 		e, old, err := c.wait(ctx, w.f, at)
+		again := !old && c.missedTags(w.f, e, err, asked)
 		switch {
-		case old:
-		case c.missedTags(w.f, e, err, asked):
+		case again:
 			e, err = c.resolve(ctx, w.key, false, GetOptions{})
-		default:
+		case !old:
 			c.counts.misses.Add(1)
 		}
-		if err != nil && ctx.Err() != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
 			return err
+		case err != nil && !again && w.f.failedBatch() != nil:
+			found.fail(w.f.failedBatch(), w.key)
+		default:
+			found.take(w.key, e, err)
 		}
-		if err != nil && w.f.failing != nil {
-			found.fail(w.f.failing, w.key)
-			continue
-		}
-		found.take(w.key, e, err)
 	}
 	return nil
+}
+
+// failedBatch returns the batch whose failure is the answer of f, or nil. f may be under
+// way.
+func (f *flight[K, V]) failedBatch() *batch[K, V] {
+	select {
+	case <-f.done:
+		return f.failed
+	default:
+		return nil
+	}
 }
 
 // A finding is the result of GetMany so far.

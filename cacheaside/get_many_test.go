@@ -189,6 +189,36 @@ func TestBatchThatFailsFailsItsKeys(t *testing.T) {
 	}
 }
 
+// ErrNotFound from LoadMany says that the keys missing from its map do not exist, as it
+// does from Load.
+func TestBatchThatReturnsErrNotFoundHasNotFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := many{err: func(context.Context) error { return cacheaside.ErrNotFound }}
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+		defer c.Close()
+		got, err := c.GetMany(t.Context(), []int{1, 2})
+		require.NoError(t, err)
+		require.Empty(t, got)
+		require.Equal(t, int64(2), c.Stats().NotFound)
+	})
+}
+
+// A LoadMany that fails when the time of its keys has passed does not change their
+// answer.
+func TestBatchThatFailsAtLoadTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := many{err: func(context.Context) error { return errLoad }} // after a second
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, LoadTimeout: time.Second})
+		defer c.Close()
+		for range 100 {
+			_, err := c.GetMany(t.Context(), []int{1, 2, 3, 4})
+			require.Error(t, err)
+		}
+		s := c.Stats()
+		require.Equal(t, int64(400), s.TimedOut+s.Failed)
+	})
+}
+
 func TestBatchWithoutCallersIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var canceled atomic.Bool

@@ -58,6 +58,9 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 		if ctx.Err() != nil {
 			return ended.Error(ctx)
 		}
+		if c.closed.Load() {
+			return ErrClosed
+		}
 		if c.entries == nil || !findable(key) {
 			continue
 		}

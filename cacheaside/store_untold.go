@@ -250,7 +250,8 @@ type tell struct {
 	at  time.Duration
 }
 
-// recentFor is the replication lag that is covered.
+// recentFor is the replication lag that is covered, unless the Store was told more than
+// len(recent.tells) times in that time.
 const recentFor = 10 * time.Second
 
 func (r *recent) note(t tell) {

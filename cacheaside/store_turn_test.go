@@ -175,6 +175,76 @@ func TestWithoutMemoryCallersWaitTogether(t *testing.T) {
 	})
 }
 
+// slow takes a millisecond to answer, so that several callers ask before the first has
+// its answer.
+type slow struct{ *fakeConn }
+
+func (s slow) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	time.Sleep(time.Millisecond)
+	return s.fakeConn.Acquire(ctx, asks...)
+}
+
+// Without memory, a flight that takes its answer from another is no load of its own: it
+// is not counted when the other times out, is canceled, or ends with Close.
+func TestFlightThatFollowsAnotherIsNotCounted(t *testing.T) {
+	for name, test := range map[string]struct {
+		end   func(c *cacheaside.Cache[int, int], cancel func())
+		count func(cacheaside.Stats) int64
+	}{
+		"timeout": {
+			func(*cacheaside.Cache[int, int], func()) {},
+			func(s cacheaside.Stats) int64 { return s.TimedOut },
+		},
+		"cancel": {
+			func(_ *cacheaside.Cache[int, int], cancel func()) { cancel() },
+			func(s cacheaside.Stats) int64 { return s.Canceled },
+		},
+		"close": {
+			func(c *cacheaside.Cache[int, int], _ func()) { c.Close() },
+			func(s cacheaside.Stats) int64 { return s.Canceled },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newFakeStore()
+				shared.lease = time.Hour
+				var failed atomic.Int64
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: func(ctx context.Context, _ int) (int, error) {
+						<-ctx.Done()
+						return 0, ctx.Err()
+					},
+					Store: slow{shared.connect()}, Capacity: -1, LoadTimeout: time.Minute,
+					OnEvent: func(_ context.Context, e cacheaside.Event) {
+						if e.Kind == cacheaside.LoadFailed {
+							failed.Add(1)
+						}
+					},
+				})
+				defer c.Close()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var wg sync.WaitGroup
+				for range 10 { // one loads, one asks the Store again and again, and eight follow that one
+					wg.Go(func() {
+						if _, err := c.Get(ctx, 1); err == nil {
+							t.Error("no error")
+						}
+					})
+				}
+				time.Sleep(time.Second)
+				test.end(c, cancel)
+				wg.Wait()
+				synctest.Wait()
+				require.Equal(t, int64(2), test.count(c.Stats()))
+				if name == "timeout" {
+					require.Equal(t, int64(2), failed.Load())
+				}
+			})
+		})
+	}
+}
+
 // Once the Store has been asked, later callers cannot use its answer.
 func TestNoCallerJoinsAnAskThatIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
