@@ -267,7 +267,7 @@ func (tr *trial) newSide(first bool) *side {
 		store = &txProcess{process{tr.store, s}, tx}
 	}
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
-		Lease: 600 * time.Millisecond, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+		Lease: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 		// The failures are intended.
 		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
@@ -292,6 +292,9 @@ func (s *side) step(name string) saga.Step[notes] {
 	return saga.Step[notes]{
 		Name:    name,
 		Backoff: func(int) time.Duration { return time.Millisecond },
+		// On a slow machine a lease may run out again and again, and each time costs an
+		// attempt.
+		Attempts: -1, UndoAttempts: -1,
 		Do: func(ctx context.Context, n *notes) error {
 			leave, err := s.enter()
 			if err != nil {
@@ -340,6 +343,7 @@ func (s *side) failing(name string, err error) saga.Step[notes] {
 // losing returns a step that takes effect and loses its reply.
 func (s *side) losing(name string) saga.Step[notes] {
 	st := s.step(name)
+	st.Attempts = 3
 	do := st.Do
 	st.Do = func(ctx context.Context, n *notes) error {
 		if err := do(ctx, n); err != nil {
@@ -431,6 +435,9 @@ func (s *side) inTx(name string) saga.Step[notes] {
 	return saga.Step[notes]{
 		Name:    name,
 		Backoff: func(int) time.Duration { return time.Millisecond },
+		// On a slow machine a lease may run out again and again, and each time costs an
+		// attempt.
+		Attempts: -1, UndoAttempts: -1,
 		DoTx: func(ctx context.Context, tx *sql.Tx, n *notes) error {
 			if n.By == nil {
 				n.By = make(map[string]string)
