@@ -33,11 +33,9 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-var (
-	file  = flag.String("file", "", "settings to read on SIGHUP; empty: the example writes some itself")
-	addr  = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty: none")
-	lasts = flag.Duration("for", 3*time.Second, "how long the load runs")
-)
+var file = flag.String("file", "", "settings to read on SIGHUP; empty: the example writes some itself")
+var addr = flag.String("redis", "", "the address of a Redis whose key resilience:settings is polled; empty: none")
+var lasts = flag.Duration("for", 3*time.Second, "how long the load runs")
 
 func main() {
 	flag.Parse()
@@ -76,9 +74,7 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 		background.Go(func() { edit(ctx, *file) })
 	}
 	background.Go(func() { onHangup(ctx, hangup, *file, reload) })
-	if *addr != "" {
-		background.Go(func() { poll(ctx, *addr, reload) })
-	}
+	background.Go(func() { poll(ctx, *addr, reload) })
 	made, failed = load(ctx, resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap))
 	_, _ = fmt.Fprintf(out, "%d calls made, %d failed; the settings at the end:\n%s", made, failed, reg.Settings())
 	return made, failed
@@ -105,7 +101,7 @@ func onHangup(ctx context.Context, hangup <-chan os.Signal, file string, reload 
 func poll(ctx context.Context, addr string, reload func(string, []byte)) {
 	db := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	defer func() { _ = db.Close() }()
-	for last := ""; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+	for last := ""; addr != "" && ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 		data, err := db.Get(ctx, "resilience:settings").Result()
 		if err == nil && data != last {
 			reload("redis", []byte(data))
