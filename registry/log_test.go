@@ -29,10 +29,13 @@ func TestLogWritesOneLineForABurstOfRefusals(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		refuse("full")
 		refuse("full")
+		time.Sleep(10 * time.Second)
+		refuse("full")
 		require.Equal(t, `level=WARN msg="fake refused" name=users reason=full
 level=WARN msg="fake refused" name=users reason="too late"
 level=INFO msg="fake changed" name=users key="tenant 7" err=boom
 level=WARN msg="fake refused" name=users reason=full suppressed=99
+level=WARN msg="fake refused" name=users reason=full suppressed=1
 `, lines.String())
 	})
 }

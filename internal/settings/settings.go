@@ -74,8 +74,6 @@ func merge(to, was, is reflect.Value) {
 // one, configurations if they say the same. Functions never are.
 func same(a, b reflect.Value) bool {
 	switch a.Kind() {
-	case reflect.Func:
-		return false
 	case reflect.Slice:
 		return reflect.DeepEqual(a.Interface(), b.Interface())
 	case reflect.Pointer:
@@ -83,7 +81,7 @@ func same(a, b reflect.Value) bool {
 			return reflect.DeepEqual(a.Interface(), b.Interface())
 		}
 	}
-	return a.Comparable() && b.Comparable() && a.Equal(b)
+	return a.Comparable() && b.Comparable() && a.Equal(b) // functions are not comparable
 }
 
 // detach copies what v shares with other values.
