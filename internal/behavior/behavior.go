@@ -7,7 +7,7 @@
 //	Answered() bool            true: the dependency worked, and its answer is no
 //	Retryable() bool           false: another attempt cannot help
 //	RetryAfter() time.Duration > 0: another attempt cannot help sooner
-//	Throttled() bool           true: the dependency refused the call to shed load
+//	Throttled() bool           true: the dependency turned the call away to shed load
 //
 // Of an error and the errors that it wraps, the outermost that has a method decides. Of
 // joined errors (an error with Unwrap() []error), every part counts:
@@ -53,7 +53,7 @@ type End struct {
 	// FailedAfter is the RetryAfter of the parts that have failed: the dependency asked
 	// for it. It leaves out the estimates of policies of this module.
 	FailedAfter time.Duration
-	// Throttled is whether the dependency refused the call to shed load.
+	// Throttled is whether the dependency turned the call away to shed load.
 	Throttled bool
 }
 

@@ -1,5 +1,5 @@
 // Package keyed holds the members of a group, one for each key: made on demand,
-// bounded in number, dropped when idle.
+// bounded in number, evicted when idle.
 //
 //	members := keyed.New(keyed.Config[string, *Bulkhead]{
 //		Make: func(key string) *Bulkhead { return New(configOf(key)) },
@@ -12,9 +12,9 @@
 //	defer e.Unpin()
 //	return e.Value.Do(ctx, fn)
 //
-// A key has one live member at a time: a member is dropped only while it is not
+// A key has one live member at a time: a member is evicted only while it is not
 // pinned, and its key gets a new one only after that. There is no goroutine and no
-// sweep: each insert looks at a few members and drops idle ones.
+// sweep: each insert looks at a few members and evicts idle ones.
 package keyed
 
 import (
@@ -27,6 +27,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
+
+	"github.com/go-resilience/resilience/internal/invalid"
 )
 
 // Shards is the number of shards of a [Map].
@@ -34,7 +36,7 @@ const Shards = 32
 
 const (
 	glances = 4  // members that an insert looks at for idle ones
-	search  = 64 // members that an insert into a full map looks at for one to drop
+	search  = 64 // members that an insert into a full map looks at for one to evict
 )
 
 // Config says how a [Map] makes its members and how long it keeps them.
@@ -42,12 +44,12 @@ type Config[K comparable, V any] struct {
 	// Make makes the member of a key; required. It runs without a lock, and for
 	// one key perhaps on several goroutines at once: one result is kept.
 	Make func(K) V
-	// Max is the most members there are at any moment; required. SetMax changes it.
+	// Max is the most members there are at any moment; required. SetBounds changes it.
 	Max int
-	// Idle is how long a member must not have been pinned to be dropped while
-	// there is room. Zero or less: members are dropped for room only. SetIdle changes it.
+	// Idle is how long a member must not have been pinned to be evicted while
+	// there is room. Zero or less: members are evicted for room only. SetBounds changes it.
 	Idle time.Duration
-	// Keep reports whether a member may not be dropped now, for the state that
+	// Keep reports whether a member may not be evicted now, for the state that
 	// would be lost; nil: every member may be. It is called for a member that is
 	// not pinned, with a lock held: it must be quick, and not use the map.
 	Keep func(V) bool
@@ -55,18 +57,18 @@ type Config[K comparable, V any] struct {
 	// held and before any other goroutine can see the member. A group whose settings have
 	// changed since Make brings the member up to date here; see [Map.All].
 	Added func(V)
-	// Drop, if not nil, is told of each member that is dropped, with the lock of its
-	// shard held. Drop keeps the counts of dropped members, and [Map.Shards] adds those
+	// Evict, if not nil, is told of each member that is evicted, with the lock of its
+	// shard held. Evict keeps the counts of evicted members, and [Map.Shards] adds those
 	// of the present ones, so that a sum loses no count and has none twice.
-	Drop func(shard int, v V)
+	Evict func(shard int, v V)
 }
 
 // A Map holds one member for each key. It is safe for concurrent use.
 //
-// A full map drops a member to make room for a new key. It looks at a few members and
-// drops the first that was not used lately. If all of them were, it drops one that was
-// used once, or else one that was used again. It never drops a member that is pinned or
-// that Keep keeps. If it finds no member to drop, the new key gets none and the map
+// A full map evicts a member to make room for a new key. It looks at a few members and
+// evicts the first that was not used lately. If all of them were, it evicts one that was
+// used once, or else one that was used again. It never evicts a member that is pinned or
+// that Keep keeps. If it finds no member to evict, the new key gets none and the map
 // remembers nothing of it, so the memory is bounded for any number of keys.
 type Map[K comparable, V any] struct {
 	cfg    Config[K, V]
@@ -94,13 +96,13 @@ type Entry[K comparable, V any] struct {
 	Key   K
 	Value V
 
-	pins   atomic.Int64 // or dropped, if the member has left the map
+	pins   atomic.Int64 // or evicted, if the member has left the map
 	recent atomic.Int32 // how often the hand comes by until it counts as not used lately
 	seen   time.Duration
 	index  int // in the ring
 }
 
-const dropped = -1
+const evicted = -1
 
 // How recent a member is that was used since the hand came by.
 const (
@@ -185,7 +187,7 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m.dropIdle(s, now)
+	m.evictIdle(s, now)
 	if e := s.m[key]; e != nil {
 		e.pin()
 		return e
@@ -202,44 +204,45 @@ func (m *Map[K, V]) insert(s *shard[K, V], key K) *Entry[K, V] {
 	return made
 }
 
-// reserve takes a place for a member that is about to be made, dropping another
+// reserve takes a place for a member that is about to be made, evicting another
 // if the map is full. It reports whether there is one.
 func (m *Map[K, V]) reserve() bool {
 	for {
 		n := m.size.Load()
 		if n >= m.max.Load() {
-			if !m.dropAny() {
+			if !m.evictAny() {
 				return false
 			}
 		} else if m.size.CompareAndSwap(n, n+1) {
 			if n < m.max.Load() {
 				return true
 			}
-			m.size.Add(-1) // SetMax has lowered the bound meanwhile
+			m.size.Add(-1) // SetBounds has lowered Max meanwhile
 		}
 	}
 }
 
-// SetMax changes Max. If there are more members than n, it changes nothing and reports
-// false. The caller sees to it that calls of SetMax do not overlap.
-func (m *Map[K, V]) SetMax(n int) bool {
-	if m.size.Load() > int64(n) {
-		return false
-	}
-	was := m.max.Swap(int64(n))
-	if m.size.Load() > int64(n) { // a member was added in between
+// SetBounds changes Max and Idle. If there are more members than most, it changes nothing
+// and returns an error about the field MaxKeys of the struct config. The caller sees to it
+// that calls of SetBounds do not overlap.
+func (m *Map[K, V]) SetBounds(config string, most int, idle time.Duration) error {
+	was := m.max.Load()
+	if m.size.Load() <= int64(most) {
+		m.max.Store(int64(most))
+		if m.size.Load() <= int64(most) { // no member was added in between
+			m.idle.Store(int64(idle))
+			return nil
+		}
 		m.max.Store(was)
-		return false
 	}
-	return true
+	f := invalid.Fields{Type: config}
+	f.Need(false, "MaxKeys", most, fmt.Sprintf("at least the %d keys that the group holds", m.Len()))
+	return f.Err()
 }
 
-// SetIdle changes Idle.
-func (m *Map[K, V]) SetIdle(d time.Duration) { m.idle.Store(int64(d)) }
-
-// dropIdle lets the hand of a locked shard pass a few members and drops those
+// evictIdle lets the hand of a locked shard pass a few members and evicts those
 // that have been idle for long enough.
-func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
+func (m *Map[K, V]) evictIdle(s *shard[K, V], now time.Duration) {
 	idle := time.Duration(m.idle.Load())
 	if idle <= 0 {
 		return
@@ -249,14 +252,14 @@ func (m *Map[K, V]) dropIdle(s *shard[K, V], now time.Duration) {
 		if e.fade() > 0 || e.pins.Load() > 0 {
 			e.seen = now
 		} else if now-e.seen >= idle {
-			m.drop(s, e)
+			m.evict(s, e)
 		}
 	}
 }
 
-// dropAny makes room in a full map and reports whether it could. It begins at
+// evictAny makes room in a full map and reports whether it could. It begins at
 // another shard each time and locks one at a time.
-func (m *Map[K, V]) dropAny() bool {
+func (m *Map[K, V]) evictAny() bool {
 	var recent *Entry[K, V] // the least recent, if all that it looks at are recent
 	var recentIn *shard[K, V]
 	least := int32(again + 1)
@@ -269,10 +272,10 @@ func (m *Map[K, V]) dropAny() bool {
 			e := s.pass()
 			if n := e.fade(); n > 0 {
 				e.seen = time.Since(m.start)
-				if n < least && m.droppable(e) {
+				if n < least && m.evictable(e) {
 					recent, recentIn, least = e, s, n
 				}
-			} else if m.drop(s, e) {
+			} else if m.evict(s, e) {
 				s.mu.Unlock()
 				return true
 			}
@@ -287,16 +290,16 @@ func (m *Map[K, V]) dropAny() bool {
 	}
 	recentIn.mu.Lock()
 	defer recentIn.mu.Unlock()
-	return m.drop(recentIn, recent)
+	return m.evict(recentIn, recent)
 }
 
-func (m *Map[K, V]) droppable(e *Entry[K, V]) bool {
+func (m *Map[K, V]) evictable(e *Entry[K, V]) bool {
 	return e.pins.Load() == 0 && (m.cfg.Keep == nil || !m.cfg.Keep(e.Value))
 }
 
-// drop takes e out of its locked shard, unless it is pinned or to be kept.
-func (m *Map[K, V]) drop(s *shard[K, V], e *Entry[K, V]) bool {
-	if !e.pins.CompareAndSwap(0, dropped) {
+// evict takes e out of its locked shard, unless it is pinned or to be kept.
+func (m *Map[K, V]) evict(s *shard[K, V], e *Entry[K, V]) bool {
+	if !e.pins.CompareAndSwap(0, evicted) {
 		return false
 	}
 	// Only now, when All cannot hold it any more, is its state final.
@@ -311,8 +314,8 @@ func (m *Map[K, V]) drop(s *shard[K, V], e *Entry[K, V]) bool {
 	s.ring = s.ring[:last]
 	delete(s.m, e.Key)
 	m.size.Add(-1)
-	if m.cfg.Drop != nil {
-		m.cfg.Drop(s.number, e.Value)
+	if m.cfg.Evict != nil {
+		m.cfg.Evict(s.number, e.Value)
 	}
 	return true
 }
@@ -344,7 +347,7 @@ func (m *Map[K, V]) Get(key K) (V, bool) {
 func (m *Map[K, V]) Len() int { return int(m.size.Load()) }
 
 // All returns the members, each pinned while it is yielded. It holds no lock
-// meanwhile: a member that is added or dropped may or may not be among them. Being
+// meanwhile: a member that is added or evicted may or may not be among them. Being
 // yielded does not count as use.
 //
 // To change all members, store the new settings where Make and Added find them, and then
@@ -397,6 +400,30 @@ func (e *Entry[K, V]) Unpin() {
 	e.release()
 }
 
+// Begin calls begin with the member of a pinned e, for a call that is not one function.
+// The first call of done ends the call and unpins e, and further calls do nothing. If begin
+// returns an error, or a hook in it panics, Begin unpins e.
+func (e *Entry[K, V]) Begin(begin func(V) (done func(error), err error)) (done func(error), err error) {
+	begun := false
+	defer func() {
+		if !begun {
+			e.Unpin()
+		}
+	}()
+	end, err := begin(e.Value)
+	if err != nil {
+		return nil, err
+	}
+	begun = true
+	var over atomic.Bool
+	return func(err error) {
+		if !over.Swap(true) {
+			defer e.Unpin()
+			end(err)
+		}
+	}, nil
+}
+
 // pin is for an entry of a locked shard.
 func (e *Entry[K, V]) pin() {
 	e.hold()
@@ -407,7 +434,7 @@ func (e *Entry[K, V]) pin() {
 func (e *Entry[K, V]) hold() bool {
 	for {
 		n := e.pins.Load()
-		if n == dropped {
+		if n == evicted {
 			return false
 		}
 		if e.pins.CompareAndSwap(n, n+1) {

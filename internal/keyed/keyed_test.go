@@ -322,9 +322,9 @@ func BenchmarkMapInsertFull(b *testing.B) {
 func TestSumOfCountsNeverGoesBack(t *testing.T) {
 	var dropped [keyed.Shards]int64
 	m := keyed.New(keyed.Config[int, *atomic.Int64]{
-		Make: func(int) *atomic.Int64 { return new(atomic.Int64) },
-		Max:  50,
-		Drop: func(shard int, v *atomic.Int64) { dropped[shard] += v.Load() },
+		Make:  func(int) *atomic.Int64 { return new(atomic.Int64) },
+		Max:   50,
+		Evict: func(shard int, v *atomic.Int64) { dropped[shard] += v.Load() },
 	})
 	sum := func() (n int64) {
 		m.Shards(func(shard int, members iter.Seq2[int, *atomic.Int64]) {
@@ -373,7 +373,7 @@ func TestTextAndLabel(t *testing.T) {
 	require.Empty(t, keyed.Label("", ""))
 }
 
-func TestSetMax(t *testing.T) {
+func TestSetBounds(t *testing.T) {
 	m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 3})
 	var pinned []*keyed.Entry[int, int]
 	pin := func(key int) bool {
@@ -386,9 +386,9 @@ func TestSetMax(t *testing.T) {
 	for key := range 3 {
 		require.True(t, pin(key))
 	}
-	require.False(t, m.SetMax(2), "three are there")
+	require.EqualError(t, m.SetBounds("x.Config", 2, 0), "x.Config.MaxKeys is 2: must be at least the 3 keys that the group holds")
 	require.False(t, pin(3))
-	require.True(t, m.SetMax(4))
+	require.NoError(t, m.SetBounds("", 4, 0))
 	require.True(t, pin(3))
 	require.False(t, pin(4))
 	for _, e := range pinned {
@@ -398,8 +398,8 @@ func TestSetMax(t *testing.T) {
 	require.Equal(t, 4, m.Len())
 }
 
-// If SetMax succeeds while members are added, there are no more than it allows.
-func TestSetMaxStress(t *testing.T) {
+// If SetBounds succeeds while members are added, there are no more than it allows.
+func TestSetBoundsStress(t *testing.T) {
 	lowered := 0
 	for range 2000 {
 		m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 20})
@@ -411,9 +411,9 @@ func TestSetMaxStress(t *testing.T) {
 				}
 			})
 		}
-		ok := m.SetMax(5)
+		err := m.SetBounds("", 5, 0)
 		wg.Wait()
-		if ok {
+		if err == nil {
 			lowered++
 			require.Equal(t, 5, m.Len())
 		} else {
@@ -423,14 +423,14 @@ func TestSetMaxStress(t *testing.T) {
 	require.Positive(t, lowered)
 }
 
-func TestSetIdle(t *testing.T) {
+func TestSetBoundsChangesIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := keyed.New(keyed.Config[int, int]{Make: func(int) int { return 0 }, Max: 1000})
 		for key := range 100 {
 			m.Pin(key).Unpin()
 		}
 		time.Sleep(time.Hour)
-		m.SetIdle(time.Minute)
+		require.NoError(t, m.SetBounds("", 1000, time.Minute))
 		for key := range 500 {
 			m.Pin(1000 + key).Unpin()
 			time.Sleep(time.Second)

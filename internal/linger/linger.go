@@ -24,8 +24,27 @@ import (
 type Work struct {
 	mu    sync.Mutex
 	state state
-	ends  []func(error)
-	err   error // that it ended with
+	ends  []ending
+	few   [4]ending // the memory of ends, mostly
+	err   error     // that it ended with
+}
+
+// An ending is a function to call when the work ends. One of the fields is set.
+type ending struct {
+	release func()
+	end     func(error)
+	broken  func(error) // only if the work has broken off
+}
+
+func (e ending) call(err error) {
+	switch {
+	case e.release != nil:
+		e.release()
+	case e.end != nil:
+		e.end(err)
+	case err != nil:
+		e.broken(err)
+	}
 }
 
 type state int
@@ -74,7 +93,7 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, release
 		}
 	}()
 	err := fn(ctx)
-	held = err == nil && w != nil && w.atEnd(func(error) { release() })
+	held = err == nil && w != nil && w.atEnd(ending{release: release})
 	return err
 }
 
@@ -89,7 +108,7 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 		}
 	}()
 	err = fn(ctx)
-	held = err == nil && w != nil && w.atEnd(end)
+	held = err == nil && w != nil && w.atEnd(ending{end: end})
 	return err
 }
 
@@ -100,25 +119,23 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 // before, which says nothing: policies cancel a ctx that they derived when they return.
 // Its deadline tells whether the end was the caller's.
 func (w *Work) OnBroken(f func(error)) {
-	if w == nil {
-		return
+	if w != nil {
+		w.atEnd(ending{broken: f})
 	}
-	w.atEnd(func(err error) {
-		if err != nil {
-			f(err)
-		}
-	})
 }
 
-// atEnd has f called with the error of the work when it ends. It reports false, and f is
-// not called, if the work does not go on.
-func (w *Work) atEnd(f func(error)) bool {
+// atEnd has e called when the work ends. It reports false, and e is not called, if the work
+// does not go on.
+func (w *Work) atEnd(e ending) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.state != goesOn {
 		return false
 	}
-	w.ends = append(w.ends, f)
+	if w.ends == nil {
+		w.ends = w.few[:0]
+	}
+	w.ends = append(w.ends, e)
 	return true
 }
 
@@ -149,11 +166,11 @@ func (w *Work) End(err error) {
 		w.mu.Unlock()
 		return
 	}
-	f := w.ends[0]
+	e := w.ends[0]
 	w.ends = w.ends[1:]
 	w.mu.Unlock()
 	defer w.End(nil)
-	f(w.err)
+	e.call(w.err)
 }
 
 // A Limit is when a time-out ends work that goes on, and the cause that it gives. The

@@ -54,7 +54,7 @@ func (o *Observers[E]) observers() []*func(context.Context, E) {
 // Any reports whether there is an observer. It spares a policy without one the
 // making of an event.
 func (o *Observers[E]) Any() bool {
-	return o.list.Load() != nil || o.group != nil && o.group.Any()
+	return o.list.Load() != nil || o.group != nil && o.group.list.Load() != nil
 }
 
 // Tell calls the observers with e, in the order in which they were added; those of

@@ -8,9 +8,9 @@ import "reflect"
 // change leaves as it is stays as it was given: if that is zero, its default is computed
 // anew, perhaps from another field that did change.
 //
-// C is a struct. Slices, and structs behind pointers that have exported fields only, are
-// copied before change sees them, at any depth. Functions cannot be compared; they are as
-// change leaves them.
+// C is a struct. All of this holds for the structs in it too, and for those behind pointers,
+// if their fields are all exported. They, and slices, are copied before change sees them.
+// Functions cannot be compared; they are as change leaves them.
 //
 // If change panics with a [*Trial], Change puts the result there before it lets the
 // panic go on.
@@ -64,22 +64,32 @@ func merge(to, was, is reflect.Value) {
 		case !to.Type().Field(i).IsExported():
 		case plain(to.Field(i).Type()):
 			merge(to.Field(i), was.Field(i), is.Field(i))
+		case pointsToPlain(to.Field(i), was.Field(i), is.Field(i)):
+			p := reflect.New(to.Field(i).Type().Elem())
+			p.Elem().Set(to.Field(i).Elem())
+			merge(p.Elem(), was.Field(i).Elem(), is.Field(i).Elem())
+			to.Field(i).Set(p)
 		case !same(was.Field(i), is.Field(i)):
 			to.Field(i).Set(is.Field(i))
 		}
 	}
 }
 
+// pointsToPlain reports whether all values point to a configuration.
+func pointsToPlain(values ...reflect.Value) bool {
+	for _, v := range values {
+		if v.Kind() != reflect.Pointer || v.IsNil() || !plain(v.Type().Elem()) {
+			return false
+		}
+	}
+	return true
+}
+
 // same reports whether two values of a field are the same: policies and stores if they are
 // one, configurations if they say the same. Functions never are.
 func same(a, b reflect.Value) bool {
-	switch a.Kind() {
-	case reflect.Slice:
+	if a.Kind() == reflect.Slice || pointsToPlain(a, b) {
 		return reflect.DeepEqual(a.Interface(), b.Interface())
-	case reflect.Pointer:
-		if !a.IsNil() && !b.IsNil() && plain(a.Type().Elem()) {
-			return reflect.DeepEqual(a.Interface(), b.Interface())
-		}
 	}
 	return a.Comparable() && b.Comparable() && a.Equal(b) // functions are not comparable
 }
@@ -103,7 +113,7 @@ func detach(v reflect.Value) {
 			detach(v.Index(i))
 		}
 	case reflect.Pointer:
-		if !v.IsNil() && plain(v.Type().Elem()) {
+		if pointsToPlain(v) {
 			p := reflect.New(v.Type().Elem())
 			p.Elem().Set(v.Elem())
 			detach(p.Elem())

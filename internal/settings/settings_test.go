@@ -49,6 +49,7 @@ func TestFunctionsAreAsChangeLeavesThem(t *testing.T) {
 type group struct {
 	Config config
 	Deep   *deep
+	Behind *config
 	Lock   *lock
 }
 
@@ -71,6 +72,24 @@ func TestChangeReachesIntoNestedStructs(t *testing.T) {
 	require.Zero(t, changed.Config.Patient, "the default is computed anew")
 	require.Equal(t, []float64{2}, changed.Deep.Shares)
 	require.Equal(t, []float64{1}, given.Deep.Shares, "the configuration in use is not written to")
+}
+
+func TestChangeReachesBehindPointers(t *testing.T) {
+	given := group{Behind: &config{Name: "a"}}
+	fill := func(g group) group {
+		filled := g.Behind.withDefaults()
+		g.Behind = &filled
+		return g
+	}
+	changed := settings.Change(given, fill(given), func(c *group) { c.Behind.Slow = 200 })
+	require.Equal(t, &config{Name: "a", Slow: 200}, changed.Behind)
+	require.Equal(t, &config{Name: "a"}, given.Behind, "the configuration in use is not written to")
+	changed = settings.Change(changed, fill(changed), func(c *group) { c.Behind = &config{Patient: 7} })
+	require.Equal(t, &config{Patient: 7}, changed.Behind)
+	changed = settings.Change(changed, fill(changed), func(c *group) { c.Behind = nil })
+	require.Nil(t, changed.Behind)
+	changed = settings.Change(changed, changed, func(c *group) { c.Behind = &config{Slow: 1} })
+	require.Equal(t, &config{Slow: 1}, changed.Behind)
 }
 
 func TestChangeInPlaceOfASliceIsAChange(t *testing.T) {
