@@ -96,7 +96,7 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 		require.EqualValues(t, sent.began.Load(), limit.Stats().Admitted)
 		require.EqualValues(t, sent.began.Load(), limit.Stats().Spent)
 		require.Positive(t, limit.Stats().Refused)
-		require.Zero(t, limit.Stats().Waiting)
+		require.Zero(t, limit.Stats().Queued)
 
 		s := places.Stats()
 		require.LessOrEqual(t, worked.most.Load(), int64(slots))

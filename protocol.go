@@ -33,12 +33,13 @@ func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // Throttled reports whether a dependency turned the call away because it has too much to
 // do, as HTTP's 429 and 503 say: a method Throttled() bool of err, or of an error that it
-// wraps, returns true. An adaptive limit counts it as overload.
+// wraps, returns true. A throttle.Adaptive counts it as throttled. The adaptive limit of a
+// bulkhead counts it as overload, unless it is [Answered], as HTTP's 429 is.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 
 // Answer marks err as the answer of a dependency that works: see [Answered]. A breaker
-// counts it as a success, a retrier returns it at once, and an adaptive limit counts it as
-// a normal call. The result unwraps to err and has its text. Answer(nil) is nil.
+// counts it as a success, a retrier returns it immediately, and an adaptive limit counts it
+// as a normal call. The result unwraps to err and has its text. Answer(nil) is nil.
 func Answer(err error) error {
 	if err == nil {
 		return nil

@@ -214,7 +214,7 @@ func sharedInOutage(t *testing.T) error {
 			return nil, errors.New("connection refused")
 		},
 	})
-	return s.Do(t.Context(), fail)
+	return s.Do(t.Context(), "", fail)
 }
 
 func adaptiveSheds(t *testing.T) error {

@@ -11,11 +11,12 @@
 //	})
 //
 // Each pattern is a package of its own and may be used without this one: retry, breaker,
-// bulkhead, throttle, cacheaside and saga, and resiliencehttp for HTTP clients and
-// servers. The patterns import neither each other nor this package. They compose because
-// [Func] and [Middleware] are aliases of unnamed types.
+// bulkhead, throttle, cacheaside, saga and lease. Package resiliencehttp has HTTP clients
+// and servers, registry shows and changes the policies of a program, and faults makes
+// failures to test with. The patterns import neither each other nor this package. They
+// compose because [Func] and [Middleware] are aliases of unnamed types.
 //
-// Every policy of this module promises:
+// Every [Policy], and every Middleware of this package, promises:
 //
 //   - It runs fn on the caller's goroutine and never after Do has returned.
 //   - It does not call fn for a context that has already ended.
@@ -25,6 +26,9 @@
 //     giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
+// A Hedger and a Cache call functions on goroutines of their own too, and turn a panic
+// there into a PanicError.
+//
 // # What errors say
 //
 // All policies read an error in the same way, by what it says about the dependency. An
@@ -32,26 +36,27 @@
 //
 //	                      breaker            retry              adaptive limit  cache load  saga step
 //	nil                   success            end                success         kept        done
-//	Answered() is true    success            end [1]            success         answer      not tried again
-//	Refused() is true     ignored            waits, ends [2]    no sample       refused     no attempt
+//	Refused() is true     ignored            waits, ends [1]    no sample       refused     no attempt
+//	Answered() is true    success            end [2]            success         answer      not tried again
 //	the caller left       ignored [3]        end                no sample [3]   failed      turns back
 //	RetryAfter() > 0      opens for exactly  waits for it       overload        failed      attempt, waits for it
 //	                      that time
 //	anything else         failure            if Retryable()     [4]             failed      attempt
 //
-//	[1] unless its Retryable() is true, as that of HTTP's 429 is
-//	[2] counts against Attempts, not against the Budget; an open circuit ends the retrying
+//	[1] counts against Attempts, not against the Budget; an open circuit ends the retrying,
+//	    unless retry.Config.MaxRetryAfter is set
+//	[2] unless its Retryable() is true, as that of HTTP's 429 is
 //	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
 //	[4] overload if it is a time-out or Throttled(), else no sample
 //
-// The first that applies decides: Refused, Answered, the end of the caller's ctx,
-// Retryable() false, RetryAfter. Of an error and the errors that it wraps, the outermost
-// that has the method decides. Joined errors are refused only if all of them are, and
-// answered only if one is an answer and none failed.
+// The first row that applies decides. A retrier does not wait for the RetryAfter of a failure
+// or an answer whose Retryable() is false. Of an error and the errors that it wraps, the
+// outermost that has the method decides. Joined errors are refused only if all of them are,
+// and answered only if one is an answer and none failed.
 //
-// [Refused], [Answered], [Retryable], [RetryAfter], [Throttled] and [Answer] read and mark errors in
-// this way for policies of your own, and [AtEnd] holds a slot until a response has been
-// read. docs/protocol.md has a row for each way in which a call can end.
+// [Refused], [Answered], [Retryable], [RetryAfter], [Throttled] and [Answer] read and mark
+// errors in this way for policies of your own, and [AtEnd] holds a slot until a response
+// has been read. docs/protocol.md has a row for each way in which a call can end.
 //
 // The patterns are those of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/).
@@ -73,7 +78,8 @@ type Func = func(context.Context) error
 // Middleware returns a Func that runs next under a policy.
 type Middleware = func(next Func) Func
 
-// Policy is the interface of a Retrier, a Breaker, a Bulkhead and a Limiter.
+// Policy is the interface of a Retrier, a Breaker, a Bulkhead, a Limiter and a
+// throttle.Adaptive.
 type Policy interface {
 	// Do runs fn under the policy, on the caller's goroutine.
 	Do(ctx context.Context, fn Func) error
@@ -102,7 +108,7 @@ func Chain(mw ...Middleware) Middleware {
 // it is. Value does not call fn with a ctx that has already ended.
 //
 // mw must call the Func that it wraps on the caller's goroutine and before it returns, as
-// every policy of this module does; otherwise Value has a race. If mw turns an error into
+// every [Policy] does; otherwise Value has a race. If mw turns an error into
 // success, as [Fallback] may, Value returns the zero T and a nil error.
 func Value[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
