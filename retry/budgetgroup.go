@@ -1,0 +1,266 @@
+package retry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
+)
+
+// DefaultMaxKeys is the MaxKeys of a [BudgetGroupConfig] that leaves it zero.
+const DefaultMaxKeys = 10_000
+
+// BudgetGroupConfig says how a [BudgetGroup] works.
+type BudgetGroupConfig[K comparable] struct {
+	// Config is that of every Budget in the group. Its Name is the group's.
+	Config BudgetConfig
+
+	// ConfigFor, if not nil, returns the BudgetConfig of the Budget of a key, instead of
+	// Config. Its Name is ignored. It must be valid: a call for a key panics otherwise.
+	// ConfigFor may be called more than once for a key, by several goroutines.
+	ConfigFor func(K) BudgetConfig
+
+	// MaxKeys is how many Budgets are held at once, at most. Zero means [DefaultMaxKeys].
+	MaxKeys int
+
+	// IdleAfter is how long a Budget must have had no call to be evicted. Zero means 10
+	// minutes. Negative means that Budgets are evicted only to make room.
+	IdleAfter time.Duration
+
+	// Overflow says what happens to a call with a new key when MaxKeys Budgets are held
+	// and none of them can be evicted, and to a key that is not equal to itself, such as
+	// NaN. Zero means ShareOne.
+	Overflow Overflow
+}
+
+// Validate returns an error that names each invalid field, or nil.
+func (c BudgetGroupConfig[K]) Validate() error {
+	f := invalid.Fields{Type: "retry.BudgetGroupConfig"}
+	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
+	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew,
+		"Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
+	return errors.Join(f.Err(), c.Config.Validate())
+}
+
+func (c BudgetGroupConfig[K]) withDefaults() BudgetGroupConfig[K] {
+	c.Config = c.Config.withDefaults()
+	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
+	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
+	c.Overflow = cmp.Or(c.Overflow, ShareOne)
+	return c
+}
+
+// An Overflow says what a [BudgetGroup] does with a call of a new key when it holds
+// MaxKeys Budgets and can evict none of them.
+type Overflow string
+
+const (
+	// ShareOne lets all such calls share one Budget, made from Config, whose Key is
+	// "(other keys)".
+	ShareOne Overflow = "share one"
+
+	// RefuseNew allows such calls no retry.
+	RefuseNew Overflow = "refuse new"
+)
+
+// A BudgetGroup holds one [Budget] for each key, such as a host or a tenant, so that a key
+// that fails does not use up the retries of the others. It is safe for concurrent use.
+// [NewBudgetGroup] makes one.
+//
+//	budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{})
+//	retries := retry.New(retry.Config{BudgetFor: budgets.By(resiliencehttp.HostOf)})
+//
+// The first call with a key makes its Budget. A Budget that is idle is evicted, but never
+// while retries of the last 10 seconds are charged to it: a key cannot get a new Budget by
+// being evicted. A new key in a full group takes the place of another; the group looks at a
+// few of them, and if none can be evicted, Overflow says what happens.
+type BudgetGroup[K comparable] struct {
+	setup     atomic.Pointer[budgetGroupSetup[K]]
+	members   *keyed.Map[K, *Budget]
+	shared    *Budget // of ShareOne
+	none      *Budget // of RefuseNew: it never allows a retry
+	observers notify.Observers[Event]
+	did       budgetCounts
+	updating  sync.Mutex // held by Update
+}
+
+// A budgetGroupSetup is the BudgetGroupConfig in use.
+type budgetGroupSetup[K comparable] struct {
+	BudgetGroupConfig[K]                      // with its defaults
+	given                BudgetGroupConfig[K] // without them
+	each                 *budgetSetup         // of the Budgets that Config is for
+}
+
+func newBudgetGroupSetup[K comparable](given BudgetGroupConfig[K]) *budgetGroupSetup[K] {
+	return &budgetGroupSetup[K]{given.withDefaults(), given, newBudgetSetup(given.Config)}
+}
+
+// NewBudgetGroup returns a BudgetGroup without Budgets. It panics if cfg is not valid: see
+// [BudgetGroupConfig.Validate].
+func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	g := &BudgetGroup[K]{}
+	s := newBudgetGroupSetup(cfg)
+	g.setup.Store(s)
+	g.shared = g.join(newBudget(s.each), keyed.Other)
+	g.none = g.join(NewBudget(BudgetConfig{Name: s.Config.Name, Ratio: -1, PerSecond: -1}), keyed.Other)
+	g.members = keyed.New(keyed.Config[K, *Budget]{
+		Make:  g.newMember,
+		Max:   s.MaxKeys,
+		Idle:  s.IdleAfter,
+		Keep:  (*Budget).keep,
+		Added: g.added,
+	})
+	return g
+}
+
+func (g *BudgetGroup[K]) newMember(key K) *Budget {
+	s := g.setup.Load()
+	if s.ConfigFor == nil {
+		return g.join(newBudget(s.each), keyed.Text(key))
+	}
+	cfg := s.ConfigFor(key)
+	cfg.Name = s.Config.Name
+	b := g.join(NewBudget(cfg), keyed.Text(key))
+	b.own = true
+	return b
+}
+
+// join makes b the Budget of a key of the group.
+func (g *BudgetGroup[K]) join(b *Budget, key string) *Budget {
+	b.key, b.group = key, &g.did
+	b.observers.In(&g.observers)
+	return b
+}
+
+// added has a new Budget follow an Update that was made since newMember.
+func (g *BudgetGroup[K]) added(b *Budget) {
+	if !b.own {
+		b.setup.Store(g.setup.Load().each)
+	}
+}
+
+// keep reports whether retries are charged to b: a new Budget in its place would allow them
+// again.
+func (b *Budget) keep() bool {
+	b.expire(b.epoch())
+	return b.spent.Load() > 0
+}
+
+// By returns a function that returns the Budget of the key of a ctx, for BudgetFor of a
+// [Config] or a [HedgeConfig].
+func (g *BudgetGroup[K]) By(key func(context.Context) K) func(context.Context) *Budget {
+	return func(ctx context.Context) *Budget { return g.of(key(ctx)) }
+}
+
+func (g *BudgetGroup[K]) of(key K) *Budget {
+	if e := g.members.Pin(key); e != nil {
+		defer e.Unpin()
+		return e.Value
+	}
+	if g.setup.Load().Overflow == RefuseNew {
+		return g.none
+	}
+	return g.shared
+}
+
+// All returns the Budgets that the group holds, in no order, without the shared one. Do not
+// keep a Budget: after the loop, the group may evict it and make another for its key.
+// Being yielded does not count as a call.
+func (g *BudgetGroup[K]) All() iter.Seq2[K, *Budget] { return g.members.All() }
+
+// Observe calls f with an [EventOverBudget] for each retry and further call that a Budget of
+// the group does not allow from now on, until stop is called, as [Budget.Observe] does and
+// after the observers of that Budget.
+func (g *BudgetGroup[K]) Observe(f func(context.Context, Event)) (stop func()) {
+	return g.observers.Observe(f)
+}
+
+// Name returns the Name of the group's Config.
+func (g *BudgetGroup[K]) Name() string { return g.setup.Load().Config.Name }
+
+// Config returns the present BudgetGroupConfig of g, with its defaults filled in.
+func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setup.Load().BudgetGroupConfig }
+
+// Update changes the BudgetGroupConfig of g as [Budget.Update] changes a BudgetConfig.
+//
+//   - Every Budget of the group follows a new Config, present ones too, and keeps its calls
+//     and retries. It replaces what an Update of a single Budget has set. A Budget whose
+//     BudgetConfig came from ConfigFor keeps that.
+//   - A new ConfigFor holds for the Budgets that are made from now on.
+//   - MaxKeys cannot be less than the number of Budgets that the group holds.
+//   - The Name of Config cannot change.
+func (g *BudgetGroup[K]) Update(change func(*BudgetGroupConfig[K])) error {
+	g.updating.Lock()
+	defer g.updating.Unlock()
+	now := g.setup.Load()
+	given := settings.Change(now.given, now.BudgetGroupConfig, change)
+	if err := sameName("retry.BudgetConfig", now.Config.Name, given.Config.Name); err != nil {
+		return err
+	}
+	if err := given.Validate(); err != nil {
+		return err
+	}
+	next := newBudgetGroupSetup(given)
+	if err := g.members.SetBounds("retry.BudgetGroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
+		return err
+	}
+	g.setup.Store(next)
+	g.shared.follow(next.each)
+	for _, b := range g.members.All() {
+		if !b.own {
+			b.follow(next.each)
+		}
+	}
+	return nil
+}
+
+// follow puts the setup of a group into effect.
+func (b *Budget) follow(s *budgetSetup) {
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	b.setup.Store(s)
+}
+
+// BudgetGroupStats is a snapshot of a [BudgetGroup].
+type BudgetGroupStats struct {
+	// BudgetTotals are the sums over all Budgets of the group, those that it has evicted
+	// included.
+	BudgetTotals
+
+	Keys  int // Budgets that the group holds, without the shared one
+	Empty int // of these, Budgets that would allow no retry now
+
+	// The calls and retries of all keys in the last 10 seconds, as in BudgetStats.
+	Called  int64
+	Charged int64
+}
+
+// Stats returns a snapshot.
+func (g *BudgetGroup[K]) Stats() BudgetGroupStats {
+	s := BudgetGroupStats{BudgetTotals: g.did.totals()}
+	shared := g.shared.Stats()
+	s.Called, s.Charged = shared.Called, shared.Charged
+	for _, b := range g.members.All() {
+		of := b.Stats()
+		s.Keys++
+		s.Called += of.Called
+		s.Charged += of.Charged
+		if of.Left == 0 {
+			s.Empty++
+		}
+	}
+	return s
+}
