@@ -27,7 +27,7 @@ type BudgetConfig struct {
 	PerSecond int
 }
 
-// Validate returns an error that names each field of c that cannot mean anything.
+// Validate returns an error that names each invalid field, or nil.
 func (c BudgetConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.BudgetConfig"}
 	f.Need(c.Ratio <= 100, "Ratio", c.Ratio, "at most 100, 0 (for 0.2), or negative (for none)") // false for NaN
@@ -69,7 +69,19 @@ type Budget struct {
 	// shrinks after it, so that no interleaving allows more retries.
 	spent atomic.Int64
 
-	allowed, overBudget atomic.Int64
+	did budgetCounts
+
+	// Set if the Budget is that of a key:
+	key   string
+	own   bool          // its BudgetConfig came from ConfigFor
+	group *budgetCounts // which count for all keys
+}
+
+// budgetCounts count retries.
+type budgetCounts struct{ allowed, overBudget atomic.Int64 }
+
+func (c *budgetCounts) totals() BudgetTotals {
+	return BudgetTotals{Allowed: c.allowed.Load(), OverBudget: c.overBudget.Load()}
 }
 
 // A budgetSetup is the BudgetConfig in use.
@@ -103,8 +115,12 @@ func NewBudget(cfg BudgetConfig) *Budget {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	return newBudget(newBudgetSetup(cfg))
+}
+
+func newBudget(s *budgetSetup) *Budget {
 	b := &Budget{base: time.Now()}
-	b.setup.Store(newBudgetSetup(cfg))
+	b.setup.Store(s)
 	return b
 }
 
@@ -136,40 +152,45 @@ func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return nil
 }
 
-// Observe has f called with an [EventOverBudget] for each retry and further call that b
-// does not allow, with the ctx of Do. Observers are called in the order in which they were
-// added, and no lock is held. stop removes f.
+// Observe calls f with an [EventOverBudget] for each retry and further call that b does not
+// allow from now on, until stop is called: synchronously, with the ctx of Do, and while no
+// lock is held. A panic in f passes on to the caller of Do. A second call of stop does
+// nothing.
 func (b *Budget) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
 func (b *Budget) tellOverBudget(ctx context.Context) {
 	if b.observers.Any() {
-		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name()})
+		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name(), Key: b.key})
 	}
 }
 
-// BudgetStats is a snapshot of a [Budget].
-type BudgetStats struct {
-	// Now, and in the last 10 seconds:
-	Called  int64 // calls
-	Charged int64 // retries that were not refunded
-	Left    int64 // retries that would be allowed now
-
-	// Since the Budget was made:
+// BudgetTotals are counted from NewBudget or NewBudgetGroup on, and never go back.
+type BudgetTotals struct {
 	Allowed    int64 // retries that were allowed, refunded ones included
 	OverBudget int64 // retries that were not allowed
 }
 
-// Stats returns the figures of b.
+// BudgetStats is a snapshot of a [Budget].
+type BudgetStats struct {
+	BudgetTotals
+
+	// In the last 10 seconds:
+	Called  int64 // calls
+	Charged int64 // retries that were not refunded
+
+	Left int64 // retries that would be allowed now
+}
+
+// Stats returns a snapshot.
 func (b *Budget) Stats() BudgetStats {
 	now := b.epoch()
 	b.expire(now)
 	s := BudgetStats{
-		Called:     b.called(now),
-		Charged:    b.spent.Load(),
-		Allowed:    b.allowed.Load(),
-		OverBudget: b.overBudget.Load(),
+		BudgetTotals: b.did.totals(),
+		Called:       b.called(now),
+		Charged:      b.spent.Load(),
 	}
 	s.Left = max(0, b.setup.Load().allows(s.Called)-s.Charged)
 	return s
@@ -184,8 +205,12 @@ func (b *Budget) epoch() uint64 {
 	return uint64(max(0, time.Since(b.base))/budgetSlot) + uint64(budgetSlots)
 }
 
-// call counts a call, which earns Ratio retries. Its result is the argument of uncall.
-func (b *Budget) call() (epoch uint64) {
+// earn counts a call, which earns Ratio retries. Its result is the argument of unearn. It
+// does nothing if b is nil.
+func (b *Budget) earn() (epoch uint64) {
+	if b == nil {
+		return 0
+	}
 	now := b.epoch()
 	slot := &b.calls[now%uint64(budgetSlots)]
 	for {
@@ -199,8 +224,8 @@ func (b *Budget) call() (epoch uint64) {
 	}
 }
 
-// uncall takes back a call counted in epoch, unless that has left the window.
-func (b *Budget) uncall(epoch uint64) { takeBack(&b.calls[epoch%uint64(budgetSlots)], epoch) }
+// unearn takes back a call counted in epoch, unless that has left the window.
+func (b *Budget) unearn(epoch uint64) { takeBack(&b.calls[epoch%uint64(budgetSlots)], epoch) }
 
 // called returns how many calls are in the window.
 func (b *Budget) called(now uint64) int64 {
@@ -222,14 +247,20 @@ func (b *Budget) charge() (epoch uint64, ok bool) {
 	for {
 		spent := b.spent.Load()
 		if spent >= allowed {
-			b.overBudget.Add(1)
+			b.did.overBudget.Add(1)
+			if b.group != nil {
+				b.group.overBudget.Add(1)
+			}
 			return 0, false
 		}
 		if b.spent.CompareAndSwap(spent, spent+1) {
 			break
 		}
 	}
-	b.allowed.Add(1)
+	b.did.allowed.Add(1)
+	if b.group != nil {
+		b.group.allowed.Add(1)
+	}
 	slot := &b.charged[now%uint64(budgetSlots)]
 	for {
 		w := slot.Load()

@@ -80,9 +80,9 @@ func TestBudgetThatIsExhaustedKeepsTheError(t *testing.T) {
 		r := retry.New(retry.Config{Name: "users", Budget: b, OnRetry: func(context.Context, retry.Attempt) { hooks++ }})
 		err := r.Do(t.Context(), fail)
 		require.ErrorIs(t, err, errDown)
-		require.ErrorIs(t, err, retry.ErrBudget)
+		require.ErrorIs(t, err, retry.ErrOverBudget)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: users: gave up after 1 attempt: budget exhausted: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 1 attempt: over budget: backend: down")
 		require.Zero(t, hooks)
 	})
 }
@@ -141,7 +141,7 @@ func TestBudgetSlides(t *testing.T) {
 		time.Sleep(1000 * time.Hour)
 		require.Equal(t, retry.BudgetStats{Left: 10}, balance(b))
 		require.Equal(t, 5, call(t, b, 30, fail))
-		require.Equal(t, retry.BudgetStats{Called: 30, Charged: 25, OverBudget: 5}, balance(b))
+		require.Equal(t, retry.BudgetStats{Called: 30, Charged: 25, BudgetTotals: retry.BudgetTotals{OverBudget: 5}}, balance(b))
 	})
 }
 
@@ -251,7 +251,7 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 		require.Equal(t, 1000+goroutines*each/10-s.Charged, s.Left)
 
 		time.Sleep(time.Minute)
-		require.Equal(t, retry.BudgetStats{Left: 1000, OverBudget: s.OverBudget}, balance(b), "no charge is lost and none stays")
+		require.Equal(t, retry.BudgetStats{Left: 1000, BudgetTotals: retry.BudgetTotals{OverBudget: s.OverBudget}}, balance(b), "no charge is lost and none stays")
 	})
 }
 

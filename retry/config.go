@@ -64,6 +64,13 @@ type Config struct {
 	// one dependency. Nil means no such limit.
 	Budget *Budget
 
+	// BudgetFor returns the Budget of a call by its ctx, in place of Budget. Consider a
+	// client of many hosts: with a Budget for each host, one that fails does not use up
+	// the retries of the others. [BudgetGroup.By] returns such a function. It is called
+	// when an attempt has succeeded or failed, perhaps more than once in a call, and must
+	// be fast. A nil result means no such limit.
+	BudgetFor func(context.Context) *Budget
+
 	// Nested makes the Retrier retry even within an attempt of another Retrier, so that
 	// their attempts multiply. To begin an operation of its own within an attempt, use
 	// [Fresh].
@@ -83,11 +90,11 @@ type Config struct {
 
 // An Attempt is one that failed, or was refused, and is to be followed by another.
 type Attempt struct {
-	Name     string        // of the Retrier
-	Number   int           // of the attempt that failed, from 1
-	Err      error         // the error of the attempt
-	Delay    time.Duration // the wait before the next attempt
-	Retrying time.Duration // the time since the first attempt failed
+	Name        string        // of the Retrier
+	Number      int           // of the attempt that failed, from 1
+	Err         error         // the error of the attempt
+	Delay       time.Duration // the wait before the next attempt
+	RetryingFor time.Duration // the time since the first attempt failed
 }
 
 const (
@@ -95,12 +102,13 @@ const (
 	defaultHistory  = 8
 )
 
-// Validate returns an error that names each field of c that cannot mean anything.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "retry.Config"}
 	f.Need(c.MaxElapsed >= 0, "MaxElapsed", c.MaxElapsed, "0 (for no limit) or more")
 	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
+	f.Need(c.Budget == nil || c.BudgetFor == nil, "BudgetFor", "a function", "nil where Budget is set: one or the other")
 	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
 	if c.Backoff == nil {
 		return f.Err()
@@ -176,6 +184,6 @@ func (r *Retrier) Update(change func(*Config)) error {
 // sameName returns an error if a Name is to change.
 func sameName(config, now, next string) error {
 	f := invalid.Fields{Type: config}
-	f.Need(now == next, "Name", fmt.Sprintf("%q", next), fmt.Sprintf("%q, since a Name cannot change", now))
+	f.NeedSame("Name", now, next)
 	return f.Err()
 }

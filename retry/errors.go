@@ -18,9 +18,9 @@ var (
 	// Delay.
 	ErrExhausted = errors.New("retry: no attempts left")
 
-	// ErrBudget is the Reason of an [Error] if a [Budget] did not allow the next
+	// ErrOverBudget is the Reason of an [Error] if a [Budget] did not allow the next
 	// attempt.
-	ErrBudget = errors.New("retry: budget exhausted")
+	ErrOverBudget = errors.New("retry: over budget")
 )
 
 // An Error reports that a [Retrier] gave up on an error that was worth another attempt.
@@ -32,10 +32,10 @@ type Error struct {
 	// Attempts is how many attempts there were. Refused attempts count, but a refusal
 	// that is the Reason does not.
 	Attempts int
-	// Retrying is the time since the first attempt failed.
-	Retrying time.Duration
+	// RetryingFor is the time since the first attempt failed.
+	RetryingFor time.Duration
 	// Reason says why no other attempt was made. To errors.Is it is one of these:
-	// ErrExhausted; ErrBudget; context.DeadlineExceeded, if a wait could not have ended
+	// ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait could not have ended
 	// before the deadline of ctx; the end of ctx and its cause; or the refusal, such as
 	// that of an open breaker, that ended the retrying.
 	Reason error
@@ -56,7 +56,7 @@ func (e *Error) Error() string {
 	}
 	fmt.Fprintf(&b, "gave up after %d %s", e.Attempts, attempts)
 	if e.Attempts > 1 {
-		fmt.Fprintf(&b, " and %v of retrying", e.Retrying.Round(time.Millisecond))
+		fmt.Fprintf(&b, " and %v of retrying", e.RetryingFor.Round(time.Millisecond))
 	}
 	var reason string
 	if e.Reason != nil {

@@ -49,16 +49,16 @@ func TestEventsOfARetrier(t *testing.T) {
 
 		_ = do(2, errDown)
 		require.Equal(t, []retry.Event{
-			{Kind: retry.EventRetry, Name: "users", Attempt: 1, Err: errDown, Delay: time.Second},
-			{Kind: retry.EventRetry, Name: "users", Attempt: 2, Err: errDown, Delay: time.Second, Retrying: time.Second},
-			{Kind: retry.EventEnd, Name: "users", Attempt: 3, Retrying: 2 * time.Second, Outcome: retry.OutcomeRecovered},
+			{Kind: retry.EventRetried, Name: "users", Attempt: 1, Err: errDown, Delay: time.Second},
+			{Kind: retry.EventRetried, Name: "users", Attempt: 2, Err: errDown, Delay: time.Second, RetryingFor: time.Second},
+			{Kind: retry.EventEnded, Name: "users", Attempts: 3, RetryingFor: 2 * time.Second, Outcome: retry.OutcomeRecovered},
 		}, log.take())
 
 		err := do(forever, errDown)
 		events := log.take()
 		require.Len(t, events, 3)
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnd, Name: "users", Attempt: 3, Err: err, Retrying: 2 * time.Second, Outcome: retry.OutcomeExhausted,
+			Kind: retry.EventEnded, Name: "users", Attempts: 3, Err: err, RetryingFor: 2 * time.Second, Outcome: retry.OutcomeExhausted,
 		}, events[2])
 
 		n := 0
@@ -69,14 +69,14 @@ func TestEventsOfARetrier(t *testing.T) {
 			return errDown
 		})
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnd, Name: "users", Attempt: 2, Err: errDown, Retrying: time.Second, Outcome: retry.OutcomePermanent,
+			Kind: retry.EventEnded, Name: "users", Attempts: 2, Err: errDown, RetryingFor: time.Second, Outcome: retry.OutcomePermanent,
 		}, log.take()[1])
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		err = r.Do(ctx, fail)
 		require.Equal(t, []retry.Event{
-			{Kind: retry.EventEnd, Name: "users", Attempt: 1, Err: err, Outcome: retry.OutcomeDeadline},
+			{Kind: retry.EventEnded, Name: "users", Attempts: 1, Err: err, Outcome: retry.OutcomeDeadline},
 		}, log.take(), "no attempt followed, and yet it gave up")
 
 		stop()
@@ -105,8 +105,8 @@ func TestObserversAreToldAfterTheHooksAndMayCallBack(t *testing.T) {
 	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + string(e.Kind))(ctx) })
 	_ = r.Do(ctx, fail)
 	require.Equal(t, []string{
-		"OnRetry caller", "retry caller", "second retry caller",
-		"OnGiveUp caller", "end caller", "second end caller",
+		"OnRetry caller", "retried caller", "second retried caller",
+		"OnGiveUp caller", "ended caller", "second ended caller",
 	}, told)
 }
 
@@ -122,7 +122,7 @@ func TestEventsOfABudget(t *testing.T) {
 	err := r.Do(t.Context(), fail)
 	require.Equal(t, []retry.Event{
 		{Kind: retry.EventOverBudget, Name: "users"},
-		{Kind: retry.EventEnd, Name: "list", Attempt: 1, Err: err, Outcome: retry.OutcomeOverBudget},
+		{Kind: retry.EventEnded, Name: "list", Attempts: 1, Err: err, Outcome: retry.OutcomeOverBudget},
 	}, cleared(log.take()))
 	stop()
 	_ = r.Do(t.Context(), fail)
@@ -132,7 +132,7 @@ func TestEventsOfABudget(t *testing.T) {
 // cleared returns events without the times that depend on the machine.
 func cleared(events []retry.Event) []retry.Event {
 	for i := range events {
-		events[i].Retrying = 0
+		events[i].RetryingFor = 0
 	}
 	return events
 }
@@ -152,18 +152,24 @@ func TestEventsOfAHedger(t *testing.T) {
 			_, _ = h.Do(t.Context(), fn)
 		}
 		event := func(kind retry.EventKind, n int, o retry.Outcome, err error) retry.Event {
-			return retry.Event{Kind: kind, Name: "users", Attempt: n, Outcome: o, Err: err}
+			e := retry.Event{Kind: kind, Name: "users", Outcome: o, Err: err}
+			if kind == retry.EventEnded {
+				e.Attempts = n
+			} else {
+				e.Attempt = n
+			}
+			return e
 		}
 		do(reply{takes: 10 * ms})
 		do(reply{takes: 10 * ms, err: errDown})
 		require.Empty(t, log.take(), "not hedged")
 
 		do(reply{takes: time.Second}, reply{takes: 10 * ms})
-		require.Equal(t, []retry.Event{event(retry.EventHedge, 2, "", nil), event(retry.EventEnd, 2, retry.OutcomeHedge, nil)}, log.take())
+		require.Equal(t, []retry.Event{event(retry.EventHedged, 2, "", nil), event(retry.EventEnded, 2, retry.OutcomeHedgeWon, nil)}, log.take())
 
 		do(reply{takes: 120 * ms}, reply{takes: time.Second}, reply{takes: time.Second})
 		require.Equal(t, []retry.Event{
-			event(retry.EventHedge, 2, "", nil), event(retry.EventHedge, 3, "", nil), event(retry.EventEnd, 3, retry.OutcomeFirst, nil),
+			event(retry.EventHedged, 2, "", nil), event(retry.EventHedged, 3, "", nil), event(retry.EventEnded, 3, retry.OutcomeFirstWon, nil),
 		}, log.take())
 
 		do(reply{takes: 60 * ms, err: errDown}, reply{takes: ms, err: errDown}, reply{})
@@ -183,7 +189,7 @@ func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		discarded := 0
 		h := retry.NewHedger[string](retry.HedgeConfig{Delay: 50 * ms, Discard: func(any) { discarded++ }})
-		kind := retry.EventHedge
+		kind := retry.EventHedged
 		h.Observe(func(_ context.Context, e retry.Event) {
 			if e.Kind == kind {
 				panic("observer")
@@ -192,7 +198,7 @@ func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
 		for range 2 {
 			fn, _ := replies(reply{takes: time.Second}, reply{takes: ms})
 			require.Panics(t, func() { _, _ = h.Do(t.Context(), fn) })
-			kind = retry.EventEnd
+			kind = retry.EventEnded
 		}
 		require.Equal(t, 1, discarded, "the value that the caller did not get")
 	})

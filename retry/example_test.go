@@ -103,12 +103,44 @@ func ExampleBudget() {
 	}
 	for range 50 {
 		for _, r := range []*retry.Retrier{read, write} {
-			_ = r.Do(context.Background(), down) // errors.Is(err, retry.ErrBudget) for most
+			_ = r.Do(context.Background(), down) // errors.Is(err, retry.ErrOverBudget) for most
 		}
 	}
 	fmt.Println(requests, "requests")
 	// Output:
 	// 130 requests
+}
+
+// Two hosts, each with a budget of its own: the one that is down uses up its retries, and
+// the other keeps its own. With resiliencehttp, the key is resiliencehttp.HostOf.
+func ExampleBudgetGroup() {
+	type hostKey struct{}
+	hostOf := func(ctx context.Context) string { return ctx.Value(hostKey{}).(string) }
+
+	budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{PerSecond: 1}})
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0), BudgetFor: budgets.By(hostOf)})
+
+	fails := func(context.Context) error { return errors.New("connection refused") }
+	for range 100 {
+		_ = retries.Do(context.WithValue(context.Background(), hostKey{}, "down.example"), fails)
+	}
+	left := map[string]int64{}
+	for host, budget := range budgets.All() {
+		left[host] = budget.Stats().Left
+	}
+	fmt.Println(left)
+
+	calls := 0
+	err := retries.Do(context.WithValue(context.Background(), hostKey{}, "up.example"), func(context.Context) error {
+		if calls++; calls == 1 {
+			return errors.New("connection reset")
+		}
+		return nil
+	})
+	fmt.Println(calls, err)
+	// Output:
+	// map[down.example:0]
+	// 2 <nil>
 }
 
 // The first call hangs. One that is made beside it answers.
@@ -145,7 +177,7 @@ func ExampleHedger() {
 	})
 	fmt.Println(name, err)
 	s := lookups.Stats()
-	fmt.Println(s.First, "answered at first,", s.Hedged, "hedged")
+	fmt.Println(s.FirstWon, "answered at first,", s.Hedged, "hedged")
 	// Output:
 	// Ada <nil>
 	// 1 answered at first, 0 hedged

@@ -46,6 +46,10 @@ type HedgeConfig struct {
 	// twice. Nil means no limit.
 	Budget *Budget
 
+	// BudgetFor returns the Budget of a call by its ctx, in place of Budget, as that of a
+	// Retrier's [Config] does.
+	BudgetFor func(context.Context) *Budget
+
 	// Discard is called with each value that Do does not return, to close a body or to
 	// give back a connection. It is called before Do returns, on the goroutine of Do. A
 	// panic in it passes through after it was called with the other values.
@@ -56,13 +60,14 @@ type HedgeConfig struct {
 	Discard func(value any)
 }
 
-// Validate returns an error that names each field of c that cannot mean anything.
+// Validate returns an error that names each invalid field, or nil.
 func (c HedgeConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.HedgeConfig"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
 	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // false for NaN
 	f.Need(c.Quantile == 0 || c.Latencies != nil, "Latencies", "nil", "set for Quantile")
 	f.Need(c.Max >= 0, "Max", c.Max, "0 (for 2) or more")
+	f.Need(c.Budget == nil || c.BudgetFor == nil, "BudgetFor", "a function", "nil where Budget is set: one or the other")
 	return f.Err()
 }
 
@@ -80,7 +85,7 @@ type Hedger[T any] struct {
 	updating  sync.Mutex // held by Update
 	lost      error      // a lostError
 
-	first, hedge, failed, hedged, overBudget atomic.Int64
+	firstWon, hedgeWon, failed, hedged, overBudget atomic.Int64
 }
 
 // A hedgeSetup is the HedgeConfig that a call begins and ends with.
@@ -134,9 +139,10 @@ func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
 	return nil
 }
 
-// Observe has f called with each event of h, with the ctx of Do. Observers are called in the
-// order in which they were added, and no lock is held. An [EventHedge] comes on the
-// goroutine of the further call. stop removes f.
+// Observe calls f with each event from now on, until stop is called: synchronously, with the
+// ctx of Do, and while no lock is held. An [EventHedged] or [EventOverBudget] comes on the
+// goroutine of the further call. A panic in f passes on to the caller of Do, as a panic of
+// the call does. A second call of stop does nothing.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
@@ -152,20 +158,20 @@ func (name lostError) Error() string {
 // HedgeStats is a snapshot of what a [Hedger] has done since it was made.
 type HedgeStats struct {
 	// Calls of Do that have called fn and returned:
-	First  int64 // with the value of the first call of fn
-	Hedge  int64 // with the value of a further call of fn
-	Failed int64 // with an error
+	FirstWon int64 // with the value of the first call of fn
+	HedgeWon int64 // with the value of a further call of fn
+	Failed   int64 // with an error
 
 	Hedged     int64         // further calls of fn
 	OverBudget int64         // further calls of fn that Budget did not allow
 	Delay      time.Duration // how long a call may take now before another is made
 }
 
-// Stats returns the figures of h.
+// Stats returns a snapshot.
 func (h *Hedger[T]) Stats() HedgeStats {
 	return HedgeStats{
-		First:      h.first.Load(),
-		Hedge:      h.hedge.Load(),
+		FirstWon:   h.firstWon.Load(),
+		HedgeWon:   h.hedgeWon.Load(),
 		Failed:     h.failed.Load(),
 		Hedged:     h.hedged.Load(),
 		OverBudget: h.overBudget.Load(),
@@ -231,11 +237,11 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	}
 	r.discard()
 	if r.winner == 0 {
-		h.first.Add(1)
-		r.tellEnd(OutcomeFirst, nil)
+		h.firstWon.Add(1)
+		r.tellEnd(OutcomeFirstWon, nil)
 	} else {
-		h.hedge.Add(1)
-		r.tellEnd(OutcomeHedge, nil)
+		h.hedgeWon.Add(1)
+		r.tellEnd(OutcomeHedgeWon, nil)
 	}
 	r.returned = true
 	return r.value, nil
@@ -264,12 +270,21 @@ type race[T any] struct {
 	crash   func() // continues the panic or the exit of a call
 }
 
+// budget returns the Budget of a call, or nil.
+func (c *HedgeConfig) budget(ctx context.Context) *Budget {
+	if c.BudgetFor != nil {
+		return c.BudgetFor(ctx)
+	}
+	return c.Budget
+}
+
 // call makes one call, unless the race is over.
 func (r *race[T]) call() {
-	ctx, i, epoch, ok := r.begin()
+	budget := r.cfg.budget(r.ctx)
+	ctx, i, epoch, ok := r.begin(budget)
 	if !ok {
 		if i > 0 {
-			r.tellOverBudget()
+			r.tellOverBudget(budget)
 		}
 		return
 	}
@@ -282,15 +297,15 @@ func (r *race[T]) call() {
 		}
 	}()
 	if i > 0 && r.observers.Any() {
-		r.observers.Tell(r.ctx, Event{Kind: EventHedge, Name: r.cfg.Name, Attempt: i + 1})
+		r.observers.Tell(r.ctx, Event{Kind: EventHedged, Name: r.cfg.Name, Attempt: i + 1})
 	}
 	value, err := r.fn(ctx)
 	crashed = false
-	if r.cfg.Budget != nil && behavior.IsRefused(err) { // nothing was sent
+	if budget != nil && behavior.IsRefused(err) { // nothing was sent
 		if i == 0 {
-			r.cfg.Budget.uncall(epoch)
+			budget.unearn(epoch)
 		} else {
-			r.cfg.Budget.refund(epoch)
+			budget.refund(epoch)
 		}
 	}
 	r.end(i, value, err)
@@ -300,20 +315,18 @@ func (r *race[T]) call() {
 // its budget was charged. It sets the timer for the next call. The first call is always
 // made. If ok is false no call is made: by the budget if i is not 0, or since the race is
 // over.
-func (r *race[T]) begin() (ctx context.Context, i int, epoch uint64, ok bool) {
+func (r *race[T]) begin(budget *Budget) (ctx context.Context, i int, epoch uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i = len(r.cancels)
 	switch {
 	case i == 0:
-		if r.cfg.Budget != nil {
-			epoch = r.cfg.Budget.call()
-		}
+		epoch = budget.earn()
 	case r.over || r.ctx.Err() != nil:
 		return nil, 0, 0, false
 	default:
-		if r.cfg.Budget != nil {
-			if epoch, ok = r.cfg.Budget.charge(); !ok {
+		if budget != nil {
+			if epoch, ok = budget.charge(); !ok {
 				r.overBudget.Add(1)
 				return nil, i, 0, false
 			}
@@ -373,6 +386,12 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
+// Refused reports false: the call was made, whatever the Value says.
+func (e *PanicError) Refused() bool { return false }
+
+// Answered reports false: the Value is not an answer of the dependency to the call.
+func (e *PanicError) Answered() bool { return false }
+
 // end notes the outcome of call i.
 func (r *race[T]) end(i int, value T, err error) {
 	r.mu.Lock()
@@ -415,8 +434,8 @@ func (r *race[T]) tells() bool {
 	return r.winner >= 0
 }
 
-func (r *race[T]) tellOverBudget() {
-	r.cfg.Budget.tellOverBudget(r.ctx)
+func (r *race[T]) tellOverBudget(budget *Budget) {
+	budget.tellOverBudget(r.ctx)
 	if r.observers.Any() {
 		r.observers.Tell(r.ctx, Event{Kind: EventOverBudget, Name: r.cfg.Name})
 	}
@@ -425,7 +444,7 @@ func (r *race[T]) tellOverBudget() {
 // tellEnd tells the observers of the end of Do if there was a further call.
 func (r *race[T]) tellEnd(o Outcome, err error) {
 	if len(r.cancels) > 1 && r.observers.Any() {
-		r.observers.Tell(r.ctx, Event{Kind: EventEnd, Name: r.cfg.Name, Attempt: len(r.cancels), Outcome: o, Err: err})
+		r.observers.Tell(r.ctx, Event{Kind: EventEnded, Name: r.cfg.Name, Attempts: len(r.cancels), Outcome: o, Err: err})
 	}
 }
 

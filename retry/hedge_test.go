@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -384,6 +385,28 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 	})
 }
 
+// A panic is neither an answer nor a refusal, whatever error it has as its value.
+func TestPanicOfAHedgeWithAnErrorIsAFailure(t *testing.T) {
+	for _, kind := range []behavior.Kind{behavior.Answered, behavior.Refused} {
+		value := says(kind, true, 0).err
+		require.Equal(t, kind, behavior.Read(value).Kind)
+		synctest.Test(t, func(t *testing.T) {
+			var calls atomic.Int64
+			e := panicOf(t, func() {
+				_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+					if calls.Add(1) == 2 {
+						panic(value)
+					}
+					<-ctx.Done()
+					return 0, ctx.Err()
+				})
+			})
+			require.ErrorIs(t, e, value)
+			require.Equal(t, behavior.Failed, behavior.Read(e).Kind)
+		})
+	}
+}
+
 func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var discarded []any
@@ -475,16 +498,16 @@ func TestHedgerCounts(t *testing.T) {
 		require.Equal(t, want, h.Stats())
 
 		do(t.Context(), reply{takes: 10 * ms})
-		want.First = 1
+		want.FirstWon = 1
 		require.Equal(t, want, h.Stats())
 
 		log := do(t.Context(), reply{takes: time.Second}, reply{takes: 10 * ms})
 		require.EqualError(t, log.lost[0], "retry: users: the hedge is over: this call is not needed any more")
-		want.Hedge, want.Hedged = 1, 1
+		want.HedgeWon, want.Hedged = 1, 1
 		require.Equal(t, want, h.Stats())
 
 		do(t.Context(), reply{takes: 120 * ms}, reply{takes: 200 * ms}, reply{takes: time.Second})
-		want.First, want.Hedged = 2, 3
+		want.FirstWon, want.Hedged = 2, 3
 		require.Equal(t, want, h.Stats())
 
 		do(t.Context(), reply{takes: 10 * ms, err: errDown})
@@ -499,16 +522,16 @@ func TestHedgerCounts(t *testing.T) {
 		for range 7 {
 			do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
 		}
-		want.First, want.Hedged = 9, 10
+		want.FirstWon, want.Hedged = 9, 10
 		require.Equal(t, want, h.Stats())
 		do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
-		want.First, want.OverBudget = 10, 1
+		want.FirstWon, want.OverBudget = 10, 1
 		require.Equal(t, want, h.Stats())
 
 		for range 20 {
 			do(t.Context(), reply{takes: 10 * ms})
 		}
-		want.First, want.Delay = 30, 10*ms+1
+		want.FirstWon, want.Delay = 30, 10*ms+1
 		require.Equal(t, want, h.Stats())
 	})
 }
@@ -674,11 +697,11 @@ func TestHedgeUnderContention(t *testing.T) {
 		require.Equal(t, int64(workers*each), returned.Load()+failed.Load()+left.Load())
 		require.Equal(t, succeeded.Load(), returned.Load()+discarded.Load(), "each value is returned or discarded, once")
 		s := h.Stats()
-		require.Equal(t, returned.Load(), s.First+s.Hedge)
+		require.Equal(t, returned.Load(), s.FirstWon+s.HedgeWon)
 		require.Equal(t, hedged.Load(), s.Hedged)
 		require.Equal(t, failed.Load(), s.Failed)
-		require.Positive(t, s.First)
-		require.Positive(t, s.Hedge)
+		require.Positive(t, s.FirstWon)
+		require.Positive(t, s.HedgeWon)
 		require.Equal(t, budget.Stats().OverBudget, s.OverBudget)
 	})
 }

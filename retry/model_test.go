@@ -314,7 +314,7 @@ func (s scenario) model() (outcome, bool) {
 		case now+delay >= deadline:
 			return giveUp(n, &o.stats.Deadline, context.DeadlineExceeded)
 		case s.budget >= 0 && all.kind != behavior.Refused && o.spent >= int64(s.budget)*10:
-			return giveUp(n, &o.stats.OverBudget, retry.ErrBudget)
+			return giveUp(n, &o.stats.OverBudget, retry.ErrOverBudget)
 		}
 		tell(now, "hook %d %s in %d after %d", n, text, delay, now-from)
 		if now+delay == cancel {
@@ -371,7 +371,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			History:        s.history,
 			Backoff:        func() backoff.BackOff { return &repeatingDelays{all: s.delays} },
 			OnRetry: func(_ context.Context, a retry.Attempt) {
-				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.Retrying)
+				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
 			},
 			OnGiveUp: func(context.Context, *retry.Error) { tell("gave up") },
 		}
@@ -383,7 +383,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		}
 		if s.delay > 0 {
 			cfg.Delay = func(_ context.Context, a retry.Attempt) time.Duration {
-				tell("delay %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.Retrying)
+				tell("delay %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
 				if s.delay == 2 && behavior.IsRefused(a.Err) {
 					return -1
 				}
@@ -427,7 +427,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		if e, ok := err.(*retry.Error); ok {
 			require.ErrorIs(t, err, e.Errs[len(e.Errs)-1])
 			reason := e.Reason
-			for _, known := range []error{retry.ErrExhausted, retry.ErrBudget, context.Canceled, context.DeadlineExceeded} {
+			for _, known := range []error{retry.ErrExhausted, retry.ErrOverBudget, context.Canceled, context.DeadlineExceeded} {
 				if errors.Is(e.Reason, known) {
 					reason = known
 				}
@@ -436,7 +436,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			for _, err := range e.Errs {
 				texts = append(texts, textOf(err))
 			}
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", e.Attempts, e.Retrying, reason, texts)
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", e.Attempts, e.RetryingFor, reason, texts)
 		} else if err != nil {
 			o.result = textOf(err)
 		}

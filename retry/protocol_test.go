@@ -263,15 +263,15 @@ func TestRefusalsCostNoBudget(t *testing.T) {
 	}{
 		{[]error{full, full, full, nil}, nothing, 4, retry.BudgetStats{Called: 1}},
 		{[]error{full, full, full, full}, nothing, 4, retry.BudgetStats{}},
-		{[]error{full, full, errDown, errDown}, nothing, 3, retry.BudgetStats{Called: 1, OverBudget: 1}},
+		{[]error{full, full, errDown, errDown}, nothing, 3, retry.BudgetStats{Called: 1, BudgetTotals: retry.BudgetTotals{OverBudget: 1}}},
 		{[]error{full, full, errDown, errDown}, one, 4, retry.BudgetStats{Called: 1, Charged: 1}},
 		{[]error{full, errDown, full, errDown}, one, 4, retry.BudgetStats{Called: 1, Charged: 1}},
 		{[]error{errDown, full, full, errDown}, one, 4, retry.BudgetStats{Called: 1, Charged: 1}},
 		{[]error{errDown, full, full, full}, one, 4, retry.BudgetStats{Called: 1, Left: 1}},
 		{[]error{errDown, full, full, nil}, one, 4, retry.BudgetStats{Called: 1, Left: 1}},
-		{[]error{errDown, errDown, full, full}, one, 2, retry.BudgetStats{Called: 1, Charged: 1, OverBudget: 1}},
+		{[]error{errDown, errDown, full, full}, one, 2, retry.BudgetStats{Called: 1, Charged: 1, BudgetTotals: retry.BudgetTotals{OverBudget: 1}}},
 		{[]error{errDown, open}, one, 2, retry.BudgetStats{Called: 1, Left: 1}},
-		{[]error{tooMany, errDown}, one, 2, retry.BudgetStats{Called: 1, Charged: 1, OverBudget: 1}},
+		{[]error{tooMany, errDown}, one, 2, retry.BudgetStats{Called: 1, Charged: 1, BudgetTotals: retry.BudgetTotals{OverBudget: 1}}},
 		{[]error{open}, one, 1, retry.BudgetStats{}},
 		{[]error{nil}, one, 1, retry.BudgetStats{Called: 1, Left: 1}},
 	} {

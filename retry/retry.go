@@ -29,7 +29,8 @@
 //     again; the refusal counts as an attempt, but costs no budget. An open breaker ends
 //     the retrying: see Config.MaxRetryAfter.
 //   - A [Budget] limits retries to a fraction of the calls. Without one, retries
-//     multiply the load on a dependency that is down.
+//     multiply the load on a dependency that is down. A [BudgetGroup] has one for each
+//     host or tenant.
 //   - Of nested retriers only the outermost retries, so that their attempts do not
 //     multiply. It marks the ctx that fn is given, so pass that on. A Retrier with one
 //     attempt sets no mark.
@@ -77,6 +78,7 @@ type Retrier struct {
 type setup struct {
 	Config                 // with its defaults
 	given    Config        // without them
+	budgeted bool          // a call may have a Budget
 	timedOut *timeoutError // the cause of an attempt's ctx that AttemptTimeout ended
 }
 
@@ -84,6 +86,7 @@ func newSetup(cfg Config) *setup {
 	return &setup{
 		Config:   cfg.withDefaults(),
 		given:    cfg,
+		budgeted: cfg.Budget != nil || cfg.BudgetFor != nil,
 		timedOut: &timeoutError{name: cfg.Name, after: cfg.AttemptTimeout},
 	}
 }
@@ -115,7 +118,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // number of the attempt. Within an attempt of another Retrier, Do calls fn once and
 // returns its error as it is (but see Config.Nested and [Fresh]).
 //
-// A call that succeeds at once reads no clock, unless MaxElapsed, AttemptTimeout or Budget
+// A call whose first attempt succeeds reads no clock, unless MaxElapsed, AttemptTimeout or Budget
 // needs it. Under context.Background it allocates nothing; the mark of any other ctx is
 // one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
@@ -124,7 +127,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	outer := 0
 	if !background {
 		if ctx.Err() != nil {
-			r.counts.ended(endOf(ctx))
+			r.counts.end(endOf(ctx))
 			return ended.Error(ctx)
 		}
 		var nested bool
@@ -149,7 +152,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	if err != nil {
 		return r.retry(ctx, s, fn, err, start, outer)
 	}
-	s.earn(outer)
+	s.earn(ctx, outer)
 	r.counts.firstTry.add()
 	return nil
 }
@@ -158,7 +161,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Context) error, outer int) error {
 	err := s.attempt(ctx, fn)
 	if !behavior.IsRefused(err) {
-		s.earn(outer)
+		s.earn(ctx, outer)
 	}
 	if err == nil {
 		r.counts.firstTry.add()
@@ -171,10 +174,21 @@ func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Contex
 
 // earn counts a call that reached the dependency, which earns budget for retries. A call
 // in an attempt of another Retrier counts in the first of them only.
-func (s *setup) earn(outer int) {
-	if s.Budget != nil && outer <= 1 {
-		s.Budget.call()
+func (s *setup) earn(ctx context.Context, outer int) {
+	if s.budgeted && outer <= 1 {
+		s.earnBudget(ctx)
 	}
+}
+
+// earnBudget is not a part of earn, so that a call without a Budget pays for no call.
+func (s *setup) earnBudget(ctx context.Context) { s.budget(ctx).earn() }
+
+// budget returns the Budget of a call, or nil.
+func (s *setup) budget(ctx context.Context) *Budget {
+	if s.BudgetFor != nil {
+		return s.BudgetFor(ctx)
+	}
+	return s.Budget
 }
 
 // attempt calls fn with at most AttemptTimeout to finish.
@@ -194,11 +208,11 @@ func (s *setup) attempt(ctx context.Context, fn func(context.Context) error) err
 func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) error, err error, start time.Time, outer int) error {
 	r.counts.firstFailed.Add(1)
 	c := call{Retrier: r, setup: s, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
-	defer c.end()
+	defer c.release()
 	for n := 1; ; n++ {
 		end := behavior.Read(err)
 		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			s.earn(outer) // the first attempt that was made
+			s.earn(ctx, outer) // the first attempt that was made
 		}
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
@@ -241,7 +255,7 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 		c.unspent = false
 		if err = s.attempt(attempt.With(ctx, n+1), fn); err == nil {
 			if c.kind == behavior.Refused {
-				s.earn(outer)
+				s.earn(ctx, outer)
 			}
 			if c.charged {
 				c.refund()
@@ -274,9 +288,10 @@ type call struct {
 	delays   backoff.BackOff
 	timer    *time.Timer
 
-	charge  uint64 // the argument of Budget.refund for the last retry
-	charged bool   // the last retry was charged
-	unspent bool   // it was charged, but is not made yet
+	budget  *Budget // that the last retry was charged to
+	charge  uint64  // the argument of its refund
+	charged bool    // the last retry was charged
+	unspent bool    // it was charged, but is not made yet
 
 	kind    behavior.Kind // of all attempts together: Failed before Answered before Refused
 	decides error         // the last error of that kind
@@ -285,8 +300,8 @@ type call struct {
 	buffer  [8]error
 }
 
-// end gives back what the call holds, whether it returns or panics.
-func (c *call) end() {
+// release gives back what the call holds, whether it returns or panics.
+func (c *call) release() {
 	if c.unspent {
 		c.refund()
 	}
@@ -296,14 +311,14 @@ func (c *call) end() {
 }
 
 func (c *call) refund() {
-	c.setup.Budget.refund(c.charge)
+	c.budget.refund(c.charge)
 	c.unspent = false
 }
 
 // over ends the call after a number of attempts with err, which is nil or the error of fn
 // as it is. It tells the observers if the call was retried.
 func (c *call) over(attempts int, o Outcome, err error) error {
-	c.counts.ended(o)
+	c.counts.end(o)
 	if attempts > 1 {
 		c.tellEnd(attempts, o, err)
 	}
@@ -312,14 +327,14 @@ func (c *call) over(attempts int, o Outcome, err error) error {
 
 // giveUp ends the call with an *Error.
 func (c *call) giveUp(attempts int, o Outcome, reason error) error {
-	c.counts.ended(o)
+	c.counts.end(o)
 	e := &Error{
-		Name:     c.setup.Name,
-		Attempts: attempts,
-		Retrying: time.Since(c.failedAt),
-		Reason:   reason,
-		Errs:     slices.Clone(c.errs),
-		kind:     c.kind,
+		Name:        c.setup.Name,
+		Attempts:    attempts,
+		RetryingFor: time.Since(c.failedAt),
+		Reason:      reason,
+		Errs:        slices.Clone(c.errs),
+		kind:        c.kind,
 	}
 	if c.earlier {
 		e.earlier = c.decides
@@ -338,8 +353,8 @@ func (c *call) tellRetry(n int, err error, delay time.Duration) {
 	}
 	if c.observers.Any() {
 		c.observers.Tell(c.ctx, Event{
-			Kind: EventRetry, Name: c.setup.Name,
-			Attempt: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt),
+			Kind: EventRetried, Name: c.setup.Name,
+			Attempt: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt),
 		})
 	}
 }
@@ -348,8 +363,8 @@ func (c *call) tellRetry(n int, err error, delay time.Duration) {
 func (c *call) tellEnd(attempts int, o Outcome, err error) {
 	if c.observers.Any() {
 		c.observers.Tell(c.ctx, Event{
-			Kind: EventEnd, Name: c.setup.Name,
-			Attempt: attempts, Err: err, Retrying: time.Since(c.failedAt), Outcome: o,
+			Kind: EventEnded, Name: c.setup.Name,
+			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
 		})
 	}
 }
@@ -402,10 +417,14 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	if deadline, ok := c.ctx.Deadline(); ok && delay >= time.Until(deadline) {
 		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
 	}
-	if s.Budget != nil && c.kind != behavior.Refused {
-		if c.charge, c.charged = s.Budget.charge(); !c.charged {
-			s.Budget.tellOverBudget(c.ctx)
-			return 0, OutcomeOverBudget, ErrBudget
+	if s.budgeted && c.kind != behavior.Refused {
+		if c.budget = s.budget(c.ctx); c.budget == nil {
+			c.charged = false
+			return delay, "", nil
+		}
+		if c.charge, c.charged = c.budget.charge(); !c.charged {
+			c.budget.tellOverBudget(c.ctx)
+			return 0, OutcomeOverBudget, ErrOverBudget
 		}
 		c.unspent = true
 	}
@@ -413,7 +432,7 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
-	return Attempt{Name: c.setup.Name, Number: n, Err: err, Delay: delay, Retrying: time.Since(c.failedAt)}
+	return Attempt{Name: c.setup.Name, Number: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt)}
 }
 
 // wait returns after d, or with false as soon as ctx ends.

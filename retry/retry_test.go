@@ -70,7 +70,7 @@ func TestRetrierReturnsLastErrorAndReason(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, "users", e.Name)
 		require.Equal(t, 3, e.Attempts)
-		require.Equal(t, 1200*time.Millisecond, e.Retrying)
+		require.Equal(t, 1200*time.Millisecond, e.RetryingFor)
 		require.Equal(t, retry.ErrExhausted, e.Reason)
 		require.Len(t, e.Errs, 3)
 		require.EqualError(t, err, "retry: users: gave up after 3 attempts and 1.2s of retrying: no attempts left: call 3: backend: down")
@@ -154,7 +154,7 @@ func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
 				require.Equal(t, "the caller's", ctx.Value(key{}))
 				_, ok := retry.AttemptFrom(ctx)
 				require.False(t, ok, "the hook has the ctx of Do")
-				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.Retrying)
+				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.RetryingFor)
 			},
 		})
 		err := r.Do(ctx, func(ctx context.Context) error {
@@ -235,7 +235,7 @@ func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
 		r := retry.New(retry.Config{
 			MaxElapsed: 10 * time.Second,
 			Backoff:    retry.Constant(time.Second),
-			OnRetry:    func(_ context.Context, a retry.Attempt) { retrying = append(retrying, a.Retrying) },
+			OnRetry:    func(_ context.Context, a retry.Attempt) { retrying = append(retrying, a.RetryingFor) },
 		})
 		err := r.Do(t.Context(), func(context.Context) error {
 			time.Sleep(6 * time.Second)
@@ -243,7 +243,7 @@ func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
 		})
 		e, _ := errors.AsType[*retry.Error](err)
 		require.Equal(t, 2, e.Attempts)
-		require.Equal(t, 7*time.Second, e.Retrying, "which does not count it")
+		require.Equal(t, 7*time.Second, e.RetryingFor, "which does not count it")
 		require.Equal(t, []time.Duration{0}, retrying)
 	})
 }
@@ -314,7 +314,7 @@ func TestDelaySeesErrorAndAttempt(t *testing.T) {
 		require.ErrorIs(t, err, retry.ErrExhausted)
 		require.Len(t, seen, 4)
 		require.Equal(t, retry.Attempt{Name: "users", Number: 1, Err: errDown, Delay: time.Second}, seen[0])
-		require.Equal(t, retry.Attempt{Name: "users", Number: 3, Err: later, Delay: 3 * time.Second, Retrying: 10 * time.Second}, seen[2])
+		require.Equal(t, retry.Attempt{Name: "users", Number: 3, Err: later, Delay: 3 * time.Second, RetryingFor: 10 * time.Second}, seen[2])
 		require.Len(t, waited, 3)
 		require.Equal(t, 10*time.Second, waited[0].Delay)
 		require.Zero(t, waited[1].Delay)
@@ -875,8 +875,8 @@ func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
 		"retry: gave up after 0 attempts":                                                            {},
 		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Errs: []error{errDown}},
-		"retry: gave up after 2 attempts and 1.235s of retrying: budget exhausted":                   {Attempts: 2, Retrying: 1234567890, Reason: retry.ErrBudget},
-		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, Retrying: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
+		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Reason: retry.ErrOverBudget},
+		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
 		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Reason: context.Canceled, Errs: []error{uncomparable{"gone"}}},
 	} {
 		require.EqualError(t, e, want)

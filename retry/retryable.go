@@ -62,7 +62,8 @@ func unmarked(err error) error {
 // backoff.Permanent, for an error whose method Retryable() bool returns false, and for an
 // error whose method Answered() bool returns true, unless its Retryable returns true. Of
 // an error and the errors that it wraps, the outermost that has the method decides. Of
-// joined errors, one that is not retryable is enough.
+// joined errors, one that is not retryable is enough. Refused ones do not count, unless all
+// are refused; then it takes all of them.
 //
 // It is true for any other error, including [context.DeadlineExceeded] and
 // [context.Canceled]: a Retrier checks its caller's ctx itself, and other contexts belong

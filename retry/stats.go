@@ -38,7 +38,7 @@ type counts struct {
 	recovered, exhausted, permanent, overBudget, deadline, canceled, nested atomic.Int64
 }
 
-// Stats returns the figures of r.
+// Stats returns a snapshot.
 func (r *Retrier) Stats() Stats {
 	s := Stats{
 		FirstTry:   r.counts.firstTry.sum(),
@@ -55,8 +55,8 @@ func (r *Retrier) Stats() Stats {
 	return s
 }
 
-// ended counts a call with an outcome.
-func (c *counts) ended(o Outcome) {
+// end counts the end of a call with an outcome.
+func (c *counts) end(o Outcome) {
 	switch o {
 	case OutcomeRecovered:
 		c.recovered.Add(1)

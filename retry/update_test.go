@@ -95,19 +95,19 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 		"retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more": func() error {
 			return r.Update(func(c *retry.Config) { c.MaxElapsed, c.Attempts = -1, 7 })
 		},
-		`retry.Config.Name is "orders": must be "users", since a Name cannot change`: func() error {
+		`retry.Config.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return r.Update(func(c *retry.Config) { c.Name, c.Attempts = "orders", 7 })
 		},
 		"retry.BudgetConfig.Ratio is NaN: must be at most 100, 0 (for 0.2), or negative (for none)": func() error {
 			return b.Update(func(c *retry.BudgetConfig) { c.Ratio, c.PerSecond = math.NaN(), 7 })
 		},
-		`retry.BudgetConfig.Name is "orders": must be "users", since a Name cannot change`: func() error {
+		`retry.BudgetConfig.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return b.Update(func(c *retry.BudgetConfig) { c.Name, c.PerSecond = "orders", 7 })
 		},
 		"retry.HedgeConfig.Latencies is nil: must be set for Quantile": func() error {
 			return h.Update(func(c *retry.HedgeConfig) { c.Latencies, c.Max = nil, 7 })
 		},
-		`retry.HedgeConfig.Name is "orders": must be "users", since a Name cannot change`: func() error {
+		`retry.HedgeConfig.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return h.Update(func(c *retry.HedgeConfig) { c.Name, c.Max = "orders", 7 })
 		},
 	} {
@@ -133,11 +133,11 @@ func TestUpdateOfABudgetKeepsItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: -1})
 		require.Equal(t, 90, call(t, b, 100, fail))
-		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, Allowed: 10, OverBudget: 90}, b.Stats())
+		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, BudgetTotals: retry.BudgetTotals{Allowed: 10, OverBudget: 90}}, b.Stats())
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.Ratio = 0.5 }))
-		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, Left: 40, Allowed: 10, OverBudget: 90}, b.Stats())
+		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, Left: 40, BudgetTotals: retry.BudgetTotals{Allowed: 10, OverBudget: 90}}, b.Stats())
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.Ratio = 0.05 }))
-		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, Allowed: 10, OverBudget: 90}, b.Stats(), "overdrawn for now")
+		require.Equal(t, retry.BudgetStats{Called: 100, Charged: 10, BudgetTotals: retry.BudgetTotals{Allowed: 10, OverBudget: 90}}, b.Stats(), "overdrawn for now")
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 1 }))
 		require.Equal(t, int64(5), b.Stats().Left)
 	})
@@ -153,9 +153,9 @@ func TestUpdateOfAHedgerKeepsItsLatencies(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Delay, c.Max = time.Minute, 3 }))
-		require.Equal(t, retry.HedgeStats{First: 20, Delay: 10*ms + 1}, h.Stats())
+		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: 10*ms + 1}, h.Stats())
 		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Latencies = &others }))
-		require.Equal(t, retry.HedgeStats{First: 20, Delay: time.Minute}, h.Stats())
+		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: time.Minute}, h.Stats())
 		require.Same(t, &others, h.Config().Latencies)
 
 		slow := func(context.Context) (string, error) {
@@ -211,7 +211,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 	require.Equal(t, calls.Load(), r.Stats().Attempts)
 	require.LessOrEqual(t, most.Load(), int64(3))
 	require.Equal(t, r.Stats().Retried, b.Stats().Allowed)
-	require.Equal(t, int64(goroutines*each), h.Stats().First+h.Stats().Hedge)
+	require.Equal(t, int64(goroutines*each), h.Stats().FirstWon+h.Stats().HedgeWon)
 	require.Equal(t, hedged.Load(), goroutines*each+h.Stats().Hedged)
 
 	require.NoError(t, r.Update(func(c *retry.Config) { c.Attempts = 1 }))
