@@ -76,7 +76,7 @@ type Breaker struct {
 	key       string       // in a group
 	own       bool         // in a group: its Config is that of ConfigFor
 	groupDone *atomic.Bool // whether the group is closed; nil outside a group
-	changes   notify.Queue[Change]
+	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
 
 	updating sync.Mutex // held during an Update; taken before mu
@@ -93,8 +93,8 @@ type Breaker struct {
 	counters counters
 }
 
-// New returns a closed Breaker. It panics with the error of cfg.Validate if that
-// is not nil.
+// New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
+// one.
 func New(cfg Config) *Breaker {
 	if err := cfg.Validate(); err != nil {
 		panic(err)

@@ -38,10 +38,10 @@ func steady(cfg breaker.Config) breaker.Config {
 // changes collects what OnChange is told, as "closed -> open".
 type changes struct {
 	mu  sync.Mutex
-	all []breaker.Change
+	all []breaker.Event
 }
 
-func (c *changes) hook(_ context.Context, change breaker.Change) {
+func (c *changes) hook(_ context.Context, change breaker.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all = append(c.all, change)
@@ -85,12 +85,12 @@ func untotaled(b *breaker.Breaker) breaker.Stats {
 	return s
 }
 
-func requireRefused(t *testing.T, err error, state breaker.State) *breaker.OpenError {
+func requireRefused(t *testing.T, err error, reason breaker.Reason) *breaker.OpenError {
 	t.Helper()
 	require.ErrorIs(t, err, breaker.ErrOpen)
 	var refusal *breaker.OpenError
 	require.ErrorAs(t, err, &refusal)
-	require.Equal(t, state, refusal.State)
+	require.Equal(t, reason, refusal.Reason)
 	return refusal
 }
 
@@ -122,13 +122,13 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 			s := b.Stats()
 			require.Equal(t, lasts, s.OpenLeft)
 			require.EqualValues(t, n+1, s.OpensInARow)
-			refusal := requireRefused(t, do(b, ok), breaker.Open)
+			refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
 			require.Equal(t, lasts, refusal.RetryAfter())
 			require.Equal(t, time.Now().Add(lasts), refusal.Until)
 
 			time.Sleep(lasts - time.Millisecond)
 			require.Equal(t, breaker.Open, b.State())
-			refusal = requireRefused(t, do(b, ok), breaker.Open)
+			refusal = requireRefused(t, do(b, ok), breaker.CircuitOpen)
 			require.Equal(t, time.Millisecond, refusal.RetryAfter())
 			time.Sleep(time.Millisecond)
 			require.Equal(t, errDown, do(b, down), "the probe")
@@ -146,8 +146,8 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 		require.Equal(t, time.Second, b.Stats().OpenLeft, "it closed: the time is the first again")
 		seen.requireChain(t, breaker.Open)
 		require.Len(t, seen.all, 1+5*2+3)
-		require.Equal(t, breaker.Change{
-			Name: "users", From: breaker.Closed, To: breaker.Open,
+		require.Equal(t, breaker.Event{
+			Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open,
 			At: began, Err: errDown, OpenFor: time.Second,
 		}, seen.all[0])
 	})
@@ -279,14 +279,14 @@ func TestBreakerSuccessAfterTheContextEndedIsSuccess(t *testing.T) {
 }
 
 func TestBreakerRefusalsOfAPeriodShareTheirError(t *testing.T) {
-	var rejected []*breaker.OpenError
-	b := breaker.New(breaker.Config{Failures: 1, OnReject: func(_ context.Context, e *breaker.OpenError) {
-		rejected = append(rejected, e)
+	var refused []*breaker.OpenError
+	b := breaker.New(breaker.Config{Failures: 1, OnRefuse: func(_ context.Context, e *breaker.OpenError) {
+		refused = append(refused, e)
 	}})
 	open(t, b)
 	first, second := do(b, ok), do(b, ok)
 	require.Same(t, first, second)
-	require.Equal(t, []*breaker.OpenError{first.(*breaker.OpenError), first.(*breaker.OpenError)}, rejected)
+	require.Equal(t, []*breaker.OpenError{first.(*breaker.OpenError), first.(*breaker.OpenError)}, refused)
 }
 
 func TestBreakerAllocations(t *testing.T) {

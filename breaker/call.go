@@ -93,6 +93,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 			return call{phase: p}, p.refusal
 		case p.state == Open:
 			b.advance()
+			b.deliver(ctx)
 		case int64(now) < max(b.busy.Load(), b.pingDue.Load()):
 			return call{phase: p}, p.refusal
 		default:
@@ -109,8 +110,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 // refuse counts a refusal, tells of it and returns it.
 func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
 	b.counters.refused.Add(1)
-	b.deliver(ctx)
-	if f := c.phase.rules.OnReject; f != nil {
+	if f := c.phase.rules.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if b.observers.Any() {

@@ -19,8 +19,8 @@ type Config struct {
 	// Name appears in errors, events and figures.
 	Name string
 
-	// Failures is how many calls in a row must fail. Zero means 5 if none of the other
-	// four is set, and no such limit otherwise.
+	// Failures is how many calls in a row must fail. Zero means 5 if FailuresInWindow,
+	// FailureRate, SlowRate and OpenWhen are all unset, and no such limit otherwise.
 	Failures int
 	// FailuresInWindow is how many calls in the window must have failed, in a row or
 	// not. Zero means no such limit.
@@ -101,8 +101,8 @@ type Config struct {
 	// refusals, or calls that are ignored because their caller has left.
 	Classify func(error) Outcome
 
-	// OnChange, if not nil, is called after each change of state, one call at a time
-	// and in order: From is always the To before. OnReject, if not nil, is called for
+	// OnChange, if not nil, is called after each change of state with an EventChanged, one
+	// call at a time and in order: From is always the To before. OnRefuse, if not nil, is called for
 	// each refused call.
 	//
 	// Both run on a goroutine that uses the breaker, without a lock. They may use all
@@ -111,8 +111,8 @@ type Config struct {
 	// the other's call, and one that no call caused has context.Background. With a
 	// Ping, OnChange also runs on the goroutine that pings, where a panic ends the
 	// program.
-	OnChange func(context.Context, Change)
-	OnReject func(context.Context, *OpenError)
+	OnChange func(context.Context, Event)
+	OnRefuse func(context.Context, *OpenError)
 }
 
 const (
@@ -122,8 +122,7 @@ const (
 	longest        = time.Duration(1 << 61) // of any time: 73 years, and safe to add
 )
 
-// Validate returns an error that names each field whose value is out of range, alone or
-// together with others, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "breaker.Config"}
 	rates := c.FailureRate != 0 || c.SlowRate != 0

@@ -76,7 +76,7 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1, OpenFor: math.MaxInt64, MaxHalfOpen: math.MaxInt64, Jitter: 1, Window: math.MaxInt64})
 	require.NoError(t, do(b, ok))
 	open(t, b)
-	requireRefused(t, do(b, ok), breaker.Open)
+	requireRefused(t, do(b, ok), breaker.CircuitOpen)
 	require.Greater(t, b.Stats().OpenLeft, 50*365*24*time.Hour)
 	b.Trip(nil, 1)
 	for b.State() != breaker.HalfOpen {
@@ -89,21 +89,20 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 }
 
 func TestOpenError(t *testing.T) {
-	e := &breaker.OpenError{}
-	require.EqualError(t, e, "breaker: circuit closed")
+	e := &breaker.OpenError{Reason: breaker.TooManyKeys}
+	require.EqualError(t, e, "breaker: too many keys")
 	require.ErrorIs(t, e, breaker.ErrOpen)
 	require.EqualError(t, breaker.ErrOpen, "breaker: circuit open")
 	require.True(t, e.Refused())
 
-	e = &breaker.OpenError{Name: "users", State: breaker.HalfOpen, LastErr: errDown}
+	e = &breaker.OpenError{Name: "users", Reason: breaker.CircuitHalfOpen, LastErr: errDown}
 	require.EqualError(t, e, "breaker: users: circuit half-open (last error: down)")
 	require.NotErrorIs(t, e, errDown, "it is the error of another call")
 
-	e = &breaker.OpenError{Name: "users", Key: "tenant 7", State: breaker.ForcedOpen}
+	e = &breaker.OpenError{Name: "users", Key: "tenant 7", Reason: breaker.CircuitForcedOpen}
 	require.EqualError(t, e, "breaker: users[tenant 7]: circuit forced open")
-	require.NotErrorIs(t, e, breaker.ErrTooManyKeys)
 
-	e = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
+	e = &breaker.OpenError{Reason: breaker.CircuitOpen, Until: time.Now().Add(time.Hour)}
 	require.ErrorContains(t, e, "breaker: circuit open for ")
 }
 
@@ -112,7 +111,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Minute}))
 		open(t, b)
-		refusal := requireRefused(t, do(b, ok), breaker.Open)
+		refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
 		require.False(t, refusal.Retryable())
 		require.Equal(t, time.Minute, refusal.RetryAfter())
 		time.Sleep(time.Minute - time.Millisecond)
@@ -122,7 +121,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 
 		_, err := b.Begin(t.Context()) // probes, and hangs
 		require.NoError(t, err)
-		refusal = requireRefused(t, do(b, ok), breaker.HalfOpen)
+		refusal = requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		require.True(t, refusal.Retryable())
 		began := time.Now()
 		for range 100 {
@@ -132,7 +131,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 		}
 
 		b.ForceOpen(errDown)
-		refusal = requireRefused(t, do(b, ok), breaker.ForcedOpen)
+		refusal = requireRefused(t, do(b, ok), breaker.CircuitForcedOpen)
 		require.False(t, refusal.Retryable())
 		require.Equal(t, 30*time.Second, refusal.RetryAfter())
 		time.Sleep(time.Hour)

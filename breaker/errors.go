@@ -12,29 +12,32 @@ import (
 // ErrOpen is matched by every [*OpenError].
 var ErrOpen = errors.New("breaker: circuit open")
 
-// ErrTooManyKeys is matched by the [*OpenError] of a new key in a full [Group] with
-// [RefuseNew].
-var ErrTooManyKeys = errors.New("breaker: too many keys")
+// A Reason says why a call was refused, in words. The empty Reason stands for none.
+type Reason string
 
-// An OpenError reports that a call was refused. It matches [ErrOpen].
+const (
+	CircuitOpen       Reason = "circuit open"        // the open time has not passed
+	CircuitHalfOpen   Reason = "circuit half-open"   // as many probes run as may, or a Ping probes
+	CircuitForcedOpen Reason = "circuit forced open" // until Enable; see ForceOpen
+	TooManyKeys       Reason = "too many keys"       // the key is new to a Group that holds MaxKeys keys; see RefuseNew
+)
+
+// An OpenError reports a refused call. It matches [ErrOpen].
 //
 // All calls that are refused in one period share one OpenError. Do not modify it.
 type OpenError struct {
-	Name string // of the breaker, or of its group
-	Key  string // of the breaker in its group
-	// State is Open, HalfOpen if all permits were taken, or ForcedOpen. It is ForcedOpen
-	// for a key that a full Group refuses, too.
-	State State
+	Name   string // of the breaker or its Group
+	Key    string // of a Group's breaker: at most the first 100 bytes of its text, or "(other keys)" for the breaker of ShareOne
+	Reason Reason // why the call was refused
 	// Until is when the open time ends, or ended: probes are let through from then on.
-	// It is zero for ForcedOpen.
+	// It is zero for CircuitForcedOpen and TooManyKeys.
 	Until time.Time
 	// LastErr is what opened the breaker, or the reason given to [Breaker.Trip] or
 	// [Breaker.ForceOpen]; it may be nil. It belongs to another call, so Unwrap does not
 	// return it.
 	LastErr error
 
-	since   time.Time // of HalfOpen
-	tooMany bool      // keys
+	since time.Time // of CircuitHalfOpen
 }
 
 func (e *OpenError) Error() string {
@@ -43,12 +46,8 @@ func (e *OpenError) Error() string {
 	if label := keyed.Label(e.Name, e.Key); label != "" {
 		text.WriteString(label + ": ")
 	}
-	if e.tooMany {
-		text.WriteString("too many keys")
-		return text.String()
-	}
-	text.WriteString("circuit " + e.State.String())
-	if left := time.Until(e.Until); e.State == Open && left > 0 {
+	text.WriteString(string(e.Reason))
+	if left := time.Until(e.Until); e.Reason == CircuitOpen && left > 0 {
 		fmt.Fprintf(&text, " for %v", left.Round(time.Millisecond))
 	}
 	if e.LastErr != nil {
@@ -59,43 +58,46 @@ func (e *OpenError) Error() string {
 
 // event returns the event of this refusal.
 func (e *OpenError) event() Event {
-	return Event{Kind: Refused, Name: e.Name, Key: e.Key, From: e.State, To: e.State, At: time.Now(), Err: e}
+	return Event{Kind: EventRefused, Name: e.Name, Key: e.Key, At: time.Now(), Err: e, Reason: e.Reason}
 }
 
-// Is reports whether target is [ErrOpen], or [ErrTooManyKeys] for the refusal of a new key.
-func (e *OpenError) Is(target error) bool {
-	return target == ErrOpen || e.tooMany && target == ErrTooManyKeys
-}
+// Is reports whether target is [ErrOpen].
+func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 
 const (
 	leastWait  = time.Millisecond      // after the open time has passed
 	leastProbe = 10 * time.Millisecond // bounds of the estimate while half-open
 	mostProbe  = time.Second
 	forcedWait = 30 * time.Second
+	roomWait   = time.Second // for a key to be evicted
 )
 
 // RetryAfter returns how long to wait, from now on, before the breaker may let a call
 // through. It is never 0.
 //
-// For Open it is the time left, and at least a millisecond. For HalfOpen it is an
-// estimate of when the probes are done: as long again as the breaker has been half-open,
-// from 10 milliseconds to a second. For ForcedOpen, which has no known end, it is 30
-// seconds.
+// For CircuitOpen it is the time left, and at least a millisecond. For CircuitHalfOpen it
+// is an estimate of when the probes are done: as long again as the breaker has been
+// half-open, from 10 milliseconds to a second. For CircuitForcedOpen, which has no known
+// end, it is 30 seconds. For TooManyKeys it is a second.
 func (e *OpenError) RetryAfter() time.Duration {
-	switch e.State {
-	case ForcedOpen:
+	switch e.Reason {
+	case CircuitForcedOpen:
 		return forcedWait
-	case HalfOpen:
+	case CircuitHalfOpen:
 		return min(max(leastProbe, time.Since(e.since)), mostProbe)
+	case TooManyKeys:
+		return roomWait
 	default:
 		return max(leastWait, time.Until(e.Until))
 	}
 }
 
-// Retryable reports whether it is worthwhile to wait for RetryAfter: true for HalfOpen.
-// It returns false for Open and ForcedOpen, to stop retries against a dependency that is
-// known to be down.
-func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
+// Retryable reports whether it is worthwhile to wait for RetryAfter: true for
+// CircuitHalfOpen and TooManyKeys. It returns false for CircuitOpen and CircuitForcedOpen,
+// to stop retries against a dependency that is known to be down.
+func (e *OpenError) Retryable() bool {
+	return e.Reason == CircuitHalfOpen || e.Reason == TooManyKeys
+}
 
 // Refused returns true: the call was not made.
 func (e *OpenError) Refused() bool { return true }
@@ -108,8 +110,14 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("breaker: Ping panicked: %v", e.Value) }
 
-// Unwrap returns the value of the panic if that is an error.
+// Unwrap returns Value if it is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
+
+// Refused reports false: the Ping was made, whatever the Value says.
+func (e *PanicError) Refused() bool { return false }
+
+// Answered reports false: the Value is not an answer of the dependency to the Ping.
+func (e *PanicError) Answered() bool { return false }

@@ -2,6 +2,7 @@ package breaker_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,10 +32,10 @@ func TestObserve(t *testing.T) {
 		stop()
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
-			{Kind: breaker.Changed, Name: "users", To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
-			{Kind: breaker.Refused, Name: "users", From: breaker.Open, To: breaker.Open, At: opened, Err: refusal},
-			{Kind: breaker.Changed, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
-			{Kind: breaker.Changed, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
+			{Kind: breaker.EventChanged, Name: "users", To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
+			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal, Reason: breaker.CircuitOpen},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
 		}, seen)
 	})
 }
@@ -42,15 +43,15 @@ func TestObserve(t *testing.T) {
 func TestObserversAreToldAfterTheHooks(t *testing.T) {
 	var told []string
 	b := breaker.New(breaker.Config{
-		OnChange: func(context.Context, breaker.Change) { told = append(told, "change") },
-		OnReject: func(context.Context, *breaker.OpenError) { told = append(told, "refused") },
+		OnChange: func(context.Context, breaker.Event) { told = append(told, "change") },
+		OnRefuse: func(context.Context, *breaker.OpenError) { told = append(told, "refused") },
 	})
 	stop := b.Observe(func(_ context.Context, e breaker.Event) {
 		b.Stats() // no lock is held
 		told = append(told, "observed "+string(e.Kind))
 	})
 	b.Trip(nil, time.Hour)
-	requireRefused(t, do(b, ok), breaker.Open)
+	requireRefused(t, do(b, ok), breaker.CircuitOpen)
 	stop()
 	b.Reset()
 	require.Equal(t, []string{"change", "observed changed", "refused", "observed refused", "change"}, told)
@@ -68,15 +69,15 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 		_ = g.Do(ctx, key, ok)
 	}
 	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Overflow = breaker.RefuseNew }))
-	require.ErrorIs(t, g.Do(ctx, 4, ok), breaker.ErrTooManyKeys)
+	requireRefused(t, g.Do(ctx, 4, ok), breaker.TooManyKeys)
 	var got []string
 	for _, e := range all {
 		require.Equal(t, "store", e.Name)
-		got = append(got, string(e.Kind)+" "+e.Key+" "+e.To.String())
+		got = append(got, fmt.Sprint(e.Kind, " ", e.Key, " ", e.To, " ", e.Reason))
 	}
 	require.Equal(t, []string{
-		"changed 1 open", "refused 1 open", "changed 2 open", "refused 2 open",
-		"changed (other keys) open", "refused (other keys) open", "refused 4 forced open",
+		"changed 1 open ", "refused 1 closed circuit open", "changed 2 open ", "refused 2 closed circuit open",
+		"changed (other keys) open ", "refused (other keys) closed circuit open", "refused 4 closed too many keys",
 	}, got)
 	require.Equal(t, all[:2], first)
 
@@ -90,8 +91,8 @@ func TestObserveStress(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Microsecond})
 	var seen changes // a race if two are told at once
 	b.Observe(func(_ context.Context, e breaker.Event) {
-		if e.Kind == breaker.Changed {
-			seen.all = append(seen.all, breaker.Change{From: e.From, To: e.To})
+		if e.Kind == breaker.EventChanged {
+			seen.all = append(seen.all, breaker.Event{From: e.From, To: e.To})
 		}
 	})
 	done := make(chan struct{})
@@ -112,4 +113,19 @@ func TestObserveStress(t *testing.T) {
 	s := b.Stats()
 	require.EqualValues(t, len(seen.all), s.Opened+s.HalfOpened+s.Closed)
 	require.EqualValues(t, 8000, s.Succeeded+s.Failed+s.Refused)
+}
+
+// The probe is made in the state that the hook has been told of.
+func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, OnChange: seen.hook}))
+		open(t, b)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, func(context.Context) error {
+			require.Equal(t, breaker.HalfOpen, seen.all[len(seen.all)-1].To)
+			return nil
+		}))
+		seen.requireChain(t, breaker.Closed)
+	})
 }

@@ -21,7 +21,7 @@ func Example() {
 	for range 4 {
 		err := circuit.Do(context.Background(), fetch)
 		if refused, ok := errors.AsType[*breaker.OpenError](err); ok {
-			fmt.Println("not called:", refused.Name, "is", refused.State)
+			fmt.Printf("not called: %s: %s\n", refused.Name, refused.Reason)
 			continue
 		}
 		fmt.Println(err)
@@ -30,7 +30,7 @@ func Example() {
 	// connection refused
 	// connection refused
 	// connection refused
-	// not called: users is open
+	// not called: users: circuit open
 }
 
 // Log each change of state.
@@ -44,8 +44,8 @@ func ExampleConfig_onChange() {
 	circuit := breaker.New(breaker.Config{
 		Name:     "users",
 		Failures: 1,
-		OnChange: func(ctx context.Context, c breaker.Change) {
-			log.WarnContext(ctx, "circuit", "name", c.Name, "from", c.From, "to", c.To, "err", c.Err)
+		OnChange: func(ctx context.Context, e breaker.Event) {
+			log.WarnContext(ctx, "circuit", "name", e.Name, "from", e.From, "to", e.To, "err", e.Err)
 		},
 	})
 	_ = circuit.Do(context.Background(), fetch)
@@ -115,9 +115,9 @@ func ExampleConfig_ping() {
 			fmt.Println("ping")
 			return nil
 		},
-		OnChange: func(_ context.Context, c breaker.Change) {
-			fmt.Println(c.From, "->", c.To)
-			if c.To == breaker.Closed {
+		OnChange: func(_ context.Context, e breaker.Event) {
+			fmt.Println(e.From, "->", e.To)
+			if e.To == breaker.Closed {
 				close(closed)
 			}
 		},

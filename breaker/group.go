@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,39 +17,21 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that has none.
+// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
 const DefaultMaxKeys = 10_000
 
-// Overflow says what a full [Group] does with a new key.
-type Overflow uint8
+// An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
+// breakers and can evict none of them.
+type Overflow string
 
 const (
-	ShareOne  Overflow = iota // puts it under one breaker, together with all other such keys
-	RefuseNew                 // refuses its calls
+	// ShareOne puts all such calls under one breaker, made from Config, whose Key is
+	// "(other keys)".
+	ShareOne Overflow = "share one"
+
+	// RefuseNew refuses the call: [TooManyKeys].
+	RefuseNew Overflow = "refuse new"
 )
-
-var overflowNames = [...]string{"share one", "refuse new"}
-
-// String returns the overflow in words: "share one" or "refuse new".
-func (o Overflow) String() string {
-	if int(o) >= len(overflowNames) {
-		return fmt.Sprintf("breaker.Overflow(%d)", uint8(o))
-	}
-	return overflowNames[o]
-}
-
-// MarshalText returns the text of [Overflow.String].
-func (o Overflow) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
-
-// UnmarshalText sets o to the overflow with that text.
-func (o *Overflow) UnmarshalText(text []byte) error {
-	i := slices.Index(overflowNames[:], string(text))
-	if i < 0 {
-		return fmt.Errorf("breaker: Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
-	}
-	*o = Overflow(i)
-	return nil
-}
 
 // GroupConfig says how a [Group] makes its breakers, and how many it holds.
 type GroupConfig[K comparable] struct {
@@ -57,27 +39,27 @@ type GroupConfig[K comparable] struct {
 	Config Config
 	// ConfigFor, if not nil, returns the Config of the breaker of a key, instead of
 	// Config. Its Name is ignored. The call that needs the breaker panics if its Config
-	// is not valid. ConfigFor may be called more than once for a
-	// key, by several goroutines.
+	// is not valid. ConfigFor may be called more than once for a key, by several
+	// goroutines.
 	ConfigFor func(K) Config
-	// MaxKeys is the most breakers that the group holds at once. Zero means
-	// DefaultMaxKeys.
+	// MaxKeys is how many breakers the group holds at once, at most. Zero means
+	// [DefaultMaxKeys].
 	MaxKeys int
-	// IdleAfter is how long a breaker must have had no call before the group forgets it.
-	// If it is shorter than the Window of the breaker, the group also forgets calls
-	// that the window still holds. Zero means 10 minutes. Negative means breakers are
-	// kept until room is needed.
+	// IdleAfter is how long a breaker must have had no call to be evicted, with what it
+	// has counted, also if its Window is longer. Zero means 10 minutes. Negative means
+	// that breakers are evicted only to make room.
 	IdleAfter time.Duration
-	// Overflow says what becomes of a new key while the group is full. Zero means
-	// ShareOne.
+	// Overflow says what happens to a call with a new key when MaxKeys breakers are held
+	// and none of them can be evicted, and to a key that is not equal to itself, such as
+	// NaN. Zero means ShareOne.
 	Overflow Overflow
 }
 
-// Validate returns an error that names each field whose value is out of range, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "breaker.GroupConfig"}
-	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 10000) or more")
-	f.Need(c.Overflow <= RefuseNew, "Overflow", c.Overflow, "ShareOne or RefuseNew")
+	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
+	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
 	return errors.Join(f.Err(), c.Config.Validate())
 }
 
@@ -85,6 +67,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
 	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
 	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
+	c.Overflow = cmp.Or(c.Overflow, ShareOne)
 	return c
 }
 
@@ -92,13 +75,13 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // key that fails is refused and the others are not. A Group is safe for concurrent use.
 // [NewGroup] makes one.
 //
-// The group makes a breaker at the first call for its key, and forgets the breaker when
+// The group makes a breaker at the first call for its key, and evicts the breaker when
 // the key has had no call for IdleAfter, or when it holds MaxKeys and needs room for a new
-// key. It never forgets a breaker that has a call under way, has open time left, is forced
+// key. It never evicts a breaker that has a call under way, has open time left, is forced
 // open or disabled, or pings.
 //
 // The group is full while it holds MaxKeys breakers and finds none, among a few, that it
-// may forget. A new key then has no breaker of its own. Its calls are refused, or share
+// may evict. A new key then has no breaker of its own. Its calls are refused, or share
 // one breaker with the calls of all other such keys, as Overflow says. The memory is
 // bounded either way, and each key that has a breaker keeps it. With ShareOne a key that
 // fails can shut out the others that share its breaker. A MaxKeys well above the number
@@ -113,11 +96,11 @@ type Group[K comparable] struct {
 	observers notify.Observers[Event]
 	done      atomic.Bool
 	refused   atomic.Int64         // calls of new keys
-	forgotten [keyed.Shards]Totals // of the breakers dropped from a shard, whose lock guards it
+	evicted   [keyed.Shards]Totals // of the breakers evicted from a shard, whose lock guards it
 }
 
-// NewGroup returns an empty Group. It panics with the error of cfg.Validate if that
-// is not nil.
+// NewGroup returns an empty Group. It panics with the error of cfg.Validate, if there
+// is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -131,7 +114,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		Idle:  r.IdleAfter,
 		Keep:  (*Breaker).keep,
 		Added: g.added,
-		Drop:  func(shard int, b *Breaker) { g.forgotten[shard].add(b.counters.totals()) },
+		Evict: func(shard int, b *Breaker) { g.evicted[shard].add(b.counters.totals()) },
 	})
 	g.shared = g.join(newBreaker(r.rules), keyed.Other)
 	return g
@@ -195,44 +178,27 @@ func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) er
 }
 
 // Begin begins a call under the breaker of key, as [Breaker.Begin] does. The group does
-// not forget the breaker until done is called.
+// not evict the breaker until done is called.
 func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e == nil {
-		if g.settings.Load().Overflow == RefuseNew {
-			return nil, g.refuse(ctx, key)
-		}
-		return g.shared.Begin(ctx)
+	if e != nil {
+		return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
 	}
-	begun := false // stays so if a hook panics
-	defer func() {
-		if !begun {
-			e.Unpin()
-		}
-	}()
-	end, err := e.Value.Begin(ctx)
-	if err != nil {
-		return nil, err
+	if g.settings.Load().Overflow == RefuseNew {
+		return nil, g.refuse(ctx, key)
 	}
-	begun = true
-	var over atomic.Bool
-	return func(err error) {
-		if !over.Swap(true) {
-			defer e.Unpin()
-			end(err)
-		}
-	}, nil
+	return g.shared.Begin(ctx)
 }
 
 // refuse counts the refusal of a key for which there is no room, tells of it and returns
 // it.
 func (g *Group[K]) refuse(ctx context.Context, key K) error {
 	g.refused.Add(1)
-	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), State: ForcedOpen, tooMany: true}
-	if f := g.settings.Load().Config.OnReject; f != nil {
+	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), Reason: TooManyKeys}
+	if f := g.settings.Load().Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {
@@ -242,7 +208,7 @@ func (g *Group[K]) refuse(ctx context.Context, key K) error {
 }
 
 // With calls f with the breaker of key, to inspect or to operate it, and makes the
-// breaker if there is none. The group does not forget it while f runs, but may forget it
+// breaker if there is none. The group does not evict it while f runs, but may evict it
 // after that. If the group is full and the key has no breaker of its own, With returns
 // false and does not call f.
 func (g *Group[K]) With(key K, f func(*Breaker)) bool {
@@ -256,7 +222,7 @@ func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 }
 
 // All returns the breakers that the group holds, in no order, without the one that
-// keys share. The group does not forget a breaker while it is yielded. Being yielded does
+// keys share. The group does not evict a breaker while it is yielded. Being yielded does
 // not count as a call.
 func (g *Group[K]) All() iter.Seq2[K, *Breaker] { return g.members.All() }
 
@@ -270,7 +236,7 @@ func (g *Group[K]) Close() error {
 	return g.shared.Close()
 }
 
-// keep reports whether a breaker without a call under way must not be forgotten, because
+// keep reports whether a breaker without a call under way must not be evicted, because
 // more than counts would be lost.
 func (b *Breaker) keep() bool {
 	switch p := b.phase.Load(); p.state {

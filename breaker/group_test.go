@@ -2,6 +2,7 @@ package breaker_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -35,7 +36,7 @@ func TestGroupOpensABadShardAlone(t *testing.T) {
 	for shard := range 8 {
 		err := g.Do(ctx, shard, ok)
 		if shard == 3 {
-			refusal := requireRefused(t, err, breaker.Open)
+			refusal := requireRefused(t, err, breaker.CircuitOpen)
 			require.Equal(t, []string{"store", "3"}, []string{refusal.Name, refusal.Key})
 			require.ErrorContains(t, err, "breaker: store[3]: circuit open for ")
 		} else {
@@ -97,7 +98,7 @@ func TestGroupWithTheBreakerOfAKey(t *testing.T) {
 		require.True(t, g.With(1, func(again *breaker.Breaker) { require.Same(t, b, again) }))
 		require.NoError(t, g.Do(ctx, 2, ok), "another key")
 	}))
-	requireRefused(t, g.Do(ctx, 1, ok), breaker.ForcedOpen)
+	requireRefused(t, g.Do(ctx, 1, ok), breaker.CircuitForcedOpen)
 
 	require.False(t, g.With(2, func(*breaker.Breaker) { t.Error("called, for a key without a breaker") }), "it is full")
 	require.NoError(t, g.Do(ctx, 2, ok))
@@ -119,8 +120,8 @@ func TestGroupWrap(t *testing.T) {
 	require.NoError(t, g.Do(t.Context(), 2, ok), "takes the place of key 1")
 	require.Equal(t, errDown, wrapped(t.Context()), "takes it back, and counts anew")
 	require.Equal(t, errDown, wrapped(t.Context()))
-	requireRefused(t, wrapped(t.Context()), breaker.Open)
-	requireRefused(t, g.Do(t.Context(), 1, ok), breaker.Open)
+	requireRefused(t, wrapped(t.Context()), breaker.CircuitOpen)
+	requireRefused(t, g.Do(t.Context(), 1, ok), breaker.CircuitOpen)
 }
 
 func TestGroupBy(t *testing.T) {
@@ -129,15 +130,15 @@ func TestGroupBy(t *testing.T) {
 	guarded := g.By(func(ctx context.Context) string { return ctx.Value(tenant{}).(string) })(down)
 	a, b := context.WithValue(t.Context(), tenant{}, "a"), context.WithValue(t.Context(), tenant{}, "b")
 	require.Equal(t, errDown, guarded(a))
-	require.Equal(t, "a", requireRefused(t, guarded(a), breaker.Open).Key)
+	require.Equal(t, "a", requireRefused(t, guarded(a), breaker.CircuitOpen).Key)
 	require.Equal(t, errDown, guarded(b), "another key")
 }
 
 func TestGroupRefusesNewKeys(t *testing.T) {
-	var rejected []*breaker.OpenError
+	var refused []*breaker.OpenError
 	g := breaker.NewGroup(breaker.GroupConfig[float64]{
 		MaxKeys: 1, Overflow: breaker.RefuseNew,
-		Config: breaker.Config{Name: "db", OnReject: func(_ context.Context, e *breaker.OpenError) { rejected = append(rejected, e) }},
+		Config: breaker.Config{Name: "db", OnRefuse: func(_ context.Context, e *breaker.OpenError) { refused = append(refused, e) }},
 	})
 	ctx := t.Context()
 	done, err := g.Begin(ctx, 1)
@@ -145,38 +146,30 @@ func TestGroupRefusesNewKeys(t *testing.T) {
 
 	_, err = g.Begin(ctx, 2)
 	for _, err := range []error{g.Do(ctx, 2, ok), g.Wrap(2, ok)(ctx), err, g.Do(ctx, math.NaN(), ok)} {
-		refusal := requireRefused(t, err, breaker.ForcedOpen)
-		require.ErrorIs(t, err, breaker.ErrTooManyKeys)
+		refusal := requireRefused(t, err, breaker.TooManyKeys)
 		require.Equal(t, "db", refusal.Name)
 		require.True(t, refusal.Refused())
-		require.False(t, refusal.Retryable())
-		require.Equal(t, 30*time.Second, refusal.RetryAfter())
+		require.True(t, refusal.Retryable())
+		require.Equal(t, time.Second, refusal.RetryAfter())
 	}
 	require.EqualError(t, err, "breaker: db[2]: too many keys")
-	require.Len(t, rejected, 4)
+	require.Len(t, refused, 4)
 	require.NoError(t, g.Do(ctx, 1, ok), "a key that has a breaker keeps it")
 	require.True(t, g.With(1, func(b *breaker.Breaker) { b.ForceOpen(nil) }))
-	require.NotErrorIs(t, g.Do(ctx, 1, ok), breaker.ErrTooManyKeys)
+	requireRefused(t, g.Do(ctx, 1, ok), breaker.CircuitForcedOpen)
 	g.With(1, (*breaker.Breaker).Enable)
 
 	done(nil)
 	require.NoError(t, g.Do(ctx, 2, ok), "there is room again")
 }
 
-func TestOverflowText(t *testing.T) {
-	for o, want := range map[breaker.Overflow]string{breaker.ShareOne: "share one", breaker.RefuseNew: "refuse new"} {
-		text, err := o.MarshalText()
-		require.NoError(t, err)
-		require.Equal(t, want, string(text))
-		got := breaker.Overflow(7)
-		require.NoError(t, got.UnmarshalText(text))
-		require.Equal(t, o, got)
-	}
-	o := breaker.RefuseNew
-	require.EqualError(t, o.UnmarshalText([]byte("drop")), `breaker: Overflow is "drop": must be "share one" or "refuse new"`)
-	require.Equal(t, breaker.RefuseNew, o)
-	require.EqualError(t, breaker.GroupConfig[int]{Overflow: 2}.Validate(),
-		"breaker.GroupConfig.Overflow is breaker.Overflow(2): must be ShareOne or RefuseNew")
+func TestOverflowIsInWords(t *testing.T) {
+	var c struct{ Overflow breaker.Overflow }
+	require.NoError(t, json.Unmarshal([]byte(`{"Overflow": "refuse new"}`), &c))
+	require.Equal(t, breaker.RefuseNew, c.Overflow)
+	require.EqualError(t, breaker.GroupConfig[int]{Overflow: "drop"}.Validate(),
+		`breaker.GroupConfig.Overflow is "drop": must be "share one" or "refuse new"`)
+	require.Equal(t, breaker.ShareOne, breaker.NewGroup(breaker.GroupConfig[int]{}).Config().Overflow)
 }
 
 // A long key is cut, and its text is not held in memory.
@@ -184,7 +177,7 @@ func TestGroupShortensKeys(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
 	key := strings.Repeat("k", 1<<20)
 	_ = g.Do(t.Context(), key, down)
-	require.Equal(t, key[:100], requireRefused(t, g.Do(t.Context(), key, ok), breaker.Open).Key)
+	require.Equal(t, key[:100], requireRefused(t, g.Do(t.Context(), key, ok), breaker.CircuitOpen).Key)
 }
 
 func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
@@ -207,7 +200,7 @@ func TestGroupKeepsBreakersThatAreOpenOrInUse(t *testing.T) {
 		}
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, keysOf(g))
 		require.Equal(t, errDown, g.Do(ctx, 100, down))
-		refusal := requireRefused(t, g.Do(ctx, 101, ok), breaker.Open)
+		refusal := requireRefused(t, g.Do(ctx, 101, ok), breaker.CircuitOpen)
 		require.Equal(t, "db", refusal.Name)
 		require.Equal(t, "(other keys)", refusal.Key, "keys without a breaker share one")
 		_, err = g.Begin(ctx, 102)
@@ -266,7 +259,7 @@ func TestGroupForgetsABreakerWhoseHookPanicked(t *testing.T) {
 		g := breaker.NewGroup(breaker.GroupConfig[int]{
 			MaxKeys: 1,
 			Config: steady(breaker.Config{
-				Failures: 1, OpenFor: time.Minute, OnReject: func(context.Context, *breaker.OpenError) { panic("boom") },
+				Failures: 1, OpenFor: time.Minute, OnRefuse: func(context.Context, *breaker.OpenError) { panic("boom") },
 			}),
 		})
 		_ = g.Do(t.Context(), 1, down)
@@ -334,7 +327,7 @@ func TestGroupIsBounded(t *testing.T) {
 		}
 	}
 	require.Len(t, keysOf(g), limit)
-	requireRefused(t, g.Do(ctx, -1, ok), breaker.Open)
+	requireRefused(t, g.Do(ctx, -1, ok), breaker.CircuitOpen)
 	require.Less(t, heap()-before, int64(limit*4096), "bytes")
 	runtime.KeepAlive(g)
 }

@@ -267,7 +267,7 @@ func TestBreakerProbesAtOnce(t *testing.T) {
 		require.Equal(t, breaker.HalfOpen, b.State())
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		done(errDown)
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
@@ -275,6 +275,6 @@ func TestBreakerProbesAtOnce(t *testing.T) {
 		b.Trip(nil, 0)
 		require.NoError(t, do(b, ok))
 		b.Trip(nil, time.Second)
-		requireRefused(t, do(b, ok), breaker.Open)
+		requireRefused(t, do(b, ok), breaker.CircuitOpen)
 	})
 }

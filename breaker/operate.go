@@ -43,10 +43,10 @@ func (b *Breaker) ForceOpen(reason error) {
 		b.opens = 0
 		b.enter(&phase{
 			state:   ForcedOpen,
-			refusal: &OpenError{Name: b.name, Key: b.key, State: ForcedOpen, LastErr: reason},
+			refusal: &OpenError{Name: b.name, Key: b.key, Reason: CircuitForcedOpen, LastErr: reason},
 			until:   forever,
 			figures: f,
-		}, Change{Err: reason})
+		}, Event{Err: reason})
 	})
 }
 
@@ -57,7 +57,7 @@ func (b *Breaker) Disable() {
 			return
 		}
 		b.opens = 0
-		b.enter(&phase{state: Disabled, circuit: b.newCircuit(Disabled, p.rules), figures: figures{lastErr: f.lastErr}}, Change{})
+		b.enter(&phase{state: Disabled, circuit: b.newCircuit(Disabled, p.rules), figures: figures{lastErr: f.lastErr}}, Event{})
 	})
 }
 

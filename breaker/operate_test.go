@@ -24,7 +24,7 @@ func TestBreakerTrip(t *testing.T) {
 		maintenance := errors.New("maintenance")
 		b.Trip(maintenance, time.Second)
 		require.Equal(t, "closed -> open", seen.String())
-		refusal := requireRefused(t, do(b, ok), breaker.Open)
+		refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
 		require.Equal(t, maintenance, refusal.LastErr)
 		require.Equal(t, time.Second, refusal.RetryAfter())
 		require.Equal(t, maintenance, seen.all[0].Err)
@@ -64,7 +64,7 @@ func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
 		require.Equal(t, breaker.Closed, b.State())
 		open(t, b)
 		time.Sleep(10*time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.Open)
+		requireRefused(t, do(b, ok), breaker.CircuitOpen)
 		time.Sleep(time.Nanosecond)
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
@@ -111,7 +111,7 @@ func TestBreakerForceOpen(t *testing.T) {
 		b.ForceOpen(reason)
 		b.ForceOpen(reason)
 		time.Sleep(24 * 365 * time.Hour)
-		refusal := requireRefused(t, do(b, ok), breaker.ForcedOpen)
+		refusal := requireRefused(t, do(b, ok), breaker.CircuitForcedOpen)
 		require.Equal(t, 30*time.Second, refusal.RetryAfter())
 		require.EqualError(t, refusal, "breaker: users: circuit forced open (last error: migration)")
 		require.Equal(t, reason, b.Stats().LastErr)
@@ -207,7 +207,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 		}
 		b = breaker.New(steady(breaker.Config{
 			Failures: 1,
-			OnChange: func(ctx context.Context, c breaker.Change) {
+			OnChange: func(ctx context.Context, c breaker.Event) {
 				require.Zero(t, depth, "one at a time")
 				depth++
 				defer func() { depth-- }()
@@ -223,7 +223,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 				b.Disable()
 				b.Enable()
 			},
-			OnReject: func(ctx context.Context, e *breaker.OpenError) {
+			OnRefuse: func(ctx context.Context, e *breaker.OpenError) {
 				b.State()
 				b.Stats()
 			},
@@ -237,7 +237,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 func TestBreakerHookSeesItsOwnResetTold(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
-	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
+	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Event) {
 		if c.To == breaker.Open {
 			b.Reset()
 		}
@@ -252,7 +252,7 @@ func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
 	panics := true
-	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Change) {
+	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Event) {
 		if panics {
 			panics = false
 			b.Reset() // told by the next call
@@ -273,8 +273,8 @@ func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
 	var traces []any
 	b := breaker.New(breaker.Config{
 		Failures: 1,
-		OnChange: func(ctx context.Context, _ breaker.Change) { traces = append(traces, ctx.Value(key{})) },
-		OnReject: func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) },
+		OnChange: func(ctx context.Context, _ breaker.Event) { traces = append(traces, ctx.Value(key{})) },
+		OnRefuse: func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) },
 	})
 	_ = b.Do(ctx, down)
 	_ = b.Do(ctx, down)
@@ -288,7 +288,7 @@ func TestBreakerChangesStress(t *testing.T) {
 		workers = 16
 		rounds  = 4000
 	)
-	var seen []breaker.Change // without a lock: the race detector would see two at a time
+	var seen []breaker.Event // without a lock: the race detector would see two at a time
 	var telling atomic.Int64
 	var b *breaker.Breaker
 	b = breaker.New(breaker.Config{
@@ -296,7 +296,7 @@ func TestBreakerChangesStress(t *testing.T) {
 		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
 		Probes: 2, Successes: 3, MaxHalfOpen: time.Millisecond, Patience: time.Nanosecond,
 		OpenWhen: func(c breaker.Counts) bool { b.State(); return c.Failed >= 4 && c.Slow >= 2 },
-		OnChange: func(ctx context.Context, c breaker.Change) {
+		OnChange: func(ctx context.Context, c breaker.Event) {
 			if telling.Add(1) != 1 {
 				t.Error("told two changes at a time")
 			}
@@ -311,7 +311,7 @@ func TestBreakerChangesStress(t *testing.T) {
 			}
 			telling.Add(-1)
 		},
-		OnReject: func(context.Context, *breaker.OpenError) { b.State() },
+		OnRefuse: func(context.Context, *breaker.OpenError) { b.State() },
 	})
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -396,7 +396,7 @@ func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 		require.NoError(t, err)
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open", seen.String())
 	})
 }

@@ -29,8 +29,8 @@ var (
 	Ignore  = Outcome{kind: ignore}  // the call says nothing about the dependency
 )
 
-// OpensFor returns the Outcome of a failure that opens the breaker at once, for exactly
-// d: without Jitter, and at most [Config].MaxRetryAfter. Zero or less means the time for
+// OpensFor returns the Outcome of a failure that opens the breaker immediately, for
+// exactly d: without Jitter, and at most [Config].MaxRetryAfter. Zero or less means the time for
 // which the breaker would open by itself.
 func OpensFor(d time.Duration) Outcome { return Outcome{kind: opens, openFor: max(0, d)} }
 

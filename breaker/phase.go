@@ -85,38 +85,38 @@ func (b *Breaker) open(d time.Duration, err error, f figures) {
 	f.lastErr = err
 	b.enter(&phase{
 		state:   Open,
-		refusal: &OpenError{Name: b.name, Key: b.key, State: Open, Until: b.start.Add(until), LastErr: err},
+		refusal: &OpenError{Name: b.name, Key: b.key, Reason: CircuitOpen, Until: b.start.Add(until), LastErr: err},
 		until:   until,
 		figures: f,
-	}, Change{Err: err, OpenFor: d})
+	}, Event{Err: err, OpenFor: d})
 }
 
 // halfOpen begins the phase after the open phase p; b.mu is held.
 func (b *Breaker) halfOpen(p *phase) {
 	refusal := *p.refusal
-	refusal.State, refusal.since = HalfOpen, time.Now()
+	refusal.Reason, refusal.since = CircuitHalfOpen, time.Now()
 	c := b.newCircuit(HalfOpen, p.rules)
 	c.row = int(p.figures.FailedInARow)
-	b.enter(&phase{state: HalfOpen, circuit: c, refusal: &refusal, figures: p.figures}, Change{})
+	b.enter(&phase{state: HalfOpen, circuit: c, refusal: &refusal, figures: p.figures}, Event{})
 }
 
 // close begins a closed phase; b.mu is held.
 func (b *Breaker) close(lastErr error) {
 	b.opens = 0
 	c := b.newCircuit(Closed, b.phase.Load().rules)
-	b.enter(&phase{state: Closed, circuit: c, figures: figures{lastErr: lastErr}}, Change{})
+	b.enter(&phase{state: Closed, circuit: c, figures: figures{lastErr: lastErr}}, Event{})
 }
 
 // enter begins phase p; b.mu is held. Every change of state happens here.
-func (b *Breaker) enter(p *phase, c Change) {
+func (b *Breaker) enter(p *phase, e Event) {
 	from := b.phase.Load()
 	p.rules, p.since = from.rules, from.since
 	if from.state != p.state {
-		c.Name, c.Key, c.From, c.To, c.At = b.name, b.key, from.state, p.state, time.Now()
-		p.since = c.At
+		p.since = time.Now()
+		e.Kind, e.Name, e.Key, e.At, e.From, e.To = EventChanged, b.name, b.key, p.since, from.state, p.state
 		b.counters.entered[p.state].Add(1)
 		if p.rules.OnChange != nil || b.observers.Any() {
-			b.changes.Add(c)
+			b.changes.Add(e)
 		}
 	}
 	b.busy.Store(0)

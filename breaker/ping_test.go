@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // pinged is the Config of a breaker that opens after one failure and then calls ping.
@@ -42,9 +43,9 @@ func TestBreakerPingsInTheBackground(t *testing.T) {
 		time.Sleep(7 * time.Second)
 		synctest.Wait()
 		require.Equal(t, breaker.HalfOpen, b.State())
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(200*time.Millisecond - 1)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.NoError(t, do(b, ok), "without a call since")
@@ -85,7 +86,7 @@ func TestBreakerProbesWithCallsWhenAPingHangs(t *testing.T) {
 		}, &seen))
 		do(b, down)
 		time.Sleep(11*time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(time.Nanosecond)
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
@@ -177,7 +178,7 @@ func TestBreakerDoesNotPingAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := pinged(func(context.Context) error { t.Error("pinged"); return nil }, new(changes))
 		var b *breaker.Breaker
-		cfg.OnChange = func(_ context.Context, c breaker.Change) {
+		cfg.OnChange = func(_ context.Context, c breaker.Event) {
 			if c.To == breaker.HalfOpen {
 				require.NoError(t, b.Close())
 			}
@@ -283,6 +284,8 @@ func TestBreakerPingThatDoesNotReturnHasFailed(t *testing.T) {
 	}{
 		"panic":           {func() { panic("boom") }, "breaker: Ping panicked: boom"},
 		"error":           {func() { panic(errDown) }, "breaker: Ping panicked: down"},
+		"answer":          {func() { panic(answered(true)) }, "breaker: Ping panicked: " + answered(true).Error()},
+		"refusal":         {func() { panic(refused(true)) }, "breaker: Ping panicked: " + refused(true).Error()},
 		"goroutine's end": {runtime.Goexit, "breaker: Ping called runtime.Goexit"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -305,6 +308,7 @@ func TestBreakerPingThatDoesNotReturnHasFailed(t *testing.T) {
 				}
 				if p, ok := errors.AsType[*breaker.PanicError](b.Stats().LastErr); ok {
 					require.Contains(t, string(p.Stack), "ping_test.go")
+					require.Equal(t, behavior.Failed, behavior.Read(p).Kind)
 				}
 				healthy.Store(true)
 				time.Sleep(2 * time.Second)

@@ -43,7 +43,7 @@ func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
 				synctest.Wait()
 				require.EqualValues(t, test.most, inFlight.Load())
 				for range 3 {
-					requireRefused(t, do(b, ok), breaker.HalfOpen)
+					requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 				}
 				close(release)
 				synctest.Wait()
@@ -88,10 +88,10 @@ func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
 		}
 		synctest.Wait()
 		time.Sleep(10*time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(time.Nanosecond)
 		forgotten()
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(10 * time.Second)
 
 		done, err := b.Begin(t.Context())
@@ -99,7 +99,7 @@ func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
 		close(hanging)
 		synctest.Wait()
 		require.Equal(t, breaker.HalfOpen, b.State(), "its failure no longer counts")
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
 	})
@@ -118,7 +118,7 @@ func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
 
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		close(hanging)
 		synctest.Wait()
 		require.NoError(t, do(b, ok))
@@ -136,7 +136,7 @@ func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
 		require.NoError(t, do(b, ok))
 		_, err := b.Begin(t.Context()) // the second and last success that is wanted
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, ok))
@@ -155,7 +155,7 @@ func TestBeginDoneIsIdempotent(t *testing.T) {
 		require.EqualValues(t, 1, b.Stats().Window.Failed)
 		do(b, down)
 		_, err = b.Begin(t.Context())
-		requireRefused(t, err, breaker.Open)
+		requireRefused(t, err, breaker.CircuitOpen)
 		time.Sleep(time.Second)
 		done, err = b.Begin(t.Context())
 		require.NoError(t, err)
@@ -273,5 +273,5 @@ func TestBreakerProbesStress(t *testing.T) {
 		require.NoError(t, err, "every permit came back")
 	}
 	_, err := b.Begin(t.Context())
-	requireRefused(t, err, breaker.HalfOpen)
+	requireRefused(t, err, breaker.CircuitHalfOpen)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Totals are counters since New. They never go back: not by Reset, a change of state or of
-// the Config, nor when a Group forgets a breaker.
+// the Config, nor when a Group evicts a breaker.
 type Totals struct {
 	// Calls by outcome. A call is counted when it ends, even if its result changes
 	// nothing because the breaker has opened or closed since. A call that breaks off
@@ -84,7 +84,7 @@ func (b *Breaker) look() (*phase, figures) {
 // GroupStats is a snapshot of a [Group].
 type GroupStats struct {
 	// Totals are the sums over all breakers of the group: those that it holds, those
-	// that it has forgotten, as they were at that time, and the one that keys share.
+	// that it has evicted, as they were at that time, and the one that keys share.
 	Totals
 	Keys   int           // breakers that the group holds, without the one that keys share
 	States map[State]int // how many of these are in each state
@@ -97,7 +97,7 @@ func (g *Group[K]) Stats() GroupStats {
 	s.Totals = g.shared.counters.totals()
 	s.Refused += g.refused.Load()
 	g.members.Shards(func(shard int, members iter.Seq2[K, *Breaker]) {
-		s.Totals.add(g.forgotten[shard])
+		s.Totals.add(g.evicted[shard])
 		for _, b := range members {
 			s.Totals.add(b.counters.totals())
 			s.States[b.peek()]++

@@ -3,14 +3,12 @@ package breaker
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
 
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// Rules are a Config with its defaults filled in, and as it was given. They do not change:
+// rules are a Config with its defaults filled in, and as it was given. They do not change:
 // an Update makes new ones.
 type rules struct {
 	Config
@@ -19,12 +17,11 @@ type rules struct {
 
 func newRules(given Config) *rules { return &rules{given.withDefaults(), given} }
 
-// changed returns the given Config of r after change, and an error if the name has changed.
-func (r *rules) changed(change func(*Config)) (Config, error) {
-	given := settings.Change(r.given, r.Config, change)
+// keeps returns an error if c changes what cannot change.
+func (c Config) keeps(was Config) error {
 	f := invalid.Fields{Type: "breaker.Config"}
-	f.Need(given.Name == r.Name, "Name", strconv.Quote(given.Name), strconv.Quote(r.Name)+" as before: it cannot change")
-	return given, f.Err()
+	f.NeedSame("Name", was.Name, c.Name)
+	return f.Err()
 }
 
 // Config returns the present Config, with its defaults filled in.
@@ -44,8 +41,8 @@ func (b *Breaker) Config() Config { return b.phase.Load().rules.Config }
 //   - The Config with which a call began decides what its result is: SlowAfter, Patience
 //     and Classify, and MaxHalfOpen for a probe. The new Config decides whether the result
 //     opens the breaker, and for how long.
-//   - A Ping takes effect at once, even if the breaker is half-open, but for a Ping under
-//     way. Calls are the probes as soon as there is none.
+//   - A Ping takes effect immediately, even if the breaker is half-open, but for a Ping
+//     under way. Calls are the probes as soon as there is none.
 //   - Name cannot change: Update returns an error.
 //
 // Updates run one at a time. change must not use the breaker or its group.
@@ -53,8 +50,9 @@ func (b *Breaker) Update(change func(*Config)) error {
 	defer b.deliver(context.Background())
 	b.updating.Lock()
 	defer b.updating.Unlock()
-	given, err := b.phase.Load().rules.changed(change)
-	if err := errors.Join(err, given.Validate()); err != nil {
+	was := b.phase.Load().rules
+	given := settings.Change(was.given, was.Config, change)
+	if err := errors.Join(given.keeps(was.Config), given.Validate()); err != nil {
 		return err
 	}
 	b.follow(newRules(given))
@@ -80,7 +78,7 @@ func (b *Breaker) follow(r *rules) {
 	b.catchUp() // enough probes may have succeeded, or gobreaker may have opened
 }
 
-// GroupRules are a GroupConfig with its defaults filled in, and as it was given. They do
+// groupRules are a GroupConfig with its defaults filled in, and as it was given. They do
 // not change.
 type groupRules[K comparable] struct {
 	GroupConfig[K]
@@ -90,16 +88,6 @@ type groupRules[K comparable] struct {
 
 func newGroupRules[K comparable](given GroupConfig[K]) *groupRules[K] {
 	return &groupRules[K]{given.withDefaults(), given, newRules(given.Config)}
-}
-
-// changed returns the given GroupConfig of r after change, and an error if the name has
-// changed.
-func (r *groupRules[K]) changed(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	var config Config
-	given := settings.Change(r.given, r.GroupConfig, func(c *GroupConfig[K]) { change(c); config = c.Config })
-	var err error
-	given.Config, err = r.rules.changed(func(c *Config) { *c = config })
-	return given, err
 }
 
 // Config returns the present GroupConfig, with its defaults filled in.
@@ -127,17 +115,15 @@ func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Breaker, err error) {
 	g.updating.Lock()
 	defer g.updating.Unlock()
-	given, err := g.settings.Load().changed(change)
-	if err := errors.Join(err, given.Validate()); err != nil {
+	was := g.settings.Load()
+	given := settings.Change(was.given, was.GroupConfig, change)
+	if err := errors.Join(given.Config.keeps(was.Config), given.Validate()); err != nil {
 		return nil, err
 	}
 	next := newGroupRules(given)
-	if !g.members.SetMax(next.MaxKeys) {
-		f := invalid.Fields{Type: "breaker.GroupConfig"}
-		f.Need(false, "MaxKeys", next.MaxKeys, fmt.Sprintf("at least the %d keys that the group holds", g.members.Len()))
-		return nil, f.Err()
+	if err := g.members.SetBounds("breaker.GroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
+		return nil, err
 	}
-	g.members.SetIdle(next.IdleAfter)
 	g.settings.Store(next)
 	members = append(members, g.shared)
 	for _, b := range g.members.All() {

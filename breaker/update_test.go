@@ -125,13 +125,13 @@ func TestUpdateKeepsAnOpenBreakerOpenUntilItsTime(t *testing.T) {
 		var seen changes
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Minute, OnChange: seen.hook}))
 		open(t, b)
-		refusal := requireRefused(t, do(b, ok), breaker.Open)
+		refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
 		update(t, b, func(c *breaker.Config) { c.OpenFor, c.MaxOpenFor = time.Second, time.Hour })
 		require.Same(t, refusal, do(b, ok))
 		require.Equal(t, time.Minute, b.Stats().OpenLeft)
 		require.EqualValues(t, 1, b.Stats().OpensInARow)
 		time.Sleep(time.Minute - 1)
-		requireRefused(t, do(b, ok), breaker.Open)
+		requireRefused(t, do(b, ok), breaker.CircuitOpen)
 		time.Sleep(time.Nanosecond)
 		do(b, down)
 		require.Equal(t, 2*time.Second, b.Stats().OpenLeft, "the second time in a row, by the new Config")
@@ -143,7 +143,7 @@ func TestUpdateKeepsForcedStates(t *testing.T) {
 	b := breaker.New(breaker.Config{})
 	b.ForceOpen(errDown)
 	update(t, b, func(c *breaker.Config) { c.Failures = 1 })
-	requireRefused(t, do(b, ok), breaker.ForcedOpen)
+	requireRefused(t, do(b, ok), breaker.CircuitForcedOpen)
 	b.Disable()
 	do(b, down)
 	update(t, b, func(c *breaker.Config) { c.Probes = 2 })
@@ -162,12 +162,12 @@ func TestUpdateKeepsProbes(t *testing.T) {
 		require.NoError(t, do(b, ok))
 		first, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 
 		update(t, b, func(c *breaker.Config) { c.Probes = 2 })
 		second, err := b.Begin(t.Context())
 		require.NoError(t, err, "one more permit")
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		first(nil)
 		update(t, b, func(c *breaker.Config) { c.Successes = 3 })
 		require.Equal(t, breaker.HalfOpen, b.State())
@@ -234,12 +234,12 @@ func TestUpdateOfHooks(t *testing.T) {
 	var before, after changes
 	b := breaker.New(breaker.Config{OnChange: before.hook})
 	b.Trip(nil, time.Hour)
-	rejected := 0
+	refused := 0
 	update(t, b, func(c *breaker.Config) {
-		c.OnChange, c.OnReject = after.hook, func(context.Context, *breaker.OpenError) { rejected++ }
+		c.OnChange, c.OnRefuse = after.hook, func(context.Context, *breaker.OpenError) { refused++ }
 	})
-	requireRefused(t, do(b, ok), breaker.Open)
-	require.Equal(t, 1, rejected)
+	requireRefused(t, do(b, ok), breaker.CircuitOpen)
+	require.Equal(t, 1, refused)
 	b.Reset()
 	require.Equal(t, "closed -> open", before.String())
 	require.Equal(t, "open -> closed", after.String())
@@ -266,7 +266,7 @@ func TestUpdateOfPing(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				require.EqualValues(t, 1, pings.Load())
-				requireRefused(t, do(b, ok), breaker.HalfOpen)
+				requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 
 				update(t, b, func(c *breaker.Config) { c.Ping = func(context.Context) error { pings.Add(10); return nil } })
 				time.Sleep(time.Second)
@@ -363,7 +363,7 @@ func TestUpdateStress(t *testing.T) {
 		require.NoError(t, err, "every permit came back")
 	}
 	_, err := b.Begin(t.Context())
-	requireRefused(t, err, breaker.HalfOpen)
+	requireRefused(t, err, breaker.CircuitHalfOpen)
 }
 
 // The limit of probes holds against the larger number while it changes, and against the
@@ -435,17 +435,17 @@ func TestGroupUpdate(t *testing.T) {
 		require.EqualValues(t, 2, b.Stats().Window.Failed, "present breakers keep their state")
 	}
 	_ = g.Do(ctx, 1, down)
-	requireRefused(t, g.Do(ctx, 1, ok), breaker.Open)
+	requireRefused(t, g.Do(ctx, 1, ok), breaker.CircuitOpen)
 	_ = g.Do(ctx, 2, down)
 	_ = g.Do(ctx, 2, down)
-	requireRefused(t, g.Do(ctx, 2, ok), breaker.Open)
+	requireRefused(t, g.Do(ctx, 2, ok), breaker.CircuitOpen)
 
 	// The shared breaker follows, too.
 	_ = g.Do(ctx, 3, down)
 	_ = g.Do(ctx, 3, down)
-	require.Equal(t, "(other keys)", requireRefused(t, g.Do(ctx, 3, ok), breaker.Open).Key)
+	require.Equal(t, "(other keys)", requireRefused(t, g.Do(ctx, 3, ok), breaker.CircuitOpen).Key)
 	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Overflow = breaker.RefuseNew }))
-	require.ErrorIs(t, g.Do(ctx, 3, ok), breaker.ErrTooManyKeys)
+	requireRefused(t, g.Do(ctx, 3, ok), breaker.TooManyKeys)
 	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.MaxKeys = 3 }))
 	require.NoError(t, g.Do(ctx, 3, ok))
 
@@ -558,7 +558,7 @@ func TestUpdateMayBeCalledByAHook(t *testing.T) {
 	var b *breaker.Breaker
 	var g *breaker.Group[int]
 	errs := []error{errors.New("not called")}
-	cfg := breaker.Config{Failures: 1, OnChange: func(_ context.Context, c breaker.Change) {
+	cfg := breaker.Config{Failures: 1, OnChange: func(_ context.Context, c breaker.Event) {
 		errs = []error{
 			b.Update(func(c *breaker.Config) { c.Failures++ }),
 			g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Failures++ }),
