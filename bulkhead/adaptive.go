@@ -18,9 +18,9 @@ import (
 // they queue at the server, the limit shrinks.
 //
 // A call that succeeds is a sample of the latency, and so is one that the dependency
-// answered with no (Answered in the error protocol of this module). A call that ran
-// out of time, was refused by the dependency to shed load, or was told when to come
-// back is a sample of at least four times the latency of an idle server. Nothing else
+// answered with no (Answered in the error protocol of this module). Any other call that
+// ran out of time, was turned away by the dependency to shed load, or was told when to
+// come back is a sample of at least four times the latency of an idle server. Nothing else
 // says anything about load: other errors, calls that were refused further in or whose
 // caller left, and panics. A call that hangs counts as long as it has run so far once
 // ten times the usual latency has passed.
@@ -30,7 +30,7 @@ import (
 // 100 latencies, if that is more) while the limit is reached, and when latency stays
 // high although the limit shrinks. If the calls then still take as long, the work
 // itself has become slower, and the limit grows again. A call that costs more than the
-// lowered limit ends a probe at once.
+// lowered limit ends a probe immediately.
 //
 // The limit suits servers that work on about ten calls or more at once, for any mixture
 // of short and long calls. The latency of a smaller server depends more on chance than
@@ -115,10 +115,10 @@ func outcomeOf(ctx context.Context, err error) outcome {
 	case behavior.Done, behavior.Answered:
 		return answered
 	case behavior.Overran:
-		return dropped
+		return overran
 	case behavior.Failed:
 		if end.Throttled || end.FailedAfter > 0 || behavior.IsTimeout(err) {
-			return dropped
+			return overran
 		}
 	}
 	return silent
@@ -192,7 +192,7 @@ func (b *Bulkhead) follow(a *adaptive) {
 	if c.lowered() && b.tooCostlyWaits(r, c.Limit()) {
 		c.abandon(b.now())
 	}
-	b.resize(r, LimitChange{
+	b.resize(r, Event{
 		To:      c.Limit(),
 		Latency: time.Duration(math.Exp(c.latency)),
 		Base:    c.idle(),

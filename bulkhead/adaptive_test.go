@@ -48,10 +48,10 @@ func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 			return nil
 		}
-		var changes []bulkhead.LimitChange
+		var changes []bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Name: "x", Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 200}, MaxWait: -1, Queue: 1000,
-			OnLimit: func(_ context.Context, c bulkhead.LimitChange) { changes = append(changes, c) },
+			OnLimit: func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) },
 		})
 		keepCalling(b, 150, 20*time.Second, serve)
 		limit, probes := 0, 0
@@ -91,7 +91,7 @@ func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
 		var running atomic.Int64
 		b = bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 8}, MaxWait: -1, Queue: 20,
-			OnLimit: func(context.Context, bulkhead.LimitChange) {
+			OnLimit: func(context.Context, bulkhead.Event) {
 				synctest.Wait()
 				require.EqualValues(t, b.Stats().InFlight, running.Load())
 			},
@@ -276,7 +276,7 @@ func TestACostlyCallEndsAProbe(t *testing.T) {
 				probes := 0
 				b := bulkhead.New(bulkhead.Config{
 					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: queue,
-					OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+					OnLimit: func(_ context.Context, c bulkhead.Event) {
 						lowered.Store(c.Probe)
 						if c.Probe {
 							probes++
@@ -308,7 +308,7 @@ func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: 100,
-			OnLimit: func(_ context.Context, c bulkhead.LimitChange) { require.False(t, c.Probe) },
+			OnLimit: func(_ context.Context, c bulkhead.Event) { require.False(t, c.Probe) },
 		})
 		ctx := costing(t.Context(), 18)
 		var wg sync.WaitGroup
@@ -353,7 +353,7 @@ func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
 				var wasProbe bool
 				b := bulkhead.New(bulkhead.Config{
 					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
-					OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+					OnLimit: func(_ context.Context, c bulkhead.Event) {
 						if wasProbe {
 							raised.Add(1)
 						}
@@ -407,7 +407,7 @@ func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
 func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 16}, Queue: 20, MaxWait: time.Millisecond,
-		OnLimit: func(context.Context, bulkhead.LimitChange) {},
+		OnLimit: func(context.Context, bulkhead.Event) {},
 	})
 	c := &counted{b: b}
 	var wg sync.WaitGroup

@@ -24,8 +24,8 @@
 //     FIFO, a later call takes it only if it is more important, or if the first waiter
 //     costs more slots than are free (see Config.Cost).
 //   - Of several Levels the more important is always served first, so a busy level may
-//     starve the levels below it. Config.Reserve keeps a share of the limit for the
-//     levels above.
+//     starve the less important ones. Config.Reserve keeps a share of the limit for the
+//     more important ones.
 //   - In a chain a bulkhead comes inside of retries, so that no slot is held while a
 //     retry waits, and outside of the time-out of the single call.
 //   - A call holds its slot until its function returns, even if the function ignores
@@ -76,13 +76,13 @@ type Bulkhead struct {
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
 	held      heldSlots
-	changes   notify.Queue[LimitChange]
+	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
 
-	updates sync.Mutex // held while rules change; taken before that of adaptive
-	mu      sync.Mutex // taken last
-	queue   queue
-	folded  int64 // calls admitted that slots no longer counts
+	updating sync.Mutex // held while rules change; taken before that of adaptive
+	mu       sync.Mutex // taken last
+	queue    queue
+	folded   int64 // calls admitted that slots no longer counts
 }
 
 // New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
@@ -127,6 +127,8 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	}
 	work := linger.Of(ctx)
 	switch {
+	case n == 0:
+		return fn(ctx)
 	case r.adaptive != nil:
 		return b.measure(ctx, r.adaptive, n, fn, work)
 	case work != nil:
@@ -159,8 +161,8 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	return b.begin(ctx, r, r.MaxWait)
 }
 
-// TryBegin is a [Bulkhead.Begin] that never waits, whatever Config.MaxWait is: if no
-// slot is free for the call at this moment, it is refused with NoSlot.
+// TryBegin is a [Bulkhead.Begin] that never waits, whatever Config.MaxWait is: if the
+// slots of the call are not free at this moment, it is refused.
 func (b *Bulkhead) TryBegin(ctx context.Context) (done func(error), err error) {
 	return b.begin(ctx, b.rules.Load(), 0)
 }
@@ -169,6 +171,9 @@ func (b *Bulkhead) begin(ctx context.Context, r *rules, maxWait time.Duration) (
 	n, err := b.enter(ctx, r, maxWait)
 	if err != nil {
 		return nil, err
+	}
+	if n == 0 {
+		return func(error) {}, nil
 	}
 	var started call
 	if r.adaptive != nil {
@@ -197,7 +202,10 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	}
 	n = 1
 	if r.Cost != nil {
-		n = max(r.Cost(ctx), 1)
+		if n = max(r.Cost(ctx), 0); n == 0 {
+			b.counts.costless.Add(1)
+			return 0, nil
+		}
 	}
 	refusal := b.try(ctx, r, level, n, maxWait)
 	for refusal != nil && refusal.Reason == TooCostly && b.endProbe(ctx, r, level, n) {
@@ -207,8 +215,8 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 		return n, nil
 	}
 	b.counts.refused[refusal.Reason.index()].Add(1)
-	if r.OnReject != nil {
-		r.OnReject(ctx, refusal)
+	if r.OnRefuse != nil {
+		r.OnRefuse(ctx, refusal)
 	}
 	if b.observers.Any() {
 		b.observers.Tell(ctx, refusal.event())

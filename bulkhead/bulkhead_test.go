@@ -33,8 +33,10 @@ func costing(ctx context.Context, n int) context.Context {
 }
 
 func costOf(ctx context.Context) int {
-	n, _ := ctx.Value(costKey{}).(int)
-	return n
+	if n, ok := ctx.Value(costKey{}).(int); ok {
+		return n
+	}
+	return 1
 }
 
 // requireIdle checks that every slot is free.
@@ -49,6 +51,44 @@ func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
 		done, err := b.TryBegin(context.Background())
 		require.NoError(t, err)
 		defer done(nil)
+	}
+}
+
+// A call that costs nothing runs although the slots are taken and a call waits for them.
+func TestACallOfCostZeroTakesNothing(t *testing.T) {
+	for _, cfg := range []bulkhead.Config{
+		{Limit: 1},
+		{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 1}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg.MaxWait, cfg.Cost = -1, costOf
+			b := bulkhead.New(cfg)
+			done := hold(t, b)
+			go func() { _ = b.Do(t.Context(), nothing) }()
+			synctest.Wait()
+			for _, cost := range []int{0, -7} {
+				free := costing(t.Context(), cost)
+				require.NoError(t, b.Do(free, nothing))
+				require.Panics(t, func() { _ = b.Do(free, func(context.Context) error { panic("oops") }) })
+				for _, begin := range []func(context.Context) (func(error), error){b.Begin, b.TryBegin} {
+					end, err := begin(free)
+					require.NoError(t, err)
+					require.Equal(t, 1, b.Stats().InFlight)
+					end(nil)
+					end(nil)
+				}
+			}
+			s := b.Stats()
+			require.Equal(t, bulkhead.Totals{Admitted: 9}, s.Totals)
+			require.Equal(t, 1, s.InFlight)
+			require.Equal(t, []int{1}, s.Queued)
+			done()
+			synctest.Wait()
+			requireIdle(t, b)
+			ended, cancel := context.WithCancel(costing(t.Context(), 0))
+			cancel()
+			require.ErrorIs(t, b.Do(ended, nothing), context.Canceled)
+		})
 	}
 }
 
@@ -195,7 +235,7 @@ func TestTryBeginNeverWaits(t *testing.T) {
 		var told []*bulkhead.FullError
 		b := bulkhead.New(bulkhead.Config{
 			Name: "x", Limit: 4, MaxWait: -1, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}, Cost: costOf,
-			OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+			OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 		})
 		low := atLevel(t.Context(), 1)
 		done, err := b.TryBegin(costing(low, 2))
@@ -261,7 +301,7 @@ func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
 				var told []*bulkhead.FullError
 				b := bulkhead.New(bulkhead.Config{
 					Limit: 1, Queue: 1, MaxWait: time.Second,
-					OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+					OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 				})
 				release := hold(t, b)
 				ctx, cancel := tc.ctx(t.Context())

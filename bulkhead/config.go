@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
@@ -55,8 +56,10 @@ type Config struct {
 	// is not nil keeps nothing.
 	Reserve []float64
 
-	// Cost returns how many slots a call takes. Nil means 1, and so does a result below
-	// 1. It is called for every call, before any wait, and must be fast.
+	// Cost returns how many slots a call takes. Nil means 1. A call of cost 0 takes none:
+	// it neither waits nor is refused, and an adaptive limit does not look at it. A
+	// negative cost counts as 0. Cost is called for every call, before any wait, and must
+	// be fast.
 	//
 	// Costly calls neither starve behind cheap ones nor hold them up for ever. Consider
 	// a limit of 4 with one slot free, and an export of cost 3 that is first in the
@@ -72,20 +75,21 @@ type Config struct {
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
 	Adaptive *AdaptiveLimit
 
-	// OnReject, if not nil, is called with the call's ctx for each call that is refused.
-	OnReject func(context.Context, *FullError)
+	// OnRefuse, if not nil, is called with the call's ctx for each call that is refused.
+	OnRefuse func(context.Context, *FullError)
 
-	// OnLimit, if not nil, is called after each change of the limit, in order and one
-	// at a time. The ctx is that of the call whose start or end changed the limit, and
+	// OnLimit, if not nil, is called after each change of the limit with an
+	// EventLimitChanged, in order and one at a time. The ctx is that of the call whose start or end changed the limit, and
 	// [context.Background] for a change by SetLimit or Update. If changes coincide, one
 	// may get the ctx of another.
-	OnLimit func(context.Context, LimitChange)
+	OnLimit func(context.Context, Event)
 }
 
 const defaultQueue = 1000
 
 func (c Config) withDefaults() Config {
 	c = c.clone()
+	c.Order = cmp.Or(c.Order, FIFO)
 	c.Levels = cmp.Or(c.Levels, 1)
 	if c.MaxWait != 0 {
 		c.Queue = cmp.Or(c.Queue, defaultQueue)
@@ -120,7 +124,7 @@ func (c Config) Validate() error {
 	}
 	f.Need(c.Queue >= 0 && c.Queue <= math.MaxInt32, "Queue", c.Queue, fmt.Sprintf("0 (for %d) to %d", defaultQueue, math.MaxInt32))
 	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
-	f.Need(c.Order >= FIFO && c.Order <= CoDel, "Order", int(c.Order), "FIFO, LIFO or CoDel")
+	f.Need(slices.Contains([]Order{"", FIFO, LIFO, CoDel}, c.Order), "Order", strconv.Quote(string(c.Order)), `"FIFO", "LIFO" or "CoDel"`)
 	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
 	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
 	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")

@@ -25,7 +25,7 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 		"limit twice":         {bulkhead.Config{Limit: 1, Adaptive: &bulkhead.AdaptiveLimit{}}, "Limit is 1: must be 0 where Adaptive is set"},
 		"negative queue":      {bulkhead.Config{Limit: 1, MaxWait: -1, Queue: -1}, "Queue is -1: must be 0 (for 1000) to"},
 		"queue without wait":  {bulkhead.Config{Limit: 1, Queue: 5}, "Queue is 5: must be 0 where MaxWait is 0: no call waits"},
-		"no such order":       {bulkhead.Config{Limit: 1, Order: 3}, "Order is 3: must be FIFO, LIFO or CoDel"},
+		"no such order":       {bulkhead.Config{Limit: 1, Order: "newest"}, `Order is "newest": must be "FIFO", "LIFO" or "CoDel"`},
 		"negative levels":     {bulkhead.Config{Limit: 1, Levels: -1}, "Levels is -1"},
 		"levels, no priority": {bulkhead.Config{Limit: 1, Levels: 2}, "Levels is 2: must be 0 or 1 where Priority is nil"},
 		"priority, no levels": {bulkhead.Config{Limit: 1, Priority: zero}, "Levels is 0: must be 2 or more where Priority is set"},
@@ -66,42 +66,30 @@ func TestValidateAcceptsEveryFieldThatMeansSomething(t *testing.T) {
 	}
 }
 
-func TestOrderAndOverflowAreWords(t *testing.T) {
-	type settings struct {
+func TestOrderAndOverflowAreInWords(t *testing.T) {
+	var c struct {
 		Order    bulkhead.Order
 		Overflow bulkhead.Overflow
 	}
-	for text, want := range map[string]settings{
-		`{"Order":"FIFO","Overflow":"share one"}`:  {},
-		`{"Order":"LIFO","Overflow":"refuse new"}`: {bulkhead.LIFO, bulkhead.RefuseNew},
-		`{"Order":"CoDel","Overflow":"share one"}`: {bulkhead.CoDel, bulkhead.ShareOne},
-	} {
-		var got settings
-		require.NoError(t, json.Unmarshal([]byte(text), &got))
-		require.Equal(t, want, got)
-		back, err := json.Marshal(got)
-		require.NoError(t, err)
-		require.Equal(t, text, string(back))
-	}
-	var s settings
-	require.ErrorContains(t, json.Unmarshal([]byte(`{"Order":"newest"}`), &s), `Order is "newest": must be FIFO, LIFO or CoDel`)
-	require.ErrorContains(t, json.Unmarshal([]byte(`{"Overflow":"?"}`), &s), `Overflow is "?": must be "share one" or "refuse new"`)
-	require.Equal(t, "bulkhead.Order(7)", bulkhead.Order(7).String())
-	require.Equal(t, "bulkhead.Overflow(-1)", bulkhead.Overflow(-1).String())
-	_, err := bulkhead.Order(7).MarshalText()
-	require.EqualError(t, err, "bulkhead.Order is 7: must be FIFO, LIFO or CoDel")
-	_, err = bulkhead.Overflow(-1).MarshalText()
-	require.EqualError(t, err, `bulkhead.Overflow is -1: must be "share one" or "refuse new"`)
+	require.NoError(t, json.Unmarshal([]byte(`{"Order": "LIFO", "Overflow": "refuse new"}`), &c))
+	require.Equal(t, bulkhead.LIFO, c.Order)
+	require.Equal(t, bulkhead.RefuseNew, c.Overflow)
+	require.EqualError(t, bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1, Order: "newest"}, Overflow: "drop"}.Validate(),
+		`bulkhead.GroupConfig.Overflow is "drop": must be "share one" or "refuse new"`+"\n"+
+			`bulkhead.Config.Order is "newest": must be "FIFO", "LIFO" or "CoDel"`)
+	filled := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}}).Config()
+	require.Equal(t, bulkhead.FIFO, filled.Config.Order)
+	require.Equal(t, bulkhead.ShareOne, filled.Overflow)
 }
 
 func TestRefusalsAreByReason(t *testing.T) {
 	r := bulkhead.Refusals{
 		NoSlot: 1, QueueFull: 2, Displaced: 3, WaitTooLong: 4, DeadlineTooClose: 5, ContextEnded: 6,
-		Shed: 7, TooCostly: 8, TooManyKeys: 9,
+		StandingQueue: 7, TooCostly: 8, TooManyKeys: 9,
 	}
 	require.Equal(t, map[bulkhead.Reason]int64{
 		"no slot": 1, "queue full": 2, "displaced": 3, "wait too long": 4, "deadline too close": 5, "context ended": 6,
-		"shed": 7, "too costly": 8, "too many keys": 9,
+		"standing queue": 7, "too costly": 8, "too many keys": 9,
 	}, maps.Collect(r.All()))
 	require.EqualValues(t, 45, r.Total())
 }

@@ -55,7 +55,7 @@ type outcome int
 
 const (
 	answered outcome = iota
-	dropped          // is evidence of overload
+	overran          // is evidence of overload
 	silent           // says nothing
 )
 
@@ -72,7 +72,7 @@ type cohort struct {
 	began    int
 	ended    int
 	most     int     // slots in flight
-	all      samples // dropped calls included
+	all      samples // calls that overran included
 	answered samples
 }
 
@@ -120,7 +120,7 @@ const (
 	drift    = 0.02 // of the base from cohort to cohort, as a standard deviation
 	memory   = 200  // samples that the other figures of the base go back to
 
-	droppedAt = 4 // times an idle server's is the least latency of a call that was dropped
+	overranAt = 4 // times an idle server's is the least latency of a call that overran
 )
 
 func newController(cfg AdaptiveLimit) controller {
@@ -217,7 +217,7 @@ func (c *controller) sample(latency float64, how outcome) {
 	if how == answered {
 		c.cohort.answered.add(latency, wait)
 	} else if c.base.known {
-		latency = max(latency, droppedAt*math.Exp(c.base.log))
+		latency = max(latency, overranAt*math.Exp(c.base.log))
 	}
 	c.cohort.all.add(latency, wait)
 }

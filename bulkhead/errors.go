@@ -22,7 +22,7 @@ const (
 	WaitTooLong      Reason = "wait too long"      // it waited for MaxWait, or would have had to wait for longer
 	DeadlineTooClose Reason = "deadline too close" // it would have had to wait until after the deadline of its ctx
 	ContextEnded     Reason = "context ended"      // its ctx ended while it waited
-	Shed             Reason = "shed"               // it waited in a queue that has stood for too long; see CoDel
+	StandingQueue    Reason = "standing queue"     // it waited in a queue that has stood for too long; see CoDel
 	TooCostly        Reason = "too costly"         // its cost is more than its level may use
 	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 )

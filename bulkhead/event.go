@@ -9,46 +9,37 @@ import (
 type EventKind string
 
 const (
-	LimitChanged EventKind = "limit"   // the limit has changed
-	Waited       EventKind = "waited"  // a call got its slots after a wait
-	Refused      EventKind = "refused" // a call was refused
+	EventLimitChanged EventKind = "limit changed" // the limit has changed
+	EventWaited       EventKind = "waited"        // a call got its slots after a wait
+	EventRefused      EventKind = "refused"       // a call was refused
 )
 
-// An Event is what an observer is told.
+// An Event is a change of the limit, or a call that waited or was refused.
 type Event struct {
 	Kind EventKind
 	Name string // of the bulkhead or its Group
 	Key  string // of a Group's bulkhead, as in FullError
 
-	// Of Waited and Refused.
+	// Of EventWaited and EventRefused.
 	Level  int
 	Cost   int
 	Waited time.Duration // how long the call waited
-	Reason Reason        // of Refused
-	Err    error         // of Refused: the [*FullError]
+	Reason Reason        // of EventRefused
+	Err    error         // of EventRefused: the [*FullError]
 
-	// Of LimitChanged, as in LimitChange.
-	From, To      int
-	Latency, Base time.Duration
-	Probe         bool
-}
-
-// A LimitChange reports that the limit of a bulkhead has changed. Latency, Base and
-// Probe are those of an adaptive limit, and zero for a change from outside.
-type LimitChange struct {
-	Name     string // of the bulkhead or its Group
-	Key      string // of a Group's bulkhead, as in FullError
+	// Of EventLimitChanged.
 	From, To int
-
+	// Of EventLimitChanged by an adaptive limit; zero for a change from outside.
 	Latency time.Duration // geometric mean of the last calls that were looked at
 	Base    time.Duration // the same on an idle server; 0 means not known yet
 	Probe   bool          // lowered for a few latencies, to learn Base
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, and
-// while no lock is held. The kinds are LimitChanged, one at a time and in order, each
-// after [Config].OnLimit; Waited, on the goroutine of the call and before its function
-// runs; and Refused, on the goroutine of the call and after OnReject. A second call of
+// while no lock is held. The kinds are EventLimitChanged, one at a time and in order,
+// each after [Config].OnLimit; EventWaited, on the goroutine of the call and before its
+// function runs; and EventRefused, on the goroutine of the call and after OnRefuse. A
+// panic in f passes on to the caller whose goroutine it is; no slot is lost. A second call of
 // stop does nothing.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
@@ -65,15 +56,12 @@ func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 // held.
 func (b *Bulkhead) announce(ctx context.Context) { b.changes.Deliver(ctx, b.tellChange) }
 
-func (b *Bulkhead) tellChange(ctx context.Context, c LimitChange) {
+func (b *Bulkhead) tellChange(ctx context.Context, e Event) {
 	if f := b.rules.Load().OnLimit; f != nil {
-		f(ctx, c)
+		f(ctx, e)
 	}
 	if b.observers.Any() {
-		b.observers.Tell(ctx, Event{
-			Kind: LimitChanged, Name: c.Name, Key: c.Key,
-			From: c.From, To: c.To, Latency: c.Latency, Base: c.Base, Probe: c.Probe,
-		})
+		b.observers.Tell(ctx, e)
 	}
 }
 
@@ -90,14 +78,14 @@ func (b *Bulkhead) tellWaited(ctx context.Context, w *waiter, waited time.Durati
 		}
 	}()
 	b.observers.Tell(ctx, Event{
-		Kind: Waited, Name: b.rules.Load().Name, Key: b.key, Level: w.level, Cost: w.cost, Waited: waited,
+		Kind: EventWaited, Name: b.rules.Load().Name, Key: b.key, Level: w.level, Cost: w.cost, Waited: waited,
 	})
 	told = true
 }
 
 func (e *FullError) event() Event {
 	return Event{
-		Kind: Refused, Name: e.Name, Key: e.Key,
+		Kind: EventRefused, Name: e.Name, Key: e.Key,
 		Level: e.Level, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,
 	}
 }

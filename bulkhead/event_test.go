@@ -32,9 +32,9 @@ func TestObserversAreToldOfWaitsRefusalsAndLimits(t *testing.T) {
 		}))
 		refusal := b.Do(costing(t.Context(), 3), nothing)
 		require.Equal(t, []bulkhead.Event{
-			{Kind: bulkhead.LimitChanged, Name: "x", From: 1, To: 2},
-			{Kind: bulkhead.Waited, Name: "x", Level: 1, Cost: 1, Waited: 300 * time.Millisecond},
-			{Kind: bulkhead.Refused, Name: "x", Cost: 3, Reason: bulkhead.TooCostly, Err: refusal},
+			{Kind: bulkhead.EventLimitChanged, Name: "x", From: 1, To: 2},
+			{Kind: bulkhead.EventWaited, Name: "x", Level: 1, Cost: 1, Waited: 300 * time.Millisecond},
+			{Kind: bulkhead.EventRefused, Name: "x", Cost: 3, Reason: bulkhead.TooCostly, Err: refusal},
 		}, events)
 		stop()
 		require.NoError(t, b.SetLimit(1))
@@ -47,14 +47,14 @@ func TestObserversAreToldAfterTheHooks(t *testing.T) {
 	var told []string
 	b := bulkhead.New(bulkhead.Config{
 		Limit:    1,
-		OnReject: func(context.Context, *bulkhead.FullError) { told = append(told, "OnReject") },
-		OnLimit:  func(context.Context, bulkhead.LimitChange) { told = append(told, "OnLimit") },
+		OnRefuse: func(context.Context, *bulkhead.FullError) { told = append(told, "OnRefuse") },
+		OnLimit:  func(context.Context, bulkhead.Event) { told = append(told, "OnLimit") },
 	})
 	b.Observe(func(_ context.Context, e bulkhead.Event) { told = append(told, string(e.Kind)) })
 	defer hold(t, b)()
 	require.ErrorIs(t, b.Do(t.Context(), nothing), bulkhead.ErrFull)
 	require.NoError(t, b.SetLimit(2))
-	require.Equal(t, []string{"OnReject", "refused", "OnLimit", "limit"}, told)
+	require.Equal(t, []string{"OnRefuse", "refused", "OnLimit", "limit changed"}, told)
 }
 
 func TestAnObserverThatPanicsGivesTheSlotBack(t *testing.T) {
@@ -98,7 +98,7 @@ func TestObserversOfAGroupAreToldTheKey(t *testing.T) {
 		require.Error(t, g.Do(t.Context(), 9, nothing))
 		done(nil)
 		require.Equal(t, []told{
-			{bulkhead.Waited, "7"}, {bulkhead.Refused, "7"}, {bulkhead.Refused, "(other keys)"}, {bulkhead.Refused, "9"},
+			{bulkhead.EventWaited, "7"}, {bulkhead.EventRefused, "7"}, {bulkhead.EventRefused, "(other keys)"}, {bulkhead.EventRefused, "9"},
 		}, events)
 	})
 }
@@ -151,7 +151,7 @@ func TestGroupStatsNeverGoBack(t *testing.T) {
 				Admitted: 102, Waited: 50, WaitTime: 5 * time.Second,
 				Refused: 2, Refusals: bulkhead.Refusals{WaitTooLong: 1, TooManyKeys: 1},
 			},
-			Keys: 2, InFlight: 2, Queued: 1,
+			Keys: 2, Limit: 3, InFlight: 2, Queued: []int{1},
 			LongestWait: 500 * time.Millisecond,
 			LongestHeld: 2*time.Minute + 1500*time.Millisecond,
 		}, g.Stats())

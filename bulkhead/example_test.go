@@ -41,7 +41,7 @@ func Example() {
 }
 
 // The one-line hook for log/slog.
-func ExampleConfig_onReject() {
+func ExampleConfig_onRefuse() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
@@ -53,7 +53,7 @@ func ExampleConfig_onReject() {
 	slots := bulkhead.New(bulkhead.Config{
 		Name:  "users",
 		Limit: 1,
-		OnReject: func(ctx context.Context, e *bulkhead.FullError) {
+		OnRefuse: func(ctx context.Context, e *bulkhead.FullError) {
 			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Reason, "inFlight", e.InFlight)
 		},
 	})
@@ -137,7 +137,7 @@ func ExampleConfig_cost() {
 func ExampleAdaptiveLimit() {
 	slots := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Min: 4, Max: 200},
-		OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+		OnLimit: func(_ context.Context, c bulkhead.Event) {
 			slog.Info("limit", "to", c.To, "latency", c.Latency, "base", c.Base)
 		},
 	})
@@ -155,7 +155,7 @@ func ExampleBulkhead_Update() {
 	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit *= 2; c.Queue = 50 }))
 	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit = 0 }))
 	// Output:
-	// db limit 10 20
+	// db limit changed 10 20
 	// <nil>
 	// bulkhead.Config.Limit is 0: must be 1 to 1073741823, or Adaptive must be set
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,8 +21,6 @@ import (
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
 const DefaultMaxKeys = 10_000
 
-const defaultIdleAfter = 10 * time.Minute
-
 // GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
 	// Config is that of every bulkhead in the group. Its Name is the group's.
@@ -36,13 +34,13 @@ type GroupConfig[K comparable] struct {
 	// MaxKeys is how many bulkheads are held at once, at most. Zero means [DefaultMaxKeys].
 	MaxKeys int
 
-	// IdleAfter is how long a bulkhead must have had no call to be forgotten, with what
+	// IdleAfter is how long a bulkhead must have had no call to be evicted, with what
 	// it has counted and the limit that it has found. Zero means 10 minutes. Negative
-	// means that bulkheads are forgotten only to make room.
+	// means that bulkheads are evicted only to make room.
 	IdleAfter time.Duration
 
 	// Overflow says what happens to a call with a new key when MaxKeys bulkheads are held
-	// and none of them can be forgotten, and to a key that is not equal to itself, such as
+	// and none of them can be evicted, and to a key that is not equal to itself, such as
 	// NaN. Zero means ShareOne.
 	Overflow Overflow
 }
@@ -50,80 +48,47 @@ type GroupConfig[K comparable] struct {
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
 	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
-	c.IdleAfter = cmp.Or(c.IdleAfter, defaultIdleAfter)
+	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
+	c.Overflow = cmp.Or(c.Overflow, ShareOne)
 	return c
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
-	return errors.Join(c.validate(), c.Config.Validate())
-}
-
-// validate is Validate without Config.
-func (c GroupConfig[K]) validate() error {
 	f := invalid.Fields{Type: "bulkhead.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
-	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
-	return f.Err()
+	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
+	return errors.Join(f.Err(), c.Config.Validate())
 }
 
 // An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
-// bulkheads and can forget none of them.
-type Overflow int
+// bulkheads and can evict none of them.
+type Overflow string
 
 const (
 	// ShareOne lets all such calls share one bulkhead, made from Config, whose Key is
 	// "(other keys)". So the number of running calls is bounded whatever keys arrive.
-	ShareOne Overflow = iota
+	ShareOne Overflow = "share one"
 
-	// RefuseNew refuses the call: TooManyKeys.
-	RefuseNew
+	// RefuseNew refuses the call: [TooManyKeys].
+	RefuseNew Overflow = "refuse new"
 )
-
-var overflows = []string{"share one", "refuse new"}
-
-// String returns "share one" or "refuse new".
-func (o Overflow) String() string {
-	if o < ShareOne || o > RefuseNew {
-		return fmt.Sprintf("bulkhead.Overflow(%d)", int(o))
-	}
-	return overflows[o]
-}
-
-// MarshalText returns the text of String. It returns an error for any other value than
-// the constants.
-func (o Overflow) MarshalText() ([]byte, error) {
-	if o < ShareOne || o > RefuseNew {
-		return nil, fmt.Errorf("bulkhead.Overflow is %d: must be %q or %q", int(o), ShareOne, RefuseNew)
-	}
-	return []byte(o.String()), nil
-}
-
-// UnmarshalText accepts the texts of String.
-func (o *Overflow) UnmarshalText(text []byte) error {
-	i := slices.Index(overflows, string(text))
-	if i < 0 {
-		return fmt.Errorf("bulkhead.Overflow is %q: must be %q or %q", text, ShareOne, RefuseNew)
-	}
-	*o = Overflow(i)
-	return nil
-}
 
 // A Group holds one [Bulkhead] for each tenant or dependency, so that none of them can
 // take the slots of another. It is safe for concurrent use.
 //
-// The first call with a key makes its bulkhead. A bulkhead that is idle is forgotten,
+// The first call with a key makes its bulkhead. A bulkhead that is idle is evicted,
 // but never while it has a call, running or waiting. A new key in a full group takes
 // the place of a bulkhead without calls; the group looks at a few of them, and if each
 // has calls, Overflow says what happens. [NewGroup] makes a Group.
 type Group[K comparable] struct {
-	updates   sync.Mutex // held during an Update
+	updating  sync.Mutex // held during an Update
 	rules     atomic.Pointer[groupRules[K]]
 	members   *keyed.Map[K, *Bulkhead]
 	shared    *Bulkhead
 	observers notify.Observers[Event]
 	refused   atomic.Int64         // calls refused for their key
-	forgotten [keyed.Shards]Totals // of the bulkheads dropped from a shard, whose lock guards it
+	evicted   [keyed.Shards]Totals // of the bulkheads evicted from a shard, whose lock guards it
 }
 
 // NewGroup returns a Group without bulkheads. It panics with the error of cfg.Validate, if
@@ -141,7 +106,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		Max:   r.MaxKeys,
 		Idle:  r.IdleAfter,
 		Added: g.added,
-		Drop:  func(shard int, b *Bulkhead) { g.forgotten[shard].add(b.Stats().Totals) },
+		Evict: func(shard int, b *Bulkhead) { g.evicted[shard].add(b.Stats().Totals) },
 	})
 	return g
 }
@@ -209,35 +174,26 @@ func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) er
 
 // Begin takes a slot in the bulkhead of key, as [Bulkhead.Begin] does.
 func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err error) {
+	return g.begin(ctx, key, func(b *Bulkhead) (func(error), error) { return b.Begin(ctx) })
+}
+
+// TryBegin takes a slot in the bulkhead of key without a wait, as [Bulkhead.TryBegin] does.
+func (g *Group[K]) TryBegin(ctx context.Context, key K) (done func(error), err error) {
+	return g.begin(ctx, key, func(b *Bulkhead) (func(error), error) { return b.TryBegin(ctx) })
+}
+
+func (g *Group[K]) begin(ctx context.Context, key K, begin func(*Bulkhead) (func(error), error)) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	e := g.members.Pin(key)
-	if e == nil {
-		shared, err := g.overflow(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return shared.Begin(ctx)
+	if e := g.members.Pin(key); e != nil {
+		return e.Begin(begin)
 	}
-	begun := false // stays so if a hook panics
-	defer func() {
-		if !begun {
-			e.Unpin()
-		}
-	}()
-	end, err := e.Value.Begin(ctx)
+	shared, err := g.overflow(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	begun = true
-	var over atomic.Bool
-	return func(err error) {
-		if over.CompareAndSwap(false, true) {
-			defer e.Unpin()
-			end(err)
-		}
-	}, nil
+	return begin(shared)
 }
 
 // overflow returns the shared bulkhead, or refuses the call.
@@ -248,7 +204,7 @@ func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err e
 	}
 	g.refused.Add(1)
 	refusal := &FullError{Name: r.Config.Name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := r.Config.OnReject; f != nil {
+	if f := r.Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {
@@ -258,6 +214,6 @@ func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err e
 }
 
 // All returns the bulkheads that the group holds, in no order, without the shared one.
-// Do not keep a bulkhead: after the loop, the group may forget it and make another for
-// its key. Looking at a bulkhead does not keep it from being forgotten.
+// Do not keep a bulkhead: after the loop, the group may evict it and make another for
+// its key. Looking at a bulkhead does not keep it from being evicted.
 func (g *Group[K]) All() iter.Seq2[K, *Bulkhead] { return g.members.All() }

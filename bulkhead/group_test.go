@@ -109,7 +109,7 @@ func TestGroupRefusesNewKeysWhereOverflowSaysSo(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 		Config: bulkhead.Config{
 			Name: "users", Limit: 1,
-			OnReject: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
+			OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 		},
 		MaxKeys:  1,
 		Overflow: bulkhead.RefuseNew,
@@ -128,9 +128,50 @@ func TestGroupRefusesNewKeysWhereOverflowSaysSo(t *testing.T) {
 	require.True(t, want.Retryable())
 	_, err = g.Begin(t.Context(), "tenant 8")
 	require.Equal(t, want, err)
-	require.Equal(t, []error{want, want}, told)
+	_, err = g.TryBegin(t.Context(), "tenant 8")
+	require.Equal(t, want, err)
+	require.Equal(t, []error{want, want, want}, told)
 	done(nil)
 	require.NoError(t, g.Do(t.Context(), "tenant 8", nothing))
+}
+
+func TestGroupTryBeginNeverWaits(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "x", Limit: 1, MaxWait: -1}, MaxKeys: 1})
+	done, err := g.TryBegin(t.Context(), 1)
+	require.NoError(t, err)
+	defer done(nil)
+	_, err = g.TryBegin(t.Context(), 1)
+	require.Equal(t, &bulkhead.FullError{Name: "x", Key: "1", Reason: bulkhead.NoSlot, Cost: 1, Limit: 1, InFlight: 1}, err)
+	other, err := g.TryBegin(t.Context(), 2)
+	require.NoError(t, err)
+	defer other(nil)
+	_, err = g.TryBegin(t.Context(), 3)
+	require.Equal(t, &bulkhead.FullError{Name: "x", Key: "(other keys)", Reason: bulkhead.NoSlot, Cost: 1, Limit: 1, InFlight: 1}, err)
+}
+
+// Members with a Config of their own may have more levels than the others.
+func TestGroupStatsCountTheQueuedByLevel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{
+			Config: bulkhead.Config{Limit: 1},
+			ConfigFor: func(key int) bulkhead.Config {
+				return bulkhead.Config{Limit: 10 * key, MaxWait: time.Second, Levels: key, Priority: levelOf, Cost: func(context.Context) int { return 10 * key }, Reserve: []float64{}}
+			},
+		})
+		for key := 2; key <= 3; key++ {
+			for level := range 4 {
+				go func() {
+					_ = g.Do(atLevel(t.Context(), level), key, func(context.Context) error { time.Sleep(time.Minute); return nil })
+				}()
+				synctest.Wait()
+			}
+		}
+		s := g.Stats()
+		require.Equal(t, []int{0, 4, 2}, s.Queued)
+		require.Equal(t, 1+20+30, s.Limit)
+		require.Equal(t, 20+30, s.InFlight)
+		time.Sleep(2 * time.Minute)
+	})
 }
 
 func TestGroupMiddlewareUsesTheBulkheadOfItsKey(t *testing.T) {
@@ -263,7 +304,7 @@ func TestGroupKeepsABulkheadWhileItsCallRuns(t *testing.T) {
 // A bulkhead whose hook panics is not held for ever: there is room for another.
 func TestGroupForgetsABulkheadWhoseHookPanicked(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
-		Config:  bulkhead.Config{Limit: 1, OnReject: func(context.Context, *bulkhead.FullError) { panic("boom") }},
+		Config:  bulkhead.Config{Limit: 1, OnRefuse: func(context.Context, *bulkhead.FullError) { panic("boom") }},
 		MaxKeys: 1,
 	})
 	release, err := g.Begin(t.Context(), "a")

@@ -190,7 +190,7 @@ func TestAdaptiveFollowsARealServer(t *testing.T) {
 	limit.Store(4)
 	b := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4},
-		OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+		OnLimit: func(_ context.Context, c bulkhead.Event) {
 			if !c.Probe {
 				limit.Store(int64(c.To))
 			}

@@ -84,10 +84,10 @@ func TestGroupKeepsABulkheadWhoseWorkGoesOn(t *testing.T) {
 func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const latency = 50 * time.Millisecond
-		var changes []bulkhead.LimitChange
+		var changes []bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 10},
-			OnLimit:  func(_ context.Context, c bulkhead.LimitChange) { changes = append(changes, c) },
+			OnLimit:  func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) },
 		})
 		// call makes ten calls at once, again and again, that are read for a time.
 		call := func(times int, read time.Duration) {

@@ -13,6 +13,8 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
+var orders = []bulkhead.Order{bulkhead.FIFO, bulkhead.LIFO, bulkhead.CoDel}
+
 // A model is a bulkhead that does one thing at a time and looks at everything.
 type model struct {
 	limit   int
@@ -126,12 +128,16 @@ func (m *model) grant() {
 	if m.order != bulkhead.CoDel || !m.newestFirst() || !granted {
 		return
 	}
+	refused := false
 	for _, w := range slices.Clone(m.waiting) {
 		if time.Since(w.since) > 5*time.Millisecond {
-			m.refuse(w, bulkhead.Shed)
+			m.refuse(w, bulkhead.StandingQueue)
+			refused = true
 		}
 	}
-	m.grantLevels()
+	if refused {
+		m.grantLevels()
+	}
 }
 
 func (m *model) grantLevels() (granted bool) {
@@ -165,7 +171,7 @@ func (m *model) grantOne(level int) bool {
 
 // try reports whether c, a new call, gets its slots at once.
 func (m *model) try(c *modeled) bool {
-	if !m.fits(c) || !m.mayPass(c) {
+	if c.cost > 0 && (!m.fits(c) || !m.mayPass(c)) {
 		return false
 	}
 	m.admit(c)
@@ -203,7 +209,9 @@ func (m *model) acquire(c *modeled) {
 
 func (m *model) release(c *modeled) {
 	delete(m.held, c)
-	m.grant()
+	if c.cost > 0 { // else nothing has become free
+		m.grant()
+	}
 }
 
 func (m *model) cancel(c *modeled) {
@@ -253,7 +261,7 @@ func playModel(t *testing.T, data []byte) {
 	kept := []int{next(3), next(3)} // slots of the first limit
 	least := kept[0] + kept[1] + 1
 	m := &model{
-		limit: least + next(8), queue: next(6), order: bulkhead.Order(next(3)),
+		limit: least + next(8), queue: next(6), order: orders[next(len(orders))],
 		passed: make([]int, 3), claim: make([]*modeled, 3), held: map[*modeled]bool{},
 	}
 	reserve := []float64{float64(kept[0]) / float64(m.limit), float64(kept[1]) / float64(m.limit)}
@@ -271,7 +279,7 @@ func playModel(t *testing.T, data []byte) {
 		case 0, 1, 2:
 			p := &pair{modeled: &modeled{level: next(3), cost: 1}}
 			if next(3) == 0 {
-				p.cost = 1 + next(6)
+				p.cost = next(7)
 			}
 			ctx, cancel := context.WithCancel(atLevel(t.Context(), p.level)) // ends if the test fails
 			p.cancel = cancel

@@ -1,62 +1,29 @@
 package bulkhead
 
-import (
-	"fmt"
-	"slices"
-	"time"
-)
+import "time"
 
 // An Order says which of the waiting calls of one level is served first.
-type Order int
+type Order string
 
 const (
 	// FIFO serves the call that has waited longest. A call whose deadline, or MaxWait,
 	// the queue cannot meet at its present pace is refused immediately. The pace is
 	// known once 16 slots have been handed on since the queue was last empty; until
 	// then, no call is refused for it. A full queue refuses the new call.
-	FIFO Order = iota
+	FIFO Order = "FIFO"
 
 	// LIFO serves the newest call: under overload some calls are served fast, where
-	// FIFO would serve all of them late. A full queue drops the oldest call for the new
-	// one.
-	LIFO
+	// FIFO would serve all of them late. A full queue refuses the oldest call
+	// for the new one.
+	LIFO Order = "LIFO"
 
 	// CoDel is FIFO until the queue has not been empty for MaxWait (100 ms if that is
 	// negative). From then on, until the queue is empty, it is LIFO, and whenever a slot
 	// is handed on, calls that have waited for more than a twentieth of that time are
 	// refused: controlled delay with adaptive LIFO, as in Maurer, Fail at Scale, ACM
 	// Queue 13(8), 2015.
-	CoDel
+	CoDel Order = "CoDel"
 )
-
-var orders = []string{"FIFO", "LIFO", "CoDel"}
-
-// String returns "FIFO", "LIFO" or "CoDel".
-func (o Order) String() string {
-	if o < FIFO || o > CoDel {
-		return fmt.Sprintf("bulkhead.Order(%d)", int(o))
-	}
-	return orders[o]
-}
-
-// MarshalText returns the text of String. It returns an error for any other value than
-// the constants.
-func (o Order) MarshalText() ([]byte, error) {
-	if o < FIFO || o > CoDel {
-		return nil, fmt.Errorf("bulkhead.Order is %d: must be FIFO, LIFO or CoDel", int(o))
-	}
-	return []byte(o.String()), nil
-}
-
-// UnmarshalText accepts the texts of String.
-func (o *Order) UnmarshalText(text []byte) error {
-	i := slices.Index(orders, string(text))
-	if i < 0 {
-		return fmt.Errorf("bulkhead.Order is %q: must be FIFO, LIFO or CoDel", text)
-	}
-	*o = Order(i)
-	return nil
-}
 
 // CoDel allows a wait of one codelFraction of the time after which a queue stands. That
 // is MaxWait, or codelInterval.

@@ -171,8 +171,8 @@ func (b *Bulkhead) grant(r *rules, now time.Duration, freed int) {
 	newestFirst := b.newestFirst(r, now)
 	word := b.slots.word.Load() + uint64(freed)
 	taken := b.grantLevels(r, freeIn(word), newestFirst)
-	if r.Order == CoDel && newestFirst && taken > 0 && b.shed(r, now) {
-		taken += b.grantLevels(r, freeIn(word)-taken, newestFirst) // waiters that a shed one held up
+	if r.Order == CoDel && newestFirst && taken > 0 && b.refuseStanding(r, now) {
+		taken += b.grantLevels(r, freeIn(word)-taken, newestFirst) // waiters that a refused one held up
 	}
 	word -= uint64(taken)
 	if b.waiters.Load() == 0 {
@@ -276,13 +276,13 @@ func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 	b.grant(b.rules.Load(), b.now(), 0) // w may have held up others
 }
 
-// shed refuses the waiters that have waited for too long in a queue that stands, and
+// refuseStanding refuses the waiters that have waited for too long in a queue that stands, and
 // reports whether there were any.
-func (b *Bulkhead) shed(r *rules, now time.Duration) (refused bool) {
+func (b *Bulkhead) refuseStanding(r *rules, now time.Duration) (refused bool) {
 	longest := r.standing() / codelFraction
 	for level := range b.queue.lines {
 		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
-			b.settle(w, false, Shed)
+			b.settle(w, false, StandingQueue)
 			refused = true
 		}
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/go-resilience/resilience/internal/keyed"
 )
 
-// SetLimit changes the limit. When it grows, waiting calls get the new slots at once.
-// When it shrinks, calls in flight finish, and no slot is given away until fewer than n
-// are taken; a waiting call that has become too costly is refused.
+// SetLimit changes the limit. When it grows, waiting calls get the new slots
+// immediately. When it shrinks, calls in flight finish, and no slot is given away until
+// fewer than n are taken; a waiting call that has become too costly is refused.
 //
 // SetLimit is the short form of a [Bulkhead.Update] of Limit. An adaptive limit goes on
 // from n, which its Config does not show. The error says what n may be: 1 or more, or
@@ -23,8 +23,8 @@ func (b *Bulkhead) SetLimit(n int) error {
 }
 
 func (b *Bulkhead) setLimit(n int) error {
-	b.updates.Lock()
-	defer b.updates.Unlock()
+	b.updating.Lock()
+	defer b.updating.Unlock()
 	r := b.rules.Load()
 	least, most := 1, maxLimit
 	if r.Adaptive != nil {
@@ -53,23 +53,23 @@ func (b *Bulkhead) setLimit(n int) error {
 	a.controller.restart(b.now(), n)
 	b.mu.Lock()
 	defer b.unlock()
-	b.resize(r, LimitChange{To: n})
+	b.resize(r, Event{To: n})
 	return nil
 }
 
-// resize changes the limit. The mutex is held.
-func (b *Bulkhead) resize(r *rules, change LimitChange) {
-	change.Name, change.Key, change.From = r.Name, b.key, int(b.limit.Load())
-	if change.From == change.To {
+// resize changes the limit to that of e. The mutex is held.
+func (b *Bulkhead) resize(r *rules, e Event) {
+	e.Kind, e.Name, e.Key, e.From = EventLimitChanged, r.Name, b.key, int(b.limit.Load())
+	if e.From == e.To {
 		return
 	}
 	b.resizes.Add(1)
-	b.limit.Store(int64(change.To))
-	b.slots.add(change.To - change.From)
+	b.limit.Store(int64(e.To))
+	b.slots.add(e.To - e.From)
 	b.resizes.Add(1)
 	b.serve(r)
 	if r.OnLimit != nil || b.observers.Any() {
-		b.changes.Add(change)
+		b.changes.Add(e)
 	}
 }
 

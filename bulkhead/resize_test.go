@@ -70,8 +70,8 @@ func TestSetLimitNamesTheRange(t *testing.T) {
 
 func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 	var b *bulkhead.Bulkhead
-	var told []bulkhead.LimitChange
-	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+	var told []bulkhead.Event
+	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(_ context.Context, c bulkhead.Event) {
 		told = append(told, c)
 		if c.To == 2 { // a hook may call back; it is told of that afterwards
 			require.NoError(t, b.SetLimit(3))
@@ -80,9 +80,9 @@ func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 	}})
 	require.NoError(t, b.SetLimit(1)) // no change
 	require.NoError(t, b.SetLimit(2))
-	require.Equal(t, []bulkhead.LimitChange{
-		{Name: "x", From: 1, To: 2},
-		{Name: "x", From: 2, To: 3},
+	require.Equal(t, []bulkhead.Event{
+		{Kind: bulkhead.EventLimitChanged, Name: "x", From: 1, To: 2},
+		{Kind: bulkhead.EventLimitChanged, Name: "x", From: 2, To: 3},
 	}, told)
 }
 
@@ -92,7 +92,7 @@ func TestOnLimitHasTheContextOfTheCall(t *testing.T) {
 		var of any
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40},
-			OnLimit:  func(ctx context.Context, _ bulkhead.LimitChange) { of = ctx.Value(levelKey{}) },
+			OnLimit:  func(ctx context.Context, _ bulkhead.Event) { of = ctx.Value(levelKey{}) },
 		})
 		require.NoError(t, b.SetLimit(2))
 		require.Nil(t, of)
@@ -110,7 +110,7 @@ func TestOnLimitHasTheContextOfTheCall(t *testing.T) {
 
 func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 	at := 100
-	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(_ context.Context, c bulkhead.Event) {
 		if c.From != at { // the race detector watches at
 			t.Errorf("from %d, was at %d", c.From, at)
 		}
@@ -130,7 +130,7 @@ func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 
 func TestAPanicInOnLimitDoesNotStopTheNextOnes(t *testing.T) {
 	told := 0
-	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(context.Context, bulkhead.LimitChange) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(context.Context, bulkhead.Event) {
 		if told++; told == 1 {
 			panic("boom")
 		}

@@ -2,14 +2,15 @@ package bulkhead
 
 import (
 	"iter"
+	"slices"
 	"sync/atomic"
 	"time"
 )
 
 // Totals are counted from New or NewGroup on. They never go back: neither an Update nor
-// a bulkhead that a Group forgets resets them.
+// a bulkhead that a Group evicts resets them.
 type Totals struct {
-	Admitted int64         // calls that got their slots
+	Admitted int64         // calls that got their slots, or cost nothing
 	Refused  int64         // calls that did not; a call whose ctx had already ended is in neither
 	Refusals Refusals      // the calls of Refused, by reason
 	Waited   int64         // calls of Admitted that had to wait
@@ -46,14 +47,17 @@ type Stats struct {
 // GroupStats is a snapshot of a [Group].
 type GroupStats struct {
 	// Totals are the sums over all bulkheads of the group, also the shared one and those
-	// that the group has forgotten, and the calls that were refused for their key.
+	// that the group has evicted, and the calls that were refused for their key.
 	Totals
 
 	Keys int // bulkheads that the group holds, without the shared one
 
-	// Of these bulkheads and the shared one together, as in Stats.
-	InFlight    int
-	Queued      int
+	// Sums over these bulkheads and the shared one, as in Stats.
+	Limit    int
+	InFlight int
+	Queued   []int // by level, up to the most Levels that one of them has
+
+	// The longest of any of them, as in Stats.
 	LongestWait time.Duration
 	LongestHeld time.Duration
 }
@@ -66,45 +70,25 @@ type Refusals struct {
 	WaitTooLong      int64
 	DeadlineTooClose int64
 	ContextEnded     int64
-	Shed             int64
+	StandingQueue    int64
 	TooCostly        int64
 	TooManyKeys      int64 // by a Group
 }
 
+// reasons are all, in the order of their fields; the most frequent come first.
 var reasons = [...]Reason{
-	NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, Shed, TooCostly, TooManyKeys,
+	NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, StandingQueue, TooCostly, TooManyKeys,
 }
 
 func (r *Refusals) of(reason Reason) *int64 {
 	return [...]*int64{
 		&r.NoSlot, &r.QueueFull, &r.Displaced, &r.WaitTooLong, &r.DeadlineTooClose, &r.ContextEnded,
-		&r.Shed, &r.TooCostly, &r.TooManyKeys,
+		&r.StandingQueue, &r.TooCostly, &r.TooManyKeys,
 	}[reason.index()]
 }
 
 // index returns the place of r in reasons.
-func (r Reason) index() int {
-	switch r {
-	case NoSlot:
-		return 0
-	case QueueFull:
-		return 1
-	case Displaced:
-		return 2
-	case WaitTooLong:
-		return 3
-	case DeadlineTooClose:
-		return 4
-	case ContextEnded:
-		return 5
-	case Shed:
-		return 6
-	case TooCostly:
-		return 7
-	default: // TooManyKeys
-		return 8
-	}
-}
+func (r Reason) index() int { return slices.Index(reasons[:], r) }
 
 // All returns every reason with its number, zeros included.
 func (r Refusals) All() iter.Seq2[Reason, int64] {
@@ -125,8 +109,9 @@ func (r Refusals) Total() (n int64) {
 	return n
 }
 
-// counters count calls. The word of the slots counts the calls admitted without a wait.
+// counters count calls. The word of the slots counts the calls that found theirs free.
 type counters struct {
+	costless atomic.Int64 // calls admitted without a slot
 	waited   atomic.Int64 // calls admitted after a wait
 	waitTime atomic.Int64 // of these, in nanoseconds
 	refused  [len(reasons)]atomic.Int64
@@ -134,7 +119,7 @@ type counters struct {
 
 func (c *counters) totals() (t Totals) {
 	t.Waited, t.WaitTime = c.waited.Load(), time.Duration(c.waitTime.Load())
-	t.Admitted = t.Waited
+	t.Admitted = c.costless.Load() + t.Waited
 	for i, reason := range reasons {
 		*t.Refusals.of(reason) = c.refused[i].Load()
 	}
@@ -171,7 +156,7 @@ func (g *Group[K]) Stats() (s GroupStats) {
 	s.Refused += s.Refusals.TooManyKeys
 	s.include(g.shared)
 	g.members.Shards(func(shard int, members iter.Seq2[K, *Bulkhead]) {
-		s.Totals.add(g.forgotten[shard])
+		s.Totals.add(g.evicted[shard])
 		for _, b := range members {
 			s.include(b)
 			s.Keys++
@@ -183,9 +168,11 @@ func (g *Group[K]) Stats() (s GroupStats) {
 func (s *GroupStats) include(b *Bulkhead) {
 	of := b.Stats()
 	s.Totals.add(of.Totals)
+	s.Limit += of.Limit
 	s.InFlight += of.InFlight
-	for _, n := range of.Queued {
-		s.Queued += n
+	s.Queued = append(s.Queued, make([]int, max(len(of.Queued)-len(s.Queued), 0))...)
+	for level, n := range of.Queued {
+		s.Queued[level] += n
 	}
 	s.LongestWait = max(s.LongestWait, of.LongestWait)
 	s.LongestHeld = max(s.LongestHeld, of.LongestHeld)

@@ -134,8 +134,8 @@ func TestAMillionMixedOperations(t *testing.T) {
 			b := bulkhead.New(bulkhead.Config{
 				Limit: limitOfStress, Queue: queueOfStress, MaxWait: time.Millisecond,
 				Levels: 3, Priority: levelOf, Cost: costOf, Reserve: []float64{0.125, 0.125},
-				OnReject: func(context.Context, *bulkhead.FullError) {},
-				OnLimit:  func(context.Context, bulkhead.LimitChange) {},
+				OnRefuse: func(context.Context, *bulkhead.FullError) {},
+				OnLimit:  func(context.Context, bulkhead.Event) {},
 			})
 			c := &counted{b: b}
 			stop := make(chan struct{})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -48,18 +47,12 @@ func (r *rules) kept(limit, level int) int {
 // most returns how many slots of a limit the calls of a level may use.
 func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }
 
-// changed returns the Config that r was given after change, or an error if it is not
-// valid.
-func (r *rules) changed(change func(*Config)) (Config, error) {
-	given := settings.Change(r.given, r.Config, change)
-	if given.Adaptive != nil && r.given.Adaptive != nil { // its defaults depend on each other, too
-		a := settings.Change(*r.given.Adaptive, *r.Adaptive, func(a *AdaptiveLimit) { *a = *given.Adaptive })
-		given.Adaptive = &a
-	}
+// keeps returns an error if c changes what cannot change.
+func (c Config) keeps(was Config) error {
 	f := invalid.Fields{Type: "bulkhead.Config"}
-	f.Need(given.Name == r.Name, "Name", strconv.Quote(given.Name), strconv.Quote(r.Name)+" as before: it cannot change")
-	f.Need(max(given.Levels, 1) == r.Levels, "Levels", given.Levels, fmt.Sprintf("%d as before: it cannot change while calls have levels", r.Levels))
-	return given, errors.Join(f.Err(), given.Validate())
+	f.NeedSame("Name", was.Name, c.Name)
+	f.Need(max(c.Levels, 1) == was.Levels, "Levels", c.Levels, fmt.Sprintf("%d as before: it cannot change while calls have levels", was.Levels))
+	return f.Err()
 }
 
 // Name returns the Name of the Config.
@@ -97,18 +90,18 @@ func (b *Bulkhead) Update(change func(*Config)) error {
 }
 
 func (b *Bulkhead) update(change func(*Config)) error {
-	b.updates.Lock()
-	defer b.updates.Unlock()
+	b.updating.Lock()
+	defer b.updating.Unlock()
 	r := b.rules.Load()
-	given, err := r.changed(change)
-	if err != nil {
+	given := settings.Change(r.given, r.Config, change)
+	if err := errors.Join(given.keeps(r.Config), given.Validate()); err != nil {
 		return err
 	}
 	b.adopt(newRules(given), r.generation)
 	return nil
 }
 
-// adopt puts next into effect. The updates lock is held.
+// adopt puts next into effect. b.updating is held.
 func (b *Bulkhead) adopt(next *rules, generation int64) {
 	next.generation = generation
 	limit := next.Limit
@@ -131,7 +124,7 @@ func (b *Bulkhead) adopt(next *rules, generation int64) {
 		b.serve(next)
 		return
 	}
-	b.resize(next, LimitChange{To: limit})
+	b.resize(next, Event{To: limit})
 }
 
 // groupRules are a GroupConfig as a call reads it. They do not change.
@@ -145,16 +138,6 @@ func newGroupRules[K comparable](given GroupConfig[K], generation int64) *groupR
 	filled := given.withDefaults()
 	given.Config = given.Config.clone()
 	return &groupRules[K]{filled, given, generation}
-}
-
-// changed returns the GroupConfig that r was given after change, or an error if it is
-// not valid.
-func (r *groupRules[K]) changed(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	var config Config
-	given := settings.Change(r.given, r.GroupConfig, func(c *GroupConfig[K]) { change(c); config = c.Config })
-	var err error
-	given.Config, err = (&rules{Config: r.Config, given: r.given.Config}).changed(func(c *Config) { *c = config })
-	return given, errors.Join(given.validate(), err)
 }
 
 // Name returns the Name of the Config.
@@ -185,20 +168,17 @@ func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 
 // update returns the bulkheads that have followed a change.
 func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, err error) {
-	g.updates.Lock()
-	defer g.updates.Unlock()
+	g.updating.Lock()
+	defer g.updating.Unlock()
 	r := g.rules.Load()
-	given, err := r.changed(change)
-	if err != nil {
+	given := settings.Change(r.given, r.GroupConfig, change)
+	if err := errors.Join(given.Config.keeps(r.Config), given.Validate()); err != nil {
 		return nil, err
 	}
 	next := newGroupRules(given, r.generation+1)
-	if !g.members.SetMax(next.MaxKeys) {
-		f := invalid.Fields{Type: "bulkhead.GroupConfig"}
-		f.Need(false, "MaxKeys", next.MaxKeys, fmt.Sprintf("at least the %d keys that the group holds", g.members.Len()))
-		return nil, f.Err()
+	if err := g.members.SetBounds("bulkhead.GroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
+		return nil, err
 	}
-	g.members.SetIdle(next.IdleAfter)
 	g.rules.Store(next)
 	members = append(members, g.shared)
 	for _, b := range g.members.All() {
@@ -214,8 +194,8 @@ func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, er
 
 // lead has b, whose Config is the group's, follow r.
 func (r *groupRules[K]) lead(b *Bulkhead) {
-	b.updates.Lock()
-	defer b.updates.Unlock()
+	b.updating.Lock()
+	defer b.updating.Unlock()
 	if b.rules.Load().generation < r.generation {
 		b.adopt(newRules(r.given.Config), r.generation)
 	}

@@ -18,7 +18,7 @@ import (
 func TestConfigIsThePresentOneWithItsDefaults(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 8})
 	require.Equal(t, "x", b.Name())
-	require.Equal(t, bulkhead.Config{Name: "x", Limit: 8, Levels: 1}, b.Config())
+	require.Equal(t, bulkhead.Config{Name: "x", Limit: 8, Order: bulkhead.FIFO, Levels: 1}, b.Config())
 	require.NoError(t, b.SetLimit(5))
 	require.Equal(t, 5, b.Config().Limit)
 
@@ -27,7 +27,7 @@ func TestConfigIsThePresentOneWithItsDefaults(t *testing.T) {
 	cfg.Priority = nil // functions are not equal
 	require.Equal(t, bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 30, Min: 30, Max: 1000, Tolerance: 0.25},
-		MaxWait:  -1, Queue: 1000, Levels: 2, Reserve: []float64{0.25},
+		MaxWait:  -1, Queue: 1000, Order: bulkhead.FIFO, Levels: 2, Reserve: []float64{0.25},
 	}, cfg)
 	cfg.Adaptive.Min, cfg.Reserve[0] = 1, 0.9
 	require.Equal(t, 30, b.Config().Adaptive.Min)
@@ -79,7 +79,7 @@ func TestUpdateChangesNothingIfItFails(t *testing.T) {
 		got := b.Config()
 		got.Priority = nil
 		require.Equal(t, bulkhead.Config{
-			Name: "x", Limit: 5, MaxWait: -1, Queue: 7, Levels: 2, Reserve: []float64{0.25},
+			Name: "x", Limit: 5, MaxWait: -1, Queue: 7, Order: bulkhead.FIFO, Levels: 2, Reserve: []float64{0.25},
 		}, got)
 	}
 }
@@ -214,18 +214,18 @@ func TestUpdateOfReserveHoldsForTheNextSlot(t *testing.T) {
 
 func TestUpdateOfFunctionsHoldsForTheNextCall(t *testing.T) {
 	var told []string
-	reject := func(name string) func(context.Context, *bulkhead.FullError) {
+	hook := func(name string) func(context.Context, *bulkhead.FullError) {
 		return func(_ context.Context, e *bulkhead.FullError) {
 			told = append(told, fmt.Sprint(name, " ", e.Level, " ", e.Cost))
 		}
 	}
-	b := bulkhead.New(bulkhead.Config{Limit: 4, Levels: 2, Priority: zero, OnReject: reject("old")})
+	b := bulkhead.New(bulkhead.Config{Limit: 4, Levels: 2, Priority: zero, OnRefuse: hook("old")})
 	_ = b.Do(t.Context(), func(ctx context.Context) error {
 		require.NoError(t, b.Update(func(c *bulkhead.Config) {
 			c.Priority = func(context.Context) int { return 1 }
 			c.Cost = func(context.Context) int { return 3 }
-			c.OnReject = reject("new")
-			c.OnLimit = func(_ context.Context, l bulkhead.LimitChange) { told = append(told, fmt.Sprint(l.From, "->", l.To)) }
+			c.OnRefuse = hook("new")
+			c.OnLimit = func(_ context.Context, l bulkhead.Event) { told = append(told, fmt.Sprint(l.From, "->", l.To)) }
 			c.Limit = 8
 		}))
 		return b.Do(ctx, func(ctx context.Context) error {
@@ -281,10 +281,10 @@ func TestUpdateTurnsTheAdaptiveLimitOnAndOff(t *testing.T) {
 
 func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var last bulkhead.LimitChange
+		var last bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 40},
-			OnLimit:  func(_ context.Context, c bulkhead.LimitChange) { last = c },
+			OnLimit:  func(_ context.Context, c bulkhead.Event) { last = c },
 		})
 		keepCalling(b, 60, 3*time.Second, taking(10*time.Millisecond, nil))
 		require.Equal(t, 40, b.Stats().Limit)
@@ -304,7 +304,7 @@ func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
 		var lowered atomic.Bool
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
-			OnLimit:  func(_ context.Context, c bulkhead.LimitChange) { lowered.Store(c.Probe) },
+			OnLimit:  func(_ context.Context, c bulkhead.Event) { lowered.Store(c.Probe) },
 		})
 		_, end := probing(t, b, &lowered)
 		require.Less(t, b.Stats().Limit, 20)
@@ -374,7 +374,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 	for range updates {
 		for _, change := range []func(*bulkhead.Config){
 			adapt,
-			func(c *bulkhead.Config) { c.Order = bulkhead.Order(rng.IntN(3)) },
+			func(c *bulkhead.Config) { c.Order = orders[rng.IntN(len(orders))] },
 			fix(large),
 			func(c *bulkhead.Config) { c.MaxWait, c.Queue = time.Duration(rng.IntN(2)-1), 0 },
 			func(c *bulkhead.Config) { c.Reserve[0] = 0.9 * rng.Float64() },
@@ -405,9 +405,10 @@ func TestGroupConfigIsThePresentOneWithItsDefaults(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "api", Limit: 2}})
 	require.Equal(t, "api", g.Name())
 	require.Equal(t, bulkhead.GroupConfig[string]{
-		Config:    bulkhead.Config{Name: "api", Limit: 2, Levels: 1},
+		Config:    bulkhead.Config{Name: "api", Limit: 2, Order: bulkhead.FIFO, Levels: 1},
 		MaxKeys:   bulkhead.DefaultMaxKeys,
 		IdleAfter: 10 * time.Minute,
+		Overflow:  bulkhead.ShareOne,
 	}, g.Config())
 }
 
@@ -417,7 +418,7 @@ func TestGroupUpdateIsFollowedByItsBulkheads(t *testing.T) {
 		g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 			Config: bulkhead.Config{
 				Name: "api", Limit: 1, MaxWait: -1,
-				OnLimit: func(_ context.Context, c bulkhead.LimitChange) {
+				OnLimit: func(_ context.Context, c bulkhead.Event) {
 					changes = append(changes, fmt.Sprintf("%s[%s] %d -> %d", c.Name, c.Key, c.From, c.To))
 				},
 			},
@@ -431,10 +432,10 @@ func TestGroupUpdateIsFollowedByItsBulkheads(t *testing.T) {
 			go func() { _ = g.Do(t.Context(), key, nothing) }()
 		}
 		synctest.Wait()
-		require.Equal(t, 2, g.Stats().Queued)
+		require.Equal(t, []int{2}, g.Stats().Queued)
 		require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[string]) { c.Config.Limit = 2 }))
 		synctest.Wait()
-		require.Zero(t, g.Stats().Queued, "the waiting calls have the new slots")
+		require.Equal(t, []int{0}, g.Stats().Queued, "the waiting calls have the new slots")
 		require.ElementsMatch(t, []string{"api[a] 1 -> 2", "api[(other keys)] 1 -> 2"}, changes)
 		done(nil)
 		shared(nil)
