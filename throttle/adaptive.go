@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +19,8 @@ type AdaptiveConfig struct {
 	Name string
 
 	// K is how many calls are sent for each call that the server accepts: above 1, at
-	// most 1e9. Zero means 2: an overloaded server has to refuse half of the calls that
-	// it gets. A smaller K spares the server, a larger one notices sooner that the
+	// most 1e9. Zero means 2: an overloaded server has to turn away half of the calls
+	// that it gets. A smaller K spares the server, a larger one notices sooner that the
 	// server has recovered.
 	K float64
 
@@ -29,13 +28,13 @@ type AdaptiveConfig struct {
 	// Zero means 2 minutes; the least is 24 ns.
 	Window time.Duration
 
-	// Throttled reports whether a non-nil error means that the server refused the call
+	// Throttled reports whether a non-nil error means that the server turned the call away
 	// or could not take it. Calls with any other error count as accepted. Nil means the
 	// errors that say so themselves:
 	//
-	//   - their method Throttled() bool returns true, as for HTTP 429,
+	//   - their method Throttled() bool returns true, as for HTTP 429 and 503,
 	//   - they are no answer and their method RetryAfter() time.Duration returns more
-	//     than 0, as for HTTP 503,
+	//     than 0, as for HTTP 500 with Retry-After,
 	//   - they are a time-out, that of the call's ctx included.
 	//
 	// Throttled is not called for a call that this module did not make (its error's
@@ -45,16 +44,16 @@ type AdaptiveConfig struct {
 
 	// Levels is the number of priority levels, at most 1000. Zero means 1. More
 	// need a Priority. The less important calls are shed first: a level is shed only
-	// when it is not enough to shed all levels below it.
+	// when it is not enough to shed all less important levels.
 	Levels int
 
 	// Priority returns the level of a call: 0 is the most important. A value outside
 	// 0 ... Levels-1 is clamped. Priority needs Levels.
 	Priority func(context.Context) int
 
-	// OnReject, if not nil, is called with the call's ctx for each call that is not
+	// OnRefuse, if not nil, is called with the call's ctx for each call that is not
 	// sent.
-	OnReject func(context.Context, *LimitedError)
+	OnRefuse func(context.Context, *LimitedError)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -79,7 +78,7 @@ func (c AdaptiveConfig) withDefaults() AdaptiveConfig {
 }
 
 // An Adaptive is the client's side of throttling: it does not send calls that the
-// server would probably refuse. It sheds a call with the probability
+// server would probably turn away. It sheds a call with the probability
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
@@ -127,7 +126,12 @@ func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
 		panic(err)
 	}
 	a := &Adaptive{rand: rand.Float64, given: cfg}
-	a.use(cfg.withDefaults())
+	cfg = cfg.withDefaults()
+	a.sum.requests = make([]int64, cfg.Levels)
+	for i := range a.window {
+		a.window[i].requests = make([]int64, cfg.Levels)
+	}
+	a.use(cfg)
 	return a
 }
 
@@ -142,26 +146,16 @@ func (a *Adaptive) use(cfg AdaptiveConfig) {
 				a.oldest = a.at - steps + 1
 			}
 			// The present step takes over the calls of all others.
-			clear(a.window[:])
-			a.window[a.at%steps] = step{slices.Clone(a.sum.requests), a.sum.accepts}
+			for i := range a.window {
+				a.window[i].accepts = 0
+				clear(a.window[i].requests)
+			}
+			copy(a.window[a.at%steps].requests, a.sum.requests)
+			a.window[a.at%steps].accepts = a.sum.accepts
 		}
 		a.first, a.base, a.length = a.at, time.Now(), length
 	}
-	a.sum.resize(cfg.Levels)
-	for i := range a.window {
-		a.window[i].resize(cfg.Levels)
-	}
 	a.cfg.Store(&cfg)
-}
-
-// resize changes the number of levels. The counts of levels that are gone go to the last
-// one.
-func (s *step) resize(levels int) {
-	for i := len(s.requests) - 1; i >= levels; i-- {
-		s.requests[i-1] += s.requests[i]
-		s.requests = s.requests[:i]
-	}
-	s.requests = append(s.requests, make([]int64, levels-len(s.requests))...)
 }
 
 // Do runs fn and returns its error. If it sheds the call, it returns a [*LimitedError]
@@ -179,7 +173,7 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	sent, ok := a.send(level)
 	if !ok {
 		err := &LimitedError{Name: cfg.Name, Reason: Shed, Level: level, Cost: 1}
-		report(ctx, cfg.OnReject, &a.observers, err, 0)
+		report(ctx, cfg.OnRefuse, &a.observers, err)
 		return err
 	}
 	what := neither // also if fn panics
@@ -216,7 +210,6 @@ func (a *Adaptive) send(level int) (at int64, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.advance()
-	level = min(level, len(a.sum.requests)-1) // there may be fewer levels now
 	p := a.probability(level)
 	now := &a.window[a.at%steps]
 	now.requests[level]++
@@ -266,7 +259,6 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 		a.stats.Throttled++
 	}
 	a.advance()
-	level = min(level, len(a.sum.requests)-1)
 	if sent < a.oldest {
 		return
 	}
@@ -278,11 +270,6 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 	then.accepts--
 	a.sum.accepts--
 	if what == neither {
-		// Fewer levels may have moved the count of the call up, and more levels may have
-		// come since.
-		for level > 0 && then.requests[level] == 0 {
-			level--
-		}
 		then.requests[level]--
 		a.sum.requests[level]--
 	}

@@ -26,21 +26,28 @@ type terms struct {
 	begin   int64         // the time base, in units
 	horizon time.Duration // the time since base after which the units would overflow
 	least   int           // the least important level
-	room    []int64       // in units, by level: also for levels that cfg no longer has, as calls of them may be under way
+	room    []int64       // in units, by level
+	most    []int         // tokens that a call may take, by level: of the burst and of each quota
+	quotas  []quotaTerms
 }
 
 // maxBegin is the highest number at which an epoch begins.
 const maxBegin = int64(1) << 59
 
-// newTerms returns the terms of cfg from now on, for at least that many levels.
-func newTerms(cfg *Config, levels int) *terms {
-	p := newPace(cfg.Rate, cfg.Burst)
+// newTerms returns the terms of cfg from now on.
+func newTerms(cfg *Config) *terms {
+	p := cfg.limit().pace()
 	t := &terms{
 		pace: p, cfg: cfg, base: time.Now(), horizon: p.horizon(),
-		least: cfg.Levels - 1, room: make([]int64, max(levels, cfg.Levels)),
+		least: cfg.Levels - 1, room: make([]int64, cfg.Levels), quotas: newQuotaTerms(cfg.Quotas, cfg.Levels, cfg.Reserve),
 	}
 	for level := range t.room {
-		t.room[level] = p.tokens(roomOf(p.burst, cfg.Reserve, level))
+		most := roomOf(p.burst, cfg.Reserve, level)
+		t.room[level] = p.tokens(most)
+		for i := range t.quotas {
+			most = min(most, t.quotas[i].room[level])
+		}
+		t.most = append(t.most, most)
 	}
 	return t
 }
@@ -55,7 +62,8 @@ func (t *terms) unitsLate(elapsed time.Duration) int64 {
 	return t.unitsAt(min(max(elapsed, 0), most))
 }
 
-// A measure is a limit at a moment.
+// A measure is a limit at a moment. It has four words, as the compiler keeps no larger
+// struct in registers.
 type measure struct {
 	*terms
 	elapsed  time.Duration // since base
@@ -102,14 +110,15 @@ func (l *Limiter) measureLocked() measure {
 // queue.mu.
 func (l *Limiter) begin(cfg *Config) {
 	last := l.epoch.Load()
-	next := newTerms(cfg, len(last.room))
+	next := newTerms(cfg)
 	now := last.unitsLate(next.base.Sub(last.base))
 	tat := l.tat.Swap(sealed)
 	if next.begin = max(tat, now) + 1; next.begin > maxBegin {
 		next.begin = 0
 	}
 	q := &l.queue
-	q.levels = append(q.levels, make([]line, len(next.room)-len(q.levels))...)
+	from := next.inherit(last)
+	l.windows = pick(l.windows, from)
 	owed := next.convert(tat-q.units-now, &last.pace)
 	q.units = 0
 	for i := range q.levels {
@@ -117,6 +126,7 @@ func (l *Limiter) begin(cfg *Config) {
 		line.units = 0
 		for w := line.first; w != nil; w = w.next {
 			w.units = min(next.convert(w.units, &last.pace), maxBurst+maxDebt-owed-q.units)
+			w.ends = pick(w.ends, from)
 			line.units += w.units
 			q.units += w.units
 		}
@@ -132,11 +142,14 @@ func (m measure) until(target int64) time.Duration {
 
 // cannot reports whether n tokens are more than a level can ever spend at once.
 func (m measure) cannot(n, level int) bool {
-	return n > 0 && int64(n) > m.room[level]>>m.frac
+	return n > 0 && n > m.most[level]
 }
 
 // refusal returns why n tokens could not be taken.
-func (m measure) refusal(n, level int) Reason {
+func (m measure) refusal(b *bound, n, level int) Reason {
+	if b != nil {
+		return b.why
+	}
 	if m.cannot(n, level) {
 		return TooCostly
 	}
@@ -150,16 +163,34 @@ func (m measure) wait(n, level int) time.Duration {
 		return 0
 	case m.cannot(n, level):
 		return never
+	case m.rate == 0: // only quotas limit
+		return 0
 	}
 	return m.until(max(m.tat, m.now) + m.tokens(n) - m.room[level])
 }
 
-func (m measure) decision(ok bool, n, level int) Decision {
+// size returns the Limit of what is not about one quota: the burst, if there is a rate.
+func (t *terms) size() int {
+	if t.rate == 0 {
+		return t.quotas[0].N
+	}
+	return t.burst
+}
+
+// remaining returns how many tokens a level could take from the burst.
+func (m measure) remaining(level int) int {
+	return int(max(m.room[level]-max(m.tat-m.now, 0), 0) >> m.frac)
+}
+
+func (m measure) decision(b *bound, ok bool, n, level int) Decision {
+	if b != nil {
+		return b.Decision
+	}
 	d := Decision{
 		OK:         ok,
-		Limit:      m.burst,
+		Limit:      m.size(),
 		Window:     windowOf(m.rate, m.burst),
-		Remaining:  int(max(m.room[level]-max(m.tat-m.now, 0), 0) >> m.frac),
+		Remaining:  m.remaining(level),
 		ResetAfter: m.until(m.tat),
 	}
 	if !ok {

@@ -74,20 +74,21 @@ func (t *trip) end() bool {
 	return true
 }
 
-// askOnce makes a trip for one call, on the goroutine of the call: another goroutine
+// askOnce makes a trip for one call, which takes one of amounts, on the goroutine of the call: another goroutine
 // would add a quarter to the time of a round trip. It returns inTime false if ctx ended
 // before the trip did.
-func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall) (a answer, o *outage, inTime bool) {
+func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, o *outage, inTime bool) {
 	trip := s.depart(ctx, t, c, nil)
 	defer trip.abort() // if Eval panics
 	within, cancel := context.WithTimeout(ctx, t.cfg.Timeout)
 	defer cancel()
-	a, err := t.eval(within, c, []int{c.n})
+	a, err := s.eval(within, t, c, amounts)
 	if err != nil && ctx.Err() != nil {
 		// The call has cut the trip short. Another trip finds out whether Redis would
 		// have answered in time.
 		trip.abort()
 		if s.outages.suspect(c.full) {
+			c.do = "take" // nothing, but find out
 			trip = s.depart(context.WithoutCancel(ctx), t, c, nil)
 			go func() {
 				defer s.outages.cleared(c.full)
@@ -112,5 +113,5 @@ func (s *Shared) travel(trip *trip, amounts []int) {
 		}
 		trip.arrive(a, err)
 	}()
-	a, err = t.eval(ctx, trip.call, amounts)
+	a, err = trip.s.eval(ctx, t, trip.call, amounts)
 }
