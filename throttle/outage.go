@@ -29,7 +29,7 @@ type outages struct {
 type outage struct {
 	cause error
 	until time.Time   // when a call may try the slot again
-	told  atomic.Bool // OnError has been called
+	told  atomic.Bool // OnStoreError has been called
 }
 
 // of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
@@ -85,7 +85,7 @@ func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
 	defer o.mu.Unlock()
 	if o.slots[slot] == nil {
 		o.begun.Add(1)
-		o.add(Event{Kind: OutageBegan, Name: t.cfg.Name, Key: keyed.Text(c.key), Err: cause})
+		o.add(Event{Kind: EventOutageBegan, Name: t.cfg.Name, Key: keyed.Text(c.key), Err: cause})
 	}
 	if o.slots == nil {
 		o.slots = make(map[uint16]*outage)
@@ -108,7 +108,7 @@ func (o *outages) ended(t *sharedTerms, c sharedCall) {
 	}
 	delete(o.slots, slot)
 	o.down.Store(int64(len(o.slots)))
-	o.add(Event{Kind: Recovered, Name: t.cfg.Name, Key: keyed.Text(c.key)})
+	o.add(Event{Kind: EventRecovered, Name: t.cfg.Name, Key: keyed.Text(c.key)})
 }
 
 func (o *outages) add(e Event) {

@@ -42,7 +42,7 @@ func (b *bucketRedis) eval(_ context.Context, _ string, _ []string, args ...any)
 	b.at = time.Now()
 	micros := func(tokens float64) int64 { return int64(tokens / b.rate * 1e6) }
 	var last int
-	for i := 4; i < len(args); i += 3 {
+	for i := 6; i < len(args); i += 3 {
 		if last = args[i].(int); float64(last) > b.burst {
 			return nil, errors.New("more than can ever be there")
 		}
@@ -71,7 +71,7 @@ func TestSharedBatchDoesNotQueueUnderOverload(t *testing.T) {
 				for range times {
 					calls.Go(func() {
 						came := time.Now()
-						_ = s.Wait(t.Context())
+						_ = s.Wait(t.Context(), "")
 						mu.Lock()
 						defer mu.Unlock()
 						slowest = max(slowest, time.Since(came))
@@ -106,7 +106,7 @@ func TestSharedBatchAsksForAllWaiters(t *testing.T) {
 			var calls sync.WaitGroup
 			for range c.calls {
 				calls.Go(func() {
-					if err := s.Wait(t.Context()); err != nil {
+					if err := s.Wait(t.Context(), ""); err != nil {
 						limited, _ := errors.AsType[*throttle.LimitedError](err)
 						require.Equal(t, throttle.OverLimit, limited.Reason)
 						require.Positive(t, limited.RetryAfter())
@@ -133,7 +133,7 @@ func TestSharedBatchServesFromLeftoverTokens(t *testing.T) {
 		var calls sync.WaitGroup
 		call := func(ctx context.Context, n int) {
 			for range n {
-				calls.Go(func() { _ = s.Wait(ctx) })
+				calls.Go(func() { _ = s.Wait(ctx, "") })
 			}
 			synctest.Wait()
 		}
@@ -145,11 +145,11 @@ func TestSharedBatchServesFromLeftoverTokens(t *testing.T) {
 		cancel()
 		calls.Wait()
 		for range 4 {
-			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.Wait(t.Context(), ""))
 		}
 		require.EqualValues(t, 1, s.Stats().Asked)
 		require.EqualValues(t, 10, s.Stats().Spent)
-		require.NoError(t, s.Wait(t.Context()))
+		require.NoError(t, s.Wait(t.Context(), ""))
 		require.EqualValues(t, 2, s.Stats().Asked)
 	})
 }
@@ -161,13 +161,13 @@ func TestSharedBatchKeepsItsTokensInAnOutage(t *testing.T) {
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 20, Batch: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
 	})
-	require.True(t, s.Take(t.Context(), n).OK)
+	require.True(t, s.Take(t.Context(), "", n).OK)
 	f.answer = down
 	n = 7
-	require.False(t, s.Take(t.Context(), n).OK)
+	require.False(t, s.Take(t.Context(), "", n).OK)
 	n = 6
-	require.True(t, s.Take(t.Context(), n).OK)
-	require.False(t, s.Take(t.Context(), n).OK)
+	require.True(t, s.Take(t.Context(), "", n).OK)
+	require.False(t, s.Take(t.Context(), "", n).OK)
 }
 
 // A call that costs more than there is leaves the tokens to cheaper calls. Each refused
@@ -181,13 +181,13 @@ func TestSharedBatchServesTheCheapFirst(t *testing.T) {
 			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
 		})
 		of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
-		require.NoError(t, s.Wait(of(7)))
+		require.NoError(t, s.Wait(of(7), ""))
 		var calls sync.WaitGroup
 		admitted := make(map[int]bool)
 		var mu sync.Mutex
 		for _, n := range []int{9, 2, 8} {
 			calls.Go(func() {
-				err := s.Wait(of(n))
+				err := s.Wait(of(n), "")
 				mu.Lock()
 				defer mu.Unlock()
 				admitted[n] = err == nil
@@ -209,15 +209,15 @@ func TestSharedBatchHoldsLessThanABatch(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Eval: redis.eval, Rate: 1e-3, Burst: 100, Batch: 10, OnOutage: throttle.RefuseAll,
 		})
-		require.NoError(t, s.Wait(t.Context())) // 9 are left
+		require.NoError(t, s.Wait(t.Context(), "")) // 9 are left
 		for range 9 {
-			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.Wait(t.Context(), ""))
 		}
 		impatient, cancel := context.WithTimeout(t.Context(), 25*time.Millisecond)
 		defer cancel()
 		var calls sync.WaitGroup
 		for range 50 { // the trip for the first, and one for 49, of which none is waited for
-			calls.Go(func() { _ = s.Wait(impatient) })
+			calls.Go(func() { _ = s.Wait(impatient, "") })
 		}
 		time.Sleep(5 * time.Millisecond)
 		cancel()
@@ -226,7 +226,7 @@ func TestSharedBatchHoldsLessThanABatch(t *testing.T) {
 		trips := s.Stats().Asked
 		held := 0
 		for s.Stats().Asked == trips {
-			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.Wait(t.Context(), ""))
 			if s.Stats().Asked == trips {
 				held++
 			}
@@ -285,20 +285,20 @@ func TestSharedNoticesEachOutage(t *testing.T) {
 							well := healthy
 							mu.Unlock()
 							if well {
-								return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+								return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 							}
 							return answer(ctx)
 						}}
 						s := throttle.NewShared(throttle.SharedConfig{
 							Name: "api", Eval: f.eval, Rate: 1000, Burst: 1000, Batch: batch, OnOutage: throttle.AdmitAll,
-							OnError: func(_ context.Context, err error) { told = append(told, err) },
+							OnStoreError: func(_ context.Context, err error) { told = append(told, err) },
 						})
 						start := time.Now()
 						call := func() error {
 							ctx, cancel := within(t.Context())
 							defer cancel()
 							came := time.Now()
-							err := s.Wait(ctx)
+							err := s.Wait(ctx, "")
 							require.LessOrEqual(t, time.Since(came), 50*time.Millisecond, "Timeout")
 							return err
 						}
@@ -350,14 +350,12 @@ func TestSharedNoticesEachOutage(t *testing.T) {
 
 // One of three servers fails: the keys of the others do not notice.
 func TestSharedOutageOfOneShard(t *testing.T) {
-	type tenant struct{}
 	for fault, answer := range faults {
 		t.Run(fault, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shard := func(key string) int { return int(key[len(key)-1]-'0') % 3 }
 				s := throttle.NewShared(throttle.SharedConfig{
 					Name: "api", Rate: 1000, Burst: 1000, OnOutage: throttle.RefuseAll,
-					Key: func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
 					Eval: func(ctx context.Context, _ string, keys []string, args ...any) (any, error) {
 						if shard(keys[0]) == 0 {
 							return answer(ctx)
@@ -365,10 +363,10 @@ func TestSharedOutageOfOneShard(t *testing.T) {
 						return []any{int64(1), int64(0), int64(0)}, nil
 					},
 				})
-				of := func(i int) context.Context { return context.WithValue(t.Context(), tenant{}, fmt.Sprint("tenant-", i)) }
+				of := func(i int) string { return fmt.Sprint("tenant-", i) }
 				for range 50 {
 					for i := range 9 {
-						if err := s.Wait(of(i)); i%3 == 0 {
+						if err := s.Wait(t.Context(), of(i)); i%3 == 0 {
 							require.ErrorIs(t, err, throttle.ErrOutage)
 						} else {
 							require.NoError(t, err)
@@ -388,16 +386,14 @@ func TestSharedOutageOfOneShard(t *testing.T) {
 // The memory of outages is bounded whatever the keys, and freed when they are over.
 func TestSharedOutageOfManyKeysIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		type tenant struct{}
 		var down error = errDown
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1, OnOutage: throttle.AdmitAll,
-			Key:  func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return []any{1, 0, 0}, down },
 		})
 		for _, down = range []error{errDown, nil} {
 			for i := range 40_000 { // each slot two or three times
-				require.NoError(t, s.Wait(context.WithValue(t.Context(), tenant{}, fmt.Sprint(i))))
+				require.NoError(t, s.Wait(t.Context(), fmt.Sprint(i)))
 			}
 			if down != nil {
 				require.LessOrEqual(t, s.OutageSlots(), 16384)
@@ -430,19 +426,19 @@ func TestSharedNoticesAnEvalThatHeedsNoContext(t *testing.T) {
 				Name: "api", Rate: 100, Batch: batch, OnOutage: throttle.AdmitAll, RetryEvery: time.Hour,
 				Eval: func(_ context.Context, _ string, _ []string, args ...any) (any, error) {
 					time.Sleep(3 * time.Second)
-					return []any{args[4], 0, 0}, nil
+					return []any{args[6], 0, 0}, nil
 				},
 			})
 			var calls sync.WaitGroup
 			for range 5 {
-				calls.Go(func() { require.NoError(t, s.Wait(t.Context())) })
+				calls.Go(func() { require.NoError(t, s.Wait(t.Context(), "")) })
 			}
 			time.Sleep(50 * time.Millisecond)
 			synctest.Wait()
 			require.True(t, s.Stats().Down)
 			since := time.Now()
 			for range 100 {
-				require.NoError(t, s.Wait(t.Context()))
+				require.NoError(t, s.Wait(t.Context(), ""))
 			}
 			require.Zero(t, time.Since(since))
 			calls.Wait()
@@ -463,7 +459,7 @@ func TestSharedFindsOutOnce(t *testing.T) {
 		defer cancel()
 		var calls sync.WaitGroup
 		for range 1000 {
-			calls.Go(func() { require.ErrorIs(t, s.Wait(impatient), context.DeadlineExceeded) })
+			calls.Go(func() { require.ErrorIs(t, s.Wait(impatient, ""), context.DeadlineExceeded) })
 		}
 		calls.Wait()
 		synctest.Wait()
@@ -482,7 +478,7 @@ func TestSharedFindsOutAgain(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1e4, OnOutage: throttle.RefuseAll,
 			Eval: func(ctx context.Context, _ string, _ []string, args ...any) (any, error) {
-				if hanging.Load() || len(args) > 4 {
+				if hanging.Load() || len(args) > 6 {
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}
@@ -493,7 +489,7 @@ func TestSharedFindsOutAgain(t *testing.T) {
 			for _, hangs := range []bool{false, true} {
 				hanging.Store(hangs)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+				require.ErrorIs(t, s.Wait(ctx, ""), context.DeadlineExceeded)
 				cancel()
 				time.Sleep(2 * time.Second)
 				require.Equal(t, hangs, s.Stats().Down)
@@ -512,7 +508,7 @@ func TestSharedAnswerAtTheEndOfTheContext(t *testing.T) {
 			return []any{1, 0, 0}, nil
 		},
 	})
-	require.NoError(t, s.Wait(ctx))
+	require.NoError(t, s.Wait(ctx, ""))
 	require.EqualValues(t, 1, s.Stats().Asked)
 }
 
@@ -523,19 +519,19 @@ func TestSharedIsTriedByOneCall(t *testing.T) {
 		f := &fakeRedis{answer: hanging}
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Eval: f.eval, Rate: 10, OnOutage: throttle.AdmitAll,
-			OnError: func(context.Context, error) { told.Add(1) },
+			OnStoreError: func(context.Context, error) { told.Add(1) },
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+		require.ErrorIs(t, s.Wait(ctx, ""), context.DeadlineExceeded)
 		time.Sleep(1050 * time.Millisecond)
 		require.Len(t, f.made(), 2)
 		start := time.Now()
 		var try sync.WaitGroup
-		try.Go(func() { require.NoError(t, s.Wait(t.Context())) })
+		try.Go(func() { require.NoError(t, s.Wait(t.Context(), "")) })
 		synctest.Wait()
 		for range 100 {
-			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.Wait(t.Context(), ""))
 		}
 		require.Zero(t, time.Since(start))
 		require.EqualValues(t, 1, told.Load(), "of what nobody was told before")
@@ -550,7 +546,7 @@ func TestSharedIsTriedByOneCall(t *testing.T) {
 func TestSharedIsNotDownForCallersThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: func(ctx context.Context, args []any) (any, error) {
-			if _, err := after(10 * time.Millisecond)(ctx); err != nil || len(args) > 4 {
+			if _, err := after(10 * time.Millisecond)(ctx); err != nil || len(args) > 6 {
 				return []any{int64(1), int64(0), int64(0)}, err
 			}
 			return []any{int64(0), int64(0), int64(0)}, nil
@@ -558,7 +554,7 @@ func TestSharedIsNotDownForCallersThatLeave(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1e4, OnOutage: throttle.RefuseAll})
 		for range 10 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+			require.ErrorIs(t, s.Wait(ctx, ""), context.DeadlineExceeded)
 			cancel()
 		}
 		time.Sleep(time.Second)
@@ -574,50 +570,50 @@ func TestSharedPanicOfEval(t *testing.T) {
 		var told error
 		cfg := throttle.SharedConfig{
 			Name: "api", Rate: 10, OnOutage: throttle.RefuseAll,
-			Eval:    func(context.Context, string, []string, ...any) (any, error) { panic("boom") },
-			OnError: func(_ context.Context, err error) { told = err },
+			Eval:         func(context.Context, string, []string, ...any) (any, error) { panic("boom") },
+			OnStoreError: func(_ context.Context, err error) { told = err },
 		}
 		s := throttle.NewShared(cfg)
-		require.PanicsWithValue(t, "boom", func() { _ = s.Wait(t.Context()) })
+		require.PanicsWithValue(t, "boom", func() { _ = s.Wait(t.Context(), "") })
 		time.Sleep(time.Minute)
 		require.False(t, s.Stats().Down, "it says nothing about Redis")
 
 		cfg.Batch = 2
 		s = throttle.NewShared(cfg)
-		require.ErrorIs(t, s.Wait(t.Context()), throttle.ErrOutage)
+		require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		require.True(t, strings.HasPrefix(told.Error(), "throttle: api: Eval panicked: boom\n"), told)
 		require.Contains(t, told.Error(), "outage_test.go", "where")
 
 		cfg.Eval = func(context.Context, string, []string, ...any) (any, error) { runtime.Goexit(); return nil, nil }
 		s = throttle.NewShared(cfg)
-		require.ErrorIs(t, s.Wait(t.Context()), throttle.ErrOutage)
+		require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		require.EqualError(t, told, "throttle: Eval called runtime.Goexit")
 	})
 }
 
-// OnError is called by the next call if all calls of a failed trip have left.
+// OnStoreError is called by the next call if all calls of a failed trip have left.
 func TestSharedTellsOfEachOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := 0
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 10, OnOutage: throttle.RefuseAll, Eval: (&fakeRedis{answer: hanging}).eval,
-			OnError: func(_ context.Context, err error) {
+			OnStoreError: func(_ context.Context, err error) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				told++
 			},
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+		require.ErrorIs(t, s.Wait(ctx, ""), context.DeadlineExceeded)
 		time.Sleep(time.Second)
 		require.Zero(t, told)
 		for range 10 {
-			require.ErrorIs(t, s.Wait(t.Context()), throttle.ErrOutage)
+			require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		}
 		require.Equal(t, 1, told)
 		time.Sleep(100 * time.Millisecond) // it is tried again
 		for range 10 {
-			require.ErrorIs(t, s.Wait(t.Context()), throttle.ErrOutage)
+			require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		}
 		require.Equal(t, 2, told)
 	})
@@ -633,9 +629,9 @@ func TestSharedEvalHasTheValuesOfTheCall(t *testing.T) {
 				require.Equal(t, "t1", ctx.Value(trace{}))
 				_, limited := ctx.Deadline()
 				require.True(t, limited)
-				return []any{args[4], 0, 0}, nil
+				return []any{args[6], 0, 0}, nil
 			},
 		})
-		require.NoError(t, s.Wait(context.WithValue(t.Context(), trace{}, "t1")))
+		require.NoError(t, s.Wait(context.WithValue(t.Context(), trace{}, "t1"), ""))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,15 +18,16 @@ import (
 )
 
 // An OutagePolicy says what a [Shared] does while it cannot reach Redis.
-type OutagePolicy int
+// The zero value means LimitLocally.
+type OutagePolicy string
 
 const (
 	// LimitLocally admits calls at this instance's part of the limit.
-	LimitLocally OutagePolicy = iota
+	LimitLocally OutagePolicy = "limit locally"
 	// RefuseAll refuses every call.
-	RefuseAll
+	RefuseAll OutagePolicy = "refuse all"
 	// AdmitAll admits every call.
-	AdmitAll
+	AdmitAll OutagePolicy = "admit all"
 )
 
 const (
@@ -35,14 +38,16 @@ const (
 // SharedConfig says how a [Shared] works.
 type SharedConfig struct {
 	// Name is the name of the limit: all instances with the same Prefix and Name share
-	// one. It appears in errors, events and figures. It is required.
+	// one. It appears in errors, events and figures. It is required. Avoid a slash: the
+	// Name "a" with the key "b/c" and the Name "a/b" with the key "c" share one key in
+	// Redis.
 	Name string
 
-	// Prefix begins each key in Redis. The Name follows and, if there is a Key, a slash
-	// and the result of Key. Empty means "throttle:".
+	// Prefix begins each key in Redis. The Name follows and, for a call with a key, a
+	// slash and the key. Empty means "throttle:".
 	Prefix string
 
-	// Eval runs a Lua script on Redis 5 or later and returns its result: three
+	// Eval runs a Lua script on Redis 5 or later and returns its result: a list of
 	// integers. It always gets the same script. It should return soon after its ctx has
 	// ended, as the call does not return before. It is required. With
 	// github.com/redis/go-redis/v9, whose Run sends only the hash of a script that the
@@ -54,14 +59,19 @@ type SharedConfig struct {
 	//	},
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Key returns the key of a call, such as its tenant: each key has a limit of Rate
-	// and Burst. Nil means one limit for all calls.
-	Key func(context.Context) string
+	// Rate, Burst and Quotas are those of each key, as in [Config], for all instances
+	// together. Rate is at most 1e9. The periods of a calendar are those of the clock of
+	// Redis, in the time zones that this instance knows.
+	Rate   float64
+	Burst  int
+	Quotas []Quota
 
-	// Rate and Burst are as in [Config], for all instances together. Rate is at
-	// most 1e9.
-	Rate  float64
-	Burst int
+	// LimitFor, if not nil, returns the limit of a key, such as that of its plan. The zero
+	// Limit means Rate, Burst and Quotas. All instances must return the same. The limit
+	// must be valid: a call for the key panics otherwise. LimitFor is called for each call,
+	// except those of the empty key and of a key that [Shared.Set] decides about, by
+	// several goroutines.
+	LimitFor func(key string) Limit
 
 	// Levels, Priority, Reserve and Cost are as in [Config].
 	Levels   int
@@ -73,7 +83,8 @@ type SharedConfig struct {
 	// for rates at which a round trip for each call is too slow. Over any interval each
 	// instance may then admit up to Batch-1 tokens on top of the limit, which it took
 	// before. Calls that find no tokens left share one round trip at a time. Zero means
-	// 1. A larger Batch, of at most Burst, needs a nil Key and no Levels.
+	// 1. A larger Batch, of at most Burst and each quota, needs no Levels. Calls whose key is not empty
+	// take no tokens from a batch: each makes a round trip.
 	Batch int
 
 	// Timeout is how long Redis may take for one answer. A call waits for at most one
@@ -85,22 +96,22 @@ type SharedConfig struct {
 	OnOutage OutagePolicy
 
 	// Instances is the number of instances that share the limit, or an upper bound of
-	// it. LimitLocally requires it: in an outage each instance admits Rate / Instances
-	// and a burst of Burst / Instances, rounded down, but at least 1.
+	// it. LimitLocally requires it: in an outage each instance admits Rate / Instances,
+	// and of the burst and of each quota a part / Instances, rounded down, but at least 1.
 	Instances int
 
 	// RetryEvery is how often one call tries Redis during an outage. The other calls do
 	// not wait for it. Zero means a second.
 	RetryEvery time.Duration
 
-	// OnReject, if not nil, is called with the call's ctx for each call that Do or
+	// OnRefuse, if not nil, is called with the call's ctx for each call that Do or
 	// Wait refuses.
-	OnReject func(context.Context, *LimitedError)
+	OnRefuse func(context.Context, *LimitedError)
 
-	// OnError, if not nil, is called with the error each time Redis has failed to
+	// OnStoreError, if not nil, is called with the error each time Redis has failed to
 	// answer. The first call that is decided without that answer calls it, with its
 	// ctx.
-	OnError func(context.Context, error)
+	OnStoreError func(context.Context, error)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -113,18 +124,23 @@ func (c SharedConfig) Validate() error {
 func (c SharedConfig) validate(f *invalid.Fields) {
 	f.Need(c.Name != "", "Name", `""`, "set: it names the limit that is shared")
 	f.Need(c.Eval != nil, "Eval", "nil", "set")
-	c.checkRate(f)
+	checkShared(f, c.limit())
 	checkLevels(f, c.Levels, c.Priority)
 	checkReserve(f, c.Levels, c.Reserve)
 	f.Need(c.Batch >= 0, "Batch", c.Batch, "0 (for 1) or more")
-	f.Need(c.Batch <= 1 || c.Key == nil && c.Levels < 2, "Batch", c.Batch, "0 or 1 where there is a Key or more Levels than one")
+	f.Need(c.Batch <= 1 || c.Levels < 2, "Batch", c.Batch, "0 or 1 where there are more Levels than one")
+	if f.Err() == nil {
+		most := newSharedTerms(&c, c.limit().withDefaults()).most(0)
+		f.Need(c.Batch <= most, "Batch", c.Batch, fmt.Sprintf("at most %d, the Burst or the least of the Quotas", most))
+	}
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
-	f.Need(c.OnOutage >= LimitLocally && c.OnOutage <= AdmitAll, "OnOutage", int(c.OnOutage), "LimitLocally, RefuseAll or AdmitAll")
+	policies := []OutagePolicy{"", LimitLocally, RefuseAll, AdmitAll}
+	f.Need(slices.Contains(policies, c.OnOutage), "OnOutage", strconv.Quote(string(c.OnOutage)), `"limit locally", "refuse all" or "admit all"`)
 	f.Need(c.Instances >= 0, "Instances", c.Instances, "0 or more")
-	f.Need(c.Instances != 0 || c.OnOutage != LimitLocally, "Instances", c.Instances, "1 or more where OnOutage is LimitLocally: each instance admits its part")
+	f.Need(c.Instances != 0 || cmp.Or(c.OnOutage, LimitLocally) != LimitLocally, "Instances", c.Instances, "1 or more where OnOutage is LimitLocally: each instance admits its part")
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
 	if f.Err() == nil {
-		f.Need(c.withDefaults().local().Validate() == nil, "Instances", c.Instances, "fewer: the part of an instance is too small a rate")
+		f.Need(c.withDefaults().localOf().Validate() == nil, "Instances", c.Instances, "fewer: the part of an instance is too small a rate")
 	}
 }
 
@@ -132,44 +148,48 @@ func (c SharedConfig) validate(f *invalid.Fields) {
 // with c.
 func (c SharedConfig) withDefaults() SharedConfig {
 	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
-	c.Burst = burstOf(c.Rate, c.Burst)
+	c.setLimit(c.limit().withDefaults())
 	c.Levels = cmp.Or(c.Levels, 1)
 	c.Reserve = reserveOf(c.Levels, c.Reserve)
 	c.Batch = cmp.Or(c.Batch, 1)
 	c.Timeout = cmp.Or(c.Timeout, 50*time.Millisecond)
+	c.OnOutage = cmp.Or(c.OnOutage, LimitLocally)
 	c.Instances = cmp.Or(c.Instances, 1)
 	c.RetryEvery = cmp.Or(c.RetryEvery, time.Second)
 	return c
 }
 
-func (c SharedConfig) checkRate(f *invalid.Fields) {
-	if !(c.Rate > 0 && c.Rate <= maxSharedRate) {
-		f.Need(false, "Rate", c.Rate, "above 0 and at most 1e9 tokens a second")
+func (c *SharedConfig) limit() Limit { return Limit{c.Rate, c.Burst, c.Quotas} }
+
+func (c *SharedConfig) setLimit(l Limit) { c.Rate, c.Burst, c.Quotas = l.Rate, l.Burst, l.Quotas }
+
+// checkShared records what is wrong with the limit of a Shared.
+func checkShared(f *invalid.Fields, l Limit) {
+	if l.Rate > maxSharedRate || !(l.Rate > 0) && (l.Rate != 0 || len(l.Quotas) == 0) {
+		f.Need(false, "Rate", l.Rate, "above 0 and at most 1e9 tokens a second")
 		return
 	}
-	checkRate(f, c.Rate, c.Burst)
-	if c.Burst >= 0 {
-		b := burstOf(c.Rate, c.Burst)
-		f.Need(c.Batch <= b, "Batch", c.Batch, fmt.Sprintf("at most the Burst of %d", b))
-	}
+	l.validate(f)
 }
 
-// local returns the part of this instance, for c with its defaults filled in.
-func (c SharedConfig) local() GroupConfig[string] {
-	return GroupConfig[string]{Config: Config{
-		Name: c.Name, Rate: c.Rate / float64(c.Instances), Burst: max(1, c.Burst/c.Instances),
-		Levels: c.Levels, Priority: c.Priority, Reserve: c.Reserve,
-	}}
+// local returns this instance's part of a limit, for c with its defaults filled in.
+func (c SharedConfig) local(l Limit) GroupConfig[string] {
+	cfg := Config{Name: c.Name, Levels: c.Levels, Priority: c.Priority, Reserve: c.Reserve}
+	cfg.setLimit(l.part(c.Instances))
+	return GroupConfig[string]{Config: cfg}
 }
 
 // A Shared admits the calls of many instances at one limit, which is kept in Redis and
-// measured with the clock of Redis. The clocks of the instances do not matter. It is
-// safe for concurrent use. [NewShared] makes one.
+// measured with the clock of Redis. The clocks of the instances do not matter. Like a
+// [Group] it has a limit for each key: each tenant, user or address. Where all calls share
+// one limit, their key is the empty text. It is safe for concurrent use. [NewShared] makes
+// one.
 //
 // Each decision takes one round trip, or 1/Batch of one. Over any interval all instances
-// together admit at most Burst + Rate x interval tokens, plus the tokens that Batch
-// allows. The rate is exact to one part in 4e15/Rate; it is never too high. If Redis
-// loses its data, as in a restart without persistence, the burst is full again.
+// together admit at most Burst + Rate x interval tokens, and in each window of a quota at
+// most its N, plus the tokens that Batch allows. The rate is exact to one part in 4e15/Rate; it is never too high. If Redis
+// loses its data, as in a restart without persistence, the burst is full again, and so are
+// the quotas.
 //
 // When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers again.
 // If a call gives up before the Timeout, the Shared makes another round trip, which
@@ -182,12 +202,15 @@ func (c SharedConfig) local() GroupConfig[string] {
 type Shared struct {
 	terms     atomic.Pointer[sharedTerms]
 	observers observers
-	local     *Group[string]
+	own       sync.Map // of Set: a Limit for each key
+	sets      atomic.Int64
+	alone     alone
+	ahead     atomic.Int64 // by how much the clock of Redis is ahead of that of this instance, as far as known
 	batch     batch
 	outages   outages
 
-	refused                                        tally
-	admitted, spent, asked, askTime, failed, alone atomic.Int64
+	refused                                                       tally
+	admitted, spent, refunded, asked, askTime, failed, outOfReach atomic.Int64
 
 	updates sync.Mutex   // held by Update
 	given   SharedConfig // without defaults; under updates
@@ -196,10 +219,12 @@ type Shared struct {
 // sharedTerms are a limit in the units of the script.
 type sharedTerms struct {
 	cfg    *SharedConfig // with its defaults filled in; never written to
-	burst  int
+	limit  Limit         // with its defaults filled in
 	window time.Duration
 	token  micros
 	room   []micros // by level
+	quotas []quotaTerms
+	base   bool // whether it is the limit of cfg
 }
 
 // micros is a time in microseconds and 2^-32ths of one.
@@ -210,16 +235,35 @@ func (m micros) times(n int) micros {
 	return micros{m.whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
 }
 
-func newSharedTerms(c *SharedConfig) *sharedTerms {
-	whole, part := math.Modf(1e6 / c.Rate)
+func newSharedTerms(c *SharedConfig, l Limit) *sharedTerms {
 	t := &sharedTerms{
-		cfg: c, burst: c.Burst, window: windowOf(c.Rate, c.Burst),
-		token: micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))},
+		cfg: c, limit: l, window: windowOf(l.Rate, l.Burst),
+		quotas: newQuotaTerms(l.Quotas, max(c.Levels, 1), c.Reserve),
 	}
-	for level := range c.Levels {
-		t.room = append(t.room, t.token.times(roomOf(t.burst, c.Reserve, level)))
+	if l.Rate != 0 {
+		whole, part := math.Modf(1e6 / l.Rate)
+		t.token = micros{uint64(whole), uint64(math.Ceil(part * (1 << 32)))}
+	}
+	for level := range max(c.Levels, 1) {
+		room := t.token.times(roomOf(l.Burst, c.Reserve, level))
+		if l.Rate == 0 { // only quotas limit; what other instances hold as the debt stays
+			room = micros{whole: 1e15}
+		}
+		t.room = append(t.room, room)
 	}
 	return t
+}
+
+// most returns how many tokens a level may spend at once.
+func (t *sharedTerms) most(level int) int {
+	most := math.MaxInt
+	if t.limit.Rate != 0 {
+		most = roomOf(t.limit.Burst, t.cfg.Reserve, level)
+	}
+	for i := range t.quotas {
+		most = min(most, t.quotas[i].room[level])
+	}
+	return most
 }
 
 // NewShared returns a Shared. It does not call Eval yet. It panics with the error of
@@ -231,67 +275,94 @@ func NewShared(cfg SharedConfig) *Shared {
 	s := &Shared{given: cfg.clone()}
 	cfg = cfg.withDefaults()
 	s.outages.observers = &s.observers
-	s.terms.Store(newSharedTerms(&cfg))
-	s.local = NewGroup(cfg.local())
+	s.setTerms(&cfg)
+	s.alone.base = NewGroup(cfg.localOf())
 	return s
 }
 
-// Do takes the tokens of a call, runs fn and returns its error. Without tokens it
-// returns a [*LimitedError] and does not run fn. If ctx has already ended, Do returns
-// why.
-func (s *Shared) Do(ctx context.Context, fn func(context.Context) error) error {
-	if err := s.Wait(ctx); err != nil {
+func (s *Shared) setTerms(cfg *SharedConfig) {
+	t := newSharedTerms(cfg, cfg.limit())
+	t.base = true
+	s.terms.Store(t)
+}
+
+// Do takes the tokens of a call from the limit of key, runs fn and returns its error.
+// Without tokens it returns a [*LimitedError] and does not run fn. If ctx has already
+// ended, Do returns why.
+func (s *Shared) Do(ctx context.Context, key string, fn func(context.Context) error) error {
+	if err := s.Wait(ctx, key); err != nil {
 		return err
 	}
 	return fn(ctx)
 }
 
-// Wrap returns a function that runs next as [Shared.Do] does.
-func (s *Shared) Wrap(next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return s.Do(ctx, next) }
+// Wrap returns a function that runs next for key as [Shared.Do] does.
+func (s *Shared) Wrap(key string, next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return s.Do(ctx, key, next) }
 }
 
-// Wait takes the tokens of a call as [Shared.Do] does, for work that is not one
-// function. It waits for the answer of Redis, not for tokens.
-func (s *Shared) Wait(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
+// By returns middleware that runs a function as [Shared.Do] does, for the key of its ctx.
+// A nil key means the empty key for all calls.
+func (s *Shared) By(key func(context.Context) string) func(next func(context.Context) error) func(context.Context) error {
+	if key == nil {
+		key = func(context.Context) string { return "" }
 	}
-	t := s.terms.Load()
-	c := t.callOf(ctx)
+	return func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error { return s.Do(ctx, key(ctx), next) }
+	}
+}
+
+// Wait takes the tokens of a call from the limit of key as [Shared.Do] does, for work
+// that is not one function. It waits for the answer of Redis, not for tokens.
+func (s *Shared) Wait(ctx context.Context, key string) error {
+	_, err := s.Admit(ctx, key)
+	return err
+}
+
+// Admit takes the tokens of a call as [Shared.Wait] does, and returns what is left, as
+// [Shared.Take] does.
+func (s *Shared) Admit(ctx context.Context, key string) (Decision, error) {
+	t := s.termsOf(key)
+	if ctx.Err() != nil {
+		return t.unknown(), ended.Error(ctx)
+	}
+	c := t.callOf(ctx, key)
 	if t.cfg.Cost != nil {
 		c.n = max(t.cfg.Cost(ctx), 0)
 	}
 	d, why, cause := s.decide(ctx, t, c)
 	if d.OK {
-		return nil
+		return d, nil
 	}
 	err := &LimitedError{
 		Name: t.cfg.Name, Key: keyed.Text(c.key), Reason: why, Limit: d.Limit,
 		Level: c.level, Cost: c.n, After: d.RetryAfter, Err: cause,
 	}
-	report(ctx, t.cfg.OnReject, &s.observers, err, 0)
-	return err
+	if why == OverQuota || why == TooCostly {
+		err.Quota = d.Quota
+	}
+	report(ctx, t.cfg.OnRefuse, &s.observers, err)
+	return d, err
 }
 
-// Allow takes a token if there is one, and reports whether it did. Like [Shared.Take]
-// it calls Key and Priority, but not Cost or OnReject, and admits nothing once ctx has
-// ended.
-func (s *Shared) Allow(ctx context.Context) bool { return s.Take(ctx, 1).OK }
+// Allow takes a token of key if there is one, and reports whether it did. Like
+// [Shared.Take] it calls Priority, but not Cost or OnRefuse, and admits nothing once ctx
+// has ended.
+func (s *Shared) Allow(ctx context.Context, key string) bool { return s.Take(ctx, key, 1).OK }
 
-// Take takes n tokens of the limit of ctx, if all of them are there. It calls Key and
-// Priority, but not Cost or OnReject. If n is 0 or less, Take takes none and admits. It
-// admits nothing once ctx has ended.
+// Take takes n tokens of key, if all of them are there. It calls Priority, but not Cost
+// or OnRefuse. If n is 0 or less, Take takes none and admits. It admits nothing once ctx
+// has ended.
 //
 // Remaining and ResetAfter are known from an answer of Redis. Without one, ResetAfter is
 // 0, and Remaining is at most the number of tokens that a Batch still holds. During an
 // outage with LimitLocally, both are those of this instance's part of the limit.
-func (s *Shared) Take(ctx context.Context, n int) Decision {
-	t := s.terms.Load()
+func (s *Shared) Take(ctx context.Context, key string, n int) Decision {
+	t := s.termsOf(key)
 	if ctx.Err() != nil {
-		return Decision{Limit: t.burst, Window: t.window}
+		return t.unknown()
 	}
-	c := t.callOf(ctx)
+	c := t.callOf(ctx, key)
 	c.n = max(n, 0)
 	d, _, _ := s.decide(ctx, t, c)
 	return d
@@ -299,17 +370,17 @@ func (s *Shared) Take(ctx context.Context, n int) Decision {
 
 // A sharedCall is a call to be decided.
 type sharedCall struct {
-	key      string // the result of Key
+	key      string
 	full     string // the key in Redis
 	n, level int
+	do       string // what the script is to do
 }
 
-// callOf returns the call of ctx, for one token.
-func (t *sharedTerms) callOf(ctx context.Context) sharedCall {
-	c := sharedCall{n: 1, full: t.cfg.Prefix + t.cfg.Name}
-	if t.cfg.Key != nil {
-		c.key = t.cfg.Key(ctx)
-		c.full += "/" + c.key
+// callOf returns the call of ctx for key, for one token.
+func (t *sharedTerms) callOf(ctx context.Context, key string) sharedCall {
+	c := sharedCall{key: key, n: 1, do: "take", full: t.cfg.Prefix + t.cfg.Name}
+	if key != "" {
+		c.full += "/" + key
 	}
 	if t.cfg.Priority != nil {
 		c.level = min(max(t.cfg.Priority(ctx), 0), t.cfg.Levels-1)
@@ -320,14 +391,21 @@ func (t *sharedTerms) callOf(ctx context.Context) sharedCall {
 // decide takes the tokens of a call, or returns why it cannot.
 func (s *Shared) decide(ctx context.Context, t *sharedTerms, c sharedCall) (d Decision, why Reason, cause error) {
 	switch {
-	case s.batch.spend(c.n): // always for n == 0
-		d = Decision{OK: true, Remaining: int(s.batch.held.Load())}
-	case c.n > roomOf(t.burst, t.cfg.Reserve, c.level):
-		d, why = Decision{RetryAfter: never}, TooCostly
+	case c.n == 0:
+		d = t.unknown()
+		d.OK = true
+	case c.key == "" && s.batch.spend(c.n):
+		d = t.unknown()
+		d.OK, d.Remaining = true, int(s.batch.held.Load())
+	case c.n > t.most(c.level):
+		d, why = t.unknown(), TooCostly
+		d.RetryAfter = never
+		if i := slices.IndexFunc(t.quotas, func(q quotaTerms) bool { return c.n > q.room[c.level] }); i >= 0 {
+			d.Quota, d.Limit, d.Window = t.quotas[i].Quota, t.quotas[i].N, 0
+		}
 	default:
 		d, why, cause = s.ask(ctx, t, c)
 	}
-	d.Limit, d.Window = t.burst, t.window
 	if d.OK {
 		s.admitted.Add(1)
 		s.spent.Add(int64(c.n))
@@ -342,24 +420,62 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decisio
 	if o := s.outages.of(c.full, t.cfg.RetryEvery); o != nil {
 		return s.decideAlone(ctx, t, c, o)
 	}
-	if t.cfg.Batch > 1 {
+	if t.cfg.Batch > 1 && c.key == "" {
 		return s.askBatch(ctx, t, c)
 	}
-	a, outage, inTime := s.askOnce(ctx, t, c)
+	a, outage, inTime := s.askOnce(ctx, t, c, []int{c.n})
 	switch {
 	case !inTime:
-		return Decision{}, ContextEnded, ended.Error(ctx)
+		return t.unknown(), ContextEnded, ended.Error(ctx)
 	case outage != nil:
 		return s.decideAlone(ctx, t, c, outage)
 	}
-	d := Decision{
-		OK: a.taken > 0, Remaining: t.remaining(c.level, a.debt),
-		RetryAfter: a.wait, ResetAfter: a.debt,
+	d, why := t.decision(a.taken > 0, c.n, c.level, a)
+	return d, why, nil
+}
+
+// unknown returns a Decision without an answer of Redis.
+func (t *sharedTerms) unknown() Decision {
+	if t.limit.Rate == 0 {
+		return Decision{Quota: t.limit.Quotas[0], Limit: t.limit.Quotas[0].N}
 	}
-	if !d.OK {
-		return d, OverLimit, nil
+	return Decision{Limit: t.limit.Burst, Window: t.window}
+}
+
+// decision returns the Decision by an answer, about the window that binds, and why it is
+// a refusal.
+func (t *sharedTerms) decision(ok bool, n, level int, a answer) (d Decision, why Reason) {
+	least, binding, last := math.MaxInt, -1, time.Duration(0)
+	if t.limit.Rate != 0 {
+		least = t.remaining(level, a.debt)
 	}
-	return d, "", nil
+	if !ok {
+		why = OverLimit
+	}
+	for i, w := range a.windows {
+		left := int(max(0, int64(t.quotas[i].room[level])-w.used))
+		switch {
+		case ok && left < least:
+			least, binding = left, i
+		case !ok && n > left:
+			if why = OverQuota; w.left > last {
+				last, binding = w.left, i
+			}
+		}
+	}
+	if binding < 0 {
+		d = Decision{OK: ok, Limit: t.limit.Burst, Window: t.window, Remaining: t.remaining(level, a.debt), ResetAfter: a.debt}
+	} else {
+		q, w := &t.quotas[binding], a.windows[binding]
+		d = Decision{OK: ok, Quota: q.Quota, Limit: q.N, Window: w.length, Remaining: int(max(0, int64(q.room[level])-w.used))}
+		if w.used > 0 {
+			d.ResetAfter = w.left
+		}
+	}
+	if !ok {
+		d.RetryAfter = max(a.wait, last)
+	}
+	return d, why
 }
 
 // remaining returns how many tokens a level could take on top of a debt.
@@ -371,18 +487,25 @@ func (t *sharedTerms) remaining(level int, debt time.Duration) int {
 
 // decideAlone decides on a call without Redis.
 func (s *Shared) decideAlone(ctx context.Context, t *sharedTerms, c sharedCall, o *outage) (Decision, Reason, error) {
-	if t.cfg.OnError != nil && o.told.CompareAndSwap(false, true) {
-		t.cfg.OnError(ctx, o.cause)
+	if t.cfg.OnStoreError != nil && o.told.CompareAndSwap(false, true) {
+		t.cfg.OnStoreError(ctx, o.cause)
 	}
-	s.alone.Add(1)
+	s.outOfReach.Add(1)
+	d := t.unknown()
 	switch t.cfg.OnOutage {
 	case AdmitAll:
-		return Decision{OK: true}, "", nil
+		d.OK = true
+		return d, "", nil
 	case LimitLocally:
-		d, why := s.local.decide(ctx, c.key, c.n, c.level)
-		if why == "" || why == OverLimit {
-			return d, why, nil
+		part, why := s.alone.group(t).decide(ctx, c.key, c.n, c.level)
+		if why == "" || why == OverLimit || why == OverQuota {
+			return t.whole(part), why, nil
 		}
 	}
-	return Decision{RetryAfter: max(0, time.Until(o.until))}, Outage, fmt.Errorf("%w: %w", ErrOutage, o.cause)
+	d.RetryAfter = max(0, time.Until(o.until))
+	return d, Outage, s.outageError(o)
 }
+
+func (s *Shared) outageError(o *outage) error { return fmt.Errorf("%w: %w", ErrOutage, o.cause) }
+
+func (c SharedConfig) localOf() GroupConfig[string] { return c.local(c.limit()) }

@@ -60,52 +60,51 @@ func hanging(ctx context.Context, _ []any) (any, error) {
 func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
 	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
-	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Take(t.Context(), 1))
-	require.NoError(t, s.Wrap(ok)(t.Context()))
+	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Take(t.Context(), "", 1))
+	require.NoError(t, s.Wrap("", ok)(t.Context()))
 	f.answer = answers("0", []byte("100000"), 500_000)
-	err := s.Do(t.Context(), ok)
+	err := s.Do(t.Context(), "", ok)
 	require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 100ms")
 	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Refusals: throttle.Refusals{OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
 	for _, c := range f.calls {
 		require.Equal(t, []string{"throttle:api"}, c.keys)
 		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
-		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), 1, uint64(100_000), uint64(0)}, c.args)
+		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), "take", 0, 1, uint64(100_000), uint64(0)}, c.args)
 	}
 
-	require.NoError(t, s.SetRate(3, 2))
-	require.Equal(t, 666_666_667*time.Nanosecond, s.Take(t.Context(), 1).Window)
-	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
+	require.NoError(t, s.SetLimit(throttle.Limit{Rate: 3, Burst: 2}))
+	require.Equal(t, 666_666_667*time.Nanosecond, s.Take(t.Context(), "", 1).Window)
+	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), "take", 0, 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
 		"a third of a second, rounded up to 2^-32 us")
-	require.Error(t, s.SetRate(0, 2))
-	require.Error(t, s.SetRate(1e10, 2))
+	require.Error(t, s.SetLimit(throttle.Limit{Rate: 0, Burst: 2}))
+	require.Error(t, s.SetLimit(throttle.Limit{Rate: 1e10, Burst: 2}))
 }
 
 func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	type cost struct{}
-	var rejected []*throttle.LimitedError
+	var refused []*throttle.LimitedError
 	f := &fakeRedis{answer: answers(int64(0), int64(1000), int64(1000))}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10, Instances: 1,
-		Key:      func(context.Context) string { return "tenant" },
 		Levels:   2,
 		Reserve:  []float64{0.5},
 		Priority: func(context.Context) int { return 5 },
 		Cost:     func(ctx context.Context) int { n, _ := ctx.Value(cost{}).(int); return n },
-		OnReject: func(_ context.Context, e *throttle.LimitedError) { rejected = append(rejected, e) },
+		OnRefuse: func(_ context.Context, e *throttle.LimitedError) { refused = append(refused, e) },
 	})
 	of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
-	require.NoError(t, s.Do(of(0), ok), "takes nothing, asks nobody")
-	require.NoError(t, s.Do(of(-1), ok))
+	require.NoError(t, s.Do(of(0), "tenant", ok), "takes nothing, asks nobody")
+	require.NoError(t, s.Do(of(-1), "tenant", ok))
 	require.Empty(t, f.calls)
-	require.Error(t, s.Do(of(1), ok), "less than nothing gives nothing")
-	f.calls, rejected = nil, nil
-	require.EqualError(t, s.Do(of(3), ok), "throttle: api[tenant]: limited (over the limit), retry after 1ms")
+	require.Error(t, s.Do(of(1), "tenant", ok), "less than nothing gives nothing")
+	f.calls, refused = nil, nil
+	require.EqualError(t, s.Do(of(3), "tenant", ok), "throttle: api[tenant]: limited (over the limit), retry after 1ms")
 	require.Equal(t, []string{"p:api/tenant"}, f.calls[0].keys)
-	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), 3, uint64(3), uint64(0)}, f.calls[0].args)
-	err := s.Do(of(6), ok)
+	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), "take", 0, 3, uint64(3), uint64(0)}, f.calls[0].args)
+	err := s.Do(of(6), "tenant", ok)
 	require.EqualError(t, err, "throttle: api[tenant]: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
 	require.Len(t, f.calls, 1)
-	require.Len(t, rejected, 2)
+	require.Len(t, refused, 2)
 }
 
 func withoutTime(s throttle.SharedStats) throttle.SharedStats {
@@ -120,13 +119,13 @@ func TestSharedEndedContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		start := time.Now()
-		err := s.Do(ctx, ok)
+		err := s.Do(ctx, "", ok)
 		require.Equal(t, time.Millisecond, time.Since(start))
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, throttle.ContextEnded, limited.Reason)
 		require.ErrorIs(t, err, context.Canceled)
-		require.NotErrorIs(t, s.Do(ctx, ok), throttle.ErrLimited)
-		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Take(ctx, 1))
+		require.NotErrorIs(t, s.Do(ctx, "", ok), throttle.ErrLimited)
+		require.Equal(t, throttle.Decision{Limit: 1, Window: time.Second}, s.Take(ctx, "", 1))
 		synctest.Wait()
 		require.Len(t, f.made(), 2, "another trip finds out")
 		require.False(t, s.Stats().Down, "nobody knows yet")
@@ -134,7 +133,7 @@ func TestSharedEndedContext(t *testing.T) {
 		synctest.Wait()
 		require.True(t, s.Stats().Down, "found out without the caller")
 		require.Len(t, f.made(), 2)
-		require.Len(t, f.made()[1].args, 4, "no tokens are taken")
+		require.Len(t, f.made()[1].args, 6, "no tokens are taken")
 	})
 }
 
@@ -142,21 +141,21 @@ func TestSharedEndedContext(t *testing.T) {
 // wrong with it.
 func TestSharedBadAnswers(t *testing.T) {
 	for want, answer := range map[string]any{
-		"throttle: api: the script's answer is string OK: must be three integers":            "OK",
-		"throttle: api: the script's answer is <nil> <nil>: must be three integers":          nil,
-		"throttle: api: the script's answer is []interface {} [1 2]: must be three integers": []any{int64(1), int64(2)},
-		"throttle: api: the script's answer has string x: must be an integer of 0 or more":   []any{int64(1), "x", int64(2)},
-		"throttle: api: the script's answer has float64 1: must be an integer of 0 or more":  []any{1.0, int64(1), int64(2)},
-		"throttle: api: the script's answer has int64 -5: must be an integer of 0 or more":   []any{int64(1), int64(-5), int64(2)},
-		"throttle: api: the script's answer is 7 tokens: must be 0 or one of [1]":            []any{int64(7), int64(0), int64(2)},
+		"throttle: api: the script's answer is string OK: must be 3 integers":               "OK",
+		"throttle: api: the script's answer is <nil> <nil>: must be 3 integers":             nil,
+		"throttle: api: the script's answer is []interface {} [1 2]: must be 3 integers":    []any{int64(1), int64(2)},
+		"throttle: api: the script's answer has string x: must be an integer of 0 or more":  []any{int64(1), "x", int64(2)},
+		"throttle: api: the script's answer has float64 1: must be an integer of 0 or more": []any{1.0, int64(1), int64(2)},
+		"throttle: api: the script's answer has int64 -5: must be an integer of 0 or more":  []any{int64(1), int64(-5), int64(2)},
+		"throttle: api: the script's answer is 7 tokens: must be 0 or one of [1]":           []any{int64(7), int64(0), int64(2)},
 	} {
 		var reported error
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
-			Eval:    func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
-			OnError: func(_ context.Context, err error) { reported = err },
+			Eval:         func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
+			OnStoreError: func(_ context.Context, err error) { reported = err },
 		})
-		err := s.Do(t.Context(), ok)
+		err := s.Do(t.Context(), "", ok)
 		require.EqualError(t, reported, want)
 		require.ErrorIs(t, err, throttle.ErrOutage)
 		require.ErrorIs(t, err, throttle.ErrLimited)
@@ -193,9 +192,9 @@ func FuzzSharedAnswer(f *testing.F) {
 				}
 				return []any{as(taken), as(wait), as(debt)}, nil
 			},
-			OnError: func(context.Context, error) { wrong++ },
+			OnStoreError: func(context.Context, error) { wrong++ },
 		})
-		d := s.Take(t.Context(), n)
+		d := s.Take(t.Context(), "", n)
 		sane := kind%6 < asFloat && min(taken, wait, debt) >= 0 && max(taken, wait, debt) <= math.MaxInt64/1000 &&
 			(taken == 0 || taken == int64(n) || taken == int64(max(n, 5)))
 		require.Equal(t, sane, wrong == 0)
@@ -203,7 +202,7 @@ func FuzzSharedAnswer(f *testing.F) {
 		require.GreaterOrEqual(t, min(d.RetryAfter, d.ResetAfter), time.Duration(0))
 		require.True(t, 0 <= d.Remaining && d.Remaining <= 10)
 		held := 0
-		for s.Allow(t.Context()) {
+		for s.Allow(t.Context(), "") {
 			held++
 		}
 		if d.OK {
@@ -233,7 +232,7 @@ func TestSharedOutage(t *testing.T) {
 				admitted := 0
 				var err error
 				for range 100 {
-					if e := s.Do(t.Context(), ok); e == nil {
+					if e := s.Do(t.Context(), "", ok); e == nil {
 						admitted++
 					} else {
 						err = e
@@ -259,13 +258,13 @@ func TestSharedOutage(t *testing.T) {
 
 				time.Sleep(time.Second) // one tries again
 				f.answer = down
-				_ = s.Do(t.Context(), ok)
-				_ = s.Do(t.Context(), ok)
+				_ = s.Do(t.Context(), "", ok)
+				_ = s.Do(t.Context(), "", ok)
 				require.Len(t, f.calls, 2)
 				time.Sleep(time.Second)
 				f.answer = answers(int64(1), int64(0), int64(100))
 				for range 100 {
-					require.NoError(t, s.Do(t.Context(), ok))
+					require.NoError(t, s.Do(t.Context(), "", ok))
 				}
 				require.Len(t, f.calls, 102, "Redis is back")
 				require.False(t, s.Stats().Down)
@@ -279,7 +278,7 @@ func TestSharedOutageRefusesCallsTooCostlyForOneInstance(t *testing.T) {
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 10, Burst: 8, Instances: 4, Cost: func(context.Context) int { return 5 },
 	})
-	err := s.Do(t.Context(), ok)
+	err := s.Do(t.Context(), "", ok)
 	require.ErrorIs(t, err, throttle.ErrOutage)
 	require.ErrorIs(t, err, errDown)
 	limited, _ := errors.AsType[*throttle.LimitedError](err)
@@ -287,20 +286,20 @@ func TestSharedOutageRefusesCallsTooCostlyForOneInstance(t *testing.T) {
 	require.Positive(t, limited.RetryAfter())
 }
 
-// SetRate changes the part of an instance in an outage, too.
-func TestSharedSetRateInAnOutage(t *testing.T) {
+// SetLimit changes the part of an instance in an outage, too.
+func TestSharedSetLimitInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Eval: (&fakeRedis{answer: down}).eval, Rate: 10, Burst: 8, Instances: 4, RetryEvery: time.Hour,
 		})
 		admitted := func() (n int) {
-			for s.Allow(t.Context()) {
+			for s.Allow(t.Context(), "") {
 				n++
 			}
 			return n
 		}
 		require.Equal(t, 2, admitted())
-		require.NoError(t, s.SetRate(40, 40))
+		require.NoError(t, s.SetLimit(throttle.Limit{Rate: 40, Burst: 40}))
 		time.Sleep(time.Minute)
 		require.Equal(t, 10, admitted())
 		time.Sleep(100 * time.Millisecond)
@@ -313,31 +312,31 @@ func TestSharedBatch(t *testing.T) {
 	n := 1
 	f := &fakeRedis{}
 	f.answer = func(_ context.Context, args []any) (any, error) {
-		return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+		return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 	}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10, Instances: 1,
 	})
 	for range 100 {
-		require.True(t, s.Take(t.Context(), n).OK)
+		require.True(t, s.Take(t.Context(), "", n).OK)
 	}
 	require.Len(t, f.calls, 10)
-	require.Len(t, f.calls[0].args, 10, "ten, or else one")
+	require.Len(t, f.calls[0].args, 12, "ten, or else one")
 	n = 15
-	require.True(t, s.Take(t.Context(), n).OK)
-	require.Len(t, f.calls[10].args, 7)
+	require.True(t, s.Take(t.Context(), "", n).OK)
+	require.Len(t, f.calls[10].args, 9)
 	n = 4
 	for range 3 {
-		require.True(t, s.Take(t.Context(), n).OK)
+		require.True(t, s.Take(t.Context(), "", n).OK)
 	}
-	require.Equal(t, 10, f.calls[11].args[4])
-	require.Equal(t, 8, f.calls[12].args[4], "two are left")
+	require.Equal(t, 10, f.calls[11].args[6])
+	require.Equal(t, 8, f.calls[12].args[6], "two are left")
 
 	f.answer = answers(int64(0), int64(10), int64(10)) // 6 are left
-	require.True(t, s.Take(t.Context(), n).OK)
-	require.False(t, s.Take(t.Context(), n).OK)
+	require.True(t, s.Take(t.Context(), "", n).OK)
+	require.False(t, s.Take(t.Context(), "", n).OK)
 	n = 2
-	require.True(t, s.Take(t.Context(), n).OK)
+	require.True(t, s.Take(t.Context(), "", n).OK)
 	require.EqualValues(t, s.Stats().Spent, 100+15+12+4+2)
 }
 
@@ -346,17 +345,17 @@ func TestSharedBatchIsAskedForOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
 			time.Sleep(10 * time.Millisecond)
-			return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+			return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 		}}
 		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 100, Burst: 100, Batch: 50, Instances: 1})
 		var calls sync.WaitGroup
 		for range 100 {
-			calls.Go(func() { require.NoError(t, s.Do(t.Context(), ok)) })
+			calls.Go(func() { require.NoError(t, s.Do(t.Context(), "", ok)) })
 		}
 		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		synctest.Wait()
-		require.ErrorIs(t, s.Do(impatient, ok), context.DeadlineExceeded)
+		require.ErrorIs(t, s.Do(impatient, "", ok), context.DeadlineExceeded)
 		calls.Wait()
 		require.LessOrEqual(t, len(f.made()), 2, "one, if all had come before it began")
 	})
@@ -364,17 +363,16 @@ func TestSharedBatchIsAskedForOnce(t *testing.T) {
 
 func TestSharedValidate(t *testing.T) {
 	eval := (&fakeRedis{}).eval
-	key := func(context.Context) string { return "" }
 	for want, cfg := range map[string]throttle.SharedConfig{
 		"throttle.SharedConfig.Name is \"\": must be set: it names the limit that is shared":                                    {Eval: eval, Rate: 1, Instances: 1},
 		"throttle.SharedConfig.Eval is nil: must be set":                                                                        {Name: "n", Instances: 1, Rate: 1},
 		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second":                                      {Name: "n", Instances: 1, Eval: eval},
 		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e9 tokens a second":                                    {Name: "n", Instances: 1, Eval: eval, Rate: math.NaN()},
 		"throttle.SharedConfig.Rate is 1e+10: must be above 0 and at most 1e9 tokens a second":                                  {Name: "n", Instances: 1, Eval: eval, Rate: 1e10},
-		"throttle.SharedConfig.Batch is 5: must be at most the Burst of 2":                                                      {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 5},
-		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there is a Key or more Levels than one":                         {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 2, Key: key},
+		"throttle.SharedConfig.Batch is 5: must be at most 2, the Burst or the least of the Quotas":                             {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 5},
+		"throttle.SharedConfig.Batch is 2: must be 0 or 1 where there are more Levels than one":                                 {Name: "n", Instances: 1, Eval: eval, Rate: 2, Batch: 2, Levels: 2, Priority: func(context.Context) int { return 0 }},
 		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                                                  {Name: "n", Instances: 1, Eval: eval, Rate: 2, Timeout: -1},
-		"throttle.SharedConfig.OnOutage is 9: must be LimitLocally, RefuseAll or AdmitAll":                                      {Name: "n", Instances: 1, Eval: eval, Rate: 2, OnOutage: 9},
+		"throttle.SharedConfig.OnOutage is \"no\": must be \"limit locally\", \"refuse all\" or \"admit all\"":                  {Name: "n", Instances: 1, Eval: eval, Rate: 2, OnOutage: "no"},
 		"throttle.SharedConfig.Instances is -1: must be 0 or more":                                                              {Name: "n", Eval: eval, Rate: 2, Instances: -1},
 		"throttle.SharedConfig.Instances is 0: must be 1 or more where OnOutage is LimitLocally: each instance admits its part": {Name: "n", Eval: eval, Rate: 2},
 		"throttle.SharedConfig.RetryEvery is -1ns: must be 0 (for a second) or more":                                            {Name: "n", Instances: 1, Eval: eval, Rate: 2, RetryEvery: -1},

@@ -15,15 +15,6 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A tenantKey is for the ctx of a call: whose limit it is under.
-type tenantKey struct{}
-
-func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(string) }
-
-func as(ctx context.Context, tenant string) context.Context {
-	return context.WithValue(ctx, tenantKey{}, tenant)
-}
-
 func TestSharedOnACluster(t *testing.T) {
 	c := services.NewRedisCluster(t)
 	for name, connect := range clients {
@@ -42,7 +33,7 @@ func slotsAreMoved(t *testing.T, c *services.RedisCluster, connect func(testing.
 	var instances [2]*throttle.Shared
 	for i := range instances {
 		instances[i] = throttle.NewShared(throttle.SharedConfig{
-			Name: "moves", Prefix: p, Key: tenantOf, Eval: connect(t, c.Addrs()...), Rate: 1.0 / 3600, Burst: burst,
+			Name: "moves", Prefix: p, Eval: connect(t, c.Addrs()...), Rate: 1.0 / 3600, Burst: burst,
 			Timeout: patient, OnOutage: throttle.RefuseAll,
 		})
 	}
@@ -53,7 +44,7 @@ func slotsAreMoved(t *testing.T, c *services.RedisCluster, connect func(testing.
 		for _, s := range instances {
 			calls.Go(func() {
 				for !moved.Load() || made[i].Load() < 2*burst {
-					if s.Allow(as(t.Context(), tenant)) {
+					if s.Allow(t.Context(), tenant) {
 						admitted[i].Add(1)
 					}
 					made[i].Add(1)
@@ -95,10 +86,10 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 		outages := make(chan error, 1000)
 		p := prefix(t, client(t, c.Masters[0].Addr))
 		s := instance{throttle.NewShared(throttle.SharedConfig{
-			Name: "gone", Prefix: p, Key: tenantOf, Eval: connect(t, c.Addrs()...), Rate: 1.0 / 3600, Burst: burst,
+			Name: "gone", Prefix: p, Eval: connect(t, c.Addrs()...), Rate: 1.0 / 3600, Burst: burst,
 			// Long, so that a live master does not miss it on a busy machine.
 			Timeout: 3 * time.Second, RetryEvery: 500 * time.Millisecond, OnOutage: throttle.RefuseAll,
-			OnError: func(_ context.Context, err error) { outages <- err },
+			OnStoreError: func(_ context.Context, err error) { outages <- err },
 		}), [3][]string{}, outages}
 		for i := 0; len(s.tenants[0]) < 3 || len(s.tenants[1]) < 3 || len(s.tenants[2]) < 1; i++ {
 			tenant := fmt.Sprint("tenant", i)
@@ -106,7 +97,7 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 			s.tenants[master] = append(s.tenants[master], tenant)
 		}
 		for _, of := range s.tenants {
-			require.NoError(t, s.Wait(as(t.Context(), of[0])))
+			require.NoError(t, s.Wait(t.Context(), of[0]))
 		}
 		instances[name] = s
 	}
@@ -125,13 +116,13 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 	t.Cleanup(back)
 	off()
 	all("gone", func(t *testing.T, s instance) {
-		gone := as(t.Context(), s.tenants[2][0])
-		require.ErrorIs(t, s.Wait(gone), throttle.ErrOutage)
+		gone := s.tenants[2][0]
+		require.ErrorIs(t, s.Wait(t.Context(), gone), throttle.ErrOutage)
 		require.Error(t, <-s.outages)
 		for i := range 2 * burst {
 			for _, of := range s.tenants[:2] {
 				for j, tenant := range of[:3] {
-					err := s.Wait(as(t.Context(), tenant))
+					err := s.Wait(t.Context(), tenant)
 					if i < burst-1 || i == burst-1 && j > 0 { // one was spent before
 						require.NoError(t, err, "call %d of %s", i, tenant)
 					} else {
@@ -141,14 +132,14 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 				}
 			}
 		}
-		require.ErrorIs(t, s.Wait(gone), throttle.ErrOutage)
+		require.ErrorIs(t, s.Wait(t.Context(), gone), throttle.ErrOutage)
 		require.Empty(t, s.outages, "no other outage")
 	})
 	back()
 	all("back", func(t *testing.T, s instance) {
-		gone := as(t.Context(), s.tenants[2][0])
+		gone := s.tenants[2][0]
 		admitted := 0
-		for d := s.Take(gone, 1); d.OK || s.Stats().Down; d = s.Take(gone, 1) {
+		for d := s.Take(t.Context(), gone, 1); d.OK || s.Stats().Down; d = s.Take(t.Context(), gone, 1) {
 			if d.OK {
 				admitted++
 			}

@@ -22,14 +22,14 @@ func Example_sharedWithRueidis() {
 	limit := throttle.NewShared(throttle.SharedConfig{
 		Name: "mail", Rate: throttle.PerMinute(600), Burst: 20, Instances: 4,
 		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			texts := make([]string, len(args)) // integers, to rueidis
+			texts := make([]string, len(args)) // what rueidis takes
 			for i, arg := range args {
 				texts[i] = fmt.Sprint(arg)
 			}
 			return rueidis.NewLuaScript(script).Exec(ctx, client, keys, texts).ToAny()
 		},
 	})
-	err = limit.Do(context.Background(), func(context.Context) error { return errors.New("no mail today") })
+	err = limit.Do(context.Background(), "", func(context.Context) error { return errors.New("no mail today") })
 	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
 		fmt.Println("come back in", limited.RetryAfter())
 	}

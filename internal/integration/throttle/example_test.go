@@ -19,7 +19,7 @@ func Example_shared() {
 			return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
 		},
 	})
-	err := limit.Do(context.Background(), func(context.Context) error { return errors.New("no mail today") })
+	err := limit.Do(context.Background(), "", func(context.Context) error { return errors.New("no mail today") })
 	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
 		fmt.Println("come back in", limited.RetryAfter())
 	}

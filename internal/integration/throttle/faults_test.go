@@ -53,7 +53,7 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 	admitted, slowest := 0, time.Duration(0)
 	call := func() error {
 		began := time.Now()
-		err := s.Wait(t.Context())
+		err := s.Wait(t.Context(), "")
 		slowest = max(slowest, time.Since(began))
 		if err == nil {
 			admitted++
@@ -78,7 +78,7 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 	fault.Begin(proxy)
 	until(true)
 	for range 20 {
-		_ = direct.Wait(t.Context())
+		_ = direct.Wait(t.Context(), "")
 		if fault.Brief {
 			continue
 		}
@@ -97,7 +97,7 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 	}
 	proxy.Heal()
 	until(false)
-	for direct.Allow(context.Background()) {
+	for direct.Allow(context.Background(), "") {
 	}
 	for range 100 {
 		_ = call() // by Redis or, on a busy machine, alone

@@ -65,7 +65,7 @@ func TestClientsShareOneLimit(t *testing.T) {
 		}))
 	}
 	for i := range 100 {
-		d := instances[i%2].Take(t.Context(), 1)
+		d := instances[i%2].Take(t.Context(), "", 1)
 		require.Equal(t, i < 50, d.OK)
 		require.Equal(t, max(0, 49-i), d.Remaining)
 		require.LessOrEqual(t, d.RetryAfter, time.Hour)

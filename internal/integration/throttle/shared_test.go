@@ -84,7 +84,7 @@ func TestMain(m *testing.M) {
 	for range 4 {
 		calls.Go(func() {
 			for range w.Calls / 4 {
-				_ = s.Do(context.Background(), func(context.Context) error { return nil })
+				_ = s.Do(context.Background(), "", func(context.Context) error { return nil })
 			}
 		})
 	}
@@ -174,13 +174,13 @@ func TestBatchStaysWithinItsBound(t *testing.T) {
 			Name: "batch", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 60, Batch: 10,
 			Timeout: patient, OnOutage: throttle.RefuseAll,
 		})
-		require.True(t, instances[i].Allow(t.Context())) // 9 more are held
+		require.True(t, instances[i].Allow(t.Context(), "")) // 9 more are held
 	}
 	require.NoError(t, rdb.Del(t.Context(), p+"batch").Err()) // as after the time in which the burst refills
 	admitted, asked := 0, 0
 	for range 100 {
 		for _, s := range instances {
-			if s.Allow(t.Context()) {
+			if s.Allow(t.Context(), "") {
 				admitted++
 			}
 		}
@@ -204,7 +204,7 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 	right.Eval = evalWith(rdb)
 	s := throttle.NewShared(right)
 	for range 4 {
-		require.True(t, s.Allow(t.Context()))
+		require.True(t, s.Allow(t.Context(), ""))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -216,13 +216,13 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 		s := throttle.NewShared(wrong)
 		require.Equal(t, 2000, time.Now().Year())
 		for left := 5; left >= 0; left-- {
-			d := s.Take(t.Context(), 1)
+			d := s.Take(t.Context(), "", 1)
 			require.True(t, d.OK)
 			require.Equal(t, left, d.Remaining)
 		}
-		require.False(t, s.Allow(t.Context()))
+		require.False(t, s.Allow(t.Context(), ""))
 	})
-	d := s.Take(t.Context(), 1)
+	d := s.Take(t.Context(), "", 1)
 	require.False(t, d.OK)
 	require.LessOrEqual(t, d.RetryAfter, time.Hour)
 	require.Greater(t, d.RetryAfter, 50*time.Minute)
@@ -253,7 +253,7 @@ func TestOneRoundTripADecision(t *testing.T) {
 		Name: "trips", Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 50, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	for i := range 100 {
-		require.Equal(t, i < 50, s.Allow(t.Context()))
+		require.Equal(t, i < 50, s.Allow(t.Context(), ""))
 	}
 	require.EqualValues(t, 101, sent.commands.Load(), "and one to tell the script")
 	require.EqualValues(t, 100, s.Stats().Asked)
@@ -273,7 +273,7 @@ func TestOutages(t *testing.T) {
 			})
 			// What is wrong is not for how long: calls are made until things are so.
 			until := func(isDown bool) {
-				for s.Allow(t.Context()); s.Stats().Down != isDown; s.Allow(t.Context()) {
+				for s.Allow(t.Context(), ""); s.Stats().Down != isDown; s.Allow(t.Context(), "") {
 				}
 			}
 			until(false)
@@ -283,7 +283,7 @@ func TestOutages(t *testing.T) {
 				until(true)
 				before := s.Stats()
 				for range 200 {
-					err := s.Do(t.Context(), func(context.Context) error { return nil })
+					err := s.Do(t.Context(), "", func(context.Context) error { return nil })
 					if policy == throttle.RefuseAll {
 						require.ErrorIs(t, err, throttle.ErrOutage)
 					}
@@ -301,7 +301,7 @@ func TestOutages(t *testing.T) {
 				fault.on()
 				until(false)
 				alone := s.Stats().Alone
-				s.Allow(t.Context())
+				s.Allow(t.Context(), "")
 				require.Equal(t, alone, s.Stats().Alone, "decided by Redis again")
 			}
 		})
@@ -329,15 +329,15 @@ func TestImpatientCallersOfAHangingRedis(t *testing.T) {
 					Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6, Batch: batch,
 					OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
 				})
-				require.True(t, s.Allow(t.Context()))
+				require.True(t, s.Allow(t.Context(), ""))
 				own.Pause()
 				for !s.Stats().Down { // as long as it takes: it would never be
 					ctx, cancel := within(t.Context())
-					_ = s.Wait(ctx)
+					_ = s.Wait(ctx, "")
 					cancel()
 				}
 				for range 100 {
-					require.NoError(t, s.Wait(t.Context()))
+					require.NoError(t, s.Wait(t.Context(), ""))
 				}
 				require.GreaterOrEqual(t, s.Stats().Alone, int64(100))
 				own.Resume()
@@ -349,7 +349,6 @@ func TestImpatientCallersOfAHangingRedis(t *testing.T) {
 // One of three servers hangs, or is gone: the keys of the others are decided by
 // theirs.
 func TestOneShardOfThree(t *testing.T) {
-	type tenant struct{}
 	for name, fault := range map[string]func(*services.RedisServer){
 		"hanging": (*services.RedisServer).Pause, "gone": (*services.RedisServer).Kill,
 	} {
@@ -363,19 +362,17 @@ func TestOneShardOfThree(t *testing.T) {
 			}
 			s := throttle.NewShared(throttle.SharedConfig{
 				Name: "shards", Rate: 1.0 / 3600, Burst: 100, Timeout: 2 * time.Second, RetryEvery: time.Hour, OnOutage: throttle.RefuseAll,
-				Key: func(ctx context.Context) string { return ctx.Value(tenant{}).(string) },
 				Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 					return shards[int(keys[0][len(keys[0])-1]-'0')](ctx, script, keys, args...)
 				},
 			})
-			of := func(i int) context.Context { return context.WithValue(t.Context(), tenant{}, strconv.Itoa(i)) }
 			fault(servers[1])
 			for range 100 {
-				require.NoError(t, s.Wait(of(0)))
-				require.ErrorIs(t, s.Wait(of(1)), throttle.ErrOutage)
-				require.NoError(t, s.Wait(of(2)))
+				require.NoError(t, s.Wait(t.Context(), "0"))
+				require.ErrorIs(t, s.Wait(t.Context(), "1"), throttle.ErrOutage)
+				require.NoError(t, s.Wait(t.Context(), "2"))
 			}
-			err := s.Wait(of(0))
+			err := s.Wait(t.Context(), "0")
 			require.ErrorIs(t, err, throttle.ErrLimited)
 			require.NotErrorIs(t, err, throttle.ErrOutage, "by the limit")
 			require.EqualValues(t, 100, s.Stats().Alone)
@@ -396,7 +393,7 @@ func TestWhatElseIsUnderTheKey(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "wrong", Prefix: p, Eval: evalWith(rdb), Rate: 1, Timeout: patient, OnOutage: throttle.RefuseAll,
 		})
-		err := s.Do(t.Context(), func(context.Context) error { return nil })
+		err := s.Do(t.Context(), "", func(context.Context) error { return nil })
 		require.ErrorIs(t, err, throttle.ErrOutage, name)
 		_, fromRedis := errors.AsType[redis.Error](err)
 		require.True(t, fromRedis, name)
@@ -412,7 +409,7 @@ func TestServerClockSetBack(t *testing.T) {
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 60, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
-	d := s.Take(t.Context(), 1)
+	d := s.Take(t.Context(), "", 1)
 	require.False(t, d.OK)
 	require.LessOrEqual(t, d.ResetAfter, 10*time.Minute)
 	require.LessOrEqual(t, d.RetryAfter, time.Minute)
@@ -421,17 +418,13 @@ func TestServerClockSetBack(t *testing.T) {
 func TestKeysLevelsAndWhatStays(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	p := prefix(t, rdb)
-	type call struct {
-		key   string
-		level int
-	}
+	type level struct{}
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
-		Key:    func(ctx context.Context) string { return ctx.Value(call{}).(call).key },
-		Levels: 2, Reserve: []float64{0.5}, Priority: func(ctx context.Context) int { return ctx.Value(call{}).(call).level },
+		Levels: 2, Reserve: []float64{0.5}, Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
 	})
-	admitted := func(key string, level int) (n int) {
-		for s.Allow(context.WithValue(t.Context(), call{}, call{key, level})) {
+	admitted := func(key string, at int) (n int) {
+		for s.Allow(context.WithValue(t.Context(), level{}, at), key) {
 			n++
 		}
 		return n

@@ -1,0 +1,65 @@
+package throttle
+
+import (
+	"fmt"
+	"sync"
+)
+
+// alone are the limits of this instance in an outage.
+type alone struct {
+	base *Group[string] // by the limit of the configuration
+
+	mu     sync.Mutex
+	others map[string]*Group[string] // by other limits
+}
+
+// maxOthers bounds the others: a program has few plans. If it has more, the keys of the
+// rest are under base.
+const maxOthers = 100
+
+// group returns the limit of terms.
+func (a *alone) group(t *sharedTerms) *Group[string] {
+	if t.base {
+		return a.base
+	}
+	id := fmt.Sprint(t.limit)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g := a.others[id]
+	if g == nil && len(a.others) < maxOthers {
+		if cfg := t.cfg.local(t.limit); cfg.Validate() == nil {
+			g = NewGroup(cfg)
+			if a.others == nil {
+				a.others = make(map[string]*Group[string])
+			}
+			a.others[id] = g
+		}
+	}
+	if g == nil {
+		return a.base
+	}
+	return g
+}
+
+// follow makes cfg the configuration of the limits.
+func (a *alone) follow(cfg *SharedConfig) error {
+	if err := a.base.follow(cfg.localOf()); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.others) // what they have admitted would be under other shares
+	return nil
+}
+
+// whole returns a Decision of an instance's part of the limit as one about the limit.
+func (t *sharedTerms) whole(part Decision) Decision {
+	for _, q := range t.limit.Quotas {
+		if part.Quota != (Quota{}) && q.window() == part.Quota.window() {
+			part.Quota, part.Limit = q, q.N
+			return part
+		}
+	}
+	part.Limit, part.Window = t.limit.Burst, t.window
+	return part
+}
