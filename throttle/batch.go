@@ -26,8 +26,9 @@ type batch struct {
 type claim struct {
 	n       int
 	left    bool          // the call has given up; under mu
-	settled chan struct{} // closed when d and outage are set
+	settled chan struct{} // closed when d, why and outage are set
 	d       Decision
+	why     Reason
 	outage  *outage
 }
 
@@ -79,15 +80,12 @@ func (s *Shared) askBatch(ctx context.Context, t *sharedTerms, c sharedCall) (De
 		b.mu.Lock()
 		mine.left = true
 		b.mu.Unlock()
-		return Decision{}, ContextEnded, ended.Error(ctx)
+		return t.unknown(), ContextEnded, ended.Error(ctx)
 	}
-	switch {
-	case mine.outage != nil:
+	if mine.outage != nil {
 		return s.decideAlone(ctx, t, c, mine.outage)
-	case !mine.d.OK:
-		return mine.d, OverLimit, nil
 	}
-	return mine.d, "", nil
+	return mine.d, mine.why, nil
 }
 
 // fetch makes one trip after the other until there are no more claims.
@@ -122,7 +120,8 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 	slices.SortStableFunc(claims, func(a, b *claim) int { return cmp.Compare(a.n, b.n) })
 	for len(claims) > 0 && claims[0].n <= held { // the trip before has left enough
 		held -= claims[0].n
-		claims[0].d = Decision{OK: true, Remaining: held}
+		claims[0].d = t.unknown()
+		claims[0].d.OK, claims[0].d.Remaining = true, held
 		close(claims[0].settled)
 		claims = claims[1:]
 	}
@@ -145,13 +144,11 @@ func (s *Shared) fetchFor(ctx context.Context, c sharedCall, claims []*claim) *o
 	a := trip.answer
 	held += a.taken
 	for _, claim := range claims {
-		claim.d = Decision{OK: claim.n <= held, Remaining: t.remaining(0, a.debt), ResetAfter: a.debt}
-		switch {
-		case claim.left:
-		case claim.d.OK:
+		short := claim.n - held
+		a.wait = max(t.wait(short, 0, a.debt), time.Microsecond)
+		claim.d, claim.why = t.decision(short <= 0, short, 0, a)
+		if claim.d.OK && !claim.left {
 			held -= claim.n
-		default:
-			claim.d.RetryAfter = t.wait(claim.n-held, a.debt)
 		}
 		close(claim.settled)
 	}
@@ -175,18 +172,18 @@ func (t *sharedTerms) amounts(claims []*claim, held int) (amounts []int) {
 	for k := len(claims); k > 0; k /= 2 {
 		amounts = append(amounts, sums[k-1]-held)
 	}
-	amounts = slices.DeleteFunc(amounts, func(n int) bool { return n > t.burst })
+	amounts = slices.DeleteFunc(amounts, func(n int) bool { return n > t.most(0) })
 	return slices.Compact(amounts)
 }
 
-// wait returns the time until n tokens could be taken on top of a debt.
-func (t *sharedTerms) wait(n int, debt time.Duration) time.Duration {
-	cost := t.token.times(n)
-	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(t.room[0].whole)
-	if cost.part > t.room[0].part {
+// wait returns the time until a level could take n tokens of the rate on top of a debt.
+func (t *sharedTerms) wait(n, level int, debt time.Duration) time.Duration {
+	cost, room := t.token.times(max(n, 0)), t.room[level]
+	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(room.whole)
+	if cost.part > room.part {
 		over++
 	}
-	return time.Duration(max(over, 1)) * time.Microsecond
+	return time.Duration(max(over, 0)) * time.Microsecond
 }
 
 func settle(claims []*claim, o *outage) {

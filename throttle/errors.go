@@ -23,15 +23,16 @@ type Reason string
 // The reasons.
 const (
 	OverLimit        Reason = "over the limit"     // there were not enough tokens, and the call was not to wait
+	OverQuota        Reason = "over the quota"     // there were not enough tokens left of a quota
 	WaitTooLong      Reason = "wait too long"      // the tokens would not have been there within MaxWait, or were not
-	QueueFull        Reason = "queue full"         // Queue calls were waiting, or MaxWaiting in a Group, and none was less important
+	QueueFull        Reason = "queue full"         // Queue calls were waiting, or MaxQueued in a Group, and none was less important
 	Displaced        Reason = "displaced"          // the call waited, and a more important one took its place in a full queue
 	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
 	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
 	TooCostly        Reason = "too costly"         // the call takes more tokens than its level may spend at once: it can never be admitted
 	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 	Outage           Reason = "outage"             // a Shared could not reach Redis
-	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably refuse it
+	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably turn it away
 )
 
 // never is the After of a call that can never be admitted.
@@ -42,11 +43,13 @@ const never = time.Duration(math.MaxInt64)
 // the cause of ctx (ContextEnded), or [ErrOutage] and the error of Eval (Outage).
 type LimitedError struct {
 	Name   string        // of the Limiter, Group, Shared or Adaptive
-	Key    string        // of the member of a Group or the limit of a Shared: at most the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
+	Key    string        // of a Group or Shared: at most the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
 	Reason Reason        // why the call was refused
-	Limit  int           // the Burst at that time
+	Limit  int           // the Burst at that time or, if there is a Quota, its N
+	Quota  Quota         // of OverQuota: the one whose window is over last; of TooCostly: the one that is too small, if it is not the Burst
 	Level  int           // of the call; 0 is the most important
 	Cost   int           // of the call, in tokens
+	Waited time.Duration // how long the call waited
 	After  time.Duration // how long until the call could be admitted; see RetryAfter
 	Err    error         // the cause, or nil
 }
@@ -58,10 +61,18 @@ func (e *LimitedError) Error() string {
 		text.WriteString(label + ": ")
 	}
 	if e.Reason == TooCostly {
-		fmt.Fprintf(&text, "limited (too costly): %d tokens at level %d are more than a burst of %d can give", e.Cost, e.Level, e.Limit)
+		what := fmt.Sprintf("a burst of %d", e.Limit)
+		if e.Quota != (Quota{}) {
+			what = fmt.Sprintf("the quota of %v", e.Quota)
+		}
+		fmt.Fprintf(&text, "limited (too costly): %d tokens at level %d are more than %s can give", e.Cost, e.Level, what)
 		return text.String()
 	}
-	fmt.Fprintf(&text, "limited (%s)", e.Reason)
+	fmt.Fprintf(&text, "limited (%s", e.Reason)
+	if e.Reason == OverQuota {
+		fmt.Fprintf(&text, " of %s", e.Quota)
+	}
+	text.WriteString(")")
 	if e.After > 0 && e.After < never {
 		fmt.Fprintf(&text, ", retry after %v", e.After)
 	}

@@ -34,7 +34,7 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 			return throttle.NewShared(throttle.SharedConfig{
 				Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
 				Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, err },
-			}).Wait(t.Context())
+			}).Wait(t.Context(), "")
 		}
 		adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{})
 		adaptive.SetRand(func() float64 { return 0 })

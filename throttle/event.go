@@ -12,11 +12,11 @@ type EventKind string
 
 // The kinds.
 const (
-	Refused     EventKind = "refused"   // Do or Wait has refused a call
-	Waited      EventKind = "waited"    // a call was admitted after a wait for its tokens
-	OutageBegan EventKind = "outage"    // Redis no longer answers a Shared, for the hash slot of a key
-	Recovered   EventKind = "recovered" // Redis answers again, for the hash slot of a key
-	Evicted     EventKind = "evicted"   // a Group has forgotten a key
+	EventRefused     EventKind = "refused"      // Do or Wait has refused a call
+	EventWaited      EventKind = "waited"       // a call was admitted after a wait for its tokens
+	EventOutageBegan EventKind = "outage began" // Redis no longer answers a Shared, for the hash slot of a key
+	EventRecovered   EventKind = "recovered"    // Redis answers again, for the hash slot of a key
+	EventEvicted     EventKind = "evicted"      // a Group has evicted a key
 )
 
 // An Event is what an observer is told.
@@ -25,37 +25,45 @@ type Event struct {
 	Name string // of the Limiter, Group, Shared or Adaptive
 	Key  string // of the member of a Group or the limit of a Shared, as in LimitedError
 
-	Reason Reason        // of Refused
-	Err    error         // of Refused: the [*LimitedError]; of OutageBegan: the cause
-	Waited time.Duration // of Waited, and of Refused after a wait: how long
+	// Of EventRefused and EventWaited.
+	Level  int           // of the call; 0 is the most important
+	Cost   int           // of the call, in tokens
+	Waited time.Duration // how long the call waited
 
-	Spent   int64 // of Evicted: the tokens that the key has spent, less those given back
-	Refused int64 // of Evicted: the calls of the key that were refused
+	Reason Reason // of EventRefused
+	Err    error  // of EventRefused: the [*LimitedError]; of EventOutageBegan: the cause
+
+	// Of EventEvicted.
+	Spent   int64 // the tokens that the key has spent, less those given back
+	Refused int64 // the calls of the key that were refused
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with
-// the ctx of the call, and while no lock is held. The kinds are Refused, which comes
-// after OnReject, and Waited, before the function of the call runs. Allow and Take cause
-// no events, as their result tells all. A second call of stop does nothing.
+// the ctx of the call, and while no lock is held. The kinds are EventRefused, which
+// comes after OnRefuse, and EventWaited, before the function of the call runs. Allow and
+// Take cause no events, as their result tells all. A panic in f passes on to the caller. A
+// second call of stop does nothing.
 func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
 
 // Observe calls f with each event of each key from now on, until stop is called, as
-// [Limiter.Observe] does. In addition there is Evicted, with the ctx that OnEvict gets.
+// [Limiter.Observe] does. In addition there is EventEvicted, with the ctx that OnEvict gets.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }
 
 // Observe calls f with each event from now on, until stop is called, as
-// [Limiter.Observe] does. The kinds are Refused, OutageBegan and Recovered. An outage is
-// that of a hash slot; Key is the key of the call that noticed it.
+// [Limiter.Observe] does. The kinds are EventRefused, EventOutageBegan and
+// EventRecovered. An outage is that of a hash slot; Key is the key of the call that
+// noticed it. EventOutageBegan and EventRecovered may come on a goroutine of s, where a panic
+// ends the program.
 func (s *Shared) Observe(f func(context.Context, Event)) (stop func()) {
 	return s.observers.Observe(f)
 }
 
 // Observe calls f with each event from now on, until stop is called, as
-// [Limiter.Observe] does. The kind is Refused.
+// [Limiter.Observe] does. The kind is EventRefused.
 func (a *Adaptive) Observe(f func(context.Context, Event)) (stop func()) {
 	return a.observers.Observe(f)
 }
@@ -63,11 +71,14 @@ func (a *Adaptive) Observe(f func(context.Context, Event)) (stop func()) {
 type observers = notify.Observers[Event]
 
 // report tells the hook and the observers of a refused call.
-func report(ctx context.Context, onReject func(context.Context, *LimitedError), o *observers, e *LimitedError, waited time.Duration) {
-	if onReject != nil {
-		onReject(ctx, e)
+func report(ctx context.Context, onRefuse func(context.Context, *LimitedError), o *observers, e *LimitedError) {
+	if onRefuse != nil {
+		onRefuse(ctx, e)
 	}
 	if o.Any() {
-		o.Tell(ctx, Event{Kind: Refused, Name: e.Name, Key: e.Key, Reason: e.Reason, Err: e, Waited: waited})
+		o.Tell(ctx, Event{
+			Kind: EventRefused, Name: e.Name, Key: e.Key,
+			Level: e.Level, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,
+		})
 	}
 }

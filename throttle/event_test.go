@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -38,7 +39,7 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 		var order []string
 		l := throttle.New(throttle.Config{
 			Name: "api", Rate: 1, Burst: 1, MaxWait: 1500 * time.Millisecond,
-			OnReject: func(context.Context, *throttle.LimitedError) { order = append(order, "hook") },
+			OnRefuse: func(context.Context, *throttle.LimitedError) { order = append(order, "hook") },
 		})
 		var seen events
 		stopOrder := l.Observe(func(ctx context.Context, e throttle.Event) {
@@ -52,12 +53,12 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 		require.NoError(t, l.Wait(ctx))
 		require.Empty(t, seen.take(), "a call that does not wait is no event")
 		require.NoError(t, l.Wait(ctx))
-		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Waited: time.Second}}, seen.take())
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventWaited, Name: "api", Cost: 1, Waited: time.Second}}, seen.take())
 		var calls sync.WaitGroup
 		calls.Go(func() { require.NoError(t, l.Wait(ctx)) })
 		synctest.Wait()
 		err := l.Wait(ctx)
-		require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "api", Reason: throttle.WaitTooLong, Err: err}}, seen.take())
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventRefused, Name: "api", Cost: 1, Reason: throttle.WaitTooLong, Err: err}}, seen.take())
 		require.False(t, l.Allow())
 		require.False(t, l.Take(1).OK)
 		require.Empty(t, seen.take())
@@ -71,7 +72,7 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 		})
 		err = l.Wait(gone)
 		require.Equal(t, []throttle.Event{
-			{Kind: throttle.Refused, Name: "api", Reason: throttle.ContextEnded, Err: err, Waited: 500 * time.Millisecond},
+			{Kind: throttle.EventRefused, Name: "api", Cost: 1, Reason: throttle.ContextEnded, Err: err, Waited: 500 * time.Millisecond},
 		}, seen.take())
 		stop()
 		stop()
@@ -92,19 +93,19 @@ func TestGroupObserversSeeKeys(t *testing.T) {
 		defer g.Observe(seen.add)()
 		require.NoError(t, g.Wait(t.Context(), 7))
 		require.NoError(t, g.Wait(t.Context(), 7))
-		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Key: "7", Waited: time.Second}}, seen.take())
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventWaited, Name: "api", Key: "7", Cost: 1, Waited: time.Second}}, seen.take())
 		require.NoError(t, g.Wait(t.Context(), 8))
 		require.NoError(t, g.Wait(t.Context(), 8))
-		require.Equal(t, []throttle.Event{{Kind: throttle.Waited, Name: "api", Key: "(other keys)", Waited: time.Second}}, seen.take())
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventWaited, Name: "api", Cost: 1, Key: "(other keys)", Waited: time.Second}}, seen.take())
 		require.NoError(t, g.Wait(t.Context(), 9))
-		require.Equal(t, []throttle.Event{{Kind: throttle.Evicted, Name: "api", Key: "7", Spent: 2}}, seen.take())
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventEvicted, Name: "api", Key: "7", Spent: 2}}, seen.take())
 
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait, c.Overflow = 0, throttle.RefuseNew }))
 		err := g.Wait(t.Context(), 9)
 		err2 := g.Wait(t.Context(), 10)
 		require.Equal(t, []throttle.Event{
-			{Kind: throttle.Refused, Name: "api", Key: "9", Reason: throttle.OverLimit, Err: err},
-			{Kind: throttle.Refused, Name: "api", Key: "10", Reason: throttle.TooManyKeys, Err: err2},
+			{Kind: throttle.EventRefused, Name: "api", Cost: 1, Key: "9", Reason: throttle.OverLimit, Err: err},
+			{Kind: throttle.EventRefused, Name: "api", Cost: 1, Key: "10", Reason: throttle.TooManyKeys, Err: err2},
 		}, seen.take())
 		require.Equal(t, throttle.Refusals{OverLimit: 1, TooManyKeys: 1}, g.Stats().Refusals)
 		require.EqualValues(t, 2, g.Stats().Waited)
@@ -120,32 +121,31 @@ func TestSharedObserversSeeOutages(t *testing.T) {
 			want := ""
 			if batch == 1 {
 				want = "tenant"
-				cfg.Key = func(context.Context) string { return want }
 			}
 			s := throttle.NewShared(cfg)
 			var seen events
 			defer s.Observe(seen.add)()
 			defer s.Observe(func(context.Context, throttle.Event) { s.Stats() })()
-			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.Wait(t.Context(), want))
 			require.Empty(t, seen.take())
 			f.answer = down
 			for range 3 {
-				_ = s.Allow(t.Context())
+				_ = s.Allow(t.Context(), want)
 				time.Sleep(2 * time.Second) // the next call tries Redis again
 			}
 			synctest.Wait()
-			require.Equal(t, []throttle.Event{{Kind: throttle.OutageBegan, Name: "api", Key: want, Err: errDown}}, seen.take(), "one outage, of three trips")
-			err := s.Wait(t.Context())
-			require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "api", Key: want, Reason: throttle.Outage, Err: err}}, seen.take())
+			require.Equal(t, []throttle.Event{{Kind: throttle.EventOutageBegan, Name: "api", Key: want, Err: errDown}}, seen.take(), "one outage, of three trips")
+			err := s.Wait(t.Context(), want)
+			require.Equal(t, []throttle.Event{{Kind: throttle.EventRefused, Name: "api", Cost: 1, Key: want, Reason: throttle.Outage, Err: err}}, seen.take())
 			f.answer = answers(int64(0), int64(1000), int64(1000))
 			time.Sleep(2 * time.Second)
-			_ = s.Allow(t.Context())
+			_ = s.Allow(t.Context(), want)
 			synctest.Wait()
-			require.Equal(t, []throttle.Event{{Kind: throttle.Recovered, Name: "api", Key: want}}, seen.take())
+			require.Equal(t, []throttle.Event{{Kind: throttle.EventRecovered, Name: "api", Key: want}}, seen.take())
 			f.answer = hanging
-			_ = s.Allow(t.Context())
+			_ = s.Allow(t.Context(), want)
 			synctest.Wait()
-			require.Equal(t, throttle.OutageBegan, seen.take()[0].Kind)
+			require.Equal(t, throttle.EventOutageBegan, seen.take()[0].Kind)
 			require.EqualValues(t, 2, s.Stats().Outages)
 			require.Equal(t, 50*time.Millisecond, s.Stats().AskTime)
 			time.Sleep(time.Minute)
@@ -161,7 +161,7 @@ func TestAdaptiveObserversSeeShedCalls(t *testing.T) {
 	_ = a.Do(t.Context(), overloaded)
 	require.Empty(t, seen.take())
 	err := a.Do(t.Context(), ok)
-	require.Equal(t, []throttle.Event{{Kind: throttle.Refused, Name: "users", Reason: throttle.Shed, Err: err}}, seen.take())
+	require.Equal(t, []throttle.Event{{Kind: throttle.EventRefused, Name: "users", Cost: 1, Reason: throttle.Shed, Err: err}}, seen.take())
 }
 
 func TestStatsCountEachReason(t *testing.T) {
@@ -192,12 +192,45 @@ func TestStatsCountEachReason(t *testing.T) {
 		cost = 2
 		require.Error(t, l.Wait(at(t.Context(), 0))) // too costly
 		l.Refund(1)
-		require.Equal(t, throttle.Stats{
-			Admitted: 2, Refused: 8,
-			Refusals: throttle.Refusals{
-				OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
-			},
-			Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second, Level: 1,
-		}, l.Stats())
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 2, Refused: 8, Refusals: throttle.Refusals{
+			OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
+		}, Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second}, Degradation: 1}, l.Stats())
 	})
+}
+
+func TestEventsTellLevelAndCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 4, MaxWait: 3 * time.Second, Levels: 2, Priority: levelOf, Reserve: []float64{},
+			Cost: func(context.Context) int { return 3 },
+		})
+		var seen events
+		defer l.Observe(seen.add)()
+		require.NoError(t, l.Wait(at(t.Context(), 1)))
+		require.NoError(t, l.Wait(at(t.Context(), 1)))
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventWaited, Level: 1, Cost: 3, Waited: 2 * time.Second}}, seen.take())
+		ctx, cancel := context.WithCancel(at(t.Context(), 1))
+		time.AfterFunc(time.Second, cancel)
+		err := l.Wait(ctx)
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, time.Second, limited.Waited)
+		require.Equal(t, []throttle.Event{{
+			Kind: throttle.EventRefused, Level: 1, Cost: 3, Waited: time.Second, Reason: throttle.ContextEnded, Err: err,
+		}}, seen.take())
+	})
+}
+
+func TestNegativeCostCountsAsZero(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return -5 }})
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: l.Config()})
+	require.True(t, l.Allow())
+	for range 3 {
+		require.NoError(t, l.Wait(t.Context()))
+		require.NoError(t, g.Wait(t.Context(), 1))
+		require.True(t, l.Take(-5).OK)
+		require.True(t, g.Take(1, -5).OK)
+	}
+	require.EqualValues(t, 1, l.Stats().Spent)
+	require.Zero(t, g.Stats().Spent)
+	require.False(t, l.Allow())
 }

@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func ExampleGroup() {
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{
 		Config: throttle.Config{Name: "api", Rate: throttle.PerHour(100), Burst: 3},
 	})
-	if err := tenants.Set("paying", 1000, 10); err != nil {
+	if err := tenants.Set("paying", throttle.Limit{Rate: 1000, Burst: 10}); err != nil {
 		panic(err)
 	}
 	for _, tenant := range []string{"free", "paying"} {
@@ -65,7 +66,7 @@ func ExampleLimiter_Take() {
 }
 
 // Features that a page can do without are off before the page itself is refused.
-func ExampleLimiter_Level() {
+func ExampleLimiter_Degradation() {
 	const essential, comments, recommendations = 0, 1, 2
 	type priority struct{}
 	limit := throttle.New(throttle.Config{
@@ -77,7 +78,7 @@ func ExampleLimiter_Level() {
 		},
 	})
 	for range 10 {
-		level := limit.Level()
+		level := limit.Degradation()
 		_ = limit.Do(context.Background(), func(context.Context) error {
 			fmt.Print("page")
 			if comments <= level {
@@ -104,10 +105,10 @@ func ExampleLimiter_Level() {
 }
 
 // Refused calls go to the log.
-func ExampleConfig_onReject() {
+func ExampleConfig_onRefuse() {
 	limit := throttle.New(throttle.Config{
 		Name: "search", Rate: 10,
-		OnReject: func(ctx context.Context, e *throttle.LimitedError) {
+		OnRefuse: func(ctx context.Context, e *throttle.LimitedError) {
 			slog.WarnContext(ctx, "limited", "name", e.Name, "why", e.Reason, "retry_after", e.RetryAfter())
 		},
 	})
@@ -149,4 +150,43 @@ func ExampleLimiter_Update() {
 	// Output:
 	// <nil> 20 13
 	// throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second
+}
+
+// A plan allows 10 calls a second and 1000 a day. The day is that of the customer.
+func ExampleQuota() {
+	tokyo, err := time.LoadLocation("Asia/Tokyo")
+	if err != nil {
+		panic(err)
+	}
+	limit := throttle.New(throttle.Config{
+		Name: "free plan", Rate: 10,
+		Quotas: []throttle.Quota{{N: 1000, Per: throttle.Day, In: tokyo}, {N: 10_000, Per: throttle.Month, In: tokyo}},
+	})
+	d := limit.Take(8)
+	fmt.Println(d.OK, d.Remaining, "left of", d.Limit, "in", d.Window)
+	fmt.Println(limit.Config().Quotas)
+	// Output:
+	// true 2 left of 10 in 1s
+	// [1000 per day in Asia/Tokyo 10000 per month in Asia/Tokyo]
+}
+
+// A restart does not refill what a tenant has spent of a month's quota.
+func ExampleGroup_Snapshot() {
+	cfg := throttle.GroupConfig[string]{Config: throttle.Config{
+		Name: "api", Quotas: []throttle.Quota{{N: 10_000, Per: throttle.Month}},
+	}}
+	before := throttle.NewGroup(cfg)
+	before.Take("tenant 7", 9_000)
+	var file bytes.Buffer // a file, in a program
+	if err := before.Snapshot(&file); err != nil {
+		panic(err)
+	}
+
+	after := throttle.NewGroup(cfg)
+	if err := after.Restore(&file); err != nil {
+		panic(err)
+	}
+	fmt.Println(after.Peek("tenant 7").Remaining)
+	// Output:
+	// 1000
 }

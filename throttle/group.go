@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,47 +17,51 @@ import (
 	"github.com/go-resilience/resilience/internal/keyed"
 )
 
-// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
+// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero. It is more than in
+// other packages, since a key that is a string takes at most 80 bytes here.
 const DefaultMaxKeys = 100_000
 
 // An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
-// keys and can forget none of them.
-type Overflow int
+// keys and can evict none of them. The zero value means ShareOne.
+type Overflow string
 
 const (
 	// ShareOne puts all such keys together under one limit, as Config has it, whose Key
 	// is "(other keys)".
-	ShareOne Overflow = iota
+	ShareOne Overflow = "share one"
+
 	// RefuseNew refuses the call: [TooManyKeys].
-	RefuseNew
+	RefuseNew Overflow = "refuse new"
 )
 
 // GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
-	// Config is the limit of each key, Queue included. [Group.Set] gives a key another
-	// Rate and Burst.
+	// Config is the limit of each key, Queue included. Its Name is the group's.
+	// [Group.Set] gives a key another Limit.
 	Config Config
 
-	// MaxWaiting is how many calls may wait, for all keys together. Zero means
+	// MaxQueued is how many calls may wait, for all keys together. Zero means
 	// 10 000.
-	MaxWaiting int
+	MaxQueued int
 
 	// MaxKeys is how many keys are held at once, at most. Zero means [DefaultMaxKeys]. A key
-	// that is a string takes at most 80 bytes and a copy of its text.
+	// that is a string takes at most 80 bytes, 32 more for each of the Quotas, and a copy of
+	// its text.
 	MaxKeys int
 
-	// IdleAfter is how long, at least, a key whose burst has refilled is kept for
-	// [Group.Top] to report, unless its room is needed. Zero means a minute, negative
-	// that it is kept until its room is needed.
+	// IdleAfter is how long the burst of a key must have been full, and its windows of
+	// quotas over, for the key to be evicted, with what it has used. Zero means a
+	// minute, as such a key has nothing to lose. Negative means that keys are evicted only
+	// to make room.
 	IdleAfter time.Duration
 
 	// Overflow says what happens to a call with a new key when MaxKeys keys are held and
-	// none of them can be forgotten, and to a key that is not equal to itself, such as NaN. Zero means ShareOne. Choose keys that
-	// an attacker cannot make up for free.
+	// none of them can be evicted, and to a key that is not equal to itself, such as NaN.
+	// Zero means ShareOne. Choose keys that an attacker cannot make up for free.
 	Overflow Overflow
 
-	// OnEvict, if not nil, is called with each key that is forgotten and what it has
-	// used since it came. The call that brought a new key calls it, with its ctx or, in
+	// OnEvict, if not nil, is called with each key that is evicted and what it has used
+	// since it came. The call that brought a new key calls it, with its ctx or, in
 	// methods without one, with [context.Background]. Together with Top it makes a full
 	// account.
 	OnEvict func(context.Context, Usage[K])
@@ -73,18 +78,19 @@ func (c GroupConfig[K]) Validate() error {
 
 // validate checks the fields other than Config.
 func (c GroupConfig[K]) validate(f *invalid.Fields) {
-	f.Need(c.MaxWaiting >= 0, "MaxWaiting", c.MaxWaiting, "0 (for 10 000) or more")
+	f.Need(c.MaxQueued >= 0, "MaxQueued", c.MaxQueued, "0 (for 10 000) or more")
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100 000) or more")
-	f.Need(c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", int(c.Overflow), "ShareOne or RefuseNew")
+	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
 }
 
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
 // with c.
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
-	c.MaxWaiting = cmp.Or(c.MaxWaiting, 10_000)
+	c.MaxQueued = cmp.Or(c.MaxQueued, 10_000)
 	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
 	c.IdleAfter = cmp.Or(c.IdleAfter, time.Minute)
+	c.Overflow = cmp.Or(c.Overflow, ShareOne)
 	return c
 }
 
@@ -92,8 +98,9 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // key take no tokens from the others. It is safe for concurrent use. [NewGroup] makes
 // one.
 //
-// A key whose burst has refilled is the same as one that was never seen. So such keys
-// are forgotten after a while, a few whenever a new key comes. At most MaxKeys are held,
+// A key whose burst has refilled, and whose windows of quotas are over, is the same as one
+// that was never seen. So such keys are evicted after a while, a few whenever a new key
+// comes. At most MaxKeys are held,
 // apart from keys that Set adds.
 type Group[K comparable] struct {
 	cfg       atomic.Pointer[GroupConfig[K]] // with its defaults filled in; never written to
@@ -102,6 +109,7 @@ type Group[K comparable] struct {
 	keys      atomic.Int64
 	maxKeys   atomic.Int64
 	waiters   waiters
+	watch     stopwatch
 	overflow  *Limiter // the limit of ShareOne
 	shards    []shard[K]
 
@@ -119,14 +127,14 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	given.Config = given.Config.clone()
 	cfg = cfg.withDefaults()
 	shards := 1
-	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to drop
+	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to evict
 		shards *= 2
 	}
-	g := &Group[K]{seed: maphash.MakeSeed(), shards: make([]shard[K], shards), given: given}
+	g := &Group[K]{seed: maphash.MakeSeed(), watch: stopwatch{time.Now()}, shards: make([]shard[K], shards), given: given}
 	g.cfg.Store(&cfg)
 	g.maxKeys.Store(int64(cfg.MaxKeys))
-	g.waiters.max.Store(int64(cfg.MaxWaiting))
-	t := newTerms(&cfg.Config, 0)
+	g.waiters.max.Store(int64(cfg.MaxQueued))
+	t := newTerms(&cfg.Config)
 	for i := range g.shards {
 		g.shards[i].begin(t)
 	}
@@ -136,7 +144,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // newOwn returns a Limiter for one key.
 func (g *Group[K]) newOwn(key string, t *terms) *Limiter {
-	l := newLimiter(t, &g.observers)
+	l := newLimiter(t, &g.observers, g.watch)
 	l.key = key
 	l.queue.all = &g.waiters
 	return l
@@ -172,19 +180,44 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	cfg := &g.cfg.Load().Config
 	n, level := cfg.of(ctx)
 	r := g.take(ctx, key, n, level, cfg.MaxWait != 0)
+	if r.own == nil && r.why == "" {
+		return nil
+	}
+	return g.settle(ctx, cfg, key, n, level, &r)
+}
+
+// settle continues a call that began under cfg and that take has not admitted: its key has
+// an own limit, or it is refused.
+func (g *Group[K]) settle(ctx context.Context, cfg *Config, key K, n, level int, r *result) error {
 	if r.own != nil {
 		defer g.release(key, r.own)
 		return r.own.acquire(ctx, cfg, n, level)
 	}
-	if r.why == "" {
-		return nil
-	}
 	err := &LimitedError{
-		Name: cfg.Name, Key: keyed.Text(key), Reason: r.why, Limit: r.m.burst,
+		Name: cfg.Name, Key: keyed.Text(key), Reason: r.why, Limit: r.m.size(),
 		Level: level, Cost: n, After: r.after(n, level),
 	}
-	report(ctx, cfg.OnReject, &g.observers, err, 0)
+	if r.bound != nil {
+		r.bound.refuse(err)
+	}
+	report(ctx, cfg.OnRefuse, &g.observers, err)
 	return err
+}
+
+// Admit takes the tokens of a call as [Group.Wait] does, and returns what is left for the
+// level of the call, as [Group.Peek] does for the least important one.
+func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
+	if ctx.Err() != nil {
+		return g.Peek(key), ended.Error(ctx)
+	}
+	cfg := &g.cfg.Load().Config
+	n, level := cfg.of(ctx)
+	r := g.take(ctx, key, n, level, cfg.MaxWait != 0)
+	if r.own == nil && r.why == "" {
+		return g.peek(key, level), nil
+	}
+	err := g.settle(ctx, cfg, key, n, level, &r)
+	return g.peek(key, level), err
 }
 
 // Allow takes a token of key if there is one, as [Limiter.Allow] does.
@@ -199,7 +232,7 @@ func (g *Group[K]) Allow(key K) bool {
 
 // Take takes n tokens of key if all of them are there, as [Limiter.Take] does.
 func (g *Group[K]) Take(key K, n int) Decision {
-	d, _ := g.decide(context.Background(), key, n, g.least())
+	d, _ := g.decide(context.Background(), key, max(n, 0), g.least())
 	return d
 }
 
@@ -217,26 +250,35 @@ func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, R
 
 // Peek returns the Decision that a Take of 1 would return, as [Limiter.Peek] does. A
 // key that is not held has all of its burst, if there is room for it.
-func (g *Group[K]) Peek(key K) Decision {
+func (g *Group[K]) Peek(key K) Decision { return g.peek(key, g.least()) }
+
+func (g *Group[K]) peek(key K, level int) Decision {
 	s, tag := g.shard(key)
 	s.mu.Lock()
 	defer g.unlock(context.Background(), s)
 	m := s.measure()
-	level := m.least
+	var windows []window
 	i := s.table.find(tag, key)
 	switch {
 	case i >= 0 && s.table.slots[i].tag&apart != 0:
-		return s.own[key].Peek()
+		return s.own[key].peek(level)
 	case i >= 0:
 		m.tat = s.table.slots[i].tat
+		windows = s.table.windows(i)
 	case g.countKey(s, key, m):
 		g.keys.Add(-1)
 	case g.cfg.Load().Overflow == ShareOne:
-		return g.overflow.Peek()
+		return g.overflow.peek(level)
 	default:
 		return result{m: m, why: TooManyKeys}.decision(1, level)
 	}
-	return m.decision(m.wait(1, level) == 0, 1, level)
+	if m.quotas != nil {
+		if windows == nil {
+			windows = make([]window, len(m.quotas))
+		}
+		return m.takeAll(windows, g.watch.now(), 1, level, true).Decision
+	}
+	return m.decision(nil, m.wait(1, level) == 0, 1, level)
 }
 
 // Refund gives back n tokens of key, as [Limiter.Refund] does. For a key that is not
@@ -273,20 +315,21 @@ func (g *Group[K]) Refund(key K, n int) {
 		by = m.tokens(n)
 	}
 	slot.tat -= max(by, 0)
+	if m.quotas != nil {
+		m.refund(s.table.windows(i), g.watch.now(), n)
+	}
 }
 
-// Set gives key a rate and a burst of its own. The key keeps them, whatever MaxKeys
-// says, until Set is called with a rate and a burst of 0. Tokens that have been spent
-// stay spent, as with [Limiter.SetRate].
-func (g *Group[K]) Set(key K, rate float64, burst int) error {
-	undo := rate == 0 && burst == 0
+// Set gives key a limit of its own. The key keeps it, whatever MaxKeys says, until Set is
+// called with the zero Limit. Tokens that have been spent stay spent, as with
+// [Limiter.SetLimit].
+func (g *Group[K]) Set(key K, limit Limit) error {
+	undo := limit.isZero()
 	if key != key {
 		return fmt.Errorf("throttle: the key %v is not equal to itself: it cannot have a limit", key)
 	}
 	if !undo {
-		f := invalid.Fields{Type: "throttle.Config"}
-		checkRate(&f, rate, burst)
-		if err := f.Err(); err != nil {
+		if err := limit.Validate(); err != nil {
 			return err
 		}
 	}
@@ -309,7 +352,7 @@ func (g *Group[K]) Set(key K, rate float64, burst int) error {
 	o := g.part(s, i)
 	o.set = true
 	cfg := *s.terms.cfg
-	cfg.Rate, cfg.Burst = rate, burstOf(rate, burst)
+	cfg.setLimit(limit.withDefaults())
 	o.use(cfg)
 	return nil
 }
@@ -356,13 +399,14 @@ func (g *Group[K]) Top(n int) []Usage[K] {
 
 // A result is the outcome of Group.take.
 type result struct {
-	m   measure
-	why Reason // "" if the tokens were taken
-	own *own   // if not nil, the caller takes the tokens from it, and then releases it
+	m     measure
+	bound *bound // of a limit with quotas
+	why   Reason // "" if the tokens were taken
+	own   *own   // if not nil, the caller takes the tokens from it, and then releases it
 }
 
 func (r result) decision(n, level int) Decision {
-	d := r.m.decision(r.why == "", n, level)
+	d := r.m.decision(r.bound, r.why == "", n, level)
 	if r.why == TooManyKeys {
 		d.Remaining, d.RetryAfter = 0, r.after(n, level)
 	}
@@ -372,7 +416,7 @@ func (r result) decision(n, level int) Decision {
 // after returns how long until the call could be admitted.
 func (r result) after(n, level int) time.Duration {
 	if r.why == TooManyKeys {
-		return r.m.pace.until(0, r.m.tokens(1)) // a key may have refilled and be dropped by then
+		return r.m.pace.until(0, r.m.tokens(1)) // a key may have refilled and be evicted by then
 	}
 	return r.m.wait(n, level)
 }
@@ -398,16 +442,19 @@ func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) 
 	}
 	m.tat = slot.tat
 	var why Reason
+	var b *bound
 	switch {
+	case m.quotas != nil:
+		b = s.takeAll(i, m, g.watch.now(), n, level)
+		if why = b.why; why == OverLimit && mayWait {
+			return g.takeApart(s, i)
+		}
 	case n <= 0:
 	case m.cannot(n, level):
 		why = TooCostly
 	case slot.tat > m.now+m.room[level]-m.tokens(n):
 		if why = OverLimit; mayWait {
-			o := g.part(s, i)
-			o.users++
-			s.mu.Unlock()
-			return result{own: o}
+			return g.takeApart(s, i)
 		}
 	default:
 		slot.tat = max(slot.tat, m.now) + m.tokens(n)
@@ -422,7 +469,26 @@ func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) 
 		s.table.refuse(i, 1)
 	}
 	g.unlock(ctx, s)
-	return result{m: m, why: why}
+	return result{m: m, bound: b, why: why}
+}
+
+// takeApart is take for a key of s whose call may wait. It unlocks s.
+func (g *Group[K]) takeApart(s *shard[K], i int) result {
+	o := g.part(s, i)
+	o.users++
+	s.mu.Unlock()
+	return result{own: o}
+}
+
+// takeAll is take for a slot of a group with quotas.
+func (s *shard[K]) takeAll(i int, m measure, now moment, n, level int) *bound {
+	b := m.takeAll(s.table.windows(i), now, n, level, false)
+	if b.OK {
+		s.table.slots[i].tat = m.tat
+		s.table.add(i, int64(n))
+		s.stats.Spent += int64(n)
+	}
+	return b
 }
 
 // overflowed is take for a key that found no room. It unlocks s.

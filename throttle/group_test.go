@@ -34,7 +34,7 @@ func TestGroupKeysAreApart(t *testing.T) {
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}, {"b", 1, 0}}, g.Top(5))
 		require.Equal(t, []throttle.Usage[string]{{"a", 2, 2}}, g.Top(1))
 		require.Empty(t, g.Top(0))
-		require.Equal(t, throttle.GroupStats{Admitted: 3, Refused: 2, Refusals: throttle.Refusals{OverLimit: 2}, Spent: 3, Keys: 2}, g.Stats())
+		require.Equal(t, throttle.GroupStats{Totals: throttle.Totals{Admitted: 3, Refused: 2, Refusals: throttle.Refusals{OverLimit: 2}, Spent: 3}, Keys: 2}, g.Stats())
 		require.False(t, g.Take("c", 3).OK)
 		require.Equal(t, 2, g.Peek("c").Remaining)
 		require.Equal(t, 2, g.Peek("never seen").Remaining)
@@ -84,8 +84,8 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 2}, MaxKeys: 1})
 		require.True(t, g.Allow("paying"))
-		require.NoError(t, g.Set("paying", 100, 10))
-		require.NoError(t, g.Set("also", 10, 0), "whatever MaxKeys says")
+		require.NoError(t, g.Set("paying", throttle.Limit{Rate: 100, Burst: 10}))
+		require.NoError(t, g.Set("also", throttle.Limit{Rate: 10}), "whatever MaxKeys says")
 		require.Equal(t, 100*time.Millisecond, g.Peek("paying").Window, "its own")
 		require.Equal(t, 9, g.Peek("paying").Remaining, "what was spent stays spent")
 		require.True(t, g.Take("paying", 9).OK)
@@ -97,25 +97,25 @@ func TestGroupSetGivesAKeyItsOwnLimit(t *testing.T) {
 		require.Equal(t, 10, g.Peek("paying").Remaining)
 		require.True(t, g.Take("paying", 5).OK)
 
-		require.NoError(t, g.Set("paying", 0, 0))
+		require.NoError(t, g.Set("paying", throttle.Limit{}))
 		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 4 * time.Second, ResetAfter: 5 * time.Second}, g.Peek("paying"))
-		require.NoError(t, g.Set("never seen", 0, 0))
+		require.NoError(t, g.Set("never seen", throttle.Limit{}))
 		require.EqualValues(t, 15, g.Top(1)[0].Spent)
-		require.Error(t, g.Set("paying", -1, 0))
+		require.Error(t, g.Set("paying", throttle.Limit{Rate: -1}))
 		require.EqualValues(t, 16, g.Stats().Spent)
 		require.EqualValues(t, 1, g.Stats().Refunded)
 	})
 }
 
-func TestGroupSetRateKeepsTheDebt(t *testing.T) {
+func TestGroupSetLimitKeepsTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 10}})
-		require.NoError(t, g.Set(-1, 1, 3))
+		require.NoError(t, g.Set(-1, throttle.Limit{Rate: 1, Burst: 3}))
 		for k := range 1000 {
 			require.True(t, g.Take(k, 1+k%10).OK)
 		}
 		time.Sleep(500 * time.Millisecond)
-		require.NoError(t, g.SetRate(10, 20))
+		require.NoError(t, g.SetLimit(throttle.Limit{Rate: 10, Burst: 20}))
 		for k := range 1000 {
 			want := 20 - 1 - k%10
 			d := g.Peek(k)
@@ -123,7 +123,7 @@ func TestGroupSetRateKeepsTheDebt(t *testing.T) {
 			require.Equal(t, time.Duration(1+k%10)*100*time.Millisecond-50*time.Millisecond, d.ResetAfter)
 		}
 		require.Equal(t, 3, g.Peek(-1).Limit)
-		require.Error(t, g.SetRate(0, 0))
+		require.Error(t, g.SetLimit(throttle.Limit{Rate: 0}))
 	})
 }
 
@@ -227,12 +227,12 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 		case 2:
 			rate, burst := highest/50*float64(1+choose.IntN(50)), 1+choose.IntN(9)
 			changes[key], rates[key] = changes[key]+1, rate
-			require.NoError(t, g.Set(key, rate, burst))
-			require.NoError(t, l.SetRate(rate, burst))
+			require.NoError(t, g.Set(key, throttle.Limit{Rate: rate, Burst: burst}))
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: rate, Burst: burst}))
 		case 3:
 			changes[key], rates[key] = changes[key]+1, 0
-			require.NoError(t, g.Set(key, 0, 0))
-			require.NoError(t, l.SetRate(cfg.Rate, cfg.Burst))
+			require.NoError(t, g.Set(key, throttle.Limit{}))
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: cfg.Rate, Burst: cfg.Burst}))
 		default:
 			n := choose.IntN(4)
 			got, want := g.Take(key, n), l.Take(n)
@@ -312,7 +312,7 @@ func TestGroupUnderMadeUpKeys(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{
 			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 500,
 		})
-		require.NoError(t, g.Set("paying", 5, 5))
+		require.NoError(t, g.Set("paying", throttle.Limit{Rate: 5, Burst: 5}))
 		stolen := 0
 		for second := range 20 {
 			for i := range 2000 {
@@ -429,10 +429,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 		calls.Wait()
 		require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}, at)
 		require.Equal(t, throttle.Usage[string]{"a", 4, 2}, g.Top(1)[0])
-		require.Equal(t, throttle.GroupStats{
-			Admitted: 5, Refused: 2, Refusals: throttle.Refusals{OverLimit: 1, WaitTooLong: 1},
-			Spent: 5, Waited: 3, WaitTime: 600 * time.Millisecond, Keys: 2,
-		}, g.Stats())
+		require.Equal(t, throttle.GroupStats{Totals: throttle.Totals{Admitted: 5, Refused: 2, Refusals: throttle.Refusals{OverLimit: 1, WaitTooLong: 1}, Spent: 5, Waited: 3, WaitTime: 600 * time.Millisecond}, Keys: 2}, g.Stats())
 		require.False(t, g.Allow("a"))
 		time.Sleep(100 * time.Millisecond)
 		require.True(t, g.Allow("a"), "as exact as before it had to wait")
@@ -442,7 +439,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 func TestGroupSetWhileACallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 10, Burst: 1, MaxWait: -1}})
-		require.NoError(t, g.Set("a", 1, 1))
+		require.NoError(t, g.Set("a", throttle.Limit{Rate: 1, Burst: 1}))
 		require.True(t, g.Allow("a"))
 		start := time.Now()
 		var calls sync.WaitGroup
@@ -450,8 +447,8 @@ func TestGroupSetWhileACallWaits(t *testing.T) {
 			calls.Go(func() { require.NoError(t, g.Wait(t.Context(), "a")) })
 		}
 		synctest.Wait()
-		require.NoError(t, g.Set("a", 0, 0))
-		require.NoError(t, g.SetRate(5, 1))
+		require.NoError(t, g.Set("a", throttle.Limit{}))
+		require.NoError(t, g.SetLimit(throttle.Limit{Rate: 5, Burst: 1}))
 		require.False(t, g.Allow("a"), "behind those that wait")
 		calls.Wait()
 		require.Equal(t, 600*time.Millisecond, time.Since(start))
@@ -559,8 +556,8 @@ func TestGroupValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.GroupConfig[int]{
 		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second": {},
 		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100 000) or more":         {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
-		"throttle.GroupConfig.MaxWaiting is -1: must be 0 (for 10 000) or more":       {Config: throttle.Config{Rate: 1}, MaxWaiting: -1},
-		"throttle.GroupConfig.Overflow is 7: must be ShareOne or RefuseNew":           {Config: throttle.Config{Rate: 1}, Overflow: 7},
+		"throttle.GroupConfig.MaxQueued is -1: must be 0 (for 10 000) or more":        {Config: throttle.Config{Rate: 1}, MaxQueued: -1},
+		`throttle.GroupConfig.Overflow is "no": must be "share one" or "refuse new"`:  {Config: throttle.Config{Rate: 1}, Overflow: "no"},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
 	}

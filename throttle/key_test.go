@@ -24,8 +24,8 @@ func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
 		require.False(t, g.Allow(nan))
 	}
 	require.False(t, g.Peek(nan).OK)
-	require.EqualError(t, g.Set(nan, 5, 5), "throttle: the key NaN is not equal to itself: it cannot have a limit")
-	require.Error(t, g.Set(nan, 0, 0))
+	require.EqualError(t, g.Set(nan, throttle.Limit{Rate: 5, Burst: 5}), "throttle: the key NaN is not equal to itself: it cannot have a limit")
+	require.Error(t, g.Set(nan, throttle.Limit{}))
 	g.Refund(nan, 1)
 	require.Zero(t, g.Stats().Keys)
 	require.EqualValues(t, 100, g.Stats().Overflow)
@@ -52,7 +52,7 @@ func TestGroupKeepsTheTextOfAKeyAndNoMore(t *testing.T) {
 		text[0], text[1] = byte('a'+i/10), byte('0'+i%10)
 		long := string(text)
 		require.True(t, g.Allow(long[:5]))
-		require.NoError(t, g.Set("set"+long[:5], 1, 1))
+		require.NoError(t, g.Set("set"+long[:5], throttle.Limit{Rate: 1, Burst: 1}))
 		require.True(t, named.Allow(tenantID(long[:6])))
 	}
 	runtime.GC()
@@ -70,11 +70,10 @@ func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 1, MaxWait: time.Millisecond}})
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "api", Rate: 1, OnOutage: throttle.RefuseAll, Timeout: time.Minute,
-		Key:  func(context.Context) string { return long },
 		Eval: (&fakeRedis{answer: answers(0, 0, 0)}).eval,
 	})
 	require.True(t, g.Allow(long))
-	for _, err := range []error{g.Wait(t.Context(), long), s.Wait(t.Context())} {
+	for _, err := range []error{g.Wait(t.Context(), long), s.Wait(t.Context(), long)} {
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, strings.Repeat("\u00e4", 50), limited.Key)
 		require.Less(t, len(err.Error()), 200)
@@ -155,7 +154,7 @@ func TestRefundGivesBackNoMoreThanWasSpent(t *testing.T) {
 		require.Zero(t, g.Top(1)[0].Spent)
 		require.Zero(t, net(g))
 		require.True(t, g.Take(1, 3).OK)
-		require.NoError(t, g.Set(1, 1, 10)) // what was spent before counts
+		require.NoError(t, g.Set(1, throttle.Limit{Rate: 1, Burst: 10})) // what was spent before counts
 		require.True(t, g.Take(1, 1).OK)
 		g.Refund(1, 3)
 		require.EqualValues(t, 1, g.Top(1)[0].Spent)
@@ -163,7 +162,7 @@ func TestRefundGivesBackNoMoreThanWasSpent(t *testing.T) {
 		g.Refund(1, 7)
 		require.Zero(t, g.Top(1)[0].Spent)
 		require.Zero(t, net(g))
-		require.NoError(t, g.Set(1, 0, 0))
+		require.NoError(t, g.Set(1, throttle.Limit{}))
 		require.Zero(t, g.Top(1)[0].Spent)
 		require.Zero(t, net(g))
 	})
@@ -198,14 +197,14 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 			require.Panics(t, func() { _ = g.Do(t.Context(), 1, func(context.Context) error { panic("boom") }) })
 		},
 		"after Set is undone": func(t *testing.T, g *throttle.Group[int]) {
-			require.NoError(t, g.Set(1, 10, 1))
+			require.NoError(t, g.Set(1, throttle.Limit{Rate: 10, Burst: 1}))
 			require.NoError(t, g.Wait(t.Context(), 1))
 			require.Equal(t, 1, g.OwnLimits())
-			require.NoError(t, g.Set(1, 0, 0))
+			require.NoError(t, g.Set(1, throttle.Limit{}))
 		},
 		"after Set is undone during a wait": func(t *testing.T, g *throttle.Group[int]) {
-			require.NoError(t, g.Set(1, 10, 1))
-			time.AfterFunc(time.Millisecond, func() { require.NoError(t, g.Set(1, 0, 0)) })
+			require.NoError(t, g.Set(1, throttle.Limit{Rate: 10, Burst: 1}))
+			time.AfterFunc(time.Millisecond, func() { require.NoError(t, g.Set(1, throttle.Limit{})) })
 			require.NoError(t, g.Wait(t.Context(), 1))
 		},
 	} {
@@ -218,7 +217,7 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 				use(t, g)
 				synctest.Wait()
 				require.Zero(t, g.OwnLimits())
-				require.Zero(t, g.Stats().Waiting)
+				require.Zero(t, g.Stats().Queued)
 				time.Sleep(time.Minute)
 				require.True(t, g.Allow(2), "the key made room")
 			})
@@ -226,7 +225,7 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 	}
 }
 
-// However many keys, no more calls wait than MaxWaiting, and a more important one
+// However many keys, no more calls wait than MaxQueued, and a more important one
 // takes the place of another of its key.
 func TestGroupBoundsTheWaitersOfAllKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -234,7 +233,7 @@ func TestGroupBoundsTheWaitersOfAllKeys(t *testing.T) {
 			Config: throttle.Config{
 				Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 			},
-			MaxWaiting: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
+			MaxQueued: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
 		})
 		var done tally
 		call := func(key, n int) {
@@ -245,20 +244,20 @@ func TestGroupBoundsTheWaitersOfAllKeys(t *testing.T) {
 			require.Equal(t, key < 4, g.Allow(key))
 			call(key, 1)
 		}
-		require.Equal(t, 4, g.Stats().Waiting)
+		require.Equal(t, 4, g.Stats().Queued)
 		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2}, done.all())
 		call(0, 0)
-		require.Equal(t, 4, g.Stats().Waiting)
+		require.Equal(t, 4, g.Stats().Queued)
 		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 2, throttle.Displaced: 1}, done.all(), "the other of key 0 has left")
 		call(0, 0)
 		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3, throttle.Displaced: 1}, done.all(), "none of its key is less important")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Zero(t, g.Stats().Waiting)
+		require.Zero(t, g.Stats().Queued)
 		require.Equal(t, map[throttle.Reason]int{throttle.QueueFull: 3, throttle.Displaced: 1, "": 4}, done.all())
 		call(0, 0)
 		call(0, 0)
-		require.Equal(t, 1, g.Stats().Waiting)
+		require.Equal(t, 1, g.Stats().Queued)
 		time.Sleep(time.Minute)
 	})
 }

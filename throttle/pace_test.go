@@ -143,7 +143,7 @@ func FuzzExactness(f *testing.F) {
 					l.Refund(n)
 				case 3:
 					rate := math.Float64frombits(number)
-					if l.SetRate(rate, int(number%99)) == nil {
+					if l.SetLimit(throttle.Limit{Rate: rate, Burst: int(number % 99)}) == nil {
 						r.set(rate, int(number%99))
 					}
 					if debt := new(big.Rat).Quo(r.ahead(), r.nanosecond()); debt.Cmp(big.NewRat(int64(kept), 1)) > 0 {

@@ -19,7 +19,7 @@ import (
 // A late timer does not move the schedule: all waiters that are due are granted
 // together.
 type queue struct {
-	waiting  atomic.Int64 // waiters; changed under mu
+	queued   atomic.Int64 // waiters; changed under mu
 	waited   atomic.Int64 // calls that were admitted after a wait
 	waitTime atomic.Int64 // of these calls, a time.Duration
 	all      *waiters     // of the Group, or nil
@@ -38,7 +38,9 @@ type line struct {
 
 type waiter struct {
 	level      int
-	units      int64 // that it is to take
+	units      int64   // that it is to take
+	n          int     // the same in tokens
+	ends       []int64 // of the windows of the quotas that it has taken its tokens from
 	prev, next *waiter
 	over       chan struct{} // closed when it has left the line
 	granted    bool          // set before that, if it has its tokens
@@ -53,14 +55,14 @@ type waiters struct {
 
 // wait takes the tokens of a call, if need be after a wait in line.
 func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
-	w, after, why := l.lineUp(ctx, cfg, n, level)
-	refused := &LimitedError{Reason: why, Cost: n, Level: level, After: after}
+	w, refused := l.lineUp(ctx, cfg, n, level)
+	why := refused.Reason
 	switch {
 	case why == DeadlineTooClose:
 		refused.Err = context.DeadlineExceeded
-		return l.refuse(ctx, cfg, refused, 0)
+		return l.refuse(ctx, cfg, refused)
 	case why != "":
-		return l.refuse(ctx, cfg, refused, 0)
+		return l.refuse(ctx, cfg, refused)
 	case w == nil:
 		l.count(n)
 		return nil
@@ -82,7 +84,7 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	}
 	granted, after := l.leave(w, why, n, level)
 	waited := time.Since(start)
-	refused.Reason, refused.After = why, after
+	refused.Reason, refused.After, refused.Waited = why, after, waited
 	switch {
 	case ctx.Err() != nil:
 		if granted {
@@ -91,36 +93,46 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 			l.spent.Add(int64(n))
 		}
 		refused.Reason, refused.Err = ContextEnded, ended.Error(ctx)
-		return l.refuse(ctx, cfg, refused, waited)
+		return l.refuse(ctx, cfg, refused)
 	case granted:
 		l.queue.waited.Add(1)
 		l.queue.waitTime.Add(int64(waited))
 		l.count(n)
 		if l.observers.Any() {
-			l.observers.Tell(ctx, Event{Kind: Waited, Name: cfg.Name, Key: l.key, Waited: waited})
+			l.observers.Tell(ctx, Event{
+				Kind: EventWaited, Name: cfg.Name, Key: l.key, Level: level, Cost: n, Waited: waited,
+			})
 		}
 		return nil
 	}
-	return l.refuse(ctx, cfg, refused, waited)
+	return l.refuse(ctx, cfg, refused)
 }
 
 // lineUp takes n tokens, and returns a waiter in line if they are not there yet. Or it
-// returns why the call is refused, and when it could be admitted. All waiters that
-// are due have been granted before.
-func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, after time.Duration, why Reason) {
+// returns an error whose Reason says why the call is refused. All waiters that are due
+// have been granted before.
+func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, refused *LimitedError) {
 	q := &l.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	refused = &LimitedError{Cost: n, Level: level}
 	placed := false
 	for {
 		m := l.measureLocked()
-		after = l.behind(m, n, level)
-		if after > 0 && !placed {
-			if why = l.reject(ctx, cfg, m, after); why == "" && !l.makeRoom(cfg.Queue, level) {
-				why = QueueFull
+		if m.quotas != nil {
+			if b := m.takeAll(l.windows, l.watch.now(), n, level, true); b.why == OverQuota {
+				b.refuse(refused)
+				return nil, refused
 			}
-			if why != "" {
-				return nil, after, why
+		}
+		after := l.behind(m, n, level)
+		if after > 0 && !placed {
+			refused.After = after
+			if refused.Reason = l.whyNotWait(ctx, cfg, m, after); refused.Reason == "" && !l.makeRoom(cfg.Queue, level) {
+				refused.Reason = QueueFull
+			}
+			if refused.Reason != "" {
+				return nil, refused
 			}
 			placed = true
 		}
@@ -129,13 +141,38 @@ func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *wai
 		if !l.tat.CompareAndSwap(m.tat, tat) { // changed by another call, or by makeRoom
 			continue
 		}
+		ends := l.spendQuotas(m.terms, n)
 		if !placed {
-			return nil, 0, ""
+			return nil, refused
 		}
-		w = &waiter{level: level, units: units, over: make(chan struct{})}
+		w = &waiter{level: level, n: n, units: units, ends: ends, over: make(chan struct{})}
 		l.enqueue(w)
 		l.serve()
-		return w, after, ""
+		return w, refused
+	}
+}
+
+// spendQuotas takes n tokens from the windows of the quotas, and returns their ends.
+func (l *Limiter) spendQuotas(t *terms, n int) (ends []int64) {
+	if t.quotas == nil {
+		return nil
+	}
+	now := l.watch.now()
+	for i := range t.quotas {
+		q := &t.quotas[i]
+		l.windows[i] = q.spend(q.at(l.windows[i], now), now, n)
+		ends = append(ends, l.windows[i].end)
+	}
+	return ends
+}
+
+// unspendQuotas gives the tokens of w back to the windows that it has taken them from,
+// unless these are over.
+func (l *Limiter) unspendQuotas(w *waiter) {
+	for i, end := range w.ends {
+		if spent := &l.windows[i]; spent.end == end {
+			spent.used -= min(int64(w.n), spent.used)
+		}
 	}
 }
 
@@ -152,8 +189,8 @@ func (l *Limiter) behind(m measure, n, level int) time.Duration {
 	return m.until(m.tat - l.queue.units + ahead + m.tokens(n) - m.room[level])
 }
 
-// reject returns why a call may not wait for that long, or "".
-func (l *Limiter) reject(ctx context.Context, cfg *Config, m measure, wait time.Duration) Reason {
+// whyNotWait returns why a call may not wait for that long, or "".
+func (l *Limiter) whyNotWait(ctx context.Context, cfg *Config, m measure, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
 	case wait == never: // the burst has just become smaller
@@ -171,7 +208,7 @@ func (l *Limiter) reject(ctx context.Context, cfg *Config, m measure, wait time.
 // call that is more important.
 func (l *Limiter) makeRoom(most, level int) bool {
 	q := &l.queue
-	if q.waiting.Load() < int64(most) && q.all.enter() {
+	if q.queued.Load() < int64(most) && q.all.enter() {
 		return true
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
@@ -209,7 +246,7 @@ func (l *Limiter) enqueue(w *waiter) {
 	line.last = w
 	line.units += w.units
 	q.units += w.units
-	q.waiting.Add(1)
+	q.queued.Add(1)
 }
 
 // dequeue takes w and its units out of line.
@@ -229,7 +266,7 @@ func (l *Limiter) dequeue(w *waiter) {
 	w.prev, w.next = nil, nil
 	line.units -= w.units
 	q.units -= w.units
-	q.waiting.Add(-1)
+	q.queued.Add(-1)
 	q.all.leave()
 	close(w.over)
 }
@@ -247,6 +284,7 @@ func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, afte
 	case <-w.over:
 		if w.granted && !granted && why == ContextEnded { // granted by this serve, and too late
 			l.tat.Add(-max(0, min(w.units, w.tat-m.now)))
+			l.unspendQuotas(w)
 			w.granted = false
 		}
 	default:
@@ -276,6 +314,7 @@ func (l *Limiter) remove(w *waiter) {
 		back -= max(0, m.now-(m.tat-q.units))
 	}
 	l.dequeue(w)
+	l.unspendQuotas(w)
 	l.tat.Add(-back)
 }
 

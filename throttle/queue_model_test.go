@@ -125,7 +125,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			model.refund(2 * n)
 		case 3:
 			next := limits[choose.IntN(len(limits))]
-			require.NoError(t, l.SetRate(throttle.Every(next.token), next.burst))
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(next.token), Burst: next.burst}))
 			off += 3/float64(model.token) + 3/float64(next.token) // nanoseconds
 			most = max(most, model.token, next.token)
 			model.set(next.token, next.burst)
@@ -143,7 +143,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 		}
 		model.advance(time.Now())
 		synctest.Wait()
-		require.Equal(t, len(model.queue), l.Stats().Waiting, "event %d", event)
+		require.Equal(t, len(model.queue), l.Stats().Queued, "event %d", event)
 	}
 	calls.Wait()
 	model.advance(time.Now().Add(most))

@@ -29,6 +29,9 @@ func burstOf(rate float64, burst int) int {
 // windowOf returns the time in which a burst refills, to the nearest nanosecond: it
 // is for people to read, and 7 a minute are not exactly 7/60 a second.
 func windowOf(rate float64, burst int) time.Duration {
+	if rate == 0 { // only quotas limit
+		return 0
+	}
 	return time.Duration(math.Round(float64(burst) / rate * float64(time.Second)))
 }
 

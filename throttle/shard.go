@@ -22,9 +22,9 @@ type shard[K comparable] struct {
 	_       [64]byte
 }
 
-// shardStats counts the calls of a shard. Its keys that were dropped are included.
+// shardStats counts the calls of a shard. The keys that it has evicted are included.
 type shardStats struct {
-	Stats
+	Totals
 	evicted  int64
 	overflow int64
 }
@@ -48,11 +48,11 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 }
 
 // measure reads the clock. The caller holds mu. A clock that was read before a key was
-// dropped would mint tokens when the key comes back.
+// evicted would mint tokens when the key comes back.
 func (s *shard[K]) measure() measure {
 	elapsed := time.Since(s.terms.base)
 	if uint64(elapsed) > uint64(s.terms.horizon) {
-		s.begin(newTerms(s.terms.cfg, len(s.terms.room)))
+		s.begin(newTerms(s.terms.cfg))
 		elapsed = 0
 	}
 	now := s.terms.at(elapsed)
@@ -67,15 +67,19 @@ func (s *shard[K]) begin(t *terms) {
 			slot := &s.table.slots[i]
 			slot.tat = t.convert(slot.tat-last, &s.terms.pace)
 		}
+		if t.quotas != nil || s.terms.quotas != nil {
+			s.table.convert(t.inherit(s.terms))
+		}
 	}
 	s.terms = t
+	s.table.each = len(t.quotas)
 }
 
 // enter adds a new key and returns the index of its slot, or -1 if there is no room.
-// It drops a few keys that have been idle for long enough.
+// It evicts a few keys that have been idle for long enough.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	if idleAfter := g.cfg.Load().IdleAfter; idleAfter > 0 {
-		g.sweep(s, 4, m.at(max(m.elapsed-idleAfter, 0)))
+		g.sweep(s, 4, m.at(max(m.elapsed-idleAfter, 0)), idleAfter)
 	}
 	if !g.countKey(s, key, m) {
 		return -1
@@ -97,11 +101,11 @@ func (g *Group[K]) countKey(s *shard[K], key K, m measure) bool {
 	return true
 }
 
-// makeRoom looks for keys whose burst has refilled, and drops them: in s, and in some
+// makeRoom looks for keys whose burst has refilled, and evicts them: in s, and in some
 // other shards that are not locked. It does not search for long. It reports whether
 // there is room for the key that countKey has counted.
 func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
-	g.sweep(s, 64, now)
+	g.sweep(s, 64, now, 0)
 	first := rand.IntN(len(g.shards))
 	for i := range min(8, len(g.shards)) {
 		if g.keys.Load() <= g.maxKeys.Load() {
@@ -109,7 +113,7 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 		}
 		other := &g.shards[(first+i)%len(g.shards)]
 		if other != s && other.mu.TryLock() {
-			g.sweep(other, 64, other.measure().now)
+			g.sweep(other, 64, other.measure().now, 0)
 			s.evicted = append(s.evicted, other.evicted...)
 			other.evicted = nil
 			other.mu.Unlock()
@@ -118,10 +122,15 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 	return g.keys.Load() <= g.maxKeys.Load()
 }
 
-// sweep looks at the next n slots and drops the keys whose burst was full at a time.
-func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
+// sweep looks at the next n slots and evicts the keys whose burst was full at a time,
+// which is idle ago, and whose windows were over.
+func (g *Group[K]) sweep(s *shard[K], n int, at int64, idle time.Duration) {
+	var then moment
+	if s.terms.quotas != nil {
+		then = g.watch.now().sub(idle)
+	}
 	s.table.sweep(n, func(i int) bool {
-		if s.table.slots[i].tat > at {
+		if s.table.slots[i].tat > at || s.terms.spentOf(s.table.windows(i), then) {
 			return false
 		}
 		g.keys.Add(-1)
@@ -133,7 +142,7 @@ func (g *Group[K]) sweep(s *shard[K], n int, at int64) {
 	})
 }
 
-// unlock unlocks s and tells of the keys that were dropped meanwhile.
+// unlock unlocks s and tells of the keys that were evicted meanwhile.
 func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 	evicted := s.evicted
 	s.evicted = nil
@@ -144,7 +153,7 @@ func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 			cfg.OnEvict(ctx, u)
 		}
 		if g.observers.Any() {
-			g.observers.Tell(ctx, Event{Kind: Evicted, Name: cfg.Config.Name, Key: keyed.Text(u.Key), Spent: u.Spent, Refused: u.Refused})
+			g.observers.Tell(ctx, Event{Kind: EventEvicted, Name: cfg.Config.Name, Key: keyed.Text(u.Key), Spent: u.Spent, Refused: u.Refused})
 		}
 	}
 }
@@ -157,6 +166,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 	}
 	o := &own{Limiter: g.newOwn(keyed.Text(slot.key), s.terms)}
 	o.tat.Store(slot.tat)
+	copy(o.windows, s.table.windows(i))
 	slot.tag |= apart
 	if s.own == nil {
 		s.own = make(map[K]*own)
@@ -172,12 +182,13 @@ func (s *shard[K]) join(i int) {
 	if o.users > 0 {
 		return
 	}
-	did := o.counters()
+	did := o.totals()
 	s.stats.add(did)
 	s.table.add(i, did.Spent-did.Refunded)
 	s.table.refuse(i, did.Refused)
 	m := o.measure()
 	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
+	copy(s.table.windows(i), o.windows)
 	slot.tag &^= apart
 	delete(s.own, slot.key)
 }
@@ -198,9 +209,9 @@ func (s *shard[K]) usages() []Usage[K] {
 // usage returns what the key of a slot has used.
 func (s *shard[K]) usage(i int) Usage[K] {
 	slot := &s.table.slots[i]
-	u := Usage[K]{Key: slot.key, Spent: s.table.spent(i), Refused: int64(s.table.rest[i].refused)}
+	u := Usage[K]{Key: slot.key, Spent: s.table.tokens(i), Refused: int64(s.table.rest[i].refused)}
 	if slot.tag&apart != 0 {
-		did := s.own[slot.key].counters()
+		did := s.own[slot.key].totals()
 		u.Spent += did.Spent - did.Refunded
 		u.Refused += did.Refused
 	}

@@ -6,32 +6,35 @@ import (
 	"time"
 )
 
-// Stats is a snapshot of what a [Limiter] has done. Its counters never go back.
-type Stats struct {
-	Admitted int64         // calls
-	Refused  int64         // calls
+// Totals are counted from New or NewGroup on. They never go back: neither an Update nor
+// a key that a Group evicts resets them.
+type Totals struct {
+	Admitted int64         // calls that got their tokens
+	Refused  int64         // calls that did not; a call whose ctx had already ended is in neither
 	Refusals Refusals      // the calls of Refused, by reason
 	Spent    int64         // tokens, those given back included
 	Refunded int64         // tokens that were given back
-	Waited   int64         // calls that were admitted after a wait
+	Waited   int64         // calls of Admitted that had to wait
 	WaitTime time.Duration // how long these calls waited, in all
+}
 
-	Level   int // the result of Level now
-	Waiting int // calls that wait now
+// Stats is a snapshot of a [Limiter].
+type Stats struct {
+	Totals
+
+	Degradation int // the result of Degradation now
+	Queued      int // calls that wait now
 }
 
 // Stats returns a snapshot.
 func (l *Limiter) Stats() Stats {
-	s := l.counters()
-	s.Level = l.Level()
-	return s
+	return Stats{Totals: l.totals(), Degradation: l.Degradation(), Queued: int(l.queue.queued.Load())}
 }
 
-// counters returns the Stats without the Level.
-func (l *Limiter) counters() Stats {
+func (l *Limiter) totals() Totals {
 	single := l.single.Load()
 	reasons := l.refused.load()
-	return Stats{
+	return Totals{
 		Admitted: single + l.others.Load(),
 		Refused:  reasons.Total(),
 		Refusals: reasons,
@@ -39,25 +42,20 @@ func (l *Limiter) counters() Stats {
 		Refunded: l.refunded.Load(),
 		Waited:   l.queue.waited.Load(),
 		WaitTime: time.Duration(l.queue.waitTime.Load()),
-		Waiting:  int(l.queue.waiting.Load()),
 	}
 }
 
-// GroupStats is a snapshot of what a [Group] has done, also for the keys that it has
-// forgotten. Its counters never go back.
+// GroupStats is a snapshot of a [Group].
 type GroupStats struct {
-	Admitted int64         // calls
-	Refused  int64         // calls
-	Refusals Refusals      // the calls of Refused, by reason
-	Spent    int64         // tokens, those given back included
-	Refunded int64         // tokens that were given back
-	Waited   int64         // calls that were admitted after a wait
-	WaitTime time.Duration // how long these calls waited, in all
-	Evicted  int64         // keys that were forgotten
-	Overflow int64         // calls of Admitted and Refused whose key found no room
+	// Totals are the sums over all keys of the group, also those that it has evicted,
+	// and the calls whose key found no room.
+	Totals
 
-	Keys    int // keys that are held now
-	Waiting int // calls that wait now
+	Evicted  int64 // keys that were evicted; never goes back
+	Overflow int64 // calls of Totals whose key found no room; never goes back
+
+	Keys   int // keys that the group holds
+	Queued int // calls that wait now, for all keys together
 }
 
 // Stats returns a snapshot.
@@ -66,35 +64,32 @@ func (g *Group[K]) Stats() GroupStats {
 	for i := range g.shards {
 		g.shards[i].addTo(&all)
 	}
-	all.add(g.overflow.counters())
+	all.add(g.overflow.totals())
 	return GroupStats{
-		Admitted: all.Admitted, Refused: all.Refused, Refusals: all.Refusals,
-		Spent: all.Spent, Refunded: all.Refunded, Waited: all.Waited, WaitTime: all.WaitTime,
-		Evicted: all.evicted, Overflow: all.overflow,
-		Keys: int(g.keys.Load()), Waiting: int(g.waiters.now.Load()),
+		Totals: all.Totals, Evicted: all.evicted, Overflow: all.overflow,
+		Keys: int(g.keys.Load()), Queued: int(g.waiters.now.Load()),
 	}
 }
 
 func (s *shard[K]) addTo(all *shardStats) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all.add(s.stats.Stats)
+	all.add(s.stats.Totals)
 	all.evicted += s.stats.evicted
 	all.overflow += s.stats.overflow
 	for _, o := range s.own {
-		all.add(o.counters())
+		all.add(o.totals())
 	}
 }
 
-// add adds the counters of another limit.
-func (s *Stats) add(did Stats) {
-	s.Admitted += did.Admitted
-	s.Refused += did.Refused
-	s.Refusals.add(did.Refusals)
-	s.Spent += did.Spent
-	s.Refunded += did.Refunded
-	s.Waited += did.Waited
-	s.WaitTime += did.WaitTime
+func (t *Totals) add(more Totals) {
+	t.Admitted += more.Admitted
+	t.Refused += more.Refused
+	t.Refusals.add(more.Refusals)
+	t.Spent += more.Spent
+	t.Refunded += more.Refunded
+	t.Waited += more.Waited
+	t.WaitTime += more.WaitTime
 }
 
 // SharedStats is a snapshot of what a [Shared] has done in this process. Its counters
@@ -103,7 +98,8 @@ type SharedStats struct {
 	Admitted int64         // calls
 	Refused  int64         // calls
 	Refusals Refusals      // the calls of Refused, by reason
-	Spent    int64         // tokens
+	Spent    int64         // tokens, those given back included
+	Refunded int64         // tokens that were given back
 	Asked    int64         // round trips to Redis
 	AskTime  time.Duration // how long the round trips that have ended took, in all
 	Failed   int64         // round trips without a valid answer
@@ -117,9 +113,9 @@ type SharedStats struct {
 func (s *Shared) Stats() SharedStats {
 	reasons := s.refused.load()
 	return SharedStats{
-		Admitted: s.admitted.Load(), Refused: reasons.Total(), Refusals: reasons, Spent: s.spent.Load(),
+		Admitted: s.admitted.Load(), Refused: reasons.Total(), Refusals: reasons, Spent: s.spent.Load(), Refunded: s.refunded.Load(),
 		Asked: s.asked.Load(), AskTime: time.Duration(s.askTime.Load()), Failed: s.failed.Load(),
-		Alone: s.alone.Load(), Outages: s.outages.begun.Load(), Down: s.outages.down.Load() > 0,
+		Alone: s.outOfReach.Load(), Outages: s.outages.begun.Load(), Down: s.outages.down.Load() > 0,
 	}
 }
 
@@ -127,7 +123,7 @@ func (s *Shared) Stats() SharedStats {
 type AdaptiveStats struct {
 	Sent      int64 // calls
 	Accepted  int64 // calls that have ended and that the server accepted
-	Throttled int64 // calls that the server refused or could not take
+	Throttled int64 // calls that the server turned away or could not take
 	Refused   int64 // calls that were shed
 
 	Probability float64 // of shedding a call of the least important level now
@@ -143,9 +139,11 @@ func (a *Adaptive) Stats() AdaptiveStats {
 	return s
 }
 
-// Refusals counts refused calls by their [Reason].
+// Refusals counts refused calls by their [Reason]. [Shed] is counted in
+// [AdaptiveStats].Refused.
 type Refusals struct {
 	OverLimit        int64
+	OverQuota        int64
 	WaitTooLong      int64
 	QueueFull        int64
 	Displaced        int64
@@ -161,6 +159,8 @@ func (r *Refusals) of(why Reason) *int64 {
 	switch why {
 	case OverLimit:
 		return &r.OverLimit
+	case OverQuota:
+		return &r.OverQuota
 	case WaitTooLong:
 		return &r.WaitTooLong
 	case QueueFull:
@@ -183,7 +183,7 @@ func (r *Refusals) of(why Reason) *int64 {
 
 // counted are the reasons that Refusals has fields for.
 var counted = []Reason{
-	OverLimit, WaitTooLong, QueueFull, Displaced, DeadlineTooClose, ContextEnded, TooCostly, TooManyKeys, Outage,
+	OverLimit, OverQuota, WaitTooLong, QueueFull, Displaced, DeadlineTooClose, ContextEnded, TooCostly, TooManyKeys, Outage,
 }
 
 // All returns every reason with its number, zeros included.

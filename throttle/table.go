@@ -10,7 +10,9 @@ type table[K comparable] struct {
 	slots []slot[K]
 	rest  []rest // by the index of the slot
 	used  int
-	hand  int // the slot at which the next sweep begins
+	each  int      // windows of a key
+	spent []window // each of them by the index of the slot
+	hand  int      // the slot at which the next sweep begins
 }
 
 type slot[K comparable] struct {
@@ -66,25 +68,40 @@ func (t *table[K]) insert(tag uint32, key K) int {
 		t.grow()
 	}
 	t.used++
-	return t.put(slot[K]{key: key, tag: tag}, rest{})
+	return t.put(slot[K]{key: key, tag: tag}, rest{}, nil)
 }
 
-func (t *table[K]) put(s slot[K], r rest) int {
+func (t *table[K]) put(s slot[K], r rest, windows []window) int {
 	i := t.home(s.tag)
 	for t.slots[i].tag != 0 {
 		i = t.next(i)
 	}
 	t.slots[i], t.rest[i] = s, r
+	copy(t.windows(i), windows)
 	return i
+}
+
+// windows returns what the key of a slot has spent of each quota.
+func (t *table[K]) windows(i int) []window { return t.spent[i*t.each : (i+1)*t.each] }
+
+// convert changes the windows of all keys: from says which of its old ones each new one
+// is, -1 for none.
+func (t *table[K]) convert(from []int) {
+	old := *t
+	t.each, t.spent = len(from), make([]window, len(from)*len(t.slots))
+	for i := range t.slots {
+		copy(t.windows(i), pick(old.windows(i), from))
+	}
 }
 
 func (t *table[K]) grow() {
 	old := *t
 	n := max(8, len(old.slots)+len(old.slots)/2)
 	t.slots, t.rest, t.hand = make([]slot[K], n), make([]rest, n), 0
+	t.spent = make([]window, n*t.each)
 	for i, s := range old.slots {
 		if s.tag != 0 {
-			t.put(s, old.rest[i])
+			t.put(s, old.rest[i], old.windows(i))
 		}
 	}
 }
@@ -98,7 +115,7 @@ func (t *table[K]) add(i int, tokens int64) {
 	}
 }
 
-func (t *table[K]) spent(i int) int64 {
+func (t *table[K]) tokens(i int) int64 {
 	return int64(t.rest[i].spent)<<32 + int64(t.slots[i].spent)
 }
 
@@ -127,8 +144,10 @@ func (t *table[K]) drop(i int) {
 		home := t.home(t.slots[j].tag)
 		if i <= j && (home <= i || home > j) || i > j && home <= i && home > j {
 			t.slots[i], t.rest[i] = t.slots[j], t.rest[j]
+			copy(t.windows(i), t.windows(j))
 			i = j
 		}
 	}
 	t.slots[i], t.rest[i] = slot[K]{}, rest{}
+	clear(t.windows(i))
 }

@@ -20,20 +20,23 @@
 //   - A Limiter starts with a full burst. A call spends one token, or the number
 //     that Cost returns. A call that fails has spent its tokens all the same;
 //     [Limiter.Refund] gives them back.
+//   - A Limiter may have quotas besides its rate: 1000 tokens a day, 10 000 a month of a
+//     calendar. A call takes its tokens from all of them or from none. See [Quota].
 //   - A refused call learns from [LimitedError.RetryAfter] when to come back.
 //   - With a MaxWait, a call waits for its tokens in a queue: behind the calls of more
 //     important levels and earlier calls of its own level. A call that could not get
 //     its tokens in time is refused immediately.
 //   - With Levels, the less important calls are refused first, as Reserve says, and
-//     are displaced first from a full queue. [Limiter.Level] tells an application
-//     which features to switch off before essential calls are refused.
+//     are displaced first from a full queue. [Limiter.Degradation] tells an
+//     application which features to switch off before essential calls are refused.
 //   - [Limiter.Update] changes the configuration while the limiter runs, and keeps what
 //     has been spent and the calls that wait. [Limiter.Observe] and [Limiter.Stats] tell
 //     what it does.
 //
-// A [Group] holds a limit for each of up to a million tenants. A [Shared] is one
-// limit for many instances, kept in Redis. An [Adaptive] stops a client from sending
-// calls that the server would refuse.
+// A [Group] holds a limit for each of up to a million tenants; [Group.Snapshot] keeps what
+// they have spent across a restart. A [Shared] has limits for many instances, kept in
+// Redis. An [Adaptive] stops a client from sending calls that the server would turn
+// away.
 //
 // Source: Throttling in the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
@@ -57,13 +60,21 @@ type Config struct {
 	// Name appears in errors, events and figures. Optional.
 	Name string
 
-	// Rate is the number of tokens a second: above 0, at most 1e12. It is required.
-	// [PerMinute], [PerHour] and [Every] help.
+	// Rate is the number of tokens a second: above 0, at most 1e12. It is required,
+	// unless there are Quotas: then zero means that only these limit. [PerMinute],
+	// [PerHour] and [Every] help.
 	Rate float64
 
 	// Burst is how many tokens may be spent at once after a pause. Zero means a
 	// second's worth: Rate, rounded up. A Burst must refill within 36 years.
 	Burst int
+
+	// Quotas bound the tokens of longer times, such as a day: at most 8, each for another
+	// window. A call takes its tokens from the Burst and from each quota, or from none of
+	// them. A call that finds too few tokens in a quota is refused immediately, whatever
+	// MaxWait is: [OverQuota]. A call that waits for the Rate takes its tokens from the
+	// quotas when it begins to wait, so it counts in the windows of that time.
+	Quotas []Quota
 
 	// MaxWait is how long a call may wait for its tokens. Zero means that a call
 	// without tokens is refused immediately, negative that it may wait until its ctx
@@ -86,8 +97,8 @@ type Config struct {
 	// 0 ... Levels-1 is clamped. Priority needs Levels.
 	Priority func(context.Context) int
 
-	// Reserve[i] is the share of Burst that is kept for level i and the levels above
-	// it. The shares add up: level j may spend Burst x (1 - Reserve[0] - ... -
+	// Reserve[i] is the share of Burst, and of each quota, that is kept for level i and
+	// the levels more important than i. The shares add up: level j may spend Burst x (1 - Reserve[0] - ... -
 	// Reserve[j-1]). The tokens that are kept are rounded down, and leave at least one
 	// token to every level. With a Burst of 10 and a Reserve of {0.5}, a call of level 1
 	// is admitted only if it leaves 5 tokens.
@@ -98,14 +109,14 @@ type Config struct {
 	// that is not nil keeps nothing.
 	Reserve []float64
 
-	// Cost returns how many tokens a call takes. Nil means 1. A call that takes 0
-	// or fewer is always admitted. A call that takes more than its level may spend at
+	// Cost returns how many tokens a call takes. Nil means 1. A negative number counts
+	// as 0. A call that takes 0 is always admitted. A call that takes more than its level may spend at
 	// once is refused immediately: [TooCostly].
 	Cost func(context.Context) int
 
-	// OnReject, if not nil, is called with the call's ctx for each call that Do or
+	// OnRefuse, if not nil, is called with the call's ctx for each call that Do or
 	// Wait refuses.
-	OnReject func(context.Context, *LimitedError)
+	OnRefuse func(context.Context, *LimitedError)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -116,7 +127,7 @@ func (c Config) Validate() error {
 }
 
 func (c Config) validate(f *invalid.Fields) {
-	checkRate(f, c.Rate, c.Burst)
+	c.limit().validate(f)
 	f.Need(c.Queue >= 0, "Queue", c.Queue, "0 (for 1000) or more")
 	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
 	checkLevels(f, c.Levels, c.Priority)
@@ -126,7 +137,7 @@ func (c Config) validate(f *invalid.Fields) {
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
 // with c.
 func (c Config) withDefaults() Config {
-	c.Burst = burstOf(c.Rate, c.Burst)
+	c.setLimit(c.limit().withDefaults())
 	if c.MaxWait != 0 {
 		c.Queue = cmp.Or(c.Queue, 1000)
 	}
@@ -135,11 +146,15 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+func (c *Config) limit() Limit { return Limit{c.Rate, c.Burst, c.Quotas} }
+
+func (c *Config) setLimit(l Limit) { c.Rate, c.Burst, c.Quotas = l.Rate, l.Burst, l.Quotas }
+
 // of returns the tokens and the level of a call.
 func (c *Config) of(ctx context.Context) (n, level int) {
 	n = 1
 	if c.Cost != nil {
-		n = c.Cost(ctx)
+		n = max(c.Cost(ctx), 0)
 	}
 	if c.Priority != nil {
 		level = min(max(c.Priority(ctx), 0), c.Levels-1)
@@ -163,8 +178,10 @@ type Limiter struct {
 	_       [64]byte
 
 	queue    queue
+	watch    stopwatch
+	windows  []window     // of the quotas; under queue.mu
 	refunded atomic.Int64 // tokens
-	level    atomic.Int32 // the last result of Level
+	degraded atomic.Int32 // the last result of Degradation
 
 	updates sync.Mutex // held by Update; taken before queue.mu
 	given   Config     // without defaults; under updates
@@ -178,15 +195,15 @@ func New(cfg Config) *Limiter {
 	}
 	given := cfg.clone()
 	cfg = cfg.withDefaults()
-	l := newLimiter(newTerms(&cfg, 0), new(observers))
+	l := newLimiter(newTerms(&cfg), new(observers), stopwatch{time.Now()})
 	l.given = given
 	return l
 }
 
-func newLimiter(t *terms, o *observers) *Limiter {
-	l := &Limiter{observers: o}
+func newLimiter(t *terms, o *observers, watch stopwatch) *Limiter {
+	l := &Limiter{observers: o, watch: watch, windows: make([]window, len(t.quotas))}
 	l.queue.levels = make([]line, len(t.room))
-	l.level.Store(int32(t.cfg.Levels - 1))
+	l.degraded.Store(int32(t.cfg.Levels - 1))
 	l.epoch.Store(t)
 	return l
 }
@@ -219,71 +236,95 @@ func (l *Limiter) Wait(ctx context.Context) error {
 
 // acquire takes the tokens of a call that began under cfg.
 func (l *Limiter) acquire(ctx context.Context, cfg *Config, n, level int) error {
-	m, ok := l.take(n, level)
+	m, b, ok := l.take(n, level)
 	switch {
 	case ok:
 		return nil
+	case b != nil && b.why != OverLimit:
+		e := &LimitedError{Cost: n, Level: level}
+		b.refuse(e)
+		return l.refuse(ctx, cfg, e)
 	case m.cannot(n, level):
-		return l.refuse(ctx, cfg, &LimitedError{Reason: TooCostly, Cost: n, Level: level, After: never}, 0)
+		return l.refuse(ctx, cfg, &LimitedError{Reason: TooCostly, Cost: n, Level: level, After: never})
 	case cfg.MaxWait == 0:
-		return l.refuse(ctx, cfg, &LimitedError{Reason: OverLimit, Cost: n, Level: level, After: m.wait(n, level)}, 0)
+		return l.refuse(ctx, cfg, &LimitedError{Reason: OverLimit, Cost: n, Level: level, After: m.wait(n, level)})
 	}
 	return l.wait(ctx, cfg, n, level)
 }
 
+// Admit takes the tokens of a call as [Limiter.Wait] does, and returns what is left for the
+// level of the call, as [Limiter.Peek] does for the least important one.
+func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
+	if ctx.Err() != nil {
+		return l.Peek(), ended.Error(ctx)
+	}
+	cfg := l.epoch.Load().cfg
+	n, level := cfg.of(ctx)
+	err := l.acquire(ctx, cfg, n, level)
+	return l.peek(level), err
+}
+
 // Allow takes a token if there is one, and reports whether it did. It does not wait.
 // Like [Limiter.Take] it takes the token for the least important level and does not
-// call Cost, Priority or OnReject.
+// call Cost, Priority or OnRefuse.
 func (l *Limiter) Allow() bool {
 	level := l.epoch.Load().least
-	m, ok := l.take(1, level)
+	m, b, ok := l.take(1, level)
 	if !ok {
-		l.refused.add(m.refusal(1, level))
+		l.refused.add(m.refusal(b, 1, level))
 	}
 	return ok
 }
 
 // A Decision says whether tokens were taken and what is left: the information that
-// the headers of an HTTP response give a client.
+// the headers of an HTTP response give a client. Of a limit with Quotas it tells about
+// the one that binds: if the tokens were taken, the one with the fewest tokens left;
+// otherwise, of the quotas that have too few, the one whose window is over last.
 type Decision struct {
 	OK         bool
-	Limit      int           // the Burst
-	Window     time.Duration // the time in which the Burst refills, to the nearest nanosecond
+	Quota      Quota         // the quota that binds; zero if it is the Rate, with its Burst
+	Limit      int           // the Burst, or N of the Quota
+	Window     time.Duration // the time in which the Burst refills, to the nearest nanosecond; or the length of the Quota's window
 	Remaining  int           // tokens that could be taken now, after this decision
 	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
-	ResetAfter time.Duration // the time until the burst is full again, if no call takes any
+	ResetAfter time.Duration // the time until Limit tokens are there again, if no call takes any
 }
 
 // Take takes n tokens for the least important level, if all of them are there. It
 // does not wait. If n is 0 or less, Take takes none and admits.
 func (l *Limiter) Take(n int) Decision {
-	d, _ := l.decide(n, l.epoch.Load().least)
+	d, _ := l.decide(max(n, 0), l.epoch.Load().least)
 	return d
 }
 
 func (l *Limiter) decide(n, level int) (Decision, Reason) {
-	m, ok := l.take(n, level)
-	d := m.decision(ok, n, level)
+	m, b, ok := l.take(n, level)
+	d := m.decision(b, ok, n, level)
 	if ok {
 		return d, ""
 	}
-	why := m.refusal(n, level)
+	why := m.refusal(b, n, level)
 	l.refused.add(why)
 	return d, why
 }
 
 // Peek returns the Decision that a Take of 1 would return, but takes nothing: its
 // Remaining is the number of tokens that are there now.
-func (l *Limiter) Peek() Decision {
+func (l *Limiter) Peek() Decision { return l.peek(l.epoch.Load().least) }
+
+func (l *Limiter) peek(level int) Decision {
 	m := l.measure()
-	level := m.least
-	return m.decision(m.wait(1, level) == 0, 1, level)
+	if m.quotas != nil {
+		_, b := l.takeAll(1, level, true)
+		return b.Decision
+	}
+	return m.decision(nil, m.wait(1, level) == 0, 1, level)
 }
 
 // Refund gives back n tokens of a call that was admitted but not made. Waiting calls
 // get them first. Refund gives back no more tokens than were spent, and no more than
-// fill the burst. If n is 0 or less it does nothing. The tokens can be spent again at
-// once, so an interval that began after the call was admitted may see n tokens more.
+// fill the burst. If n is 0 or less it does nothing. The tokens can be spent again
+// immediately, so an interval that began after the call was admitted may see n tokens more.
 func (l *Limiter) Refund(n int) {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
@@ -296,6 +337,9 @@ func (l *Limiter) Refund(n int) {
 func (l *Limiter) giveBack(n int) {
 	l.refunded.Add(int64(n))
 	l.putBack(n)
+	if t := l.epoch.Load(); t.quotas != nil {
+		t.refund(l.windows, l.watch.now(), n)
+	}
 	l.serve()
 }
 
@@ -303,30 +347,34 @@ func (l *Limiter) giveBack(n int) {
 func (l *Limiter) net() int64 { return l.single.Load() + l.spent.Load() - l.refunded.Load() }
 
 // take moves the tat ahead by n tokens if the level has room for them. It returns
-// the measure after that.
-func (l *Limiter) take(n, level int) (m measure, ok bool) {
-	if l.queue.waiting.Load() != 0 {
+// the measure after that, and the bound of a limit with quotas.
+func (l *Limiter) take(n, level int) (m measure, b *bound, ok bool) {
+	if l.queue.queued.Load() != 0 {
 		l.due() // waiting calls go first, even if their timer is late
 	}
 	m = l.measure()
-	if n <= 0 {
+	if n <= 0 && m.quotas == nil {
 		l.count(0)
-		return m, true
+		return m, nil, true
 	}
 	for {
+		if m.quotas != nil {
+			m, b = l.takeAll(n, level, false)
+			return m, b, b.OK
+		}
 		if m.cannot(n, level) { // the burst may have become smaller
-			return m, false
+			return m, nil, false
 		}
 		units := m.tokens(n)
 		if m.tat > m.now+m.room[level]-units {
-			return m, false
+			return m, nil, false
 		}
 		// Because of max, a clock that was read too early does no harm.
 		tat := max(m.tat, m.now) + units
 		if l.tat.CompareAndSwap(m.tat, tat) {
 			l.count(n)
 			m.tat = tat
-			return m, true
+			return m, nil, true
 		}
 		// Another call was faster. Reading the clock again would take longer than all
 		// of the rest.
@@ -334,6 +382,18 @@ func (l *Limiter) take(n, level int) (m measure, ok bool) {
 			m = l.measure()
 		}
 	}
+}
+
+// takeAll takes n tokens from a limit with quotas, or peeks at them.
+func (l *Limiter) takeAll(n, level int, peek bool) (m measure, b *bound) {
+	l.queue.mu.Lock()
+	defer l.queue.mu.Unlock()
+	m = l.measureLocked()
+	if b = m.takeAll(l.windows, l.watch.now(), n, level, peek); b.OK && !peek {
+		l.tat.Store(m.tat)
+		l.count(n)
+	}
+	return m, b
 }
 
 // count counts an admitted call of n tokens.
@@ -347,9 +407,12 @@ func (l *Limiter) count(n int) {
 }
 
 // refuse counts and reports a refused call that began under cfg.
-func (l *Limiter) refuse(ctx context.Context, cfg *Config, e *LimitedError, waited time.Duration) error {
+func (l *Limiter) refuse(ctx context.Context, cfg *Config, e *LimitedError) error {
 	l.refused.add(e.Reason)
-	e.Name, e.Key, e.Limit = cfg.Name, l.key, l.epoch.Load().burst
-	report(ctx, cfg.OnReject, l.observers, e, waited)
+	e.Name, e.Key = cfg.Name, l.key
+	if e.Limit == 0 {
+		e.Limit = l.epoch.Load().size()
+	}
+	report(ctx, cfg.OnRefuse, l.observers, e)
 	return e
 }

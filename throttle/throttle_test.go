@@ -40,7 +40,7 @@ func TestExactSequence(t *testing.T) {
 		time.Sleep(time.Hour) // no more than the burst adds up
 		require.True(t, l.Take(3).OK)
 		require.False(t, l.Allow())
-		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 5, Spent: 9}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 6, Refused: 5, Spent: 9}}, counts(l.Stats()))
 	})
 }
 
@@ -67,7 +67,7 @@ func TestDoRefusesWithoutCalling(t *testing.T) {
 		var events []*throttle.LimitedError
 		l := throttle.New(throttle.Config{
 			Name: "search", Rate: throttle.PerMinute(60), Burst: 1,
-			OnReject: func(_ context.Context, e *throttle.LimitedError) { events = append(events, e) },
+			OnRefuse: func(_ context.Context, e *throttle.LimitedError) { events = append(events, e) },
 		})
 		boom := errors.New("boom")
 		require.Equal(t, boom, l.Do(t.Context(), func(context.Context) error { return boom }))
@@ -107,10 +107,10 @@ func TestWaitingIsInOrderAndOnTime(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		require.Equal(t, 5, l.Stats().Waiting)
+		require.Equal(t, 5, l.Stats().Queued)
 		calls.Wait()
 		require.Equal(t, []int{0, 1, 2, 3, 4, 5}, order)
-		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 2, Waited: 5, Spent: 6}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 6, Refused: 2, Waited: 5, Spent: 6}}, counts(l.Stats()))
 	})
 }
 
@@ -228,7 +228,7 @@ func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
 	} {
 		l := throttle.New(cfg)
 		require.Equal(t, want, l.Peek().Window)
-		require.NoError(t, l.SetRate(2, 6))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 2, Burst: 6}))
 		require.Equal(t, 3*time.Second, l.Take(1).Window)
 	}
 }
@@ -257,7 +257,7 @@ func TestCost(t *testing.T) {
 
 		require.NoError(t, l.Do(of(3), ok))
 		require.Equal(t, 3*time.Second, time.Since(start))
-		require.Equal(t, throttle.Stats{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}}, counts(l.Stats()))
 	})
 }
 
@@ -314,7 +314,7 @@ func TestReserveAddsUp(t *testing.T) {
 				}
 				l := throttle.New(cfg)
 				if setRate {
-					require.NoError(t, l.SetRate(1e-3, c.burst))
+					require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1e-3, Burst: c.burst}))
 				}
 				admitted := 0
 				for l.Wait(t.Context()) == nil {
@@ -339,25 +339,25 @@ func TestLevelDegradesAndRecoversWithHysteresis(t *testing.T) {
 				require.NoError(t, l.Do(t.Context(), ok))
 			}
 		}
-		require.Equal(t, 2, l.Level())
+		require.Equal(t, 2, l.Degradation())
 		call(2)
-		require.Equal(t, 2, l.Level())
+		require.Equal(t, 2, l.Degradation())
 		call(1) // 7 are left
-		require.Equal(t, 1, l.Level())
+		require.Equal(t, 1, l.Degradation())
 		time.Sleep(749 * time.Millisecond)
-		require.Equal(t, 1, l.Level())
+		require.Equal(t, 1, l.Degradation())
 		time.Sleep(time.Millisecond)
-		require.Equal(t, 2, l.Level())
+		require.Equal(t, 2, l.Degradation())
 		call(7) // 0.75 are left
-		require.Equal(t, 0, l.Level())
+		require.Equal(t, 0, l.Degradation())
 		time.Sleep(3999 * time.Millisecond) // 4.749
-		require.Equal(t, 0, l.Level())
+		require.Equal(t, 0, l.Degradation())
 		time.Sleep(time.Millisecond)
-		require.Equal(t, 1, l.Level())
+		require.Equal(t, 1, l.Degradation())
 		time.Sleep(time.Hour)
-		require.Equal(t, 2, l.Level())
+		require.Equal(t, 2, l.Degradation())
 	})
-	require.Zero(t, throttle.New(throttle.Config{Rate: 1}).Level())
+	require.Zero(t, throttle.New(throttle.Config{Rate: 1}).Degradation())
 }
 
 func TestPanicPassesThrough(t *testing.T) {
@@ -373,11 +373,11 @@ func TestHooksMayCallBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := 0
 		var l *throttle.Limiter
-		l = throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, OnReject: func(context.Context, *throttle.LimitedError) {
+		l = throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, OnRefuse: func(context.Context, *throttle.LimitedError) {
 			called++
 			l.Refund(1)
-			require.NoError(t, l.SetRate(1, 1))
-			require.Zero(t, l.Stats().Waiting)
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 1}))
+			require.Zero(t, l.Stats().Queued)
 		}})
 		require.True(t, l.Take(1).OK)
 		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -387,10 +387,10 @@ func TestHooksMayCallBack(t *testing.T) {
 
 		var g *throttle.Group[int]
 		g = throttle.NewGroup(throttle.GroupConfig[int]{
-			Config: throttle.Config{Rate: 1, Burst: 1, OnReject: func(_ context.Context, e *throttle.LimitedError) {
+			Config: throttle.Config{Rate: 1, Burst: 1, OnRefuse: func(_ context.Context, e *throttle.LimitedError) {
 				called++
-				require.NoError(t, g.SetRate(1, 1))
-				require.NoError(t, g.Set(1, 5, 5))
+				require.NoError(t, g.SetLimit(throttle.Limit{Rate: 1, Burst: 1}))
+				require.NoError(t, g.Set(1, throttle.Limit{Rate: 5, Burst: 5}))
 			}},
 			MaxKeys: 1, IdleAfter: 1,
 			OnEvict: func(_ context.Context, u throttle.Usage[int]) {
@@ -412,21 +412,21 @@ func TestHooksMayCallBack(t *testing.T) {
 		s = throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1, Burst: 2, Batch: 2, OnOutage: throttle.RefuseAll,
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
-			OnError: func(ctx context.Context, _ error) {
+			OnStoreError: func(ctx context.Context, _ error) {
 				called++
 				require.True(t, s.Stats().Down)
-				require.False(t, s.Allow(ctx))
+				require.False(t, s.Allow(ctx, ""))
 			},
-			OnReject: func(ctx context.Context, _ *throttle.LimitedError) {
+			OnRefuse: func(ctx context.Context, _ *throttle.LimitedError) {
 				called++
-				require.False(t, s.Allow(ctx))
+				require.False(t, s.Allow(ctx, ""))
 			},
 		})
-		require.ErrorIs(t, s.Wait(t.Context()), errDown)
+		require.ErrorIs(t, s.Wait(t.Context(), ""), errDown)
 		require.Equal(t, 5, called)
 
 		var a *throttle.Adaptive
-		a = throttle.NewAdaptive(throttle.AdaptiveConfig{OnReject: func(context.Context, *throttle.LimitedError) {
+		a = throttle.NewAdaptive(throttle.AdaptiveConfig{OnRefuse: func(context.Context, *throttle.LimitedError) {
 			called++
 			require.Positive(t, a.Stats().Probability)
 		}})

@@ -17,7 +17,7 @@ func (l *Limiter) Name() string { return l.epoch.Load().cfg.Name }
 func (l *Limiter) Config() Config { return l.epoch.Load().cfg.clone() }
 
 func (c Config) clone() Config {
-	c.Reserve = slices.Clone(c.Reserve)
+	c.Reserve, c.Quotas = slices.Clone(c.Reserve), slices.Clone(c.Quotas)
 	return c
 }
 
@@ -28,13 +28,14 @@ func (c Config) clone() Config {
 //
 //   - Tokens that have been spent stay spent. If 7 of 10 tokens are gone, then 7 of 20 are
 //     gone as well, which leaves 13, and they refill at the new rate. A debt that would
-//     take longer than 54 years to refill is cut to that.
+//     take longer than 54 years to refill is cut to that. What has been spent of a quota
+//     stays spent if there is still a quota with the same window, whatever its N.
 //   - A waiting call keeps its place, its level and its MaxWait, and waits as long as the
 //     new rate and the new Reserve require. It is admitted even if it takes more than the
 //     new Burst. If more calls wait than the new Queue allows, they stay.
 //   - Calls under way end under the Config with which they began.
 //   - Counters go on.
-//   - Name cannot change.
+//   - Name and Levels cannot change: a waiting call has a level.
 //
 // Updates are made one after the other. change must not use the Limiter.
 func (l *Limiter) Update(change func(*Config)) error {
@@ -43,20 +44,19 @@ func (l *Limiter) Update(change func(*Config)) error {
 	return l.apply(settings.Change(l.given, l.Config(), change))
 }
 
-// SetRate changes Rate and Burst as [Limiter.Update] does. As in Config, a burst of 0
-// means a second's worth.
-func (l *Limiter) SetRate(rate float64, burst int) error {
+// SetLimit changes Rate, Burst and Quotas as [Limiter.Update] does.
+func (l *Limiter) SetLimit(limit Limit) error {
 	l.updates.Lock()
 	defer l.updates.Unlock()
 	next := l.given
-	next.Rate, next.Burst = rate, burst
+	next.setLimit(limit)
 	return l.apply(next)
 }
 
 // apply makes next the configuration, if it is valid. The caller holds updates.
 func (l *Limiter) apply(next Config) error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	keepsName(&f, l.given.Name, next.Name)
+	keeps(&f, l.given.Name, next.Name, l.given.Levels, next.Levels)
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
@@ -85,12 +85,12 @@ func (g *Group[K]) Config() GroupConfig[K] {
 }
 
 // Update changes the configuration as [Limiter.Update] does. All keys follow the new
-// Config at once, except that keys which have a rate and a burst by Set keep these.
+// Config immediately, except that keys which have a limit by Set keep it.
 //
 //   - What [Limiter.Update] keeps is kept for each key.
-//   - A new IdleAfter, Overflow or MaxWaiting decides about later calls.
+//   - A new IdleAfter, Overflow or MaxQueued decides about later calls.
 //   - MaxKeys cannot fall below the number of keys that the group holds.
-//   - The Name of Config cannot change.
+//   - The Name and the Levels of Config cannot change.
 //
 // The number of shards of the group goes by the first MaxKeys: a group that is to grow
 // from few keys to many is faster if it is made with many. change must not use the Group.
@@ -100,20 +100,20 @@ func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.apply(settings.Change(g.given, g.Config(), change))
 }
 
-// SetRate changes Rate and Burst of all keys as [Group.Update] does, except those that
-// Set decides about. As in Config, a burst of 0 means a second's worth.
-func (g *Group[K]) SetRate(rate float64, burst int) error {
+// SetLimit changes Rate, Burst and Quotas of all keys as [Group.Update] does, except those
+// that Set decides about.
+func (g *Group[K]) SetLimit(limit Limit) error {
 	g.updates.Lock()
 	defer g.updates.Unlock()
 	next := g.given
-	next.Config.Rate, next.Config.Burst = rate, burst
+	next.Config.setLimit(limit)
 	return g.apply(next)
 }
 
 // apply makes next the configuration, if it is valid. The caller holds updates.
 func (g *Group[K]) apply(next GroupConfig[K]) error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	keepsName(&f, g.given.Config.Name, next.Config.Name)
+	keeps(&f, g.given.Config.Name, next.Config.Name, g.given.Config.Levels, next.Config.Levels)
 	next.Config.validate(&f)
 	f.Type = "throttle.GroupConfig"
 	next.validate(&f)
@@ -126,12 +126,12 @@ func (g *Group[K]) apply(next GroupConfig[K]) error {
 	}
 	next.Config = next.Config.clone()
 	g.given = next
-	g.waiters.max.Store(int64(cfg.MaxWaiting))
+	g.waiters.max.Store(int64(cfg.MaxQueued))
 	for i := range g.shards {
 		g.shards[i].use(&cfg.Config)
 	}
 	g.overflow.use(cfg.Config)
-	g.cfg.Store(&cfg) // last: no call has a level that a shard does not know
+	g.cfg.Store(&cfg)
 	return nil
 }
 
@@ -151,12 +151,11 @@ func (g *Group[K]) limitKeys(most int) error {
 func (s *shard[K]) use(cfg *Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begin(newTerms(cfg, len(s.terms.room)))
+	s.begin(newTerms(cfg))
 	for _, o := range s.own {
 		c := *cfg
 		if o.set {
-			own := o.epoch.Load().cfg
-			c.Rate, c.Burst = own.Rate, own.Burst
+			c.setLimit(o.epoch.Load().cfg.limit())
 		}
 		o.use(c)
 	}
@@ -169,7 +168,7 @@ func (s *Shared) Name() string { return s.terms.Load().cfg.Name }
 func (s *Shared) Config() SharedConfig { return s.terms.Load().cfg.clone() }
 
 func (c SharedConfig) clone() SharedConfig {
-	c.Reserve = slices.Clone(c.Reserve)
+	c.Reserve, c.Quotas = slices.Clone(c.Reserve), slices.Clone(c.Quotas)
 	return c
 }
 
@@ -178,12 +177,13 @@ func (c SharedConfig) clone() SharedConfig {
 // other.
 //
 //   - Redis keeps the time until the burst is full again, which does not change with the
-//     rate. What this instance has admitted alone in an outage stays spent.
+//     rate, and what has been spent of a quota. What this instance has admitted alone in
+//     an outage stays spent, except by keys whose limit comes from LimitFor or Set.
 //   - Outages go on. A new OnOutage decides about later calls, a new Timeout about later
 //     round trips, a new RetryEvery after the next attempt.
 //   - Tokens that a Batch holds stay, at most as many as the new Batch may hold.
 //   - Counters go on.
-//   - Name, Prefix, Eval and Key cannot change.
+//   - Name, Prefix, Eval and Levels cannot change.
 //
 // change must not use the Shared.
 func (s *Shared) Update(change func(*SharedConfig)) error {
@@ -192,35 +192,33 @@ func (s *Shared) Update(change func(*SharedConfig)) error {
 	return s.apply(settings.Change(s.given, s.Config(), change))
 }
 
-// SetRate changes Rate and Burst as [Shared.Update] does. As in Config, a burst of 0
-// means a second's worth.
-func (s *Shared) SetRate(rate float64, burst int) error {
+// SetLimit changes Rate, Burst and Quotas as [Shared.Update] does.
+func (s *Shared) SetLimit(limit Limit) error {
 	s.updates.Lock()
 	defer s.updates.Unlock()
 	next := s.given
-	next.Rate, next.Burst = rate, burst
+	next.setLimit(limit)
 	return s.apply(next)
 }
 
 // apply makes next the configuration, if it is valid. The caller holds updates.
 func (s *Shared) apply(next SharedConfig) error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
-	keepsName(&f, s.given.Name, next.Name)
+	keeps(&f, s.given.Name, next.Name, s.given.Levels, next.Levels)
 	prefix := s.terms.Load().cfg.Prefix
 	f.Need(cmp.Or(next.Prefix, defaultPrefix) == prefix, "Prefix", strconv.Quote(next.Prefix), strconv.Quote(prefix)+" as before: it cannot change")
 	f.Need(sameFunc(next.Eval, s.given.Eval), "Eval", "another function", "as before: it cannot change")
-	f.Need(sameFunc(next.Key, s.given.Key), "Key", "another function", "as before: it cannot change")
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
 	}
-	next.Eval, next.Key = s.given.Eval, s.given.Key
+	next.Eval = s.given.Eval
 	cfg := next.withDefaults()
-	if err := s.local.follow(cfg.local()); err != nil {
+	if err := s.alone.follow(&cfg); err != nil {
 		return err
 	}
 	s.given = next.clone()
-	s.terms.Store(newSharedTerms(&cfg))
+	s.setTerms(&cfg)
 	s.batch.limit(cfg.Batch)
 	return nil
 }
@@ -241,11 +239,10 @@ func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
 // Update changes the configuration as [Limiter.Update] does.
 //
 //   - The calls of the window stay counted. If Window changes, all of them leave the
-//     window together, one new Window later. With fewer Levels, the calls of the levels
-//     that are gone count for the last one.
+//     window together, one new Window later.
 //   - Calls under way end under the configuration with which they began.
 //   - Counters go on.
-//   - Name cannot change.
+//   - Name and Levels cannot change.
 //
 // change must not use the Adaptive.
 func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
@@ -253,7 +250,7 @@ func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
 	defer a.updates.Unlock()
 	next := settings.Change(a.given, a.Config(), change)
 	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
-	keepsName(&f, a.given.Name, next.Name)
+	keeps(&f, a.given.Name, next.Name, a.given.Levels, next.Levels)
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
@@ -263,9 +260,11 @@ func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
 	return nil
 }
 
-// keepsName records a change of a name.
-func keepsName(f *invalid.Fields, was, is string) {
-	f.Need(is == was, "Name", strconv.Quote(is), strconv.Quote(was)+" as before: it cannot change")
+// keeps records a change of a name or a number of levels.
+func keeps(f *invalid.Fields, wasName, isName string, wasLevels, isLevels int) {
+	f.Need(isName == wasName, "Name", strconv.Quote(isName), strconv.Quote(wasName)+" as before: it cannot change")
+	levels := max(wasLevels, 1)
+	f.Need(max(isLevels, 1) == levels, "Levels", isLevels, strconv.Itoa(levels)+" as before: it cannot change while calls have levels")
 }
 
 // sameFunc reports whether two functions have the same code. Closures of one function

@@ -34,7 +34,7 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 	require.Equal(t, "api", g.Name())
 	c := g.Config()
 	require.Equal(t, throttle.DefaultMaxKeys, c.MaxKeys)
-	require.Equal(t, 10_000, c.MaxWaiting)
+	require.Equal(t, 10_000, c.MaxQueued)
 	require.Equal(t, time.Minute, c.IdleAfter)
 	require.Equal(t, throttle.ShareOne, c.Overflow)
 	require.Equal(t, []float64{0.25}, c.Config.Reserve)
@@ -80,16 +80,13 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 5})
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 8 }))
 	require.Equal(t, 8, l.Config().Burst)
-	require.NoError(t, l.SetRate(8, 8))
+	require.NoError(t, l.SetLimit(throttle.Limit{Rate: 8, Burst: 8}))
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 2 }))
-	require.Equal(t, 8, l.Config().Burst, "given by SetRate")
-	require.NoError(t, l.SetRate(3, 0))
+	require.Equal(t, 8, l.Config().Burst, "given by SetLimit")
+	require.NoError(t, l.SetLimit(throttle.Limit{Rate: 3, Burst: 0}))
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 4 }))
 	require.Equal(t, 4, l.Config().Burst)
-	require.NoError(t, l.Update(func(c *throttle.Config) { c.Levels, c.Priority = 2, levelOf }))
-	require.Equal(t, []float64{0.25}, l.Config().Reserve)
-	require.NoError(t, l.Update(func(c *throttle.Config) { c.Levels = 4 }))
-	require.Equal(t, []float64{0.125, 0.125, 0.125}, l.Config().Reserve)
+	l = throttle.New(throttle.Config{Rate: 5, Levels: 4, Priority: levelOf})
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Reserve[0] = 0.5 }))
 	require.Equal(t, []float64{0.5, 0.125, 0.125}, l.Config().Reserve)
 }
@@ -100,6 +97,8 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second")
 	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Name = "other" }),
 		`throttle.Config.Name is "other": must be "api" as before: it cannot change`)
+	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Levels, c.Priority = 2, levelOf }),
+		"throttle.Config.Levels is 2: must be 1 as before: it cannot change while calls have levels")
 	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Queue = 3 }),
 		"throttle.Config.Queue is 3: must be 0 where MaxWait is 0: no call waits")
 	require.Panics(t, func() { _ = l.Update(func(c *throttle.Config) { c.Rate = 1; panic("no") }) })
@@ -119,26 +118,26 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 // Everything that Config holds can change, and decides about the next call.
 func TestUpdateChangesEveryField(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 1, Burst: 10})
-		var rejected int
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, Levels: 2, Priority: func(context.Context) int { return 0 }})
+		var refused int
 		require.NoError(t, l.Update(func(c *throttle.Config) {
 			c.Cost = func(context.Context) int { return 2 }
-			c.Levels, c.Priority, c.Reserve = 2, levelOf, []float64{0.5}
-			c.OnReject = func(context.Context, *throttle.LimitedError) { rejected++ }
+			c.Priority, c.Reserve = levelOf, []float64{0.5}
+			c.OnRefuse = func(context.Context, *throttle.LimitedError) { refused++ }
 		}))
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.Equal(t, throttle.OverLimit, reason(l.Wait(at(t.Context(), 1))), "5 are kept for level 0")
 		require.NoError(t, l.Wait(at(t.Context(), 0)))
-		require.Equal(t, 1, rejected)
+		require.Equal(t, 1, refused)
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue, c.Cost = time.Hour, 1, nil }))
 		start := time.Now()
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.Equal(t, 2*time.Second, time.Since(start))
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue, c.OnReject = 0, 0, nil }))
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue, c.OnRefuse = 0, 0, nil }))
 		require.Equal(t, throttle.OverLimit, reason(l.Wait(at(t.Context(), 1))))
-		require.Equal(t, 1, rejected)
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.Levels, c.Priority, c.Reserve = 1, nil, nil }))
+		require.Equal(t, 1, refused)
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Reserve = []float64{} }))
 		require.Equal(t, 5, l.Peek().Remaining)
 	})
 }
@@ -160,7 +159,7 @@ func TestUpdateKeepsWaitingCalls(t *testing.T) {
 			synctest.Wait()
 		}
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Queue, c.MaxWait = 1, time.Second }))
-		require.Equal(t, 3, l.Stats().Waiting)
+		require.Equal(t, 3, l.Stats().Queued)
 		require.Equal(t, throttle.WaitTooLong, reason(l.Wait(t.Context())))
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait = -1 }))
 		require.Equal(t, throttle.QueueFull, reason(l.Wait(t.Context())))
@@ -189,50 +188,6 @@ func TestUpdateLeavesWaitsAsTheyBegan(t *testing.T) {
 	})
 }
 
-// Levels come and go under waiting calls: none is lost, and the more important ones go
-// first.
-func TestUpdateKeepsTheLevelOfWaitingCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
-		require.True(t, l.Allow())
-		var mu sync.Mutex
-		var order []int
-		var calls sync.WaitGroup
-		call := func(n int) {
-			calls.Go(func() {
-				require.NoError(t, l.Wait(at(t.Context(), n)))
-				mu.Lock()
-				defer mu.Unlock()
-				order = append(order, n)
-			})
-			synctest.Wait()
-		}
-		levels := func(n int) {
-			require.NoError(t, l.Update(func(c *throttle.Config) {
-				c.Levels, c.Priority, c.Reserve = n, levelOf, []float64{}
-			}))
-		}
-		levels(5)
-		call(4)
-		call(2)
-		require.Equal(t, 4, l.Stats().Level+4, "the burst is gone")
-		levels(2)
-		call(3) // is clamped to 1
-		call(0)
-		require.Equal(t, 4, l.Stats().Waiting)
-		levels(7)
-		call(6)
-		calls.Wait()
-		require.Equal(t, []int{0, 3, 2, 4, 6}, order)
-		time.Sleep(time.Hour)
-		require.Equal(t, 6, l.Level())
-		levels(3)
-		require.Equal(t, 2, l.Level())
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.Levels, c.Priority, c.Reserve = 1, nil, nil }))
-		require.Equal(t, 0, l.Level())
-	})
-}
-
 // Updates under load lose no call and no token, and over any interval the larger of the
 // limits holds.
 func TestUpdateUnderLoad(t *testing.T) {
@@ -241,13 +196,13 @@ func TestUpdateUnderLoad(t *testing.T) {
 		limits := []func(*throttle.Config){
 			func(c *throttle.Config) { c.Rate, c.Burst = rate, burst },
 			func(c *throttle.Config) { c.Rate, c.Burst, c.MaxWait = rate/3, burst/4, 50*time.Millisecond },
-			func(c *throttle.Config) { c.Levels, c.Reserve = 4, []float64{0.2, 0.2} },
-			func(c *throttle.Config) { c.Levels, c.Reserve, c.Queue = 2, nil, 3 },
+			func(c *throttle.Config) { c.Reserve = []float64{0.2, 0.2} },
+			func(c *throttle.Config) { c.Reserve, c.Queue = nil, 3 },
 			func(c *throttle.Config) { c.MaxWait, c.Queue = 0, 0 },
 			func(c *throttle.Config) { c.MaxWait = -1 },
 		}
 		l := throttle.New(throttle.Config{
-			Rate: rate, Burst: burst, MaxWait: -1, Levels: 2, Priority: levelOf,
+			Rate: rate, Burst: burst, MaxWait: -1, Levels: 4, Priority: levelOf,
 			Cost: func(ctx context.Context) int { return 1 + levelOf(ctx)%3 },
 		})
 		start := time.Now()
@@ -279,7 +234,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 		calls.Wait()
 		requireBound(t, all, rate, burst)
 		s := l.Stats()
-		require.Zero(t, s.Waiting)
+		require.Zero(t, s.Queued)
 		require.EqualValues(t, len(all), s.Admitted)
 		require.Equal(t, refused, s.Refused)
 		require.EqualValues(t, 3000, s.Admitted+s.Refused)
@@ -290,7 +245,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, s.Spent, int64(spent))
 		require.NoError(t, l.Update(func(c *throttle.Config) {
-			*c = throttle.Config{Rate: 1, Burst: 5}
+			*c = throttle.Config{Rate: 1, Burst: 5, Levels: 4, Priority: levelOf, Reserve: []float64{}}
 		}))
 		time.Sleep(time.Hour)
 		require.Equal(t, 5, l.Peek().Remaining)
@@ -345,20 +300,20 @@ func TestUpdateRaces(t *testing.T) {
 			}
 			change := func(c *throttle.Config) {
 				c.Rate, c.Burst = 1e5*float64(1+random.IntN(3)), 1+random.IntN(20)
-				c.Levels, c.Reserve = 2+random.IntN(4), nil
+				c.Reserve = [][]float64{nil, {}, {0.5}}[random.IntN(3)]
 			}
 			require.NoError(t, l.Update(change))
 			err := g.Update(func(c *throttle.GroupConfig[int]) {
 				change(&c.Config)
 				c.MaxKeys = 64 + random.IntN(64)
-				c.Overflow = throttle.Overflow(random.IntN(2))
+				c.Overflow = []throttle.Overflow{throttle.ShareOne, throttle.RefuseNew}[random.IntN(2)]
 				c.IdleAfter = time.Duration(1 - random.IntN(2))
 			})
 			if err != nil {
 				require.ErrorContains(t, err, "so many keys are held")
 			}
-			require.NoError(t, g.Set(random.IntN(10), 1e4, 3))
-			require.NoError(t, g.Set(random.IntN(10), 0, 0))
+			require.NoError(t, g.Set(random.IntN(10), throttle.Limit{Rate: 1e4, Burst: 3}))
+			require.NoError(t, g.Set(random.IntN(10), throttle.Limit{}))
 		}
 	})
 	others.Go(func() {
@@ -389,16 +344,18 @@ func TestUpdateRaces(t *testing.T) {
 	s, gs := l.Stats(), g.Stats()
 	require.Equal(t, made.Load(), s.Admitted+s.Refused)
 	require.Equal(t, made.Load(), gs.Admitted+gs.Refused)
-	require.Zero(t, s.Waiting)
-	require.Zero(t, gs.Waiting)
+	require.Zero(t, s.Queued)
+	require.Zero(t, gs.Queued)
 }
 
 // All keys follow an Update, with what they have spent. A key that Set decides about
 // keeps its rate and burst, and follows in all else.
 func TestGroupUpdateReachesEveryKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}})
-		require.NoError(t, g.Set("paying", 100, 100))
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{
+			Rate: 1, Burst: 10, Levels: 2, Priority: levelOf, Reserve: []float64{},
+		}})
+		require.NoError(t, g.Set("paying", throttle.Limit{Rate: 100, Burst: 100}))
 		require.True(t, g.Take("paying", 60).OK)
 		require.True(t, g.Take("free", 7).OK)
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[string]) { c.Config.Burst = 20 }))
@@ -406,7 +363,7 @@ func TestGroupUpdateReachesEveryKey(t *testing.T) {
 		require.Equal(t, 20, g.Peek("new").Remaining)
 		require.Equal(t, 40, g.Peek("paying").Remaining)
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[string]) {
-			c.Config.Levels, c.Config.Priority, c.Config.Reserve = 2, levelOf, []float64{0.5}
+			c.Config.Reserve = []float64{0.5}
 			c.Config.MaxWait = -1
 		}))
 		require.Equal(t, 3, g.Peek("free").Remaining)
@@ -416,9 +373,9 @@ func TestGroupUpdateReachesEveryKey(t *testing.T) {
 		require.Zero(t, time.Since(start))
 		require.NoError(t, g.Wait(at(t.Context(), 1), "paying"))
 		require.Equal(t, 120*time.Millisecond, time.Since(start), "at its own rate")
-		require.NoError(t, g.Set("paying", 0, 0))
+		require.NoError(t, g.Set("paying", throttle.Limit{}))
 		require.Equal(t, 20, g.Peek("paying").Limit)
-		require.NoError(t, g.SetRate(2, 30))
+		require.NoError(t, g.SetLimit(throttle.Limit{Rate: 2, Burst: 30}))
 		require.Equal(t, 30, g.Config().Config.Burst)
 		require.Equal(t, 30, g.Peek("paying").Limit)
 	})
@@ -427,7 +384,7 @@ func TestGroupUpdateReachesEveryKey(t *testing.T) {
 func TestGroupUpdateKeepsWaitingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{
-			Config: throttle.Config{Rate: 1, Burst: 1, MaxWait: -1}, MaxWaiting: 4,
+			Config: throttle.Config{Rate: 1, Burst: 1, MaxWait: -1}, MaxQueued: 4,
 		})
 		start := time.Now()
 		var calls sync.WaitGroup
@@ -438,8 +395,8 @@ func TestGroupUpdateKeepsWaitingCalls(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.MaxWaiting, c.Config.Rate, c.Config.Burst = 2, 2, 1 }))
-		require.Equal(t, 4, g.Stats().Waiting)
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.MaxQueued, c.Config.Rate, c.Config.Burst = 2, 2, 1 }))
+		require.Equal(t, 4, g.Stats().Queued)
 		require.Equal(t, throttle.QueueFull, reason(g.Wait(t.Context(), 0)))
 		calls.Wait()
 		require.Equal(t, time.Second, time.Since(start))
@@ -489,48 +446,49 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 func TestSharedUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: answers(int64(1), int64(0), int64(0))}
-		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2, RetryEvery: time.Hour})
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2, RetryEvery: time.Hour,
+			Levels: 2, Priority: func(ctx context.Context) int { n, _ := ctx.Value(level{}).(int); return n }, Reserve: []float64{}})
 		change := func(set func(*throttle.SharedConfig)) {
 			t.Helper()
 			require.NoError(t, s.Update(set))
 		}
-		require.True(t, s.Allow(t.Context()))
+		require.True(t, s.Allow(t.Context(), ""))
 		require.Equal(t, uint64(10_000_000), f.calls[0].args[0], "10 s to refill")
 		change(func(c *throttle.SharedConfig) { c.Rate, c.Burst = 10, 20 })
-		require.True(t, s.Allow(t.Context()))
+		require.True(t, s.Allow(t.Context(), ""))
 		require.Equal(t, uint64(2_000_000), f.calls[1].args[0])
-		var rejected int
+		var refused int
 		change(func(c *throttle.SharedConfig) {
-			c.Levels, c.Priority, c.Reserve = 2, levelOf, []float64{0.5}
+			c.Reserve = []float64{0.5}
 			c.Cost = func(context.Context) int { return 11 }
-			c.OnReject = func(context.Context, *throttle.LimitedError) { rejected++ }
+			c.OnRefuse = func(context.Context, *throttle.LimitedError) { refused++ }
 		})
-		require.Equal(t, throttle.TooCostly, reason(s.Wait(at(t.Context(), 1))))
-		require.Equal(t, 1, rejected)
+		require.Equal(t, throttle.TooCostly, reason(s.Wait(at(t.Context(), 1), "")))
+		require.Equal(t, 1, refused)
 
 		f.answer = hanging
 		change(func(c *throttle.SharedConfig) {
-			c.Levels, c.Priority, c.Reserve, c.Cost, c.Timeout = 1, nil, nil, nil, time.Second
+			c.Reserve, c.Cost, c.Timeout = []float64{}, nil, time.Second
 		})
 		start := time.Now()
 		for i := range 11 {
-			require.Equal(t, i < 10, s.Allow(t.Context()), "half of the burst, alone")
+			require.Equal(t, i < 10, s.Allow(t.Context(), ""), "half of the burst, alone")
 		}
 		require.Equal(t, time.Second, time.Since(start), "the new Timeout")
 		change(func(c *throttle.SharedConfig) { c.OnOutage = throttle.AdmitAll })
-		require.True(t, s.Allow(t.Context()))
+		require.True(t, s.Allow(t.Context(), ""))
 		change(func(c *throttle.SharedConfig) { c.OnOutage = throttle.RefuseAll })
-		require.False(t, s.Allow(t.Context()))
+		require.False(t, s.Allow(t.Context(), ""))
 		require.True(t, s.Stats().Down, "the outage goes on")
 		change(func(c *throttle.SharedConfig) { c.OnOutage, c.Instances = throttle.LimitLocally, 1 })
-		require.Equal(t, 10, s.Take(t.Context(), 1).Remaining+1, "the burst is twice as large, and 10 are gone")
+		require.Equal(t, 10, s.Take(t.Context(), "", 1).Remaining+1, "the burst is twice as large, and 10 are gone")
 		require.EqualValues(t, 1, s.Stats().Outages)
 	})
 }
 
 func TestSharedUpdateOfItsBatch(t *testing.T) {
 	f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
-		return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+		return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 	}}
 	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 100, Batch: 20, Instances: 1})
 	batch := func(n int) {
@@ -538,7 +496,7 @@ func TestSharedUpdateOfItsBatch(t *testing.T) {
 	}
 	allow := func(n int) {
 		for range n {
-			require.True(t, s.Allow(t.Context()))
+			require.True(t, s.Allow(t.Context(), ""))
 		}
 	}
 	allow(1)
@@ -559,12 +517,10 @@ func TestSharedUpdateOfItsBatch(t *testing.T) {
 
 func TestSharedUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(0))}
-	key := func(context.Context) string { return "k" }
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Key: key, Rate: 1, Burst: 10, Instances: 2})
+	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2})
 	for want, change := range map[string]func(c *throttle.SharedConfig){
 		`throttle.SharedConfig.Name is "b": must be "api" as before: it cannot change`:                              func(c *throttle.SharedConfig) { c.Name = "b" },
 		`throttle.SharedConfig.Prefix is "p": must be "throttle:" as before: it cannot change`:                      func(c *throttle.SharedConfig) { c.Prefix = "p" },
-		`throttle.SharedConfig.Key is another function: must be as before: it cannot change`:                        func(c *throttle.SharedConfig) { c.Key = nil },
 		`throttle.SharedConfig.Eval is another function: must be as before: it cannot change`:                       func(c *throttle.SharedConfig) { c.Eval = (&bucketRedis{}).eval },
 		`throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second`:                          func(c *throttle.SharedConfig) { c.Rate = 0 },
 		`throttle.SharedConfig.Instances is 4000000000: must be fewer: the part of an instance is too small a rate`: func(c *throttle.SharedConfig) { c.Instances = 4e9 },
@@ -573,10 +529,10 @@ func TestSharedUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	}
 	require.Panics(t, func() { _ = s.Update(func(*throttle.SharedConfig) { panic("no") }) })
 	require.NoError(t, s.Update(func(c *throttle.SharedConfig) {
-		*c = throttle.SharedConfig{Name: "api", Eval: f.eval, Key: key, Rate: 2, Instances: 2}
+		*c = throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 2, Instances: 2}
 	}), "the same in another form")
 	require.Equal(t, 2, s.Config().Burst)
-	require.True(t, s.Allow(t.Context()))
+	require.True(t, s.Allow(t.Context(), "k"))
 	require.Equal(t, []string{"throttle:api/k"}, f.calls[0].keys)
 }
 
@@ -584,12 +540,12 @@ func TestSharedUpdateUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
 			time.Sleep(time.Millisecond)
-			return []any{int64(args[4].(int)), int64(0), int64(0)}, nil
+			return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 		}}
 		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1e6, Burst: 100, Batch: 10, Instances: 1})
 		var calls sync.WaitGroup
 		for i := range 500 {
-			calls.Go(func() { require.NoError(t, s.Wait(t.Context())) })
+			calls.Go(func() { require.NoError(t, s.Wait(t.Context(), "")) })
 			if i%10 == 0 {
 				calls.Go(func() {
 					require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Batch, c.Burst = 1+i%20, 50+i }))
@@ -654,7 +610,7 @@ func TestAdaptiveUpdateUnderCalls(t *testing.T) {
 		begin(1)
 		time.Sleep(5 * time.Second)
 		begin(2)
-		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Window, c.Levels = time.Hour, 2 }))
+		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Window = time.Hour }))
 		begin(3)
 		calls[0] <- errOverloaded // is not counted any more
 		synctest.Wait()
@@ -669,27 +625,10 @@ func TestAdaptiveUpdateUnderCalls(t *testing.T) {
 		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Window = 24 * time.Second }))
 		time.Sleep(25 * time.Second)
 		require.Zero(t, a.Stats().Probability)
-		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 1, nil }))
-		require.NoError(t, a.Do(t.Context(), ok))
+		require.NoError(t, a.Do(at(t.Context(), 0), ok))
+		require.EqualError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 1, nil }),
+			"throttle.AdaptiveConfig.Levels is 1: must be 3 as before: it cannot change while calls have levels")
 		require.EqualValues(t, 4, a.Stats().Throttled)
-	})
-}
-
-// A call that says nothing about the server is taken out of the counts, also if its
-// level went and came back meanwhile.
-func TestAdaptiveUpdateOfLevelsThatComeBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAdaptive(throttle.AdaptiveConfig{Levels: 3, Priority: levelOf}, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		require.ErrorIs(t, a.Do(at(ctx, 2), func(context.Context) error {
-			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 1, nil }))
-			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 3, levelOf }))
-			cancel()
-			return context.Canceled
-		}), context.Canceled)
-		require.Zero(t, a.Stats().Probability)
-		require.ErrorIs(t, a.Do(at(t.Context(), 2), func(context.Context) error { return errOverloaded }), errOverloaded)
-		require.InDelta(t, 1.0/2, a.Stats().Probability, 1e-12, "1 request, none accepted")
 	})
 }
 
@@ -711,12 +650,12 @@ func TestAdaptiveUpdateUnderLoad(t *testing.T) {
 	calls.Go(func() {
 		for i := range 500 {
 			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) {
-				c.Levels, c.Window = 2+i%5, time.Hour+time.Duration(i%3)*time.Minute
+				c.Window = time.Hour + time.Duration(i%3)*time.Minute
 			}))
 		}
 	})
 	calls.Wait()
-	require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority, c.K = 1, nil, 1.5 }))
+	require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.K = 1.5 }))
 	s := a.Stats()
 	require.EqualValues(t, 8000, s.Sent)
 	require.EqualValues(t, 4000, s.Accepted)

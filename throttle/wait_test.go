@@ -100,7 +100,7 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 			s := l.Stats()
 			require.EqualValues(t, tokens, s.Spent)
 			require.EqualValues(t, len(all), s.Admitted)
-			require.Zero(t, s.Waiting)
+			require.Zero(t, s.Queued)
 			require.Greater(t, s.Waited, int64(100))
 			time.Sleep(time.Hour)
 			require.Equal(t, throttle.Decision{OK: true, Limit: burst, Window: time.Duration(burst) * time.Second / rate, Remaining: burst - burst*3/10}, l.Peek(), "nothing was lost")
@@ -157,7 +157,7 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 					calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
 				}
 				synctest.Wait()
-				require.Equal(t, callers, l.Stats().Waiting)
+				require.Equal(t, callers, l.Stats().Queued)
 				var last sync.WaitGroup
 				last.Go(func() { require.NoError(t, l.Wait(t.Context())) })
 				synctest.Wait()
@@ -167,7 +167,7 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 				calls.Wait()
 				last.Wait()
 				require.Equal(t, time.Second, time.Since(start))
-				require.Equal(t, throttle.Stats{Admitted: 2, Refused: callers, Spent: 2, Waited: 1}, counts(l.Stats()))
+				require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 2, Refused: callers, Spent: 2, Waited: 1}}, counts(l.Stats()))
 			})
 		})
 	}
@@ -211,7 +211,7 @@ func TestStressNeverOverTheLimit(t *testing.T) {
 	s := l.Stats()
 	require.EqualValues(t, 20_000, s.Admitted+s.Refused+ended.Load())
 	require.EqualValues(t, len(all), s.Admitted)
-	require.Zero(t, s.Waiting)
+	require.Zero(t, s.Queued)
 	most := burst + rate*time.Since(start).Seconds() + 1
 	require.LessOrEqual(t, float64(len(all)), most)
 	requireBound(t, all[:min(len(all), 3000)], rate, burst)
@@ -261,7 +261,7 @@ func TestWaitingIsBoundedByDecades(t *testing.T) {
 			go func() { ends.add(l.Wait(ctx)) }()
 			synctest.Wait()
 		}
-		waiting := l.Stats().Waiting
+		waiting := l.Stats().Queued
 		require.GreaterOrEqual(t, waiting, 1)
 		require.LessOrEqual(t, waiting, 4)
 		require.Equal(t, map[throttle.Reason]int{throttle.WaitTooLong: 10 - waiting}, ends.all())
@@ -338,7 +338,7 @@ func TestWaitingIsInTheOrderOfLevels(t *testing.T) {
 		}
 		calls.Wait()
 		require.Equal(t, []int{0, 0, 1, 1, 2, 2, 2, 2}, order)
-		require.Equal(t, throttle.Stats{Admitted: 9, Spent: 9, Waited: 8}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 9, Spent: 9, Waited: 8}}, counts(l.Stats()))
 	})
 }
 
@@ -411,7 +411,7 @@ func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 		call("2b", 2)
 		call("1a", 1)
 		call("1b", 1)
-		require.Equal(t, 4, l.Stats().Waiting)
+		require.Equal(t, 4, l.Stats().Queued)
 		call("2c", 2)
 		require.Equal(t, end{why: throttle.QueueFull}, ended("2c"), "as important as the least that wait")
 		call("0a", 0)
@@ -422,11 +422,11 @@ func TestFullQueueMakesRoomForMoreImportantCalls(t *testing.T) {
 		require.Equal(t, end{why: throttle.QueueFull}, ended("1d"))
 		call("0b", 0)
 		require.Equal(t, end{why: throttle.Displaced}, ended("1c"))
-		require.Equal(t, 4, l.Stats().Waiting)
+		require.Equal(t, 4, l.Stats().Queued)
 		calls.Wait()
 		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
 			[]time.Duration{ends["0a"].at, ends["0b"].at, ends["1a"].at, ends["1b"].at})
-		require.Equal(t, throttle.Stats{Admitted: 5, Refused: 5, Spent: 5, Waited: 4}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 5, Refused: 5, Spent: 5, Waited: 4}}, counts(l.Stats()))
 	})
 }
 
@@ -453,7 +453,7 @@ func TestOvertakenCallWaitsNoLongerThanMaxWait(t *testing.T) {
 		require.Equal(t, throttle.WaitTooLong, reason(l.Wait(at(t.Context(), 0))))
 		calls.Wait()
 		require.Equal(t, 2*time.Second, time.Since(start))
-		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 2, Spent: 3, Waited: 2}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 3, Refused: 2, Spent: 3, Waited: 2}}, counts(l.Stats()))
 		time.Sleep(time.Second)
 		require.True(t, l.Allow(), "what it did not use is there")
 	})
@@ -505,7 +505,7 @@ func TestLevelsUnderLoadLoseNothing(t *testing.T) {
 		require.Greater(t, refusals(2), ends[2][""])
 		require.NotZero(t, ends[2][throttle.Displaced])
 		s := l.Stats()
-		require.Zero(t, s.Waiting)
+		require.Zero(t, s.Queued)
 		spent := 0
 		for _, a := range all {
 			spent += a.tokens
@@ -586,7 +586,8 @@ func TestRefundNeverOverfills(t *testing.T) {
 // is never doubled.
 func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		quotas := []throttle.Quota{{N: 1000, Every: 1000 * time.Hour}}
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: quotas})
 		for range 50 {
 			require.True(t, l.Allow())
 			ctx, cancel := context.WithCancel(t.Context())
@@ -604,6 +605,8 @@ func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 			time.Sleep(time.Minute)
 			cancel()
 		}
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 1000, Quotas: quotas}))
+		require.EqualValues(t, 1000-l.Stats().Spent, l.Peek().Remaining, "the quota has the same")
 	})
 }
 
@@ -647,37 +650,37 @@ func TestUnusedTokenIsNotGivenBackLate(t *testing.T) {
 		}
 		calls.Wait()
 		require.Equal(t, []time.Duration{2500 * time.Millisecond, 2 * time.Second, 3 * time.Second}, at)
-		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 1, Waited: 2, Spent: 4}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 3, Refused: 1, Waited: 2, Spent: 4}}, counts(l.Stats()))
 	})
 }
 
-func TestSetRateKeepsTheDebt(t *testing.T) {
+func TestSetLimitKeepsTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
 		require.True(t, l.Take(7).OK)
-		require.NoError(t, l.SetRate(1, 20))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 20}))
 		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Window: 20 * time.Second, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
-		require.NoError(t, l.SetRate(1, 5))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
 		require.Equal(t, throttle.Decision{Limit: 5, Window: 5 * time.Second, RetryAfter: 3 * time.Second, ResetAfter: 7 * time.Second}, l.Peek())
-		require.NoError(t, l.SetRate(100, 0))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 100, Burst: 0}))
 		require.Equal(t, 93, l.Peek().Remaining)
-		require.EqualError(t, l.SetRate(0, 5), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
+		require.EqualError(t, l.SetLimit(throttle.Limit{Rate: 0, Burst: 5}), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
 		require.Equal(t, 93, l.Peek().Remaining)
 	})
 }
 
 // A part of a token that is owed is a whole one at a rate that knows no parts.
-func TestSetRateRoundsTheDebtUp(t *testing.T) {
+func TestSetLimitRoundsTheDebtUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
 		require.True(t, l.Take(3).OK)
 		time.Sleep(500 * time.Millisecond)
-		require.NoError(t, l.SetRate(1e12, 5))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1e12, Burst: 5}))
 		require.Equal(t, 2, l.Peek().Remaining)
 	})
 }
 
-func TestSetRateChangesTheWaitOfWaiters(t *testing.T) {
+func TestSetLimitChangesTheWaitOfWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		start := time.Now()
@@ -692,15 +695,15 @@ func TestSetRateChangesTheWaitOfWaiters(t *testing.T) {
 			synctest.Wait()
 		}
 		time.Sleep(1500 * time.Millisecond) // half a token of the second
-		require.NoError(t, l.SetRate(10, 1))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 10, Burst: 1}))
 		time.Sleep(100 * time.Millisecond)
-		require.NoError(t, l.SetRate(0.1, 1))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 0.1, Burst: 1}))
 		calls.Wait()
 		require.Equal(t, []time.Duration{time.Second, 1550 * time.Millisecond, 6600 * time.Millisecond, 16600 * time.Millisecond}, at)
 	})
 }
 
-func TestSetRateBelowTheCostOfAWaiter(t *testing.T) {
+func TestSetLimitBelowTheCostOfAWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, MaxWait: -1, Cost: func(context.Context) int { return 8 }})
 		start := time.Now()
@@ -708,7 +711,7 @@ func TestSetRateBelowTheCostOfAWaiter(t *testing.T) {
 		var calls sync.WaitGroup
 		calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
 		time.Sleep(4 * time.Second) // 14 are owed
-		require.NoError(t, l.SetRate(1, 5))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
 		calls.Wait()
 		require.Equal(t, 13*time.Second, time.Since(start), "5 are owed: as if it had taken them one by one")
 		require.Zero(t, l.Peek().Remaining)
@@ -744,7 +747,7 @@ func TestWaitForMoreThanABurstGainsNothingForOthers(t *testing.T) {
 				}
 			})
 			time.Sleep(4 * time.Second)
-			require.NoError(t, l.SetRate(1, 5))
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
 			time.Sleep(8 * time.Second) // it has saved 7 tokens
 			if gives {
 				giveUp()
@@ -777,7 +780,7 @@ func TestGivingUpBehindAWaiterForMoreThanABurst(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, 1))
 		calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
 		time.Sleep(4 * time.Second)
-		require.NoError(t, l.SetRate(1, 5))
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
 		time.Sleep(8 * time.Second)
 		cancel()
 		calls.Wait()
@@ -789,7 +792,7 @@ func TestGivingUpBehindAWaiterForMoreThanABurst(t *testing.T) {
 
 // At a new rate at which the waiters would wait for centuries, they are not granted at
 // once: 54 years' worth of the debt is kept.
-func TestSetRateAtWhichManyWaitForCenturies(t *testing.T) {
+func TestSetLimitAtWhichManyWaitForCenturies(t *testing.T) {
 	for waiting := range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			const year = 365 * 24 * time.Hour
@@ -800,23 +803,23 @@ func TestSetRateAtWhichManyWaitForCenturies(t *testing.T) {
 				go func() { _ = l.Wait(ctx) }()
 			}
 			synctest.Wait()
-			require.NoError(t, l.SetRate(throttle.Every(30*year), 1))
+			require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(30 * year), Burst: 1}))
 			require.False(t, l.Allow())
 			require.Greater(t, l.Peek().RetryAfter, 54*year-30*year)
 			time.Sleep(20 * year)
 			synctest.Wait()
-			require.Equal(t, waiting, l.Stats().Waiting)
+			require.Equal(t, waiting, l.Stats().Queued)
 			require.False(t, l.Allow())
 			cancel()
 			synctest.Wait()
-			require.Zero(t, l.Stats().Waiting)
+			require.Zero(t, l.Stats().Queued)
 		})
 	}
 }
 
-// underSetRate calls call many times from several goroutines, while another keeps
+// underSetLimit calls call many times from several goroutines, while another keeps
 // setting the limits of l in turn.
-func underSetRate(t *testing.T, l *throttle.Limiter, callers, each int, call func(), limits ...throttle.Config) {
+func underSetLimit(t *testing.T, l *throttle.Limiter, callers, each int, call func(), limits ...throttle.Config) {
 	t.Helper()
 	var calls, setter sync.WaitGroup
 	for range callers {
@@ -834,7 +837,7 @@ func underSetRate(t *testing.T, l *throttle.Limiter, callers, each int, call fun
 				return
 			default:
 				limit := limits[i%len(limits)]
-				require.NoError(t, l.SetRate(limit.Rate, limit.Burst))
+				require.NoError(t, l.SetLimit(throttle.Limit{Rate: limit.Rate, Burst: limit.Burst}))
 			}
 		}
 	})
@@ -844,11 +847,11 @@ func underSetRate(t *testing.T, l *throttle.Limiter, callers, each int, call fun
 }
 
 // Each call finds its token, and each token is gone after it, in whatever epoch.
-func TestSetRateUnderLoad(t *testing.T) {
+func TestSetLimitUnderLoad(t *testing.T) {
 	const burst, callers, each = 1_000_000, 8, 100_000
 	start := time.Now()
 	l := throttle.New(throttle.Config{Rate: 0.001, Burst: burst})
-	underSetRate(t, l, callers, each, func() { l.Allow() },
+	underSetLimit(t, l, callers, each, func() { l.Allow() },
 		throttle.Config{Rate: 0.001, Burst: burst}, // the units of these differ by far
 		throttle.Config{Rate: 1, Burst: burst},
 		throttle.Config{Rate: 0.05, Burst: burst},
@@ -860,10 +863,10 @@ func TestSetRateUnderLoad(t *testing.T) {
 
 // A call whose cost was below the burst when it came is not admitted by a smaller burst.
 // At this rate the tokens that it took too much would be back a moment later.
-func TestSetRateUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
+func TestSetLimitUnderCallsThatHaveBecomeTooCostly(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 1e9, Burst: 100})
 	var over atomic.Int64
-	underSetRate(t, l, 4, 100_000, func() {
+	underSetLimit(t, l, 4, 100_000, func() {
 		if d := l.Take(70); d.OK && d.Limit < 70 {
 			over.Add(1)
 		}
@@ -882,7 +885,7 @@ func BenchmarkGiveUp(b *testing.B) {
 			for range waiting {
 				calls.Go(func() { _ = l.Wait(all) })
 			}
-			for l.Stats().Waiting < waiting {
+			for l.Stats().Queued < waiting {
 				runtime.Gosched()
 			}
 			ctx := &endedOnceAsked{Context: b.Context()}
