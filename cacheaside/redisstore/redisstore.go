@@ -104,16 +104,16 @@ type Config struct {
 	// Timeout bounds each call of Eval. Zero means 250 ms.
 	Timeout time.Duration
 
-	// Lease is how long other processes wait for the process that loads a value. Then one
+	// LeaseTTL is how long other processes wait for the process that loads a value. Then one
 	// of them loads it too, and the first value to arrive is kept: a load that outlasts
-	// Lease is repeated, not lost. A load that outlasts it by more than ten minutes may
+	// LeaseTTL is repeated, not lost. A load that outlasts it by more than ten minutes may
 	// not be kept. Zero means 3 seconds.
-	Lease time.Duration
+	LeaseTTL time.Duration
 
-	// Write is how long the write of a Write may take; its ctx then ends. The fence
+	// WriteTimeout is how long the write of a Write may take; its ctx then ends. The fence
 	// stands for twice as long, which covers a commit under way at that time. Zero means
 	// 10 seconds.
-	Write time.Duration
+	WriteTimeout time.Duration
 
 	// Heartbeat is how long the channel may be silent before the Store tests it with a
 	// message. If no message arrives within Timeout plus one second, the subscription
@@ -121,25 +121,26 @@ type Config struct {
 	Heartbeat time.Duration
 }
 
-// Validate returns an error that names each invalid field, its value and its range, or
-// nil. New panics with that error.
+// Validate returns an error that names each invalid field, or nil.
 func (cfg Config) Validate() error {
 	f := invalid.Fields{Type: "redisstore.Config"}
 	f.Need(cfg.Prefix != "" && !strings.ContainsAny(cfg.Prefix, "{}"), "Prefix", strconv.Quote(cfg.Prefix),
 		"a name for the keys, without { and }")
 	f.Need(cfg.Eval != nil, "Eval", "nil", "a function that runs a script")
 	f.Need(cfg.Timeout >= 0, "Timeout", cfg.Timeout, "0 (for 250ms) or more")
-	f.Need(cfg.Lease >= 0, "Lease", cfg.Lease, "0 (for 3s) or more")
-	f.Need(cfg.Write >= 0, "Write", cfg.Write, "0 (for 10s) or more")
+	f.Need(cfg.LeaseTTL >= 0, "LeaseTTL", cfg.LeaseTTL, "0 (for 3s) or more")
+	f.Need(cfg.WriteTimeout >= 0, "WriteTimeout", cfg.WriteTimeout, "0 (for 10s) or more")
 	f.Need(cfg.Heartbeat >= 0, "Heartbeat", cfg.Heartbeat, "0 (for 5s) or more")
 	return f.Err()
 }
 
+const longest = time.Duration(1 << 61) // of any time: 73 years, and safe to double
+
 func (cfg Config) withDefaults() Config {
-	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
-	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
-	cfg.Write = cmp.Or(cfg.Write, 10*time.Second)
-	cfg.Heartbeat = cmp.Or(cfg.Heartbeat, 5*time.Second)
+	cfg.Timeout = min(cmp.Or(cfg.Timeout, 250*time.Millisecond), longest)
+	cfg.LeaseTTL = min(cmp.Or(cfg.LeaseTTL, 3*time.Second), longest)
+	cfg.WriteTimeout = min(cmp.Or(cfg.WriteTimeout, 10*time.Second), longest)
+	cfg.Heartbeat = min(cmp.Or(cfg.Heartbeat, 5*time.Second), longest)
 	if cfg.EvalReplicated == nil {
 		cfg.EvalReplicated = cfg.Eval
 	}
@@ -156,7 +157,7 @@ type Store struct {
 
 var _ cacheaside.Store = (*Store)(nil)
 
-// New returns a Store. It panics with the error of cfg.Validate if there is one.
+// New returns a Store. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -174,14 +175,14 @@ const hold = 10 * time.Minute
 func (s *Store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
 	keys := make([]string, 0, len(asks)+1)
 	args := make([]any, 0, 2*len(asks)+2)
-	args = append(args, micros(s.cfg.Lease), millis(s.cfg.Lease+hold))
+	args = append(args, micros(s.cfg.LeaseTTL), millis(s.cfg.LeaseTTL+hold))
 	for _, ask := range asks {
 		keys = append(keys, s.hash(ask.Key))
-		renew := "0"
-		if ask.Renew {
-			renew = "1"
+		refresh := "0"
+		if ask.Refresh {
+			refresh = "1"
 		}
-		args = append(args, ask.Token, renew)
+		args = append(args, ask.Token, refresh)
 	}
 	keys = append(keys, s.epoch(s.Shard(asks[0].Key)))
 	reply, err := s.eval(ctx, s.cfg.Eval, "acquire", acquire, keys, args...)
@@ -289,14 +290,14 @@ func (s *Store) each(ctx context.Context, what, script string, keys []string) er
 // Fence implements cacheaside.Store.
 func (s *Store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
 	_, err := s.eval(ctx, s.cfg.EvalReplicated, "fence", fence, []string{s.hash(key)},
-		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.Write))
-	return s.cfg.Write, err
+		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
+	return s.cfg.WriteTimeout, err
 }
 
 // Unfence implements cacheaside.Store.
 func (s *Store) Unfence(ctx context.Context, key, token string) error {
 	_, err := s.eval(ctx, s.cfg.EvalReplicated, "unfence", unfence, []string{s.hash(key)},
-		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.Write))
+		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return err
 }
 
@@ -311,7 +312,7 @@ func (s *Store) InvalidateAll(ctx context.Context) error {
 			message = s.message("")
 		}
 		_, err := s.eval(ctx, s.cfg.EvalReplicated, "invalidate all", raise, []string{s.epoch(bucket)},
-			s.cfg.Prefix, message, millis(s.cfg.Lease+hold))
+			s.cfg.Prefix, message, millis(s.cfg.LeaseTTL+hold))
 		if err != nil {
 			return err
 		}

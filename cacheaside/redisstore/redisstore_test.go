@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"math"
 	"runtime"
 	"strconv"
 	"strings"
@@ -60,13 +61,13 @@ func (c *client) called() int {
 
 func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	for field, change := range map[string]func(*redisstore.Config){
-		`Prefix is ""`:     func(c *redisstore.Config) { c.Prefix = "" },
-		`Prefix is "a{b"`:  func(c *redisstore.Config) { c.Prefix = "a{b" },
-		"Eval is nil":      func(c *redisstore.Config) { c.Eval = nil },
-		"Timeout is -1s":   func(c *redisstore.Config) { c.Timeout = -time.Second },
-		"Lease is -1s":     func(c *redisstore.Config) { c.Lease = -time.Second },
-		"Write is -1s":     func(c *redisstore.Config) { c.Write = -time.Second },
-		"Heartbeat is -1s": func(c *redisstore.Config) { c.Heartbeat = -time.Second },
+		`Prefix is ""`:        func(c *redisstore.Config) { c.Prefix = "" },
+		`Prefix is "a{b"`:     func(c *redisstore.Config) { c.Prefix = "a{b" },
+		"Eval is nil":         func(c *redisstore.Config) { c.Eval = nil },
+		"Timeout is -1s":      func(c *redisstore.Config) { c.Timeout = -time.Second },
+		"LeaseTTL is -1s":     func(c *redisstore.Config) { c.LeaseTTL = -time.Second },
+		"WriteTimeout is -1s": func(c *redisstore.Config) { c.WriteTimeout = -time.Second },
+		"Heartbeat is -1s":    func(c *redisstore.Config) { c.Heartbeat = -time.Second },
 	} {
 		cfg := redisstore.Config{Prefix: "users", Eval: new(client).eval}
 		require.NoError(t, cfg.Validate())
@@ -75,6 +76,26 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 		require.ErrorContains(t, err, "redisstore.Config."+field+": must be ")
 		require.PanicsWithError(t, err.Error(), func() { redisstore.New(cfg) })
 	}
+}
+
+// A time that is meant as "for ever" does not overflow into the past.
+func TestLongTimesAreLong(t *testing.T) {
+	var c client
+	s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, LeaseTTL: math.MaxInt64, WriteTimeout: math.MaxInt64})
+	year := (365 * 24 * time.Hour).Microseconds()
+	requireYear := func(arg any) {
+		t.Helper()
+		n, err := strconv.ParseInt(arg.(string), 10, 64)
+		require.NoError(t, err)
+		require.Greater(t, n, year/1000)
+	}
+	_, _ = s.Acquire(t.Context(), ask("42"))
+	requireYear(c.last().args[0])
+	requireYear(c.last().args[1])
+	window, err := s.Fence(t.Context(), "42", "token")
+	require.NoError(t, err)
+	require.Positive(t, window)
+	requireYear(c.last().args[3])
 }
 
 func ask(key string) cacheaside.Ask { return cacheaside.Ask{Key: key, Token: "token"} }

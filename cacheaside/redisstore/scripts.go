@@ -59,18 +59,18 @@ end
 `
 
 // KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: token ("" only
-// looks), renew ("1"). Returns for each hash the state, the value, how long it is fresh,
+// looks), refresh ("1"). Returns for each hash the state, the value, how long it is fresh,
 // how long the lease lasts, and the generation.
 const acquire = preamble + `
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
 local epoch = epochOf(epochKey)
-local function look(key, token, renew)
+local function look(key, token, refresh)
 	local h = fields(key, 'v', 'f', 'k', 'e', 'g', 't', 'l', 'w')
 	if live(h[8]) then return {'fenced', '', 0, 0, ''} end
 	local value, fresh = '', 0
 	if h[1] and epoch and h[4] == epoch and live(h[3]) then
 		value, fresh = h[1], number(h[2]) - now
-		if fresh > 0 and renew ~= '1' then return {'hit', value, fresh, 0, ''} end
+		if fresh > 0 and refresh ~= '1' then return {'hit', value, fresh, 0, ''} end
 	end
 	if token == '' then return {'missed', value, fresh, 0, ''} end
 	local generation = h[5]

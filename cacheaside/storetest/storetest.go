@@ -1,10 +1,10 @@
 // Package storetest has the tests that every cacheaside.Store must pass.
 //
 //	func TestStore(t *testing.T) {
-//		storetest.Run(t, func(t *testing.T, lease, write time.Duration) storetest.Backend {
+//		storetest.Run(t, func(t *testing.T, leaseTTL, writeTimeout time.Duration) storetest.Backend {
 //			server := newServer(t)
 //			return storetest.Backend{
-//				Connect: func() cacheaside.Store { return newStore(server, lease, write) },
+//				Connect: func() cacheaside.Store { return newStore(server, leaseTTL, writeTimeout) },
 //			}
 //		})
 //	}
@@ -50,8 +50,8 @@ const (
 )
 
 // Run runs the suite, each test on a Backend of its own. open returns a Backend whose
-// Stores grant leases for lease and let a fenced write take as long as write.
-func Run(t *testing.T, open func(t *testing.T, lease, write time.Duration) Backend) {
+// Stores grant leases for leaseTTL and let a fenced write take as long as writeTimeout.
+func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Duration) Backend) {
 	t.Helper()
 	for _, c := range []struct {
 		name         string
@@ -62,7 +62,7 @@ func Run(t *testing.T, open func(t *testing.T, lease, write time.Duration) Backe
 		{"FirstAskTakesTheLease", long, long, firstAskLeases},
 		{"OneOfManyTakesTheLease", long, long, oneOfManyLeases},
 		{"AskWithoutTokenTakesNoLease", long, long, lookTakesNoLease},
-		{"RenewLeasesAFreshValue", long, long, renewLeasesFresh},
+		{"RefreshLeasesAFreshValue", long, long, refreshLeasesFresh},
 		{"ReleaseIsForTheHolder", long, long, releaseIsForTheHolder},
 		{"LeaseEndsByItself", short, long, leaseEnds},
 		{"LoadLongerThanItsLeaseIsKept", short, long, slowFillIsKept},
@@ -110,9 +110,9 @@ func (s *suite) noError(err error) {
 	s.must(err == nil, "unexpected error: %v", err)
 }
 
-func (s *suite) acquire(key, token string, renew bool) cacheaside.Lookup {
+func (s *suite) acquire(key, token string, refresh bool) cacheaside.Lookup {
 	s.Helper()
-	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: key, Token: token, Renew: renew})
+	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: key, Token: token, Refresh: refresh})
 	s.noError(err)
 	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
 	return looks[0]
@@ -228,12 +228,12 @@ func lookTakesNoLease(s *suite) {
 	s.lease("k", "b")
 }
 
-func renewLeasesFresh(s *suite) {
+func refreshLeasesFresh(s *suite) {
 	s.fill(true, "k", s.lease("k", "a"), "of a")
 	look := s.acquire("k", "b", true)
-	s.must(look.State == cacheaside.Leased, "Renew answered %s", look.State)
-	s.must(string(look.Value) == "of a", "Renew came with value %q", look.Value)
-	s.must(s.acquire("k", "c", true).State == cacheaside.Busy, "a second Renew took the lease too")
+	s.must(look.State == cacheaside.Leased, "Refresh answered %s", look.State)
+	s.must(string(look.Value) == "of a", "Refresh came with value %q", look.Value)
+	s.must(s.acquire("k", "c", true).State == cacheaside.Busy, "a second Refresh took the lease too")
 	s.state(cacheaside.Hit, "k", "c")
 	s.fill(true, "k", look.Grant, "of b")
 	s.holds("k", "of b")

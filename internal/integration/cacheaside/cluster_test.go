@@ -130,7 +130,7 @@ func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on
 				Store: s, Capacity: capacity, ErrorPause: 1500 * time.Millisecond,
 				OnEvent: func(ctx context.Context, e cacheaside.Event) {
 					onEvent(ctx, e)
-					if e.Kind == cacheaside.WatchLost {
+					if e.Kind == cacheaside.EventWatchLost {
 						x.lost.Add(1)
 					}
 				},

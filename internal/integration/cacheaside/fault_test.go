@@ -64,7 +64,7 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
-	writer := newCache(impatient, func(cfg *redisstore.Config) { cfg.Write = time.Hour })
+	writer := newCache(impatient, func(cfg *redisstore.Config) { cfg.WriteTimeout = time.Hour })
 	reader := newCache()
 	_, err := reader.Get(t.Context(), 1)
 	require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			prefix := newPrefix(t)
 			proxy := faultproxy.New(t, addr)
-			long := func(cfg *redisstore.Config) { cfg.Lease, cfg.Write = time.Hour, time.Hour }
+			long := func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = time.Hour, time.Hour }
 			load := func(context.Context, int) (int, error) { return 1, nil }
 			c := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1, ErrorPause: 50 * time.Millisecond,
 				Store: newProcess(t, proxy.Addr()).store(prefix, long, impatient)})
@@ -136,7 +136,7 @@ func TestNoGetIsOlderInABadNetwork(t *testing.T) {
 			proxy := faultproxy.New(t, addr)
 			tr.store = func(cfg *redisstore.Config) {
 				impatient(cfg)
-				cfg.Write, cfg.Lease = 2*time.Second, 50*time.Millisecond
+				cfg.WriteTimeout, cfg.LeaseTTL = 2*time.Second, 50*time.Millisecond
 			}
 			tr.during = func() {
 				faults := []func(){

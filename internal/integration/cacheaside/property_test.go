@@ -37,7 +37,7 @@ type trial struct {
 	writers, keys, reads int
 	capacity             int                                     // of each Cache; -1: no memory
 	processes            int                                     // each with a Cache; readers and writers are spread over them
-	invalidate           bool                                    // commit, then Invalidate, rather tha Write
+	invalidate           bool                                    // commit, then Invalidate, rather than Write
 	crash                bool                                    // one writer in five dies after its commit
 	breakIt              func(cacheaside.Store) cacheaside.Store // nil: nothing is broken
 	store                func(*redisstore.Config)
@@ -132,7 +132,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			Load: load, Store: procs[i].ears, Capacity: tr.capacity, ErrorPause: 20 * time.Millisecond,
 			OnEvent: func(ctx context.Context, e cacheaside.Event) {
 				onEvent(ctx, e)
-				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.NotInvalidated {
+				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotInvalidated {
 					*untold = true
 				}
 			},
@@ -247,10 +247,10 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 }
 
 // quickly makes the fence of a writer that died fall soon.
-func quickly(cfg *redisstore.Config) { cfg.Write = 100 * time.Millisecond }
+func quickly(cfg *redisstore.Config) { cfg.WriteTimeout = 100 * time.Millisecond }
 
 // shortLease makes nearly every load outlast its lease.
-func shortLease(cfg *redisstore.Config) { cfg.Lease = 50 * time.Microsecond }
+func shortLease(cfg *redisstore.Config) { cfg.LeaseTTL = 50 * time.Microsecond }
 
 func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 	addr := services.Redis(t)
@@ -304,7 +304,7 @@ func (s unleased) Fill(ctx context.Context, values ...cacheaside.Filling) ([]boo
 	for i, v := range values {
 		token := fmt.Sprint(rand.Uint64())
 		for {
-			looks, err := s.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token, Renew: true})
+			looks, err := s.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token, Refresh: true})
 			if err != nil || looks[0].State == cacheaside.Fenced {
 				return make([]bool, len(values)), err
 			}
@@ -338,7 +338,7 @@ func (s renewed) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheas
 func (s renewed) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
 	for i, v := range values {
 		token, _ := s.tokens.Load(v.Grant)
-		looks, err := s.Store.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token.(string), Renew: true})
+		looks, err := s.Store.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token.(string), Refresh: true})
 		if err != nil {
 			return nil, err
 		}

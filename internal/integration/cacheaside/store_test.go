@@ -19,9 +19,9 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-func acquire(t *testing.T, s cacheaside.Store, key, token string, renew bool) cacheaside.Lookup {
+func acquire(t *testing.T, s cacheaside.Store, key, token string, refresh bool) cacheaside.Lookup {
 	t.Helper()
-	looks, err := s.Acquire(t.Context(), cacheaside.Ask{Key: key, Token: token, Renew: renew})
+	looks, err := s.Acquire(t.Context(), cacheaside.Ask{Key: key, Token: token, Refresh: refresh})
 	require.NoError(t, err)
 	require.Len(t, looks, 1)
 	return looks[0]
@@ -158,7 +158,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	prefix := newPrefix(t)
 	s := p.store(prefix, func(cfg *redisstore.Config) {
-		cfg.Lease, cfg.Write = 50*time.Millisecond, 50*time.Millisecond
+		cfg.LeaseTTL, cfg.WriteTimeout = 50*time.Millisecond, 50*time.Millisecond
 	})
 	// until asks until the answer is there: by then Redis's clock has moved as far.
 	until := func(key, token string, want cacheaside.State) time.Duration {
@@ -189,7 +189,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	require.Empty(t, value(t, s, "w"))
 
 	// The longest of them counts.
-	long := p.store(prefix, func(cfg *redisstore.Config) { cfg.Write = time.Minute })
+	long := p.store(prefix, func(cfg *redisstore.Config) { cfg.WriteTimeout = time.Minute })
 	_, err = long.Fence(t.Context(), "two", "long")
 	require.NoError(t, err)
 	_, err = s.Fence(t.Context(), "two", "short")
@@ -310,7 +310,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		first := get(1)
 		return first == get(1)
 	}
-	await(cacheaside.Watching)
+	await(cacheaside.EventWatchBegun)
 	require.Eventually(t, isKept, time.Minute, 10*time.Millisecond)
 
 	for name, change := range map[string]struct{ down, back func() }{
@@ -321,16 +321,16 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			change.down()
 			err := c.Write(t.Context(), 1, func(context.Context) error { return nil })
 			require.ErrorIs(t, err, cacheaside.ErrUntold)
-			await(cacheaside.WatchLost)
+			await(cacheaside.EventWatchLost)
 			before := p.evals.Load()
 			for range 100 {
 				require.Less(t, get(1), get(1), "each goes to the source")
 			}
 			require.Less(t, p.evals.Load()-before, int64(100), "and Redis is not asked each time")
 			change.back()
-			await(cacheaside.WatchRestored)
+			await(cacheaside.EventWatchRestored)
 			for c.Stats().Untold > 0 {
-				await(cacheaside.Reinvalidated)
+				await(cacheaside.EventReinvalidated)
 			}
 			require.Eventually(t, isKept, time.Minute, 10*time.Millisecond, "kept again")
 		})
@@ -350,7 +350,7 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { return 5, nil }, Store: p.store(prefix), Capacity: -1,
 		OnEvent: func(_ context.Context, e cacheaside.Event) {
-			if e.Kind == cacheaside.BadPayload {
+			if e.Kind == cacheaside.EventCodecFailed {
 				bad = append(bad, e.Err)
 			}
 		},
@@ -381,7 +381,7 @@ func TestColdKeyIsLoadedOnceByAllProcesses(t *testing.T) {
 					time.Sleep(20 * time.Millisecond)
 					return 7, nil
 				},
-				Store:    newProcess(t, addr).store(prefix, func(cfg *redisstore.Config) { cfg.Lease = time.Minute }),
+				Store:    newProcess(t, addr).store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL = time.Minute }),
 				Capacity: capacity,
 			})
 			defer c.Close()

@@ -21,7 +21,7 @@ func TestRedisStoreIsAStore(t *testing.T) {
 		return storetest.Backend{Connect: func() cacheaside.Store {
 			p := newProcess(t, addr)
 			t.Cleanup(func() { requireTTLs(t, p, prefix) })
-			return p.store(prefix, func(cfg *redisstore.Config) { cfg.Lease, cfg.Write = lease, write })
+			return p.store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = lease, write })
 		}}
 	})
 }
@@ -32,7 +32,7 @@ func TestRedisStoreInAnOutage(t *testing.T) {
 		server, prefix := services.NewRedis(t), newPrefix(t)
 		return storetest.Backend{
 			Connect: func() cacheaside.Store {
-				return newProcess(t, server.Addr).store(prefix, func(cfg *redisstore.Config) { cfg.Lease, cfg.Write = lease, write })
+				return newProcess(t, server.Addr).store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = lease, write })
 			},
 			Break: func() (restore func()) {
 				server.Kill()
