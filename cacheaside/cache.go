@@ -1,5 +1,5 @@
 // Package cacheaside caches the results of slow reads, in memory and in a store that
-// processes share, and never serves a value from before the last write.
+// processes share, and after a write never serves a value from before it.
 //
 //	users := cacheaside.New(cacheaside.Config[int, User]{
 //		Name: "users",
@@ -126,7 +126,7 @@ type shard[K comparable, V any] struct {
 	_          [64]byte
 }
 
-// New returns a Cache. It panics with the error of cfg.Validate if there is one. With a
+// New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
 // Store it starts a goroutine that watches the Store and ends with Close.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	if err := cfg.Validate(); err != nil {

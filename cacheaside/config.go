@@ -32,7 +32,8 @@ type Config[K comparable, V any] struct {
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany. A key missing from the map does
 	// not exist. If LoadMany also returns an error, the values in the map are kept and
-	// the other keys have failed, unless the error matches [ErrNotFound]. Nil means that GetMany calls Load for each key.
+	// the other keys have failed, unless the error matches [ErrNotFound]. Nil means that
+	// GetMany calls Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, counted from the start of its load. A load can
@@ -92,7 +93,7 @@ type Config[K comparable, V any] struct {
 	// the wrapped function on its own goroutine, and not after it has returned. For a key
 	// that does not exist, the policies see an error whose method Answered returns true:
 	// a success to a breaker, and the end of a retry. A load that a policy refuses has
-	// failed; LoadRefused and Stats.Refused tell it apart. A load that returns another
+	// failed; EventLoadRefused and Stats.Refused tell it apart. A load that returns another
 	// answer, such as resilience.Answer(err), has not failed: callers get the answer, and
 	// no old value. Nil means no policies.
 	Middleware func(func(context.Context) error) func(context.Context) error
@@ -130,12 +131,11 @@ type Config[K comparable, V any] struct {
 	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
 	// for it. It may call the Cache. Its ctx has the values of the call or load that the
 	// event is about, if there is one. A panic in OnEvent has no effect except on
-	// Stats.Panics.
+	// Stats.HookPanics.
 	OnEvent func(context.Context, Event)
 }
 
-// Validate returns an error that names each invalid field, its value and its range, or
-// nil. New panics with that error.
+// Validate returns an error that names each invalid field, or nil.
 func (cfg Config[K, V]) Validate() error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the store of record")
@@ -165,12 +165,15 @@ func (cfg Config[K, V]) Validate() error {
 	return f.Err()
 }
 
+const longest = time.Duration(1 << 61) // of ErrorPause and SoftTimeout: 73 years, and safe to add
+
 // withDefaults replaces zero fields by their defaults. A negative Jitter or ErrorPause
 // stays negative, which means none.
 func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	cfg.TTL = cmp.Or(cfg.TTL, 5*time.Minute)
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.1)
-	cfg.ErrorPause = cmp.Or(cfg.ErrorPause, time.Second)
+	cfg.ErrorPause = min(cmp.Or(cfg.ErrorPause, time.Second), longest)
+	cfg.SoftTimeout = min(cfg.SoftTimeout, longest)
 	cfg.LoadTimeout = cmp.Or(cfg.LoadTimeout, 30*time.Second)
 	cfg.Capacity = cmp.Or(cfg.Capacity, 10_000)
 	cfg.Loads = cmp.Or(cfg.Loads, 64)

@@ -227,7 +227,7 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			require.Equal(t, int64(2), mustGet(t, c, 1))
 			require.Equal(t, int64(2), loads.Load())
-			require.GreaterOrEqual(t, log.count(cacheaside.RefreshAhead), 1)
+			require.GreaterOrEqual(t, log.count(cacheaside.EventRefreshBegun), 1)
 		})
 	}
 }
@@ -529,7 +529,7 @@ func TestEventsTellTheirKeyAndName(t *testing.T) {
 	_, err := c.Get(t.Context(), 2)
 	require.ErrorIs(t, err, errLoad)
 	require.Len(t, log.events, 2)
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.Loaded, Key: 1, Took: log.events[0].Took}, log.events[0])
-	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.LoadFailed, Key: 2, Err: errLoad, Took: log.events[1].Took}, log.events[1])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoaded, Key: 1, Took: log.events[0].Took}, log.events[0])
+	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoadFailed, Key: 2, Err: errLoad, Took: log.events[1].Took}, log.events[1])
 	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{What: "load"}).Error(), "cacheaside: load timed out"))
 }

@@ -49,9 +49,12 @@ func (a answered) Unwrap() error  { return a.error }
 func (a answered) Answered() bool { return true }
 
 // isNotFound reports whether err, returned by a load, means that the key does not exist
-// and nothing worse.
+// and nothing worse. A panic with such an error is worse.
 func isNotFound(err error) bool {
 	if !errors.Is(err, ErrNotFound) {
+		return false
+	}
+	if _, panicked := errors.AsType[*PanicError](err); panicked {
 		return false
 	}
 	if _, joined := errors.AsType[interface {
@@ -144,6 +147,12 @@ func (e *PanicError) Unwrap() error {
 
 // Retryable reports false: a panic is a bug in the program.
 func (e *PanicError) Retryable() bool { return false }
+
+// Refused reports false: the load was made, whatever the Value says.
+func (e *PanicError) Refused() bool { return false }
+
+// Answered reports false: the Value is not an answer of the source to the load.
+func (e *PanicError) Answered() bool { return false }
 
 // A TimeoutError reports that a load took longer than LoadTimeout, or that the write of
 // a Write outlasted its fence. It matches [context.DeadlineExceeded].

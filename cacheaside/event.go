@@ -5,28 +5,27 @@ import (
 	"time"
 )
 
-// An EventKind says what an [Event] is about.
+// An EventKind says what an [Event] is.
 type EventKind string
 
-// The kinds of Event.
 const (
-	Loaded         EventKind = "loaded"          // a load returned a value
-	LoadNotFound   EventKind = "load not found"  // a load returned ErrNotFound
-	LoadFailed     EventKind = "load failed"     // a load failed: an error that is no answer, a panic or a timeout
-	LoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
-	LoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
-	ServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
-	Overtaken      EventKind = "overtaken"       // a load was overtaken by an invalidation; its result was not kept
-	BadPayload     EventKind = "bad payload"     // a value in the Store could not be read, or one could not be encoded
-	StoreDown      EventKind = "store down"      // a shard of the Store failed, and none before it since StoreUp; a failed shard is skipped for ErrorPause
-	StoreUp        EventKind = "store up"        // all shards of the Store answer again
-	FenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
-	NotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
-	Reinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after NotInvalidated; Key is nil
-	WatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used, unless MemoryInOutage is set
-	Watching       EventKind = "watching"        // changes by other processes are heard; memory is used
-	WatchRestored  EventKind = "watch restored"  // like Watching, after WatchLost
-	RefreshAhead   EventKind = "refresh ahead"   // a fresh value is being refreshed early
+	EventLoaded         EventKind = "loaded"          // a load returned a value
+	EventNotFound       EventKind = "not found"       // a load returned ErrNotFound
+	EventLoadFailed     EventKind = "load failed"     // a load failed: an error that is no answer, a panic or a timeout
+	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
+	EventLoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
+	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
+	EventOvertaken      EventKind = "overtaken"       // a load was overtaken by an invalidation; its result was not kept
+	EventRefreshBegun   EventKind = "refresh begun"   // a fresh value is being refreshed early; see Config.Ahead
+	EventCodecFailed    EventKind = "codec failed"    // a value in the Store could not be read, or one could not be encoded
+	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered; a failed shard is skipped for ErrorPause
+	EventStoreRestored  EventKind = "store restored"  // all shards of the Store answer again
+	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
+	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
+	EventReinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after EventNotInvalidated; Key is nil
+	EventWatchBegun     EventKind = "watch begun"     // changes by other processes are heard; memory is used
+	EventWatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used, unless MemoryInOutage is set
+	EventWatchRestored  EventKind = "watch restored"  // like EventWatchBegun, after EventWatchLost
 )
 
 // An Event is something that happened in a Cache. Fields that do not apply are zero.
@@ -38,8 +37,8 @@ type Event struct {
 	Took time.Duration // duration of the load; of its last attempt, if Middleware repeats it
 }
 
-// Observe adds f to the functions that are called for each [Event], after
-// Config.OnEvent and like it. stop removes f.
+// Observe calls f with each event from now on, until stop is called: after
+// [Config].OnEvent, and like it. A second call of stop does nothing.
 func (c *Cache[K, V]) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }

@@ -63,7 +63,7 @@ func ExampleConfig_staleOnError() {
 		},
 		StaleOnError: time.Hour,
 		OnEvent: func(_ context.Context, e cacheaside.Event) {
-			if e.Kind == cacheaside.ServedStale && e.Err != nil {
+			if e.Kind == cacheaside.EventServedStale && e.Err != nil {
 				fmt.Println("stale:", e.Key, "because:", e.Err)
 			}
 		},

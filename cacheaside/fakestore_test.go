@@ -181,7 +181,7 @@ func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
 	}
 	if it.value != nil && now.Before(it.keep) {
 		look.Value, look.Fresh = it.value, it.fresh.Sub(now)
-		if look.Fresh > 0 && !ask.Renew {
+		if look.Fresh > 0 && !ask.Refresh {
 			look.State = cacheaside.Hit
 			return look
 		}

@@ -32,7 +32,7 @@ type flight[K comparable, V any] struct {
 	failing *batch[K, V] // the batch whose failure fails this flight, once it has landed
 
 	asked       *answer       // the answer of the Store, if GetMany has asked it
-	renew       bool          // load even if the value in the Store is fresh
+	refresh     bool          // load even if the value in the Store is fresh
 	crowded     bool          // mostLost loads of the key run on without callers
 	passing     bool          // the result is not kept, because changes during the load are not heard
 	loaded      bool          // a load has returned a value
@@ -161,24 +161,32 @@ func (c *Cache[K, V]) instead(ctx context.Context, f *flight[K, V], at time.Dura
 }
 
 // standby returns the old value that may be served to a call made at a given time if f
-// fails or takes long: the one in memory, or the one from when f began if nothing has
-// been invalidated since. It returns nil if there is none.
+// fails or takes long. It returns nil if there is none.
 func (c *Cache[K, V]) standby(f *flight[K, V], at time.Duration) *entry[V] {
-	e := c.peek(f.key)
 	if at == noOld {
 		return nil
 	}
-	if old := f.old.Load(); e == nil && old != nil && old.at >= at && c.tags.holds(old.entry.tags) {
-		f.shard.mu.Lock()
-		if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
-			e = old.entry
-		}
-		f.shard.mu.Unlock()
-	}
+	e := c.before(f, at)
 	if e.standing(c.now()) == dead || e.absent {
 		return nil
 	}
 	return e
+}
+
+// before returns the value that f is to replace, of any age: the one in memory, or the one
+// from when f began if nothing has been invalidated since, and if it may be served to a
+// call made at a given time. It returns nil if there is none.
+func (c *Cache[K, V]) before(f *flight[K, V], at time.Duration) *entry[V] {
+	e, old := c.peek(f.key), f.old.Load()
+	if e != nil || old == nil || old.at < at || !c.tags.holds(old.entry.tags) {
+		return e
+	}
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
+		return old.entry
+	}
+	return nil
 }
 
 // leave is called by a caller that stops waiting. The last one cancels the load.
@@ -193,11 +201,11 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	if s.flights[f.key] == f {
 		s.overtake(f.key)
 	}
-	f.ctx.cancel()
-	f.fail(context.Canceled)
 	if !f.follows { // otherwise the other flight counts
 		c.counts.canceled.Add(1)
 	}
+	f.ctx.cancel()
+	f.fail(context.Canceled)
 	s.lose(f)
 }
 
@@ -275,6 +283,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 		c.postpone(f)
 		if !f.follows { // otherwise the other flight reports it
 			failed = append(failed, f)
+			c.counts.timedOut.Add(1)
 		}
 		if s.flights[f.key] == f {
 			s.overtake(f.key)
@@ -285,7 +294,7 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 	}
 	s.mu.Unlock()
 	for _, f := range failed {
-		c.failed(f, c.now()-f.began, f.err)
+		c.tellLoad(f, EventLoadFailed, c.now()-f.began, f.err)
 	}
 }
 
@@ -441,7 +450,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		c.succeeded(f, late)
 		if overtaken {
 			c.counts.overtaken.Add(1)
-			c.tell(&f.ctx, Overtaken, f.key, nil)
+			c.tell(&f.ctx, EventOvertaken, f.key, nil)
 		}
 	}
 }
@@ -449,10 +458,10 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 // succeeded counts and reports a load of f that returned a value or ErrNotFound. If f
 // was late, its timeout or cancellation has been counted.
 func (c *Cache[K, V]) succeeded(f *flight[K, V], late bool) {
-	count, kind := &c.counts.loaded, Loaded
+	count, kind := &c.counts.loaded, EventLoaded
 	switch {
 	case f.absent:
-		count, kind = &c.counts.notFound, LoadNotFound
+		count, kind = &c.counts.notFound, EventNotFound
 	case !f.loaded: // the Store had the answer
 		return
 	}
@@ -464,12 +473,12 @@ func (c *Cache[K, V]) succeeded(f *flight[K, V], late bool) {
 
 // failed counts and reports a load of f that returned an error other than ErrNotFound.
 func (c *Cache[K, V]) failed(f *flight[K, V], took time.Duration, err error) {
-	count, kind := &c.counts.failed, LoadFailed
+	count, kind := &c.counts.failed, EventLoadFailed
 	switch behavior.Read(err).Kind {
 	case behavior.Refused:
-		count, kind = &c.counts.refused, LoadRefused
+		count, kind = &c.counts.refused, EventLoadRefused
 	case behavior.Answered:
-		count, kind = &c.counts.answered, LoadAnswered
+		count, kind = &c.counts.answered, EventLoadAnswered
 	default:
 		if _, panicked := errors.AsType[*PanicError](err); panicked {
 			count = &c.counts.panicked

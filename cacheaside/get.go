@@ -173,7 +173,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	refresh := f == nil && !e.paused(now) && (how == stale || early)
 	if refresh {
 		f = c.launch(ctx, s, key, written, instant)
-		f.renew = how == fresh
+		f.refresh = how == fresh
 		f.waiters++ // the flight counts itself, so that it goes on without callers
 	}
 	s.mu.Unlock()
@@ -185,7 +185,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	}
 	c.hits.add()
 	if refresh {
-		c.tell(ctx, RefreshAhead, key, nil)
+		c.tell(ctx, EventRefreshBegun, key, nil)
 	}
 	return e, nil, false, nil
 }
@@ -206,7 +206,7 @@ func (c *Cache[K, V]) peek(key K) *entry[V] {
 // load, if it failed.
 func (c *Cache[K, V]) serveStale(ctx context.Context, key K, e *entry[V], err error) *entry[V] {
 	c.counts.stale.Add(1)
-	c.tell(ctx, ServedStale, key, err)
+	c.tell(ctx, EventServedStale, key, err)
 	return e
 }
 

@@ -210,7 +210,7 @@ func (s *shared[K, V]) notTold(ctx context.Context, changes []*change[K]) error 
 			failed = &InvalidateError{Name: s.c.cfg().Name, Err: ch.err}
 		}
 		failed.Keys = append(failed.Keys, ch.written)
-		s.c.tell(ctx, NotInvalidated, ch.key, ch.err)
+		s.c.tell(ctx, EventNotInvalidated, ch.key, ch.err)
 	}
 	if failed == nil {
 		return nil
@@ -232,7 +232,7 @@ func (s *shared[K, V]) announceAll(ctx context.Context) error {
 		s.failed(ctx, allShards, asked, err)
 	}
 	s.untold.addAll()
-	s.c.tellAll(ctx, NotInvalidated, err)
+	s.c.tellAll(ctx, EventNotInvalidated, err)
 	s.catchUp()
 	return &InvalidateError{Name: s.c.cfg().Name, Err: err}
 }

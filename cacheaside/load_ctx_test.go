@@ -207,7 +207,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 			}
 			wg.Wait()
 			require.NoError(t, c.Close())
-			require.Equal(t, n-(n+2)/3, log.count(cacheaside.LoadFailed))
+			require.Equal(t, n-(n+2)/3, log.count(cacheaside.EventLoadFailed))
 			require.Equal(t, int64(n-(n+2)/3), c.Stats().TimedOut)
 		})
 	}
@@ -234,10 +234,10 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		time.Sleep(time.Minute)
 		mustGet(t, c, 1)
 		time.Sleep(10*time.Second - 1)
-		require.Zero(t, log.count(cacheaside.LoadFailed))
+		require.Zero(t, log.count(cacheaside.EventLoadFailed))
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		require.Equal(t, 1, log.count(cacheaside.LoadFailed))
+		require.Equal(t, 1, log.count(cacheaside.EventLoadFailed))
 		mustGet(t, c, 1)
 		synctest.Wait()
 		require.Equal(t, int64(1), c.Stats().Loading, "not tried again at once")

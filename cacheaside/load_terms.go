@@ -56,18 +56,10 @@ func Old[V any](ctx context.Context) (V, bool) {
 
 // previous returns the value that f is about to replace.
 func (f *flight[K, V]) previous() (v V, ok bool) {
-	c := f.c
-	e := c.peek(f.key)
-	if old := f.old.Load(); e == nil && old != nil && c.tags.holds(old.entry.tags) {
-		f.shard.mu.Lock()
-		if c.entries == nil || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
-			e = old.entry
-		}
-		f.shard.mu.Unlock()
-	}
+	e := f.c.before(f, 0)
 	if e == nil || e.absent {
 		return v, false
 	}
-	v, _ = c.cfg().give(e)
+	v, _ = f.c.cfg().give(e)
 	return v, true
 }

@@ -3,6 +3,7 @@ package cacheaside_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // forbidden is an answer of a healthy source.
@@ -40,7 +42,7 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 		require.Equal(t, answer, err)
 		require.Equal(t, int64(1), c.Stats().Answered)
 		require.Zero(t, c.Stats().Failed)
-		require.Equal(t, 1, log.count(cacheaside.LoadAnswered))
+		require.Equal(t, 1, log.count(cacheaside.EventLoadAnswered))
 
 		answer = errors.Join(forbidden{}, errors.New("reset by peer"))
 		require.Equal(t, 1, mustGet(t, c, 1), "a part has failed, and the old value is served")
@@ -52,7 +54,7 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 // load after the callers have their answer.
 func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("hook") }, "goexit": runtime.Goexit} {
-		for _, kind := range []cacheaside.EventKind{cacheaside.Loaded, cacheaside.LoadFailed, cacheaside.Overtaken, cacheaside.LoadRefused} {
+		for _, kind := range []cacheaside.EventKind{cacheaside.EventLoaded, cacheaside.EventLoadFailed, cacheaside.EventOvertaken, cacheaside.EventLoadRefused} {
 			t.Run(name+"/"+string(kind), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var told atomic.Int64
@@ -61,11 +63,11 @@ func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
 						LoadTimeout: time.Minute,
 						Load: func(ctx context.Context, k int) (int, error) {
 							switch kind {
-							case cacheaside.LoadFailed:
+							case cacheaside.EventLoadFailed:
 								return 0, errLoad
-							case cacheaside.Overtaken:
+							case cacheaside.EventOvertaken:
 								return 1, c.Invalidate(ctx, k)
-							case cacheaside.LoadRefused:
+							case cacheaside.EventLoadRefused:
 								return 0, refusal{}
 							}
 							return 1, nil
@@ -80,27 +82,66 @@ func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
 					start := time.Now()
 					v, err := c.Get(t.Context(), 1)
 					switch kind {
-					case cacheaside.LoadFailed:
+					case cacheaside.EventLoadFailed:
 						require.Equal(t, errLoad, err)
-					case cacheaside.LoadRefused:
+					case cacheaside.EventLoadRefused:
 						require.Equal(t, refusal{}, err)
 					default:
 						require.NoError(t, err)
 						require.Equal(t, 1, v)
 					}
 					got, _ := c.GetMany(t.Context(), []int{2, 3})
-					if kind == cacheaside.Loaded || kind == cacheaside.Overtaken {
+					if kind == cacheaside.EventLoaded || kind == cacheaside.EventOvertaken {
 						require.Equal(t, map[int]int{2: 1, 3: 1}, got)
 					}
 					require.Zero(t, time.Since(start))
 					require.NoError(t, c.Close())
 					require.Equal(t, int64(3), told.Load())
 					if name == "panic" {
-						require.Equal(t, int64(3), c.Stats().Panics)
+						require.Equal(t, int64(3), c.Stats().HookPanics)
 					}
 				})
 			})
 		}
+	}
+}
+
+// A panic is neither an answer nor a refusal, whatever error it has as its value.
+func TestPanicWithAnErrorIsAPanic(t *testing.T) {
+	for name, value := range map[string]error{
+		"not found":          cacheaside.ErrNotFound,
+		"wrapped, not found": fmt.Errorf("user: %w", cacheaside.ErrNotFound),
+		"answer":             forbidden{},
+		"refusal":            refusal{},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				loads := 0
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					NotFoundTTL: time.Hour,
+					Load:        func(context.Context, int) (int, error) { loads++; panic(value) },
+					LoadMany:    func(context.Context, []int) (map[int]int, error) { loads++; panic(value) },
+				})
+				defer c.Close()
+				check := func(err error) {
+					require.ErrorAs(t, err, new(*cacheaside.PanicError))
+					require.ErrorIs(t, err, value)
+					end := behavior.Read(err)
+					require.Equal(t, behavior.Failed, end.Kind)
+					require.False(t, end.Retryable)
+				}
+				for range 2 {
+					_, err := c.Get(t.Context(), 1)
+					check(err)
+					_, err = c.GetMany(t.Context(), []int{2, 3})
+					check(err)
+				}
+				require.Equal(t, 4, loads, "nothing is cached")
+				s := c.Stats()
+				require.Equal(t, int64(6), s.Panicked)
+				require.Zero(t, s.NotFound+s.Answered+s.Refused+s.Hits)
+			})
+		})
 	}
 }
 
@@ -136,8 +177,8 @@ func TestRefusedLoadIsToldApart(t *testing.T) {
 	require.Equal(t, 1, mustGet(t, c, 1), "it has failed, and the old value is served")
 	require.Equal(t, int64(2), c.Stats().Refused)
 	require.Zero(t, c.Stats().Failed)
-	require.Equal(t, 2, log.count(cacheaside.LoadRefused))
-	require.Zero(t, log.count(cacheaside.LoadFailed))
+	require.Equal(t, 2, log.count(cacheaside.EventLoadRefused))
+	require.Zero(t, log.count(cacheaside.EventLoadFailed))
 }
 
 // A function of the application that panics in GetMany must not leave keys behind that
@@ -256,7 +297,7 @@ func TestCodecThatPanicsIsAMiss(t *testing.T) {
 				synctest.Wait()
 			}
 			require.Zero(t, time.Since(start))
-			require.GreaterOrEqual(t, log.count(cacheaside.BadPayload), 3)
+			require.GreaterOrEqual(t, log.count(cacheaside.EventCodecFailed), 3)
 			codec.encodes.Store(false)
 			codec.decodes.Store(false)
 			mustGet(t, c, 2)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,36 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
+// Times that are meant as "for ever" do not overflow into the past.
+func TestLongTimesAreLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads := 0
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, StaleOnError: math.MaxInt64, ErrorPause: math.MaxInt64, SoftTimeout: math.MaxInt64,
+			Load: func(context.Context, int) (int, error) {
+				loads++
+				time.Sleep(time.Second)
+				if loads == 2 {
+					return 0, errLoad
+				}
+				return loads, nil
+			},
+		})
+		defer c.Close()
+		var took []time.Duration
+		for range 3 {
+			began := time.Now()
+			v, err := c.Get(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, 1, v)
+			took = append(took, time.Since(began))
+			time.Sleep(time.Hour)
+		}
+		require.Equal(t, 2, loads, "the source has failed, and is not asked again")
+		require.Equal(t, []time.Duration{time.Second, time.Second, 0}, took, "callers wait for a load")
+	})
+}
+
 func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -161,7 +192,7 @@ func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
 				return 1, nil
 			},
 			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.ServedStale {
+				if e.Kind == cacheaside.EventServedStale {
 					stale = append(stale, e.Err)
 				}
 			},

@@ -24,11 +24,11 @@ type Stats struct {
 	TimedOut int64 // did not return within LoadTimeout
 	Canceled int64 // canceled because all callers left, or by Close
 
-	LoadTime  time.Duration // total duration of the calls of Load and LoadMany, with Middleware
-	StoreHits int64         // values that came from the Store
-	Overtaken int64         // loads overtaken by an invalidation; their results were not kept
-	Evicted   int64         // entries removed from memory for lack of room
-	Panics    int64         // of OnEvent and observers
+	LoadTime   time.Duration // total duration of the calls of Load and LoadMany, with Middleware
+	StoreHits  int64         // values that came from the Store
+	Overtaken  int64         // loads overtaken by an invalidation; their results were not kept
+	Evicted    int64         // entries removed from memory for lack of room
+	HookPanics int64         // of OnEvent and observers
 
 	Entries int64 // in memory now, including those past their TTL
 	Loading int64 // loads in progress now
@@ -38,23 +38,23 @@ type Stats struct {
 // Stats returns a snapshot.
 func (c *Cache[K, V]) Stats() Stats {
 	s := Stats{
-		Hits:      c.hits.sum(),
-		Stale:     c.counts.stale.Load(),
-		Misses:    c.counts.misses.Load(),
-		Loaded:    c.counts.loaded.Load(),
-		NotFound:  c.counts.notFound.Load(),
-		Answered:  c.counts.answered.Load(),
-		Failed:    c.counts.failed.Load(),
-		Panicked:  c.counts.panicked.Load(),
-		Refused:   c.counts.refused.Load(),
-		TimedOut:  c.counts.timedOut.Load(),
-		Canceled:  c.counts.canceled.Load(),
-		LoadTime:  time.Duration(c.counts.loadTime.Load()),
-		StoreHits: c.counts.storeHits.Load(),
-		Overtaken: c.counts.overtaken.Load(),
-		Evicted:   c.counts.evicted.Load(),
-		Panics:    c.counts.hookPanics.Load(),
-		Loading:   c.slots.inUse(),
+		Hits:       c.hits.sum(),
+		Stale:      c.counts.stale.Load(),
+		Misses:     c.counts.misses.Load(),
+		Loaded:     c.counts.loaded.Load(),
+		NotFound:   c.counts.notFound.Load(),
+		Answered:   c.counts.answered.Load(),
+		Failed:     c.counts.failed.Load(),
+		Panicked:   c.counts.panicked.Load(),
+		Refused:    c.counts.refused.Load(),
+		TimedOut:   c.counts.timedOut.Load(),
+		Canceled:   c.counts.canceled.Load(),
+		LoadTime:   time.Duration(c.counts.loadTime.Load()),
+		StoreHits:  c.counts.storeHits.Load(),
+		Overtaken:  c.counts.overtaken.Load(),
+		Evicted:    c.counts.evicted.Load(),
+		HookPanics: c.counts.hookPanics.Load(),
+		Loading:    c.slots.inUse(),
 	}
 	if c.entries != nil {
 		s.Entries = int64(c.entries.EstimatedSize())

@@ -71,9 +71,9 @@ type Store interface {
 
 // An Ask is what a Cache asks a [Store] about one key.
 type Ask struct {
-	Key   string
-	Token string // identifies the caller that wants the lease; "" only looks
-	Renew bool   // take the lease even if the value is fresh
+	Key     string
+	Token   string // identifies the caller that wants the lease; "" only looks
+	Refresh bool   // take the lease even if the value is fresh
 }
 
 // A Lookup is the answer of a [Store] to an [Ask].

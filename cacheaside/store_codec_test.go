@@ -38,7 +38,7 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 			shared.items["1"].value = intact[:n]
 			require.Equal(t, "value", mustGet(t, c, 1))
 		}
-		require.Equal(t, 9*len(intact), log.count(cacheaside.BadPayload))
+		require.Equal(t, 9*len(intact), log.count(cacheaside.EventCodecFailed))
 	})
 }
 

@@ -37,7 +37,7 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 		switch look.State {
 		case Hit:
 			if e == nil { // unreadable; load it
-				f.renew, damaged = true, true
+				f.refresh, damaged = true, true
 				continue
 			}
 			s.c.counts.storeHits.Add(1)
@@ -58,7 +58,7 @@ func (s *shared[K, V]) consult(f *flight[K, V]) (*entry[V], claim, error) {
 			return e, claim{}, err
 		case Busy:
 			f.batch.skip(f)
-			f.renew = false
+			f.refresh = false
 			if e.standing(s.c.now()) == stale {
 				e.pause = s.c.now() + min(look.Wait, pollMost)
 				f.stale = true
@@ -102,7 +102,7 @@ func (s *shared[K, V]) read(f *flight[K, V], look Lookup, asked time.Duration) (
 			prefix(s.c.cfg().Name), f.key, f.written, ErrKeyCollision)
 	}
 	if err != nil {
-		s.c.tell(&f.ctx, BadPayload, f.key, err)
+		s.c.tell(&f.ctx, EventCodecFailed, f.key, err)
 		return nil, nil
 	}
 	// Times count from the call: the answer may have taken a while.
@@ -145,7 +145,7 @@ func (s *shared[K, V]) oldFrom(e *entry[V], asked time.Duration) *oldValue[V] {
 func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 	c := s.c
 	beta := c.cfg().Ahead
-	if c.entries != nil || f.renew || beta == 0 || !e.ahead(beta, c.now()) {
+	if c.entries != nil || f.refresh || beta == 0 || !e.ahead(beta, c.now()) {
 		return
 	}
 	sh := f.shard
@@ -155,9 +155,9 @@ func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 		return
 	}
 	early := c.launch(f.ctx.values, sh, f.key, f.written, time.Now())
-	early.renew = true
+	early.refresh = true
 	early.waiters++
 	sh.mu.Unlock()
 	go c.fly(early)
-	c.tell(&f.ctx, RefreshAhead, f.key, nil)
+	c.tell(&f.ctx, EventRefreshBegun, f.key, nil)
 }

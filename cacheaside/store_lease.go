@@ -2,6 +2,7 @@ package cacheaside
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -32,7 +33,7 @@ func (s *shared[K, V]) ask(f *flight[K, V]) (look Lookup, c claim, asked time.Du
 
 // askFor returns the Ask of f: for a lease, unless a load of the key failed recently.
 func (s *shared[K, V]) askFor(f *flight[K, V]) Ask {
-	ask := Ask{Key: f.written, Renew: f.renew}
+	ask := Ask{Key: f.written, Refresh: f.refresh}
 	if !f.shard.paused(f.key, s.c.now()) {
 		ask.Token = newToken()
 	}
@@ -86,11 +87,7 @@ func (s *shared[K, V]) acquire(ctx context.Context, shard int, answers []*answer
 func (s *shared[K, V]) launchMany(flights []*flight[K, V]) {
 	var calls [][]*flight[K, V]
 	for _, some := range byShard(s.store, flights, func(f *flight[K, V]) string { return f.written }) {
-		for len(some) > mostAtOnce {
-			calls = append(calls, some[:mostAtOnce])
-			some = some[mostAtOnce:]
-		}
-		calls = append(calls, some)
+		calls = slices.AppendSeq(calls, slices.Chunk(some, mostAtOnce))
 	}
 	free := make(chan struct{}, mostCalls)
 	for _, some := range calls {
@@ -202,7 +199,7 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 	}
 	data, err := s.c.seal(f.key, e)
 	if err != nil {
-		s.c.tell(ctx, BadPayload, f.key, err)
+		s.c.tell(ctx, EventCodecFailed, f.key, err)
 		s.release(f, c)
 		return
 	}

@@ -136,14 +136,14 @@ func (s *shared[K, V]) mayAsk(shard int) error { return s.outage.mayAsk(shard, s
 func (s *shared[K, V]) failed(ctx context.Context, shard int, asked time.Duration, err error) {
 	if s.outage.failed(shard, asked, s.c.now(), err) {
 		s.doubtRecent()
-		s.c.tellAll(ctx, StoreDown, err)
+		s.c.tellAll(ctx, EventStoreLost, err)
 	}
 }
 
 func (s *shared[K, V]) worked(ctx context.Context, shard int) {
 	if s.outage.worked(shard, s.c.now()) {
 		s.doubtRecent()
-		s.c.tellAll(ctx, StoreUp, nil)
+		s.c.tellAll(ctx, EventStoreRestored, nil)
 	}
 }
 

@@ -107,7 +107,7 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 			}
 			require.Equal(t, want, src.loaded(key), key)
 		}
-		require.Equal(t, 1, log.count(cacheaside.StoreDown))
+		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
 		write(t, c, 4)
 		mustGet(t, c, 4)
 		mustGet(t, c, 4)
@@ -123,7 +123,7 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		conn.breakShard("3", false)
 		time.Sleep(3 * time.Second)
 		mustGet(t, c, 3)
-		require.Equal(t, 1, log.count(cacheaside.StoreUp))
+		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
 		loads := src.loaded(3)
 		mustGet(t, c, 3)
 		require.Equal(t, loads, src.loaded(3))

@@ -337,7 +337,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 					require.True(t, end.Retryable)
 				}
 				failed := strings.Contains(test.fails, "Unfence")
-				require.Equal(t, failed, log.count(cacheaside.NotInvalidated) == 1)
+				require.Equal(t, failed, log.count(cacheaside.EventNotInvalidated) == 1)
 			})
 		})
 	}
@@ -359,14 +359,14 @@ func TestStoreDownAndBack(t *testing.T) {
 
 		conn.fail()
 		synctest.Wait()
-		require.Equal(t, 1, log.count(cacheaside.WatchLost))
+		require.Equal(t, 1, log.count(cacheaside.EventWatchLost))
 		asked := shared.called("Acquire")
 		for i := range 10 {
 			mustGet(t, c, 1)
 			require.Equal(t, 2+i, src.loaded(1), "memory is not used while nothing is heard")
 		}
 		require.Equal(t, asked+1, shared.called("Acquire"), "not asked again and again")
-		require.Equal(t, 1, log.count(cacheaside.StoreDown))
+		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
 
 		// A Write goes through. The untold Store is an error.
 		err := c.Write(t.Context(), 1, src.write(1))
@@ -377,7 +377,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
 		require.EqualError(t, err, `cacheaside: users: ["1"] not invalidated in the store: skipped for 1s after: the store is down`)
-		require.Equal(t, 1, log.count(cacheaside.FenceFailed))
+		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
 		require.Equal(t, int64(1), c.Stats().Untold)
 		require.Equal(t, 1, mustGet(t, c, 1))
 
@@ -393,10 +393,10 @@ func TestStoreDownAndBack(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Zero(t, c.Stats().Untold)
-		require.Equal(t, 1, log.count(cacheaside.Reinvalidated))
-		require.Equal(t, 1, log.count(cacheaside.StoreUp))
-		require.Equal(t, 1, log.count(cacheaside.Watching))
-		require.Equal(t, 1, log.count(cacheaside.WatchRestored))
+		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated))
+		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
+		require.Equal(t, 1, log.count(cacheaside.EventWatchBegun))
+		require.Equal(t, 1, log.count(cacheaside.EventWatchRestored))
 		loads := src.loaded(1)
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
@@ -650,7 +650,7 @@ func TestPayloadThatCannotBeReadIsAMiss(t *testing.T) {
 					defer other.Close()
 					require.Equal(t, 0, mustGet(t, other, 1))
 					require.Equal(t, 2, src.loaded(1))
-					require.GreaterOrEqual(t, log.count(cacheaside.BadPayload), 1)
+					require.GreaterOrEqual(t, log.count(cacheaside.EventCodecFailed), 1)
 
 					third := cacheaside.New(cacheaside.Config[int, int]{
 						Load: src.load, Store: shared.connect(), Capacity: capacity})
@@ -674,7 +674,7 @@ func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 		synctest.Wait()
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
-		require.Equal(t, 1, log.count(cacheaside.BadPayload))
+		require.Equal(t, 1, log.count(cacheaside.EventCodecFailed))
 		require.Equal(t, int64(1), c.Stats().Loaded)
 	})
 }
@@ -778,7 +778,7 @@ func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, i
 			Load:  func(_ context.Context, key int) (int64, error) { return get(key), nil },
 			Store: conn,
 			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.Watching {
+				if e.Kind == cacheaside.EventWatchBegun {
 					close(ready)
 				}
 			},

@@ -216,7 +216,7 @@ func TestFlightThatFollowsAnotherIsNotCounted(t *testing.T) {
 					},
 					Store: slow{shared.connect()}, Capacity: -1, LoadTimeout: time.Minute,
 					OnEvent: func(_ context.Context, e cacheaside.Event) {
-						if e.Kind == cacheaside.LoadFailed {
+						if e.Kind == cacheaside.EventLoadFailed {
 							failed.Add(1)
 						}
 					},
@@ -362,7 +362,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		}
 		require.Equal(t, int64(2), loads.Load())
 		require.Equal(t, int64(100), c.Stats().Stale)
-		require.Equal(t, 100, log.count(cacheaside.ServedStale))
+		require.Equal(t, 100, log.count(cacheaside.EventServedStale))
 		time.Sleep(10 * time.Second)
 		mustGet(t, c, 1)
 		require.Equal(t, int64(3), loads.Load())

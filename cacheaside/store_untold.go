@@ -164,7 +164,7 @@ func (s *shared[K, V]) tellEach(ctx context.Context, u *untold) (first error) {
 		s.recent.note(tell{all: true, at: s.c.now()})
 		u.toldAll(all)
 		if u == &s.untold {
-			s.c.tellAll(ctx, Reinvalidated, nil)
+			s.c.tellAll(ctx, EventReinvalidated, nil)
 		}
 		keys, _ = u.snapshot()
 	}
@@ -206,7 +206,7 @@ func (s *shared[K, V]) catchUpShard(ctx context.Context, u *untold, shard int, k
 		s.recent.note(tell{key: k.key, at: s.c.now()})
 		u.told(k)
 		if u == &s.untold {
-			s.c.tellAll(ctx, Reinvalidated, nil)
+			s.c.tellAll(ctx, EventReinvalidated, nil)
 		}
 	}
 	return nil

@@ -14,9 +14,9 @@ func (s *shared[K, V]) watch() {
 				c.remembers.Store(true)
 			}
 			s.doubtRecent()
-			kind := Watching
+			kind := EventWatchBegun
 			if restored {
-				kind = WatchRestored
+				kind = EventWatchRestored
 			}
 			restored, told = true, false
 			c.tellAll(s.ctx, kind, nil)
@@ -34,7 +34,7 @@ func (s *shared[K, V]) watch() {
 		}
 		if !told {
 			told = true
-			c.tellAll(s.ctx, WatchLost, err)
+			c.tellAll(s.ctx, EventWatchLost, err)
 		}
 		sleep(s.ctx, s.pause())
 	}

@@ -12,7 +12,7 @@ import (
 // Name returns Config.Name.
 func (c *Cache[K, V]) Name() string { return c.cfg().Name }
 
-// Config returns the settings as they are now, with defaults filled in.
+// Config returns the present Config, with its defaults filled in.
 func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
 
 // Update changes the settings of a Cache that is in use. It calls change with the
@@ -32,7 +32,7 @@ func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
 //     applies to later loads.
 //   - Loads under way, and their callers, keep the settings with which the load began:
 //     LoadTimeout, SoftTimeout, ErrorPause, Finish, Inline and Middleware.
-//   - Loads counts at once. More loads than a lower bound allows run until they return;
+//   - Loads takes effect immediately. More loads than a lower bound allows run until they return;
 //     until then no further load begins. Loads that wait for a higher bound begin.
 //   - Ahead, Clone, OnEvent, and ErrorPause for shards of the Store, apply to what
 //     happens later.

@@ -322,8 +322,8 @@ func TestObserversSeeEventsAfterOnEvent(t *testing.T) {
 	stopB := c.Observe(func(context.Context, cacheaside.Event) { told = append(told, "b"); panic("boom") })
 	mustGet(t, c, 1)
 	require.Equal(t, []string{"hook", "a", "b"}, told)
-	require.Equal(t, cacheaside.Event{Kind: cacheaside.Loaded, Name: "users", Key: 1, Took: last.Took}, last)
-	require.Equal(t, int64(2), c.Stats().Panics)
+	require.Equal(t, cacheaside.Event{Kind: cacheaside.EventLoaded, Name: "users", Key: 1, Took: last.Took}, last)
+	require.Equal(t, int64(2), c.Stats().HookPanics)
 	stopA()
 	stopB()
 	mustGet(t, c, 2)
@@ -389,10 +389,10 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		for _, e := range log.events {
 			took[e.Kind] = append(took[e.Kind], e.Took)
 		}
-		for _, kind := range []cacheaside.EventKind{cacheaside.LoadNotFound, cacheaside.LoadAnswered, cacheaside.LoadRefused} {
+		for _, kind := range []cacheaside.EventKind{cacheaside.EventNotFound, cacheaside.EventLoadAnswered, cacheaside.EventLoadRefused} {
 			require.Equal(t, []time.Duration{time.Second}, took[kind], kind)
 		}
-		require.Equal(t, []time.Duration{time.Second, time.Second, 10 * time.Second, time.Second}, took[cacheaside.LoadFailed])
+		require.Equal(t, []time.Duration{time.Second, time.Second, 10 * time.Second, time.Second}, took[cacheaside.EventLoadFailed])
 
 		require.NoError(t, c.Close()) // the load that hangs has returned
 		after := c.Stats()

@@ -13,7 +13,7 @@ import (
 //
 // With a Store, Write fences the key before it calls write. While the fence stands,
 // every process reads the store of record and keeps nothing. The ctx of write ends
-// before the fence does (see Config.Write of package redisstore), with a [*TimeoutError]
+// before the fence does (see Config.WriteTimeout of package redisstore), with a [*TimeoutError]
 // as its cause. If the Store cannot be reached, write runs without a fence.
 //
 // If the Store cannot be told after the write, the fence still keeps the old value out
@@ -85,7 +85,7 @@ func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], co
 		}
 		s.failed(ctx, w.shard, now, err)
 	}
-	s.c.tell(ctx, FenceFailed, key, err)
+	s.c.tell(ctx, EventFenceFailed, key, err)
 	return w, ctx, func() {}
 }
 
