@@ -55,10 +55,10 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 		return Term{}, ended.Error(ctx)
 	}
 	began := time.Now()
-	c.count.waiting.Add(1)
+	c.count.queued.Add(1)
 	defer func() {
-		c.count.waiting.Add(-1)
-		c.count.waited.Add(int64(time.Since(began)))
+		c.count.queued.Add(-1)
+		c.count.waitTime.Add(int64(time.Since(began)))
 	}()
 	cfg, token := c.config.Load(), rand.Text()
 	var wake chan struct{} // nil: not listening yet

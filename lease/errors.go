@@ -29,8 +29,8 @@ const (
 	// Ended means that the store has ended the term: another one has begun, or the
 	// store has lost it.
 	Ended Reason = "ended by the store"
-	// GivenUp means that Resign was called, or that Run has given the lease up.
-	GivenUp Reason = "given up"
+	// Resigned means that Resign was called, or that Run has given the lease up.
+	Resigned Reason = "resigned"
 )
 
 // A LostError says which term is over and why. It matches [ErrLost].

@@ -8,16 +8,13 @@ import (
 	"time"
 )
 
-// An EventKind says what has happened.
+// An EventKind says what an [Event] is.
 type EventKind string
 
 const (
-	// Elected is the beginning of a term.
-	Elected EventKind = "elected"
-	// Lost is the end of a term that was not given up. Its function may still run.
-	Lost EventKind = "lost"
-	// Resigned is the end of a term that was given up.
-	Resigned EventKind = "resigned"
+	EventElected  EventKind = "elected"  // a term has begun
+	EventLost     EventKind = "lost"     // a term has ended that was not given up; its function may still run
+	EventResigned EventKind = "resigned" // a term was given up
 )
 
 // An Event is something that has happened to a [Candidate].
@@ -26,13 +23,14 @@ type Event struct {
 	Name   string // of the lease
 	Holder string
 	Epoch  int64
-	Waited time.Duration // of Elected: since the campaign began
-	Took   time.Duration // of Lost and Resigned: how long the term has lasted
-	Err    error         // of Lost: the *LostError; of Resigned: why the store could not be told, or nil
+	Waited time.Duration // of EventElected: since the campaign began
+	Took   time.Duration // of EventLost and EventResigned: how long the term has lasted
+	Err    error         // of EventLost: the *LostError; of EventResigned: why the store could not be told, or nil
 }
 
-// Observe adds a function that is called for each Event, synchronously, in order, and
-// with no lock held. stop removes the function.
+// Observe calls f with each event from now on, until stop is called: after
+// [Config].OnEvent, synchronously, in order, and while no lock is held. A second call of
+// stop does nothing.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -41,7 +39,7 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.AddUnder(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
-		defer survive(ctx)
+		defer c.survive(ctx)
 		if hook := c.config.Load().OnEvent; hook != nil {
 			hook(ctx, e)
 		}
@@ -49,10 +47,11 @@ func (c *Candidate) tell(ctx context.Context, e Event) {
 	})
 }
 
-// survive logs a panic of a hook, which may run on a goroutine of this package: it would
-// end the process, and the term with it.
-func survive(ctx context.Context) {
+// survive counts and logs a panic of a hook, which may run on a goroutine of this package:
+// it would end the process, and the term with it.
+func (c *Candidate) survive(ctx context.Context) {
 	if v := recover(); v != nil {
+		c.count.hookPanics.Add(1)
 		slog.ErrorContext(ctx, "lease: a hook has panicked", "panic", v, "stack", string(debug.Stack()))
 	}
 }
@@ -63,7 +62,7 @@ func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 	cfg := c.config.Load()
 	err = fmt.Errorf("lease: %s: %s: %w", cfg.Name, what, err)
 	if cfg.OnStoreError != nil {
-		defer survive(ctx)
+		defer c.survive(ctx)
 		cfg.OnStoreError(ctx, err)
 		return
 	}

@@ -1,10 +1,11 @@
 // Package lease elects one process at a time as the leader, ends the leader's ctx before
 // another process can lead, and lets a database refuse the writes of a past leader.
 //
-//	store, err := sqllease.PostgreSQL(ctx, db) // or MySQL, SQLite; lease.NewMemory() in tests
+//	store, err := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; lease.NewMemory() in tests
+//	err = store.Migrate(ctx)
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"},
-//		func(ctx context.Context, term lease.Term) error { // while this process leads
+//		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up
 //			tx, err := db.BeginTx(ctx, nil)
 //			...
 //			err = term.Fence(ctx, tx) // fails unless this process still leads
@@ -15,7 +16,8 @@
 // Every process that could lead calls [Run] with the same Name. One of them gets the
 // lease and calls its function; the others wait. The lease lasts for [Config.TTL] and
 // is renewed three times as often. If the process dies, another one leads when the TTL
-// is over. If the function returns, the lease is given up and another one leads at once.
+// is over. If the function returns, the lease is given up and another one leads
+// immediately.
 //
 // # What a leader can rely on
 //
@@ -77,7 +79,7 @@ type Config struct {
 	Name string
 
 	// Holder tells people and proxies who holds the lease, such as the address at
-	// which the leader can be reached. It need not be unique. Zero means the host name
+	// which the leader can be reached. It need not be unique. Empty means the host name
 	// and the process id. It is limited as Name is.
 	Holder string
 
@@ -107,7 +109,7 @@ type Config struct {
 	OnStoreError func(context.Context, error)
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "lease.Config"}
 	f.Need(c.Name != "", "Name", `""`, "set: it names the lease")
@@ -119,7 +121,10 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-const defaultTTL = 15 * time.Second
+const (
+	defaultTTL = 15 * time.Second
+	longest    = time.Duration(1 << 61) // of any time: 73 years, and safe to add
+)
 
 func isText(s string) bool {
 	return len(s) <= 200 && utf8.ValidString(s) && !strings.Contains(s, "\x00")
@@ -127,9 +132,9 @@ func isText(s string) bool {
 
 func (c Config) withDefaults() Config {
 	c.Holder = cmp.Or(c.Holder, thisProcess())
-	c.TTL = cmp.Or(c.TTL, defaultTTL)
+	c.TTL = min(cmp.Or(c.TTL, defaultTTL), longest)
 	c.Margin = cmp.Or(c.Margin, c.TTL/10)
-	c.Poll = cmp.Or(c.Poll, c.TTL/3)
+	c.Poll = min(cmp.Or(c.Poll, c.TTL/3), longest)
 	return c
 }
 
@@ -221,7 +226,7 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 // Name returns [Config.Name].
 func (c *Candidate) Name() string { return c.config.Load().Name }
 
-// Config returns the configuration as it is now, with defaults filled in.
+// Config returns the present Config, with its defaults filled in.
 func (c *Candidate) Config() Config { return *c.config.Load() }
 
 // Update calls change with the present configuration, and the changes take effect. It is
@@ -237,7 +242,7 @@ func (c *Candidate) Update(change func(*Config)) error {
 	defer c.updating.Unlock()
 	next := settings.Change(c.given, c.Config(), change)
 	f := invalid.Fields{Type: "lease.Config"}
-	f.Need(next.Name == c.given.Name, "Name", fmt.Sprintf("%.40q", next.Name), fmt.Sprintf("%q: it cannot change", c.given.Name))
+	f.NeedSame("Name", c.given.Name, next.Name)
 	if err := errors.Join(next.Validate(), f.Err()); err != nil {
 		return err
 	}

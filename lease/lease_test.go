@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -427,7 +428,7 @@ func TestAnIdleCandidateAsksOnceAPoll(t *testing.T) {
 		_, err := c.Campaign(ctx)
 		require.Error(t, err)
 		require.LessOrEqual(t, c.Stats().Asked, int64(time.Hour/(ttl/3)+1))
-		require.Equal(t, time.Hour, c.Stats().Waited)
+		require.Equal(t, time.Hour, c.Stats().WaitTime)
 		require.NoError(t, term.Resign(t.Context()))
 	})
 }
@@ -480,7 +481,7 @@ func TestTheCtxOfACampaignBoundsTheWaitOnly(t *testing.T) {
 		require.Equal(t, "value", term.Context().Value(key{}))
 		require.NoError(t, term.Resign(t.Context()))
 		require.ErrorIs(t, context.Cause(term.Context()), lease.ErrLost)
-		require.ErrorContains(t, term.Err(), "given up")
+		require.ErrorContains(t, term.Err(), "resigned")
 		require.NoError(t, term.Resign(t.Context()), "twice")
 	})
 }
@@ -609,14 +610,14 @@ func TestStatsAndEvents(t *testing.T) {
 		synctest.Wait()
 		_ = term.Resign(t.Context())
 		require.Equal(t, lease.Stats{
-			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, Led: led + ttl/3, Epoch: term.Epoch(),
+			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, LeadTime: led + ttl/3, Epoch: term.Epoch(),
 		}, c.Stats())
 		second := term.Epoch()
 		require.Equal(t, []lease.Event{
-			{Kind: lease.Elected, Name: "billing", Holder: "me", Epoch: first},
-			{Kind: lease.Resigned, Name: "billing", Holder: "me", Epoch: first, Took: led},
-			{Kind: lease.Elected, Name: "billing", Holder: "me", Epoch: second},
-			{Kind: lease.Lost, Name: "billing", Holder: "me", Epoch: second, Took: ttl / 3,
+			{Kind: lease.EventElected, Name: "billing", Holder: "me", Epoch: first},
+			{Kind: lease.EventResigned, Name: "billing", Holder: "me", Epoch: first, Took: led},
+			{Kind: lease.EventElected, Name: "billing", Holder: "me", Epoch: second},
+			{Kind: lease.EventLost, Name: "billing", Holder: "me", Epoch: second, Took: ttl / 3,
 				Err: &lease.LostError{Name: "billing", Epoch: second, Reason: lease.Ended}},
 		}, observed)
 		require.Equal(t, observed, hooked)
@@ -655,13 +656,15 @@ func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
 		cfg := billing
 		cfg.OnEvent = func(context.Context, lease.Event) { panic("oh") }
 		cfg.OnStoreError = func(context.Context, error) { panic("oh") }
-		term, err := lease.New(store, cfg).Campaign(t.Context())
+		c := lease.New(store, cfg)
+		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
 		time.Sleep(ttl / 2)
 		require.NoError(t, term.Err())
 		<-term.Context().Done()
 		synctest.Wait()
 		require.Greater(t, logged.n.Load(), int64(3))
+		require.Equal(t, logged.n.Load(), c.Stats().HookPanics)
 		require.NoError(t, term.Resign(t.Context()))
 	})
 }
@@ -763,5 +766,28 @@ func TestTryCampaignGivesBackALeaseThatItGotTooLate(t *testing.T) {
 		state, err := lease.Look(t.Context(), store, "billing")
 		require.NoError(t, err)
 		require.Empty(t, state.Holder)
+	})
+}
+
+// A candidate that hears of the lease may have a Poll that means never.
+func TestAPollOfCenturiesIsNotABusyLoop(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		leader, err := lease.New(store, billing).Campaign(t.Context())
+		require.NoError(t, err)
+		cfg := billing
+		cfg.Poll = math.MaxInt64
+		c := lease.New(store, cfg)
+		led := make(chan lease.Term)
+		go func() {
+			term, err := c.Campaign(t.Context())
+			require.NoError(t, err)
+			led <- term
+		}()
+		time.Sleep(10 * time.Second)
+		require.Less(t, c.Stats().Asked, int64(10))
+		require.NoError(t, leader.Resign(t.Context()))
+		term := <-led
+		require.NoError(t, term.Resign(t.Context()))
 	})
 }

@@ -14,27 +14,29 @@ type Stats struct {
 	Asked       int64 // times that the store was asked for the lease
 	Renewed     int64 // renewals that have succeeded
 	StoreErrors int64 // calls of the store that have failed
+	HookPanics  int64 // of OnEvent, OnStoreError and observers
 
-	Waited time.Duration // sum over all waits of Run and Campaign that have ended
-	Led    time.Duration // sum over all terms that have ended
+	WaitTime time.Duration // sum over all waits of Run and Campaign that have ended
+	LeadTime time.Duration // sum over all terms that have ended
 
-	Waiting int   // calls of Run and Campaign that wait
+	Queued  int   // calls of Run and Campaign that wait
 	Leading int   // terms that hold
 	Epoch   int64 // of the latest term; 0: none yet
 }
 
 type counters struct {
-	elected, lost, resigned, refused, asked, renewed, storeErrors atomic.Int64
-	waited, led, waiting, leading, epoch                          atomic.Int64
+	elected, lost, resigned, refused, asked, renewed, storeErrors, hookPanics atomic.Int64
+	waitTime, leadTime, queued, leading, epoch                                atomic.Int64
 }
 
-// Stats returns the figures of the candidate.
+// Stats returns a snapshot.
 func (c *Candidate) Stats() Stats {
 	n := &c.count
 	return Stats{
 		Elected: n.elected.Load(), Lost: n.lost.Load(), Resigned: n.resigned.Load(), Refused: n.refused.Load(),
 		Asked: n.asked.Load(), Renewed: n.renewed.Load(), StoreErrors: n.storeErrors.Load(),
-		Waited: time.Duration(n.waited.Load()), Led: time.Duration(n.led.Load()),
-		Waiting: int(n.waiting.Load()), Leading: int(n.leading.Load()), Epoch: n.epoch.Load(),
+		HookPanics: n.hookPanics.Load(),
+		WaitTime:   time.Duration(n.waitTime.Load()), LeadTime: time.Duration(n.leadTime.Load()),
+		Queued: int(n.queued.Load()), Leading: int(n.leading.Load()), Epoch: n.epoch.Load(),
 	}
 }

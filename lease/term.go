@@ -66,7 +66,8 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 }
 
 // Resign ends the term: first its Context, then in the store, so that another candidate
-// can lead at once. It waits for transactions of the term that are fenced and still open.
+// can lead immediately. It waits for transactions of the term that are fenced and still
+// open.
 // If it returns an error, the store may not know: the lease then lasts until the TTL is
 // over, and Resign may be called again. The Resign of a term that is over frees what the
 // store still holds for it.
@@ -75,7 +76,7 @@ func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
 // lost reports whether the term is over although nobody has given it up.
 func (t Term) lost() bool {
 	err := t.h.over()
-	return err != nil && err.Reason != GivenUp
+	return err != nil && err.Reason != Resigned
 }
 
 // A holding is a term that a candidate keeps.
@@ -119,7 +120,7 @@ func (h *holding) begin(base context.Context, waited time.Duration) {
 	h.alarm = time.AfterFunc(time.Until(h.until), h.ring)
 	h.mu.Unlock()
 	go h.keep()
-	h.tell(Event{Kind: Elected, Waited: waited})
+	h.tell(Event{Kind: EventElected, Waited: waited})
 }
 
 // ring ends the term if it was not renewed in time.
@@ -160,13 +161,13 @@ func (h *holding) end(reason Reason) *LostError {
 	h.cancel(why)
 	h.stop()
 	h.c.count.leading.Add(-1)
-	h.c.count.led.Add(int64(time.Since(h.began)))
-	if reason == GivenUp {
+	h.c.count.leadTime.Add(int64(time.Since(h.began)))
+	if reason == Resigned {
 		h.c.count.resigned.Add(1)
 		return why
 	}
 	h.c.count.lost.Add(1)
-	h.tell(Event{Kind: Lost, Took: time.Since(h.began), Err: why})
+	h.tell(Event{Kind: EventLost, Took: time.Since(h.began), Err: why})
 	return why
 }
 
@@ -218,7 +219,7 @@ func (h *holding) renewed(sent time.Time) {
 }
 
 func (h *holding) resign(ctx context.Context) error {
-	given := h.over() == nil && h.end(GivenUp).Reason == GivenUp // not lost at the same time
+	given := h.over() == nil && h.end(Resigned).Reason == Resigned // not lost at the same time
 	h.releasing.Lock()
 	defer h.releasing.Unlock()
 	if h.released {
@@ -230,7 +231,7 @@ func (h *holding) resign(ctx context.Context) error {
 	}
 	h.released = err == nil
 	if given {
-		h.tell(Event{Kind: Resigned, Took: time.Since(h.began), Err: err})
+		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
 	}
 	select {
 	case <-h.kept:

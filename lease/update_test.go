@@ -96,7 +96,7 @@ func TestUpdateReachesAWait(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.NoError(t, first.Resign(t.Context()))
 		wg.Wait()
-		require.Equal(t, lease.Stats{Elected: 1, Resigned: 1, Asked: c.Stats().Asked, Waited: c.Stats().Waited, Epoch: c.Stats().Epoch}, c.Stats())
+		require.Equal(t, lease.Stats{Elected: 1, Resigned: 1, Asked: c.Stats().Asked, WaitTime: c.Stats().WaitTime, Epoch: c.Stats().Epoch}, c.Stats())
 	})
 }
 
@@ -133,6 +133,6 @@ func TestUpdateUnderLoad(t *testing.T) {
 	s := c.Stats()
 	require.Equal(t, terms.Load(), s.Elected)
 	require.Equal(t, s.Elected, s.Resigned+s.Lost)
-	require.Zero(t, s.Leading+s.Waiting)
+	require.Zero(t, s.Leading+s.Queued)
 	require.NotZero(t, s.Elected)
 }

@@ -1,6 +1,6 @@
-// Package redislease keeps the leases of package lease in Redis, which saves work but
-// proves nothing: a leader that was paused, and a Redis that has lost what it held, let
-// two processes lead at once, unless the resource compares the epochs of their terms.
+// Package redislease keeps the leases of package lease in Redis. It saves work, but does not
+// exclude two leaders: if a leader is paused, or Redis loses its data, two processes may lead
+// at the same time, unless the resource compares the epochs of their terms.
 //
 //	store := redislease.New(redislease.Config{Eval: eval, Subscribe: subscribe})
 //	err := lease.Run(ctx, store, lease.Config{Name: "billing"},
@@ -76,7 +76,7 @@ type Config struct {
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 }
 
-// Validate returns an error that says which fields cannot mean anything, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "redislease.Config"}
 	f.Need(c.Eval != nil, "Eval", "nil", "set")

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A dialect is the statements of a kind of database. {p} begins the names of the tables,
+// statements are those of a dialect. {p} begins the names of the tables,
 // {now} is the clock, in microseconds since 1970. Each ? is used once.
-type dialect struct {
+type statements struct {
 	now      string
 	numbered bool // placeholders are $1, $2 and so on
 
@@ -36,6 +36,8 @@ type dialect struct {
 	fenceWrites bool   // fence changes a row, instead of returning one
 }
 
+var dialects = map[Dialect]statements{PostgreSQL: postgresql, MySQL: mysql, SQLite: sqlite}
+
 const (
 	columns = "token, holder, epoch, since, expires"
 
@@ -56,7 +58,7 @@ FROM {p}lease l WHERE l.name = ?`
 // A fence takes the lock FOR KEY SHARE. It excludes changes of columns that have a unique
 // index, here of the epoch, and no others: a renewal is not kept waiting. The unique index
 // also makes a fence that has waited for a new term see its epoch.
-var postgresql = dialect{
+var postgresql = statements{
 	now: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", numbered: true,
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
 	name    text COLLATE "C" PRIMARY KEY,
@@ -97,7 +99,7 @@ SELECT ` + columns + `, {now}, '', false FROM taken`,
 // The fence locks a row of a table of its own, as a lock of the lease would keep renewals
 // waiting. Both rows have the same epoch, and change in one statement, in
 // any order: {now} is the same in all of it.
-var mysql = dialect{
+var mysql = statements{
 	now: "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
 	name    varbinary(200) NOT NULL PRIMARY KEY,
@@ -137,7 +139,7 @@ WHERE l.name = ? AND l.token = ?`,
 }
 
 // A transaction that has written is the only writer.
-var sqlite = dialect{
+var sqlite = statements{
 	now: "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER) * 1000",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
 	name    text    NOT NULL PRIMARY KEY,
@@ -167,8 +169,8 @@ WHERE name = ? AND epoch = ? AND expires <= {now}`,
 	fenceWrites: true,
 }
 
-// with returns the dialect with the names of the tables, its clock and its placeholders.
-func (d dialect) with(prefix string) *dialect {
+// with returns the statements with the names of the tables, its clock and its placeholders.
+func (d statements) with(prefix string) *statements {
 	for _, text := range []*string{
 		&d.schema, &d.find, &d.create, &d.look, &d.join, &d.leave,
 		&d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,

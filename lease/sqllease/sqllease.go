@@ -4,7 +4,9 @@
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	...
-//	store, err := sqllease.PostgreSQL(ctx, db) // creates its tables if they are missing
+//	store, err := sqllease.New(db, sqllease.PostgreSQL)
+//	...
+//	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"}, lead)
 //
@@ -61,6 +63,15 @@ import (
 	"github.com/go-resilience/resilience/lease"
 )
 
+// A Dialect is a kind of database.
+type Dialect string
+
+const (
+	PostgreSQL Dialect = "PostgreSQL"
+	MySQL      Dialect = "MySQL" // and MariaDB
+	SQLite     Dialect = "SQLite"
+)
+
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
 	// Prefix begins the names of the tables, for a database that has others of these
@@ -92,76 +103,25 @@ type Config struct {
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// PostgreSQL is Config{}.PostgreSQL.
-func PostgreSQL(ctx context.Context, db *sql.DB) (*Store, error) { return Config{}.PostgreSQL(ctx, db) }
+// New is Config{}.New.
+func New(db *sql.DB, dialect Dialect) (*Store, error) { return Config{}.New(db, dialect) }
 
-// MySQL is Config{}.MySQL.
-func MySQL(ctx context.Context, db *sql.DB) (*Store, error) { return Config{}.MySQL(ctx, db) }
-
-// SQLite is Config{}.SQLite.
-func SQLite(ctx context.Context, db *sql.DB) (*Store, error) { return Config{}.SQLite(ctx, db) }
-
-// PostgreSQL returns a Store in db, a PostgreSQL database, which it never closes. It
-// creates the tables in the first schema of the search_path, unless they are there: then
-// it needs no right to create any.
-func (c Config) PostgreSQL(ctx context.Context, db *sql.DB) (*Store, error) {
-	return c.open(ctx, db, &postgresql)
-}
-
-// MySQL returns a Store in db, a MySQL or MariaDB database, which it never closes. It
-// creates the tables, unless they are there: then it needs no right to create any.
-func (c Config) MySQL(ctx context.Context, db *sql.DB) (*Store, error) {
-	return c.open(ctx, db, &mysql)
-}
-
-// SQLite returns a Store in db, a SQLite database, which it never closes. It creates the
-// tables, unless they are there. It returns an error if the busy_timeout is zero. With
-// modernc.org/sqlite:
-//
-//	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
-func (c Config) SQLite(ctx context.Context, db *sql.DB) (*Store, error) {
-	s, err := c.open(ctx, db, &sqlite)
-	if err != nil {
-		return nil, err
-	}
-	var busy int
-	if err := db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy); err != nil {
-		return nil, fmt.Errorf("sqllease: %w", err)
-	}
-	if busy <= 0 {
-		return nil, errors.New("sqllease: PRAGMA busy_timeout is 0: must be some seconds on every connection, so that a writer waits for another process's")
-	}
-	return s, nil
-}
-
-// A Store is a [lease.Store], [lease.Fencer] and [lease.Notifier] in a database. It is
-// safe for concurrent use, also by many processes on one database.
-type Store struct {
-	db     *sql.DB
-	text   *dialect // with the names of the tables, and the placeholders of the database
-	prefix string
-	listen func(ctx context.Context, channel string, notify func()) error
-}
-
-var (
-	_ lease.Fencer   = (*Store)(nil)
-	_ lease.Notifier = (*Store)(nil)
-)
-
-func (c Config) open(ctx context.Context, db *sql.DB, d *dialect) (*Store, error) {
+// New returns a Store in db. It does not use db yet, and the Store never closes it. Call
+// [Store.Migrate] before its first use. New returns an error if db is nil, the dialect is
+// unknown, or the Config is invalid for the dialect.
+func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
+	text, ok := dialects[dialect]
 	switch {
 	case db == nil:
 		return nil, errors.New("sqllease: the *sql.DB is nil: must be set")
+	case !ok:
+		return nil, fmt.Errorf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect))
 	case !isPrefix(c.Prefix):
 		return nil, fmt.Errorf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix)
-	case c.Listen != nil && d != &postgresql:
+	case c.Listen != nil && dialect != PostgreSQL:
 		return nil, errors.New("sqllease: Config.Listen is set: must be nil, except for PostgreSQL")
 	}
-	s := &Store{db: db, text: d.with(c.Prefix), prefix: c.Prefix, listen: c.Listen}
-	if err := s.prepare(ctx); err != nil {
-		return nil, fmt.Errorf("sqllease: %w", err)
-	}
-	return s, nil
+	return &Store{db: db, dialect: dialect, text: text.with(c.Prefix), prefix: c.Prefix, listen: c.Listen}, nil
 }
 
 func isPrefix(s string) bool {
@@ -173,9 +133,44 @@ func isPrefix(s string) bool {
 	return len(s) <= 32
 }
 
-// prepare creates the tables if they are missing. Several processes may do so at the same
+// A Store is a [lease.Store], [lease.Fencer] and [lease.Notifier] in a database. It is
+// safe for concurrent use, also by many processes on one database.
+type Store struct {
+	db      *sql.DB
+	dialect Dialect
+	text    *statements // with the names of the tables, and the placeholders of the database
+	prefix  string
+	listen  func(ctx context.Context, channel string, notify func()) error
+}
+
+var (
+	_ lease.Fencer   = (*Store)(nil)
+	_ lease.Notifier = (*Store)(nil)
+)
+
+// Schema returns the statements that create the tables, each with a semicolon at its end.
+// It is for programs with a migration tool of their own; Migrate then finds the tables and
+// does nothing.
+func (s *Store) Schema() string { return s.text.schema }
+
+// Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the
+// search_path. If they exist, it needs no right to create tables. Several processes may
+// call it at the same time. It returns an error if a table of one of these names belongs
+// to another program. On SQLite it also returns an error if the busy_timeout is zero.
+// With modernc.org/sqlite:
+//
+//	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
+func (s *Store) Migrate(ctx context.Context) error {
+	err := s.migrate(ctx)
+	if err == nil && s.dialect == SQLite {
+		err = s.checkTimeout(ctx)
+	}
+	return wrap("migrate", err)
+}
+
+// migrate creates the tables if they are missing. Several processes may do so at the same
 // time, of which PostgreSQL lets some fail.
-func (s *Store) prepare(ctx context.Context) error {
+func (s *Store) migrate(ctx context.Context) error {
 	var created error
 	for range 3 {
 		found := s.find(ctx)
@@ -202,6 +197,18 @@ func (s *Store) prepare(ctx context.Context) error {
 	return nil
 }
 
+// checkTimeout returns an error if SQLite does not wait for the writer of another process.
+func (s *Store) checkTimeout(ctx context.Context) error {
+	var busy int
+	if err := s.db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy); err != nil {
+		return err
+	}
+	if busy <= 0 {
+		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection, so that a writer waits for another process's")
+	}
+	return nil
+}
+
 // find returns nil if the tables are there.
 func (s *Store) find(ctx context.Context) error {
 	for query := range strings.SplitSeq(s.text.find, ";") {
@@ -215,10 +222,6 @@ func (s *Store) find(ctx context.Context) error {
 	}
 	return nil
 }
-
-// Schema returns the statements that create the tables, for programs that migrate with a
-// tool of their own. Each ends with a semicolon.
-func (s *Store) Schema() string { return s.text.schema }
 
 // Acquire implements [lease.Store].
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {

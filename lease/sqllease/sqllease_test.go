@@ -2,7 +2,6 @@ package sqllease_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"strings"
 	"testing"
@@ -15,87 +14,99 @@ import (
 	"github.com/go-resilience/resilience/lease/storetest"
 )
 
-type constructor = func(context.Context, *sql.DB) (*sqllease.Store, error)
+var dialects = []sqllease.Dialect{sqllease.PostgreSQL, sqllease.MySQL, sqllease.SQLite}
 
-var dialects = map[string]constructor{
-	"PostgreSQL": sqllease.PostgreSQL, "MySQL": sqllease.MySQL, "SQLite": sqllease.SQLite,
+// open returns the store in f, after Migrate.
+func open(t *testing.T, f *fake, dialect sqllease.Dialect) *sqllease.Store {
+	t.Helper()
+	s, err := sqllease.New(f.open(), dialect)
+	require.NoError(t, err)
+	require.NoError(t, s.Migrate(t.Context()))
+	return s
 }
 
 func onEach(t *testing.T, test func(t *testing.T, f *fake, s *sqllease.Store)) {
-	for name, construct := range dialects {
-		t.Run(name, func(t *testing.T) {
+	for _, dialect := range dialects {
+		t.Run(string(dialect), func(t *testing.T) {
 			f := newFake()
-			s, err := construct(t.Context(), f.open())
-			require.NoError(t, err)
-			test(t, f, s)
+			test(t, f, open(t, f, dialect))
 		})
 	}
 }
 
 func TestStore(t *testing.T) {
-	for name, construct := range dialects {
-		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) lease.Store {
-				s, err := construct(t.Context(), newFake().open())
-				require.NoError(t, err)
-				return s
-			})
+	for _, dialect := range dialects {
+		t.Run(string(dialect), func(t *testing.T) {
+			storetest.Run(t, func(t *testing.T) lease.Store { return open(t, newFake(), dialect) })
 		})
 	}
 }
 
-func TestTheTablesAreCreatedOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
-		require.Contains(t, strings.Join(f.log, "\n"), "CREATE TABLE IF NOT EXISTS lease (")
-		for statement := range strings.SplitSeq(s.Schema(), ";") {
-			require.Contains(t, strings.Join(f.log, "\n"), strings.TrimSpace(statement))
-		}
-		f.log = nil
-		_, err := dialects[strings.TrimPrefix(t.Name(), "TestTheTablesAreCreatedOnce/")](t.Context(), f.open())
-		require.NoError(t, err)
-		require.NotContains(t, strings.Join(f.log, "\n"), "CREATE", "a right to create is not needed")
-	})
-}
-
-func TestConstructorsSayWhatIsWrong(t *testing.T) {
-	for name, construct := range dialects {
-		t.Run(name, func(t *testing.T) {
-			_, err := construct(t.Context(), nil)
-			require.EqualError(t, err, "sqllease: the *sql.DB is nil: must be set")
+func TestMigrateCreatesTheTablesOnce(t *testing.T) {
+	for _, dialect := range dialects {
+		t.Run(string(dialect), func(t *testing.T) {
 			f := newFake()
-			f.fail = func(string) error { return errors.New("permission denied") }
-			_, err = construct(t.Context(), f.open())
-			require.ErrorContains(t, err, "permission denied")
-			require.ErrorContains(t, err, "Config.Prefix")
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			_, err = construct(ctx, newFake().open())
-			require.ErrorIs(t, err, context.Canceled)
+			s, err := sqllease.New(f.open(), dialect)
+			require.NoError(t, err)
+			schema := s.Schema()
+			require.Empty(t, f.log, "neither New nor Schema uses the database")
+			require.Contains(t, schema, "CREATE TABLE IF NOT EXISTS lease (")
+			require.NoError(t, s.Migrate(t.Context()))
+			for statement := range strings.SplitSeq(schema, ";") {
+				require.Contains(t, strings.Join(f.log, "\n"), strings.TrimSpace(statement))
+			}
+			f.log = nil
+			require.NoError(t, s.Migrate(t.Context()))
+			require.NotContains(t, strings.Join(f.log, "\n"), "CREATE", "a right to create is not needed")
 		})
 	}
+}
+
+func TestNewSaysWhatIsWrong(t *testing.T) {
+	listen := func(context.Context, string, func()) error { return nil }
+	db := newFake().open()
+	_, err := sqllease.New(nil, sqllease.PostgreSQL)
+	require.EqualError(t, err, "sqllease: the *sql.DB is nil: must be set")
+	_, err = sqllease.New(db, "Oracle")
+	require.EqualError(t, err, `sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`)
+	_, err = sqllease.Config{Listen: listen}.New(db, sqllease.MySQL)
+	require.ErrorContains(t, err, "Config.Listen")
 	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
-		_, err := sqllease.Config{Prefix: prefix}.PostgreSQL(t.Context(), newFake().open())
+		_, err := sqllease.Config{Prefix: prefix}.New(db, sqllease.PostgreSQL)
 		require.ErrorContains(t, err, "Config.Prefix")
 	}
-	listen := func(context.Context, string, func()) error { return nil }
-	_, err := sqllease.Config{Listen: listen}.MySQL(t.Context(), newFake().open())
-	require.ErrorContains(t, err, "Config.Listen")
+}
+
+func TestMigrateSaysWhatIsWrong(t *testing.T) {
+	migrate := func(ctx context.Context, f *fake, dialect sqllease.Dialect) error {
+		s, err := sqllease.New(f.open(), dialect)
+		require.NoError(t, err)
+		return s.Migrate(ctx)
+	}
+	for _, dialect := range dialects {
+		f := newFake()
+		f.fail = func(string) error { return errors.New("permission denied") }
+		err := migrate(t.Context(), f, dialect)
+		require.ErrorContains(t, err, "sqllease: migrate: ")
+		require.ErrorContains(t, err, "permission denied")
+		require.ErrorContains(t, err, "Config.Prefix")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, migrate(ctx, newFake(), dialect), context.Canceled)
+	}
 	f := newFake()
 	f.busy = 0
-	_, err = sqllease.SQLite(t.Context(), f.open())
-	require.ErrorContains(t, err, "busy_timeout")
+	require.ErrorContains(t, migrate(t.Context(), f, sqllease.SQLite), "busy_timeout")
 	f.fail = func(statement string) error {
 		if strings.HasPrefix(statement, "PRAGMA") {
 			return errDown
 		}
 		return nil
 	}
-	_, err = sqllease.SQLite(t.Context(), f.open())
-	require.ErrorIs(t, err, errDown)
+	require.ErrorIs(t, migrate(t.Context(), f, sqllease.SQLite), errDown)
 }
 
-// TestAnotherProcessMayCreateTheTables has the first attempt fail, as PostgreSQL lets it
-// when two create a table at the same time.
+// The first attempt fails, as PostgreSQL lets it when two create a table at the same time.
 func TestAnotherProcessMayCreateTheTables(t *testing.T) {
 	f := newFake()
 	f.fail = func(statement string) error {
@@ -105,8 +116,7 @@ func TestAnotherProcessMayCreateTheTables(t *testing.T) {
 		}
 		return nil
 	}
-	_, err := sqllease.PostgreSQL(t.Context(), f.open())
-	require.NoError(t, err)
+	open(t, f, sqllease.PostgreSQL)
 }
 
 var errDown = errors.New("down")
@@ -184,9 +194,8 @@ func TestFence(t *testing.T) {
 
 func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
 	f := newFake()
-	s, err := sqllease.PostgreSQL(t.Context(), f.open())
-	require.NoError(t, err)
-	_, err = s.Load(t.Context(), "a")
+	s := open(t, f, sqllease.PostgreSQL)
+	_, err := s.Load(t.Context(), "a")
 	require.NoError(t, err)
 	f.log = nil
 	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
@@ -201,8 +210,7 @@ func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
 
 func TestMySQLDoesNotWaitForAFence(t *testing.T) {
 	f := newFake()
-	s, err := sqllease.MySQL(t.Context(), f.open())
-	require.NoError(t, err)
+	s := open(t, f, sqllease.MySQL)
 	f.locked = true
 	rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 	require.NoError(t, err)
@@ -224,9 +232,7 @@ func TestListen(t *testing.T) {
 		notify()
 		return errDown
 	}}
-	f := newFake()
-	f.fail = func(string) error { f.tables = true; return nil }
-	s, err := c.PostgreSQL(t.Context(), f.open())
+	s, err := c.New(newFake().open(), sqllease.PostgreSQL)
 	require.NoError(t, err)
 	told := 0
 	for _, name := range []string{"a", strings.Repeat("b", 200)} {
@@ -236,7 +242,7 @@ func TestListen(t *testing.T) {
 	require.NotEqual(t, channels[0], channels[1])
 	require.Regexp(t, "^p_lease_[0-9a-f]{16}$", channels[1])
 
-	s, err = sqllease.PostgreSQL(t.Context(), newFake().open())
+	s, err = sqllease.New(newFake().open(), sqllease.PostgreSQL)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -125,17 +125,16 @@ func (d database) open(t testing.TB) *sql.DB {
 
 // store returns the store in a database that was opened.
 func (d database) store(ctx context.Context, db *sql.DB) (*sqllease.Store, error) {
-	switch d.Driver {
-	case "pgx":
-		c := sqllease.Config{}
-		if d.Listen {
-			c.Listen = d.listen
-		}
-		return c.PostgreSQL(ctx, db)
-	case "mysql":
-		return sqllease.MySQL(ctx, db)
+	var c sqllease.Config
+	if d.Listen {
+		c.Listen = d.listen
 	}
-	return sqllease.SQLite(ctx, db)
+	dialect := map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[d.Driver]
+	s, err := c.New(db, dialect)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Migrate(ctx)
 }
 
 // listen is the function of the documentation of Config.Listen.

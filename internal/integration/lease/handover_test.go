@@ -131,7 +131,7 @@ func TestAnIdleCandidateCostsOneStatementAPoll(t *testing.T) {
 	cfg.Tracer = statements
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
-	store, err := sqllease.PostgreSQL(t.Context(), db)
+	store, err := sqllease.New(db, sqllease.PostgreSQL)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*ttl)
 	defer cancel()
