@@ -21,7 +21,7 @@ type Config struct {
 	Plans []Plan
 }
 
-// Validate returns an error that names each field whose value is out of range, or nil.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	var errs []error
 	for i, p := range c.Plans {

@@ -46,7 +46,7 @@ type Plan struct {
 	Kind Kind
 
 	// At is when the plan begins, counted from when the script was enabled. Zero means
-	// at once.
+	// immediately.
 	At time.Duration
 	// For is how long the plan lasts. Zero means that it does not end.
 	For time.Duration

@@ -2,7 +2,7 @@ package faults
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -37,7 +38,7 @@ type progress struct {
 	rand    *rand.Rand // of this plan alone, so that other plans do not shift its decisions
 }
 
-// New returns a Script. It panics with the error of cfg.Validate if that is not nil.
+// New returns a Script. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Script {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -92,21 +93,25 @@ func (s *Script) Update(change func(*Config)) error {
 	was := s.Config()
 	var next Config // there are no defaults, so this is all
 	settings.Change(was, was, func(c *Config) { change(c); next = *c })
-	if err := next.Validate(); err != nil {
+	f := invalid.Fields{Type: "faults.Config"}
+	f.NeedSame("Name", was.Name, next.Name)
+	if err := errors.Join(f.Err(), next.Validate()); err != nil {
 		return err
-	}
-	if next.Name != was.Name {
-		return fmt.Errorf("faults: %s: Name cannot change", was.Name)
 	}
 	s.begin(next)
 	if next.Enabled != was.Enabled && s.observers.Any() {
-		s.switches.Add(Event{Kind: Switched, Name: next.Name, Enabled: next.Enabled})
+		s.switches.Add(Event{Kind: EventSwitched, Name: next.Name, Enabled: next.Enabled})
 	}
 	return nil
 }
 
-// Enable switches the script on, from its beginning, or off.
-func (s *Script) Enable(on bool) {
+// Enable switches the script on, from its beginning, even if it was on.
+func (s *Script) Enable() { s.enable(true) }
+
+// Disable switches the script off. Calls are then made as if there were no script.
+func (s *Script) Disable() { s.enable(false) }
+
+func (s *Script) enable(on bool) {
 	_ = s.Update(func(c *Config) { c.Enabled = on }) // the rest is valid
 }
 
@@ -138,7 +143,7 @@ func (s *Script) next(ctx context.Context) fault {
 	}
 	f, name, acts := s.decide()
 	for _, k := range acts {
-		s.observers.Tell(ctx, Event{Kind: Injected, Name: name, Fault: k})
+		s.observers.Tell(ctx, Event{Kind: EventInjected, Name: name, Fault: k})
 	}
 	return f
 }

@@ -29,9 +29,9 @@ func TestScriptIsOffUntilEnabled(t *testing.T) {
 	s := faults.New(faults.Config{Plans: []faults.Plan{{Kind: faults.Fail}}})
 	fn := faults.Func(s, ok)
 	require.NoError(t, fn(t.Context()))
-	s.Enable(true)
+	s.Enable()
 	require.ErrorIs(t, fn(t.Context()), faults.ErrInjected)
-	s.Enable(false)
+	s.Disable()
 	require.NoError(t, fn(t.Context()))
 	require.Equal(t, faults.Stats{Calls: 3, Injected: map[faults.Kind]int64{faults.Fail: 1}}, s.Stats())
 }
@@ -171,12 +171,12 @@ func TestUpdateStartsTheScriptAgainUnlessItIsNotValid(t *testing.T) {
 	require.EqualError(t, s.Update(func(c *faults.Config) { c.Plans[0].Share = 2 }),
 		"faults.Config.Plans[0].Share is 2: must be 0 (for 1) or in (0, 1]")
 	require.ErrorContains(t, s.Update(func(c *faults.Config) { c.Plans[0].Kind = "typo" }), `"typo"`)
-	require.EqualError(t, s.Update(func(c *faults.Config) { c.Name = "other" }), "faults: backend: Name cannot change")
+	require.EqualError(t, s.Update(func(c *faults.Config) { c.Name = "other" }), `faults.Config.Name is "other": must be "backend" as before: it cannot change`)
 	require.Equal(t, 2, s.Config().Plans[0].Count)
 
-	s.Enable(false)
-	injected := faults.Event{Kind: faults.Injected, Name: "backend", Fault: faults.Fail}
-	require.Equal(t, []faults.Event{injected, injected, injected, {Kind: faults.Switched, Name: "backend"}}, events)
+	s.Disable()
+	injected := faults.Event{Kind: faults.EventInjected, Name: "backend", Fault: faults.Fail}
+	require.Equal(t, []faults.Event{injected, injected, injected, {Kind: faults.EventSwitched, Name: "backend"}}, events)
 	require.Panics(t, func() { faults.New(faults.Config{Plans: []faults.Plan{{}}}) })
 }
 
@@ -261,11 +261,15 @@ func TestObserversMayUseTheScript(t *testing.T) {
 	var switches []bool
 	s.Observe(func(_ context.Context, e faults.Event) {
 		switch {
-		case e.Kind == faults.Injected:
-			s.Enable(false)
+		case e.Kind == faults.EventInjected:
+			s.Disable()
 		default:
 			switches = append(switches, e.Enabled)
-			s.Enable(!e.Enabled && len(switches) < 4)
+			if !e.Enabled && len(switches) < 4 {
+				s.Enable()
+			} else {
+				s.Disable()
+			}
 		}
 	})
 	require.Error(t, faults.Func(s, ok)(t.Context()))
