@@ -27,8 +27,9 @@ var engines = map[string][]string{
 	"saga/sqlstore":         {"golang.org/x/sync"},
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
+	"console":               {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
 	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
-	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
+	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
 	"lease":                 nil,
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
@@ -39,8 +40,8 @@ var engines = map[string][]string{
 var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside", "saga", "lease"}
 
 // TestImports holds the arrows of the house: a pattern imports neither another
-// pattern nor the root, links no more than its engine, and only resiliencehttp
-// and faults link net/http.
+// pattern nor the root, links no more than its engine, and only resiliencehttp,
+// console and faults link net/http.
 func TestImports(t *testing.T) {
 	for pkg, allowed := range engines {
 		t.Run("resilience/"+pkg, func(t *testing.T) {
@@ -57,11 +58,11 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case dep == module:
 		return pkg == "" || pkg == "resiliencehttp"
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
-		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry"
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry" || pkg == "console"
 	case isOurs:
-		return own == pkg || strings.HasPrefix(own, "internal/")
+		return own == pkg || strings.HasPrefix(own, "internal/") || pkg == "console" && own == "registry"
 	case dep == "net/http":
-		return pkg == "resiliencehttp" || pkg == "faults"
+		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "console"
 	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
 		return true
 	case strings.HasPrefix(dep, "vendor/"):

@@ -33,7 +33,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 	calls("refused", t.Refused)
 	to.counter("breaker.slow.count", "{call}", "Calls that were slow, failed or not.", t.Slow)
 	changes := func(state breaker.State, n int64) {
-		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", state.String())
+		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", label(state.String()))
 	}
 	changes(breaker.Open, t.Opened)
 	changes(breaker.HalfOpen, t.HalfOpened)
@@ -45,13 +45,13 @@ func breakerTotals(t breaker.Totals, to emit) {
 func breakerStateFigures(in map[breaker.State]int, to emit) {
 	for _, state := range breakerStates {
 		to.gauge("breaker.state", "{breaker}", "Breakers in a state: of one breaker, 1 for its state and 0 for the others.",
-			float64(in[state]), "state", state.String())
+			float64(in[state]), "state", label(state.String()))
 	}
 }
 
 func breakerEvent(e breaker.Event) Event {
-	if e.Kind == breaker.Refused {
-		return happened(e.Kind, e.Key, e.Err, slog.String("state", e.To.String())).warn(true)
+	if e.Kind == breaker.EventRefused {
+		return happened(e.Kind, e.Key, e.Err, slog.String("reason", string(e.Reason))).warn(true)
 	}
 	attrs := []slog.Attr{slog.String("from", e.From.String()), slog.String("to", e.To.String())}
 	if e.OpenFor > 0 {

@@ -3,28 +3,30 @@ package registry
 import (
 	"log/slog"
 	"strconv"
+	"time"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
 func bulkheadFigures(s bulkhead.Stats, to emit) {
 	bulkheadTotals(s.Totals, to)
-	to.gauge("bulkhead.limit", "{slot}", "Slots.", float64(s.Limit))
-	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(s.InFlight))
-	for level, n := range s.Queued {
-		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), "level", strconv.Itoa(level))
-	}
-	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", s.LongestWait)
-	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", s.LongestHeld)
+	bulkheadGauges(s.Limit, s.InFlight, s.Queued, s.LongestWait, s.LongestHeld, to)
 }
 
 func bulkheadGroupFigures(s bulkhead.GroupStats, to emit) {
 	bulkheadTotals(s.Totals, to)
+	bulkheadGauges(s.Limit, s.InFlight, s.Queued, s.LongestWait, s.LongestHeld, to)
 	to.gauge("bulkhead.keys", "{key}", "Keys that have a bulkhead of their own.", float64(s.Keys))
-	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(s.InFlight))
-	to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(s.Queued), "level", "")
-	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", s.LongestWait)
-	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", s.LongestHeld)
+}
+
+func bulkheadGauges(limit, inFlight int, queued []int, longestWait, longestHeld time.Duration, to emit) {
+	to.gauge("bulkhead.limit", "{slot}", "Slots.", float64(limit))
+	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(inFlight))
+	for level, n := range queued {
+		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), "level", strconv.Itoa(level))
+	}
+	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", longestWait)
+	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", longestHeld)
 }
 
 func bulkheadTotals(t bulkhead.Totals, to emit) {
@@ -33,7 +35,7 @@ func bulkheadTotals(t bulkhead.Totals, to emit) {
 	}
 	calls("admitted", "", t.Admitted)
 	for reason, n := range t.Refusals.All() {
-		calls("refused", string(reason), n)
+		calls("refused", label(reason), n)
 	}
 	to.counter("bulkhead.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
 	to.seconds(Counter, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
@@ -50,5 +52,5 @@ func bulkheadEvent(e bulkhead.Event) Event {
 	if e.From != e.To {
 		attrs = append(attrs, slog.Int("from", e.From), slog.Int("to", e.To))
 	}
-	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.Kind == bulkhead.Refused)
+	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.Kind == bulkhead.EventRefused)
 }

@@ -29,6 +29,7 @@ func cacheFigures(s cacheaside.Stats, to emit) {
 	to.counter("cache.store.hit.count", "{value}", "Values that came from the Store.", s.StoreHits)
 	to.counter("cache.overtaken.count", "{load}", "Loads overtaken by an invalidation.", s.Overtaken)
 	to.counter("cache.evicted.count", "{entry}", "Entries removed from memory for lack of room.", s.Evicted)
+	to.counter("cache.hook.panic.count", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.gauge("cache.entries", "{entry}", "Entries in memory.", float64(s.Entries))
 	to.gauge("cache.loading", "{load}", "Loads under way.", float64(s.Loading))
 	to.gauge("cache.untold", "{key}", "Keys that the Store must still be told about.", float64(s.Untold))
@@ -45,8 +46,8 @@ func cacheEvent(e cacheaside.Event) Event {
 	}
 	ev := happened(e.Kind, key, e.Err, attrs...)
 	switch e.Kind {
-	case cacheaside.LoadFailed, cacheaside.BadPayload, cacheaside.StoreDown, cacheaside.StoreUp, cacheaside.FenceFailed,
-		cacheaside.NotInvalidated, cacheaside.WatchLost, cacheaside.WatchRestored:
+	case cacheaside.EventLoadFailed, cacheaside.EventCodecFailed, cacheaside.EventStoreLost, cacheaside.EventStoreRestored, cacheaside.EventFenceFailed,
+		cacheaside.EventNotInvalidated, cacheaside.EventWatchLost, cacheaside.EventWatchRestored:
 		ev.Level = slog.LevelWarn
 	}
 	return ev

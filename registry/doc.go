@@ -39,8 +39,8 @@
 //	              a row, permits of probes              WindowCalls change
 //	bulkhead      slots that are taken, the queue,      -                               Name, Levels
 //	              what an adaptive limit has learned
-//	throttle      tokens spent, the queue, the keys     an Adaptive's next window, if   Name; of a Shared also
-//	              that Group.Set decides about, the     Window changes                  Prefix, Eval and Key
+//	throttle      tokens spent, the queue, the keys     an Adaptive's next window, if   Name, Levels; of a Shared
+//	              that Group.Set decides about, the     Window changes                  also Prefix and Eval
 //	              calls in the window of an Adaptive
 //	cache         entries, loads under way,             -                               Name, Load, LoadMany, Store,
 //	              invalidations that the Store must                                     MemoryInOutage, Key, Codec,
@@ -53,7 +53,8 @@
 //	faults        -                                     all plans, from the beginning   Name
 //
 // A Group's Update changes its members too, except those whose Config comes from
-// ConfigFor. Its MaxKeys cannot fall below the keys that it holds.
+// ConfigFor or, in a throttle.Group, whose limit comes from Set. Its MaxKeys cannot fall
+// below the keys that it holds.
 //
 // The pattern is External Configuration Store of the Cloud Design Patterns catalogue
 // (https://learn.microsoft.com/azure/architecture/patterns/external-configuration-store).

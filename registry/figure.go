@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -19,28 +20,31 @@ type Attr struct {
 }
 
 // A Figure is one number that a policy shows, at one moment. Figures of the same Name
-// have the same Unit, Help, Kind and keys of attributes, and may be added up over the
-// policies of a program and the instances of a service, unless Help says otherwise.
+// have the same Unit, Help, Kind, Additive and keys of attributes.
 type Figure struct {
 	// Name is what the figure is called everywhere: "breaker.call.count".
 	Name string
 	// Unit is as in UCUM: "s" for seconds, "{call}" for calls, "1" for a share.
 	Unit string
-	// Help is one sentence on what the figure counts.
+	// Help says what the figure counts, and whether it is not to be added up.
 	Help string
 	Kind FigureKind
-	// Attrs tell figures of the same policy and Name apart.
+	// Attrs tell figures of the same policy and Name apart. Values that are constants are
+	// in snake_case: "half_open".
 	Attrs []Attr
 	Value float64
+	// Additive says that figures of several policies, or of several instances of a
+	// service, may be added up. All counters are additive; a share or an age is not.
+	Additive bool
 }
 
 // String returns the figure as a line: `breaker.call.count{outcome=failure} 17`.
 func (f Figure) String() string {
-	return fmt.Sprintf("%s %v", f.label(), f.Value)
+	return fmt.Sprintf("%s %v", f.path(), f.Value)
 }
 
-// label returns the name with the attributes.
-func (f Figure) label() string {
+// path returns the name with the attributes.
+func (f Figure) path() string {
 	s := f.Name
 	for i, a := range f.Attrs {
 		if i == 0 {
@@ -59,21 +63,35 @@ func (f Figure) label() string {
 // emit takes one figure of a policy.
 type emit func(Figure)
 
-// counter, gauge and seconds emit one figure. Their attrs are keys and values in turn.
+// counter, gauge, alone and seconds emit one figure. Their attrs are keys and values in turn.
 func (to emit) counter(name, unit, help string, n int64, attrs ...string) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: pairs(attrs), Value: float64(n)})
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: pairs(attrs), Value: float64(n), Additive: true})
 }
 
 func (to emit) gauge(name, unit, help string, v float64, attrs ...string) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: pairs(attrs), Value: v, Additive: unit != "1"})
+}
+
+// alone emits a gauge that is not additive.
+func (to emit) alone(name, unit, help string, v float64, attrs ...string) {
 	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: pairs(attrs), Value: v})
 }
 
 func (to emit) seconds(kind FigureKind, name, help string, d time.Duration, attrs ...string) {
-	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: pairs(attrs), Value: d.Seconds()})
+	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: pairs(attrs), Value: d.Seconds(), Additive: kind == Counter})
 }
 
+// label returns the text of a constant as the value of an attribute, in snake_case:
+// "half_open".
+func label[T ~string](text T) string { return snakeCase.Replace(string(text)) }
+
+var snakeCase = strings.NewReplacer(" ", "_", "-", "_")
+
 func pairs(attrs []string) []Attr {
-	var all []Attr
+	if len(attrs) == 0 {
+		return nil
+	}
+	all := make([]Attr, 0, len(attrs)/2)
 	for i := 0; i < len(attrs); i += 2 {
 		all = append(all, Attr{attrs[i], attrs[i+1]})
 	}

@@ -17,15 +17,24 @@ import (
 type HealthError struct {
 	State  string // "open", "full", "store down"
 	Fails  bool   // calls fail because of it; otherwise it is only worth knowing
-	Detail string // may hold the text of an error
+	Detail string // in figures: "3 of 10 open"
+	Err    error  // behind it, such as what opened a breaker; nil if there is none
 }
 
+// Error returns the state, the detail and the text of Err.
 func (e *HealthError) Error() string {
-	if e.Detail == "" {
-		return e.State
+	s := e.State
+	if e.Detail != "" {
+		s += ": " + e.Detail
 	}
-	return e.State + ": " + e.Detail
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
 }
+
+// Unwrap returns Err.
+func (e *HealthError) Unwrap() error { return e.Err }
 
 // HealthState returns State, for resiliencehttp.HealthOf.
 func (e *HealthError) HealthState() string { return e.State }
@@ -45,15 +54,20 @@ func (e *HealthError) Failed() bool { return e.Fails }
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for e := range r.All() {
-			var err error
-			if ill := e.health(ctx); ill != nil {
-				err = ill
-			}
-			if !yield(e.path(), err) {
+			if !yield(e.path(), e.Health(ctx)) {
 				return
 			}
 		}
 	}
+}
+
+// Health returns nil or a [*HealthError], as [Registry.Health] does for each policy. It
+// asks the store of a Runner, and no other policy waits for anything.
+func (e Entry) Health(ctx context.Context) error {
+	if ill := e.health(ctx); ill != nil {
+		return ill
+	}
+	return nil
 }
 
 // health returns what is wrong with the policy, or nil.
@@ -83,7 +97,7 @@ func (e Entry) health(ctx context.Context) *HealthError {
 			return &HealthError{State: "invalidations untold", Detail: fmt.Sprintf("%d keys", s.Untold)}
 		}
 	case interface {
-		List(context.Context, saga.Filter) ([]*saga.Instance, error)
+		Counts(context.Context) (saga.Counts, error)
 	}:
 		return sagaHealth(ctx, p)
 	}
@@ -94,25 +108,27 @@ func breakerHealth(s breaker.Stats) *HealthError {
 	if s.State == breaker.Closed {
 		return nil
 	}
-	e := &HealthError{State: s.State.String(), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen}
-	if s.LastErr != nil {
-		e.Detail = s.LastErr.Error()
-	}
-	return e
+	return &HealthError{State: s.State.String(), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, Err: s.LastErr}
 }
 
 func sagaHealth(ctx context.Context, r interface {
-	List(context.Context, saga.Filter) ([]*saga.Instance, error)
+	Counts(context.Context) (saga.Counts, error)
 }) *HealthError {
-	const most = 100
-	stuck, err := r.List(ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: most})
+	counts, err := r.Counts(ctx)
+	if err != nil {
+		return &HealthError{State: "store down", Fails: true, Err: err}
+	}
+	stuck := 0
+	for i := range counts.Sagas {
+		stuck += counts.Sagas[i].Stuck
+	}
 	switch {
-	case err != nil:
-		return &HealthError{State: "store down", Fails: true, Detail: err.Error()}
-	case len(stuck) == most:
-		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas or more", most)}
-	case len(stuck) > 0:
-		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas", len(stuck))}
+	case stuck >= saga.CountLimit:
+		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas or more", saga.CountLimit)}
+	case stuck == 1:
+		return &HealthError{State: "stuck", Fails: true, Detail: "1 saga"}
+	case stuck > 0:
+		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas", stuck)}
 	}
 	return nil
 }

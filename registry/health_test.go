@@ -36,7 +36,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 		_ = h.circuit.Do(t.Context(), fail)
 	}
 	_ = h.circuits.Do(t.Context(), "a", fail)
-	_ = h.shared.Do(t.Context(), fail)
+	_ = h.shared.Do(t.Context(), "", fail)
 	for range 2 {
 		done, err := h.slots.Begin(t.Context())
 		require.NoError(t, err)
@@ -50,6 +50,14 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 		"bulkhead/users": "full",
 		"saga/worker":    "stuck",
 	}, ill(h))
+
+	e, _ := h.reg.Get("breaker", "users")
+	err := e.Health(t.Context())
+	require.ErrorIs(t, err, errDown)
+	require.EqualError(t, err, "open: down")
+	require.Empty(t, err.(*registry.HealthError).Detail, "which has no texts of errors")
+	e, _ = h.reg.Get("retry", "users")
+	require.NoError(t, e.Health(t.Context()))
 }
 
 // stick leaves a saga stuck.
@@ -96,7 +104,7 @@ func TestHealthHandlerTakesARegistryByOneCall(t *testing.T) {
 		}
 		status, checks := get()
 		require.Equal(t, "pass", status)
-		require.Len(t, checks, 16)
+		require.Len(t, checks, 17)
 		require.Equal(t, [2]string{"pass", "ok"}, checks["throttle/fleet"])
 
 		for range 3 {

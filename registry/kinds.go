@@ -17,6 +17,8 @@ func entry(p Policy) (Entry, bool) {
 		return of("retry", p, retryFigures, retryEvent)
 	case observed[retry.BudgetStats, retry.Event]:
 		return of("budget", p, budgetFigures, retryEvent)
+	case observed[retry.BudgetGroupStats, retry.Event]:
+		return group("budget", p, budgetGroupFigures, retryEvent)
 	case observed[retry.HedgeStats, retry.Event]:
 		return of("hedge", p, hedgeFigures, retryEvent)
 	case observed[breaker.Stats, breaker.Event]:

@@ -37,6 +37,7 @@ type house struct {
 	reg      *registry.Registry
 	retries  *retry.Retrier
 	budget   *retry.Budget
+	budgets  *retry.BudgetGroup[string]
 	hedger   *retry.Hedger[int]
 	circuit  *breaker.Breaker
 	circuits *breaker.Group[string]
@@ -58,6 +59,7 @@ func newHouse() *house {
 		reg:      registry.New(),
 		retries:  retry.New(retry.Config{Name: "users", Backoff: retry.Constant(time.Millisecond)}),
 		budget:   retry.NewBudget(retry.BudgetConfig{Name: "users"}),
+		budgets:  retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts", Ratio: -1, PerSecond: -1}}),
 		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond}),
 		circuit:  breaker.New(breaker.Config{Name: "users", Failures: 3}),
 		circuits: breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
@@ -83,7 +85,7 @@ func newHouse() *house {
 	h.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	saga.Register(h.runner, h.trips)
 	h.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing"})
-	h.reg.MustAdd(h.retries, h.budget, h.hedger, h.circuit, h.circuits, h.slots, h.rooms, h.rate, h.tenants,
+	h.reg.MustAdd(h.retries, h.budget, h.budgets, h.hedger, h.circuit, h.circuits, h.slots, h.rooms, h.rate, h.tenants,
 		h.shared, h.adaptive, h.users, h.runner, h.leader, h.script)
 	return h
 }
@@ -116,7 +118,7 @@ func TestEveryKindOfPolicyIsThere(t *testing.T) {
 		paths = append(paths, e.String())
 	}
 	require.Equal(t, []string{
-		"breaker/shards", "breaker/users", "budget/users", "bulkhead/rooms", "bulkhead/users", "cache/users", "faults/backend",
+		"breaker/shards", "breaker/users", "budget/hosts", "budget/users", "bulkhead/rooms", "bulkhead/users", "cache/users", "faults/backend",
 		"hedge/users", "lease/billing", "retry/users", "saga/worker",
 		"throttle/adaptive", "throttle/fleet", "throttle/tenants", "throttle/users",
 	}, paths)
@@ -135,6 +137,18 @@ func TestFiguresTellWhatHappened(t *testing.T) {
 	require.Equal(t, 1.0, f["retry.call.count{outcome=exhausted}"])
 	require.Equal(t, 1.0, f["retry.call.count{outcome=first_try}"])
 	require.Equal(t, 4.0, f["retry.attempt.count"])
+
+	for _, host := range []string{"a", "b", "b"} {
+		_ = retry.New(retry.Config{BudgetFor: h.budgets.By(func(context.Context) string { return host })}).Do(ctx, fail)
+	}
+	f = h.figures(t, "budget", "hosts")
+	require.Equal(t, 3.0, f["budget.retry.count{outcome=over_budget}"])
+	require.Equal(t, 3.0, f["budget.calls"])
+	require.Equal(t, 2.0, f["budget.keys"])
+	require.Equal(t, 2.0, f["budget.empty"])
+	e, _ := h.reg.Get("budget", "hosts")
+	require.Equal(t, "b", e.Members(1)[0].Key)
+	require.Equal(t, int64(2), e.Members(1)[0].Calls)
 
 	for range 4 {
 		_ = h.circuit.Do(ctx, fail)
@@ -159,17 +173,17 @@ func TestFiguresTellWhatHappened(t *testing.T) {
 	})
 	f = h.figures(t, "bulkhead", "users")
 	require.Equal(t, 2.0, f["bulkhead.call.count{outcome=admitted,reason=}"])
-	require.Equal(t, 1.0, f["bulkhead.call.count{outcome=refused,reason="+string(bulkhead.NoSlot)+"}"])
+	require.Equal(t, 1.0, f["bulkhead.call.count{outcome=refused,reason=no_slot}"])
 	require.Equal(t, 2.0, f["bulkhead.limit"])
 
 	_ = h.rate.Do(ctx, ok)
 	_ = h.rate.Do(ctx, ok)
 	f = h.figures(t, "throttle", "users")
 	require.Equal(t, 1.0, f["throttle.call.count{outcome=admitted,reason=}"])
-	require.Equal(t, 1.0, f["throttle.call.count{outcome=refused,reason="+string(throttle.OverLimit)+"}"])
+	require.Equal(t, 1.0, f["throttle.call.count{outcome=refused,reason=over_the_limit}"])
 	require.Equal(t, 1.0, f["throttle.token.count"])
 
-	_ = h.shared.Do(ctx, ok)
+	_ = h.shared.Do(ctx, "", ok)
 	f = h.figures(t, "throttle", "fleet")
 	require.Equal(t, 0.0, f["throttle.store.up"])
 	require.Equal(t, 1.0, f["throttle.alone.count"])
@@ -224,6 +238,9 @@ func TestFiguresAreDescribedOnce(t *testing.T) {
 			var keys []string
 			for _, a := range f.Attrs {
 				keys = append(keys, a.Key)
+				if a.Key != "saga" && a.Key != "step" { // names that the program gives
+					require.Regexp(t, `^[a-z0-9_]*$`, a.Value, f.Name)
+				}
 			}
 			as := fmt.Sprint(f.Unit, f.Kind, f.Help, keys)
 			if was, ok := described[f.Name]; ok {
@@ -355,11 +372,11 @@ func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 		got := lines.String()
 		for _, want := range []string{
 			`level=WARN msg="breaker changed" name=shards key="shard 3" from=closed to=open for=`,
-			`level=WARN msg="breaker refused" name=shards key="shard 3" state=open err=`,
-			`level=DEBUG msg="retry retry" name=users attempt=1 in=`,
-			`level=WARN msg="retry end" name=users attempt=3`,
+			`level=WARN msg="breaker refused" name=shards key="shard 3" reason="circuit open" err=`,
+			`level=DEBUG msg="retry retried" name=users attempt=1 in=`,
+			`level=WARN msg="retry ended" name=users attempts=3`,
 			`level=WARN msg="throttle refused" name=users reason=`,
-			`level=DEBUG msg="bulkhead limit" name=users from=2 to=9`,
+			`level=DEBUG msg="bulkhead limit changed" name=users from=2 to=9`,
 			`level=WARN msg="cache load failed" name=users key=-1`,
 		} {
 			require.Contains(t, got, want)
@@ -370,7 +387,7 @@ func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 			_, _ = h.users.Get(t.Context(), -1)
 		}
 		got = lines.String()
-		require.Equal(t, 1, strings.Count(got, "retry end"), "in a storm too")
+		require.Equal(t, 1, strings.Count(got, "retry ended"), "in a storm too")
 		require.Equal(t, 1, strings.Count(got, "cache load failed"))
 	})
 }

@@ -17,9 +17,10 @@ func leaseFigures(s lease.Stats, to emit) {
 	to.counter("lease.ask.count", "{call}", "Times that the store was asked for the lease.", s.Asked)
 	to.counter("lease.renewal.count", "{call}", "Renewals that have succeeded.", s.Renewed)
 	to.counter("lease.store.error.count", "{error}", "Calls of the store that have failed.", s.StoreErrors)
-	to.seconds(Counter, "lease.wait.time", "Time of all waits that have ended, together.", s.Waited)
-	to.seconds(Counter, "lease.term.time", "Time of all terms that have ended, together.", s.Led)
-	to.gauge("lease.waiting", "{call}", "Calls that wait for the lease.", float64(s.Waiting))
+	to.counter("lease.hook.panic.count", "{panic}", "Panics of hooks and observers.", s.HookPanics)
+	to.seconds(Counter, "lease.wait.time", "Time of all waits that have ended, together.", s.WaitTime)
+	to.seconds(Counter, "lease.term.time", "Time of all terms that have ended, together.", s.LeadTime)
+	to.gauge("lease.queued", "{call}", "Calls that wait for the lease.", float64(s.Queued))
 	to.gauge("lease.leading", "{term}", "Terms that hold.", float64(s.Leading))
 }
 
@@ -31,5 +32,5 @@ func leaseEvent(e lease.Event) Event {
 	if e.Took > 0 {
 		attrs = append(attrs, slog.Duration("took", e.Took))
 	}
-	return happened(e.Kind, "", e.Err, attrs...).warn(e.Kind == lease.Lost || e.Err != nil)
+	return happened(e.Kind, "", e.Err, attrs...).warn(e.Kind == lease.EventLost || e.Err != nil)
 }

@@ -52,7 +52,9 @@ const refused = "refused"
 // ofEachCall reports whether each call may cause such an event while something is down.
 func (e Event) ofEachCall() bool {
 	switch e.What {
-	case refused, string(retry.EventEnd), string(retry.EventOverBudget), string(cacheaside.LoadFailed), string(cacheaside.LoadRefused):
+	case string(retry.EventEnded): // a saga ends once
+		return e.Level >= slog.LevelWarn && e.Kind != "saga"
+	case refused, string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused):
 		return e.Level >= slog.LevelWarn
 	}
 	return false

@@ -3,25 +3,36 @@ package registry
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"reflect"
 	"slices"
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/retry"
 )
 
 // A Member is one key of a Group.
 type Member struct {
 	Key   string
-	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused
+	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused; in a retry.BudgetGroup retries that were asked for
 	// Policy is the member itself; nil where it is not a policy of its own, as in a
 	// throttle.Group.
 	Policy Policy
 }
 
+// Figures returns the figures of the member's Policy. A member without one has none.
+func (m Member) Figures() iter.Seq[Figure] {
+	e, ok := entry(m.Policy)
+	if !ok {
+		return func(func(Figure) bool) {}
+	}
+	return e.Figures()
+}
+
 // Members returns the n members of a Group that had the most calls, the busiest first.
-// Those of a throttle.Group are in the order of its Top. It returns nil for every other
-// policy. It looks at all members.
+// Those of a throttle.Group are in the order of its Top. It returns nil for a policy
+// that is no Group. It looks at all members.
 func (e Entry) Members(n int) []Member {
 	if e.source.members == nil || n <= 0 {
 		return nil
@@ -58,6 +69,9 @@ func busiest(group Policy, n int) []Member {
 		case *breaker.Breaker:
 			s := p.Stats()
 			m.Policy, m.Calls = p, s.Succeeded+s.Failed+s.Ignored+s.Refused
+		case *retry.Budget:
+			s := p.Stats()
+			m.Policy, m.Calls = p, s.Allowed+s.OverBudget
 		case *bulkhead.Bulkhead:
 			s := p.Stats()
 			m.Policy, m.Calls = p, s.Admitted+s.Refused

@@ -13,16 +13,20 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Policy is any policy of this module: a Retrier, Budget or Hedger of package retry,
-// a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle, a Group of
-// each of these packages, a Cache, a Candidate of package lease, or a saga's Runner.
+// A Policy is any policy of this module: a Retrier, Budget, BudgetGroup or Hedger of
+// package retry, a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle,
+// a Group of package breaker, bulkhead or throttle, a Cache, a Candidate of package lease,
+// or a saga's Runner.
 //
 // A policy of other origin needs a method Kind() string besides Name. With the methods
 // Config() C and Update(func(*C)) error, for a struct C, it has settings; a method
 // Validate() error of C is asked before Update is called. With Figures() iter.Seq[Figure]
 // it has figures, and with Observe(func(context.Context, Event)) (stop func()) it has
 // events. A faults.Script is such a policy.
-type Policy interface {
+//
+// It is an alias of an unnamed type, so that a function that knows nothing of this package
+// can take [Registry.MustAdd]: resiliencehttp.ClientConfig.Register does.
+type Policy = interface {
 	Name() string
 }
 
@@ -63,16 +67,11 @@ func (e Entry) path() string { return e.Kind + "/" + e.Name }
 func (e Entry) String() string { return e.path() }
 
 // Figures returns the figures of the policy. A Group's are those of its members added
-// up, those it has forgotten included.
+// up, those it has evicted included.
 func (e Entry) Figures() iter.Seq[Figure] {
 	return func(yield func(Figure) bool) {
-		var all []Figure
-		e.source.figures(func(f Figure) { all = append(all, f) })
-		for _, f := range all {
-			if !yield(f) {
-				return
-			}
-		}
+		more := true
+		e.source.figures(func(f Figure) { more = more && yield(f) })
 	}
 }
 
@@ -163,8 +162,8 @@ func (r *Registry) find(path string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy, those added later included, until
-// stop is called. f is called as hooks are: by the goroutine that causes the event,
+// Observe calls f with each event of each policy from now on, those added later included,
+// until stop is called. f is called as hooks are: by the goroutine that causes the event,
 // without a lock, perhaps by several at once. f must not block.
 func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	r.mu.Lock()
@@ -220,7 +219,7 @@ func (r *Registry) String() string {
 				b.WriteString(", ")
 			}
 			first = false
-			b.Write(quote(f.label()))
+			b.Write(quote(f.path()))
 			b.WriteString(": ")
 			b.Write(quote(f.Value))
 		}

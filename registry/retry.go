@@ -14,7 +14,7 @@ func retryFigures(s retry.Stats, to emit) {
 	calls("recovered", s.Recovered)
 	calls("exhausted", s.Exhausted)
 	calls("permanent", s.Permanent)
-	calls("budget", s.OverBudget)
+	calls("over_budget", s.OverBudget)
 	calls("deadline", s.Deadline)
 	calls("canceled", s.Canceled)
 	calls("nested", s.Nested)
@@ -23,23 +23,41 @@ func retryFigures(s retry.Stats, to emit) {
 }
 
 func budgetFigures(s retry.BudgetStats, to emit) {
-	to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", s.Allowed, "outcome", "allowed")
-	to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", s.OverBudget, "outcome", "over_budget")
+	budgetTotals(s.BudgetTotals, to)
 	to.gauge("budget.left", "{attempt}", "Retries that would be allowed now.", float64(s.Left))
-	to.gauge("budget.calls", "{call}", "Calls in the last 10 seconds.", float64(s.Called))
-	to.gauge("budget.charged", "{attempt}", "Retries in the last 10 seconds.", float64(s.Charged))
+	budgetWindow(s.Called, s.Charged, to)
+}
+
+func budgetGroupFigures(s retry.BudgetGroupStats, to emit) {
+	budgetTotals(s.BudgetTotals, to)
+	to.gauge("budget.keys", "{key}", "Keys that have a budget of their own.", float64(s.Keys))
+	to.gauge("budget.empty", "{key}", "Keys whose budget would allow no retry now.", float64(s.Empty))
+	budgetWindow(s.Called, s.Charged, to)
+}
+
+func budgetTotals(t retry.BudgetTotals, to emit) {
+	retries := func(outcome string, n int64) {
+		to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", n, "outcome", outcome)
+	}
+	retries("allowed", t.Allowed)
+	retries("over_budget", t.OverBudget)
+}
+
+func budgetWindow(calls, charged int64, to emit) {
+	to.gauge("budget.calls", "{call}", "Calls in the last 10 seconds.", float64(calls))
+	to.gauge("budget.charged", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
 }
 
 func hedgeFigures(s retry.HedgeStats, to emit) {
-	calls := func(winner string, n int64) {
-		to.counter("hedge.call.count", "{call}", "Calls that have ended, by the attempt that won.", n, "winner", winner)
+	calls := func(outcome string, n int64) {
+		to.counter("hedge.call.count", "{call}", "Calls that have ended, by outcome.", n, "outcome", outcome)
 	}
-	calls("first", s.First)
-	calls("hedge", s.Hedge)
-	calls("none", s.Failed)
-	to.counter("hedge.attempt.count", "{attempt}", "Attempts made beside another.", s.Hedged)
+	calls("first_won", s.FirstWon)
+	calls("hedge_won", s.HedgeWon)
+	calls("failed", s.Failed)
+	to.counter("hedge.hedged.count", "{attempt}", "Attempts made beside another.", s.Hedged)
 	to.counter("hedge.over_budget.count", "{attempt}", "Attempts that the budget did not allow.", s.OverBudget)
-	to.seconds(Gauge, "hedge.delay", "Time after which another attempt is made now.", s.Delay)
+	to.seconds(Gauge, "hedge.delay", "Time after which another attempt is made now. Not to be added up.", s.Delay)
 }
 
 func retryEvent(e retry.Event) Event {
@@ -47,15 +65,18 @@ func retryEvent(e retry.Event) Event {
 	if e.Attempt > 0 {
 		attrs = append(attrs, slog.Int("attempt", e.Attempt))
 	}
+	if e.Attempts > 0 {
+		attrs = append(attrs, slog.Int("attempts", e.Attempts))
+	}
 	if e.Delay > 0 {
 		attrs = append(attrs, slog.Duration("in", e.Delay))
 	}
 	if e.Outcome != "" {
 		attrs = append(attrs, slog.String("outcome", string(e.Outcome)))
 	}
-	if e.Retrying > 0 {
-		attrs = append(attrs, slog.Duration("retrying", e.Retrying))
+	if e.RetryingFor > 0 {
+		attrs = append(attrs, slog.Duration("retrying_for", e.RetryingFor))
 	}
-	lost := e.Kind == retry.EventEnd && e.Err != nil
-	return happened(e.Kind, "", e.Err, attrs...).warn(lost || e.Kind == retry.EventOverBudget)
+	lost := e.Kind == retry.EventEnded && e.Err != nil
+	return happened(e.Kind, e.Key, e.Err, attrs...).warn(lost || e.Kind == retry.EventOverBudget)
 }

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/go-resilience/resilience/saga"
 )
@@ -12,16 +13,16 @@ func sagaFigures(s saga.Stats, to emit) {
 			to.counter("saga.saga.count", "{saga}", "Sagas that this runner has recorded, by definition and status.", n, "saga", d.Saga, "status", status)
 		}
 		sagas("started", d.Started)
-		sagas(string(saga.Completed), d.Completed)
-		sagas(string(saga.Compensated), d.Compensated)
-		sagas(string(saga.Stuck), d.Stuck)
-		sagas(string(saga.Abandoned), d.Abandoned)
+		sagas(label(saga.Completed), d.Completed)
+		sagas(label(saga.Compensated), d.Compensated)
+		sagas(label(saga.Stuck), d.Stuck)
+		sagas(label(saga.Abandoned), d.Abandoned)
 		to.seconds(Counter, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, "saga", d.Saga)
 	}
 	for _, step := range s.Steps {
 		attempts := func(outcome saga.Outcome, n int64) {
 			to.counter("saga.step.count", "{attempt}", "Attempts of steps, by outcome.", n,
-				"saga", step.Saga, "step", step.Step, "op", string(step.Op), "outcome", string(outcome))
+				"saga", step.Saga, "step", step.Step, "op", label(step.Op), "outcome", label(outcome))
 		}
 		attempts(saga.OutcomeDone, step.Done)
 		attempts(saga.OutcomeNoEffect, step.NoEffect)
@@ -30,17 +31,32 @@ func sagaFigures(s saga.Stats, to emit) {
 		attempts(saga.OutcomeRefused, step.Refused)
 		attempts(saga.OutcomeInterrupted, step.Interrupted)
 		to.seconds(Counter, "saga.step.time", "Time that attempts took, together.", step.Took,
-			"saga", step.Saga, "step", step.Step, "op", string(step.Op))
+			"saga", step.Saga, "step", step.Step, "op", label(step.Op))
+	}
+	// Of all runners on the store; a number that is saga.CountLimit means so many or more.
+	for i := range s.Stored.Sagas {
+		c := &s.Stored.Sagas[i]
+		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck} {
+			to.alone("saga.stored", "{saga}", "Sagas in the store that have not ended, those of all runners, by definition and status. At most 10000. Not to be added up.",
+				float64(c.Of(status)), "saga", c.Saga, "status", string(status))
+		}
+		to.alone("saga.due", "{saga}", "Sagas in the store that wait for a runner. At most 10000. Not to be added up.", float64(c.Due), "saga", c.Saga)
+		var age time.Duration
+		if !c.OldestDue.IsZero() {
+			age = max(s.Stored.Now.Sub(c.OldestDue), 0)
+		}
+		to.seconds(Gauge, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, "saga", c.Saga)
 	}
 	to.counter("saga.claim.count", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
 	to.counter("saga.takeover.count", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)
-	to.counter("saga.lost.count", "{saga}", "Sagas that another runner took over.", s.Lost)
-	to.counter("saga.failing.count", "{report}", "Reports of sagas that make no progress.", s.Failing)
-	to.counter("saga.commit.count", "{commit}", "Commits in the store.", s.Commits)
+	to.counter("saga.lost.count", "{saga}", "Sagas that this runner lost: claimed by another, abandoned while held, or their lease ended.", s.Lost)
+	to.counter("saga.stalled.count", "{report}", "Reports of sagas that make no progress.", s.Stalled)
+	to.counter("saga.commit.count", "{commit}", "Writes of a held saga's progress.", s.Commits)
+	to.counter("saga.deleted.count", "{saga}", "Sagas that this runner has deleted, some time after their end.", s.Deleted)
 	to.counter("saga.store.error.count", "{error}", "Errors of the store.", s.StoreErrors)
 	to.gauge("saga.held", "{saga}", "Sagas that this runner holds.", float64(s.Held))
 	to.gauge("saga.in_flight", "{attempt}", "Attempts under way.", float64(s.InFlight))
-	to.gauge("saga.unregistered", "{saga}", "Due sagas whose definition no runner here has registered.", float64(s.Unregistered))
+	to.gauge("saga.unregistered", "{saga}", "Due sagas whose definition is not registered with this runner.", float64(s.Unregistered))
 }
 
 func sagaEvent(e saga.Event) Event {
@@ -67,7 +83,7 @@ func sagaEvent(e saga.Event) Event {
 	}
 	ev := happened(e.Kind, "", e.Err, attrs...)
 	switch e.Kind {
-	case saga.EventStuck, saga.EventFailing, saga.EventLost, saga.EventTakenOver, saga.EventUnregistered, saga.EventStoreError:
+	case saga.EventStuck, saga.EventStalled, saga.EventLost, saga.EventTakenOver, saga.EventUnregistered, saga.EventStoreFailed:
 		ev.Level = slog.LevelWarn
 	}
 	return ev

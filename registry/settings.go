@@ -50,7 +50,8 @@ func (r *Registry) Settings() []byte {
 	out = append(out, "{\n"...)
 	first := true
 	for e := range r.All() {
-		if e.source.config == nil {
+		settings := e.Settings()
+		if settings == nil {
 			continue
 		}
 		if !first {
@@ -61,7 +62,7 @@ func (r *Registry) Settings() []byte {
 		out = append(out, quote(e.path())...)
 		out = append(out, ": "...)
 		var body bytes.Buffer
-		if err := json.Indent(&body, write(e.source.config()), "  ", "  "); err != nil {
+		if err := json.Indent(&body, settings, "  ", "  "); err != nil {
 			panic(err) // write makes valid JSON
 		}
 		out = append(out, body.Bytes()...)
@@ -69,14 +70,23 @@ func (r *Registry) Settings() []byte {
 	return append(out, "\n}\n"...)
 }
 
-// Apply changes the settings of policies while they run. data is a JSON object with a
-// member "kind/name" for each policy to change, whose members are fields of the
-// policy's Config by their Go names; fields that are left out stay as they are.
-// Durations are texts such as "1.5s", and orders and the like are their String.
+// Settings returns the present settings of the policy as a JSON object, such as
+// [Registry.Apply] reads under the policy's path. It returns nil if there are none.
+func (e Entry) Settings() []byte {
+	if e.source.config == nil {
+		return nil
+	}
+	return write(e.source.config())
+}
+
+// Apply changes the settings of policies while they run. data is a JSON object whose names
+// are policies, "kind/name", and whose values are objects of fields of the policy's Config
+// by their Go names; fields that are left out stay as they are. Durations are texts such
+// as "1.5s".
 //
 // Apply is all or nothing. First it decodes every entry onto the present Config and
 // validates the result. If anything is wrong, the error lists every problem with its
-// path, and nothing has changed. If a policy then refuses its change, because a setting
+// path, and nothing has changed. If a policy then rejects its change, because a setting
 // cannot change in flight, Apply changes back the policies that it has changed.
 //
 // A field that data does not name, and that has its default, follows the fields that

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -254,6 +255,28 @@ func TestApplyChangesBackWhenAPolicyRefuses(t *testing.T) {
 	require.Equal(t, report, applied)
 }
 
+// A Quota is a text.
+func TestApplySetsQuotas(t *testing.T) {
+	reg := registry.New()
+	l := throttle.New(throttle.Config{Name: "users", Rate: 10, Quotas: []throttle.Quota{{N: 50, Every: time.Hour}}})
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1}})
+	reg.MustAdd(l, g)
+	require.Contains(t, string(reg.Settings()), `"50 per 1h0m0s"`)
+	report, err := reg.Apply([]byte(`{
+		"throttle/users": {"Quotas": ["1000 per day in Europe/Berlin", "60 per 1h0m0s"]},
+		"throttle/tenants": {"Config": {"Rate": 0, "Burst": 0, "Quotas": ["5 per month"]}}
+	}`))
+	require.NoError(t, err)
+	require.Contains(t, report.String(), `throttle/users.Quotas: ["50 per 1h0m0s"] -> ["1000 per day in Europe/Berlin", "60 per 1h0m0s"]`)
+	require.Equal(t, "1000 per day in Europe/Berlin", l.Config().Quotas[0].String())
+	require.Equal(t, 5, g.Peek("a").Limit)
+	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": ["5 per fortnight"]}}`))
+	require.ErrorContains(t, err, "throttle/users.Quotas[0]: throttle.Quota is \"5 per fortnight\"")
+	report, err = reg.Apply(reg.Settings())
+	require.NoError(t, err)
+	require.Empty(t, report)
+}
+
 // A file says what is in effect, however often it is applied: a default that it names does
 // not follow another setting, and one that it does not name does.
 func TestApplyTwiceIsApplyOnce(t *testing.T) {
@@ -459,4 +482,19 @@ func newLogger(lines *strings.Builder) *slog.Logger {
 			return a
 		},
 	}))
+}
+
+func TestEntryHasTheSettingsOfOnePolicy(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	var all map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(h.reg.Settings(), &all))
+	for e := range h.reg.All() {
+		settings := e.Settings()
+		if settings == nil {
+			require.NotContains(t, all, e.String())
+			continue
+		}
+		require.JSONEq(t, string(all[e.String()]), string(settings), e.String())
+	}
 }

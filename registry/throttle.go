@@ -7,28 +7,22 @@ import (
 )
 
 func throttleFigures(s throttle.Stats, to emit) {
-	throttleCalls(s.Admitted, s.Refusals, to)
-	throttleTokens(s.Spent, s.Refunded, to)
-	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", s.Waited)
-	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", s.WaitTime)
-	to.gauge("throttle.level", "1", "Least important level whose features are on. Not to be added up.", float64(s.Level))
-	to.gauge("throttle.waiting", "{call}", "Calls that wait now.", float64(s.Waiting))
+	throttleTotals(s.Totals, to)
+	to.alone("throttle.degradation", "{level}", "Least important level whose features are on. Not to be added up.", float64(s.Degradation))
+	to.gauge("throttle.queued", "{call}", "Calls that wait now.", float64(s.Queued))
 }
 
 func throttleGroupFigures(s throttle.GroupStats, to emit) {
-	throttleCalls(s.Admitted, s.Refusals, to)
-	throttleTokens(s.Spent, s.Refunded, to)
-	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", s.Waited)
-	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", s.WaitTime)
-	to.counter("throttle.evicted.count", "{key}", "Keys that were dropped.", s.Evicted)
+	throttleTotals(s.Totals, to)
+	to.counter("throttle.evicted.count", "{key}", "Keys that were evicted.", s.Evicted)
 	to.counter("throttle.overflow.count", "{call}", "Calls whose key found no room.", s.Overflow)
 	to.gauge("throttle.keys", "{key}", "Keys that are held now.", float64(s.Keys))
-	to.gauge("throttle.waiting", "{call}", "Calls that wait now.", float64(s.Waiting))
+	to.gauge("throttle.queued", "{call}", "Calls that wait now.", float64(s.Queued))
 }
 
 func throttleSharedFigures(s throttle.SharedStats, to emit) {
 	throttleCalls(s.Admitted, s.Refusals, to)
-	throttleTokens(s.Spent, 0, to)
+	throttleTokens(s.Spent, s.Refunded, to)
 	to.counter("throttle.store.trip.count", "{trip}", "Round trips to the store.", s.Asked)
 	to.counter("throttle.store.failure.count", "{trip}", "Round trips without a valid answer.", s.Failed)
 	to.seconds(Counter, "throttle.store.time", "Time that round trips took, together.", s.AskTime)
@@ -38,7 +32,7 @@ func throttleSharedFigures(s throttle.SharedStats, to emit) {
 	if s.Down {
 		up = 0
 	}
-	to.gauge("throttle.store.up", "1", "1 if the store answers, 0 in an outage. Not to be added up.", up)
+	to.alone("throttle.store.up", "{store}", "1 if the store answers, 0 in an outage. Not to be added up.", up)
 }
 
 func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
@@ -50,6 +44,13 @@ func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
 	answers("accepted", s.Accepted)
 	answers("throttled", s.Throttled)
 	to.gauge("throttle.shed.ratio", "1", "Probability of shedding a call of the least important level. Not to be added up.", s.Probability)
+}
+
+func throttleTotals(t throttle.Totals, to emit) {
+	throttleCalls(t.Admitted, t.Refusals, to)
+	throttleTokens(t.Spent, t.Refunded, to)
+	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
+	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
 func throttleCalls(admitted int64, refused throttle.Refusals, to emit) {
@@ -64,7 +65,7 @@ func throttleAdmitted(n int64, to emit) {
 }
 
 func throttleRefused(reason string, n int64, to emit) {
-	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "refused", "reason", reason)
+	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "refused", "reason", label(reason))
 }
 
 func throttleTokens(spent, refunded int64, to emit) {
@@ -80,9 +81,9 @@ func throttleEvent(e throttle.Event) Event {
 	if e.Waited > 0 {
 		attrs = append(attrs, slog.Duration("waited", e.Waited))
 	}
-	if e.Kind == throttle.Evicted {
+	if e.Kind == throttle.EventEvicted {
 		attrs = append(attrs, slog.Int64("spent", e.Spent), slog.Int64("refusals", e.Refused))
 	}
 	return happened(e.Kind, e.Key, e.Err, attrs...).
-		warn(e.Kind == throttle.Refused || e.Kind == throttle.OutageBegan || e.Kind == throttle.Recovered)
+		warn(e.Kind == throttle.EventRefused || e.Kind == throttle.EventOutageBegan || e.Kind == throttle.EventRecovered)
 }
