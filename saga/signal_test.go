@@ -1,0 +1,608 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// awaits returns a step that waits for a signal and writes its payload to the state.
+func awaits(signal string) saga.Step[trip] {
+	st := step(signal)
+	st.Await = signal
+	st.Do = func(ctx context.Context, s *trip) error {
+		payload, ok := saga.SignalFrom(ctx, signal)
+		s.Calls = append(s.Calls, fmt.Sprintf("%s %s %v", signal, payload, ok))
+		return nil
+	}
+	return st
+}
+
+func state(t *testing.T, r *saga.Runner, id, step string) saga.StepState {
+	t.Helper()
+	in, err := r.Get(t.Context(), id)
+	require.NoError(t, err)
+	for _, st := range in.Steps {
+		if st.Name == step {
+			return st
+		}
+	}
+	require.Fail(t, "no step "+step)
+	return saga.StepState{}
+}
+
+// TestAwait signals a waiting saga: from the runner that held it, from another process, in
+// a transaction, and before the saga gets to the step.
+func TestAwait(t *testing.T) {
+	for name, signal := range map[string]func(t *testing.T, store *txMemory, r *saga.Runner){
+		"here": func(t *testing.T, _ *txMemory, r *saga.Runner) {
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		},
+		"again and again": func(t *testing.T, _ *txMemory, r *saga.Runner) {
+			for _, payload := range []string{"cash", "card", "cash"} {
+				require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte(payload)))
+			}
+		},
+		"from another process": func(t *testing.T, store *txMemory, _ *saga.Runner) {
+			r := saga.NewRunner(store, saga.RunnerConfig{}) // without definitions
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		},
+		"in a transaction": func(t *testing.T, store *txMemory, r *saga.Runner) {
+			tx, err := store.Begin(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, r.SignalTx(t.Context(), tx, "trip-1", "paid", []byte("cash")))
+			require.NoError(t, tx.Commit())
+			r.Wake()
+		},
+	} {
+		for _, early := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " early ", early), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					store := newTxMemory(t)
+					first := step("flight")
+					first.Timeout = time.Hour
+					first.Do = func(context.Context, *trip) error { time.Sleep(20 * time.Minute); return nil }
+					later := step("tickets")
+					later.Do = func(ctx context.Context, s *trip) error {
+						payload, _ := saga.SignalFrom(ctx, "paid")
+						s.Calls = append(s.Calls, "later "+string(payload))
+						_, ok := saga.SignalFrom(ctx, "packed")
+						require.False(t, ok)
+						return nil
+					}
+					sg := sequence(first, awaits("paid"), later)
+					r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+					begun := time.Now()
+					mustStart(t, r, sg)
+					if early {
+						time.Sleep(time.Minute)
+						signal(t, store, r)
+					} else {
+						time.Sleep(7 * time.Hour)
+						require.Zero(t, r.Stats().Held, "a waiting saga holds no place")
+						st := state(t, r, "trip-1", "paid")
+						require.Equal(t, saga.StepWaiting, st.Status)
+						require.False(t, st.InDoubt)
+						require.Equal(t, 20*time.Minute, st.WaitingSince.Sub(begun))
+						signal(t, store, r)
+					}
+					begun = time.Now()
+					s, err := result[trip](t.Context(), r, "trip-1")
+					require.NoError(t, err)
+					require.Equal(t, []string{"paid cash true", "later cash"}, s.Calls)
+					if !early {
+						require.LessOrEqual(t, time.Since(begun), time.Second, "the next poll")
+					}
+					require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("late repetition")))
+				})
+			})
+		}
+	}
+}
+
+func TestAwaitWithoutADo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(saga.Step[trip]{Name: "approval", Await: "approved"}, saga.Step[trip]{Name: "packing", Await: "packed"}, step("hotel"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "packed", nil))
+		time.Sleep(time.Hour)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "approved", nil))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do hotel"}, s.Calls)
+		require.Equal(t, []string{"done approval", "done packing", "done hotel", "completed"}, last(events(t, r, "trip-1"), 4))
+	})
+}
+
+func last(list []string, n int) []string { return list[len(list)-n:] }
+
+// TestAwaitFor lets the time of a signal pass: the step fails or the saga goes on without.
+func TestAwaitFor(t *testing.T) {
+	never := step("inn")
+	for name, c := range map[string]struct {
+		change func(*saga.Step[trip])
+		calls  []string
+		err    error
+	}{
+		"fails":               {func(*saga.Step[trip]) {}, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
+		"goes on":             {func(st *saga.Step[trip]) { st.GoOn = true }, []string{"do flight", "paid  false", "do car"}, nil},
+		"has an alternative":  {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{never} }, []string{"do flight", "do inn", "do car"}, nil},
+		"has a signal behind": {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{awaits("bill")} }, []string{"do flight", "bill x true", "do car"}, nil},
+		"without a Do":        {func(st *saga.Step[trip]) { st.Do, st.Undo, st.GoOn = nil, nil, true }, []string{"do flight", "do car"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := awaits("paid")
+				st.Delay, st.AwaitFor = time.Hour, 2*time.Hour
+				c.change(&st)
+				sg := sequence(step("flight"), st, step("car"))
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				if len(st.Or) == 1 && st.Or[0].Await != "" {
+					require.NoError(t, r.Signal(t.Context(), "trip-1", "bill", []byte("x")))
+				}
+				begun := time.Now()
+				s, err := result[trip](t.Context(), r, "trip-1")
+				require.Equal(t, c.calls, s.Calls)
+				require.InDelta(t, (3 * time.Hour).Seconds(), time.Since(begun).Seconds(), 1.1, "the next poll")
+				if c.err != nil {
+					require.ErrorIs(t, err, saga.ErrCompensated)
+					require.ErrorIs(t, err, c.err)
+					require.ErrorContains(t, err, "no signal in time: paid within 2h0m0s")
+					require.Equal(t, "paid", detail(t, err).Step)
+				} else {
+					require.NoError(t, err)
+				}
+			})
+		})
+	}
+}
+
+// TestASignalThatIsThereIsNotTooLate retries a saga by an operator, who does not read the
+// signals, after the time for its signal, which has come.
+func TestASignalThatIsThereIsNotTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := awaits("paid")
+		st.AwaitFor = time.Hour
+		sg := sequence(st)
+		store := saga.NewMemory()
+		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		stop()
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		time.Sleep(2 * time.Hour)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", "now"))
+		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"paid cash true"}, s.Calls)
+	})
+}
+
+// TestAnOperatorFindsTheSignalsThatHaveCome: what an operator has let go on does not wait
+// for a signal that is there.
+func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
+	t.Run("skip of the step before", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			paid := awaits("paid")
+			paid.AwaitFor = 24 * time.Hour
+			sg := sequence(awaits("approved"), paid)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+			time.Sleep(time.Minute)
+			begun := time.Now()
+			require.NoError(t, r.SkipStep(t.Context(), "trip-1", "approved", "by phone"))
+			s, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, []string{"paid cash true"}, s.Calls)
+			require.LessOrEqual(t, time.Since(begun), time.Second)
+		})
+	})
+	t.Run("retry of a stuck saga", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			pivot, paid := step("charge"), awaits("paid")
+			pivot.Pivot, paid.AwaitFor = true, 24*time.Hour
+			sg := sequence(pivot, paid)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrStuck)
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+			begun := time.Now()
+			require.NoError(t, r.Retry(t.Context(), "trip-1", "it has come"))
+			s, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, []string{"do charge", "paid cash true"}, s.Calls)
+			require.LessOrEqual(t, time.Since(begun), time.Second)
+		})
+	})
+}
+
+// TestASignalOfTheLastMomentIsInTime: another process has sent it after the last poll, and
+// before the time is over.
+func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		st := awaits("paid")
+		st.AwaitFor = 1900 * time.Millisecond
+		sg := sequence(st)
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(1500 * time.Millisecond)
+		require.EqualValues(t, 1, r.Stats().Held)
+		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"paid cash true"}, s.Calls)
+	})
+}
+
+func TestSignalSaysWhatIsWrong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(awaits("paid"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		ctx := t.Context()
+		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", nil), saga.ErrNotFound)
+		require.ErrorIs(t, r.Signal(ctx, "trip-1", "payed", nil), saga.ErrNotAllowed)
+		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "the name of the signal is")
+		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
+		require.ErrorIs(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), saga.ErrNoTx)
+		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
+		_, err := result[trip](ctx, r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.ErrorIs(t, r.Signal(ctx, "trip-1", "paid", nil), saga.ErrNotAllowed)
+		require.ErrorIs(t, saga.Run(ctx, sg, &trip{}), saga.ErrNoRunner)
+	})
+}
+
+// TestAWaitingSagaTurnsBack by a Cancel and by its own Timeout, without an Undo of the
+// step that waits.
+func TestAWaitingSagaTurnsBack(t *testing.T) {
+	for name, why := range map[string]error{"canceled": saga.ErrCanceled, "late": saga.ErrDeadline} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				delayed := step("car")
+				delayed.Delay, delayed.After = 24*time.Hour, []string{"flight"}
+				sg := sequence(step("flight"), awaits("paid"), delayed)
+				if why == saga.ErrDeadline {
+					sg.Timeout = time.Hour
+				}
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				begun := time.Now()
+				if why == saga.ErrCanceled {
+					time.Sleep(time.Hour)
+					require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+				}
+				s, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, why)
+				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+				require.InDelta(t, time.Hour.Seconds(), time.Since(begun).Seconds(), 1.1)
+			})
+		})
+	}
+}
+
+// TestDelay delays a first step, one in a sequence, and one that does nothing else, under a
+// Runner that stops meanwhile, and under Run.
+func TestDelay(t *testing.T) {
+	first, last := step("flight"), step("hotel")
+	first.Delay, last.Delay = 10*time.Minute, 7*24*time.Hour
+	sg := sequence(first, saga.Step[trip]{Name: "rest", Delay: 24 * time.Hour}, last)
+	const all = 10*time.Minute + 8*24*time.Hour
+	synctest.Test(t, func(t *testing.T) {
+		var s trip
+		begun := time.Now()
+		require.NoError(t, saga.Run(t.Context(), sg, &s))
+		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+		require.Equal(t, all, time.Since(begun))
+	})
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		time.Sleep(2 * 24 * time.Hour)
+		require.Zero(t, r.Stats().Held)
+		require.Zero(t, r.Stats().Stalled)
+		st := state(t, r, "trip-1", "hotel")
+		require.Equal(t, saga.StepWaiting, st.Status)
+		require.Equal(t, st.WaitingSince.Add(7*24*time.Hour), st.NotBefore)
+		stop()
+		time.Sleep(24 * time.Hour)
+		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+		require.InDelta(t, all.Seconds(), time.Since(begun).Seconds(), 4)
+		require.Less(t, len(events(t, r, "trip-1")), 20, "it is not looked at while it waits")
+	})
+}
+
+// TestASignalAtTheMomentOfParking comes after the owner has looked and before it has
+// written the saga back, when a Signal makes nothing due.
+func TestASignalAtTheMomentOfParking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &parking{Memory: saga.NewMemory()}
+		sg := sequence(awaits("paid"))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
+		store.before = func() {
+			_, kept, err := store.Signal(t.Context(), saga.SignalRequest{ID: "trip-1", Name: "paid"})
+			require.NoError(t, err)
+			require.True(t, kept)
+		}
+		begun := time.Now()
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), time.Second)
+	})
+}
+
+// TestASignalIsSeenByAnUndoOrRefused: it comes just before the record says that the saga
+// has turned back, or just after.
+func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
+	for _, after := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &turning{Memory: saga.NewMemory()}
+			invoice := step("invoice")
+			invoice.Undo = func(ctx context.Context, s *trip) error {
+				payload, ok := saga.SignalFrom(ctx, "paid")
+				s.Calls = append(s.Calls, fmt.Sprintf("undo invoice %s %v", payload, ok))
+				return nil
+			}
+			sg := sequence(invoice, awaits("paid"))
+			r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+			elsewhere := saga.NewRunner(store.Memory, saga.RunnerConfig{})
+			signal := func() { store.err = elsewhere.Signal(t.Context(), "trip-1", "paid", []byte("cash")) }
+			if after {
+				store.after = signal
+			} else {
+				store.before = signal
+			}
+			mustStart(t, r, sg)
+			time.Sleep(time.Hour)
+			require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+			s, err := result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCanceled)
+			if after {
+				require.ErrorIs(t, store.err, saga.ErrNotAllowed)
+				require.Equal(t, []string{"do invoice", "undo invoice  false"}, s.Calls)
+			} else {
+				require.NoError(t, store.err)
+				require.Equal(t, []string{"do invoice", "undo invoice cash true"}, s.Calls)
+			}
+		})
+	}
+}
+
+// cursed returns a saga that gets stuck at its pivot, and again at an Undo when an operator
+// turns it back.
+func cursed() *saga.Saga[trip] {
+	flight, charge := step("flight"), failing("charge", saga.Abort(errDeclined))
+	flight.Undo, flight.UndoAttempts = note("undo flight", errDeclined), 1
+	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
+	return sequence(flight, charge, awaits("paid"), awaits("packed"), awaits("sent"))
+}
+
+// TestASagaThatIsStuckTakesASignalUntilItTurnsBack, and has those that came before.
+func TestASagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		sg := cursed()
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		signal := func(name string) error { return r.Signal(t.Context(), "trip-1", name, nil) }
+		signalTx := func(name string) error {
+			tx, err := store.Begin(t.Context())
+			require.NoError(t, err)
+			err = r.SignalTx(t.Context(), tx, "trip-1", name, nil)
+			require.NoError(t, tx.Commit())
+			return err
+		}
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.NoError(t, signal("paid"))
+		require.NoError(t, signalTx("packed"))
+
+		require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
+		_, err = result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		for _, again := range []string{"paid", "packed"} {
+			require.NoError(t, signal(again))
+			require.NoError(t, signalTx(again))
+		}
+		require.ErrorIs(t, signal("sent"), saga.ErrNotAllowed)
+		require.ErrorContains(t, signal("sent"), "it is stuck on its way back")
+		require.ErrorIs(t, signalTx("sent"), saga.ErrNotAllowed)
+		list, err := store.Signals(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Len(t, list, 2)
+	})
+}
+
+// TestASagaThatTurnsBackDuringASignalTakesNone: it is stuck on its way forward when Signal
+// looks, and on its way back when the store is asked to keep the signal.
+func TestASagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
+	for question := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			store := &asked{Memory: saga.NewMemory()}
+			sg := cursed()
+			r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrStuck)
+			store.before = func(n int) {
+				if n == question {
+					require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
+					_, err := result[trip](t.Context(), r, "trip-1")
+					require.ErrorIs(t, err, saga.ErrStuck)
+				}
+			}
+			require.ErrorIs(t, r.Signal(t.Context(), "trip-1", "paid", nil), saga.ErrNotAllowed)
+			list, err := store.Signals(t.Context(), "trip-1")
+			require.NoError(t, err)
+			require.Empty(t, list)
+			in, err := r.Get(t.Context(), "trip-1")
+			require.NoError(t, err)
+			require.True(t, in.Back)
+		})
+	}
+}
+
+// An asked store calls before, with their number, before it answers to Signals.
+type asked struct {
+	*saga.Memory
+	before func(n int)
+	n      int
+}
+
+func (a *asked) Signal(ctx context.Context, req saga.SignalRequest) (saga.Record, bool, error) {
+	n := a.n
+	a.n++
+	a.before(n)
+	return a.Memory.Signal(ctx, req)
+}
+
+// A turning store calls before and after around the record that the saga has turned back.
+type turning struct {
+	*saga.Memory
+	before, after func()
+	err           error
+}
+
+func (s *turning) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	turns := func(f *func()) {
+		if call := *f; call != nil && req.Status == saga.Compensating {
+			*f = nil
+			call()
+		}
+	}
+	turns(&s.before)
+	receipt, err := s.Memory.Commit(ctx, req)
+	turns(&s.after)
+	return receipt, err
+}
+
+// A parking store calls before once, before it writes a saga back.
+type parking struct {
+	*saga.Memory
+	before func()
+}
+
+func (p *parking) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	if before := p.before; req.Release && before != nil {
+		p.before = nil
+		before()
+	}
+	return p.Memory.Commit(ctx, req)
+}
+
+// TestASignalReachesASagaThatWorks while a parallel step of it runs in another process.
+func TestASignalReachesASagaThatWorks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		long, paid := step("flight"), awaits("paid")
+		long.After, paid.After = []string{}, []string{}
+		long.Timeout = time.Hour
+		long.Do = func(context.Context, *trip) error { time.Sleep(30 * time.Minute); return nil }
+		sg := sequence(long, paid)
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 1, r.Stats().Held)
+		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", nil))
+		time.Sleep(2 * time.Second)
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+	})
+}
+
+// TestASagaDoesNotGoOnWithoutItsSignals when the store does not return them.
+func TestASagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &deaf{Memory: saga.NewMemory(), down: 5}
+		sg := sequence(awaits("paid"))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"paid cash true"}, s.Calls)
+		require.EqualValues(t, 5, r.Stats().StoreErrors)
+	})
+}
+
+// A deaf store fails to return signals.
+type deaf struct {
+	*saga.Memory
+	down int
+}
+
+func (d *deaf) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+	if d.down--; d.down >= 0 {
+		return nil, sql.ErrConnDone
+	}
+	return d.Memory.Signals(ctx, id)
+}
+
+func TestAnOperatorGoesOnWithoutASignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(awaits("paid"), step("hotel"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Contains(t, in.Actions, saga.ActionSkip)
+		log, err := r.History(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, "step paid waits for signal paid", log[len(log)-1].Error)
+		require.NoError(t, r.SkipStep(t.Context(), "trip-1", "paid", "they called"))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do hotel"}, s.Calls)
+	})
+}
+
+func TestValidateWaits(t *testing.T) {
+	with := func(change func(*saga.Step[trip])) *saga.Saga[trip] {
+		st := step("hotel")
+		change(&st)
+		return sequence(st)
+	}
+	child := saga.ChildOf(sequence(step("flight")), func(*trip) (trip, error) { return trip{}, nil }, nil)
+	for want, sg := range map[string]*saga.Saga[trip]{
+		`Delay is -1ns`:                 with(func(st *saga.Step[trip]) { st.Delay = -1 }),
+		`Await is 101 bytes long`:       with(func(st *saga.Step[trip]) { st.Await = strings.Repeat("x", 101) }),
+		`AwaitFor is 1ns`:               with(func(st *saga.Step[trip]) { st.AwaitFor = 1 }),
+		`GoOn is true`:                  with(func(st *saga.Step[trip]) { st.Await, st.GoOn = "x", true }),
+		`Undo is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Await, st.Do = "x", nil }),
+		`Do is set beside DoTx or Saga`: with(func(st *saga.Step[trip]) { st.Saga = child }),
+		`Saga is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Saga, st.Do = child, nil }),
+		`Saga is without a Saga or a begin`: with(func(st *saga.Step[trip]) {
+			st.Saga, st.Do, st.Undo = saga.ChildOf[trip, trip](nil, nil, nil), nil, nil
+		}),
+		`Do is nil: must be set`: with(func(st *saga.Step[trip]) { st.Do = nil }),
+	} {
+		require.ErrorContains(t, sg.Validate(), want)
+	}
+	pivoted := step("flight")
+	pivoted.Pivot = true
+	late := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(pivoted), func(*trip) (trip, error) { return trip{}, nil }, nil)}
+	require.ErrorContains(t, sequence(late, step("hotel")).Validate(), `saga.Step "parcel": Saga has a pivot: must have none before the pivot`)
+	require.NoError(t, sequence(pivoted, late).Validate())
+}

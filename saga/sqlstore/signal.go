@@ -1,0 +1,120 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// The tables of the signals. The row of a saga is locked while a signal of it is written,
+// so two signals of one name do not meet.
+const (
+	postgresSignals = `
+CREATE TABLE {p}saga_signal (
+	saga_id text COLLATE "C" NOT NULL,
+	name    text COLLATE "C" NOT NULL,
+	payload bytea       NOT NULL,
+	at      timestamptz NOT NULL,
+	PRIMARY KEY (saga_id, name)
+);
+`
+	mysqlSignals = `
+CREATE TABLE {p}saga_signal (
+	saga_id varbinary(200) NOT NULL,
+	name    varbinary(200) NOT NULL,
+	payload longblob       NOT NULL,
+	at      bigint         NOT NULL,
+	PRIMARY KEY (saga_id, name)
+) ENGINE = InnoDB;
+`
+	sqliteSignals = `
+CREATE TABLE {p}saga_signal (
+	saga_id text    NOT NULL,
+	name    text    NOT NULL,
+	payload blob    NOT NULL,
+	at      integer NOT NULL,
+	PRIMARY KEY (saga_id, name)
+) WITHOUT ROWID;
+`
+)
+
+// Signal implements [saga.Store].
+func (s *Store) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+	err = s.transact(ctx, func(ctx context.Context, q querier) error {
+		rec, kept, err = s.signal(ctx, q, req)
+		return err
+	})
+	if err != nil {
+		return saga.Record{}, false, wrap("signal", err)
+	}
+	return rec, kept, nil
+}
+
+// SignalTx implements [saga.TxStore].
+func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, bool, error) {
+	rec, kept, err := s.signal(ctx, tx, req)
+	return rec, kept, wrap("signal", err)
+}
+
+func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+	// First of all, this locks the row.
+	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
+		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))
+	if _, err := q.ExecContext(ctx, due, req.ID); err != nil {
+		return rec, false, err
+	}
+	if rec, err = s.load(ctx, q, req.ID, s.d.readNewest()); err != nil {
+		return rec, false, err
+	}
+	var one int
+	known := s.tables.sql("SELECT 1 FROM {p}saga_signal WHERE saga_id = " + s.d.bind(1) + " AND name = " + s.d.bind(2) + s.d.readNewest())
+	err = q.QueryRowContext(ctx, known, req.ID, req.Name).Scan(&one)
+	keeps := rec.Status == saga.Running || rec.Status == saga.Stuck && rec.Seq == req.StuckSeq
+	if err == nil || !errors.Is(err, sql.ErrNoRows) || !keeps {
+		return rec, err == nil, ignoreNoRows(err)
+	}
+	insert := s.tables.sql("INSERT INTO {p}saga_signal (saga_id, name, payload, at) VALUES (" +
+		s.d.bind(1) + ", " + s.d.bind(2) + ", " + s.d.bind(3) + ", " + s.d.now() + ")")
+	_, err = q.ExecContext(ctx, insert, req.ID, req.Name, nonNil(req.Payload))
+	return rec, err == nil, err
+}
+
+func ignoreNoRows(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return err
+}
+
+// Signals implements [saga.Store].
+func (s *Store) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name, payload, at FROM {p}saga_signal WHERE saga_id = "+
+		s.d.bind(1)+" ORDER BY name"), id)
+	list, err := collect(rows, err, func(rows *sql.Rows) (sig saga.Signal, err error) {
+		var at moment
+		err = rows.Scan(&sig.Name, &sig.Payload, &at)
+		sig.At = at.Time
+		return sig, err
+	})
+	return list, wrap("signals", err)
+}
+
+// Hasten implements [saga.Store].
+func (s *Store) Hasten(ctx context.Context, id string) error {
+	due := s.tables.sql("UPDATE {p}saga SET wake_at = " + s.d.now() + " WHERE id = " + s.d.bind(1) +
+		" AND owner = '' AND " + s.d.live() + " AND wake_at > " + s.d.now())
+	return wrap("hasten", s.write(ctx, func(ctx context.Context, q querier) error {
+		_, err := q.ExecContext(ctx, due, id)
+		return err
+	}))
+}
+
+// transact makes fn one transaction, even where a single statement needs none.
+func (s *Store) transact(ctx context.Context, fn func(context.Context, querier) error) error {
+	if s.one != nil {
+		return s.one.write(ctx, false, fn)
+	}
+	return s.repeat(ctx, fn)
+}
