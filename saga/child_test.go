@@ -1,0 +1,484 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A parcel is the state of the children, which write into a book that all share.
+type parcel struct {
+	Weight int
+	Label  string
+}
+
+// A warehouse is the participant of the children.
+type warehouse struct {
+	mu   sync.Mutex               // of did
+	did  []string                 // each call as "do pack order-1/parcels/0"
+	fail map[string]error         // of a call
+	hold map[string]chan struct{} // a call waits for its channel
+}
+
+func (w *warehouse) step(name string) saga.Step[parcel] {
+	call := func(op string) func(context.Context, *parcel) error {
+		return func(ctx context.Context, p *parcel) error {
+			id := saga.CommandFrom(ctx).ID
+			what := op + " " + name + " " + strings.TrimSuffix(id, "/"+name+"/"+name+"/"+op)
+			w.mu.Lock()
+			w.did = append(w.did, what)
+			w.mu.Unlock()
+			if hold := w.hold[what]; hold != nil {
+				select {
+				case <-hold:
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			}
+			if op == "do" {
+				p.Label = fmt.Sprint(name, "ed ", p.Weight)
+			}
+			return w.fail[what]
+		}
+	}
+	return saga.Step[parcel]{Name: name, Do: call("do"), Undo: call("undo"), Timeout: 100 * time.Hour,
+		Backoff: func(int) time.Duration { return time.Second }}
+}
+
+func (w *warehouse) parcel() *saga.Saga[parcel] {
+	return &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), w.step("ship")}}
+}
+
+// parcels returns a step with so many children.
+func (w *warehouse) parcels(n int) saga.Step[trip] {
+	return saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
+		list := make([]parcel, n)
+		for i := range list {
+			list[i].Weight = i
+		}
+		return list, nil
+	}, func(s *trip, list []parcel) error {
+		for _, p := range list {
+			s.Calls = append(s.Calls, p.Label)
+		}
+		return nil
+	})}
+}
+
+func startOrder(t *testing.T, r *saga.Runner, sg *saga.Saga[trip]) {
+	t.Helper()
+	_, err := saga.Start(t.Context(), r, sg, "order-1", trip{})
+	require.NoError(t, err)
+}
+
+func TestChildren(t *testing.T) {
+	for _, n := range []int{0, 1, 3} {
+		for _, places := range []int{1, 64} {
+			synctest.Test(t, func(t *testing.T) {
+				w := &warehouse{}
+				sg := sequence(step("flight"), w.parcels(n), step("car"))
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: places, Inject: trace, Extract: withTrace}, sg)
+				begun := time.Now()
+				startOrder(t, r, sg)
+				s, err := result[trip](t.Context(), r, "order-1")
+				require.NoError(t, err)
+				require.Equal(t, append(append([]string{"do flight"}, []string{"shiped 0", "shiped 1", "shiped 2"}[:n]...), "do car"), s.Calls)
+				if places > 1 {
+					require.Zero(t, time.Since(begun), "each end wakes the parent")
+				}
+				require.Len(t, w.did, 2*n)
+				for i := range n {
+					in, err := r.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
+					require.NoError(t, err)
+					require.Equal(t, "order-1", in.Parent)
+					require.Equal(t, saga.Completed, in.Status)
+				}
+				require.EqualValues(t, n+1, r.Stats().Started)
+				require.EqualValues(t, n+1, r.Stats().Completed)
+			})
+		}
+	}
+}
+
+// TestAParentThatWaitsHoldsNoPlace: the only place is free for its child.
+func TestAParentThatWaitsHoldsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
+		sg := sequence(w.parcels(1))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(90 * time.Hour)
+		require.Equal(t, []string{"do pack order-1/parcels/0"}, w.did)
+		require.Zero(t, r.Stats().TakenOver)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		require.Equal(t, 1, in.Steps[0].Children)
+		require.False(t, in.Steps[0].WaitingSince.IsZero())
+		require.Zero(t, in.Failures)
+		require.Equal(t, 0, in.Steps[0].Attempts, "to wait is no attempt")
+		require.Less(t, len(events(t, r, "order-1")), 60, "it looks around less and less often")
+		close(w.hold["do pack order-1/parcels/0"])
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+	})
+}
+
+// TestAChildThatIsCompensatedTurnsItsParentBack, with its other children, whether these
+// are running or completed.
+func TestAChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
+	full := saga.NoEffect(errors.New("full"))
+	for name, hold := range map[string]bool{"the other is running": true, "the other is completed": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/1": full}, hold: make(map[string]chan struct{})}
+				if hold {
+					w.hold["do ship order-1/parcels/0"] = make(chan struct{})
+				} else {
+					w.hold["do ship order-1/parcels/1"] = make(chan struct{})
+					time.AfterFunc(time.Hour, func() { close(w.hold["do ship order-1/parcels/1"]) })
+				}
+				sg := sequence(step("flight"), w.parcels(2), step("car"))
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+				startOrder(t, r, sg)
+				s, err := result[trip](t.Context(), r, "order-1")
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorContains(t, err, `child "order-1/parcels/1": saga: parcel "order-1/parcels/1": compensated: step ship: full`)
+				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+				slices.Sort(w.did)
+				want := []string{
+					"do pack order-1/parcels/0", "do pack order-1/parcels/1", "do ship order-1/parcels/0", "do ship order-1/parcels/1",
+					"undo pack order-1/parcels/0", "undo pack order-1/parcels/1", "undo ship order-1/parcels/0",
+				}
+				require.Equal(t, want, w.did)
+				for i := range 2 {
+					in, err := r.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
+					require.NoError(t, err)
+					require.Equal(t, saga.Compensated, in.Status)
+				}
+			})
+		})
+	}
+}
+
+// TestAParentThatTurnsBackTurnsItsChildrenBack after they are completed, or while they
+// run.
+func TestAParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		sg := sequence(w.parcels(2), failing("car", saga.NoEffect(errDeclined)))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Len(t, w.did, 8)
+		require.Equal(t, []string{"created", "done pack", "done ship", "completed", "turned back", "undone ship", "undone pack", "compensated"},
+			events(t, r, "order-1/parcels/1"))
+		in, err := r.Get(t.Context(), "order-1/parcels/1")
+		require.NoError(t, err)
+		require.Equal(t, "the saga that started it turned back", in.Cause)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}}
+		sg := sequence(w.parcels(2), step("car"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Hour)
+		begun := time.Now()
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.LessOrEqual(t, time.Since(begun), time.Second)
+		require.Len(t, w.did, 8)
+	})
+}
+
+// TestAPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
+// the parent turns back.
+func TestAPivotWhoseChildIsCompensated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.NoEffect(errDeclined)}}
+		ship := w.step("ship")
+		ship.Pivot, ship.Undo = true, nil
+		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
+		pivot := saga.Step[trip]{Name: "parcels", Pivot: true, Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		sg := sequence(step("flight"), pivot, step("car"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		s, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+	})
+}
+
+// TestAChildWakesAParentThatAnotherRunnerHas, although its own runner still waits for a
+// step of the parent that ignores the end of its ctx.
+func TestAChildWakesAParentThatAnotherRunnerHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
+		hang, parcels := step("hang"), w.parcels(1)
+		var calls atomic.Int32
+		release := make(chan struct{})
+		hang.After, parcels.After = []string{}, []string{}
+		hang.Do = func(context.Context, *trip) error {
+			if calls.Add(1) == 1 {
+				<-release
+			}
+			return nil
+		}
+		sg := sequence(hang, parcels)
+		store := &forgetful{Memory: saga.NewMemory()}
+		one, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		startOrder(t, one, sg)
+		time.Sleep(time.Second)
+		store.forgot.Store("order-1")
+		two, _ := begin[trip](t, store.Memory, saga.RunnerConfig{}, sg)
+		time.Sleep(24 * time.Hour)
+		require.Equal(t, int32(2), calls.Load())
+		begun := time.Now()
+		close(w.hold["do pack order-1/parcels/0"])
+		_, err := result[trip](t.Context(), two, "order-1")
+		close(release)
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), time.Second)
+	})
+}
+
+// A forgetful store tells its runner that it has lost a saga, and lets it claim none.
+type forgetful struct {
+	*saga.Memory
+	forgot atomic.Value // the id
+}
+
+func (f *forgetful) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	req.Held = slices.DeleteFunc(req.Held, func(h saga.Held) bool { return h.ID == f.forgot.Load() })
+	return f.Memory.Heartbeat(ctx, req)
+}
+
+func (f *forgetful) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	if f.forgot.Load() != nil {
+		return nil, nil
+	}
+	return f.Memory.Claim(ctx, req)
+}
+
+// TestAnUndoOfAChildThatIsStuckWaits for the operator.
+func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
+		sg := sequence(w.parcels(1), failing("car", saga.NoEffect(errDeclined)))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(24 * time.Hour)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensating, in.Status)
+		clear(w.fail)
+		require.NoError(t, r.Retry(t.Context(), "order-1/parcels/0", "mended"))
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorIs(t, r.Retry(t.Context(), "order-1/parcels/0", ""), saga.ErrNotAllowed)
+	})
+}
+
+func TestAnAbandonedChildIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": make(chan struct{})}}
+		sg := sequence(step("flight"), w.parcels(1))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Hour)
+		require.NoError(t, r.Abandon(t.Context(), "order-1/parcels/0", "by hand"))
+		begun := time.Now()
+		s, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.LessOrEqual(t, time.Since(begun), time.Second)
+		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+		require.Len(t, w.did, 2)
+	})
+}
+
+// TestALateStartOfAChildDoesNothing: an owner that was cut off while it started children
+// goes on after the next owner has turned back.
+func TestALateStartOfAChildDoesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &lateStart{Memory: saga.NewMemory(), wake: make(chan struct{})}
+		w := &warehouse{}
+		sg := sequence(w.parcels(2))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{Name: "late"}, sg)
+		_, _, err := store.Memory.Start(t.Context(), saga.StartRequest{
+			ID: "order-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
+			Steps: []byte(`{"steps":[{"n":"parcels","s":"started"}]}`), Log: []saga.Entry{{Kind: saga.EventCreated}},
+		})
+		require.NoError(t, err)
+		r.Wake()
+		synctest.Wait()
+		require.True(t, store.waits)
+		store.cut = true
+		_, err = store.Memory.Cancel(t.Context(), "order-1", "ill")
+		require.NoError(t, err)
+		other, _ := begin(t, store.Memory, saga.RunnerConfig{Name: "other"}, sg)
+		_, err = result[trip](t.Context(), other, "order-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		close(store.wake)
+		time.Sleep(time.Hour)
+		did := slices.Clone(w.did)
+		slices.Sort(did)
+		for i := range 2 {
+			in, err := other.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
+			require.NoError(t, err)
+			require.Equal(t, saga.Compensated, in.Status, did)
+		}
+		require.NotContains(t, did, "do pack order-1/parcels/1")
+	})
+}
+
+// A lateStart delays the Start of the second child until wake is closed, and cuts the
+// process off.
+type lateStart struct {
+	*saga.Memory
+	wake       chan struct{}
+	waits, cut bool
+}
+
+func (s *lateStart) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	if req.ID == "order-1/parcels/1" {
+		s.waits = true
+		<-s.wake
+		ctx = context.Background()
+	}
+	return s.Memory.Start(ctx, req)
+}
+
+func (s *lateStart) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if s.cut {
+		return nil, errors.New("connection lost")
+	}
+	return s.Memory.Heartbeat(ctx, req)
+}
+
+func (s *lateStart) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	if s.cut {
+		return nil, errors.New("connection lost")
+	}
+	return s.Memory.Claim(ctx, req)
+}
+
+func TestTheIDOfAChildIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		child := w.parcel()
+		st := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		sg := sequence(step("flight"), st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, child, "order-1/parcel/0", parcel{})
+		require.NoError(t, err, "Register knows the children")
+		startOrder(t, r, sg)
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorContains(t, err, "id in use")
+		_, err = result[parcel](t.Context(), r, "order-1/parcel/0")
+		require.NoError(t, err, "it is another's")
+	})
+}
+
+// TestAChildThatWasDeleted cannot be undone.
+func TestAStoreThatFailsFailsNoChild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &noStart{Memory: saga.NewMemory(), fails: 20}
+		w := &warehouse{}
+		sg := sequence(w.parcels(2))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 20, r.Stats().StoreErrors)
+	})
+}
+
+// A noStart fails to start children.
+type noStart struct {
+	*saga.Memory
+	fails int
+}
+
+func (s *noStart) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	if req.Saga == "parcel" {
+		if s.fails--; s.fails >= 0 {
+			return saga.Record{}, false, errors.New("connection lost")
+		}
+	}
+	return s.Memory.Start(ctx, req)
+}
+
+func TestChildIDFits(t *testing.T) {
+	require.Equal(t, "order-1/parcels/7", saga.ChildID("order-1", "parcels", 7))
+	seen := make(map[string]bool)
+	id := "é" + strings.Repeat("ü", 90)
+	for depth := range 200 {
+		for n := range 3 {
+			child := saga.ChildID(id, "stép", n)
+			require.LessOrEqual(t, len(child), 200)
+			require.True(t, utf8.ValidString(child), depth)
+			require.False(t, seen[child])
+			seen[child] = true
+		}
+		id = saga.ChildID(id, "stép", depth%3)
+	}
+}
+
+// TestGrandchildren runs four generations, and turns all of them back.
+func TestGrandchildren(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			level := sequence(step("leaf"))
+			level.Name = "level-0"
+			for i := range 4 {
+				below := level
+				level = sequence(step("before"), saga.Step[trip]{Name: "below", Saga: saga.ChildrenOf(below,
+					func(*trip) ([]trip, error) { return make([]trip, 2), nil },
+					func(s *trip, list []trip) error {
+						for _, c := range list {
+							s.Calls = append(s.Calls, c.Calls...)
+						}
+						return nil
+					})})
+				level.Name = fmt.Sprint("level-", i+1)
+			}
+			if back {
+				level.Steps = append(level.Steps, failing("car", saga.NoEffect(errDeclined)))
+			}
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 2}, level)
+			startOrder(t, r, level)
+			s, err := result[trip](t.Context(), r, "order-1")
+			page, lerr := r.List(t.Context(), saga.Filter{Limit: 1000})
+			require.NoError(t, lerr)
+			require.Len(t, page.Sagas, 31)
+			for _, in := range page.Sagas {
+				if back {
+					require.Equal(t, saga.Compensated, in.Status)
+				} else {
+					require.Equal(t, saga.Completed, in.Status)
+				}
+			}
+			if back {
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				return
+			}
+			require.NoError(t, err)
+			require.Len(t, s.Calls, 16+15)
+		})
+	}
+}
