@@ -1,0 +1,50 @@
+package saga_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// TestEndedSagasAreKeptForSoLong, each status for its own time, in more batches than one.
+func TestEndedSagasAreKeptForSoLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		good := sequence(step("flight"))
+		bad := sequence(step("flight"), failing("car", saga.NoEffect(errDeclined)))
+		bad.Name = "bad"
+		cfg := saga.RunnerConfig{Keep: saga.Keep{Completed: time.Hour, Compensated: 3 * time.Hour}}
+		r, _ := begin(t, saga.NewMemory(), cfg, good, bad)
+		const sagas = 450
+		for i := range sagas {
+			_, err := saga.Start(t.Context(), r, good, fmt.Sprint("good-", i), trip{})
+			require.NoError(t, err)
+		}
+		_, err := saga.Start(t.Context(), r, bad, "bad", trip{})
+		require.NoError(t, err)
+		left := func() (good, bad int) {
+			counts, err := r.Counts(t.Context())
+			require.NoError(t, err)
+			for _, c := range counts.Sagas {
+				good, bad = good+c.Completed, bad+c.Compensated
+			}
+			return good, bad
+		}
+		for _, c := range []struct {
+			sleep     time.Duration
+			good, bad int
+		}{{30 * time.Minute, sagas, 1}, {35 * time.Minute, 0, 1}, {3 * time.Hour, 0, 0}} {
+			time.Sleep(c.sleep)
+			synctest.Wait()
+			good, bad := left()
+			require.Equal(t, []int{c.good, c.bad}, []int{good, bad})
+		}
+		require.EqualValues(t, sagas+1, r.Stats().Deleted)
+		require.EqualError(t, saga.RunnerConfig{Keep: saga.Keep{Abandoned: -1}}.Validate(),
+			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (for ever) or more")
+	})
+}
