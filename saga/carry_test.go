@@ -1,0 +1,117 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+type traceKey struct{}
+
+func trace(ctx context.Context) string { s, _ := ctx.Value(traceKey{}).(string); return s }
+
+func withTrace(ctx context.Context, trace string) context.Context {
+	return context.WithValue(ctx, traceKey{}, trace)
+}
+
+// TestASagaCarriesTheContextOfItsStart starts sagas with a trace, one of them in a
+// transaction, stops the process, and lets another one finish them.
+func TestASagaCarriesTheContextOfItsStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		seen := func(ctx context.Context, s *trip) { s.Calls = append(s.Calls, trace(ctx)) }
+		flight, hotel, car := step("flight"), inTx("hotel"), failing("car", saga.NoEffect(errDeclined))
+		flight.Do = func(ctx context.Context, s *trip) error { seen(ctx, s); return nil }
+		flight.Undo = func(ctx context.Context, s *trip) error { seen(ctx, s); return nil }
+		hotel.DoTx = func(ctx context.Context, _ *sql.Tx, s *trip) error { seen(ctx, s); return nil }
+		hotel.UndoTx = func(ctx context.Context, _ *sql.Tx, s *trip) error { seen(ctx, s); return nil }
+		wait := true
+		do := car.Do
+		car.Do = func(ctx context.Context, s *trip) error {
+			if wait {
+				return errDeclined // and park
+			}
+			return do(ctx, s)
+		}
+		car.Backoff = func(int) time.Duration { return time.Minute }
+		sg := sequence(flight, hotel, car)
+		told := make(map[string]bool)
+		cfg := saga.RunnerConfig{
+			Inject: trace, Extract: withTrace,
+			OnEvent: func(ctx context.Context, e saga.Event) {
+				if e.Kind != saga.EventCreated {
+					told[trace(ctx)] = true
+				}
+			},
+		}
+		r, stop := begin[trip](t, store, cfg, sg)
+		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
+		require.NoError(t, err)
+		tx, err := store.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, saga.StartTx(withTrace(t.Context(), "trace 2"), tx, r, sg, "trip-2", trip{}))
+		require.NoError(t, tx.Commit())
+		time.Sleep(10 * time.Second)
+		stop()
+		wait = false
+		r, _ = begin[trip](t, store, cfg, sg)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", "now"), "an operator's write keeps it")
+		for id, want := range map[string]string{"trip-1": "trace 1", "trip-2": "trace 2"} {
+			s, err := result[trip](t.Context(), r, id)
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.Equal(t, []string{want, want, "do car", "undo car", want, want}, s.Calls)
+		}
+		require.Contains(t, told, "trace 1")
+		require.Contains(t, told, "trace 2")
+	})
+}
+
+// TestWhatASagaCannotCarry is not carried, and harms nothing.
+func TestWhatASagaCannotCarry(t *testing.T) {
+	for name, cfg := range map[string]saga.RunnerConfig{
+		"nothing":          {Inject: func(context.Context) string { return "" }},
+		"too much":         {Inject: func(context.Context) string { return strings.Repeat("x", 4097) }},
+		"no text":          {Inject: func(context.Context) string { return "\xff" }},
+		"no Inject":        {},
+		"Extract panics":   {Inject: trace, Extract: func(context.Context, string) context.Context { panic("oops") }},
+		"no ctx":           {Inject: trace, Extract: func(context.Context, string) context.Context { return nil }},
+		"NUL and newlines": {Inject: func(context.Context) string { return "a\x00\n\"" }, Extract: withTrace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if cfg.Extract == nil {
+					cfg.Extract = func(context.Context, string) context.Context { panic("it carries nothing") }
+				}
+				var got string
+				flight := step("flight")
+				flight.Do = func(ctx context.Context, _ *trip) error { got = trace(ctx); return nil }
+				sg := sequence(flight)
+				r, _ := begin(t, saga.NewMemory(), cfg, sg)
+				_, err := saga.Start(withTrace(t.Context(), "trace"), r, sg, "trip-1", trip{})
+				require.NoError(t, err)
+				_, err = result[trip](t.Context(), r, "trip-1")
+				require.NoError(t, err)
+				if name == "NUL and newlines" {
+					require.Equal(t, "a\x00\n\"", got)
+				} else {
+					require.Empty(t, got)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic("oops") }}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{})
+		require.ErrorContains(t, err, "saga: Inject: ")
+		_, err = r.Get(t.Context(), "trip-1")
+		require.ErrorIs(t, err, saga.ErrNotFound)
+	})
+}
