@@ -1,0 +1,113 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// An Operation is an [Action] with its arguments.
+type Operation struct {
+	Action Action
+	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
+	Note   string // for the log
+}
+
+// Operated is the result of [Runner.OperateAll].
+type Operated struct {
+	Done       int // sagas to which the operation was applied
+	NotAllowed int // sagas that do not allow it, whose definition is not registered, or that are no longer there
+}
+
+// Operate applies an operation to a saga. It calls Cancel, Retry, SkipStep, Compensate or
+// Abandon.
+func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
+	switch op.Action {
+	case ActionCancel:
+		return r.Cancel(ctx, id, op.Note)
+	case ActionRetry:
+		return r.Retry(ctx, id, op.Note)
+	case ActionSkip:
+		if op.Step == "" {
+			in, err := r.Get(ctx, id)
+			if err != nil {
+				return err
+			}
+			op.Step = in.stuckAt()
+		}
+		return r.SkipStep(ctx, id, op.Step, op.Note)
+	case ActionCompensate:
+		return r.Compensate(ctx, id, op.Note)
+	case ActionAbandon:
+		return r.Abandon(ctx, id, op.Note)
+	}
+	return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
+}
+
+// stuckAt returns the step that keeps the saga from going on.
+func (in *Instance) stuckAt() string {
+	for _, u := range in.Steps {
+		if in.Back && u.Status == StepUndoFailed {
+			return u.Name
+		}
+	}
+	return in.Step // on the way back, the step at which the saga turned
+}
+
+// operators is how many operations OperateAll has under way. Their commits share
+// transactions.
+const operators = 8
+
+// OperateAll applies an operation to every saga that the filter admits and that was
+// started before the call, page after page. Filter.Limit is the size of a page. Sagas
+// that do not allow the operation are left as they are, and counted.
+//
+// If the store fails or ctx ends, OperateAll returns the error with what it has done so
+// far. It may then be called again.
+func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) (Operated, error) {
+	f.WithoutState = true
+	var done, notAllowed atomic.Int64
+	err := func() error {
+		for first := true; ; {
+			page, err := r.List(ctx, f)
+			if err != nil {
+				return err
+			}
+			if first && len(page.Sagas) > 0 {
+				// Stores keep times to the millisecond at least.
+				now := page.Sagas[0].Now.Add(time.Millisecond)
+				if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
+					f.CreatedBefore = now
+				}
+				first = false
+			}
+			g, gctx := errgroup.WithContext(ctx)
+			g.SetLimit(operators)
+			for _, in := range page.Sagas {
+				g.Go(func() error {
+					err := r.Operate(gctx, in.ID, op)
+					switch {
+					case err == nil:
+						done.Add(1)
+					case errors.Is(err, ErrNotAllowed), errors.Is(err, ErrNotRegistered), errors.Is(err, ErrNotFound):
+						notAllowed.Add(1)
+					default:
+						return err
+					}
+					return nil
+				})
+			}
+			if err := g.Wait(); err != nil {
+				return err
+			}
+			if f.After = page.Next; page.Next == "" {
+				return nil
+			}
+		}
+	}()
+	return Operated{int(done.Load()), int(notAllowed.Load())}, err
+}
