@@ -1,7 +1,9 @@
 package sqlstore
 
 import (
+	"cmp"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -10,49 +12,65 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A batcher commits several sagas in one transaction. While all its lanes are busy, the
-// commits that arrive gather, and go as one batch when a lane is free. A commit that finds
-// a free lane goes immediately: none waits for others to arrive.
+// A batcher makes the writes of several sagas, their starts or their commits, one
+// transaction. While all its lanes are busy, the writes that arrive gather, and go as one
+// batch when a lane is free. A write that finds a free lane goes immediately: none waits
+// for others to arrive.
 //
-// A batch is a short cut that decides nothing but success. A commit that the batch has
-// skipped, and every commit of a batch that failed, is then sent by itself, which settles
+// A batch is a short cut that decides nothing but success. A write that the batch has
+// skipped, and every write of a batch that failed, is then sent by itself, which settles
 // it as if there were no batcher.
-type batcher struct {
-	lanes int // commits and batches under way at most
-	alone func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error)
-	// send writes a batch in one transaction, and marks the commits that it wrote. It
-	// does not wait for locked rows.
-	send func(ctx context.Context, batch []*pending) error
+type batcher[Q, A any] struct {
+	lanes int           // writes and batches under way at most
+	limit time.Duration // for a batch; zero means none
+	size  func(Q) int   // in bytes
+	alone func(ctx context.Context, req Q) (A, error)
+	// send writes a batch in one transaction, and marks the writes that it has made.
+	send func(ctx context.Context, batch []*pending[Q, A]) error
+	// settle corrects what alone returned after a batch that failed, and that may have
+	// made the write nevertheless.
+	settle func(req Q, answer A, err, failed error) (A, error)
 
 	mu      sync.Mutex
-	waiting []*pending
+	waiting []*pending[Q, A]
 	busy    int // lanes in use
 }
 
 // The limits of a batch.
 const (
 	maxBatch = 64
-	maxBytes = 1 << 20 // the commit that exceeds it is the last of its batch
+	maxBytes = 1 << 20 // the write that exceeds it is the last of its batch
 )
 
-// maxHold is how long a single commit keeps its lane at most. A commit that waits for no
-// row takes less.
+// maxHold is how long a single write keeps its lane, and how long a batch of starts may
+// take. A write that waits for no row takes less.
 const maxHold = 1500 * time.Millisecond
 
-// A pending commit waits for a batch, or is in one.
-type pending struct {
-	req     saga.CommitRequest
-	receipt saga.Receipt
+// A pending write waits for a batch, or is in one.
+type pending[Q, A any] struct {
+	req     Q
+	answer  A
 	written bool
 	err     error              // of its batch, which may have been written
 	sent    chan struct{}      // closed when its batch has returned
 	stop    context.CancelFunc // ends its batch
 }
 
-// commit writes req by itself if a lane is free, and otherwise in a batch.
-func (b *batcher) commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+type (
+	pendingCommit = pending[saga.CommitRequest, saga.Receipt]
+	pendingStart  = pending[saga.StartRequest, started]
+)
+
+// started is the answer to a start.
+type started struct {
+	rec     saga.Record
+	created bool
+}
+
+// write writes req by itself if a lane is free, and otherwise in a batch.
+func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) {
 	if ctx.Err() != nil {
-		return saga.Receipt{}, ended.Error(ctx)
+		return answer, ended.Error(ctx)
 	}
 	b.mu.Lock()
 	if b.busy < b.lanes {
@@ -60,33 +78,33 @@ func (b *batcher) commit(ctx context.Context, req saga.CommitRequest) (saga.Rece
 		b.mu.Unlock()
 		leave := sync.OnceFunc(b.next)
 		defer leave()
-		// The commit may wait for a locked row.
+		// The write may wait for a locked row.
 		defer time.AfterFunc(maxHold, leave).Stop()
 		return b.alone(ctx, req)
 	}
-	p := &pending{req: req, sent: make(chan struct{})}
+	p := &pending[Q, A]{req: req, sent: make(chan struct{})}
 	b.waiting = append(b.waiting, p)
 	b.mu.Unlock()
 	select {
 	case <-p.sent:
 	case <-ctx.Done():
 		if b.withdraw(p) {
-			return saga.Receipt{}, ended.Error(ctx)
+			return answer, ended.Error(ctx)
 		}
 		<-p.sent // the batch reads req until then
 	}
 	if p.written {
-		return p.receipt, nil
+		return p.answer, nil
 	}
-	rc, err := b.alone(ctx, req)
-	if err == saga.ErrFenced && p.err != nil {
-		err = p.err // the batch itself may have moved the fence
+	answer, err = b.alone(ctx, req)
+	if p.err != nil {
+		return b.settle(req, answer, err, p.err)
 	}
-	return rc, err
+	return answer, err
 }
 
-// next passes a lane on to the commits that wait, or frees it.
-func (b *batcher) next() {
+// next passes a lane on to the writes that wait, or frees it.
+func (b *batcher[Q, A]) next() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.waiting) > 0 {
@@ -97,7 +115,7 @@ func (b *batcher) next() {
 }
 
 // withdraw removes p from the queue and reports true, or ends the batch that p is in.
-func (b *batcher) withdraw(p *pending) bool {
+func (b *batcher[Q, A]) withdraw(p *pending[Q, A]) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i := slices.Index(b.waiting, p)
@@ -110,7 +128,7 @@ func (b *batcher) withdraw(p *pending) bool {
 }
 
 // run sends batches until nothing waits.
-func (b *batcher) run() {
+func (b *batcher[Q, A]) run() {
 	for {
 		ctx, stop := context.WithCancel(context.Background())
 		batch := b.take(stop)
@@ -119,8 +137,10 @@ func (b *batcher) run() {
 			return
 		}
 		var err error
-		if len(batch) > 1 { // a single commit goes by itself
+		if len(batch) > 1 { // a single write goes by itself
+			limit := time.AfterFunc(cmp.Or(b.limit, math.MaxInt64), stop)
 			err = b.send(ctx, batch)
+			limit.Stop()
 		}
 		stop()
 		for _, p := range batch {
@@ -133,14 +153,14 @@ func (b *batcher) run() {
 }
 
 // take returns the next batch. It frees the lane if there is none.
-func (b *batcher) take(stop context.CancelFunc) []*pending {
+func (b *batcher[Q, A]) take(stop context.CancelFunc) []*pending[Q, A] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n, size := 0, 0
 	for n < len(b.waiting) && n < maxBatch && size < maxBytes {
 		p := b.waiting[n]
 		p.stop = stop
-		size += len(p.req.Data) + len(p.req.Steps)
+		size += b.size(p.req)
 		n++
 	}
 	batch := slices.Clone(b.waiting[:n])

@@ -197,7 +197,7 @@ type outcome struct {
 
 func (o *outcome) wait() error { <-o.done; return o.err }
 
-const lanes = 8 // of commits to PostgreSQL
+const lanes = 3 // of commits to PostgreSQL
 
 // fill starts a commit on every lane.
 func (d *desk) fill() {
@@ -250,10 +250,17 @@ func (d *desk) QueryContext(ctx context.Context, query string, args []driver.Nam
 		out.rows = append(out.rows, []driver.Value{"read committed"})
 		return out, nil
 	}
-	if len(args) == 1 {
+	if ids := args[1].Value; strings.HasPrefix(fmt.Sprint(ids), "{") { // arrays
 		what = "batch"
-		if err := json.Unmarshal([]byte(args[0].Value.(string)), &batch); err != nil {
+		var list []string
+		if err := json.Unmarshal([]byte("["+strings.Trim(ids.(string), "{}")+"]"), &list); err != nil {
 			return nil, err
+		}
+		for i, id := range list {
+			batch = append(batch, struct {
+				I  int64
+				ID string
+			}{int64(i), id})
 		}
 	} else {
 		batch = append(batch, struct {

@@ -18,6 +18,7 @@ import (
 type postgres struct {
 	started, startedDue            *byCount // by the number of entries in the log
 	committed, released, handedOn  *byCount
+	startedMany, startedManyDue    string
 	batch, batchDue, claimed, beat string
 	canceled, deleted              string
 }
@@ -37,6 +38,7 @@ func newPostgres(t tables, notify bool) *postgres {
 	return &postgres{
 		started: start(""), startedDue: start(due),
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
+		startedMany: t.sql(postgresStarts), startedManyDue: t.sql(postgresStarts + due),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
 		canceled: t.sql(postgresCancel), deleted: t.sql(postgresDelete),
 	}
@@ -81,9 +83,11 @@ CREATE TABLE {p}saga_log (
 	PRIMARY KEY (saga_id, seq)
 );
 CREATE TABLE {p}saga_schema (version bigint NOT NULL);
-`
+` + postgresSignals
 
 func (*postgres) schema() string { return postgresSchema }
+
+func (*postgres) barrier() string { return saga.BarrierTable }
 
 func (*postgres) check(context.Context, querier) error { return nil }
 
@@ -98,6 +102,12 @@ func (*postgres) lockSchema(ctx context.Context, q querier) error {
 	_, err := q.ExecContext(ctx, `SELECT pg_advisory_xact_lock(7234061925530741)`)
 	return err
 }
+
+func (*postgres) unlockSchema(context.Context, querier) {}
+
+func (*postgres) mayRepeat(error) bool { return false }
+
+func (*postgres) readNewest() string { return "" }
 
 // isolated reports whether a single statement runs under READ COMMITTED.
 func (*postgres) isolated(ctx context.Context, q querier) (bool, error) {
@@ -116,19 +126,31 @@ func (*postgres) lock(context.Context, querier) error { return nil }
 
 func (*postgres) now() string { return "statement_timestamp()" }
 
-func (d *postgres) columns() string { return recordColumns + ", " + d.now() + ", ''" }
+func (d *postgres) columns() string {
+	return recordColumns + ", " + d.now() + " AS store_now, '' AS previous"
+}
 
 func (*postgres) bind(i int) string { return "$" + strconv.Itoa(i) }
+
+func (*postgres) time(t time.Time) any { return t }
+
+func (*postgres) contains(column, text string) string {
+	return "position(" + text + " in " + column + ") > 0"
+}
+
+func (*postgres) live() string { return isLive }
+
+func (*postgres) comparesRows() bool { return true }
 
 func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
 	epoch := 0
 	if req.Owner != "" {
 		epoch = 1
 	} else {
-		req.Lease = 0
+		req.LeaseTTL = 0
 	}
 	args := []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps),
-		len(req.Log), req.Owner, epoch, req.Lease.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce}
+		len(req.Log), req.Owner, epoch, req.LeaseTTL.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce}
 	text := d.started
 	if req.Owner == "" {
 		text = d.startedDue
@@ -152,10 +174,72 @@ s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, e
 SELECT now FROM s`
 }
 
+// postgresStarts starts many sagas. As in postgresBatch, the first twelve parameters have
+// an element for each saga, the others one for each entry of their logs. The order keeps
+// two batches from waiting for each other.
+const postgresStarts = `WITH s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
+		nonce, created_at, updated_at)
+	SELECT id, name, version, status, data, steps, seq, owner, epoch, statement_timestamp() + lease * interval '1 microsecond',
+		CASE WHEN complete_in > 0 THEN statement_timestamp() + complete_in * interval '1 microsecond' END,
+		nonce, statement_timestamp(), statement_timestamp()
+	FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::bigint[], $8::text[], $9::bigint[],
+		$10::bigint[], $11::bigint[], $12::bigint[])
+		AS r(id, name, version, status, data, steps, seq, owner, epoch, lease, complete_in, nonce)
+	ORDER BY id ON CONFLICT (id) DO NOTHING
+	RETURNING id, epoch, created_at),
+l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
+	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.created_at
+	FROM unnest($13::text[], $14::bigint[], $15::text[], $16::text[], $17::text[], $18::bigint[], $19::text[])
+		AS v(id, seq, step, op, event, attempt, error)
+	JOIN s ON s.id = v.id)
+SELECT id, created_at FROM s`
+
+func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
+	var starts [12]array
+	var entries [7]array
+	text := d.startedMany
+	byID := make(map[string]*pendingStart, len(batch))
+	for _, p := range batch {
+		c := &p.req
+		byID[c.ID] = p
+		epoch, lease := int64(1), c.LeaseTTL
+		if c.Owner == "" {
+			epoch, lease = 0, 0
+			text = d.startedManyDue
+		}
+		starts[0].text(c.ID)
+		starts[1].text(c.Saga)
+		starts[2].number(int64(c.Version))
+		starts[3].text(string(c.Status))
+		starts[4].bytes(nonNil(c.Data))
+		starts[5].text(string(c.Steps))
+		starts[6].number(int64(len(c.Log)))
+		starts[7].text(c.Owner)
+		starts[8].number(epoch)
+		starts[9].number(lease.Microseconds())
+		starts[10].number(c.CompleteIn.Microseconds())
+		starts[11].number(c.Nonce)
+		for k := range c.Log {
+			entries[0].text(c.ID)
+			entry(entries[1:], int64(1+k), &c.Log[k])
+		}
+	}
+	rows, err := q.QueryContext(ctx, text, arrays(starts[:], entries[:])...)
+	_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+		var now time.Time
+		err = rows.Scan(&id, &now)
+		if p := byID[id]; p != nil {
+			p.answer, p.written = newRecord(p.req, now), true
+		}
+		return id, err
+	})
+	return err
+}
+
 const postgresRelease = ", owner = '', wake_at = statement_timestamp() + $12::bigint * interval '1 microsecond'"
 
 func postgresCommitText(n int, release string, next int) string {
-	return `WITH s AS (UPDATE {p}saga SET status = $4, data = $5, steps = $6, seq = $7, failures = $8, takeovers = $9,
+	return `WITH s AS (UPDATE {p}saga SET status = $4, data = COALESCE($5::bytea, data), steps = $6, seq = $7, failures = $8, takeovers = $9,
 		last_error = $10, nonce = $11, reported = false, updated_at = statement_timestamp()` + release + `
 	WHERE id = $1 AND epoch = $2 AND seq = $3
 	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
@@ -186,7 +270,7 @@ func postgresLog(seq string, next, n int) string {
 
 func (d *postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
 	args := make([]any, 0, 16)
-	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), nonNil(req.Data), string(req.Steps),
+	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), orNull(req.Data), string(req.Steps),
 		req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
 	if req.Release {
@@ -203,41 +287,44 @@ func (d *postgres) commit(ctx context.Context, q querier, req saga.CommitRequest
 	return rc, err
 }
 
-// postgresBatch commits many sagas. It skips rows that do not match the fence, and rows
-// that are locked: since it never waits, neither a slow owner nor a deadlock holds up a
-// batch.
+// postgresBatch commits many sagas. Its parameters are arrays: the first thirteen have an
+// element for each commit, the others one for each entry of their logs. It skips rows that
+// do not match the fence, and rows that are locked: since it never waits, neither a slow
+// owner nor a deadlock holds up a batch.
 //
-// The condition on "one" makes the planner expect a single row, and look up each id in the
+// The condition i + 0 = i makes the planner expect a single row, and look up each id in the
 // index. Otherwise a plan that was made while the table was new, and kept, would read the
 // whole table.
 const postgresBatch = `WITH k AS MATERIALIZED (
-	SELECT r.* FROM json_to_recordset($1::json) AS r(one bigint, i bigint, id text, epoch bigint, seq bigint,
-		nonce bigint, status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
-		release boolean, wake_in bigint, log json)
+	SELECT r.* FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::bytea[], $8::text[],
+		$9::bigint[], $10::bigint[], $11::bigint[], $12::text[], $13::bigint[]) AS r(i, id, epoch, seq,
+		nonce, status, data, steps, after, failures, takeovers, last_error, wake_in)
 	JOIN {p}saga s ON s.id = r.id AND s.epoch = r.epoch AND s.seq = r.seq
-	WHERE r.one = 1 FOR NO KEY UPDATE OF s SKIP LOCKED),
-s AS (UPDATE {p}saga s SET status = k.status, data = decode(k.data, 'base64'), steps = k.steps, seq = k.after,
+	WHERE r.i + 0 = r.i FOR NO KEY UPDATE OF s SKIP LOCKED),
+s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(k.data, s.data), steps = k.steps, seq = k.after,
 		failures = k.failures, takeovers = k.takeovers, last_error = k.last_error, nonce = k.nonce,
 		reported = false, updated_at = statement_timestamp(),
-		owner = CASE WHEN k.release THEN '' ELSE s.owner END,
-		wake_at = CASE WHEN k.release THEN statement_timestamp() + k.wake_in * interval '1 microsecond' ELSE s.wake_at END
+		owner = CASE WHEN k.wake_in IS NULL THEN s.owner ELSE '' END,
+		wake_at = CASE WHEN k.wake_in IS NULL THEN s.wake_at ELSE statement_timestamp() + k.wake_in * interval '1 microsecond' END
 	FROM k WHERE s.id = k.id
-	RETURNING k.i, k.id, k.epoch, k.seq, k.log, s.updated_at AS now, s.cancel_requested, s.cancel_note),
+	RETURNING k.i, s.id, s.epoch, s.cancel_requested, s.cancel_note),
 l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
-	SELECT s.id, s.seq + v.n, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.now FROM s,
-	json_to_recordset(s.log) AS v(n bigint, step text, op text, event text, attempt bigint, error text))
+	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, statement_timestamp()
+	FROM unnest($14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[], $19::bigint[], $20::text[])
+		AS v(i, seq, step, op, event, attempt, error)
+	JOIN s ON s.i = v.i)
 SELECT i, cancel_requested, cancel_note FROM s`
 
-func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pending) error {
+func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
 	text := d.batch
-	if slices.ContainsFunc(batch, func(p *pending) bool { return dueAtOnce(&p.req) }) {
+	if slices.ContainsFunc(batch, func(p *pendingCommit) bool { return dueAtOnce(&p.req) }) {
 		text = d.batchDue
 	}
-	rows, err := q.QueryContext(ctx, text, jsonCommits(batch))
+	rows, err := q.QueryContext(ctx, text, batchArgs(batch)...)
 	_, err = collect(rows, err, func(rows *sql.Rows) (i int, err error) {
 		var rc saga.Receipt
 		if err = rows.Scan(&i, &rc.CancelRequested, &rc.CancelNote); err == nil {
-			batch[i].receipt, batch[i].written = rc, true
+			batch[i].answer, batch[i].written = rc, true
 		}
 		return i, err
 	})
@@ -283,7 +370,7 @@ WHERE id = ANY (ARRAY(SELECT id FROM crashed UNION ALL SELECT id FROM waiting))
 RETURNING ` + recordColumns + `, statement_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
 
 func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
-	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.Lease.Microseconds(), req.Limit, jsonDefinitions(req.Definitions))
+	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonDefinitions(req.Definitions))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
@@ -301,8 +388,9 @@ renewed AS (UPDATE {p}saga s SET wake_at = statement_timestamp() + $2::bigint * 
 	RETURNING s.id)
 SELECT h.id, h.epoch, r.id IS NULL, h.cancel_requested, h.cancel_note FROM h LEFT JOIN renewed r ON r.id = h.id`
 
-func (d *postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
-	return q.QueryContext(ctx, d.beat, req.Owner, req.Lease.Microseconds(), jsonHeld(req.Held))
+func (d *postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	rows, err := q.QueryContext(ctx, d.beat, req.Owner, req.LeaseTTL.Microseconds(), jsonHeld(req.Held))
+	return collect(rows, err, scanRenewed)
 }
 
 const postgresCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = $2, updated_at = statement_timestamp(),
@@ -310,18 +398,19 @@ const postgresCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note 
 WHERE id = $1 AND status = 'running' AND NOT cancel_requested
 RETURNING ` + recordColumns + `, statement_timestamp(), ''`
 
-func (d *postgres) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
-	return q.QueryRowContext(ctx, d.canceled, id, note)
+func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (saga.Record, error) {
+	return scan(q.QueryRowContext(ctx, d.canceled, id, note))
 }
 
 const postgresDelete = `WITH gone AS (DELETE FROM {p}saga WHERE id = ANY (ARRAY(
-	SELECT id FROM {p}saga WHERE ` + isEnded + ` AND wake_at <= statement_timestamp() - $1::bigint * interval '1 microsecond'
-	ORDER BY wake_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
-l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone)))
+	SELECT id FROM {p}saga WHERE ` + isEnded + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+	ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
+l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone))),
+s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY (ARRAY(SELECT id FROM gone)))
 SELECT count(*) FROM gone`
 
-func (d *postgres) deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (n int64, err error) {
-	err = q.QueryRowContext(ctx, d.deleted, age.Microseconds(), limit).Scan(&n)
+func (d *postgres) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (n int64, err error) {
+	err = q.QueryRowContext(ctx, d.deleted, string(status), age.Microseconds(), limit).Scan(&n)
 	return n, err
 }
 
@@ -373,44 +462,56 @@ func jsonHeld(list []saga.Held) string {
 	return jsonText(out)
 }
 
-func jsonCommits(batch []*pending) string {
-	type entry struct {
-		N       int     `json:"n"`
-		Step    string  `json:"step"`
-		Op      saga.Op `json:"op"`
-		Event   string  `json:"event"`
-		Attempt int     `json:"attempt"`
-		Error   string  `json:"error"`
-	}
-	type commit struct {
-		One       int         `json:"one"`
-		I         int         `json:"i"`
-		ID        string      `json:"id"`
-		Epoch     int64       `json:"epoch"`
-		Seq       int64       `json:"seq"`
-		Nonce     int64       `json:"nonce"`
-		Status    saga.Status `json:"status"`
-		Data      []byte      `json:"data"` // in base64
-		Steps     string      `json:"steps"`
-		After     int64       `json:"after"`
-		Failures  int         `json:"failures"`
-		Takeovers int         `json:"takeovers"`
-		LastError string      `json:"last_error"`
-		Release   bool        `json:"release"`
-		WakeIn    int64       `json:"wake_in"`
-		Log       []entry     `json:"log"`
-	}
-	out := make([]commit, len(batch))
+// batchArgs returns the parameters of postgresBatch.
+func batchArgs(batch []*pendingCommit) []any {
+	var commits [13]array
+	var entries [7]array
 	for i, p := range batch {
 		c := &p.req
-		log := make([]entry, len(c.Log))
-		for k, e := range c.Log {
-			log[k] = entry{k + 1, e.Step, e.Op, string(e.Kind), e.Attempt, e.Error}
+		commits[0].number(int64(i))
+		commits[1].text(c.ID)
+		commits[2].number(c.Epoch)
+		commits[3].number(c.Seq)
+		commits[4].number(c.Nonce)
+		commits[5].text(string(c.Status))
+		commits[6].bytes(c.Data)
+		commits[7].text(string(c.Steps))
+		commits[8].number(c.After())
+		commits[9].number(int64(c.Failures))
+		commits[10].number(int64(c.Takeovers))
+		commits[11].text(c.LastError)
+		if c.Release {
+			commits[12].number(c.WakeIn.Microseconds())
+		} else {
+			commits[12].null()
 		}
-		out[i] = commit{1, i, c.ID, c.Epoch, c.Seq, c.Nonce, c.Status, nonNil(c.Data), string(c.Steps), c.After(),
-			c.Failures, c.Takeovers, c.LastError, c.Release, c.WakeIn.Microseconds(), log}
+		for k := range c.Log {
+			entries[0].number(int64(i))
+			entry(entries[1:], c.Seq+1+int64(k), &c.Log[k])
+		}
 	}
-	return jsonText(out)
+	return arrays(commits[:], entries[:])
+}
+
+// entry adds a log entry to its arrays.
+func entry(to []array, seq int64, e *saga.Entry) {
+	to[0].number(seq)
+	to[1].text(e.Step)
+	to[2].text(string(e.Op))
+	to[3].text(string(e.Kind))
+	to[4].number(int64(e.Attempt))
+	to[5].text(e.Error)
+}
+
+// arrays returns arrays as parameters.
+func arrays(lists ...[]array) []any {
+	var args []any
+	for _, list := range lists {
+		for i := range list {
+			args = append(args, list[i].String())
+		}
+	}
+	return args
 }
 
 func jsonText(v any) string {

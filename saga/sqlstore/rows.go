@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"database/sql"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
@@ -23,6 +24,10 @@ func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 // recordColumns are the columns of scan, without the clock and the previous owner.
 const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
+
+func scanRenewed(rows *sql.Rows) (n saga.Renewed, err error) {
+	return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
+}
 
 // collect returns all rows. err is the error of the query, which collect passes on.
 func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
@@ -53,10 +58,22 @@ func (m *moment) Scan(v any) error {
 		m.Time = v
 	case int64:
 		m.Time = time.UnixMilli(v)
+	case []byte: // a number, as MySQL writes it
+		n, err := strconv.ParseInt(string(v), 10, 64)
+		m.Time = time.UnixMilli(n)
+		return err
 	default:
 		return fmt.Errorf("%T is not a time", v)
 	}
 	return nil
+}
+
+// orNull returns b, or NULL for nil.
+func orNull(b []byte) any {
+	if b == nil {
+		return nil
+	}
+	return b
 }
 
 // nonNil returns b, or an empty slice for nil, since the column is NOT NULL.

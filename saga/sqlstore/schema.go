@@ -34,14 +34,15 @@ func isPrefix(s string) bool {
 func (s *Store) Schema() string {
 	return strings.TrimLeft(s.tables.sql(s.d.schema()+
 		fmt.Sprintf("INSERT INTO {p}saga_schema (version) VALUES (%d);\n", schemaVersion)+
-		saga.BarrierTable+";\n"), "\n")
+		s.d.barrier()+";\n"), "\n")
 }
 
 // Migrate creates the tables and indexes, including [saga.BarrierTable], unless they
 // exist. If they do, it needs no right to create tables. Several processes may call it at
-// the same time. It returns an error if a table of one of these names belongs to another
-// program or has another version. On SQLite it also returns an error if the settings of
-// the connection could lose a commit, or do not wait for a lock.
+// the same time. It returns an error if a table of one of these names, except
+// saga_barrier, belongs to another program or has another version. On SQLite it also
+// returns an error if the settings of the connection could lose a commit, or do not wait
+// for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if err := s.migrate(ctx); err != nil {
 		return fmt.Errorf("sqlstore: migrate: %w", err)
@@ -58,7 +59,11 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err := s.d.check(ctx, conn); err != nil {
 		return err
 	}
-	if err := s.find(ctx, conn); err != errNoTables {
+	err = s.find(ctx, conn)
+	if err != nil && err != errNoTables {
+		err = s.find(ctx, conn) // another process may have committed all tables meanwhile
+	}
+	if err != errNoTables {
 		return err
 	}
 	tx, err := conn.BeginTx(ctx, s.d.txOptions())
@@ -69,6 +74,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err := s.d.lockSchema(ctx, tx); err != nil {
 		return err
 	}
+	defer s.d.unlockSchema(context.WithoutCancel(ctx), conn)
 	if err := s.find(ctx, tx); err != errNoTables {
 		return err // nil if another process has created them
 	}
@@ -98,7 +104,7 @@ var errNoTables = fmt.Errorf("%w: it has no tables", saga.ErrNotMigrated)
 // find returns nil if the tables exist and have this version.
 func (s *Store) find(ctx context.Context, q querier) error {
 	var found, missing []string
-	for _, name := range []string{"saga", "saga_log", "saga_schema"} {
+	for _, name := range []string{"saga", "saga_log", "saga_signal", "saga_schema"} {
 		name = string(s.tables) + name
 		has, err := s.d.hasTable(ctx, q, name)
 		if err != nil {

@@ -21,6 +21,7 @@ type sqlite struct {
 	locked, crashed, waiting     string
 	claimed, beat, canceled      string
 	deletedSaga, deletedLog      string
+	deletedSignals               string
 }
 
 func newSQLite(t tables) *sqlite {
@@ -32,6 +33,7 @@ func newSQLite(t tables) *sqlite {
 		crashed:  t.sql(fmt.Sprintf(sqliteDue, ">")), waiting: t.sql(fmt.Sprintf(sqliteDue, "=")),
 		claimed: t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
 		deletedSaga: t.sql(sqliteDelete), deletedLog: t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
+		deletedSignals: t.sql(`DELETE FROM {p}saga_signal WHERE saga_id IN (SELECT value FROM json_each(?))`),
 	}
 }
 
@@ -72,14 +74,16 @@ CREATE TABLE {p}saga_log (
 	PRIMARY KEY (saga_id, seq)
 ) WITHOUT ROWID;
 CREATE TABLE {p}saga_schema (version integer NOT NULL);
-`
+` + sqliteSignals
 
 // sqliteNow is the clock. (unixepoch has no fractions before 3.42.)
 const sqliteNow = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 
 func (*sqlite) schema() string { return sqliteSchema }
 
-// check refuses settings that could lose a commit, or do not wait for a lock.
+func (*sqlite) barrier() string { return saga.BarrierTable }
+
+// check rejects settings that could lose a commit, or do not wait for a lock.
 func (*sqlite) check(ctx context.Context, q querier) error {
 	var synchronous, busy int
 	if err := q.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
@@ -110,6 +114,12 @@ func (*sqlite) lockSchema(ctx context.Context, q querier) error {
 	return err
 }
 
+func (*sqlite) unlockSchema(context.Context, querier) {}
+
+func (*sqlite) mayRepeat(error) bool { return false }
+
+func (*sqlite) readNewest() string { return "" }
+
 func (*sqlite) isolated(context.Context, querier) (bool, error) { return true, nil }
 
 func (*sqlite) txOptions() *sql.TxOptions { return nil }
@@ -123,9 +133,19 @@ func (d *sqlite) lock(ctx context.Context, q querier) error {
 
 func (*sqlite) now() string { return sqliteNow }
 
-func (*sqlite) columns() string { return recordColumns + ", " + sqliteNow + ", ''" }
+func (*sqlite) columns() string {
+	return recordColumns + ", " + sqliteNow + " AS store_now, '' AS previous"
+}
 
 func (*sqlite) bind(int) string { return "?" }
+
+func (*sqlite) time(t time.Time) any { return t.UnixMilli() }
+
+func (*sqlite) contains(column, text string) string { return "instr(" + column + ", " + text + ") > 0" }
+
+func (*sqlite) live() string { return isLive }
+
+func (*sqlite) comparesRows() bool { return true }
 
 // hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {
@@ -144,7 +164,7 @@ func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (n
 	if req.Owner != "" {
 		epoch = 1
 	} else {
-		req.Lease = 0
+		req.LeaseTTL = 0
 	}
 	var completeIn any
 	if req.CompleteIn > 0 {
@@ -152,7 +172,7 @@ func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (n
 	}
 	var at moment
 	err = q.QueryRowContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.Lease.Milliseconds(), completeIn, req.Nonce).Scan(&at)
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
 	}
@@ -162,15 +182,33 @@ func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (n
 	return at.Time, err == nil, err
 }
 
+func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
+	return startEach(ctx, q, d, batch)
+}
+
+// startEach starts sagas one after the other in one transaction.
+func startEach(ctx context.Context, q querier, d dialect, batch []*pendingStart) error {
+	for _, p := range batch {
+		now, created, err := d.start(ctx, q, p.req)
+		if err != nil {
+			return err
+		}
+		if p.written = created; created {
+			p.answer = newRecord(p.req, now)
+		}
+	}
+	return nil
+}
+
 func sqliteCommitText(release string) string {
-	return `UPDATE {p}saga SET status = ?, data = ?, steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
+	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
 	updated_at = ` + sqliteNow + release + `
 WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
 func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
 	args := make([]any, 0, 12)
-	args = append(args, string(req.Status), nonNil(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
+	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
 	if req.Release {
 		text = d.released
@@ -187,7 +225,7 @@ func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) 
 	return rc, d.append(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
 }
 
-func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) error {
+func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
 	for _, p := range batch {
 		rc, err := d.commit(ctx, q, p.req)
 		if err == saga.ErrFenced {
@@ -196,7 +234,7 @@ func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pending) e
 		if err != nil {
 			return err
 		}
-		p.receipt, p.written = rc, true
+		p.answer, p.written = rc, true
 	}
 	return nil
 }
@@ -207,13 +245,18 @@ func sqliteLogText(n int) string {
 }
 
 func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
+	_, err := q.ExecContext(ctx, d.log.text(len(log)), logArgs(id, seq, epoch, log)...)
+	return err
+}
+
+// logArgs returns the columns of log entries, without their time.
+func logArgs(id string, seq, epoch int64, log []saga.Entry) []any {
 	args := make([]any, 0, 8*len(log))
 	for i := range log {
 		e := &log[i]
-		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), e.Kind, e.Attempt, epoch, e.Error)
+		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
 	}
-	_, err := q.ExecContext(ctx, d.log.text(len(log)), args...)
-	return err
+	return args
 }
 
 const sqliteDue = `SELECT id, wake_at, owner FROM {p}saga
@@ -228,27 +271,33 @@ func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([
 	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
-	picked, err := d.due(ctx, q, d.crashed, req.Definitions, req.Limit)
-	if err == nil && len(picked) < req.Limit {
-		var waiting []dueSaga
-		waiting, err = d.due(ctx, q, d.waiting, req.Definitions, req.Limit-len(picked))
-		picked = append(picked, waiting...)
-	}
-	if err != nil || len(picked) == 0 {
+	ids, previous, err := pick(ctx, q, d.crashed, d.waiting, req)
+	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	ids := make([]string, len(picked))
-	previous := make(map[string]string)
-	for i, p := range picked {
-		ids[i] = p.id
-		previous[p.id] = p.owner
-	}
-	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.Lease.Milliseconds(), req.Owner, jsonText(ids))
+	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Milliseconds(), req.Owner, jsonText(ids))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
 		rec, err := scan(rows)
 		rec.Previous = previous[rec.ID]
 		return rec, err
 	})
+}
+
+// pick returns the ids of the sagas to claim, and their owners before. The queries are for
+// those of crashed owners and for those without one.
+func pick(ctx context.Context, q querier, crashed, waiting string, req saga.ClaimRequest) (ids []string, previous map[string]string, err error) {
+	picked, err := due(ctx, q, crashed, req.Definitions, req.Limit)
+	if err == nil && len(picked) < req.Limit {
+		var more []dueSaga
+		more, err = due(ctx, q, waiting, req.Definitions, req.Limit-len(picked))
+		picked = append(picked, more...)
+	}
+	previous = make(map[string]string)
+	for _, p := range picked {
+		ids = append(ids, p.id)
+		previous[p.id] = p.owner
+	}
+	return ids, previous, err
 }
 
 type dueSaga struct {
@@ -259,7 +308,7 @@ type dueSaga struct {
 
 // due returns the first sagas that query finds for each definition. The index has the
 // order.
-func (d *sqlite) due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
+func due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
 	var found []dueSaga
 	for _, d := range definitions {
 		rows, err := q.QueryContext(ctx, query, d.Saga, d.Version, limit)
@@ -279,8 +328,9 @@ const sqliteHeartbeat = `UPDATE {p}saga SET wake_at = ` + sqliteNow + ` + ?
 WHERE owner = ? AND (id, epoch) IN (SELECT json_extract(value, '$.id'), json_extract(value, '$.epoch') FROM json_each(?))
 RETURNING id, epoch, 0, cancel_requested, cancel_note`
 
-func (d *sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error) {
-	return q.QueryContext(ctx, d.beat, req.Lease.Milliseconds(), req.Owner, jsonHeld(req.Held))
+func (d *sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	rows, err := q.QueryContext(ctx, d.beat, req.LeaseTTL.Milliseconds(), req.Owner, jsonHeld(req.Held))
+	return collect(rows, err, scanRenewed)
 }
 
 const sqliteCancel = `UPDATE {p}saga SET cancel_requested = 1, cancel_note = ?, updated_at = ` + sqliteNow + `,
@@ -288,19 +338,23 @@ const sqliteCancel = `UPDATE {p}saga SET cancel_requested = 1, cancel_note = ?, 
 WHERE id = ? AND status = 'running' AND NOT cancel_requested
 RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) *sql.Row {
-	return q.QueryRowContext(ctx, d.canceled, note, id)
+func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (saga.Record, error) {
+	return scan(q.QueryRowContext(ctx, d.canceled, note, id))
 }
 
 const sqliteDelete = `DELETE FROM {p}saga WHERE rowid IN (SELECT rowid FROM {p}saga
-	WHERE ` + isEnded + ` AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
+	WHERE ` + isEnded + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
 
-func (d *sqlite) deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error) {
-	rows, err := q.QueryContext(ctx, d.deletedSaga, age.Milliseconds(), limit)
+func (d *sqlite) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error) {
+	rows, err := q.QueryContext(ctx, d.deletedSaga, string(status), age.Milliseconds(), limit)
 	ids, err := collect(rows, err, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) })
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	_, err = q.ExecContext(ctx, d.deletedLog, jsonText(ids))
-	return int64(len(ids)), err
+	for _, text := range []string{d.deletedLog, d.deletedSignals} {
+		if _, err := q.ExecContext(ctx, text, jsonText(ids)); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(ids)), nil
 }

@@ -1,30 +1,32 @@
-// Package sqlstore keeps the sagas of package saga in PostgreSQL or SQLite, through
-// database/sql and the driver of the program.
+// Package sqlstore keeps the sagas of package saga in PostgreSQL, MySQL, MariaDB or SQLite,
+// through database/sql and the driver of the program.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
-// A saga is a row of the table saga, and its log is in saga_log. The table saga_schema
-// has the version of both. Config.Prefix gives the tables other names, and
-// [Store.Schema] returns the statements for another migration tool. Sagas that have
-// ended stay until [Store.DeleteEnded] removes them. No call takes longer because many
-// have ended.
+// A saga is a row of the table saga, its log is in saga_log, and its signals are in
+// saga_signal. The table saga_schema has the version of all. Config.Prefix gives these
+// tables other names. Migrate also creates saga_barrier, for [saga.Barrier].
+// [Store.Schema] returns the statements for another migration tool. Sagas that have ended
+// stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
+// ended.
 //
-// Each step is committed before the next one begins. Where many sagas run, their commits
-// share transactions: the commits that arrive while a few others are on their way to the
-// database go together in the next transaction. No commit waits for others to arrive,
-// and each has its own fence and its own outcome.
+// Each step is committed before the next one begins. Where many sagas run, their starts
+// and commits share transactions: those that arrive while a few others are on their way to
+// the database go together in the next transaction. None waits for others to arrive, and
+// each commit has its own fence and its own outcome.
 //
 // # PostgreSQL
 //
 // Version 12 or later. The tables are found through the search_path. A write is one
 // statement and one round trip. Where the default isolation is not READ COMMITTED, it is
 // a transaction of three round trips. A commit that was to share a transaction, and whose
-// row is locked or belongs to another owner, is repeated by itself. A pool of 8 to 16
-// connections is enough for hundreds of concurrent sagas; add one for each concurrent
-// DoTx.
+// row is locked or belongs to another owner, is repeated by itself. So are starts that
+// wait for 1.5 seconds because another transaction starts one of the same sagas. A pool of
+// 8 to 16 connections is enough for hundreds of concurrent sagas; add one for each
+// concurrent DoTx.
 //
 // Consider a process that is stopped, or cut off from the server, in the middle of a
 // DoTx. Its row stays locked for as long as the server keeps the connection, and no other
@@ -33,6 +35,17 @@
 //
 // A runner finds a saga that another process has started after RunnerConfig.Poll, or
 // within milliseconds with Config.Listen.
+//
+// # MySQL
+//
+// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the
+// connections. A write is a transaction under READ COMMITTED, which the store sets for
+// each, of some round trips; it is repeated after a deadlock. Ids are compared as bytes.
+// Times have milliseconds. With go-sql-driver/mysql no parameter of the DSN is needed. The
+// server's innodb_flush_log_at_trx_commit must be 1, which is its default: with less, a
+// loss of power takes back steps that were recorded.
+//
+// A DoTx that loses a deadlock has failed without effect, and is attempted again.
 //
 // # SQLite
 //
@@ -43,14 +56,14 @@
 //
 //	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
-// Migrate refuses a synchronous setting below FULL. With less, a loss of power could take
+// Migrate rejects a synchronous setting below FULL. With less, a loss of power could take
 // back the record that a saga has begun to undo, and the saga would go forward again. Some
 // drivers have NORMAL as their default in WAL mode. If other parts of the program write
 // much to the same database, db.SetMaxOpenConns(1) makes all of them queue fairly; a DoTx
 // must then use its tx and no other connection.
 //
 // A DoTx excludes all other writers while it runs, including the heartbeats of every
-// process. A runner therefore ends it after half of RunnerConfig.Lease, whatever its
+// process. A runner therefore ends it after half of RunnerConfig.LeaseTTL, whatever its
 // Timeout.
 //
 // Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
@@ -63,8 +76,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -77,6 +90,7 @@ type Dialect string
 // The supported databases.
 const (
 	PostgreSQL Dialect = "PostgreSQL"
+	MySQL      Dialect = "MySQL" // and MariaDB
 	SQLite     Dialect = "SQLite"
 )
 
@@ -87,8 +101,11 @@ type Store struct {
 	d       dialect
 	tables  tables
 	listen  func(ctx context.Context, channel string, notify func()) error
-	one     *writer // the only writer of SQLite; nil on PostgreSQL
-	commits batcher
+	one     *writer // the only writer of SQLite; nil on others
+	commits batcher[saga.CommitRequest, saga.Receipt]
+	starts  batcher[saga.StartRequest, started]
+
+	prepared *prepared // the statements of MySQL; nil on others
 
 	level atomic.Pointer[bool] // the result of dialect.isolated; nil before it was asked
 }
@@ -97,9 +114,9 @@ var _ saga.TxStore = (*Store)(nil)
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables and indexes, for a database in which these
-	// names are taken. It has up to 32 of a-z, 0-9 and _, and does not begin with a
-	// digit.
+	// Prefix begins the names of the tables and indexes, except saga_barrier, for a
+	// database in which these names are taken. It has up to 32 of a-z, 0-9 and _, and
+	// does not begin with a digit.
 	Prefix string
 
 	// Listen executes LISTEN for the channel on a connection of its own. It calls notify
@@ -126,7 +143,9 @@ type Config struct {
 	//
 	// A store with Listen also sends notifications, so every process that starts sagas
 	// needs it. PostgreSQL commits transactions with notifications one after the other.
-	// These are that of each StartTx, and of each Start whose runner has no free place.
+	// These are that of each StartTx, of each Start whose runner has no free place, and of
+	// each commit after which a saga is due immediately: when a runner stops, or after an
+	// operator's action.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
@@ -146,7 +165,18 @@ func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
 	t := tables(c.Prefix)
 	switch dialect {
 	case PostgreSQL:
-		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 8), nil
+		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 3), nil
+	case MySQL:
+		if c.Listen != nil {
+			return nil, errors.New("sqlstore: Config.Listen is for PostgreSQL")
+		}
+		d := newMySQL(t)
+		s := newStore(db, d, t, nil, nil, 3)
+		s.prepared = newPrepared(db, d.hot())
+		// A batch of starts that waits for a row cannot be ended: MySQL notices only after
+		// innodb_lock_wait_timeout that its client has gone.
+		s.starts.lanes = math.MaxInt
+		return s, nil
 	case SQLite:
 		if c.Listen != nil {
 			return nil, errors.New("sqlstore: Config.Listen is for PostgreSQL")
@@ -154,16 +184,16 @@ func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
 		d := newSQLite(t)
 		return newStore(db, d, t, nil, newWriter(db, d.hot()), 1), nil
 	}
-	return nil, fmt.Errorf("sqlstore: the dialect is %q: must be PostgreSQL or SQLite", string(dialect))
+	return nil, fmt.Errorf("sqlstore: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect))
 }
 
-// newStore returns a Store whose batcher has so many lanes. SQLite has one writer.
-// PostgreSQL itself groups commits that wait for the disk. Fewer than 8 lanes keep it from
-// that where the disk is slow, and more cost it work for each commit where it is fast.
+// newStore returns a Store whose batchers have so many lanes. SQLite has one writer. With
+// more lanes the others write more and smaller batches, of which each costs a transaction.
 func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, string, func()) error, one *writer, lanes int) *Store {
 	s := &Store{db: db, d: d, tables: t, listen: listen, one: one}
-	s.commits = batcher{
+	s.commits = batcher[saga.CommitRequest, saga.Receipt]{
 		lanes: lanes,
+		size:  func(req saga.CommitRequest) int { return len(req.Data) + len(req.Steps) },
 		alone: func(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
 				rc, err = d.commit(ctx, q, req)
@@ -171,8 +201,40 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 			})
 			return rc, err
 		},
-		send: func(ctx context.Context, batch []*pending) error {
+		send: func(ctx context.Context, batch []*pendingCommit) error {
 			return s.write(ctx, func(ctx context.Context, q querier) error { return d.commitBatch(ctx, q, batch) })
+		},
+		settle: func(_ saga.CommitRequest, rc saga.Receipt, err, failed error) (saga.Receipt, error) {
+			if err == saga.ErrFenced {
+				err = failed // the batch itself may have moved the fence
+			}
+			return rc, err
+		},
+	}
+	s.starts = batcher[saga.StartRequest, started]{
+		lanes: lanes, limit: maxHold,
+		size: func(req saga.StartRequest) int { return len(req.Data) + len(req.Steps) },
+		alone: func(ctx context.Context, req saga.StartRequest) (st started, err error) {
+			err = s.write(ctx, func(ctx context.Context, q querier) error {
+				st, err = s.start(ctx, q, req)
+				return err
+			})
+			return st, err
+		},
+		send: func(ctx context.Context, batch []*pendingStart) error {
+			seen := make(map[string]bool, len(batch))
+			batch = slices.DeleteFunc(slices.Clone(batch), func(p *pendingStart) bool {
+				again := seen[p.req.ID]
+				seen[p.req.ID] = true
+				return again
+			})
+			return s.write(ctx, func(ctx context.Context, q querier) error { return d.startBatch(ctx, q, batch) })
+		},
+		settle: func(req saga.StartRequest, st started, err, _ error) (started, error) {
+			if err == nil && st.rec.Nonce == req.Nonce && st.rec.Owner == req.Owner && st.rec.Seq == int64(len(req.Log)) {
+				st.created = true // by the batch
+			}
+			return st, err
 		},
 	}
 	return s
@@ -182,28 +244,43 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 // a querier make their statements one transaction.
 type dialect interface {
 	schema() string
+	barrier() string                            // the table of saga.Barrier
 	check(ctx context.Context, q querier) error // the connection's settings
 	hasTable(ctx context.Context, q querier, name string) (bool, error)
 	lockSchema(ctx context.Context, q querier) error
+	unlockSchema(ctx context.Context, q querier) // after the transaction
 	// isolated reports whether a statement outside of a transaction sees the newest
 	// version of each row that it changes.
 	isolated(ctx context.Context, q querier) (bool, error)
 	txOptions() *sql.TxOptions
 	lock(ctx context.Context, q querier) error
+	// mayRepeat reports whether the database has rolled a transaction back that may be
+	// repeated: a deadlock.
+	mayRepeat(err error) bool
 
 	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
 	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
 	// commitBatch writes the commits that pass the fence and whose rows are not locked,
 	// and marks them as written. An error leaves open whether any of them was.
-	commitBatch(ctx context.Context, q querier, batch []*pending) error
+	commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error
+	// startBatch writes the starts whose ids are new, all of them different, and marks
+	// them as written. It may wait for a transaction that starts a saga with one of these
+	// ids. An error leaves open whether any of them was written.
+	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
 	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
-	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) (*sql.Rows, error)
-	cancel(ctx context.Context, q querier, id, note string) *sql.Row
-	deleteEnded(ctx context.Context, q querier, age time.Duration, limit int) (int64, error)
+	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
+	// cancel returns sql.ErrNoRows if the record is still to be read.
+	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
+	deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error)
 
 	now() string
 	columns() string // of a record, in the order of scan
 	bind(i int) string
+	time(t time.Time) any                // as a parameter
+	contains(column, text string) string // a condition
+	live() string                        // the condition for running and compensating sagas
+	readNewest() string                  // the end of a query that must see the newest version of a row
+	comparesRows() bool                  // whether it uses an index for (a, b) > (c, d)
 }
 
 // A querier is a *sql.DB or a *sql.Tx.
@@ -215,45 +292,47 @@ type querier interface {
 
 // Start implements [saga.Store].
 func (s *Store) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
-	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		rec, created, err = s.start(ctx, q, req)
-		return err
-	})
-	return rec, created, wrap("start", err)
+	st, err := s.starts.write(ctx, req)
+	return st.rec, st.created, wrap("start", err)
 }
 
 // StartTx implements [saga.TxStore].
 func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
-	rec, created, err := s.start(ctx, tx, req)
-	return rec, created, wrap("start", err)
+	st, err := s.start(ctx, tx, req)
+	return st.rec, st.created, wrap("start", err)
 }
 
-func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (started, error) {
 	now, created, err := s.d.start(ctx, q, req)
 	if err != nil {
-		return saga.Record{}, false, err
+		return started{}, err
 	}
 	if !created {
-		rec, err := s.load(ctx, q, req.ID)
-		return rec, false, err
+		rec, err := s.load(ctx, q, req.ID, s.d.readNewest())
+		return started{rec, false}, err
 	}
+	return newRecord(req, now), nil
+}
+
+// newRecord returns the record of a saga that was started at now.
+func newRecord(req saga.StartRequest, now time.Time) started {
 	rec := saga.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
 		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
 	}
 	if req.Owner != "" {
-		rec.Owner, rec.Epoch, rec.WakeAt = req.Owner, 1, now.Add(req.Lease)
+		rec.Owner, rec.Epoch, rec.WakeAt = req.Owner, 1, now.Add(req.LeaseTTL)
 	}
 	if req.CompleteIn > 0 {
 		rec.CompleteBy = now.Add(req.CompleteIn)
 	}
-	return rec, true, nil
+	return started{rec, true}
 }
 
 // Commit implements [saga.Store].
 func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
-	rc, err := s.commits.commit(ctx, req)
+	rc, err := s.commits.write(ctx, req)
 	return rc, wrap("commit", err)
 }
 
@@ -304,10 +383,7 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 		return nil, nil
 	}
 	beat := func(ctx context.Context, q querier) error {
-		rows, err := s.d.heartbeat(ctx, q, req)
-		renewed, err = collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
-			return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
-		})
+		renewed, err = s.d.heartbeat(ctx, q, req)
 		return err
 	}
 	if s.one != nil {
@@ -321,9 +397,9 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 // Cancel implements [saga.Store].
 func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, err error) {
 	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		rec, err = scan(s.d.cancel(ctx, q, id, note))
+		rec, err = s.d.cancel(ctx, q, id, note)
 		if errors.Is(err, sql.ErrNoRows) {
-			rec, err = s.load(ctx, q, id)
+			rec, err = s.load(ctx, q, id, "")
 		}
 		return err
 	})
@@ -332,100 +408,16 @@ func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, e
 
 // Load implements [saga.Store].
 func (s *Store) Load(ctx context.Context, id string) (saga.Record, error) {
-	rec, err := s.load(ctx, s.db, id)
+	rec, err := s.load(ctx, s.db, id, "")
 	return rec, wrap("load", err)
 }
 
-func (s *Store) load(ctx context.Context, q querier, id string) (saga.Record, error) {
-	rec, err := scan(q.QueryRowContext(ctx, s.tables.sql("SELECT "+s.d.columns()+" FROM {p}saga WHERE id = "+s.d.bind(1)), id))
+func (s *Store) load(ctx context.Context, q querier, id, lock string) (saga.Record, error) {
+	rec, err := scan(q.QueryRowContext(ctx, s.tables.sql("SELECT "+s.d.columns()+" FROM {p}saga WHERE id = "+s.d.bind(1)+lock), id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return rec, saga.ErrNotFound
 	}
 	return rec, err
-}
-
-// List implements [saga.Store]. With Status and without Saga it reads one definition after
-// the other, each at a time of its own: the index has the order for each definition and
-// status.
-func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, error) {
-	if f.Limit <= 0 {
-		f.Limit = 100
-	}
-	if f.Saga != "" || len(f.Status) == 0 {
-		recs, err := s.list(ctx, f)
-		return recs, wrap("list", err)
-	}
-	names, err := s.names(ctx)
-	var all []saga.Record
-	for _, f.Saga = range names {
-		var recs []saga.Record
-		if recs, err = s.list(ctx, f); err != nil {
-			break
-		}
-		all = append(all, recs...)
-	}
-	if err != nil {
-		return nil, wrap("list", err)
-	}
-	slices.SortFunc(all, func(a, b saga.Record) int { return strings.Compare(a.ID, b.ID) })
-	return all[:min(f.Limit, len(all))], nil
-}
-
-// names returns the names of all definitions that have sagas.
-func (s *Store) names(ctx context.Context) (names []string, err error) {
-	next := s.tables.sql("SELECT min(name) FROM {p}saga WHERE name > " + s.d.bind(1))
-	for last := ""; ; {
-		var name sql.NullString
-		if err := s.db.QueryRowContext(ctx, next, last).Scan(&name); err != nil || !name.Valid {
-			return names, err
-		}
-		last = name.String
-		names = append(names, last)
-	}
-}
-
-func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, error) {
-	query, args := s.listing(f)
-	rows, err := s.db.QueryContext(ctx, query, args...)
-	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
-}
-
-// listing returns a query that merges the first sagas of each status, for which the index
-// has the order. It reads no saga that the filter does not admit.
-func (s *Store) listing(f saga.Filter) (query string, args []any) {
-	bind := func(v any) string {
-		args = append(args, v)
-		return s.d.bind(len(args))
-	}
-	status := f.Status
-	if len(status) == 0 && f.Saga != "" {
-		status = []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned}
-	}
-	one := func(status ...saga.Status) string {
-		var b strings.Builder
-		fmt.Fprintf(&b, "SELECT %s FROM {p}saga WHERE id > %s", s.d.columns(), bind(f.After))
-		if f.Saga != "" {
-			fmt.Fprintf(&b, " AND name = %s", bind(f.Saga))
-		}
-		for _, st := range status {
-			fmt.Fprintf(&b, " AND status = %s", bind(string(st)))
-		}
-		if f.Unreported {
-			b.WriteString(" AND NOT reported")
-		}
-		fmt.Fprintf(&b, " ORDER BY id LIMIT %s", bind(f.Limit))
-		return b.String()
-	}
-	if len(status) <= 1 {
-		return s.tables.sql(one(status...)), args
-	}
-	var arms []string
-	for i, st := range status {
-		if !slices.Contains(status[:i], st) {
-			arms = append(arms, fmt.Sprintf("SELECT * FROM (%s) AS s%d", one(st), i))
-		}
-	}
-	return s.tables.sql(strings.Join(arms, " UNION ALL ") + " ORDER BY id LIMIT " + bind(f.Limit)), args
 }
 
 // The conditions of the partial indexes.
@@ -434,62 +426,15 @@ const (
 	isEnded = "status IN ('completed', 'compensated', 'abandoned')"
 )
 
-// indexes serve Claim, DeleteEnded and List. One more, for lists by status alone, would
-// cost each saga two more entries. A step changes no indexed column, so that PostgreSQL
+// indexes serve Claim, DeleteEnded, List and Counts. Each of them costs a saga two entries:
+// at its start and at its end. A step changes no indexed column, so that PostgreSQL
 // writes it without touching the indexes. The wake_at of an ended saga is when it ended:
 // it was released then.
 const indexes = `
 CREATE INDEX {p}saga_live ON {p}saga (name, version, owner, wake_at) WHERE ` + isLive + `;
-CREATE INDEX {p}saga_ended ON {p}saga (wake_at) WHERE ` + isEnded + `;
-CREATE INDEX {p}saga_name ON {p}saga (name, status, id);`
-
-// History implements [saga.Store].
-func (s *Store) History(ctx context.Context, id string) ([]saga.Entry, error) {
-	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log"+
-		" WHERE saga_id = "+s.d.bind(1)+" ORDER BY seq"), id)
-	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
-		var at moment
-		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
-		e.At = at.Time
-		return e, err
-	})
-	return log, wrap("history", err)
-}
-
-// Unregistered implements [saga.Store]. It steps through the definitions that have live
-// sagas, and reads the sagas of those that are not registered.
-func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
-	found, err := s.unregistered(ctx, registered)
-	return found, wrap("unregistered", err)
-}
-
-func (s *Store) unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
-	next := s.tables.sql("SELECT name, version FROM {p}saga WHERE " + isLive +
-		" AND (name, version) > (" + s.d.bind(1) + ", " + s.d.bind(2) + ") ORDER BY name, version LIMIT 1")
-	count := s.tables.sql("SELECT count(*), min(wake_at), " + s.d.now() + " FROM {p}saga WHERE " + isLive +
-		" AND name = " + s.d.bind(1) + " AND version = " + s.d.bind(2) + " AND wake_at <= " + s.d.now())
-	var found []saga.Unregistered
-	for d := (saga.Definition{Version: -1}); ; {
-		err := s.db.QueryRowContext(ctx, next, d.Saga, d.Version).Scan(&d.Saga, &d.Version)
-		if errors.Is(err, sql.ErrNoRows) {
-			return found, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if slices.Contains(registered, d) {
-			continue
-		}
-		var oldest, now moment
-		u := saga.Unregistered{Definition: d}
-		if err := s.db.QueryRowContext(ctx, count, d.Saga, d.Version).Scan(&u.Count, &oldest, &now); err != nil {
-			return nil, err
-		}
-		if u.Oldest, u.Now = oldest.Time, now.Time; u.Count > 0 {
-			found = append(found, u)
-		}
-	}
-}
+CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isEnded + `;
+CREATE INDEX {p}saga_name ON {p}saga (name, status, id);
+CREATE INDEX {p}saga_time ON {p}saga (name, status, created_at, id);`
 
 // Reported implements [saga.Store].
 func (s *Store) Reported(ctx context.Context, id string, seq int64) error {
@@ -509,20 +454,18 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 	return wrap("listen", s.listen(ctx, s.tables.channel(), notify))
 }
 
-// DeleteEnded deletes up to limit sagas that ended at least age ago, with their logs, and
-// returns how many. Their ids are then free: a Start with one of them runs the saga
-// again. Rows of the barrier stay (see [saga.PruneBarrier]). DeleteEnded returns an error
-// if age or limit is negative.
-func (s *Store) DeleteEnded(ctx context.Context, age time.Duration, limit int) (n int64, err error) {
+// DeleteEnded implements [saga.Store]. Rows of the barrier stay (see [saga.PruneBarrier]).
+func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, limit int) (int, error) {
 	if age < 0 || limit < 0 {
 		// SQLite takes a negative limit for none.
 		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
 	}
-	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		n, err = s.d.deleteEnded(ctx, q, age, limit)
+	var n int64
+	err := s.write(ctx, func(ctx context.Context, q querier) (err error) {
+		n, err = s.d.deleteEnded(ctx, q, status, age, limit)
 		return err
 	})
-	return n, wrap("delete", err)
+	return int(n), wrap("delete", err)
 }
 
 // write makes fn one transaction. Where a single statement has the isolation that it
@@ -538,12 +481,41 @@ func (s *Store) write(ctx context.Context, fn func(context.Context, querier) err
 	if alone {
 		return fn(ctx, s.db)
 	}
+	return s.repeat(ctx, fn)
+}
+
+// repeat makes fn one transaction, and repeats it after a deadlock.
+func (s *Store) repeat(ctx context.Context, fn func(context.Context, querier) error) error {
+	for tries := 0; ; tries++ {
+		err := s.writeTx(ctx, fn)
+		if err == nil || tries == maxRepeats || !s.d.mayRepeat(err) {
+			return err
+		}
+	}
+}
+
+// maxRepeats is how often a transaction is repeated after a deadlock.
+const maxRepeats = 10
+
+func (s *Store) writeTx(ctx context.Context, fn func(context.Context, querier) error) error {
+	var stmts map[string]*sql.Stmt
+	if s.prepared != nil {
+		var err error
+		// Before the transaction has a connection, since this needs one too.
+		if stmts, err = s.prepared.all(ctx); err != nil {
+			return err
+		}
+	}
 	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(ctx, tx); err != nil {
+	q := querier(tx)
+	if stmts != nil {
+		q = preparedTx{tx, stmts}
+	}
+	if err := fn(ctx, q); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,8 +25,8 @@ import (
 func TestNewNamesTheArgument(t *testing.T) {
 	_, err := sqlstore.New(nil, sqlstore.SQLite)
 	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
-	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect("MySQL"))
-	require.EqualError(t, err, "sqlstore: the dialect is \"MySQL\": must be PostgreSQL or SQLite")
+	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect("Oracle"))
+	require.EqualError(t, err, "sqlstore: the dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite")
 	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
 		_, err = sqlstore.Config{Prefix: prefix}.New(open(new(script)), sqlstore.SQLite)
 		require.EqualError(t, err, fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix))
@@ -33,7 +34,7 @@ func TestNewNamesTheArgument(t *testing.T) {
 	listen := func(context.Context, string, func()) error { return nil }
 	_, err = sqlstore.Config{Prefix: "a_9", Listen: listen}.New(open(new(script)), sqlstore.SQLite)
 	require.EqualError(t, err, "sqlstore: Config.Listen is for PostgreSQL")
-	require.Equal(t, "PostgreSQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.SQLite))
+	require.Equal(t, "PostgreSQL MySQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.MySQL, " ", sqlstore.SQLite))
 }
 
 // TestMigrateRefusesSettingsThatLoseCommits: durability is never traded by default.
@@ -92,6 +93,36 @@ func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
 }
 
+// TestADeadlockIsRepeated: MySQL has rolled the transaction back.
+func TestADeadlockIsRepeated(t *testing.T) {
+	commits, number := 0, uint16(1213)
+	s := &script{
+		answers: map[string][]driver.Value{"SELECT cancel_requested": {int64(1), "note"}},
+		onCommit: func() error {
+			if commits++; commits < 3 {
+				return &mysqlError{Number: number}
+			}
+			return nil
+		},
+	}
+	store := newStore(t, s, sqlstore.MySQL)
+	rc, err := store.Commit(t.Context(), saga.CommitRequest{ID: "a", Log: make([]saga.Entry, 1)})
+	require.NoError(t, err)
+	require.Equal(t, saga.Receipt{CancelRequested: true, CancelNote: "note"}, rc)
+	require.Equal(t, 3, commits)
+	commits, number = 0, 1205 // what a lock wait timeout leaves is not known
+	_, err = store.Commit(t.Context(), saga.CommitRequest{ID: "a", Log: make([]saga.Entry, 1)})
+	require.ErrorContains(t, err, "1205")
+	require.Equal(t, 1, commits)
+}
+
+// A mysqlError has the form of that of go-sql-driver.
+type mysqlError struct {
+	Number uint16
+}
+
+func (e *mysqlError) Error() string { return fmt.Sprint("Error ", e.Number) }
+
 // TestABatchWhoseCommitFailsIsSettledOneByOne: what its statements did says
 // nothing then.
 func TestABatchWhoseCommitFailsIsSettledOneByOne(t *testing.T) {
@@ -124,6 +155,49 @@ func TestABatchWhoseCommitFailsIsSettledOneByOne(t *testing.T) {
 	})
 }
 
+// TestAStartKnowsItsOwnSagaAfterItsBatchFailed: the batch was written, and only its answer
+// was lost. The nonce tells that from a saga that another call has started.
+func TestAStartKnowsItsOwnSagaAfterItsBatchFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		commits := 0
+		s := &script{answers: map[string][]driver.Value{"INSERT INTO saga (": {int64(1)}}}
+		s.onCommit = func() error {
+			time.Sleep(time.Second)
+			if commits++; commits != 2 {
+				return nil
+			}
+			s.answers = map[string][]driver.Value{"SELECT id, name": {
+				"own", "trip", int64(1), "running", []byte("{}"), []byte("{}"), int64(1), int64(7), "", int64(0), int64(1), nil,
+				int64(0), int64(0), "", false, "", false, int64(1), int64(1), int64(1), "",
+			}}
+			return errors.New("connection reset")
+		}
+		store := newStore(t, s, sqlstore.SQLite)
+		created := make(map[string]bool)
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for id, nonce := range map[string]int64{"own": 7, "other": 8} {
+			if len(created) == 0 {
+				created["first"] = false
+				wg.Go(func() { _, _, _ = store.Start(t.Context(), saga.StartRequest{ID: "first", Log: make([]saga.Entry, 1)}) })
+				synctest.Wait()
+			}
+			wg.Go(func() {
+				_, is, err := store.Start(t.Context(), saga.StartRequest{ID: id, Nonce: nonce, Log: make([]saga.Entry, 1)})
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				created[id] = is
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		require.Equal(t, map[string]bool{"first": false, "own": true, "other": false}, created)
+	})
+}
+
 // TestAWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
 // and the turn of the others comes all the same.
 func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
@@ -132,8 +206,8 @@ func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
 		store := newStore(t, s, sqlstore.SQLite)
 		definitions := []saga.Definition{{Saga: "trip", Version: 1}}
 		calls := []func(context.Context) error{
-			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, 0, 1); return err }, // has its turn
-			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, 0, 1); return err }, // is next
+			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, saga.Completed, 0, 1); return err }, // has its turn
+			func(ctx context.Context) error { _, err := store.DeleteEnded(ctx, saga.Completed, 0, 1); return err }, // is next
 			func(ctx context.Context) error { _, err := store.Begin(ctx); return err },
 			func(ctx context.Context) error {
 				_, err := store.Claim(ctx, saga.ClaimRequest{Limit: 1, Definitions: definitions})
@@ -172,7 +246,7 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
 		store := newStore(t, s, sqlstore.SQLite)
 		for range 5 {
-			go func() { _, _ = store.DeleteEnded(t.Context(), 0, 1) }()
+			go func() { _, _ = store.DeleteEnded(t.Context(), saga.Completed, 0, 1) }()
 			synctest.Wait()
 		}
 		begun := time.Now()
@@ -187,7 +261,7 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 // TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
 func TestErrorsNameTheMethod(t *testing.T) {
 	broken := errors.New("disk on fire")
-	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		store := newStore(t, &script{err: broken}, dialect)
 		ctx := t.Context()
 		defs := []saga.Definition{{Saga: "trip", Version: 1}}
@@ -203,12 +277,13 @@ func TestErrorsNameTheMethod(t *testing.T) {
 			},
 			"cancel":       func() error { _, err := store.Cancel(ctx, "a", ""); return err },
 			"load":         func() error { _, err := store.Load(ctx, "a"); return err },
-			"list":         func() error { _, err := store.List(ctx, saga.Filter{}); return err },
-			"history":      func() error { _, err := store.History(ctx, "a"); return err },
+			"list":         func() error { _, _, err := store.List(ctx, saga.Filter{}); return err },
+			"counts":       func() error { _, err := store.Counts(ctx); return err },
+			"history":      func() error { _, err := store.History(ctx, "a", 0, 0); return err },
 			"reported":     func() error { return store.Reported(ctx, "a", 1) },
 			"check":        func() error { return store.Check(ctx) },
 			"unregistered": func() error { _, err := store.Unregistered(ctx, defs); return err },
-			"delete":       func() error { _, err := store.DeleteEnded(ctx, time.Hour, 1); return err },
+			"delete":       func() error { _, err := store.DeleteEnded(ctx, saga.Completed, time.Hour, 1); return err },
 		} {
 			err := call()
 			require.ErrorIs(t, err, broken, "%v: %s", dialect, what)
@@ -218,7 +293,7 @@ func TestErrorsNameTheMethod(t *testing.T) {
 }
 
 func TestAnEmptyRequestSendsNothing(t *testing.T) {
-	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		s := new(script)
 		store := newStore(t, s, dialect)
 		recs, err := store.Claim(t.Context(), saga.ClaimRequest{Limit: 10})
@@ -233,12 +308,12 @@ func TestAnEmptyRequestSendsNothing(t *testing.T) {
 
 // TestDeleteEndedNeedsALimit: a negative one means no limit to SQLite.
 func TestDeleteEndedNeedsALimit(t *testing.T) {
-	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite} {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		s := new(script)
 		store := newStore(t, s, dialect)
-		_, err := store.DeleteEnded(t.Context(), time.Hour, -1)
+		_, err := store.DeleteEnded(t.Context(), saga.Completed, time.Hour, -1)
 		require.EqualError(t, err, "sqlstore: delete: age is 1h0m0s and limit -1: must not be negative")
-		_, err = store.DeleteEnded(t.Context(), -time.Hour, 1)
+		_, err = store.DeleteEnded(t.Context(), saga.Completed, -time.Hour, 1)
 		require.EqualError(t, err, "sqlstore: delete: age is -1h0m0s and limit 1: must not be negative")
 		require.Empty(t, s.log)
 	}

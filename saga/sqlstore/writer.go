@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"sync"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
@@ -10,16 +11,15 @@ import (
 // A writer makes the write transactions of SQLite one after the other. Concurrent ones
 // would not wait for each other in turn, but ask SQLite again and again, with pauses.
 type writer struct {
-	db  *sql.DB
-	hot []string // statements to prepare
+	db       *sql.DB
+	prepared *prepared
 	// The caller in gate writes. The others wait in queue for their turn at the gate,
 	// except for a heartbeat: a long queue must not cost a lease.
 	gate, queue chan struct{}
-	prepared    map[string]*sql.Stmt // by text; belongs to the caller in gate
 }
 
 func newWriter(db *sql.DB, hot []string) *writer {
-	return &writer{db: db, hot: hot, gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
+	return &writer{db: db, prepared: newPrepared(db, hot), gate: make(chan struct{}, 1), queue: make(chan struct{}, 1)}
 }
 
 // enter waits until the caller is in the gate.
@@ -56,7 +56,8 @@ func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context
 		return err
 	}
 	defer leave()
-	if err := w.prepare(ctx); err != nil {
+	stmts, err := w.prepared.all(ctx)
+	if err != nil {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -65,31 +66,43 @@ func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(ctx, preparedTx{tx, w.prepared}); err != nil {
+	if err := fn(ctx, preparedTx{tx, stmts}); err != nil {
 		return err
 	}
 	return tx.Commit()
 }
 
-// prepare prepares the hot statements. Without this, SQLite spends a quarter of
-// its time on their text. They are closed with the database.
-func (w *writer) prepare(ctx context.Context) error {
-	if w.prepared != nil {
-		return nil
+// A prepared holds prepared statements. Without them, SQLite spends a quarter of its time on
+// their text, and MySQL a round trip more for each. They are closed with the database.
+type prepared struct {
+	db    *sql.DB
+	texts []string
+	mu    sync.Mutex
+	stmts map[string]*sql.Stmt // by text; nil before the first use
+}
+
+func newPrepared(db *sql.DB, texts []string) *prepared { return &prepared{db: db, texts: texts} }
+
+// all returns the statements by their texts.
+func (p *prepared) all(ctx context.Context) (map[string]*sql.Stmt, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stmts != nil {
+		return p.stmts, nil
 	}
-	prepared := make(map[string]*sql.Stmt)
-	for _, text := range w.hot {
-		stmt, err := w.db.PrepareContext(ctx, text)
+	stmts := make(map[string]*sql.Stmt)
+	for _, text := range p.texts {
+		stmt, err := p.db.PrepareContext(ctx, text)
 		if err != nil {
-			for _, stmt := range prepared {
+			for _, stmt := range stmts {
 				_ = stmt.Close()
 			}
-			return err
+			return nil, err
 		}
-		prepared[text] = stmt
+		stmts[text] = stmt
 	}
-	w.prepared = prepared
-	return nil
+	p.stmts = stmts
+	return stmts, nil
 }
 
 // A preparedTx is a transaction that uses prepared statements.

@@ -1,0 +1,491 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// readLimit is how many sagas List reads for a page at most, if the filter has conditions
+// that no index has.
+const readLimit = 5_000
+
+// maxArms is the number of index ranges that one statement merges.
+const maxArms = 48
+
+// A listing is one call of List. It reads index ranges, which it calls arms: the sagas of a
+// definition that have a status, in the order of the filter. An arm without a definition is
+// the whole table by id.
+type listing struct {
+	s     *Store
+	f     saga.Filter
+	limit int
+	after *position // exclusive
+	until *position // inclusive; nil if everything is read
+}
+
+type arm struct {
+	name   string
+	status saga.Status
+}
+
+// A position is a place in the order of a list.
+type position struct {
+	at time.Time // the saga's CreatedAt; zero if the order is by id
+	id string
+}
+
+// List implements [saga.Store]. Each page is one statement or, if the filter has
+// conditions that no index has, two: the first finds the end of what the second reads.
+func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+	recs, next, err := s.list(ctx, f)
+	return recs, next, wrap("list", err)
+}
+
+func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+	l := &listing{s: s, f: f, limit: cmp.Or(max(f.Limit, 0), 100)}
+	if err := l.begin(); err != nil {
+		return nil, "", err
+	}
+	arms, err := l.arms(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	chunks := slices.Collect(slices.Chunk(arms, maxArms))
+	if l.filters() {
+		for _, chunk := range chunks {
+			if err := l.bound(ctx, chunk); err != nil {
+				return nil, "", err
+			}
+		}
+	}
+	var recs []saga.Record
+	for _, chunk := range chunks {
+		found, err := l.read(ctx, chunk)
+		if err != nil {
+			return nil, "", err
+		}
+		recs = append(recs, found...)
+	}
+	slices.SortFunc(recs, func(a, b saga.Record) int { return l.compare(l.positionOf(&a), l.positionOf(&b)) })
+	if len(recs) > l.limit {
+		recs = recs[:l.limit]
+		return recs, l.cursor(l.positionOf(&recs[l.limit-1])), nil
+	}
+	if l.until != nil {
+		return recs, l.cursor(*l.until), nil
+	}
+	return recs, "", nil
+}
+
+// begin checks the order, and reads the cursor.
+func (l *listing) begin() error {
+	switch l.f.Order {
+	case "":
+		l.f.Order = saga.ByID
+	case saga.ByID, saga.OldestFirst, saga.NewestFirst:
+	default:
+		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", l.f.Order, saga.ByID, saga.OldestFirst, saga.NewestFirst)
+	}
+	if l.f.After == "" {
+		return nil
+	}
+	if !l.byTime() {
+		l.after = &position{id: l.f.After}
+		return nil
+	}
+	micro, id, ok := strings.Cut(l.f.After, " ")
+	at, err := strconv.ParseInt(micro, 10, 64)
+	if !ok || err != nil {
+		return fmt.Errorf("Filter.After is %q: must be the Next of a page in the same order", l.f.After)
+	}
+	l.after = &position{time.UnixMicro(at), id}
+	return nil
+}
+
+func (l *listing) byTime() bool { return l.f.Order != saga.ByID }
+
+func (l *listing) cursor(p position) string {
+	if l.byTime() {
+		return strconv.FormatInt(p.at.UnixMicro(), 10) + " " + p.id
+	}
+	return p.id
+}
+
+func (l *listing) positionOf(r *saga.Record) position {
+	if l.byTime() {
+		return position{r.CreatedAt, r.ID}
+	}
+	return position{id: r.ID}
+}
+
+func (l *listing) compare(a, b position) int {
+	c := cmp.Or(a.at.Compare(b.at), strings.Compare(a.id, b.id))
+	if l.f.Order == saga.NewestFirst {
+		return -c
+	}
+	return c
+}
+
+// filters reports whether the filter has conditions that no index has.
+func (l *listing) filters() bool {
+	f := &l.f
+	created := !f.CreatedFrom.IsZero() || !f.CreatedBefore.IsZero()
+	return f.Text != "" || f.Failing || f.Unreported || !f.UpdatedFrom.IsZero() || !f.UpdatedBefore.IsZero() || created && !l.byTime()
+}
+
+func (l *listing) arms(ctx context.Context) ([]arm, error) {
+	f := &l.f
+	if f.Saga == "" && len(f.Status) == 0 && !f.Failing && !l.byTime() {
+		return []arm{{}}, nil
+	}
+	status := []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned}
+	status = slices.DeleteFunc(status, func(st saga.Status) bool {
+		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != saga.Running && st != saga.Compensating
+	})
+	names := []string{f.Saga}
+	if f.Saga == "" {
+		var err error
+		if names, err = l.s.names(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var arms []arm
+	for _, name := range names {
+		for _, st := range status {
+			arms = append(arms, arm{name, st})
+		}
+	}
+	return arms, nil
+}
+
+// names returns the names of all definitions that have sagas. It looks each up in the
+// index.
+func (s *Store) names(ctx context.Context) ([]string, error) {
+	first := func(where string) string {
+		return "(SELECT s.name FROM {p}saga s" + where + " ORDER BY s.name LIMIT 1)"
+	}
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("WITH RECURSIVE n(name) AS (SELECT name FROM "+first(" WHERE s.name > ''")+" AS f"+
+		" UNION ALL SELECT "+first(" WHERE s.name > n.name")+" FROM n WHERE n.name IS NOT NULL)"+
+		" SELECT name FROM n WHERE name IS NOT NULL"))
+	return collect(rows, err, func(rows *sql.Rows) (name string, err error) { return name, rows.Scan(&name) })
+}
+
+// bound sets until to the place at which readLimit sagas are read, if there are as many
+// and it is not set to an earlier place.
+func (l *listing) bound(ctx context.Context, arms []arm) error {
+	columns := "id"
+	if l.byTime() {
+		columns = "created_at, id"
+	}
+	q := &query{d: l.s.d}
+	q.text.WriteString("SELECT " + columns + " FROM (")
+	l.merge(q, arms, func(a arm) {
+		q.text.WriteString("SELECT " + columns + " FROM {p}saga")
+		l.in(q, a)
+		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(readLimit))
+	})
+	q.text.WriteString(") AS c" + l.order() + " LIMIT 1 OFFSET " + strconv.Itoa(readLimit-1))
+	var p position
+	var at moment
+	into := []any{&at, &p.id}
+	if !l.byTime() {
+		into = into[1:]
+	}
+	err := l.s.db.QueryRowContext(ctx, l.s.tables.sql(q.text.String()), q.args...).Scan(into...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if p.at = at.Time; err == nil && (l.until == nil || l.compare(p, *l.until) < 0) {
+		l.until = &p
+	}
+	return err
+}
+
+// read returns the first sagas that the filter admits, up to one more than the limit.
+func (l *listing) read(ctx context.Context, arms []arm) ([]saga.Record, error) {
+	columns := l.s.d.columns()
+	if l.f.WithoutState {
+		columns = strings.Replace(columns, " data,", " '' AS data,", 1)
+	}
+	limit := " LIMIT " + strconv.Itoa(l.limit+1)
+	q := &query{d: l.s.d}
+	l.merge(q, arms, func(a arm) {
+		if !l.filters() {
+			q.text.WriteString("SELECT " + columns + " FROM {p}saga")
+			l.in(q, a)
+			q.text.WriteString(l.order() + limit)
+			return
+		}
+		// The inner limit keeps planners from reading the sagas in another order.
+		q.text.WriteString("SELECT " + columns + " FROM (SELECT * FROM {p}saga")
+		l.in(q, a)
+		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(readLimit) + ") AS r WHERE 1 = 1")
+		l.filter(q)
+		q.text.WriteString(l.order() + limit)
+	})
+	if len(arms) > 1 {
+		q.text.WriteString(l.order() + limit)
+	}
+	rows, err := l.s.db.QueryContext(ctx, l.s.tables.sql(q.text.String()), q.args...)
+	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
+}
+
+// merge writes a statement for each arm, and combines them.
+func (l *listing) merge(q *query, arms []arm, one func(arm)) {
+	for i, a := range arms {
+		if i > 0 {
+			q.text.WriteString(" UNION ALL ")
+		}
+		if len(arms) > 1 {
+			q.text.WriteString("SELECT * FROM (")
+		}
+		one(a)
+		if len(arms) > 1 {
+			q.text.WriteString(") AS a" + strconv.Itoa(i))
+		}
+	}
+}
+
+func (l *listing) order() string {
+	switch l.f.Order {
+	case saga.OldestFirst:
+		return " ORDER BY created_at, id"
+	case saga.NewestFirst:
+		return " ORDER BY created_at DESC, id DESC"
+	}
+	return " ORDER BY id"
+}
+
+// in writes the conditions that the index of an arm has.
+func (l *listing) in(q *query, a arm) {
+	q.text.WriteString(" WHERE 1 = 1")
+	if a.name != "" {
+		q.and("name = ", a.name)
+		q.and("status = ", string(a.status))
+	}
+	gt, lt := ">", "<"
+	if l.f.Order == saga.NewestFirst {
+		gt, lt = lt, gt
+	}
+	if l.after == nil && !l.byTime() {
+		q.text.WriteString(" AND id > ''")
+	}
+	for _, end := range []struct {
+		*position
+		op, id string
+	}{{l.after, gt, gt}, {l.until, lt, lt + "="}} {
+		switch {
+		case end.position == nil:
+		case l.byTime():
+			at, id := l.s.d.time(end.at), end.position.id
+			if l.s.d.comparesRows() {
+				q.and("(created_at, id) "+end.id+" (", at)
+				q.text.WriteString(", " + q.bind(id) + ")")
+				continue
+			}
+			q.and("created_at "+end.op+"= ", at)
+			q.and("(created_at "+end.op+" ", at)
+			q.text.WriteString(" OR id " + end.id + " " + q.bind(id) + ")")
+		default:
+			q.and("id "+end.id+" ", end.position.id)
+		}
+	}
+	if l.byTime() {
+		q.within("created_at", l.f.CreatedFrom, l.f.CreatedBefore)
+	}
+}
+
+// filter writes the conditions that no index has.
+func (l *listing) filter(q *query) {
+	f := &l.f
+	if f.Text != "" {
+		q.text.WriteString(" AND (" + q.d.contains("id", q.bind(f.Text)))
+		if !f.TextInID {
+			q.text.WriteString(" OR " + q.d.contains("last_error", q.bind(f.Text)))
+		}
+		q.text.WriteString(")")
+	}
+	if f.Failing {
+		q.text.WriteString(" AND failures > 0")
+	}
+	if f.Unreported {
+		q.text.WriteString(" AND NOT reported")
+	}
+	if !l.byTime() {
+		q.within("created_at", f.CreatedFrom, f.CreatedBefore)
+	}
+	q.within("updated_at", f.UpdatedFrom, f.UpdatedBefore)
+}
+
+// A query is a statement under construction.
+type query struct {
+	d    dialect
+	text strings.Builder
+	args []any
+}
+
+func (q *query) bind(v any) string {
+	q.args = append(q.args, v)
+	return q.d.bind(len(q.args))
+}
+
+func (q *query) and(condition string, v any) {
+	q.text.WriteString(" AND " + condition + q.bind(v))
+}
+
+func (q *query) within(column string, from, before time.Time) {
+	if !from.IsZero() {
+		q.and(column+" >= ", q.d.time(from))
+	}
+	if !before.IsZero() {
+		q.and(column+" < ", q.d.time(before))
+	}
+}
+
+// Counts implements [saga.Store]. It reads up to CountLimit index entries for each number.
+func (s *Store) Counts(ctx context.Context) (saga.Counts, error) {
+	counts, err := s.counts(ctx)
+	return counts, wrap("counts", err)
+}
+
+func (s *Store) counts(ctx context.Context) (saga.Counts, error) {
+	var counts saga.Counts
+	names, err := s.names(ctx)
+	if err != nil {
+		return counts, err
+	}
+	// The order keeps planners from reading the table instead of an index.
+	number := func(where, order string) string {
+		return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(saga.CountLimit) + ") AS c)"
+	}
+	byStatus := "SELECT " + s.d.now()
+	for i := range 6 {
+		byStatus += ", " + number("name = "+s.d.bind(2*i+1)+" AND status = "+s.d.bind(2*i+2), "id")
+	}
+	byStatus = s.tables.sql(byStatus)
+	for _, name := range names {
+		c := saga.Count{Saga: name}
+		var now moment
+		var args []any
+		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned} {
+			args = append(args, name, string(status))
+		}
+		if err := s.db.QueryRowContext(ctx, byStatus, args...).
+			Scan(&now, &c.Running, &c.Compensating, &c.Stuck, &c.Completed, &c.Compensated, &c.Abandoned); err != nil {
+			return counts, err
+		}
+		counts.Now = now.Time
+		counts.Sagas = append(counts.Sagas, c)
+	}
+	if len(names) == 0 {
+		var now moment
+		err := s.db.QueryRowContext(ctx, "SELECT "+s.d.now()).Scan(&now)
+		counts.Now = now.Time
+		return counts, err
+	}
+	// The index has the due sagas of each version, with an owner and without, in order.
+	live := func(owner string, first int) string {
+		return s.d.live() + " AND name = " + s.d.bind(first) + " AND version = " + s.d.bind(first+1) +
+			" AND owner " + owner + " AND wake_at <= " + s.d.now()
+	}
+	due := s.tables.sql("SELECT " + number(live("= ''", 1), "wake_at") + ", " + number(live("> ''", 3), "owner, wake_at") +
+		", (SELECT min(wake_at) FROM {p}saga WHERE " + live("= ''", 5) + "), (SELECT min(wake_at) FROM {p}saga WHERE " + live("> ''", 7) + ")")
+	err = s.definitions(ctx, func(d saga.Definition) error {
+		i, ok := slices.BinarySearchFunc(counts.Sagas, d.Saga, func(c saga.Count, name string) int { return strings.Compare(c.Saga, name) })
+		if !ok {
+			return nil // it is new
+		}
+		c := &counts.Sagas[i]
+		var waiting, crashed int
+		var first, crash moment
+		if err := s.db.QueryRowContext(ctx, due, d.Saga, d.Version, d.Saga, d.Version, d.Saga, d.Version, d.Saga, d.Version).
+			Scan(&waiting, &crashed, &first, &crash); err != nil {
+			return err
+		}
+		c.Due = min(c.Due+waiting+crashed, saga.CountLimit)
+		for _, at := range []time.Time{first.Time, crash.Time} {
+			if !at.IsZero() && (c.OldestDue.IsZero() || at.Before(c.OldestDue)) {
+				c.OldestDue = at
+			}
+		}
+		return nil
+	})
+	return counts, err
+}
+
+// definitions calls fn for each version of each definition that has live sagas.
+func (s *Store) definitions(ctx context.Context, fn func(saga.Definition) error) error {
+	next := "SELECT name, version FROM {p}saga WHERE " + s.d.live()
+	if s.d.comparesRows() {
+		next += " AND (name, version) > (" + s.d.bind(1) + ", " + s.d.bind(2) + ")"
+	} else {
+		next += " AND name >= " + s.d.bind(1) + " AND (version > " + s.d.bind(2) + " OR name > " + s.d.bind(3) + ")"
+	}
+	next = s.tables.sql(next + " ORDER BY name, version LIMIT 1")
+	for d := (saga.Definition{Version: -1}); ; {
+		args := []any{d.Saga, d.Version, d.Saga}
+		if s.d.comparesRows() {
+			args = args[:2]
+		}
+		err := s.db.QueryRowContext(ctx, next, args...).Scan(&d.Saga, &d.Version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err == nil {
+			err = fn(d)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Unregistered implements [saga.Store].
+func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
+	count := s.tables.sql("SELECT count(*), min(wake_at), " + s.d.now() + " FROM {p}saga WHERE " + s.d.live() +
+		" AND name = " + s.d.bind(1) + " AND version = " + s.d.bind(2) + " AND wake_at <= " + s.d.now())
+	var found []saga.Unregistered
+	err := s.definitions(ctx, func(d saga.Definition) error {
+		if slices.Contains(registered, d) {
+			return nil
+		}
+		var oldest, now moment
+		u := saga.Unregistered{Definition: d}
+		if err := s.db.QueryRowContext(ctx, count, d.Saga, d.Version).Scan(&u.Count, &oldest, &now); err != nil {
+			return err
+		}
+		if u.Oldest, u.Now = oldest.Time, now.Time; u.Count > 0 {
+			found = append(found, u)
+		}
+		return nil
+	})
+	return found, wrap("unregistered", err)
+}
+
+// History implements [saga.Store].
+func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]saga.Entry, error) {
+	text := "SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = " + s.d.bind(1) +
+		" AND seq > " + s.d.bind(2) + " ORDER BY seq"
+	args := []any{id, after}
+	if limit > 0 {
+		text += " LIMIT " + s.d.bind(3)
+		args = append(args, limit)
+	}
+	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
+	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
+		var at moment
+		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
+		e.At = at.Time
+		return e, err
+	})
+	return log, wrap("history", err)
+}

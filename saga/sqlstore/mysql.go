@@ -1,0 +1,441 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A mysql writes in transactions under READ COMMITTED. Each locks its rows by a SELECT
+// first, so that no rule depends on what the server counts as an affected row. Times are
+// milliseconds since 1970.
+type mysql struct {
+	started, startedAt, committed, released, fenced     string
+	log                                                 *byCount
+	crashed, waiting                                    string
+	canceled                                            string
+	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
+	fencedRows, deletedSaga, deletedLog, deletedSignals *byCount
+	ended                                               string
+}
+
+func newMySQL(t tables) *mysql {
+	in := func(text string) *byCount {
+		return newByCount(func(n int) string { return t.sql(strings.Replace(text, "{ids}", places(n), 1)) })
+	}
+	return &mysql{
+		started: t.sql(mysqlStart), startedAt: t.sql("SELECT created_at FROM {p}saga WHERE id = ?"),
+		fenced:    t.sql("SELECT cancel_requested, cancel_note FROM {p}saga WHERE id = ? AND epoch = ? AND seq = ? FOR UPDATE"),
+		committed: t.sql(mysqlCommitText("")),
+		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
+		log:       newByCount(func(n int) string { return t.sql(mysqlLogText(n)) }),
+		crashed:   t.sql(fmt.Sprintf(mysqlDue, 1)), waiting: t.sql(fmt.Sprintf(mysqlDue, 0)),
+		claimed: in(mysqlClaim), claimedRows: in("SELECT " + mysqlColumns + " FROM {p}saga WHERE id IN ({ids})"),
+		held:    in("SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE id IN ({ids}) AND owner = ?"),
+		free:    in("SELECT id, epoch FROM {p}saga WHERE id IN ({ids}) AND owner = ? FOR UPDATE SKIP LOCKED"),
+		renewed: in("UPDATE {p}saga SET wake_at = " + mysqlNow + " + ? WHERE id IN ({ids})"),
+		fencedRows: in("SELECT id, epoch, seq, cancel_requested, cancel_note FROM {p}saga" +
+			" WHERE id IN ({ids}) FOR UPDATE SKIP LOCKED"),
+		canceled: t.sql(mysqlCancel),
+		ended: t.sql("SELECT id FROM {p}saga WHERE status = ? AND ended_at <= " + mysqlNow + " - ?" +
+			" ORDER BY ended_at LIMIT ? FOR UPDATE SKIP LOCKED"),
+		deletedSaga:    in("DELETE FROM {p}saga WHERE id IN ({ids})"),
+		deletedLog:     in("DELETE FROM {p}saga_log WHERE saga_id IN ({ids})"),
+		deletedSignals: in("DELETE FROM {p}saga_signal WHERE saga_id IN ({ids})"),
+	}
+}
+
+// MySQL has no partial indexes: generated columns tell the sagas that a claim looks for,
+// and those that have ended. Names are compared as bytes; utf8mb4_bin would ignore spaces
+// at their ends.
+const mysqlSchema = `
+CREATE TABLE {p}saga (
+	id               varbinary(200) NOT NULL PRIMARY KEY,
+	name             varbinary(200) NOT NULL,
+	version          bigint         NOT NULL,
+	status           varbinary(20)  NOT NULL,
+	data             longblob       NOT NULL,
+	steps            longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	seq              bigint         NOT NULL,
+	nonce            bigint         NOT NULL,
+	owner            varbinary(300) NOT NULL,
+	epoch            bigint         NOT NULL,
+	wake_at          bigint         NOT NULL,
+	complete_by      bigint,
+	failures         bigint         NOT NULL DEFAULT 0,
+	takeovers        bigint         NOT NULL DEFAULT 0,
+	last_error       longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	cancel_requested boolean        NOT NULL DEFAULT false,
+	cancel_note      longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	reported         boolean        NOT NULL DEFAULT false,
+	created_at       bigint         NOT NULL,
+	updated_at       bigint         NOT NULL,
+	live             boolean AS (status IN ('running', 'compensating')) STORED,
+	owned            boolean AS (owner <> '') STORED,
+	ended_at         bigint AS (CASE WHEN status IN ('completed', 'compensated', 'abandoned') THEN wake_at END) STORED,
+	KEY {p}saga_live (live, name, version, owned, wake_at),
+	KEY {p}saga_ended (status, ended_at),
+	KEY {p}saga_name (name, status, id),
+	KEY {p}saga_time (name, status, created_at, id)
+) ENGINE = InnoDB;
+CREATE TABLE {p}saga_log (
+	saga_id varbinary(200) NOT NULL,
+	seq     bigint         NOT NULL,
+	step    varbinary(210) NOT NULL,
+	op      varbinary(20)  NOT NULL,
+	event   varbinary(50)  NOT NULL,
+	attempt bigint         NOT NULL,
+	epoch   bigint         NOT NULL,
+	error   longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	at      bigint         NOT NULL,
+	PRIMARY KEY (saga_id, seq)
+) ENGINE = InnoDB;
+CREATE TABLE {p}saga_schema (version bigint NOT NULL) ENGINE = InnoDB;
+` + mysqlSignals
+
+// mysqlNow is the clock. It does not depend on the session's time zone.
+const mysqlNow = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
+
+const mysqlColumns = recordColumns + ", " + mysqlNow + " AS store_now, '' AS previous"
+
+func (*mysql) schema() string { return mysqlSchema }
+
+func (*mysql) barrier() string { return saga.BarrierTableMySQL }
+
+func (*mysql) check(context.Context, querier) error { return nil }
+
+func (*mysql) hasTable(ctx context.Context, q querier, name string) (has bool, err error) {
+	return has, q.QueryRowContext(ctx, `SELECT count(*) FROM information_schema.tables
+		WHERE table_schema = database() AND table_name = ?`, name).Scan(&has)
+}
+
+// schemaLock is the lock of migrations. It belongs to the connection: the statements that
+// create tables commit.
+const schemaLock = "'saga_migrating'"
+
+func (*mysql) lockSchema(ctx context.Context, q querier) error {
+	var got sql.NullBool
+	err := q.QueryRowContext(ctx, "SELECT GET_LOCK("+schemaLock+", 60)").Scan(&got)
+	if err == nil && !got.Bool {
+		return errors.New("another migration takes longer than a minute")
+	}
+	return err
+}
+
+func (*mysql) unlockSchema(ctx context.Context, q querier) {
+	var had sql.NullBool
+	_ = q.QueryRowContext(ctx, "SELECT RELEASE_LOCK("+schemaLock+")").Scan(&had)
+}
+
+// isolated: each write has several statements.
+func (*mysql) isolated(context.Context, querier) (bool, error) { return false, nil }
+
+func (*mysql) txOptions() *sql.TxOptions { return &sql.TxOptions{Isolation: sql.LevelReadCommitted} }
+
+func (*mysql) lock(context.Context, querier) error { return nil }
+
+// mayRepeat reports whether a transaction that returned err was rolled back in favor of
+// another one, so that it may be repeated at once.
+func (*mysql) mayRepeat(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		// The driver's error has the number of the server's and no method for it.
+		v := reflect.Indirect(reflect.ValueOf(err))
+		if v.Kind() != reflect.Struct {
+			continue
+		}
+		if n := v.FieldByName("Number"); n.IsValid() && n.CanUint() && n.Uint() == mysqlDeadlock {
+			return true
+		}
+	}
+	return false
+}
+
+// mysqlDeadlock is the number of the error ER_LOCK_DEADLOCK.
+const mysqlDeadlock = 1213
+
+func (*mysql) now() string { return mysqlNow }
+
+func (*mysql) columns() string { return mysqlColumns }
+
+func (*mysql) bind(int) string { return "?" }
+
+func (*mysql) time(t time.Time) any { return t.UnixMilli() }
+
+func (*mysql) contains(column, text string) string { return "LOCATE(" + text + ", " + column + ") > 0" }
+
+func (*mysql) live() string { return "live = 1" }
+
+func (*mysql) comparesRows() bool { return false }
+
+// readNewest ends a query that is to see the newest row, also in a transaction of the
+// user's that has a snapshot.
+func (*mysql) readNewest() string { return " LOCK IN SHARE MODE" }
+
+// hot returns the statements that are worth preparing: the driver would otherwise prepare
+// them each time.
+func (d *mysql) hot() []string {
+	texts := []string{d.started, d.startedAt, d.fenced, d.committed, d.released, d.crashed, d.waiting}
+	for n := 1; n < len(d.log.few); n++ {
+		texts = append(texts, d.log.text(n))
+	}
+	for _, c := range []*byCount{d.claimed, d.claimedRows, d.held, d.free, d.renewed, d.fencedRows} {
+		for n := 1; n <= maxBatch; n *= 2 {
+			texts = append(texts, c.text(n))
+		}
+	}
+	return texts
+}
+
+const mysqlStart = `INSERT IGNORE INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
+	nonce, last_error, cancel_note, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, '', '', now, now FROM (SELECT ` + mysqlNow + ` AS now) AS t`
+
+func (d *mysql) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300); err != nil {
+		return now, false, err // IGNORE would cut them off
+	}
+	var epoch int64
+	if req.Owner != "" {
+		epoch = 1
+	} else {
+		req.LeaseTTL = 0
+	}
+	var completeIn any
+	if req.CompleteIn > 0 {
+		completeIn = req.CompleteIn.Milliseconds()
+	}
+	// An inserted row counts as affected whatever the connection's clientFoundRows.
+	res, err := q.ExecContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce)
+	if err != nil {
+		return now, false, err
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return now, false, err
+	}
+	var at moment
+	if err = q.QueryRowContext(ctx, d.startedAt, req.ID).Scan(&at); err == nil {
+		err = d.append(ctx, q, req.ID, 0, epoch, req.Log)
+	}
+	return at.Time, err == nil, err
+}
+
+// fits returns an error if a text is longer than the number that follows it.
+func fits(list ...any) error {
+	for i := 0; i < len(list); i += 2 {
+		if s, limit := list[i].(string), list[i+1].(int); len(s) > limit {
+			return fmt.Errorf("%.40q... has %d bytes: at most %d fit into the table", s, len(s), limit)
+		}
+	}
+	return nil
+}
+
+// startBatch is not used.
+func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
+	return startEach(ctx, q, d, batch)
+}
+
+func mysqlCommitText(release string) string {
+	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = false,
+	updated_at = ` + mysqlNow + release + ` WHERE id = ?`
+}
+
+func (d *mysql) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+	err = q.QueryRowContext(ctx, d.fenced, req.ID, req.Epoch, req.Seq).Scan(&rc.CancelRequested, &rc.CancelNote)
+	if errors.Is(err, sql.ErrNoRows) {
+		return rc, saga.ErrFenced
+	}
+	if err != nil {
+		return rc, err
+	}
+	return rc, d.write(ctx, q, req)
+}
+
+// write writes a commit whose row is locked and passes the fence.
+func (d *mysql) write(ctx context.Context, q querier, req saga.CommitRequest) error {
+	args := make([]any, 0, 12)
+	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
+	text := d.committed
+	if req.Release {
+		text = d.released
+		args = append(args, req.WakeIn.Milliseconds())
+	}
+	if _, err := q.ExecContext(ctx, text, append(args, req.ID)...); err != nil {
+		return err
+	}
+	return d.append(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
+}
+
+// commitBatch locks all rows by one statement.
+func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
+	byID := make(map[string]*pendingCommit, len(batch))
+	ids := make([]string, 0, len(batch))
+	for _, p := range batch {
+		p.written = false // in a transaction that is repeated
+		byID[p.req.ID] = p
+		ids = append(ids, p.req.ID)
+	}
+	type fence struct {
+		*pendingCommit
+		saga.Receipt
+	}
+	text, args := d.among(d.fencedRows, ids)
+	rows, err := q.QueryContext(ctx, text, args...)
+	found, err := collect(rows, err, func(rows *sql.Rows) (f fence, err error) {
+		var id string
+		var epoch, seq int64
+		err = rows.Scan(&id, &epoch, &seq, &f.CancelRequested, &f.CancelNote)
+		if p := byID[id]; p != nil && p.req.Epoch == epoch && p.req.Seq == seq {
+			f.pendingCommit = p
+		}
+		return f, err
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range found {
+		if f.pendingCommit == nil {
+			continue
+		}
+		if err := d.write(ctx, q, f.req); err != nil {
+			return err
+		}
+		f.answer, f.written = f.Receipt, true
+	}
+	return nil
+}
+
+func mysqlLogText(n int) string {
+	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
+		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+mysqlNow+")", n), ", ")
+}
+
+func (d *mysql) append(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
+	if len(log) == 0 {
+		return nil
+	}
+	_, err := q.ExecContext(ctx, d.log.text(len(log)), logArgs(id, seq, epoch, log)...)
+	return err
+}
+
+const mysqlDue = `SELECT id, wake_at, owner FROM {p}saga
+WHERE live = 1 AND name = ? AND version = ? AND owned = %d AND wake_at <= ` + mysqlNow + `
+ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`
+
+// In an UPDATE of MySQL, an expression sees the columns that were set before it.
+const mysqlClaim = `UPDATE {p}saga SET epoch = epoch + 1, takeovers = takeovers + (owner <> '' AND owner <> ?),
+	owner = ?, wake_at = ` + mysqlNow + ` + ? WHERE id IN ({ids})`
+
+func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
+	ids, previous, err := pick(ctx, q, d.crashed, d.waiting, req)
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	text, args := d.among(d.claimed, ids, req.Owner, req.Owner, req.LeaseTTL.Milliseconds())
+	if _, err := q.ExecContext(ctx, text, args...); err != nil {
+		return nil, err
+	}
+	text, args = d.among(d.claimedRows, ids)
+	rows, err := q.QueryContext(ctx, text, args...)
+	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
+		rec, err := scan(rows)
+		rec.Previous = previous[rec.ID]
+		return rec, err
+	})
+}
+
+// heartbeat waits for no row: a locked one is read as it was last committed.
+func (d *mysql) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	epochs := make(map[string]int64, len(req.Held))
+	ids := make([]string, 0, len(req.Held))
+	for _, h := range req.Held {
+		epochs[h.ID] = h.Epoch
+		ids = append(ids, h.ID)
+	}
+	text, args := d.among(d.held, ids)
+	rows, err := q.QueryContext(ctx, text, append(args, req.Owner)...)
+	renewed, err := collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
+		return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+	})
+	if err != nil {
+		return nil, err
+	}
+	text, args = d.among(d.free, ids)
+	rows, err = q.QueryContext(ctx, text, append(args, req.Owner)...)
+	free, err := collect(rows, err, func(rows *sql.Rows) (h saga.Held, err error) { return h, rows.Scan(&h.ID, &h.Epoch) })
+	if err != nil {
+		return nil, err
+	}
+	locked := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		locked[id] = true
+	}
+	ids = ids[:0]
+	for _, h := range free {
+		if h.Epoch == epochs[h.ID] {
+			ids = append(ids, h.ID)
+			delete(locked, h.ID)
+		}
+	}
+	kept := renewed[:0]
+	for _, n := range renewed {
+		if n.Epoch == epochs[n.ID] {
+			n.Locked = locked[n.ID]
+			kept = append(kept, n)
+		}
+	}
+	if len(ids) == 0 {
+		return kept, nil
+	}
+	text, args = d.among(d.renewed, ids, req.LeaseTTL.Milliseconds())
+	_, err = q.ExecContext(ctx, text, args...)
+	return kept, err
+}
+
+const mysqlCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?, updated_at = ` + mysqlNow + `,
+	wake_at = CASE WHEN owner = '' THEN ` + mysqlNow + ` ELSE wake_at END
+WHERE id = ? AND status = 'running' AND NOT cancel_requested`
+
+// cancel leaves it to the caller to read the record.
+func (d *mysql) cancel(ctx context.Context, q querier, id, note string) (rec saga.Record, err error) {
+	if _, err = q.ExecContext(ctx, d.canceled, note, id); err == nil {
+		err = sql.ErrNoRows
+	}
+	return rec, err
+}
+
+func (d *mysql) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error) {
+	rows, err := q.QueryContext(ctx, d.ended, string(status), age.Milliseconds(), limit)
+	ids, err := collect(rows, err, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) })
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	for _, texts := range []*byCount{d.deletedSaga, d.deletedLog, d.deletedSignals} {
+		text, args := d.among(texts, ids)
+		if _, err := q.ExecContext(ctx, text, args...); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(ids)), nil
+}
+
+// among returns the statement for a list of ids, and its arguments. The list is filled up
+// to a power of two, so that there are few different statements.
+func (d *mysql) among(texts *byCount, ids []string, first ...any) (string, []any) {
+	n := 1
+	for n < len(ids) {
+		n *= 2
+	}
+	for i := range n {
+		first = append(first, ids[min(i, len(ids)-1)])
+	}
+	return texts.text(n), first
+}
+
+func places(n int) string { return strings.TrimPrefix(strings.Repeat(", ?", n), ", ") }
