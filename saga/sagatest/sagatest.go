@@ -21,11 +21,11 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// An Outcome is the result of one of Check's runs.
-type Outcome[S any] struct {
+// A Case is one of Check's runs, and what must hold after it.
+type Case[S any] struct {
 	Scenario string   // such as "the reply of hotel is lost"
 	State    *S       // of that run
-	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly ones; none if compensated
+	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly ones and children; none if compensated
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of these
@@ -35,16 +35,18 @@ type Outcome[S any] struct {
 //   - Do fails and takes no effect.
 //   - Do takes effect and its reply is lost.
 //   - Do takes no effect and its reply is lost: Undo is called without a Do, and then the
-//     Do arrives late, and must be refused.
+//     Do arrives late, and must be declined.
 //   - A policy of this module refuses Do at first.
 //
-// In each run, each Do and each Undo is called twice with the same command id.
+// In each run, each Do and each Undo that is called is called twice with the same command
+// id.
 //
 // Every Do and Undo that must work has to return nil, the saga must end as expected, and
-// the state must survive its Codec. verify compares the participants with the Outcome;
+// the state must survive its Codec. verify compares the participants with the Case;
 // they may be fresh for each run or not. Attempts, Backoff and Settle are ignored. A DoTx
-// or UndoTx is applied exactly once, and is not called.
-func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Outcome[S])) {
+// or UndoTx is applied exactly once, and is not called. Nor is a Saga: Check the children
+// by themselves. Delay and Await are ignored: SignalFrom returns no signal.
+func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
 		t.Fatalf("sagatest: %v", err)
@@ -119,7 +121,7 @@ type checker[S any] struct {
 	t        testing.TB
 	sg       *saga.Saga[S]
 	newState func() *S
-	verify   []func(testing.TB, Outcome[S])
+	verify   []func(testing.TB, Case[S])
 }
 
 func names[S any](st *saga.Step[S]) []string {
@@ -128,6 +130,11 @@ func names[S any](st *saga.Step[S]) []string {
 		list = append(list, st.Or[i].Name)
 	}
 	return list
+}
+
+// readOnly reports whether Check sees no effect of a step or alternative.
+func readOnly[S any](st *saga.Step[S]) bool {
+	return st.ReadOnly || st.Do == nil && st.DoTx == nil
 }
 
 // undoable reports whether a step or alternative has a Do and an Undo.
@@ -144,7 +151,7 @@ func undoable[S any](st *saga.Step[S], name string) bool {
 // fail without effect.
 func (c *checker[S]) run(scenario, at string, what trouble) {
 	c.t.Helper()
-	out := Outcome[S]{Scenario: scenario, State: c.newState()}
+	tried := Case[S]{Scenario: scenario, State: c.newState()}
 	sg := &saga.Saga[S]{Name: c.sg.Name, Version: c.sg.Version}
 	last := false // no alternative follows the step in trouble
 	for i := range c.sg.Steps {
@@ -156,8 +163,8 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 		if pos >= 0 && what != heldBack {
 			effect++
 		}
-		if effect < len(all) && (effect > 0 || !st.ReadOnly) && (effect == 0 || !st.Or[effect-1].ReadOnly) {
-			out.InEffect = append(out.InEffect, all[effect])
+		if effect < len(all) && (effect > 0 || !readOnly(&st)) && (effect == 0 || !readOnly(&st.Or[effect-1])) {
+			tried.InEffect = append(tried.InEffect, all[effect])
 		}
 		wrapped := make([]saga.Step[S], len(all))
 		for j := range all {
@@ -178,7 +185,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 		first.After, first.UndoAfter, first.Pivot, first.Or = st.After, st.UndoAfter, st.Pivot, wrapped[1:]
 		sg.Steps = append(sg.Steps, first)
 	}
-	err := saga.Run(c.t.Context(), sg, out.State)
+	err := saga.Run(c.t.Context(), sg, tried.State)
 	switch {
 	case what == nothing || what == heldBack || !last:
 		if err != nil {
@@ -187,18 +194,18 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	case !errors.Is(err, saga.ErrCompensated):
 		c.t.Errorf("%s: the saga must be compensated: %v", scenario, err)
 	default:
-		out.InEffect = nil
+		tried.InEffect = nil
 	}
-	c.codec(scenario, out.State)
+	c.codec(scenario, tried.State)
 	for _, verify := range c.verify {
-		verify(c.t, out)
+		verify(c.t, tried)
 	}
 }
 
 // wrap returns a step with trouble, each of whose calls happens twice.
 func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{
-		Name: st.Name, ReadOnly: st.ReadOnly, Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout,
+		Name: st.Name, ReadOnly: readOnly(&st), Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout,
 		Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware,
 	}
 	do, undo := st.Do, st.Undo
@@ -256,7 +263,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 		cmd := saga.CommandFrom(ctx)
 		cmd.ID = cmd.DoID()
 		if do(saga.WithCommand(ctx, cmd), s) == nil {
-			c.t.Errorf("%s: the Do of %s that comes after its Undo must be refused", scenario, st.Name)
+			c.t.Errorf("%s: the Do of %s that comes after its Undo must be declined", scenario, st.Name)
 		}
 		return nil
 	}

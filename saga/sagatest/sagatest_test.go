@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -93,7 +94,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 func TestCheckPassesGoodSteps(t *testing.T) {
 	h := newHotel()
 	runs := 0
-	sagatest.Check(t, h.saga(), func() *state { return &state{} }, func(t testing.TB, o sagatest.Outcome[state]) {
+	sagatest.Check(t, h.saga(), func() *state { return &state{} }, func(t testing.TB, c sagatest.Case[state]) {
 		runs++
 		var in []string
 		for base, booked := range h.rooms {
@@ -101,8 +102,8 @@ func TestCheckPassesGoodSteps(t *testing.T) {
 				in = append(in, base[strings.LastIndex(base, "/")+1:])
 			}
 		}
-		want := slices.DeleteFunc(slices.Clone(o.InEffect), func(s string) bool { return s == "log" })
-		require.ElementsMatch(t, want, in, o.Scenario)
+		want := slices.DeleteFunc(slices.Clone(c.InEffect), func(s string) bool { return s == "log" })
+		require.ElementsMatch(t, want, in, c.Scenario)
 		clear(h.rooms)
 		clear(h.seen)
 	})
@@ -116,7 +117,7 @@ func TestCheckFindsBadSteps(t *testing.T) {
 	}{
 		{"nothing goes wrong: Do of key again: no room left", func(h *hotel) { h.once = false }},
 		{"key is undone and was never done: Undo of key: no such booking", func(h *hotel) { h.tolerant = false }},
-		{"key is undone and was never done: the Do of key that comes after its Undo must be refused", func(h *hotel) { h.barrier = false }},
+		{"key is undone and was never done: the Do of key that comes after its Undo must be declined", func(h *hotel) { h.barrier = false }},
 	} {
 		h := newHotel()
 		c.wrong(h)
@@ -145,9 +146,9 @@ func TestCheckRunsStepsOfEveryKind(t *testing.T) {
 	}}
 	pay := saga.Step[state]{Name: "pay", Do: h.command, Pivot: true}
 	sg := &saga.Saga[state]{Name: "stay", Steps: []saga.Step[state]{quote, receipt, room, pay}}
-	var runs []sagatest.Outcome[state]
-	sagatest.Check(t, sg, func() *state { return &state{} }, func(_ testing.TB, o sagatest.Outcome[state]) {
-		runs = append(runs, o)
+	var runs []sagatest.Case[state]
+	sagatest.Check(t, sg, func() *state { return &state{} }, func(_ testing.TB, c sagatest.Case[state]) {
+		runs = append(runs, c)
 	})
 	require.Len(t, runs, 1+4, "only room has failures that turn the saga back")
 	require.Equal(t, []string{"receipt", "room", "pay"}, runs[0].InEffect)
@@ -204,3 +205,17 @@ func (forgetful) Encode(s *odd) ([]byte, error) {
 }
 
 func (forgetful) Decode([]byte, *odd) error { return nil }
+
+// TestCheckLeavesOutWhatWaits: a Delay, an Await and children need no runner here.
+func TestCheckLeavesOutWhatWaits(t *testing.T) {
+	h := newHotel()
+	child := h.saga()
+	sg := h.saga()
+	sg.Steps[0].Delay, sg.Steps[0].Await = time.Hour, "paid"
+	sg.Steps = append(sg.Steps, saga.Step[state]{Name: "approval", Await: "approved"},
+		saga.Step[state]{Name: "below", Saga: saga.ChildOf(child, func(*state) (state, error) { return state{}, nil }, nil)})
+	sagatest.Check(t, sg, func() *state { return &state{} }, func(t testing.TB, c sagatest.Case[state]) {
+		require.NotContains(t, c.InEffect, "approval")
+		require.NotContains(t, c.InEffect, "below")
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,9 +23,10 @@ import (
 //
 // newStore is called once. The cases run concurrently, each with a definition of its own.
 // In a bubble of testing/synctest they take no time. shapes selects some of the shapes,
-// and none means all of them: "chain", "refused", "in doubt", "diamond", "diamond
-// refused", "alternative", "pivot", "parked", "refused by a policy", "undo refused by a
-// policy", "stuck", "transactions", "transactions refused".
+// and none means all of them: "chain", "declined", "in doubt", "diamond", "diamond
+// declined", "alternative", "pivot", "parked", "refused by a policy", "undo refused by a
+// policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
+// "children", "children turned back", "children declined", "transactions", "transactions declined".
 func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...string) {
 	t.Helper()
 	store := newStore(t)
@@ -70,8 +72,8 @@ func scenarios(store saga.Store) []scenario {
 		{"chain", saga.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
-		{"refused", saga.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.NoEffect(errRefused))}
+		{"declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.NoEffect(errDeclined))}
 		}, nil},
 		{"in doubt", saga.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.losing("b")}
@@ -79,12 +81,12 @@ func scenarios(store saga.Store) []scenario {
 		{"diamond", saga.Completed, func(p *side) []saga.Step[notes] {
 			return p.diamond(p.step("d"))
 		}, []string{"a", "b", "c", "d"}},
-		{"diamond refused", saga.Compensated, func(p *side) []saga.Step[notes] {
-			return p.diamond(p.failing("d", saga.NoEffect(errRefused)))
+		{"diamond declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return p.diamond(p.failing("d", saga.NoEffect(errDeclined)))
 		}, nil},
 		{"alternative", saga.Completed, func(p *side) []saga.Step[notes] {
 			b := p.losing("b")
-			b.Or = []saga.Step[notes]{p.failing("b2", saga.NoEffect(errRefused)), p.step("b3")}
+			b.Or = []saga.Step[notes]{p.failing("b2", saga.NoEffect(errDeclined)), p.step("b3")}
 			return []saga.Step[notes]{p.step("a"), b, p.step("c")}
 		}, []string{"a", "b3", "c"}},
 		{"pivot", saga.Completed, func(p *side) []saga.Step[notes] {
@@ -101,27 +103,56 @@ func scenarios(store saga.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"undo refused by a policy", saga.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.NoEffect(errRefused))}
+			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.NoEffect(errDeclined))}
 		}, nil},
 		{"stuck", saga.Stuck, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
-			b.Undo = func(context.Context, *notes) error { return saga.Abort(errRefused) }
-			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Abort(errRefused))}
+			b.Undo = func(context.Context, *notes) error { return saga.Abort(errDeclined) }
+			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Abort(errDeclined))}
 		}, []string{"a", "b"}},
+		{"signaled", saga.Completed, func(p *side) []saga.Step[notes] {
+			b := p.step("b")
+			b.Await = "paid"
+			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
+		}, []string{"a", "b", "c"}},
+		{"signaled while it waits", saga.Completed, func(p *side) []saga.Step[notes] {
+			a, b, c := p.signaling("a", "paid"), p.step("b"), p.step("c")
+			a.Delay, a.After, b.Await, b.After, c.After = 20*time.Millisecond, []string{}, "paid", []string{}, []string{"a", "b"}
+			return []saga.Step[notes]{a, b, c}
+		}, []string{"a", "b", "c"}},
+		{"not signaled", saga.Compensated, func(p *side) []saga.Step[notes] {
+			b := p.step("b")
+			b.Await, b.AwaitFor = "paid", 20*time.Millisecond
+			return []saga.Step[notes]{p.step("a"), b}
+		}, nil},
+		{"delayed", saga.Completed, func(p *side) []saga.Step[notes] {
+			b := p.step("b")
+			b.Delay = 20 * time.Millisecond
+			return []saga.Step[notes]{{Name: "rest", Delay: 20 * time.Millisecond}, p.step("a"), b}
+		}, []string{"a", "b"}},
+		{"children", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.step("y")), p.step("z")}
+		}, []string{"a", "x", "y", "z"}},
+		{"children turned back", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.NoEffect(errDeclined))}
+		}, nil},
+		{"children declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.NoEffect(errDeclined)))}
+		}, nil},
 	}
 	if _, ok := store.(saga.TxStore); ok {
 		list = append(list, scenario{"transactions", saga.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
-		}, []string{"a", "c"}}, scenario{"transactions refused", saga.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errRefused))}
+		}, []string{"a", "c"}}, scenario{"transactions declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errDeclined))}
 		}, nil})
 	}
 	return list
 }
 
 var (
-	errRefused = errors.New("refused")
-	errCrashed = errors.New("the process has crashed")
+	errDeclined = errors.New("declined")
+	errCrashed  = errors.New("the process has crashed")
 )
 
 // A trial is one saga with one crash.
@@ -140,7 +171,7 @@ type trial struct {
 	dead   bool            // it has crashed
 	turned bool            // compensating is recorded
 	effect map[string]bool // of the steps, now
-	undone map[string]bool // the steps whose late Do is refused
+	undone map[string]bool // the steps whose late Do is declined
 	calls  map[string]int  // of Do, by step
 }
 
@@ -222,6 +253,10 @@ func (tr *trial) check(ctx context.Context, s *side, err error) {
 	if in.Status == saga.Completed && err != nil {
 		tr.errorf("completed with %v", err)
 	}
+	child, cerr := s.runner.Get(ctx, saga.ChildID(tr.id, "child", 0))
+	if cerr == nil && child.Status != in.Status {
+		tr.errorf("ended %s, but its child is %s", in.Status, child.Status)
+	}
 	if in.Owner != "" {
 		tr.errorf("still owned by %s", in.Owner)
 	}
@@ -267,7 +302,7 @@ func (tr *trial) newSide(first bool) *side {
 		store = &txProcess{process{tr.store, s}, tx}
 	}
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{
-		Lease: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 		// The failures are intended.
 		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
@@ -338,6 +373,30 @@ func (s *side) failing(name string, err error) saga.Step[notes] {
 		return err
 	}
 	return st
+}
+
+// signaling returns a step that signals its own saga, as a participant may.
+func (s *side) signaling(name, signal string) saga.Step[notes] {
+	st := s.step(name)
+	do := st.Do
+	st.Do = func(ctx context.Context, n *notes) error {
+		if err := do(ctx, n); err != nil {
+			return err
+		}
+		return s.runner.Signal(ctx, s.tr.id, signal, []byte(name))
+	}
+	return st
+}
+
+// child returns a step that is a saga with these steps, and passes its state to and fro.
+func (s *side) child(steps ...saga.Step[notes]) saga.Step[notes] {
+	child := &saga.Saga[notes]{Name: s.tr.id + " child", Steps: steps}
+	return saga.Step[notes]{Name: "child", Saga: saga.ChildOf(child,
+		func(n *notes) (notes, error) { return notes{maps.Clone(n.By)}, nil },
+		func(n *notes, c notes) error {
+			maps.Copy(n.By, c.By)
+			return nil
+		})}
 }
 
 // losing returns a step that takes effect and loses its reply.
@@ -570,6 +629,26 @@ func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
 	return p.Store.Load(ctx, id)
 }
 
+func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+	err = p.write("Signal", func() error {
+		var err error
+		rec, kept, err = p.Store.Signal(ctx, req)
+		return err
+	})
+	return rec, kept, err
+}
+
+func (p *process) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	return p.Store.Signals(ctx, id)
+}
+
+func (p *process) Hasten(ctx context.Context, id string) error {
+	return p.write("Hasten", func() error { return p.Store.Hasten(ctx, id) })
+}
+
 func (p *process) Reported(ctx context.Context, id string, seq int64) error {
 	if err := p.read(); err != nil {
 		return err
@@ -598,6 +677,10 @@ func (p *txProcess) Exclusive() bool { return p.tx.Exclusive() }
 
 func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
 	return p.tx.StartTx(ctx, tx, req)
+}
+
+func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, bool, error) {
+	return p.tx.SignalTx(ctx, tx, req)
 }
 
 func (p *txProcess) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (receipt saga.Receipt, err error) {

@@ -56,11 +56,21 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"CancelReachesTheOwner", cancelOwned},
 		{"CancelMakesAParkedSagaDue", cancelParked},
 		{"CancelOnlyWhatRuns", cancelEnded},
+		{"SignalIsKeptOnce", signalOnce},
+		{"SignalMakesAParkedSagaDue", signalParked},
+		{"SignalOfAnEndedSaga", signalEnded},
+		{"SignalOfAStuckSaga", signalStuck},
+		{"SignalOnceOfMany", signalMany},
+		{"HastenOnlyWhatWaits", hasten},
 		{"LoadOfNothing", loadNothing},
 		{"ListFiltersAndPages", list},
+		{"ListOrders", listOrders},
+		{"ListFindsTextTimesAndFailing", listFinds},
+		{"CountsByDefinitionAndStatus", counts},
 		{"ReportedOfAStuckSaga", reported},
 		{"HistoryHasNoGap", history},
 		{"UnregisteredAreCounted", unregistered},
+		{"DeleteEnded", deleteEnded},
 		{"TextAndBytesSurvive", roundTrip},
 		{"EndedContext", endedContext},
 	} {
@@ -75,6 +85,8 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"StartTxCommits", startTxCommits},
 		{"StartTxRollsBack", startTxRollsBack},
 		{"StartTxOfAnExistingID", startTxExisting},
+		{"SignalTxCommits", signalTxCommits},
+		{"SignalTxRollsBack", signalTxRollsBack},
 		{"CommitTxCommits", commitTxCommits},
 		{"CommitTxRollsBack", commitTxRollsBack},
 		{"CommitTxIsFenced", commitTxFenced},
@@ -120,7 +132,7 @@ func (s *suite) start(req saga.StartRequest) saga.Record {
 func (s *suite) owned(id, owner string, lease time.Duration) saga.Record {
 	s.Helper()
 	req := request(id)
-	req.Owner, req.Lease = owner, lease
+	req.Owner, req.LeaseTTL = owner, lease
 	return s.start(req)
 }
 
@@ -133,7 +145,7 @@ func (s *suite) load(id string) saga.Record {
 
 func (s *suite) claim(owner string, limit int) []saga.Record {
 	s.Helper()
-	recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, Lease: long, Limit: limit, Definitions: defs})
+	recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: limit, Definitions: defs})
 	s.NoError(err)
 	return recs
 }
@@ -200,7 +212,7 @@ func startKeeps(s *suite) {
 	s.Equal(rec.CreatedAt.UnixMicro(), rec.UpdatedAt.UnixMicro())
 	s.around(rec.CompleteBy, rec, long)
 	s.same(rec, s.load("a"))
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 2)
 	for i := range log {
@@ -221,7 +233,7 @@ func startClaims(s *suite) {
 	s.around(rec.WakeAt, rec, long)
 	s.same(rec, s.load("a"))
 	s.Empty(s.claim("other", 10))
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.EqualValues(1, log[0].Epoch)
 }
@@ -229,13 +241,13 @@ func startClaims(s *suite) {
 func startExisting(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := request("a")
-	req.Saga, req.Data, req.Owner, req.Lease = "other", []byte("x"), "other", short
+	req.Saga, req.Data, req.Owner, req.LeaseTTL = "other", []byte("x"), "other", short
 	got, created, err := s.store.Start(s.ctx, req)
 	s.NoError(err)
 	s.False(created)
 	s.same(rec, got)
 	s.same(rec, s.load("a"))
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 1)
 }
@@ -247,7 +259,7 @@ func startOnce(s *suite) {
 	for i := range 8 {
 		wg.Go(func() {
 			req := request("a")
-			req.Owner, req.Lease = fmt.Sprint("owner-", i), long
+			req.Owner, req.LeaseTTL = fmt.Sprint("owner-", i), long
 			rec, created, err := s.store.Start(s.ctx, req)
 			mu.Lock()
 			defer mu.Unlock()
@@ -342,7 +354,7 @@ func claimRegistered(s *suite) {
 		s.start(req)
 	}
 	claim := func(d ...saga.Definition) []saga.Record {
-		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 10, Definitions: d})
+		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: d})
 		s.NoError(err)
 		return recs
 	}
@@ -367,7 +379,7 @@ func claimOnce(s *suite) {
 		owner := fmt.Sprint("owner-", o)
 		wg.Go(func() {
 			for range sagas {
-				recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, Lease: long, Limit: 3, Definitions: defs})
+				recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: 3, Definitions: defs})
 				if !s.Check(err == nil, "%v", err) {
 					return
 				}
@@ -403,7 +415,7 @@ func heartbeat(s *suite) {
 	s.Len(recs, 1)
 	s.Equal("mine", recs[0].ID)
 
-	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: 2 * long, Held: []saga.Held{
+	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: 2 * long, Held: []saga.Held{
 		{ID: "mine", Epoch: recs[0].Epoch},
 		{ID: "taken", Epoch: old.Epoch}, // another owner has it
 		{ID: "other", Epoch: 1},
@@ -417,10 +429,10 @@ func heartbeat(s *suite) {
 	s.Equal(recs[0].Seq, got.Seq)
 	s.Equal(recs[0].Nonce, got.Nonce)
 
-	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
+	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
 	s.NoError(err)
 	s.Empty(renewed, "an earlier epoch of the same owner")
-	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long})
+	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long})
 	s.NoError(err)
 	s.Empty(renewed)
 }
@@ -428,7 +440,7 @@ func heartbeat(s *suite) {
 func commitWrites(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := commit(rec)
-	req.Status, req.Failures, req.Takeovers, req.LastError = saga.Compensating, 3, 2, "card refused"
+	req.Status, req.Failures, req.Takeovers, req.LastError = saga.Compensating, 3, 2, "card declined"
 	req.Log = append(req.Log, saga.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Error: "no"})
 	receipt, err := s.store.Commit(s.ctx, req)
 	s.NoError(err)
@@ -438,10 +450,10 @@ func commitWrites(s *suite) {
 	s.False(got.UpdatedAt.Before(rec.UpdatedAt))
 	want := rec
 	want.Status, want.Data, want.Steps = req.Status, req.Data, req.Steps
-	want.Failures, want.Takeovers, want.LastError = 3, 2, "card refused"
+	want.Failures, want.Takeovers, want.LastError = 3, 2, "card declined"
 	want.Seq, want.Nonce, want.UpdatedAt = 3, req.Nonce, got.UpdatedAt
 	s.same(want, got)
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 3)
 	s.around(log[2].At, got, 0)
@@ -461,7 +473,7 @@ func commitEpoch(s *suite) {
 	s.ErrorIs(err, saga.ErrFenced)
 	s.same(before, s.load("a"))
 	s.commit(commit(before))
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 2, "a fenced commit writes nothing")
 }
@@ -518,7 +530,7 @@ func commitMany(s *suite) {
 	last := func(rec saga.Record, n int) saga.CommitRequest {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
-		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of "+word
+		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of \\ '{"+word+",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
 			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventUndone, Attempt: k, Error: word})
@@ -543,7 +555,7 @@ func commitMany(s *suite) {
 	wg.Wait()
 	for i, rec := range recs {
 		got := s.load(rec.ID)
-		log, err := s.store.History(s.ctx, rec.ID)
+		log, err := s.store.History(s.ctx, rec.ID, 0, 0)
 		s.NoError(err)
 		s.Len(log, int(got.Seq))
 		if i%4 == 1 {
@@ -645,7 +657,7 @@ func cancelOwned(s *suite) {
 	receipt, err := s.store.Commit(s.ctx, commit(rec))
 	s.NoError(err)
 	s.Equal(saga.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
-	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
 	s.NoError(err)
 	s.Equal([]saga.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
 
@@ -684,12 +696,17 @@ func cancelEnded(s *suite) {
 func loadNothing(s *suite) {
 	_, err := s.store.Load(s.ctx, "none")
 	s.ErrorIs(err, saga.ErrNotFound)
-	log, err := s.store.History(s.ctx, "none")
+	log, err := s.store.History(s.ctx, "none", 0, 0)
 	s.NoError(err)
 	s.Empty(log)
-	recs, err := s.store.List(s.ctx, saga.Filter{})
+	recs, next, err := s.store.List(s.ctx, saga.Filter{})
 	s.NoError(err)
 	s.Empty(recs)
+	s.Empty(next)
+	counts, err := s.store.Counts(s.ctx)
+	s.NoError(err)
+	s.Empty(counts.Sagas)
+	s.False(counts.Now.IsZero())
 }
 
 func list(s *suite) {
@@ -703,16 +720,7 @@ func list(s *suite) {
 	stuck := commit(s.load("c"))
 	stuck.Status, stuck.Release = saga.Stuck, true
 	s.commit(stuck)
-	ids := func(f saga.Filter) string {
-		recs, err := s.store.List(s.ctx, f)
-		s.NoError(err)
-		var list []string
-		for _, r := range recs {
-			s.same(s.load(r.ID), r)
-			list = append(list, r.ID)
-		}
-		return strings.Join(list, " ")
-	}
+	ids := func(f saga.Filter) string { return strings.Join(s.list(f), " ") }
 	s.Equal("Z a b c d", ids(saga.Filter{}))
 	s.Equal("Z a", ids(saga.Filter{Limit: 2}))
 	s.Equal("b c", ids(saga.Filter{Limit: 2, After: "a"}))
@@ -725,6 +733,151 @@ func list(s *suite) {
 	s.Equal("Z a", ids(saga.Filter{Saga: "trip", Limit: 2}))
 	s.Equal("", ids(saga.Filter{Saga: "none"}))
 	s.Equal("", ids(saga.Filter{Status: []saga.Status{saga.Abandoned}}))
+	_, _, err := s.store.List(s.ctx, saga.Filter{Order: "size"})
+	s.Error(err)
+}
+
+// list returns the ids of a page that the filter admits.
+func (s *suite) list(f saga.Filter) (ids []string) {
+	s.Helper()
+	recs, _, err := s.store.List(s.ctx, f)
+	s.NoError(err)
+	for _, r := range recs {
+		want := s.load(r.ID)
+		if f.WithoutState {
+			s.Empty(r.Data)
+			want.Data, r.Data = nil, nil
+		}
+		s.same(want, r)
+		ids = append(ids, r.ID)
+	}
+	return ids
+}
+
+// all returns the ids of all pages.
+func (s *suite) all(f saga.Filter) string {
+	s.Helper()
+	var ids []string
+	for {
+		recs, next, err := s.store.List(s.ctx, f)
+		s.NoError(err)
+		s.True(len(recs) <= f.Limit, "a page is larger than its limit")
+		for _, r := range recs {
+			ids = append(ids, r.ID)
+		}
+		if f.After = next; next == "" {
+			return strings.Join(ids, " ")
+		}
+	}
+}
+
+func listOrders(s *suite) {
+	// Times may be kept to the millisecond only: sagas of the same one come by their ids.
+	for i, id := range []string{"m", "c", "x", "a", "z"} {
+		if i > 0 {
+			time.Sleep(3 * time.Millisecond)
+		}
+		req := request(id)
+		req.Saga = []string{"trip", "order"}[i%2]
+		s.start(req)
+	}
+	done := commit(s.load("x"))
+	done.Status, done.Release = saga.Completed, true
+	s.commit(done)
+	for limit := range 6 {
+		if limit == 0 {
+			continue
+		}
+		all := func(f saga.Filter) string { f.Limit = limit; return s.all(f) }
+		s.Equal("a c m x z", all(saga.Filter{}))
+		s.Equal("m c x a z", all(saga.Filter{Order: saga.OldestFirst}))
+		s.Equal("z a x c m", all(saga.Filter{Order: saga.NewestFirst}))
+		s.Equal("z a c m", all(saga.Filter{Order: saga.NewestFirst, Status: []saga.Status{saga.Running, saga.Stuck}}))
+		s.Equal("m x z", all(saga.Filter{Order: saga.OldestFirst, Saga: "trip"}))
+		s.Equal("x", all(saga.Filter{Order: saga.OldestFirst, Status: []saga.Status{saga.Completed}}))
+		from, before := s.load("c").CreatedAt, s.load("z").CreatedAt
+		for order, want := range map[saga.Order]string{saga.ByID: "a c x", saga.OldestFirst: "c x a", saga.NewestFirst: "a x c"} {
+			f := saga.Filter{Order: order, CreatedFrom: from, CreatedBefore: before}
+			s.Equal(want, all(f))
+			f.Text = "c"
+			s.Equal("c", all(f))
+		}
+	}
+	s.Equal([]string{"m", "c"}, s.list(saga.Filter{Order: saga.OldestFirst, Limit: 2, WithoutState: true}))
+	_, next, err := s.store.List(s.ctx, saga.Filter{Limit: 5})
+	s.NoError(err)
+	s.Empty(next, "the page has them all")
+}
+
+func listFinds(s *suite) {
+	for _, id := range []string{"order-17", "order-18", "ORDER-19", "50%_off"} {
+		s.start(request(id))
+	}
+	rec := s.load("order-18")
+	time.Sleep(3 * time.Millisecond)
+	failed := commit(rec)
+	failed.LastError, failed.Failures = "connection to order-17 refused", 3
+	rec = s.commit(failed)
+	ids := func(f saga.Filter) string { f.Limit = 1; return s.all(f) }
+	s.Equal("order-17 order-18", ids(saga.Filter{Text: "order-17"}))
+	s.Equal("order-17", ids(saga.Filter{Text: "order-17", TextInID: true}))
+	s.Equal("order-18", ids(saga.Filter{Text: "refused"}))
+	s.Equal("", ids(saga.Filter{Text: "refused", TextInID: true}))
+	s.Equal("order-18", ids(saga.Filter{Failing: true, TextInID: true}))
+	s.Equal("ORDER-19", ids(saga.Filter{Text: "ORDER"}))
+	s.Equal("50%_off", ids(saga.Filter{Text: "%"}))
+	s.Equal("50%_off", ids(saga.Filter{Text: "0%_o", Status: []saga.Status{saga.Running}}))
+	s.Equal("", ids(saga.Filter{Text: "'"}))
+	s.Equal("order-18", ids(saga.Filter{Failing: true}))
+	s.Equal("", ids(saga.Filter{Failing: true, Status: []saga.Status{saga.Stuck, saga.Completed}}))
+	s.Equal("order-18", ids(saga.Filter{UpdatedFrom: rec.UpdatedAt}))
+	s.Equal("50%_off ORDER-19 order-17", ids(saga.Filter{UpdatedBefore: rec.UpdatedAt}))
+	s.Equal("order-18", ids(saga.Filter{UpdatedFrom: rec.UpdatedAt, Order: saga.NewestFirst}))
+	stuck := commit(rec)
+	stuck.Status, stuck.Failures, stuck.Release = saga.Stuck, 3, true
+	s.commit(stuck)
+	s.Equal("", ids(saga.Filter{Failing: true}), "it is stuck")
+}
+
+func counts(s *suite) {
+	for i, c := range []struct {
+		saga   string
+		status saga.Status
+		owner  string
+		lease  time.Duration
+	}{
+		{"trip", saga.Running, "", 0},
+		{"trip", saga.Running, "me", long},
+		{"trip", saga.Running, "dead", short},
+		{"trip", saga.Compensating, "", 0},
+		{"trip", saga.Stuck, "", 0},
+		{"trip", saga.Completed, "", 0},
+		{"trip", saga.Completed, "", 0},
+		{"a trip", saga.Compensated, "", 0},
+		{"a trip", saga.Abandoned, "", 0},
+	} {
+		req := request(fmt.Sprint(i))
+		req.Saga, req.Version, req.Owner, req.LeaseTTL = c.saga, 1+i%2, c.owner, c.lease
+		rec := s.start(req)
+		if c.status != saga.Running {
+			end := commit(rec)
+			end.Status, end.Release = c.status, true
+			s.commit(end)
+		}
+	}
+	parked := commit(s.start(request("parked")))
+	parked.Release, parked.WakeIn = true, long
+	s.commit(parked)
+	got, err := s.store.Counts(s.ctx)
+	s.NoError(err)
+	s.Len(got.Sagas, 2)
+	s.WithinDuration(got.Now, got.Sagas[1].OldestDue, 5*time.Minute)
+	s.Equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[1].OldestDue.UnixMilli())
+	got.Sagas[1].OldestDue = time.Time{}
+	s.Equal([]saga.Count{
+		{Saga: "a trip", Compensated: 1, Abandoned: 1},
+		{Saga: "trip", Running: 4, Compensating: 1, Stuck: 1, Completed: 2, Due: 3},
+	}, got.Sagas)
 }
 
 func reported(s *suite) {
@@ -737,13 +890,7 @@ func reported(s *suite) {
 		s.commit(req)
 	}
 	unreported := func() string {
-		recs, err := s.store.List(s.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true})
-		s.NoError(err)
-		var ids []string
-		for _, r := range recs {
-			ids = append(ids, r.ID)
-		}
-		return strings.Join(ids, " ")
+		return s.all(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true, Limit: 10})
 	}
 	s.Equal("a b", unreported())
 	before := s.load("a")
@@ -773,7 +920,7 @@ func history(s *suite) {
 		rec = s.commit(req)
 	}
 	s.owned("b", "me", long)
-	log, err := s.store.History(s.ctx, "a")
+	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, int(rec.Seq))
 	for i, e := range log {
@@ -782,6 +929,20 @@ func history(s *suite) {
 			s.False(e.At.Before(log[i-1].At))
 		}
 	}
+	var pages []saga.Entry
+	for {
+		page, err := s.store.History(s.ctx, "a", int64(len(pages)), 4)
+		s.NoError(err)
+		if len(page) == 0 {
+			break
+		}
+		s.True(len(page) <= 4)
+		pages = append(pages, page...)
+	}
+	s.Equal(log, pages)
+	rest, err := s.store.History(s.ctx, "a", rec.Seq-1, 0)
+	s.NoError(err)
+	s.Equal(log[rec.Seq-1:], rest)
 }
 
 func unregistered(s *suite) {
@@ -792,7 +953,7 @@ func unregistered(s *suite) {
 	}
 	s.start(request("known"))
 	req := request("held")
-	req.Version, req.Owner, req.Lease = 3, "me", long
+	req.Version, req.Owner, req.LeaseTTL = 3, "me", long
 	s.start(req)
 	found, err := s.store.Unregistered(s.ctx, defs)
 	s.NoError(err)
@@ -808,11 +969,60 @@ func unregistered(s *suite) {
 	s.Empty(found)
 }
 
+func deleteEnded(s *suite) {
+	end := func(id string, status saga.Status) {
+		s.start(request(id))
+		_, _, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: id, Name: "paid"})
+		s.NoError(err)
+		req := commit(s.load(id))
+		req.Status, req.Release = status, true
+		s.commit(req)
+		time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
+	}
+	end("first", saga.Completed)
+	end("second", saga.Completed)
+	end("undone", saga.Compensated)
+	end("stuck", saga.Stuck)
+	s.start(request("running"))
+	for _, c := range []struct {
+		status saga.Status
+		age    time.Duration
+		limit  int
+		want   int
+		left   string
+	}{
+		{saga.Completed, long, 10, 0, "first running second stuck undone"},
+		{saga.Completed, 0, 0, 0, "first running second stuck undone"},
+		{saga.Stuck, 0, 10, 0, "first running second stuck undone"},
+		{saga.Running, 0, 10, 0, "first running second stuck undone"},
+		{saga.Completed, 0, 1, 1, "running second stuck undone"},
+		{saga.Abandoned, 0, 10, 0, "running second stuck undone"},
+		{saga.Compensated, 0, 10, 1, "running second stuck"},
+		{saga.Completed, 0, 10, 1, "running stuck"},
+	} {
+		n, err := s.store.DeleteEnded(s.ctx, c.status, c.age, c.limit)
+		s.NoError(err)
+		s.Equal(c.want, n)
+		s.Equal(c.left, s.all(saga.Filter{Limit: 10}))
+	}
+	log, err := s.store.History(s.ctx, "first", 0, 0)
+	s.NoError(err)
+	s.Empty(log)
+	signals, err := s.store.Signals(s.ctx, "first")
+	s.NoError(err)
+	s.Empty(signals)
+	s.EqualValues(1, s.start(request("first")).Seq, "its id is free")
+	_, err = s.store.DeleteEnded(s.ctx, saga.Completed, 0, -1)
+	s.Error(err)
+	_, err = s.store.DeleteEnded(s.ctx, saga.Completed, -1, 1)
+	s.Error(err)
+}
+
 func roundTrip(s *suite) {
 	req := request("größe/'\";--%$1?\\" + strings.Repeat("x", 150))
 	req.Data = []byte{0, 1, 255, '\'', '"', 0}
 	req.Steps = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
-	req.Owner, req.Lease = "o'wner \"ö\"", long
+	req.Owner, req.LeaseTTL = "o'wner \"ö\"", long
 	rec := s.start(req)
 	s.Equal(req.ID, rec.ID)
 	s.True(bytes.Equal(req.Data, rec.Data))
@@ -825,11 +1035,15 @@ func roundTrip(s *suite) {
 	s.Equal(next.LastError, got.LastError)
 	s.Equal(req.Owner, got.Owner)
 	s.True(bytes.Equal(next.Data, got.Data))
-	log, err := s.store.History(s.ctx, req.ID)
+	log, err := s.store.History(s.ctx, req.ID, 0, 0)
 	s.NoError(err)
 	s.Equal(next.LastError, log[1].Error)
+	same := commit(got)
+	same.Data = nil
+	got = s.commit(same)
+	s.True(bytes.Equal(next.Data, got.Data), "nil leaves the data as it is")
 	empty := commit(got)
-	empty.Data = nil
+	empty.Data = []byte{}
 	s.Empty(s.commit(empty).Data)
 }
 
@@ -842,18 +1056,25 @@ func endedContext(s *suite) {
 	_, err = s.store.Commit(ctx, commit(rec))
 	s.Error(err)
 	s.NotErrorIs(err, saga.ErrFenced)
-	_, err = s.store.Claim(ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 1, Definitions: defs})
+	_, err = s.store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
 	s.Error(err)
-	_, err = s.store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", Lease: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	_, err = s.store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
 	s.Error(err)
 	_, err = s.store.Cancel(ctx, "a", "")
 	s.Error(err)
+	_, _, err = s.store.Signal(ctx, saga.SignalRequest{ID: "a", Name: "paid"})
+	s.Error(err)
+	_, err = s.store.Signals(ctx, "a")
+	s.Error(err)
+	s.Error(s.store.Hasten(ctx, "a"))
 	_, err = s.store.Load(ctx, "a")
 	s.Error(err)
 	s.NotErrorIs(err, saga.ErrNotFound)
-	_, err = s.store.List(ctx, saga.Filter{})
+	_, _, err = s.store.List(ctx, saga.Filter{})
 	s.Error(err)
-	_, err = s.store.History(ctx, "a")
+	_, err = s.store.Counts(ctx)
+	s.Error(err)
+	_, err = s.store.History(ctx, "a", 0, 0)
 	s.Error(err)
 	_, err = s.store.Unregistered(ctx, nil)
 	s.Error(err)

@@ -28,7 +28,7 @@ func startTxRollsBack(s *suite, store saga.TxStore) {
 	s.NoError(tx.Rollback())
 	_, err = store.Load(s.ctx, "a")
 	s.ErrorIs(err, saga.ErrNotFound)
-	log, err := store.History(s.ctx, "a")
+	log, err := store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Empty(log)
 }
@@ -61,7 +61,7 @@ func commitTxCommits(s *suite, store saga.TxStore) {
 	s.Equal(req.After(), got.Seq)
 	s.Equal(req.Nonce, got.Nonce)
 	s.Equal(string(req.Data), string(got.Data))
-	log, err := store.History(s.ctx, "a")
+	log, err := store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 2)
 }
@@ -74,7 +74,7 @@ func commitTxRollsBack(s *suite, store saga.TxStore) {
 	s.NoError(err)
 	s.NoError(tx.Rollback())
 	s.same(rec, s.load("a"))
-	log, err := store.History(s.ctx, "a")
+	log, err := store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 1)
 }
@@ -102,7 +102,7 @@ func commitTxPaused(s *suite, store saga.TxStore) {
 	s.NoError(err)
 
 	ctx, cancel := context.WithTimeout(s.ctx, 500*time.Millisecond)
-	recs, claimErr := store.Claim(ctx, saga.ClaimRequest{Owner: "me", Lease: long, Limit: 1, Definitions: defs})
+	recs, claimErr := store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
 	cancel()
 	_, err = store.CommitTx(s.ctx, tx, commit(old))
 	if claimErr != nil {
