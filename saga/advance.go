@@ -105,7 +105,7 @@ type nodeAt int
 
 const (
 	nodeIdle      nodeAt = iota // not begun
-	nodeAtWork                  // started or undoing
+	nodeAtWork                  // waiting, started or undoing
 	nodeComplete                // done, skipped, or gone on without
 	nodeNext                    // the next alternative is to be started
 	nodeRetreat                 // the alternative is to be undone before the next one
@@ -120,7 +120,7 @@ func (m *machine) node(k int) (nodeAt, int) {
 		switch m.units[i].Status {
 		case StepDone, StepSkipped:
 			return nodeComplete, i
-		case StepStarted, StepUndoing:
+		case StepWaiting, StepStarted, StepUndoing:
 			return nodeAtWork, i
 		case StepUndoFailed:
 			return nodeBlocked, i
@@ -181,13 +181,13 @@ func (m *machine) goOn(now time.Time) {
 		switch at, i := m.node(k); at {
 		case nodeIdle:
 			if m.allComplete(m.p.nodes[k].after) {
-				m.set(i, StepStarted)
+				m.start(i, now)
 				working = true
 			} else if m.p.chain {
 				k = len(m.p.nodes) // the nodes that follow wait, too
 			}
 		case nodeNext:
-			m.set(i, StepStarted)
+			m.start(i, now)
 			working = true
 		case nodeRetreat:
 			m.undo(i)
@@ -195,7 +195,7 @@ func (m *machine) goOn(now time.Time) {
 		case nodeExhausted:
 			// It failed while the pivot, which then succeeded, was under way.
 			if past && !m.work[i].final {
-				m.set(i, StepStarted)
+				m.start(i, now)
 				working = true
 			}
 		case nodeAtWork:
@@ -204,6 +204,15 @@ func (m *machine) goOn(now time.Time) {
 	}
 	if !working {
 		m.stuckAtBlocked()
+	}
+	opened := false
+	for i := range m.units {
+		if m.units[i].Status == StepWaiting && m.open(i, now) {
+			opened = true
+		}
+	}
+	if opened {
+		m.goOn(now) // what waits for these units
 	}
 }
 
@@ -240,7 +249,7 @@ func (m *machine) turn() {
 
 func (m *machine) turnBack(step, why string) {
 	m.status, m.back, m.moved = Compensating, true, true
-	m.note(Entry{Step: step, Kind: EventCompensating, Error: why})
+	m.note(Entry{Step: step, Kind: EventTurnedBack, Error: why})
 }
 
 func (m *machine) goBack() {
@@ -279,6 +288,9 @@ func (m *machine) toUndo(k int) int {
 	n := &m.p.nodes[k]
 	for i := n.first; i < n.first+n.n; i++ {
 		switch u := &m.units[i]; u.Status {
+		case StepWaiting:
+			u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
+			m.set(i, StepNoEffect)
 		case StepStarted:
 			if u.InDoubt {
 				return i
@@ -313,7 +325,7 @@ func (m *machine) undo(i int) {
 			u.NotBefore = m.work[i].ended.Add(settle)
 		}
 	}
-	u.Refusals = 0
+	u.Refusals, u.WaitingSince = 0, time.Time{}
 	m.set(i, StepUndoing)
 }
 

@@ -79,9 +79,9 @@ func (r *Runner) claim(ctx context.Context) {
 	}
 	since := time.Now()
 	// The end of ctx does not cut the claim short: claimed sagas must be written back.
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Lease/3)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.LeaseTTL/3)
 	recs, err := r.store.Claim(call, ClaimRequest{
-		Owner: r.owner, Lease: cfg.Lease, Limit: n, Definitions: known,
+		Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limit: n, Definitions: known,
 	})
 	cancel()
 	if err != nil {
@@ -93,7 +93,7 @@ func (r *Runner) claim(ctx context.Context) {
 		if rec.Previous != "" {
 			r.count.takenOver.Add(1)
 		}
-		r.hold(rec, since, cfg.Lease)
+		r.hold(rec, since, cfg.LeaseTTL)
 	}
 	r.mu.Lock()
 	r.backlog = len(recs) == n
@@ -142,7 +142,7 @@ func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) {
 		e.lose()
 	}
 	e := newExecution(r, p, rec, since, lease)
-	if lease != r.config().Lease {
+	if lease != r.config().LeaseTTL {
 		r.beatNow() // an Update came in between
 	}
 	r.held[rec.ID] = e

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
@@ -33,9 +34,9 @@ type Command struct {
 	// Epoch is the fencing token, which grows each time that a runner claims the saga.
 	// Zero under Run.
 	Epoch int64
-	// CompleteBy is when the attempt's ctx ends, by the clock of this process. Zero
+	// Deadline is when the attempt's ctx ends, by the clock of this process. Zero
 	// means that it has no deadline.
-	CompleteBy time.Time
+	Deadline time.Time
 }
 
 type commandKey struct{}
@@ -46,7 +47,7 @@ func CommandFrom(ctx context.Context) Command {
 	switch c := ctx.Value(commandKey{}).(type) {
 	case *attemptContext:
 		cmd := Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
-		cmd.CompleteBy, _ = c.Deadline()
+		cmd.Deadline, _ = c.Deadline()
 		return cmd
 	case Command:
 		return c
@@ -66,6 +67,8 @@ type identity struct {
 	epoch int64
 	name  sync.Once
 	id    string // "" until commandID makes one up
+
+	signals atomic.Pointer[map[string][]byte] // by name; never changed
 }
 
 func (s *identity) commandID(unit int, op Op) string {
@@ -102,7 +105,7 @@ type attemptContext struct {
 
 func (c *attemptContext) Value(key any) any {
 	switch key.(type) {
-	case commandKey:
+	case commandKey, signalsKey:
 		return c
 	case attempt.Key:
 		return c.mark()
@@ -132,5 +135,9 @@ func splitCommand(id string) (saga, step string, op Op, err error) {
 		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
 	}
 	saga = strings.Join(parts[:n-3], "/")
+	if len(saga) > maxID || len(parts[n-3]) > maxName || len(parts[n-2]) > maxName {
+		// MySQL would cut it off, and take two commands for one.
+		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
+	}
 	return saga, parts[n-3] + "/" + parts[n-2], Op(parts[n-1]), nil
 }

@@ -1,6 +1,8 @@
 package saga
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,16 +53,23 @@ func (e *execution) release(now time.Time) (release bool, wakeIn time.Duration) 
 	if e.m.busy() > 0 {
 		return false, 0
 	}
-	at, ok := e.m.wake(now)
-	if ok && at.After(now) {
+	at, timed := e.m.wake(now)
+	if timed && at.After(now) {
 		wakeIn = at.Sub(now)
+	}
+	park := wakeIn > e.r.config().Park
+	if e.m.outside(now) && e.m.ready(0, now) < 0 {
+		park = park || !timed
+		if w := e.m.wakeOutside(now, e.r.config().LeaseTTL); !timed || w < wakeIn {
+			wakeIn = w
+		}
 	}
 	switch {
 	case e.r.isDraining():
 		e.m.note(Entry{Kind: EventReleased})
 		return true, wakeIn
-	case wakeIn > e.r.config().Park:
-		e.m.note(Entry{Kind: EventParked, Error: e.m.lastError})
+	case park:
+		e.m.note(Entry{Kind: EventParked, Error: cmp.Or(e.m.waitsFor(), e.m.lastError)})
 		return true, wakeIn
 	}
 	return false, 0
@@ -74,9 +83,13 @@ func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
 	if release {
 		e.m.forsake()
 	}
+	var data []byte // nil if it has not changed
+	if !bytes.Equal(e.data, e.rec.Data) {
+		data = append([]byte{}, e.data...)
+	}
 	return CommitRequest{
 		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq, Nonce: rand.Int64(),
-		Status: e.m.status, Data: e.data, Steps: e.m.encode(),
+		Status: e.m.status, Data: data, Steps: e.m.encode(),
 		Failures: e.m.failures, Takeovers: e.m.takeovers, LastError: e.m.lastError,
 		Log: e.m.log, Release: release, WakeIn: wakeIn,
 	}
@@ -167,16 +180,22 @@ func (e *execution) written(req CommitRequest) {
 	first := e.seq + 1
 	e.seq, e.over = req.After(), req.Release
 	e.m.log, e.m.changed = nil, false
-	e.rec.Status, e.rec.Data, e.rec.Steps = req.Status, req.Data, req.Steps
+	if req.Data != nil {
+		e.rec.Data = req.Data
+	}
+	e.rec.Status, e.rec.Steps = req.Status, req.Steps
 	e.r.count.commits.Add(1)
 	now := e.now()
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = first+int64(i), e.rec.Epoch, now
 		e.r.happened(e.ctx, &e.rec, entry)
 	}
+	if req.Status.Ended() {
+		e.r.tellParent(e.ctx, e.m.parent)
+	}
 	if req.Status == Stuck {
 		rec := e.rec
-		rec.Status, rec.Data, rec.Steps, rec.Seq, rec.Owner = req.Status, req.Data, req.Steps, e.seq, ""
+		rec.Seq, rec.Owner = e.seq, ""
 		rec.Failures, rec.Takeovers, rec.LastError = req.Failures, req.Takeovers, req.LastError
 		rec.UpdatedAt, rec.WakeAt, rec.Now = now, now, now
 		e.r.isStuck(e.ctx, newInstance(rec, e.plan))
@@ -188,6 +207,7 @@ func (e *execution) written(req CommitRequest) {
 // transaction does not commit, the attempt has failed without effect.
 func (e *execution) commitOpen() {
 	res := e.open
+	_ = e.heed() // a cancellation that came while the attempt ran
 	e.open, e.txUnit = nil, -1
 	defer res.end()
 	before, data := e.m.clone(), e.data

@@ -12,26 +12,27 @@ import (
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
-// The goroutines that run sagas call the hooks, several at the same time. A panic in a
-// hook is logged by slog's default logger.
+// The hooks are called by the goroutines of the runner and by the callers of its methods
+// and of Start, several at the same time. A panic in a hook is logged by slog's default
+// logger; one in Inject is the error of Start.
 type RunnerConfig struct {
-	// Name appears in the names of owners, in events and in logs. It may be empty, and
-	// cannot change.
+	// Name appears in the names of owners, in events and in logs. It may be empty, has up
+	// to 100 bytes, and cannot change.
 	Name string
 
-	// Lease is how long a saga remains this runner's without a heartbeat. The runner
+	// LeaseTTL is how long a saga remains this runner's without a heartbeat. The runner
 	// sends three heartbeats in that time. When a process crashes, other runners take
 	// over its sagas after their leases. Zero means 15 seconds; at least 10
 	// milliseconds.
-	Lease time.Duration
+	LeaseTTL time.Duration
 	// Poll is how often the runner asks the store for due sagas, and how often Result
 	// looks whether another process has ended its saga. Zero means 1 second.
 	Poll time.Duration
 	// Concurrency is how many sagas the runner holds at most. Zero means 64.
 	Concurrency int
-	// Park is the longest wait for which the runner holds a saga whose steps all wait
-	// for their next attempt. A saga with a longer wait is written back and becomes due
-	// when it is over. Zero means 5 seconds.
+	// Park is the longest wait, for a next attempt, a Delay or the end of an AwaitFor, for
+	// which the runner holds a saga that only waits. A saga with a longer wait, or one that
+	// waits without a limit for a signal or a child, is written back. Zero means 5 seconds.
 	Park time.Duration
 	// Drain is how long running attempts may continue after the ctx of Run has ended.
 	// Then their ctx ends too, and the runner no longer extends leases. Zero means 10
@@ -42,20 +43,36 @@ type RunnerConfig struct {
 	// one process after the other. Zero means 10, negative means no limit.
 	MaxTakeovers int
 
+	// Inject returns what a saga carries to its steps from the ctx of its Start or
+	// StartTx, such as a trace context as text. It is stored with the saga and written
+	// again with each commit, so keep it short: a text of more than 4 KiB, and one that is
+	// not UTF-8, is not carried. Nil means nothing.
+	Inject func(context.Context) string
+	// Extract returns ctx with what a saga carries, for the Do, DoTx, Undo and UndoTx of
+	// its steps and for the hooks, in whichever process they run. The result must be ctx
+	// or derived from it. Extract is called when a runner begins to hold the saga, unless
+	// it carries nothing. Nil means ctx as it is.
+	Extract func(ctx context.Context, carried string) context.Context
+
+	// Keep says how long sagas that have ended stay in the store. Runners delete them
+	// later, in small batches. The zero Keep keeps all.
+	Keep Keep
+
 	// OnEvent is called after each entry in the log of a saga, by the runner that wrote
-	// it, except for the EventCreated of a StartTx, and after each attempt that failed and will be repeated (EventRetry).
+	// it, except for the EventCreated of a StartTx, and after each attempt that failed and
+	// will be repeated (EventAttemptFailed).
 	// [Runner.Observe] has more kinds of events.
 	OnEvent func(context.Context, Event)
 
-	// FailingAfter is how long a saga may make no progress, while its attempts fail,
-	// are refused or do not end, before OnFailing is called. OnFailing is called again
+	// StalledAfter is how long a saga may make no progress, while its attempts fail,
+	// are refused or do not end, before OnStalled is called. OnStalled is called again
 	// each time that the time without progress has doubled. Zero means 10 minutes,
 	// negative means never.
-	FailingAfter time.Duration
-	// OnFailing is called for a saga that makes no progress: a step after the pivot
+	StalledAfter time.Duration
+	// OnStalled is called for a saga that makes no progress: a step after the pivot
 	// that never works, an Undo that is always refused, an attempt that ignores its
 	// ctx. Nil means a warning by slog's default logger.
-	OnFailing func(context.Context, FailingSaga)
+	OnStalled func(context.Context, StalledSaga)
 
 	// OnStuck is called at least once for each saga that becomes stuck and needs an
 	// operator. If the process dies before OnStuck returns, another runner calls it a
@@ -76,9 +93,9 @@ type StuckSaga struct {
 	Instance        // with the Actions that the operator may take
 }
 
-// A FailingSaga is a saga that makes no progress. The Error of its Steps says why, and
+// A StalledSaga is a saga that makes no progress. The Error of its Steps says why, and
 // Since for how long.
-type FailingSaga struct {
+type StalledSaga struct {
 	Runner string // the runner's Name
 	Instance
 }
@@ -87,21 +104,28 @@ type FailingSaga struct {
 // configuration, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
-	f.Need(c.Lease == 0 || c.Lease >= 10*time.Millisecond, "Lease", c.Lease, "0 (for 15s), or 10ms or more")
+	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
+	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")
 	f.Need(c.Park >= 0, "Park", c.Park, "0 (for 5s) or more")
+	for _, k := range []struct {
+		name string
+		time.Duration
+	}{{"Completed", c.Keep.Completed}, {"Compensated", c.Keep.Compensated}, {"Abandoned", c.Keep.Abandoned}} {
+		f.Need(k.Duration >= 0, "Keep."+k.name, k.Duration, "0 (for ever) or more")
+	}
 	return f.Err()
 }
 
 func (c RunnerConfig) withDefaults() RunnerConfig {
-	c.Lease = cmp.Or(c.Lease, 15*time.Second)
+	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
 	c.Poll = cmp.Or(c.Poll, time.Second)
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
 	c.Park = cmp.Or(c.Park, 5*time.Second)
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
-	c.FailingAfter = cmp.Or(c.FailingAfter, 10*time.Minute)
+	c.StalledAfter = cmp.Or(c.StalledAfter, 10*time.Minute)
 	return c
 }
 
@@ -120,12 +144,13 @@ func (r *Runner) config() *RunnerConfig { return r.cfg.Load() }
 //
 //   - Nothing that the runner does is interrupted. It keeps its sagas, their attempts, its
 //     figures and its observers.
-//   - Lease holds for sagas that are claimed from now on, and for each held saga from its
+//   - LeaseTTL holds for sagas that are claimed from now on, and for each held saga from its
 //     next heartbeat, which the runner sends immediately. Until then a saga keeps the lease
 //     that it has.
 //   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
 //     it keeps the sagas that it holds, and claims none while they are too many.
-//   - Poll, Park, MaxTakeovers, FailingAfter and the hooks hold from now on, for held sagas
+//   - Inject and Extract hold for sagas that are started, and claimed, from now on.
+//   - Poll, Park, MaxTakeovers, StalledAfter, Keep and the On hooks hold from now on, for held sagas
 //     too. Drain holds for the next stop.
 //   - Name cannot change, since it is part of the name by which the runner owns its sagas.
 //     The Store is not part of the configuration and cannot change either.
@@ -143,14 +168,14 @@ func (r *Runner) Update(change func(*RunnerConfig)) error {
 	filled := next.withDefaults()
 	r.given = next
 	r.cfg.Store(&filled)
-	if filled.Lease != was.Lease {
+	if filled.LeaseTTL != was.LeaseTTL {
 		r.beatNow()
 	}
 	r.Wake() // with the new Concurrency, and then after the new Poll
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.held {
-		e.nudge() // to look at the new FailingAfter and Park
+		e.nudge() // to look at the new StalledAfter and Park
 	}
 	return nil
 }

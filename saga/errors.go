@@ -21,8 +21,11 @@ var (
 
 	// ErrCanceled is the reason of a compensation that Cancel asked for.
 	ErrCanceled = errors.New("saga: canceled")
-	// ErrDeadline is the reason of a compensation after Saga.Deadline.
+	// ErrDeadline is the reason of a compensation after Saga.Timeout.
 	ErrDeadline = errors.New("saga: deadline passed")
+
+	// ErrNoSignal is the error of a step whose Await has not come within AwaitFor.
+	ErrNoSignal = errors.New("saga: no signal in time")
 
 	// ErrNotFound means that no saga has the id.
 	ErrNotFound = errors.New("saga: not found")
@@ -35,6 +38,10 @@ var (
 	// ErrNoTx means that DoTx, UndoTx or StartTx was used with a store that is no
 	// TxStore.
 	ErrNoTx = errors.New("saga: the store has no transactions")
+
+	// ErrNoRunner is returned by Run for a saga with an Await or a Saga in its steps, which
+	// only a Runner can run.
+	ErrNoRunner = errors.New("saga: it needs a runner")
 
 	// ErrFenced is returned by a store's Commit and CommitTx if the saga has another Epoch
 	// or Seq than the request, or does not exist: another owner has it, or another write
@@ -53,7 +60,7 @@ var (
 
 // An Error is the error of a saga that did not complete. After Run it has the errors of
 // the steps themselves. From Result it has errors with their recorded texts, of which only
-// ErrCanceled and ErrDeadline match with errors.Is.
+// ErrCanceled, ErrDeadline and ErrNoSignal match with errors.Is.
 //
 // It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
 // the errors of Failed.
@@ -138,7 +145,8 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 //
 // An error with Answered() true aborts too, unless it has Retryable() true. A refusal
 // does not abort, even inside an Abort. To give up after a refusal, return a new error
-// with its text.
+// with its text. A Retryable() that is false, as after retry.Permanent, does not abort: it
+// is about one call, and the command id makes an attempt safe to repeat.
 func Abort(err error) error { return wrapFinal(err, false) }
 
 // NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
@@ -228,9 +236,9 @@ type turnedBack struct{ why error }
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A PanicError is the error of a panic in a Backoff, and under a [Runner], which has no
-// caller to pass the panic on to, of a panic in a step or a Codec. Run passes the panics
-// of steps on to its caller.
+// A PanicError is the error of a panic in a Backoff or in RunnerConfig.Inject and, under a
+// [Runner], which has no caller to pass the panic on to, of a panic in a step or a Codec.
+// Run passes the panics of steps on to its caller.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -246,8 +254,7 @@ func (e *PanicError) Answered() bool { return false }
 
 func (e *PanicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.Value) }
 
-// caught turns a panic into a PanicError. It is deferred around the user's code on
-// goroutines of this package.
+// caught turns a panic into a PanicError. It is deferred around the user's code.
 func caught(err *error) {
 	if v := recover(); v != nil {
 		*err = &PanicError{v, debug.Stack()}

@@ -15,36 +15,36 @@ type EventKind string
 // The kinds of the entries of a saga's log. Those about a step have its name, and
 // those about an attempt its Op and number.
 const (
-	EventCreated      EventKind = "created"
-	EventDone         EventKind = "done"
-	EventNoEffect     EventKind = "no effect"
-	EventFailed       EventKind = "failed"
-	EventUndone       EventKind = "undone"
-	EventUndoFailed   EventKind = "undo failed"
-	EventSkipped      EventKind = "skipped"      // by an operator
-	EventRefused      EventKind = "refused"      // a policy of this module did not make the call
-	EventParked       EventKind = "parked"       // written back until the next attempt
-	EventReleased     EventKind = "released"     // handed over by a runner that stops
-	EventResumed      EventKind = "resumed"      // steps that were ready have started, or the saga was made due
-	EventTakenOver    EventKind = "taken over"   // from an owner that crashed or was cut off
-	EventCanceled     EventKind = "canceled"     // the request reached the owner
-	EventRetried      EventKind = "retried"      // by an operator
-	EventCompensating EventKind = "compensating" // the saga has turned back for good
-	EventCompleted    EventKind = "completed"
-	EventCompensated  EventKind = "compensated"
-	EventStuck        EventKind = "stuck"
-	EventAbandoned    EventKind = "abandoned" // by an operator
+	EventCreated     EventKind = "created"
+	EventDone        EventKind = "done"
+	EventNoEffect    EventKind = "no effect"
+	EventFailed      EventKind = "failed"
+	EventUndone      EventKind = "undone"
+	EventUndoFailed  EventKind = "undo failed"
+	EventSkipped     EventKind = "skipped"     // by an operator
+	EventRefused     EventKind = "refused"     // a policy of this module did not make the call
+	EventParked      EventKind = "parked"      // written back until the next attempt
+	EventReleased    EventKind = "released"    // handed over by a runner that stops
+	EventResumed     EventKind = "resumed"     // steps that were ready have started, or the saga was made due
+	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
+	EventCanceled    EventKind = "canceled"    // the request reached the owner
+	EventRetried     EventKind = "retried"     // by an operator
+	EventTurnedBack  EventKind = "turned back" // the saga has turned back for good
+	EventCompleted   EventKind = "completed"
+	EventCompensated EventKind = "compensated"
+	EventStuck       EventKind = "stuck"
+	EventAbandoned   EventKind = "abandoned" // by an operator
 )
 
 // The kinds of events that are in no log.
 const (
-	EventStep         EventKind = "step"         // an attempt has ended: Outcome, Err, Took
-	EventRetry        EventKind = "retry"        // the attempt failed and will be repeated
-	EventEnded        EventKind = "ended"        // the saga has ended: Status, Took is its whole life
-	EventFailing      EventKind = "failing"      // the saga has made no progress for Took; see OnFailing
-	EventLost         EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
-	EventUnregistered EventKind = "unregistered" // Count sagas are due; see OnUnregistered
-	EventStoreError   EventKind = "store error"  // see OnStoreError
+	EventAttempted     EventKind = "attempted"      // an attempt has ended: Outcome, Err, Took
+	EventAttemptFailed EventKind = "attempt failed" // the attempt failed and will be repeated
+	EventEnded         EventKind = "ended"          // the saga has ended: Status, Took is its whole life
+	EventStalled       EventKind = "stalled"        // the saga has made no progress for Took; see OnStalled
+	EventLost          EventKind = "lost"           // another runner claimed the saga, an operator abandoned it, or its lease ended
+	EventUnregistered  EventKind = "unregistered"   // Count sagas are due; see OnUnregistered
+	EventStoreFailed   EventKind = "store failed"   // see OnStoreError
 )
 
 // An Outcome says how an attempt of Do or Undo has ended.
@@ -77,17 +77,18 @@ type Event struct {
 	Op      Op
 	Attempt int
 
-	Outcome Outcome       // of an EventStep
-	Took    time.Duration // of an EventStep, EventEnded or EventFailing
+	Outcome Outcome       // of an EventAttempted
+	Took    time.Duration // of an EventAttempted, EventEnded or EventStalled
 	Count   int           // of an EventUnregistered
 	Err     error         // the reason, or an operator's note
 	At      time.Time     // by the store's clock, as well as the runner knows it
 }
 
 // Observe calls f for each event of this runner, until stop is called. There may be any
-// number of observers, added at any time. The goroutines that run sagas call f, several
-// at the same time. The events of a saga that the runner holds come in order, and the saga
-// waits for f. A panic in f is logged by slog's default logger.
+// number of observers, added at any time. f is called by the goroutines of the runner and
+// by the callers of its methods and of Start, several at the same time. The events of a
+// saga that the runner holds come in order, and the saga waits for f. A panic in f is
+// logged by slog's default logger.
 //
 // An event of the log is told after its entry is recorded. No runner tells the EventCreated
 // of a StartTx. An EventStuck may be told again: a runner that reports a stuck saga of
@@ -184,7 +185,7 @@ func (e *execution) attempted(res *result, outcome Outcome) {
 	}
 	if e.r.observers.Any() {
 		e.r.tellOf(e.ctx, &e.rec, Event{
-			Kind: EventStep, Step: e.plan.units[res.unit].name, Op: res.op, Attempt: res.attempt,
+			Kind: EventAttempted, Step: e.plan.units[res.unit].name, Op: res.op, Attempt: res.attempt,
 			Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
 		})
 	}

@@ -29,11 +29,15 @@ type execution struct {
 	s    any    // the state: a *S
 	data []byte // s, encoded
 
-	results chan result
-	running []context.CancelCauseFunc // by unit
-	txUnit  int                       // the unit that has a transaction, or -1
-	open    *result                   // the result of txUnit, to be committed
-	over    bool                      // released or ended, and recorded so
+	results   chan result
+	running   []context.CancelCauseFunc // by unit
+	txUnit    int                       // the unit that has a transaction, or -1
+	open      *result                   // the result of txUnit, to be committed
+	carried   string                    // of the machine, for the attempts
+	heard     time.Time                 // when the signals were last read, by the local clock
+	heardLast bool                      // they were read after the saga had turned back
+	unheard   int                       // how often that has failed since
+	over      bool                      // released or ended, and recorded so
 
 	ctx    context.Context // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc
@@ -46,20 +50,23 @@ type execution struct {
 	until   time.Time     // its end, by the local clock
 	gone    bool
 	asked   *string // the note of a cancellation request
+	news    bool    // a signal has come, or a child has ended
 }
 
 // A result is the result of an attempt.
 type result struct {
-	unit    int
-	op      Op
-	attempt int
-	err     error
-	took    time.Duration
-	s, base any                // its copy of the state, and the copy before
-	cut     bool               // its ctx ended because the runner stopped or lost the saga
-	ctx     context.Context    // of the attempt
-	tx      *sql.Tx            // still open after a DoTx or UndoTx that succeeded
-	end     context.CancelFunc // ends ctx, and with it tx
+	unit     int
+	op       Op
+	attempt  int
+	err      error
+	took     time.Duration
+	s, base  any                // its copy of the state, and the copy before
+	children int                // of the unit, as recorded
+	unmade   bool               // all its children were compensated: nothing is in doubt
+	cut      bool               // its ctx ended because the runner stopped or lost the saga
+	ctx      context.Context    // of the attempt
+	tx       *sql.Tx            // still open after a DoTx or UndoTx that succeeded
+	end      context.CancelFunc // ends ctx, and with it tx
 }
 
 // newExecution returns the execution of a saga that was claimed at since, or later, by
@@ -80,6 +87,7 @@ func newExecution(r *Runner, p *registered, rec Record, since time.Time, lease t
 // run runs the saga until it ends, is written back to wait for its next attempt, is
 // handed over because the runner stops, or is lost.
 func (e *execution) run() {
+	defer e.lookBack()
 	defer e.r.drop(e)
 	defer e.stop(nil)
 	defer e.lease.Stop()
@@ -89,6 +97,9 @@ func (e *execution) run() {
 	for !e.over && !e.lost() {
 		_ = e.heed()
 		now := e.now()
+		if !e.hear(now) {
+			continue
+		}
 		// A transaction of this saga may hold the only connection that can write. It
 		// will commit what there is to record.
 		if e.txUnit < 0 {
@@ -96,6 +107,9 @@ func (e *execution) run() {
 			e.report(now)
 			if !e.record(now) {
 				break
+			}
+			if !e.over && !e.hear(now) {
+				continue
 			}
 			e.launch(now)
 		} else {
@@ -126,6 +140,9 @@ func (e *execution) load() bool {
 		e.data = e.rec.Data
 		e.s, err = e.p.decode(e.data)
 	}
+	e.carried = e.m.carried
+	e.m.lookAgain()
+	e.extract()
 	if e.rec.Previous != "" {
 		e.m.takeOver(e.rec.Previous)
 	}
@@ -193,7 +210,7 @@ func (e *execution) launch(now time.Time) {
 		if tx {
 			e.txUnit = i
 		}
-		res := result{unit: i, s: e.s}
+		res := result{unit: i, s: e.s, children: e.m.units[i].Children}
 		if !e.plan.chain {
 			res.s, res.err = e.p.decode(e.data)
 			res.base, _ = e.p.decode(e.data)
@@ -257,6 +274,10 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	res.err = errExited
 	began := time.Now()
 	defer func() { res.took = time.Since(began) }()
+	if e.plan.units[res.unit].child {
+		res.err = e.attend(ctx, &res)
+		return
+	}
 	if tx {
 		var err error
 		if res.tx, err = e.r.tx.Begin(ctx); err != nil {
@@ -284,25 +305,25 @@ func (e *execution) turnBack(now time.Time) {
 
 // report reports that the saga makes no progress.
 func (e *execution) report(now time.Time) {
-	at, ok := e.m.failing(e.r.config().FailingAfter)
+	at, ok := e.m.stalled(e.r.config().StalledAfter)
 	if e.over || !ok || now.Before(at) {
 		return
 	}
 	e.m.reported = now // recorded with the next commit
-	e.r.count.failing.Add(1)
+	e.r.count.stalled.Add(1)
 	in := newInstance(e.snapshot(now), e.plan)
 	for i := range in.Steps {
 		if w := &e.m.work[i]; w.busy && !now.Before(w.due) {
 			in.Steps[i].Error = fmt.Sprintf("saga: an attempt runs %v after the end of its ctx", now.Sub(w.due).Round(time.Second))
 		}
 	}
-	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventFailing, Took: in.Since(), Err: recordedReason(in.LastError), At: now})
-	onFailing := e.r.config().OnFailing
-	if onFailing == nil {
+	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Took: in.Since(), Err: recordedReason(in.LastError), At: now})
+	onStalled := e.r.config().OnStalled
+	if onStalled == nil {
 		slog.WarnContext(e.ctx, "saga: no progress", "saga", in.Saga, "id", in.ID, "since", in.Since(), "error", in.LastError)
 		return
 	}
-	hook(e.ctx, "OnFailing", onFailing, FailingSaga{e.r.Name(), *in})
+	hook(e.ctx, "OnStalled", onStalled, StalledSaga{e.r.Name(), *in})
 }
 
 // snapshot returns the record as it would be if it were written now.
@@ -325,7 +346,10 @@ func (e *execution) wait(now time.Time) {
 	if e.txUnit >= 0 || e.r.isDraining() {
 		at, ok = e.m.deadline(now) // no attempt begins now
 	}
-	if t, is := e.m.failing(e.r.config().FailingAfter); is && (!ok || t.Before(at)) {
+	if t := now.Add(e.r.config().Poll - time.Since(e.heard)); e.m.awaiting(now) && (!ok || t.Before(at)) {
+		at, ok = t, true
+	}
+	if t, is := e.m.stalled(e.r.config().StalledAfter); is && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
 	if ok {
@@ -363,6 +387,9 @@ func (e *execution) take(res result) {
 		return
 	}
 	cancel(nil)
+	if e.waiting(&res) {
+		return
+	}
 	if res.unit == e.txUnit {
 		e.txUnit = -1
 		if e.plan.chain {
@@ -375,10 +402,29 @@ func (e *execution) take(res result) {
 	e.conclude(&res)
 }
 
+// waiting takes in the result of an attempt that found children that have not ended, and
+// reports whether it is one.
+func (e *execution) waiting(res *result) bool {
+	pending, ok := res.err.(*errPending)
+	if !ok || res.cut {
+		return false
+	}
+	res.err = nil
+	if res.err = e.keep(res); res.err != nil {
+		return false // begin has changed the state, which it must not
+	}
+	now := e.now()
+	e.m.wait(res.unit, pending.children, now, now.Add(e.r.config().Poll))
+	return true
+}
+
 // conclude passes a result on to the machine, and tells OnEvent and the observers if
 // there will be another attempt.
 func (e *execution) conclude(res *result) {
 	now := e.now()
+	if res.unmade && !res.cut {
+		e.m.units[res.unit].InDoubt = false
+	}
 	switch {
 	case res.err != nil && res.cut:
 		e.m.interrupted(res.unit, res.err, now)
@@ -389,7 +435,7 @@ func (e *execution) conclude(res *result) {
 		e.m.did(res.unit, res.err, now)
 	}
 	if s := e.m.units[res.unit].Status; res.err != nil && !behavior.IsRefused(res.err) && (s == StepStarted || s == StepUndoing) {
-		retry := Event{Kind: EventRetry, Step: e.m.units[res.unit].Name, Op: res.op, Attempt: res.attempt, Err: res.err, At: now}
+		retry := Event{Kind: EventAttemptFailed, Step: e.m.units[res.unit].Name, Op: res.op, Attempt: res.attempt, Err: res.err, At: now}
 		e.r.tellHook(e.ctx, &e.rec, retry)
 		e.r.tellOf(e.ctx, &e.rec, retry)
 	}

@@ -15,6 +15,7 @@ type Instance struct {
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // every step and alternative, in the definition's order
 	Back    bool        // the saga has turned back for good
+	Parent  string      // the id of the saga whose step has started this one; "" for none
 
 	Step  string // the step at which it turned back or got stuck; "" for none
 	Cause string // why it did
@@ -33,7 +34,7 @@ type Instance struct {
 
 	CreatedAt  time.Time
 	ProgressAt time.Time // when a step last changed its status, or the saga turned back
-	UpdatedAt  time.Time // when the record was last written
+	UpdatedAt  time.Time // of the latest Start, Commit or Cancel
 	Now        time.Time // the store's clock, as are all times of an Instance
 
 	// Actions are allowed now. ActionRetry, ActionSkip and ActionCompensate also need a
@@ -53,7 +54,18 @@ type StepState struct {
 	Refusals  int       // refused attempts since the last attempt that was made
 	InDoubt   bool      // an attempt of Do may have taken effect
 	Error     string    // of the latest failure
-	NotBefore time.Time // when the next attempt may begin
+	NotBefore time.Time // when the next attempt may begin, or the wait for a time or a signal ends
+
+	// WaitingSince is when the step began to wait for its Delay, its Await or its
+	// children; zero if it does not wait.
+	WaitingSince time.Time
+	// Children is how many sagas the step has started (see ChildID). Zero if that is not
+	// known yet.
+	Children int
+
+	// Of a step of a definition that is registered with the runner.
+	After []string // the steps that must be done before this one starts
+	Pivot bool
 }
 
 // Since returns for how long the saga has made no progress.
@@ -77,7 +89,7 @@ func newInstance(rec Record, p *plan) *Instance {
 	_ = json.Unmarshal(rec.Steps, &pr) // an Instance without Steps if they cannot be read
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data,
-		Back: pr.Back, Step: pr.Step, Cause: pr.Cause,
+		Back: pr.Back, Parent: pr.Parent, Step: pr.Step, Cause: pr.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
@@ -90,13 +102,21 @@ func newInstance(rec Record, p *plan) *Instance {
 	in.Steps = make([]StepState, 0, len(pr.Steps))
 	for i := range pr.Steps {
 		u := &pr.Steps[i]
-		step := u.Name
+		step, after, pivot := u.Name, []string(nil), false
 		if p != nil && i < len(p.units) && p.units[i].name == u.Name {
 			n := p.units[i].node
 			step = p.nodes[n].name
 			past = past || n == p.pivot && (u.Status == StepDone || u.Status == StepSkipped)
+			if step == u.Name {
+				pivot = n == p.pivot
+				for _, before := range p.nodes[n].after {
+					after = append(after, p.nodes[before].name)
+				}
+			}
 		}
-		in.Steps = append(in.Steps, u.state(step))
+		state := u.state(step)
+		state.After, state.Pivot = after, pivot
+		in.Steps = append(in.Steps, state)
 	}
 	in.Actions = actions(rec, in, past && !in.Back)
 	return in

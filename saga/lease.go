@@ -37,7 +37,7 @@ func (r *Runner) beatNow() {
 // shortestLease returns the shortest lease of a held saga, or the configured one if that
 // is shorter. They differ between an Update and the heartbeat after it.
 func (r *Runner) shortestLease() time.Duration {
-	shortest := r.config().Lease
+	shortest := r.config().LeaseTTL
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.held {
@@ -51,7 +51,7 @@ func (r *Runner) shortestLease() time.Duration {
 func (r *Runner) heartbeat(ctx context.Context) {
 	r.mu.Lock()
 	held := make(map[Held]*execution, len(r.held))
-	req := HeartbeatRequest{Owner: r.owner, Lease: r.config().Lease}
+	req := HeartbeatRequest{Owner: r.owner, LeaseTTL: r.config().LeaseTTL}
 	for id, e := range r.held {
 		if e.lost() {
 			continue // it waits for a step that ignores its ctx
@@ -72,7 +72,7 @@ func (r *Runner) heartbeat(ctx context.Context) {
 		h := Held{n.ID, n.Epoch}
 		if e := held[h]; e != nil {
 			if !n.Locked {
-				e.renew(since, req.Lease)
+				e.renew(since, req.LeaseTTL)
 			}
 			if n.CancelRequested {
 				e.cancel(n.CancelNote)

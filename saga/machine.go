@@ -25,13 +25,17 @@ type machine struct {
 	wish       error // why the saga is to turn back, at wishStep; the first reason counts
 	canceled   bool
 	completeBy time.Time
+	carried    string // of RunnerConfig.Inject
+	parent     string // the id of the saga that has started this one
+	created    time.Time
+	signals    map[string][]byte // by name; nil if they are not known
 
 	units     []StepState
 	records   []stepRecord // scratch space of encode
 	work      []work       // of this owner; not recorded
 	low       int          // the nodes below are complete
 	since     time.Time    // of the last progress; zero before any
-	reported  time.Time    // when OnFailing was last called
+	reported  time.Time    // when OnStalled was last called
 	moved     bool         // since is to be set
 	failures  int
 	takeovers int
@@ -75,10 +79,10 @@ func (m *machine) set(i int, s StepStatus) {
 	m.changed, m.moved = true, true
 }
 
-// failing returns when the saga is to be reported as failing: after it has made no
+// stalled returns when the saga is to be reported as stalled: after it has made no
 // progress for that long, and again each time that this time has doubled. ok is false
 // unless an attempt has failed, was refused, or runs although its time is over.
-func (m *machine) failing(after time.Duration) (at time.Time, ok bool) {
+func (m *machine) stalled(after time.Duration) (at time.Time, ok bool) {
 	if after < 0 || m.status != Running && m.status != Compensating {
 		return at, false
 	}
@@ -124,7 +128,7 @@ func (m *machine) did(i int, err error, now time.Time) {
 		if u.InDoubt && d.settle > 0 {
 			u.NotBefore = w.ended.Add(d.settle) // an earlier attempt may still arrive
 		}
-		u.InDoubt, u.Error, u.Refusals = false, "", 0
+		u.InDoubt, u.Error, u.Refusals, u.WaitingSince = false, "", 0, time.Time{}
 		m.failures, m.takeovers = 0, 0
 		m.set(i, StepDone)
 		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventDone, Attempt: u.Attempts})
@@ -164,7 +168,7 @@ func (m *machine) broken(i int, err error) {
 // gaveUp ends the attempts of a Do.
 func (m *machine) gaveUp(i int) {
 	u := &m.units[i]
-	u.NotBefore = time.Time{}
+	u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
 	if u.InDoubt {
 		m.set(i, StepFailed)
 		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventFailed, Attempt: u.Attempts, Error: u.Error})
@@ -181,7 +185,7 @@ func (m *machine) undid(i int, err error, now time.Time) {
 	u.NotBefore = time.Time{}
 	if err == nil {
 		m.failures, m.takeovers = 0, 0
-		u.Refusals = 0
+		u.Refusals, u.WaitingSince = 0, time.Time{}
 		m.undone = append(m.undone, u.Name)
 		m.set(i, StepUndone)
 		m.note(Entry{Step: u.Name, Op: OpUndo, Kind: EventUndone, Attempt: u.Undos})
@@ -315,25 +319,37 @@ func (m *machine) waits(i int, now time.Time) bool {
 	return false
 }
 
-// wake returns when the next attempt may begin, or the deadline if that is sooner. ok is
-// false if no attempt waits.
+// wake returns when the next attempt may begin, the wait of a unit ends, or the deadline
+// if that is sooner. ok is false if no unit waits for a time.
 func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 	for i := range m.units {
-		if m.waits(i, now) {
-			if t := m.units[i].NotBefore; !ok || t.Before(at) {
-				at, ok = t, true
+		t := m.units[i].NotBefore
+		if m.units[i].Status == StepWaiting {
+			if t.IsZero() || m.turning(now) {
+				continue // it waits for a signal however long, or goes on no more
 			}
+		} else if !m.waits(i, now) || m.pending(i) {
+			continue
+		}
+		if !ok || t.Before(at) {
+			at, ok = t, true
 		}
 	}
-	if d, is := m.deadline(now); ok && is && d.Before(at) {
-		at = d
+	if d, is := m.deadline(now); is && (ok && d.Before(at) || !ok && m.outside(now)) {
+		at, ok = d, true
 	}
 	return at, ok
 }
 
-// alarm returns when something changes by the passing of time alone.
+// alarm returns when something changes by the passing of time alone, or is to be looked at
+// again.
 func (m *machine) alarm(now time.Time) (at time.Time, ok bool) {
 	at, ok = m.wake(now)
+	for i := range m.units {
+		if t := m.units[i].NotBefore; m.pending(i) && m.waits(i, now) && (!ok || t.Before(at)) {
+			at, ok = t, true
+		}
+	}
 	if d, is := m.deadline(now); is && !ok {
 		at, ok = d, true
 	}

@@ -3,6 +3,8 @@ package saga
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -10,7 +12,8 @@ import (
 )
 
 // NewMemory returns a [Store] that keeps sagas in the process. It is for tests, and for
-// sagas that need not survive the process. Sagas that have ended stay in it.
+// sagas that need not survive the process. Sagas that have ended stay in it, unless
+// RunnerConfig.Keep says otherwise.
 func NewMemory() *Memory { return &Memory{sagas: make(map[string]*memorySaga)} }
 
 // A Memory is a Store without durability. It is safe for concurrent use.
@@ -22,7 +25,8 @@ type Memory struct {
 
 type memorySaga struct {
 	Record
-	log []Entry
+	log     []Entry
+	signals []Signal // by name
 }
 
 // Start implements [Store].
@@ -45,7 +49,7 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 		s.CompleteBy = now.Add(req.CompleteIn)
 	}
 	if req.Owner != "" {
-		s.Owner, s.Epoch, s.WakeAt = req.Owner, 1, now.Add(req.Lease)
+		s.Owner, s.Epoch, s.WakeAt = req.Owner, 1, now.Add(req.LeaseTTL)
 	}
 	s.append(req.Log, now)
 	m.sagas[req.ID] = s
@@ -83,7 +87,7 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 			s.Takeovers++
 		}
 		s.Epoch++
-		s.Owner, s.WakeAt = req.Owner, now.Add(req.Lease)
+		s.Owner, s.WakeAt = req.Owner, now.Add(req.LeaseTTL)
 		rec := s.read()
 		rec.Previous = previous
 		claimed = append(claimed, rec)
@@ -104,7 +108,7 @@ func (m *Memory) Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed
 		if !ok || s.Owner != req.Owner || s.Epoch != h.Epoch {
 			continue
 		}
-		s.WakeAt = time.Now().Add(req.Lease)
+		s.WakeAt = time.Now().Add(req.LeaseTTL)
 		renewed = append(renewed, Renewed{h.ID, h.Epoch, false, s.CancelRequested, s.CancelNote})
 	}
 	return renewed, nil
@@ -122,7 +126,10 @@ func (m *Memory) Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 		return Receipt{}, ErrFenced
 	}
 	now := time.Now()
-	s.Status, s.Data, s.Steps = req.Status, slices.Clone(req.Data), slices.Clone(req.Steps)
+	s.Status, s.Steps = req.Status, slices.Clone(req.Steps)
+	if req.Data != nil {
+		s.Data = slices.Clone(req.Data)
+	}
 	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
 	s.Nonce, s.Reported, s.UpdatedAt = req.Nonce, false, now
 	if req.Release {
@@ -169,42 +176,112 @@ func (m *Memory) Load(ctx context.Context, id string) (Record, error) {
 }
 
 // List implements [Store].
-func (m *Memory) List(ctx context.Context, f Filter) ([]Record, error) {
+func (m *Memory) List(ctx context.Context, f Filter) ([]Record, string, error) {
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return nil, "", ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var found []*memorySaga
+	key := func(s *memorySaga) string { return s.ID }
+	switch f.Order {
+	case "", ByID:
+	case OldestFirst:
+		key = func(s *memorySaga) string { return fmt.Sprintf("%020d %s", s.CreatedAt.UnixNano(), s.ID) }
+	case NewestFirst:
+		// The sign of the time is reversed, and that of the ids is not.
+		key = func(s *memorySaga) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
+	default:
+		return nil, "", fmt.Errorf("saga: Filter.Order is %q: must be %q, %q or %q", f.Order, ByID, OldestFirst, NewestFirst)
+	}
+	type keyed struct {
+		key string
+		*memorySaga
+	}
+	var found []keyed
 	for _, s := range m.sagas {
-		if (f.Saga == "" || s.Saga == f.Saga) && s.ID > f.After &&
-			(len(f.Status) == 0 || slices.Contains(f.Status, s.Status)) && !(f.Unreported && s.Reported) {
-			found = append(found, s)
+		if k := key(s); k > f.After && f.admits(&s.Record) {
+			found = append(found, keyed{k, s})
 		}
 	}
-	slices.SortFunc(found, func(a, b *memorySaga) int { return strings.Compare(a.ID, b.ID) })
-	limit := f.Limit
-	if limit <= 0 {
-		limit = 100
+	slices.SortFunc(found, func(a, b keyed) int { return strings.Compare(a.key, b.key) })
+	next := ""
+	if limit := cmp.Or(max(f.Limit, 0), 100); len(found) > limit {
+		found = found[:limit]
+		next = found[limit-1].key
 	}
-	recs := make([]Record, 0, min(limit, len(found)))
-	for _, s := range found[:min(limit, len(found))] {
-		recs = append(recs, s.read())
+	recs := make([]Record, len(found))
+	for i, s := range found {
+		recs[i] = s.read()
+		if f.WithoutState {
+			recs[i].Data = nil
+		}
 	}
-	return recs, nil
+	return recs, next, nil
+}
+
+// admits reports whether a record meets the conditions of the filter.
+func (f *Filter) admits(r *Record) bool {
+	within := func(at, from, before time.Time) bool {
+		return !at.Before(from) && (before.IsZero() || at.Before(before))
+	}
+	live := r.Status == Running || r.Status == Compensating
+	return (f.Saga == "" || r.Saga == f.Saga) &&
+		(len(f.Status) == 0 || slices.Contains(f.Status, r.Status)) &&
+		(strings.Contains(r.ID, f.Text) || !f.TextInID && strings.Contains(r.LastError, f.Text)) &&
+		(!f.Failing || live && r.Failures > 0) &&
+		within(r.CreatedAt, f.CreatedFrom, f.CreatedBefore) && within(r.UpdatedAt, f.UpdatedFrom, f.UpdatedBefore) &&
+		!(f.Unreported && r.Reported)
+}
+
+// Counts implements [Store].
+func (m *Memory) Counts(ctx context.Context) (Counts, error) {
+	if ctx.Err() != nil {
+		return Counts{}, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	found := make(map[string]*Count)
+	for _, s := range m.sagas {
+		c := found[s.Saga]
+		if c == nil {
+			c = &Count{Saga: s.Saga}
+			found[s.Saga] = c
+		}
+		if n := c.of(s.Status); n != nil {
+			*n = min(*n+1, CountLimit)
+		}
+		if (s.Status == Running || s.Status == Compensating) && !s.WakeAt.After(now) {
+			c.Due = min(c.Due+1, CountLimit)
+			if c.OldestDue.IsZero() || s.WakeAt.Before(c.OldestDue) {
+				c.OldestDue = s.WakeAt
+			}
+		}
+	}
+	counts := Counts{Now: now}
+	for _, c := range found {
+		counts.Sagas = append(counts.Sagas, *c)
+	}
+	slices.SortFunc(counts.Sagas, func(a, b Count) int { return strings.Compare(a.Saga, b.Saga) })
+	return counts, nil
 }
 
 // History implements [Store].
-func (m *Memory) History(ctx context.Context, id string) ([]Entry, error) {
+func (m *Memory) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok {
-		return slices.Clone(s.log), nil
+	s, ok := m.sagas[id]
+	if !ok {
+		return nil, nil
 	}
-	return nil, nil
+	log := s.log[min(max(after, 0), int64(len(s.log))):]
+	if limit > 0 {
+		log = log[:min(limit, len(log))]
+	}
+	return slices.Clone(log), nil
 }
 
 // Reported implements [Store].
@@ -218,6 +295,31 @@ func (m *Memory) Reported(ctx context.Context, id string, seq int64) error {
 		s.Reported = true
 	}
 	return nil
+}
+
+// DeleteEnded implements [Store].
+func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error) {
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	if age < 0 || limit < 0 {
+		return 0, fmt.Errorf("saga: delete: age is %v and limit %d: must not be negative", age, limit)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := time.Now().Add(-age)
+	var old []*memorySaga
+	for _, s := range m.sagas {
+		if s.Status == status && s.Status.Ended() && !s.WakeAt.After(before) {
+			old = append(old, s)
+		}
+	}
+	slices.SortFunc(old, func(a, b *memorySaga) int { return a.WakeAt.Compare(b.WakeAt) })
+	old = old[:min(limit, len(old))]
+	for _, s := range old {
+		delete(m.sagas, s.ID)
+	}
+	return len(old), nil
 }
 
 // Unregistered implements [Store].
@@ -268,6 +370,61 @@ func (m *Memory) index(s *memorySaga) {
 		m.due[d] = make(map[string]*memorySaga)
 	}
 	m.due[d][s.ID] = s
+}
+
+// Signal implements [Store].
+func (m *Memory) Signal(ctx context.Context, req SignalRequest) (Record, bool, error) {
+	if ctx.Err() != nil {
+		return Record{}, false, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, ok := m.sagas[req.ID]
+	if !ok {
+		return Record{}, false, ErrNotFound
+	}
+	if s.Status == Running {
+		s.hasten()
+	}
+	at, kept := slices.BinarySearchFunc(s.signals, req.Name, func(sig Signal, name string) int { return strings.Compare(sig.Name, name) })
+	if !kept && (s.Status == Running || s.Status == Stuck && s.Seq == req.StuckSeq) {
+		s.signals = slices.Insert(s.signals, at, Signal{req.Name, slices.Clone(req.Payload), time.Now()})
+		kept = true
+	}
+	return s.read(), kept, nil
+}
+
+// Signals implements [Store].
+func (m *Memory) Signals(ctx context.Context, id string) ([]Signal, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.sagas[id]; ok {
+		return slices.Clone(s.signals), nil
+	}
+	return nil, nil
+}
+
+// Hasten implements [Store].
+func (m *Memory) Hasten(ctx context.Context, id string) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.sagas[id]; ok && (s.Status == Running || s.Status == Compensating) {
+		s.hasten()
+	}
+	return nil
+}
+
+// hasten makes the saga due, unless it has an owner.
+func (s *memorySaga) hasten() {
+	if now := time.Now(); s.Owner == "" && s.WakeAt.After(now) {
+		s.WakeAt = now
+	}
 }
 
 func (s *memorySaga) append(log []Entry, now time.Time) {

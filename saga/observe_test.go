@@ -88,20 +88,20 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 		heard := a.heard()
 		require.Equal(t, []string{
 			"created",
-			"step flight do refused users: refused",
-			"step flight do done 1s",
+			"attempted flight do refused users: refused",
+			"attempted flight do done 1s",
 			"refused flight do users: refused",
 			"done flight do",
-			"step car do in doubt declined",
-			"retry car do declined",
-			"step car do done",
+			"attempted car do in doubt declined",
+			"attempt failed car do declined",
+			"attempted car do done",
 			"done car do",
-			"step hotel do no effect 2s full",
+			"attempted hotel do no effect 2s full",
 			"no effect hotel do full",
-			"compensating hotel full",
-			"step car undo done",
+			"turned back hotel full",
+			"attempted car undo done",
 			"undone car undo",
-			"step flight undo done",
+			"attempted flight undo done",
 			"undone flight undo",
 			"compensated",
 			fmt.Sprint("ended ", life),
@@ -122,7 +122,7 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 		require.Len(t, events(t, r, "trip-1"), int(seq), "each entry of the log")
 		require.Equal(t, saga.Compensated, heard[len(heard)-1].Status)
 		require.ErrorIs(t, heard[9].Err, full, "the error itself")
-		attempts := a.heard(saga.EventStep)
+		attempts := a.heard(saga.EventAttempted)
 		require.Equal(t, []int{1, 1, 1, 2, 1, 1, 1}, []int{
 			attempts[0].Attempt, attempts[1].Attempt, attempts[2].Attempt, attempts[3].Attempt,
 			attempts[4].Attempt, attempts[5].Attempt, attempts[6].Attempt,
@@ -144,8 +144,8 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 func TestObserveTellsOfTroubles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silence := saga.RunnerConfig{
-			Lease: 3 * time.Second, FailingAfter: time.Minute,
-			OnFailing: func(context.Context, saga.FailingSaga) {}, OnStuck: func(context.Context, saga.StuckSaga) {},
+			LeaseTTL: 3 * time.Second, StalledAfter: time.Minute,
+			OnStalled: func(context.Context, saga.StalledSaga) {}, OnStuck: func(context.Context, saga.StuckSaga) {},
 			OnStoreError: func(context.Context, error) {}, OnUnregistered: func(context.Context, saga.Unregistered) {},
 		}
 		store := saga.NewMemory()
@@ -183,7 +183,7 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		_, err = saga.Start(t.Context(), r, failing, "failing-1", trip{})
 		require.NoError(t, err)
 		time.Sleep(65 * time.Second)
-		told := a.heard(saga.EventFailing)
+		told := a.heard(saga.EventStalled)
 		require.Len(t, told, 1)
 		require.Equal(t, "failing-1", told[0].ID)
 		require.Equal(t, time.Minute, told[0].Took.Round(time.Second))
@@ -202,7 +202,7 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		g.set(true)
 		time.Sleep(10 * time.Second)
 		g.set(false)
-		failures := a.heard(saga.EventStoreError)
+		failures := a.heard(saga.EventStoreFailed)
 		require.EqualValues(t, r.Stats().StoreErrors, len(failures))
 		require.NotEmpty(t, failures)
 		require.ErrorIs(t, failures[0].Err, errDown)
@@ -277,7 +277,7 @@ func TestStatsCountByDefinition(t *testing.T) {
 func TestStatsCountEachAttemptOnce(t *testing.T) {
 	outcomes := func(r *saga.Runner, a *audience) map[saga.Outcome]int64 {
 		told := make(map[saga.Outcome]int64)
-		for _, e := range a.heard(saga.EventStep) {
+		for _, e := range a.heard(saga.EventAttempted) {
 			told[e.Outcome]++
 		}
 		counted := make(map[saga.Outcome]int64)

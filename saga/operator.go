@@ -29,18 +29,37 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.instance(rec), nil
 }
 
-// List returns the sagas that the filter admits, of all definitions and runners, by
-// ascending id. For the next page, set Filter.After to the last id of this one.
-func (r *Runner) List(ctx context.Context, f Filter) ([]*Instance, error) {
-	recs, err := r.store.List(ctx, f)
+// A Page is a part of a list.
+type Page struct {
+	Sagas []*Instance
+	Next  string // the Filter.After of the following page; "" if this is the last
+}
+
+// List returns a page of the sagas that the filter admits, of all definitions and runners.
+// For the following page, set Filter.After to the Next of this one.
+//
+// The time that List takes does not grow with the number of sagas in the store. A store
+// in a database reads a bounded number of sagas for each page. Where few of them meet the
+// conditions, a page has fewer sagas than Filter.Limit, or none, and there is a Next.
+func (r *Runner) List(ctx context.Context, f Filter) (Page, error) {
+	recs, next, err := r.store.List(ctx, f)
 	if err != nil {
-		return nil, fmt.Errorf("saga: list: %w", err)
+		return Page{}, fmt.Errorf("saga: list: %w", err)
 	}
 	list := make([]*Instance, len(recs))
 	for i := range recs {
 		list[i] = r.instance(recs[i])
 	}
-	return list, nil
+	return Page{list, next}, nil
+}
+
+// Counts counts the sagas of all definitions and runners.
+func (r *Runner) Counts(ctx context.Context) (Counts, error) {
+	counts, err := r.store.Counts(ctx)
+	if err != nil {
+		return Counts{}, fmt.Errorf("saga: counts: %w", err)
+	}
+	return counts, nil
 }
 
 func (r *Runner) instance(rec Record) *Instance {
@@ -52,12 +71,20 @@ func (r *Runner) instance(rec Record) *Instance {
 
 // History returns the log of a saga, the oldest entry first, or [ErrNotFound].
 func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
-	log, err := r.store.History(ctx, id)
+	log, err := r.HistoryPage(ctx, id, 0, 0)
+	if err == nil && len(log) == 0 {
+		err = fmt.Errorf("saga: history of %q: %w", id, ErrNotFound)
+	}
+	return log, err
+}
+
+// HistoryPage returns up to limit entries of the log of a saga, from the first whose Seq
+// is greater than after. It returns none after the last entry, or if there is no such
+// saga. A limit of zero means no limit.
+func (r *Runner) HistoryPage(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
+	log, err := r.store.History(ctx, id, after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("saga: history of %q: %w", id, err)
-	}
-	if len(log) == 0 {
-		return nil, fmt.Errorf("saga: history of %q: %w", id, ErrNotFound)
 	}
 	return log, nil
 }
@@ -70,7 +97,7 @@ func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 // saga without a pivot turns back if the request reaches its owner before the last result
 // is recorded: immediately in the owner's own process, and from another process with the
 // owner's next commit or heartbeat. A request that is too late has no effect, so Result
-// tells how the saga has ended. To cancel again is no error.
+// tells how the saga has ended. To cancel again a saga that still runs is no error.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -103,7 +130,8 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 }
 
 // Retry lets a stuck saga continue in its direction: the steps that have failed get all
-// their attempts again. A saga whose steps wait for their next attempt makes it now.
+// their attempts again. A saga whose steps wait for their next attempt makes it now. Retry
+// returns [ErrNotAllowed] while a runner holds the saga.
 func (r *Runner) Retry(ctx context.Context, id, note string) error {
 	return r.operate(ctx, ActionRetry, id, func(m *machine) error {
 		m.retry(note)
@@ -113,8 +141,9 @@ func (r *Runner) Retry(ctx context.Context, id, note string) error {
 
 // SkipStep declares a step, or one of its alternatives, settled: an operator has done it,
 // or undone it, or decided that there is no need to. A saga that goes forward continues
-// after the step, and does not undo it if it turns back later. The step must have been
-// started, and be neither done nor undone.
+// after the step, and does not undo it if it turns back later. The step must be waiting or
+// have been started, and be neither done nor undone. SkipStep returns [ErrNotAllowed] while
+// a runner holds the saga.
 func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 	return r.operate(ctx, ActionSkip, id, func(m *machine) error {
 		for i := range m.units {
@@ -153,7 +182,7 @@ func (r *Runner) Compensate(ctx context.Context, id, note string) error {
 func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 	return r.write(ctx, ActionAbandon, id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
-			Status: Abandoned, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
+			Status: Abandoned, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers,
 			Log: []Entry{{Kind: EventAbandoned, Error: text(note)}},
 		}, nil
@@ -163,11 +192,11 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 // recall makes a saga due now whose cancellation was requested while its owner wrote it
 // back to be due later. If recall fails, the saga turns back when it is due.
 func (r *Runner) recall(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().Lease/2)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
 	err := r.write(ctx, ActionCancel, id, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
-			Status: rec.Status, Data: rec.Data, Steps: rec.Steps, LastError: rec.LastError,
+			Status: rec.Status, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []Entry{{Kind: EventResumed}},
 		}, nil
 	})
@@ -192,11 +221,12 @@ func (r *Runner) operate(ctx context.Context, action Action, id string, change f
 		}
 		m.advance(rec.Now)
 		var wakeIn time.Duration
-		if at, ok := m.wake(rec.Now); ok && at.After(rec.Now) {
+		// What has come from outside is not known here: the next owner looks.
+		if at, ok := m.wake(rec.Now); ok && at.After(rec.Now) && !m.outside(rec.Now) {
 			wakeIn = at.Sub(rec.Now)
 		}
 		return CommitRequest{
-			Status: m.status, Data: rec.Data, Steps: m.encode(), LastError: m.lastError,
+			Status: m.status, Steps: m.encode(), LastError: m.lastError,
 			Failures: m.failures, Takeovers: m.takeovers, Log: m.log, WakeIn: wakeIn,
 		}, nil
 	})
@@ -225,18 +255,26 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
 		rec.Status = req.Status
-		for i, entry := range req.Log {
-			entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, rec.Now
-			r.happened(ctx, &rec, entry)
-		}
+		r.tellLog(ctx, &rec, req)
 		r.mu.Lock()
 		r.wakeResults(id)
 		if e := r.held[id]; e != nil && action == ActionAbandon {
 			e.lose()
 		}
 		r.mu.Unlock()
+		if req.Status.Ended() {
+			r.tellParent(ctx, parentOf(&rec))
+		}
 		r.Wake()
 		return nil
+	}
+}
+
+// tellLog tells of the log of a commit to a saga that this runner does not hold.
+func (r *Runner) tellLog(ctx context.Context, rec *Record, req CommitRequest) {
+	for i, entry := range req.Log {
+		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, rec.Now
+		r.happened(ctx, rec, entry)
 	}
 }
 
@@ -249,7 +287,7 @@ func notAllowed(action Action, rec *Record) error {
 
 func skippable(s StepStatus) bool {
 	switch s {
-	case StepStarted, StepFailed, StepNoEffect, StepUndoing, StepUndoFailed:
+	case StepWaiting, StepStarted, StepFailed, StepNoEffect, StepUndoing, StepUndoFailed:
 		return true
 	}
 	return false
@@ -257,7 +295,7 @@ func skippable(s StepStatus) bool {
 
 func (m *machine) skip(i int, note string) {
 	m.set(i, StepSkipped)
-	m.units[i].NotBefore, m.units[i].Refusals = time.Time{}, 0
+	m.units[i].NotBefore, m.units[i].WaitingSince, m.units[i].Refusals = time.Time{}, time.Time{}, 0
 	m.note(Entry{Step: m.units[i].Name, Kind: EventSkipped, Error: note})
 	m.unstick()
 }
@@ -267,6 +305,9 @@ func (m *machine) retry(note string) {
 	m.unstick()
 	for i := range m.units {
 		u := &m.units[i]
+		if u.Status == StepWaiting {
+			continue
+		}
 		u.NotBefore, u.Refusals = time.Time{}, 0
 		switch {
 		case u.Status == StepUndoFailed:
@@ -274,7 +315,11 @@ func (m *machine) retry(note string) {
 			m.set(i, StepUndoing)
 		case !m.back && m.p.units[i].last && (u.Status == StepFailed || u.Status == StepNoEffect):
 			u.Attempts = 0
-			m.set(i, StepStarted)
+			if m.p.units[i].isGated() && !u.InDoubt {
+				m.set(i, StepIdle) // it waits again
+			} else {
+				m.set(i, StepStarted)
+			}
 		}
 	}
 }

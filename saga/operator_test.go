@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -56,8 +57,8 @@ func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
 		require.JSONEq(t, `{"Calls":["do flight","do hotel","do car"]}`, string(alert.State))
 		require.Equal(t, []saga.StepState{
 			{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
-			{Name: "hotel", Step: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season"},
-			{Name: "car", Step: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined"},
+			{Name: "hotel", Step: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season", After: []string{"flight"}},
+			{Name: "car", Step: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined", After: []string{"hotel"}},
 		}, alert.Steps)
 		require.Equal(t, "trip-1/hotel/hotel/undo", alert.CommandID("hotel", saga.OpUndo))
 		require.Empty(t, alert.CommandID("boat", saga.OpUndo))
@@ -69,11 +70,11 @@ func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
 		require.Equal(t, &alert.Instance, in)
 		list, err := r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
 		require.NoError(t, err)
-		require.Len(t, list, 1)
+		require.Len(t, list.Sagas, 1)
 		time.Sleep(time.Hour)
 		list, err = r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
 		require.NoError(t, err)
-		require.Equal(t, time.Hour, list[0].Since())
+		require.Equal(t, time.Hour, list.Sagas[0].Since())
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Stuck)
 	})
@@ -92,7 +93,7 @@ func TestRetryOfAStuckSaga(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do hotel", "do car", "undo hotel", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "done hotel", "no effect car", "compensating car", "undo failed hotel", "stuck hotel",
+			"created", "done flight", "done hotel", "no effect car", "turned back car", "undo failed hotel", "stuck hotel",
 			"retried", "undo failed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		log, err := r.History(t.Context(), "trip-1")
@@ -204,7 +205,7 @@ func TestPivotInDoubt(t *testing.T) {
 			require.Equal(t, []string{"do flight", "do charge", "undo flight"}, s.Calls)
 			require.Equal(t, []string{
 				"created", "done flight", "failed charge", "stuck charge",
-				"skipped charge", "compensating", "undone flight", "compensated",
+				"skipped charge", "turned back", "undone flight", "compensated",
 			}, events(t, r, "trip-1"))
 		})
 	})
@@ -231,7 +232,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 			return errDeclined
 		}
 		sg := sequence(step("flight"), charge)
-		sg.Deadline = time.Hour
+		sg.Timeout = time.Hour
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(24 * time.Hour)
@@ -280,6 +281,32 @@ func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
 	})
 }
 
+// TestAStepThatIsGivenUpIsNotTriedAgain because the saga, in which a parallel step waits,
+// is written back and claimed again.
+func TestAStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		pivot, ship, paid := step("charge"), step("ship"), awaits("paid")
+		pivot.Pivot = true
+		ship.Do = func(context.Context, *trip) error { calls++; return saga.Abort(errors.New("no such address")) }
+		ship.After, paid.After = []string{"charge"}, []string{"charge"}
+		sg := sequence(pivot, ship, paid)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(12 * time.Hour)
+		require.Equal(t, 1, calls)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorContains(t, err, "no such address")
+		require.Equal(t, 1, calls)
+		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+		_, err = result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.Equal(t, 2, calls, "an operator may try it again")
+	})
+}
+
 func TestCancelTurnsTheSagaBack(t *testing.T) {
 	hang := step("hotel")
 	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return context.Cause(ctx) }
@@ -312,6 +339,35 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestCancelDuringTheLastTransaction cancels a saga whose last DoTx has ended and whose
+// result waits: the request came before the result is recorded.
+func TestCancelDuringTheLastTransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		flight, hotel := step("flight"), inTx("hotel")
+		flight.After, hotel.After = []string{}, []string{}
+		flight.Do, flight.Undo = func(context.Context, *trip) error { return nil }, func(context.Context, *trip) error { return nil }
+		do := hotel.DoTx
+		hotel.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			time.Sleep(time.Second)
+			return do(ctx, tx, s)
+		}
+		sg := sequence(flight, hotel)
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		defer r.Observe(func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventAttempted && e.Step == "flight" {
+				time.Sleep(3 * time.Second) // the result of hotel waits
+			}
+		})()
+		mustStart(t, r, sg)
+		time.Sleep(2 * time.Second)
+		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"do hotel", "undo hotel"}, store.l.did())
+	})
 }
 
 func TestCancelAgainIsNoError(t *testing.T) {

@@ -30,6 +30,9 @@ type plan struct {
 	pivotName string
 	chain     bool // at most one unit is at work at a time
 	needsTx   bool
+	gated     bool        // a unit waits before it begins
+	awaits    bool        // a unit waits for a signal
+	children  bool        // a unit has children
 	idle      []StepState // the steps of a new saga
 }
 
@@ -47,6 +50,13 @@ type unit struct {
 	undoAttempts int
 	backoff      func(int) time.Duration
 	settle       time.Duration
+
+	delay    time.Duration
+	await    string // the name of a signal; "" for none
+	awaitFor time.Duration
+	goOn     bool
+	gateOnly bool // nothing is to be done once the wait is over
+	child    bool // its work is sagas of their own
 }
 
 // A node is one step: units[first:first+n] are its alternatives.
@@ -63,9 +73,9 @@ func (sg *Saga[S]) newPlan() (*plan, error) {
 	f := invalid.Fields{Type: "saga.Saga"}
 	f.Need(validName(sg.Name), "Name", quoted(sg.Name), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
 	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
-	f.Need(sg.Deadline >= 0, "Deadline", sg.Deadline, "0 (none) or more")
+	f.Need(sg.Timeout >= 0, "Timeout", sg.Timeout, "0 (none) or more")
 	f.Need(len(sg.Steps) > 0, "Steps", "empty", "at least one step")
-	p := &plan{name: sg.Name, version: sg.Version, deadline: sg.Deadline, pivot: -1}
+	p := &plan{name: sg.Name, version: sg.Version, deadline: sg.Timeout, pivot: -1}
 	errs := []error{f.Err()}
 	names := make(map[string]int) // of nodes
 	taken := make(map[string]bool)
@@ -105,6 +115,12 @@ func newUnit[S any](st *Step[S], n int, last bool) unit {
 		hasUndo: st.Undo != nil || st.UndoTx != nil, readOnly: st.ReadOnly, noDoubt: st.DoTx != nil || st.ReadOnly,
 		timeout: st.Timeout, settle: st.Settle, backoff: st.Backoff,
 		attempts: st.Attempts, undoAttempts: st.UndoAttempts,
+		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor, goOn: st.GoOn,
+		gateOnly: st.Do == nil && st.DoTx == nil && st.Saga == nil, child: st.Saga != nil,
+	}
+	u.readOnly, u.noDoubt = u.readOnly || u.gateOnly, u.noDoubt || u.gateOnly
+	if u.child && st.Saga.pivot != nil {
+		u.hasUndo = !st.Saga.pivot()
 	}
 	if u.attempts == 0 {
 		u.attempts = defaultAttempts
@@ -124,9 +140,18 @@ func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]b
 	f.Need(validName(st.Name) && !strings.Contains(st.Name, "/"), "Name", quoted(st.Name),
 		fmt.Sprintf(`1 to %d bytes of UTF-8 without "/"`, maxName))
 	f.Need(!taken[st.Name], "Name", quoted(st.Name), "unique in the saga")
-	f.Need((st.Do != nil) != (st.DoTx != nil), "Do", bothOrNeither(st.Do != nil), "set, or DoTx, but not both")
+	work, gate := count(st.Do != nil, st.DoTx != nil, st.Saga != nil), st.Delay > 0 || st.Await != ""
+	f.Need(work == 1 || work == 0 && gate, "Do", oneOrNone(st.Do != nil, work), "set, or DoTx, or Saga, but not several; nil in all with Delay or Await alone")
+	f.Need(st.Saga == nil || st.Saga.begin != nil, "Saga", "without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
+	f.Need(st.Saga == nil || st.Undo == nil && st.UndoTx == nil && !st.ReadOnly && st.Middleware == nil && st.UndoMiddleware == nil, "Saga", "set",
+		"nil with Undo, UndoTx, ReadOnly, Middleware or UndoMiddleware")
+	f.Need(work > 0 || st.Undo == nil && st.UndoTx == nil, "Undo", "set", "nil without a Do")
+	f.Need(st.Delay >= 0, "Delay", st.Delay, "0 (none) or more")
+	f.Need(st.Await == "" || validName(st.Await), "Await", quoted(st.Await), fmt.Sprintf(`"" (nothing), or 1 to %d bytes of UTF-8`, maxName))
+	f.Need(st.AwaitFor >= 0 && (st.AwaitFor == 0 || st.Await != ""), "AwaitFor", st.AwaitFor, "0 (no limit), or more with Await")
+	f.Need(!st.GoOn || st.AwaitFor > 0, "GoOn", true, "false without AwaitFor")
 	f.Need(st.Undo == nil || st.UndoTx == nil, "Undo", bothOrNeither(true), "set, or UndoTx, but not both")
-	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
+	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly || st.Do == nil && st.DoTx == nil, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
 	f.Need(!st.ReadOnly || st.Undo == nil && st.UndoTx == nil, "ReadOnly", true, "false, or Undo and UndoTx nil")
 	f.Need(!st.BestEffort || !several, "BestEffort", true, "false in a step with alternatives")
 	f.Need(st.DoTx == nil || st.Middleware == nil, "Middleware", "set", "nil with DoTx")
@@ -244,6 +269,7 @@ func (p *plan) settleShape() {
 	for i := range p.units {
 		u := &p.units[i]
 		p.needsTx = p.needsTx || u.doTx || u.undoTx
+		p.gated, p.awaits, p.children = p.gated || u.isGated(), p.awaits || u.await != "", p.children || u.child
 		p.idle = append(p.idle, StepState{Name: u.name, Status: StepIdle, Step: p.nodes[u.node].name})
 	}
 }
@@ -268,7 +294,11 @@ func checkUndo(p *plan) error {
 	f := make([]error, 0, len(p.units))
 	for i := range p.units {
 		u := &p.units[i]
-		if !u.hasUndo && !u.readOnly && !beyond[u.node] {
+		switch {
+		case u.hasUndo || u.readOnly || beyond[u.node]:
+		case u.child:
+			f = append(f, stepError(u.name, "Saga has a pivot: must have none before the pivot of this saga"))
+		default:
 			f = append(f, stepError(u.name, "Undo is nil: must be set, or UndoTx, before the pivot"))
 		}
 		if p.nodes[u.node].bestEffort && (!beyond[u.node] || u.node == p.pivot) {
@@ -287,6 +317,26 @@ func quoted(s string) string {
 		return fmt.Sprintf("%d bytes long", len(s))
 	}
 	return fmt.Sprintf("%q", s)
+}
+
+func count(conditions ...bool) int {
+	n := 0
+	for _, is := range conditions {
+		if is {
+			n++
+		}
+	}
+	return n
+}
+
+func oneOrNone(do bool, work int) string {
+	switch {
+	case do && work > 1:
+		return "set beside DoTx or Saga"
+	case work > 1:
+		return "nil beside DoTx and Saga"
+	}
+	return "nil"
 }
 
 func bothOrNeither(both bool) string {

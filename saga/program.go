@@ -15,6 +15,11 @@ type program interface {
 	merge(into, base, changed any) error
 	call(ctx context.Context, unit int, op Op, s any) error
 	callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error
+	zero() any
+
+	child(unit int) (program, error) // of a unit with children
+	beginChildren(unit int, s any) (states []any, err error)
+	endChildren(unit int, s any, states []any) error
 }
 
 type typed[S any] struct {
@@ -100,4 +105,16 @@ func (t *typed[S]) callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s an
 		return t.steps[unit].UndoTx(ctx, tx, s.(*S))
 	}
 	return t.steps[unit].DoTx(ctx, tx, s.(*S))
+}
+
+func (t *typed[S]) zero() any { return new(S) }
+
+func (t *typed[S]) child(unit int) (program, error) { return t.steps[unit].Saga.program() }
+
+func (t *typed[S]) beginChildren(unit int, s any) ([]any, error) {
+	return t.steps[unit].Saga.begin(s.(*S))
+}
+
+func (t *typed[S]) endChildren(unit int, s any, states []any) error {
+	return t.steps[unit].Saga.end(s.(*S), states)
 }

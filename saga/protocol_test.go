@@ -113,7 +113,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 					return c.err
 				}
 				sg := sequence(step("flight"), st)
-				sg.Deadline = time.Minute
+				sg.Timeout = time.Minute
 				begun := time.Now()
 				var s trip
 				err := saga.Run(t.Context(), sg, &s)
@@ -179,7 +179,7 @@ func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
 			return refusal{}
 		}
 		sg := sequence(step("flight"), charge)
-		sg.Deadline = time.Minute
+		sg.Timeout = time.Minute
 		begun := time.Now()
 		err := saga.Run(t.Context(), sg, &trip{})
 		require.ErrorIs(t, err, saga.ErrCompensated)
@@ -196,7 +196,7 @@ func TestRunTurnsBackAPivotThatWasOnlyRefused(t *testing.T) {
 			return nil
 		}
 		sg = sequence(step("flight"), charge)
-		sg.Deadline = time.Minute
+		sg.Timeout = time.Minute
 		begun = time.Now()
 		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
 		require.Equal(t, 99*time.Second, time.Since(begun))
@@ -209,7 +209,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		flight.UndoMiddleware, flight.UndoAttempts = refusing(30, 0), 1
 		hotel.Middleware = refusing(always, 0)
 		sg := sequence(flight, hotel)
-		sg.Deadline = 30*time.Second + 500*time.Millisecond
+		sg.Timeout = 30*time.Second + 500*time.Millisecond
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		s, err := result[trip](t.Context(), r, "trip-1")
@@ -217,7 +217,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "refused hotel", "compensating hotel", "refused flight", "undone flight", "compensated",
+			"created", "done flight", "refused hotel", "turned back hotel", "refused flight", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
@@ -241,13 +241,13 @@ func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
 			return refusal{}
 		}
 		sg := sequence(hotel)
-		sg.Deadline = 10 * time.Second
+		sg.Timeout = 10 * time.Second
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{
-			"created", "refused hotel", "compensating hotel", "refused hotel", "undone hotel", "compensated",
+			"created", "refused hotel", "turned back hotel", "refused hotel", "undone hotel", "compensated",
 		}, events(t, r, "trip-1"))
 	})
 }
@@ -268,12 +268,12 @@ func TestAStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 				hotel := step("hotel")
 				hotel.Middleware = refusing(always, 0)
 				sg := sequence(hotel)
-				sg.Deadline = 10 * time.Second
+				sg.Timeout = 10 * time.Second
 				store := saga.NewMemory()
 				_, _, err := store.Start(t.Context(), saga.StartRequest{
 					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`), CompleteIn: 10 * time.Second,
 					Steps: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
-					Owner: c.owner, Lease: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
+					Owner: c.owner, LeaseTTL: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
 				})
 				require.NoError(t, err)
 				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
@@ -367,7 +367,7 @@ func TestARefusalOfEachPolicyIsNoAttempt(t *testing.T) {
 						return st
 					}
 					sg := sequence(wrap(step("hotel")))
-					sg.Deadline = 20 * time.Second
+					sg.Timeout = 20 * time.Second
 					var s trip
 					err := saga.Run(t.Context(), sg, &s)
 					require.ErrorIs(t, err, saga.ErrCompensated)
@@ -439,7 +439,7 @@ func TestAHangingServiceLeavesNoSagaStuckAndNoChargeWithoutAnOrder(t *testing.T)
 					},
 				}
 				sg := sequence(reserve, charge)
-				sg.Deadline = deadline
+				sg.Timeout = deadline
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 50}, sg)
 				var wg sync.WaitGroup
 				completed := 0

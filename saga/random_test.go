@@ -49,7 +49,7 @@ func TestRandomSagas(t *testing.T) {
 	t.Log(seen)
 	for _, what := range []string{
 		"completed", "compensated", "stuck", "taken over", "canceled", "parked", "released", "deadline",
-		"slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused",
+		"delayed", "signaled", "went on", "not signaled", "slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused",
 	} {
 		require.NotZero(t, seen[what], what)
 	}
@@ -59,11 +59,13 @@ const lease = 10 * time.Second
 
 // A world is one random saga with its store, processes and participants.
 type world struct {
-	t      *testing.T
-	seed   uint64
-	store  *saga.Memory
-	policy []nodePlan
-	sg     func(*host) *saga.Saga[book]
+	t       *testing.T
+	seed    uint64
+	store   *saga.Memory
+	policy  []nodePlan
+	awaited []string // the names of the signals
+	sg      func(*host) *saga.Saga[book]
+	unitOf  func(name string) saga.Step[book]
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -115,7 +117,7 @@ func (w *world) invent() {
 	var shape saga.Saga[book]
 	shape.Name, shape.Version = "random", 1
 	if w.p(15) {
-		shape.Deadline = time.Duration(1+w.rng.IntN(60)) * time.Second
+		shape.Timeout = time.Duration(1+w.rng.IntN(60)) * time.Second
 	}
 	beyond := make([]bool, n)
 	for i := range n {
@@ -165,6 +167,16 @@ func (w *world) invent() {
 			}
 		}
 	}
+	w.unitOf = func(name string) saga.Step[book] {
+		for _, st := range shape.Steps {
+			for _, alt := range append([]saga.Step[book]{st}, st.Or...) {
+				if alt.Name == name {
+					return alt
+				}
+			}
+		}
+		panic(name)
+	}
 	w.sg = func(h *host) *saga.Saga[book] {
 		sg := shape
 		sg.Steps = slices.Clone(shape.Steps)
@@ -185,6 +197,17 @@ func (w *world) unit(name string) saga.Step[book] {
 	st := saga.Step[book]{
 		Name: name, Do: nothing, Undo: nothing, Attempts: 1 + w.rng.IntN(4), UndoAttempts: 6,
 		Backoff: func(int) time.Duration { return wait },
+	}
+	if w.p(10) {
+		st.Delay = time.Duration(w.rng.IntN(20000)) * time.Millisecond
+	}
+	if w.p(15) {
+		st.Await = "signal " + name
+		w.awaited = append(w.awaited, st.Await)
+		if w.p(50) {
+			st.AwaitFor = time.Duration(1+w.rng.IntN(60)) * time.Second
+			st.GoOn = w.p(50)
+		}
 	}
 	if w.p(20) {
 		st.Settle = time.Duration(w.rng.IntN(20)) * time.Second
@@ -211,7 +234,7 @@ var errDown = errors.New("connection lost")
 
 func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host {
 	h := &host{Store: w.store, w: w, name: name}
-	h.runner = saga.NewRunner(h, saga.RunnerConfig{Name: name, Lease: lease, Poll: 3 * time.Second, MaxTakeovers: 50})
+	h.runner = saga.NewRunner(h, saga.RunnerConfig{Name: name, LeaseTTL: lease, Poll: 3 * time.Second, MaxTakeovers: 50})
 	h.saga = w.sg(h)
 	saga.Register(h.runner, h.saga)
 	ctx, h.stop = context.WithCancel(ctx)
@@ -265,6 +288,7 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 		return errDown
 	}
 	w.begins(saga.CommandFrom(ctx), h, name, op)
+	w.waited(ctx, name, op)
 	w.called[name] = w.called[name] || op == saga.OpDo
 	w.undos[name] = w.undos[name] || op == saga.OpUndo
 	trouble := 100
@@ -328,6 +352,29 @@ func when(is bool, ch <-chan struct{}) <-chan struct{} {
 		return ch
 	}
 	return nil
+}
+
+// waited checks that a step has its signal, or went on without one.
+func (w *world) waited(ctx context.Context, name string, op saga.Op) {
+	st := w.unitOf(name)
+	if op == saga.OpUndo {
+		return
+	}
+	if st.Delay > 0 {
+		w.seen["delayed"]++
+	}
+	if st.Await == "" {
+		return
+	}
+	payload, ok := saga.SignalFrom(ctx, st.Await)
+	switch {
+	case ok && string(payload) == st.Await:
+		w.seen["signaled"]++
+	case !ok && st.GoOn:
+		w.seen["went on"]++
+	default:
+		w.errorf("%s begins with the signal %q, %v", name, payload, ok)
+	}
 }
 
 // begins checks that an attempt may begin, against the record.
@@ -472,6 +519,26 @@ func (h *host) Commit(_ context.Context, req saga.CommitRequest) (receipt saga.R
 	return receipt, err
 }
 
+func (h *host) Signal(_ context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+	err = h.disturb(func() (err error) {
+		rec, kept, err = h.w.store.Signal(context.Background(), req)
+		return err
+	})
+	return rec, kept, err
+}
+
+func (h *host) Signals(_ context.Context, id string) (list []saga.Signal, err error) {
+	err = h.disturb(func() (err error) {
+		list, err = h.w.store.Signals(context.Background(), id)
+		return err
+	})
+	return list, err
+}
+
+func (h *host) Hasten(_ context.Context, id string) error {
+	return h.disturb(func() error { return h.w.store.Hasten(context.Background(), id) })
+}
+
 func (h *host) Load(_ context.Context, id string) (rec saga.Record, err error) {
 	err = h.disturb(func() (err error) {
 		rec, err = h.w.store.Load(context.Background(), id)
@@ -508,6 +575,9 @@ func (w *world) run() {
 	w.mu.Lock()
 	w.quiet, w.healed = true, true
 	w.mu.Unlock()
+	for _, name := range w.awaited {
+		w.signal(ctx, client, name)
+	}
 	in := w.await(ctx, client)
 	if in != nil {
 		w.check(ctx, client, in)
@@ -542,7 +612,20 @@ func (w *world) meddle(ctx context.Context, hosts *[]*host, wg *sync.WaitGroup, 
 		case k < 8:
 			_ = client.Cancel(ctx, "saga", "changed my mind")
 		}
+		if n := len(w.awaited); n > 0 {
+			// From a process of the world, whose store loses answers, or from elsewhere.
+			runner := client
+			if w.int(2) == 0 {
+				runner = (*hosts)[w.int(len(*hosts))].runner
+			}
+			w.signal(ctx, runner, w.awaited[w.int(n)])
+		}
 	}
+}
+
+// signal sends a signal, if the saga still takes it.
+func (w *world) signal(ctx context.Context, runner *saga.Runner, name string) {
+	_ = runner.Signal(ctx, "saga", name, []byte(name))
 }
 
 func (w *world) int(n int) int {
@@ -612,6 +695,10 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	}
 	for i, e := range log {
 		switch e.Kind {
+		case saga.EventNoEffect:
+			if strings.HasPrefix(e.Error, saga.ErrNoSignal.Error()) {
+				w.seen["not signaled"]++
+			}
 		case saga.EventStuck, saga.EventTakenOver, saga.EventCanceled, saga.EventParked, saga.EventReleased:
 			w.seen[string(e.Kind)]++
 		}

@@ -15,9 +15,11 @@ import (
 type progressRecord struct {
 	Back     bool         `json:"back,omitempty"`
 	Canceled bool         `json:"canceled,omitempty"`
+	Carried  string       `json:"carried,omitempty"` // of RunnerConfig.Inject
 	Since    time.Time    `json:"since,omitzero"`    // of the last progress
-	Reported time.Time    `json:"reported,omitzero"` // when OnFailing was last called
+	Reported time.Time    `json:"reported,omitzero"` // when OnStalled was last called
 	Pivot    *string      `json:"pivot,omitempty"`   // the step's name; "" for none, nil if not known
+	Parent   string       `json:"parent,omitempty"`  // the id of the saga that has started this one
 	Step     string       `json:"step,omitempty"`
 	Cause    string       `json:"cause,omitempty"`
 	Answered bool         `json:"answered,omitempty"` // Cause is the text of an answer
@@ -34,10 +36,12 @@ type stepRecord struct {
 	InDoubt   bool       `json:"d,omitempty"`
 	Error     string     `json:"e,omitempty"`
 	NotBefore time.Time  `json:"t,omitzero"`
+	Waiting   time.Time  `json:"w,omitzero"` // since then
+	Children  int        `json:"c,omitempty"`
 }
 
 func recordOf(u *StepState) stepRecord {
-	return stepRecord{u.Name, u.Status, u.Attempts, u.Undos, u.Refusals, u.InDoubt, u.Error, u.NotBefore}
+	return stepRecord{u.Name, u.Status, u.Attempts, u.Undos, u.Refusals, u.InDoubt, u.Error, u.NotBefore, u.WaitingSince, u.Children}
 }
 
 // state returns what is recorded of a step. step is the name of the step that it is, or
@@ -45,7 +49,7 @@ func recordOf(u *StepState) stepRecord {
 func (s *stepRecord) state(step string) StepState {
 	return StepState{
 		Name: s.Name, Step: step, Status: s.Status, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-		InDoubt: s.InDoubt, Error: s.Error, NotBefore: s.NotBefore,
+		InDoubt: s.InDoubt, Error: s.Error, NotBefore: s.NotBefore, WaitingSince: s.Waiting, Children: s.Children,
 	}
 }
 
@@ -58,6 +62,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 	}
 	m.status, m.back, m.canceled, m.step = rec.Status, pr.Back, pr.Canceled, pr.Step
 	m.since, m.reported = pr.Since, pr.Reported
+	m.carried, m.parent, m.created = pr.Carried, pr.Parent, rec.CreatedAt
 	if m.since.IsZero() {
 		m.since = rec.CreatedAt
 	}
@@ -74,6 +79,15 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 		m.units[i] = pr.Steps[i].state(m.units[i].Step)
 		m.work[i].ended = rec.Now
 	}
+	if m.past() {
+		// A unit that failed while the pivot was under way was started again before the
+		// record was written. The others are given up.
+		for k := range p.nodes {
+			if at, i := m.node(k); at == nodeExhausted {
+				m.work[i].final = true
+			}
+		}
+	}
 	if pr.Pivot != nil && *pr.Pivot != p.pivotName {
 		return m, fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.name, p.version, p.pivotName, *pr.Pivot)
 	}
@@ -83,7 +97,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 // encode returns the machine as the Steps of a Record.
 func (m *machine) encode() []byte {
 	pr := progressRecord{
-		Back: m.back, Canceled: m.canceled, Since: m.since, Reported: m.reported,
+		Back: m.back, Canceled: m.canceled, Carried: m.carried, Parent: m.parent, Since: m.since, Reported: m.reported,
 		Pivot: &m.p.pivotName, Step: m.step,
 	}
 	if m.cause != nil {
@@ -120,7 +134,7 @@ func recordedReason(text string) error {
 // recordedError returns the error whose text was recorded. It matches the sentinel that
 // the error had.
 func recordedError(text string) error {
-	for _, known := range []error{ErrCanceled, ErrDeadline} {
+	for _, known := range []error{ErrCanceled, ErrDeadline, ErrNoSignal} {
 		if text == known.Error() {
 			return known
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // reportLoop reports due sagas whose definition is not registered, and stuck sagas that
-// no runner has reported.
+// no runner has reported, and counts the sagas in the store.
 func (r *Runner) reportLoop(ctx context.Context) {
 	t := time.NewTimer(r.config().Poll)
 	defer t.Stop()
@@ -20,12 +20,13 @@ func (r *Runner) reportLoop(ctx context.Context) {
 		}
 		r.reportUnregistered(ctx)
 		r.reportStuck(ctx)
-		t.Reset(3 * r.config().Lease)
+		r.counts(ctx)
+		t.Reset(3 * r.config().LeaseTTL)
 	}
 }
 
 func (r *Runner) reportUnregistered(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.config().Lease)
+	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
 	defer cancel()
 	found, err := r.store.Unregistered(call, r.definitions())
 	if ctx.Err() != nil {
@@ -50,22 +51,42 @@ func (r *Runner) reportUnregistered(ctx context.Context) {
 
 // reportStuck reports sagas whose owner did not report them within a lease.
 func (r *Runner) reportStuck(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.config().Lease)
-	defer cancel()
-	recs, err := r.store.List(call, Filter{Status: []Status{Stuck}, Unreported: true})
-	if err != nil && ctx.Err() == nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: stuck sagas: %w", err))
-	}
-	for _, rec := range recs {
-		if ctx.Err() != nil {
+	f := Filter{Status: []Status{Stuck}, Unreported: true}
+	for {
+		call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
+		recs, next, err := r.store.List(call, f)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			r.storeFailed(ctx, fmt.Errorf("saga: stuck sagas: %w", err))
+		}
+		for _, rec := range recs {
+			if ctx.Err() != nil {
+				return
+			}
+			if rec.Now.Sub(rec.UpdatedAt) >= r.config().LeaseTTL {
+				in := r.instance(rec)
+				r.tellOf(ctx, &rec, Event{Kind: EventStuck, Seq: rec.Seq, Step: in.Step, Err: recordedReason(in.Cause), At: rec.UpdatedAt})
+				r.isStuck(ctx, in)
+			}
+		}
+		if f.After = next; next == "" {
 			return
 		}
-		if rec.Now.Sub(rec.UpdatedAt) >= r.config().Lease {
-			in := r.instance(rec)
-			r.tellOf(ctx, &rec, Event{Kind: EventStuck, Seq: rec.Seq, Step: in.Step, Err: recordedReason(in.Cause), At: rec.UpdatedAt})
-			r.isStuck(ctx, in)
-		}
 	}
+}
+
+// counts looks at the numbers of the sagas in the store, for Stats.
+func (r *Runner) counts(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
+	defer cancel()
+	counts, err := r.store.Counts(call)
+	if err != nil {
+		if ctx.Err() == nil {
+			r.storeFailed(ctx, fmt.Errorf("saga: counts: %w", err))
+		}
+		return
+	}
+	r.stored.Store(&counts)
 }
 
 // isStuck reports a stuck saga, and then records that it did.
@@ -75,7 +96,7 @@ func (r *Runner) isStuck(ctx context.Context, in *Instance) {
 	} else {
 		slog.WarnContext(ctx, "saga: stuck", "runner", r.Name(), "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
 	}
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().Lease/2)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
 	if err := r.store.Reported(call, in.ID, in.Seq); err != nil {
 		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", in.ID, err)) // it is reported again
@@ -84,7 +105,7 @@ func (r *Runner) isStuck(ctx context.Context, in *Instance) {
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.count.storeErrors.Add(1)
-	r.tell(ctx, Event{Kind: EventStoreError, Err: err, At: time.Now()})
+	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 	if onStoreError := r.config().OnStoreError; onStoreError != nil {
 		hook(ctx, "OnStoreError", onStoreError, err)
 		return

@@ -39,7 +39,7 @@ func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
 			told = append(told, time.Since(begun))
 		}
 		begin(t, store, saga.RunnerConfig{OnStuck: hook}, sequence(step("flight")))
-		begin(t, store, saga.RunnerConfig{OnStuck: hook, Lease: 16 * time.Second}, sequence(step("flight")))
+		begin(t, store, saga.RunnerConfig{OnStuck: hook, LeaseTTL: 16 * time.Second}, sequence(step("flight")))
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		require.Equal(t, []time.Duration{46 * time.Second}, told, "after a lease, in which its owner may do it, and once")

@@ -12,8 +12,9 @@ import (
 // Result waits until the saga has ended, in whichever process, and returns its state.
 // The error is nil if the saga has completed. It is an [*Error], beside the state as it
 // was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
-// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store fails, Result asks again after
-// RunnerConfig.Poll, and returns the store's error together with the end of ctx.
+// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store
+// fails, Result asks again after RunnerConfig.Poll, and returns the store's error together
+// with the end of ctx.
 //
 // The version of sg does not matter: the state is decoded by the definition that the
 // saga was started with, which must be registered with r.
@@ -74,7 +75,7 @@ func resultOf[S any](ctx context.Context, r *Runner, rec Record) (s S, err error
 	if rec.Status == Completed {
 		return *state, nil
 	}
-	log, err := r.store.History(ctx, rec.ID)
+	log, err := r.store.History(ctx, rec.ID, 0, 0)
 	if err != nil && ctx.Err() == nil {
 		err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
 	}

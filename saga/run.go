@@ -12,6 +12,7 @@ import (
 
 // Run runs a saga in memory: nothing survives the process. It returns nil if every step
 // is done, the error of Validate if the definition is invalid, and otherwise an [*Error].
+// A saga with a DoTx, an UndoTx, an Await or a Saga in its steps needs a [Runner].
 //
 // The steps of a sequence run on the caller's goroutine. Steps that may run in parallel
 // run on goroutines of their own, with the same s. Run returns when all of them have
@@ -30,11 +31,14 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	if t.plan.needsTx {
 		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, t.plan.name)
 	}
+	if t.plan.awaits || t.plan.children {
+		return fmt.Errorf("%w: %s has a step with an Await or a Saga", ErrNoRunner, t.plan.name)
+	}
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	r := &memoryRun[S]{identity: identity{p: t.plan}, t: t, s: s, ctx: ctx, m: newMachine(t.plan), at: -1}
-	r.m.quiet = true
+	r.m.quiet, r.timed = true, t.plan.gated
 	if d := t.plan.deadline; d > 0 {
 		r.timed = true
 		r.m.completeBy = time.Now().Add(d)

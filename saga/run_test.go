@@ -304,7 +304,7 @@ func TestRunUndoesOnADetachedContext(t *testing.T) {
 			deadline, ok := ctx.Deadline()
 			require.True(t, ok)
 			require.Equal(t, 7*time.Second, time.Until(deadline))
-			require.Equal(t, deadline, saga.CommandFrom(ctx).CompleteBy)
+			require.Equal(t, deadline, saga.CommandFrom(ctx).Deadline)
 			if tries++; tries < 3 {
 				return errDeclined // nor do its own failures end it
 			}
@@ -379,14 +379,14 @@ func TestRunTurnsBackAtItsDeadline(t *testing.T) {
 		slow := step("hotel")
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
 		sg := sequence(step("flight"), slow, step("car"))
-		sg.Deadline = 30 * time.Second
+		sg.Timeout = 30 * time.Second
 		var s trip
 		err := saga.Run(t.Context(), sg, &s)
 		require.ErrorIs(t, err, saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 
 		sg = sequence(step("flight"), slow, step("car"))
-		sg.Deadline = 30 * time.Second
+		sg.Timeout = 30 * time.Second
 		sg.Steps[0].Pivot = true
 		require.NoError(t, saga.Run(t.Context(), sg, &trip{}), "not after the pivot")
 	})
@@ -403,7 +403,7 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 		beside := step("car")
 		beside.After, beside.Undo = []string{"flight"}, func(context.Context, *trip) error { return nil }
 		for _, sg := range []*saga.Saga[trip]{sequence(step("flight"), heeds), sequence(step("flight"), heeds, beside)} {
-			sg.Deadline = 30 * time.Second
+			sg.Timeout = 30 * time.Second
 			begun := time.Now()
 			err := saga.Run(t.Context(), sg, &trip{})
 			require.ErrorIs(t, err, saga.ErrDeadline)
@@ -420,7 +420,7 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 			return ctx.Err()
 		}
 		sg := sequence(step("flight"), pivot)
-		sg.Deadline = 30 * time.Second
+		sg.Timeout = 30 * time.Second
 		require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
 	})
 }
@@ -430,7 +430,7 @@ func TestASagaWithoutPivotTurnsBackUntilItHasCompleted(t *testing.T) {
 		slow := step("hotel")
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
 		sg := sequence(step("flight"), slow)
-		sg.Deadline = 30 * time.Second
+		sg.Timeout = 30 * time.Second
 		var s trip
 		require.ErrorIs(t, saga.Run(t.Context(), sg, &s), saga.ErrDeadline)
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)

@@ -43,6 +43,7 @@ type Runner struct {
 	work     sync.WaitGroup
 
 	count  counters
+	stored atomic.Pointer[Counts]
 	warned atomic.Int64 // when a failure of the store was last logged
 }
 
@@ -71,11 +72,11 @@ func NewRunner(store Store, cfg RunnerConfig) *Runner {
 	return r
 }
 
-// Register makes definitions known to a runner. Several versions of a definition can be
-// registered side by side. Register panics with the error of [Saga.Validate], with
-// [ErrNoTx] if a step needs transactions and the store has none, if another definition
-// has the same name and version, and if S has fields that JSON does not keep and there
-// is no Codec.
+// Register makes definitions known to a runner, and those of their children. Several
+// versions of a definition can be registered side by side. Register panics with the error
+// of [Saga.Validate], with [ErrNoTx] if a step needs transactions and the store has none,
+// if another definition has the same name and version, and if S has fields that JSON does
+// not keep and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		t, err := sg.program()
@@ -97,6 +98,11 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 		r.mu.Unlock()
 		if known != nil && known.program != program(t) {
 			panic(fmt.Errorf("saga: %s version %d is registered already", sg.Name, sg.Version))
+		}
+		for _, st := range t.steps {
+			if known == nil && st.Saga != nil {
+				st.Saga.register(r)
+			}
 		}
 	}
 }
@@ -134,8 +140,8 @@ func (r *Runner) definitions() []Definition {
 // When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
 // attempts, and writes back the sagas that it holds for other runners to continue. After
 // Drain it sends no more heartbeats: other runners take over sagas that are not written
-// back by the end of their leases. So Run returns within about Drain and Lease, unless a step
-// ignores the end of its ctx.
+// back by the end of their leases. So Run returns within about Drain and LeaseTTL, unless a
+// step ignores the end of its ctx.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -157,6 +163,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	g.Go(func() error { r.claimLoop(ctx); return nil })
 	g.Go(func() error { r.listenLoop(ctx); return nil })
 	g.Go(func() error { r.reportLoop(ctx); return nil })
+	g.Go(func() error { r.sweepLoop(ctx); return nil })
 	g.Go(func() error { r.heartbeatLoop(base); return nil })
 	<-ctx.Done()
 	r.drain(cancel)
@@ -174,7 +181,7 @@ func (r *Runner) check(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	call, cancel := context.WithTimeout(ctx, r.config().Lease/3)
+	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL/3)
 	defer cancel()
 	err := c.Check(call)
 	if errors.Is(err, ErrNotMigrated) {

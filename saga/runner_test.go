@@ -87,7 +87,7 @@ func TestRunnerCompensates(t *testing.T) {
 		require.EqualError(t, err, `saga: trip "trip-1": compensated: step hotel: full`)
 		require.Equal(t, []string{"do flight", "do car", "do hotel", "undo car", "undo flight"}, s.Calls)
 		require.Equal(t, []string{
-			"created", "done flight", "done car", "no effect hotel", "compensating hotel",
+			"created", "done flight", "done car", "no effect hotel", "turned back hotel",
 			"undone car", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
 		require.Equal(t, []string{"car", "flight"}, detail(t, err).Undone)
@@ -100,7 +100,7 @@ func abandoned(t *testing.T, store saga.Store, id string) {
 	_, created, err := store.Start(t.Context(), saga.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
 		Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
-		Owner: "dead", Lease: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
+		Owner: "dead", LeaseTTL: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
 	})
 	require.NoError(t, err)
 	require.True(t, created)
@@ -138,7 +138,7 @@ func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
 		for i := range 4 {
 			time.Sleep(16 * time.Second)
 			_, err := store.Claim(t.Context(), saga.ClaimRequest{
-				Owner: fmt.Sprint("victim-", i), Lease: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+				Owner: fmt.Sprint("victim-", i), LeaseTTL: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 		}
@@ -398,7 +398,7 @@ func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 		store := saga.NewMemory()
 		g := &gate{Store: store}
 		g.start = func(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
-			req.Lease = time.Nanosecond
+			req.LeaseTTL = time.Nanosecond
 			return store.Start(ctx, req)
 		}
 		hotel := step("hotel")
@@ -407,7 +407,7 @@ func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 		flight.Do = func(ctx context.Context, _ *trip) error {
 			time.Sleep(time.Millisecond)
 			recs, err := store.Claim(ctx, saga.ClaimRequest{
-				Owner: "thief", Lease: time.Hour, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+				Owner: "thief", LeaseTTL: time.Hour, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 			require.Len(t, recs, 1)
@@ -649,7 +649,7 @@ func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 		s, err := result[trip](t.Context(), second, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"undo flight"}, s.Calls)
-		require.Equal(t, []string{"created", "released", "failed flight", "compensating flight", "undone flight", "compensated"},
+		require.Equal(t, []string{"created", "released", "failed flight", "turned back flight", "undone flight", "compensated"},
 			events(t, second, "trip-1"))
 	})
 }
@@ -763,7 +763,7 @@ func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
 		sg := sequence(a, b) // both append to Calls
 		var retries atomic.Int64
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
-			if e.Kind == saga.EventRetry {
+			if e.Kind == saga.EventAttemptFailed {
 				retries.Add(1)
 				assert.Equal(t, "saga: two steps that run in parallel have both changed s.Calls", e.Err.Error())
 			}
@@ -864,7 +864,7 @@ func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
 		hang := step("hotel")
 		hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 		sg := sequence(step("flight"), hang)
-		sg.Deadline = 20 * time.Second
+		sg.Timeout = 20 * time.Second
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		begun := time.Now()
 		mustStart(t, r, sg)
@@ -878,7 +878,7 @@ func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
 		wait := failing("hotel", errDeclined)
 		wait.Backoff = func(int) time.Duration { return time.Hour }
 		sg = sequence(step("flight"), wait)
-		sg.Deadline, sg.Version = 20*time.Second, 2
+		sg.Timeout, sg.Version = 20*time.Second, 2
 		saga.Register(r, sg)
 		begun = time.Now()
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
@@ -979,7 +979,7 @@ func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 	}
 	require.ErrorIs(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), saga.ErrNoTx)
-	recs, err := store.List(t.Context(), saga.Filter{})
+	recs, _, err := store.List(t.Context(), saga.Filter{})
 	require.NoError(t, err)
 	require.Empty(t, recs)
 }
@@ -1140,7 +1140,7 @@ func TestOnEventReportsTheLog(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait() // the record is there before the hook is called
 		require.Equal(t, []string{
-			"trip trip-1 1 created  <nil>", "trip trip-1 0 retry flight declined",
+			"trip trip-1 1 created  <nil>", "trip trip-1 0 attempt failed flight declined",
 			"trip trip-1 2 done flight <nil>", "trip trip-1 3 completed  <nil>",
 		}, seen)
 		in, err := r.Get(t.Context(), "trip-1")
@@ -1296,7 +1296,7 @@ func TestOnlyTheStoresClockCounts(t *testing.T) {
 				return nil
 			}
 			sg := sequence(st)
-			sg.Deadline = 10 * time.Minute
+			sg.Timeout = 10 * time.Minute
 			r, _ := begin(t, &skewed{saga.NewMemory(), by}, saga.RunnerConfig{}, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")

@@ -25,12 +25,14 @@
 //
 // # The guarantee
 //
-// Each Do and Undo is called at least once with a stable command id; with a
-// participant that applies an id once, its effect is applied once; DoTx and
-// UndoTx apply exactly once; once compensating is recorded no owner starts a
-// Do, and a late one is refused by the barrier; while the database and one
-// process with the definition live, every saga ends completed, compensated or
-// visibly stuck. There is no isolation between sagas.
+//   - Each Do and Undo is called at least once, with a stable command id. With a
+//     participant that applies an id once, its effect is applied once.
+//   - DoTx and UndoTx apply exactly once.
+//   - Once "compensating" is recorded, no owner starts a Do, and [Barrier] declines a
+//     late one.
+//   - While the database and one process with the definition live, every saga ends
+//     completed, compensated or visibly stuck.
+//   - There is no isolation between sagas.
 //
 // # Steps in doubt
 //
@@ -50,7 +52,7 @@
 // full bulkhead, a limiter) did not make the call. Such an attempt was not made. The
 // step is not in doubt, and the refusal does not count against Attempts or
 // UndoAttempts. The step is tried again after RetryAfter, and at least the backoff,
-// until Deadline or Cancel turns the saga back. An Undo is tried until it is made. The
+// until Saga.Timeout or Cancel turns the saga back. An Undo is tried until it is made. The
 // log has one entry for several refusals in a row.
 //
 // If the process crashes while it holds the saga, a refused step is in doubt like any
@@ -63,6 +65,17 @@
 // starts again. The Undo of an alternative that has failed (see Step.Or) may come
 // before. The end of the caller's ctx never reaches an Undo, which runs on a detached
 // ctx with a timeout of its own.
+//
+// # Waiting
+//
+// A step can wait for a time (Step.Delay), for something outside (Step.Await and
+// [Runner.Signal]: a payment, an approval) and for sagas of its own (Step.Saga with
+// [ChildOf] and [ChildrenOf]). A saga that only waits is written back. It holds no place in
+// a runner, and nothing of it is in doubt, except a step whose children have been started.
+//
+//	{Name: "invoice", Do: sendInvoice, Undo: payBackIfPaid},
+//	{Name: "payment", Await: "paid", AwaitFor: 72 * time.Hour},
+//	{Name: "parcels", Saga: saga.ChildrenOf(parcel, parcelsOf, nil), Delay: time.Hour},
 //
 // # State
 //
@@ -99,9 +112,9 @@ type Saga[S any] struct {
 	Version int       // 0 or more; see the package comment
 	Steps   []Step[S] // at least one
 
-	// Deadline is how long the saga may take, from its start, until its pivot is done,
+	// Timeout is how long the saga may take, from its start, until its pivot is done,
 	// or its last step if it has no pivot. Then it turns back. Zero means no deadline.
-	Deadline time.Duration
+	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON, which must keep every field of S. Run
 	// does not use it.
 	Codec Codec[S]
@@ -113,13 +126,14 @@ type Saga[S any] struct {
 type Step[S any] struct {
 	Name string // 1 to 100 bytes without "/"; unique in the saga, alternatives included
 
-	// Do does the step. It may be called again, with the same command id, after it took
+	// Do does the step. Exactly one of Do, DoTx and Saga is set, or none with a Delay or an
+	// Await. Do may be called again, with the same command id, after it took
 	// effect. Its ctx begins an operation of its own, in which each call of Do is one
 	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called several times, and for a Do that never took
-	// effect, even for one that arrives later. It may be nil in a ReadOnly step, and in
-	// the pivot and the steps after it unless they have alternatives.
+	// effect, even for one that arrives later. It may be nil in a ReadOnly step or one
+	// without a Do, and in the pivot and the steps after it unless they have alternatives.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database. The transaction also
@@ -127,7 +141,7 @@ type Step[S any] struct {
 	// transaction and the changes to s. DoTx must neither commit tx nor roll it back. A
 	// Runner runs one DoTx or UndoTx of a saga at a time. Parallel steps that became ready
 	// together with it run beside it, and other steps of that saga start when it has
-	// ended. On SQLite each may take at most half of RunnerConfig.Lease.
+	// ended. On SQLite each may take at most half of RunnerConfig.LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
@@ -140,6 +154,24 @@ type Step[S any] struct {
 	// steps whose After names this one, empty means none.
 	UndoAfter []string
 
+	// Delay is how long the step waits before it begins, from the time at which the steps
+	// that it comes after are done. Zero means no wait. A step with a Delay or an Await
+	// may have no Do: it is done when the wait is over. The saga keeps no place in a runner
+	// during a wait that is longer than RunnerConfig.Park.
+	Delay time.Duration
+	// Await is the name of a signal for which the step waits before it begins, after its
+	// Delay. See [Runner.Signal] and [SignalFrom]. Empty means none; at most 100 bytes.
+	Await string
+	// AwaitFor is how long the step waits for its signal. Then it fails without effect,
+	// with [ErrNoSignal], or goes on if GoOn is set. Zero means no limit.
+	AwaitFor time.Duration
+	// GoOn says that the step goes on without its signal after AwaitFor.
+	GoOn bool
+
+	// Saga makes the step consist of one or more sagas of their own, instead of a Do: see
+	// [ChildOf]. The step has no Undo, since its children have.
+	Saga *Child[S]
+
 	// Or lists alternatives. If the step fails they are tried in turn, before the saga
 	// turns back. Each failed alternative is undone before the next one starts. An
 	// alternative has no After, UndoAfter, Or or Pivot of its own.
@@ -150,7 +182,8 @@ type Step[S any] struct {
 	ReadOnly bool
 	// BestEffort says that the saga goes on, and completes, without this step if all
 	// attempts fail, or Do returns an Abort or a NoEffect. The log shows the failure. A
-	// refused attempt is made again, as in any step. Only steps after the pivot that have no alternatives can be BestEffort.
+	// refused attempt is made again, as in any step. Only steps after the pivot that have
+	// no alternatives can be BestEffort.
 	BestEffort bool
 
 	// Pivot marks the step after which the saga no longer turns back: the remaining
@@ -159,7 +192,7 @@ type Step[S any] struct {
 	// step is the pivot.
 	//
 	// A pivot without Undo that is in doubt is tried until its answer is known,
-	// whatever Attempts and Deadline say. Its Do returns a NoEffect if it certainly took
+	// whatever Attempts and Saga.Timeout say. Its Do returns a NoEffect if it certainly took
 	// no effect. An Abort makes the saga stuck.
 	Pivot bool
 

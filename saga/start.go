@@ -28,7 +28,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	here := r.reserve(1)
 	defer r.unreserve(here)
 	if here > 0 {
-		req.Owner, req.Lease = r.owner, r.config().Lease
+		req.Owner, req.LeaseTTL = r.owner, r.config().LeaseTTL
 	}
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
@@ -48,7 +48,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 		r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
 	if created && here > 0 && rec.Owner == r.owner && rec.Epoch == 1 {
-		r.hold(rec, since, req.Lease)
+		r.hold(rec, since, req.LeaseTTL)
 	} else if rec.Owner == "" {
 		r.Wake()
 	}
@@ -97,9 +97,12 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 		return StartRequest{}, nil, err
 	}
 	m := newMachine(t.plan)
+	if m.carried, err = r.inject(ctx); err != nil {
+		return StartRequest{}, nil, err
+	}
 	m.advance(time.Time{}) // the first steps are started with the record
 	return StartRequest{
 		ID: id, Saga: sg.Name, Version: sg.Version, Status: m.status, Data: data, Steps: m.encode(),
-		Nonce: rand.Int64(), CompleteIn: sg.Deadline, Log: []Entry{{Kind: EventCreated}},
+		Nonce: rand.Int64(), CompleteIn: sg.Timeout, Log: []Entry{{Kind: EventCreated}},
 	}, t, nil
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Stats are the figures of one runner. The counters count since NewRunner and never go
-// back. Stats never asks the store: [Runner.List] shows the sagas of all runners.
+// back. Stats never asks the store: [Runner.Counts] and [Runner.List] do.
 type Stats struct {
 	// Gauges.
 	Held         int64 // sagas that the runner holds
@@ -18,7 +18,7 @@ type Stats struct {
 
 	// Counters. Completed, Compensated, Stuck and Abandoned count the sagas that this
 	// runner has recorded so.
-	Started     int64 // by a Start of this runner; a StartTx is not counted
+	Started     int64 // by a Start of this runner, or as children by its sagas; a StartTx is not counted
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
 	Completed   int64
@@ -28,13 +28,19 @@ type Stats struct {
 	Parked      int64 // written back until their next attempt
 	Released    int64 // handed over because the runner stopped
 	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
-	Failing     int64 // reports of sagas that make no progress; see OnFailing
+	Stalled     int64 // reports of sagas that make no progress; see OnStalled
 	Refused     int64 // attempts that a policy refused
 	Commits     int64 // writes of a held saga's progress; one may record several results
+	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep
 	StoreErrors int64
 
 	Sagas []SagaStats // by definition, in the order of their names
 	Steps []StepStats // by definition, step and op, in the order of the definition
+
+	// Stored are the numbers of the sagas in the store, those of all runners, at the last
+	// look. The runner looks every three leases while its Run is under way. Stored.Now is
+	// zero before the first look.
+	Stored Counts
 }
 
 // SagaStats are the figures of a registered definition. All of its versions count
@@ -70,8 +76,8 @@ type StepStats struct {
 
 // counters are the counters of Stats that have no definition.
 type counters struct {
-	inFlight, started, claimed, takenOver, completed, compensated, stuck, abandoned atomic.Int64
-	parked, released, lost, failing, refused, commits, storeErrors, unregistered    atomic.Int64
+	inFlight, started, claimed, takenOver, completed, compensated, stuck, abandoned       atomic.Int64
+	parked, released, lost, stalled, refused, commits, storeErrors, unregistered, deleted atomic.Int64
 }
 
 // sagaCounts are the counters of a definition.
@@ -150,8 +156,11 @@ func (r *Runner) Stats() Stats {
 		InFlight: c.inFlight.Load(), Unregistered: c.unregistered.Load(),
 		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
 		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(), Abandoned: c.abandoned.Load(),
-		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(), Failing: c.failing.Load(),
-		Refused: c.refused.Load(), Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(),
+		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(), Stalled: c.stalled.Load(),
+		Refused: c.refused.Load(), Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Deleted: c.deleted.Load(),
+	}
+	if stored := r.stored.Load(); stored != nil {
+		s.Stored = Counts{slices.Clone(stored.Sagas), stored.Now}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

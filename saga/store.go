@@ -8,11 +8,11 @@ import (
 )
 
 // A Store keeps sagas and their logs. [NewMemory] keeps them in the process, package
-// sqlstore in PostgreSQL or SQLite. Package storetest tests the rules below.
+// sqlstore in PostgreSQL, MySQL, MariaDB or SQLite. Package storetest tests the rules below.
 //
-//   - Each method is one atomic write or one consistent read, except that List and
-//     Unregistered may read each definition at a time of its own. A write that returned
-//     nil survives a crash of the process and of the database.
+//   - Each method is one atomic write or one consistent read, except that List, Counts
+//     and Unregistered may read each definition at a time of its own. A write that
+//     returned nil survives a crash of the process and of the database.
 //   - The store has one clock. Every time in a [Record] or an [Entry] is of that clock,
 //     and every duration in a request counts from its now.
 //   - [ErrFenced] means that nothing was written and nothing will be. Any other error of
@@ -29,7 +29,7 @@ type Store interface {
 	// The new record has the request's ID, Saga, Version, Status, Data, Steps and
 	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
 	// CreatedAt and UpdatedAt now. If the request has an Owner, the record is claimed
-	// from the start: Owner, Epoch 1, WakeAt now + Lease. Otherwise it has Owner "",
+	// from the start: Owner, Epoch 1, WakeAt now + LeaseTTL. Otherwise it has Owner "",
 	// Epoch 0 and WakeAt now. Everything else is zero. Start costs one commit.
 	Start(ctx context.Context, req StartRequest) (rec Record, created bool, err error)
 
@@ -41,12 +41,12 @@ type Store interface {
 	// not waited for.
 	//
 	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
-	// is the request's, and WakeAt is now + Lease. Takeovers is one higher if Previous
+	// is the request's, and WakeAt is now + LeaseTTL. Takeovers is one higher if Previous
 	// is neither "" nor the request's Owner, which has not crashed. Seq, UpdatedAt and
 	// the log do not change. No saga is claimed twice in one epoch.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
-	// Heartbeat sets WakeAt to now + Lease for each saga of Held whose Owner and Epoch
+	// Heartbeat sets WakeAt to now + LeaseTTL for each saga of Held whose Owner and Epoch
 	// are still as given, and returns those sagas. It is one statement for all of them.
 	// It does not wait for a row that another transaction has locked: such a saga is
 	// returned with Locked set, and keeps its WakeAt.
@@ -57,11 +57,12 @@ type Store interface {
 	// such saga, it returns ErrFenced.
 	//
 	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
-	// request's. Seq grows by len(Log), UpdatedAt is now, and Reported is false. Only
-	// Start and Commit change Nonce. WakeAt and Owner stay, unless Release is set: then
-	// Owner is "" and WakeAt is now + WakeIn. Entry i of Log is stored with Seq
-	// req.Seq + 1 + i, Epoch req.Epoch and At now. Commit costs one round trip and at
-	// most one commit; concurrent commits of several sagas may share one.
+	// request's, except that nil Data leaves Data as it is. Seq grows by len(Log),
+	// UpdatedAt is now, and Reported is false. Only Start and Commit change Nonce. WakeAt
+	// and Owner stay, unless Release is set: then Owner is "" and WakeAt is now + WakeIn.
+	// Entry i of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now. Commit
+	// costs one round trip and at most one commit; concurrent commits of several sagas may
+	// share one.
 	Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 
 	// Cancel asks the owner of a running saga to turn back. If Status is Running and no
@@ -71,21 +72,54 @@ type Store interface {
 	// ErrNotFound.
 	Cancel(ctx context.Context, id, note string) (Record, error)
 
+	// Signal keeps a signal for a saga that is Running, or that is Stuck and whose Seq is
+	// req.StuckSeq, unless it has one of that name already: the first payload remains. A
+	// Commit of another Status comes before the Signal, which then keeps nothing, or after
+	// it. If the saga's Status is Running, its Owner "" and its WakeAt after now, WakeAt
+	// becomes now, even if the signal was kept before. Epoch, Seq, UpdatedAt and the log
+	// stay. Signal returns the record as it is afterwards and whether the saga has the
+	// signal now, or ErrNotFound.
+	Signal(ctx context.Context, req SignalRequest) (rec Record, kept bool, err error)
+
+	// Signals returns the signals of one saga, by ascending name in byte order. A saga
+	// that does not exist has none. Signals sees every Signal that returned before
+	// Signals was called.
+	Signals(ctx context.Context, id string) ([]Signal, error)
+
+	// Hasten makes a saga due: if its Status is Running or Compensating, its Owner "" and
+	// its WakeAt after now, WakeAt becomes now. It changes nothing else, and nothing of
+	// any other saga. That the saga does not exist is no error.
+	Hasten(ctx context.Context, id string) error
+
 	// Load returns one record, or ErrNotFound. It sees every write that returned before
 	// Load was called.
 	Load(ctx context.Context, id string) (Record, error)
 
-	// List returns the records that the filter admits, by ascending ID in byte order,
-	// up to its Limit.
-	List(ctx context.Context, f Filter) ([]Record, error)
+	// List returns a page of the records that the filter admits, in its Order. next is
+	// the After of the following page, or "" if this is the last. A store may bound how
+	// many records it reads for a page: a page then holds fewer records than Limit, or
+	// none, and has a next. List returns an error if the filter's Order is invalid, and
+	// may if its After is not the next of a page in that order.
+	List(ctx context.Context, f Filter) (recs []Record, next string, err error)
 
-	// History returns the log of one saga by ascending Seq, from 1 to the record's Seq
-	// without a gap. A saga that does not exist has no log.
-	History(ctx context.Context, id string) ([]Entry, error)
+	// Counts counts the sagas of each definition that has any, by ascending name. A
+	// number that is CountLimit stands for so many or more.
+	Counts(ctx context.Context) (Counts, error)
+
+	// History returns up to limit entries of the log of one saga, by ascending Seq,
+	// from the first after the Seq given. The log has no gap from 1 to the record's
+	// Seq. A saga that does not exist has no log. A limit of zero means no limit.
+	History(ctx context.Context, id string, after int64, limit int) ([]Entry, error)
 
 	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes nothing
 	// else, and nothing of any other saga.
 	Reported(ctx context.Context, id string, seq int64) error
+
+	// DeleteEnded deletes up to limit sagas of a final status that ended at least age ago,
+	// with their logs and signals, the oldest first, and returns how many. It skips rows
+	// that are locked. It returns an error if age or limit is negative, and deletes
+	// nothing if status is not Completed, Compensated or Abandoned.
+	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
 
 	// Unregistered counts the due sagas (see Claim) whose Saga and Version are not
 	// among registered, by Saga and Version.
@@ -131,6 +165,10 @@ type TxStore interface {
 	// exists already must leave tx usable.
 	StartTx(ctx context.Context, tx *sql.Tx, req StartRequest) (rec Record, created bool, err error)
 
+	// SignalTx is Signal inside tx. It neither commits tx nor rolls it back, and sees what
+	// tx has written. Until tx ends it may keep the owner of the saga from committing.
+	SignalTx(ctx context.Context, tx *sql.Tx, req SignalRequest) (rec Record, kept bool, err error)
+
 	// CommitTx is Commit inside tx. It neither commits tx nor rolls it back. It is the
 	// last statement of tx. If another owner has claimed the saga in a newer epoch, it
 	// matches no row and returns ErrFenced, even if that claim was committed after tx
@@ -146,7 +184,7 @@ type Record struct {
 	Version int    // the definition's Version
 	Status  Status
 	Data    []byte // the state, encoded by the definition's Codec
-	Steps   []byte // every step's progress, a short JSON text; opaque to the store
+	Steps   []byte // the progress of the saga and its steps, and what it carries, a JSON text; opaque to the store
 
 	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
 	Nonce    int64  // of the last Start or Commit
@@ -180,14 +218,14 @@ type StartRequest struct {
 	Nonce      int64         // random; see CommitRequest
 	CompleteIn time.Duration // zero means no deadline
 	Owner      string        // "" leaves the saga to be claimed
-	Lease      time.Duration // of Owner
+	LeaseTTL   time.Duration // of Owner
 	Log        []Entry       // never empty; the store sets Seq, Epoch and At
 }
 
 // A ClaimRequest asks a Store for sagas that are due.
 type ClaimRequest struct {
 	Owner       string
-	Lease       time.Duration
+	LeaseTTL    time.Duration
 	Limit       int
 	Definitions []Definition
 }
@@ -200,9 +238,9 @@ type Definition struct {
 
 // A HeartbeatRequest extends the leases of the sagas that an owner holds.
 type HeartbeatRequest struct {
-	Owner string
-	Lease time.Duration
-	Held  []Held
+	Owner    string
+	LeaseTTL time.Duration
+	Held     []Held
 }
 
 // Held identifies a saga and the epoch in which its owner claimed it.
@@ -231,7 +269,7 @@ type CommitRequest struct {
 	Nonce int64
 
 	Status    Status
-	Data      []byte
+	Data      []byte // nil if it has not changed
 	Steps     []byte
 	Failures  int
 	Takeovers int
@@ -251,6 +289,21 @@ type Receipt struct {
 	CancelNote      string
 }
 
+// A SignalRequest asks a Store to keep a signal.
+type SignalRequest struct {
+	ID       string // the saga's
+	Name     string
+	Payload  []byte // opaque to the store
+	StuckSeq int64  // keep it also if the saga is Stuck and this is its Seq; zero means never
+}
+
+// A Signal is a signal that a Store keeps for a saga, until the saga is deleted.
+type Signal struct {
+	Name    string
+	Payload []byte
+	At      time.Time // when it was kept, by the store's clock
+}
+
 // An Entry is one entry in the log of a saga.
 type Entry struct {
 	Seq     int64
@@ -263,14 +316,91 @@ type Entry struct {
 	At      time.Time
 }
 
-// A Filter selects sagas for List. The zero Filter admits all.
+// A Filter selects sagas, and the order in which they are listed. A saga must meet all of
+// its conditions. The zero Filter admits all sagas.
 type Filter struct {
-	Saga   string   // the definition's Name; "" means every definition
-	Status []Status // empty means every status
-	After  string   // only greater ids: the last id of the page before
+	Saga    string   // the definition's Name; "" means every definition
+	Status  []Status // empty means every status
+	Text    string   // a part of the ID or of the LastError, in the same case; "" means any
+	Failing bool     // only running or compensating sagas with Failures
+
+	// TextInID means that Text is a part of the ID, whatever the LastError is: for a reader
+	// from whom errors are hidden.
+	TextInID bool
+
+	// The times at which the saga was started and last written: not before From, and
+	// before Before. They are of the store's clock. The zero time means no bound.
+	CreatedFrom, CreatedBefore time.Time
+	UpdatedFrom, UpdatedBefore time.Time
 
 	Unreported bool // only sagas that are not Reported
-	Limit      int  // zero means 100
+
+	Order Order  // zero means ByID
+	After string // the Next of the page before; "" means the first page
+	Limit int    // of a page; zero means 100
+
+	WithoutState bool // leave out the Data of records, the State of instances
+}
+
+// An Order is the order of a list.
+type Order string
+
+// The orders.
+const (
+	ByID        Order = "id"     // by ascending ID, in byte order
+	OldestFirst Order = "oldest" // by the time of the start
+	NewestFirst Order = "newest"
+)
+
+// CountLimit is the highest number of a [Count]. It stands for so many or more: a store
+// that has kept a million sagas does not read them all to count them.
+const CountLimit = 10_000
+
+// Counts are the numbers of the sagas in a store, at Now.
+type Counts struct {
+	Sagas []Count   // by definition, in the order of their names
+	Now   time.Time // the store's clock
+}
+
+// A Count has the numbers of the sagas of a definition, in all its versions. A number that
+// is [CountLimit] means so many or more.
+type Count struct {
+	Saga         string // the definition's Name
+	Running      int
+	Compensating int
+	Stuck        int
+	Completed    int
+	Compensated  int
+	Abandoned    int
+
+	Due       int       // running or compensating sagas that a runner may claim
+	OldestDue time.Time // when the first of them became due; zero if there is none
+}
+
+// Of returns the number of the sagas that have a status.
+func (c *Count) Of(s Status) int {
+	if n := c.of(s); n != nil {
+		return *n
+	}
+	return 0
+}
+
+func (c *Count) of(s Status) *int {
+	switch s {
+	case Running:
+		return &c.Running
+	case Compensating:
+		return &c.Compensating
+	case Stuck:
+		return &c.Stuck
+	case Completed:
+		return &c.Completed
+	case Compensated:
+		return &c.Compensated
+	case Abandoned:
+		return &c.Abandoned
+	}
+	return nil
 }
 
 // Unregistered counts the due sagas of a definition that is not registered with a

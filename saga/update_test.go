@@ -21,8 +21,8 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Concurrency: 3})
 	require.Equal(t, "worker", r.Name())
 	require.Equal(t, saga.RunnerConfig{
-		Name: "worker", Lease: 15 * time.Second, Poll: time.Second, Concurrency: 3, Park: 5 * time.Second,
-		Drain: 10 * time.Second, MaxTakeovers: 10, FailingAfter: 10 * time.Minute,
+		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3, Park: 5 * time.Second,
+		Drain: 10 * time.Second, MaxTakeovers: 10, StalledAfter: 10 * time.Minute,
 	}, r.Config())
 	require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.Concurrency, c.Park = 0, time.Minute }))
 	require.Equal(t, 64, r.Config().Concurrency, "zero means the default again")
@@ -33,8 +33,8 @@ func TestUpdateRefusesAnInvalidConfig(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	before := r.Config()
 	for want, change := range map[string]func(*saga.RunnerConfig){
-		`saga.RunnerConfig.Lease is 1ms: must be 0 (for 15s), or 10ms or more`: func(c *saga.RunnerConfig) { c.Lease, c.Poll = time.Millisecond, time.Hour },
-		`saga.RunnerConfig.Concurrency is -1: must be 0 (for 64) or more`:      func(c *saga.RunnerConfig) { c.Concurrency = -1 },
+		`saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more`: func(c *saga.RunnerConfig) { c.LeaseTTL, c.Poll = time.Millisecond, time.Hour },
+		`saga.RunnerConfig.Concurrency is -1: must be 0 (for 64) or more`:         func(c *saga.RunnerConfig) { c.Concurrency = -1 },
 		`saga.RunnerConfig.Name is "other": must be "worker", since it cannot change`: func(c *saga.RunnerConfig) {
 			c.Name, c.Poll = "other", time.Hour
 		},
@@ -75,7 +75,7 @@ func TestUpdateKeepsSagasFiguresAndObservers(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		before := told.Load()
 		require.NoError(t, r.Update(func(c *saga.RunnerConfig) {
-			*c = saga.RunnerConfig{Lease: time.Second, Poll: time.Minute, Concurrency: 1, Park: time.Second, Drain: -1}
+			*c = saga.RunnerConfig{LeaseTTL: time.Second, Poll: time.Minute, Concurrency: 1, Park: time.Second, Drain: -1}
 		}))
 		stats := r.Stats()
 		require.EqualValues(t, 1, stats.Held)
@@ -126,11 +126,11 @@ func TestUpdateOfTheLease(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &heartbeats{Memory: saga.NewMemory()}
 				sg := slow(time.Hour)
-				r, _ := begin(t, store, saga.RunnerConfig{Lease: c.from}, sg)
+				r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: c.from}, sg)
 				mustStart(t, r, sg)
 				time.Sleep(c.from + time.Second/2)
 				begun := time.Now()
-				require.NoError(t, r.Update(func(cfg *saga.RunnerConfig) { cfg.Lease = c.to }))
+				require.NoError(t, r.Update(func(cfg *saga.RunnerConfig) { cfg.LeaseTTL = c.to }))
 				synctest.Wait()
 				in, err := r.Get(t.Context(), "trip-1")
 				require.NoError(t, err)
@@ -163,11 +163,11 @@ func TestUpdateToALongerLeaseLosesNoSagaWhenItsHeartbeatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heartbeats{Memory: saga.NewMemory()}
 		sg := slow(time.Hour)
-		r, _ := begin(t, store, saga.RunnerConfig{Lease: 3 * time.Second, OnStoreError: func(context.Context, error) {}}, sg)
+		r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, OnStoreError: func(context.Context, error) {}}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(10 * time.Second)
 		store.down.Store(true)
-		require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.Lease = time.Hour }))
+		require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.LeaseTTL = time.Hour }))
 		synctest.Wait()
 		store.down.Store(false)
 		time.Sleep(time.Minute)
@@ -190,8 +190,8 @@ func TestUpdateOfTheLeaseDuringAClaim(t *testing.T) {
 			<-answer
 			return recs, err
 		}}
-		r, _ := begin(t, g, saga.RunnerConfig{Lease: 3 * time.Second}, sg)
-		require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.Lease = time.Hour }))
+		r, _ := begin(t, g, saga.RunnerConfig{LeaseTTL: 3 * time.Second}, sg)
+		require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.LeaseTTL = time.Hour }))
 		synctest.Wait()
 		close(answer)
 		time.Sleep(time.Minute)
@@ -253,18 +253,18 @@ func TestUpdateOfPoll(t *testing.T) {
 	})
 }
 
-func TestUpdateOfFailingAfterAndItsHookReachesHeldSagas(t *testing.T) {
+func TestUpdateOfStalledAfterAndItsHookReachesHeldSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(20 * time.Hour)
 		sg.Steps[0].Timeout = time.Minute
 		sg.Steps[0].Do = func(context.Context, *trip) error { time.Sleep(20 * time.Hour); return nil }
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{FailingAfter: -1}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{StalledAfter: -1}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Hour)
 		var told atomic.Int64
 		require.NoError(t, r.Update(func(c *saga.RunnerConfig) {
-			c.FailingAfter = 2 * time.Hour
-			c.OnFailing = func(context.Context, saga.FailingSaga) { told.Add(1) }
+			c.StalledAfter = 2 * time.Hour
+			c.OnStalled = func(context.Context, saga.StalledSaga) { told.Add(1) }
 		}))
 		time.Sleep(59 * time.Minute)
 		require.Zero(t, told.Load())
@@ -327,10 +327,10 @@ func TestUpdateUnderLoad(t *testing.T) {
 					}
 					assert.NoError(t, r.Update(func(c *saga.RunnerConfig) {
 						c.Concurrency = 1 + rand.N(most)
-						c.Lease = 100*time.Millisecond + rand.N(time.Minute)
+						c.LeaseTTL = 100*time.Millisecond + rand.N(time.Minute)
 						c.Poll = rand.N(time.Second) + 1
 						c.Park = rand.N(time.Second) + 1
-						c.FailingAfter = time.Hour + rand.N(time.Hour)
+						c.StalledAfter = time.Hour + rand.N(time.Hour)
 					}))
 					_ = r.Stats()
 					_ = r.Config()

@@ -41,7 +41,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Name is "b": must be unique`, with(func(s *saga.Step[trip]) { s.Name = "b" })},
 		{`Name is "b": must be unique`, alternative(func(s *saga.Step[trip]) { s.Name = "b" })},
 		{`saga.Step "a".Do is nil: must be set, or DoTx`, with(func(s *saga.Step[trip]) { s.Do = nil })},
-		{`saga.Step "a".Do is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
+		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
 		{`saga.Step "a": BestEffort is true: must be false up to the pivot`, with(func(s *saga.Step[trip]) { s.BestEffort = true })},
@@ -86,9 +86,9 @@ func TestValidateNamesTheField(t *testing.T) {
 		})
 	}
 	for want, sg := range map[string]*saga.Saga[trip]{
-		`saga.Saga.Name is ""`:                 {Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Version is -1`:              {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Deadline is -1s: must be 0`: {Name: "x", Deadline: -time.Second, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Name is ""`:                {Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Version is -1`:             {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Timeout is -1s: must be 0`: {Name: "x", Timeout: -time.Second, Steps: []saga.Step[trip]{step("a")}},
 	} {
 		require.ErrorContains(t, sg.Validate(), want)
 	}
@@ -108,10 +108,11 @@ func TestValidateAdmits(t *testing.T) {
 
 func TestRunnerConfigNamesTheField(t *testing.T) {
 	for want, cfg := range map[string]saga.RunnerConfig{
-		"saga.RunnerConfig.Lease is 1ms: must be 0 (for 15s), or 10ms or more": {Lease: time.Millisecond},
-		"saga.RunnerConfig.Poll is -1s":                                        {Poll: -time.Second},
-		"saga.RunnerConfig.Concurrency is -1":                                  {Concurrency: -1},
-		"saga.RunnerConfig.Park is -1s":                                        {Park: -time.Second},
+		"saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more": {LeaseTTL: time.Millisecond},
+		`saga.RunnerConfig.Name is "a\x00": must be`:                              {Name: "a\x00"},
+		"saga.RunnerConfig.Poll is -1s":                                           {Poll: -time.Second},
+		"saga.RunnerConfig.Concurrency is -1":                                     {Concurrency: -1},
+		"saga.RunnerConfig.Park is -1s":                                           {Park: -time.Second},
 	} {
 		err := cfg.Validate()
 		require.ErrorContains(t, err, want)

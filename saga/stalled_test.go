@@ -13,16 +13,16 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A report collects the calls of OnFailing.
+// A report collects the calls of OnStalled.
 type report struct {
 	mu   sync.Mutex
-	list []saga.FailingSaga
+	list []saga.StalledSaga
 }
 
 func (r *report) config() saga.RunnerConfig {
 	return saga.RunnerConfig{
-		Name: "worker", FailingAfter: time.Hour,
-		OnFailing: func(_ context.Context, f saga.FailingSaga) {
+		Name: "worker", StalledAfter: time.Hour,
+		OnStalled: func(_ context.Context, f saga.StalledSaga) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.list = append(r.list, f)
@@ -31,7 +31,7 @@ func (r *report) config() saga.RunnerConfig {
 }
 
 // told returns the calls so far.
-func (r *report) told() []saga.FailingSaga {
+func (r *report) told() []saga.StalledSaga {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,7 +70,7 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 					require.GreaterOrEqual(t, f.Since(), time.Hour<<i)
 					require.LessOrEqual(t, f.Since(), (time.Hour+2*time.Minute)<<i)
 				}
-				require.EqualValues(t, 5, r.Stats().Failing)
+				require.EqualValues(t, 5, r.Stats().Stalled)
 				in, err := r.Get(t.Context(), "trip-1")
 				require.NoError(t, err)
 				require.Equal(t, 24*time.Hour, in.Since().Round(time.Second), "since the last progress, not the last write")
