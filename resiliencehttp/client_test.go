@@ -1,0 +1,917 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/faults"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A world is several hosts, each with faults of its own, behind one client.
+type world struct {
+	hosts    map[string]*faults.Script
+	requests map[string]*atomic.Int64
+	body     string
+}
+
+// newWorld returns the hosts a, b and c, which answer at once.
+func newWorld() *world {
+	w := &world{hosts: map[string]*faults.Script{}, requests: map[string]*atomic.Int64{}, body: "an answer"}
+	for _, host := range []string{"a", "b", "c"} {
+		w.hosts[host] = faults.New(faults.Config{Name: host, Enabled: true, Seed: 1})
+		w.requests[host] = &atomic.Int64{}
+	}
+	return w
+}
+
+// suffer replaces the faults of a host.
+func (w *world) suffer(host string, plans ...faults.Plan) {
+	s := w.hosts[host]
+	_ = s.Update(func(c *faults.Config) { c.Enabled = false })
+	if err := s.Update(func(c *faults.Config) { c.Plans, c.Enabled = plans, true }); err != nil {
+		panic(err)
+	}
+}
+
+func (w *world) sent(host string) int { return int(w.requests[host].Swap(0)) }
+
+func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
+	w.requests[r.URL.Host].Add(1)
+	return faults.Transport(w.hosts[r.URL.Host], rounds(func(r *http.Request) (*http.Response, error) {
+		if r.Body != nil {
+			_, _ = io.Copy(io.Discard, r.Body)
+			_ = r.Body.Close()
+		}
+		return reply(r, 200, w.body), nil
+	})).RoundTrip(r)
+}
+
+// A client is a client under test with its policies.
+type client struct {
+	*http.Client
+	retries  *retry.Retrier
+	budgets  *retry.BudgetGroup[string]
+	circuits *breaker.Group[string]
+	slots    *bulkhead.Group[string]
+}
+
+func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client {
+	c := &client{}
+	cfg.Base, cfg.Name = base, "payments"
+	cfg.Register = func(made ...interface{ Name() string }) {
+		for _, p := range made {
+			switch p := p.(type) {
+			case *retry.Retrier:
+				c.retries = p
+			case *retry.BudgetGroup[string]:
+				c.budgets = p
+			case *breaker.Group[string]:
+				c.circuits = p
+			case *bulkhead.Group[string]:
+				c.slots = p
+			}
+		}
+	}
+	c.Client = resiliencehttp.NewClient(cfg)
+	return c
+}
+
+// get reads the response to a GET.
+func (c *client) get(ctx context.Context, host string) (string, error) {
+	return c.send(ctx, http.MethodGet, host)
+}
+
+func (c *client) send(ctx context.Context, method, host string) (string, error) {
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+host+"/", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := c.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != 200 {
+		err = errors.New(resp.Status)
+	}
+	return string(body), err
+}
+
+func (c *client) state(host string) breaker.State {
+	for key, b := range c.circuits.All() {
+		if key == host {
+			return b.State()
+		}
+	}
+	return breaker.Closed
+}
+
+func isTimeout(err error) bool {
+	e, ok := errors.AsType[net.Error](err)
+	return ok && e.Timeout()
+}
+
+// A breaker and a bulkhead for each host, retries with a budget for each host, and two
+// time-outs.
+func TestClientOfANewUser(t *testing.T) {
+	server := httptest.NewServer(hello)
+	defer server.Close()
+	reg := registry.New()
+
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+		Name:           "payments",
+		Timeout:        2 * time.Second,
+		AttemptTimeout: 500 * time.Millisecond,
+		Register:       reg.MustAdd,
+	})
+
+	resp, err := client.Get(server.URL)
+	require.NoError(t, err)
+	require.Equal(t, "hello", text(t, resp))
+	var names []string
+	for e := range reg.All() {
+		names = append(names, e.String())
+	}
+	require.Equal(t, []string{"breaker/payments", "budget/payments", "bulkhead/payments", "retry/payments"}, names)
+	_, err = reg.Apply([]byte(`{"breaker/payments": {"Config": {"OpenFor": "2s"}}, "retry/payments": {"Attempts": 5}}`))
+	require.NoError(t, err)
+}
+
+func TestClientHasItsDefaults(t *testing.T) {
+	c := newClient(newWorld(), resiliencehttp.ClientConfig{})
+	_, err := c.get(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, 3, c.retries.Config().Attempts)
+	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.budgets.Config().Config)
+	circuit := c.circuits.Config().Config
+	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
+	require.Equal(t, []any{time.Second, 30 * time.Second, 30 * time.Second}, []any{circuit.OpenFor, circuit.MaxOpenFor, circuit.MaxRetryAfter})
+	require.Equal(t, 900*time.Millisecond, circuit.Patience)
+	slots := c.slots.Config().Config
+	require.Equal(t, []any{100, 1000, time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
+
+	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
+	require.Equal(t, 90*time.Millisecond, c.circuits.Config().Config.Patience, "less than an attempt may take")
+	c = newClient(newWorld(), resiliencehttp.ClientConfig{AttemptTimeout: -1})
+	require.Equal(t, 900*time.Millisecond, c.circuits.Config().Config.Patience)
+}
+
+func TestClientConfigIsValidated(t *testing.T) {
+	cfg := resiliencehttp.ClientConfig{Register: func(...interface{ Name() string }) {}, LastKnown: -1}
+	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names
+resiliencehttp.ClientConfig.LastKnown is -1: must be 0 (for none) or more`)
+	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
+	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
+}
+
+func TestClientEndsARequestThatHangs(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg      resiliencehttp.ClientConfig
+		method   string
+		deadline time.Duration
+		takes    time.Duration // 0: between the attempts and a second more
+		sent     int
+	}{
+		"by default":             {resiliencehttp.ClientConfig{}, "GET", 0, 30 * time.Second, 3},
+		"not repeated":           {resiliencehttp.ClientConfig{}, "POST", 0, 10 * time.Second, 1},
+		"quick":                  {resiliencehttp.ClientConfig{Timeout: 3 * time.Second}, "GET", 0, 3 * time.Second, 3},
+		"attempts are quicker":   {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 3},
+		"attempts without limit": {resiliencehttp.ClientConfig{AttemptTimeout: -1}, "GET", 0, 30 * time.Second, 1},
+		"attempts are slower":    {resiliencehttp.ClientConfig{Timeout: time.Second, AttemptTimeout: time.Minute}, "GET", 0, time.Second, 1},
+		"caller's deadline":      {resiliencehttp.ClientConfig{}, "GET", time.Second, time.Second, 1},
+		"caller's later":         {resiliencehttp.ClientConfig{Timeout: time.Second}, "GET", time.Minute, time.Second, 3},
+		"no limit but caller's":  {resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: -1}, "GET", time.Hour, time.Hour, 1},
+		"no limit of all":        {resiliencehttp.ClientConfig{Timeout: -1}, "POST", 0, 10 * time.Second, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				client := newClient(w, c.cfg)
+				w.suffer("a", faults.Plan{Kind: faults.Hang})
+				ctx := t.Context()
+				if c.deadline > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, c.deadline)
+					defer cancel()
+				}
+				start := time.Now()
+				_, err := client.send(ctx, c.method, "a")
+				took := time.Since(start)
+				require.True(t, isTimeout(err), "%v", err)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, c.sent, w.sent("a"))
+				if c.takes > 0 {
+					require.Equal(t, c.takes, took)
+				} else {
+					require.Greater(t, took, 3*time.Second)
+					require.Less(t, took, 4*time.Second)
+				}
+				if timeout, ok := errors.AsType[*resilience.TimeoutError](err); ok {
+					require.Equal(t, "payments", timeout.Name)
+				} else {
+					require.NotZero(t, c.deadline, "%v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestClientLeavesARequestAloneWhoseCallerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err := c.get(ctx, "a")
+		require.ErrorIs(t, err, context.Canceled)
+		require.False(t, isTimeout(err))
+		require.Equal(t, 1, w.sent("a"))
+		require.Equal(t, int64(1), c.circuits.Stats().Ignored)
+	})
+}
+
+func TestClientTriesAgain(t *testing.T) {
+	for name, plan := range map[string]faults.Plan{
+		"refused":  {Kind: faults.Refuse},
+		"503":      {Kind: faults.Status},
+		"429":      {Kind: faults.Status, Status: 429},
+		"an error": {Kind: faults.Fail},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				c := newClient(w, resiliencehttp.ClientConfig{})
+				plan.Count = 2
+				w.suffer("a", plan)
+				body, err := c.get(t.Context(), "a")
+				require.NoError(t, err)
+				require.Equal(t, "an answer", body)
+				require.Equal(t, 3, w.sent("a"))
+
+				plan.Count = 3
+				w.suffer("a", plan)
+				_, err = c.get(t.Context(), "a")
+				require.Error(t, err)
+				require.Equal(t, 3, w.sent("a"))
+				require.Equal(t, int64(1), c.retries.Stats().Recovered)
+				require.Equal(t, int64(1), c.retries.Stats().Exhausted)
+			})
+		})
+	}
+}
+
+func TestClientHeedsRetryAfterForTheWholeHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		w.suffer("a", faults.Plan{Kind: faults.Status, RetryAfter: 5 * time.Second, Count: 1})
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := c.get(t.Context(), "a")
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
+			require.Less(t, time.Since(start), 6*time.Second)
+		})
+		synctest.Wait()
+		_, err := c.get(t.Context(), "a")
+		require.ErrorIs(t, err, breaker.ErrOpen)
+		_, err = c.get(t.Context(), "b")
+		require.NoError(t, err, "another host")
+		wg.Wait()
+		require.Equal(t, 2, w.sent("a"))
+
+		// It asks for more than there is time: the response, at once.
+		w.suffer("b", faults.Plan{Kind: faults.Status, RetryAfter: 40 * time.Second, Count: 1})
+		start = time.Now()
+		_, err = c.get(t.Context(), "b")
+		require.EqualError(t, err, "503 Service Unavailable")
+		require.Zero(t, time.Since(start))
+	})
+}
+
+func TestClientHoldsABrokenBodyAgainstTheHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		w.suffer("a", faults.Plan{Kind: faults.Reset, Bytes: 2})
+		body, err := c.get(t.Context(), "a")
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		require.Equal(t, "an", body)
+		require.Equal(t, 1, w.sent("a"), "the caller has a part of it")
+		require.Equal(t, int64(1), c.circuits.Stats().Failed)
+		require.Zero(t, c.slots.Stats().InFlight)
+	})
+}
+
+func TestClientLimitsTheTimeOfABody(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg   resiliencehttp.ClientConfig
+		takes time.Duration
+	}{
+		"by the attempt": {resiliencehttp.ClientConfig{}, 10 * time.Second},
+		"by all of it":   {resiliencehttp.ClientConfig{AttemptTimeout: -1}, 30 * time.Second},
+		"sooner":         {resiliencehttp.ClientConfig{Timeout: 3 * time.Second, AttemptTimeout: time.Minute}, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.body = strings.Repeat("x", 100)
+				client := newClient(w, c.cfg)
+				w.suffer("a", faults.Plan{Kind: faults.SlowBody, Rate: 1})
+				start := time.Now()
+				_, err := client.get(t.Context(), "a")
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, c.takes, time.Since(start))
+				synctest.Wait() // the end of the time is told on a goroutine of its own
+				require.Zero(t, client.slots.Stats().InFlight)
+				require.Equal(t, int64(1), client.circuits.Stats().Failed)
+
+				w.suffer("a", faults.Plan{Kind: faults.SlowBody, Rate: 100})
+				body, err := client.get(t.Context(), "a")
+				require.NoError(t, err)
+				require.Len(t, body, 100)
+			})
+		})
+	}
+}
+
+// The time of an attempt stands still while its response waits for the policies, which may
+// return it after all.
+func TestClientLimitsTheTimeOfAFailedBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long := strings.Repeat("x", 100<<10) // too long to be read ahead
+		base := rounds(func(r *http.Request) (*http.Response, error) {
+			resp := reply(r, 503, "")
+			resp.ContentLength = int64(len(long))
+			resp.Body = io.NopCloser(&slowReader{strings.NewReader(long), r.Context()})
+			return resp, nil
+		})
+		c := newClient(base, resiliencehttp.ClientConfig{
+			Timeout: 15 * time.Second,
+			Retry:   retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(4 * time.Second)}).Wrap,
+			Breaker: breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour}).Wrap,
+		})
+		start := time.Now()
+		resp, err := c.Get("http://a/")
+		require.NoError(t, err)
+		require.Equal(t, 4*time.Second, time.Since(start), "the circuit was open by then")
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 9*time.Second, time.Since(start))
+		require.NoError(t, resp.Body.Close())
+
+		c = newClient(base, resiliencehttp.ClientConfig{
+			Timeout: 7 * time.Second, AttemptTimeout: 5 * time.Second,
+			Retry:   retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(4 * time.Second)}).Wrap,
+			Breaker: breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour}).Wrap,
+		})
+		start = time.Now()
+		resp, err = c.Get("http://a/")
+		require.NoError(t, err)
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 7*time.Second, time.Since(start), "the time of the request goes on")
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+// A slowReader delivers a kilobyte a second.
+type slowReader struct {
+	*strings.Reader
+	ctx context.Context
+}
+
+func (r *slowReader) Read(p []byte) (int, error) {
+	select {
+	case <-time.After(time.Second):
+		return r.Reader.Read(p[:min(len(p), 1024)])
+	case <-r.ctx.Done():
+		return 0, context.Cause(r.ctx)
+	}
+}
+
+func TestClientKeepsABadHostFromTheOthers(t *testing.T) {
+	for name, plan := range map[string]faults.Plan{
+		"hanging":      {Kind: faults.Hang},
+		"refused":      {Kind: faults.Refuse},
+		"503":          {Kind: faults.Status},
+		"slow":         {Kind: faults.Latency, Delay: 9 * time.Second},
+		"reset":        {Kind: faults.Reset, Bytes: 1},
+		"half of them": {Kind: faults.Status, Share: 0.7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				c := newClient(w, resiliencehttp.ClientConfig{})
+				w.suffer("a", plan)
+				var wg sync.WaitGroup
+				failed := 0
+				var mu sync.Mutex
+				for i := range 3000 { // for half a minute
+					time.Sleep(10 * time.Millisecond)
+					wg.Go(func() {
+						host := []string{"a", "b", "c"}[i%3]
+						start := time.Now()
+						_, err := c.get(t.Context(), host)
+						if host == "a" && err != nil {
+							mu.Lock()
+							failed++
+							mu.Unlock()
+							return
+						}
+						if host != "a" {
+							require.NoError(t, err)
+							require.Zero(t, time.Since(start), "nothing delays it")
+						}
+					})
+				}
+				wg.Wait()
+				require.Equal(t, []int{1000, 1000}, []int{w.sent("b"), w.sent("c")}, "each once")
+				require.Equal(t, []breaker.State{breaker.Closed, breaker.Closed}, []breaker.State{c.state("b"), c.state("c")})
+				sent := w.sent("a")
+				require.Less(t, sent, 1300, "no more than the budget allows")
+				switch name {
+				case "slow":
+					require.Less(t, failed, 1000, "some of it is served")
+				case "half of them":
+					require.Less(t, sent, 900, "the circuit was open for a part of the time")
+				default:
+					require.Equal(t, 1000, failed)
+					require.Less(t, sent, 500)
+				}
+			})
+		})
+	}
+}
+
+func TestClientHasABudgetForEachHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{Breaker: resiliencehttp.Disabled})
+		w.suffer("a", faults.Plan{Kind: faults.Refuse})
+		for range 1000 {
+			_, err := c.get(t.Context(), "a")
+			require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		}
+		require.Positive(t, c.budgets.Stats().OverBudget)
+		w.suffer("b", faults.Plan{Kind: faults.Refuse, Count: 2})
+		_, err := c.get(t.Context(), "b")
+		require.NoError(t, err)
+		require.Equal(t, 3, w.sent("b"), "its own budget is not spent")
+	})
+}
+
+func TestClientTakesAnImpatientCallersWordForAHostThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		do := func(patience time.Duration) {
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					_, err := c.get(ctx, "a")
+					require.Error(t, err)
+				})
+			}
+			wg.Wait()
+		}
+		do(500 * time.Millisecond)
+		require.Equal(t, breaker.Closed, c.state("a"), "half a second says little")
+		do(time.Second)
+		require.Equal(t, breaker.Open, c.state("a"))
+		_, err := c.get(t.Context(), "a")
+		require.ErrorIs(t, err, breaker.ErrOpen)
+	})
+}
+
+func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		var bodies []io.Closer
+		for range 100 {
+			resp, err := c.Get("http://a/")
+			require.NoError(t, err)
+			bodies = append(bodies, resp.Body)
+		}
+		require.Equal(t, 100, c.slots.Stats().InFlight)
+		_, err := c.get(t.Context(), "a")
+		require.ErrorIs(t, err, bulkhead.ErrFull)
+		_, err = c.get(t.Context(), "b")
+		require.NoError(t, err, "another host")
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Zero(t, c.slots.Stats().InFlight, "the time of the attempts is over")
+		_, err = c.get(t.Context(), "a")
+		require.NoError(t, err)
+		for _, b := range bodies {
+			_ = b.Close()
+		}
+		require.Equal(t, int64(102), c.circuits.Stats().Succeeded, "the callers were slow, not the host")
+		require.Zero(t, c.circuits.Stats().Failed)
+	})
+}
+
+func TestClientBoundsWhatIsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.suffer("a", faults.Plan{Kind: faults.Latency, Delay: 100 * time.Millisecond})
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		var wg sync.WaitGroup
+		for range 500 {
+			wg.Go(func() {
+				_, err := c.get(t.Context(), "a")
+				require.NoError(t, err, "a burst of this length is served")
+			})
+		}
+		synctest.Wait()
+		require.Equal(t, 100, c.slots.Stats().InFlight)
+		wg.Wait()
+	})
+}
+
+func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		off := resiliencehttp.Disabled
+		c := newClient(w, resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: -1, Retry: off, Breaker: off, Bulkhead: off})
+		require.Nil(t, c.retries)
+		require.Nil(t, c.budgets)
+		require.Nil(t, c.circuits)
+		require.Nil(t, c.slots)
+		w.suffer("a", faults.Plan{Kind: faults.Status, Count: 1})
+		_, err := c.get(t.Context(), "a")
+		require.EqualError(t, err, "503 Service Unavailable")
+
+		var order []string
+		note := func(name string) resilience.Middleware {
+			return func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error { order = append(order, name); return next(ctx) }
+			}
+		}
+		c = newClient(w, resiliencehttp.ClientConfig{
+			Retry: note("retry"), Breaker: note("breaker"), Throttle: note("throttle"), Bulkhead: note("bulkhead"),
+		})
+		_, err = c.get(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, []string{"retry", "breaker", "throttle", "bulkhead"}, order)
+
+		// All policies see the end of the request when it is over.
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		c = newClient(w, resiliencehttp.ClientConfig{AttemptTimeout: -1, Throttle: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				err := next(ctx)
+				require.Equal(t, context.DeadlineExceeded, ctx.Err())
+				require.EqualError(t, context.Cause(ctx), "resilience: payments: timed out after 30s")
+				return err
+			}
+		}})
+		_, err = c.get(t.Context(), "a")
+		require.True(t, isTimeout(err))
+
+		// A policy that derives a ctx of its own ends the attempt, or is ended with it.
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second, 5 * time.Second: 2 * time.Second} {
+			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, AttemptTimeout: -1, Throttle: resilience.NamedTimeout("mine", policy)})
+			start := time.Now()
+			_, err = c.send(t.Context(), "POST", "a")
+			require.Equal(t, takes, time.Since(start))
+			timeout, ok := errors.AsType[*resilience.TimeoutError](err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, map[bool]string{true: "mine", false: "payments"}[policy == takes], timeout.Name)
+		}
+	})
+}
+
+func TestClientWithATimeoutOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		c.Timeout = 2 * time.Second
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		for range 20 {
+			start := time.Now()
+			_, err := c.get(t.Context(), "a")
+			require.True(t, isTimeout(err), "%v", err)
+			require.Equal(t, 2*time.Second, time.Since(start))
+		}
+		require.Equal(t, breaker.Closed, c.state("a"), "the first ones have left the window")
+		require.Equal(t, int64(20), c.circuits.Stats().Failed)
+		body, err := c.get(t.Context(), "b")
+		require.NoError(t, err)
+		require.Equal(t, "an answer", body)
+	})
+}
+
+func TestClientFollowsRedirectsToOtherHosts(t *testing.T) {
+	var cookies []string
+	to := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, c := range r.Cookies() {
+			cookies = append(cookies, c.String())
+		}
+		_, _ = io.WriteString(w, "moved here")
+	}))
+	defer to.Close()
+	from := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: "1"})
+		http.Redirect(w, r, to.URL, http.StatusFound)
+	}))
+	defer from.Close()
+
+	c := newClient(nil, resiliencehttp.ClientConfig{})
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	c.Jar = jar
+	for range 2 {
+		resp, err := c.Get(from.URL)
+		require.NoError(t, err)
+		require.Equal(t, "moved here", text(t, resp))
+	}
+	require.Equal(t, []string{"session=1", "session=1"}, cookies)
+	hosts := map[string]int64{}
+	for host, b := range c.circuits.All() {
+		hosts["http://"+host] = b.Stats().Succeeded
+	}
+	require.Equal(t, map[string]int64{from.URL: 2, to.URL: 2}, hosts, "each host has a circuit")
+	require.Zero(t, c.slots.Stats().InFlight)
+}
+
+func TestClientSpeaksHTTP2(t *testing.T) {
+	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{{Kind: faults.Status, Count: 1}}})
+	server := httptest.NewUnstartedServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto)
+	})))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	c := newClient(server.Client().Transport, resiliencehttp.ClientConfig{})
+	resp, err := c.Get(server.URL)
+	require.NoError(t, err)
+	require.Equal(t, "HTTP/2.0", text(t, resp))
+	require.Equal(t, int64(1), c.retries.Stats().Recovered)
+	require.Zero(t, c.slots.Stats().InFlight)
+}
+
+func TestClientAnswersWithTheLastKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{LastKnown: 1 << 20})
+		_, err := c.get(t.Context(), "a")
+		require.NoError(t, err)
+		for _, plan := range []faults.Plan{{Kind: faults.Refuse}, {Kind: faults.Hang}, {Kind: faults.Status}} {
+			w.suffer("a", plan)
+			resp, err := c.Get("http://a/")
+			require.NoError(t, err)
+			require.Equal(t, "last-known; hit", resp.Header.Get("Cache-Status"))
+			require.Equal(t, "an answer", text(t, resp))
+		}
+		_, err = c.get(t.Context(), "b")
+		require.NoError(t, err)
+	})
+}
+
+func TestClientPassesOnWhatATransportHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.suffer("a", faults.Plan{Kind: faults.Refuse})
+		var did []string
+		c := newClient(w, resiliencehttp.ClientConfig{
+			Retry:      retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
+			Prepare:    func(*http.Request) error { did = append(did, "prepare"); return nil },
+			Classify:   func(*http.Response) error { did = append(did, "classify"); return nil },
+			RetryBody:  func(_ *http.Response, b []byte) error { did = append(did, "body "+string(b)); return nil },
+			Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
+			Fallback: func(r *http.Request, err error) (*http.Response, error) {
+				did = append(did, "fallback")
+				return reply(r, 200, "instead"), nil
+			},
+			MaxRetryBody: 2,
+			MaxBuffer:    10,
+		})
+		_, err := c.get(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, []string{"replayable", "prepare", "prepare", "fallback"}, did)
+		did = nil
+		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://b/", struct{ io.Reader }{strings.NewReader("once")})
+		require.NoError(t, err)
+		w.suffer("b", faults.Plan{Kind: faults.Refuse, Count: 1})
+		resp, err := c.Do(r)
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		require.Equal(t, 2, w.sent("b"), "its body was kept")
+		require.Equal(t, []string{"replayable", "prepare", "prepare", "classify", "body an"}, did)
+	})
+}
+
+func TestHedgesOfAClientAreSeenAndHaveABudgetForEachHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hedges", Ratio: -1, PerSecond: 1}})
+		hedger := retry.NewHedger[*http.Response](retry.HedgeConfig{
+			Name: "payments", Delay: 100 * time.Millisecond, BudgetFor: budgets.By(resiliencehttp.HostOf),
+		})
+		c := newClient(w, resiliencehttp.ClientConfig{Hedge: hedger})
+		registry.New().MustAdd(hedger)
+		var about []string
+		hedger.Observe(func(ctx context.Context, e retry.Event) {
+			about = append(about, resiliencehttp.HostOf(ctx)+" "+string(e.Kind))
+		})
+
+		w.suffer("a", faults.Plan{Kind: faults.Hang, Count: 1})
+		start := time.Now()
+		_, err := c.get(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		require.Equal(t, []string{"a hedged", "a ended"}, about)
+		require.Equal(t, int64(1), hedger.Stats().HedgeWon)
+
+		w.suffer("a", faults.Plan{Kind: faults.Latency, Delay: 200 * time.Millisecond})
+		for range 10 {
+			_, err := c.get(t.Context(), "a")
+			require.NoError(t, err)
+		}
+		require.Equal(t, int64(1), hedger.Stats().OverBudget)
+		w.suffer("b", faults.Plan{Kind: faults.Latency, Delay: 200 * time.Millisecond})
+		_, err = c.get(t.Context(), "b")
+		require.NoError(t, err)
+		require.Equal(t, int64(1), hedger.Stats().OverBudget, "b has a budget of its own")
+
+		w.suffer("c", faults.Plan{Kind: faults.Hang})
+		start = time.Now()
+		_, err = c.get(t.Context(), "c")
+		require.True(t, isTimeout(err))
+		require.Greater(t, w.sent("c"), 3, "hedged")
+		require.Equal(t, 30*time.Second, time.Since(start), "both together have one Timeout")
+		require.Zero(t, c.slots.Stats().InFlight)
+	})
+}
+
+// TestClientUnderEverything has many callers, some of them rude, meet every fault.
+func TestClientUnderEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		c := newClient(w, resiliencehttp.ClientConfig{Timeout: 3 * time.Second})
+		w.suffer("a",
+			faults.Plan{Kind: faults.Latency, Spread: 50 * time.Millisecond},
+			faults.Plan{Kind: faults.Status, Share: 0.1},
+			faults.Plan{Kind: faults.Refuse, Share: 0.1},
+			faults.Plan{Kind: faults.Reset, Share: 0.1, Bytes: 3},
+			faults.Plan{Kind: faults.Hang, Share: 0.02},
+			faults.Plan{Kind: faults.SlowBody, Share: 0.1, Rate: 10},
+			faults.Plan{Kind: faults.Status, Status: 429, RetryAfter: time.Second, Share: 0.05},
+		)
+		var wg sync.WaitGroup
+		var answered atomic.Int64
+		for i := range 200 {
+			luck := rand.New(rand.NewPCG(1, uint64(i)))
+			wg.Go(func() {
+				for range 20 {
+					time.Sleep(time.Duration(luck.IntN(1000)) * time.Millisecond)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+luck.IntN(5000))*time.Millisecond)
+					r, _ := http.NewRequestWithContext(ctx, []string{"GET", "POST"}[luck.IntN(2)], "http://a/", nil)
+					resp, err := c.Do(r)
+					if err == nil {
+						switch luck.IntN(3) {
+						case 0:
+							_ = resp.Body.Close()
+						case 1:
+							cancel()
+							_, _ = io.ReadAll(resp.Body)
+							_ = resp.Body.Close()
+						default:
+							if _, err := io.ReadAll(resp.Body); err == nil {
+								answered.Add(1)
+							}
+							if luck.IntN(2) == 0 {
+								_ = resp.Body.Close()
+							}
+						}
+					}
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Zero(t, c.slots.Stats().InFlight, "no slot is lost")
+		require.Positive(t, answered.Load())
+		s := c.retries.Stats()
+		require.LessOrEqual(t, s.Retried, c.budgets.Stats().Allowed+c.slots.Stats().Refused+c.circuits.Stats().Refused)
+		w.suffer("a")
+		_, err := c.get(t.Context(), "a")
+		require.NoError(t, err, "and it is well again")
+	})
+}
+
+func ExampleNewClient() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "paid")
+	}))
+	defer server.Close()
+
+	reg := registry.New()
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", Register: reg.MustAdd})
+
+	resp, err := client.Get(server.URL)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	fmt.Printf("%s\n", body)
+	for e := range reg.All() {
+		fmt.Println(e)
+	}
+	// Output:
+	// paid
+	// breaker/payments
+	// budget/payments
+	// bulkhead/payments
+	// retry/payments
+}
+
+// The ctx that Base gets is one of this package. It keeps the promises of package context.
+func TestContextOfARequestEndsAsOthersDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		gone := errors.New("gone")
+		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+		base := rounds(func(r *http.Request) (*http.Response, error) {
+			own := r.Context()
+			require.NoError(t, own.Err())
+			require.Equal(t, "value", own.Value(key{}))
+			deadline, ok := own.Deadline()
+			require.True(t, ok)
+			require.Equal(t, 10*time.Second, time.Until(deadline))
+			var called [5]atomic.Bool
+			note := func(i int) func() { return func() { called[i].Store(true) } }
+			for i := range called {
+				stop := context.AfterFunc(own, note(i))
+				if i%2 == 0 {
+					require.True(t, stop())
+					require.False(t, stop())
+				}
+			}
+			derived, stop := context.WithCancel(own)
+			defer stop()
+
+			cancel(gone)
+			require.Equal(t, context.Canceled, own.Err(), "at once")
+			<-own.Done()
+			require.Equal(t, gone, context.Cause(own))
+			synctest.Wait()
+			for i := range called {
+				require.Equal(t, i%2 == 1, called[i].Load())
+			}
+			require.Equal(t, gone, context.Cause(derived))
+			after := make(chan bool)
+			require.False(t, context.AfterFunc(own, func() { close(after) })())
+			<-after
+			return nil, own.Err()
+		})
+		c := newClient(base, resiliencehttp.ClientConfig{})
+		_, err := c.get(ctx, "a")
+		require.ErrorIs(t, err, gone)
+
+		base = func(r *http.Request) (*http.Response, error) {
+			_, stop := context.WithCancel(r.Context()) // asks for Done
+			defer stop()
+			<-r.Context().Done()
+			require.Equal(t, context.DeadlineExceeded, r.Context().Err())
+			require.EqualError(t, context.Cause(r.Context()), "resilience: payments: timed out after 10s")
+			return nil, context.Cause(r.Context())
+		}
+		_, err = newClient(base, resiliencehttp.ClientConfig{}).send(t.Context(), "POST", "a")
+		require.EqualError(t, err, `Post "http://a/": resilience: payments: timed out after 10s`)
+	})
+}
