@@ -1,11 +1,20 @@
 package resiliencehttp
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
+
+// Bulkhead returns middleware that serves requests as [Server.Bulkhead] does.
+func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler { return Server{}.Bulkhead(b) }
+
+// BulkheadBy returns middleware that serves requests as [Server.BulkheadBy] does.
+func BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
+	return Server{}.BulkheadBy(g, key)
+}
 
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
 // no slot within the MaxWait of b gets 503 with Retry-After and a problem document of type
@@ -21,9 +30,30 @@ import (
 // the request itself.
 //
 // Bulkhead panics if b is nil.
-func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
+func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
 	}
-	return guard(b.Wrap, false)
+	return s.guard(b.Wrap, false)
+}
+
+// BulkheadBy returns middleware that serves each request in a slot of the bulkhead that g
+// has for its key, as [Server.Bulkhead] does. One client, tenant or route can then not take
+// the slots of the others. A nil key means [ClientIP] without trusted proxies. BulkheadBy
+// panics if g is nil.
+//
+// Take the key from what the server knows about the client, as for [Server.ThrottleBy].
+func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
+	if g == nil {
+		panic(errors.New("resiliencehttp: BulkheadBy needs a Group, not nil"))
+	}
+	if key == nil {
+		key = ClientIP()
+	}
+	return s.guard(g.By(func(ctx context.Context) string {
+		if served, ok := ctx.Value(serviceKey{}).(*service); ok {
+			return key(served.r)
+		}
+		return "" // there is no request to serve
+	}), false)
 }

@@ -10,6 +10,9 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
+// Guard returns middleware that serves requests as [Server.Guard] does.
+func Guard(mw resilience.Middleware) func(http.Handler) http.Handler { return Server{}.Guard(mw) }
+
 // Guard returns middleware that serves each request under mw: a breaker, a shared limit, or
 // a [resilience.Chain] of several.
 //
@@ -17,8 +20,8 @@ import (
 //
 // The policies see a response with status 500, 502, 503, 504, 507 or 520 to 530 as a failure, a
 // [*StatusError]. If [Refuse] or other middleware of this package wrote it, they see the
-// refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it. The
-// handler's request has the ctx of the innermost policy. If that ctx ends by a time-out and
+// refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it; if a
+// limit refused, with the fields RateLimit-Policy and RateLimit. The handler's request has the ctx of the innermost policy. If that ctx ends by a time-out and
 // the handler returns without having written anything, the handler has failed, and the
 // client gets 503.
 //
@@ -27,11 +30,11 @@ import (
 // [http.ErrAbortHandler] counts as the same and passes through.
 //
 // A request is served once, so a retrier is of no use in mw. A nil mw means none.
-func Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
+func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
 	if mw == nil {
 		mw = resilience.Chain()
 	}
-	return guard(mw, true)
+	return s.guard(mw, true)
 }
 
 var (
@@ -40,33 +43,34 @@ var (
 )
 
 // guard is Guard if told is true. Otherwise the policies do not see how requests end.
-func guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler {
-	return func(next http.Handler) http.Handler {
+func (s Server) guard(mw resilience.Middleware, told bool) func(http.Handler) http.Handler {
+	return s.exempting(func(next http.Handler) http.Handler {
 		serve := mw(func(ctx context.Context) error {
-			s, ok := ctx.Value(serviceKey{}).(*service)
+			v, ok := ctx.Value(serviceKey{}).(*service)
 			if !ok {
 				return errNoCall
 			}
-			return s.serve(ctx, next, told)
+			return v.serve(ctx, next, told)
 		})
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			s := &service{Context: r.Context(), w: w, r: r}
+			v := &service{Context: r.Context(), w: w, r: r}
 			if told {
-				s.Context, s.cancel = context.WithCancelCause(s.Context)
-				defer s.cancel(nil)
+				v.Context, v.cancel = context.WithCancelCause(v.Context)
+				defer v.cancel(nil)
 			}
-			err := serve(s)
+			as := refusal{encoding: w.Header()["Content-Encoding"]}
+			err := serve(v)
 			switch {
-			case s.aborted:
+			case v.aborted:
 				panic(http.ErrAbortHandler)
-			case s.served && !s.late || gone(r):
+			case v.served && !v.late || gone(r):
 			case err != nil:
-				refuse(w, err, "")
+				s.refuse(w, r, err, as)
 			default: // a policy turned a failure into success
-				refuse(w, errNoResponse, "")
+				s.refuse(w, r, errNoResponse, as)
 			}
 		})
-	}
+	})
 }
 
 // A service is a request on its way through the policies, and the ctx that they run under.

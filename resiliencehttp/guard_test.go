@@ -31,7 +31,7 @@ import (
 func TestMiddlewareOfNilPanicsWhenBuilt(t *testing.T) {
 	for want, build := range map[string]func(){
 		"resiliencehttp: Throttle needs a Limiter, not nil":  func() { resiliencehttp.Throttle(nil) },
-		"resiliencehttp: ThrottleBy needs a Group, not nil":  func() { resiliencehttp.ThrottleBy(nil, nil) },
+		"resiliencehttp: ThrottleBy needs a limit, not nil":  func() { resiliencehttp.ThrottleBy(nil, nil) },
 		"resiliencehttp: Bulkhead needs a Bulkhead, not nil": func() { resiliencehttp.Bulkhead(nil) },
 	} {
 		require.PanicsWithError(t, want, build)

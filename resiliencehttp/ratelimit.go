@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"net/http"
 	"strconv"
 	"strings"
@@ -9,24 +10,65 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// write sets the fields that tell a client about its quota. Several quotas in one chain make
-// one list (RFC 9651, section 3.1).
-func (q Quota) write(h http.Header, name string, d throttle.Decision) {
+// quotaName returns the name of a limit: that of its rate or, with the window, of one of its
+// quotas.
+func (s Server) quotaName(q throttle.Quota) string {
+	name := cmp.Or(s.LimitName, "default")
+	if q != (throttle.Quota{}) {
+		name += strings.TrimPrefix(q.String(), strconv.Itoa(q.N)) // " per day"
+	}
+	return name
+}
+
+// tell sets the fields that tell a client about its quota. name is that of the rate. Several
+// quotas in one chain make one list (RFC 9651, section 3.1).
+func (s Server) tell(h http.Header, name string, d throttle.Decision) {
+	if d.Quota != (throttle.Quota{}) {
+		name = sfString(s.quotaName(d.Quota))
+	}
+	s.tellPolicy(h, name, d.Quota, d.Limit, d.Window)
+	if d.Remaining == 0 && d.ResetAfter == 0 {
+		return // the limit cannot tell what is left
+	}
 	reset := wholeSeconds(untilMore(d))
-	policy := name + ";q=" + sfInteger(int64(d.Limit))
-	window := q.Window
-	if window == 0 && d.Window%time.Second == 0 { // no other window can be told in whole seconds
-		window = d.Window
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
+	if s.Legacy {
+		h.Set("X-RateLimit-Remaining", strconv.Itoa(d.Remaining))
+		h.Set("X-RateLimit-Reset", strconv.FormatInt(reset, 10))
+	}
+}
+
+// tellPolicy sets the fields that do not change from request to request.
+func (s Server) tellPolicy(h http.Header, name string, q throttle.Quota, limit int, window time.Duration) {
+	policy := name + ";q=" + sfInteger(int64(limit))
+	if s.Window != 0 && q == (throttle.Quota{}) {
+		window = s.Window
+	} else if window%time.Second != 0 { // it cannot be told in whole seconds
+		window = 0
 	}
 	if window > 0 {
 		policy += ";w=" + sfInteger(seconds(window))
 	}
 	h.Add("RateLimit-Policy", policy)
-	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
-	if q.Legacy {
-		h.Set("X-RateLimit-Limit", strconv.Itoa(d.Limit))
-		h.Set("X-RateLimit-Remaining", strconv.Itoa(d.Remaining))
-		h.Set("X-RateLimit-Reset", strconv.FormatInt(reset, 10))
+	if s.Legacy {
+		h.Set("X-RateLimit-Limit", strconv.Itoa(limit))
+	}
+}
+
+// tellRefusal sets the fields for a request that a limit refused with e, which does not say
+// all that a Decision says.
+func (s Server) tellRefusal(h http.Header, e *throttle.LimitedError) {
+	name := sfString(s.quotaName(e.Quota))
+	s.tellPolicy(h, name, e.Quota, e.Limit, e.Quota.Every)
+	left := name + ";r=0"
+	wait := retryAfterSeconds(e)
+	if wait > 0 && e.RetryAfter() > 0 {
+		left += ";t=" + sfInteger(wait)
+	}
+	h.Add("RateLimit", left)
+	if s.Legacy {
+		h.Set("X-RateLimit-Remaining", "0")
+		h.Set("X-RateLimit-Reset", strconv.FormatInt(wait, 10))
 	}
 }
 
@@ -34,7 +76,7 @@ func (q Quota) write(h http.Header, name string, d throttle.Decision) {
 // It is never longer than the RetryAfter of a request that is refused meanwhile.
 func untilMore(d throttle.Decision) time.Duration {
 	taken := d.Limit - d.Remaining
-	if taken <= 0 {
+	if taken <= 0 || d.Quota != (throttle.Quota{}) { // a quota gives nothing back before its end
 		return d.ResetAfter
 	}
 	token := float64(d.Window) / float64(d.Limit)

@@ -11,18 +11,24 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
+// Refuse answers a request as [Server.Refuse] does.
+func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
+	return Server{}.Refuse(w, r, err)
+}
+
 // Refuse answers a request that a policy refused with err. It is for handlers that call
-// something else under policies of their own.
+// something else under policies of their own, and have not written anything yet.
 //
-// Refuse writes 429 if a limit refused ([throttle.ErrLimited]). It writes 503 if there is
-// no capacity: a bulkhead is full, a circuit is open, another policy refused (Refused()
-// bool is true), or time ran out ([context.DeadlineExceeded]). The response has a
-// Retry-After field, in whole seconds and at least 1, and a problem document (RFC 9457)
-// that does not tell err.
+// Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
+// the Reason of its [throttle.LimitedError] is none of TooManyKeys, Outage and Shed. It
+// writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
+// refused for another reason (Refused() bool is true), or time ran out
+// ([context.DeadlineExceeded]). [Server] says what the
+// response looks like. The client does not learn err.
 //
 // Refuse reports whether the request is done with: true if it wrote a response, or if the
 // client has gone, and false, without writing anything, for any other err.
-func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
+func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if err == nil {
 		return false
 	}
@@ -32,7 +38,7 @@ func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if !behavior.IsRefused(err) && !errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	refuse(w, err, "")
+	s.refuse(w, r, err, refusal{})
 	return true
 }
 
@@ -51,50 +57,108 @@ type problem struct {
 
 const problemTypes = "https://iana.org/assignments/http-problem-types#"
 
-// refuse writes the response for a request that a policy refused with err. quota is the
-// name of the quota that the request exceeds, or empty.
-func refuse(w http.ResponseWriter, err error, quota string) {
+// A refusal is what refuse must know besides the error.
+type refusal struct {
+	told     bool     // the fields of the quota are already set
+	encoding []string // the Content-Encoding of a writer that compresses; nil if there is none
+}
+
+// refuse writes the response for a request that a policy refused with err.
+func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as refusal) {
 	p := problem{
 		Type:   problemTypes + "temporary-reduced-capacity",
 		Title:  "The server has no capacity for the request right now",
 		Status: http.StatusServiceUnavailable,
 	}
-	if limited(err) {
+	h := w.Header()
+	for _, field := range replaced {
+		h.Del(field)
+	}
+	if limit, ok := limited(err); ok {
 		p.Type = problemTypes + "quota-exceeded"
 		p.Title = "The quota for such requests is used up"
 		p.Status = http.StatusTooManyRequests
-		if quota != "" {
-			p.Violated = []string{quota}
+		if limit != nil && limit.Limit > 0 {
+			p.Violated = []string{s.quotaName(limit.Quota)}
+			if !as.told {
+				s.tellRefusal(h, limit)
+			}
 		}
-	}
-	body, _ := json.Marshal(p) // strings and a number
-	refusing(w, err)
-	h := w.Header()
-	for _, field := range []string{"Content-Encoding", "ETag", "Last-Modified"} {
-		h.Del(field) // of the response that this one replaces
 	}
 	if wait := retryAfterSeconds(err); wait > 0 {
 		h.Set("Retry-After", strconv.FormatInt(wait, 10))
 	}
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Cache-Control", "no-store")
+	if as.encoding != nil {
+		h["Content-Encoding"] = as.encoding
+	}
+	refusing(w, err)
+	if s.OnRefuse != nil {
+		own := &refusalWriter{ResponseWriter: w, status: p.Status}
+		s.OnRefuse(own, r, err)
+		if own.wrote {
+			return
+		}
+	}
+	body, _ := json.Marshal(p) // strings and a number
+	h.Set("Content-Type", "application/problem+json")
+	if as.encoding == nil {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	}
 	w.WriteHeader(p.Status)
 	_, _ = w.Write(body)
 }
 
-// limited reports whether the client has used up its quota. It is false if a limiter
-// refused for a reason of the server's own.
-func limited(err error) bool {
+// replaced are the fields that belong to the response in whose place a refusal is written
+// (RFC 9110, section 8; RFC 9111, section 5; RFC 9530).
+var replaced = []string{
+	"Accept-Ranges", "Age", "Cache-Control", "Cdn-Cache-Control", "Content-Digest", "Content-Disposition",
+	"Content-Encoding", "Content-Language", "Content-Length", "Content-Location", "Content-Range", "Content-Type",
+	"Etag", "Expires", "Last-Modified", "Repr-Digest", "Retry-After",
+}
+
+// A refusalWriter is what OnRefuse writes to.
+type refusalWriter struct {
+	http.ResponseWriter
+	status int  // unless OnRefuse sets another
+	wrote  bool // the status has been written
+}
+
+func (w *refusalWriter) WriteHeader(status int) {
+	w.wrote = w.wrote || status >= 200
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *refusalWriter) Write(p []byte) (int, error) {
+	w.begin()
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *refusalWriter) Flush() {
+	w.begin()
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+func (w *refusalWriter) begin() {
+	if !w.wrote {
+		w.WriteHeader(w.status)
+	}
+}
+
+func (w *refusalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// limited reports whether the client has used up its quota, with the error that says so if
+// there is one. It is false if a limiter refused for a reason of the server's own.
+func limited(err error) (*throttle.LimitedError, bool) {
 	e, ok := errors.AsType[*throttle.LimitedError](err)
 	if !ok {
-		return errors.Is(err, throttle.ErrLimited)
+		return nil, errors.Is(err, throttle.ErrLimited)
 	}
 	switch e.Reason {
 	case throttle.TooManyKeys, throttle.Outage, throttle.Shed:
-		return false
+		return nil, false
 	}
-	return true
+	return e, true
 }
 
 // retryAfterSeconds returns the value of Retry-After for err: at least 1, or 0 if another

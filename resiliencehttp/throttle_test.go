@@ -62,7 +62,7 @@ const problemTypes = "https://iana.org/assignments/http-problem-types#"
 func TestThrottleRefusesAndTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(60), Burst: 60})
-		h := resiliencehttp.Quota{Name: "search", Legacy: true}.Throttle(limit)(hello)
+		h := resiliencehttp.Server{LimitName: "search", Legacy: true}.Throttle(limit)(hello)
 		for i := range 60 {
 			w := get(h)
 			require.Equal(t, 200, w.Code)
@@ -78,7 +78,7 @@ func TestThrottleRefusesAndTells(t *testing.T) {
 		w := get(h)
 		require.Equal(t, 429, w.Code)
 		require.Equal(t, "1", w.Header().Get("Retry-After"), "0.9 s, rounded up")
-		require.Equal(t, `"search";r=0;t=1`, w.Header().Get("RateLimit"), "not later than Retry-After")
+		require.Equal(t, []string{`"search";r=0;t=1`}, w.Header().Values("RateLimit"), "not later than Retry-After")
 		p := problemOf(t, w)
 		require.Equal(t, problemTypes+"quota-exceeded", p.Type)
 		require.Equal(t, []string{"search"}, p.Violated)
@@ -126,13 +126,13 @@ func TestQuotaTellsTheWindow(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			limit := throttle.New(throttle.Config{Rate: c.rate, Burst: c.burst})
-			w := get(resiliencehttp.Quota{Window: c.window}.Throttle(limit)(hello))
+			w := get(resiliencehttp.Server{Window: c.window}.Throttle(limit)(hello))
 			require.Equal(t, c.want, w.Header().Get("RateLimit-Policy"))
 		})
 	}
 	own := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}})
-	require.NoError(t, own.Set("192.0.2.1", 1, 20)) // the address of get's requests
-	w := get(resiliencehttp.Quota{}.ThrottleBy(own, nil)(hello))
+	require.NoError(t, own.Set("192.0.2.1", throttle.Limit{Rate: 1, Burst: 20})) // the address of get's requests
+	w := get(resiliencehttp.Server{}.ThrottleBy(own, nil)(hello))
 	require.Equal(t, `"default";q=20;w=20`, w.Header().Get("RateLimit-Policy"), "of the key")
 }
 
@@ -168,6 +168,44 @@ func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
 	require.Equal(t, `"default";r=5;t=0`, get(resiliencehttp.Throttle(full)(hello)).Header().Get("RateLimit"))
 }
 
+func TestRateLimitTellsTheQuotaThatBinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // from midnight UTC
+		limit := throttle.Config{Rate: 2, Burst: 2, Quotas: []throttle.Quota{{N: 3, Per: throttle.Day}, {N: 50, Every: time.Hour}}}
+		group := throttle.NewGroup(throttle.GroupConfig[string]{Config: limit})
+		s := resiliencehttp.Server{LimitName: "plan", Window: -1}
+		time.Sleep(10 * time.Hour)
+		for name, h := range map[string]http.Handler{
+			"Throttle":   s.Throttle(throttle.New(limit))(hello),
+			"ThrottleBy": s.ThrottleBy(group, nil)(hello),
+		} {
+			start := time.Now()
+			w := get(h)
+			require.Equal(t, `"plan";q=2`, w.Header().Get("RateLimit-Policy"), name)
+			require.Equal(t, `"plan";r=1;t=1`, w.Header().Get("RateLimit"))
+			time.Sleep(time.Second)
+			w = get(h)
+			require.Equal(t, `"plan";q=2`, w.Header().Get("RateLimit-Policy"), "one is left of both")
+			time.Sleep(time.Second)
+			w = get(h)
+			require.Equal(t, 200, w.Code)
+			require.Equal(t, `"plan per day";q=3;w=86400`, w.Header().Get("RateLimit-Policy"))
+			left := strconv.Itoa(int(time.Until(start.Truncate(24*time.Hour).Add(24*time.Hour)) / time.Second))
+			require.Equal(t, `"plan per day";r=0;t=`+left, w.Header().Get("RateLimit"), "until midnight")
+			w = get(h)
+			require.Equal(t, 429, w.Code)
+			require.Equal(t, `"plan per day";r=0;t=`+left, w.Header().Get("RateLimit"))
+			require.Equal(t, left, w.Header().Get("Retry-After"))
+			require.Equal(t, []string{"plan per day"}, problemOf(t, w).Violated)
+		}
+		guarded := s.Guard(group.By(func(context.Context) string { return "192.0.2.1" }))(hello)
+		w := get(guarded)
+		require.Equal(t, 429, w.Code)
+		require.Equal(t, `"plan per day";q=3`, w.Header().Get("RateLimit-Policy"))
+		require.Equal(t, `"plan per day";r=0;t=`+w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
+		require.Equal(t, []string{"plan per day"}, problemOf(t, w).Violated)
+	})
+}
+
 func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
 	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
 	w := get(resiliencehttp.Throttle(limit)(hello))
@@ -182,7 +220,7 @@ func TestFieldsAreStructured(t *testing.T) {
 	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", strings.Repeat("x", 100)} {
 		limit := throttle.New(throttle.Config{Rate: 1e12, Burst: 1 << 40})
 		inner := throttle.New(throttle.Config{Rate: 1})
-		h := resiliencehttp.Quota{Name: name, Window: time.Nanosecond}.Throttle(limit)(resiliencehttp.Throttle(inner)(hello))
+		h := resiliencehttp.Server{LimitName: name, Window: time.Nanosecond}.Throttle(limit)(resiliencehttp.Throttle(inner)(hello))
 		w := get(h)
 		for _, field := range []string{"RateLimit-Policy", "RateLimit"} {
 			values := w.Header().Values(field)

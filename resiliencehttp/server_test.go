@@ -1,0 +1,349 @@
+package resiliencehttp_test
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// refusing returns middleware of s that refuses every request, by name, and the status that it
+// answers with.
+func refusing(t *testing.T, s resiliencehttp.Server) map[string]struct {
+	middleware func(http.Handler) http.Handler
+	status     int
+} {
+	limit := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
+	require.True(t, limit.Allow())
+	limits := throttle.NewGroup(throttle.GroupConfig[string]{Config: limit.Config()})
+	require.True(t, limits.Allow("192.0.2.1")) // the address of get's requests
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	done, err := slots.TryBegin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { done(nil) })
+	parts := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: slots.Config()})
+	done, err = parts.Begin(t.Context(), "192.0.2.1")
+	require.NoError(t, err)
+	t.Cleanup(func() { done(nil) })
+	circuit := breaker.New(breaker.Config{})
+	circuit.ForceOpen(nil)
+	return map[string]struct {
+		middleware func(http.Handler) http.Handler
+		status     int
+	}{
+		"Throttle":     {s.Throttle(limit), 429},
+		"ThrottleBy":   {s.ThrottleBy(limits, nil), 429},
+		"Bulkhead":     {s.Bulkhead(slots), 503},
+		"BulkheadBy":   {s.BulkheadBy(parts, nil), 503},
+		"Guard":        {s.Guard(circuit.Wrap), 503},
+		"GuardLimited": {s.Guard(limit.Wrap), 429},
+	}
+}
+
+func TestExemptRequestsPassAllMiddleware(t *testing.T) {
+	s := resiliencehttp.Server{Exempt: func(r *http.Request) bool { return r.Method == http.MethodOptions }}
+	for name, m := range refusing(t, s) {
+		t.Run(name, func(t *testing.T) {
+			h := m.middleware(hello)
+			require.Equal(t, m.status, get(h).Code)
+			w := get(h, func(r *http.Request) { r.Method = http.MethodOptions })
+			require.Equal(t, "hello", w.Body.String())
+			require.Empty(t, w.Header().Get("RateLimit"), "no limit applies")
+		})
+	}
+}
+
+func TestOnRefuseWritesTheResponse(t *testing.T) {
+	var told error
+	s := resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, r *http.Request, err error) {
+		told = err
+		require.Empty(t, w.Header().Get("Content-Type"))
+		require.NotEmpty(t, w.Header().Get("Retry-After"))
+		require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+		switch r.URL.RawQuery {
+		case "own":
+			_, _ = io.WriteString(w, "<p>Come back later")
+		case "teapot":
+			w.WriteHeader(http.StatusTeapot)
+		case "flush":
+			w.(http.Flusher).Flush()
+		case "hint":
+			w.WriteHeader(http.StatusEarlyHints)
+		}
+	}}
+	for name, m := range refusing(t, s) {
+		t.Run(name, func(t *testing.T) {
+			ask := func(query string) *httptest.ResponseRecorder {
+				told = nil
+				w := get(m.middleware(hello), func(r *http.Request) { r.URL.RawQuery = query })
+				require.True(t, resilience.Refused(told), told)
+				return w
+			}
+			w := ask("own")
+			require.Equal(t, m.status, w.Code)
+			require.Equal(t, "<p>Come back later", w.Body.String())
+			w = ask("teapot")
+			require.Equal(t, http.StatusTeapot, w.Code)
+			require.Zero(t, w.Body.Len())
+			w = ask("flush")
+			require.Equal(t, m.status, w.Code)
+			require.True(t, w.Flushed)
+			require.Equal(t, m.status, problemOf(t, ask("nothing")).Status)
+		})
+	}
+	w := httptest.NewRecorder()
+	require.True(t, s.Refuse(w, httptest.NewRequest("GET", "/?own", nil), &bulkhead.FullError{}))
+	require.Equal(t, "<p>Come back later", w.Body.String())
+
+	server := httptest.NewServer(refusing(t, s)["Bulkhead"].middleware(hello))
+	defer server.Close()
+	resp, err := http.Get(server.URL + "?hint")
+	require.Contains(t, answer(t, resp, err), problemTypes)
+	require.Equal(t, 503, resp.StatusCode, "after an informational response")
+}
+
+func TestOnRefuseIsARefusalForGuardFurtherOut(t *testing.T) {
+	s := resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) {
+		_, _ = io.WriteString(w, "busy")
+	}}
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	h := resiliencehttp.Guard(circuit.Wrap)(refusing(t, s)["Bulkhead"].middleware(hello))
+	for range 3 {
+		w := get(h)
+		require.Equal(t, 503, w.Code)
+		require.Equal(t, "busy", w.Body.String())
+	}
+	require.Equal(t, breaker.Closed, circuit.State())
+}
+
+func TestRefusalHasNoFieldsOfTheResponseThatItReplaces(t *testing.T) {
+	stale := func(h http.Header) {
+		h.Set("ETag", `"1"`)
+		h.Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT")
+		h.Set("Cache-Control", "public, max-age=31536000")
+		h.Set("Expires", "Mon, 02 Jan 2034 15:04:05 GMT")
+		h.Set("Content-Length", "1000000")
+		h.Set("Content-Disposition", "attachment")
+		h.Set("Content-Type", "image/png")
+		h.Set("Vary", "Origin")
+		h.Add("Set-Cookie", "a=b")
+	}
+	check := func(t *testing.T, w *httptest.ResponseRecorder) {
+		t.Helper()
+		h := w.Header()
+		problemOf(t, w)
+		for _, field := range []string{"ETag", "Last-Modified", "Expires", "Content-Disposition"} {
+			require.Empty(t, h.Get(field), field)
+		}
+		require.Equal(t, []string{"no-store"}, h.Values("Cache-Control"))
+		require.NotEqual(t, "1000000", h.Get("Content-Length"))
+		require.Equal(t, "Origin", h.Get("Vary"), "of the server, not of the response")
+		require.Equal(t, "a=b", h.Get("Set-Cookie"))
+	}
+	for name, m := range refusing(t, resiliencehttp.Server{}) {
+		t.Run(name, func(t *testing.T) {
+			h := m.middleware(hello)
+			check(t, get(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				stale(w.Header())
+				h.ServeHTTP(w, r)
+			})))
+		})
+	}
+	t.Run("Refuse", func(t *testing.T) {
+		w := httptest.NewRecorder()
+		stale(w.Header())
+		w.Header().Set("Content-Encoding", "br")
+		resiliencehttp.Refuse(w, httptest.NewRequest("GET", "/", nil), &bulkhead.FullError{})
+		check(t, w)
+		require.Empty(t, w.Header().Get("Content-Encoding"))
+	})
+	t.Run("AfterTheHandler", func(t *testing.T) {
+		h := resiliencehttp.Guard(resilience.Timeout(time.Millisecond))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			stale(w.Header())
+			w.Header().Set("Content-Encoding", "br")
+			<-r.Context().Done()
+		}))
+		w := get(h)
+		check(t, w)
+		require.Empty(t, w.Header().Get("Content-Encoding"))
+	})
+}
+
+// Some middleware that compresses sets Content-Encoding before it calls the next handler.
+func TestRefusalIsReadableThroughAWriterThatCompresses(t *testing.T) {
+	compress := func(next http.Handler) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			defer z.Close()
+			next.ServeHTTP(compressed{w, z}, r)
+		}
+	}
+	tardy := resiliencehttp.Guard(resilience.Timeout(time.Millisecond))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+	}))
+	handlers := map[string]http.Handler{"AfterTheHandler": tardy}
+	for name, m := range refusing(t, resiliencehttp.Server{}) {
+		handlers[name] = m.middleware(hello)
+	}
+	for name, h := range handlers {
+		t.Run(name, func(t *testing.T) {
+			w := get(compress(h))
+			require.Equal(t, "gzip", w.Header().Get("Content-Encoding"))
+			require.Empty(t, w.Header().Get("Content-Length"), "not known before the body is compressed")
+			z, err := gzip.NewReader(w.Body)
+			require.NoError(t, err)
+			body, err := io.ReadAll(z)
+			require.NoError(t, err)
+			require.Contains(t, string(body), problemTypes)
+		})
+	}
+}
+
+type compressed struct {
+	http.ResponseWriter
+	z io.Writer
+}
+
+func (w compressed) Write(p []byte) (int, error) { return w.z.Write(p) }
+
+func TestGuardTellsTheLimitThatRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(4), Burst: 4})
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		s := resiliencehttp.Server{LimitName: "reports", Window: time.Minute, Legacy: true}
+		h := s.Guard(resilience.Chain(slots.Wrap, limit.Wrap))(hello)
+		for range 4 {
+			w := get(h)
+			require.Equal(t, 200, w.Code)
+			require.Empty(t, w.Header().Get("RateLimit"))
+		}
+		time.Sleep(time.Second)
+		w := get(h)
+		require.Equal(t, 429, w.Code)
+		require.Equal(t, `"reports";q=4;w=60`, w.Header().Get("RateLimit-Policy"))
+		require.Equal(t, `"reports";r=0;t=14`, w.Header().Get("RateLimit"))
+		require.Equal(t, "14", w.Header().Get("Retry-After"))
+		require.Equal(t, "4", w.Header().Get("X-RateLimit-Limit"))
+		require.Equal(t, "0", w.Header().Get("X-RateLimit-Remaining"))
+		require.Equal(t, "14", w.Header().Get("X-RateLimit-Reset"))
+		require.Equal(t, []string{"reports"}, problemOf(t, w).Violated)
+
+		done, _ := slots.TryBegin(t.Context())
+		defer done(nil)
+		w = get(h)
+		require.Equal(t, 503, w.Code)
+		require.Empty(t, w.Header().Get("RateLimit"), "the limit did not refuse")
+		require.Empty(t, problemOf(t, w).Violated)
+	})
+	costly := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
+	w := get(resiliencehttp.Guard(costly.Wrap)(hello))
+	require.Equal(t, 429, w.Code)
+	require.Equal(t, `"default";r=0`, w.Header().Get("RateLimit"), "there will never be enough")
+	require.Empty(t, w.Header().Get("Retry-After"))
+
+	for limit, want := range map[int]string{5: `"default";r=0`, 0: ""} {
+		w = get(resiliencehttp.Guard(func(resilience.Func) resilience.Func {
+			return func(context.Context) error { return &throttle.LimitedError{Reason: throttle.OverLimit, Limit: limit} }
+		})(hello))
+		require.Equal(t, 429, w.Code)
+		require.Equal(t, want, w.Header().Get("RateLimit"), "when there will be more is not known")
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+	}
+
+	shed := func(resilience.Func) resilience.Func {
+		return func(context.Context) error { return &throttle.LimitedError{Reason: throttle.Shed, Limit: 5} }
+	}
+	w = get(resiliencehttp.Guard(shed)(hello))
+	require.Equal(t, 503, w.Code, "it is not the client's quota")
+	require.Empty(t, w.Header().Get("RateLimit-Policy"))
+}
+
+func TestThrottleByOfAShared(t *testing.T) {
+	var told []string
+	shared := func(onOutage throttle.OutagePolicy) *throttle.Shared {
+		return throttle.NewShared(throttle.SharedConfig{
+			Name: "plans", Rate: 0.1, Burst: 4, Instances: 2, OnOutage: onOutage,
+			Eval: func(_ context.Context, _ string, keys []string, _ ...any) (any, error) {
+				told = append(told, keys...)
+				return nil, errors.New("connection refused")
+			},
+			Cost: func(ctx context.Context) int { return ctx.Value(costKey{}).(int) },
+		})
+	}
+	by := func(s *throttle.Shared) func(key string, cost int) *httptest.ResponseRecorder {
+		h := resiliencehttp.ThrottleBy(s, func(r *http.Request) string { return r.Header.Get("Account") })(hello)
+		return func(key string, cost int) *httptest.ResponseRecorder {
+			return get(h, func(r *http.Request) {
+				r.Header.Set("Account", key)
+				*r = *r.WithContext(context.WithValue(r.Context(), costKey{}, cost))
+			})
+		}
+	}
+
+	ask := by(shared(throttle.LimitLocally))
+	w := ask("a", 1)
+	require.Equal(t, 200, w.Code)
+	require.Equal(t, `"default";q=4;w=40`, w.Header().Get("RateLimit-Policy"))
+	require.Contains(t, w.Header().Get("RateLimit"), `"default";r=1;`, "of this instance's part")
+	require.Equal(t, []string{"throttle:plans/a"}, told)
+	require.Equal(t, 200, ask("a", 1).Code)
+	w = ask("a", 1)
+	require.Equal(t, 429, w.Code)
+	require.Equal(t, "20", w.Header().Get("Retry-After"))
+	require.Equal(t, problemTypes+"quota-exceeded", problemOf(t, w).Type)
+	require.Equal(t, 200, ask("a", 0).Code, "for nothing")
+	require.Equal(t, 200, ask("b", 2).Code, "another key")
+
+	w = by(shared(throttle.RefuseAll))("a", 1)
+	require.Equal(t, 503, w.Code, "it is not the client's fault")
+	require.Equal(t, "1", w.Header().Get("Retry-After"))
+	require.NotEmpty(t, w.Header().Get("RateLimit-Policy"))
+	require.Empty(t, w.Header().Get("RateLimit"), "what is left is not known")
+
+	w = by(shared(throttle.AdmitAll))("a", 1)
+	require.Equal(t, 200, w.Code)
+	require.Empty(t, w.Header().Get("RateLimit"), "what is left is not known")
+
+	var none *throttle.Shared
+	require.Panics(t, func() { resiliencehttp.ThrottleBy(none, nil) })
+}
+
+type costKey struct{}
+
+func TestBulkheadByKeepsClientsApart(t *testing.T) {
+	begun, finish := make(chan struct{}), make(chan struct{})
+	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "tenants", Limit: 1}})
+	h := resiliencehttp.BulkheadBy(tenants, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			begun <- struct{}{}
+			<-finish
+		}
+		_, _ = io.WriteString(w, "hello")
+	}))
+	slow := make(chan *httptest.ResponseRecorder)
+	go func() { slow <- get(h, from("192.0.2.1:1"), func(r *http.Request) { r.URL.Path = "/slow" }) }()
+	<-begun
+	w := get(h, from("192.0.2.1:2"))
+	require.Equal(t, 503, w.Code)
+	require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
+	require.NotContains(t, w.Body.String(), "tenants")
+	require.Equal(t, "hello", get(h, from("192.0.2.2:1")).Body.String())
+	close(finish)
+	require.Equal(t, "hello", (<-slow).Body.String())
+	require.Equal(t, 200, get(h, from("192.0.2.1:3")).Code)
+	require.PanicsWithError(t, "resiliencehttp: BulkheadBy needs a Group, not nil", func() { resiliencehttp.BulkheadBy(nil, nil) })
+}
