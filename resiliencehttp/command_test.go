@@ -1,0 +1,95 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/saga"
+)
+
+// TestCommandsOfASaga sends the commands of a saga whose second step gets each status, and
+// looks at what the saga makes of it: whether it tried again, and whether it undid.
+func TestCommandsOfASaga(t *testing.T) {
+	const (
+		done     = "done"
+		declined = "declined"         // at once, nothing to undo
+		aborted  = "aborted"          // at once, undone
+		doubted  = "tried and undone" // three times, then undone
+	)
+	for status, want := range map[int]string{
+		200: done, 201: done, 202: done, 204: done,
+		304: aborted,
+		400: declined, 401: declined, 402: declined, 403: declined, 404: declined, 410: declined, 422: declined, 451: declined,
+		408: doubted, 409: doubted, 425: doubted, 429: doubted,
+		500: doubted, 502: doubted, 503: doubted, 504: doubted, 501: declined, 505: declined, 599: doubted,
+	} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			var keys []string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				keys = append(keys, r.Method+" "+r.Header.Get("Idempotency-Key")[26:])
+				if r.Method == http.MethodDelete {
+					w.WriteHeader(http.StatusNotFound)
+					return
+				}
+				w.WriteHeader(status)
+			}))
+			defer server.Close()
+			send := func(method string) func(context.Context, *int) error {
+				return func(ctx context.Context, n *int) error {
+					req, err := http.NewRequestWithContext(ctx, method, server.URL, nil)
+					require.NoError(t, err)
+					return resiliencehttp.SendCommand(server.Client(), req, func(*http.Response) error { *n++; return nil })
+				}
+			}
+			sg := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{
+				{Name: "hotel", Do: send(http.MethodPost), Undo: send(http.MethodDelete), Backoff: saga.Exponential(1, 1)},
+			}}
+			n := 0
+			err := saga.Run(t.Context(), sg, &n)
+			const post, del = "POST /hotel/hotel/do", "DELETE /hotel/hotel/undo"
+			if want == done {
+				require.NoError(t, err)
+				require.Equal(t, []string{post}, keys)
+				require.Equal(t, 1, n)
+				return
+			}
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			e, ok := errors.AsType[*resiliencehttp.StatusError](err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, status, e.StatusCode)
+			require.Zero(t, n)
+			require.Equal(t, map[string][]string{
+				declined: {post}, aborted: {post, del}, doubted: {post, post, post, del},
+			}[want], keys)
+		})
+	}
+}
+
+// TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
+func TestARefusedCommandIsNoAttempt(t *testing.T) {
+	b := breaker.New(breaker.Config{})
+	b.ForceOpen(nil)
+	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1", nil)
+	require.NoError(t, err)
+	err = resiliencehttp.SendCommand(&http.Client{Transport: &resiliencehttp.Transport{Middleware: b.Wrap}}, req, nil)
+	require.ErrorIs(t, err, breaker.ErrOpen)
+	require.Empty(t, req.Header, "no command, no key, and the request is the caller's")
+}
+
+func TestACommandHandlerNeedsACommand(t *testing.T) {
+	for _, key := range []string{"", "42", "a/b/c/d"} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set("Idempotency-Key", key)
+		w := httptest.NewRecorder()
+		(&resiliencehttp.CommandHandler{}).ServeHTTP(w, r)
+		require.Equal(t, http.StatusBadRequest, w.Code)
+	}
+}
