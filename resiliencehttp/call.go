@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
@@ -19,7 +20,9 @@ type call struct {
 	context.Context
 	t      *Transport
 	req    *http.Request // the caller's
+	host   string        // of its URL, in lower case
 	cancel func()        // ends the Context; nil if only the caller can
+	total  deadlineCtx   // the Context, if Timeout of a client ends it before the caller
 	body   *requestBody
 	work   linger.Work
 
@@ -28,6 +31,9 @@ type call struct {
 
 	failed   answer // the latest failed response, which another may replace
 	accepted answer // the response that no other may replace
+
+	first sendCtx // of the first attempt
+	read  body    // of the response that the caller gets
 }
 
 // An answer is a response that the caller may get, and the ctx that it came under.
@@ -52,8 +58,33 @@ func (c *call) Value(key any) any {
 // AfterFunc spares a ctx derived from this one a goroutine: package context looks for it.
 func (c *call) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
 
-// attempt is the function that the policies wrap. It sends the request of the call in ctx.
-func attempt(ctx context.Context) error {
+// endsWith reports whether ctx, that of an attempt, ends when the caller's does, and not
+// before.
+func (c *call) endsWith(ctx context.Context) bool {
+	if c.cancel != nil {
+		return false
+	}
+	return attempt.Unmarked(ctx) == context.Context(c) || ctx.Done() == c.Done()
+}
+
+// limited reports whether a client limits the time of each attempt, or of the call.
+func (c *call) limited() bool { return c.t.attemptTimeout > 0 || c.total.cause != nil }
+
+// limit returns when the time of an attempt is over, in how long that is, and by what, if it
+// may take d from now and the call is limited. Zero means that only the call is limited.
+func (c *call) limit(d time.Duration) (at time.Time, in time.Duration, cause error) {
+	now := time.Now()
+	if c.total.cause != nil {
+		if left := c.total.at.Sub(now); d <= 0 || left < d {
+			return c.total.at, left, c.total.cause
+		}
+	}
+	return now.Add(d), d, c.t.attemptPassed
+}
+
+// makeAttempt is the function that the policies wrap. It sends the request of the call in
+// ctx.
+func makeAttempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
 		return errNoCall
@@ -102,7 +133,7 @@ func canceled(req *http.Request) <-chan struct{} {
 // send sends the request and returns the error that the policies see, or nil.
 func (c *call) send(ctx *sendCtx) error {
 	c.discard()
-	req := c.req.Clone(ctx) // so that the caller's is not changed
+	req := c.copy(ctx)
 	if err := c.body.prepare(req, c.replayable); err != nil {
 		if c.Err() == nil {
 			err = &requestError{err}
@@ -121,7 +152,7 @@ func (c *call) send(ctx *sendCtx) error {
 	}
 	if err != nil {
 		c.heedCancel()
-		return c.unanswered(req, err)
+		return c.unanswered(req, ctx.timedOut(err))
 	}
 	complete(resp, req)
 	err = c.answered(req, resp, ctx)
@@ -129,6 +160,16 @@ func (c *call) send(ctx *sendCtx) error {
 		resp.Request = c.req
 	}
 	return err
+}
+
+// copy returns a copy of the caller's request to send, so that the caller's is not changed.
+// Its header and URL are copied too, unless they go to a transport of net/http, which does not
+// change them: see docs/decisions/http-client.md.
+func (c *call) copy(ctx context.Context) *http.Request {
+	if _, ok := c.t.base().(*http.Transport); ok && c.t.Prepare == nil {
+		return c.req.WithContext(ctx)
+	}
+	return c.req.Clone(ctx)
 }
 
 // prepare has the Prepare of the Transport change req. If it fails, or makes req unsendable,
@@ -168,7 +209,7 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 			_ = resp.Body.Close()
 			returned = true
 			c.heedCancel()
-			return c.unanswered(req, err)
+			return c.unanswered(req, ctx.timedOut(err))
 		}
 		failure = c.t.RetryBody(resp, begin)
 	}
@@ -183,6 +224,7 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 		ctx.extend()
 	}
 	if !last {
+		ctx.pause()
 		c.failed = a
 		return failure
 	}
@@ -255,6 +297,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 		return c.hand(a), a.failure, nil
 	}
 	c.discard()
+	c.total.stop()
 	if err != nil && err == c.final {
 		err = errors.Unwrap(err)
 	}
@@ -278,9 +321,11 @@ func (c *call) abandoned(err error) bool {
 func (c *call) hand(a answer) *http.Response {
 	if a.ctx != nil {
 		a.ctx.limit()
-		if c.work.Held() || a.ctx.apart() {
+		if c.work.Held() || a.ctx.apart {
 			a.Body = newBody(a)
 		}
+	} else {
+		c.total.stop()
 	}
 	if a.failure != nil { // the StatusError has its Header
 		a.Header = a.Header.Clone()
@@ -291,6 +336,7 @@ func (c *call) hand(a answer) *http.Response {
 // crash closes and releases everything if the policies panic or end the goroutine.
 func (c *call) crash() {
 	defer c.work.End(nil)
+	c.total.stop()
 	c.accepted.close()
 	c.discard()
 }

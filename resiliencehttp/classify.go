@@ -38,11 +38,15 @@ func (e *StatusError) Error() string {
 // of RFC 9110. A date is compared with the Date of the response, if that has one, so that
 // the clock of this machine does not matter.
 func (e *StatusError) RetryAfter() time.Duration {
+	value := e.Header.Get("Retry-After")
+	if value == "" {
+		return 0
+	}
 	now, err := http.ParseTime(e.Header.Get("Date"))
 	if err != nil {
 		now = time.Now()
 	}
-	return retryAfter(e.Header.Get("Retry-After"), now)
+	return retryAfter(value, now)
 }
 
 // Retryable reports whether the request may be sent again.
@@ -57,6 +61,9 @@ func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 func (e *StatusError) Throttled() bool {
 	return e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusServiceUnavailable
 }
+
+// ErrorType returns the status code, for the attribute error.type of OpenTelemetry.
+func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 
 // DefaultClassify returns the error that policies see in place of a response:
 //

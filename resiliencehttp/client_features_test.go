@@ -237,7 +237,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent, canceled, closed atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: &retry.HedgeConfig{Delay: 100 * time.Millisecond},
+			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				took := time.Second
@@ -284,7 +284,7 @@ func TestHedgeReturnsTheFailedResponseIfBothFail(t *testing.T) {
 		var closed atomic.Int32
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: &retry.HedgeConfig{Delay: 100 * time.Millisecond},
+			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				time.Sleep(200 * time.Millisecond)
@@ -307,7 +307,7 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Middleware: quick(2).Wrap,
-			Hedge:      &retry.HedgeConfig{Delay: 100 * time.Millisecond},
+			Hedge:      retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				b, err := io.ReadAll(r.Body)
@@ -360,7 +360,7 @@ func TestLastKnownAnswersWhileTheServerIsDown(t *testing.T) {
 		require.Equal(t, "/x 1", body)
 		body, _ = fetch(t, client, "http://a/x")
 		require.Equal(t, "/x 2", body, "a good response is never replaced")
-		script.Enable(true)
+		script.Enable()
 		time.Sleep(7 * time.Second)
 		for range 2 {
 			body, resp := fetch(t, client, "http://a/x")
@@ -391,7 +391,7 @@ func TestLastKnownKeepsWhatMayBeKept(t *testing.T) {
 	} {
 		client, script, _ := lastKnown(t, 1<<20, c.fields...)
 		fetch(t, client, "http://a/x")
-		script.Enable(true)
+		script.Enable()
 		_, resp := fetch(t, client, "http://a/x")
 		require.Equal(t, c.kept, resp != nil, "%v", c.fields)
 	}
@@ -400,7 +400,7 @@ func TestLastKnownKeepsWhatMayBeKept(t *testing.T) {
 func TestLastKnownAnswersNobodyElse(t *testing.T) {
 	client, script, _ := lastKnown(t, 1<<20, "Vary", "Accept-Language, X-Tenant")
 	fetch(t, client, "http://a/x", "Authorization", "me", "Accept-Language", "de")
-	script.Enable(true)
+	script.Enable()
 	for _, fields := range [][]string{
 		{"Authorization", "you", "Accept-Language", "de"},
 		{"Accept-Language", "de"},
@@ -423,8 +423,8 @@ func TestLastKnownIsBounded(t *testing.T) {
 		fetch(t, client, fmt.Sprint("http://a/", i))
 	}
 	require.Eventually(t, func() bool { // otter evicts a moment later
-		script.Enable(true)
-		defer script.Enable(false)
+		script.Enable()
+		defer script.Disable()
 		kept := 0
 		for i := range 500 {
 			if _, resp := fetch(t, client, fmt.Sprint("http://a/", i)); resp != nil {

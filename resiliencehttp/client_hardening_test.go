@@ -21,7 +21,7 @@ import (
 
 func TestHedgeClosesTheBodyOfACallerThatHasLeft(t *testing.T) {
 	var closed atomic.Int32
-	transport := &resiliencehttp.Transport{Hedge: &retry.HedgeConfig{Delay: time.Hour}}
+	transport := &resiliencehttp.Transport{Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", strings.NewReader("x"))
@@ -38,7 +38,7 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // too long to be read ahead
 	}))
 	defer server.Close()
-	transport := &resiliencehttp.Transport{Hedge: &retry.HedgeConfig{Delay: time.Hour}}
+	transport := &resiliencehttp.Transport{Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour})}
 	req := request(t, "GET", server.URL)
 	resp, err := transport.RoundTrip(req)
 	require.NoError(t, err)
@@ -49,7 +49,7 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
 	var sent context.Context
 	transport := &resiliencehttp.Transport{
-		Hedge: &retry.HedgeConfig{Delay: time.Hour},
+		Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			sent = r.Context()
 			return reply(r, 200, "ok"), nil
@@ -195,7 +195,7 @@ func TestHedgeLastKnownAndRetriesTogether(t *testing.T) {
 	})
 	client := resiliencehttp.LastKnown(&resiliencehttp.Transport{
 		Base: base, Middleware: quick(2).Wrap,
-		Hedge:     &retry.HedgeConfig{Delay: time.Millisecond},
+		Hedge:     retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Millisecond}),
 		RetryBody: func(*http.Response, []byte) error { return nil },
 	}, 1<<20)
 	var wg sync.WaitGroup

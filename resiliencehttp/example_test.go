@@ -59,7 +59,7 @@ func ExampleThrottleBy() {
 		Config: throttle.Config{Rate: throttle.PerMinute(1), Burst: 2},
 	})
 	behind := netip.MustParsePrefix("10.0.0.0/8") // the load balancer
-	limit := resiliencehttp.Quota{Name: "address"}.ThrottleBy(clients, resiliencehttp.ClientIP(behind))
+	limit := resiliencehttp.Server{LimitName: "address"}.ThrottleBy(clients, resiliencehttp.ClientIP(behind))
 	handler := limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello") }))
 
 	for range 3 {

@@ -58,7 +58,7 @@ func FuzzFieldsAreStructured(f *testing.F) {
 		if cfg.Validate() != nil {
 			t.Skip()
 		}
-		h := resiliencehttp.Quota{Name: name, Window: time.Duration(window)}.Throttle(throttle.New(cfg))(hello)
+		h := resiliencehttp.Server{LimitName: name, Window: time.Duration(window)}.Throttle(throttle.New(cfg))(hello)
 		for range 2 {
 			w := get(h)
 			require.Regexp(t, structured, w.Header().Get("RateLimit-Policy"))

@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,7 @@ type Check struct {
 	Detail bool
 }
 
-// Validate returns an error that names each field of c that cannot mean anything.
+// Validate returns an error that names each invalid field, or nil.
 func (c Check) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.Check"}
 	sources := 0
@@ -78,6 +79,7 @@ func (c Check) Validate() error {
 //
 // A result is kept for MaxAge, so that polling costs nothing, and many polls at once run a
 // Probe once. A Probe that does not return in time is not run again until it has returned.
+// If the deadline of a request's ctx passes before there is a result, the answer is 503.
 // Health panics if a check is not valid.
 //
 // Source: Health Endpoint Monitoring in the Cloud Design Patterns catalogue
@@ -101,12 +103,7 @@ func HealthOf(policies func(context.Context) iter.Seq2[string, error], checks ..
 		if err := c.Validate(); err != nil {
 			panic(err)
 		}
-		if c.Timeout == 0 {
-			c.Timeout = time.Second
-		}
-		if c.MaxAge == 0 {
-			c.MaxAge = time.Second
-		}
+		c.Timeout, c.MaxAge = cmp.Or(c.Timeout, time.Second), cmp.Or(c.MaxAge, time.Second)
 		h.checks = append(h.checks, &checkup{Check: c})
 	}
 	return h
@@ -150,7 +147,8 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, c := range h.checks {
 		result, ok := c.result(r.Context())
 		if !ok {
-			return // the client has gone
+			Refuse(w, r, context.DeadlineExceeded) // unless the client has gone
+			return
 		}
 		all.Checks = append(all.Checks, result)
 		switch {

@@ -221,8 +221,8 @@ func TestHealthDoesNotPileUpBehindAProbeThatHangs(t *testing.T) {
 func TestHealthOfAClientThatHasGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", Probe: func(context.Context) error { time.Sleep(time.Second / 2); return nil }})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
 		w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
 		require.Zero(t, w.Body.Len())
 		time.Sleep(time.Second)
@@ -255,4 +255,18 @@ func TestHealthPanicsWithTheErrorOfValidate(t *testing.T) {
 		require.PanicsWithError(t, c.Validate().Error(), func() { resiliencehttp.Health(c) })
 	}
 	require.NoError(t, resiliencehttp.Check{Name: "a", Probe: probe}.Validate())
+}
+
+func TestHealthInsideATimeoutIsNotTakenForWell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := resiliencehttp.Health(resiliencehttp.Check{Name: "slow", Probe: func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		require.Equal(t, 503, w.Code)
+		time.Sleep(time.Second) // the Probe returns
+	})
 }

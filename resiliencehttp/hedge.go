@@ -6,16 +6,8 @@ import (
 	"io"
 	"net/http"
 	"sync"
-
-	"github.com/go-resilience/resilience/retry"
+	"time"
 )
-
-// newHedger returns the Hedger of cfg. A hedge closes the responses itself, so that a
-// failed one can still be read.
-func newHedger(cfg retry.HedgeConfig) *retry.Hedger[*hedgeSend] {
-	cfg.Discard = nil
-	return retry.NewHedger[*hedgeSend](cfg)
-}
 
 // mayHedge reports whether req may be sent twice at once.
 func (t *Transport) mayHedge(req *http.Request) bool {
@@ -27,14 +19,15 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 
 // hedged sends req, and sends it again beside itself if that takes too long. It returns as
 // send does.
-func (t *Transport) hedged(req *http.Request) (resp *http.Response, failure, err error) {
-	h := &hedge{t: t, req: req}
+func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
+	h := &hedge{t: t, req: req, begun: begun}
 	var chosen *hedgeSend
-	defer func() { h.closeExcept(chosen) }() // also if user code panics
-	won, err := t.hedger().Do(req.Context(), h.send)
+	defer func() { h.closeExcept(chosen) }()                                  // also if user code panics
+	about := &call{Context: req.Context(), t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
+	won, err := t.Hedge.Do(about, h.send)
 	switch end := req.Context().Err(); {
 	case err == nil:
-		chosen = won
+		chosen = h.sendOf(won)
 	case len(h.sends) == 0, end != nil && errors.Is(err, end):
 		return nil, nil, withTimeout(err)
 	default: // the last failed response, as without a hedge
@@ -45,11 +38,12 @@ func (t *Transport) hedged(req *http.Request) (resp *http.Response, failure, err
 
 // A hedge is one request that is sent several times at once.
 type hedge struct {
-	t   *Transport
-	req *http.Request // the caller's
+	t     *Transport
+	req   *http.Request // the caller's
+	begun time.Time
 
 	mu    sync.Mutex
-	begun bool
+	taken bool         // the caller's own body
 	sends []*hedgeSend // that got a response
 }
 
@@ -66,7 +60,7 @@ func (s *hedgeSend) Unwrap() error { return s.failure }
 
 // send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
 // cancels that when it returns.
-func (h *hedge) send(ctx context.Context) (*hedgeSend, error) {
+func (h *hedge) send(ctx context.Context) (*http.Response, error) {
 	sending, cancel := context.WithCancelCause(h.req.Context())
 	leave := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	s := &hedgeSend{req: h.req.WithContext(sending), end: func() { cancel(nil) }}
@@ -83,7 +77,7 @@ func (h *hedge) send(ctx context.Context) (*hedgeSend, error) {
 		}
 		s.req.Body = body
 	}
-	resp, failure, err := h.t.send(s.req)
+	resp, failure, err := h.t.send(s.req, h.begun)
 	if err != nil {
 		return nil, err
 	}
@@ -94,21 +88,31 @@ func (h *hedge) send(ctx context.Context) (*hedgeSend, error) {
 	if failure != nil {
 		return nil, s
 	}
-	return s, nil
+	return resp, nil
+}
+
+// sendOf returns the hedgeSend of a response, after all sends have returned.
+func (h *hedge) sendOf(resp *http.Response) *hedgeSend {
+	for _, s := range h.sends {
+		if s.Response == resp {
+			return s
+		}
+	}
+	return nil // not reached: the Hedger returns what send has returned
 }
 
 // again reports whether the caller's own body is taken, and takes it.
 func (h *hedge) again() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	begun := h.begun
-	h.begun = true
-	return begun
+	taken := h.taken
+	h.taken = true
+	return taken
 }
 
 // closeExcept closes what the caller does not get, after all sends have returned.
 func (h *hedge) closeExcept(chosen *hedgeSend) {
-	if !h.begun {
+	if !h.taken {
 		closeBody(h.req)
 	}
 	for _, s := range h.sends {

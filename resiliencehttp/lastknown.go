@@ -19,7 +19,7 @@ import (
 //
 //	client := &http.Client{Transport: resiliencehttp.LastKnown(transport, 64<<20)}
 //
-// A request fails if next returns an error, or a status that [DefaultClassify] takes for
+// A request fails if next returns an error, or a status that [DefaultClassify] treats as
 // a failure of the server, or 429. A request whose caller has canceled it, or whose
 // deadline has passed, is answered too: its time-out is a common way to fail.
 //
@@ -37,7 +37,7 @@ import (
 // Set-Cookie, since the cookies may have changed since.
 //
 // capacity is the number of bytes that bodies, fields and URLs take together, at least
-// 1. Where there is no room, what has been used least goes. LastKnown panics if capacity
+// 1. If there is no room, the least used responses are dropped. LastKnown panics if capacity
 // is less, or next is nil.
 func LastKnown(next http.RoundTripper, capacity int64) http.RoundTripper {
 	if next == nil || capacity < 1 {

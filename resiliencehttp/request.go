@@ -23,8 +23,14 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 //	circuits := breaker.NewGroup(breaker.GroupConfig[string]{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
 func HostOf(ctx context.Context) string {
-	req, ok := RequestFrom(ctx)
-	if !ok || req.URL == nil {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c.host
+	}
+	return ""
+}
+
+func hostOf(req *http.Request) string {
+	if req.URL == nil {
 		return ""
 	}
 	return strings.ToLower(req.URL.Host)

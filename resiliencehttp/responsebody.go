@@ -13,7 +13,7 @@ import (
 type body struct {
 	inner   io.ReadCloser
 	ctx     *sendCtx
-	unwatch func() bool // undoes the AfterFunc of ctx
+	unwatch func() bool // undoes the AfterFunc of ctx; nil if ctx is apart
 	waiting atomic.Bool // a Read is under way that began before ctx ended
 	closing atomic.Bool
 }
@@ -22,15 +22,24 @@ type body struct {
 // ends with the ctx of the answer, even if the caller neither reads nor closes the body. A
 // connection (101 Switching Protocols) does not end with the ctx.
 func newBody(a answer) io.ReadCloser {
-	b := &body{inner: a.Body, ctx: a.ctx}
+	b := &a.ctx.call.read
+	b.inner, b.ctx = a.Body, a.ctx
 	if duplex(a.Response) {
+		if a.ctx.clock != nil {
+			a.ctx.clock.Stop()
+		}
 		return &duplexBody{b, b.inner.(io.Writer)}
 	}
-	if a.ctx.Done() != nil {
-		b.unwatch = a.ctx.AfterFunc(func() { b.end(a.ctx.reason(), b.waiting.Load()) })
+	if a.ctx.apart {
+		a.ctx.loose.watch(b)
+	} else if a.ctx.Done() != nil {
+		b.unwatch = a.ctx.AfterFunc(b.ctxEnded)
 	}
 	return b
 }
+
+// ctxEnded is called when the ctx of the answer has ended.
+func (b *body) ctxEnded() { b.end(b.ctx.reason(), b.waiting.Load()) }
 
 // bodyless reports whether a response has no body to wait for, so that callers need not
 // close it. A ContentLength of 0 does not say so: a RoundTripper that does not know the
@@ -57,7 +66,9 @@ func (b *body) Read(p []byte) (int, error) {
 	alive := b.ctx.Err() == nil
 	b.waiting.Store(alive)
 	n, err := b.inner.Read(p)
-	b.waiting.Store(false)
+	if err == nil || err == io.EOF {
+		b.waiting.Store(false)
+	} // otherwise ctxEnded, which may come first, is to see that a Read was waiting
 	if err != nil {
 		b.finish(err, alive)
 	}
@@ -74,7 +85,9 @@ func (b *body) Close() error {
 // finish ends the work when Read or Close returns, so that slots are free and counts are
 // exact by then, unless ctx has just ended.
 func (b *body) finish(err error, waiting bool) {
-	if b.unwatch != nil {
+	if b.ctx.apart {
+		b.ctx.loose.unwatch()
+	} else if b.unwatch != nil {
 		b.unwatch()
 	}
 	b.end(err, waiting)
@@ -85,6 +98,7 @@ func (b *body) finish(err error, waiting bool) {
 func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.ctx.end()
+	b.ctx.call.total.stop()
 	b.ctx.call.work.End(err)
 }
 

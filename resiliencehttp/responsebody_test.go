@@ -500,7 +500,7 @@ func TestBodyThatHappensToWriteIsNoConnection(t *testing.T) {
 func TestHookMayCloseTheBodyThatHasEnded(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	var resp *http.Response
-	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Change) {
+	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Event) {
 		require.NoError(t, resp.Body.Close())
 		require.Zero(t, slots.Stats().InFlight)
 	}})
@@ -1006,7 +1006,7 @@ func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
 
 func TestPanicAtTheEndOfTheBody(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Change) { panic("oops") }})
+	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Event) { panic("oops") }})
 	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, circuit.Wrap),
 		Base: roundTripper(func(*http.Request) (*http.Response, error) { return response(200, broken{}), nil })}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))

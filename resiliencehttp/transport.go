@@ -1,6 +1,11 @@
 // Package resiliencehttp brings the policies of this module to net/http: a
 // client transport, server middleware and a health endpoint.
 //
+//	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
+//
+// NewClient has a breaker, a bulkhead and a retry budget for each host, and two time-outs.
+// With a [Transport], choose the policies yourself:
+//
 //	client := &http.Client{
 //		Transport: &resiliencehttp.Transport{
 //			Middleware: resilience.Chain(
@@ -29,9 +34,10 @@
 //   - A bulkhead's slot is held, and a time-out covers the response, until its body has
 //     been read to its end or closed. As always with net/http, the caller closes the body.
 //
-// The server middleware answers 429 if a limit refuses and 503 if there is no capacity,
-// with Retry-After and a problem document (RFC 9457). A client cannot change by its request
-// how it is treated: not its priority, and not its address, unless a trusted proxy tells it.
+// The server middleware answers 429 if the client is over a limit and 503 if there is no
+// capacity, with Retry-After and a problem document (RFC 9457); see [Server]. A client cannot
+// change by its request how it is treated: not its priority, and not its address, unless a trusted
+// proxy tells it.
 package resiliencehttp
 
 import (
@@ -40,6 +46,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
@@ -79,9 +86,10 @@ import (
 // A long-lived response, such as a stream of events or the connection after 101 Switching
 // Protocols (which no time-out ends), holds its slot as long. Give it a Transport of its own.
 //
-// The policies and Base run on the caller's goroutine (but see Hedge), and slots are released within Read or
-// Close of the body. Only if ctx ends first are they released on another goroutine, together
-// with the hooks that this calls; a panic in one of these ends the program.
+// The policies and Base run on the caller's goroutine (but see Hedge), and slots are released
+// within Read or Close of the body. Only if ctx ends first are they released on another
+// goroutine, together with the hooks that this calls; a panic in one of these ends the
+// program.
 //
 // The sources of the patterns are named in their packages. RFC 9110 says what may be
 // repeated and what Retry-After means.
@@ -106,19 +114,19 @@ type Transport struct {
 	Classify func(*http.Response) error
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends,
-	// before it is sent: to sign it anew, for example. It may change its fields; a Body
-	// that it replaces it must close. An error, or a request that it has made unsendable,
-	// ends the call, and policies take it for an answer ([resilience.Answered]), since the
-	// server is not to blame.
+	// before it is sent: to sign it anew, for example. It may change its fields. If it
+	// replaces the Body, it must close the old one. An error, or a request that can no longer
+	// be sent, ends the call. Policies treat it as an answer ([resilience.Answered]), since
+	// the server is not to blame.
 	Prepare func(*http.Request) error
 
-	// RetryBody, if not nil, is called with each response that Classify takes for a
+	// RetryBody, if not nil, is called with each response that Classify treats as a
 	// success, a redirect or a 404 included, and with the first MaxRetryBody bytes of its
 	// body. It returns an error for a failure that only the body tells, which the policies
 	// see as they see Classify's. It must not change the bytes. A body that breaks off
 	// within them is a failure, too. The response is returned to the caller with its body
 	// whole, but not before these bytes have arrived. RetryBody is not called for a
-	// response that has no body by its nature: to HEAD, or with status 101, 204 or 304.
+	// response that cannot have a body: to HEAD, or with status 101, 204 or 304.
 	RetryBody func(resp *http.Response, body []byte) error
 
 	// MaxRetryBody is how many bytes RetryBody sees at most. Zero means 64 KiB; a negative
@@ -127,14 +135,15 @@ type Transport struct {
 
 	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
 	// the first response that is not a failure wins, the others are canceled and their
-	// bodies closed. Each of them passes the Middleware. Hedge.Budget bounds how many there
-	// are; Hedge.Discard is not used. RoundTrip panics if Hedge is not valid.
+	// bodies closed. Each of them passes the Middleware. The Budget of the Hedger bounds how
+	// many there are; it needs no Discard. [HostOf] tells its BudgetFor and its observers the
+	// host.
 	//
 	// The further sends run on goroutines of their own. The functions of the Transport,
 	// GetBody of the request, and a body that GetBody returned are then in use at the same
 	// time as those of the first. A request with a body but no GetBody, with a Trailer or
 	// with the field Upgrade is sent once.
-	Hedge *retry.HedgeConfig
+	Hedge *retry.Hedger[*http.Response]
 
 	// Fallback, if not nil, is called with a request that got no good response, and with
 	// the error, or the one that the policies saw in place of a failed response. It may
@@ -157,7 +166,10 @@ type Transport struct {
 
 	once    sync.Once
 	wrapped func() resilience.Func // panics each time if Middleware panicked
-	hedger  func() *retry.Hedger[*hedgeSend]
+
+	// Of a client that NewClient has made; 0 means no limit:
+	timeout, attemptTimeout time.Duration
+	passed, attemptPassed   *resilience.TimeoutError // the causes of these limits
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -170,11 +182,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.base().RoundTrip(req)
 	}
 	t.once.Do(t.build)
+	var begun time.Time
+	if t.timeout > 0 {
+		begun = time.Now()
+	}
 	send := t.send
 	if t.mayHedge(req) {
 		send = t.hedged
 	}
-	resp, failure, err := send(req)
+	resp, failure, err := send(req, begun)
 	if t.Fallback == nil || failure == nil && err == nil {
 		return resp, err
 	}
@@ -188,10 +204,7 @@ func (t *Transport) passes() bool {
 
 // build makes what the Transport needs once.
 func (t *Transport) build() {
-	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(attempt) })
-	if t.Hedge != nil {
-		t.hedger = sync.OnceValue(func() *retry.Hedger[*hedgeSend] { return newHedger(*t.Hedge) })
-	}
+	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
 
 // fallBack returns the response of Fallback in the place of resp and err.
@@ -232,8 +245,8 @@ func complete(resp *http.Response, req *http.Request) {
 }
 
 // send sends req through the policies. failure is the error that they saw in place of
-// resp, if that is a failed response.
-func (t *Transport) send(req *http.Request) (resp *http.Response, failure, err error) {
+// resp, if that is a failed response. begun is when the Timeout of a client began.
+func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	if err := unsendable(req); err != nil {
 		closeBody(req)
 		return nil, nil, &requestError{err}
@@ -242,7 +255,14 @@ func (t *Transport) send(req *http.Request) (resp *http.Response, failure, err e
 		closeBody(req)
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{Context: req.Context(), t: t, req: req, body: newRequestBody(req, t.MaxBuffer)}
+	c := &call{Context: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer)}
+	if t.timeout > 0 {
+		at := begun.Add(t.timeout)
+		if deadline, ok := req.Context().Deadline(); !ok || at.Before(deadline) {
+			c.total.Context, c.total.at, c.total.cause = c.Context, at, t.passed
+			c.Context = &c.total
+		}
+	}
 	if canceled(req) != nil {
 		c.Context, c.cancel = context.WithCancel(c.Context)
 		defer c.cancel()

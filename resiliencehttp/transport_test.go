@@ -528,6 +528,7 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 			status, ok := errors.AsType[*resiliencehttp.StatusError](err)
 			require.True(t, ok)
 			require.Equal(t, "b", status.Header.Get("A"))
+			require.Equal(t, "503", status.ErrorType())
 		}
 	}
 	resp := response(503, nil, "A", "b")
