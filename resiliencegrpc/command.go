@@ -1,0 +1,89 @@
+package resiliencegrpc
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/saga"
+)
+
+const idempotencyKey = "idempotency-key"
+
+// SendCommand calls send, which makes an RPC, as the command of the saga's step whose ctx
+// it is given, and returns what the answer means to the step, as [Outcome] does.
+//
+//	Do: func(ctx context.Context, s *Trip) error {
+//		return resiliencegrpc.SendCommand(ctx, func(ctx context.Context) (err error) {
+//			s.Booking, err = hotels.Book(ctx, s.request())
+//			return err
+//		})
+//	},
+//
+// The metadata idempotency-key gets the id of the command. A server that applies each key
+// once, such as by [CommandContext] and [saga.Apply], is safe from repetition.
+func SendCommand(ctx context.Context, send func(context.Context) error) error {
+	out := ctx
+	if id := saga.CommandFrom(ctx).ID; id != "" {
+		out = metadata.AppendToOutgoingContext(ctx, idempotencyKey, id)
+	}
+	return Outcome(ctx, send(out))
+}
+
+// Outcome returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
+// given:
+//
+//   - NotFound is nil in an Undo: there is nothing to undo.
+//   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition,
+//     OutOfRange and Unimplemented are a [saga.NoEffect]: the server declined.
+//   - AlreadyExists and DataLoss are a [saga.Abort]: the step may have taken effect.
+//   - Any other error is returned as it is. A refusal of a policy remains one: the attempt
+//     was not made. After any other error the step is in doubt and is tried again.
+func Outcome(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if behavior.IsRefused(err) {
+		return err
+	}
+	switch status.Code(err) {
+	case codes.NotFound:
+		if cmd := saga.CommandFrom(ctx); cmd.ID != cmd.DoID() {
+			return nil
+		}
+		return saga.NoEffect(err)
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
+		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
+		return saga.NoEffect(err)
+	case codes.AlreadyExists, codes.DataLoss:
+		return saga.Abort(err)
+	}
+	return err
+}
+
+// CommandContext returns the ctx of an RPC's handler with the command of [SendCommand],
+// for [saga.Apply] or [saga.Barrier]. The error has the code InvalidArgument, if the
+// metadata has no id of a command.
+func CommandContext(ctx context.Context) (context.Context, error) {
+	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
+	if len(keys) == 1 {
+		if cmd := (saga.Command{ID: keys[0]}); cmd.DoID() != "" {
+			return saga.WithCommand(ctx, cmd), nil
+		}
+	}
+	return ctx, status.Error(codes.InvalidArgument, "the metadata idempotency-key must be the id of a command")
+}
+
+// CommandError returns the result of [saga.Apply] as a handler answers it, so that
+// [Outcome] reads it. The error of a Do that comes after its Undo, and any other answer
+// ([saga.NoEffect], [saga.Abort], resilience.Answer), has the code FailedPrecondition,
+// unless it has a code of its own. Any other error is returned as it is.
+func CommandError(err error) error {
+	if err == nil || !behavior.IsAnswered(err) || status.Code(err) != codes.Unknown {
+		return err
+	}
+	return status.Error(codes.FailedPrecondition, err.Error())
+}
