@@ -3,6 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 	"errors"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,7 +50,7 @@ import (
 // SendMsg.
 //
 // If a time-out passes while the caller is neither receiving nor sending, the server is
-// not to blame. Policies take the error for an answer ([resilience.Answered]).
+// not to blame. Policies treat the error as an answer ([resilience.Answered]).
 //
 // A Client may be used for several connections, which then share its policies.
 type Client struct {
@@ -149,6 +150,16 @@ func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool
 		return c.final
 	}
 	return e
+}
+
+// over reports whether ctx has ended. Its deadline counts from the moment that it
+// passes: gRPC often returns a moment before ctx is canceled.
+func over(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		return true
+	}
+	deadline, ok := ctx.Deadline()
+	return ok && !time.Now().Before(deadline)
 }
 
 // result returns what the caller gets after the policies have returned err.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -557,6 +558,7 @@ func TestWhatAStatusSays(t *testing.T) {
 		require.Equal(t, err, e.Err)
 		require.Equal(t, status.Code(err), e.Code)
 		require.Equal(t, status.Code(err), e.GRPCStatus().Code())
+		require.Equal(t, strings.ToUpper(e.Code.String()), strings.ReplaceAll(e.ErrorType(), "_", ""))
 		require.Equal(t, c.answered, resilience.Answered(seen), "%v", c.err)
 		require.Equal(t, c.retryable, resilience.Retryable(seen), "%v", c.err)
 		require.Equal(t, c.throttled, e.Throttled(), "%v", c.err)

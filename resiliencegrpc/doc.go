@@ -15,14 +15,13 @@
 //		Slots: slots,
 //	}.Options()...)
 //
-// What a user of [Client] must know:
+// A user of [Client] must know:
 //
 //   - Only what may be repeated is repeated: methods whose idempotency_level in the
 //     .proto file is NO_SIDE_EFFECTS or IDEMPOTENT, and what Client.Replayable adds. Any
 //     other call is retried only if it was certainly never sent.
 //   - UNAVAILABLE is worth another attempt. RESOURCE_EXHAUSTED and every other status is
-//     so only if the server says when to come back. What each status says is at
-//     [StatusError].
+//     so only if the server says when to come back: see [StatusError].
 //   - A stream that only the server sends on is retried until its first message has
 //     arrived. A stream that the client sends on is guarded, but not retried once it is
 //     open.
@@ -31,10 +30,10 @@
 //   - The retries of a service config are switched off, because they would multiply
 //     with those of a retrier.
 //
-// A server that refuses a call says so as gRPC has it: RESOURCE_EXHAUSTED where a limit
-// is used up and UNAVAILABLE where there is no capacity, with a RetryInfo detail and
-// grpc-retry-pushback-ms where it is known when to come back. Nothing that a request
-// says of itself changes how it is treated.
+// A server refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with
+// UNAVAILABLE if there is no capacity. A RetryInfo detail and grpc-retry-pushback-ms say when
+// to come back, if that is known. A client cannot change by its call how it is treated: not
+// its priority, and not its address, unless a trusted proxy tells it.
 //
 // An error of a policy has a status: [google.golang.org/grpc/status.FromError]
 // understands it, and errors.Is(err, breaker.ErrOpen) holds.

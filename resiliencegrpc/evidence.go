@@ -1,9 +1,7 @@
 package resiliencegrpc
 
 import (
-	"context"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -31,13 +29,3 @@ func (e *evidence) reset() { *e = evidence{} }
 // of no connection that it was sent on. If an interceptor further in keeps the options
 // from gRPC, it cannot be told.
 func (e *evidence) never() bool { return e.finished.Load() && e.peer.Addr == nil }
-
-// over reports whether ctx has ended. Its deadline counts from the moment that it
-// passes: gRPC often returns a moment before ctx is canceled.
-func over(ctx context.Context) bool {
-	if ctx.Err() != nil {
-		return true
-	}
-	deadline, ok := ctx.Deadline()
-	return ok && !time.Now().Before(deadline)
-}

@@ -85,7 +85,7 @@ func ExampleClient_stream() {
 func ExampleServer() {
 	addr, stop := healthServer(failing(0), resiliencegrpc.Server{
 		Limit:  throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.1, Burst: 1}}),
-		Key:    resiliencegrpc.PeerIP(),
+		Key:    resiliencegrpc.ClientIP(),
 		Slots:  bulkhead.New(bulkhead.Config{Limit: 64}),
 		Exempt: func(string) bool { return false }, // for this example, not even health checks
 	}.Options()...)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -27,7 +28,7 @@ import (
 //
 //   - RESOURCE_EXHAUSTED if a limit is used up,
 //   - UNAVAILABLE if there is no capacity: no slot is free, a circuit is open, or a limit
-//     cannot tell,
+//     refused for another reason, such as an outage or too many keys,
 //   - DEADLINE_EXCEEDED if a time-out of the Middleware passed.
 //
 // If the policy says when to come back, the status has a RetryInfo detail, and the trailer
@@ -45,18 +46,17 @@ import (
 // [grpc.MaxConcurrentStreams].
 type Server struct {
 	// Limit bounds the rate of calls for each key. Nil means no limit.
-	Limit *throttle.Group[string]
+	Limit Admitter
 
-	// Key returns what Limit and MessageLimit know the client of a call by. A client
-	// that can choose its key can choose a new one for each call: take it from what the
-	// server knows of the client, such as its address or the account that it has proved
-	// to be, not from what the client says. Nil means [PeerIP].
+	// Key returns the key of a call for Limit and MessageLimit. Take it from what the
+	// server knows about the client, such as its address or its authenticated account. A
+	// client that can choose its key can choose a new one for each call, and has no limit.
+	// Nil means [ClientIP] without trusted proxies.
 	Key func(context.Context) string
 
-	// Slots bounds how many calls are served at once. The level of a call, if there are
-	// several, is what the Priority of Slots makes of the ctx of the call: an interceptor
-	// before these can put there what the server knows of the client. Nil means no
-	// bound.
+	// Slots bounds how many calls are served at once. If it has several levels, its
+	// Priority finds the level of a call in the call's ctx, where an interceptor before
+	// these can put what the server knows about the client. Nil means no bound.
 	Slots *bulkhead.Bulkhead
 
 	// StreamSlots bounds how many streams are served at once, in the place of Slots. Nil
@@ -66,17 +66,25 @@ type Server struct {
 	// MessageLimit bounds the rate of messages that a client sends on its streams, for
 	// each key. A stream whose message is over the limit ends as a call that is
 	// refused, whatever its handler returns; with a MaxWait, its messages are received
-	// later, and the client has to slow down. Nil means no limit.
-	MessageLimit *throttle.Group[string]
+	// later, and the client has to slow down. A [throttle.Shared] asks Redis for each
+	// message. Nil means no limit.
+	MessageLimit Admitter
 
-	// Middleware runs what serves a call: a breaker, a limit that is shared, or a
-	// [resilience.Chain] of several. A call is served once, whatever Middleware makes of
-	// its failure: a retrier has no place here. Nil means none.
+	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several
+	// policies. A call is served once, so a retrier is of no use here. Nil means none.
 	Middleware resilience.Middleware
 
 	// Exempt reports whether calls of a full method pass without any of this. Nil means
 	// those of [HealthOrReflection].
 	Exempt func(method string) bool
+}
+
+// An Admitter is a limit for each key: a *[throttle.Group] of strings or, for the instances
+// of a service together, a *[throttle.Shared].
+type Admitter interface {
+	// Admit takes what a call costs from the limit of key. It returns what is left, and an
+	// error if the call is refused.
+	Admit(ctx context.Context, key string) (throttle.Decision, error)
 }
 
 // HealthOrReflection reports whether a full method is one of the services
@@ -89,11 +97,11 @@ func HealthOrReflection(method string) bool {
 }
 
 // Options returns options for [grpc.NewServer]. They add interceptors, which run in the
-// order in which all options add them: what the Key or a Priority reads from the ctx of a
-// call is put there by interceptors before these.
+// order in which all options add them. If Key or a Priority reads from the ctx of a call, an
+// interceptor before these puts it there.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
-		s.Key = peerIP
+		s.Key = ClientIP()
 	}
 	if s.StreamSlots == nil {
 		s.StreamSlots = s.Slots
@@ -101,6 +109,7 @@ func (s Server) Options() []grpc.ServerOption {
 	if s.Exempt == nil {
 		s.Exempt = HealthOrReflection
 	}
+	s.Limit, s.MessageLimit = orNil(s.Limit), orNil(s.MessageLimit)
 	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -130,12 +139,25 @@ func (s Server) Options() []grpc.ServerOption {
 	}
 }
 
+// orNil returns nil for a nil pointer, such as that of a group that a program does without.
+func orNil(limit Admitter) Admitter {
+	if v := reflect.ValueOf(limit); v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil
+	}
+	return limit
+}
+
 // chain returns the policies of a call.
 func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	var all []resilience.Middleware
 	if s.Limit != nil {
 		all = append(all, func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error { return s.Limit.Do(ctx, s.Key(ctx), next) }
+			return func(ctx context.Context) error {
+				if _, err := s.Limit.Admit(ctx, s.Key(ctx)); err != nil {
+					return err
+				}
+				return next(ctx)
+			}
 		})
 	}
 	if slots != nil {
@@ -145,7 +167,7 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	return policies(resilience.Chain(all...)(serve))
 }
 
-// policies are those that a call passes on its way to the handler.
+// policies runs the service that its ctx is, under all policies.
 type policies resilience.Func
 
 // serve calls the handler under the policies. It returns what the client gets.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -37,7 +38,8 @@ func tenants(rate float64, burst int) *throttle.Group[string] {
 }
 
 func TestAServerWithoutPoliciesServes(t *testing.T) {
-	_, lis := serve(t, &service{}, resiliencegrpc.Server{}.Options()...)
+	var none *throttle.Group[string]
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: none, MessageLimit: none}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	m, err := client.Get(t.Context(), hello)
 	require.NoError(t, err)
@@ -506,8 +508,8 @@ func TestAServerThatRefusesBeforeItsHandlers(t *testing.T) {
 	require.EqualValues(t, 2, s.calls.Load())
 }
 
-func TestPeerIP(t *testing.T) {
-	key := resiliencegrpc.PeerIP()
+func TestClientIP(t *testing.T) {
+	key := resiliencegrpc.ClientIP()
 	for addr, want := range map[string]string{
 		"192.0.2.1:1234":              "192.0.2.1",
 		"[2001:db8:1:2:3:4:5:6]:1234": "2001:db8:1:2::/64",
@@ -522,12 +524,54 @@ func TestPeerIP(t *testing.T) {
 	require.Empty(t, key(peer.NewContext(t.Context(), &peer.Peer{})))
 }
 
+func TestClientIPBehindTrustedProxies(t *testing.T) {
+	key := resiliencegrpc.ClientIP(netip.MustParsePrefix("10.0.0.0/8"))
+	for _, c := range []struct {
+		remote string
+		md     metadata.MD
+		want   string
+	}{
+		{"192.0.2.1:1", metadata.Pairs("x-forwarded-for", "9.9.9.9"), "192.0.2.1"},
+		{"10.0.0.1:1", nil, "10.0.0.1"},
+		{"10.0.0.1:1", metadata.Pairs("x-forwarded-for", "6.6.6.6, 192.0.2.9, 10.1.1.1"), "192.0.2.9"},
+		{"10.0.0.1:1", metadata.Pairs("x-forwarded-for", "6.6.6.6", "x-forwarded-for", "192.0.2.9"), "192.0.2.9"},
+		{"10.0.0.1:1", metadata.Pairs("forwarded", `for="[2001:db8:1:2::9]:4711"`), "2001:db8:1:2::/64"},
+		{"10.0.0.1:1", metadata.Pairs("forwarded", "for=6.6.6.6", "x-forwarded-for", "192.0.2.9"), "10.0.0.1"},
+	} {
+		ctx := peer.NewContext(metadata.NewIncomingContext(t.Context(), c.md), &peer.Peer{Addr: address(c.remote)})
+		require.Equal(t, c.want, key(ctx), c)
+	}
+	require.Equal(t, "10.0.0.1", resiliencegrpc.ClientIP()(peer.NewContext(
+		metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-forwarded-for", "192.0.2.9")), &peer.Peer{Addr: address("10.0.0.1:1")})))
+}
+
+func TestLimitOfAShared(t *testing.T) {
+	shared := throttle.NewShared(throttle.SharedConfig{
+		Name: "tenants", Rate: 1e-6, Burst: 2, OnOutage: throttle.RefuseAll,
+		Eval: func(context.Context, string, []string, ...any) (any, error) {
+			return nil, errors.New("connection refused")
+		},
+	})
+	s := &service{}
+	_, lis := serve(t, s, resiliencegrpc.Server{Limit: shared}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	_, err := client.Get(t.Context(), hello)
+	requireCode(t, codes.Unavailable, err)
+	require.Zero(t, s.calls.Load())
+	require.NoError(t, shared.Update(func(c *throttle.SharedConfig) { c.OnOutage, c.Instances = throttle.LimitLocally, 2 }))
+	_, err = client.Get(t.Context(), hello)
+	require.NoError(t, err)
+	_, err = client.Get(t.Context(), hello)
+	requireCode(t, codes.ResourceExhausted, err)
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
 type address string
 
 func (a address) Network() string { return "test" }
 func (a address) String() string  { return string(a) }
 
-func TestPeerIPOverASocket(t *testing.T) {
+func TestClientIPOverASocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), strings.ToLower(rand.Text()[:8]))
 	lis, err := net.Listen("unix", path)
 	require.NoError(t, err)

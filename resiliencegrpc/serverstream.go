@@ -5,15 +5,13 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
-
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // A guardedStream is the stream of a handler, under the ctx of the policies.
 type guardedStream struct {
 	grpc.ServerStream
 	ctx   context.Context
-	limit *throttle.Group[string] // of messages; nil if there is none
+	limit Admitter // of messages; nil if there is none
 	key   string
 
 	mu      sync.Mutex
@@ -30,7 +28,7 @@ func (s *guardedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil || s.limit == nil {
 		return err
 	}
-	err := s.limit.Do(s.ctx, s.key, func(context.Context) error { return nil })
+	_, err := s.limit.Admit(s.ctx, s.key)
 	if err == nil {
 		return nil
 	}

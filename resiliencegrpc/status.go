@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -119,12 +120,16 @@ func (e *StatusError) Retryable() bool { return e.may && e.worth == yes }
 // Answered reports whether the status says nothing against the server.
 func (e *StatusError) Answered() bool { return e.local || answers(e.Code) }
 
-// Throttled reports whether the server refused the call to shed load: it is
+// Throttled reports whether the server turned the call away to shed load: the code is
 // RESOURCE_EXHAUSTED or UNAVAILABLE, and the server said when to come back. A
-// throttle.Adaptive counts it as refused by the server.
+// throttle.Adaptive counts it as throttled.
 func (e *StatusError) Throttled() bool {
 	return e.after > 0 && (e.Code == codes.ResourceExhausted || e.Code == codes.Unavailable)
 }
+
+// ErrorType returns the code as "UNAVAILABLE", for the attribute error.type of
+// OpenTelemetry.
+func (e *StatusError) ErrorType() string { return code.Code(e.Code).String() }
 
 // Timeout reports whether the status is DEADLINE_EXCEEDED.
 func (e *StatusError) Timeout() bool { return e.Code == codes.DeadlineExceeded }
