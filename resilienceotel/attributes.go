@@ -1,0 +1,70 @@
+package resilienceotel
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// Attributes of metrics and spans.
+const (
+	nameKey      = attribute.Key("resilience.name")          // of a policy, or of a Call or Attempt
+	keyKey       = attribute.Key("resilience.key")           // of a Group's member that Config.Keys allows
+	outcomeKey   = attribute.Key("outcome")                  // of metrics, as in the figures
+	endedKey     = attribute.Key("resilience.outcome")       // of spans
+	refusedByKey = attribute.Key("resilience.refused_by")    // the policy that refused last: "breaker/users"
+	attemptKey   = attribute.Key("resilience.retry.attempt") // of an attempt its number; of a call how many there were
+	waitedKey    = attribute.Key("resilience.waited")        // seconds of the last wait for a slot or a token
+	staleKey     = attribute.Key("resilience.stale")         // true: a cache served a value past its TTL
+	sagaStepKey  = attribute.Key("resilience.saga.step")
+	sagaOpKey    = attribute.Key("resilience.saga.op")
+)
+
+// An outcome is how a call has ended.
+type outcome string
+
+const (
+	ok       outcome = "ok"
+	failed   outcome = "error"
+	refused  outcome = "refused"
+	canceled outcome = "canceled"
+	timeout  outcome = "timeout"
+)
+
+// outcomeOf returns the outcome of a call that was made under ctx.
+func outcomeOf(ctx context.Context, err error) outcome {
+	if err == error(panicked{}) {
+		return failed
+	}
+	switch behavior.ReadUnder(ctx, err).Kind {
+	case behavior.Done, behavior.Answered:
+		return ok
+	case behavior.Refused:
+		return refused
+	case behavior.Canceled:
+		return canceled
+	case behavior.Overran:
+		return timeout
+	}
+	if behavior.IsTimeout(err) {
+		return timeout
+	}
+	return failed
+}
+
+// errorType returns the attribute error.type of an error, or of the last one that a
+// Retrier gave up on.
+func errorType(err error) attribute.KeyValue {
+	for {
+		gaveUp, ok := errors.AsType[*retry.Error](err)
+		if !ok || len(gaveUp.Errs) == 0 {
+			return semconv.ErrorType(err)
+		}
+		err = gaveUp.Errs[len(gaveUp.Errs)-1]
+	}
+}

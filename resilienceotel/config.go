@@ -1,0 +1,61 @@
+package resilienceotel
+
+import (
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// scope is the name of the instrumentation.
+const scope = "github.com/go-resilience/resilience/resilienceotel"
+
+// Config configures [Observe] and [New]. The zero Config is usable.
+type Config struct {
+	// MeterProvider makes the instruments. Nil means otel.GetMeterProvider().
+	MeterProvider metric.MeterProvider
+	// TracerProvider makes the spans. Nil means otel.GetTracerProvider().
+	TracerProvider trace.TracerProvider
+
+	// Keys reports whether the key of a Group may appear in metrics: kind is that of the
+	// policy, such as "breaker", and name is its name. Observe shows the figures of the
+	// members that it allows, in instruments of their own (resilience.member.*), and looks
+	// at all members in each collection. Keys must allow a bounded number of keys. Nil
+	// means that no key appears.
+	Keys func(kind, name, key string) bool
+}
+
+func (c Config) meter() metric.Meter {
+	p := c.MeterProvider
+	if p == nil {
+		p = otel.GetMeterProvider()
+	}
+	return p.Meter(scope)
+}
+
+func (c Config) tracer() trace.Tracer {
+	p := c.TracerProvider
+	if p == nil {
+		p = otel.GetTracerProvider()
+	}
+	return p.Tracer(scope)
+}
+
+// Boundaries of the histograms, in seconds; those of calls are the ones of the semantic
+// conventions for HTTP.
+var (
+	callBuckets    = []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
+	waitBuckets    = []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5}
+	stepBuckets    = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
+	sagaBuckets    = []float64{0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 21600, 86400}
+	attemptBuckets = []float64{1, 2, 3, 5, 8}
+)
+
+// seconds returns a histogram of durations. An instrument that cannot be made records
+// nothing, and the reason goes to otel's error handler.
+func seconds(m metric.Meter, name, help string, buckets []float64) metric.Float64Histogram {
+	h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(buckets...))
+	if err != nil {
+		otel.Handle(err)
+	}
+	return h
+}

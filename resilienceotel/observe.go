@@ -1,0 +1,238 @@
+package resilienceotel
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/go-resilience/resilience/registry"
+)
+
+// Observe shows the policies of reg as metrics, those added later included, until stop is
+// called. Each collection reads the figures of every policy once. A counter appears with
+// its first count, as other counters of OpenTelemetry do. Events of the policies feed the
+// histograms and become attributes of the span that is current.
+//
+// A registry is observed once for a MeterProvider: a second time, its numbers would be
+// added up. A policy of other origin that is added after Observe, with figures that no
+// policy had before, appears from the second collection on.
+func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
+	o := &observation{reg: reg, keys: cfg.Keys, meter: cfg.meter(), known: map[string]bool{}}
+	figures := slices.Collect(registry.Figures())
+	for e := range reg.All() {
+		figures = slices.AppendSeq(figures, e.Figures())
+	}
+	if err := o.announce(figures); err != nil {
+		o.stop()
+		return nil, err
+	}
+	unobserve := reg.Observe(newRecorder(o.meter, cfg.Keys).event)
+	return sync.OnceFunc(func() {
+		unobserve()
+		o.stop()
+	}), nil
+}
+
+// An observation is what one Observe has made.
+type observation struct {
+	reg   *registry.Registry
+	keys  func(kind, name, key string) bool
+	meter metric.Meter
+
+	// changing is held while instruments are made, which waits for a collection to end.
+	changing   sync.Mutex
+	collectors []metric.Registration
+	stopped    bool
+
+	mu    sync.Mutex
+	known map[string]bool // names of figures that have an instrument
+}
+
+// add reports whether a figure had no instrument, and notes that it has one.
+func (o *observation) add(figure string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	had := o.known[figure]
+	o.known[figure] = true
+	return !had
+}
+
+func (o *observation) has(figure string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known[figure]
+}
+
+// Instruments are named by the figure, with one of these in front.
+const (
+	ofPolicy = "resilience."
+	ofMember = "resilience.member."
+)
+
+// announce makes the instruments of figures that have none, and a collector that reads
+// them. The API has no way to add an instrument to a collector that is registered.
+func (o *observation) announce(figures []registry.Figure) error {
+	o.changing.Lock()
+	defer o.changing.Unlock()
+	if o.stopped {
+		return nil
+	}
+	c := &collector{observation: o, first: len(o.collectors) == 0, instruments: map[string]metric.Float64Observable{}, policies: map[policy]*series{}}
+	var all []metric.Observable
+	var errs []error
+	for _, f := range figures {
+		if !o.add(f.Name) {
+			continue
+		}
+		prefixes := []string{ofPolicy, ofMember}
+		if o.keys == nil {
+			prefixes = prefixes[:1]
+		}
+		for _, prefix := range prefixes {
+			i, err := instrument(o.meter, prefix+f.Name, f)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			c.instruments[prefix+f.Name] = i
+			all = append(all, i)
+		}
+	}
+	if len(all) > 0 {
+		r, err := o.meter.RegisterCallback(c.collect, all...)
+		if err == nil {
+			o.collectors = append(o.collectors, r)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// instrument returns the instrument of a figure.
+func instrument(m metric.Meter, name string, f registry.Figure) (metric.Float64Observable, error) {
+	switch {
+	case f.Kind == registry.Counter:
+		return m.Float64ObservableCounter(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
+	case !f.Additive:
+		return m.Float64ObservableGauge(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
+	default:
+		return m.Float64ObservableUpDownCounter(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
+	}
+}
+
+func (o *observation) stop() {
+	o.changing.Lock()
+	defer o.changing.Unlock()
+	o.stopped = true
+	for _, r := range o.collectors {
+		if err := r.Unregister(); err != nil {
+			otel.Handle(err)
+		}
+	}
+}
+
+// A collector reads the figures for some instruments, once in each collection of each
+// reader.
+type collector struct {
+	*observation
+	first       bool // it looks for figures that have no instrument yet
+	instruments map[string]metric.Float64Observable
+
+	reading  sync.Mutex
+	policies map[policy]*series
+	round    int
+}
+
+type policy struct{ prefix, kind, name, key string }
+
+// A series is what a policy showed in collections before, in that order. It saves making
+// the attributes again.
+type series struct {
+	shown []shown
+	round int // of the collector, when it was read last
+}
+
+// shown is one figure of a policy, with its instrument, if that is the collector's.
+type shown struct {
+	figure     registry.Figure
+	instrument metric.Float64Observable
+	attrs      []metric.ObserveOption
+}
+
+func (c *collector) collect(_ context.Context, to metric.Observer) error {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.round++
+	var unknown []registry.Figure
+	for e := range c.reg.All() {
+		unknown = c.read(to, policy{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Figures(), unknown)
+		if c.keys == nil {
+			continue
+		}
+		for _, m := range e.Members(math.MaxInt) {
+			if m.Policy != nil && c.keys(e.Kind, e.Name, m.Key) {
+				unknown = c.read(to, policy{ofMember, e.Kind, e.Name, m.Key}, m.Figures(), unknown)
+			}
+		}
+	}
+	maps.DeleteFunc(c.policies, func(_ policy, s *series) bool { return s.round != c.round })
+	if len(unknown) > 0 && c.first {
+		// The provider holds its lock meanwhile.
+		go func() {
+			if err := c.announce(unknown); err != nil {
+				otel.Handle(err)
+			}
+		}()
+	}
+	return nil
+}
+
+// read observes the figures of a policy, and appends those without an instrument to
+// unknown.
+func (c *collector) read(to metric.Observer, p policy, figures iter.Seq[registry.Figure], unknown []registry.Figure) []registry.Figure {
+	s := c.policies[p]
+	if s == nil {
+		s = new(series)
+		c.policies[p] = s
+	}
+	s.round = c.round
+	n := 0
+	for f := range figures {
+		if n == len(s.shown) {
+			s.shown = append(s.shown, shown{})
+		}
+		as := &s.shown[n]
+		n++
+		if f.Kind == registry.Counter && f.Value == 0 {
+			continue
+		}
+		if as.attrs == nil || as.figure.Name != f.Name || !slices.Equal(as.figure.Attrs, f.Attrs) {
+			*as = shown{figure: f, instrument: c.instruments[p.prefix+f.Name], attrs: attributes(p, f)}
+		}
+		if as.instrument != nil {
+			to.ObserveFloat64(as.instrument, f.Value, as.attrs...)
+		} else if c.first && !c.has(f.Name) {
+			unknown = append(unknown, f)
+		}
+	}
+	return unknown
+}
+
+func attributes(p policy, f registry.Figure) []metric.ObserveOption {
+	kv := []attribute.KeyValue{nameKey.String(p.name)}
+	if p.key != "" {
+		kv = append(kv, keyKey.String(p.key))
+	}
+	for _, a := range f.Attrs {
+		kv = append(kv, attribute.String(a.Key, a.Value))
+	}
+	return []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
+}

@@ -1,0 +1,293 @@
+package resilienceotel_test
+
+import (
+	"context"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resilienceotel"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+type trip struct{ Legs int }
+
+func done(context.Context, *trip) error { return nil }
+
+// everyKind returns a policy of each kind.
+func everyKind() []registry.Policy {
+	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
+	saga.Register(runner, &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{{Name: "book", Do: done, Undo: done}}})
+	return []registry.Policy{
+		retry.New(retry.Config{Name: "users"}),
+		retry.NewBudget(retry.BudgetConfig{Name: "users"}),
+		retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts"}}),
+		retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Second}),
+		breaker.New(breaker.Config{Name: "users"}),
+		breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards"}}),
+		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
+		bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "rooms", Limit: 1}}),
+		throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
+		throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10, Burst: 2}}),
+		throttle.NewShared(throttle.SharedConfig{Name: "fleet", Rate: 10, Burst: 1, Instances: 1,
+			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }}),
+		throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"}),
+		cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Minute, Load: func(context.Context, int) (int, error) { return 0, nil }}),
+		lease.New(lease.NewMemory(), lease.Config{Name: "leader", TTL: time.Second}),
+		runner,
+	}
+}
+
+func TestEveryFigureIsAnInstrument(t *testing.T) {
+	s := newSDK(t)
+	reg := s.observe(t, everyKind()...)
+	e, found := reg.Get("breaker", "users")
+	require.True(t, found)
+	require.NoError(t, e.Policy.(*breaker.Breaker).Do(t.Context(), func(context.Context) error { return nil }))
+
+	metrics, values := s.metrics(t), s.values(t)
+	n := 0
+	for e := range reg.All() {
+		for f := range e.Figures() {
+			if f.Kind == registry.Counter && f.Value == 0 {
+				require.NotContains(t, linesOf(values), seriesOf(e, f))
+				continue
+			}
+			n++
+			m, exported := metrics["resilience."+f.Name]
+			require.True(t, exported, f)
+			require.Equal(t, f.Unit, m.Unit)
+			require.Equal(t, f.Help, m.Description)
+			switch data := m.Data.(type) {
+			case metricdata.Sum[float64]:
+				require.Equal(t, f.Kind == registry.Counter, data.IsMonotonic, f)
+				require.True(t, f.Additive, f)
+			default:
+				require.IsType(t, metricdata.Gauge[float64]{}, data)
+				require.False(t, f.Additive, f)
+			}
+			require.Contains(t, linesOf(values), seriesOf(e, f), f)
+		}
+	}
+	require.Len(t, values, n, "and nothing else")
+	require.Equal(t, 1.0, values["resilience.breaker.call.count{outcome=success,name=users}"])
+	require.Equal(t, 1.0, values["resilience.breaker.state{name=users,state=closed}"])
+	require.Zero(t, values["resilience.breaker.state{name=users,state=open}"])
+}
+
+// seriesOf returns the line of a figure.
+func seriesOf(e registry.Entry, f registry.Figure) string {
+	kv := []string{"name=" + e.Name}
+	for _, a := range f.Attrs {
+		kv = append(kv, a.Key+"="+a.Value)
+	}
+	return line("resilience."+f.Name, kv)
+}
+
+// line and linesOf write metrics with their attributes in the order of the alphabet.
+func line(name string, kv []string) string {
+	slices.Sort(kv)
+	return name + "{" + strings.Join(kv, ",") + "}"
+}
+
+func linesOf(values map[string]float64) []string {
+	var all []string
+	for l := range maps.Keys(values) {
+		name, kv, _ := strings.Cut(strings.TrimSuffix(l, "}"), "{")
+		all = append(all, line(name, strings.Split(kv, ",")))
+	}
+	return all
+}
+
+func TestPoliciesComeAndGo(t *testing.T) {
+	s := newSDK(t)
+	reg := registry.New()
+	stop, err := resilienceotel.Observe(reg, s.Config)
+	require.NoError(t, err)
+	require.Empty(t, s.values(t))
+
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	reg.MustAdd(circuit)
+	require.Contains(t, s.values(t), "resilience.breaker.state{name=users,state=closed}")
+	reg.Remove(circuit)
+	require.Empty(t, s.values(t))
+
+	renewed := bulkhead.New(bulkhead.Config{Name: "users", Limit: 3})
+	reg.MustAdd(renewed)
+	require.Equal(t, 3.0, s.values(t)["resilience.bulkhead.limit{name=users}"])
+	require.NoError(t, renewed.SetLimit(4))
+	require.Equal(t, 4.0, s.values(t)["resilience.bulkhead.limit{name=users}"])
+
+	stop()
+	stop()
+	require.Empty(t, s.values(t))
+}
+
+// A program may set its providers after it has made what uses them.
+func TestGlobalProvidersMayComeLater(t *testing.T) {
+	reg := registry.New()
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	reg.MustAdd(circuit)
+	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{})
+	require.NoError(t, err)
+	call := resilienceotel.New(resilienceotel.Config{}).Call("users")(func(context.Context) error { return nil })
+	require.NoError(t, call(t.Context()))
+
+	s := newSDK(t)
+	otel.SetMeterProvider(s.MeterProvider)
+	otel.SetTracerProvider(s.TracerProvider)
+	require.NoError(t, call(t.Context()))
+	v := s.values(t)
+	require.Equal(t, 1.0, v["resilience.call.duration{outcome=ok,name=users}"])
+	require.Equal(t, 1.0, v["resilience.breaker.state{name=users,state=closed}"])
+	require.Len(t, s.spans.GetSpans(), 1)
+	stop()
+	require.NotContains(t, s.values(t), "resilience.breaker.state{name=users,state=closed}")
+}
+
+// A custom policy has figures that no policy of this module has. Which, and in which
+// order, may change.
+type custom struct {
+	calls atomic.Int64
+}
+
+func (*custom) Name() string { return "mine" }
+func (*custom) Kind() string { return "custom" }
+func (c *custom) Figures() iter.Seq[registry.Figure] {
+	n := c.calls.Add(1)
+	return func(yield func(registry.Figure) bool) {
+		for i := range n {
+			f := registry.Figure{Name: "custom.count", Unit: "{thing}", Help: "Things.", Kind: registry.Counter, Value: float64(n - i),
+				Attrs: []registry.Attr{{Key: "thing", Value: strconv.FormatInt(n-i, 10)}}}
+			if !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// A fickle policy shows one figure, and later another.
+type fickle struct {
+	custom
+	later atomic.Bool
+}
+
+func (f *fickle) Figures() iter.Seq[registry.Figure] {
+	name := "fickle.before"
+	if f.later.Load() {
+		name = "fickle.later"
+	}
+	return func(yield func(registry.Figure) bool) {
+		yield(registry.Figure{Name: name, Unit: "{thing}", Help: "Things.", Value: 1})
+	}
+}
+
+func TestPolicyShowsAnotherFigure(t *testing.T) {
+	s := newSDK(t)
+	p := new(fickle)
+	s.observe(t, p)
+	require.Equal(t, map[string]float64{"resilience.fickle.before{name=mine}": 1}, s.values(t))
+	p.later.Store(true)
+	require.Empty(t, s.values(t), "it has no instrument yet")
+	require.Eventually(t, func() bool { return len(s.values(t)) > 0 }, 10*time.Second, time.Millisecond)
+	require.Equal(t, map[string]float64{"resilience.fickle.later{name=mine}": 1}, s.values(t))
+}
+
+func TestCustomPolicy(t *testing.T) {
+	s := newSDK(t)
+	s.observe(t, new(custom)) // asked once by Observe
+	require.Equal(t, map[string]float64{
+		"resilience.custom.count{name=mine,thing=1}": 1,
+		"resilience.custom.count{name=mine,thing=2}": 2,
+	}, s.values(t))
+
+	late := newSDK(t)
+	reg := late.observe(t)
+	reg.MustAdd(new(custom))
+	require.Eventually(t, func() bool { return len(late.values(t)) > 0 }, 10*time.Second, time.Millisecond)
+	for name, v := range late.values(t) {
+		require.Contains(t, name, "thing="+strconv.Itoa(int(v))+"}")
+	}
+}
+
+func TestKeysAppearOnlyIfAllowed(t *testing.T) {
+	members := func(cfg func(*resilienceotel.Config)) map[string]float64 {
+		s := newSDK(t)
+		cfg(&s.Config)
+		hosts := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "hosts", Failures: 1}})
+		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000, Burst: 1, MaxWait: -1}})
+		s.observe(t, hosts, tenants)
+		for _, host := range []string{"a.example", "b.example"} {
+			require.ErrorIs(t, hosts.Do(t.Context(), host, func(context.Context) error { return errDown }), errDown)
+			for range 3 { // some of them wait
+				require.NoError(t, tenants.Do(t.Context(), host, func(context.Context) error { return nil }))
+			}
+		}
+		return s.values(t)
+	}
+	none := members(func(*resilienceotel.Config) {})
+	for name := range none {
+		require.NotContains(t, name, "example")
+		require.NotContains(t, name, "member")
+	}
+	require.Equal(t, 2.0, none["resilience.breaker.state{name=hosts,state=open}"])
+	one := members(func(c *resilienceotel.Config) {
+		c.Keys = func(kind, name, key string) bool {
+			require.Contains(t, []string{"breaker/hosts", "throttle/tenants"}, kind+"/"+name)
+			return key == "a.example"
+		}
+	})
+	for name := range one {
+		require.NotContains(t, name, "b.example")
+	}
+	require.Equal(t, 2.0, one["resilience.breaker.state{name=hosts,state=open}"], "the Group is as it was")
+	require.Equal(t, 1.0, one["resilience.member.breaker.state{key=a.example,name=hosts,state=open}"])
+	require.Contains(t, one, "resilience.throttle.wait.duration{outcome=admitted,key=a.example,name=tenants}")
+	require.Contains(t, one, "resilience.throttle.wait.duration{outcome=admitted,name=tenants}")
+}
+
+func TestPoliciesChangeDuringCollections(t *testing.T) {
+	s := newSDK(t)
+	reg := s.observe(t)
+	stop := make(chan struct{})
+	changed := make(chan struct{})
+	go func() {
+		defer close(changed)
+		for {
+			for _, p := range everyKind() {
+				reg.MustAdd(p)
+				defer reg.Remove(p)
+			}
+			reg.MustAdd(new(custom))
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for e := range reg.All() {
+				reg.Remove(e.Policy)
+			}
+		}
+	}()
+	for range 20 {
+		s.values(t)
+	}
+	close(stop)
+	<-changed
+}
