@@ -1,0 +1,181 @@
+package console
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/registry"
+)
+
+// Config configures a [Console]. The zero Config shows figures, states and settings, hides
+// what may be secret, and is read-only.
+type Config struct {
+	// Name is the name of the program on the page. Empty means the name of its file.
+	Name string
+	// Show says what is shown of the things that may hold secrets. Zero means none of them.
+	Show Show
+	// Allow is called before each action. If it returns an error, the action is not done,
+	// and the answer is 403 with the text of the error. Nil means read-only: the page has
+	// no buttons.
+	//
+	// Requests of other origins are rejected before this. Allow must still find out whether
+	// the sender may act, unless a handler around the Console does.
+	Allow func(*http.Request, Action) error
+	// Audit, if not nil, is called with the result of each action, including an error of
+	// Allow. ctx is that of the request.
+	Audit func(context.Context, Action, error)
+	// MaxViewers is how many pages are live at once. A further page shows the moment at
+	// which it was loaded. Zero means 32.
+	MaxViewers int
+}
+
+// Show says what a [Console] shows of the things that may hold secrets. Each is hidden if
+// its field is false.
+type Show struct {
+	Errors bool // texts of errors, which may contain keys; the notes in a saga's log
+	Keys   bool // keys of a Group
+	State  bool // states of sagas
+}
+
+// Validate returns an error that names each field whose value is out of range, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "console.Config"}
+	f.Need(c.MaxViewers >= 0, "MaxViewers", c.MaxViewers, "0 (for 32) or more")
+	return f.Err()
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = filepath.Base(os.Args[0])
+	}
+	if c.MaxViewers == 0 {
+		c.MaxViewers = 32
+	}
+	return c
+}
+
+// A Console is an http.Handler that shows the policies of a registry. New makes one. It is
+// safe for concurrent use.
+type Console struct {
+	reg     *registry.Registry
+	cfg     Config
+	process process
+	sampler sampler
+	origin  *http.CrossOriginProtection
+
+	mu      sync.Mutex
+	viewers map[*viewer]struct{}
+	closed  chan struct{}
+	close   func()
+}
+
+// started is when the program began, or nearly so.
+var started = time.Now()
+
+// A process is the process that a Console speaks for.
+type process struct {
+	Name  string    `json:"name"`
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Start time.Time `json:"start"`
+}
+
+// New returns a Console of the policies of reg. It panics with the error of cfg.Validate if
+// that is not nil.
+func New(reg *registry.Registry, cfg Config) *Console {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	c := &Console{
+		reg: reg, cfg: cfg.withDefaults(),
+		origin:  http.NewCrossOriginProtection(),
+		viewers: map[*viewer]struct{}{},
+		closed:  make(chan struct{}),
+	}
+	c.process = process{Name: c.cfg.Name, Host: host, PID: os.Getpid(), Start: started.Round(time.Second)}
+	c.sampler = sampler{reg: reg, tell: c.tick}
+	c.close = sync.OnceFunc(func() { close(c.closed) })
+	return c
+}
+
+// Close ends the live pages and the sampling, and waits for the sampling. After that the
+// console answers 503. It returns nil.
+func (c *Console) Close() error {
+	c.close()
+	c.sampler.close()
+	return nil
+}
+
+//go:embed assets
+var assets embed.FS
+
+// ServeHTTP answers a request. It takes r.URL.Path as relative to where the console is: use
+// http.StripPrefix.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	secure(w.Header())
+	select {
+	case <-c.closed:
+		c.fail(w, r, http.StatusServiceUnavailable, errors.New("the console is closed"))
+		return
+	default:
+	}
+	if r.URL.Path == "/act" {
+		c.act(w, r)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this is to be read only"))
+		return
+	}
+	switch r.URL.Path {
+	case "":
+		// The page's links are relative to a folder.
+		at, _, _ := strings.Cut(r.RequestURI, "?")
+		w.Header().Set("Location", path.Base(at)+"/")
+		w.WriteHeader(http.StatusMovedPermanently)
+	case "/":
+		c.overview(w, r)
+	case "/policy":
+		c.policy(w, r)
+	case "/sagas":
+		c.sagas(w, r)
+	case "/saga":
+		c.saga(w, r)
+	case "/events":
+		c.events(w, r)
+	case "/console.css", "/console.js", "/icon.svg":
+		w.Header().Set("Cache-Control", "no-cache")
+		http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)
+	default:
+		c.fail(w, r, http.StatusNotFound, errors.New("there is no such page"))
+	}
+}
+
+// secure sets headers that keep the page from doing what it does not do, and other pages
+// from using it.
+func secure(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
+		"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("X-Content-Type-Options", "nosniff")
+	// No page of another site is told where its visitor comes from. With no-referrer, the
+	// forms of the page itself would have the origin null over plain HTTP.
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+}

@@ -1,0 +1,845 @@
+package console_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"iter"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+var errDown = errors.New("password=hunter2: connection refused")
+
+func failing(context.Context) error { return errDown }
+func working(context.Context) error { return nil }
+
+// A shop has a few policies and a console of them.
+type shop struct {
+	t       *testing.T
+	circuit *breaker.Breaker
+	slots   *bulkhead.Bulkhead
+	shards  *breaker.Group[string]
+	users   *cacheaside.Cache[int, string]
+	reg     *registry.Registry
+	page    *console.Console
+}
+
+func newShop(t *testing.T, cfg console.Config) *shop {
+	s := &shop{
+		t:       t,
+		circuit: breaker.New(breaker.Config{Name: "users", Failures: 3}),
+		slots:   bulkhead.New(bulkhead.Config{Name: "users", Limit: 4}),
+		shards:  breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
+		users: cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Minute,
+			Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }}),
+		reg: registry.New(),
+	}
+	s.reg.MustAdd(s.circuit, s.slots, s.shards, s.users, retry.New(retry.Config{Name: "users"}),
+		throttle.New(throttle.Config{Name: "search", Rate: 10, Burst: 1}))
+	s.page = console.New(s.reg, cfg)
+	t.Cleanup(func() { _ = s.page.Close(); _ = s.users.Close() })
+	return s
+}
+
+func allow(*http.Request, console.Action) error { return nil }
+
+// get returns the answer to a GET: a page, or its JSON twin if into is not nil.
+func (s *shop) get(path string, into any) *httptest.ResponseRecorder {
+	s.t.Helper()
+	r := httptest.NewRequest("GET", path, nil)
+	if into != nil {
+		r.Header.Set("Accept", "application/json")
+	}
+	w := httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	if into != nil {
+		require.NoError(s.t, json.Unmarshal(w.Body.Bytes(), into), w.Body.String())
+	}
+	return w
+}
+
+// post posts a form as a page of the console does.
+func (s *shop) post(pairs ...string) *httptest.ResponseRecorder {
+	s.t.Helper()
+	form := url.Values{}
+	for i := 0; i < len(pairs); i += 2 {
+		form.Set(pairs[i], pairs[i+1])
+	}
+	r := httptest.NewRequest("POST", "/act", strings.NewReader(form.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	w := httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	return w
+}
+
+type overview struct {
+	Tick     int
+	Tone     string
+	Verdict  string
+	Policies []struct {
+		Path, Kind, Name, Tone, State, Detail, Error string
+		Calls, Failed, Refused                       float64
+		Spark                                        struct{ Calls, Bad []float64 }
+	}
+}
+
+type policy struct {
+	Tone, State, Error string
+	LastError          string `json:"last_error"`
+	States             []struct {
+		State   string
+		Seconds int
+	}
+	Figures []struct {
+		Name   string
+		Attrs  map[string]string
+		Value  float64
+		Points []float64
+	}
+	Settings map[string]any
+	Members  []struct {
+		Key, State string
+		Calls      int64
+	}
+	Actions []string
+}
+
+// points returns the points of a figure.
+func (p policy) points(t *testing.T, name, attr string) []float64 {
+	t.Helper()
+	for _, f := range p.Figures {
+		if f.Name == name && (attr == "" || f.Attrs["outcome"] == attr) {
+			return f.Points
+		}
+	}
+	t.Fatalf("no figure %s %s", name, attr)
+	return nil
+}
+
+func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		var o overview
+		s.get("/", &o)
+		require.Equal(t, "All 6 policies are well.", o.Verdict)
+		require.Equal(t, "ok", o.Tone)
+		paths := func() (all []string) {
+			for _, p := range o.Policies {
+				all = append(all, p.Path)
+			}
+			return all
+		}
+		require.Equal(t, []string{"throttle/search", "breaker/shards", "cache/users", "retry/users", "breaker/users", "bulkhead/users"}, paths(),
+			"by name, and those of a name in the order of a call")
+
+		for range 5 {
+			_ = s.circuit.Do(t.Context(), failing)
+		}
+		_ = s.shards.Do(t.Context(), "a", failing)
+		time.Sleep(1500 * time.Millisecond)
+		s.get("/", &o)
+		require.Equal(t, "The breaker users is open and the breaker shards is partly open.", o.Verdict)
+		require.Equal(t, "fail", o.Tone)
+		require.Equal(t, []string{"cache/users", "retry/users", "breaker/users", "bulkhead/users", "breaker/shards", "throttle/search"}, paths())
+		require.Equal(t, "open", o.Policies[2].State)
+		require.Equal(t, 5.0, o.Policies[2].Calls, "in the only second that was seen")
+		require.Equal(t, 3.0, o.Policies[2].Failed)
+		require.Equal(t, 2.0, o.Policies[2].Refused)
+		require.Equal(t, []float64{5}, o.Policies[2].Spark.Calls)
+		require.Equal(t, "1 of 1 open", o.Policies[4].Detail)
+
+		body := s.get("/", nil).Body.String()
+		require.Less(t, strings.Index(body, "breaker/users"), strings.Index(body, "breaker/shards"))
+		require.Contains(t, body, "The breaker users is open")
+		require.Contains(t, body, "100 % failed or refused")
+	})
+}
+
+// TestEveryKindHasItsRates holds the names of the figures that the rates are made of.
+func TestEveryKindHasItsRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		retries := retry.New(retry.Config{Name: "p", Attempts: 1})
+		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: -1})
+		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget, Backoff: retry.Constant(time.Millisecond)})
+		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "p", Delay: time.Second})
+		circuit := breaker.New(breaker.Config{Name: "p", Failures: 1})
+		rate := throttle.New(throttle.Config{Name: "p", Rate: 0.001, Burst: 1})
+		slots := bulkhead.New(bulkhead.Config{Name: "p", Limit: 1})
+		users := cacheaside.New(cacheaside.Config[int, string]{Name: "p", TTL: time.Minute,
+			Load: func(context.Context, int) (string, error) { return "", errDown }})
+		defer users.Close()
+		reg := registry.New()
+		reg.MustAdd(retries, budget, spender, hedger, circuit, rate, slots, users)
+		page := console.New(reg, console.Config{})
+		defer page.Close()
+		s := &shop{t: t, reg: reg, page: page}
+		s.get("/", nil)
+		time.Sleep(500 * time.Millisecond)
+		for range 2 {
+			_ = retries.Do(ctx, failing)
+			_ = spender.Do(ctx, failing)
+			_, _ = hedger.Do(ctx, func(context.Context) (int, error) { return 0, errDown })
+			_ = circuit.Do(ctx, failing)
+			_ = rate.Do(ctx, working)
+			_ = slots.Do(ctx, func(ctx context.Context) error { return slots.Do(ctx, working) })
+			_, _ = users.Get(ctx, 1)
+		}
+		time.Sleep(time.Second)
+		var o overview
+		s.get("/", &o)
+		for _, p := range o.Policies {
+			require.Positive(t, p.Calls, p.Path)
+			require.Positive(t, p.Failed+p.Refused, p.Path)
+			require.NotEqual(t, "ok", p.Tone, p.Path)
+			require.LessOrEqual(t, p.Failed+p.Refused, p.Calls, p.Path)
+		}
+	})
+}
+
+func TestFiguresAreKeptForTenMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		s.get("/", nil)
+		time.Sleep(500 * time.Millisecond)
+		const for11Minutes = 660
+		for i := range for11Minutes {
+			if i == 300 {
+				s.get("/", nil)
+			}
+			for range i % 4 {
+				_ = s.slots.Do(t.Context(), working)
+			}
+			time.Sleep(time.Second)
+		}
+		var p policy
+		s.get("/policy?kind=bulkhead&name=users", &p)
+		points := p.points(t, "bulkhead.call.count", "admitted")
+		require.Len(t, points, 600)
+		for i, v := range points {
+			require.Equal(t, float64((i+60)%4), v, "second %d", i)
+		}
+		require.Len(t, p.points(t, "bulkhead.limit", ""), 600)
+		require.Equal(t, 4.0, p.points(t, "bulkhead.limit", "")[0])
+	})
+}
+
+func TestBreakerShowsItsStates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		s.get("/", nil)
+		time.Sleep(9500 * time.Millisecond)
+		for range 3 {
+			_ = s.circuit.Do(t.Context(), failing)
+		}
+		time.Sleep(35 * time.Second)
+		var p policy
+		s.get("/policy?kind=breaker&name=users", &p)
+		require.Equal(t, "half-open", p.State)
+		require.Equal(t, "closed", p.States[0].State)
+		require.Equal(t, 10, p.States[0].Seconds)
+		require.Equal(t, "open", p.States[1].State)
+		require.InDelta(t, 31, p.States[1].Seconds, 3, "30 s and a jitter of a tenth")
+		require.Equal(t, "half-open", p.States[2].State)
+	})
+}
+
+// sampling returns how many goroutines of the package there are.
+func sampling() int {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	return strings.Count(string(stacks), "resilience/console.(*sampler)")
+}
+
+func TestNobodyThereCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		require.Zero(t, sampling(), "before the first look")
+		s.get("/", nil)
+		synctest.Wait()
+		require.Positive(t, sampling())
+		time.Sleep(10*time.Minute - time.Second)
+		synctest.Wait()
+		require.Positive(t, sampling(), "for ten minutes after")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Zero(t, sampling())
+		var p policy
+		s.get("/policy?kind=bulkhead&name=users", &p)
+		require.Len(t, p.points(t, "bulkhead.limit", ""), 1, "it begins anew")
+		require.NoError(t, s.page.Close())
+		require.Zero(t, sampling(), "after Close")
+		require.Equal(t, http.StatusServiceUnavailable, s.get("/", nil).Code)
+		require.NoError(t, s.page.Close())
+	})
+}
+
+func TestPoliciesComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		s.get("/", nil)
+		late := breaker.New(breaker.Config{Name: "late"})
+		s.reg.MustAdd(late)
+		require.Equal(t, http.StatusOK, s.get("/policy?kind=breaker&name=late", nil).Code, "before its first sample")
+		s.reg.Remove(s.circuit)
+		time.Sleep(1500 * time.Millisecond)
+		var o overview
+		s.get("/", &o)
+		require.Len(t, o.Policies, 6)
+		require.Equal(t, http.StatusNotFound, s.get("/policy?kind=breaker&name=users", nil).Code)
+		body := s.get("/", nil).Body.String()
+		require.Contains(t, body, "breaker/late")
+		require.NotContains(t, body, "breaker/users")
+
+		s.reg.Remove(late)
+		s.reg.MustAdd(breaker.New(breaker.Config{Name: "late"})) // another of the same name
+		time.Sleep(time.Second)
+		var p policy
+		s.get("/policy?kind=breaker&name=late", &p)
+		require.Len(t, p.points(t, "breaker.call.count", "success"), 1, "which begins anew")
+	})
+}
+
+func TestSecretsAreHiddenEachByItself(t *testing.T) {
+	for _, show := range []console.Show{{}, {Errors: true}, {Keys: true}} {
+		s := newShop(t, console.Config{Show: show})
+		for range 3 {
+			_ = s.circuit.Do(t.Context(), failing)
+		}
+		_ = s.shards.Do(t.Context(), "tenant-of-ours", failing)
+		var all strings.Builder
+		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards"} {
+			all.WriteString(s.get(path, nil).Body.String())
+			all.WriteString(s.get(path, &json.RawMessage{}).Body.String())
+		}
+		require.Equal(t, show.Errors, strings.Contains(all.String(), "hunter2"), "%+v", show)
+		require.Equal(t, show.Keys, strings.Contains(all.String(), "tenant-of-ours"), "%+v", show)
+	}
+}
+
+func TestTextsAreNotMarkup(t *testing.T) {
+	const evil = `<script>alert(1)</script>"'><img src=x>`
+	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow, Name: evil})
+	b := breaker.New(breaker.Config{Name: evil, Failures: 1})
+	s.reg.MustAdd(b)
+	_ = b.Do(t.Context(), func(context.Context) error { return errors.New(evil) })
+	_ = s.shards.Do(t.Context(), evil, failing)
+	for _, path := range []string{"/", "/policy?" + url.Values{"kind": {"breaker"}, "name": {evil}}.Encode(),
+		"/policy?kind=breaker&name=shards", "/" + url.PathEscape(evil), "/policy?done=" + url.QueryEscape(evil) + "&kind=breaker&name=users",
+		"/policy?kind=" + url.QueryEscape(evil)} {
+		body := s.get(path, nil).Body.String()
+		require.NotContains(t, body, "<script>alert", path)
+		require.NotContains(t, body, "<img src=x", path)
+	}
+	w := s.post("do", "apply", "policy", "breaker/users", "was.Failures", "3", "is.Failures", evil)
+	require.NotContains(t, w.Body.String(), "<script>alert")
+	require.Contains(t, w.Body.String(), "&lt;script&gt;alert")
+}
+
+func TestPagesAreSecured(t *testing.T) {
+	s := newShop(t, console.Config{})
+	for _, path := range []string{"/", "/console.js", "/nothing", "/policy"} {
+		h := s.get(path, nil).Header()
+		require.Contains(t, h.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self';")
+		require.Contains(t, h.Get("Content-Security-Policy"), "frame-ancestors 'none'")
+		require.NotContains(t, h.Get("Content-Security-Policy"), "unsafe")
+		require.Equal(t, "DENY", h.Get("X-Frame-Options"))
+		require.Equal(t, "nosniff", h.Get("X-Content-Type-Options"))
+		require.Equal(t, "same-origin", h.Get("Referrer-Policy"))
+	}
+	require.Equal(t, "text/javascript; charset=utf-8", s.get("/console.js", nil).Header().Get("Content-Type"))
+	require.Equal(t, http.StatusNotFound, s.get("/layout.html", nil).Code)
+	for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
+		body := s.get(path, nil).Body.String()
+		require.NotContains(t, body, " style=")
+		require.NotContains(t, body, " onclick=")
+		require.NotContains(t, body, `href="/`, "links are relative")
+		require.NotContains(t, body, `src="/`)
+		require.NotContains(t, body, `action="/`)
+		require.NotContains(t, body, "http://", "nothing comes from elsewhere")
+		require.NotContains(t, body, "https://")
+	}
+	r := httptest.NewRequest("PUT", "/", nil)
+	w := httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
+}
+
+func TestPageWorksUnderAnyPrefix(t *testing.T) {
+	s := newShop(t, console.Config{})
+	mux := http.NewServeMux()
+	mux.Handle("/a/b/", http.StripPrefix("/a/b", s.page))
+	mux.Handle("/exact", http.StripPrefix("/exact", s.page))
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	for _, path := range []string{"/a/b/", "/a/b", "/a/b/console.css", "/a/b/policy?kind=breaker&name=users"} {
+		res, err := http.Get(server.URL + path)
+		require.NoError(t, err)
+		_ = res.Body.Close()
+		require.Equal(t, http.StatusOK, res.StatusCode, path)
+	}
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	res, err := client.Get(server.URL + "/exact")
+	require.NoError(t, err)
+	_ = res.Body.Close()
+	require.Equal(t, "exact/", res.Header.Get("Location"))
+}
+
+// A liveView is a page that is live.
+type liveView struct {
+	events chan string
+	code   int
+	cancel func()
+}
+
+func (s *shop) watch(path string) *liveView {
+	ctx, cancel := context.WithCancel(context.Background())
+	v := &liveView{events: make(chan string, 100), cancel: cancel}
+	r, w := io.Pipe()
+	started := make(chan struct{})
+	rec := &streamWriter{header: http.Header{}, w: w, started: started}
+	go func() {
+		s.page.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", path, nil))
+		rec.begin(http.StatusOK)
+		_ = w.Close()
+	}()
+	<-started
+	v.code = rec.code
+	go func() {
+		defer close(v.events)
+		data, buf := "", make([]byte, 1<<16)
+		for {
+			n, err := r.Read(buf)
+			data += string(buf[:n])
+			for {
+				event, rest, ok := strings.Cut(data, "\n\n")
+				if !ok {
+					break
+				}
+				v.events <- strings.TrimPrefix(event, "data: ")
+				data = rest
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return v
+}
+
+type streamWriter struct {
+	header  http.Header
+	w       io.Writer
+	code    int
+	started chan struct{}
+}
+
+func (w *streamWriter) Header() http.Header { return w.header }
+func (w *streamWriter) begin(code int) {
+	if w.code == 0 {
+		w.code = code
+		close(w.started)
+	}
+}
+func (w *streamWriter) WriteHeader(code int) { w.begin(code) }
+func (w *streamWriter) Write(p []byte) (int, error) {
+	w.begin(http.StatusOK)
+	return w.w.Write(p)
+}
+func (w *streamWriter) Flush() {}
+
+func TestLivePageIsToldOfEachSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		all := s.watch("/events")
+		one := s.watch("/events?kind=bulkhead&name=users")
+		require.Contains(t, <-all.events, `"breaker/users"`, "first, all cards")
+		require.Contains(t, <-one.events, `"rate":"0"`)
+		for range 7 {
+			_ = s.slots.Do(t.Context(), working)
+		}
+		msg := <-all.events
+		require.Contains(t, msg, `"bulkhead/users":["7","0 % refused",7,0]`)
+		require.NotContains(t, msg, "breaker/users", "it had no calls")
+		require.Contains(t, <-one.events, `"points":[7,`)
+		for range 20 * 60 {
+			<-all.events
+			<-one.events // while somebody looks there is no end
+		}
+		require.NoError(t, s.page.Close())
+		_, more := <-all.events
+		require.False(t, more, "Close ends the pages")
+		one.cancel()
+	})
+}
+
+func TestMaxViewersHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		var views []*liveView
+		served := 0
+		for range 40 {
+			v := s.watch("/events")
+			views = append(views, v)
+			if v.code == http.StatusOK {
+				served++
+			} else {
+				require.Equal(t, http.StatusServiceUnavailable, v.code)
+			}
+		}
+		require.Equal(t, 32, served)
+		views[0].cancel()
+		synctest.Wait()
+		again := s.watch("/events")
+		require.Equal(t, http.StatusOK, again.code, "a place is free again")
+		require.NoError(t, s.page.Close())
+		again.cancel()
+		for _, v := range views {
+			v.cancel()
+		}
+	})
+}
+
+func TestSlowViewerIsDroppedAndNeverWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{MaxViewers: 2})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, w := io.Pipe() // of which nobody reads
+		slow := &streamWriter{header: http.Header{}, w: w, started: make(chan struct{})}
+		go func() {
+			s.page.ServeHTTP(slow, httptest.NewRequestWithContext(ctx, "GET", "/events", nil))
+			_ = w.Close()
+		}()
+		<-slow.started
+		quick := s.watch("/events")
+		for range 60 {
+			<-quick.events
+		}
+		left, err := io.ReadAll(io.LimitReader(r, 32<<10))
+		require.NoError(t, err)
+		require.LessOrEqual(t, strings.Count(string(left), "data: "), 10, "what had been put aside, and then the end")
+		synctest.Wait()
+		require.Equal(t, http.StatusOK, s.watch("/events").code, "its place is free")
+		require.NoError(t, s.page.Close())
+		quick.cancel()
+	})
+}
+
+func TestActionsNeedAllow(t *testing.T) {
+	s := newShop(t, console.Config{})
+	w := s.post("do", "trip", "policy", "breaker/users")
+	require.Equal(t, http.StatusForbidden, w.Code)
+	require.Equal(t, breaker.Closed, s.circuit.State())
+	require.NotContains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "<button")
+	var p policy
+	s.get("/policy?kind=breaker&name=users", &p)
+	require.Empty(t, p.Actions)
+}
+
+func TestPostFromElsewhereIsRefused(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	for _, h := range []http.Header{
+		{"Sec-Fetch-Site": {"cross-site"}},
+		{"Sec-Fetch-Site": {"same-site"}},
+		{"Origin": {"http://evil.example"}},
+		{"Origin": {"null"}},
+	} {
+		r := httptest.NewRequest("POST", "/act", strings.NewReader("do=trip&policy=breaker/users"))
+		r.Header = h
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		w := httptest.NewRecorder()
+		s.page.ServeHTTP(w, r)
+		require.Equal(t, http.StatusForbidden, w.Code, h)
+		require.Equal(t, breaker.Closed, s.circuit.State())
+	}
+	w := s.get("/act?do=trip&policy=breaker/users", nil)
+	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
+}
+
+func TestActionsAreAskedForAndAudited(t *testing.T) {
+	var audit []string
+	var refused error
+	s := newShop(t, console.Config{
+		Show:  console.Show{Errors: true, Keys: true},
+		Allow: func(*http.Request, console.Action) error { return refused },
+		Audit: func(_ context.Context, a console.Action, err error) {
+			audit = append(audit, fmt.Sprint(a.LogValue(), " ", err))
+		},
+	})
+	w := s.post("do", "trip", "policy", "breaker/users", "for", "1h", "note", "maintenance")
+	require.Equal(t, http.StatusSeeOther, w.Code)
+	require.Equal(t, "policy?done=trip&kind=breaker&name=users", w.Header().Get("Location"))
+	require.Equal(t, breaker.Open, s.circuit.State())
+	require.Greater(t, s.circuit.Stats().OpenLeft, 50*time.Minute)
+	require.Contains(t, s.get("/policy?kind=breaker&name=users&done=trip", nil).Body.String(), "The breaker was tripped.")
+	require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "an operator, from the console: maintenance")
+
+	for _, step := range []struct {
+		do   string
+		want breaker.State
+	}{{"reset", breaker.Closed}, {"force-open", breaker.ForcedOpen}, {"enable", breaker.Closed}, {"disable", breaker.Disabled}} {
+		require.Equal(t, http.StatusSeeOther, s.post("do", step.do, "policy", "breaker/users").Code, step.do)
+		require.Equal(t, step.want, s.circuit.State(), step.do)
+	}
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "trip", "policy", "breaker/users").Code, "of a disabled breaker it does nothing")
+
+	_ = s.shards.Do(t.Context(), "a", working)
+	require.Equal(t, http.StatusSeeOther, s.post("do", "trip", "policy", "breaker/shards", "key", "a").Code)
+	require.ErrorIs(t, s.shards.Do(t.Context(), "a", working), breaker.ErrOpen)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "trip", "policy", "breaker/shards", "key", "b").Code)
+
+	refused = errors.New("not on a Sunday")
+	w = s.post("do", "enable", "policy", "breaker/users")
+	require.Equal(t, http.StatusForbidden, w.Code)
+	require.Contains(t, w.Body.String(), "not on a Sunday")
+	require.Equal(t, breaker.Disabled, s.circuit.State())
+
+	require.Len(t, audit, 9)
+	require.Equal(t, "[do=trip policy=breaker/users for=1h0m0s note=maintenance] <nil>", audit[0])
+	require.Equal(t, "[do=enable policy=breaker/users] not on a Sunday", audit[8])
+}
+
+func TestSettingsChangeWithAPreview(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	form := []string{"do", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "9", "was.MaxWait", "0s", "is.MaxWait", "0s"}
+	w := s.post(append(form, "preview", "1")...)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, w.Body.String(), "<td>bulkhead/users.Limit</td><td><del>4</del></td><td><ins>9</ins></td>")
+	require.NotContains(t, w.Body.String(), "users.MaxWait<")
+	require.Equal(t, 4, s.slots.Config().Limit)
+	require.Equal(t, http.StatusSeeOther, s.post(form...).Code)
+	require.Equal(t, 9, s.slots.Config().Limit)
+
+	// A page that is old changes only what was changed on it.
+	require.NoError(t, s.slots.Update(func(c *bulkhead.Config) { c.MaxWait = time.Minute }))
+	require.Equal(t, http.StatusSeeOther, s.post(form...).Code)
+	require.Equal(t, time.Minute, s.slots.Config().MaxWait)
+
+	for is, want := range map[string]string{"-1": "Limit", "many": "must be like 9", `"x"`: "must be"} {
+		w = s.post("do", "apply", "policy", "bulkhead/users", "was.Limit", "9", "is.Limit", is)
+		require.Equal(t, true, w.Code >= 400, is)
+		require.Contains(t, w.Body.String(), want, is)
+		require.Equal(t, 9, s.slots.Config().Limit)
+	}
+	w = s.post("do", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 5, "MaxWait": "2s", "Queue": 3}`)
+	require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
+	require.Equal(t, 2*time.Second, s.slots.Config().MaxWait)
+}
+
+func TestCacheKeysOfAnyType(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	load := func(id int) { _, err := s.users.Get(t.Context(), id); require.NoError(t, err) }
+	load(1)
+	load(2)
+	require.Equal(t, http.StatusSeeOther, s.post("do", "invalidate", "policy", "cache/users", "key", "1").Code)
+	_, there := s.users.Peek(1)
+	require.False(t, there)
+	_, there = s.users.Peek(2)
+	require.True(t, there)
+	w := s.post("do", "invalidate", "policy", "cache/users", "key", "one")
+	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+	require.Contains(t, w.Body.String(), "must be JSON of type int")
+	require.Equal(t, http.StatusSeeOther, s.post("do", "expire", "policy", "cache/users", "key", "2").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("do", "invalidate-all", "policy", "cache/users").Code)
+	_, there = s.users.Peek(2)
+	require.False(t, there)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "invalidate-all", "policy", "breaker/users").Code)
+}
+
+func TestScriptsGetJSON(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	ask := func(form string) (int, string) {
+		r := httptest.NewRequest("POST", "/act", strings.NewReader(form))
+		r.Header = http.Header{"Accept": {"application/json"}, "Content-Type": {"application/x-www-form-urlencoded"}} // as curl
+		w := httptest.NewRecorder()
+		s.page.ServeHTTP(w, r)
+		return w.Code, strings.TrimSpace(w.Body.String())
+	}
+	code, body := ask("do=trip&policy=breaker/users")
+	require.Equal(t, 200, code)
+	require.JSONEq(t, `{"done": true}`, body)
+	code, body = ask("do=apply&policy=bulkhead/users&preview=1&settings=" + url.QueryEscape(`{"Limit": 7}`))
+	require.Equal(t, 200, code)
+	require.JSONEq(t, `{"done": false, "changes": [{"path": "bulkhead/users.Limit", "from": "4", "to": "7"}]}`, body)
+	code, body = ask("do=apply&policy=bulkhead/users&settings=" + url.QueryEscape(`{"Limit": 7}`))
+	require.Equal(t, 200, code)
+	require.Contains(t, body, `"changes":[`)
+	code, body = ask("do=dance&policy=breaker/users")
+	require.Equal(t, 400, code)
+	require.Contains(t, body, `"error":"there is no action \"dance\""`)
+}
+
+func TestConfigIsValidated(t *testing.T) {
+	require.ErrorContains(t, console.Config{MaxViewers: -1}.Validate(), "console.Config.MaxViewers is -1")
+	require.Panics(t, func() { console.New(registry.New(), console.Config{MaxViewers: -1}) })
+}
+
+// TestLinksLeadSomewhere follows every link of every page.
+func TestLinksLeadSomewhere(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	s.reg.MustAdd(breaker.New(breaker.Config{Name: "a & b = c?"}))
+	seen, open := map[string]bool{}, []string{"./"}
+	for len(open) > 0 {
+		at := open[0]
+		open = open[1:]
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		w := s.get("/"+strings.TrimPrefix(at, "./"), nil)
+		require.Equal(t, http.StatusOK, w.Code, at)
+		for _, m := range regexp.MustCompile(`href="([^"#][^"]*)"`).FindAllStringSubmatch(w.Body.String(), -1) {
+			open = append(open, html.UnescapeString(m[1]))
+		}
+	}
+	require.Len(t, seen, 1+7+2, "the overview, the policies, a stylesheet and an icon")
+}
+
+// A meter is a policy of other origin.
+type meter struct {
+	mu      sync.Mutex
+	figures []registry.Figure
+	slow    time.Duration // that the next look at the figures takes
+	broken  bool
+}
+
+func (m *meter) Kind() string { return "meter" }
+func (m *meter) Name() string { return "water" }
+
+func (m *meter) Figures() iter.Seq[registry.Figure] {
+	m.mu.Lock()
+	figures, d, broken := slices.Clone(m.figures), m.slow, m.broken
+	m.slow = 0
+	m.mu.Unlock()
+	if broken {
+		panic("burst pipe")
+	}
+	time.Sleep(d)
+	return slices.Values(figures)
+}
+
+func (m *meter) set(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+}
+
+func count(name string, value float64) registry.Figure {
+	return registry.Figure{Name: name, Kind: registry.Counter, Value: value}
+}
+
+func TestPolicyOfOtherOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &meter{figures: []registry.Figure{count("meter.call.count", 100), count("b", 1)}}
+		reg := registry.New()
+		reg.MustAdd(m)
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		defer s.page.Close()
+		points := func(name string) []float64 {
+			var p policy
+			s.get("/policy?kind=meter&name=water", &p)
+			return p.points(t, name, "")
+		}
+		require.Equal(t, []float64{0}, points("meter.call.count"), "what was before is no growth")
+		time.Sleep(500 * time.Millisecond)
+
+		m.set(func() {
+			m.figures = []registry.Figure{count("c", 7), count("b", 3), count("meter.call.count", 110), count("b2", 0)}
+		})
+		time.Sleep(time.Second)
+		require.Equal(t, []float64{0, 10}, points("meter.call.count"), "in another place")
+		require.Equal(t, []float64{0, 2}, points("b"))
+		require.Equal(t, []float64{0}, points("c"), "which came later")
+
+		m.set(func() { m.figures[2].Value, m.slow = 150, 4200*time.Millisecond })
+		time.Sleep(3 * time.Second)
+		m.set(func() { m.figures[2].Value = 190 })
+		time.Sleep(3 * time.Second)
+		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.call.count"), "seconds that were missed have the mean")
+
+		m.set(func() { m.broken = true })
+		time.Sleep(2 * time.Second)
+		require.Len(t, points("b"), 10, "a panic is not that of the program")
+		var o overview
+		s.get("/", &o)
+		require.Len(t, o.Policies, 1)
+	})
+}
+
+// TestConsoleIsSafeForConcurrentUse is for the race detector.
+func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{Allow: allow, Audit: func(context.Context, console.Action, error) {}})
+		var work sync.WaitGroup
+		often := func(f func(i int)) {
+			work.Go(func() {
+				for i := range 50 {
+					f(i)
+					time.Sleep(130 * time.Millisecond)
+				}
+			})
+		}
+		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards", "/policy?kind=cache&name=users"} {
+			often(func(int) { s.get(path, nil) })
+			often(func(int) { s.get(path, &json.RawMessage{}) })
+		}
+		often(func(i int) {
+			v := s.watch([]string{"/events", "/events?kind=breaker&name=users"}[i%2])
+			go func() {
+				for range v.events {
+				}
+			}()
+			time.Sleep(2 * time.Second)
+			v.cancel()
+		})
+		often(func(i int) {
+			s.post("do", []string{"trip", "reset", "disable", "enable"}[i%4], "policy", "breaker/users")
+		})
+		often(func(i int) {
+			s.post("do", "apply", "policy", "bulkhead/users", "settings", fmt.Sprintf(`{"Limit": %d}`, 1+i))
+		})
+		often(func(i int) {
+			p := breaker.New(breaker.Config{Name: fmt.Sprint("passing-", i)})
+			s.reg.MustAdd(p)
+			time.Sleep(time.Second)
+			s.reg.Remove(p)
+		})
+		often(func(i int) {
+			_ = s.circuit.Do(t.Context(), failing)
+			_ = s.shards.Do(t.Context(), fmt.Sprint(i), failing)
+			_ = s.slots.Do(t.Context(), working)
+		})
+		work.Wait()
+		require.NoError(t, s.page.Close())
+		require.Zero(t, sampling())
+	})
+}

@@ -1,0 +1,61 @@
+// Package console is a live page of the policies of a program, for operators. It shows which
+// dependency is broken now and how that came about, and has buttons to act without a deploy
+// where they are allowed.
+//
+//	page := console.New(reg, console.Config{
+//		Allow: func(r *http.Request, a console.Action) error { return mayOperate(r) },
+//		Audit: func(ctx context.Context, a console.Action, err error) {
+//			slog.InfoContext(ctx, "operator", "action", a, "err", err)
+//		},
+//	})
+//	defer page.Close()
+//	mux.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", page))
+//
+// The page says which process it speaks for, by host, pid and start. Behind a load balancer
+// an action reaches that one process. Sagas are in the store, and belong to all processes.
+//
+// # What it costs
+//
+// While a page is open, and for ten minutes after, one goroutine samples every figure once
+// a second and keeps ten minutes of samples. A card of the overview shows means over ten
+// seconds. Otherwise there is no goroutine and no cost. Close ends everything. The store of
+// a saga's Runner is asked every ten seconds, and by each page that shows sagas. The console
+// sends no other request.
+//
+// # Security
+//
+// Anyone who can reach the page can read it. Put it where the program's other debug pages
+// are, or behind a handler that authenticates. Error texts, the keys of a Group and the
+// state of a saga may hold secrets; each is hidden unless [Show] says otherwise. The names
+// of policies, their settings and the ids of sagas are always shown.
+//
+// Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
+// from another origin. The page has a strict Content-Security-Policy, cannot be framed, and
+// escapes every text.
+//
+// # For scripts
+//
+// Every page answers JSON to a request with Accept: application/json.
+//
+//	GET  ./                                the verdict; each policy with its state, rates and sparkline
+//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members
+//	GET  sagas?runner=orders               counts and a list: saga, status, text, age, failing, order, after
+//	GET  saga?runner=orders&id=order-17    steps, log, state, actions
+//	POST act                               an action
+//
+// The list of sagas takes the parameters that are named: the definition, a status, a part of
+// the id or of the last error, the least age such as 10m, failing=1, newest, oldest or id,
+// and the next of the page before. Errors that are hidden are not searched. With one
+// Runner, runner can be left out.
+//
+// An action is a form. Its fields are those of [Action] in lower case, but for a saga's id,
+// which is id, and for a Filter, which is given by the parameters of the list:
+//
+//	curl -H 'Accept: application/json' -d do=trip -d policy=breaker/users -d for=30s $CONSOLE/act
+//	curl -H 'Accept: application/json' -d do=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d do=retry -d policy=saga/orders -d status=stuck -d note='bank is back' $CONSOLE/act
+//
+// The answer is {"done": true}, with the changes of an apply, or the number of sagas of an
+// action on many. It is {"done": false, "error": "..."} with a status of 400 or more if the
+// action failed or was not allowed. With preview=1 an apply only returns the changes.
+package console

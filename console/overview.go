@@ -1,0 +1,155 @@
+package console
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+)
+
+// The sparkline of a card has a value for each ten seconds.
+const (
+	sparkStep = 10
+	sparks    = kept / sparkStep
+)
+
+// An overview is the first page.
+type overview struct {
+	page
+	Shape    uint64       `json:"shape"`
+	Tick     int          `json:"tick"` // the latest sample; see spark
+	Tone     tone         `json:"tone"`
+	Verdict  string       `json:"verdict"`
+	Policies []policyCard `json:"policies"`
+	Groups   []cardGroup  `json:"-"`
+}
+
+// A cardGroup holds the cards of the policies that share a name.
+type cardGroup struct {
+	Name  string
+	Tone  tone
+	Span  int // columns, at most 4
+	Cards []policyCard
+}
+
+// A policyCard shows one policy.
+type policyCard struct {
+	Path    string  `json:"path"`
+	Kind    string  `json:"kind"`
+	Name    string  `json:"name"`
+	Tone    tone    `json:"tone"`
+	State   string  `json:"state"`
+	Detail  string  `json:"detail,omitempty"`
+	Error   string  `json:"error,omitempty"`
+	Calls   float64 `json:"calls"`   // a second
+	Failed  float64 `json:"failed"`  // of Calls
+	Refused float64 `json:"refused"` // of Calls
+	Spark   *spark  `json:"spark,omitempty"`
+
+	Rate  string `json:"-"`
+	Share string `json:"-"`
+}
+
+// A spark is the calls a second, and those that failed or were refused, over the last ten
+// minutes: the mean of each ten samples i with the same i/10, the oldest first. The last one
+// is that of the latest sample.
+type spark struct {
+	Calls []float64 `json:"calls"`
+	Bad   []float64 `json:"bad"`
+}
+
+// Word returns what a screen reader says of the tone.
+func (t tone) Word() string {
+	switch t {
+	case fail:
+		return "broken"
+	case warn:
+		return "needs attention"
+	case well:
+		return "well"
+	}
+	return ""
+}
+
+func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
+	c.sampler.look()
+	o := overview{page: c.page("overview", "Overview")}
+	o.Refresh = "events"
+	s := &c.sampler
+	s.mu.RLock()
+	o.Shape, o.Tick = shape(s.tracks), s.now
+	o.Tone, o.Verdict = verdict(s.tracks)
+	for _, t := range inOrder(s.tracks) {
+		card := c.card(t)
+		if wantsJSON(r) {
+			card.Spark = t.spark(s.now)
+		}
+		o.Policies = append(o.Policies, card)
+	}
+	s.mu.RUnlock()
+	o.Groups = groups(o.Policies)
+	c.show(w, r, http.StatusOK, "overview.html", o)
+}
+
+// card returns the card of a policy. The sampler's lock is held.
+func (c *Console) card(t *track) policyCard {
+	return policyCard{
+		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
+		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
+		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
+		Rate: t.status.rate(), Share: t.status.bad(),
+	}
+}
+
+// inOrder returns the tracks as the overview shows them: names with something broken first,
+// then by name; the policies of a name in the order of a call.
+func inOrder(tracks []*track) []*track {
+	worst := map[string]int{}
+	for _, t := range tracks {
+		rank, ok := worst[t.entry.Name]
+		if !ok || t.status.tone.rank() < rank {
+			worst[t.entry.Name] = t.status.tone.rank()
+		}
+	}
+	all := slices.Clone(tracks)
+	slices.SortStableFunc(all, func(a, b *track) int {
+		return cmp.Or(
+			cmp.Compare(worst[a.entry.Name], worst[b.entry.Name]),
+			cmp.Compare(a.entry.Name, b.entry.Name),
+			cmp.Compare(a.rules.order, b.rules.order),
+			cmp.Compare(a.path, b.path),
+		)
+	})
+	return all
+}
+
+func groups(cards []policyCard) []cardGroup {
+	var all []cardGroup
+	for _, card := range cards {
+		if len(all) == 0 || all[len(all)-1].Name != card.Name {
+			all = append(all, cardGroup{Name: card.Name, Tone: well})
+		}
+		g := &all[len(all)-1]
+		g.Cards = append(g.Cards, card)
+		g.Span = min(len(g.Cards), 4)
+		if card.Tone.rank() < g.Tone.rank() {
+			g.Tone = card.Tone
+		}
+	}
+	return all
+}
+
+// spark returns the sparkline of a policy. The sampler's lock is held.
+func (t *track) spark(now int) *spark {
+	bad := append(slices.Clone(t.traffic.failed), t.traffic.refused...)
+	s := &spark{}
+	for i := now/sparkStep - sparks + 1; i <= now/sparkStep; i++ {
+		last := min((i+1)*sparkStep-1, now)
+		if last < t.born {
+			continue
+		}
+		n := last - i*sparkStep + 1
+		s.Calls = append(s.Calls, round(rate(t.traffic.calls, last, n)))
+		s.Bad = append(s.Bad, round(rate(bad, last, n)))
+	}
+	return s
+}

@@ -1,0 +1,506 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/saga"
+)
+
+const (
+	sagasShown = 50              // on a page
+	storeTime  = 5 * time.Second // for the questions of a page to the store of a Runner
+)
+
+// A sagasPage lists sagas, those that are stuck first.
+type sagasPage struct {
+	page
+	Runner  string       `json:"runner"`
+	Runners []string     `json:"-"`
+	Counts  []sagaRow    `json:"counts"`
+	Form    sagaForm     `json:"-"`
+	Stuck   []sagaView   `json:"stuck,omitempty"` // the newest, if no status was asked for
+	Sagas   []sagaView   `json:"sagas"`
+	Next    string       `json:"next,omitempty"` // the after of the following page
+	More    template.URL `json:"-"`              // the query of the following page
+	Error   string       `json:"-"`
+	N       int          `json:"-"` // of the last operation: sagas to which it was applied
+	Left    int          `json:"-"` // and those that did not allow it
+	Filter  bool         `json:"-"` // there are conditions
+
+	InErrors bool `json:"-"` // a text is looked for in the last errors too
+}
+
+// A sagaRow has the numbers of the sagas of one definition.
+type sagaRow struct {
+	Saga         string  `json:"saga"`
+	Stuck        int     `json:"stuck"`
+	Running      int     `json:"running"`
+	Compensating int     `json:"compensating"`
+	Completed    int     `json:"completed"`
+	Compensated  int     `json:"compensated"`
+	Abandoned    int     `json:"abandoned"`
+	Due          int     `json:"due"`
+	Late         float64 `json:"late"` // seconds since the first of them became due
+}
+
+// A sagaForm is a filter as a person or a script writes it.
+type sagaForm struct {
+	Saga    string // of the definition
+	Status  string
+	Text    string // in the id, or in the last error if that is shown
+	Age     string // a duration such as 10m: only those that were started before that
+	Failing bool
+	Order   string // "newest", "oldest" or "id"
+	After   string
+}
+
+func sagaFormOf(q url.Values) sagaForm {
+	return sagaForm{
+		Saga: q.Get("saga"), Status: q.Get("status"), Text: q.Get("text"), Age: strings.TrimSpace(q.Get("age")),
+		Failing: q.Has("failing"), Order: q.Get("order"), After: q.Get("after"),
+	}
+}
+
+// values returns the form as a query.
+func (f sagaForm) values(runner string) url.Values {
+	v := url.Values{}
+	for key, value := range map[string]string{"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.Text, "age": f.Age, "order": f.Order, "after": f.After} {
+		if value != "" {
+			v.Set(key, value)
+		}
+	}
+	if f.Failing {
+		v.Set("failing", "1")
+	}
+	return v
+}
+
+// filter returns a form as a Filter, which does not look for a text where it is hidden.
+func (c *Console) filter(f sagaForm) (saga.Filter, error) {
+	filter := saga.Filter{
+		Saga: f.Saga, Text: f.Text, TextInID: !c.cfg.Show.Errors, Failing: f.Failing, After: f.After,
+		Order: saga.NewestFirst, Limit: sagasShown, WithoutState: true,
+	}
+	if f.Order != "" {
+		filter.Order = saga.Order(f.Order)
+	}
+	if !slices.Contains([]saga.Order{saga.NewestFirst, saga.OldestFirst, saga.ByID}, filter.Order) {
+		return filter, fmt.Errorf("order: is %q: must be newest, oldest or id", f.Order)
+	}
+	if f.Status != "" {
+		if !slices.Contains(statuses, saga.Status(f.Status)) {
+			return filter, fmt.Errorf("there is no status %q", f.Status)
+		}
+		filter.Status = []saga.Status{saga.Status(f.Status)}
+	}
+	if f.Age != "" {
+		d, err := time.ParseDuration(f.Age)
+		if err != nil || d < 0 {
+			return filter, fmt.Errorf("age: is %q: must be a duration such as 10m", f.Age)
+		}
+		filter.CreatedBefore = time.Now().Add(-d)
+	}
+	return filter, nil
+}
+
+// admitsAll reports whether the form has no conditions.
+func (f sagaForm) admitsAll() bool {
+	return f.Saga == "" && f.Status == "" && f.Text == "" && f.Age == "" && !f.Failing
+}
+
+var statuses = []saga.Status{saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned}
+
+// A sagaView shows one saga in a list.
+type sagaView struct {
+	ID        string      `json:"id"`
+	Saga      string      `json:"saga"`
+	Version   int         `json:"version"`
+	Status    saga.Status `json:"status"`
+	Step      string      `json:"step,omitempty"` // that is at work, or at which it turned back or is stuck
+	StepsDone int         `json:"steps_done"`     // of Steps
+	Steps     int         `json:"steps"`
+	Failures  int         `json:"failures"`
+	Error     string      `json:"error,omitempty"`
+	Owner     string      `json:"owner,omitempty"`
+	Created   time.Time   `json:"created"`
+	Age       float64     `json:"age"`   // seconds
+	Since     float64     `json:"since"` // seconds without progress
+
+	Tone tone `json:"-"`
+}
+
+// State returns the status for the template of a state.
+func (v sagaView) State() string { return string(v.Status) }
+
+// toneOf returns the tone of a status. idle and blue say that nothing is wrong: the one of
+// what has ended, the other of what goes on.
+func toneOf(s saga.Status, failing bool) tone {
+	switch {
+	case s == saga.Stuck:
+		return fail
+	case s == saga.Compensating, failing && !s.Ended():
+		return warn
+	case s == saga.Running:
+		return "blue"
+	case s == saga.Completed:
+		return well
+	}
+	return "idle"
+}
+
+func (c *Console) sagaView(in *saga.Instance) sagaView {
+	v := sagaView{
+		ID: in.ID, Saga: in.Saga, Version: in.Version, Status: in.Status, Step: in.Step, Failures: in.Failures, Owner: in.Owner,
+		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()), Tone: toneOf(in.Status, in.Failures > 0),
+	}
+	for _, s := range in.Steps {
+		if s.Name != s.Step {
+			continue
+		}
+		v.Steps++
+		if s.Status == saga.StepDone || s.Status == saga.StepSkipped {
+			v.StepsDone++
+		}
+		if v.Step == "" && (s.Status == saga.StepStarted || s.Status == saga.StepUndoing || s.Status == saga.StepWaiting) {
+			v.Step = s.Name
+		}
+	}
+	if text := in.LastError; text != "" || in.Cause != "" {
+		if text == "" {
+			text = in.Cause
+		}
+		v.Error = c.secret(errors.New(text))
+	}
+	return v
+}
+
+func seconds(d time.Duration) float64 {
+	return float64(d.Round(time.Millisecond)) / float64(time.Second)
+}
+
+// Ago and Quiet return the age, and the time without progress, as texts.
+func (v sagaView) Ago() string   { return ago(time.Duration(v.Age * float64(time.Second))) }
+func (v sagaView) Quiet() string { return ago(time.Duration(v.Since * float64(time.Second))) }
+
+// Waits returns for how long the first due saga has waited, as a text.
+func (r sagaRow) Waits() string { return ago(time.Duration(r.Late * float64(time.Second))) }
+
+// Count returns a number as a text; one at the limit of a Count means so many or more.
+func (r sagaRow) Count(n int) string {
+	if n >= saga.CountLimit {
+		return strconv.Itoa(n) + "+"
+	}
+	return strconv.Itoa(n)
+}
+
+// runner returns the Runner of a name. An empty one means the first.
+func (c *Console) runner(name string) (*saga.Runner, registry.Entry, []string) {
+	var found registry.Entry
+	var names []string
+	for e := range c.reg.All() {
+		if _, ok := e.Policy.(*saga.Runner); ok {
+			names = append(names, e.Name)
+			if e.Name == name || name == "" && found.Policy == nil {
+				found = e
+			}
+		}
+	}
+	r, _ := found.Policy.(*saga.Runner)
+	return r, found, names
+}
+
+func (c *Console) sagas(w http.ResponseWriter, r *http.Request) {
+	c.listSagas(w, r, http.StatusOK, r.URL.Query(), nil)
+}
+
+// listSagas answers with the list that q asks for, and with what went wrong.
+func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
+	runner, e, names := c.runner(q.Get("runner"))
+	if runner == nil {
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
+		return
+	}
+	p := sagasPage{page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names, Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{}}
+	p.Refresh = "5"
+	p.Filter, p.InErrors = !p.Form.admitsAll(), c.cfg.Show.Errors
+	if words, ok := doneWords[Verb(q.Get("done"))]; ok {
+		p.Done = words
+		p.N, _ = strconv.Atoi(q.Get("n"))
+		p.Left, _ = strconv.Atoi(q.Get("left"))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
+	defer cancel()
+	filter, err := c.filter(p.Form)
+	if err != nil {
+		status = max(status, http.StatusBadRequest)
+	} else if err = c.fill(ctx, runner, &p, filter); err != nil {
+		status = max(status, http.StatusBadGateway)
+		err = errors.New("the store cannot be asked: " + c.secret(err))
+	}
+	if err = errors.Join(wrong, err); err != nil {
+		p.Error = err.Error()
+		if wantsJSON(r) {
+			c.fail(w, r, status, err)
+			return
+		}
+	}
+	c.show(w, r, status, "sagas.html", p)
+}
+
+// fill asks the store for what a page lists.
+func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, filter saga.Filter) error {
+	counts, err := runner.Counts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range counts.Sagas {
+		row := sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Completed, n.Compensated, n.Abandoned, n.Due, 0}
+		if !n.OldestDue.IsZero() {
+			row.Late = seconds(counts.Now.Sub(n.OldestDue))
+		}
+		p.Counts = append(p.Counts, row)
+	}
+	if filter.Status == nil && filter.After == "" && !filter.Failing {
+		stuck := filter
+		stuck.Status = []saga.Status{saga.Stuck}
+		page, err := runner.List(ctx, stuck)
+		if err != nil {
+			return err
+		}
+		for _, in := range page.Sagas {
+			p.Stuck = append(p.Stuck, c.sagaView(in))
+		}
+	}
+	if filter.Status == nil {
+		filter.Status = statuses[1:] // those that are stuck have been shown
+	}
+	page, err := runner.List(ctx, filter)
+	// A store bounds what it reads for a page, which may then be empty.
+	for range 20 {
+		if err != nil || len(page.Sagas) > 0 || page.Next == "" {
+			break
+		}
+		filter.After = page.Next
+		page, err = runner.List(ctx, filter)
+	}
+	if err != nil {
+		return err
+	}
+	for _, in := range page.Sagas {
+		p.Sagas = append(p.Sagas, c.sagaView(in))
+	}
+	if p.Next = page.Next; p.Next != "" {
+		form := p.Form
+		form.After = p.Next
+		p.More = template.URL(form.values(p.Runner).Encode())
+	}
+	return nil
+}
+
+// With returns the query of the list of a definition's sagas with a status.
+func (p sagasPage) With(definition, status string) template.URL {
+	return template.URL(sagaForm{Saga: definition, Status: status}.values(p.Runner).Encode())
+}
+
+// Statuses returns the statuses that can be asked for.
+func (p sagasPage) Statuses() []saga.Status { return statuses }
+
+// Ages returns the ages that can be asked for.
+func (p sagasPage) Ages() []string {
+	ages := []string{"1m", "10m", "1h", "24h", "168h"}
+	if p.Form.Age != "" && !slices.Contains(ages, p.Form.Age) {
+		ages = append(ages, p.Form.Age)
+	}
+	return ages
+}
+
+// A sagaPage shows one saga.
+type sagaPage struct {
+	page
+	Runner string `json:"runner"`
+	sagaView
+	Cause    string      `json:"cause,omitempty"`
+	Epoch    int64       `json:"epoch"`
+	Wake     *time.Time  `json:"wake,omitempty"`
+	Deadline *time.Time  `json:"deadline,omitempty"`
+	Takeover int         `json:"takeovers"`
+	Canceled bool        `json:"cancel_requested"`
+	Updated  time.Time   `json:"updated"`
+	Units    []unitView  `json:"units"` // steps and their alternatives
+	Log      []entryView `json:"log"`
+	Older    int64       `json:"older,omitempty"` // entries that are not shown
+	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
+	Allowed  []Verb      `json:"actions,omitempty"`
+
+	Graph    graph    `json:"-"`
+	Timeline timeline `json:"-"`
+	Wrong    string   `json:"-"`
+	Note     string   `json:"-"`
+}
+
+// A unitView is a step or an alternative.
+type unitView struct {
+	Name      string          `json:"name"`
+	Of        string          `json:"step,omitempty"` // the step that it is an alternative of
+	Status    saga.StepStatus `json:"status"`
+	After     []string        `json:"after,omitempty"`
+	Pivot     bool            `json:"pivot,omitempty"`
+	Attempts  int             `json:"attempts"`
+	Undos     int             `json:"undos"`
+	Refusals  int             `json:"refusals"`
+	InDoubt   bool            `json:"in_doubt,omitempty"`
+	Error     string          `json:"error,omitempty"`
+	NotBefore *time.Time      `json:"not_before,omitempty"`
+	Waiting   *time.Time      `json:"waiting_since,omitempty"`
+	Children  []string        `json:"children,omitempty"` // the ids of the sagas that it has started, at most 20
+
+	Tone tone `json:"-"`
+}
+
+// State returns the status for the template of a state.
+func (u unitView) State() string { return string(u.Status) }
+
+// An entryView is one entry of the log.
+type entryView struct {
+	Seq     int64     `json:"seq"`
+	Kind    string    `json:"kind"`
+	Step    string    `json:"step,omitempty"`
+	Op      string    `json:"op,omitempty"`
+	Attempt int       `json:"attempt,omitempty"`
+	Epoch   int64     `json:"epoch"`
+	Text    string    `json:"text,omitempty"` // the reason, or an operator's note
+	At      time.Time `json:"at"`
+}
+
+// logShown is how many entries of a log are shown, the latest.
+const logShown = 500
+
+func (c *Console) saga(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	c.oneSaga(w, r, http.StatusOK, q.Get("runner"), q.Get("id"), q, nil)
+}
+
+// oneSaga answers with the page of a saga, and with what went wrong.
+func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, name, id string, q url.Values, wrong error) {
+	runner, e, _ := c.runner(name)
+	if runner == nil {
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", name))
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
+	defer cancel()
+	in, err := runner.Get(ctx, id)
+	var log []saga.Entry
+	if err == nil {
+		log, err = runner.HistoryPage(ctx, id, in.Seq-logShown, logShown)
+	}
+	switch {
+	case errors.Is(err, saga.ErrNotFound):
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no saga %s", id))
+		return
+	case err != nil:
+		c.fail(w, r, http.StatusBadGateway, errors.New("the store cannot be asked: "+c.secret(err)))
+		return
+	}
+	p := c.sagaPage(e.Name, in, log)
+	p.Done = doneWords[Verb(q.Get("done"))]
+	if wrong != nil {
+		p.Wrong, p.Note = wrong.Error(), q.Get("note")
+	}
+	c.show(w, r, status, "saga.html", p)
+}
+
+func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
+	p := sagaPage{
+		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
+		Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
+		Wake: some(in.WakeAt), Deadline: some(in.CompleteBy), Older: max(in.Seq-logShown, 0),
+	}
+	if !in.Status.Ended() {
+		p.Refresh = "3"
+	}
+	text := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return c.secret(errors.New(s))
+	}
+	p.Cause = text(in.Cause)
+	for _, s := range in.Steps {
+		u := unitView{
+			Name: s.Name, Status: s.Status, After: s.After, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
+			InDoubt: s.InDoubt, Error: text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
+			Tone: toneOfStep(s.Status),
+		}
+		for i := range min(s.Children, 20) {
+			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
+		}
+		if s.Step != s.Name {
+			u.Of = s.Step
+		}
+		p.Units = append(p.Units, u)
+	}
+	for _, e := range log {
+		p.Log = append(p.Log, entryView{e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, text(e.Error), e.At})
+	}
+	switch {
+	case !c.cfg.Show.State:
+		p.Content = "hidden"
+	default:
+		p.Content = string(in.State)
+	}
+	if c.cfg.Allow != nil {
+		for _, a := range in.Actions {
+			p.Allowed = append(p.Allowed, Verb(a))
+		}
+	}
+	p.Graph = newGraph(p.Units)
+	p.Timeline = newTimeline(p.Units, p.Log, in)
+	return p
+}
+
+// Skippable returns the units that an operator may skip.
+func (p sagaPage) Skippable() (names []string) {
+	for _, u := range p.Units {
+		switch u.Status {
+		case saga.StepDone, saga.StepUndone, saga.StepIdle, saga.StepSkipped:
+		default:
+			names = append(names, u.Name)
+		}
+	}
+	return names
+}
+
+// Can reports whether the page offers an action.
+func (p sagaPage) Can(v Verb) bool { return slices.Contains(p.Allowed, v) }
+
+func toneOfStep(s saga.StepStatus) tone {
+	switch s {
+	case saga.StepDone, saga.StepSkipped:
+		return well
+	case saga.StepFailed, saga.StepUndoFailed:
+		return fail
+	case saga.StepUndoing, saga.StepNoEffect:
+		return warn
+	case saga.StepIdle, saga.StepUndone:
+		return "idle"
+	}
+	return "blue" // it goes on
+}
+
+func some(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}

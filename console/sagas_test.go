@@ -1,0 +1,370 @@
+package console_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/saga"
+)
+
+type order struct{ Card string }
+
+func ok(context.Context, *order) error { return nil }
+
+// A depot runs orders: those whose id begins with "stuck" get stuck.
+type depot struct {
+	*shop
+	runner *saga.Runner
+	orders *saga.Saga[order]
+	mended bool
+}
+
+func newDepot(t *testing.T, cfg console.Config) *depot {
+	d := &depot{}
+	d.orders = &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
+		{Name: "reserve", Do: ok, Undo: func(ctx context.Context, _ *order) error {
+			if strings.HasPrefix(saga.CommandFrom(ctx).ID, "stuck") && !d.mended {
+				return errors.New("warehouse: secret-host unreachable")
+			}
+			return nil
+		}, UndoAttempts: 1},
+		{Name: "pack", After: []string{"reserve"}, Do: ok, Undo: ok},
+		{Name: "address", After: []string{"reserve"}, Do: ok, Undo: ok},
+		{Name: "charge", After: []string{"pack", "address"}, Pivot: true, Undo: ok, Do: func(ctx context.Context, o *order) error {
+			if strings.HasPrefix(saga.CommandFrom(ctx).ID, "ok") {
+				return nil
+			}
+			return saga.NoEffect(errors.New("card declined"))
+		}, Or: []saga.Step[order]{{Name: "invoice", Undo: ok, Do: func(context.Context, *order) error { return saga.NoEffect(errors.New("no credit")) }}}},
+		{Name: "ship", Do: ok},
+	}}
+	d.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	saga.Register(d.runner, d.orders)
+	reg := registry.New()
+	reg.MustAdd(d.runner)
+	d.shop = &shop{t: t, reg: reg, page: console.New(reg, cfg)}
+	return d
+}
+
+// run runs the depot until all orders have come to rest.
+func (d *depot) run(ids ...string) {
+	ctx, stop := context.WithCancel(d.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = d.runner.Run(ctx) })
+	for _, id := range ids {
+		_, err := saga.Start(ctx, d.runner, d.orders, id, order{Card: "4111"})
+		require.NoError(d.t, err)
+		_, _ = d.orders.Result(ctx, d.runner, id)
+	}
+	stop()
+	running.Wait()
+}
+
+func TestSagasAreListedStuckOnesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Show: console.Show{Errors: true}})
+		defer d.page.Close()
+		d.run("ok-1", "stuck-1", "back-1", "ok-2")
+		body := d.get("/sagas", nil).Body.String()
+		require.Less(t, strings.Index(body, ">stuck-1<"), strings.Index(body, ">ok-1<"))
+		require.Equal(t, 1, strings.Count(body, ">stuck-1<"))
+		var p struct {
+			Counts []struct{ Stuck, Completed, Compensated int }
+			Stuck  []struct{ ID, Error string }
+			Sagas  []struct{ ID, Status string }
+		}
+		d.get("/sagas", &p)
+		require.Equal(t, 2, p.Counts[0].Completed)
+		require.Equal(t, 1, p.Counts[0].Compensated)
+		require.Equal(t, "stuck-1", p.Stuck[0].ID)
+		require.Contains(t, p.Stuck[0].Error, "secret-host")
+		require.Len(t, p.Sagas, 3)
+
+		d.get("/sagas?status=completed&order=id", &p)
+		require.Equal(t, "ok-1", p.Sagas[0].ID)
+		require.Len(t, p.Sagas, 2)
+		d.get("/sagas?text=back", &p)
+		require.Len(t, p.Sagas, 1)
+		for _, bad := range []string{"status=x", "order=x", "age=x", "age=-1m"} {
+			require.Equal(t, http.StatusBadRequest, d.get("/sagas?"+bad, nil).Code, bad)
+			require.Equal(t, http.StatusBadRequest, d.get("/sagas?"+bad, &json.RawMessage{}).Code, bad)
+		}
+		require.Equal(t, http.StatusNotFound, d.get("/sagas?runner=x", nil).Code)
+		var o overview
+		d.get("/", &o)
+		synctest.Wait()
+		time.Sleep(1500 * time.Millisecond)
+		d.get("/", &o)
+		require.Equal(t, "The runner worker has stuck sagas.", o.Verdict)
+		require.Equal(t, "1 saga", o.Policies[0].Detail)
+	})
+}
+
+// TestHiddenErrorsAreNotSearched: a text of which it is told whether it occurs can be
+// guessed, letter by letter.
+func TestHiddenErrorsAreNotSearched(t *testing.T) {
+	for _, shown := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: shown}})
+			d.run("stuck-1", "back-1", "ok-1")
+			find := func(q string) (ids []string) {
+				var p struct{ Stuck, Sagas []struct{ ID string } }
+				d.get("/sagas?"+q, &p)
+				for _, s := range append(p.Stuck, p.Sagas...) {
+					ids = append(ids, s.ID)
+				}
+				return ids
+			}
+			retry := func(text string) string {
+				w := d.post("do", "retry", "policy", "saga/worker", "text", text, "note", "again")
+				u, err := url.Parse(w.Header().Get("Location"))
+				require.NoError(t, err)
+				return u.Query().Get("n") + " " + u.Query().Get("left")
+			}
+			require.Equal(t, []string{"stuck-1"}, find("text=stuck"))
+			want, done := []string(nil), "0 0"
+			if shown {
+				want, done = []string{"stuck-1"}, "1 0"
+			}
+			require.Equal(t, want, find("text=secret-host"))
+			require.Equal(t, want, find("text=secret-host&status=stuck"))
+			require.Equal(t, done, retry("secret-host"))
+			require.Equal(t, shown, strings.Contains(d.get("/sagas", nil).Body.String(), "in the id or the error"))
+		})
+	}
+}
+
+func TestSagasArePaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{})
+		var ids []string
+		for i := range 120 {
+			ids = append(ids, fmt.Sprintf("ok-%03d", i))
+		}
+		d.run(ids...)
+		var got []string
+		var p struct {
+			Sagas []struct{ ID string }
+			Next  string
+		}
+		for pages, after := 0, ""; ; pages++ {
+			p.Next, p.Sagas = "", nil
+			d.get("/sagas?order=id&after="+url.QueryEscape(after), &p)
+			for _, s := range p.Sagas {
+				got = append(got, s.ID)
+			}
+			if after = p.Next; after == "" {
+				require.GreaterOrEqual(t, pages, 2)
+				break
+			}
+		}
+		require.Equal(t, ids, got)
+		require.Contains(t, d.get("/sagas?order=id", nil).Body.String(), "Further ones")
+	})
+}
+
+func TestASagaShowsItsSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Show: console.Show{Errors: true, State: true}, Allow: allow})
+		d.run("stuck-1")
+		var p struct {
+			ID, Status, State, Cause string
+			Actions                  []string
+			Units                    []struct {
+				Name, Step, Status string
+				After              []string
+				Pivot              bool
+			}
+			Log []struct{ Kind, Step, Text string }
+		}
+		d.get("/saga?id=stuck-1", &p)
+		require.Equal(t, "stuck", p.Status)
+		require.JSONEq(t, `{"Card": "4111"}`, p.State)
+		require.Equal(t, []string{"retry", "skip", "abandon"}, p.Actions)
+		require.Len(t, p.Units, 6)
+		require.Equal(t, []string{"pack", "address"}, p.Units[3].After)
+		require.True(t, p.Units[3].Pivot)
+		require.Equal(t, "charge", p.Units[4].Step, "an alternative of")
+		require.Equal(t, "created", p.Log[0].Kind)
+		body := d.get("/saga?id=stuck-1", nil).Body.String()
+		for _, text := range []string{"undo failed", "· pivot", "· alternative", "secret-host", "4111", `value="skip"`, "undo 1: undo failed"} {
+			require.Contains(t, body, text)
+		}
+		require.NotContains(t, body, `value="cancel"`)
+		require.Equal(t, http.StatusNotFound, d.get("/saga?id=nobody", nil).Code)
+
+		d.page = console.New(d.reg, console.Config{})
+		body = d.get("/saga?id=stuck-1", nil).Body.String() + d.get("/saga?id=stuck-1", &json.RawMessage{}).Body.String() +
+			d.get("/sagas", nil).Body.String()
+		require.NotContains(t, body, "secret-host")
+		require.NotContains(t, body, "4111")
+		require.NotContains(t, body, "card declined")
+		require.NotContains(t, body, "<button name=\"do\"")
+	})
+}
+
+func TestOperatorsActOnSagas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var audit []string
+		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true}, Audit: func(_ context.Context, a console.Action, err error) {
+			audit = append(audit, fmt.Sprint(a.Do, " ", a.Saga, " ", a.Note, " ", err))
+		}})
+		d.run("ok-1", "stuck-1", "stuck-2", "stuck-3")
+		w := d.post("do", "retry", "policy", "saga/worker", "id", "stuck-1")
+		require.Equal(t, http.StatusBadRequest, w.Code)
+		require.Contains(t, w.Body.String(), "say why")
+		w = d.post("do", "cancel", "policy", "saga/worker", "id", "ok-1", "note", "no")
+		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+		require.Contains(t, w.Body.String(), "not allowed")
+
+		d.mended = true
+		w = d.post("do", "retry", "policy", "saga/worker", "id", "stuck-1", "note", "warehouse is back")
+		require.Equal(t, http.StatusSeeOther, w.Code)
+		require.Equal(t, "saga?done=retry&id=stuck-1&runner=worker", w.Header().Get("Location"))
+		require.Contains(t, d.get("/saga?id=stuck-1", nil).Body.String(), "warehouse is back")
+
+		w = d.post("do", "retry", "policy", "saga/worker", "note", "all of them")
+		require.Equal(t, http.StatusBadRequest, w.Code, "without a condition")
+		w = d.post("do", "retry", "policy", "saga/worker", "text", "-", "note", "all that are stuck")
+		require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
+		u, err := url.Parse(w.Header().Get("Location"))
+		require.NoError(t, err)
+		require.Equal(t, "sagas", u.Path)
+		require.Contains(t, d.get("/"+u.String(), nil).Body.String(), "Done for "+u.Query().Get("n")+" sagas.")
+
+		d.run("stuck-1", "stuck-2", "stuck-3") // which exist
+		for _, id := range []string{"stuck-1", "stuck-2", "stuck-3"} {
+			in, err := d.runner.Get(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, saga.Compensated, in.Status, id)
+		}
+		require.Len(t, audit, 3)
+		require.Contains(t, audit[0], "cancel ok-1 no saga: not allowed")
+		require.Equal(t, "retry stuck-1 warehouse is back <nil>", audit[1])
+		require.Equal(t, "retry  all that are stuck <nil>", audit[2])
+	})
+}
+
+// A leaky store is down, and its error holds a secret.
+type leaky struct {
+	*saga.Memory
+	down bool
+}
+
+func (l *leaky) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	if l.down {
+		return saga.Receipt{}, errDown
+	}
+	return l.Memory.Commit(ctx, req)
+}
+
+// A leakyCache is a cache whose store is down.
+type leakyCache struct{}
+
+func (leakyCache) Kind() string                                { return "cache" }
+func (leakyCache) Name() string                                { return "prices" }
+func (leakyCache) Figures() iter.Seq[registry.Figure]          { return slices.Values([]registry.Figure(nil)) }
+func (leakyCache) Invalidate(context.Context, ...string) error { return errDown }
+func (leakyCache) Expire(context.Context, ...string) error     { return errDown }
+func (leakyCache) InvalidateAll(context.Context) error         { return errDown }
+
+// TestAnActionDoesNotShowTheErrorOfAStore unless errors are shown. Audit has it.
+func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
+	for _, shown := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var audit []error
+			store := &leaky{Memory: saga.NewMemory()}
+			runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
+			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
+			saga.Register(runner, orders)
+			_, err := saga.Start(t.Context(), runner, orders, "order-1", order{})
+			require.NoError(t, err)
+			store.down = true
+			reg := registry.New()
+			reg.MustAdd(runner, leakyCache{})
+			s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{Allow: allow, Show: console.Show{Errors: shown},
+				Audit: func(_ context.Context, _ console.Action, err error) { audit = append(audit, err) }})}
+			defer s.page.Close()
+			for i, form := range [][]string{
+				{"do", "retry", "policy", "saga/worker", "id", "order-1", "note", "again"},
+				{"do", "abandon", "policy", "saga/worker", "text", "order", "note", "no more"},
+				{"do", "invalidate", "policy", "cache/prices", "key", "1"},
+				{"do", "expire", "policy", "cache/prices", "key", "1"},
+				{"do", "invalidate-all", "policy", "cache/prices"},
+			} {
+				w := s.post(form...)
+				require.Equal(t, http.StatusUnprocessableEntity, w.Code, form)
+				require.Contains(t, w.Body.String(), "the store failed: ", form)
+				require.Equal(t, shown, strings.Contains(w.Body.String(), "hunter2"), form)
+				require.ErrorIs(t, audit[i], errDown)
+			}
+			w := s.post("do", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
+			require.Contains(t, w.Body.String(), "no step &#34;fly&#34;", "that is no secret")
+		})
+	}
+}
+
+// TestAStepThatTookNoEffectCanBeSkipped, as Runner.SkipStep can skip it.
+func TestAStepThatTookNoEffectCanBeSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Allow: allow})
+		d.run("stuck-1")
+		body := d.get("/saga?id=stuck-1", nil).Body.String()
+		for step, can := range map[string]bool{"charge": true, "invoice": true, "reserve": true, "pack": false, "ship": false} {
+			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>"), step)
+		}
+		require.NoError(t, d.runner.SkipStep(t.Context(), "stuck-1", "charge", "by hand"))
+	})
+}
+
+func TestASagaShowsWhatItWaitsForAndItsChildren(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parcel := &saga.Saga[order]{Name: "parcel", Steps: []saga.Step[order]{{Name: "carry", Do: ok, Undo: ok}}}
+		orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
+			{Name: "parcels", Saga: saga.ChildrenOf(parcel, func(*order) ([]order, error) { return make([]order, 2), nil },
+				func(*order, []order) error { return nil })},
+			{Name: "approve", Await: "approved"},
+		}}
+		r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
+		saga.Register(r, parcel, orders)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = r.Run(ctx) })
+		_, err := saga.Start(ctx, r, orders, "order-1", order{})
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		stop()
+		running.Wait()
+		reg := registry.New()
+		reg.MustAdd(r)
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		var p struct {
+			Step  string
+			Units []struct {
+				Name, Status string
+				Children     []string
+			}
+		}
+		s.get("/saga?id=order-1", &p)
+		require.Equal(t, "approve", p.Step)
+		require.Equal(t, "waiting", p.Units[1].Status)
+		require.Equal(t, []string{"order-1/parcels/0", "order-1/parcels/1"}, p.Units[0].Children)
+		require.Contains(t, s.get("/saga?id=order-1", nil).Body.String(), `href="saga?id=order-1%2Fparcels%2F0&amp;runner=worker"`)
+		require.Equal(t, http.StatusOK, s.get("/saga?id=order-1%2Fparcels%2F0", nil).Code)
+	})
+}
