@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"regexp"
-	"runtime/pprof"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,12 +28,7 @@ type side struct {
 	inFlight atomic.Int64
 
 	mu      sync.Mutex
-	changes []change // of its breaker
-}
-
-type change struct {
-	At time.Time
-	breaker.Change
+	changes []breaker.Event // of its breaker
 }
 
 // A tally counts what happened in one phase.
@@ -56,66 +48,69 @@ type call struct {
 	took            time.Duration
 }
 
-func newSide(name string, seed uint64) (*side, error) {
+// newSide returns a side whose client newClient makes, on a transport of its own.
+func newSide(name string, seed uint64, newClient func(http.RoundTripper) *http.Client) *side {
 	s := &side{name: name}
 	for range badHalfMinute {
 		s.tallies = append(s.tallies, &tally{})
 	}
-	b, err := newBackend(seed, s.tallies)
-	if err != nil {
-		return nil, err
-	}
-	s.backend = b
-	base := wire{&http.Transport{MaxIdleConnsPerHost: 200}, s}
-	if name == "plain" {
-		s.client = newPlain(base)
-	} else {
-		s.client = newResilient(base, func(c breaker.Change) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.changes = append(s.changes, change{time.Now(), c})
-		})
-	}
-	return s, nil
+	s.backend = newBackend(seed, s.tallies)
+	s.client = newClient(wire{&http.Transport{MaxIdleConnsPerHost: 200}, s})
+	return s
 }
 
-func (s *side) close() error {
+func (s *side) close() {
 	s.client.CloseIdleConnections()
-	return s.backend.close()
+	s.backend.CloseClientConnections() // of requests that hang
+	s.backend.Close()
+}
+
+// wire is the last stop before the network. It counts what is in flight.
+type wire struct {
+	base http.RoundTripper
+	side *side
+}
+
+func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
+	raise(&w.side.tallies[w.side.backend.now.Load()].maxInFlight, w.side.inFlight.Add(1))
+	defer w.side.inFlight.Add(-1)
+	return w.base.RoundTrip(req)
 }
 
 // load makes the calls of every phase, callsPerSecond of them, for products
 // that the seed chooses, and waits until all have ended. It does not wait for
-// one call before the next is due: users do not, either.
-func (s *side) load(seed uint64, start time.Time) {
+// one call before the next is due: users do not, either. It ends early with ctx.
+func (s *side) load(ctx context.Context, seed uint64, start time.Time) {
 	luck := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	due := start
 	for i, p := range badHalfMinute {
 		for end := due.Add(p.Lasts); due.Before(end); due = due.Add(time.Second / callsPerSecond) {
-			product, n := luck.IntN(products), luck.Uint32()
-			time.Sleep(time.Until(due))
+			product := luck.IntN(products)
+			if !sleepUntil(ctx, due) {
+				return
+			}
 			t := s.tallies[i]
 			t.running.Add(1)
-			wg.Go(func() { t.add(s.call(product, n)) })
+			wg.Go(func() { t.add(s.call(product)) })
 		}
 	}
-	wg.Wait()
 }
 
 // warmUp asks for each product once, before anything is counted: a service that
 // has just started is not what this shows.
 func (s *side) warmUp() {
 	for product := range products {
-		s.call(product, 0)
+		s.call(product)
 	}
-	s.tallies[0].reached.Store(0)
+	s.forget()
 }
 
-func (s *side) call(product int, n uint32) (c call) {
+func (s *side) call(product int) (c call) {
 	start := time.Now()
 	defer func() { c.took = time.Since(start) }()
-	res, err := s.client.Get(s.backend.URL + "/products/" + strconv.Itoa(product) + "?call=" + strconv.Itoa(int(n)))
+	res, err := s.client.Get(s.backend.URL + "/products/" + strconv.Itoa(product))
 	if err != nil {
 		return c
 	}
@@ -126,11 +121,20 @@ func (s *side) call(product int, n uint32) (c call) {
 	return c
 }
 
-func (s *side) enterFlight() {
-	raise(&s.tallies[s.backend.now.Load()].maxInFlight, s.inFlight.Add(1))
+// forget lets a side begin anew.
+func (s *side) forget() {
+	s.mu.Lock()
+	s.changes = nil
+	s.mu.Unlock()
+	for _, t := range s.tallies {
+		t.mu.Lock()
+		t.calls = nil
+		t.mu.Unlock()
+		t.reached.Store(0)
+		t.maxInFlight.Store(0)
+		t.maxGoroutine.Store(0)
+	}
 }
-
-func (s *side) leaveFlight() { s.inFlight.Add(-1) }
 
 func (t *tally) add(c call) {
 	t.mu.Lock()
@@ -190,66 +194,4 @@ func quantile(sorted []time.Duration, q float64) float64 {
 	}
 	d := sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 	return float64(d.Microseconds()) / 1000
-}
-
-// run lets the sides live through the bad half minute at the same time. Each
-// goroutine carries the name of its side, so that those of the clients can be
-// told apart in the goroutine profile.
-func run(sides []*side, seed uint64, each func(phase int)) {
-	for _, s := range sides {
-		s.backend.enter(0)
-		s.warmUp()
-	}
-	start := time.Now()
-	var loads sync.WaitGroup
-	for _, s := range sides {
-		loads.Go(func() {
-			pprof.Do(context.Background(), pprof.Labels("side", s.name), func(context.Context) { s.load(seed, start) })
-		})
-	}
-	watched, over := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		countGoroutines(sides, over)
-	}()
-	end := start
-	for i, p := range badHalfMinute {
-		for _, s := range sides {
-			s.backend.enter(i)
-		}
-		end = end.Add(p.Lasts)
-		for time.Until(end) > 0 {
-			time.Sleep(min(time.Until(end), 100*time.Millisecond))
-			each(i)
-		}
-	}
-	loads.Wait()
-	close(over)
-	<-watched
-}
-
-var labeled = regexp.MustCompile(`(?m)^(\d+) @.*\n# labels: \{"side":"(\w+)"\}`)
-
-// countGoroutines keeps the most goroutines of each side, until over is closed.
-func countGoroutines(sides []*side, over <-chan struct{}) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	var profile bytes.Buffer
-	for {
-		select {
-		case <-over:
-			return
-		case <-tick.C:
-		}
-		profile.Reset()
-		_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
-		counts := map[string]int64{}
-		for _, m := range labeled.FindAllStringSubmatch(profile.String(), -1) {
-			n, _ := strconv.ParseInt(m[1], 10, 64)
-			counts[m[2]] += n
-		}
-		for _, s := range sides {
-			raise(&s.tallies[s.backend.now.Load()].maxGoroutine, counts[s.name])
-		}
-	}
 }

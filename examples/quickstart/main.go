@@ -5,20 +5,35 @@
 // bulkhead, timeout and a cached fallback.
 //
 //	go run ./examples/quickstart [-seed n] [-json]
+//	go run ./examples/quickstart -serve 127.0.0.1:8080
+//
+// With -serve it repeats that, and serves a page with both sides, drawn live, and
+// the console of the policies.
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 )
 
 func main() {
 	seed := flag.Uint64("seed", 1, "chooses the calls and the backend's errors; the same seed repeats them")
 	asJSON := flag.Bool("json", false, "print one JSON object instead of the picture; answered counts fresh and stale answers")
+	address := flag.String("serve", "", "repeat it, and serve pages that show it live on this address, such as 127.0.0.1:8080")
 	flag.Parse()
-	if err := show(*seed, *asJSON, os.Stdout); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	var err error
+	if *address != "" {
+		err = serve(ctx, *address, *seed)
+	} else {
+		err = show(ctx, *seed, *asJSON, os.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(1)
 	}
@@ -37,28 +52,30 @@ type phaseReport struct {
 	Resilient summary `json:"resilient"`
 }
 
-func show(seed uint64, asJSON bool, out *os.File) error {
-	var sides []*side
-	for _, name := range []string{"plain", "resilient"} {
-		s, err := newSide(name, seed)
-		if err != nil {
+func show(ctx context.Context, seed uint64, asJSON bool, out *os.File) error {
+	s := newScenario(seed)
+	defer s.close()
+	if !asJSON {
+		p := newPicture(out, s)
+		if err := s.run(ctx, seed, p.update); err != nil {
 			return err
 		}
-		defer s.close()
-		sides = append(sides, s)
-	}
-	if !asJSON {
-		p := newPicture(out, sides)
-		run(sides, seed, p.update)
 		p.finish()
 		return nil
 	}
-	run(sides, seed, func(int) {})
-	r := report{Plain: summarize(sides[0].tallies...), Resilient: summarize(sides[1].tallies...)}
-	for i, p := range badHalfMinute {
-		r.Phases = append(r.Phases, phaseReport{p.Name, summarize(sides[0].tallies[i]), summarize(sides[1].tallies[i])})
+	if err := s.run(ctx, seed, func(int) {}); err != nil {
+		return err
 	}
 	e := json.NewEncoder(out)
 	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return e.Encode(s.report())
+}
+
+// report returns what is known of the present run.
+func (s *scenario) report() report {
+	r := report{Plain: summarize(s.plain.tallies...), Resilient: summarize(s.resilient.tallies...)}
+	for i, p := range badHalfMinute {
+		r.Phases = append(r.Phases, phaseReport{p.Name, summarize(s.plain.tallies[i]), summarize(s.resilient.tallies[i])})
+	}
+	return r
 }

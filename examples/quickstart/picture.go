@@ -11,18 +11,18 @@ import (
 // A picture shows both sides, phase by phase: drawn over and over in a terminal;
 // elsewhere each phase once, when its last call has ended.
 type picture struct {
-	w     io.Writer
-	live  bool
-	sides []*side
+	w    io.Writer
+	live bool
+	*scenario
 	start time.Time
 	drawn int // lines on the screen
 	shown int // phases that have been written, where it is not live
 }
 
-func newPicture(f *os.File, sides []*side) *picture {
+func newPicture(f *os.File, s *scenario) *picture {
 	stat, err := f.Stat()
 	terminal := err == nil && stat.Mode()&os.ModeCharDevice != 0
-	return &picture{w: f, live: terminal, sides: sides, start: time.Now()}
+	return &picture{w: f, live: terminal, scenario: s, start: time.Now()}
 }
 
 const header = "phase          client     calls answered  stale failed      p50      p99  backend in flight goroutines\n"
@@ -65,7 +65,7 @@ func (p *picture) finish() {
 		b.WriteString(row("all", s.name, summarize(s.tallies...)))
 	}
 	b.WriteString("\n" + p.breaker())
-	b.WriteString("\n" + verdict(summarize(p.sides[0].tallies...), summarize(p.sides[1].tallies...), p.outage(0), p.outage(1)) + "\n")
+	b.WriteString("\n" + verdict(summarize(p.plain.tallies...), summarize(p.resilient.tallies...), p.plain.outage(), p.resilient.outage()) + "\n")
 	fmt.Fprint(p.w, b.String())
 }
 
@@ -106,25 +106,12 @@ func row(phase, client string, s summary) string {
 func (p *picture) breaker() string {
 	var b strings.Builder
 	b.WriteString("breaker:")
-	for _, s := range p.sides {
-		s.mu.Lock()
-		for _, c := range s.changes {
-			fmt.Fprintf(&b, " %.1fs %v", c.At.Sub(p.start).Seconds(), c.To)
-		}
-		s.mu.Unlock()
+	p.resilient.mu.Lock()
+	defer p.resilient.mu.Unlock()
+	for _, c := range p.resilient.changes {
+		fmt.Fprintf(&b, " %.1fs %v", c.At.Sub(p.start).Seconds(), c.To)
 	}
 	return b.String() + "\n"
-}
-
-// outage returns how many requests reached the backend of a side while nothing
-// useful could come back.
-func (p *picture) outage(n int) (requests int64) {
-	for i, ph := range badHalfMinute {
-		if ph.Outage {
-			requests += p.sides[n].tallies[i].reached.Load()
-		}
-	}
-	return requests
 }
 
 func verdict(plain, resilient summary, plainOutage, resilientOutage int64) string {

@@ -1,14 +1,19 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/console"
 )
 
 // TestQuickstartShowsTheDifference runs it as -json does and holds what does not
@@ -46,13 +51,59 @@ func TestQuickstartDrawsPlainLinesIntoAFile(t *testing.T) {
 	require.True(t, strings.HasSuffix(text, ".\n"))
 }
 
+// TestQuickstartServesBothSides holds what the page of -serve draws.
+func TestQuickstartServesBothSides(t *testing.T) {
+	t.Parallel()
+	s := newScenario(7)
+	defer s.close()
+	policies := console.New(s.policies, console.Config{})
+	defer policies.Close()
+	r := newRecorder(s)
+	server := httptest.NewServer(pages(r, policies))
+	defer server.Close()
+	get := func(path string) string {
+		res, err := http.Get(server.URL + path)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		require.Equal(t, http.StatusOK, res.StatusCode, path)
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return string(body)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	_ = s.run(ctx, 7, func(phase int) {
+		if r.record(phase); phase == 1 {
+			stop()
+		}
+	})
+	r.conclude()
+	var live struct {
+		Phases []phaseReport
+		Slices []slice
+		Last   string
+	}
+	require.NoError(t, json.Unmarshal([]byte(get("/live")), &live))
+	require.Len(t, live.Phases, len(badHalfMinute))
+	require.NotEmpty(t, live.Slices)
+	require.Contains(t, live.Last, "Of the same")
+	calls := 0
+	for _, s := range live.Slices {
+		require.Positive(t, s.Seconds)
+		calls += s.Plain.Answered + s.Plain.Failed
+	}
+	require.Positive(t, calls)
+	require.Contains(t, get("/"), "compare.js")
+	require.Contains(t, get("/console/"), "breaker")
+}
+
 func output(t *testing.T, asJSON bool) string {
 	t.Helper()
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	require.NoError(t, err)
 	defer f.Close()
-	require.NoError(t, show(7, asJSON, f))
+	require.NoError(t, show(t.Context(), 7, asJSON, f))
 	_, err = f.Seek(0, io.SeekStart)
 	require.NoError(t, err)
 	out, err := io.ReadAll(f)

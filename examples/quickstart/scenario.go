@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"regexp"
+	"runtime/pprof"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/registry"
+)
+
+// A scenario is the bad half minute, for a plain client and a resilient one.
+type scenario struct {
+	plain, resilient *side
+	sides            []*side            // both
+	policies         *registry.Registry // of the resilient client
+}
+
+// newScenario starts the backends. The seed chooses their errors.
+func newScenario(seed uint64) *scenario {
+	s := &scenario{policies: registry.New()}
+	s.plain = newSide("plain", seed, newPlain)
+	s.resilient = newSide("resilient", seed, func(base http.RoundTripper) *http.Client {
+		return newResilient(base, s.policies)
+	})
+	s.sides = []*side{s.plain, s.resilient}
+	s.policies.Observe(func(_ context.Context, e registry.Event) {
+		if c, ok := e.Source.(breaker.Event); ok && c.Kind == breaker.EventChanged {
+			s.resilient.mu.Lock()
+			defer s.resilient.mu.Unlock()
+			s.resilient.changes = append(s.resilient.changes, c)
+		}
+	})
+	return s
+}
+
+func (s *scenario) close() {
+	s.plain.close()
+	s.resilient.close()
+}
+
+// run lets both sides live through the bad half minute at the same time, from the
+// beginning, and calls each with the index of the phase, ten times a second. The seed
+// chooses the calls. It ends early with ctx, and may be called again when it has returned.
+//
+// Each goroutine carries the name of its side, so that those of the clients can be
+// told apart in the goroutine profile.
+func (s *scenario) run(ctx context.Context, seed uint64, each func(phase int)) error {
+	for _, side := range s.sides {
+		if err := side.backend.enter(0); err != nil {
+			return err
+		}
+		side.warmUp()
+	}
+	ctx, stop := context.WithCancel(ctx)
+	start := time.Now()
+	var loads sync.WaitGroup
+	defer loads.Wait()
+	defer stop()
+	for _, side := range s.sides {
+		loads.Go(func() {
+			pprof.Do(ctx, pprof.Labels("side", side.name), func(ctx context.Context) { side.load(ctx, seed, start) })
+		})
+	}
+	watched, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		countGoroutines(s.sides, over)
+	}()
+	defer func() {
+		close(over)
+		<-watched
+	}()
+	end := start
+	for i, p := range badHalfMinute {
+		for _, side := range s.sides {
+			if err := side.backend.enter(i); err != nil {
+				return err
+			}
+		}
+		end = end.Add(p.Lasts)
+		for time.Until(end) > 0 {
+			if !sleepUntil(ctx, time.Now().Add(min(time.Until(end), 100*time.Millisecond))) {
+				return context.Cause(ctx)
+			}
+			each(i)
+		}
+	}
+	loads.Wait()
+	return nil
+}
+
+// outage returns how many requests reached the backend of a side while nothing
+// useful could come back.
+func (s *side) outage() (requests int64) {
+	for i, p := range badHalfMinute {
+		if p.Outage {
+			requests += s.tallies[i].reached.Load()
+		}
+	}
+	return requests
+}
+
+// sleepUntil waits until a time, and reports whether ctx has not ended before it.
+func sleepUntil(ctx context.Context, t time.Time) bool {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+var labeled = regexp.MustCompile(`(?m)^(\d+) @.*\n# labels: \{"side":"(\w+)"\}`)
+
+// countGoroutines keeps the most goroutines of each side, until over is closed.
+func countGoroutines(sides []*side, over <-chan struct{}) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	var profile bytes.Buffer
+	for {
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+		profile.Reset()
+		_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
+		counts := map[string]int64{}
+		for _, m := range labeled.FindAllStringSubmatch(profile.String(), -1) {
+			n, _ := strconv.ParseInt(m[1], 10, 64)
+			counts[m[2]] += n
+		}
+		for _, s := range sides {
+			raise(&s.tallies[s.backend.now.Load()].maxGoroutine, counts[s.name])
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/console"
+)
+
+const (
+	sliceTime = 200 * time.Millisecond
+	remembers = 160 // slices: three times the bad half minute
+)
+
+//go:embed page
+var page embed.FS
+
+// serve repeats the scenario until ctx ends, and serves pages that show it.
+func serve(ctx context.Context, address string, seed uint64) error {
+	s := newScenario(seed)
+	defer s.close()
+	policies := console.New(s.policies, console.Config{
+		Name:  "quickstart",
+		Show:  console.Show{Errors: true},
+		Allow: func(*http.Request, console.Action) error { return nil }, // it is there to be played with
+	})
+	defer policies.Close()
+	r := newRecorder(s)
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: pages(r, policies), ReadHeaderTimeout: 5 * time.Second}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	fmt.Printf("http://%s/ shows both sides, http://%s/console/ the policies\n", l.Addr(), l.Addr())
+	for ; ; seed++ {
+		if err := s.run(ctx, seed, r.record); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		r.conclude()
+	}
+}
+
+// pages returns a handler for the page that draws both sides, and the console of the
+// policies.
+func pages(r *recorder, policies http.Handler) http.Handler {
+	files, err := fs.Sub(page, "page")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", http.FileServerFS(files))
+	mux.Handle("/live", r)
+	mux.Handle("/console/", http.StripPrefix("/console", policies))
+	return mux
+}
+
+// A recorder keeps what both sides did of late, in slices of time.
+type recorder struct {
+	*scenario
+
+	mu      sync.Mutex
+	slices  []slice
+	last    time.Time
+	verdict string
+	seen    map[*tally]int   // calls that are in a slice
+	reached map[*tally]int64 // requests that are in a slice
+}
+
+func newRecorder(s *scenario) *recorder {
+	return &recorder{scenario: s, last: time.Now(), seen: map[*tally]int{}, reached: map[*tally]int64{}}
+}
+
+// A slice is what happened in a fifth of a second or so.
+type slice struct {
+	Phase     int     `json:"phase"`
+	Seconds   float64 `json:"seconds"`
+	Plain     share   `json:"plain"`
+	Resilient share   `json:"resilient"`
+}
+
+// A share is the part of one side: its calls that ended, by outcome, the p99 of the last
+// second in milliseconds, and what reached the backend.
+type share struct {
+	Answered int     `json:"answered"`
+	Stale    int     `json:"stale"`
+	Failed   int     `json:"failed"`
+	P99      float64 `json:"p99"`
+	Backend  int64   `json:"backend"`
+	InFlight int64   `json:"in_flight"`
+
+	took []time.Duration
+}
+
+// record adds a slice, if it is time for one.
+func (r *recorder) record(phase int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	since := time.Since(r.last)
+	if since < sliceTime*9/10 {
+		return
+	}
+	r.last = time.Now()
+	s := slice{Phase: phase, Seconds: since.Seconds()}
+	for side, to := range map[*side]*share{r.plain: &s.Plain, r.resilient: &s.Resilient} {
+		to.InFlight = side.inFlight.Load()
+		for _, t := range side.tallies {
+			r.take(t, to)
+		}
+		took := slices.Clone(to.took)
+		for _, past := range r.slices[max(0, len(r.slices)-4):] {
+			if side == r.plain {
+				took = append(took, past.Plain.took...)
+			} else {
+				took = append(took, past.Resilient.took...)
+			}
+		}
+		slices.Sort(took)
+		to.P99 = quantile(took, 0.99)
+	}
+	r.slices = append(r.slices, s)
+	r.slices = r.slices[max(0, len(r.slices)-remembers):]
+}
+
+// take adds to a share what has happened to a tally since the last time.
+func (r *recorder) take(t *tally, to *share) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	reached := t.reached.Load()
+	if len(t.calls) < r.seen[t] || reached < r.reached[t] { // another run has begun
+		r.seen[t], r.reached[t] = 0, 0
+	}
+	for _, c := range t.calls[r.seen[t]:] {
+		switch {
+		case c.stale:
+			to.Stale++
+		case c.answered:
+			to.Answered++
+		default:
+			to.Failed++
+		}
+		to.took = append(to.took, c.took)
+	}
+	to.Backend += reached - r.reached[t]
+	r.seen[t], r.reached[t] = len(t.calls), reached
+}
+
+// conclude notes what the run that has just ended came to.
+func (r *recorder) conclude() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.verdict = verdict(summarize(r.plain.tallies...), summarize(r.resilient.tallies...), r.plain.outage(), r.resilient.outage())
+}
+
+// ServeHTTP answers with all that the page draws.
+func (r *recorder) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	now := r.report()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	live := struct {
+		report
+		Slices  []slice `json:"slices"`
+		Last    string  `json:"last"` // of the run before
+		Shown   int     `json:"shown"`
+		Outages []bool  `json:"outages"`
+	}{now, r.slices, r.verdict, remembers, nil}
+	for _, p := range badHalfMinute {
+		live.Outages = append(live.Outages, p.Outage)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_ = json.NewEncoder(w).Encode(live)
+}
