@@ -82,7 +82,7 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 // that a killed one has left.
 func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		Lease: time.Second, Poll: 50 * time.Millisecond,
+		LeaseTTL: time.Second, Poll: 50 * time.Millisecond,
 		MaxTakeovers: -1, // no process lives long here: that says nothing against a saga
 	})
 	payouts := payout(&bank{db})

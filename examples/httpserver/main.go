@@ -48,11 +48,11 @@ func newServer() (*server, error) {
 		begun:   make(chan struct{}),
 		finish:  make(chan struct{}),
 	}
-	return s, s.tenants.Set("b", throttle.PerMinute(600), 100) // b pays for more
+	return s, s.tenants.Set("b", throttle.Limit{Rate: throttle.PerMinute(600), Burst: 100}) // b pays for more
 }
 
 func (s *server) handler() http.Handler {
-	limit := resiliencehttp.Quota{Name: "tenant"}.ThrottleBy(s.tenants, tenant)
+	limit := resiliencehttp.Server{LimitName: "tenant"}.ThrottleBy(s.tenants, tenant)
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Bulkhead(s.reports)(http.HandlerFunc(s.report))))

@@ -35,8 +35,9 @@ var (
 func open(ctx context.Context, path string) (*sql.DB, *sqllease.Store) {
 	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(300)&_pragma=journal_mode(WAL)&_txlock=immediate")
 	check(err)
-	store, err := sqllease.SQLite(ctx, db)
+	store, err := sqllease.New(db, sqllease.SQLite)
 	check(err)
+	check(store.Migrate(ctx))
 	return db, store
 }
 
@@ -45,8 +46,7 @@ func work(ctx context.Context) {
 	db, store := open(ctx, *file)
 	cfg := lease.Config{
 		Name: "ticker", Holder: *worker, TTL: *ttl,
-		Poll:         *ttl / 20, // a read of a local file costs little
-		OnStoreError: func(context.Context, error) {},
+		Poll: *ttl / 20, OnStoreError: func(context.Context, error) {}, // a read of a local file costs little
 	}
 	_ = lease.Run(ctx, store, cfg, func(ctx context.Context, term lease.Term) error {
 		fmt.Printf("%s leads\n", *worker)

@@ -8,8 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/faults"
 )
 
 const (
@@ -27,21 +28,21 @@ const (
 	patience = 50 * time.Millisecond
 )
 
-// A shard answers at once, or, while it is sick, not at all.
+// A shard answers at once, or, while its script is on, not at all.
 type shard struct {
-	url     string
-	sick    atomic.Bool
-	reached atomic.Int64 // while sick
+	url    string
+	script *faults.Script
 }
 
-func (s *shard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.sick.Load() {
-		s.reached.Add(1)
-		<-r.Context().Done()
-		return
-	}
-	fmt.Fprintln(w, "value")
+func newShard() (*shard, *httptest.Server) {
+	script := faults.New(faults.Config{Plans: []faults.Plan{{Kind: faults.Hang}}})
+	server := httptest.NewServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, "value")
+	})))
+	return &shard{server.URL, script}, server
 }
+
+func (s *shard) sick() bool { return s.script.Config().Enabled }
 
 // get reads from s and does not wait for longer than its patience. The limit is
 // inside the breaker, so that running out of it counts as a failure of the shard.
@@ -84,19 +85,14 @@ type outcome struct {
 }
 
 // run serves a new store and lets all clients read from all of its shards.
-func run(read reader) (outcome, error) {
-	var store [shards]shard
+func run(read reader) outcome {
+	var store [shards]*shard
 	for i := range store {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return outcome{}, err
-		}
-		store[i].url = "http://" + l.Addr().String()
-		server := &http.Server{Handler: &store[i]}
-		go server.Serve(l)
+		var server *httptest.Server
+		store[i], server = newShard()
 		defer server.Close()
 	}
-	store[sick].sick.Store(true)
+	store[sick].script.Enable()
 
 	var o outcome
 	var wg sync.WaitGroup
@@ -105,16 +101,16 @@ func run(read reader) (outcome, error) {
 		wg.Go(func() {
 			for n := range reads {
 				if n == reads*2/3 {
-					store[sick].sick.Store(false)
+					store[sick].script.Disable()
 				}
-				s := &store[n%shards]
+				s := store[n%shards]
 				err := read(context.Background(), n%shards, s.get)
 				switch {
 				case err == nil:
 					atomic.AddInt64(&o.answered, 1)
 				case !errors.Is(err, breaker.ErrOpen):
 					atomic.AddInt64(&o.failed, 1)
-				case s.sick.Load():
+				case s.sick():
 					atomic.AddInt64(&o.spared, 1)
 				default:
 					atomic.AddInt64(&o.shutOut, 1)
@@ -125,8 +121,8 @@ func run(read reader) (outcome, error) {
 	}
 	wg.Wait()
 	o.took = time.Since(began)
-	o.reached = store[sick].reached.Load()
-	return o, nil
+	o.reached = store[sick].script.Stats().Injected[faults.Hang]
+	return o
 }
 
 func main() {
@@ -137,11 +133,7 @@ func main() {
 		name string
 		read reader
 	}{{"nothing", none}, {"one breaker", oneBreaker()}, {"a breaker per shard", breakerPerShard()}} {
-		o, err := run(way.read)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		o := run(way.read)
 		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%v\t\n", way.name, o.answered, o.shutOut, o.spared, o.failed, o.reached, o.took.Round(10*time.Millisecond))
 	}
 	table.Flush()

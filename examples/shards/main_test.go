@@ -7,12 +7,9 @@ import (
 )
 
 func TestShards(t *testing.T) {
-	unguarded, err := run(none)
-	require.NoError(t, err)
-	one, err := run(oneBreaker())
-	require.NoError(t, err)
-	each, err := run(breakerPerShard())
-	require.NoError(t, err)
+	unguarded := run(none)
+	one := run(oneBreaker())
+	each := run(breakerPerShard())
 
 	require.Zero(t, unguarded.shutOut+unguarded.spared)
 	require.NotZero(t, one.shutOut, "one breaker shuts out shards that are well")

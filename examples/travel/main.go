@@ -118,7 +118,7 @@ func main() {
 	check(err)
 
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		Lease: time.Second, Poll: 100 * time.Millisecond, // short, to see a takeover soon
+		LeaseTTL: time.Second, Poll: 100 * time.Millisecond, // short, to see a takeover soon
 		OnEvent: func(_ context.Context, e saga.Event) {
 			fmt.Printf("  %-6s %-12s %-8s", e.ID, e.Kind, e.Step)
 			if e.Err != nil {
@@ -133,16 +133,14 @@ func main() {
 	for id, card := range map[string]int{"ada": 100000, "bob": 10000} {
 		_, err := saga.Start(ctx, runner, trip, id, Trip{Card: card})
 		check(err)
-		_, err = trip.Result(ctx, runner, id)
-		if err != nil && !errors.Is(err, saga.ErrCompensated) {
+		if _, err = trip.Result(ctx, runner, id); err != nil && !errors.Is(err, saga.ErrCompensated) {
 			log.Fatal(err)
 		}
 		var cents int
 		check(db.QueryRow(`SELECT sum(cents) FROM booking WHERE id LIKE $1`, id+"/%").Scan(&cents))
 		fmt.Printf("%s: error %v; not paid yet: %d.%02d\n", id, err, cents/100, cents%100)
 	}
-	check(db.Close())
-	check(os.Remove(*file))
+	check(errors.Join(db.Close(), os.Remove(*file)))
 }
 
 func check(err error) {

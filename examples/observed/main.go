@@ -1,0 +1,148 @@
+// Observed shows policies in OpenTelemetry: their metrics for Prometheus to scrape, their
+// spans and metrics sent by OTLP, and a log whose lines have the ids of their traces.
+//
+//	go run ./examples/observed                                     # prints some metrics at the end
+//	go run ./examples/observed -for 1h                             # scrape http://127.0.0.1:9464/metrics
+//	go run ./examples/observed -otlp http://127.0.0.1:4318 -for 1h # to a collector, too
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/faults"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/resilienceotel"
+	"github.com/go-resilience/resilience/retry"
+)
+
+var addr = flag.String("addr", "127.0.0.1:9464", "where /metrics is served")
+var otlp = flag.String("otlp", "", "the URL of a collector that spans and metrics are sent to; empty: none")
+var lasts = flag.Duration("for", 2*time.Second, "how long the load runs")
+
+func main() {
+	flag.Parse()
+	if err := run(context.Background(), os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, out io.Writer) error {
+	meters, tracers, err := providers(ctx)
+	if err != nil {
+		return err
+	}
+	logger := slog.New(withTrace{slog.NewTextHandler(out, nil)})
+
+	// The policies, and all that it takes to observe them.
+	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(10 * time.Millisecond)})
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 50 * time.Millisecond})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2, MaxWait: time.Second})
+	reg := registry.New()
+	reg.MustAdd(retries, circuit, slots)
+	cfg := resilienceotel.Config{MeterProvider: meters, TracerProvider: tracers}
+	stop, err := resilienceotel.Observe(reg, cfg)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	defer reg.Observe(registry.Log(logger))()
+	t := resilienceotel.New(cfg)
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Middleware: resilience.Chain(t.Call("users"), retries.Wrap, circuit.Wrap, slots.Wrap, t.Attempt("users")),
+	}}
+
+	listener, err := net.Listen("tcp", *addr)
+	if err != nil {
+		return err
+	}
+	metrics := &http.Server{Handler: promhttp.Handler()}
+	go func() { _ = metrics.Serve(listener) }()
+	defer func() { _ = metrics.Close() }()
+	load(ctx, client, logger)
+	if err := show(out, "http://"+listener.Addr().String()+"/metrics"); err != nil {
+		return err
+	}
+	return errors.Join(tracers.Shutdown(ctx), meters.Shutdown(ctx)) // what has not been sent yet
+}
+
+// providers sets up the SDK, as every program with OpenTelemetry does.
+func providers(ctx context.Context) (*metric.MeterProvider, *sdktrace.TracerProvider, error) {
+	scraped, err := prometheus.New(prometheus.WithoutScopeInfo())
+	if err != nil || *otlp == "" {
+		return metric.NewMeterProvider(metric.WithReader(scraped)), sdktrace.NewTracerProvider(), err
+	}
+	spans, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(*otlp+"/v1/traces"))
+	sent, err2 := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(*otlp+"/v1/metrics"))
+	return metric.NewMeterProvider(metric.WithReader(scraped), metric.WithReader(metric.NewPeriodicReader(sent))),
+		sdktrace.NewTracerProvider(sdktrace.WithBatcher(spans)), errors.Join(err, err2)
+}
+
+// withTrace adds the ids of the span in ctx to each line of the log.
+type withTrace struct{ slog.Handler }
+
+func (h withTrace) Handle(ctx context.Context, r slog.Record) error {
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
+		r.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// load asks a backend that is down for a while in the middle.
+func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
+	script := faults.New(faults.Config{Enabled: true, Plans: []faults.Plan{
+		{Kind: faults.Latency, Delay: 2 * time.Millisecond},
+		{Kind: faults.Fail, At: *lasts / 4, Count: 8},
+	}})
+	backend := httptest.NewServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ada") })))
+	defer backend.Close()
+	for end := time.Now().Add(*lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if resp, err := client.Get(backend.URL); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		} else if !resilience.Refused(err) {
+			logger.ErrorContext(ctx, "no answer", "err", err)
+		}
+	}
+}
+
+// show prints the lines of the breaker and of the calls.
+func show(out io.Writer, url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if line := lines.Text(); strings.HasPrefix(line, "resilience_breaker_call") || strings.HasPrefix(line, "resilience_call_duration_seconds_count") {
+			_, err = fmt.Fprintln(out, line)
+		}
+	}
+	return cmp.Or(err, lines.Err())
+}

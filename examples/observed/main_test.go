@@ -1,0 +1,46 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A page is a strings.Builder for several goroutines.
+type page struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (p *page) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.Write(b)
+}
+
+func TestObserved(t *testing.T) {
+	var sent page
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = sent.Write(append([]byte(r.URL.Path), body...))
+	}))
+	defer collector.Close()
+	*addr, *otlp, *lasts = "127.0.0.1:0", collector.URL, time.Second
+
+	var out page
+	require.NoError(t, run(t.Context(), &out))
+	text := out.text.String()
+	require.Regexp(t, `resilience_breaker_call_count_total\{.*outcome="failure".*resilience_name="users"\} [1-9]`, text)
+	require.Regexp(t, `resilience_call_duration_seconds_count\{.*outcome="ok".*resilience_name="users"\} [1-9]`, text)
+	require.Regexp(t, `msg="breaker changed" .*to=open.* trace_id=[0-9a-f]{32} span_id=[0-9a-f]{16}`, text)
+	require.Contains(t, sent.text.String(), "/v1/traces")
+	require.Contains(t, sent.text.String(), "users attempt")
+	require.Contains(t, sent.text.String(), "/v1/metrics")
+	require.Contains(t, sent.text.String(), "resilience.breaker.state")
+}
