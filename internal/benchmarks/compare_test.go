@@ -37,6 +37,7 @@ var patterns = []pattern{
 	{"Saga", sagaCases, 1},
 	{"HTTP", httpCases, 20},
 	{"GRPC", grpcCases, 3},
+	{"Telemetry", telemetryCases, 1},
 }
 
 func benchmark(b *testing.B, cases []comparison) {

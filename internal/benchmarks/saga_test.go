@@ -205,7 +205,7 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 		data := []byte(`{"ID":"` + id + `","Done":3,"Notes":""}`)
 		_, _, err := store.Start(ctx, saga.StartRequest{
 			ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: data, Steps: steps,
-			Owner: "me", Lease: time.Minute, Log: []saga.Entry{{Kind: saga.EventCreated}},
+			Owner: "me", LeaseTTL: time.Minute, Log: []saga.Entry{{Kind: saga.EventCreated}},
 		})
 		if err != nil {
 			b.Error(err)

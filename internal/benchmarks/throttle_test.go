@@ -253,7 +253,7 @@ func sharedResilience(b *testing.B) {
 			return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
 		},
 	})
-	sharedParallel(b, func() error { return l.Wait(context.Background()) })
+	sharedParallel(b, func() error { return l.Wait(context.Background(), "") })
 }
 
 func sharedRedisRate(b *testing.B) {
