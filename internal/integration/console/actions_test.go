@@ -1,0 +1,328 @@
+package console
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+// load calls f by some goroutines until the test ends.
+func load(t *testing.T, n int, f func(context.Context)) {
+	ctx, stop := context.WithCancel(context.Background())
+	var calls sync.WaitGroup
+	for range n {
+		calls.Go(func() {
+			for ctx.Err() == nil {
+				f(ctx)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	t.Cleanup(func() { stop(); calls.Wait() })
+}
+
+func TestBreakerIsTrippedFromThePage(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	reg := registry.New()
+	reg.MustAdd(circuit)
+	var refused atomic.Int64
+	load(t, 4, func(ctx context.Context) {
+		if err := circuit.Do(ctx, func(context.Context) error { return nil }); errors.Is(err, breaker.ErrOpen) {
+			refused.Add(1)
+		}
+	})
+	at := serve(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true}})
+	p := newTab(t)
+	p.open(at)
+	p.shows("The only policy is well.")
+	p.click(`a.card`)
+	p.until(`document.querySelectorAll(".chart path").length > 0`)
+	p.fill(`.acts input[name=for]`, "1h")
+	p.fill(`.acts input[name=note]`, "maintenance")
+	p.click(`button[value=trip]`)
+	p.shows("The breaker was tripped.")
+	require.Equal(t, breaker.Open, circuit.State())
+	p.shows("an operator, from the console: maintenance")
+	require.Eventually(t, func() bool { return refused.Load() > 0 }, patience, time.Millisecond)
+	p.until(`/% (failed or )?refused/.test(document.querySelector("[data-share]").textContent)`)
+	p.click(`.brand`)
+	p.shows("The breaker users is open.")
+	p.click(`a.card`)
+	p.click(`button[value=reset]`)
+	p.shows("The breaker was reset.")
+	require.Equal(t, breaker.Closed, circuit.State())
+}
+
+func TestLimitIsChangedFromThePage(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8, MaxWait: -1, Queue: 100})
+	reg := registry.New()
+	reg.MustAdd(slots)
+	var inFlight, most atomic.Int64
+	load(t, 20, func(ctx context.Context) {
+		_ = slots.Do(ctx, func(context.Context) error {
+			n := inFlight.Add(1)
+			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+			}
+			time.Sleep(5 * time.Millisecond)
+			inFlight.Add(-1)
+			return nil
+		})
+	})
+	at := serve(t, reg, console.Config{Allow: allow})
+	p := newTab(t)
+	field := `input[name="is.Limit"]`
+	p.open(at + "policy?kind=bulkhead&name=users")
+	p.fill(field, "2")
+	p.click(`button[name=preview]`)
+	p.shows("This would change:")
+	p.shows("bulkhead/users.Limit")
+	require.Equal(t, 8, slots.Config().Limit)
+	p.click(`//button[text()="Apply"]`)
+	p.shows("The settings were changed.")
+	require.Equal(t, 2, slots.Config().Limit)
+	require.Eventually(t, func() bool { return inFlight.Load() <= 2 }, patience, time.Millisecond)
+	most.Store(0)
+	before := slots.Stats().Admitted
+	require.Eventually(t, func() bool { return slots.Stats().Admitted > before+20 }, patience, time.Millisecond)
+	require.LessOrEqual(t, most.Load(), int64(2))
+
+	p.fill(field, "-3")
+	p.click(`//button[text()="Apply"]`)
+	p.shows("Limit")
+	p.until(`document.querySelector(".notice.fail")?.textContent.includes("Limit")`)
+	require.Equal(t, 2, slots.Config().Limit)
+}
+
+type order struct{ Item string }
+
+func fine(context.Context, *order) error { return nil }
+
+// depot returns a Runner on PostgreSQL, in a schema of its own.
+func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
+	t.Helper()
+	dsn := services.Postgres(t)
+	schema := fmt.Sprintf("console_%x", rand.Uint64())
+	u, err := url.Parse(dsn)
+	require.NoError(t, err)
+	admin, err := sql.Open("pgx", dsn)
+	require.NoError(t, err)
+	_, err = admin.Exec("CREATE SCHEMA " + schema)
+	require.NoError(t, err)
+	q := u.Query()
+	q.Set("search_path", schema)
+	u.RawQuery = q.Encode()
+	db, err := sql.Open("pgx", u.String())
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = db.Close()
+		_, err := admin.Exec("DROP SCHEMA " + schema + " CASCADE")
+		require.NoError(t, err)
+		_ = admin.Close()
+	})
+	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
+	require.NoError(t, err)
+	require.NoError(t, store.Migrate(t.Context()))
+	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond, OnStuck: func(context.Context, saga.StuckSaga) {}})
+	saga.Register(r, sagas...)
+	return r, db
+}
+
+// run runs a Runner until the test ends.
+func run(t *testing.T, r *saga.Runner) {
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.Run(ctx) })
+	t.Cleanup(func() { stop(); running.Wait() })
+}
+
+func TestSagaIsCanceledFromThePage(t *testing.T) {
+	shipping := make(chan struct{})
+	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
+		{Name: "reserve", Do: fine, Undo: fine},
+		{Name: "ship", Undo: fine, Do: func(ctx context.Context, _ *order) error {
+			close(shipping)
+			<-ctx.Done() // the carrier does not answer
+			return ctx.Err()
+		}},
+	}}
+	r, _ := depot(t, sg)
+	run(t, r)
+	reg := registry.New()
+	reg.MustAdd(r)
+	at := serve(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, State: true}})
+	_, err := saga.Start(t.Context(), r, sg, "order-17", order{Item: "lamp"})
+	require.NoError(t, err)
+	<-shipping
+	p := newTab(t)
+	p.open(at + "sagas")
+	p.click(`//a[text()="order-17"]`)
+	p.shows(`"lamp"`)
+	p.fill(`input[name=note]`, "the customer has called")
+	p.click(`button[value=cancel]`)
+	p.shows("The cancellation was recorded.")
+	p.shows("the customer has called")
+	p.until(`document.querySelector(".title .state").textContent.includes("compensated")`) // by itself
+	in, err := r.Get(t.Context(), "order-17")
+	require.NoError(t, err)
+	require.Equal(t, saga.Compensated, in.Status)
+}
+
+// many fills the store with n sagas, of which one is stuck.
+func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.Run(ctx) })
+	for _, id := range []string{"done", "stuck"} {
+		_, err := saga.Start(ctx, r, sg, id, order{Item: id})
+		require.NoError(t, err)
+		_, _ = sg.Result(ctx, r, id)
+	}
+	stop()
+	running.Wait()
+	// Whatever columns there are, the others are as the first that has completed.
+	_, err := db.Exec(`INSERT INTO saga SELECT (jsonb_populate_record(s, jsonb_build_object('id', 'order-' || i,
+		'created_at', s.created_at - i * interval '1 second', 'status', CASE WHEN i % 10 = 0 THEN 'compensated' ELSE 'completed' END))).*
+		FROM saga s, generate_series(1, $1::int) i WHERE s.id = 'done'`, n)
+	require.NoError(t, err)
+	_, err = db.Exec(`ANALYZE saga`)
+	require.NoError(t, err)
+}
+
+func TestStuckSagaIsFoundAmong100000(t *testing.T) {
+	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
+		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(ctx context.Context, o *order) error { return errDown }},
+		{Name: "charge", Undo: fine, Do: func(_ context.Context, o *order) error {
+			if o.Item == "stuck" {
+				return saga.NoEffect(errors.New("card declined"))
+			}
+			return nil
+		}},
+	}}
+	r, db := depot(t, sg)
+	many(t, r, db, sg, 100_000)
+	reg := registry.New()
+	reg.MustAdd(r)
+	at := serve(t, reg, console.Config{Show: console.Show{Errors: true}})
+	p := newTab(t)
+	p.open(at)
+	p.shows("The runner orders has stuck sagas.")
+	quickest := time.Hour
+	for range 5 {
+		begun := time.Now()
+		p.open(at + "sagas")
+		p.do("wait", chromedp.WaitVisible(`//a[text()="stuck"]`))
+		quickest = min(quickest, time.Since(begun))
+	}
+	t.Logf("found in %v", quickest)
+	require.Less(t, quickest, time.Second)
+	begun := time.Now()
+	p.open(at + "sagas?text=order-777&order=id")
+	p.shows("order-77700")
+	t.Logf("by a text in %v", time.Since(begun))
+	p.click(`//a[text()="Further ones"]`)
+	p.do("wait", chromedp.WaitVisible(`//a[starts-with(text(), "order-777")]`))
+}
+
+func Test32Of40ViewersAreServed(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(breaker.New(breaker.Config{Name: "users"}))
+	page := console.New(reg, console.Config{})
+	everywhere := httptest.NewUnstartedServer(http.StripPrefix(prefix, page))
+	require.NoError(t, everywhere.Listener.Close())
+	var err error
+	everywhere.Listener, err = net.Listen("tcp", ":0")
+	require.NoError(t, err)
+	everywhere.Start()
+	t.Cleanup(func() {
+		require.NoError(t, page.Close())
+		everywhere.Close()
+	})
+	_, port, err := net.SplitHostPort(everywhere.Listener.Addr().String())
+	require.NoError(t, err)
+	// A browser has at most six connections to one host, so there are eight hosts, with
+	// five viewers each: the page itself and four more.
+	served := 0
+	for i := range 8 {
+		p := newTab(t)
+		p.open(fmt.Sprintf("http://127.0.0.%d:%s%s/", i+1, port, prefix))
+		p.until(`["live", "not live"].includes(document.getElementById("live").textContent)`)
+		eval[bool](p, `window.more = [1, 2, 3, 4].map(() => new EventSource("events")), true`)
+		p.until(`more.every((s) => s.readyState !== EventSource.CONNECTING)`)
+		served += eval[int](p, `more.filter((s) => s.readyState === EventSource.OPEN).length + (document.getElementById("live").className === "live on" ? 1 : 0)`)
+		p.shows("The only policy is well.")
+	}
+	require.Equal(t, 32, served)
+}
+
+func TestPostFromAnotherOriginIsRefused(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	reg := registry.New()
+	reg.MustAdd(circuit)
+	at := serve(t, reg, console.Config{Allow: allow})
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		_, _ = fmt.Fprintf(w, `<form method=post action="%sact"><input name=do value=trip><input name=policy value="breaker/users"><button>Win</button></form>
+			<iframe src="%s"></iframe>`, at, at)
+	}))
+	defer evil.Close()
+	p := newTab(t)
+	p.complaints.allowed = true // of the page that is not framed
+	p.open(evil.URL)
+	require.False(t, eval[bool](p, `(() => { try { return !!window.frames[0].document.querySelector("main") } catch { return false } })()`))
+	eval[bool](p, `document.forms[0].requestSubmit(), true`)
+	p.shows("cross-origin")
+	require.Equal(t, http.StatusForbidden, eval[int](p, `performance.getEntriesByType("navigation")[0].responseStatus`))
+	require.Equal(t, breaker.Closed, circuit.State())
+	// From the page itself it is done.
+	p.open(at + "policy?kind=breaker&name=users")
+	p.click(`button[value=trip]`)
+	p.shows("The breaker was tripped.")
+	require.Equal(t, breaker.Open, circuit.State())
+}
+
+func TestTextsAreShownAsTexts(t *testing.T) {
+	const evil = `<img src=x onerror="window.caught=1"><script>window.caught=1</script>'"</title>`
+	circuit := breaker.New(breaker.Config{Name: evil, Failures: 1})
+	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}})
+	reg := registry.New()
+	reg.MustAdd(circuit, shards)
+	failing := func(context.Context) error { return errors.New(evil) }
+	load(t, 1, func(ctx context.Context) {
+		_ = circuit.Do(ctx, failing)
+		_ = shards.Do(ctx, evil, failing)
+	})
+	at := serve(t, reg, console.Config{Name: evil, Allow: allow, Show: console.Show{Errors: true, Keys: true}})
+	p := newTab(t)
+	for _, page := range []string{"", "policy?" + url.Values{"kind": {"breaker"}, "name": {evil}}.Encode(), "policy?kind=breaker&name=shards", "nothing"} {
+		p.open(at + page)
+		p.shows(evil)
+		if page != "nothing" {
+			p.live()
+		}
+		require.False(t, eval[bool](p, `!!window.caught`), page)
+		require.False(t, eval[bool](p, `!!document.querySelector("main script, img[src=x], [onerror]")`), page)
+	}
+}

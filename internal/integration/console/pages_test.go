@@ -1,0 +1,239 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A town is a program with all kinds of policies, under load. Its payments break when
+// outage is set.
+type town struct {
+	reg    *registry.Registry
+	outage atomic.Bool
+}
+
+func newTown(t *testing.T) *town {
+	w := &town{reg: registry.New()}
+	for i, name := range []string{"users", "payments", "search"} {
+		retries := retry.New(retry.Config{Name: name, Attempts: 3, Backoff: retry.Constant(20 * time.Millisecond)})
+		circuit := breaker.New(breaker.Config{Name: name, FailureRate: 0.5, MinCalls: 20, Window: 5 * time.Second, OpenFor: 8 * time.Second})
+		rate := throttle.New(throttle.Config{Name: name, Rate: 160, Burst: 40})
+		slots := bulkhead.New(bulkhead.Config{Name: name, Limit: 16, Queue: 16, MaxWait: 50 * time.Millisecond})
+		w.reg.MustAdd(retries, circuit, rate, slots)
+		guarded := resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap)(func(ctx context.Context) error {
+			time.Sleep(time.Duration(5+rand.IntN(20)) * time.Millisecond)
+			if rand.IntN(300) == 0 || i == 1 && w.outage.Load() && rand.IntN(10) < 9 {
+				return errDown
+			}
+			return nil
+		})
+		begun := time.Now()
+		load(t, 3, func(ctx context.Context) {
+			at := time.Since(begun).Seconds()
+			time.Sleep(time.Duration((30 + 20*math.Sin(at/37+float64(i)*2) + 15*rand.Float64()) * float64(time.Millisecond)))
+			_ = guarded(ctx)
+		})
+	}
+	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: 20 * time.Second, Load: func(_ context.Context, id int) (string, error) {
+		time.Sleep(10 * time.Millisecond)
+		return fmt.Sprint(id), nil
+	}})
+	t.Cleanup(func() { _ = users.Close() })
+	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 5}})
+	load(t, 2, func(ctx context.Context) {
+		_, _ = users.Get(ctx, int(math.Abs(rand.NormFloat64()*200)))
+		shard := fmt.Sprintf("shard-%02d", rand.IntN(12))
+		_ = shards.Do(ctx, shard, func(context.Context) error {
+			if shard == "shard-07" {
+				return errDown
+			}
+			return nil
+		})
+		time.Sleep(20 * time.Millisecond)
+	})
+	w.reg.MustAdd(users, shards, w.bookings(t))
+	return w
+}
+
+type trip struct {
+	From, To string
+	Nights   int
+}
+
+// bookings returns a Runner with some sagas, one of them stuck: trip-1042.
+func (w *town) bookings(t *testing.T) *saga.Runner {
+	slow := func(err func(id string) error) func(context.Context, *trip) error {
+		return func(ctx context.Context, _ *trip) error {
+			time.Sleep(time.Duration(20+rand.IntN(120)) * time.Millisecond)
+			return err(saga.CommandFrom(ctx).ID[:len("trip-1042")])
+		}
+	}
+	fine := slow(func(string) error { return nil })
+	step := func(name string, after ...string) saga.Step[trip] {
+		return saga.Step[trip]{Name: name, Do: fine, Undo: fine, After: after, Attempts: 3,
+			Backoff: saga.Exponential(100*time.Millisecond, 300*time.Millisecond)}
+	}
+	flight, hotel, car, insurance := step("flight"), step("hotel", "flight"), step("car", "flight"), step("insurance", "hotel", "car")
+	hostel := step("hostel")
+	hostel.After = nil
+	hotel.Or = []saga.Step[trip]{hostel}
+	hotel.Do = slow(func(id string) error {
+		if id == "trip-1042" {
+			return errors.New("hotel: no answer within 2s")
+		}
+		return nil
+	})
+	car.UndoAttempts = 3
+	car.Undo = slow(func(id string) error {
+		if id == "trip-1042" {
+			return errors.New("rental: 502 Bad Gateway")
+		}
+		return nil
+	})
+	charge := step("charge", "insurance")
+	charge.Pivot, charge.Undo = true, nil
+	charge.Do = slow(func(id string) error {
+		if id == "trip-1042" || id == "trip-1007" {
+			return saga.NoEffect(errors.New("bank: card declined"))
+		}
+		return nil
+	})
+	tickets, mail := step("tickets", "charge"), step("mail", "charge")
+	tickets.Undo, mail.Undo = nil, nil
+	sg := &saga.Saga[trip]{Name: "trip", Version: 3, Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	saga.Register(r, sg)
+	run(t, r)
+	for i := range 12 {
+		_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", 1000+i), trip{From: "LIS", To: "OSL", Nights: 3 + i%4})
+		require.NoError(t, err)
+	}
+	_, err := saga.Start(t.Context(), r, sg, "trip-1042", trip{From: "LIS", To: "KEF", Nights: 5})
+	require.NoError(t, err)
+	_, _ = sg.Result(t.Context(), r, "trip-1042")
+	return r
+}
+
+var show = console.Show{Errors: true, Keys: true, State: true}
+
+// sights are the pages of the town.
+var sights = map[string]string{
+	"overview": "",
+	"breaker":  "policy?kind=breaker&name=payments",
+	"group":    "policy?kind=breaker&name=shards",
+	"cache":    "policy?kind=cache&name=users",
+	"bulkhead": "policy?kind=bulkhead&name=users",
+	"sagas":    "sagas?runner=bookings",
+	"find":     "sagas?runner=bookings&status=stuck",
+	"saga":     "saga?runner=bookings&id=trip-1042",
+	"nothing":  "nothing",
+}
+
+// visit opens a page and waits until it has been drawn.
+func (p tab) visit(at, name string) {
+	p.t.Helper()
+	p.open(at + sights[name])
+	switch name {
+	case "overview":
+		p.live()
+		p.until(`document.querySelectorAll(".spark .calls").length > 5`)
+	case "breaker", "group", "cache", "bulkhead":
+		p.live()
+		p.until(`document.querySelectorAll(".chart path").length > 0`)
+	case "saga":
+		p.shows("trip-1042")
+	}
+}
+
+// TestPagesAreForEverybody has axe-core look for what shuts people out.
+func TestPagesAreForEverybody(t *testing.T) {
+	axe, err := os.ReadFile(filepath.Join(services.NPM(t, "axe-core", "4.14.1",
+		"sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="), "axe.min.js"))
+	require.NoError(t, err)
+	w := newTown(t)
+	w.outage.Store(true)
+	at := serve(t, w.reg, console.Config{Name: "town", Allow: allow, Show: show})
+	p := newTab(t)
+	for _, look := range []struct {
+		name          string
+		width, height int64
+		dark          bool
+	}{{"light", 1280, 860, false}, {"dark phone", 390, 844, true}} {
+		p.size(look.width, look.height, look.dark)
+		for name := range sights {
+			p.visit(at, name)
+			p.do("axe", chromedp.Evaluate[chromedp.Void](string(axe)))
+			found := eval[string](p, `axe.run(document, {resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations.map((v) => ({id: v.id, help: v.help, nodes: v.nodes.map((n) => n.html + " " + n.failureSummary)}))))`)
+			var violations []struct {
+				ID, Help string
+				Nodes    []string
+			}
+			require.NoError(t, json.Unmarshal([]byte(found), &violations))
+			for _, v := range violations {
+				t.Errorf("%s, %s: %s: %s\n%v", name, look.name, v.ID, v.Help, v.Nodes[:min(3, len(v.Nodes))])
+			}
+			wide := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`)
+			require.LessOrEqual(t, wide, 0, "%s, %s: the page is wider than the window", name, look.name)
+		}
+	}
+}
+
+var picturesFor = flag.Duration("pictures.for", 10*time.Minute, "how long the town runs before pictures are taken of it")
+
+// TestPictures takes the pictures of the documentation. It takes as long as the charts reach
+// back.
+func TestPictures(t *testing.T) {
+	if *pictures == "" {
+		t.Skip("-pictures is empty")
+	}
+	w := newTown(t)
+	at := serve(t, w.reg, console.Config{Name: "town", Allow: allow, Show: show})
+	p := newTab(t)
+	p.open(at)
+	time.Sleep(*picturesFor * 6 / 10)
+	w.outage.Store(true)
+	time.Sleep(*picturesFor * 2 / 10)
+	w.outage.Store(false)
+	time.Sleep(*picturesFor / 10)
+	w.outage.Store(true)
+	time.Sleep(*picturesFor / 10)
+	for _, dark := range []bool{false, true} {
+		suffix := map[bool]string{true: "-dark"}[dark]
+		for _, view := range []struct {
+			name          string
+			width, height int64
+		}{{"overview", 1180, 800}, {"breaker", 1180, 1180}, {"saga", 1180, 1180}, {"sagas", 1180, 800}, {"group", 1180, 1300}, {"overview", 390, 844}, {"breaker", 390, 844}} {
+			p.size(view.width, view.height, dark)
+			p.visit(at, view.name)
+			name := view.name + suffix
+			if view.width < 600 {
+				name = view.name + "-phone" + suffix
+			}
+			p.picture(name)
+		}
+	}
+}
