@@ -6,11 +6,14 @@ package services
 import (
 	"bytes"
 	"context"
+	"crypto/sha512"
 	"database/sql"
+	"encoding/base64"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -65,6 +68,52 @@ func MySQL(t testing.TB) string {
 		missing(t, "MySQL at MYSQL_DSN", err)
 	}
 	return dsn
+}
+
+// Chromium returns the path of Chromium, or of Chrome: CHROMIUM, or a program on the PATH.
+func Chromium(t testing.TB) string {
+	t.Helper()
+	var path string
+	var err error
+	for _, name := range []string{os.Getenv("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
+		if name == "" {
+			continue
+		}
+		if path, err = exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	missing(t, "the program chromium", err)
+	return ""
+}
+
+// NPM returns the folder of a package from the npm registry, whose tarball has the given
+// integrity, as a package-lock.json has it.
+func NPM(t testing.TB, name, version, integrity string) string {
+	t.Helper()
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		missing(t, "the program npm", err)
+	}
+	dir := t.TempDir()
+	tarball := fmt.Sprintf("%s-%s.tgz", name, version)
+	cmd := exec.Command(npm, "pack", "--silent", name+"@"+version)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		missing(t, "the npm registry", fmt.Errorf("%w: %s", err, out))
+	}
+	data, err := os.ReadFile(filepath.Join(dir, tarball))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha512.Sum512(data)
+	if got := "sha512-" + base64.StdEncoding.EncodeToString(sum[:]); got != integrity {
+		t.Fatalf("%s has the integrity %s", tarball, got)
+	}
+	if out, err := exec.Command("tar", "-xzf", filepath.Join(dir, tarball), "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v: %s", err, out)
+	}
+	return filepath.Join(dir, "package")
 }
 
 // A RedisServer is a Redis of the test's own, which it may kill, pause and

@@ -1,0 +1,82 @@
+package services
+
+import (
+	"bytes"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Promtool runs promtool in dir and returns its output. It fails the test if promtool
+// fails.
+func Promtool(t testing.TB, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(program(t, "promtool"), args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("promtool %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// Prometheus runs a Prometheus of the test's own, with the files of a configuration by
+// their names: prometheus.yml, and the rules that it refers to. It returns the URL once
+// that answers.
+func Prometheus(t testing.TB, files map[string]string) (url string) {
+	t.Helper()
+	binary := program(t, "prometheus")
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	var log bytes.Buffer
+	cmd := exec.Command(binary, "--config.file="+filepath.Join(dir, "prometheus.yml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr)
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("prometheus:\n%s", log.String())
+		}
+	})
+	url = "http://" + addr
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get(url + "/-/ready")
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return url
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("Prometheus at %s does not become ready: %v", url, err)
+		}
+	}
+}
+
+// program returns the path of a program that Debian's package prometheus installs.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		missing(t, name+" (of the package prometheus)", err)
+	}
+	return path
+}
