@@ -33,7 +33,14 @@ var chaosSagas = flag.Int("chaos.sagas", 1000, "how many sagas TestChaos runs")
 // participant refuses, fails, loses replies and acts late. Every saga ends, with
 // each effect once or not at all.
 func TestChaos(t *testing.T) {
-	c := newChaos(t, newDatabase(t, sqlstore.PostgreSQL), 3, *chaosSagas)
+	chaosOn(t, newDatabase(t, sqlstore.PostgreSQL), *chaosSagas)
+}
+
+// TestChaosOnMySQL is TestChaos, with fewer sagas.
+func TestChaosOnMySQL(t *testing.T) { chaosOn(t, newDatabase(t, sqlstore.MySQL), *chaosSagas/4) }
+
+func chaosOn(t *testing.T, d database, sagas int) {
+	c := newChaos(t, d, 3, sagas)
 	c.start()
 	troubles := []func(*worker){c.kill, c.stop, c.endBackends, c.reset, c.halfOpen, c.holdBack, c.hang}
 	for !c.allStarted() {
@@ -49,7 +56,7 @@ func TestChaos(t *testing.T) {
 // TestTwoProcessesOnOneFile has two processes share a SQLite file and be killed.
 func TestTwoProcessesOnOneFile(t *testing.T) {
 	c := newChaos(t, newDatabase(t, sqlstore.SQLite), 2, 100)
-	c.config.Lease = 3 * time.Second // one writer, perhaps a slow one
+	c.config.LeaseTTL = 3 * time.Second // one writer, perhaps a slow one
 	c.start()
 	for !c.allStarted() {
 		c.trouble(c.kill)
@@ -96,7 +103,7 @@ type chaos struct {
 
 func newChaos(t *testing.T, d database, workers, sagas int) *chaos {
 	c := &chaos{t: t, db: d.open(t), done: make(map[string]int), config: workerConfig{
-		Database: d, Workers: workers, Sagas: sagas, Lease: time.Second,
+		Database: d, Workers: workers, Sagas: sagas, LeaseTTL: time.Second,
 		// On a slow machine a saga may make no progress between many kills, and is
 		// not poisoned: a saga that never does so fails the test by its deadline.
 		Takeovers: -1,
@@ -119,10 +126,14 @@ func (c *chaos) start() {
 	for i := range c.config.Workers {
 		store := c.config.Database
 		var proxy *faultproxy.Proxy
-		if store.Dialect == sqlstore.PostgreSQL {
+		if store.Dialect != sqlstore.SQLite {
 			store, proxy = proxied(c.t, store)
 			// The server hears nothing of the end of a half-open connection.
-			store = store.with(c.t, "idle_in_transaction_session_timeout", (3 * c.config.Lease).Milliseconds())
+			if store.Dialect == sqlstore.MySQL {
+				store = store.with(c.t, "wait_timeout", max(1, int(3*c.config.LeaseTTL.Seconds())))
+			} else {
+				store = store.with(c.t, "idle_in_transaction_session_timeout", (3 * c.config.LeaseTTL).Milliseconds())
+			}
 		}
 		w := &worker{number: i, store: store, proxy: proxy}
 		c.run(w)
@@ -167,7 +178,7 @@ func (c *chaos) calm(w *worker) {
 		return
 	}
 	w.proxy.Heal()
-	late, lease := c.config.Faults.LateCommit, c.config.Lease
+	late, lease := c.config.Faults.LateCommit, c.config.LeaseTTL
 	w.proxy.Delay(faultproxy.ToServer, func(data []byte) time.Duration {
 		switch {
 		case isCommit(data) && chance(late):
@@ -188,12 +199,12 @@ func (w *worker) end(sig syscall.Signal) error {
 
 // trouble causes a random trouble after a while.
 func (c *chaos) trouble(kinds ...func(*worker)) {
-	time.Sleep(rand.N(c.config.Lease))
+	time.Sleep(rand.N(c.config.LeaseTTL))
 	kinds[rand.N(len(kinds))](c.workers[rand.N(len(c.workers))])
 }
 
 // aWhile returns a time that is shorter or longer than a lease.
-func (c *chaos) aWhile() { time.Sleep(rand.N(2 * c.config.Lease)) }
+func (c *chaos) aWhile() { time.Sleep(rand.N(2 * c.config.LeaseTTL)) }
 
 // kill ends a process with no chance to do anything, and starts another.
 func (c *chaos) kill(w *worker) {
@@ -207,7 +218,7 @@ func (c *chaos) kill(w *worker) {
 func (c *chaos) stop(w *worker) {
 	c.done["stops"]++
 	require.NoError(c.t, w.cmd.Process.Signal(syscall.SIGSTOP))
-	time.Sleep(c.config.Lease + rand.N(c.config.Lease))
+	time.Sleep(c.config.LeaseTTL + rand.N(c.config.LeaseTTL))
 	require.NoError(c.t, w.cmd.Process.Signal(syscall.SIGCONT))
 }
 
@@ -221,7 +232,7 @@ func (c *chaos) reset(w *worker) {
 // find out.
 func (c *chaos) halfOpen(w *worker) {
 	c.done["half-opens"]++
-	time.AfterFunc(4*c.config.Lease, w.proxy.Cut(direction()))
+	time.AfterFunc(4*c.config.LeaseTTL, w.proxy.Cut(direction()))
 }
 
 // holdBack delivers all that a process sends, or is to hear, a while later.
@@ -245,6 +256,10 @@ func direction() faultproxy.Direction { return faultproxy.Direction(1 + rand.N(i
 // endBackends ends about half of the database's connections.
 func (c *chaos) endBackends(*worker) {
 	c.done["backends ended"]++
+	if c.config.Database.Dialect == sqlstore.MySQL {
+		_, _ = killConnections(c.db, c.config.Database.Name, 0.5)
+		return
+	}
 	_, err := c.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE pid <> pg_backend_pid() AND random() < 0.5 AND application_name = $1`, c.config.Database.Name)
 	if err != nil {
@@ -324,13 +339,14 @@ func (c *chaos) violations() []string {
 		found = append(found, id+": "+fmt.Sprintf(format, args...))
 	}
 	ctx := context.Background()
-	var page []*saga.Instance
-	for after := ""; ; after = page[len(page)-1].ID {
+	for after, more := "", true; more; {
+		var list saga.Page
 		require.NoError(c.t, retry(func() (err error) {
-			page, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
+			list, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
 			return err
 		}))
-		if len(page) == 0 {
+		page := list.Sagas
+		if after, more = list.Next, list.Next != ""; len(page) == 0 {
 			break
 		}
 		// Read after the records: the log of an ended saga does not change.
@@ -349,7 +365,7 @@ func (c *chaos) violations() []string {
 }
 
 func (c *chaos) readEffects(from, to string, effects map[string]map[string]int, report func(id, format string, args ...any)) error {
-	rows, err := c.db.Query(`SELECT saga_id, step, done, undone FROM effect WHERE saga_id BETWEEN $1 AND $2`, from, to)
+	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, step, done, undone FROM effect WHERE saga_id BETWEEN $1 AND $2`), from, to)
 	if err != nil {
 		return err
 	}
@@ -373,7 +389,7 @@ func (c *chaos) readEffects(from, to string, effects map[string]map[string]int, 
 
 func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	clear(logs)
-	rows, err := c.db.Query(`SELECT saga_id, seq, step, op, event, epoch, error FROM saga_log WHERE saga_id BETWEEN $1 AND $2 ORDER BY saga_id, seq`, from, to)
+	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, seq, step, op, event, epoch, error FROM saga_log WHERE saga_id BETWEEN $1 AND $2 ORDER BY saga_id, seq`), from, to)
 	if err != nil {
 		return err
 	}
@@ -407,7 +423,7 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 		}
 		epoch = e.Epoch
 		switch e.Kind {
-		case saga.EventCompensating:
+		case saga.EventTurnedBack:
 			back = true
 		case saga.EventCompleted, saga.EventCompensated:
 			ended = true

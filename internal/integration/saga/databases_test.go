@@ -3,12 +3,16 @@ package saga_test
 import (
 	"crypto/rand"
 	"database/sql"
+	"fmt"
+	mathrand "math/rand/v2"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
@@ -26,7 +30,7 @@ type database struct {
 }
 
 // databases are the dialects that each test runs on.
-var databases = []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.SQLite}
+var databases = []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite}
 
 // onEach runs test on a database of each kind.
 func onEach(t *testing.T, test func(t *testing.T, d database)) {
@@ -37,17 +41,72 @@ func onEach(t *testing.T, test func(t *testing.T, d database)) {
 
 func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
 	t.Helper()
-	d := database{Dialect: dialect}
-	if dialect == sqlstore.SQLite {
-		d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
-	} else {
-		d.DSN, d.Name = newSchema(t)
-	}
+	d := emptyDatabase(t, dialect)
 	db := d.open(t)
 	store, err := sqlstore.New(db, dialect)
 	require.NoError(t, err)
 	require.NoError(t, store.Migrate(t.Context()))
 	return d
+}
+
+// emptyDatabase returns a database that has no tables.
+func emptyDatabase(t testing.TB, dialect sqlstore.Dialect) database {
+	t.Helper()
+	d := database{Dialect: dialect}
+	switch dialect {
+	case sqlstore.SQLite:
+		d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
+	case sqlstore.MySQL:
+		d.DSN, d.Name = newMySQL(t)
+	default:
+		d.DSN, d.Name = newSchema(t)
+	}
+	return d
+}
+
+// newMySQL returns the DSN of a new database, which goes with the test, and its name.
+func newMySQL(t testing.TB) (dsn, name string) {
+	t.Helper()
+	config, err := mysql.ParseDSN(services.MySQL(t))
+	require.NoError(t, err)
+	db, err := sql.Open("mysql", config.FormatDSN())
+	require.NoError(t, err)
+	name = "saga_" + strings.ToLower(rand.Text()[:12])
+	_, err = db.Exec("CREATE DATABASE " + name)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		// A process that was killed may have left a transaction behind.
+		_, _ = killConnections(db, name, 1)
+		_, err := db.Exec("DROP DATABASE " + name)
+		require.NoError(t, err)
+		require.NoError(t, db.Close())
+	})
+	config.DBName = name
+	return config.FormatDSN(), name
+}
+
+// killConnections ends this share of the connections to a database of MySQL.
+func killConnections(db *sql.DB, name string, share float64) (n int, err error) {
+	rows, err := db.Query(`SELECT id FROM information_schema.processlist WHERE db = ? AND id <> connection_id()`, name)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	var ids []int64
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return 0, err
+		}
+		ids = append(ids, id)
+	}
+	for _, id := range ids {
+		if mathrand.Float64() < share {
+			_, _ = db.Exec(fmt.Sprintf("KILL %d", id)) // it may have ended
+			n++
+		}
+	}
+	return n, rows.Err()
 }
 
 func sqliteDSN(path string) string {
@@ -87,6 +146,20 @@ func newSchema(t testing.TB) (dsn, schema string) {
 	return u.String(), schema
 }
 
+// sql returns a statement for PostgreSQL in the words of the database. Its parameters must
+// be in order.
+func (d database) sql(text string) string {
+	if d.Dialect != sqlstore.MySQL {
+		return text
+	}
+	if before, ok := strings.CutSuffix(text, " ON CONFLICT DO NOTHING"); ok {
+		text = strings.Replace(before, "INSERT", "INSERT IGNORE", 1)
+	}
+	return parameter.ReplaceAllString(text, "?")
+}
+
+var parameter = regexp.MustCompile(`\$\d`)
+
 // open opens the database once more; it is closed with the test.
 func (d database) open(t testing.TB) *sql.DB {
 	t.Helper()
@@ -100,7 +173,11 @@ func (d database) connect() (*sql.DB, error) {
 	if d.Dialect == sqlstore.SQLite {
 		return sql.Open("sqlite", d.DSN)
 	}
-	db, err := sql.Open("pgx", d.DSN)
+	driver := "pgx"
+	if d.Dialect == sqlstore.MySQL {
+		driver = "mysql"
+	}
+	db, err := sql.Open(driver, d.DSN)
 	if err == nil {
 		db.SetMaxOpenConns(16) // of the 100 that the server allows to all tests
 		db.SetMaxIdleConns(16)

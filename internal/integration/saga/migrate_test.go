@@ -3,8 +3,9 @@ package saga_test
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
+	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,13 +24,7 @@ import (
 func onEmpty(t *testing.T, test func(t *testing.T, d database)) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
-			d := database{Dialect: dialect}
-			if dialect == sqlstore.SQLite {
-				d.DSN = sqliteDSN(filepath.Join(t.TempDir(), "saga.db"))
-			} else {
-				d.DSN, d.Name = newSchema(t)
-			}
-			test(t, d)
+			test(t, emptyDatabase(t, dialect))
 		})
 	}
 }
@@ -158,6 +153,57 @@ func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAStoreOnMySQLHoweverItIsConnected: no rule depends on what counts as an affected row,
+// on the isolation that is the default, or on the SQL mode.
+func TestAStoreOnMySQLHoweverItIsConnected(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(t *testing.T) saga.Store {
+		d := newDatabase(t, sqlstore.MySQL)
+		var version, isolation string
+		require.NoError(t, d.open(t).QueryRow(`SELECT version()`).Scan(&version))
+		if isolation = "transaction_isolation"; strings.Contains(version, "MariaDB") {
+			isolation = "tx_isolation"
+		}
+		d = d.with(t, isolation, "'SERIALIZABLE'")
+		d.DSN += "&clientFoundRows=true&interpolateParams=true&sql_mode='ANSI,STRICT_ALL_TABLES'"
+		return d.store(t)
+	})
+}
+
+// TestATransactionWithASnapshotSeesTheNewestRows: the user's own transactions on MySQL are
+// under REPEATABLE READ, and may have read before a saga was started, or a command applied,
+// elsewhere.
+func TestATransactionWithASnapshotSeesTheNewestRows(t *testing.T) {
+	d := newDatabase(t, sqlstore.MySQL)
+	store, db, ctx := d.store(t), d.open(t), t.Context()
+	snapshot := func() *sql.Tx {
+		tx, err := db.Begin()
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback() })
+		var n int
+		require.NoError(t, tx.QueryRow(`SELECT count(*) FROM saga, saga_barrier`).Scan(&n))
+		return tx
+	}
+	req := saga.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]saga.Entry, 1)}
+	tx := snapshot()
+	_, _, err := store.Start(ctx, req)
+	require.NoError(t, err)
+	rec, created, err := store.StartTx(ctx, tx, req)
+	require.NoError(t, err)
+	require.False(t, created)
+	require.Equal(t, "a", rec.ID)
+	require.NoError(t, tx.Commit())
+
+	undo, do := saga.WithCommand(ctx, saga.Command{ID: "a/step/step/undo"}), saga.WithCommand(ctx, saga.Command{ID: "a/step/step/do"})
+	never := func(*sql.Tx) error { return errors.New("applied") }
+	tx = snapshot()
+	first, err := db.Begin()
+	require.NoError(t, err)
+	require.NoError(t, saga.Barrier(undo, first, never), "there is nothing to undo")
+	require.NoError(t, first.Commit())
+	require.ErrorIs(t, saga.Barrier(do, tx, never), saga.ErrUndone)
 }
 
 // listen is the function of the documentation of Config.Listen.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
@@ -23,6 +24,14 @@ import (
 // proxied returns d as it is reached through a new proxy.
 func proxied(t *testing.T, d database) (database, *faultproxy.Proxy) {
 	t.Helper()
+	if d.Dialect == sqlstore.MySQL {
+		config, err := mysql.ParseDSN(d.DSN)
+		require.NoError(t, err)
+		p := faultproxy.New(t, config.Addr)
+		config.Addr = p.Addr()
+		d.DSN = config.FormatDSN()
+		return d, p
+	}
 	u, err := url.Parse(d.DSN)
 	require.NoError(t, err)
 	p := faultproxy.New(t, u.Host)
@@ -34,6 +43,13 @@ func proxied(t *testing.T, d database) (database, *faultproxy.Proxy) {
 // with returns d with one more parameter of its connections.
 func (d database) with(t *testing.T, key string, value any) database {
 	t.Helper()
+	if d.Dialect == sqlstore.MySQL {
+		config, err := mysql.ParseDSN(d.DSN)
+		require.NoError(t, err)
+		config.Params = map[string]string{key: fmt.Sprint(value)}
+		d.DSN = config.FormatDSN()
+		return d
+	}
 	u, err := url.Parse(d.DSN)
 	require.NoError(t, err)
 	q := u.Query()
@@ -43,8 +59,10 @@ func (d database) with(t *testing.T, key string, value any) database {
 	return d
 }
 
-// isCommit reports whether pgx sends a COMMIT with data.
-func isCommit(data []byte) bool { return bytes.Contains(data, []byte("commit\x00")) }
+// isCommit reports whether pgx or go-sql-driver sends a COMMIT with data.
+func isCommit(data []byte) bool {
+	return bytes.Contains(data, []byte("commit\x00")) || bytes.Contains(data, []byte("\x03COMMIT"))
+}
 
 // TestAHalfOpenConnectionCostsNoLease has the next heartbeats find a connection
 // that never answers.
@@ -66,7 +84,7 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 		ended <- ctx.Err()
 		return nil
 	}}}}
-	r := saga.NewRunner(store, saga.RunnerConfig{Lease: lease, Poll: time.Hour})
+	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: lease, Poll: time.Hour})
 	saga.Register(r, sg)
 	run(t, r)
 	_, err = saga.Start(t.Context(), r, sg, "a", nothing{})
@@ -107,7 +125,7 @@ func TestALateCommitIsNotTakenForAnother(t *testing.T) {
 				return 0
 			})
 			sg := &saga.Saga[nothing]{Name: "trip", Steps: steps}
-			r := saga.NewRunner(far.store(t), saga.RunnerConfig{Lease: 3 * time.Second, Poll: 50 * time.Millisecond})
+			r := saga.NewRunner(far.store(t), saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 50 * time.Millisecond})
 			saga.Register(r, sg)
 			run(t, r)
 			_, err = saga.Start(t.Context(), r, sg, "a", nothing{})

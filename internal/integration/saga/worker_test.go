@@ -28,6 +28,14 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if config := os.Getenv("SAGA_ORDERS"); config != "" {
+		slog.SetDefault(slog.New(slog.DiscardHandler))
+		if err := workOnOrders(config); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // the failures are intended
 	os.Exit(m.Run())
 }
@@ -40,7 +48,7 @@ type workerConfig struct {
 	Workers   int      // in all
 	Sagas     int      // started by all of them together
 	Every     time.Duration
-	Lease     time.Duration
+	LeaseTTL  time.Duration
 	Takeovers int // RunnerConfig.MaxTakeovers
 	Faults    faults
 	Mutant    mutant
@@ -100,11 +108,11 @@ func work(config string) error {
 	defer remote.Close()
 	remote.SetMaxOpenConns(8)
 
-	p := &participant{db: remote, timeout: c.Lease / 2, c: &c}
+	p := &participant{db: remote, timeout: c.LeaseTTL / 2, c: &c}
 	defer p.late.Wait()
 	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]saga.CommitRequest)}, saga.RunnerConfig{
-		Name: fmt.Sprintf("worker-%d", c.Number), Lease: c.Lease, Poll: c.Lease / 10, Park: c.Lease / 4,
-		Concurrency: 48, Drain: 2 * c.Lease, MaxTakeovers: c.Takeovers,
+		Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10, Park: c.LeaseTTL / 4,
+		Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
 	})
 	trip := chaosSaga(p)
 	saga.Register(runner, trip)
@@ -116,7 +124,7 @@ func work(config string) error {
 	next := c.Number
 	var last sql.NullString
 	for {
-		err := remote.QueryRowContext(ctx, `SELECT max(id) FROM saga WHERE id LIKE $1`, fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
+		err := remote.QueryRowContext(ctx, c.Database.sql(`SELECT max(id) FROM saga WHERE id LIKE $1`), fmt.Sprintf("trip-%d-%%", c.Number)).Scan(&last)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -131,7 +139,7 @@ func work(config string) error {
 		id := fmt.Sprintf("trip-%d-%06d", c.Number, next)
 		for {
 			// As a server does, since a connection may never answer.
-			call, cancel := context.WithTimeout(ctx, c.Lease)
+			call, cancel := context.WithTimeout(ctx, c.LeaseTTL)
 			_, err := saga.Start(call, runner, trip, id, chaosTrip{})
 			cancel()
 			if err == nil || ctx.Err() != nil {
@@ -140,7 +148,7 @@ func work(config string) error {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if next%20 == 0 {
-			call, cancel := context.WithTimeout(ctx, c.Lease)
+			call, cancel := context.WithTimeout(ctx, c.LeaseTTL)
 			_ = runner.Cancel(call, id, "changed my mind") // too late for some
 			cancel()
 		}
@@ -170,10 +178,10 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			DoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
 				s.Account = name
-				return effect(ctx, tx, name, "done")
+				return p.effect(ctx, tx, name, "done")
 			},
 			UndoTx: func(ctx context.Context, tx *sql.Tx, s *chaosTrip) error {
-				return effect(ctx, tx, name, "undone")
+				return p.effect(ctx, tx, name, "undone")
 			},
 		}
 	}
@@ -191,12 +199,12 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 }
 
 const effectTable = `CREATE TABLE effect (
-	saga_id text NOT NULL, step text NOT NULL, done integer NOT NULL, undone integer NOT NULL, PRIMARY KEY (saga_id, step))`
+	saga_id varchar(200) NOT NULL, step varchar(200) NOT NULL, done integer NOT NULL, undone integer NOT NULL, PRIMARY KEY (saga_id, step))`
 
-const appliedTable = `CREATE TABLE applied (id text PRIMARY KEY)`
+const appliedTable = `CREATE TABLE applied (id varchar(250) PRIMARY KEY)`
 
 // effect counts how often the effect of a step has taken place, or was undone.
-func effect(ctx context.Context, tx *sql.Tx, step, column string) error {
+func (p *participant) effect(ctx context.Context, tx *sql.Tx, step, column string) error {
 	id := saga.CommandFrom(ctx).ID
 	var sagaID string
 	for i := range id {
@@ -205,9 +213,9 @@ func effect(ctx context.Context, tx *sql.Tx, step, column string) error {
 			break
 		}
 	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO effect (saga_id, step, done, undone) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING`, sagaID, step)
+	_, err := tx.ExecContext(ctx, p.c.Database.sql(`INSERT INTO effect (saga_id, step, done, undone) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING`), sagaID, step)
 	if err == nil {
-		_, err = tx.ExecContext(ctx, `UPDATE effect SET `+column+` = `+column+` + 1 WHERE saga_id = $1 AND step = $2`, sagaID, step)
+		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET `+column+` = `+column+` + 1 WHERE saga_id = $1 AND step = $2`), sagaID, step)
 	}
 	return err
 }
@@ -255,7 +263,7 @@ func (p *participant) request(ctx context.Context, step, column string) error {
 	if column == "done" && chance(f.Late) {
 		cmd := saga.CommandFrom(ctx)
 		p.late.Go(func() {
-			time.Sleep(p.timeout + rand.N(p.c.Lease))
+			time.Sleep(p.timeout + rand.N(p.c.LeaseTTL))
 			_ = p.apply(saga.WithCommand(context.Background(), cmd), step, column)
 		})
 		<-ctx.Done()
@@ -277,7 +285,7 @@ func (p *participant) apply(ctx context.Context, step, column string) error {
 		return err
 	}
 	defer tx.Rollback()
-	change := func(tx *sql.Tx) error { return effect(ctx, tx, step, column) }
+	change := func(tx *sql.Tx) error { return p.effect(ctx, tx, step, column) }
 	if p.c.Mutant == withoutBarrier {
 		err = applyOnce(ctx, tx, step, column, change)
 	} else {
@@ -329,9 +337,9 @@ func (s *troubledStore) stall(ctx context.Context) context.Context {
 	}
 	s.stopped.Lock()
 	defer s.stopped.Unlock()
-	time.Sleep(s.c.Lease + rand.N(s.c.Lease))
+	time.Sleep(s.c.LeaseTTL + rand.N(s.c.LeaseTTL))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	time.AfterFunc(4*s.c.Lease, cancel) // a connection may never answer
+	time.AfterFunc(4*s.c.LeaseTTL, cancel) // a connection may never answer
 	return ctx
 }
 
