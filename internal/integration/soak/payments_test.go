@@ -1,87 +1,88 @@
 package soak_test
 
 import (
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/faults"
 )
 
-// A mode is how the payments service is.
-type mode int32
+// A mode is how the payments service is: the faults that its requests meet before and
+// after they have had their effect.
+type mode struct{ before, after []faults.Plan }
 
-const (
-	healthy     mode = iota
-	hanging          // takes requests and does not answer; some have their effect
-	refusing         // cuts connections
-	limping          // slow, and one request in three fails, before or after its effect
-	asking           // 503 with Retry-After: 1
-	askingAYear      // 503 with a Retry-After of a year
+var (
+	healthy = mode{}
+	// hanging takes requests and does not answer; some have their effect.
+	hanging = mode{
+		before: []faults.Plan{{Kind: faults.Hang, Share: 0.5}},
+		after:  []faults.Plan{{Kind: faults.Hang}},
+	}
+	// refusing cuts connections.
+	refusing = mode{before: []faults.Plan{{Kind: faults.Refuse}}}
+	// limping is slow, and fails one request in three, before or after its effect.
+	limping = mode{
+		before: []faults.Plan{
+			{Kind: faults.Latency, Spread: 100 * time.Millisecond},
+			{Kind: faults.Status, Status: http.StatusInternalServerError, Share: 1. / 6},
+		},
+		after: []faults.Plan{{Kind: faults.Status, Status: http.StatusInternalServerError, Share: 1. / 5}},
+	}
+	asking      = asksFor(time.Second)
+	askingAYear = asksFor(365 * 24 * time.Hour)
 )
+
+// asksFor answers 503 with Retry-After.
+func asksFor(d time.Duration) mode {
+	return mode{before: []faults.Plan{{Kind: faults.Status, RetryAfter: d}}}
+}
 
 // payments is the service that charges customers, and what it has done: each command
 // once, however often it is asked.
 type payments struct {
 	*httptest.Server
-	mode atomic.Int32
-	quit chan struct{}
+	t             *testing.T
+	before, after *faults.Script
 
 	mu   sync.Mutex
 	done map[string]bool // by command
 }
 
 func newPayments(t *testing.T) *payments {
-	p := &payments{quit: make(chan struct{}), done: map[string]bool{}}
-	p.Server = httptest.NewServer(p)
+	p := &payments{
+		t:      t,
+		before: faults.New(faults.Config{Enabled: true, Seed: rand.Uint64()}),
+		after:  faults.New(faults.Config{Enabled: true, Seed: rand.Uint64()}),
+		done:   map[string]bool{},
+	}
+	apply := faults.Handler(p.before, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status := p.apply(r)
+		faults.Handler(p.after, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+		})).ServeHTTP(w, r)
+	}))
+	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // before that the server does not see that the client leaves
+		apply.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() {
-		close(p.quit)
+		p.CloseClientConnections()
 		p.Close()
 	})
 	return p
 }
 
-func (p *payments) is(m mode) { p.mode.Store(int32(m)) }
-
-func (p *payments) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body)
-	switch mode(p.mode.Load()) {
-	case hanging:
-		if rand.IntN(2) == 0 {
-			p.apply(r)
-		}
-		select {
-		case <-r.Context().Done():
-		case <-p.quit:
-		}
-		panic(http.ErrAbortHandler)
-	case refusing:
-		panic(http.ErrAbortHandler)
-	case limping:
-		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
-		switch rand.IntN(6) {
-		case 0:
-			p.apply(r)
-			fallthrough
-		case 1:
-			w.WriteHeader(http.StatusInternalServerError)
-			return
-		}
-	case asking:
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusServiceUnavailable)
-		return
-	case askingAYear:
-		w.Header().Set("Retry-After", fmt.Sprint(365*24*3600))
-		w.WriteHeader(http.StatusServiceUnavailable)
-		return
-	}
-	w.WriteHeader(p.apply(r))
+func (p *payments) is(m mode) {
+	require.NoError(p.t, p.before.Update(func(c *faults.Config) { c.Plans = m.before }))
+	require.NoError(p.t, p.after.Update(func(c *faults.Config) { c.Plans = m.after }))
 }
 
 // apply does what r asks for and returns the status of the answer.

@@ -59,7 +59,7 @@ type shop struct {
 
 	breakers map[string]*breaker.Breaker
 	mu       sync.Mutex
-	opened   []breaker.Change
+	opened   []breaker.Event
 	orders   []string
 }
 
@@ -82,7 +82,7 @@ func newShop(t *testing.T, r rules) *shop {
 func (s *shop) breaker(cfg breaker.Config) *breaker.Breaker {
 	cfg.OpenFor, cfg.Jitter = openFor, -1
 	cfg.Failures, cfg.FailuresInWindow, cfg.Window = 5, 5, time.Second
-	cfg.OnChange = func(_ context.Context, c breaker.Change) {
+	cfg.OnChange = func(_ context.Context, c breaker.Event) {
 		if c.To == breaker.Open {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -212,7 +212,7 @@ func (s *shop) buildSagas(r rules) {
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{Poll: 200 * time.Millisecond})
 	backoff := saga.Exponential(10*time.Millisecond, 200*time.Millisecond)
 	s.order = &saga.Saga[order]{
-		Name: "order", Deadline: 5 * time.Second,
+		Name: "order", Timeout: 5 * time.Second,
 		Steps: []saga.Step[order]{
 			{
 				Name: "charge", Do: s.charge, Undo: s.charge,

@@ -167,7 +167,7 @@ func (s *shop) afterwards(findings map[string]string) {
 	}
 }
 
-func (s *shop) allOpened() []breaker.Change {
+func (s *shop) allOpened() []breaker.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.opened
@@ -244,9 +244,9 @@ func (s *shop) begin() (stop func()) {
 }
 
 func (s *shop) stuck() []*saga.Instance {
-	list, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
+	page, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
 	require.NoError(s.t, err)
-	return list
+	return page.Sagas
 }
 
 // settle waits until every saga has ended and compares what was paid for with what
@@ -255,13 +255,13 @@ func (s *shop) settle(findings map[string]string) {
 	under := []saga.Status{saga.Running, saga.Compensating}
 	deadline := time.Now().Add(time.Minute)
 	for {
-		list, err := s.runner.List(context.Background(), saga.Filter{Status: under, Limit: 1})
+		page, err := s.runner.List(context.Background(), saga.Filter{Status: under, Limit: 1})
 		require.NoError(s.t, err)
-		if len(list) == 0 {
+		if len(page.Sagas) == 0 {
 			break
 		}
 		if time.Now().After(deadline) {
-			findings[neverEnded] = fmt.Sprintf("%+v", list[0])
+			findings[neverEnded] = fmt.Sprintf("%+v", page.Sagas[0])
 			break
 		}
 		s.during(50 * time.Millisecond)
