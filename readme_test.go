@@ -1,12 +1,14 @@
 package resilience_test
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -32,6 +34,44 @@ func TestSnippetsCompile(t *testing.T) {
 		require.NoError(t, err)
 		for _, snippet := range fence.FindAllStringSubmatch(string(text), -1) {
 			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not in snippets*_test.go:\n%s", page, snippet[1])
+		}
+	}
+}
+
+// TestPagesNameWhatExists holds the tests that PROMISES.md and docs name, and the files that
+// any page links to, to those of the tree.
+func TestPagesNameWhatExists(t *testing.T) {
+	tests := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark|Example)\w*)\(`)
+	var pages []string
+	require.NoError(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		switch {
+		case strings.HasSuffix(path, "_test.go"):
+			text, err := os.ReadFile(path)
+			for _, name := range declared.FindAllStringSubmatch(string(text), -1) {
+				tests[name[1]] = true
+			}
+			return err
+		case strings.HasSuffix(path, ".md") && path != "CHANGELOG.md":
+			pages = append(pages, path)
+		}
+		return nil
+	}))
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`") // not "TestUpdate...", a family of tests
+	fenced := regexp.MustCompile("(?s)```.*?```")
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, name := range named.FindAllStringSubmatch(string(text), -1) {
+			assert.True(t, tests[name[1]], "%s names the test %s, which does not exist", page, name[1])
+		}
+		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(page), target[1]))
+			assert.NoError(t, err, "%s links to %s", page, target[1])
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/registry"
@@ -140,6 +141,17 @@ func book(ctx context.Context) error { return saga.Run(ctx, trip, &Trip{}) } // 
 var _ = book
 
 func _() {
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
+
+	use(client)
+}
+
+func _() {
+	page := console.New(reg, console.Config{})
+	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", page))
+}
+
+func _() {
 	client := &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: resilience.Timeout(2 * time.Second),
 	}}
@@ -162,21 +174,31 @@ func _() {
 }
 
 func _() error {
-	store, err := sqllease.PostgreSQL(ctx, db) // or MySQL, SQLite, redislease.New; lease.NewMemory() in tests
+	store, err := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; redislease.New; lease.NewMemory() in tests
+	err = store.Migrate(ctx)                            // creates its tables, unless they exist
 	err = lease.Run(ctx, store, lease.Config{Name: "billing", TTL: 15 * time.Second},
-		func(ctx context.Context, term lease.Term) error { // while this process leads; again when it leads again
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
-				return err
+		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up
+			for ; ctx.Err() == nil; time.Sleep(time.Minute) {
+				if err := billDue(ctx, term); err != nil {
+					slog.ErrorContext(ctx, "billing", "err", err)
+				}
 			}
-			defer tx.Rollback()
-			if err := term.Fence(ctx, tx); err != nil { // the term holds, and no other begins before tx ends
-				return err
-			}
-			if err := bill(ctx, tx); err != nil {
-				return err
-			}
-			return tx.Commit()
+			return nil
 		})
 	return err
+}
+
+func billDue(ctx context.Context, term lease.Term) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := term.Fence(ctx, tx); err != nil { // the term holds, and no other begins before tx ends
+		return err
+	}
+	if err := bill(ctx, tx); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
