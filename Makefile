@@ -1,27 +1,31 @@
 GO          ?= go
-MODULES     := . resiliencegrpc examples internal/benchmarks internal/integration
+MODULES     := . resiliencegrpc resilienceotel examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
 BENCHTIME   ?= 60ms
 SOAK        ?= 60s
+VERSION     ?= v0.1.0
 
-.PHONY: help test race lint tidy bench fuzz integration soak examples ci
+.PHONY: help test race lint tidy bench fuzz integration soak release-check examples ci
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
-test: ## the tests of the library, as the README has it, and of resiliencegrpc
+test: ## the tests of the library, as the README has it, and of the nested modules
 	go test ./...
 	cd resiliencegrpc && $(GO) test ./...
+	cd resilienceotel && $(GO) test ./...
 
-race: ## the same under the race detector, and resiliencegrpc
+race: ## the same under the race detector
 	$(GO) test -race ./...
 	cd resiliencegrpc && $(GO) test -race ./...
+	cd resilienceotel && $(GO) test -race ./...
 
-lint: ## gofmt, vet and staticcheck in every module
+lint: ## gofmt, vet and staticcheck in every module; the root builds for 32 bits
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 	@set -e; for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+	GOARCH=386 $(GO) build ./...
 
 tidy: ## go.mod and go.sum of every module are as they should be
 	@set -e; for m in $(MODULES); do echo "tidy $$m"; (cd $$m && GOWORK=off $(GO) mod tidy -diff); done
@@ -41,6 +45,9 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite
 	cd internal/integration && $(GO) test -race ./...
+
+release-check: ## the modules build from a local module proxy in VERSION, as a user has them
+	internal/release/check.sh $(VERSION)
 
 soak: ## a program with every pattern through every fault, for SOAK
 	cd internal/integration && $(GO) test -count=1 -run '^TestSoak' -timeout 30m -v ./soak -soak.for $(SOAK)
