@@ -120,7 +120,7 @@ func TestOutcomes(t *testing.T) {
 		{name: "canceled by another", err: context.Canceled, outcome: "error", kind: "*errors.errorString"},
 		{name: "refused", err: &bulkhead.FullError{}, outcome: "refused", kind: "*bulkhead.FullError"},
 		{name: "status", err: &resiliencehttp.StatusError{StatusCode: 503}, outcome: "error", kind: "503"},
-		{name: "gave up", err: &retry.Error{Reason: retry.ErrExhausted, Errs: []error{errDown, &net.ParseError{}}}, outcome: "error", kind: "*net.ParseError"},
+		{name: "gave up", err: &retry.Error{Cause: retry.ErrExhausted, Errs: []error{errDown, &net.ParseError{}}}, outcome: "error", kind: "*net.ParseError"},
 		{name: "says it", err: typed{errDown}, outcome: "error", kind: "disk_full"},
 		{name: "joined", err: errors.Join(errDown, io.EOF), outcome: "error", kind: "*errors.joinError"},
 	} {

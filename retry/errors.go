@@ -13,32 +13,32 @@ import (
 )
 
 var (
-	// ErrExhausted is the Reason of an [Error] if a limit of the Retrier ended the
+	// ErrExhausted is the Cause of an [Error] if a limit of the Retrier ended the
 	// retrying: Attempts, MaxElapsed, MaxRetryAfter, or a negative delay of Backoff or
 	// Delay.
 	ErrExhausted = errors.New("retry: no attempts left")
 
-	// ErrOverBudget is the Reason of an [Error] if a [Budget] did not allow the next
+	// ErrOverBudget is the Cause of an [Error] if a [Budget] did not allow the next
 	// attempt.
 	ErrOverBudget = errors.New("retry: over budget")
 )
 
 // An Error reports that a [Retrier] gave up on an error that was worth another attempt.
 // [errors.Is] and [errors.As] find the last error in it, the last failure (if refusals
-// followed it) and the Reason.
+// followed it) and the Cause.
 type Error struct {
 	// Name is the name of the Retrier.
 	Name string
 	// Attempts is how many attempts there were. Refused attempts count, but a refusal
-	// that is the Reason does not.
+	// that is the Cause does not.
 	Attempts int
 	// RetryingFor is the time since the first attempt failed.
 	RetryingFor time.Duration
-	// Reason says why no other attempt was made. To errors.Is it is one of these:
+	// Cause is why no other attempt was made. To errors.Is it is one of these:
 	// ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait could not have ended
 	// before the deadline of ctx; the end of ctx and its cause; or the refusal, such as
 	// that of an open breaker, that ended the retrying.
-	Reason error
+	Cause error
 	// Errs are the errors of the last attempts, oldest first: at least one, and at most
 	// Config.History.
 	Errs []error
@@ -58,14 +58,14 @@ func (e *Error) Error() string {
 	if e.Attempts > 1 {
 		fmt.Fprintf(&b, " and %v of retrying", e.RetryingFor.Round(time.Millisecond))
 	}
-	var reason string
-	if e.Reason != nil {
-		reason = e.Reason.Error()
+	var cause string
+	if e.Cause != nil {
+		cause = e.Cause.Error()
 		b.WriteString(": ")
-		b.WriteString(strings.TrimPrefix(reason, "retry: "))
+		b.WriteString(strings.TrimPrefix(cause, "retry: "))
 	}
-	// A call that ended with its ctx often returns the reason itself.
-	if last := e.last(); last != nil && last.Error() != reason {
+	// A call that ended with its ctx often returns the cause itself.
+	if last := e.last(); last != nil && last.Error() != cause {
 		b.WriteString(": ")
 		b.WriteString(last.Error())
 	}
@@ -83,9 +83,9 @@ func prefix(name string) string {
 }
 
 // Unwrap returns the last error, the last failure if that is another one, and the
-// Reason.
+// Cause.
 func (e *Error) Unwrap() []error {
-	return slices.DeleteFunc([]error{e.last(), e.earlier, e.Reason}, func(err error) bool { return err == nil })
+	return slices.DeleteFunc([]error{e.last(), e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
 
 // Refused reports whether no attempt was made: a policy further in refused every one.
@@ -96,15 +96,15 @@ func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
 // Retryable reports whether another call may help, by the last error and the last
-// failure. The Reason does not count: a call that only an open breaker refused is not
+// failure. The Cause does not count: a call that only an open breaker refused is not
 // retryable, although the attempts were not used up.
 func (e *Error) Retryable() bool {
 	return behavior.Read(errors.Join(e.last(), e.earlier)).Retryable
 }
 
-// Timeout reports whether the last error or the Reason is a time-out. With it, an
+// Timeout reports whether the last error or the Cause is a time-out. With it, an
 // http.Client whose transport returns the Error reports a time-out too.
-func (e *Error) Timeout() bool { return behavior.IsTimeout(e.last()) || behavior.IsTimeout(e.Reason) }
+func (e *Error) Timeout() bool { return behavior.IsTimeout(e.last()) || behavior.IsTimeout(e.Cause) }
 
 func (e *Error) last() error {
 	if len(e.Errs) == 0 {

@@ -69,7 +69,7 @@ func ExampleError() {
 	err := retries.Do(ctx, func(context.Context) error { return errRefused })
 	fmt.Println(errors.Is(err, errRefused), errors.Is(err, context.DeadlineExceeded))
 	if gaveUp, ok := errors.AsType[*retry.Error](err); ok {
-		fmt.Println(gaveUp.Errs, gaveUp.Reason)
+		fmt.Println(gaveUp.Errs, gaveUp.Cause)
 	}
 	// Output:
 	// true true

@@ -426,9 +426,9 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		o.kind = behavior.Read(err).Kind
 		if e, ok := err.(*retry.Error); ok {
 			require.ErrorIs(t, err, e.Errs[len(e.Errs)-1])
-			reason := e.Reason
+			reason := e.Cause
 			for _, known := range []error{retry.ErrExhausted, retry.ErrOverBudget, context.Canceled, context.DeadlineExceeded} {
-				if errors.Is(e.Reason, known) {
+				if errors.Is(e.Cause, known) {
 					reason = known
 				}
 			}

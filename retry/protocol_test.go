@@ -160,7 +160,7 @@ func TestRefusalAfterAFailureKeepsWhatWentWrong(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, 1, e.Attempts)
 	require.Equal(t, []error{errDown}, e.Errs)
-	require.Equal(t, open, e.Reason)
+	require.Equal(t, open, e.Cause)
 	require.ErrorIs(t, err, errDown)
 	require.ErrorIs(t, err, open)
 	require.NotErrorIs(t, err, retry.ErrExhausted)

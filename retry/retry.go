@@ -110,7 +110,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // there is a reason to give up.
 //
 // It returns nil; the error of fn as it is, if another attempt would not help; or an
-// [*Error] with the last error of fn and the reason for giving up. The reason may be that
+// [*Error] with the last error of fn and the cause of giving up. The cause may be that
 // a policy further in, such as an open breaker, refused another attempt. Do does not call
 // fn if ctx has already ended.
 //
@@ -235,7 +235,7 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 			if c.kind == behavior.Refused {
 				return c.over(n, OutcomePermanent, err)
 			}
-			return c.giveUp(n-1, OutcomePermanent, err) // the refusal is the reason, not what went wrong
+			return c.giveUp(n-1, OutcomePermanent, err) // the refusal is the cause of the end, not what went wrong
 		case end.Kind == behavior.Failed && !s.worth(err, end):
 			return c.over(n, OutcomePermanent, err)
 		}
@@ -243,9 +243,9 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 		if s.Attempts > 0 && n >= s.Attempts {
 			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
 		}
-		delay, outcome, reason := c.next(n, err, end.RetryAfter)
-		if reason != nil {
-			return c.giveUp(n, outcome, reason)
+		delay, outcome, cause := c.next(n, err, end.RetryAfter)
+		if cause != nil {
+			return c.giveUp(n, outcome, cause)
 		}
 		c.tellRetry(n, err, delay)
 		if !c.wait(delay) {
@@ -326,13 +326,13 @@ func (c *call) over(attempts int, o Outcome, err error) error {
 }
 
 // giveUp ends the call with an *Error.
-func (c *call) giveUp(attempts int, o Outcome, reason error) error {
+func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 	c.counts.end(o)
 	e := &Error{
 		Name:        c.setup.Name,
 		Attempts:    attempts,
 		RetryingFor: time.Since(c.failedAt),
-		Reason:      reason,
+		Cause:       cause,
 		Errs:        slices.Clone(c.errs),
 		kind:        c.kind,
 	}
@@ -388,9 +388,9 @@ func (c *call) remember(err error, kind behavior.Kind) {
 }
 
 // next returns how long to wait for another attempt after the nth, which returned an err
-// that asks for a wait of after, or the reason why no attempt follows. It charges the
+// that asks for a wait of after, or why no attempt follows. It charges the
 // budget for the attempt.
-func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, reason error) {
+func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, cause error) {
 	s := c.setup
 	if c.delays == nil {
 		if c.delays = s.Backoff(); c.delays == nil {

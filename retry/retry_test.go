@@ -56,7 +56,7 @@ func TestRetrierCallsAgainUntilSuccess(t *testing.T) {
 	})
 }
 
-func TestRetrierReturnsLastErrorAndReason(t *testing.T) {
+func TestRetrierReturnsLastErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		r := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(600 * time.Millisecond)})
@@ -71,7 +71,7 @@ func TestRetrierReturnsLastErrorAndReason(t *testing.T) {
 		require.Equal(t, "users", e.Name)
 		require.Equal(t, 3, e.Attempts)
 		require.Equal(t, 1200*time.Millisecond, e.RetryingFor)
-		require.Equal(t, retry.ErrExhausted, e.Reason)
+		require.Equal(t, retry.ErrExhausted, e.Cause)
 		require.Len(t, e.Errs, 3)
 		require.EqualError(t, err, "retry: users: gave up after 3 attempts and 1.2s of retrying: no attempts left: call 3: backend: down")
 	})
@@ -605,7 +605,7 @@ func TestErrorsSayWhetherToRetry(t *testing.T) {
 		{"permanent further down, but not to what wraps it", overruling{retry.Permanent(errDown)}, true},
 		{"a time limit further down", context.DeadlineExceeded, true},
 		{"a cancellation further down", context.Canceled, true},
-		{"exhausted further down", &retry.Error{Errs: []error{errDown}, Reason: retry.ErrExhausted}, true},
+		{"exhausted further down", &retry.Error{Errs: []error{errDown}, Cause: retry.ErrExhausted}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.want, retry.Retryable(c.err))
@@ -715,11 +715,11 @@ func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
 		err     *retry.Error
 		timeout bool
 	}{
-		{"the last error is", &retry.Error{Errs: []error{errDown, slow}, Reason: retry.ErrExhausted}, true},
-		{"the reason is", &retry.Error{Errs: []error{errDown}, Reason: context.DeadlineExceeded}, true},
+		{"the last error is", &retry.Error{Errs: []error{errDown, slow}, Cause: retry.ErrExhausted}, true},
+		{"the cause is", &retry.Error{Errs: []error{errDown}, Cause: context.DeadlineExceeded}, true},
 		{"it is one of several", &retry.Error{Errs: []error{errors.Join(os.ErrNotExist, &fs.PathError{Err: errDown}, context.DeadlineExceeded)}}, true},
-		{"an earlier error was", &retry.Error{Errs: []error{slow, errDown}, Reason: retry.ErrExhausted}, false},
-		{"the caller has left", &retry.Error{Errs: []error{errDown}, Reason: context.Canceled}, false},
+		{"an earlier error was", &retry.Error{Errs: []error{slow, errDown}, Cause: retry.ErrExhausted}, false},
+		{"the caller has left", &retry.Error{Errs: []error{errDown}, Cause: context.Canceled}, false},
 		{"nothing is known", &retry.Error{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -875,14 +875,14 @@ func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
 		"retry: gave up after 0 attempts":                                                            {},
 		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Errs: []error{errDown}},
-		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Reason: retry.ErrOverBudget},
-		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Reason: context.Canceled, Errs: []error{context.Canceled}},
-		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Reason: context.Canceled, Errs: []error{uncomparable{"gone"}}},
+		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Cause: retry.ErrOverBudget},
+		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Errs: []error{context.Canceled}},
+		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Cause: context.Canceled, Errs: []error{uncomparable{"gone"}}},
 	} {
 		require.EqualError(t, e, want)
 		require.NotErrorIs(t, e, errors.ErrUnsupported)
 	}
-	e := &retry.Error{Reason: uncomparable{"gone"}, Errs: []error{uncomparable{"gone"}}}
+	e := &retry.Error{Cause: uncomparable{"gone"}, Errs: []error{uncomparable{"gone"}}}
 	require.EqualError(t, e, "retry: gave up after 0 attempts: uncomparable: [gone]")
 }
 
