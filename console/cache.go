@@ -40,15 +40,15 @@ func byKeys(f reflect.Value) bool {
 		t.NumOut() == 1 && t.Out(0) == reflect.TypeFor[error]()
 }
 
-func (c cache) do(ctx context.Context, a Action) error {
+func (c cache) do(ctx context.Context, op Operation) error {
 	f := c.invalidate
-	switch a.Do {
+	switch op.Action {
 	case InvalidateAll:
 		return ofStore(c.invalidateAll(ctx))
 	case Expire:
 		f = c.expire
 	}
-	key, err := keyOf(f.Type().In(1).Elem(), a.Key)
+	key, err := keyOf(f.Type().In(1).Elem(), op.Key)
 	if err != nil {
 		return err
 	}

@@ -29,10 +29,10 @@ type Config struct {
 	//
 	// Requests of other origins are rejected before this. Allow must still find out whether
 	// the sender may act, unless a handler around the Console does.
-	Allow func(*http.Request, Action) error
+	Allow func(*http.Request, Operation) error
 	// Audit, if not nil, is called with the result of each action, including an error of
 	// Allow. ctx is that of the request.
-	Audit func(context.Context, Action, error)
+	Audit func(context.Context, Operation, error)
 	// MaxViewers is how many pages are live at once. A further page shows the moment at
 	// which it was loaded. Zero means 32.
 	MaxViewers int

@@ -64,7 +64,7 @@ func newShop(t *testing.T, cfg console.Config) *shop {
 	return s
 }
 
-func allow(*http.Request, console.Action) error { return nil }
+func allow(*http.Request, console.Operation) error { return nil }
 
 // get returns the answer to a GET: a page, or its JSON twin if into is not nil.
 func (s *shop) get(path string, into any) *httptest.ResponseRecorder {
@@ -359,7 +359,7 @@ func TestTextsAreNotMarkup(t *testing.T) {
 		require.NotContains(t, body, "<script>alert", path)
 		require.NotContains(t, body, "<img src=x", path)
 	}
-	w := s.post("do", "apply", "policy", "breaker/users", "was.Failures", "3", "is.Failures", evil)
+	w := s.post("action", "apply", "policy", "breaker/users", "was.Failures", "3", "is.Failures", evil)
 	require.NotContains(t, w.Body.String(), "<script>alert")
 	require.Contains(t, w.Body.String(), "&lt;script&gt;alert")
 }
@@ -556,7 +556,7 @@ func TestSlowViewerIsDroppedAndNeverWaitedFor(t *testing.T) {
 
 func TestActionsNeedAllow(t *testing.T) {
 	s := newShop(t, console.Config{})
-	w := s.post("do", "trip", "policy", "breaker/users")
+	w := s.post("action", "trip", "policy", "breaker/users")
 	require.Equal(t, http.StatusForbidden, w.Code)
 	require.Equal(t, breaker.Closed, s.circuit.State())
 	require.NotContains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "<button")
@@ -573,7 +573,7 @@ func TestPostFromElsewhereIsRefused(t *testing.T) {
 		{"Origin": {"http://evil.example"}},
 		{"Origin": {"null"}},
 	} {
-		r := httptest.NewRequest("POST", "/act", strings.NewReader("do=trip&policy=breaker/users"))
+		r := httptest.NewRequest("POST", "/act", strings.NewReader("action=trip&policy=breaker/users"))
 		r.Header = h
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		w := httptest.NewRecorder()
@@ -581,7 +581,7 @@ func TestPostFromElsewhereIsRefused(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, w.Code, h)
 		require.Equal(t, breaker.Closed, s.circuit.State())
 	}
-	w := s.get("/act?do=trip&policy=breaker/users", nil)
+	w := s.get("/act?action=trip&policy=breaker/users", nil)
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
 }
 
@@ -590,12 +590,12 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 	var refused error
 	s := newShop(t, console.Config{
 		Show:  console.Show{Errors: true, Keys: true},
-		Allow: func(*http.Request, console.Action) error { return refused },
-		Audit: func(_ context.Context, a console.Action, err error) {
-			audit = append(audit, fmt.Sprint(a.LogValue(), " ", err))
+		Allow: func(*http.Request, console.Operation) error { return refused },
+		Audit: func(_ context.Context, op console.Operation, err error) {
+			audit = append(audit, fmt.Sprint(op.LogValue(), " ", err))
 		},
 	})
-	w := s.post("do", "trip", "policy", "breaker/users", "for", "1h", "note", "maintenance")
+	w := s.post("action", "trip", "policy", "breaker/users", "for", "1h", "note", "maintenance")
 	require.Equal(t, http.StatusSeeOther, w.Code)
 	require.Equal(t, "policy?done=trip&kind=breaker&name=users", w.Header().Get("Location"))
 	require.Equal(t, breaker.Open, s.circuit.State())
@@ -607,30 +607,30 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 		do   string
 		want breaker.State
 	}{{"reset", breaker.Closed}, {"force-open", breaker.ForcedOpen}, {"enable", breaker.Closed}, {"disable", breaker.Disabled}} {
-		require.Equal(t, http.StatusSeeOther, s.post("do", step.do, "policy", "breaker/users").Code, step.do)
+		require.Equal(t, http.StatusSeeOther, s.post("action", step.do, "policy", "breaker/users").Code, step.do)
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "trip", "policy", "breaker/users").Code, "of a disabled breaker it does nothing")
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code, "of a disabled breaker it does nothing")
 
 	_ = s.shards.Do(t.Context(), "a", working)
-	require.Equal(t, http.StatusSeeOther, s.post("do", "trip", "policy", "breaker/shards", "key", "a").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("action", "trip", "policy", "breaker/shards", "key", "a").Code)
 	require.ErrorIs(t, s.shards.Do(t.Context(), "a", working), breaker.ErrOpen)
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "trip", "policy", "breaker/shards", "key", "b").Code)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/shards", "key", "b").Code)
 
 	refused = errors.New("not on a Sunday")
-	w = s.post("do", "enable", "policy", "breaker/users")
+	w = s.post("action", "enable", "policy", "breaker/users")
 	require.Equal(t, http.StatusForbidden, w.Code)
 	require.Contains(t, w.Body.String(), "not on a Sunday")
 	require.Equal(t, breaker.Disabled, s.circuit.State())
 
 	require.Len(t, audit, 9)
-	require.Equal(t, "[do=trip policy=breaker/users for=1h0m0s note=maintenance] <nil>", audit[0])
-	require.Equal(t, "[do=enable policy=breaker/users] not on a Sunday", audit[8])
+	require.Equal(t, "[action=trip policy=breaker/users for=1h0m0s note=maintenance] <nil>", audit[0])
+	require.Equal(t, "[action=enable policy=breaker/users] not on a Sunday", audit[8])
 }
 
 func TestSettingsChangeWithAPreview(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
-	form := []string{"do", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "9", "was.MaxWait", "0s", "is.MaxWait", "0s"}
+	form := []string{"action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "9", "was.MaxWait", "0s", "is.MaxWait", "0s"}
 	w := s.post(append(form, "preview", "1")...)
 	require.Equal(t, http.StatusOK, w.Code)
 	require.Contains(t, w.Body.String(), "<td>bulkhead/users.Limit</td><td><del>4</del></td><td><ins>9</ins></td>")
@@ -645,12 +645,12 @@ func TestSettingsChangeWithAPreview(t *testing.T) {
 	require.Equal(t, time.Minute, s.slots.Config().MaxWait)
 
 	for is, want := range map[string]string{"-1": "Limit", "many": "must be like 9", `"x"`: "must be"} {
-		w = s.post("do", "apply", "policy", "bulkhead/users", "was.Limit", "9", "is.Limit", is)
+		w = s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "9", "is.Limit", is)
 		require.Equal(t, true, w.Code >= 400, is)
 		require.Contains(t, w.Body.String(), want, is)
 		require.Equal(t, 9, s.slots.Config().Limit)
 	}
-	w = s.post("do", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 5, "MaxWait": "2s", "Queue": 3}`)
+	w = s.post("action", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 5, "MaxWait": "2s", "Queue": 3}`)
 	require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
 	require.Equal(t, 2*time.Second, s.slots.Config().MaxWait)
 }
@@ -660,19 +660,19 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 	load := func(id int) { _, err := s.users.Get(t.Context(), id); require.NoError(t, err) }
 	load(1)
 	load(2)
-	require.Equal(t, http.StatusSeeOther, s.post("do", "invalidate", "policy", "cache/users", "key", "1").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate", "policy", "cache/users", "key", "1").Code)
 	_, there := s.users.Peek(1)
 	require.False(t, there)
 	_, there = s.users.Peek(2)
 	require.True(t, there)
-	w := s.post("do", "invalidate", "policy", "cache/users", "key", "one")
+	w := s.post("action", "invalidate", "policy", "cache/users", "key", "one")
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 	require.Contains(t, w.Body.String(), "must be JSON of type int")
-	require.Equal(t, http.StatusSeeOther, s.post("do", "expire", "policy", "cache/users", "key", "2").Code)
-	require.Equal(t, http.StatusSeeOther, s.post("do", "invalidate-all", "policy", "cache/users").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("action", "expire", "policy", "cache/users", "key", "2").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate-all", "policy", "cache/users").Code)
 	_, there = s.users.Peek(2)
 	require.False(t, there)
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("do", "invalidate-all", "policy", "breaker/users").Code)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "invalidate-all", "policy", "breaker/users").Code)
 }
 
 func TestScriptsGetJSON(t *testing.T) {
@@ -684,16 +684,16 @@ func TestScriptsGetJSON(t *testing.T) {
 		s.page.ServeHTTP(w, r)
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
-	code, body := ask("do=trip&policy=breaker/users")
+	code, body := ask("action=trip&policy=breaker/users")
 	require.Equal(t, 200, code)
 	require.JSONEq(t, `{"done": true}`, body)
-	code, body = ask("do=apply&policy=bulkhead/users&preview=1&settings=" + url.QueryEscape(`{"Limit": 7}`))
+	code, body = ask("action=apply&policy=bulkhead/users&preview=1&settings=" + url.QueryEscape(`{"Limit": 7}`))
 	require.Equal(t, 200, code)
 	require.JSONEq(t, `{"done": false, "changes": [{"path": "bulkhead/users.Limit", "from": "4", "to": "7"}]}`, body)
-	code, body = ask("do=apply&policy=bulkhead/users&settings=" + url.QueryEscape(`{"Limit": 7}`))
+	code, body = ask("action=apply&policy=bulkhead/users&settings=" + url.QueryEscape(`{"Limit": 7}`))
 	require.Equal(t, 200, code)
 	require.Contains(t, body, `"changes":[`)
-	code, body = ask("do=dance&policy=breaker/users")
+	code, body = ask("action=dance&policy=breaker/users")
 	require.Equal(t, 400, code)
 	require.Contains(t, body, `"error":"there is no action \"dance\""`)
 }
@@ -798,7 +798,7 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 // TestConsoleIsSafeForConcurrentUse is for the race detector.
 func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{Allow: allow, Audit: func(context.Context, console.Action, error) {}})
+		s := newShop(t, console.Config{Allow: allow, Audit: func(context.Context, console.Operation, error) {}})
 		var work sync.WaitGroup
 		often := func(f func(i int)) {
 			work.Go(func() {
@@ -822,10 +822,10 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 			v.cancel()
 		})
 		often(func(i int) {
-			s.post("do", []string{"trip", "reset", "disable", "enable"}[i%4], "policy", "breaker/users")
+			s.post("action", []string{"trip", "reset", "disable", "enable"}[i%4], "policy", "breaker/users")
 		})
 		often(func(i int) {
-			s.post("do", "apply", "policy", "bulkhead/users", "settings", fmt.Sprintf(`{"Limit": %d}`, 1+i))
+			s.post("action", "apply", "policy", "bulkhead/users", "settings", fmt.Sprintf(`{"Limit": %d}`, 1+i))
 		})
 		often(func(i int) {
 			p := breaker.New(breaker.Config{Name: fmt.Sprint("passing-", i)})

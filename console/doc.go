@@ -3,9 +3,9 @@
 // where they are allowed.
 //
 //	page := console.New(reg, console.Config{
-//		Allow: func(r *http.Request, a console.Action) error { return mayOperate(r) },
-//		Audit: func(ctx context.Context, a console.Action, err error) {
-//			slog.InfoContext(ctx, "operator", "action", a, "err", err)
+//		Allow: func(r *http.Request, op console.Operation) error { return mayOperate(r) },
+//		Audit: func(ctx context.Context, op console.Operation, err error) {
+//			slog.InfoContext(ctx, "operator", "operation", op, "err", err)
 //		},
 //	})
 //	defer page.Close()
@@ -51,9 +51,9 @@
 // An action is a form. Its fields are those of [Action] in lower case, but for a saga's id,
 // which is id, and for a Filter, which is given by the parameters of the list:
 //
-//	curl -H 'Accept: application/json' -d do=trip -d policy=breaker/users -d for=30s $CONSOLE/act
-//	curl -H 'Accept: application/json' -d do=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
-//	curl -H 'Accept: application/json' -d do=retry -d policy=saga/orders -d status=stuck -d note='bank is back' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d status=stuck -d note='bank is back' $CONSOLE/act
 //
 // The answer is {"done": true}, with the changes of an apply, or the number of sagas of an
 // action on many. It is {"done": false, "error": "..."} with a status of 400 or more if the

@@ -21,14 +21,14 @@ func ExampleNew() {
 	reg.MustAdd(circuit)
 
 	page := console.New(reg, console.Config{
-		Allow: func(r *http.Request, a console.Action) error {
+		Allow: func(r *http.Request, op console.Operation) error {
 			if r.Header.Get("Authorization") != "Bearer let-me-in" {
 				return errors.New("operators only")
 			}
 			return nil
 		},
-		Audit: func(_ context.Context, a console.Action, err error) {
-			fmt.Println("audit:", a.Do, a.Policy, a.For, "-", a.Note, "-", err)
+		Audit: func(_ context.Context, op console.Operation, err error) {
+			fmt.Println("audit:", op.Action, op.Policy, op.For, "-", op.Note, "-", err)
 		},
 	})
 	defer page.Close()
@@ -38,7 +38,7 @@ func ExampleNew() {
 	defer server.Close()
 
 	act := func(token string) int {
-		form := url.Values{"do": {"trip"}, "policy": {"breaker/users"}, "for": {"1m"}, "note": {"failover"}}
+		form := url.Values{"action": {"trip"}, "policy": {"breaker/users"}, "for": {"1m"}, "note": {"failover"}}
 		req, _ := http.NewRequest("POST", server.URL+"/debug/resilience/act", strings.NewReader(form.Encode()))
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		req.Header.Set("Accept", "application/json")

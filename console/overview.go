@@ -57,19 +57,6 @@ type spark struct {
 	Bad   []float64 `json:"bad"`
 }
 
-// Word returns what a screen reader says of the tone.
-func (t tone) Word() string {
-	switch t {
-	case fail:
-		return "broken"
-	case warn:
-		return "needs attention"
-	case well:
-		return "well"
-	}
-	return ""
-}
-
 func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	c.sampler.look()
 	o := overview{page: c.page("overview", "Overview")}

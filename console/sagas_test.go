@@ -131,7 +131,7 @@ func TestHiddenErrorsAreNotSearched(t *testing.T) {
 				return ids
 			}
 			retry := func(text string) string {
-				w := d.post("do", "retry", "policy", "saga/worker", "text", text, "note", "again")
+				w := d.post("action", "retry", "policy", "saga/worker", "text", text, "note", "again")
 				u, err := url.Parse(w.Header().Get("Location"))
 				require.NoError(t, err)
 				return u.Query().Get("n") + " " + u.Query().Get("left")
@@ -221,26 +221,26 @@ func TestASagaShowsItsSteps(t *testing.T) {
 func TestOperatorsActOnSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var audit []string
-		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true}, Audit: func(_ context.Context, a console.Action, err error) {
-			audit = append(audit, fmt.Sprint(a.Do, " ", a.Saga, " ", a.Note, " ", err))
+		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true}, Audit: func(_ context.Context, op console.Operation, err error) {
+			audit = append(audit, fmt.Sprint(op.Action, " ", op.Saga, " ", op.Note, " ", err))
 		}})
 		d.run("ok-1", "stuck-1", "stuck-2", "stuck-3")
-		w := d.post("do", "retry", "policy", "saga/worker", "id", "stuck-1")
+		w := d.post("action", "retry", "policy", "saga/worker", "id", "stuck-1")
 		require.Equal(t, http.StatusBadRequest, w.Code)
 		require.Contains(t, w.Body.String(), "say why")
-		w = d.post("do", "cancel", "policy", "saga/worker", "id", "ok-1", "note", "no")
+		w = d.post("action", "cancel", "policy", "saga/worker", "id", "ok-1", "note", "no")
 		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 		require.Contains(t, w.Body.String(), "not allowed")
 
 		d.mended = true
-		w = d.post("do", "retry", "policy", "saga/worker", "id", "stuck-1", "note", "warehouse is back")
+		w = d.post("action", "retry", "policy", "saga/worker", "id", "stuck-1", "note", "warehouse is back")
 		require.Equal(t, http.StatusSeeOther, w.Code)
 		require.Equal(t, "saga?done=retry&id=stuck-1&runner=worker", w.Header().Get("Location"))
 		require.Contains(t, d.get("/saga?id=stuck-1", nil).Body.String(), "warehouse is back")
 
-		w = d.post("do", "retry", "policy", "saga/worker", "note", "all of them")
+		w = d.post("action", "retry", "policy", "saga/worker", "note", "all of them")
 		require.Equal(t, http.StatusBadRequest, w.Code, "without a condition")
-		w = d.post("do", "retry", "policy", "saga/worker", "text", "-", "note", "all that are stuck")
+		w = d.post("action", "retry", "policy", "saga/worker", "text", "-", "note", "all that are stuck")
 		require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
 		u, err := url.Parse(w.Header().Get("Location"))
 		require.NoError(t, err)
@@ -298,14 +298,14 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 			reg := registry.New()
 			reg.MustAdd(runner, leakyCache{})
 			s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{Allow: allow, Show: console.Show{Errors: shown},
-				Audit: func(_ context.Context, _ console.Action, err error) { audit = append(audit, err) }})}
+				Audit: func(_ context.Context, _ console.Operation, err error) { audit = append(audit, err) }})}
 			defer s.page.Close()
 			for i, form := range [][]string{
-				{"do", "retry", "policy", "saga/worker", "id", "order-1", "note", "again"},
-				{"do", "abandon", "policy", "saga/worker", "text", "order", "note", "no more"},
-				{"do", "invalidate", "policy", "cache/prices", "key", "1"},
-				{"do", "expire", "policy", "cache/prices", "key", "1"},
-				{"do", "invalidate-all", "policy", "cache/prices"},
+				{"action", "retry", "policy", "saga/worker", "id", "order-1", "note", "again"},
+				{"action", "abandon", "policy", "saga/worker", "text", "order", "note", "no more"},
+				{"action", "invalidate", "policy", "cache/prices", "key", "1"},
+				{"action", "expire", "policy", "cache/prices", "key", "1"},
+				{"action", "invalidate-all", "policy", "cache/prices"},
 			} {
 				w := s.post(form...)
 				require.Equal(t, http.StatusUnprocessableEntity, w.Code, form)
@@ -313,7 +313,7 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 				require.Equal(t, shown, strings.Contains(w.Body.String(), "hunter2"), form)
 				require.ErrorIs(t, audit[i], errDown)
 			}
-			w := s.post("do", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
+			w := s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
 			require.Contains(t, w.Body.String(), "no step &#34;fly&#34;", "that is no secret")
 		})
 	}

@@ -30,7 +30,7 @@ func serve(ctx context.Context, address string, seed uint64) error {
 	policies := console.New(s.policies, console.Config{
 		Name:  "quickstart",
 		Show:  console.Show{Errors: true},
-		Allow: func(*http.Request, console.Action) error { return nil }, // it is there to be played with
+		Allow: func(*http.Request, console.Operation) error { return nil }, // it is there to be played with
 	})
 	defer policies.Close()
 	r := newRecorder(s)

@@ -284,7 +284,7 @@ func TestPostFromAnotherOriginIsRefused(t *testing.T) {
 	at := serve(t, reg, console.Config{Allow: allow})
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		_, _ = fmt.Fprintf(w, `<form method=post action="%sact"><input name=do value=trip><input name=policy value="breaker/users"><button>Win</button></form>
+		_, _ = fmt.Fprintf(w, `<form method=post action="%sact"><input name=action value=trip><input name=policy value="breaker/users"><button>Win</button></form>
 			<iframe src="%s"></iframe>`, at, at)
 	}))
 	defer evil.Close()

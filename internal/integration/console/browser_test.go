@@ -253,6 +253,6 @@ func serve(t *testing.T, reg *registry.Registry, cfg console.Config) string {
 	return server.URL + prefix + "/"
 }
 
-func allow(*http.Request, console.Action) error { return nil }
+func allow(*http.Request, console.Operation) error { return nil }
 
 var errDown = errors.New("dial tcp 10.0.3.7:443: connect: connection refused")

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -59,15 +58,6 @@ type track struct {
 	asked  time.Time
 	asking bool
 	answer error
-}
-
-// A series is one figure over time. Of a counter it holds the growth in each second.
-type series struct {
-	registry.Figure         // as of the latest sample
-	born            int     // its first sample
-	seen            int     // its latest sample
-	flat            float32 // all samples, while there is no ring
-	ring            []float32
 }
 
 // look notes that somebody looks, and begins to sample if nobody did.
@@ -259,103 +249,4 @@ func (t *track) find(i int, f registry.Figure) *series {
 		return t.series[i]
 	}
 	return t.index[label(f)]
-}
-
-func (sr *series) same(f registry.Figure) bool {
-	return sr.Name == f.Name && slices.Equal(sr.Attrs, f.Attrs)
-}
-
-func label(f registry.Figure) string {
-	s := f.Name
-	for _, a := range f.Attrs {
-		s += "\x00" + a.Key + "\x00" + a.Value
-	}
-	return s
-}
-
-// add notes the value of sample now, and of those before it that were missed.
-func (sr *series) add(value float64, now int) {
-	v := float32(value)
-	missed := max(now-sr.seen, 1)
-	if sr.Kind == registry.Counter {
-		v = float32(max(value-sr.Value, 0) / float64(missed))
-	}
-	sr.Value = value
-	switch {
-	case sr.ring != nil:
-	case v == sr.flat:
-		sr.seen = now
-		return
-	default:
-		sr.ring = make([]float32, kept)
-		for i := max(sr.born, now-kept); i <= sr.seen; i++ {
-			sr.ring[i%kept] = sr.flat
-		}
-	}
-	for i := max(sr.seen+1, now-kept+1); i <= now; i++ {
-		sr.ring[i%kept] = v
-	}
-	sr.seen = now
-}
-
-// at returns sample i, which is one of those that are kept.
-func (sr *series) at(i int) float64 {
-	switch {
-	case i > sr.seen:
-		return 0
-	case sr.ring == nil:
-		return float64(sr.flat)
-	}
-	return float64(sr.ring[i%kept])
-}
-
-// first returns the oldest sample that is kept, when the latest is now.
-func (sr *series) first(now int) int { return max(sr.born, now-kept+1) }
-
-// sum returns the sum of at most n samples, of which last is the latest, and their number.
-// The first sample of a counter is no growth, and does not count.
-func (sr *series) sum(last, n int) (total float64, samples int) {
-	from := max(sr.born, last-n+1)
-	if sr.Kind == registry.Counter && from == sr.born {
-		from++
-	}
-	samples = max(last-from+1, 0)
-	if sr.ring == nil && sr.seen == last {
-		return float64(sr.flat) * float64(samples), samples
-	}
-	for i := from; i <= last; i++ {
-		total += sr.at(i)
-	}
-	return total, samples
-}
-
-// points returns all samples that are kept, rounded to four digits.
-func (sr *series) points(now int) []float64 {
-	from := sr.first(now)
-	points := make([]float64, 0, now-from+1)
-	for i := from; i <= now; i++ {
-		points = append(points, round(sr.at(i)))
-	}
-	return points
-}
-
-// round returns v with four digits, which are enough to draw it.
-func round(v float64) float64 {
-	if v = finite(v); v == 0 {
-		return 0
-	}
-	unit := math.Pow(10, math.Floor(math.Log10(math.Abs(v)))-3)
-	if unit < 1 {
-		inverse := math.Round(1 / unit)
-		return math.Round(v*inverse) / inverse
-	}
-	return math.Round(v/unit) * unit
-}
-
-// finite returns v, or 0 for what JSON has no number for.
-func finite(v float64) float64 {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0
-	}
-	return v
 }

@@ -17,37 +17,36 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A Verb is what an [Action] does. In package saga, an Operation is an Action with its
-// arguments, and an Action is a Verb.
-type Verb string
+// An Action is what an [Operation] does.
+type Action string
 
 const (
 	// Of a breaker, or of one key of a breaker.Group.
-	Trip      Verb = "trip"       // opens it, for For
-	Reset     Verb = "reset"      // closes it, and it counts anew
-	ForceOpen Verb = "force-open" // refuses all calls until Enable
-	Disable   Verb = "disable"    // lets all calls through until Enable
-	Enable    Verb = "enable"     // ends ForceOpen and Disable
+	Trip      Action = "trip"       // opens it, for For
+	Reset     Action = "reset"      // closes it, and it counts anew
+	ForceOpen Action = "force-open" // refuses all calls until Enable
+	Disable   Action = "disable"    // lets all calls through until Enable
+	Enable    Action = "enable"     // ends ForceOpen and Disable
 
 	// Of any policy with settings.
-	Apply Verb = "apply" // changes its Settings
+	Apply Action = "apply" // changes its Settings
 
 	// Of a cache.
-	Invalidate    Verb = "invalidate"     // drops Key
-	Expire        Verb = "expire"         // makes Key stale
-	InvalidateAll Verb = "invalidate-all" // drops all keys
+	Invalidate    Action = "invalidate"     // drops Key
+	Expire        Action = "expire"         // makes Key stale
+	InvalidateAll Action = "invalidate-all" // drops all keys
 
 	// Of a saga, or of all that a Filter admits, by Cancel, Retry, SkipStep, Compensate or
 	// Abandon of saga.Runner. Each needs a Note, which the saga's log keeps.
-	Cancel     Verb = "cancel"
-	Retry      Verb = "retry"
-	Skip       Verb = "skip" // Step, or the step that keeps a stuck saga from going on
-	Compensate Verb = "compensate"
-	Abandon    Verb = "abandon"
+	Cancel     Action = "cancel"
+	Retry      Action = "retry"
+	Skip       Action = "skip" // Step, or the step that keeps a stuck saga from going on
+	Compensate Action = "compensate"
+	Abandon    Action = "abandon"
 )
 
 // doneWords say what was done. They are all that a link can make the page say.
-var doneWords = map[Verb]string{
+var doneWords = map[Action]string{
 	Trip:          "The breaker was tripped.",
 	Reset:         "The breaker was reset.",
 	ForceOpen:     "The breaker was forced open. It stays so until it is enabled.",
@@ -64,10 +63,10 @@ var doneWords = map[Verb]string{
 	Abandon:       "The saga was abandoned.",
 }
 
-// An Action is something that an operator does to a policy or to sagas. Fields that do not
-// apply are zero.
-type Action struct {
-	Do       Verb
+// An Operation is an [Action] with its arguments: what an operator does to a policy or to
+// sagas. Fields that do not apply are zero.
+type Operation struct {
+	Action   Action
 	Policy   string          // "breaker/users"
 	Key      string          // of a Group or a cache
 	For      time.Duration   // of Trip; zero means as long as the breaker would open by itself
@@ -81,29 +80,29 @@ type Action struct {
 }
 
 // LogValue returns a group of the fields that are set.
-func (a Action) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("do", string(a.Do)), slog.String("policy", a.Policy)}
+func (op Operation) LogValue() slog.Value {
+	attrs := []slog.Attr{slog.String("action", string(op.Action)), slog.String("policy", op.Policy)}
 	add := func(key, value string) {
 		if value != "" {
 			attrs = append(attrs, slog.String(key, value))
 		}
 	}
-	add("key", a.Key)
-	if a.For != 0 {
-		attrs = append(attrs, slog.Duration("for", a.For))
+	add("key", op.Key)
+	if op.For != 0 {
+		attrs = append(attrs, slog.Duration("for", op.For))
 	}
-	add("settings", string(a.Settings))
-	add("saga", a.Saga)
-	add("step", a.Step)
-	if a.Filter != nil {
-		attrs = append(attrs, slog.Any("filter", *a.Filter))
+	add("settings", string(op.Settings))
+	add("saga", op.Saga)
+	add("step", op.Step)
+	if op.Filter != nil {
+		attrs = append(attrs, slog.Any("filter", *op.Filter))
 	}
-	add("note", a.Note)
+	add("note", op.Note)
 	return slog.GroupValue(attrs...)
 }
 
-// verbsOf returns what can be done to a policy.
-func verbsOf(e registry.Entry) (all []Verb) {
+// actionsOf returns what can be done to a policy.
+func actionsOf(e registry.Entry) (all []Action) {
 	if _, ok := e.Policy.(circuit); ok {
 		all = append(all, Trip, Reset, ForceOpen, Disable, Enable)
 	}
@@ -117,7 +116,7 @@ func verbsOf(e registry.Entry) (all []Verb) {
 }
 
 // Can reports whether the page offers an action.
-func (p policyPage) Can(v Verb) bool {
+func (p policyPage) Can(v Action) bool {
 	for _, a := range p.Actions {
 		if a == v {
 			return true
@@ -169,28 +168,28 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusBadRequest, err)
 		return
 	}
-	a, err := c.action(r.PostForm)
+	op, err := c.operation(r.PostForm)
 	if err != nil {
-		c.refuse(w, r, a, http.StatusBadRequest, err)
+		c.refuse(w, r, op, http.StatusBadRequest, err)
 		return
 	}
 	if c.cfg.Allow == nil {
-		c.refuse(w, r, a, http.StatusForbidden, errors.New("the console is read-only"))
+		c.refuse(w, r, op, http.StatusForbidden, errors.New("the console is read-only"))
 		return
 	}
 	if r.PostForm.Has("preview") {
-		c.preview(w, r, a)
+		c.preview(w, r, op)
 		return
 	}
-	if err := c.cfg.Allow(r, a); err != nil {
-		c.audit(r, a, err)
-		c.refuse(w, r, a, http.StatusForbidden, err)
+	if err := c.cfg.Allow(r, op); err != nil {
+		c.audit(r, op, err)
+		c.refuse(w, r, op, http.StatusForbidden, err)
 		return
 	}
-	done, err := c.do(r, a)
-	c.audit(r, a, err)
+	done, err := c.do(r, op)
+	c.audit(r, op, err)
 	if err != nil {
-		c.refuse(w, r, a, http.StatusUnprocessableEntity, err)
+		c.refuse(w, r, op, http.StatusUnprocessableEntity, err)
 		return
 	}
 	if wantsJSON(r) {
@@ -198,72 +197,72 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.show(w, r, http.StatusOK, "", done)
 		return
 	}
-	w.Header().Set("Location", a.back(done))
+	w.Header().Set("Location", op.back(done))
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-func (c *Console) audit(r *http.Request, a Action, err error) {
+func (c *Console) audit(r *http.Request, op Operation, err error) {
 	if c.cfg.Audit != nil {
-		c.cfg.Audit(r.Context(), a, err)
+		c.cfg.Audit(r.Context(), op, err)
 	}
 }
 
-// action reads an Action from a form.
-func (c *Console) action(form url.Values) (Action, error) {
-	a := Action{
-		Do: Verb(form.Get("do")), Policy: form.Get("policy"), Key: form.Get("key"),
+// operation reads an Operation from a form.
+func (c *Console) operation(form url.Values) (Operation, error) {
+	op := Operation{
+		Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
 		Note: strings.TrimSpace(form.Get("note")),
 	}
 	if d := strings.TrimSpace(form.Get("for")); d != "" {
 		var err error
-		if a.For, err = time.ParseDuration(d); err != nil {
-			return a, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
+		if op.For, err = time.ParseDuration(d); err != nil {
+			return op, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
 		}
 	}
-	e, ok := c.entry(a.Policy)
+	e, ok := c.entry(op.Policy)
 	if !ok {
-		return a, fmt.Errorf("there is no policy %s", a.Policy)
+		return op, fmt.Errorf("there is no policy %s", op.Policy)
 	}
-	switch a.Do {
+	switch op.Action {
 	case Trip, Reset, ForceOpen, Disable, Enable, Invalidate, Expire, InvalidateAll:
 	case Apply:
-		a.Settings = json.RawMessage(form.Get("settings"))
-		if len(a.Settings) > 0 {
-			if !json.Valid(a.Settings) {
-				return a, errors.New("settings: is not JSON")
+		op.Settings = json.RawMessage(form.Get("settings"))
+		if len(op.Settings) > 0 {
+			if !json.Valid(op.Settings) {
+				return op, errors.New("settings: is not JSON")
 			}
 			break
 		}
 		var err error
-		a.Settings, err = changes(fields("", e.Settings()),
+		op.Settings, err = changes(fields("", e.Settings()),
 			func(path string) (string, bool) { return form.Get("was." + path), form.Has("was." + path) },
 			func(path string) (string, bool) {
 				return strings.TrimSpace(form.Get("is." + path)), form.Has("is." + path)
 			})
 		if err != nil {
-			return a, err
+			return op, err
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
-		a.Saga, a.Step = form.Get("id"), form.Get("step")
-		if a.Saga == "" {
-			a.form = sagaFormOf(form)
-			if a.form.admitsAll() {
-				return a, errors.New("an action on all sagas needs a condition")
+		op.Saga, op.Step = form.Get("id"), form.Get("step")
+		if op.Saga == "" {
+			op.form = sagaFormOf(form)
+			if op.form.admitsAll() {
+				return op, errors.New("an action on all sagas needs a condition")
 			}
-			filter, err := c.filter(a.form)
+			filter, err := c.filter(op.form)
 			if err != nil {
-				return a, err
+				return op, err
 			}
 			filter.After = ""
-			a.Filter = &filter
+			op.Filter = &filter
 		}
-		if a.Note == "" {
-			return a, errors.New("note: is empty: say why, for the log of the saga")
+		if op.Note == "" {
+			return op, errors.New("note: is empty: say why, for the log of the saga")
 		}
 	default:
-		return a, fmt.Errorf("there is no action %q", a.Do)
+		return op, fmt.Errorf("there is no action %q", op.Action)
 	}
-	return a, nil
+	return op, nil
 }
 
 // entry returns a policy by its path.
@@ -273,23 +272,25 @@ func (c *Console) entry(path string) (registry.Entry, bool) {
 }
 
 // settings returns the settings of an Apply as Registry.Apply takes them.
-func (a Action) settings() []byte { return encode(map[string]json.RawMessage{a.Policy: a.Settings}) }
+func (op Operation) settings() []byte {
+	return encode(map[string]json.RawMessage{op.Policy: op.Settings})
+}
 
 // do does an action that is allowed.
-func (c *Console) do(r *http.Request, a Action) (done result, err error) {
-	e, ok := c.entry(a.Policy)
+func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
+	e, ok := c.entry(op.Policy)
 	if !ok {
-		return done, fmt.Errorf("there is no policy %s", a.Policy)
+		return done, fmt.Errorf("there is no policy %s", op.Policy)
 	}
-	switch a.Do {
+	switch op.Action {
 	case Trip, Reset, ForceOpen, Disable, Enable:
-		b, err := circuitOf(e, a.Key)
+		b, err := circuitOf(e, op.Key)
 		if err != nil {
 			return done, err
 		}
-		return done, operate(b, a)
+		return done, operate(b, op)
 	case Apply:
-		report, err := c.reg.Apply(a.settings())
+		report, err := c.reg.Apply(op.settings())
 		done.Changes = changesOf(report)
 		return done, err
 	case Invalidate, Expire, InvalidateAll:
@@ -297,17 +298,17 @@ func (c *Console) do(r *http.Request, a Action) (done result, err error) {
 		if !ok {
 			return done, fmt.Errorf("%s is not a cache", e)
 		}
-		return done, cache.do(r.Context(), a)
+		return done, cache.do(r.Context(), op)
 	}
 	runner, ok := e.Policy.(*saga.Runner)
 	if !ok {
 		return done, fmt.Errorf("%s runs no sagas", e)
 	}
-	op := saga.Operation{Action: saga.Action(a.Do), Step: a.Step, Note: a.Note}
-	if a.Filter == nil {
-		return done, sagaError(runner.Operate(r.Context(), a.Saga, op))
+	sagaOp := saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note}
+	if op.Filter == nil {
+		return done, sagaError(runner.Operate(r.Context(), op.Saga, sagaOp))
 	}
-	operated, err := runner.OperateAll(r.Context(), *a.Filter, op)
+	operated, err := runner.OperateAll(r.Context(), *op.Filter, sagaOp)
 	return result{Sagas: &operated.Done, NotAllowed: &operated.NotAllowed}, sagaError(err)
 }
 
@@ -350,10 +351,10 @@ func circuitOf(e registry.Entry, key string) (circuit, error) {
 	return nil, fmt.Errorf("%s is not a breaker", e)
 }
 
-func operate(b circuit, a Action) error {
+func operate(b circuit, op Operation) error {
 	reason := errOperator
-	if a.Note != "" {
-		reason = fmt.Errorf("%w: %s", errOperator, a.Note)
+	if op.Note != "" {
+		reason = fmt.Errorf("%w: %s", errOperator, op.Note)
 	}
 	state := func() breaker.State {
 		if s, ok := b.(interface{ State() breaker.State }); ok {
@@ -362,17 +363,17 @@ func operate(b circuit, a Action) error {
 		return breaker.Closed
 	}
 	switch s := state(); {
-	case (a.Do == Trip || a.Do == Reset) && (s == breaker.ForcedOpen || s == breaker.Disabled):
+	case (op.Action == Trip || op.Action == Reset) && (s == breaker.ForcedOpen || s == breaker.Disabled):
 		return fmt.Errorf("the breaker is %s: enable it first", s)
-	case a.Do == Trip:
-		b.Trip(reason, a.For)
-	case a.Do == Reset:
+	case op.Action == Trip:
+		b.Trip(reason, op.For)
+	case op.Action == Reset:
 		b.Reset()
-	case a.Do == ForceOpen:
+	case op.Action == ForceOpen:
 		b.ForceOpen(reason)
-	case a.Do == Disable:
+	case op.Action == Disable:
 		b.Disable()
-	case a.Do == Enable:
+	case op.Action == Enable:
 		b.Enable()
 	}
 	return nil
@@ -394,31 +395,31 @@ func changesOf(r registry.Report) []settingChange {
 }
 
 // preview answers with the difference that settings would make.
-func (c *Console) preview(w http.ResponseWriter, r *http.Request, a Action) {
-	if a.Do != Apply {
-		c.refuse(w, r, a, http.StatusBadRequest, fmt.Errorf("%s has no preview", a.Do))
+func (c *Console) preview(w http.ResponseWriter, r *http.Request, op Operation) {
+	if op.Action != Apply {
+		c.refuse(w, r, op, http.StatusBadRequest, fmt.Errorf("%s has no preview", op.Action))
 		return
 	}
-	report, err := c.reg.Preview(a.settings())
+	report, err := c.reg.Preview(op.settings())
 	if err == nil && len(report) == 0 {
 		err = errors.New("nothing would change")
 	}
 	if err != nil {
-		c.refuse(w, r, a, http.StatusUnprocessableEntity, err)
+		c.refuse(w, r, op, http.StatusUnprocessableEntity, err)
 		return
 	}
 	if wantsJSON(r) {
 		c.show(w, r, http.StatusOK, "", result{Changes: changesOf(report)})
 		return
 	}
-	e, _ := c.entry(a.Policy)
+	e, _ := c.entry(op.Policy)
 	p := c.policyPage(e, false)
 	p.Form = &actionForm{Changes: report, Values: r.PostForm}
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
 // refuse answers an action that was not done, with the page that it came from.
-func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a Action, status int, err error) {
+func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
 	if failed, ok := errors.AsType[storeError](err); ok {
 		err = errors.New("the store failed: " + c.secret(failed))
 	}
@@ -426,15 +427,15 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a Action, statu
 		c.show(w, r, status, "", result{Error: err.Error()})
 		return
 	}
-	e, ok := c.entry(a.Policy)
+	e, ok := c.entry(op.Policy)
 	_, sagas := e.Policy.(*saga.Runner)
 	switch {
 	case !ok:
 		c.fail(w, r, status, err)
-	case sagas && a.Saga != "":
-		c.oneSaga(w, r, status, e.Name, a.Saga, r.PostForm, err)
-	case sagas && a.Do != Apply:
-		q := a.form.values(e.Name)
+	case sagas && op.Saga != "":
+		c.oneSaga(w, r, status, e.Name, op.Saga, r.PostForm, err)
+	case sagas && op.Action != Apply:
+		q := op.form.values(e.Name)
 		c.listSagas(w, r, status, q, err)
 	default:
 		p := c.policyPage(e, false)
@@ -444,21 +445,32 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a Action, statu
 }
 
 // back returns the page that shows what an action has done, relative to the POST.
-func (a Action) back(done result) string {
-	kind, name, _ := strings.Cut(a.Policy, "/")
+func (op Operation) back(done result) string {
+	kind, name, _ := strings.Cut(op.Policy, "/")
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
-	case a.Filter != nil:
-		page, q = "sagas?", a.form.values(name)
+	case op.Filter != nil:
+		page, q = "sagas?", op.form.values(name)
 		q.Set("n", strconv.Itoa(*done.Sagas))
 		q.Set("left", strconv.Itoa(*done.NotAllowed))
-	case a.Saga != "":
-		page, q = "saga?", url.Values{"runner": {name}, "id": {a.Saga}}
+	case op.Saga != "":
+		page, q = "saga?", url.Values{"runner": {name}, "id": {op.Saga}}
 	}
-	q.Set("done", string(a.Do))
+	q.Set("done", string(op.Action))
 	return page + q.Encode()
 }
 
 func policyQuery(e registry.Entry) string {
 	return url.Values{"kind": {e.Kind}, "name": {e.Name}}.Encode()
+}
+
+// result is what a POST answers to a script.
+type result struct {
+	Done    bool            `json:"done"`
+	Error   string          `json:"error,omitempty"`
+	Changes []settingChange `json:"changes,omitempty"` // of an apply
+	// Of an action on many sagas: to how many it was applied, and how many did not
+	// allow it.
+	Sagas      *int `json:"sagas,omitempty"`
+	NotAllowed *int `json:"not_allowed,omitempty"`
 }

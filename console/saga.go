@@ -1,0 +1,194 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A sagaPage shows one saga.
+type sagaPage struct {
+	page
+	Runner string `json:"runner"`
+	sagaView
+	Cause    string      `json:"cause,omitempty"`
+	Epoch    int64       `json:"epoch"`
+	Wake     *time.Time  `json:"wake,omitempty"`
+	Deadline *time.Time  `json:"deadline,omitempty"`
+	Takeover int         `json:"takeovers"`
+	Canceled bool        `json:"cancel_requested"`
+	Updated  time.Time   `json:"updated"`
+	Units    []unitView  `json:"units"` // steps and their alternatives
+	Log      []entryView `json:"log"`
+	Older    int64       `json:"older,omitempty"` // entries that are not shown
+	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
+	Allowed  []Action    `json:"actions,omitempty"`
+
+	Graph    graph    `json:"-"`
+	Timeline timeline `json:"-"`
+	Wrong    string   `json:"-"`
+	Note     string   `json:"-"`
+}
+
+// A unitView is a step or an alternative.
+type unitView struct {
+	Name      string          `json:"name"`
+	Of        string          `json:"step,omitempty"` // the step that it is an alternative of
+	Status    saga.StepStatus `json:"status"`
+	After     []string        `json:"after,omitempty"`
+	Pivot     bool            `json:"pivot,omitempty"`
+	Attempts  int             `json:"attempts"`
+	Undos     int             `json:"undos"`
+	Refusals  int             `json:"refusals"`
+	InDoubt   bool            `json:"in_doubt,omitempty"`
+	Error     string          `json:"error,omitempty"`
+	NotBefore *time.Time      `json:"not_before,omitempty"`
+	Waiting   *time.Time      `json:"waiting_since,omitempty"`
+	Children  []string        `json:"children,omitempty"` // the ids of the sagas that it has started, at most 20
+
+	Tone tone `json:"-"`
+}
+
+// State returns the status for the template of a state.
+func (u unitView) State() string { return string(u.Status) }
+
+// An entryView is one entry of the log.
+type entryView struct {
+	Seq     int64     `json:"seq"`
+	Kind    string    `json:"kind"`
+	Step    string    `json:"step,omitempty"`
+	Op      string    `json:"op,omitempty"`
+	Attempt int       `json:"attempt,omitempty"`
+	Epoch   int64     `json:"epoch"`
+	Text    string    `json:"text,omitempty"` // the reason, or an operator's note
+	At      time.Time `json:"at"`
+}
+
+// logShown is how many entries of a log are shown, the latest.
+const logShown = 500
+
+func (c *Console) saga(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	c.oneSaga(w, r, http.StatusOK, q.Get("runner"), q.Get("id"), q, nil)
+}
+
+// oneSaga answers with the page of a saga, and with what went wrong.
+func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, name, id string, q url.Values, wrong error) {
+	runner, e, _ := c.runner(name)
+	if runner == nil {
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", name))
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
+	defer cancel()
+	in, err := runner.Get(ctx, id)
+	var log []saga.Entry
+	if err == nil {
+		log, err = runner.HistoryPage(ctx, id, in.Seq-logShown, logShown)
+	}
+	switch {
+	case errors.Is(err, saga.ErrNotFound):
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no saga %s", id))
+		return
+	case err != nil:
+		c.fail(w, r, http.StatusBadGateway, errors.New("the store cannot be asked: "+c.secret(err)))
+		return
+	}
+	p := c.sagaPage(e.Name, in, log)
+	p.Done = doneWords[Action(q.Get("done"))]
+	if wrong != nil {
+		p.Wrong, p.Note = wrong.Error(), q.Get("note")
+	}
+	c.show(w, r, status, "saga.html", p)
+}
+
+func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
+	p := sagaPage{
+		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
+		Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
+		Wake: some(in.WakeAt), Deadline: some(in.CompleteBy), Older: max(in.Seq-logShown, 0),
+	}
+	if !in.Status.Ended() {
+		p.Refresh = "3"
+	}
+	text := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return c.secret(errors.New(s))
+	}
+	p.Cause = text(in.Cause)
+	for _, s := range in.Steps {
+		u := unitView{
+			Name: s.Name, Status: s.Status, After: s.After, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
+			InDoubt: s.InDoubt, Error: text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
+			Tone: toneOfStep(s.Status),
+		}
+		for i := range min(s.Children, 20) {
+			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
+		}
+		if s.Step != s.Name {
+			u.Of = s.Step
+		}
+		p.Units = append(p.Units, u)
+	}
+	for _, e := range log {
+		p.Log = append(p.Log, entryView{e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, text(e.Error), e.At})
+	}
+	switch {
+	case !c.cfg.Show.State:
+		p.Content = "hidden"
+	default:
+		p.Content = string(in.State)
+	}
+	if c.cfg.Allow != nil {
+		for _, a := range in.Actions {
+			p.Allowed = append(p.Allowed, Action(a))
+		}
+	}
+	p.Graph = newGraph(p.Units)
+	p.Timeline = newTimeline(p.Units, p.Log, in)
+	return p
+}
+
+// Skippable returns the units that an operator may skip.
+func (p sagaPage) Skippable() (names []string) {
+	for _, u := range p.Units {
+		switch u.Status {
+		case saga.StepDone, saga.StepUndone, saga.StepIdle, saga.StepSkipped:
+		default:
+			names = append(names, u.Name)
+		}
+	}
+	return names
+}
+
+// Can reports whether the page offers an action.
+func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Allowed, v) }
+
+func toneOfStep(s saga.StepStatus) tone {
+	switch s {
+	case saga.StepDone, saga.StepSkipped:
+		return well
+	case saga.StepFailed, saga.StepUndoFailed:
+		return fail
+	case saga.StepUndoing, saga.StepNoEffect:
+		return warn
+	case saga.StepIdle, saga.StepUndone:
+		return "idle"
+	}
+	return "blue" // it goes on
+}
+
+func some(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
