@@ -165,12 +165,7 @@ func (r *Retrier) Update(change func(*Config)) error {
 	r.updating.Lock()
 	defer r.updating.Unlock()
 	now := r.setup.Load()
-	budget := now.Budget
-	next := settings.Change(now.given, now.Config, func(c *Config) {
-		change(c)
-		budget, c.Budget = c.Budget, now.Budget // a Budget is changed for another, not compared
-	})
-	next.Budget = budget
+	next := settings.Change(now.given, now.Config, change)
 	if err := sameName("retry.Config", now.Name, next.Name); err != nil {
 		return err
 	}

@@ -122,13 +122,7 @@ func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
 	h.updating.Lock()
 	defer h.updating.Unlock()
 	now := h.setup.Load()
-	budget, latencies := now.Budget, now.Latencies
-	next := settings.Change(now.given, now.HedgeConfig, func(c *HedgeConfig) {
-		change(c)
-		budget, c.Budget = c.Budget, now.Budget // changed for another, not compared
-		latencies, c.Latencies = c.Latencies, now.Latencies
-	})
-	next.Budget, next.Latencies = budget, latencies
+	next := settings.Change(now.given, now.HedgeConfig, change)
 	if err := sameName("retry.HedgeConfig", now.Name, next.Name); err != nil {
 		return err
 	}
