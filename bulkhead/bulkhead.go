@@ -208,8 +208,12 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 		}
 	}
 	refusal := b.try(ctx, r, level, n, maxWait)
-	for refusal != nil && refusal.Reason == TooCostly && b.endProbe(ctx, r, level, n) {
-		refusal = b.try(ctx, r, level, n, maxWait)
+	for refusal != nil && refusal.Reason == TooCostly {
+		present := b.rules.Load() // an Update may have replaced r, and the queue goes by these
+		if !b.endProbe(ctx, present, level, n) {
+			break
+		}
+		refusal = b.try(ctx, present, level, n, maxWait)
 	}
 	if refusal == nil {
 		return n, nil

@@ -545,3 +545,33 @@ func TestGroupUpdateUnderLoad(t *testing.T) {
 	require.Equal(t, refused.Load(), s.Refused)
 	require.Zero(t, s.InFlight)
 }
+
+// A call begins under rules that an Update replaces before it waits, so that it costs more
+// than its level may use now. It is refused, although it did not cost too much when it began.
+func TestCallThatAnUpdateMakesTooCostlyIsRefused(t *testing.T) {
+	var b *bulkhead.Bulkhead
+	update := sync.OnceFunc(func() {
+		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Reserve = []float64{0.5} }))
+	})
+	b = bulkhead.New(bulkhead.Config{
+		Adaptive: &bulkhead.AdaptiveLimit{Initial: 10, Max: 10},
+		MaxWait:  -1,
+		Levels:   2,
+		Priority: levelOf,
+		Reserve:  []float64{},
+		Cost: func(ctx context.Context) int {
+			if levelOf(ctx) == 0 {
+				return 1
+			}
+			update()
+			return 10
+		},
+	})
+	done, err := b.Begin(atLevel(t.Context(), 0))
+	require.NoError(t, err)
+	defer done(nil)
+	_, err = b.Begin(atLevel(t.Context(), 1))
+	refusal, ok := errors.AsType[*bulkhead.FullError](err)
+	require.True(t, ok, err)
+	require.Equal(t, bulkhead.TooCostly, refusal.Reason)
+}
