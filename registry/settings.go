@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -239,8 +240,9 @@ func (r *Registry) plan(data []byte) ([]plan, error) {
 }
 
 func (e Entry) plan(data []byte) (plan, error) {
-	p := plan{entry: e, from: e.source.config(), to: reflect.New(e.source.config().Type()).Elem()}
-	p.to.Set(e.source.config())
+	now := e.source.config()
+	p := plan{entry: e, from: now, to: reflect.New(now.Type()).Elem()}
+	p.to.Set(now)
 	d := decoder{path: e.path()}
 	d.fields(p.to, data)
 	p.named = d.named
@@ -549,7 +551,7 @@ func object(data []byte) ([]member, error) {
 	if _, err := d.Token(); err != nil {
 		return nil, fmt.Errorf("is not JSON: %w", err)
 	}
-	if d.More() {
+	if _, err := d.Token(); err != io.EOF {
 		return nil, errors.New("is not JSON: there is something behind the object")
 	}
 	return members, nil

@@ -379,6 +379,8 @@ func TestApplyWantsAnObject(t *testing.T) {
 		{`[]`, "registry: settings: is []: must be an object"},
 		{`{"fake/a": {}`, "registry: settings: is not JSON: EOF"},
 		{`{} {}`, "registry: settings: is not JSON: there is something behind the object"},
+		{`{}}`, "registry: settings: is not JSON: there is something behind the object"},
+		{`{}]`, "registry: settings: is not JSON: there is something behind the object"},
 		{`{"fake/a": 5}`, "fake/a: is 5: must be an object"},
 		{`{"fake/a": {"Inner": 1}}`, "fake/a.Inner: is 1: must be an object"},
 	} {
