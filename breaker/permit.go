@@ -1,6 +1,7 @@
 package breaker
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -20,9 +21,7 @@ func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
 	if b.phase.Load() != p {
 		return 0, false
 	}
-	for len(b.permits) > 0 && b.permits[0].expires <= now { // the oldest is first
-		b.permits = slices.Delete(b.permits, 0, 1)
-	}
+	b.permits = slices.DeleteFunc(b.permits, func(q permit) bool { return q.expires <= now })
 	r := p.rules
 	most := min(r.Probes, r.Successes-p.circuit.successes())
 	ok := len(b.permits) < most
@@ -31,7 +30,8 @@ func (b *Breaker) take(p *phase, now time.Duration) (uint64, bool) {
 		b.permits = append(b.permits, permit{b.lastPermit, now + r.MaxHalfOpen})
 	}
 	if len(b.permits) >= most {
-		b.busy.Store(int64(b.permits[0].expires))
+		next := slices.MinFunc(b.permits, func(p, q permit) int { return cmp.Compare(p.expires, q.expires) })
+		b.busy.Store(int64(next.expires))
 	}
 	return b.lastPermit, ok
 }

@@ -193,6 +193,29 @@ func TestUpdateKeepsProbes(t *testing.T) {
 	})
 }
 
+// Permits may expire in another order than they were given.
+func TestUpdateOfMaxHalfOpenLeavesEarlierPermitsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2, Successes: 5, MaxHalfOpen: time.Hour}))
+		open(t, b)
+		time.Sleep(time.Second)
+		first, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		update(t, b, func(c *breaker.Config) { c.MaxHalfOpen = time.Second })
+		_, err = b.Begin(t.Context()) // forgotten
+		require.NoError(t, err)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		time.Sleep(time.Second)
+		require.NoError(t, do(b, ok), "the second permit had a second, whatever the first has")
+		first(nil)
+		require.Equal(t, breaker.HalfOpen, b.State())
+		for range 3 {
+			require.NoError(t, do(b, ok))
+		}
+		require.Equal(t, breaker.Closed, b.State(), "the first permit had an hour")
+	})
+}
+
 // A call ends under the Config with which it began, and counts in the window that is kept.
 func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
