@@ -23,15 +23,15 @@ type Config struct {
 	Name string
 	// Show says what is shown of the things that may hold secrets. Zero means none of them.
 	Show Show
-	// Allow is called before each action. If it returns an error, the action is not done,
-	// and the answer is 403 with the text of the error. Nil means read-only: the page has
-	// no buttons.
+	// Allow is called before each operation. If it returns an error, the operation is not
+	// done, and the answer is 403 with the text of the error. Nil means read-only: the page
+	// has no buttons.
 	//
-	// Requests of other origins are rejected before this. Allow must still find out whether
-	// the sender may act, unless a handler around the Console does.
+	// Requests of other origins are rejected before Allow is called. Allow must still find
+	// out whether the sender may act, unless a handler around the Console does.
 	Allow func(*http.Request, Operation) error
-	// Audit, if not nil, is called with the result of each action, including an error of
-	// Allow. ctx is that of the request.
+	// Audit, if not nil, is called with the result of each operation, which may be the error
+	// of Allow. ctx is that of the request.
 	Audit func(context.Context, Operation, error)
 	// MaxViewers is how many pages are live at once. A further page shows the moment at
 	// which it was loaded. Zero means 32.
@@ -138,7 +138,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this is to be read only"))
+		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this page answers GET and HEAD only"))
 		return
 	}
 	switch r.URL.Path {

@@ -30,7 +30,10 @@
 // of policies, their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
-// from another origin. The page has a strict Content-Security-Policy, cannot be framed, and
+// from another origin. By DNS rebinding, a foreign page can still reach the console from an
+// operator's browser, under a host name of its own. Allow, or the handler around the
+// console, must therefore ask for a credential or check r.Host; the client's address alone
+// proves nothing. The page has a strict Content-Security-Policy, cannot be framed, and
 // escapes every text.
 //
 // # For scripts
@@ -39,23 +42,31 @@
 //
 //	GET  ./                                the verdict; each policy with its state, rates and sparkline
 //	GET  policy?kind=breaker&name=users    figures over time, states, settings, members
-//	GET  sagas?runner=orders               counts and a list: saga, status, text, age, failing, order, after
+//	GET  sagas?runner=orders               counts and a list
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
-//	POST act                               an action
+//	POST act                               an operation
 //
-// The list of sagas takes the parameters that are named: the definition, a status, a part of
-// the id or of the last error, the least age such as 10m, failing=1, newest, oldest or id,
-// and the next of the page before. Errors that are hidden are not searched. With one
-// Runner, runner can be left out.
+// The parameters of the list of sagas are all optional:
 //
-// An action is a form. Its fields are those of [Action] in lower case, but for a saga's id,
-// which is id, and for a Filter, which is given by the parameters of the list:
+//	runner    a Runner; the first if it is left out
+//	saga      a definition
+//	status    such as stuck
+//	text      a part of the id, or of the last error if errors are shown
+//	age       the least age, such as 10m
+//	failing   1 for those that go on and whose last attempt failed
+//	order     newest, oldest or id; newest if it is left out
+//	after     the next of the page before
+//
+// An operation is a form. Its fields are those of [Operation] in lower case, except that the
+// id of a saga is id, and that a Filter is given by the parameters of the list. A field of
+// another name is an error:
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d status=stuck -d note='bank is back' $CONSOLE/act
 //
-// The answer is {"done": true}, with the changes of an apply, or the number of sagas of an
-// action on many. It is {"done": false, "error": "..."} with a status of 400 or more if the
-// action failed or was not allowed. With preview=1 an apply only returns the changes.
+// The answer is {"done": true}. With apply it lists the changes, with a Filter it has the
+// number of sagas. If the operation failed or was not allowed, the answer is
+// {"done": false, "error": "..."} with a status of 400 or more. With preview=1, apply
+// changes nothing, and the answer is {"done": false} with the changes that it would make.
 package console

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -207,11 +208,23 @@ func (c *Console) audit(r *http.Request, op Operation, err error) {
 	}
 }
 
+// formFields are the fields of a form, besides was.* and is.* of the settings. A misspelled
+// condition must not become an operation on more sagas than were meant.
+var formFields = []string{
+	"action", "policy", "key", "for", "settings", "preview", "note",
+	"id", "step", "runner", "saga", "status", "text", "age", "failing", "order", "after",
+}
+
 // operation reads an Operation from a form.
 func (c *Console) operation(form url.Values) (Operation, error) {
 	op := Operation{
 		Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
 		Note: strings.TrimSpace(form.Get("note")),
+	}
+	for field := range form {
+		if !slices.Contains(formFields, field) && !strings.HasPrefix(field, "was.") && !strings.HasPrefix(field, "is.") {
+			return op, fmt.Errorf("there is no field %s", field)
+		}
 	}
 	if d := strings.TrimSpace(form.Get("for")); d != "" {
 		var err error

@@ -240,6 +240,9 @@ func TestOperatorsActOnSagas(t *testing.T) {
 
 		w = d.post("action", "retry", "policy", "saga/worker", "note", "all of them")
 		require.Equal(t, http.StatusBadRequest, w.Code, "without a condition")
+		w = d.post("action", "abandon", "policy", "saga/worker", "saga", "trip", "stauts", "stuck", "note", "a slip of the pen")
+		require.Equal(t, http.StatusBadRequest, w.Code, "a condition that is not understood must not be left out")
+		require.Contains(t, w.Body.String(), "there is no field stauts")
 		w = d.post("action", "retry", "policy", "saga/worker", "text", "-", "note", "all that are stuck")
 		require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
 		u, err := url.Parse(w.Header().Get("Location"))

@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
@@ -30,10 +29,9 @@ type bar struct {
 }
 
 type mark struct {
-	X, Y  int
-	Text  string
-	Tone  tone
-	Ended bool
+	X, Y int
+	Text string
+	Tone tone
 }
 
 const (
@@ -108,7 +106,7 @@ func newTimeline(units []unitView, log []entryView, in *saga.Instance) timeline 
 	t.Height = y + 24
 	for i := range 5 {
 		d := time.Duration(float64(span) * float64(i) / 4)
-		t.Ticks = append(t.Ticks, mark{X: laneNames + laneWidth*i/4, Y: t.Height - 8, Text: strings.TrimPrefix("+"+ago(start.Sub(in.CreatedAt)+d), "")})
+		t.Ticks = append(t.Ticks, mark{X: laneNames + laneWidth*i/4, Y: t.Height - 8, Text: "+" + ago(start.Sub(in.CreatedAt)+d)})
 	}
 	return t
 }
