@@ -139,8 +139,13 @@ func TestPoliciesComeAndGo(t *testing.T) {
 	require.Empty(t, s.values(t))
 }
 
+var globalsAreSet atomic.Bool
+
 // A program may set its providers after it has made what uses them.
 func TestGlobalProvidersMayComeLater(t *testing.T) {
+	if globalsAreSet.Swap(true) {
+		t.Skip("otel takes the first providers of a process only, and a round before this (-count) has set them")
+	}
 	reg := registry.New()
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	reg.MustAdd(circuit)
