@@ -32,7 +32,7 @@ func TestObserve(t *testing.T) {
 		stop()
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
-			{Kind: breaker.EventChanged, Name: "users", To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
 			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal, Reason: breaker.CircuitOpen},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
@@ -73,11 +73,11 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 	var got []string
 	for _, e := range all {
 		require.Equal(t, "store", e.Name)
-		got = append(got, fmt.Sprint(e.Kind, " ", e.Key, " ", e.To, " ", e.Reason))
+		got = append(got, fmt.Sprint(e.Kind, " ", e.Key, " ", e.To, e.Reason))
 	}
 	require.Equal(t, []string{
-		"changed 1 open ", "refused 1 closed circuit open", "changed 2 open ", "refused 2 closed circuit open",
-		"changed (other keys) open ", "refused (other keys) closed circuit open", "refused 4 closed too many keys",
+		"changed 1 open", "refused 1 circuit open", "changed 2 open", "refused 2 circuit open",
+		"changed (other keys) open", "refused (other keys) circuit open", "refused 4 too many keys",
 	}, got)
 	require.Equal(t, all[:2], first)
 

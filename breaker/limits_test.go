@@ -44,6 +44,7 @@ func TestBreakerOpensAtTheExactSlowRate(t *testing.T) {
 			require.NoError(t, do(b, taking(d, nil)))
 		}
 		require.Equal(t, breaker.Stats{
+			State:    breaker.Closed,
 			Since:    b.Stats().Since,
 			Window:   breaker.Counts{Calls: 3, Succeeded: 3, Slow: 1},
 			SlowRate: 1.0 / 3,

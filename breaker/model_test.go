@@ -244,7 +244,7 @@ func runModel(t *testing.T, program []byte) {
 	} else if a&8 != 0 {
 		cfg.FailuresInWindow = 3
 	}
-	m := &model{cfg: cfg, permits: make(map[int]time.Duration)}
+	m := &model{state: breaker.Closed, cfg: cfg, permits: make(map[int]time.Duration)}
 	var seen changes
 	cfg.OnChange = seen.hook
 	circuit := breaker.New(steady(cfg))

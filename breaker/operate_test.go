@@ -93,7 +93,7 @@ func TestBreakerReset(t *testing.T) {
 		do(b, down)
 		require.EqualValues(t, 2, b.Stats().OpensInARow)
 		b.Reset()
-		require.Equal(t, breaker.Stats{Since: time.Now()}, untotaled(b))
+		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: time.Now()}, untotaled(b))
 		require.NoError(t, do(b, ok))
 		for range 2 {
 			do(b, down)
@@ -160,7 +160,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour}))
 		began := time.Now()
-		require.Equal(t, breaker.Stats{Since: began}, untotaled(b))
+		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: began}, untotaled(b))
 		time.Sleep(time.Second)
 		for _, call := range []func(context.Context) error{ok, ok, down, down} {
 			do(b, call)
@@ -183,7 +183,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 		require.Equal(t, want.Window, b.Stats().Window)
 		time.Sleep(time.Hour)
 		do(b, ok)
-		require.Equal(t, breaker.Stats{Since: time.Now(), LastErr: errDown}, untotaled(b))
+		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: time.Now(), LastErr: errDown}, untotaled(b))
 		do(b, ok)
 		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 	})

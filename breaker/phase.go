@@ -114,7 +114,7 @@ func (b *Breaker) enter(p *phase, e Event) {
 	if from.state != p.state {
 		p.since = time.Now()
 		e.Kind, e.Name, e.Key, e.At, e.From, e.To = EventChanged, b.name, b.key, p.since, from.state, p.state
-		b.counters.entered[p.state].Add(1)
+		b.counters.enter(p.state)
 		if p.rules.OnChange != nil || b.observers.Any() {
 			b.changes.Add(e)
 		}

@@ -118,9 +118,24 @@ func (b *Breaker) peek() State {
 
 // Counters count what a breaker has done.
 type counters struct {
-	succeeded, failed, ignored, refused, slow atomic.Int64
+	succeeded, failed, ignored, refused, slow        atomic.Int64 // calls
+	opened, halfOpened, closed, forcedOpen, disabled atomic.Int64 // changes of state
+}
 
-	entered [len(stateNames)]atomic.Int64 // by State
+// enter counts a change of state.
+func (c *counters) enter(to State) {
+	switch to {
+	case Open:
+		c.opened.Add(1)
+	case HalfOpen:
+		c.halfOpened.Add(1)
+	case Closed:
+		c.closed.Add(1)
+	case ForcedOpen:
+		c.forcedOpen.Add(1)
+	case Disabled:
+		c.disabled.Add(1)
+	}
 }
 
 // add counts a call by its verdict.
@@ -148,11 +163,11 @@ func (c *counters) totals() Totals {
 		Ignored:    c.ignored.Load(),
 		Refused:    c.refused.Load(),
 		Slow:       c.slow.Load(),
-		Opened:     c.entered[Open].Load(),
-		HalfOpened: c.entered[HalfOpen].Load(),
-		Closed:     c.entered[Closed].Load(),
-		ForcedOpen: c.entered[ForcedOpen].Load(),
-		Disabled:   c.entered[Disabled].Load(),
+		Opened:     c.opened.Load(),
+		HalfOpened: c.halfOpened.Load(),
+		Closed:     c.closed.Load(),
+		ForcedOpen: c.forcedOpen.Load(),
+		Disabled:   c.disabled.Load(),
 	}
 }
 

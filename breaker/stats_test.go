@@ -107,7 +107,7 @@ func TestStatsWhileTheBreakerOpens(t *testing.T) {
 func TestGroupStats(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 3, Config: breaker.Config{Failures: 1, OpenFor: time.Hour}})
 	ctx := t.Context()
-	require.Equal(t, breaker.GroupStats{States: map[breaker.State]int{}}, g.Stats())
+	require.Equal(t, breaker.GroupStats{States: map[breaker.State]int{}, Shared: breaker.Closed}, g.Stats())
 	_ = g.Do(ctx, 1, down)
 	_ = g.Do(ctx, 1, ok)
 	_ = g.Do(ctx, 2, ok)
@@ -115,6 +115,7 @@ func TestGroupStats(t *testing.T) {
 	want := breaker.GroupStats{
 		Totals: breaker.Totals{Succeeded: 1, Failed: 1, Refused: 1, Opened: 1, ForcedOpen: 1},
 		Keys:   3,
+		Shared: breaker.Closed,
 		States: map[breaker.State]int{breaker.Closed: 1, breaker.Open: 1, breaker.ForcedOpen: 1},
 	}
 	require.Equal(t, want, g.Stats())

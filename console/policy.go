@@ -120,7 +120,7 @@ func (c *Console) member(i int, m registry.Member) memberView {
 	switch p := m.Policy.(type) {
 	case *breaker.Breaker:
 		state := p.State()
-		v.State, v.Tone = state.String(), warn
+		v.State, v.Tone = string(state), warn
 		switch state {
 		case breaker.Closed:
 			v.Tone = well

@@ -33,7 +33,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 	calls("refused", t.Refused)
 	to.counter("breaker.slow.count", "{call}", "Calls that were slow, failed or not.", t.Slow)
 	changes := func(state breaker.State, n int64) {
-		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", label(state.String()))
+		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", label(state))
 	}
 	changes(breaker.Open, t.Opened)
 	changes(breaker.HalfOpen, t.HalfOpened)
@@ -45,7 +45,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 func breakerStateFigures(in map[breaker.State]int, to emit) {
 	for _, state := range breakerStates {
 		to.gauge("breaker.state", "{breaker}", "Breakers in a state: of one breaker, 1 for its state and 0 for the others.",
-			float64(in[state]), "state", label(state.String()))
+			float64(in[state]), "state", label(state))
 	}
 }
 
@@ -53,7 +53,7 @@ func breakerEvent(e breaker.Event) Event {
 	if e.Kind == breaker.EventRefused {
 		return happened(e.Kind, e.Key, e.Err, slog.String("reason", string(e.Reason))).warn(true)
 	}
-	attrs := []slog.Attr{slog.String("from", e.From.String()), slog.String("to", e.To.String())}
+	attrs := []slog.Attr{slog.String("from", string(e.From)), slog.String("to", string(e.To))}
 	if e.OpenFor > 0 {
 		attrs = append(attrs, slog.Duration("for", e.OpenFor))
 	}

@@ -108,7 +108,7 @@ func breakerHealth(s breaker.Stats) *HealthError {
 	if s.State == breaker.Closed {
 		return nil
 	}
-	return &HealthError{State: s.State.String(), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, Err: s.LastErr}
+	return &HealthError{State: string(s.State), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, Err: s.LastErr}
 }
 
 func sagaHealth(ctx context.Context, r interface {

@@ -241,7 +241,7 @@ func (c *checkup) set(r result) {
 
 func (c *checkup) ofBreaker() result {
 	s := c.Breaker.Stats()
-	r := result{Status: warn, State: s.State.String(), Since: s.Since}
+	r := result{Status: warn, State: string(s.State), Since: s.Since}
 	switch s.State {
 	case breaker.Closed:
 		r.Status = pass
