@@ -3,8 +3,8 @@ package resiliencehttp
 import (
 	"database/sql"
 	"errors"
-	"fmt"
 	"net/http"
+	"strconv"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/saga"
@@ -132,7 +132,7 @@ func (h *CommandHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "undone already", http.StatusGone)
 	case end.Kind == behavior.Refused:
 		if end.RetryAfter > 0 {
-			w.Header().Set("Retry-After", fmt.Sprint(int64((end.RetryAfter+999_999_999)/1_000_000_000)))
+			w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(end.RetryAfter), 10))
 		}
 		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
 	case end.Kind == behavior.Answered:

@@ -2,11 +2,15 @@ package resiliencehttp_test
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -92,4 +96,25 @@ func TestACommandHandlerNeedsACommand(t *testing.T) {
 		(&resiliencehttp.CommandHandler{}).ServeHTTP(w, r)
 		require.Equal(t, http.StatusBadRequest, w.Code)
 	}
+}
+
+// endless is a refusal that asks to come back when no time is long enough.
+type endless struct{}
+
+func (endless) Error() string             { return "endless" }
+func (endless) Refused() bool             { return true }
+func (endless) RetryAfter() time.Duration { return math.MaxInt64 }
+
+func (endless) Connect(context.Context) (driver.Conn, error) { return nil, endless{} }
+func (endless) Driver() driver.Driver                        { return nil }
+
+func TestACommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
+	db := sql.OpenDB(endless{})
+	defer db.Close()
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	r.Header.Set("Idempotency-Key", "a/b/c/do")
+	w := httptest.NewRecorder()
+	(&resiliencehttp.CommandHandler{DB: db}).ServeHTTP(w, r)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.Equal(t, "9223372037", w.Header().Get("Retry-After"))
 }
