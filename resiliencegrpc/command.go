@@ -23,11 +23,13 @@ const idempotencyKey = "idempotency-key"
 //		})
 //	},
 //
-// The metadata idempotency-key gets the id of the command. A server that applies each key
-// once, such as by [CommandContext] and [saga.Apply], is safe from repetition.
+// The metadata idempotency-key gets the id of the command, unless ctx has one: a server that
+// applies each key once, such as by [CommandContext] and [saga.Apply], is safe from
+// repetition.
 func SendCommand(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
-	if id := saga.CommandFrom(ctx).ID; id != "" {
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	if id := saga.CommandFrom(ctx).ID; id != "" && len(sent.Get(idempotencyKey)) == 0 {
 		out = metadata.AppendToOutgoingContext(ctx, idempotencyKey, id)
 	}
 	return Outcome(ctx, send(out))

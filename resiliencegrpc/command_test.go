@@ -80,3 +80,14 @@ func TestCommandErrorHasACode(t *testing.T) {
 		require.Equal(t, c.want, status.Code(resiliencegrpc.CommandError(c.err)))
 	}
 }
+
+// A key that the ctx has is kept, as in resiliencehttp: a server that gets two takes none.
+func TestACommandIsSentWithOneKey(t *testing.T) {
+	const id = "a/b/c/do"
+	ctx := saga.WithCommand(metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "a/b/d/do"), saga.Command{ID: id})
+	require.NoError(t, resiliencegrpc.SendCommand(ctx, func(ctx context.Context) error {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		require.Equal(t, []string{"a/b/d/do"}, md.Get("idempotency-key"))
+		return nil
+	}))
+}
