@@ -27,7 +27,7 @@
 //
 //	resilience.bulkhead.wait.duration  outcome                    calls that waited
 //	resilience.throttle.wait.duration  outcome                    calls that waited
-//	resilience.cache.load.duration     outcome
+//	resilience.cache.load.duration     outcome                    as resilience.cache.load.count
 //	resilience.retry.attempts          outcome                    calls that were retried or given up
 //	resilience.saga.step.duration      saga, step, op, outcome    attempts of steps
 //	resilience.saga.duration           saga, status               from start to end

@@ -2,6 +2,7 @@ package resilienceotel
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"go.opentelemetry.io/otel"
@@ -70,7 +71,7 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 		if own.Kind == cacheaside.EventServedStale {
 			span.SetAttributes(staleKey.Bool(true))
 		}
-		if o, isLoad := loads[own.Kind]; isLoad {
+		if o := outcomeOfLoad(own); o != "" {
 			r.load.Record(ctx, own.Took.Seconds(), r.with(e, outcomeKey.String(o))...)
 		}
 	case saga.Event:
@@ -84,13 +85,28 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	}
 }
 
-// loads are the outcomes of loads, as in the figure cache.load.count.
-var loads = map[cacheaside.EventKind]string{
-	cacheaside.EventLoaded:       "loaded",
-	cacheaside.EventNotFound:     "not_found",
-	cacheaside.EventLoadFailed:   "failed",
-	cacheaside.EventLoadAnswered: "answered",
-	cacheaside.EventLoadRefused:  "refused",
+// outcomeOfLoad returns the outcome of a load, as in the figure cache.load.count, or "" for
+// any other event.
+func outcomeOfLoad(e cacheaside.Event) string {
+	switch e.Kind {
+	case cacheaside.EventLoaded:
+		return "loaded"
+	case cacheaside.EventNotFound:
+		return "not_found"
+	case cacheaside.EventLoadAnswered:
+		return "answered"
+	case cacheaside.EventLoadRefused:
+		return "refused"
+	case cacheaside.EventLoadFailed:
+		if _, panicked := errors.AsType[*cacheaside.PanicError](e.Err); panicked {
+			return "panicked"
+		}
+		if _, late := errors.AsType[*cacheaside.TimeoutError](e.Err); late {
+			return "timed_out"
+		}
+		return "failed"
+	}
+	return ""
 }
 
 func admitted[R ~string](refusal R) attribute.KeyValue {

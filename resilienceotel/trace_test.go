@@ -264,3 +264,35 @@ func TestManyCallsAtOnce(t *testing.T) {
 	require.Equal(t, 800.0, v["resilience.bulkhead.call.count{outcome=admitted,reason=,name=users}"])
 	require.Len(t, s.spans.GetSpans(), 1600)
 }
+
+// The histogram of loads and the figure that counts them mean the same by an outcome.
+func TestLoadsHaveTheOutcomesOfTheFigure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSDK(t)
+		users := cacheaside.New(cacheaside.Config[string, int]{Name: "users", LoadTimeout: time.Second,
+			Load: func(ctx context.Context, key string) (int, error) {
+				switch key {
+				case "failed":
+					return 0, errDown
+				case "panicked":
+					panic("at the disco")
+				case "timed_out":
+					<-ctx.Done()
+				case "not_found":
+					return 0, cacheaside.ErrNotFound
+				}
+				return 1, ctx.Err()
+			}})
+		s.observe(t, users)
+		outcomes := []string{"loaded", "not_found", "failed", "panicked", "timed_out"}
+		for _, key := range outcomes {
+			_, _ = users.Get(t.Context(), key)
+		}
+		require.NoError(t, users.Close())
+		v := s.values(t)
+		for _, outcome := range outcomes {
+			require.Equal(t, 1.0, v["resilience.cache.load.count{outcome="+outcome+",name=users}"], outcome)
+			require.Equal(t, 1.0, v["resilience.cache.load.duration{outcome="+outcome+",name=users}"], outcome)
+		}
+	})
+}

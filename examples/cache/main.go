@@ -1,4 +1,4 @@
-// Command cache keeps the prices of a shop, which are in SQLite, in memory; with
+// Cache keeps the prices of a shop, which are in SQLite, in memory; with
 // -redis it starts a second process, and the two see each other's updates.
 //
 //	go run ./examples/cache [-redis 127.0.0.1:6379]
