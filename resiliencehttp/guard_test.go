@@ -457,18 +457,29 @@ type hijackable struct {
 
 func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
 
+// A wrapping writer is that of other middleware. It has no method but Unwrap of its own.
+type wrapping struct{ http.ResponseWriter }
+
+func (w wrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 func TestHandlerThatHasTakenTheConnectionIsAnsweredNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, refused := range []error{nil, http.ErrNotSupported} {
-			w := hijackable{httptest.NewRecorder(), refused}
-			var seen watch
-			resiliencehttp.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				_, _, err := w.(http.Hijacker).Hijack()
-				require.Equal(t, refused, err)
-				<-r.Context().Done()
-			})).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-			require.Equal(t, refused == nil, seen.seen()[0] == nil)
-			require.Equal(t, refused == nil, w.Body.Len() == 0)
+			for _, wrapped := range []bool{false, true} {
+				w := hijackable{httptest.NewRecorder(), refused}
+				var to http.ResponseWriter = w
+				if wrapped {
+					to = wrapping{wrapping{w}}
+				}
+				var seen watch
+				resiliencehttp.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_, _, err := http.NewResponseController(w).Hijack()
+					require.Equal(t, refused, err)
+					<-r.Context().Done()
+				})).ServeHTTP(to, httptest.NewRequest("GET", "/", nil))
+				require.Equal(t, refused == nil, seen.seen()[0] == nil, "wrapped: %v", wrapped)
+				require.Equal(t, refused == nil, w.Body.Len() == 0)
+			}
 		}
 	})
 }

@@ -18,13 +18,27 @@ type statusWriter struct {
 // capable returns w with those methods of its inner writer that a handler may look for and
 // that w cannot always offer.
 func (w *statusWriter) capable() http.ResponseWriter {
-	if h, ok := w.ResponseWriter.(http.Hijacker); ok { // HTTP/1.1
+	if h := hijackerOf(w.ResponseWriter); h != nil { // HTTP/1.1
 		return &hijackWriter{w, h}
 	}
 	if p, ok := w.ResponseWriter.(http.Pusher); ok { // HTTP/2
 		return &pushWriter{w, p}
 	}
 	return w
+}
+
+// hijackerOf returns the Hijacker that [http.ResponseController] finds, or nil.
+func hijackerOf(w http.ResponseWriter) http.Hijacker {
+	for {
+		switch at := w.(type) {
+		case http.Hijacker:
+			return at
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = at.Unwrap()
+		default:
+			return nil
+		}
+	}
 }
 
 // wrote notes the status of the response. The first status counts: net/http ignores later
