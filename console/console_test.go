@@ -161,6 +161,7 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 			_ = s.circuit.Do(t.Context(), failing)
 		}
 		_ = s.shards.Do(t.Context(), "a", failing)
+		_ = s.shards.Do(t.Context(), "b", func(context.Context) error { return nil })
 		time.Sleep(1500 * time.Millisecond)
 		s.get("/", &o)
 		require.Equal(t, "The breaker users is open and the breaker shards is partly open.", o.Verdict)
@@ -171,7 +172,7 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 		require.Equal(t, 3.0, o.Policies[2].Failed)
 		require.Equal(t, 2.0, o.Policies[2].Refused)
 		require.Equal(t, []float64{5}, o.Policies[2].Spark.Calls)
-		require.Equal(t, "1 of 1 open", o.Policies[4].Detail)
+		require.Equal(t, "1 of 2 open", o.Policies[4].Detail)
 
 		body := s.get("/", nil).Body.String()
 		require.Less(t, strings.Index(body, "breaker/users"), strings.Index(body, "breaker/shards"))

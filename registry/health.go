@@ -43,11 +43,12 @@ func (e *HealthError) HealthState() string { return e.State }
 func (e *HealthError) Failed() bool { return e.Fails }
 
 // Health returns the policies by kind and name, "breaker/users", each with nil or a
-// [*HealthError]. These fail: a breaker that is open, a throttle.Shared whose store is
-// down, and a saga's Runner with stuck sagas or a store that it cannot ask. These are
-// worth knowing: a breaker that is half-open or disabled, a Group with open breakers, a
-// bulkhead without a free slot, a budget that is spent, and a cache whose Store is yet to
-// be told of an invalidation.
+// [*HealthError]. These fail: a breaker that is open, a Group whose breakers are all open,
+// a throttle.Shared whose store is down, and a saga's Runner with stuck sagas or a store
+// that it cannot ask. These are worth knowing: a breaker that is half-open or disabled, a
+// Group with a breaker that is not closed, a bulkhead without a free slot (not one of a
+// Group), a budget that is spent, and a cache whose Store is yet to be told of an
+// invalidation.
 //
 // Health asks the store of each Runner, and ends that with ctx. With resiliencehttp it is
 // a handler: resiliencehttp.HealthOf(reg.Health).
@@ -76,10 +77,7 @@ func (e Entry) health(ctx context.Context) *HealthError {
 	case observed[breaker.Stats, breaker.Event]:
 		return breakerHealth(p.Stats())
 	case observed[breaker.GroupStats, breaker.Event]:
-		s := p.Stats()
-		if n := s.States[breaker.Open] + s.States[breaker.ForcedOpen]; n > 0 {
-			return &HealthError{State: "partly open", Detail: fmt.Sprintf("%d of %d open", n, s.Keys)}
-		}
+		return breakersHealth(p.Stats())
 	case observed[bulkhead.Stats, bulkhead.Event]:
 		if s := p.Stats(); s.InFlight >= s.Limit {
 			return &HealthError{State: "full", Detail: fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit)}
@@ -87,6 +85,10 @@ func (e Entry) health(ctx context.Context) *HealthError {
 	case observed[retry.BudgetStats, retry.Event]:
 		if s := p.Stats(); s.Left == 0 && s.Charged > 0 {
 			return &HealthError{State: "spent", Detail: fmt.Sprintf("%d retries in 10 s", s.Charged)}
+		}
+	case observed[retry.BudgetGroupStats, retry.Event]:
+		if s := p.Stats(); s.Empty > 0 && s.Charged > 0 {
+			return &HealthError{State: "spent", Detail: fmt.Sprintf("%d of %d spent", s.Empty, s.Keys)}
 		}
 	case observed[throttle.SharedStats, throttle.Event]:
 		if s := p.Stats(); s.Down {
@@ -109,6 +111,22 @@ func breakerHealth(s breaker.Stats) *HealthError {
 		return nil
 	}
 	return &HealthError{State: string(s.State), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, Err: s.LastErr}
+}
+
+// breakersHealth: a Group whose breakers are all open is as ill as one breaker that is.
+func breakersHealth(s breaker.GroupStats) *HealthError {
+	open, halfOpen, disabled := s.States[breaker.Open]+s.States[breaker.ForcedOpen], s.States[breaker.HalfOpen], s.States[breaker.Disabled]
+	switch {
+	case open > 0 && open == s.Keys:
+		return &HealthError{State: "open", Fails: true, Detail: fmt.Sprintf("%d of %d open", open, s.Keys)}
+	case open > 0:
+		return &HealthError{State: "partly open", Detail: fmt.Sprintf("%d of %d open", open, s.Keys)}
+	case halfOpen > 0:
+		return &HealthError{State: "half-open", Detail: fmt.Sprintf("%d of %d half-open", halfOpen, s.Keys)}
+	case disabled > 0:
+		return &HealthError{State: "disabled", Detail: fmt.Sprintf("%d of %d disabled", disabled, s.Keys)}
+	}
+	return nil
 }
 
 func sagaHealth(ctx context.Context, r interface {

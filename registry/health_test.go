@@ -11,8 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -36,6 +38,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 		_ = h.circuit.Do(t.Context(), fail)
 	}
 	_ = h.circuits.Do(t.Context(), "a", fail)
+	_ = h.circuits.Do(t.Context(), "b", func(context.Context) error { return nil })
 	_ = h.shared.Do(t.Context(), "", fail)
 	for range 2 {
 		done, err := h.slots.Begin(t.Context())
@@ -58,6 +61,62 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 	require.Empty(t, err.(*registry.HealthError).Detail, "which has no texts of errors")
 	e, _ = h.reg.Get("retry", "users")
 	require.NoError(t, e.Health(t.Context()))
+}
+
+// A client of one host has a group of one breaker: that it is open is no less than of a
+// breaker alone.
+func TestHealthOfAGroupOfBreakers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "hosts", Failures: 1, OpenFor: time.Second}})
+		reg := registry.New()
+		reg.MustAdd(circuits)
+		e, _ := reg.Get("breaker", "hosts")
+		require.NoError(t, e.Health(t.Context()))
+		use := func(key string, err error) {
+			_ = circuits.Do(t.Context(), key, func(context.Context) error { return err })
+		}
+		check := func(text string, fails bool) {
+			t.Helper()
+			err := e.Health(t.Context())
+			require.EqualError(t, err, text)
+			require.Equal(t, fails, err.(*registry.HealthError).Fails)
+		}
+
+		use("a", errDown)
+		check("open: 1 of 1 open", true)
+		use("b", nil)
+		check("partly open: 1 of 2 open", false)
+		use("b", errDown)
+		check("open: 2 of 2 open", true)
+		time.Sleep(2 * time.Second)
+		use("b", nil)
+		begun, err := circuits.Begin(t.Context(), "a")
+		require.NoError(t, err)
+		check("half-open: 1 of 2 half-open", false)
+		begun(nil)
+		require.NoError(t, e.Health(t.Context()))
+		for _, circuit := range circuits.All() {
+			circuit.Disable()
+		}
+		check("disabled: 2 of 2 disabled", false)
+	})
+}
+
+func TestHealthOfAGroupOfBudgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts", Ratio: -1, PerSecond: 1}})
+		reg := registry.New()
+		reg.MustAdd(budgets)
+		e, _ := reg.Get("budget", "hosts")
+		require.NoError(t, e.Health(t.Context()))
+		retries := retry.New(retry.Config{Attempts: 100, Backoff: retry.Constant(0), BudgetFor: budgets.By(func(context.Context) string { return "a" })})
+		require.ErrorIs(t, retries.Do(t.Context(), func(context.Context) error { return errDown }), retry.ErrOverBudget)
+		err := e.Health(t.Context())
+		require.EqualError(t, err, "spent: 1 of 1 spent")
+		require.False(t, err.(*registry.HealthError).Fails)
+		time.Sleep(time.Minute)
+		require.NoError(t, e.Health(t.Context()))
+	})
 }
 
 // stick leaves a saga stuck.
