@@ -23,10 +23,12 @@ type outages struct {
 
 	mu       sync.Mutex
 	slots    map[uint16]*outage
+	looked   time.Time       // for slots that no call tries
 	suspects map[uint16]bool // slots with a trip under way that finds out
 }
 
 type outage struct {
+	key   string // of the call that noticed it
 	cause error
 	until time.Time   // when a call may try the slot again
 	told  atomic.Bool // OnStoreError has been called
@@ -46,7 +48,7 @@ func (o *outages) of(key string, every time.Duration) *outage {
 		return nil
 	}
 	if now := time.Now(); !now.Before(known.until) {
-		next := &outage{cause: known.cause, until: now.Add(every)}
+		next := &outage{key: known.key, cause: known.cause, until: now.Add(every)}
 		next.told.Store(known.told.Load())
 		o.slots[slot] = next
 		return nil
@@ -79,13 +81,13 @@ func (o *outages) cleared(key string) {
 
 // began records that Redis did not answer for a call. The caller calls deliver.
 func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
-	next := &outage{cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
+	next := &outage{key: keyed.Text(c.key), cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
 	slot := slotOf(c.full)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.slots[slot] == nil {
 		o.begun.Add(1)
-		o.add(Event{Kind: EventOutageBegan, Name: t.cfg.Name, Key: keyed.Text(c.key), Err: cause})
+		o.add(Event{Kind: EventOutageBegan, Name: t.cfg.Name, Key: next.key, Err: cause})
 	}
 	if o.slots == nil {
 		o.slots = make(map[uint16]*outage)
@@ -103,12 +105,26 @@ func (o *outages) ended(t *sharedTerms, c sharedCall) {
 	slot := slotOf(c.full)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.slots[slot] == nil {
+	if o.slots[slot] != nil {
+		o.over(t, slot, keyed.Text(c.key))
+	}
+	now := time.Now()
+	if now.Sub(o.looked) < t.cfg.RetryEvery {
 		return
 	}
+	o.looked = now
+	for slot, known := range o.slots {
+		if !now.Before(known.until.Add(t.cfg.RetryEvery)) { // no call has tried it since it could
+			o.over(t, slot, known.key)
+		}
+	}
+}
+
+// over ends the outage of a slot. o.mu is held.
+func (o *outages) over(t *sharedTerms, slot uint16, key string) {
 	delete(o.slots, slot)
 	o.down.Store(int64(len(o.slots)))
-	o.add(Event{Kind: EventRecovered, Name: t.cfg.Name, Key: keyed.Text(c.key)})
+	o.add(Event{Kind: EventRecovered, Name: t.cfg.Name, Key: key})
 }
 
 func (o *outages) add(e Event) {

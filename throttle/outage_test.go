@@ -383,6 +383,63 @@ func TestSharedOutageOfOneShard(t *testing.T) {
 	}
 }
 
+// A tenant that came once, in an outage, and never again does not keep the outage up: it is
+// over when Redis has answered for others.
+func TestSharedOutageEndsForKeysThatDoNotComeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: down}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 1, Eval: f.eval, OnOutage: throttle.AdmitAll, RetryEvery: 5 * time.Second})
+		var seen events
+		defer s.Observe(seen.add)()
+		for _, tenant := range []string{"a", "b", "c"} {
+			require.NoError(t, s.Wait(t.Context(), tenant))
+		}
+		require.Len(t, seen.take(), 3)
+		f.answer = answers(int64(1), int64(0), int64(0))
+
+		time.Sleep(6 * time.Second)
+		require.NoError(t, s.Wait(t.Context(), "a"))
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventRecovered, Name: "api", Key: "a"}}, seen.take())
+		require.True(t, s.Stats().Down, "it may be another server, and b and c had no time to try it")
+
+		time.Sleep(5 * time.Second)
+		require.NoError(t, s.Wait(t.Context(), "a"))
+		require.ElementsMatch(t, []throttle.Event{
+			{Kind: throttle.EventRecovered, Name: "api", Key: "b"},
+			{Kind: throttle.EventRecovered, Name: "api", Key: "c"},
+		}, seen.take())
+		require.False(t, s.Stats().Down)
+		require.Zero(t, s.OutageSlots())
+	})
+}
+
+// The outage of a server goes on for as long as calls find it down, whatever others answer.
+func TestSharedOutageGoesOnWhileCallsTry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Rate: 1000, Burst: 1000, OnOutage: throttle.AdmitAll,
+			Eval: func(_ context.Context, _ string, keys []string, _ ...any) (any, error) {
+				if strings.HasSuffix(keys[0], "down") {
+					return nil, errDown
+				}
+				return []any{int64(1), int64(0), int64(0)}, nil
+			},
+		})
+		var seen events
+		defer s.Observe(seen.add)()
+		for i := range 600 {
+			require.NoError(t, s.Wait(t.Context(), "up"))
+			if i%9 == 0 { // seldom, but more often than every second
+				require.NoError(t, s.Wait(t.Context(), "down"))
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Len(t, seen.take(), 1)
+		require.True(t, s.Stats().Down)
+		require.EqualValues(t, 1, s.Stats().Outages)
+	})
+}
+
 // The memory of outages is bounded whatever the keys, and freed when they are over.
 func TestSharedOutageOfManyKeysIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -195,7 +195,9 @@ func (c SharedConfig) local(l Limit) GroupConfig[string] {
 // If a call gives up before the Timeout, the Shared makes another round trip, which
 // takes no tokens, to find out whether Redis answers. An outage concerns one hash slot
 // of the 16384 slots of a Redis Cluster: if one master is down, or one key holds a value
-// of another program, the keys of other slots are not affected.
+// of another program, the keys of other slots are not affected. It is over when Redis has
+// answered for a key of the slot, or for another key when no call has tried the slot for
+// a RetryEvery.
 //
 // A Shared does not wait for tokens. A retry around it that respects
 // [LimitedError.RetryAfter] does.
