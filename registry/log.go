@@ -8,6 +8,8 @@ import (
 
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
 )
 
 // burst is how long repeated events of one policy become one line.
@@ -19,10 +21,15 @@ const burst = 10 * time.Second
 //
 // What is normal has the level Debug, what needs attention Warn. Where every call may
 // cause an event in an outage (refusals, calls that a Retrier gave up, budgets that are
-// spent, loads that failed), Log writes the first of a policy with one reason or outcome,
-// and then at most one every ten seconds. The attribute suppressed is how many it left out
-// since the last line. Every other event has a line of its own. A nil logger means
-// slog.Default().
+// spent, loads that failed, a store that failed), Log writes the first of a policy with
+// one reason or outcome, and then at most one every ten seconds. The attribute suppressed
+// is how many it left out since the last line. Of the outages of a throttle.Shared, which
+// begin and end for each hash slot, it writes each change between the two. Every other
+// event has a line of its own. A nil logger means slog.Default().
+//
+// A saga's Runner and a lease.Candidate log some of this by themselves, to slog's default
+// logger, unless their hooks are set: OnStoreError, and of a Runner OnStuck, OnStalled and
+// OnUnregistered.
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -54,7 +61,9 @@ func (e Event) ofEachCall() bool {
 	switch e.What {
 	case string(retry.EventEnded): // a saga ends once
 		return e.Level >= slog.LevelWarn && e.Kind != "saga"
-	case refused, string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused):
+	case refused, string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused),
+		string(cacheaside.EventFenceFailed), string(cacheaside.EventNotInvalidated), string(saga.EventStoreFailed),
+		string(throttle.EventOutageBegan), string(throttle.EventRecovered):
 		return e.Level >= slog.LevelWarn
 	}
 	return false
@@ -71,6 +80,7 @@ type burstKey struct{ kind, name, what, reason string }
 
 type burstState struct {
 	begun time.Time
+	what  string // of the last line
 	more  int64
 }
 
@@ -82,17 +92,20 @@ func (b *bursts) pass(e Event, now time.Time) (more int64, ok bool) {
 			key.reason = a.Value.String()
 		}
 	}
+	if e.What == string(throttle.EventRecovered) {
+		key.what = string(throttle.EventOutageBegan) // the end of one is news, and the next one too
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.last[key]
 	if s == nil {
-		b.last[key] = &burstState{begun: now}
+		b.last[key] = &burstState{begun: now, what: e.What}
 		return 0, true
 	}
-	if now.Sub(s.begun) < burst {
+	if now.Sub(s.begun) < burst && e.What == s.what {
 		s.more++
 		return 0, false
 	}
-	more, s.more, s.begun = s.more, 0, now
+	more, s.more, s.begun, s.what = s.more, 0, now, e.What
 	return more, true
 }

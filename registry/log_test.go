@@ -39,3 +39,36 @@ level=WARN msg="fake refused" name=users reason=full suppressed=1
 `, lines.String())
 	})
 }
+
+// In an outage of a database or a Redis, a line a poll, a write or a tenant tells nobody
+// anything new.
+func TestLogWritesOneLineForWhatAnOutageRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines strings.Builder
+		reg, f := newFakes("users")
+		defer reg.Observe(registry.Log(newLogger(&lines)))()
+		tell := func(what string) { f[0].tell(registry.Event{What: what, Level: slog.LevelWarn}) }
+		for _, what := range []string{"store failed", "fence failed", "not invalidated", "outage began"} {
+			for range 50 {
+				tell(what)
+			}
+		}
+		time.Sleep(time.Second)
+		for range 50 {
+			tell("recovered")
+		}
+		tell("outage began") // another outage, which may be long
+		tell("recovered")
+		time.Sleep(10 * time.Second)
+		tell("store failed")
+		require.Equal(t, `level=WARN msg="fake store failed" name=users
+level=WARN msg="fake fence failed" name=users
+level=WARN msg="fake not invalidated" name=users
+level=WARN msg="fake outage began" name=users
+level=WARN msg="fake recovered" name=users suppressed=49
+level=WARN msg="fake outage began" name=users suppressed=49
+level=WARN msg="fake recovered" name=users
+level=WARN msg="fake store failed" name=users suppressed=49
+`, lines.String())
+	})
+}
