@@ -20,8 +20,10 @@
 // library or a page, renders what [Entry.Figures] returns.
 //
 // Settings are JSON by the Go names of the fields of each policy's Config, so that the
-// documentation of the Config is theirs. [Registry.Settings] writes them, a person or a
-// program edits them, and [Registry.Apply] changes the policies that run. Where the
+// documentation of the Config is theirs. A Group has those of its members under Config, and
+// so have the breaker, the bulkhead and the budget of a resiliencehttp.NewClient:
+// {"breaker/users": {"Config": {"Failures": 10}}}. [Registry.Settings] writes them, a person
+// or a program edits them, and [Registry.Apply] changes the policies that run. Where the
 // settings come from (a file, Redis, a control plane) is the program's matter: nothing
 // here watches anything. examples/reload reads a file on SIGHUP and polls a key in Redis.
 //

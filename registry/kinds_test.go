@@ -352,6 +352,19 @@ func TestApplyToRealPoliciesNamesTheFieldAndChangesNothing(t *testing.T) {
 	}
 }
 
+// The settings of each member of a Group are those of its Config.
+func TestApplyTellsWhereTheFieldOfAGroupIs(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	_, err := h.reg.Apply([]byte(`{"breaker/shards": {"OpenFor": "1s", "OpenFore": "1s"}, "budget/hosts": {"Ratio": 1}, "breaker/users": {"Config": 1}}`))
+	require.EqualError(t, err, strings.Join([]string{
+		`breaker/shards.OpenFor: breaker.GroupConfig[string] has no such field, but its Config has: {"Config": {"OpenFor": ...}}`,
+		`breaker/shards.OpenFore: breaker.GroupConfig[string] has no such field`,
+		`budget/hosts.Ratio: retry.BudgetGroupConfig[string] has no such field, but its Config has: {"Config": {"Ratio": ...}}`,
+		`breaker/users.Config: breaker.Config has no such field`,
+	}, "\n"))
+}
+
 func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse()

@@ -407,7 +407,7 @@ func (d *decoder) fields(v reflect.Value, data []byte) {
 			case seen[m.name]:
 				d.fail("is there twice")
 			case !ok || !f.IsExported() || len(f.Index) > 1: // those of an embedded struct go by its name
-				d.fail("%s has no such field", v.Type())
+				d.fail("%s has no such field%s", v.Type(), elsewhere(v.Type(), m.name))
 			case m.name == "Name":
 				d.fail("a policy cannot change its name")
 			case !settable(f):
@@ -418,6 +418,16 @@ func (d *decoder) fields(v reflect.Value, data []byte) {
 			seen[m.name] = true
 		})
 	}
+}
+
+// elsewhere tells of a field that a Group has in its Config.
+func elsewhere(t reflect.Type, name string) string {
+	if config, ok := t.FieldByName("Config"); ok && config.Type.Kind() == reflect.Struct {
+		if f, ok := config.Type.FieldByName(name); ok && f.IsExported() {
+			return fmt.Sprintf(`, but its Config has: {"Config": {%q: ...}}`, name)
+		}
+	}
+	return ""
 }
 
 // field decodes data onto a field of v.
