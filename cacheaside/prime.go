@@ -22,11 +22,11 @@ func (s *shard[K, V]) touch(key K) {
 }
 
 // Prime puts the values of a sequence into memory as if each had been loaded when Prime
-// was called, to warm a cache from one query. It heeds invalidations as a load does: a key that is
-// invalidated or written while Prime reads the sequence is left out, whether its value
-// came before or after; after InvalidateAll, so are all remaining keys. Prime replaces
-// entries in memory and overtakes loads in progress. It does not fill the Store. It
-// stops with an error when ctx ends.
+// was called, to warm a cache from one query. It heeds invalidations as a load does: a
+// key that is invalidated or written while Prime reads the sequence is left out,
+// whether its value came before or after; after InvalidateAll, so are all remaining
+// keys. Prime replaces entries in memory and overtakes loads in progress. It does not
+// fill the Store. It stops with an error when ctx ends.
 //
 // The sequence itself must read the values from the store of record, after Prime was
 // called. To cache a value that was just written, use Write.

@@ -17,8 +17,8 @@ func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
 
 // Update changes the settings of a Cache that is in use. It calls change with the
 // present Config, validates the result and puts it into effect. Concurrent calls of
-// Update happen one after the other. If Update returns an error, or change panics, nothing
-// has changed. change must not call the Cache.
+// Update happen one after the other. If Update returns an error, or change panics,
+// nothing has changed. change must not call the Cache.
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //

@@ -13,8 +13,9 @@ import (
 //
 // With a Store, Write fences the key before it calls write. While the fence stands,
 // every process reads the store of record and keeps nothing. The ctx of write ends
-// before the fence does (see Config.WriteTimeout of package redisstore), with a [*TimeoutError]
-// as its cause. If the Store cannot be reached, write runs without a fence.
+// before the fence does (see Config.WriteTimeout of package redisstore), with a
+// [*TimeoutError] as its cause. If the Store cannot be reached, write runs without a
+// fence.
 //
 // If the Store cannot be told after the write, the fence still keeps the old value out
 // of the Store, and Write returns the error of write: other processes miss until the

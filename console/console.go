@@ -165,8 +165,8 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// secure sets headers that keep the page from doing what it does not do, and other pages
-// from using it.
+// secure sets headers that allow the page nothing but its own script, style and requests,
+// and that keep other sites from embedding it.
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
 		"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")

@@ -46,7 +46,8 @@ const (
 	Abandon    Action = "abandon"
 )
 
-// doneWords say what was done. They are all that a link can make the page say.
+// doneWords say what an action has done. A link names the action, and can make the page say
+// nothing else.
 var doneWords = map[Action]string{
 	Trip:          "The breaker was tripped.",
 	Reset:         "The breaker was reset.",
@@ -138,7 +139,7 @@ type circuit interface {
 // errOperator is the error with which an operator trips a breaker or forces it open.
 var errOperator = errors.New("an operator, from the console")
 
-// An actionForm is what an operator has filled in, with what came of it.
+// An actionForm is a form as an operator has filled it in, and its result.
 type actionForm struct {
 	Error   string
 	Changes registry.Report // of a preview
@@ -153,7 +154,7 @@ func (f *actionForm) Is(path, present string) string {
 	return f.Values.Get("is." + path)
 }
 
-// act does what a form says.
+// act answers a POST: it applies the operation of a form.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", "POST")
@@ -289,7 +290,7 @@ func (op Operation) settings() []byte {
 	return encode(map[string]json.RawMessage{op.Policy: op.Settings})
 }
 
-// do does an action that is allowed.
+// do applies an operation that was allowed.
 func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
 	e, ok := c.entry(op.Policy)
 	if !ok {
@@ -457,7 +458,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	}
 }
 
-// back returns the page that shows what an action has done, relative to the POST.
+// back returns the page that shows the result of an operation, relative to the POST.
 func (op Operation) back(done result) string {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}

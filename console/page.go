@@ -33,7 +33,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	},
 }).ParseFS(assets, "assets/*.html"))
 
-// A page is what every page has.
+// A page has what all pages have in common.
 type page struct {
 	Process process   `json:"process"`
 	At      time.Time `json:"at"`

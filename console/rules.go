@@ -84,7 +84,7 @@ func rulesOf(kind string) *rules {
 		refused: with(name, "outcome", "refused")}
 }
 
-// traffic is which of the series of a policy are its calls.
+// traffic has the series that count the calls of a policy.
 type traffic struct {
 	calls, failed, refused []*series
 }

@@ -60,7 +60,7 @@ type track struct {
 	answer error
 }
 
-// look notes that somebody looks, and begins to sample if nobody did.
+// look notes that a page was asked for, and begins to sample if nobody looked before.
 func (s *sampler) look() {
 	s.starting.Lock()
 	defer s.starting.Unlock()

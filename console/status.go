@@ -66,7 +66,8 @@ func (t *track) judge(now int) status {
 	return s
 }
 
-// verbs say the states in which something is wrong with a policy, in a sentence.
+// verbs has the predicate of a sentence about a policy for each state in which something is
+// wrong with it. For any other state that is "is" and the state.
 var verbs = map[string]string{
 	"closed":               "sees calls fail",
 	"failing":              "sees calls fail",

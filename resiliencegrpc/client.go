@@ -60,9 +60,9 @@ type Client struct {
 	// they are.
 	Middleware resilience.Middleware
 
-	// Replayable reports whether a call of the method may be sent more than once
-	// without doing more than it does once. The method is a full one:
-	// "/users.v1.Users/Get". Nil means [Idempotent], which a function may call too.
+	// Replayable reports whether sending a call of the method more than once has the
+	// effect of sending it once. The method is a full one: "/users.v1.Users/Get". Nil
+	// means [Idempotent], which a function may call too.
 	Replayable func(ctx context.Context, method string) bool
 }
 
@@ -132,9 +132,9 @@ func attempt(ctx context.Context) error {
 	return a.attempt(ctx)
 }
 
-// failed returns what the policies get to see of err, with which an attempt under ctx
-// ended. sent is what is known of the attempt. again is whether what was sent can be
-// sent once more.
+// failed returns the error that the policies see in place of err, with which an attempt
+// under ctx ended. sent is what is known of the attempt. again is whether the messages
+// can be sent once more.
 func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool) error {
 	if behavior.IsRefused(err) {
 		return err // a policy further in made no call

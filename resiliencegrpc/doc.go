@@ -32,8 +32,8 @@
 //
 // A server refuses a call with RESOURCE_EXHAUSTED if a limit is used up, and with
 // UNAVAILABLE if there is no capacity. A RetryInfo detail and grpc-retry-pushback-ms say when
-// to come back, if that is known. A client cannot change by its call how it is treated: not
-// its priority, and not its address, unless a trusted proxy tells it.
+// to come back, if that is known. A call cannot choose its own priority, nor the address
+// that it is limited by: only a trusted proxy can tell that.
 //
 // An error of a policy has a status: [google.golang.org/grpc/status.FromError]
 // understands it, and errors.Is(err, breaker.ErrOpen) holds.

@@ -32,8 +32,8 @@ import (
 //   - DEADLINE_EXCEEDED if a time-out of the Middleware passed.
 //
 // If the policy says when to come back, the status has a RetryInfo detail, and the trailer
-// grpc-retry-pushback-ms says the same. The trailer is -1 if there is no use in coming
-// back. The client learns nothing else of the policy. The same holds where a handler
+// grpc-retry-pushback-ms says the same. The trailer is -1 if another call is of no use.
+// The client learns nothing else of the policy. The same holds where a handler
 // returns the refusal of a policy of its own, such as the open circuit of a database.
 //
 // To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the

@@ -10,9 +10,9 @@ import (
 // A StatusError is the error that policies see in place of a response.
 //
 // Status 500, 502, 503, 504, 507 or 520 to 530 is a failure of the server, or of a proxy
-// that could not reach it. Status 408, 425 or 429 is an
-// answer of a server that works ([resilience.Answered]) and asks for the request again
-// later: a breaker counts it as a success, and a retrier makes another attempt.
+// that could not reach it. Status 408, 425 or 429 is an answer of a server that works
+// ([resilience.Answered]) and asks for the request again later: a breaker counts it as a
+// success, and a retrier makes another attempt.
 type StatusError struct {
 	StatusCode int         // 503
 	Header     http.Header // a copy of the response's

@@ -18,12 +18,12 @@ func Guard(mw resilience.Middleware) func(http.Handler) http.Handler { return Se
 //
 //	mux.Handle("/reports/", resiliencehttp.Guard(circuit.Wrap)(reports))
 //
-// The policies see a response with status 500, 502, 503, 504, 507 or 520 to 530 as a failure, a
-// [*StatusError]. If [Refuse] or other middleware of this package wrote it, they see the
-// refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it; if a
-// limit refused, with the fields RateLimit-Policy and RateLimit. The handler's request has the ctx of the innermost policy. If that ctx ends by a time-out and
-// the handler returns without having written anything, the handler has failed, and the
-// client gets 503.
+// The policies see a response with status 500, 502, 503, 504, 507 or 520 to 530 as a
+// failure, a [*StatusError]. If [Refuse] or other middleware of this package wrote it, they
+// see the refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it;
+// if a limit refused, with the fields RateLimit-Policy and RateLimit. The handler's request
+// has the ctx of the innermost policy. If that ctx ends by a time-out and the handler
+// returns without having written anything, the handler has failed, and the client gets 503.
 //
 // The client's behavior does not count against the handler. If the client hangs up, the ctx
 // of the policies is canceled, and they ignore the result of the handler. A panic with

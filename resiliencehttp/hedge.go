@@ -17,8 +17,8 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 		req.Header.Get("Upgrade") == ""
 }
 
-// hedged sends req, and sends it again beside itself if that takes too long. It returns as
-// send does.
+// hedged sends req, and sends it once more if there is no response after a while. It returns
+// as send does.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedge{t: t, req: req, begun: begun}
 	var chosen *hedgeSend

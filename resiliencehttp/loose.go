@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// A loose is the end of a ctx that ends with the caller's ctx, and when it is canceled. It
-// does what a ctx of context.WithCancelCause would, for fewer allocations: see
+// A loose is the Done, Err and AfterFunc of a ctx that ends with the caller's ctx or by
+// cancel. It does what a ctx of context.WithCancelCause would, for fewer allocations: see
 // docs/decisions/http-client.md. It becomes such a ctx when it ends.
 type loose struct {
 	caller context.Context // nil if that never ends

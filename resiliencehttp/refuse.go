@@ -23,8 +23,8 @@ func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 // the Reason of its [throttle.LimitedError] is none of TooManyKeys, Outage and Shed. It
 // writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
 // refused for another reason (Refused() bool is true), or time ran out
-// ([context.DeadlineExceeded]). [Server] says what the
-// response looks like. The client does not learn err.
+// ([context.DeadlineExceeded]). [Server] says what the response looks like. The client does
+// not learn err.
 //
 // Refuse reports whether the request is done with: true if it wrote a response, or if the
 // client has gone, and false, without writing anything, for any other err.

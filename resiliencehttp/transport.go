@@ -35,9 +35,9 @@
 //     been read to its end or closed. As always with net/http, the caller closes the body.
 //
 // The server middleware answers 429 if the client is over a limit and 503 if there is no
-// capacity, with Retry-After and a problem document (RFC 9457); see [Server]. A client cannot
-// change by its request how it is treated: not its priority, and not its address, unless a trusted
-// proxy tells it.
+// capacity, with Retry-After and a problem document (RFC 9457); see [Server]. A request cannot
+// choose its own priority, nor the address that it is limited by: only a trusted proxy can tell
+// that.
 package resiliencehttp
 
 import (

@@ -49,14 +49,15 @@
 // # Traces
 //
 // Call and Attempt make spans. The attempts of a Retrier are siblings under the span of
-// their call. What Observe hears in between are attributes of the span that is current:
+// their call. Observe sets these attributes on the span that is current when a policy tells
+// of an event:
 //
 //	resilience.refused_by     the policy that refused last, such as "breaker/users"
 //	resilience.retry.attempt  how many attempts there were; of an attempt, its number
 //	resilience.waited         seconds of the last wait for a slot or a token
 //	resilience.stale          true if a cache served a value past its TTL
 //
-// A span that did not end well has resilience.outcome and error.type, and no other word of
+// The span of a call that failed has resilience.outcome and error.type, and nothing else of
 // the error. An attempt that a policy refuses has no span. [Steps] traces the steps of a
 // saga.
 //

@@ -48,9 +48,8 @@
 // A failover to a lagging replica undoes recent invalidations and fences, including
 // those of live processes. The Cache repeats its last 512 invalidations, as far as they
 // are from the last ten seconds before it lost the connection, and does not use the
-// Store for these keys until then. Other
-// processes may read the old value in the meantime. Config.EvalReplicated closes that
-// gap.
+// Store for these keys until then. Other processes may read the old value in the
+// meantime. Config.EvalReplicated closes that gap.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore

@@ -78,8 +78,8 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 	return tx.Commit()
 }
 
-// work is the life of a process: it claims, and runs payouts, its own and those
-// that a killed one has left.
+// work claims payouts and runs them until ctx ends, together with those that a
+// killed process has left.
 func work(ctx context.Context, db *sql.DB, store *sqlstore.Store) {
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond,

@@ -43,7 +43,7 @@ func run(out io.Writer) error {
 	})))
 	defer server.Close()
 
-	// Built once, shared by all who call the service.
+	// Built once and shared by all calls of the service.
 	retries := retry.New(retry.Config{
 		Attempts: 3,
 		Backoff:  retry.Exponential(10*time.Millisecond, time.Second),

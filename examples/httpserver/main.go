@@ -23,15 +23,15 @@ import (
 // accounts are the tenants, by their API keys.
 var accounts = map[string]string{"key-of-a": "a", "key-of-b": "b"}
 
-// tenant returns who a request is from: an account that has proved itself, or
-// else an address, which the client cannot choose either.
+// tenant returns the key that a request is limited by: its account or, without a
+// valid Api-Key, the address of the client, which that cannot choose either.
 func tenant(r *http.Request) string {
 	return cmp.Or(accounts[r.Header.Get("Api-Key")], address(r))
 }
 
 var address = resiliencehttp.ClientIP() // name the proxies in front here, if there are any
 
-// A server is what is to be looked after.
+// A server has the policies of its handlers.
 type server struct {
 	tenants *throttle.Group[string]
 	reports *bulkhead.Bulkhead
@@ -56,7 +56,7 @@ func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
-	// Not throttled: whoever watches over the server must always get through.
+	// Not throttled: the monitoring must always get through.
 	mux.Handle("GET /health", resiliencehttp.Health(
 		resiliencehttp.Check{Name: "reports", Bulkhead: s.reports, MaxAge: time.Nanosecond},
 	))

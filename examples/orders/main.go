@@ -1,7 +1,7 @@
 // Orders sells to five customers, each order a saga: goods are reserved, the bank says by
-// a webhook that the customer has paid, and after a delay each parcel travels as a saga of
-// its own. One never pays, one cancels on the way, one
-// parcel cannot be delivered, and one payment comes too late.
+// a webhook that the customer has paid, and after a delay each parcel travels as a saga
+// of its own. One never pays, one cancels on the way, one parcel cannot be delivered, and
+// one payment comes too late.
 //
 //	go run ./examples/orders
 package main

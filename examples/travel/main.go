@@ -37,11 +37,11 @@ type Trip struct {
 	Price int
 }
 
-// A world is everybody else: airlines, hotels and a bank, who keep their books
-// in a database (here in the same file) and know each command by its id.
+// A world is the other side: airlines, hotels and a bank. They keep their books in
+// a database (here in the same file) and know each command by its id.
 type world struct{ db *sql.DB }
 
-// book does what a command asks for, once, and dies after it if it is to.
+// book applies a command once. If -crash names it, the process then dies.
 func (w world) book(ctx context.Context, what string, cents int) error {
 	tx, err := w.db.BeginTx(ctx, nil)
 	if err != nil {
