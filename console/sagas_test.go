@@ -371,3 +371,25 @@ func TestASagaShowsWhatItWaitsForAndItsChildren(t *testing.T) {
 		require.Equal(t, http.StatusOK, s.get("/saga?id=order-1%2Fparcels%2F0", nil).Code)
 	})
 }
+
+// A broken store panics when it is asked for numbers.
+type broken struct{ *saga.Memory }
+
+func (broken) Counts(context.Context) (saga.Counts, error) { panic("nil map") }
+
+func TestAStoreThatPanicsDoesNotEndTheProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(saga.NewRunner(broken{saga.NewMemory()}, saga.RunnerConfig{Name: "worker"}))
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{Show: console.Show{Errors: true}})}
+		defer s.page.Close()
+		s.get("/", nil)
+		time.Sleep(2 * time.Second)
+		var o struct {
+			Policies []struct{ State, Error string }
+		}
+		s.get("/", &o)
+		require.Equal(t, "store down", o.Policies[0].State)
+		require.Contains(t, o.Policies[0].Error, "nil map")
+	})
+}

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -201,13 +202,24 @@ func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
 		s.ended.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, asking)
 			defer cancel()
-			answer := t.entry.Health(ctx)
+			answer := askStore(ctx, t.entry)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			t.asking, t.answer = false, answer
 		})
 	}
 	return t.answer
+}
+
+// askStore returns the health of a Runner. Its store may panic, which must not end the
+// program.
+func askStore(ctx context.Context, e registry.Entry) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store panicked: %v", v)}
+		}
+	}()
+	return e.Health(ctx)
 }
 
 // store notes the figures of sample now. The caller holds the lock.
