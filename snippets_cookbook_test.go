@@ -204,6 +204,17 @@ func _() {
 	use(mux)
 }
 
+// An HTTP server whose database may hang.
+func _() {
+	var (
+		api     resiliencehttp.Server
+		slots   *bulkhead.Bulkhead
+		handler http.Handler
+	)
+	bounded := resiliencehttp.Guard(resilience.Timeout(5 * time.Second))
+	http.Handle("/", api.Bulkhead(slots)(bounded(handler)))
+}
+
 // An HTTP API with plans, on several instances.
 func _() {
 	var (
