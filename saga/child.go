@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -32,8 +31,8 @@ import (
 // then turns its saga back.
 //
 // The children are started with ids of [ChildID], and run by any runner with which the
-// definition is registered. [Register] registers it together with that of the parent. A
-// child must not be deleted before its parent has ended.
+// definition is registered. [Register] registers it together with that of the parent.
+// Children stay in the store until their parent is deleted.
 type Child[S any] struct {
 	program  func() (program, error)
 	pivot    func() bool
@@ -158,26 +157,36 @@ func (m *machine) lookAgain() {
 	}
 }
 
-// parentOf returns the id of the saga that has started this one, or "".
-func parentOf(rec *Record) string {
-	var pr struct {
-		Parent string `json:"parent"`
-	}
-	_ = json.Unmarshal(rec.Steps, &pr)
-	return pr.Parent
-}
-
-// tellParent makes a parent look at its children when one has ended.
-func (r *Runner) tellParent(ctx context.Context, parent string) {
-	if parent == "" || r.tellHeld(parent) {
+// tellParent makes the parent of a saga that has ended look at its children, if that can
+// make a difference: the step has no other child that has not ended, or the saga has failed.
+// A saga that its parent has turned back is no news.
+func (r *Runner) tellParent(ctx context.Context, rec *Record) {
+	if rec.Parent == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
-	if err := r.store.Hasten(ctx, parent); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", parent, err)) // it looks around by itself, later
+	if rec.Status == Completed || rec.Status == Compensated && turnedByParent(rec) {
+		left, err := r.store.Children(ctx, ChildrenRequest{Parent: rec.Parent, Step: rec.ParentStep, Status: unfinished, Limit: 1})
+		if err != nil {
+			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case
+		}
+		if len(left) > 0 {
+			return
+		}
+	}
+	if r.tellHeld(rec.Parent) {
+		return
+	}
+	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks around by itself, later
 	}
 	r.Wake()
+}
+
+// turnedByParent reports whether a saga was turned back by its parent.
+func turnedByParent(rec *Record) bool {
+	return rec.CancelNote == errParentBack || newInstance(*rec, nil).Cause == errParentBack
 }
 
 // attend is the Do and the Undo of a step with children.
@@ -195,6 +204,15 @@ func (e *execution) attend(ctx context.Context, res *result) error {
 // doChildren starts the children, unless all have been started, and takes in their states
 // when all are completed.
 func (e *execution) doChildren(ctx context.Context, p program, res *result) error {
+	if res.children > 0 {
+		look, err := e.look(ctx, res.unit, res.children)
+		if err != nil {
+			return e.childFailed(ctx, res, err)
+		}
+		if !look.settled(e.plan.units[res.unit].hasUndo) {
+			return &errPending{res.children}
+		}
+	}
 	recs, err := e.loadChildren(ctx, p, res)
 	if err != nil {
 		return err
@@ -232,6 +250,42 @@ func (e *execution) doChildren(ctx context.Context, p program, res *result) erro
 	return e.p.endChildren(res.unit, res.s, states)
 }
 
+// A look is what a parent sees of the children of a step.
+type look struct {
+	children  []ChildRecord
+	waits     bool // some have not ended
+	failed    bool // some were compensated or abandoned
+	completed bool // some were completed
+}
+
+// settled reports whether the Do of the step has a result. A step that can be undone has
+// failed as soon as one child has.
+func (l *look) settled(canUndo bool) bool { return !l.waits || l.failed && canUndo }
+
+// look looks at the children of a unit, whose number is known. The error is ErrNotFound if
+// one was deleted.
+func (e *execution) look(ctx context.Context, unit, children int) (*look, error) {
+	list, err := e.r.store.Children(ctx, ChildrenRequest{Parent: e.rec.ID, Step: e.plan.units[unit].name})
+	if err != nil {
+		return nil, err
+	}
+	if len(list) < children {
+		return nil, ErrNotFound
+	}
+	l := &look{children: list}
+	for i := range list {
+		switch list[i].Status {
+		case Completed:
+			l.completed = true
+		case Compensated, Abandoned:
+			l.failed = true
+		default:
+			l.waits = true
+		}
+	}
+	return l, nil
+}
+
 // loadChildren returns the records of the children, which it starts if need be.
 func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([]Record, error) {
 	step := e.plan.units[res.unit].name
@@ -251,7 +305,7 @@ func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([
 	}
 	reqs := make([]StartRequest, len(states))
 	for i := range states {
-		if reqs[i], err = e.childRequest(p, ChildID(e.rec.ID, step, i), states[i]); err != nil {
+		if reqs[i], err = e.childRequest(p, step, i, states[i]); err != nil {
 			return nil, NoEffect(err) // none is started, or an attempt before is in doubt
 		}
 	}
@@ -264,18 +318,18 @@ func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([
 	return recs, nil
 }
 
-func (e *execution) childRequest(p program, id string, s any) (StartRequest, error) {
+func (e *execution) childRequest(p program, step string, i int, s any) (StartRequest, error) {
 	data, err := p.encode(s)
 	if err != nil {
 		return StartRequest{}, err
 	}
 	plan := p.planned()
 	m := newMachine(plan)
-	m.parent, m.carried = e.rec.ID, e.carried
+	m.carried = e.carried
 	m.advance(time.Time{})
 	return StartRequest{
-		ID: id, Saga: plan.name, Version: plan.version, Status: m.status, Data: data, Steps: m.encode(),
-		Nonce: rand.Int64(), CompleteIn: plan.deadline, Log: []Entry{{Kind: EventCreated}},
+		ID: ChildID(e.rec.ID, step, i), Saga: plan.name, Version: plan.version, Status: m.status, Data: data, Steps: m.encode(),
+		Parent: e.rec.ID, ParentStep: step, Nonce: rand.Int64(), CompleteIn: plan.deadline, Log: []Entry{{Kind: EventCreated}},
 	}, nil
 }
 
@@ -291,7 +345,7 @@ func (e *execution) startChild(ctx context.Context, req StartRequest) (Record, e
 	if err != nil {
 		return rec, e.childFailed(ctx, nil, err)
 	}
-	if parentOf(&rec) != e.rec.ID {
+	if rec.Parent != e.rec.ID {
 		return rec, Abort(fmt.Errorf("%w: %q, which is to be a child of %q", ErrExists, req.ID, e.rec.ID))
 	}
 	if created {
@@ -330,20 +384,23 @@ const errParentBack = "the saga that started it turned back"
 // started, the next one is put on record as compensated: an owner that was cut off may
 // still try to start it, and finds it ended.
 func (e *execution) undoChildren(ctx context.Context, p program, res *result) error {
+	if res.children > 0 {
+		return e.turnChildren(ctx, res)
+	}
 	step, waits := e.plan.units[res.unit].name, false
-	for i := 0; res.children == 0 || i < res.children; i++ {
+	for i := 0; ; i++ {
 		id := ChildID(e.rec.ID, step, i)
 		rec, err := e.r.store.Load(ctx, id)
-		if errors.Is(err, ErrNotFound) && res.children == 0 {
+		if errors.Is(err, ErrNotFound) {
 			var created bool
-			if rec, created, err = e.r.store.Start(ctx, e.noChild(p, id)); created {
+			if rec, created, err = e.r.store.Start(ctx, e.noChild(p, step, i)); created {
 				break
 			}
 		}
 		if err != nil {
 			return e.childFailed(ctx, res, err)
 		}
-		if parentOf(&rec) != e.rec.ID {
+		if rec.Parent != e.rec.ID {
 			break // this saga has never started it, nor any after it
 		}
 		status, err := e.r.turnChild(ctx, &rec)
@@ -361,15 +418,41 @@ func (e *execution) undoChildren(ctx context.Context, p program, res *result) er
 	return nil
 }
 
+// turnChildren turns the children back, all of which have been started.
+func (e *execution) turnChildren(ctx context.Context, res *result) error {
+	look, err := e.look(ctx, res.unit, res.children)
+	if err != nil {
+		return e.childFailed(ctx, res, err)
+	}
+	waits := false
+	for _, c := range look.children {
+		status := c.Status
+		if status == Completed || status == Stuck || status == Running && !c.CancelRequested {
+			rec, err := e.r.store.Load(ctx, c.ID)
+			if err == nil {
+				status, err = e.r.turnChild(ctx, &rec)
+			}
+			if err != nil {
+				return e.childFailed(ctx, res, err)
+			}
+		}
+		waits = waits || !status.Ended()
+	}
+	if waits {
+		return &errPending{res.children}
+	}
+	return nil
+}
+
 // noChild returns the record of a child that is never to be started.
-func (e *execution) noChild(p program, id string) StartRequest {
+func (e *execution) noChild(p program, step string, i int) StartRequest {
 	plan := p.planned()
 	m := newMachine(plan)
-	m.parent, m.status, m.back, m.cause = e.rec.ID, Compensated, true, recordedReason(errParentBack)
+	m.status, m.back, m.cause = Compensated, true, recordedReason(errParentBack)
 	data, _ := p.encode(p.zero()) // nobody needs it
 	return StartRequest{
-		ID: id, Saga: plan.name, Version: plan.version, Status: Compensated, Data: data, Steps: m.encode(),
-		Nonce: rand.Int64(), Log: []Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
+		ID: ChildID(e.rec.ID, step, i), Saga: plan.name, Version: plan.version, Status: Compensated, Data: data, Steps: m.encode(),
+		Parent: e.rec.ID, ParentStep: step, Nonce: rand.Int64(), Log: []Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}
 }
 
@@ -436,21 +519,15 @@ func (e *execution) childrenSettled() bool {
 			continue
 		}
 		u := &e.m.units[i]
-		waits := u.Children == 0
-		for n := range u.Children {
-			rec, err := e.r.store.Load(ctx, ChildID(e.rec.ID, u.Name, n))
-			switch {
-			case err != nil:
-				waits = true
-			case rec.Status.Ended():
-				if (rec.Status == Completed) == (u.Status == StepUndoing) {
-					return true // it has failed, or was completed though it was to turn back
-				}
-			default:
-				waits = true
-			}
+		if u.Children == 0 {
+			continue
 		}
-		if !waits {
+		look, err := e.look(ctx, i, u.Children)
+		if err != nil {
+			continue
+		}
+		if u.Status == StepUndoing && (!look.waits || look.completed) ||
+			u.Status == StepStarted && look.settled(e.plan.units[i].hasUndo) {
 			return true
 		}
 	}

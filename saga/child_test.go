@@ -394,7 +394,119 @@ func TestTheIDOfAChildIsTaken(t *testing.T) {
 	})
 }
 
-// TestAChildThatWasDeleted cannot be undone.
+// TestAChildThatEndedIsKeptForItsParent, and what the child has started itself too: the
+// parent may turn back long after Keep.
+func TestAChildThatEndedIsKeptForItsParent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		parcels := w.parcels(2)
+		middle := sequence(parcels)
+		middle.Name = "middle"
+		of := saga.ChildOf(middle, func(*trip) (trip, error) { return trip{}, nil }, nil)
+		sg := sequence(saga.Step[trip]{Name: "middle", Saga: of}, saga.Step[trip]{Name: "paid", Await: "paid", AwaitFor: 90 * 24 * time.Hour})
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+			Poll: 10 * time.Minute, LeaseTTL: time.Hour, Keep: saga.Keep{Completed: time.Hour, Compensated: time.Hour},
+		}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(89 * 24 * time.Hour)
+		require.Zero(t, r.Stats().Deleted)
+		time.Sleep(26 * time.Hour)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+		require.Len(t, w.did, 8)
+		time.Sleep(24 * time.Hour)
+		require.EqualValues(t, 4, r.Stats().Deleted, "the whole family")
+	})
+}
+
+// A countingReads counts the reads of children.
+type countingReads struct {
+	*saga.Memory
+	loads, listed atomic.Int64
+}
+
+func (s *countingReads) Load(ctx context.Context, id string) (saga.Record, error) {
+	if strings.HasPrefix(id, "order-1/") {
+		s.loads.Add(1)
+	}
+	return s.Memory.Load(ctx, id)
+}
+
+func (s *countingReads) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
+	list, err := s.Memory.Children(ctx, req)
+	s.listed.Add(int64(len(list)))
+	return list, err
+}
+
+// TestTheEndOfAChildIsCheap, however many siblings it has: they end one by one
+// while their parent waits, on the way forward and on the way back.
+func TestTheEndOfAChildIsCheap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 200
+		store := &countingReads{Memory: saga.NewMemory()}
+		slow := func(_ context.Context, p *parcel) error {
+			time.Sleep(time.Duration(1+p.Weight) * time.Minute)
+			return nil
+		}
+		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{Name: "pack", Do: slow, Undo: slow, Timeout: 100 * time.Hour}}}
+		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(child, func(*trip) ([]parcel, error) {
+			list := make([]parcel, n)
+			for i := range list {
+				list[i].Weight = i
+			}
+			return list, nil
+		}, nil)}
+		sg := sequence(parcels, saga.Step[trip]{Name: "paid", Await: "paid"})
+		r, _ := begin[trip](t, store, saga.RunnerConfig{Concurrency: 2 * n, StalledAfter: -1}, sg)
+		startOrder(t, r, sg)
+		look := func(after time.Duration, loads, listed int) {
+			t.Helper()
+			time.Sleep(after)
+			t.Log(store.loads.Load(), store.listed.Load())
+			require.LessOrEqual(t, store.loads.Swap(0), int64(loads))
+			require.LessOrEqual(t, store.listed.Swap(0), int64(listed))
+		}
+		const few = 50 // looks of the parent, in case nobody told it
+		look((n+1)*time.Minute, n, (few+1)*n)
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		look((n+1)*time.Minute, 2*n, (few+1)*n)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+		require.Less(t, len(events(t, r, "order-1")), n/2)
+	})
+}
+
+// TestAPivotOfChildrenWaitsInPeace although one of them has failed, until all have ended.
+func TestAPivotOfChildrenWaitsInPeace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{
+			fail: map[string]error{"do ship order-1/parcels/0": saga.NoEffect(errDeclined)},
+			hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})},
+		}
+		pivot := w.parcels(2)
+		pivot.Pivot = true
+		ship := w.step("ship")
+		ship.Pivot, ship.Undo = true, nil
+		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
+		pivot.Saga = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
+		sg := sequence(step("flight"), pivot)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(24 * time.Hour)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Running, in.Status)
+		require.Less(t, in.Epoch, int64(30))
+		close(w.hold["do ship order-1/parcels/1"])
+		time.Sleep(time.Second)
+		in, err = r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status, "one parcel is on its way, and the other is not")
+	})
+}
+
 func TestAStoreThatFailsFailsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &noStart{Memory: saga.NewMemory(), fails: 20}

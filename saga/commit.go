@@ -191,7 +191,7 @@ func (e *execution) written(req CommitRequest) {
 		e.r.happened(e.ctx, &e.rec, entry)
 	}
 	if req.Status.Ended() {
-		e.r.tellParent(e.ctx, e.m.parent)
+		e.r.tellParent(e.ctx, &e.rec)
 	}
 	if req.Status == Stuck {
 		rec := e.rec

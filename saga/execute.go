@@ -190,7 +190,11 @@ func (e *execution) heed() bool {
 	note := e.asked
 	e.asked = nil
 	e.mu.Unlock()
-	return note != nil && e.m.cancel(*note)
+	if note == nil || !e.m.cancel(*note) {
+		return false
+	}
+	e.rec.CancelRequested, e.rec.CancelNote = true, *note
+	return true
 }
 
 // launch starts the attempts that may begin.

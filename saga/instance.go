@@ -15,7 +15,7 @@ type Instance struct {
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // every step and alternative, in the definition's order
 	Back    bool        // the saga has turned back for good
-	Parent  string      // the id of the saga whose step has started this one; "" for none
+	Parent  string      // the id of the saga whose step has started this one; "" for none, or if that is deleted
 
 	Step  string // the step at which it turned back or got stuck; "" for none
 	Cause string // why it did
@@ -89,7 +89,7 @@ func newInstance(rec Record, p *plan) *Instance {
 	_ = json.Unmarshal(rec.Steps, &pr) // an Instance without Steps if they cannot be read
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data,
-		Back: pr.Back, Parent: pr.Parent, Step: pr.Step, Cause: pr.Cause,
+		Back: pr.Back, Parent: rec.Parent, Step: pr.Step, Cause: pr.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,

@@ -10,7 +10,8 @@ import (
 //
 // When a saga is deleted, its log and its signals go with it, Result and Get no longer
 // find it, and a Start with its id runs it again. A time must therefore be longer than the
-// time in which a Start may be repeated, and longer than a parent lives.
+// time in which a Start may be repeated. A child that has ended stays at least until its
+// parent is deleted.
 type Keep struct {
 	Completed   time.Duration
 	Compensated time.Duration

@@ -26,7 +26,6 @@ type machine struct {
 	canceled   bool
 	completeBy time.Time
 	carried    string // of RunnerConfig.Inject
-	parent     string // the id of the saga that has started this one
 	created    time.Time
 	signals    map[string][]byte // by name; nil if they are not known
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -21,7 +22,11 @@ type Memory struct {
 	mu    sync.Mutex
 	sagas map[string]*memorySaga
 	due   map[Definition]map[string]*memorySaga // running and compensating
+	kids  map[family]map[string]*memorySaga
 }
+
+// A family is the children of a step.
+type family struct{ parent, step string }
 
 type memorySaga struct {
 	Record
@@ -42,7 +47,7 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 	now := time.Now()
 	s := &memorySaga{Record: Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Nonce: req.Nonce,
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now,
 	}}
 	if req.CompleteIn > 0 {
@@ -54,6 +59,16 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 	s.append(req.Log, now)
 	m.sagas[req.ID] = s
 	m.index(s)
+	if s.Parent != "" {
+		f := family{s.Parent, s.ParentStep}
+		if m.kids[f] == nil {
+			if m.kids == nil {
+				m.kids = make(map[family]map[string]*memorySaga)
+			}
+			m.kids[f] = make(map[string]*memorySaga)
+		}
+		m.kids[f][s.ID] = s
+	}
 	return s.read(), true, nil
 }
 
@@ -310,16 +325,46 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 	before := time.Now().Add(-age)
 	var old []*memorySaga
 	for _, s := range m.sagas {
-		if s.Status == status && s.Status.Ended() && !s.WakeAt.After(before) {
+		if s.Status == status && s.Status.Ended() && s.Parent == "" && !s.WakeAt.After(before) {
 			old = append(old, s)
 		}
 	}
 	slices.SortFunc(old, func(a, b *memorySaga) int { return a.WakeAt.Compare(b.WakeAt) })
 	old = old[:min(limit, len(old))]
+	gone := make(map[string]bool, len(old))
 	for _, s := range old {
 		delete(m.sagas, s.ID)
+		gone[s.ID] = true
 	}
+	maps.DeleteFunc(m.kids, func(f family, kids map[string]*memorySaga) bool {
+		if gone[f.parent] {
+			for _, s := range kids {
+				s.Parent, s.ParentStep = "", ""
+			}
+		}
+		return gone[f.parent]
+	})
 	return len(old), nil
+}
+
+// Children implements [Store].
+func (m *Memory) Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []ChildRecord
+	for _, s := range m.kids[family{req.Parent, req.Step}] {
+		if len(req.Status) > 0 && !slices.Contains(req.Status, s.Status) {
+			continue
+		}
+		list = append(list, ChildRecord{s.ID, s.Status, s.CancelRequested})
+		if len(list) == req.Limit {
+			break
+		}
+	}
+	return list, nil
 }
 
 // Unregistered implements [Store].

@@ -263,7 +263,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 		}
 		r.mu.Unlock()
 		if req.Status.Ended() {
-			r.tellParent(ctx, parentOf(&rec))
+			r.tellParent(ctx, &rec)
 		}
 		r.Wake()
 		return nil

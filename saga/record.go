@@ -19,7 +19,6 @@ type progressRecord struct {
 	Since    time.Time    `json:"since,omitzero"`    // of the last progress
 	Reported time.Time    `json:"reported,omitzero"` // when OnStalled was last called
 	Pivot    *string      `json:"pivot,omitempty"`   // the step's name; "" for none, nil if not known
-	Parent   string       `json:"parent,omitempty"`  // the id of the saga that has started this one
 	Step     string       `json:"step,omitempty"`
 	Cause    string       `json:"cause,omitempty"`
 	Answered bool         `json:"answered,omitempty"` // Cause is the text of an answer
@@ -62,7 +61,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 	}
 	m.status, m.back, m.canceled, m.step = rec.Status, pr.Back, pr.Canceled, pr.Step
 	m.since, m.reported = pr.Since, pr.Reported
-	m.carried, m.parent, m.created = pr.Carried, pr.Parent, rec.CreatedAt
+	m.carried, m.created = pr.Carried, rec.CreatedAt
 	if m.since.IsZero() {
 		m.since = rec.CreatedAt
 	}
@@ -97,7 +96,7 @@ func loadMachine(p *plan, rec *Record) (*machine, error) {
 // encode returns the machine as the Steps of a Record.
 func (m *machine) encode() []byte {
 	pr := progressRecord{
-		Back: m.back, Canceled: m.canceled, Carried: m.carried, Parent: m.parent, Since: m.since, Reported: m.reported,
+		Back: m.back, Canceled: m.canceled, Carried: m.carried, Since: m.since, Reported: m.reported,
 		Pivot: &m.p.pivotName, Step: m.step,
 	}
 	if m.cause != nil {

@@ -20,6 +20,9 @@ const (
 // Ended reports whether the status is final.
 func (s Status) Ended() bool { return s == Completed || s == Compensated || s == Abandoned }
 
+// unfinished are the statuses that are not final.
+var unfinished = []Status{Running, Compensating, Stuck}
+
 // A StepStatus is the status of a step, or of one of its alternatives.
 type StepStatus string
 

@@ -26,8 +26,8 @@ type Store interface {
 	// Start inserts a saga and its log. If the ID exists already, Start changes nothing
 	// and returns the saga that has it. created reports which.
 	//
-	// The new record has the request's ID, Saga, Version, Status, Data, Steps and
-	// Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
+	// The new record has the request's ID, Saga, Version, Parent, ParentStep, Status, Data,
+	// Steps and Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
 	// CreatedAt and UpdatedAt now. If the request has an Owner, the record is claimed
 	// from the start: Owner, Epoch 1, WakeAt now + LeaseTTL. Otherwise it has Owner "",
 	// Epoch 0 and WakeAt now. Everything else is zero. Start costs one commit.
@@ -115,10 +115,18 @@ type Store interface {
 	// else, and nothing of any other saga.
 	Reported(ctx context.Context, id string, seq int64) error
 
-	// DeleteEnded deletes up to limit sagas of a final status that ended at least age ago,
-	// with their logs and signals, the oldest first, and returns how many. It skips rows
-	// that are locked. It returns an error if age or limit is negative, and deletes
-	// nothing if status is not Completed, Compensated or Abandoned.
+	// Children returns up to Limit sagas that have the Parent and ParentStep of the request,
+	// and one of its Status if that is not empty, in any order. A limit of zero means no
+	// limit. Children sees every write that returned before Children was called. Its cost
+	// does not grow with the number of sagas that the request does not admit.
+	Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error)
+
+	// DeleteEnded deletes up to limit sagas that have no Parent and a final status, and
+	// that ended at least age ago, with their logs and signals, the oldest first. It
+	// returns how many. The Parent and ParentStep of their children become "": a child can
+	// be deleted only after its parent. DeleteEnded skips rows that are locked. It returns
+	// an error if age or limit is negative, and deletes nothing if status is not Completed,
+	// Compensated or Abandoned.
 	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
 
 	// Unregistered counts the due sagas (see Claim) whose Saga and Version are not
@@ -186,6 +194,9 @@ type Record struct {
 	Data    []byte // the state, encoded by the definition's Codec
 	Steps   []byte // the progress of the saga and its steps, and what it carries, a JSON text; opaque to the store
 
+	Parent     string // the ID of the saga that has started this one; "" for none, or if that is deleted
+	ParentStep string // the step of Parent that has started it; "" without Parent
+
 	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
 	Nonce    int64  // of the last Start or Commit
 	Owner    string // the runner that holds the saga; "" for none
@@ -215,11 +226,28 @@ type StartRequest struct {
 	Status     Status
 	Data       []byte
 	Steps      []byte
+	Parent     string        // see Record; "" for none
+	ParentStep string        // empty if and only if Parent is
 	Nonce      int64         // random; see CommitRequest
 	CompleteIn time.Duration // zero means no deadline
 	Owner      string        // "" leaves the saga to be claimed
 	LeaseTTL   time.Duration // of Owner
 	Log        []Entry       // never empty; the store sets Seq, Epoch and At
+}
+
+// A ChildrenRequest asks a Store for the children of a step.
+type ChildrenRequest struct {
+	Parent string   // never ""
+	Step   string   // the ParentStep of the children
+	Status []Status // empty means every status
+	Limit  int      // zero means no limit
+}
+
+// A ChildRecord is a part of the [Record] of a child.
+type ChildRecord struct {
+	ID              string
+	Status          Status
+	CancelRequested bool
 }
 
 // A ClaimRequest asks a Store for sagas that are due.

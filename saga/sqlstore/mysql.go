@@ -22,6 +22,7 @@ type mysql struct {
 	canceled                                            string
 	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
 	fencedRows, deletedSaga, deletedLog, deletedSignals *byCount
+	orphaned                                            *byCount
 	ended                                               string
 }
 
@@ -48,6 +49,7 @@ func newMySQL(t tables) *mysql {
 		deletedSaga:    in("DELETE FROM {p}saga WHERE id IN ({ids})"),
 		deletedLog:     in("DELETE FROM {p}saga_log WHERE saga_id IN ({ids})"),
 		deletedSignals: in("DELETE FROM {p}saga_signal WHERE saga_id IN ({ids})"),
+		orphaned:       in("UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent IN ({ids})"),
 	}
 }
 
@@ -62,6 +64,8 @@ CREATE TABLE {p}saga (
 	status           varbinary(20)  NOT NULL,
 	data             longblob       NOT NULL,
 	steps            longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	parent           varbinary(200) NOT NULL DEFAULT '',
+	parent_step      varbinary(100) NOT NULL DEFAULT '',
 	seq              bigint         NOT NULL,
 	nonce            bigint         NOT NULL,
 	owner            varbinary(300) NOT NULL,
@@ -78,9 +82,10 @@ CREATE TABLE {p}saga (
 	updated_at       bigint         NOT NULL,
 	live             boolean AS (status IN ('running', 'compensating')) STORED,
 	owned            boolean AS (owner <> '') STORED,
-	ended_at         bigint AS (CASE WHEN status IN ('completed', 'compensated', 'abandoned') THEN wake_at END) STORED,
+	ended_at         bigint AS (CASE WHEN ` + isDeletable + ` THEN wake_at END) STORED,
 	KEY {p}saga_live (live, name, version, owned, wake_at),
 	KEY {p}saga_ended (status, ended_at),
+	KEY {p}saga_child (parent, parent_step, status),
 	KEY {p}saga_name (name, status, id),
 	KEY {p}saga_time (name, status, created_at, id)
 ) ENGINE = InnoDB;
@@ -193,11 +198,11 @@ func (d *mysql) hot() []string {
 }
 
 const mysqlStart = `INSERT IGNORE INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
-	nonce, last_error, cancel_note, created_at, updated_at)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, '', '', now, now FROM (SELECT ` + mysqlNow + ` AS now) AS t`
+	nonce, parent, parent_step, last_error, cancel_note, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, '', '', now, now FROM (SELECT ` + mysqlNow + ` AS now) AS t`
 
 func (d *mysql) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
-	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300); err != nil {
+	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100); err != nil {
 		return now, false, err // IGNORE would cut them off
 	}
 	var epoch int64
@@ -212,7 +217,8 @@ func (d *mysql) start(ctx context.Context, q querier, req saga.StartRequest) (no
 	}
 	// An inserted row counts as affected whatever the connection's clientFoundRows.
 	res, err := q.ExecContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce)
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce,
+		req.Parent, req.ParentStep)
 	if err != nil {
 		return now, false, err
 	}
@@ -416,7 +422,7 @@ func (d *mysql) deleteEnded(ctx context.Context, q querier, status saga.Status, 
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	for _, texts := range []*byCount{d.deletedSaga, d.deletedLog, d.deletedSignals} {
+	for _, texts := range []*byCount{d.deletedSaga, d.deletedLog, d.deletedSignals, d.orphaned} {
 		text, args := d.among(texts, ids)
 		if _, err := q.ExecContext(ctx, text, args...); err != nil {
 			return 0, err

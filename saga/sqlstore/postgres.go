@@ -54,6 +54,8 @@ CREATE TABLE {p}saga (
 	status           text COLLATE "C" NOT NULL,
 	data             bytea       NOT NULL,
 	steps            text        NOT NULL,
+	parent           text COLLATE "C" NOT NULL DEFAULT '',
+	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
 	seq              bigint      NOT NULL,
 	nonce            bigint      NOT NULL,
 	owner            text COLLATE "C" NOT NULL,
@@ -150,7 +152,8 @@ func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) 
 		req.LeaseTTL = 0
 	}
 	args := []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps),
-		len(req.Log), req.Owner, epoch, req.LeaseTTL.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce}
+		len(req.Log), req.Owner, epoch, req.LeaseTTL.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce,
+		req.Parent, req.ParentStep}
 	text := d.started
 	if req.Owner == "" {
 		text = d.startedDue
@@ -165,37 +168,39 @@ func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) 
 // postgresStartText and postgresCommitText return the statements for a log of n entries.
 func postgresStartText(n int) string {
 	return `WITH t AS (SELECT statement_timestamp() AS now),
-s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
+s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce,
+		parent, parent_step, created_at, updated_at)
 	SELECT $1, $2, $3::bigint, $4, $5::bytea, $6, $7::bigint, $8, $9::bigint, now + $10::bigint * interval '1 microsecond',
-		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, $12::bigint, now, now
+		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, $12::bigint,
+		$13, $14, now, now
 	FROM t ON CONFLICT (id) DO NOTHING
 	RETURNING epoch, created_at AS now),
-` + postgresLog("0", 13, n) + `
+` + postgresLog("0", 15, n) + `
 SELECT now FROM s`
 }
 
-// postgresStarts starts many sagas. As in postgresBatch, the first twelve parameters have
+// postgresStarts starts many sagas. As in postgresBatch, the first fourteen parameters have
 // an element for each saga, the others one for each entry of their logs. The order keeps
 // two batches from waiting for each other.
 const postgresStarts = `WITH s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
-		nonce, created_at, updated_at)
+		nonce, parent, parent_step, created_at, updated_at)
 	SELECT id, name, version, status, data, steps, seq, owner, epoch, statement_timestamp() + lease * interval '1 microsecond',
 		CASE WHEN complete_in > 0 THEN statement_timestamp() + complete_in * interval '1 microsecond' END,
-		nonce, statement_timestamp(), statement_timestamp()
+		nonce, parent, parent_step, statement_timestamp(), statement_timestamp()
 	FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::bigint[], $8::text[], $9::bigint[],
-		$10::bigint[], $11::bigint[], $12::bigint[])
-		AS r(id, name, version, status, data, steps, seq, owner, epoch, lease, complete_in, nonce)
+		$10::bigint[], $11::bigint[], $12::bigint[], $13::text[], $14::text[])
+		AS r(id, name, version, status, data, steps, seq, owner, epoch, lease, complete_in, nonce, parent, parent_step)
 	ORDER BY id ON CONFLICT (id) DO NOTHING
 	RETURNING id, epoch, created_at),
 l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
 	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.created_at
-	FROM unnest($13::text[], $14::bigint[], $15::text[], $16::text[], $17::text[], $18::bigint[], $19::text[])
+	FROM unnest($15::text[], $16::bigint[], $17::text[], $18::text[], $19::text[], $20::bigint[], $21::text[])
 		AS v(id, seq, step, op, event, attempt, error)
 	JOIN s ON s.id = v.id)
 SELECT id, created_at FROM s`
 
 func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
-	var starts [12]array
+	var starts [14]array
 	var entries [7]array
 	text := d.startedMany
 	byID := make(map[string]*pendingStart, len(batch))
@@ -219,6 +224,8 @@ func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingSt
 		starts[9].number(lease.Microseconds())
 		starts[10].number(c.CompleteIn.Microseconds())
 		starts[11].number(c.Nonce)
+		starts[12].text(c.Parent)
+		starts[13].text(c.ParentStep)
 		for k := range c.Log {
 			entries[0].text(c.ID)
 			entry(entries[1:], int64(1+k), &c.Log[k])
@@ -403,10 +410,11 @@ func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (saga
 }
 
 const postgresDelete = `WITH gone AS (DELETE FROM {p}saga WHERE id = ANY (ARRAY(
-	SELECT id FROM {p}saga WHERE ` + isEnded + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+	SELECT id FROM {p}saga WHERE ` + isDeletable + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 	ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
 l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone))),
-s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY (ARRAY(SELECT id FROM gone)))
+s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY (ARRAY(SELECT id FROM gone))),
+c AS (UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild + ` AND parent = ANY (ARRAY(SELECT id FROM gone)))
 SELECT count(*) FROM gone`
 
 func (d *postgres) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (n int64, err error) {

@@ -13,7 +13,7 @@ import (
 func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 	var r saga.Record
 	var wakeAt, completeBy, createdAt, updatedAt, now moment
-	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
+	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Parent, &r.ParentStep, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
 		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
 		&createdAt, &updatedAt, &now, &r.Previous)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
@@ -22,7 +22,7 @@ func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 }
 
 // recordColumns are the columns of scan, without the clock and the previous owner.
-const recordColumns = `id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, complete_by,
+const recordColumns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
 
 func scanRenewed(rows *sql.Rows) (n saga.Renewed, err error) {

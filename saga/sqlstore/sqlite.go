@@ -21,7 +21,7 @@ type sqlite struct {
 	locked, crashed, waiting     string
 	claimed, beat, canceled      string
 	deletedSaga, deletedLog      string
-	deletedSignals               string
+	deletedSignals, orphaned     string
 }
 
 func newSQLite(t tables) *sqlite {
@@ -34,6 +34,8 @@ func newSQLite(t tables) *sqlite {
 		claimed: t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
 		deletedSaga: t.sql(sqliteDelete), deletedLog: t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
 		deletedSignals: t.sql(`DELETE FROM {p}saga_signal WHERE saga_id IN (SELECT value FROM json_each(?))`),
+		orphaned: t.sql(`UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild +
+			` AND parent IN (SELECT value FROM json_each(?))`),
 	}
 }
 
@@ -45,6 +47,8 @@ CREATE TABLE {p}saga (
 	status           text    NOT NULL,
 	data             blob    NOT NULL,
 	steps            text    NOT NULL,
+	parent           text    NOT NULL DEFAULT '',
+	parent_step      text    NOT NULL DEFAULT '',
 	seq              integer NOT NULL,
 	nonce            integer NOT NULL,
 	owner            text    NOT NULL,
@@ -155,8 +159,9 @@ func (d *sqlite) hot() []string {
 	}
 }
 
-const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce, created_at, updated_at)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
+const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce,
+	parent, parent_step, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
 func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
@@ -172,7 +177,8 @@ func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (n
 	}
 	var at moment
 	err = q.QueryRowContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce).Scan(&at)
+		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce,
+		req.Parent, req.ParentStep).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
 	}
@@ -343,7 +349,7 @@ func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (saga.R
 }
 
 const sqliteDelete = `DELETE FROM {p}saga WHERE rowid IN (SELECT rowid FROM {p}saga
-	WHERE ` + isEnded + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
+	WHERE ` + isDeletable + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
 
 func (d *sqlite) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error) {
 	rows, err := q.QueryContext(ctx, d.deletedSaga, string(status), age.Milliseconds(), limit)
@@ -351,7 +357,7 @@ func (d *sqlite) deleteEnded(ctx context.Context, q querier, status saga.Status,
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	for _, text := range []string{d.deletedLog, d.deletedSignals} {
+	for _, text := range []string{d.deletedLog, d.deletedSignals, d.orphaned} {
 		if _, err := q.ExecContext(ctx, text, jsonText(ids)); err != nil {
 			return 0, err
 		}

@@ -78,6 +78,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -271,6 +273,7 @@ type dialect interface {
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
 	// cancel returns sql.ErrNoRows if the record is still to be read.
 	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
+	// deleteEnded also removes the sagas that it deletes from their children.
 	deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error)
 
 	now() string
@@ -318,7 +321,7 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (st
 func newRecord(req saga.StartRequest, now time.Time) started {
 	rec := saga.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Seq: int64(len(req.Log)), Nonce: req.Nonce,
+		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Seq: int64(len(req.Log)), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
 	}
 	if req.Owner != "" {
@@ -422,17 +425,21 @@ func (s *Store) load(ctx context.Context, q querier, id, lock string) (saga.Reco
 
 // The conditions of the partial indexes.
 const (
-	isLive  = "status IN ('running', 'compensating')"
-	isEnded = "status IN ('completed', 'compensated', 'abandoned')"
+	isLive = "status IN ('running', 'compensating')"
+	// The children of a saga that was not deleted are not among them: a sweep does not
+	// read past what it must keep.
+	isDeletable = "status IN ('completed', 'compensated', 'abandoned') AND parent = ''"
+	isChild     = "parent > ''"
 )
 
-// indexes serve Claim, DeleteEnded, List and Counts. Each of them costs a saga two entries:
-// at its start and at its end. A step changes no indexed column, so that PostgreSQL
+// indexes serve Claim, DeleteEnded, Children, List and Counts. Each of them costs a saga two
+// entries: at its start and at its end. A step changes no indexed column, so that PostgreSQL
 // writes it without touching the indexes. The wake_at of an ended saga is when it ended:
 // it was released then.
 const indexes = `
 CREATE INDEX {p}saga_live ON {p}saga (name, version, owner, wake_at) WHERE ` + isLive + `;
-CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isEnded + `;
+CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
+CREATE INDEX {p}saga_child ON {p}saga (parent, parent_step, status) WHERE ` + isChild + `;
 CREATE INDEX {p}saga_name ON {p}saga (name, status, id);
 CREATE INDEX {p}saga_time ON {p}saga (name, status, created_at, id);`
 
@@ -466,6 +473,29 @@ func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Du
 		return err
 	})
 	return int(n), wrap("delete", err)
+}
+
+// Children implements [saga.Store].
+func (s *Store) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
+	text := "SELECT id, status, cancel_requested FROM {p}saga WHERE " + isChild +
+		" AND parent = " + s.d.bind(1) + " AND parent_step = " + s.d.bind(2)
+	args := []any{req.Parent, req.Step}
+	if len(req.Status) > 0 {
+		var list []string
+		for _, status := range req.Status {
+			args = append(args, string(status))
+			list = append(list, s.d.bind(len(args)))
+		}
+		text += " AND status IN (" + strings.Join(list, ", ") + ")"
+	}
+	if req.Limit > 0 {
+		text += " LIMIT " + strconv.Itoa(req.Limit)
+	}
+	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
+	list, err := collect(rows, err, func(rows *sql.Rows) (c saga.ChildRecord, err error) {
+		return c, rows.Scan(&c.ID, &c.Status, &c.CancelRequested)
+	})
+	return list, wrap("children", err)
 }
 
 // write makes fn one transaction. Where a single statement has the isolation that it

@@ -167,7 +167,7 @@ func TestAStartKnowsItsOwnSagaAfterItsBatchFailed(t *testing.T) {
 				return nil
 			}
 			s.answers = map[string][]driver.Value{"SELECT id, name": {
-				"own", "trip", int64(1), "running", []byte("{}"), []byte("{}"), int64(1), int64(7), "", int64(0), int64(1), nil,
+				"own", "trip", int64(1), "running", []byte("{}"), []byte("{}"), "", "", int64(1), int64(7), "", int64(0), int64(1), nil,
 				int64(0), int64(0), "", false, "", false, int64(1), int64(1), int64(1), "",
 			}}
 			return errors.New("connection reset")

@@ -629,6 +629,13 @@ func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
 	return p.Store.Load(ctx, id)
 }
 
+func (p *process) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	return p.Store.Children(ctx, req)
+}
+
 func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
 	err = p.write("Signal", func() error {
 		var err error

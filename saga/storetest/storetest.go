@@ -70,7 +70,9 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"ReportedOfAStuckSaga", reported},
 		{"HistoryHasNoGap", history},
 		{"UnregisteredAreCounted", unregistered},
+		{"ChildrenOfAStep", children},
 		{"DeleteEnded", deleteEnded},
+		{"DeleteEndedKeepsTheChildrenOfAParent", deleteChildren},
 		{"TextAndBytesSurvive", roundTrip},
 		{"EndedContext", endedContext},
 	} {
@@ -1018,15 +1020,106 @@ func deleteEnded(s *suite) {
 	s.Error(err)
 }
 
+// child starts a child of the step "parcels" of the saga parent.
+func (s *suite) child(id, parent string) saga.Record {
+	s.Helper()
+	req := request(id)
+	req.Parent, req.ParentStep = parent, "parcels"
+	return s.start(req)
+}
+
+// end ends a saga, or leaves it in a status that is not final.
+func (s *suite) end(id string, status saga.Status) {
+	s.Helper()
+	req := commit(s.load(id))
+	req.Status, req.Release = status, true
+	s.commit(req)
+}
+
+func children(s *suite) {
+	for _, id := range []string{"a", "B", "c", "d", "e"} {
+		rec := s.child(id, "order")
+		s.Equal("order", rec.Parent)
+		s.Equal("parcels", rec.ParentStep)
+		s.same(rec, s.load(id))
+	}
+	s.child("of another", "Order")
+	s.start(request("order"))
+	of := request("of another step")
+	of.Parent, of.ParentStep = "order", "letters"
+	s.start(of)
+	s.end("B", saga.Completed)
+	s.end("c", saga.Stuck)
+	s.end("d", saga.Compensated)
+	_, err := s.store.Cancel(s.ctx, "e", "")
+	s.NoError(err)
+	find := func(req saga.ChildrenRequest) (texts []string) {
+		list, err := s.store.Children(s.ctx, req)
+		s.NoError(err)
+		for _, c := range list {
+			texts = append(texts, fmt.Sprint(c.ID, " ", c.Status, " ", c.CancelRequested))
+		}
+		slices.Sort(texts)
+		return texts
+	}
+	s.Equal([]string{"B completed false", "a running false", "c stuck false", "d compensated false", "e running true"},
+		find(saga.ChildrenRequest{Parent: "order", Step: "parcels"}))
+	s.Equal([]string{"a running false", "c stuck false", "e running true"},
+		find(saga.ChildrenRequest{Parent: "order", Step: "parcels", Status: []saga.Status{saga.Running, saga.Compensating, saga.Stuck}}))
+	s.Len(find(saga.ChildrenRequest{Parent: "order", Step: "parcels", Limit: 2}), 2)
+	s.Equal([]string{"of another step running false"}, find(saga.ChildrenRequest{Parent: "order", Step: "letters", Limit: 2}))
+	s.Empty(find(saga.ChildrenRequest{Parent: "order", Step: "none"}))
+	s.Empty(find(saga.ChildrenRequest{Parent: "a", Step: "parcels"}))
+}
+
+// deleteChildren: what a parent has started stays until the parent is deleted, which may
+// itself be a child.
+func deleteChildren(s *suite) {
+	s.start(request("order"))
+	s.child("order/1", "order")
+	s.child("order/2", "order")
+	s.child("order/1/1", "order/1")
+	s.start(request("other"))
+	s.child("other/1", "other")
+	sweep := func(status saga.Status, limit, want int, left string) {
+		s.Helper()
+		n, err := s.store.DeleteEnded(s.ctx, status, 0, limit)
+		s.NoError(err)
+		s.Equal(want, n)
+		s.Equal(left, s.all(saga.Filter{Limit: 10}))
+	}
+	for _, id := range []string{"order/1/1", "order/1", "other/1"} {
+		s.end(id, saga.Completed)
+	}
+	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
+	s.end("order", saga.Abandoned)
+	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
+	sweep(saga.Abandoned, 10, 1, "order/1 order/1/1 order/2 other other/1")
+	rec := s.load("order/2")
+	s.Equal("", rec.Parent)
+	s.Equal("", rec.ParentStep)
+	s.Equal("order/1", s.load("order/1/1").Parent)
+	list, err := s.store.Children(s.ctx, saga.ChildrenRequest{Parent: "order", Step: "parcels"})
+	s.NoError(err)
+	s.Empty(list)
+	sweep(saga.Completed, 10, 1, "order/1/1 order/2 other other/1")
+	s.end("order/2", saga.Completed)
+	sweep(saga.Completed, 10, 2, "other other/1")
+	s.Equal("other", s.load("other/1").Parent)
+}
+
 func roundTrip(s *suite) {
 	req := request("größe/'\";--%$1?\\" + strings.Repeat("x", 150))
 	req.Data = []byte{0, 1, 255, '\'', '"', 0}
 	req.Steps = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
 	req.Owner, req.LeaseTTL = "o'wner \"ö\"", long
+	req.Parent, req.ParentStep = "its 'parent' "+strings.Repeat("x", 180), strings.Repeat("'ö\"", 25)
 	rec := s.start(req)
 	s.Equal(req.ID, rec.ID)
 	s.True(bytes.Equal(req.Data, rec.Data))
 	s.Equal(string(req.Steps), string(rec.Steps))
+	s.Equal(req.Parent, rec.Parent)
+	s.Equal(req.ParentStep, rec.ParentStep)
 	next := commit(rec)
 	next.LastError = "it's \"bad\" — §\n\ttwo lines"
 	next.Log[0].Error = next.LastError
@@ -1067,6 +1160,8 @@ func endedContext(s *suite) {
 	_, err = s.store.Signals(ctx, "a")
 	s.Error(err)
 	s.Error(s.store.Hasten(ctx, "a"))
+	_, err = s.store.Children(ctx, saga.ChildrenRequest{Parent: "a", Step: "b"})
+	s.Error(err)
 	_, err = s.store.Load(ctx, "a")
 	s.Error(err)
 	s.NotErrorIs(err, saga.ErrNotFound)

@@ -37,6 +37,8 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 			sagas /= 10
 		}
 		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5, saga.Running: 1000, saga.Stuck: 20})
+		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
+		require.NoError(t, err)
 		seen := new(recorder)
 		store, err := sqlstore.New(seen.open(t, d), d.Dialect)
 		require.NoError(t, err)
@@ -74,8 +76,17 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 			"unregistered, none":         func() error { _, err := store.Unregistered(ctx, trip); return err },
 			"unregistered, all":          func() error { _, err := store.Unregistered(ctx, nil); return err },
 			"delete":                     func() error { _, err := store.DeleteEnded(ctx, saga.Completed, time.Hour, 100); return err },
-			"reported":                   func() error { return store.Reported(ctx, "trip-7", 1) },
-			"cancel":                     func() error { _, err := store.Cancel(ctx, "trip-7", ""); return err },
+			"children": func() error {
+				_, err := store.Children(ctx, saga.ChildrenRequest{Parent: "trip-7", Step: "parcels"})
+				return err
+			},
+			"children, unfinished": func() error {
+				unfinished := []saga.Status{saga.Running, saga.Compensating, saga.Stuck}
+				_, err := store.Children(ctx, saga.ChildrenRequest{Parent: "order", Step: "parcels", Status: unfinished, Limit: 1})
+				return err
+			},
+			"reported": func() error { return store.Reported(ctx, "trip-7", 1) },
+			"cancel":   func() error { _, err := store.Cancel(ctx, "trip-7", ""); return err },
 			"claim": func() error {
 				_, err := store.Claim(ctx, saga.ClaimRequest{Owner: "me", Limit: 64, Definitions: trip})
 				return err
