@@ -21,35 +21,38 @@ type flight[K comparable, V any] struct {
 	cfg     *Config[K, V] // the settings when the flight began
 	shard   *shard[K, V]
 	key     K
-	slot    uint32
 	version uint64        // of the slot when the flight began
 	began   time.Duration // since New
 	tagged  uint64        // number of the last invalidation of tags when the flight began
 	written string        // the key as converted for the Store
 	ctx     loadCtx
-	value   V            // returned by Load
-	batch   *batch[K, V] // of GetMany; nil if the flight loads by itself
-	failing *batch[K, V] // the batch whose failure fails this flight, once it has landed
-
-	asked       *answer       // the answer of the Store, if GetMany has asked it
-	refresh     bool          // load even if the value in the Store is fresh
-	crowded     bool          // mostLost loads of the key run on without callers
-	passing     bool          // the result is not kept, because changes during the load are not heard
-	loaded      bool          // a load has returned a value
-	absent      bool          // a load has returned ErrNotFound
-	took        time.Duration // duration of the load, 0 if it has not returned
-	invalidated bool          // the Store reports an invalidation since the load began; the result is not kept
+	value   V             // returned by Load
+	took    time.Duration // duration of the load, 0 if it has not returned
+	batch   *batch[K, V]  // of GetMany; nil if the flight loads by itself
+	failing *batch[K, V]  // the batch whose failure fails this flight, once it has landed
+	asked   *answer       // the answer of the Store, if GetMany has asked it
 
 	old     atomic.Pointer[oldValue[V]] // may be served if the load fails
 	offered chan struct{}               // closed when old may be served immediately; nil without a Store
 
+	slot        uint32
+	inline      bool // flown by the caller that launched it
+	refresh     bool // load even if the value in the Store is fresh
+	crowded     bool // mostLost loads of the key run on without callers
+	passing     bool // the result is not kept, because changes during the load are not heard
+	loaded      bool // a load has returned a value
+	absent      bool // a load has returned ErrNotFound
+	invalidated bool // the Store reports an invalidation since the load began; the result is not kept
+
 	// Guarded by the mutex of the shard.
-	waiters  int
 	answered bool // callers have the result, or the reason why there is none
 	lost     bool // has not landed, and no caller waits for it
 	follows  bool // takes its answer from another flight
+	waiters  int32
 
-	done    chan struct{} // closed when the callers may read the answer:
+	// Closed when the callers may read the answer. Nil while the only caller is the one
+	// that flies f.
+	done    chan struct{}
 	err     error
 	failed  *batch[K, V] // the batch whose failure is err
 	entry   *entry[V]
@@ -83,11 +86,13 @@ func (s *shard[K, V]) overtake(key K) {
 	}
 }
 
-// launch creates the flight of key. Its caller starts it on a goroutine of its own. The
-// shard is locked, and no caller waits for the flight yet.
-func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time) *flight[K, V] {
+// launch creates the flight of key. Its caller starts it: by flyInline if the flight is
+// inline, which it is if Config.Inline is set and one is true, for a single Get;
+// otherwise on a goroutine of its own. The shard is locked, and no caller waits for the
+// flight yet.
+func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time, one bool) *flight[K, V] {
 	cfg := c.cfg()
-	f := &flight[K, V]{c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{})}
+	f := &flight[K, V]{c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written}
 	if c.shared != nil {
 		f.slot = c.shared.slotOf(written)
 		f.offered = make(chan struct{})
@@ -96,6 +101,10 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	f.ctx.init(ctx, now.Add(cfg.LoadTimeout), f)
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
+	}
+	f.inline = one && cfg.Inline
+	if !f.inline || f.crowded {
+		f.done = make(chan struct{})
 	}
 	f.passing = !findable(key)
 	if c.entries == nil || f.passing {
@@ -126,13 +135,7 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 	for {
 		select {
 		case <-f.done:
-			switch {
-			case f.err != nil:
-				return c.instead(ctx, f, at)
-			case f.stale:
-				return c.serveStale(ctx, f.key, f.entry, nil), true, nil
-			}
-			return f.entry, false, nil
+			return c.answer(ctx, f, at)
 		case <-offered:
 			if old := f.old.Load(); at != noOld && old.entry.standing(c.now()) >= stale && old.at >= at {
 				return c.serveStale(ctx, f.key, old.entry, nil), true, nil // f goes on
@@ -147,6 +150,17 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 			return nil, false, ended.Error(ctx)
 		}
 	}
+}
+
+// answer returns what a caller gets when f has been answered.
+func (c *Cache[K, V]) answer(ctx context.Context, f *flight[K, V], at time.Duration) (e *entry[V], old bool, err error) {
+	switch {
+	case f.err != nil:
+		return c.instead(ctx, f, at)
+	case f.stale:
+		return c.serveStale(ctx, f.key, f.entry, nil), true, nil
+	}
+	return f.entry, false, nil
 }
 
 // instead returns what a caller gets when f has failed: the old value if that is
@@ -224,6 +238,13 @@ func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
 func (f *flight[K, V]) fail(err error) {
 	if !f.answered {
 		f.answered, f.err = true, err
+		f.wake()
+	}
+}
+
+// wake lets the callers of f read the answer.
+func (f *flight[K, V]) wake() {
+	if f.done != nil {
 		close(f.done)
 	}
 }
@@ -355,7 +376,7 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 			c.land(f, nil, fault)
 		}
 	}()
-	if !f.cfg.Inline && f.batch == nil && c.slots.free() { // otherwise f waits, and is cheaper with a small stack
+	if !f.inline && f.batch == nil && c.slots.free() { // otherwise f waits, and is cheaper with a small stack
 		growStack() // for the eviction that may follow
 	}
 	e, err := c.obtain(f)
@@ -433,7 +454,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	defer func() { // even if OnEvent panics
 		f.ctx.cancel()
 		if !late {
-			close(f.done)
+			f.wake()
 		}
 	}()
 	switch {

@@ -95,10 +95,13 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptio
 	n := nestingOf(ctx)
 	n.pause()
 	old := false
-	if mine && c.flyInline(ctx, f) {
-		err = ended.Error(ctx)
-	} else {
+	switch {
+	case !mine:
 		e, old, err = c.wait(ctx, f, at)
+	case c.flyInline(ctx, f):
+		err = ended.Error(ctx)
+	default:
+		e, old, err = c.answer(ctx, f, at)
 	}
 	if resumed := n.resume(ctx); resumed != nil {
 		e, err = nil, resumed
@@ -126,7 +129,7 @@ func (c *Cache[K, V]) asks() time.Duration {
 // join returns the entry of key if it can be served without a load, and begins the
 // background refresh that is due. Otherwise it joins the flight of the key, or launches
 // one, which g starts if g is not nil. The caller waits for the returned flight or
-// leaves it. If mine is true, the caller flies it itself.
+// leaves it. If mine is true, the caller flies it itself and must not wait for it.
 func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (e *entry[V], f *flight[K, V], mine bool, err error) {
 	if err := c.mayNest(loadOf(ctx), key); err != nil {
 		return nil, nil, false, err
@@ -157,14 +160,17 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	if how == kept && !e.paused(now) || how == dead {
 		launch := f == nil
 		if launch {
-			f = c.launch(ctx, s, key, written, instant)
+			f = c.launch(ctx, s, key, written, instant, g == nil)
+			mine = f.inline
 			if e != nil {
 				f.old.Store(&oldValue[V]{e, math.MaxInt64})
 			}
 		}
 		f.waiters++
+		if f.done == nil && !mine {
+			f.done = make(chan struct{})
+		}
 		s.mu.Unlock()
-		mine = launch && g == nil && f.cfg.Inline
 		if launch && !mine {
 			g.fly(f)
 		}
@@ -172,7 +178,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	}
 	refresh := f == nil && !e.paused(now) && (how == stale || early)
 	if refresh {
-		f = c.launch(ctx, s, key, written, instant)
+		f = c.launch(ctx, s, key, written, instant, false)
 		f.refresh = how == fresh
 		f.waiters++ // the flight counts itself, so that it goes on without callers
 	}

@@ -240,7 +240,7 @@ func (b *batch[K, V]) startIfDecided() {
 		return
 	}
 	b.started = true
-	b.ctx.init(b.needed[0].ctx.values, time.Now().Add(b.cfg.LoadTimeout), b)
+	b.ctx.init(b.needed[0].ctx.caller, time.Now().Add(b.cfg.LoadTimeout), b)
 	if b.left == 0 {
 		b.ctx.cancel()
 	}

@@ -76,24 +76,31 @@ func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, too
 	if cfg.Middleware == nil {
 		err = load.attempt(ctx)
 	} else {
-		succeeded := false
-		err = cfg.Middleware(func(ctx context.Context) error {
-			begun = c.now() // of the attempt whose value is used
-			err := load.attempt(ctx)
-			succeeded = err == nil
-			if isNotFound(err) && !behavior.IsAnswered(err) {
-				err = answered{err} // matches by an Is method, which policies do not see
-			}
-			return err
-		})(ctx)
-		if err == nil && !succeeded {
-			err = errors.New(prefix(cfg.Name) + "Middleware returned nil without a value from Load")
-		}
+		begun, err = c.runThrough(cfg, ctx, load, begun)
 	}
 	if isFailure(err) && ctx.Err() != nil {
 		err = cfg.over(ctx, err)
 	}
 	return begun, took, err
+}
+
+// runThrough runs a load with Middleware around it. It returns when the last attempt
+// began, whose value is used, or begun if there was none.
+func (c *Cache[K, V]) runThrough(cfg *Config[K, V], ctx *loadCtx, load job, begun time.Duration) (time.Duration, error) {
+	succeeded := false
+	err := cfg.Middleware(func(ctx context.Context) error {
+		begun = c.now()
+		err := load.attempt(ctx)
+		succeeded = err == nil
+		if isNotFound(err) && !behavior.IsAnswered(err) {
+			err = answered{err} // matches by an Is method, which policies do not see
+		}
+		return err
+	})(ctx)
+	if err == nil && !succeeded {
+		err = errors.New(prefix(cfg.Name) + "Middleware returned nil without a value from Load")
+	}
+	return begun, err
 }
 
 // over returns the error of a load whose ctx has ended. err is what the load returned,

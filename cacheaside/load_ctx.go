@@ -11,18 +11,17 @@ import (
 // and becomes one when Done is first called. Until then it needs neither a channel nor a
 // timer, which cost more than a quick load.
 type loadCtx struct {
-	values   context.Context // never ends
+	caller   context.Context // of the call that began the load; gives its values only
 	deadline time.Time
 	terms    terms // set by the load for its result
 
 	job    any                     // the *flight or *batch that loads
-	depth  int                     // number of loads around this one
 	slots  *slots                  // of which the load holds one
 	nest   atomic.Pointer[nesting] // once the load runs: plain, over or a nesting of its own
 	partOf atomic.Pointer[loadCtx] // another load that this one waits for as a part of it
-
-	ended atomic.Int32
-	std   atomic.Pointer[stdCtx] // nil until Done is called
+	depth  int32                   // number of loads around this one
+	ended  atomic.Int32
+	std    atomic.Pointer[stdCtx] // nil until Done is called
 }
 
 // What ended a loadCtx. Its deadline counts even if it has not been recorded here.
@@ -38,7 +37,7 @@ type stdCtx struct {
 
 // init starts c, with the values of ctx and the given deadline.
 func (c *loadCtx) init(ctx context.Context, deadline time.Time, job any) {
-	c.values, c.deadline, c.job = context.WithoutCancel(ctx), deadline, job
+	c.caller, c.deadline, c.job = ctx, deadline, job
 	if outer := loadOf(ctx); outer != nil {
 		c.depth = outer.depth + 1
 	}
@@ -70,9 +69,9 @@ func (c *loadCtx) makeStd() *stdCtx {
 	s := new(stdCtx)
 	if c.ended.Load() == byCancel {
 		// Err may already have returned Canceled, whatever the time.
-		s.Context, s.cancel = context.WithCancel(c.values)
+		s.Context, s.cancel = context.WithCancel(c.values())
 	} else {
-		s.Context, s.cancel = context.WithDeadline(c.values, c.deadline)
+		s.Context, s.cancel = context.WithDeadline(c.values(), c.deadline)
 	}
 	if !c.std.CompareAndSwap(nil, s) {
 		s.cancel()
@@ -105,5 +104,8 @@ func (c *loadCtx) Value(key any) any {
 	if s := c.std.Load(); s != nil {
 		return s.Value(key)
 	}
-	return c.values.Value(key)
+	return c.values().Value(key)
 }
+
+// values returns a ctx with the values of the call that began the load, which never ends.
+func (c *loadCtx) values() context.Context { return context.WithoutCancel(c.caller) }

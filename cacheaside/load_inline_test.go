@@ -146,6 +146,41 @@ func TestInlineFailuresAreThoseOfADetachedLoad(t *testing.T) {
 	})
 }
 
+// A load that must wait because two earlier ones run on without callers still ends on
+// time.
+func TestInlineLoadThatWaitsForLostLoadsTimesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := make(chan struct{})
+		var loads atomic.Int32
+		c := cacheaside.New(cacheaside.Config[int, int]{Inline: true, LoadTimeout: time.Second,
+			Load: func(context.Context, int) (int, error) {
+				loads.Add(1)
+				<-end
+				return 7, nil
+			},
+		})
+		defer c.Close()
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				_, err := c.Get(t.Context(), 7)
+				if !errors.As(err, new(*cacheaside.TimeoutError)) {
+					t.Errorf("a load that hangs: %v", err)
+				}
+			})
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		begun := time.Now()
+		_, err := c.Get(t.Context(), 7)
+		require.ErrorAs(t, err, new(*cacheaside.TimeoutError))
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Equal(t, int32(2), loads.Load())
+		close(end)
+		wg.Wait()
+	})
+}
+
 func TestInlineRefreshesInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32

@@ -191,7 +191,7 @@ func (c *Cache[K, V]) mayNest(l *loadCtx, key K) error {
 		return c.recursive(key)
 	}
 	if c.entries == nil {
-		for ; l != nil; l = loadOf(l.values) {
+		for ; l != nil; l = loadOf(l.caller) {
 			if f, ok := l.job.(*flight[K, V]); ok && f.c == c && f.key == key && l.Err() == nil {
 				return c.recursive(key)
 			}
