@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ type Policy = interface {
 type Registry struct {
 	mu        sync.RWMutex
 	entries   map[string]Entry // by path
+	ordered   []Entry          // the same, by kind and name; nil until it is asked for, never changed
 	observers notify.Observers[Event]
 	watching  int // observers that are there
 
@@ -108,7 +110,7 @@ func (r *Registry) add(p Policy) error {
 	if _, taken := r.entries[e.path()]; taken {
 		return fmt.Errorf("registry: %s is there already", e.path())
 	}
-	r.entries[e.path()] = e
+	r.entries[e.path()], r.ordered = e, nil
 	if r.watching > 0 {
 		r.watch(e)
 	}
@@ -124,6 +126,7 @@ func (r *Registry) Remove(p Policy) bool {
 		if e.Policy == p {
 			e.unwatch()
 			delete(r.entries, path)
+			r.ordered = nil
 			return true
 		}
 	}
@@ -137,16 +140,14 @@ func (r *Registry) All() iter.Seq[Entry] {
 }
 
 func (r *Registry) sorted() []Entry {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	all := make([]Entry, 0, len(r.entries))
-	for _, e := range r.entries {
-		all = append(all, e)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ordered == nil {
+		r.ordered = slices.SortedFunc(maps.Values(r.entries), func(a, b Entry) int {
+			return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+		})
 	}
-	slices.SortFunc(all, func(a, b Entry) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
-	})
-	return all
+	return r.ordered
 }
 
 // Get returns the policy of a kind with a name. It is for tools that take the name from

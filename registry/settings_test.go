@@ -438,6 +438,30 @@ type stranger struct{}
 
 func (stranger) Name() string { return "stranger" }
 
+func TestAllIsOrderedAndFollowsChanges(t *testing.T) {
+	reg := registry.New()
+	all := func() (paths []string) {
+		for e := range reg.All() {
+			paths = append(paths, e.String())
+		}
+		return paths
+	}
+	require.Empty(t, all())
+	b := breaker.New(breaker.Config{Name: "b"})
+	reg.MustAdd(bulkhead.New(bulkhead.Config{Name: "a", Limit: 1}), b)
+	require.Equal(t, []string{"breaker/b", "bulkhead/a"}, all())
+	before := reg.All()
+	reg.MustAdd(breaker.New(breaker.Config{Name: "a"}))
+	require.Equal(t, []string{"breaker/a", "breaker/b", "bulkhead/a"}, all())
+	require.True(t, reg.Remove(b))
+	require.Equal(t, []string{"breaker/a", "bulkhead/a"}, all())
+	n := 0
+	for range before {
+		n++
+	}
+	require.Equal(t, 2, n, "All is the policies at the time of the call")
+}
+
 func TestStringIsJSONForExpvar(t *testing.T) {
 	reg, _ := newFakes("users", `o"rders`)
 	require.JSONEq(t, `{
