@@ -9,6 +9,17 @@ import (
 // breakerStates are the values of the attribute state.
 var breakerStates = []breaker.State{breaker.Closed, breaker.HalfOpen, breaker.Open, breaker.ForcedOpen, breaker.Disabled}
 
+// breakerIn and breakerTo are attributes, by state.
+var breakerIn, breakerTo = ofStates("state"), ofStates("to")
+
+func ofStates(key string) map[breaker.State][]Attr {
+	all := map[breaker.State][]Attr{}
+	for _, state := range breakerStates {
+		all[state] = []Attr{{key, label(state)}}
+	}
+	return all
+}
+
 func breakerFigures(s breaker.Stats, to emit) {
 	breakerTotals(s.Totals, to)
 	breakerStateFigures(map[breaker.State]int{s.State: 1}, to)
@@ -25,7 +36,7 @@ func breakerGroupFigures(s breaker.GroupStats, to emit) {
 
 func breakerTotals(t breaker.Totals, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("breaker.call.count", "{call}", "Calls, by outcome.", n, "outcome", outcome)
+		to.counter("breaker.call.count", "{call}", "Calls, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("success", t.Succeeded)
 	calls("failure", t.Failed)
@@ -33,7 +44,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 	calls("refused", t.Refused)
 	to.counter("breaker.slow.count", "{call}", "Calls that were slow, failed or not.", t.Slow)
 	changes := func(state breaker.State, n int64) {
-		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, "to", label(state))
+		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, breakerTo[state]...)
 	}
 	changes(breaker.Open, t.Opened)
 	changes(breaker.HalfOpen, t.HalfOpened)
@@ -45,7 +56,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 func breakerStateFigures(in map[breaker.State]int, to emit) {
 	for _, state := range breakerStates {
 		to.gauge("breaker.state", "{breaker}", "Breakers in a state: of one breaker, 1 for its state and 0 for the others.",
-			float64(in[state]), "state", label(state))
+			float64(in[state]), breakerIn[state]...)
 	}
 }
 

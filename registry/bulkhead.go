@@ -8,6 +8,8 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
+var bulkheadRefused = refusals(bulkhead.Refusals{}.All())
+
 func bulkheadFigures(s bulkhead.Stats, to emit) {
 	bulkheadTotals(s.Totals, to)
 	bulkheadGauges(s.Limit, s.InFlight, s.Queued, s.LongestWait, s.LongestHeld, to)
@@ -23,19 +25,19 @@ func bulkheadGauges(limit, inFlight int, queued []int, longestWait, longestHeld 
 	to.gauge("bulkhead.limit", "{slot}", "Slots.", float64(limit))
 	to.gauge("bulkhead.in_flight", "{slot}", "Slots that are taken.", float64(inFlight))
 	for level, n := range queued {
-		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), "level", strconv.Itoa(level))
+		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), Attr{"level", strconv.Itoa(level)})
 	}
 	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", longestWait)
 	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", longestHeld)
 }
 
 func bulkheadTotals(t bulkhead.Totals, to emit) {
-	calls := func(outcome, reason string, n int64) {
-		to.counter("bulkhead.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", outcome, "reason", reason)
+	calls := func(n int64, attrs ...Attr) {
+		to.counter("bulkhead.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
 	}
-	calls("admitted", "", t.Admitted)
+	calls(t.Admitted, admitted...)
 	for reason, n := range t.Refusals.All() {
-		calls("refused", label(reason), n)
+		calls(n, bulkheadRefused[reason]...)
 	}
 	to.counter("bulkhead.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
 	to.seconds(Counter, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)

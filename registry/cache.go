@@ -9,13 +9,13 @@ import (
 
 func cacheFigures(s cacheaside.Stats, to emit) {
 	requests := func(result string, n int64) {
-		to.counter("cache.request.count", "{request}", "Gets, by result.", n, "result", result)
+		to.counter("cache.request.count", "{request}", "Gets, by result.", n, Attr{"result", result})
 	}
 	requests("hit", s.Hits)
 	requests("stale", s.Stale)
 	requests("miss", s.Misses)
 	loads := func(outcome string, n int64) {
-		to.counter("cache.load.count", "{load}", "Loads that have ended, by outcome.", n, "outcome", outcome)
+		to.counter("cache.load.count", "{load}", "Loads that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	loads("loaded", s.Loaded)
 	loads("not_found", s.NotFound)

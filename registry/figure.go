@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 )
@@ -30,7 +31,7 @@ type Figure struct {
 	Help string
 	Kind FigureKind
 	// Attrs tell figures of the same policy and Name apart. Values that are constants are
-	// in snake_case: "half_open".
+	// in snake_case: "half_open". Figures may share Attrs: do not change them.
 	Attrs []Attr
 	Value float64
 	// Additive says that figures of several policies, or of several instances of a
@@ -63,22 +64,22 @@ func (f Figure) path() string {
 // emit takes one figure of a policy.
 type emit func(Figure)
 
-// counter, gauge, alone and seconds emit one figure. Their attrs are keys and values in turn.
-func (to emit) counter(name, unit, help string, n int64, attrs ...string) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: pairs(attrs), Value: float64(n), Additive: true})
+// counter, gauge, alone and seconds emit one figure.
+func (to emit) counter(name, unit, help string, n int64, attrs ...Attr) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: attrs, Value: float64(n), Additive: true})
 }
 
-func (to emit) gauge(name, unit, help string, v float64, attrs ...string) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: pairs(attrs), Value: v, Additive: unit != "1"})
+func (to emit) gauge(name, unit, help string, v float64, attrs ...Attr) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: attrs, Value: v, Additive: unit != "1"})
 }
 
 // alone emits a gauge that is not additive.
-func (to emit) alone(name, unit, help string, v float64, attrs ...string) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: pairs(attrs), Value: v})
+func (to emit) alone(name, unit, help string, v float64, attrs ...Attr) {
+	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: attrs, Value: v})
 }
 
-func (to emit) seconds(kind FigureKind, name, help string, d time.Duration, attrs ...string) {
-	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: pairs(attrs), Value: d.Seconds(), Additive: kind == Counter})
+func (to emit) seconds(kind FigureKind, name, help string, d time.Duration, attrs ...Attr) {
+	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: attrs, Value: d.Seconds(), Additive: kind == Counter})
 }
 
 // label returns the text of a constant as the value of an attribute, in snake_case:
@@ -87,13 +88,14 @@ func label[T ~string](text T) string { return snakeCase.Replace(string(text)) }
 
 var snakeCase = strings.NewReplacer(" ", "_", "-", "_")
 
-func pairs(attrs []string) []Attr {
-	if len(attrs) == 0 {
-		return nil
-	}
-	all := make([]Attr, 0, len(attrs)/2)
-	for i := 0; i < len(attrs); i += 2 {
-		all = append(all, Attr{attrs[i], attrs[i+1]})
+var admitted = []Attr{{"outcome", "admitted"}, {"reason", ""}}
+
+// refusals returns the attributes of refused calls, by reason. They are made once, since a
+// collection of metrics reads the figures of every policy.
+func refusals[R ~string](reasons iter.Seq2[R, int64]) map[R][]Attr {
+	all := map[R][]Attr{}
+	for reason := range reasons {
+		all[reason] = []Attr{{"outcome", "refused"}, {"reason", label(reason)}}
 	}
 	return all
 }

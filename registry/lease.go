@@ -8,7 +8,7 @@ import (
 
 func leaseFigures(s lease.Stats, to emit) {
 	terms := func(state string, n int64) {
-		to.counter("lease.term.count", "{term}", "Terms that have begun, and how they ended.", n, "state", state)
+		to.counter("lease.term.count", "{term}", "Terms that have begun, and how they ended.", n, Attr{"state", state})
 	}
 	terms("elected", s.Elected)
 	terms("lost", s.Lost)

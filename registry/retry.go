@@ -8,7 +8,7 @@ import (
 
 func retryFigures(s retry.Stats, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("retry.call.count", "{call}", "Calls that have ended, by outcome.", n, "outcome", outcome)
+		to.counter("retry.call.count", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("first_try", s.FirstTry)
 	calls("recovered", s.Recovered)
@@ -37,7 +37,7 @@ func budgetGroupFigures(s retry.BudgetGroupStats, to emit) {
 
 func budgetTotals(t retry.BudgetTotals, to emit) {
 	retries := func(outcome string, n int64) {
-		to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", n, "outcome", outcome)
+		to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", n, Attr{"outcome", outcome})
 	}
 	retries("allowed", t.Allowed)
 	retries("over_budget", t.OverBudget)
@@ -50,7 +50,7 @@ func budgetWindow(calls, charged int64, to emit) {
 
 func hedgeFigures(s retry.HedgeStats, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("hedge.call.count", "{call}", "Calls that have ended, by outcome.", n, "outcome", outcome)
+		to.counter("hedge.call.count", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("first_won", s.FirstWon)
 	calls("hedge_won", s.HedgeWon)

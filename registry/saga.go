@@ -10,19 +10,19 @@ import (
 func sagaFigures(s saga.Stats, to emit) {
 	for _, d := range s.Sagas {
 		sagas := func(status string, n int64) {
-			to.counter("saga.saga.count", "{saga}", "Sagas that this runner has recorded, by definition and status.", n, "saga", d.Saga, "status", status)
+			to.counter("saga.saga.count", "{saga}", "Sagas that this runner has recorded, by definition and status.", n, Attr{"saga", d.Saga}, Attr{"status", status})
 		}
 		sagas("started", d.Started)
 		sagas(label(saga.Completed), d.Completed)
 		sagas(label(saga.Compensated), d.Compensated)
 		sagas(label(saga.Stuck), d.Stuck)
 		sagas(label(saga.Abandoned), d.Abandoned)
-		to.seconds(Counter, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, "saga", d.Saga)
+		to.seconds(Counter, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, Attr{"saga", d.Saga})
 	}
 	for _, step := range s.Steps {
 		attempts := func(outcome saga.Outcome, n int64) {
 			to.counter("saga.step.count", "{attempt}", "Attempts of steps, by outcome.", n,
-				"saga", step.Saga, "step", step.Step, "op", label(step.Op), "outcome", label(outcome))
+				Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)}, Attr{"outcome", label(outcome)})
 		}
 		attempts(saga.OutcomeDone, step.Done)
 		attempts(saga.OutcomeNoEffect, step.NoEffect)
@@ -31,21 +31,21 @@ func sagaFigures(s saga.Stats, to emit) {
 		attempts(saga.OutcomeRefused, step.Refused)
 		attempts(saga.OutcomeInterrupted, step.Interrupted)
 		to.seconds(Counter, "saga.step.time", "Time that attempts took, together.", step.Took,
-			"saga", step.Saga, "step", step.Step, "op", label(step.Op))
+			Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)})
 	}
 	// Of all runners on the store; a number that is saga.CountLimit means so many or more.
 	for i := range s.Stored.Sagas {
 		c := &s.Stored.Sagas[i]
 		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck} {
 			to.alone("saga.stored", "{saga}", "Sagas in the store that have not ended, those of all runners, by definition and status. At most 10000. Not to be added up.",
-				float64(c.Of(status)), "saga", c.Saga, "status", string(status))
+				float64(c.Of(status)), Attr{"saga", c.Saga}, Attr{"status", string(status)})
 		}
-		to.alone("saga.due", "{saga}", "Sagas in the store that wait for a runner. At most 10000. Not to be added up.", float64(c.Due), "saga", c.Saga)
+		to.alone("saga.due", "{saga}", "Sagas in the store that wait for a runner. At most 10000. Not to be added up.", float64(c.Due), Attr{"saga", c.Saga})
 		var age time.Duration
 		if !c.OldestDue.IsZero() {
 			age = max(s.Stored.Now.Sub(c.OldestDue), 0)
 		}
-		to.seconds(Gauge, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, "saga", c.Saga)
+		to.seconds(Gauge, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, Attr{"saga", c.Saga})
 	}
 	to.counter("saga.claim.count", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
 	to.counter("saga.takeover.count", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)

@@ -6,6 +6,11 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
+var (
+	throttleRefused = refusals(throttle.Refusals{}.All())
+	throttleShed    = []Attr{{"outcome", "refused"}, {"reason", label(throttle.Shed)}}
+)
+
 func throttleFigures(s throttle.Stats, to emit) {
 	throttleTotals(s.Totals, to)
 	to.alone("throttle.degradation", "{level}", "Least important level whose features are on. Not to be added up.", float64(s.Degradation))
@@ -36,10 +41,10 @@ func throttleSharedFigures(s throttle.SharedStats, to emit) {
 }
 
 func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
-	throttleAdmitted(s.Sent, to)
-	throttleRefused(string(throttle.Shed), s.Refused, to)
+	throttleCall(s.Sent, to, admitted...)
+	throttleCall(s.Refused, to, throttleShed...)
 	answers := func(outcome string, n int64) {
-		to.counter("throttle.answer.count", "{call}", "Calls that have ended, by what the server made of them.", n, "outcome", outcome)
+		to.counter("throttle.answer.count", "{call}", "Calls that have ended, by what the server made of them.", n, Attr{"outcome", outcome})
 	}
 	answers("accepted", s.Accepted)
 	answers("throttled", s.Throttled)
@@ -53,19 +58,15 @@ func throttleTotals(t throttle.Totals, to emit) {
 	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
-func throttleCalls(admitted int64, refused throttle.Refusals, to emit) {
-	throttleAdmitted(admitted, to)
+func throttleCalls(sent int64, refused throttle.Refusals, to emit) {
+	throttleCall(sent, to, admitted...)
 	for reason, n := range refused.All() {
-		throttleRefused(string(reason), n, to)
+		throttleCall(n, to, throttleRefused[reason]...)
 	}
 }
 
-func throttleAdmitted(n int64, to emit) {
-	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "admitted", "reason", "")
-}
-
-func throttleRefused(reason string, n int64, to emit) {
-	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, "outcome", "refused", "reason", label(reason))
+func throttleCall(n int64, to emit, attrs ...Attr) {
+	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
 }
 
 func throttleTokens(spent, refunded int64, to emit) {
