@@ -162,9 +162,10 @@ type series struct {
 
 // shown is one figure of a policy, with its instrument, if that is the collector's.
 type shown struct {
-	figure     registry.Figure
+	figure     string // its Name
+	attrs      []registry.Attr
 	instrument metric.Float64Observable
-	attrs      []metric.ObserveOption
+	options    []metric.ObserveOption
 }
 
 func (c *collector) collect(_ context.Context, to metric.Observer) error {
@@ -206,19 +207,19 @@ func (c *collector) read(to metric.Observer, p policy, figures iter.Seq[registry
 	s.round = c.round
 	n := 0
 	for f := range figures {
+		if f.Kind == registry.Counter && f.Value == 0 {
+			continue
+		}
 		if n == len(s.shown) {
 			s.shown = append(s.shown, shown{})
 		}
 		as := &s.shown[n]
 		n++
-		if f.Kind == registry.Counter && f.Value == 0 {
-			continue
-		}
-		if as.attrs == nil || as.figure.Name != f.Name || !slices.Equal(as.figure.Attrs, f.Attrs) {
-			*as = shown{figure: f, instrument: c.instruments[p.prefix+f.Name], attrs: attributes(p, f)}
+		if as.figure != f.Name || !slices.Equal(as.attrs, f.Attrs) {
+			*as = shown{figure: f.Name, attrs: f.Attrs, instrument: c.instruments[p.prefix+f.Name], options: attributes(p, f)}
 		}
 		if as.instrument != nil {
-			to.ObserveFloat64(as.instrument, f.Value, as.attrs...)
+			to.ObserveFloat64(as.instrument, f.Value, as.options...)
 		} else if c.first && !c.has(f.Name) {
 			unknown = append(unknown, f)
 		}
