@@ -4,15 +4,19 @@ import (
 	"context"
 	"iter"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/go-resilience/resilience/breaker"
@@ -164,6 +168,78 @@ func TestGlobalProvidersMayComeLater(t *testing.T) {
 	require.Len(t, s.spans.GetSpans(), 1)
 	stop()
 	require.NotContains(t, s.values(t), "resilience.breaker.state{name=users,state=closed}")
+}
+
+// A hoarded policy yields attributes of its own each time, and keeps weak pointers to them.
+type hoarded struct {
+	custom
+	yielded []weak.Pointer[registry.Attr]
+}
+
+func (h *hoarded) Figures() iter.Seq[registry.Figure] {
+	return func(yield func(registry.Figure) bool) {
+		attrs := []registry.Attr{{Key: "thing", Value: "one"}}
+		h.yielded = append(h.yielded, weak.Make(&attrs[0]))
+		yield(registry.Figure{Name: "hoarded", Unit: "{thing}", Help: "Things.", Attrs: attrs, Value: 1})
+	}
+}
+
+func TestRemovedPolicyIsForgotten(t *testing.T) {
+	s := newSDK(t)
+	p := new(hoarded)
+	reg := s.observe(t, p)
+	require.Equal(t, map[string]float64{"resilience.hoarded{name=mine,thing=one}": 1}, s.values(t))
+	require.True(t, reg.Remove(p))
+	require.Empty(t, s.values(t))
+	runtime.GC()
+	for _, attrs := range p.yielded {
+		require.Nil(t, attrs.Value(), "a figure of the removed policy is held")
+	}
+	runtime.KeepAlive(reg)
+}
+
+// A slowToStop meter runs a collection while a callback is being unregistered.
+type slowToStop struct {
+	metric.MeterProvider
+	collect func()
+}
+
+func (p slowToStop) Meter(name string, options ...metric.MeterOption) metric.Meter {
+	return slowMeter{p.MeterProvider.Meter(name, options...), p.collect}
+}
+
+type slowMeter struct {
+	metric.Meter
+	collect func()
+}
+
+func (m slowMeter) RegisterCallback(f metric.Callback, instruments ...metric.Observable) (metric.Registration, error) {
+	r, err := m.Meter.RegisterCallback(f, instruments...)
+	return slowRegistration{r, m.collect}, err
+}
+
+type slowRegistration struct {
+	metric.Registration
+	collect func()
+}
+
+func (r slowRegistration) Unregister() error {
+	r.collect()
+	return r.Registration.Unregister()
+}
+
+func TestCollectionDuringStopAddsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSDK(t)
+		s.Config.MeterProvider = slowToStop{s.Config.MeterProvider, func() { s.values(t) }}
+		reg := registry.New()
+		stop, err := resilienceotel.Observe(reg, s.Config)
+		require.NoError(t, err)
+		reg.MustAdd(new(custom)) // the collection finds a figure without an instrument
+		stop()
+		synctest.Wait()
+		require.Empty(t, s.values(t))
+	})
 }
 
 // A custom policy has figures that no policy of this module has. Which, and in which
