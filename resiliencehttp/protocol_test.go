@@ -286,6 +286,8 @@ func TestRequestThatCannotBeSentIsNotSeenByThePolicies(t *testing.T) {
 		"FieldValue":          {field("A", "b\nsecret"), `the request has an invalid value of the field "A"`},
 		"FieldValueDel":       {field("A", "b\x7f"), `the request has an invalid value of the field "A"`},
 		"TrailerName":         {func(r *http.Request) { r.Trailer = http.Header{"a b": nil} }, `the request has an invalid field name "a b"`},
+		"TrailerLength":       {func(r *http.Request) { r.ContentLength, r.Trailer = -1, http.Header{"content-length": nil} }, `the request cannot have "content-length" in its Trailer`},
+		"TrailerTrailer":      {func(r *http.Request) { r.ContentLength, r.Trailer = -1, http.Header{"Trailer": nil} }, `the request cannot have "Trailer" in its Trailer`},
 		"LengthWithoutBody":   {func(r *http.Request) { r.Body, r.ContentLength = nil, 5 }, "the request has a ContentLength of 5 and no Body"},
 		"Host":                {func(r *http.Request) { r.Host = "a\r\nb" }, "the request has a control character in its Host or URL"},
 		"Query":               {func(r *http.Request) { r.URL.RawQuery = "a\nb" }, "the request has a control character in its Host or URL"},

@@ -35,6 +35,12 @@ func unsendable(req *http.Request) error {
 	if err := unsendableFields(req.Header); err != nil {
 		return err
 	}
+	for name := range req.Trailer {
+		switch http.CanonicalHeaderKey(name) {
+		case "Transfer-Encoding", "Trailer", "Content-Length":
+			return fmt.Errorf("resiliencehttp: the request cannot have %q in its Trailer", name)
+		}
+	}
 	return unsendableFields(req.Trailer)
 }
 
