@@ -57,9 +57,8 @@
 //	order     newest, oldest or id; newest if it is left out
 //	after     the next of the page before
 //
-// An operation is a form. Its fields are those of [Operation] in lower case, except that the
-// id of a saga is id, and that a Filter is given by the parameters of the list. A field of
-// another name is an error:
+// An operation is a form. Its fields are those of [Operation] in lower case; a Filter is
+// given by the parameters of the list. A field of another name is an error:
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act

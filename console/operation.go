@@ -73,7 +73,7 @@ type Operation struct {
 	Key      string          // of a Group or a cache
 	For      time.Duration   // of Trip; zero means as long as the breaker would open by itself
 	Settings json.RawMessage // of Apply: an object of the fields to change
-	Saga     string          // the id of a saga; "" with a Filter
+	ID       string          // of a saga; "" with a Filter
 	Step     string          // of Skip
 	Filter   *saga.Filter    // the sagas of an action on many
 	Note     string          // why
@@ -94,7 +94,7 @@ func (op Operation) LogValue() slog.Value {
 		attrs = append(attrs, slog.Duration("for", op.For))
 	}
 	add("settings", string(op.Settings))
-	add("saga", op.Saga)
+	add("id", op.ID)
 	add("step", op.Step)
 	if op.Filter != nil {
 		attrs = append(attrs, slog.Any("filter", *op.Filter))
@@ -257,8 +257,8 @@ func (c *Console) operation(form url.Values) (Operation, error) {
 			return op, err
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
-		op.Saga, op.Step = form.Get("id"), form.Get("step")
-		if op.Saga == "" {
+		op.ID, op.Step = form.Get("id"), form.Get("step")
+		if op.ID == "" {
 			op.form = sagaFormOf(form)
 			if op.form.admitsAll() {
 				return op, errors.New("an action on all sagas needs a condition")
@@ -320,7 +320,7 @@ func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
 	}
 	sagaOp := saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note}
 	if op.Filter == nil {
-		return done, sagaError(runner.Operate(r.Context(), op.Saga, sagaOp))
+		return done, sagaError(runner.Operate(r.Context(), op.ID, sagaOp))
 	}
 	operated, err := runner.OperateAll(r.Context(), *op.Filter, sagaOp)
 	return result{Sagas: &operated.Done, NotAllowed: &operated.NotAllowed}, sagaError(err)
@@ -446,8 +446,8 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	switch {
 	case !ok:
 		c.fail(w, r, status, err)
-	case sagas && op.Saga != "":
-		c.oneSaga(w, r, status, e.Name, op.Saga, r.PostForm, err)
+	case sagas && op.ID != "":
+		c.oneSaga(w, r, status, e.Name, op.ID, r.PostForm, err)
 	case sagas && op.Action != Apply:
 		q := op.form.values(e.Name)
 		c.listSagas(w, r, status, q, err)
@@ -467,8 +467,8 @@ func (op Operation) back(done result) string {
 		page, q = "sagas?", op.form.values(name)
 		q.Set("n", strconv.Itoa(*done.Sagas))
 		q.Set("left", strconv.Itoa(*done.NotAllowed))
-	case op.Saga != "":
-		page, q = "saga?", url.Values{"runner": {name}, "id": {op.Saga}}
+	case op.ID != "":
+		page, q = "saga?", url.Values{"runner": {name}, "id": {op.ID}}
 	}
 	q.Set("done", string(op.Action))
 	return page + q.Encode()

@@ -222,7 +222,7 @@ func TestOperatorsActOnSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var audit []string
 		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true}, Audit: func(_ context.Context, op console.Operation, err error) {
-			audit = append(audit, fmt.Sprint(op.Action, " ", op.Saga, " ", op.Note, " ", err))
+			audit = append(audit, fmt.Sprint(op.Action, " ", op.ID, " ", op.Note, " ", err))
 		}})
 		d.run("ok-1", "stuck-1", "stuck-2", "stuck-3")
 		w := d.post("action", "retry", "policy", "saga/worker", "id", "stuck-1")
