@@ -1,6 +1,6 @@
 // Leader runs three processes on one SQLite file. One of them leads and ticks. The program
 // kills it, again and again, and then asks the last one to stop: another leads each time,
-// after the TTL or at once. The ticks of two leaders never mix, as each is written in a
+// after the TTL or immediately. The ticks of two leaders never mix, as each is written in a
 // transaction that is fenced.
 //
 //	go run ./examples/leader -kills 10

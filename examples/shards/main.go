@@ -28,7 +28,7 @@ const (
 	patience = 50 * time.Millisecond
 )
 
-// A shard answers at once, or, while its script is on, not at all.
+// A shard answers immediately or, while its script is on, not at all.
 type shard struct {
 	url    string
 	script *faults.Script
