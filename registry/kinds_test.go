@@ -408,9 +408,10 @@ func TestObserveSeesEveryPolicyAndLogWritesWords(t *testing.T) {
 func TestExpvarShowsTheFigures(t *testing.T) {
 	h := newHouse()
 	defer h.close()
-	expvar.Publish("resilience", h.reg)
+	name := fmt.Sprintf("resilience of %p", h.reg) // a name can be published once
+	expvar.Publish(name, h.reg)
 	_ = h.circuit.Do(t.Context(), func(context.Context) error { return nil })
-	require.Contains(t, expvar.Get("resilience").String(), `"breaker.call.count{outcome=success}": 1`)
+	require.Contains(t, expvar.Get(name).String(), `"breaker.call.count{outcome=success}": 1`)
 }
 
 // While settings change under load, no call is lost and no limit is passed: in flight
