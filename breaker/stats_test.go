@@ -99,6 +99,7 @@ func TestStatsWhileTheBreakerOpens(t *testing.T) {
 		wg.Go(func() { do(b, returning(throttled(time.Hour))) })
 		for b.Stats().State == breaker.Closed {
 			require.GreaterOrEqual(t, b.Stats().Window.Calls, int64(3))
+			runtime.Gosched() // one processor would spend 10 ms here otherwise
 		}
 		wg.Wait()
 	}
