@@ -477,19 +477,29 @@ func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Du
 
 // Children implements [saga.Store].
 func (s *Store) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
-	text := "SELECT id, status, cancel_requested FROM {p}saga WHERE " + isChild +
-		" AND parent = " + s.d.bind(1) + " AND parent_step = " + s.d.bind(2)
-	args := []any{req.Parent, req.Step}
-	if len(req.Status) > 0 {
-		var list []string
-		for _, status := range req.Status {
-			args = append(args, string(status))
-			list = append(list, s.d.bind(len(args)))
-		}
-		text += " AND status IN (" + strings.Join(list, ", ") + ")"
+	var args []any
+	bind := func(arg any) string {
+		args = append(args, arg)
+		return s.d.bind(len(args))
 	}
+	limit := ""
 	if req.Limit > 0 {
-		text += " LIMIT " + strconv.Itoa(req.Limit)
+		limit = " LIMIT " + strconv.Itoa(req.Limit)
+	}
+	find := func(status string) string {
+		return "SELECT id, status, cancel_requested FROM {p}saga WHERE " + status + isChild +
+			" AND parent = " + bind(req.Parent) + " AND parent_step = " + bind(req.Step) + limit
+	}
+	text := ""
+	if len(req.Status) == 0 {
+		text = find("")
+	} else {
+		// A plan of PostgreSQL for "status IN" may read all children.
+		var list []string
+		for i, status := range req.Status {
+			list = append(list, "SELECT * FROM ("+find("status = "+bind(string(status))+" AND ")+") AS s"+strconv.Itoa(i))
+		}
+		text = strings.Join(list, " UNION ALL ") + limit
 	}
 	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
 	list, err := collect(rows, err, func(rows *sql.Rows) (c saga.ChildRecord, err error) {
