@@ -176,34 +176,35 @@ func (m *machine) goOn(now time.Time) {
 		return
 	}
 	past := m.past()
-	working := false
+	var at progress
 	for k := m.low; k < len(m.p.nodes); k++ {
-		switch at, i := m.node(k); at {
+		switch is, i := m.node(k); is {
 		case nodeIdle:
 			if m.allComplete(m.p.nodes[k].after) {
 				m.start(i, now)
-				working = true
+				at.begun(m, i)
 			} else if m.p.chain {
 				k = len(m.p.nodes) // the nodes that follow wait, too
 			}
 		case nodeNext:
 			m.start(i, now)
-			working = true
+			at.begun(m, i)
 		case nodeRetreat:
 			m.undo(i)
-			working = true
+			at.working = true
 		case nodeExhausted:
 			// It failed while the pivot, which then succeeded, was under way.
 			if past && !m.work[i].final {
 				m.start(i, now)
-				working = true
+				at.begun(m, i)
+			} else {
+				at.blocked = true
 			}
+		case nodeBlocked:
+			at.blocked = true
 		case nodeAtWork:
-			working = true
+			at.begun(m, i)
 		}
-	}
-	if !working {
-		m.stuckAtBlocked()
 	}
 	opened := false
 	for i := range m.units {
@@ -211,10 +212,33 @@ func (m *machine) goOn(now time.Time) {
 			opened = true
 		}
 	}
-	if opened {
+	switch {
+	case opened:
 		m.goOn(now) // what waits for these units
+	case at.over():
+		m.stuckAtBlocked()
 	}
 }
+
+// progress is what the steps of a saga are at.
+type progress struct {
+	working bool // some are started or undoing
+	waiting bool // some wait for a time, a signal or children
+	blocked bool // some have failed for good
+}
+
+// begun takes in a unit that is not idle.
+func (p *progress) begun(m *machine, i int) {
+	if m.units[i].Status == StepWaiting || m.pending(i) {
+		p.waiting = true
+	} else {
+		p.working = true
+	}
+}
+
+// over reports whether only an operator can help. A step that waits does not delay
+// that, since it may wait for ever.
+func (p *progress) over() bool { return !p.working && (p.blocked || !p.waiting) }
 
 func (m *machine) allComplete(nodes []int) bool {
 	for _, k := range nodes {
@@ -253,7 +277,8 @@ func (m *machine) turnBack(step, why string) {
 }
 
 func (m *machine) goBack() {
-	working, left := false, false
+	var at progress
+	left := false
 	for k := range m.p.nodes {
 		i := m.toUndo(k)
 		if i < 0 {
@@ -262,22 +287,25 @@ func (m *machine) goBack() {
 		left = true
 		switch u := &m.units[i]; {
 		case u.Status == StepUndoing:
-			working = true
-		case u.Status == StepUndoFailed || !m.allUndone(m.p.nodes[k].undoAfter):
+			at.begun(m, i)
+		case u.Status == StepUndoFailed:
+			at.blocked = true
+		case !m.allUndone(m.p.nodes[k].undoAfter):
 		case !m.p.units[i].hasUndo:
+			at.blocked = true
 			u.Error = "saga: it has no Undo"
 			m.set(i, StepUndoFailed)
 			m.note(Entry{Step: u.Name, Op: OpUndo, Kind: EventUndoFailed, Error: u.Error})
 		default:
 			m.undo(i)
-			working = true
+			at.working = true
 		}
 	}
 	switch {
 	case !left:
 		m.status = Compensated
 		m.note(Entry{Kind: EventCompensated})
-	case !working:
+	case at.over():
 		m.stuckAtBlocked()
 	}
 }

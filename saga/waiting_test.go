@@ -1,0 +1,167 @@
+package saga_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// TestAFailureDoesNotWaitForAStepThatWaits: a step fails for good while another one waits
+// for a signal, for its time or for its children. The saga turns back or is stuck as soon
+// as no attempt is running. Once the failure is mended, the saga goes on where it was.
+func TestAFailureDoesNotWaitForAStepThatWaits(t *testing.T) {
+	// side puts a step beside the others, after the first.
+	side := func(st saga.Step[trip]) saga.Step[trip] {
+		st.After = []string{"first"}
+		return st
+	}
+	slow := step("slow")
+	slow.Do = func(context.Context, *trip) error {
+		time.Sleep(time.Hour)
+		return nil
+	}
+	slow.Timeout = 2 * time.Hour
+	alternative := failing("bad", saga.Abort(errDeclined))
+	alternative.Undo = note("undo bad", saga.Abort(errDeclined))
+	alternative.Or = []saga.Step[trip]{step("other")}
+	for name, c := range map[string]struct {
+		pivot  bool
+		waits  func(w *warehouse) []saga.Step[trip]
+		bad    saga.Step[trip]
+		status saga.Status
+		within time.Duration
+	}{
+		"a signal, before the pivot": {
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
+			},
+			status: saga.Compensated,
+		},
+		"children, before the pivot": {
+			waits:  func(w *warehouse) []saga.Step[trip] { return []saga.Step[trip]{side(w.parcels(1))} },
+			status: saga.Compensated,
+		},
+		"a signal, an undo failed": {
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
+			},
+			bad: alternative, status: saga.Stuck,
+		},
+		"a signal": {
+			pivot: true, status: saga.Stuck,
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
+			},
+		},
+		"a signal, with a time-out": {
+			pivot: true, status: saga.Stuck,
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go", AwaitFor: 48 * time.Hour})}
+			},
+		},
+		"a time": {
+			pivot: true, status: saga.Stuck,
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Delay: 30 * time.Hour})}
+			},
+		},
+		"a time, after an attempt": {
+			pivot: true, status: saga.Stuck, within: time.Hour,
+			waits: func(*warehouse) []saga.Step[trip] {
+				return []saga.Step[trip]{side(slow), {Name: "wait", Delay: 30 * time.Hour, After: []string{"slow"}}}
+			},
+		},
+		"children": {
+			pivot: true, status: saga.Stuck,
+			waits: func(w *warehouse) []saga.Step[trip] { return []saga.Step[trip]{side(w.parcels(1))} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hold := make(chan struct{})
+				w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": hold}}
+				bad := c.bad
+				if bad.Name == "" {
+					bad = failing("bad", saga.Abort(errDeclined))
+				}
+				mended := false
+				do := bad.Do
+				bad.Do = func(ctx context.Context, s *trip) error {
+					if mended {
+						return nil
+					}
+					time.Sleep(time.Minute) // the others wait by then
+					return do(ctx, s)
+				}
+				bad.Timeout = time.Hour
+				first := step("first")
+				first.Pivot = c.pivot
+				sg := sequence(append([]saga.Step[trip]{first, side(bad)}, c.waits(w)...)...)
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+				startOrder(t, r, sg)
+				time.Sleep(time.Minute + c.within + 10*time.Second)
+				in, err := r.Get(t.Context(), "order-1")
+				require.NoError(t, err)
+				require.Equal(t, c.status, in.Status)
+				if c.status != saga.Stuck {
+					return
+				}
+				require.Equal(t, "bad", in.Step)
+				mended = true
+				if len(bad.Or) > 0 {
+					require.NoError(t, r.SkipStep(t.Context(), "order-1", "bad", "undone by hand"))
+				} else {
+					require.NoError(t, r.Retry(t.Context(), "order-1", "mended"))
+				}
+				time.Sleep(time.Hour)
+				in, err = r.Get(t.Context(), "order-1")
+				require.NoError(t, err)
+				require.Equal(t, saga.Running, in.Status, "it waits still")
+				close(hold)
+				_ = r.Signal(t.Context(), "order-1", "go", nil)
+				time.Sleep(30 * time.Hour)
+				in, err = r.Get(t.Context(), "order-1")
+				require.NoError(t, err)
+				require.Equal(t, saga.Completed, in.Status)
+			})
+		})
+	}
+}
+
+// TestAFailedUndoDoesNotWaitForChildren that an operator must mend first.
+func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
+		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.NoEffect(errDeclined))
+		flight.After, parcels.After, car.After = []string{}, []string{}, []string{"flight", "parcels"}
+		broken := true
+		flight.Undo = func(context.Context, *trip) error {
+			if broken {
+				return saga.Abort(errDeclined)
+			}
+			return nil
+		}
+		sg := sequence(flight, parcels, car)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Minute)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		broken = false
+		require.NoError(t, r.Retry(t.Context(), "order-1", "mended"))
+		time.Sleep(time.Hour)
+		in, err = r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensating, in.Status, "the child is stuck")
+		clear(w.fail)
+		require.NoError(t, r.Retry(t.Context(), "order-1/parcels/0", "mended"))
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+	})
+}
