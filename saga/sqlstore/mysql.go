@@ -164,6 +164,8 @@ func (*mysql) mayRepeat(err error) bool {
 // mysqlDeadlock is the number of the error ER_LOCK_DEADLOCK.
 const mysqlDeadlock = 1213
 
+func (*mysql) madeDue(update string) string { return update }
+
 func (*mysql) now() string { return mysqlNow }
 
 func (*mysql) columns() string { return mysqlColumns }

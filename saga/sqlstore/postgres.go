@@ -21,13 +21,15 @@ type postgres struct {
 	startedMany, startedManyDue    string
 	batch, batchDue, claimed, beat string
 	canceled, deleted              string
+	tell                           string // the notification; "" for none
 }
 
 func newPostgres(t tables, notify bool) *postgres {
 	// due ends a statement after which a saga is due.
-	due := ""
+	due, tell := "", ""
 	if notify {
-		due = " WHERE pg_notify('" + t.channel() + "', '')::text = ''"
+		tell = "pg_notify('" + t.channel() + "', '')::text = ''"
+		due = " WHERE " + tell
 	}
 	start := func(due string) *byCount {
 		return newByCount(func(n int) string { return t.sql(postgresStartText(n) + due) })
@@ -35,13 +37,15 @@ func newPostgres(t tables, notify bool) *postgres {
 	commit := func(release, due string, next int) *byCount {
 		return newByCount(func(n int) string { return t.sql(postgresCommitText(n, release, next) + due) })
 	}
-	return &postgres{
-		started: start(""), startedDue: start(due),
+	d := &postgres{
+		tell: tell, started: start(""), startedDue: start(due),
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
 		startedMany: t.sql(postgresStarts), startedManyDue: t.sql(postgresStarts + due),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
-		canceled: t.sql(postgresCancel), deleted: t.sql(postgresDelete),
+		deleted: t.sql(postgresDelete),
 	}
+	d.canceled = t.sql(d.telling(postgresCancel, d.columns()))
+	return d
 }
 
 // In postgresSchema, ids and names compare as bytes. The fillfactor leaves room in each
@@ -127,6 +131,18 @@ func (*postgres) txOptions() *sql.TxOptions {
 func (*postgres) lock(context.Context, querier) error { return nil }
 
 func (*postgres) now() string { return "statement_timestamp()" }
+
+func (d *postgres) madeDue(update string) string { return d.telling(update, "owner, status") }
+
+// telling returns an UPDATE that returns columns, with the owner and the status among them,
+// and that tells the listeners if a runner may claim the saga.
+func (d *postgres) telling(update, columns string) string {
+	update += " RETURNING " + columns
+	if d.tell == "" {
+		return update
+	}
+	return "WITH due AS (" + update + ") SELECT * FROM due WHERE CASE WHEN owner = '' AND " + isLive + " THEN " + d.tell + " ELSE true END"
+}
 
 func (d *postgres) columns() string {
 	return recordColumns + ", " + d.now() + " AS store_now, '' AS previous"
@@ -402,8 +418,7 @@ func (d *postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatR
 
 const postgresCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = $2, updated_at = statement_timestamp(),
 	wake_at = CASE WHEN owner = '' THEN statement_timestamp() ELSE wake_at END
-WHERE id = $1 AND status = 'running' AND NOT cancel_requested
-RETURNING ` + recordColumns + `, statement_timestamp(), ''`
+WHERE id = $1 AND status = 'running' AND NOT cancel_requested`
 
 func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (saga.Record, error) {
 	return scan(q.QueryRowContext(ctx, d.canceled, id, note))

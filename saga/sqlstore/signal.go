@@ -62,7 +62,7 @@ func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (
 	// First of all, this locks the row.
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
 		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))
-	if _, err := q.ExecContext(ctx, due, req.ID); err != nil {
+	if _, err := q.ExecContext(ctx, s.d.madeDue(due), req.ID); err != nil {
 		return rec, false, err
 	}
 	if rec, err = s.load(ctx, q, req.ID, s.d.readNewest()); err != nil {
@@ -106,7 +106,7 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = " + s.d.now() + " WHERE id = " + s.d.bind(1) +
 		" AND owner = '' AND " + s.d.live() + " AND wake_at > " + s.d.now())
 	return wrap("hasten", s.write(ctx, func(ctx context.Context, q querier) error {
-		_, err := q.ExecContext(ctx, due, id)
+		_, err := q.ExecContext(ctx, s.d.madeDue(due), id)
 		return err
 	}))
 }

@@ -135,6 +135,8 @@ func (d *sqlite) lock(ctx context.Context, q querier) error {
 	return err
 }
 
+func (*sqlite) madeDue(update string) string { return update }
+
 func (*sqlite) now() string { return sqliteNow }
 
 func (*sqlite) columns() string {

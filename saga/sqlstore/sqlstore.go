@@ -33,8 +33,8 @@
 // runner can take the saga over. Set idle_in_transaction_session_timeout and
 // tcp_keepalives_idle on the server to a few leases. Other sagas do not wait for the row.
 //
-// A runner finds a saga that another process has started after RunnerConfig.Poll, or
-// within milliseconds with Config.Listen.
+// A runner finds a saga that another process has started or signaled after
+// RunnerConfig.Poll, or within milliseconds with Config.Listen.
 //
 // # MySQL
 //
@@ -123,8 +123,8 @@ type Config struct {
 
 	// Listen executes LISTEN for the channel on a connection of its own. It calls notify
 	// once when it has done so, and for each notification, until ctx ends or the
-	// connection fails. With Listen, a runner finds a saga that was started elsewhere
-	// within milliseconds instead of after RunnerConfig.Poll. It is for PostgreSQL only.
+	// connection fails. With Listen, a runner finds a saga that was started or signaled
+	// elsewhere within milliseconds instead of after RunnerConfig.Poll. It is for PostgreSQL only.
 	// With pgx:
 	//
 	//	func(ctx context.Context, channel string, notify func()) error {
@@ -143,11 +143,13 @@ type Config struct {
 	//		}
 	//	}
 	//
-	// A store with Listen also sends notifications, so every process that starts sagas
-	// needs it. PostgreSQL commits transactions with notifications one after the other.
+	// A store with Listen also sends notifications, so every process that starts or signals
+	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
 	// These are that of each StartTx, of each Start whose runner has no free place, and of
-	// each commit after which a saga is due immediately: when a runner stops, or after an
-	// operator's action.
+	// each write after which a saga without an owner is due immediately: when a runner
+	// stops, after an operator's action, a signal or the end of the last child. A saga that
+	// another runner holds while it waits, since other steps are at work or the wait is
+	// shorter than RunnerConfig.Park, sees its signal after that runner's Poll.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
@@ -275,6 +277,10 @@ type dialect interface {
 	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
 	// deleteEnded also removes the sagas that it deletes from their children.
 	deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error)
+
+	// madeDue returns an UPDATE of at most one saga that also tells the listeners, if the
+	// row then has no owner and is due.
+	madeDue(update string) string
 
 	now() string
 	columns() string // of a record, in the order of scan

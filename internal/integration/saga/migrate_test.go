@@ -310,6 +310,73 @@ func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 	}
 }
 
+// TestARunnerHearsOfWhatMadeASagaDueElsewhere: of a signal, of a cancellation, and of the end
+// of a child. The runner polls once an hour.
+func TestARunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	store := func() *sqlstore.Store {
+		store, err := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
+		require.NoError(t, err)
+		return store
+	}
+	child := &saga.Saga[nothing]{Name: "parcel", Steps: []saga.Step[nothing]{{Name: "packed", Await: "packed"}}}
+	begin := func(*nothing) (nothing, error) { return nothing{}, nil }
+	waits := &saga.Saga[nothing]{Name: "waits", Steps: []saga.Step[nothing]{{Name: "paid", Await: "paid"}}}
+	parent := &saga.Saga[nothing]{Name: "order", Steps: []saga.Step[nothing]{{Name: "parcel", Saga: saga.ChildOf(child, begin, nil)}}}
+	r := saga.NewRunner(store(), saga.RunnerConfig{Poll: time.Hour})
+	saga.Register(r, waits, parent)
+	run(t, r)
+	own := store()
+	elsewhere := saga.NewRunner(own, saga.RunnerConfig{Poll: time.Hour}) // it does not run
+	parked := func(id string) {
+		for {
+			in, err := r.Get(t.Context(), id)
+			require.NoError(t, err)
+			if in.Owner == "" && len(in.Steps) > 0 && !in.Steps[0].WaitingSince.IsZero() {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for name, c := range map[string]struct {
+		sg   *saga.Saga[nothing]
+		wake func(id string) error
+		err  error
+	}{
+		"Signal": {sg: waits, wake: func(id string) error { return elsewhere.Signal(t.Context(), id, "paid", nil) }},
+		"SignalTx": {sg: waits, wake: func(id string) error {
+			tx, err := own.Begin(t.Context())
+			if err == nil {
+				err = elsewhere.SignalTx(t.Context(), tx, id, "paid", nil)
+			}
+			if err == nil {
+				err = tx.Commit()
+			}
+			return err
+		}},
+		"Cancel": {sg: waits, wake: func(id string) error { return elsewhere.Cancel(t.Context(), id, "no") }, err: saga.ErrCanceled},
+		"Hasten": {sg: parent, wake: func(id string) error {
+			parked(saga.ChildID(id, "parcel", 0))
+			return elsewhere.Abandon(t.Context(), saga.ChildID(id, "parcel", 0), "lost")
+		}, err: saga.ErrCompensated},
+	} {
+		_, err := saga.Start(t.Context(), r, c.sg, name, nothing{})
+		require.NoError(t, err, name)
+		parked(name)
+		since := time.Now()
+		require.NoError(t, c.wake(name), name)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of an hour
+		_, err = c.sg.Result(ctx, r, name)
+		cancel()
+		if c.err == nil {
+			require.NoError(t, err, name)
+		} else {
+			require.ErrorIs(t, err, c.err, name)
+		}
+		t.Logf("after %s: %v", name, time.Since(since))
+	}
+}
+
 func median(list []time.Duration) time.Duration {
 	slices.Sort(list)
 	return list[len(list)/2]
