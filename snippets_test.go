@@ -174,8 +174,8 @@ func _() {
 }
 
 func _() error {
-	store, err := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; redislease.New; lease.NewMemory() in tests
-	err = store.Migrate(ctx)                            // creates its tables, unless they exist
+	store := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; redislease.New; lease.NewMemory() in tests
+	err := store.Migrate(ctx)                      // creates its tables, unless they exist
 	err = lease.Run(ctx, store, lease.Config{Name: "billing", TTL: 15 * time.Second},
 		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up
 			for ; ctx.Err() == nil; time.Sleep(time.Minute) {

@@ -1,8 +1,8 @@
 // Package lease elects one process at a time as the leader, ends the leader's ctx before
 // another process can lead, and lets a database refuse the writes of a past leader.
 //
-//	store, err := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; lease.NewMemory() in tests
-//	err = store.Migrate(ctx)
+//	store := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; lease.NewMemory() in tests
+//	err := store.Migrate(ctx)
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"},
 //		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up

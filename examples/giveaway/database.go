@@ -36,8 +36,7 @@ func open(source string) (*sql.DB, *sqlstore.Store) {
 	db, err := sql.Open(driver, source)
 	check(err)
 	db.SetMaxOpenConns(8)
-	store, err := sqlstore.New(db, dialect)
-	check(err)
+	store := sqlstore.New(db, dialect)
 	return db, store
 }
 

@@ -35,8 +35,7 @@ var (
 func open(ctx context.Context, path string) (*sql.DB, *sqllease.Store) {
 	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(300)&_pragma=journal_mode(WAL)&_txlock=immediate")
 	check(err)
-	store, err := sqllease.New(db, sqllease.SQLite)
-	check(err)
+	store := sqllease.New(db, sqllease.SQLite)
 	check(store.Migrate(ctx))
 	return db, store
 }

@@ -288,8 +288,7 @@ type benchmarkDatabase struct {
 }
 
 func (d benchmarkDatabase) store(b *testing.B) *sqlstore.Store {
-	store, err := sqlstore.New(d.db, d.dialect)
-	require.NoError(b, err)
+	store := sqlstore.New(d.db, d.dialect)
 	require.NoError(b, store.Migrate(context.Background()))
 	return store
 }

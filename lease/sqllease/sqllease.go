@@ -4,8 +4,7 @@
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	...
-//	store, err := sqllease.New(db, sqllease.PostgreSQL)
-//	...
+//	store := sqllease.New(db, sqllease.PostgreSQL)
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"}, lead)
@@ -104,24 +103,24 @@ type Config struct {
 }
 
 // New is Config{}.New.
-func New(db *sql.DB, dialect Dialect) (*Store, error) { return Config{}.New(db, dialect) }
+func New(db *sql.DB, dialect Dialect) *Store { return Config{}.New(db, dialect) }
 
 // New returns a Store in db. It does not use db yet, and the Store never closes it. Call
-// [Store.Migrate] before its first use. New returns an error if db is nil, the dialect is
-// unknown, or the Config is invalid for the dialect.
-func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
+// [Store.Migrate] before its first use. New panics if db is nil, the dialect is unknown,
+// or the Config is invalid for the dialect.
+func (c Config) New(db *sql.DB, dialect Dialect) *Store {
 	text, ok := dialects[dialect]
 	switch {
 	case db == nil:
-		return nil, errors.New("sqllease: the *sql.DB is nil: must be set")
+		panic("sqllease: the *sql.DB is nil: must be set")
 	case !ok:
-		return nil, fmt.Errorf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect))
+		panic(fmt.Sprintf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
 	case !isPrefix(c.Prefix):
-		return nil, fmt.Errorf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix)
+		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix))
 	case c.Listen != nil && dialect != PostgreSQL:
-		return nil, errors.New("sqllease: Config.Listen is set: must be nil, except for PostgreSQL")
+		panic("sqllease: Config.Listen is set: must be nil, except for PostgreSQL")
 	}
-	return &Store{db: db, dialect: dialect, text: text.with(c.Prefix), prefix: c.Prefix, listen: c.Listen}, nil
+	return &Store{db: db, dialect: dialect, text: text.with(c.Prefix), prefix: c.Prefix, listen: c.Listen}
 }
 
 func isPrefix(s string) bool {

@@ -2,7 +2,9 @@ package sqllease_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -19,8 +21,7 @@ var dialects = []sqllease.Dialect{sqllease.PostgreSQL, sqllease.MySQL, sqllease.
 // open returns the store in f, after Migrate.
 func open(t *testing.T, f *fake, dialect sqllease.Dialect) *sqllease.Store {
 	t.Helper()
-	s, err := sqllease.New(f.open(), dialect)
-	require.NoError(t, err)
+	s := sqllease.New(f.open(), dialect)
 	require.NoError(t, s.Migrate(t.Context()))
 	return s
 }
@@ -46,8 +47,7 @@ func TestMigrateCreatesTheTablesOnce(t *testing.T) {
 	for _, dialect := range dialects {
 		t.Run(string(dialect), func(t *testing.T) {
 			f := newFake()
-			s, err := sqllease.New(f.open(), dialect)
-			require.NoError(t, err)
+			s := sqllease.New(f.open(), dialect)
 			schema := s.Schema()
 			require.Empty(t, f.log, "neither New nor Schema uses the database")
 			require.Contains(t, schema, "CREATE TABLE IF NOT EXISTS lease (")
@@ -65,22 +65,22 @@ func TestMigrateCreatesTheTablesOnce(t *testing.T) {
 func TestNewSaysWhatIsWrong(t *testing.T) {
 	listen := func(context.Context, string, func()) error { return nil }
 	db := newFake().open()
-	_, err := sqllease.New(nil, sqllease.PostgreSQL)
-	require.EqualError(t, err, "sqllease: the *sql.DB is nil: must be set")
-	_, err = sqllease.New(db, "Oracle")
-	require.EqualError(t, err, `sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`)
-	_, err = sqllease.Config{Listen: listen}.New(db, sqllease.MySQL)
-	require.ErrorContains(t, err, "Config.Listen")
+	panics := func(want string, c sqllease.Config, db *sql.DB, dialect sqllease.Dialect) {
+		t.Helper()
+		require.PanicsWithValue(t, want, func() { c.New(db, dialect) })
+	}
+	require.PanicsWithValue(t, "sqllease: the *sql.DB is nil: must be set", func() { sqllease.New(nil, sqllease.PostgreSQL) })
+	panics(`sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`, sqllease.Config{}, db, "Oracle")
+	panics("sqllease: Config.Listen is set: must be nil, except for PostgreSQL", sqllease.Config{Listen: listen}, db, sqllease.MySQL)
 	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
-		_, err := sqllease.Config{Prefix: prefix}.New(db, sqllease.PostgreSQL)
-		require.ErrorContains(t, err, "Config.Prefix")
+		panics(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix),
+			sqllease.Config{Prefix: prefix}, db, sqllease.PostgreSQL)
 	}
 }
 
 func TestMigrateSaysWhatIsWrong(t *testing.T) {
 	migrate := func(ctx context.Context, f *fake, dialect sqllease.Dialect) error {
-		s, err := sqllease.New(f.open(), dialect)
-		require.NoError(t, err)
+		s := sqllease.New(f.open(), dialect)
 		return s.Migrate(ctx)
 	}
 	for _, dialect := range dialects {
@@ -232,8 +232,7 @@ func TestListen(t *testing.T) {
 		notify()
 		return errDown
 	}}
-	s, err := c.New(newFake().open(), sqllease.PostgreSQL)
-	require.NoError(t, err)
+	s := c.New(newFake().open(), sqllease.PostgreSQL)
 	told := 0
 	for _, name := range []string{"a", strings.Repeat("b", 200)} {
 		require.ErrorIs(t, s.Listen(t.Context(), name, func() { told++ }), errDown)
@@ -242,8 +241,7 @@ func TestListen(t *testing.T) {
 	require.NotEqual(t, channels[0], channels[1])
 	require.Regexp(t, "^p_lease_[0-9a-f]{16}$", channels[1])
 
-	s, err = sqllease.New(newFake().open(), sqllease.PostgreSQL)
-	require.NoError(t, err)
+	s = sqllease.New(newFake().open(), sqllease.PostgreSQL)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)

@@ -180,9 +180,7 @@ func newDesk(t *testing.T) *desk {
 	d := new(desk)
 	db := sql.OpenDB(d)
 	t.Cleanup(func() { _ = db.Close() })
-	var err error
-	d.store, err = sqlstore.New(db, sqlstore.PostgreSQL)
-	require.NoError(t, err)
+	d.store = sqlstore.New(db, sqlstore.PostgreSQL)
 	return d
 }
 

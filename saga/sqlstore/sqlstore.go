@@ -2,7 +2,7 @@
 // through database/sql and the driver of the program.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
-//	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
+//	store := sqlstore.New(db, sqlstore.PostgreSQL)
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
@@ -154,41 +154,37 @@ type Config struct {
 }
 
 // New is Config{}.New.
-func New(db *sql.DB, dialect Dialect) (*Store, error) { return Config{}.New(db, dialect) }
+func New(db *sql.DB, dialect Dialect) *Store { return Config{}.New(db, dialect) }
 
 // New returns a Store in db. It does not use db yet, and the Store never closes it. New
-// returns an error if db is nil, the dialect is unknown, or the Config is invalid for
-// the dialect.
-func (c Config) New(db *sql.DB, dialect Dialect) (*Store, error) {
+// panics if db is nil, the dialect is unknown, or the Config is invalid for the dialect.
+func (c Config) New(db *sql.DB, dialect Dialect) *Store {
 	if db == nil {
-		return nil, errors.New("sqlstore: New needs a *sql.DB, not nil")
+		panic("sqlstore: New needs a *sql.DB, not nil")
 	}
 	if !isPrefix(c.Prefix) {
-		return nil, fmt.Errorf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix)
+		panic(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix))
+	}
+	if c.Listen != nil && (dialect == MySQL || dialect == SQLite) {
+		panic("sqlstore: Config.Listen is for PostgreSQL")
 	}
 	t := tables(c.Prefix)
 	switch dialect {
 	case PostgreSQL:
-		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 3), nil
+		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 3)
 	case MySQL:
-		if c.Listen != nil {
-			return nil, errors.New("sqlstore: Config.Listen is for PostgreSQL")
-		}
 		d := newMySQL(t)
 		s := newStore(db, d, t, nil, nil, 3)
 		s.prepared = newPrepared(db, d.hot())
 		// A batch of starts that waits for a row cannot be ended: MySQL notices only after
 		// innodb_lock_wait_timeout that its client has gone.
 		s.starts.lanes = math.MaxInt
-		return s, nil
+		return s
 	case SQLite:
-		if c.Listen != nil {
-			return nil, errors.New("sqlstore: Config.Listen is for PostgreSQL")
-		}
 		d := newSQLite(t)
-		return newStore(db, d, t, nil, newWriter(db, d.hot()), 1), nil
+		return newStore(db, d, t, nil, newWriter(db, d.hot()), 1)
 	}
-	return nil, fmt.Errorf("sqlstore: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect))
+	panic(fmt.Sprintf("sqlstore: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
 }
 
 // newStore returns a Store whose batchers have so many lanes. SQLite has one writer. With

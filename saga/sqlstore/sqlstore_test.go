@@ -23,17 +23,21 @@ import (
 // internal/integration/saga. The tests here need none.
 
 func TestNewNamesTheArgument(t *testing.T) {
-	_, err := sqlstore.New(nil, sqlstore.SQLite)
-	require.EqualError(t, err, "sqlstore: New needs a *sql.DB, not nil")
-	_, err = sqlstore.New(open(new(script)), sqlstore.Dialect("Oracle"))
-	require.EqualError(t, err, "sqlstore: the dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite")
+	panics := func(want string, c sqlstore.Config, db *sql.DB, dialect sqlstore.Dialect) {
+		t.Helper()
+		require.PanicsWithValue(t, want, func() { c.New(db, dialect) })
+	}
+	db := open(new(script))
+	require.PanicsWithValue(t, "sqlstore: New needs a *sql.DB, not nil", func() { sqlstore.New(nil, sqlstore.SQLite) })
+	panics("sqlstore: the dialect is \"Oracle\": must be PostgreSQL, MySQL or SQLite", sqlstore.Config{}, db, "Oracle")
 	for _, prefix := range []string{"9a", "A", "a-b", "saga;", strings.Repeat("x", 33)} {
-		_, err = sqlstore.Config{Prefix: prefix}.New(open(new(script)), sqlstore.SQLite)
-		require.EqualError(t, err, fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix))
+		panics(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix),
+			sqlstore.Config{Prefix: prefix}, db, sqlstore.SQLite)
 	}
 	listen := func(context.Context, string, func()) error { return nil }
-	_, err = sqlstore.Config{Prefix: "a_9", Listen: listen}.New(open(new(script)), sqlstore.SQLite)
-	require.EqualError(t, err, "sqlstore: Config.Listen is for PostgreSQL")
+	for _, dialect := range []sqlstore.Dialect{sqlstore.MySQL, sqlstore.SQLite} {
+		panics("sqlstore: Config.Listen is for PostgreSQL", sqlstore.Config{Prefix: "a_9", Listen: listen}, db, dialect)
+	}
 	require.Equal(t, "PostgreSQL MySQL SQLite", fmt.Sprint(sqlstore.PostgreSQL, " ", sqlstore.MySQL, " ", sqlstore.SQLite))
 }
 
@@ -323,8 +327,7 @@ func newStore(t *testing.T, s *script, dialect sqlstore.Dialect) *sqlstore.Store
 	t.Helper()
 	db := open(s)
 	t.Cleanup(func() { _ = db.Close() })
-	store, err := sqlstore.New(db, dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, dialect)
 	return store
 }
 

@@ -130,10 +130,7 @@ func (d database) store(ctx context.Context, db *sql.DB) (*sqllease.Store, error
 		c.Listen = d.listen
 	}
 	dialect := map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[d.Driver]
-	s, err := c.New(db, dialect)
-	if err != nil {
-		return nil, err
-	}
+	s := c.New(db, dialect)
 	return s, s.Migrate(ctx)
 }
 

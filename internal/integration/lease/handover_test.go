@@ -131,8 +131,7 @@ func TestAnIdleCandidateCostsOneStatementAPoll(t *testing.T) {
 	cfg.Tracer = statements
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
-	store, err := sqllease.New(db, sqllease.PostgreSQL)
-	require.NoError(t, err)
+	store := sqllease.New(db, sqllease.PostgreSQL)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*ttl)
 	defer cancel()
 	time.AfterFunc(ttl/4, func() { statements.n.Store(0) }) // it has joined the line

@@ -115,8 +115,7 @@ func newChaos(t *testing.T, d database, workers, sagas int) *chaos {
 		_, err := c.db.Exec(table)
 		require.NoError(t, err)
 	}
-	store, err := sqlstore.New(c.db, d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(c.db, d.Dialect)
 	c.runner = saga.NewRunner(store, saga.RunnerConfig{})
 	saga.Register(c.runner, chaosSaga(&participant{}))
 	return c

@@ -43,8 +43,7 @@ func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
 	t.Helper()
 	d := emptyDatabase(t, dialect)
 	db := d.open(t)
-	store, err := sqlstore.New(db, dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, dialect)
 	require.NoError(t, store.Migrate(t.Context()))
 	return d
 }
@@ -188,7 +187,6 @@ func (d database) connect() (*sql.DB, error) {
 // store opens the database once more, as a store.
 func (d database) store(t testing.TB) *sqlstore.Store {
 	t.Helper()
-	store, err := sqlstore.New(d.open(t), d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(d.open(t), d.Dialect)
 	return store
 }

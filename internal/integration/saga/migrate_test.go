@@ -64,8 +64,7 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 		_, err := db.Exec(`CREATE TABLE saga (title text)`)
 		require.NoError(t, err)
 		require.ErrorContains(t, d.store(t).Migrate(t.Context()), "there is a table saga and no table saga_log: another program's (use Config.Prefix)")
-		store, err := sqlstore.Config{Prefix: "trips_"}.New(db, d.Dialect)
-		require.NoError(t, err)
+		store := sqlstore.Config{Prefix: "trips_"}.New(db, d.Dialect)
 		require.NoError(t, store.Migrate(t.Context()))
 		require.NoError(t, store.Check(t.Context()))
 	})
@@ -79,8 +78,7 @@ func TestAPrefixedStoreIsAStore(t *testing.T) {
 			storetest.Run(t, func(t *testing.T) saga.Store {
 				d := newDatabase(t, dialect) // whose other tables must stay empty
 				db := d.open(t)
-				store, err := sqlstore.Config{Prefix: "trips_"}.New(db, dialect)
-				require.NoError(t, err)
+				store := sqlstore.Config{Prefix: "trips_"}.New(db, dialect)
 				require.NoError(t, store.Migrate(t.Context()))
 				t.Cleanup(func() {
 					var n int
@@ -134,8 +132,7 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	require.NoError(t, err)
 	_, err = own.Exec(`CREATE TABLE other (id text)`)
 	require.ErrorContains(t, err, "permission denied", config.User)
-	store, err := sqlstore.New(own, d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(own, d.Dialect)
 	require.NoError(t, store.Migrate(t.Context()))
 	_, _, err = store.Start(t.Context(), saga.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
 	require.NoError(t, err)
@@ -229,8 +226,7 @@ func listen(dsn string) func(context.Context, string, func()) error {
 func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
-		store, err := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
-		require.NoError(t, err)
+		store := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
 		return store
 	}
 	begun := make(chan struct{}, 1)
@@ -315,8 +311,7 @@ func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 func TestARunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
-		store, err := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
-		require.NoError(t, err)
+		store := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
 		return store
 	}
 	child := &saga.Saga[nothing]{Name: "parcel", Steps: []saga.Step[nothing]{{Name: "packed", Await: "packed"}}}

@@ -71,8 +71,7 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	far, proxy := proxied(t, newDatabase(t, sqlstore.PostgreSQL))
 	db := far.open(t)
 	db.SetMaxIdleConns(1) // the one that is cut
-	store, err := sqlstore.New(db, far.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, far.Dialect)
 	const lease = 4 * time.Second
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {
@@ -87,7 +86,7 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: lease, Poll: time.Hour})
 	saga.Register(r, sg)
 	run(t, r)
-	_, err = saga.Start(t.Context(), r, sg, "a", nothing{})
+	_, err := saga.Start(t.Context(), r, sg, "a", nothing{})
 	require.NoError(t, err)
 	<-begun
 	defer proxy.Cut(faultproxy.ToClient)()

@@ -33,8 +33,7 @@ func TestChaosOfOrders(t *testing.T) {
 	db, ctx := d.open(t), t.Context()
 	_, err := db.Exec(`CREATE TABLE book (account text, id text, amount integer)`)
 	require.NoError(t, err)
-	store, err := sqlstore.New(db, d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, d.Dialect)
 	shop := saga.NewRunner(store, saga.RunnerConfig{}) // it runs nothing
 	orders := orderSaga(db)
 	saga.Register(shop, orders)
@@ -220,10 +219,7 @@ func workOnOrders(config string) error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	store, err := sqlstore.New(db, d.Dialect)
-	if err != nil {
-		return err
-	}
+	store := sqlstore.New(db, d.Dialect)
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Park: 20 * time.Millisecond, Drain: time.Second, MaxTakeovers: -1,
 	})

@@ -40,8 +40,7 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
 		seen := new(recorder)
-		store, err := sqlstore.New(seen.open(t, d), d.Dialect)
-		require.NoError(t, err)
+		store := sqlstore.New(seen.open(t, d), d.Dialect)
 		ctx := t.Context()
 		trip := []saga.Definition{{Saga: "trip"}}
 		_, err = store.Load(ctx, "trip-1") // what a store asks once
@@ -172,9 +171,8 @@ func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 	db := d.open(t)
 	fill(t, d, db, map[saga.Status]int{saga.Running: 5000})
 	seen := new(recorder)
-	store, err := sqlstore.New(seen.open(t, d), d.Dialect)
-	require.NoError(t, err)
-	_, err = store.Claim(t.Context(), saga.ClaimRequest{Owner: "me", Limit: 64, Definitions: []saga.Definition{{Saga: "trip"}}})
+	store := sqlstore.New(seen.open(t, d), d.Dialect)
+	_, err := store.Claim(t.Context(), saga.ClaimRequest{Owner: "me", Limit: 64, Definitions: []saga.Definition{{Saga: "trip"}}})
 	require.NoError(t, err)
 	for _, s := range seen.take() {
 		var plan []struct {

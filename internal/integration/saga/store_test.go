@@ -54,8 +54,7 @@ func TestCommitsShareStatements(t *testing.T) {
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	store, err := sqlstore.New(db, d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, d.Dialect)
 	const sagas, commits = 32, 5
 	for i := range sagas {
 		_, _, err = store.Start(t.Context(), saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
@@ -240,8 +239,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 	if version < 150000 {
 		t.Skip("PostgreSQL tells of its scans at once from version 15 on")
 	}
-	store, err := sqlstore.New(db, d.Dialect)
-	require.NoError(t, err)
+	store := sqlstore.New(db, d.Dialect)
 	ctx := t.Context()
 	const sagas = 32
 	commitAll := func() (written int64) {
@@ -262,7 +260,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 		require.Zero(t, commitAll())
 	}
 	for i := range sagas {
-		_, _, err = store.Start(ctx, saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		_, _, err := store.Start(ctx, saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
 		require.NoError(t, err)
 	}
 	scans := func() (n int) {

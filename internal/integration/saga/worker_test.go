@@ -97,10 +97,7 @@ func work(config string) error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	own, err := sqlstore.New(db, c.Database.Dialect)
-	if err != nil {
-		return err
-	}
+	own := sqlstore.New(db, c.Database.Dialect)
 	remote, err := c.Database.connect() // the participant's
 	if err != nil {
 		return err

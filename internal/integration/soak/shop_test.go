@@ -206,8 +206,7 @@ func (s *shop) buildClients(r rules) {
 }
 
 func (s *shop) buildSagas(r rules) {
-	store, err := sqlstore.New(s.db, sqlstore.PostgreSQL)
-	require.NoError(s.t, err)
+	store := sqlstore.New(s.db, sqlstore.PostgreSQL)
 	require.NoError(s.t, store.Migrate(s.t.Context()))
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{Poll: 200 * time.Millisecond})
 	backoff := saga.Exponential(10*time.Millisecond, 200*time.Millisecond)

@@ -87,10 +87,7 @@ func work(dsn, start string) error {
 	}
 	defer func() { _ = db.Close() }()
 	db.SetMaxOpenConns(8)
-	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
-	if err != nil {
-		return err
-	}
+	store := sqlstore.New(db, sqlstore.PostgreSQL)
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter{}))
 	tel := resilienceotel.New(resilienceotel.Config{TracerProvider: tracers})
 	runner := saga.NewRunner(store, saga.RunnerConfig{
@@ -197,8 +194,7 @@ func newSchema(t *testing.T) string {
 	db, err := sql.Open("pgx", dsn)
 	require.NoError(t, err)
 	defer func() { _ = db.Close() }()
-	store, err := sqlstore.New(db, sqlstore.PostgreSQL)
-	require.NoError(t, err)
+	store := sqlstore.New(db, sqlstore.PostgreSQL)
 	require.NoError(t, store.Migrate(t.Context()))
 	return dsn
 }
