@@ -178,12 +178,16 @@ func _() error {
 	err := store.Migrate(ctx)                      // creates its tables, unless they exist
 	err = lease.Run(ctx, store, lease.Config{Name: "billing", TTL: 15 * time.Second},
 		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up
-			for ; ctx.Err() == nil; time.Sleep(time.Minute) {
+			for next := time.Tick(time.Minute); ; {
 				if err := billDue(ctx, term); err != nil {
 					slog.ErrorContext(ctx, "billing", "err", err)
 				}
+				select {
+				case <-next:
+				case <-ctx.Done():
+					return nil
+				}
 			}
-			return nil
 		})
 	return err
 }
