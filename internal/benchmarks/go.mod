@@ -8,8 +8,8 @@ replace github.com/go-resilience/resilience/resiliencegrpc => ../../resiliencegr
 
 require (
 	github.com/Yiling-J/theine-go v0.6.3
-	github.com/avast/retry-go/v4 v4.7.0
-	github.com/cenkalti/backoff/v4 v4.3.0
+	github.com/avast/retry-go/v5 v5.1.1
+	github.com/cenkalti/backoff/v6 v6.0.1
 	github.com/eapache/go-resiliency v1.7.0
 	github.com/failsafe-go/failsafe-go v0.9.8
 	github.com/go-redis/cache/v9 v9.0.0
@@ -40,6 +40,7 @@ require (
 )
 
 require (
+	github.com/cenkalti/backoff/v4 v4.3.0 // indirect
 	github.com/felixge/httpsnoop v1.1.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	avast "github.com/avast/retry-go/v4"
-	"github.com/cenkalti/backoff/v4"
+	avast "github.com/avast/retry-go/v5"
+	"github.com/cenkalti/backoff/v6"
 	"github.com/failsafe-go/failsafe-go"
 	"github.com/failsafe-go/failsafe-go/retrypolicy"
 	sethvargo "github.com/sethvargo/go-retry"
@@ -32,7 +32,8 @@ var retryCases = []comparison{
 		{"backoff", func(b *testing.B) {
 			ctx := context.Background()
 			for b.Loop() {
-				succeeded(b, backoff.Retry(func() error { return answer(ctx) }, backoff.NewExponentialBackOff()))
+				_, err := backoff.Retry(ctx, func() (any, error) { return nil, answer(ctx) })
+				succeeded(b, err)
 			}
 		}},
 		{"failsafe", func(b *testing.B) {
@@ -43,9 +44,10 @@ var retryCases = []comparison{
 			}
 		}},
 		{"avast", func(b *testing.B) {
+			r := avast.New()
 			ctx := context.Background()
 			for b.Loop() {
-				succeeded(b, avast.Do(func() error { return answer(ctx) }))
+				succeeded(b, r.Do(func() error { return answer(ctx) }))
 			}
 		}},
 		{"sethvargo", func(b *testing.B) {
@@ -65,10 +67,12 @@ var retryCases = []comparison{
 			}
 		}},
 		{"backoff", func(b *testing.B) {
+			ctx := context.Background()
 			for b.Loop() {
 				calls := 0
-				succeeded(b, backoff.Retry(func() error { return third(&calls) },
-					backoff.WithMaxRetries(&backoff.ZeroBackOff{}, 2)))
+				_, err := backoff.Retry(ctx, func() (any, error) { return nil, third(&calls) },
+					backoff.WithBackOff(&backoff.ZeroBackOff{}), backoff.WithMaxTries(3))
+				succeeded(b, err)
 			}
 		}},
 		{"failsafe", func(b *testing.B) {
@@ -79,10 +83,10 @@ var retryCases = []comparison{
 			}
 		}},
 		{"avast", func(b *testing.B) {
+			r := avast.New(avast.Attempts(3), avast.Delay(0), avast.DelayType(avast.FixedDelay))
 			for b.Loop() {
 				calls := 0
-				succeeded(b, avast.Do(func() error { return third(&calls) },
-					avast.Attempts(3), avast.Delay(0), avast.DelayType(avast.FixedDelay)))
+				succeeded(b, r.Do(func() error { return third(&calls) }))
 			}
 		}},
 		{"sethvargo", func(b *testing.B) {
