@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -14,14 +15,15 @@ import (
 
 // A batcher makes the writes of several sagas, their starts or their commits, one
 // transaction. While all its lanes are busy, the writes that arrive gather, and go as one
-// batch when a lane is free. A write that finds a free lane goes immediately: none waits
-// for others to arrive.
+// batch when a lane is free. A write that finds a free lane lets the goroutines that are
+// ready to run go first, since they may bring more writes. None waits any longer for
+// others to arrive.
 //
 // A batch is a short cut that decides nothing but success. A write that the batch has
 // skipped, and every write of a batch that failed, is then sent by itself, which settles
 // it as if there were no batcher.
 type batcher[Q, A any] struct {
-	lanes int           // writes and batches under way at most
+	lanes int           // writes and batches under way at most; zero means no batches
 	limit time.Duration // for a batch; zero means none
 	size  func(Q) int   // in bytes
 	alone func(ctx context.Context, req Q) (A, error)
@@ -31,9 +33,10 @@ type batcher[Q, A any] struct {
 	// made the write nevertheless.
 	settle func(req Q, answer A, err, failed error) (A, error)
 
-	mu      sync.Mutex
-	waiting []*pending[Q, A]
-	busy    int // lanes in use
+	mu        sync.Mutex
+	waiting   []*pending[Q, A]
+	busy      int  // lanes in use
+	gathering bool // one of them takes what is waiting, and what arrives
 }
 
 // The limits of a batch.
@@ -51,6 +54,7 @@ type pending[Q, A any] struct {
 	req     Q
 	answer  A
 	written bool
+	single  bool               // it has the lane, and is to go by itself
 	err     error              // of its batch, which may have been written
 	sent    chan struct{}      // closed when its batch has returned
 	stop    context.CancelFunc // ends its batch
@@ -72,15 +76,18 @@ func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) 
 	if ctx.Err() != nil {
 		return answer, ended.Error(ctx)
 	}
-	b.mu.Lock()
-	if b.busy < b.lanes {
-		b.busy++
-		b.mu.Unlock()
-		leave := sync.OnceFunc(b.next)
-		defer leave()
-		// The write may wait for a locked row.
-		defer time.AfterFunc(maxHold, leave).Stop()
+	if b.lanes == 0 {
 		return b.alone(ctx, req)
+	}
+	b.mu.Lock()
+	if b.busy < b.lanes && !b.gathering {
+		b.busy++
+		b.gather()
+		if len(b.waiting) == 0 {
+			b.mu.Unlock()
+			return b.single(ctx, req)
+		}
+		go b.run()
 	}
 	p := &pending[Q, A]{req: req, sent: make(chan struct{})}
 	b.waiting = append(b.waiting, p)
@@ -96,11 +103,36 @@ func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) 
 	if p.written {
 		return p.answer, nil
 	}
+	if p.single {
+		return b.single(ctx, req)
+	}
 	answer, err = b.alone(ctx, req)
 	if p.err != nil {
 		return b.settle(req, answer, err, p.err)
 	}
 	return answer, err
+}
+
+// gather lets other goroutines run for as long as that brings more writes. The caller
+// holds b.mu.
+func (b *batcher[Q, A]) gather() {
+	b.gathering = true
+	for n := -1; n < len(b.waiting) && n < maxBatch; {
+		n = len(b.waiting)
+		b.mu.Unlock()
+		runtime.Gosched()
+		b.mu.Lock()
+	}
+	b.gathering = false
+}
+
+// single writes req by itself, on a lane that it then passes on.
+func (b *batcher[Q, A]) single(ctx context.Context, req Q) (A, error) {
+	leave := sync.OnceFunc(b.next)
+	defer leave()
+	// The write may wait for a locked row.
+	defer time.AfterFunc(maxHold, leave).Stop()
+	return b.alone(ctx, req)
 }
 
 // next passes a lane on to the writes that wait, or frees it.
@@ -127,21 +159,22 @@ func (b *batcher[Q, A]) withdraw(p *pending[Q, A]) bool {
 	return true
 }
 
-// run sends batches until nothing waits.
+// run sends batches until nothing waits, or until it passes the lane on to a single write.
 func (b *batcher[Q, A]) run() {
 	for {
 		ctx, stop := context.WithCancel(context.Background())
 		batch := b.take(stop)
-		if len(batch) == 0 {
+		if len(batch) < 2 {
 			stop()
+			for _, p := range batch {
+				p.single = true
+				close(p.sent)
+			}
 			return
 		}
-		var err error
-		if len(batch) > 1 { // a single write goes by itself
-			limit := time.AfterFunc(cmp.Or(b.limit, math.MaxInt64), stop)
-			err = b.send(ctx, batch)
-			limit.Stop()
-		}
+		limit := time.AfterFunc(cmp.Or(b.limit, math.MaxInt64), stop)
+		err := b.send(ctx, batch)
+		limit.Stop()
 		stop()
 		for _, p := range batch {
 			if err != nil {
@@ -156,6 +189,7 @@ func (b *batcher[Q, A]) run() {
 func (b *batcher[Q, A]) take(stop context.CancelFunc) []*pending[Q, A] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.gather()
 	n, size := 0, 0
 	for n < len(b.waiting) && n < maxBatch && size < maxBytes {
 		p := b.waiting[n]
@@ -165,8 +199,12 @@ func (b *batcher[Q, A]) take(stop context.CancelFunc) []*pending[Q, A] {
 	}
 	batch := slices.Clone(b.waiting[:n])
 	b.waiting = slices.Delete(b.waiting, 0, n)
-	if n == 0 {
+	switch {
+	case n == 0:
 		b.busy--
+	case len(b.waiting) > 0 && b.busy < b.lanes:
+		b.busy++
+		go b.run()
 	}
 	return batch
 }

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -38,6 +40,52 @@ func TestCommitsGatherWhileTheLanesAreBusy(t *testing.T) {
 		d.fill()
 		d.commit("e").wait()
 		require.Equal(t, "alone e", d.seen()[2*lanes+1], "there was no other")
+	})
+}
+
+// TestCommitsOfOneMomentGather: a commit lets those go first that are ready to run.
+func TestCommitsOfOneMomentGather(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		require.NoError(t, d.commit("first").wait()) // asks for the isolation
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				_, err := d.store.Commit(t.Context(), saga.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]saga.Entry, 1)})
+				require.NoError(t, err)
+			})
+		}
+		wg.Wait()
+		require.Less(t, len(d.seen())-1, lanes, "%v", d.seen())
+	})
+}
+
+func TestCommitsOfManyGoroutinesAreAllWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		const many = 500
+		outcomes := make(chan error, many)
+		for i := range many {
+			go func() {
+				time.Sleep(time.Duration(i%3) * time.Second)
+				rc, err := d.store.Commit(context.Background(), saga.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]saga.Entry, 1)})
+				if err == nil && rc.CancelNote != fmt.Sprint("for c", i) {
+					err = errors.New(rc.CancelNote)
+				}
+				outcomes <- err
+			}()
+		}
+		for range many {
+			require.NoError(t, <-outcomes)
+		}
+		var ids []string
+		for _, s := range d.seen() {
+			ids = append(ids, strings.Fields(s)[1:]...)
+		}
+		slices.Sort(ids)
+		require.Len(t, slices.Compact(ids), many)
+		require.Len(t, ids, many, "each once")
 	})
 }
 

@@ -15,8 +15,8 @@
 //
 // Each step is committed before the next one begins. Where many sagas run, their starts
 // and commits share transactions: those that arrive while a few others are on their way to
-// the database go together in the next transaction. None waits for others to arrive, and
-// each commit has its own fence and its own outcome.
+// the database, or at the same moment, go together in the next transaction. None waits for
+// others to arrive, and each commit has its own fence and its own outcome.
 //
 // # PostgreSQL
 //
@@ -76,7 +76,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,7 +177,7 @@ func (c Config) New(db *sql.DB, dialect Dialect) *Store {
 		s.prepared = newPrepared(db, d.hot())
 		// A batch of starts that waits for a row cannot be ended: MySQL notices only after
 		// innodb_lock_wait_timeout that its client has gone.
-		s.starts.lanes = math.MaxInt
+		s.starts.lanes = 0
 		return s
 	case SQLite:
 		d := newSQLite(t)
