@@ -14,10 +14,10 @@ import (
 )
 
 // A batcher makes the writes of several sagas, their starts or their commits, one
-// transaction. While all its lanes are busy, the writes that arrive gather, and go as one
-// batch when a lane is free. A write that finds a free lane lets the goroutines that are
-// ready to run go first, since they may bring more writes. None waits any longer for
-// others to arrive.
+// transaction, since a transaction costs as much as ten of its writes. A write that finds
+// none under way goes immediately, together with those of the goroutines that are ready to
+// run. Others gather until a transaction has returned. They go beside it if there are many
+// of them, or after a moment, while there is a free lane.
 //
 // A batch is a short cut that decides nothing but success. A write that the batch has
 // skipped, and every write of a batch that failed, is then sent by itself, which settles
@@ -36,6 +36,7 @@ type batcher[Q, A any] struct {
 	mu        sync.Mutex
 	waiting   []*pending[Q, A]
 	busy      int  // lanes in use
+	timed     bool // the moment of spread has begun
 	gathering bool // one of them takes what is waiting, and what arrives
 }
 
@@ -43,6 +44,12 @@ type batcher[Q, A any] struct {
 const (
 	maxBatch = 64
 	maxBytes = 1 << 20 // the write that exceeds it is the last of its batch
+)
+
+// Writes that wait use another lane if there are so many of them, or after that time.
+const (
+	many     = 12
+	patience = 5 * time.Millisecond
 )
 
 // maxHold is how long a single write keeps its lane, and how long a batch of starts may
@@ -80,7 +87,7 @@ func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) 
 		return b.alone(ctx, req)
 	}
 	b.mu.Lock()
-	if b.busy < b.lanes && !b.gathering {
+	if b.busy == 0 && !b.gathering {
 		b.busy++
 		b.gather()
 		if len(b.waiting) == 0 {
@@ -91,6 +98,7 @@ func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) 
 	}
 	p := &pending[Q, A]{req: req, sent: make(chan struct{})}
 	b.waiting = append(b.waiting, p)
+	b.spread()
 	b.mu.Unlock()
 	select {
 	case <-p.sent:
@@ -124,6 +132,28 @@ func (b *batcher[Q, A]) gather() {
 		b.mu.Lock()
 	}
 	b.gathering = false
+}
+
+// spread uses a free lane for the writes that wait, immediately if there are many, and
+// otherwise after a moment. The caller holds b.mu.
+func (b *batcher[Q, A]) spread() {
+	switch {
+	case len(b.waiting) == 0 || b.busy >= b.lanes || b.gathering:
+	case len(b.waiting) >= many:
+		b.busy++
+		go b.run()
+	case !b.timed:
+		b.timed = true
+		time.AfterFunc(patience, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.timed = false
+			if len(b.waiting) > 0 && b.busy < b.lanes {
+				b.busy++
+				go b.run()
+			}
+		})
+	}
 }
 
 // single writes req by itself, on a lane that it then passes on.
@@ -202,9 +232,8 @@ func (b *batcher[Q, A]) take(stop context.CancelFunc) []*pending[Q, A] {
 	switch {
 	case n == 0:
 		b.busy--
-	case len(b.waiting) > 0 && b.busy < b.lanes:
-		b.busy++
-		go b.run()
+	default:
+		b.spread()
 	}
 	return batch
 }

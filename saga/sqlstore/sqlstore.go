@@ -14,9 +14,9 @@
 // ended.
 //
 // Each step is committed before the next one begins. Where many sagas run, their starts
-// and commits share transactions: those that arrive while a few others are on their way to
-// the database, or at the same moment, go together in the next transaction. None waits for
-// others to arrive, and each commit has its own fence and its own outcome.
+// and commits share transactions: those that arrive while another is on its way to the
+// database go together in the next transaction, up to 5 ms later than they could. Each
+// commit has its own fence and its own outcome.
 //
 // # PostgreSQL
 //
