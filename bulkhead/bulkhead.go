@@ -140,11 +140,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 
 // outlast calls fn in slots that are given back when work is over.
 func (b *Bulkhead) outlast(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
-	h := b.hold()
-	return work.Hold(ctx, fn, func() {
-		b.release(h)
-		b.leave(n)
-	})
+	return work.Hold(ctx, fn, b.hold(n))
 }
 
 // Wrap returns a function that runs next under [Bulkhead.Do].
@@ -179,7 +175,7 @@ func (b *Bulkhead) begin(ctx context.Context, r *rules, maxWait time.Duration) (
 	if r.adaptive != nil {
 		started = b.started(ctx, r.adaptive, n)
 	}
-	h := b.hold()
+	h := b.hold(n)
 	return func(err error) {
 		switch {
 		case !b.release(h):

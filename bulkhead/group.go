@@ -154,7 +154,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return shared.Do(ctx, fn)
 	}
 	if work := linger.Of(ctx); work != nil {
-		return work.Hold(ctx, e.Value.Wrap(fn), e.Unpin)
+		return work.Hold(ctx, e.Value.Wrap(fn), e)
 	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)

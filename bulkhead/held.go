@@ -16,13 +16,21 @@ type heldSlots struct {
 
 type heldSlot struct {
 	older, newer *heldSlot
+	bulkhead     *Bulkhead
+	n            int // slots
 	since        time.Duration
 	released     bool
 }
 
-// hold notes that the slots of a call are held from now on.
-func (b *Bulkhead) hold() *heldSlot {
-	h := &heldSlot{since: b.now()}
+// End gives back the slots of work that is over.
+func (h *heldSlot) End(error) {
+	h.bulkhead.release(h)
+	h.bulkhead.leave(h.n)
+}
+
+// hold notes that the n slots of a call are held from now on.
+func (b *Bulkhead) hold(n int) *heldSlot {
+	h := &heldSlot{bulkhead: b, n: n, since: b.now()}
 	b.held.mu.Lock()
 	defer b.held.mu.Unlock()
 	h.older, b.held.newest = b.held.newest, h

@@ -118,3 +118,21 @@ func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 		}
 	})
 }
+
+func TestHoldingASlotAllocatesOnce(t *testing.T) {
+	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	var work *linger.Work
+	goOn := func(context.Context) error { work.GoOn(); return nil }
+	begin := func() (ctx context.Context) {
+		ctx, work = linger.Begin(context.Background())
+		return ctx
+	}
+	without := testing.AllocsPerRun(100, func() { begin(); work.End(nil) })
+	with := testing.AllocsPerRun(100, func() {
+		if err := g.Do(begin(), "a", goOn); err != nil {
+			t.Error(err)
+		}
+		work.End(nil)
+	})
+	require.Equal(t, without+1, with)
+}

@@ -400,6 +400,9 @@ func (e *Entry[K, V]) Unpin() {
 	e.release()
 }
 
+// End is Unpin, as the end of what was held.
+func (e *Entry[K, V]) End(error) { e.Unpin() }
+
 // Begin calls begin with the member of a pinned e, for a call that is not one function.
 // The first call of done ends the call and unpins e, and further calls do nothing. If begin
 // returns an error, or a hook in it panics, Begin unpins e.

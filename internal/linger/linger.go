@@ -5,7 +5,7 @@
 // The code that begins such work, a resiliencehttp.Transport, runs the policies under a
 // ctx whose value for [Key] is a [Work]. A policy holds something in one call:
 //
-//	return linger.Of(ctx).Hold(ctx, fn, release)
+//	return linger.Of(ctx).Hold(ctx, fn, slot) // its End gives the slot back
 //
 // Only slots and time-outs are held. A policy judges a call when its function returns.
 // If the work breaks off later, that is one more failure: see [Work.OnBroken].
@@ -24,26 +24,32 @@ import (
 type Work struct {
 	mu    sync.Mutex
 	state state
-	ends  []ending
-	few   [4]ending // the memory of ends, mostly
+	ends  []Ending
+	few   [4]Ending // the memory of ends, mostly
 	err   error     // that it ended with
 }
 
-// An ending is a function to call when the work ends. One of the fields is set.
-type ending struct {
-	release func()
-	end     func(error)
-	broken  func(error) // only if the work has broken off
+// An Ending is what a policy does when the work ends.
+type Ending interface {
+	// End is called once. If the work has gone on and then broken off, err says how.
+	End(err error)
 }
 
-func (e ending) call(err error) {
-	switch {
-	case e.release != nil:
-		e.release()
-	case e.end != nil:
-		e.end(err)
-	case err != nil:
-		e.broken(err)
+// Release is an Ending that ignores the error.
+type Release func()
+
+// End calls r.
+func (r Release) End(error) { r() }
+
+type ending func(error)
+
+func (f ending) End(err error) { f(err) }
+
+type breakOff func(error)
+
+func (f breakOff) End(err error) {
+	if err != nil {
+		f(err)
 	}
 }
 
@@ -81,19 +87,18 @@ func (w *Work) is(s state) bool {
 	return w.state == s
 }
 
-// Hold calls fn and returns its error. If fn succeeds and the work goes on, Hold has
-// release called at the end of the work. Otherwise it calls release when fn returns or
-// panics: a policy further in that turns success into an error has ended the work for
-// all policies outside it.
-func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, release func()) error {
+// Hold calls fn and returns its error. If fn succeeds and the work goes on, e ends at the
+// end of the work. Otherwise it ends when fn returns or panics: a policy further in that
+// turns success into an error has ended the work for all policies outside it.
+func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, e Ending) error {
 	held := false
 	defer func() {
 		if !held {
-			release()
+			e.End(nil)
 		}
 	}()
 	err := fn(ctx)
-	held = err == nil && w != nil && w.atEnd(ending{release: release})
+	held = err == nil && w != nil && w.atEnd(e)
 	return err
 }
 
@@ -108,7 +113,7 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 		}
 	}()
 	err = fn(ctx)
-	held = err == nil && w != nil && w.atEnd(ending{end: end})
+	held = err == nil && w != nil && w.atEnd(ending(end))
 	return err
 }
 
@@ -120,13 +125,13 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 // Its deadline tells whether the end was the caller's.
 func (w *Work) OnBroken(f func(error)) {
 	if w != nil {
-		w.atEnd(ending{broken: f})
+		w.atEnd(breakOff(f))
 	}
 }
 
-// atEnd has e called when the work ends. It reports false, and e is not called, if the work
-// does not go on.
-func (w *Work) atEnd(e ending) bool {
+// atEnd has e end with the work. It reports false, and e does not end, if the work does not
+// go on.
+func (w *Work) atEnd(e Ending) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.state != goesOn {
@@ -170,7 +175,7 @@ func (w *Work) End(err error) {
 	w.ends = w.ends[1:]
 	w.mu.Unlock()
 	defer w.End(nil)
-	e.call(w.err)
+	e.End(w.err)
 }
 
 // A Limit is when a time-out ends work that goes on, and the cause that it gives. The
@@ -201,7 +206,7 @@ func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Co
 		err := fn(ctx)
 		late = err != nil && ended.By(timed, at, cause)
 		return err
-	}, cancel)
+	}, Release(cancel))
 	return late, err
 }
 

@@ -21,7 +21,7 @@ var (
 // hold has f called at the end of work that goes on.
 func hold(t *testing.T, work *linger.Work, f func()) {
 	t.Helper()
-	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, f))
+	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, linger.Release(f)))
 }
 
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
@@ -29,7 +29,7 @@ func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	require.Nil(t, work)
 	work.OnBroken(func(error) { t.Error("called") })
 	released := 0
-	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, func() { released++ }))
+	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, linger.Release(func() { released++ })))
 	require.Equal(t, 1, released)
 	var ends []error
 	require.Equal(t, errBroke, work.Run(t.Context(), func(context.Context) error { return errBroke },
@@ -71,7 +71,7 @@ func TestHoldReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
 			released := 0
 			apart(func() {
 				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
-					func() { released++ })
+					linger.Release(func() { released++ }))
 			})
 			require.Equal(t, c.held, work.Held())
 			require.Equal(t, c.held, released == 0)
