@@ -102,8 +102,8 @@ type Config struct {
 	Classify func(error) Outcome
 
 	// OnChange, if not nil, is called after each change of state with an EventChanged, one
-	// call at a time and in order: From is always the To before. OnRefuse, if not nil, is called for
-	// each refused call.
+	// call at a time and in order: From is always the To before. OnRefuse, if not nil, is
+	// called for each refused call.
 	//
 	// Both run on a goroutine that uses the breaker, without a lock. They may use all
 	// its methods, and they delay that goroutine. ctx is that of the call that caused

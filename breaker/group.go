@@ -90,7 +90,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 type Group[K comparable] struct {
 	name      string
 	updating  sync.Mutex // held during an Update
-	settings  atomic.Pointer[groupRules[K]]
+	rules     atomic.Pointer[groupRules[K]]
 	members   *keyed.Map[K, *Breaker]
 	shared    *Breaker
 	observers notify.Observers[Event]
@@ -107,21 +107,21 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	}
 	g := &Group[K]{name: cfg.Config.Name}
 	r := newGroupRules(cfg)
-	g.settings.Store(r)
+	g.rules.Store(r)
 	g.members = keyed.New(keyed.Config[K, *Breaker]{
-		Make:  g.newMember,
-		Max:   r.MaxKeys,
-		Idle:  r.IdleAfter,
-		Keep:  (*Breaker).keep,
-		Added: g.added,
-		Evict: func(shard int, b *Breaker) { g.evicted[shard].add(b.counters.totals()) },
+		Make:   g.newMember,
+		Max:    r.MaxKeys,
+		Idle:   r.IdleAfter,
+		Needed: (*Breaker).needed,
+		Added:  g.added,
+		Evict:  func(shard int, b *Breaker) { g.evicted[shard].add(b.counters.totals()) },
 	})
 	g.shared = g.join(newBreaker(r.rules), keyed.Other)
 	return g
 }
 
 func (g *Group[K]) newMember(key K) *Breaker {
-	r := g.settings.Load()
+	r := g.rules.Load()
 	if r.ConfigFor == nil {
 		return g.join(newBreaker(r.rules), keyed.Text(key))
 	}
@@ -141,7 +141,7 @@ func (g *Group[K]) join(b *Breaker, key string) *Breaker {
 
 // added has a new breaker follow an Update that was made since newMember.
 func (g *Group[K]) added(b *Breaker) {
-	if r := g.settings.Load().rules; !b.own && b.phase.Load().rules != r {
+	if r := g.rules.Load().rules; !b.own && b.phase.Load().rules != r {
 		b.follow(r)
 	}
 }
@@ -159,7 +159,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		defer e.Unpin()
 		return e.Value.Do(ctx, fn)
 	}
-	if g.settings.Load().Overflow == RefuseNew {
+	if g.rules.Load().Overflow == RefuseNew {
 		return g.refuse(ctx, key)
 	}
 	return g.shared.Do(ctx, fn)
@@ -187,7 +187,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	if e != nil {
 		return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
 	}
-	if g.settings.Load().Overflow == RefuseNew {
+	if g.rules.Load().Overflow == RefuseNew {
 		return nil, g.refuse(ctx, key)
 	}
 	return g.shared.Begin(ctx)
@@ -198,7 +198,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 func (g *Group[K]) refuse(ctx context.Context, key K) error {
 	g.refused.Add(1)
 	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := g.settings.Load().Config.OnRefuse; f != nil {
+	if f := g.rules.Load().Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {
@@ -236,9 +236,9 @@ func (g *Group[K]) Close() error {
 	return g.shared.Close()
 }
 
-// keep reports whether a breaker without a call under way must not be evicted, because
+// needed reports whether a breaker without a call under way must not be evicted, because
 // more than counts would be lost.
-func (b *Breaker) keep() bool {
+func (b *Breaker) needed() bool {
 	switch p := b.phase.Load(); p.state {
 	case Closed:
 		return false

@@ -30,8 +30,8 @@ var (
 )
 
 // OpensFor returns the Outcome of a failure that opens the breaker immediately, for
-// exactly d: without Jitter, and at most [Config].MaxRetryAfter. Zero or less means the time for
-// which the breaker would open by itself.
+// exactly d: without Jitter, and at most [Config].MaxRetryAfter. Zero or less means the
+// time for which the breaker would open by itself.
 func OpensFor(d time.Duration) Outcome { return Outcome{kind: opens, openFor: max(0, d)} }
 
 func (o Outcome) isFailure() bool { return o.kind == failure || o.kind == opens }

@@ -17,8 +17,8 @@ type rules struct {
 
 func newRules(given Config) *rules { return &rules{given.withDefaults(), given} }
 
-// keeps returns an error if c changes what cannot change.
-func (c Config) keeps(was Config) error {
+// checkFixed returns an error if c changes what cannot change.
+func (c Config) checkFixed(was Config) error {
 	f := invalid.Fields{Type: "breaker.Config"}
 	f.NeedSame("Name", was.Name, c.Name)
 	return f.Err()
@@ -52,7 +52,7 @@ func (b *Breaker) Update(change func(*Config)) error {
 	defer b.updating.Unlock()
 	was := b.phase.Load().rules
 	given := settings.Change(was.given, was.Config, change)
-	if err := errors.Join(given.keeps(was.Config), given.Validate()); err != nil {
+	if err := errors.Join(given.checkFixed(was.Config), given.Validate()); err != nil {
 		return err
 	}
 	b.follow(newRules(given))
@@ -91,7 +91,7 @@ func newGroupRules[K comparable](given GroupConfig[K]) *groupRules[K] {
 }
 
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] { return g.settings.Load().GroupConfig }
+func (g *Group[K]) Config() GroupConfig[K] { return g.rules.Load().GroupConfig }
 
 // Update changes the GroupConfig of a group in use, as [Breaker.Update] changes a Config.
 //
@@ -115,16 +115,16 @@ func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Breaker, err error) {
 	g.updating.Lock()
 	defer g.updating.Unlock()
-	was := g.settings.Load()
+	was := g.rules.Load()
 	given := settings.Change(was.given, was.GroupConfig, change)
-	if err := errors.Join(given.Config.keeps(was.Config), given.Validate()); err != nil {
+	if err := errors.Join(given.Config.checkFixed(was.Config), given.Validate()); err != nil {
 		return nil, err
 	}
 	next := newGroupRules(given)
 	if err := g.members.SetBounds("breaker.GroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
 		return nil, err
 	}
-	g.settings.Store(next)
+	g.rules.Store(next)
 	members = append(members, g.shared)
 	for _, b := range g.members.All() {
 		if !b.own {

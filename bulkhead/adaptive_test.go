@@ -303,7 +303,7 @@ func TestACostlyCallEndsAProbe(t *testing.T) {
 }
 
 // The limit is not lowered below the cost of a waiting call: with no cheaper call to be
-// a sample, that call would wait for ever.
+// a sample, that call would wait forever.
 func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{

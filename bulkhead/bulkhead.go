@@ -91,16 +91,16 @@ func New(cfg Config) *Bulkhead {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	return newBulkhead(newRules(cfg), "")
+	return newBulkhead(newRules(cfg))
 }
 
-func newBulkhead(r *rules, key string) *Bulkhead {
+func newBulkhead(r *rules) *Bulkhead {
 	limit := r.Limit
 	if r.Adaptive != nil {
 		r.adaptive = &adaptive{controller: newController(*r.Adaptive)}
 		limit = r.adaptive.controller.Limit()
 	}
-	b := &Bulkhead{key: key, born: time.Now(), last: make([]atomic.Pointer[FullError], r.Levels)}
+	b := &Bulkhead{born: time.Now(), last: make([]atomic.Pointer[FullError], r.Levels)}
 	b.queue.lines = make([]line, r.Levels)
 	b.rules.Store(r)
 	b.limit.Store(int64(limit))

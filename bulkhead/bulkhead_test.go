@@ -408,7 +408,7 @@ func (c deadlineCalled) Deadline() (time.Time, bool) {
 }
 
 // A slot that is given back just before a call queues for it is not overlooked: with no
-// other slot to be given back, the call would wait for ever. Do asks for the deadline
+// other slot to be given back, the call would wait forever. Do asks for the deadline
 // between the look that finds no slot and the queue.
 func TestACallDoesNotQueueForAFreeSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -61,7 +61,7 @@ type Config struct {
 	// negative cost counts as 0. Cost is called for every call, before any wait, and must
 	// be fast.
 	//
-	// Costly calls neither starve behind cheap ones nor hold them up for ever. Consider
+	// Costly calls neither starve behind cheap ones nor hold them up forever. Consider
 	// a limit of 4 with one slot free, and an export of cost 3 that is first in the
 	// queue. Calls of cost 1 may pass the export until they have taken 4 slots, as many
 	// as the limit. From then on every free slot is kept until there are 3 of them for
@@ -79,9 +79,9 @@ type Config struct {
 	OnRefuse func(context.Context, *FullError)
 
 	// OnLimit, if not nil, is called after each change of the limit with an
-	// EventLimitChanged, in order and one at a time. The ctx is that of the call whose start or end changed the limit, and
-	// [context.Background] for a change by SetLimit or Update. If changes coincide, one
-	// may get the ctx of another.
+	// EventLimitChanged, in order and one at a time. The ctx is that of the call whose
+	// start or end changed the limit, and [context.Background] for a change by SetLimit or
+	// Update. If changes coincide, one may get the ctx of another.
 	OnLimit func(context.Context, Event)
 }
 

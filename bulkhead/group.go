@@ -100,9 +100,9 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	r := newGroupRules(cfg, 0)
 	g := &Group[K]{}
 	g.rules.Store(r)
-	g.shared = g.newMember(r, keyed.Other)
+	g.shared = g.join(r.newBulkhead(), keyed.Other)
 	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
-		Make:  g.make,
+		Make:  g.newMember,
 		Max:   r.MaxKeys,
 		Idle:  r.IdleAfter,
 		Added: g.added,
@@ -111,29 +111,33 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	return g
 }
 
-func (g *Group[K]) make(key K) *Bulkhead {
+func (g *Group[K]) newMember(key K) *Bulkhead {
 	r := g.rules.Load()
 	if r.ConfigFor == nil {
-		return g.newMember(r, keyed.Text(key))
+		return g.join(r.newBulkhead(), keyed.Text(key))
 	}
 	cfg := r.ConfigFor(key)
 	cfg.Name = r.Config.Name
-	b := New(cfg)
-	b.key, b.own = keyed.Text(key), true
-	b.observers.In(&g.observers)
+	b := g.join(New(cfg), keyed.Text(key))
+	b.own = true
 	return b
 }
 
-// newMember returns a bulkhead with the Config of the group.
-func (g *Group[K]) newMember(r *groupRules[K], key string) *Bulkhead {
+// newBulkhead returns a bulkhead with the Config of the group.
+func (r *groupRules[K]) newBulkhead() *Bulkhead {
 	of := newRules(r.given.Config)
 	of.generation = r.generation
-	b := newBulkhead(of, key)
+	return newBulkhead(of)
+}
+
+// join makes b the bulkhead of a key of the group.
+func (g *Group[K]) join(b *Bulkhead, key string) *Bulkhead {
+	b.key = key
 	b.observers.In(&g.observers)
 	return b
 }
 
-// added has a new member follow an Update that was made since it was made.
+// added has a new bulkhead follow an Update that was made since newMember.
 func (g *Group[K]) added(b *Bulkhead) {
 	if !b.own {
 		g.rules.Load().lead(b)
@@ -215,5 +219,5 @@ func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err e
 
 // All returns the bulkheads that the group holds, in no order, without the shared one.
 // Do not keep a bulkhead: after the loop, the group may evict it and make another for
-// its key. Looking at a bulkhead does not keep it from being evicted.
+// its key. Being yielded does not count as a call.
 func (g *Group[K]) All() iter.Seq2[K, *Bulkhead] { return g.members.All() }

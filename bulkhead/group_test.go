@@ -301,7 +301,7 @@ func TestGroupKeepsABulkheadWhileItsCallRuns(t *testing.T) {
 	}))
 }
 
-// A bulkhead whose hook panics is not held for ever: there is room for another.
+// A bulkhead whose hook panics is not held forever: there is room for another.
 func TestGroupForgetsABulkheadWhoseHookPanicked(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 		Config:  bulkhead.Config{Limit: 1, OnRefuse: func(context.Context, *bulkhead.FullError) { panic("boom") }},

@@ -94,7 +94,7 @@ func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
 	return false
 }
 
-// refuseTooCostly takes the calls out of the queue that would wait for ever. The mutex is
+// refuseTooCostly takes the calls out of the queue that would wait forever. The mutex is
 // held.
 func (b *Bulkhead) refuseTooCostly(r *rules) {
 	limit := int(b.limit.Load())

@@ -47,8 +47,8 @@ func (r *rules) kept(limit, level int) int {
 // most returns how many slots of a limit the calls of a level may use.
 func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }
 
-// keeps returns an error if c changes what cannot change.
-func (c Config) keeps(was Config) error {
+// checkFixed returns an error if c changes what cannot change.
+func (c Config) checkFixed(was Config) error {
 	f := invalid.Fields{Type: "bulkhead.Config"}
 	f.NeedSame("Name", was.Name, c.Name)
 	f.Need(max(c.Levels, 1) == was.Levels, "Levels", c.Levels, fmt.Sprintf("%d as before: it cannot change while calls have levels", was.Levels))
@@ -94,7 +94,7 @@ func (b *Bulkhead) update(change func(*Config)) error {
 	defer b.updating.Unlock()
 	r := b.rules.Load()
 	given := settings.Change(r.given, r.Config, change)
-	if err := errors.Join(given.keeps(r.Config), given.Validate()); err != nil {
+	if err := errors.Join(given.checkFixed(r.Config), given.Validate()); err != nil {
 		return err
 	}
 	b.adopt(newRules(given), r.generation)
@@ -172,7 +172,7 @@ func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, er
 	defer g.updating.Unlock()
 	r := g.rules.Load()
 	given := settings.Change(r.given, r.GroupConfig, change)
-	if err := errors.Join(given.Config.keeps(r.Config), given.Validate()); err != nil {
+	if err := errors.Join(given.Config.checkFixed(r.Config), given.Validate()); err != nil {
 		return nil, err
 	}
 	next := newGroupRules(given, r.generation+1)

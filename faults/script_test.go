@@ -193,7 +193,7 @@ func TestDurationsNearTheLargestDoNotOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(faults.Plan{Kind: faults.Fail, At: time.Second, For: math.MaxInt64}), ok)
 		time.Sleep(time.Second)
-		require.Error(t, fn(t.Context()), "lasts for ever")
+		require.Error(t, fn(t.Context()), "lasts forever")
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -67,8 +67,7 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 
 // Resign ends the term: first its Context, then in the store, so that another candidate
 // can lead immediately. It waits for transactions of the term that are fenced and still
-// open.
-// If it returns an error, the store may not know: the lease then lasts until the TTL is
+// open. If it returns an error, the store may not know: the lease then lasts until the TTL is
 // over, and Resign may be called again. The Resign of a term that is over frees what the
 // store still holds for it.
 func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
@@ -91,7 +90,7 @@ type holding struct {
 	cancel   context.CancelCauseFunc
 	renewals context.Context // ends when the term is over
 	stop     context.CancelFunc
-	kept     chan struct{} // closed when no renewal is under way any more
+	done     chan struct{} // closed when no renewal is under way any more
 
 	mu     sync.Mutex
 	alarm  *time.Timer
@@ -112,14 +111,14 @@ func newHolding(c *Candidate, cfg *Config, rec Record, sent time.Time) *holding 
 func (h *holding) begin(base context.Context, waited time.Duration) {
 	h.ctx, h.cancel = context.WithCancelCause(base)
 	h.renewals, h.stop = context.WithCancel(context.WithoutCancel(base))
-	h.kept = make(chan struct{})
+	h.done = make(chan struct{})
 	h.c.count.elected.Add(1)
 	h.c.count.leading.Add(1)
 	h.c.count.epoch.Store(h.epoch)
 	h.mu.Lock()
 	h.alarm = time.AfterFunc(time.Until(h.until), h.ring)
 	h.mu.Unlock()
-	go h.keep()
+	go h.renew()
 	h.tell(Event{Kind: EventElected, Waited: waited})
 }
 
@@ -171,11 +170,11 @@ func (h *holding) end(reason Reason) *LostError {
 	return why
 }
 
-// keep renews the lease until the term is over. A connection that is half open must not
+// renew renews the lease until the term is over. A connection that is half open must not
 // cost the lease: the first try has little time, the next ones more, in case it is the
 // store that is slow.
-func (h *holding) keep() {
-	defer close(h.kept)
+func (h *holding) renew() {
+	defer close(h.done)
 	timeout := h.cfg.TTL / 8
 	t := time.NewTimer(time.Until(h.began.Add(h.cfg.TTL / 3)))
 	defer t.Stop()
@@ -191,7 +190,7 @@ func (h *holding) keep() {
 		cancel()
 		switch {
 		case err == nil:
-			h.renewed(sent)
+			h.extend(sent)
 			timeout = h.cfg.TTL / 8
 			t.Reset(time.Until(sent.Add(h.cfg.TTL / 3)))
 		case errors.Is(err, ErrLost):
@@ -210,8 +209,8 @@ func (h *holding) keep() {
 	}
 }
 
-// renewed extends a term whose renewal was sent then and has succeeded.
-func (h *holding) renewed(sent time.Time) {
+// extend extends a term whose renewal was sent then and has succeeded.
+func (h *holding) extend(sent time.Time) {
 	h.c.count.renewed.Add(1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -234,7 +233,7 @@ func (h *holding) resign(ctx context.Context) error {
 		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
 	}
 	select {
-	case <-h.kept:
+	case <-h.done:
 	case <-ctx.Done():
 	}
 	return err

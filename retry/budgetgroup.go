@@ -117,11 +117,11 @@ func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 	g.shared = g.join(newBudget(s.each), keyed.Other)
 	g.none = g.join(NewBudget(BudgetConfig{Name: s.Config.Name, Ratio: -1, PerSecond: -1}), keyed.Other)
 	g.members = keyed.New(keyed.Config[K, *Budget]{
-		Make:  g.newMember,
-		Max:   s.MaxKeys,
-		Idle:  s.IdleAfter,
-		Keep:  (*Budget).keep,
-		Added: g.added,
+		Make:   g.newMember,
+		Max:    s.MaxKeys,
+		Idle:   s.IdleAfter,
+		Needed: (*Budget).needed,
+		Added:  g.added,
 	})
 	return g
 }
@@ -152,9 +152,9 @@ func (g *BudgetGroup[K]) added(b *Budget) {
 	}
 }
 
-// keep reports whether retries are charged to b: a new Budget in its place would allow them
+// needed reports whether retries are charged to b: a new Budget in its place would allow them
 // again.
-func (b *Budget) keep() bool {
+func (b *Budget) needed() bool {
 	b.expire(b.epoch())
 	return b.spent.Load() > 0
 }

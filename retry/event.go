@@ -32,8 +32,8 @@ type EventKind string
 const (
 	// EventRetried is an event of a Retrier before each wait for another attempt.
 	EventRetried EventKind = "retried"
-	// EventEnded is an event at the end of a call that was retried or hedged, or that a Retrier gave
-	// up with an [*Error].
+	// EventEnded is an event at the end of a call that was retried or hedged, or that a
+	// Retrier gave up with an [*Error].
 	EventEnded EventKind = "ended"
 	// EventOverBudget is an event of a Budget, and of a Hedger with a Budget, for each
 	// retry or further call that the Budget did not allow.

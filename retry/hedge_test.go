@@ -202,7 +202,7 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 					time.Sleep(50 * ms) // until the other call is due
 					return 1, nil
 				}
-				<-ctx.Done() // for ever, if it began after the end
+				<-ctx.Done() // forever, if it began after the end
 				return 0, ctx.Err()
 			})
 			require.NoError(t, err)

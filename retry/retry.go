@@ -106,8 +106,8 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until it succeeds, until its error is not worth another attempt, or until
-// there is a reason to give up.
+// Do calls fn until it succeeds, until its error is not worth another attempt, or until a
+// limit or the end of ctx ends the retrying.
 //
 // It returns nil; the error of fn as it is, if another attempt would not help; or an
 // [*Error] with the last error of fn and the cause of giving up. The cause may be that
@@ -118,8 +118,8 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // number of the attempt. Within an attempt of another Retrier, Do calls fn once and
 // returns its error as it is (but see Config.Nested and [Fresh]).
 //
-// A call whose first attempt succeeds reads no clock, unless MaxElapsed, AttemptTimeout or Budget
-// needs it. Under context.Background it allocates nothing; the mark of any other ctx is
+// A call whose first attempt succeeds reads no clock, unless MaxElapsed, AttemptTimeout
+// or Budget needs it. Under context.Background it allocates nothing; the mark of any other ctx is
 // one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	s := r.setup.Load()

@@ -107,8 +107,8 @@ type Adaptive struct {
 	sum    step          // of all steps
 	stats  AdaptiveStats
 
-	updates sync.Mutex     // held by Update; taken before mu
-	given   AdaptiveConfig // without defaults; under updates
+	updating sync.Mutex     // held by Update; taken before mu
+	given    AdaptiveConfig // without defaults; under updating
 }
 
 const steps = 24

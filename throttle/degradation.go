@@ -12,9 +12,9 @@ import "slices"
 //
 // A level goes off when only the tokens that are reserved for more important levels are
 // left, of the burst or of a quota. It goes on again when the burst has refilled by a
-// quarter of the way from there to full, so that features do not flicker. Level 0 is always on. A level
-// changes only in a call of Degradation or Stats: if the tokens run out and come back between two
-// calls, the level stays on.
+// quarter of the way from there to full, so that features do not flicker. Level 0 is
+// always on. A level changes only in a call of Degradation or Stats: if the tokens run out
+// and come back between two calls, the level stays on.
 func (l *Limiter) Degradation() int {
 	m := l.measure()
 	var windows []window

@@ -100,8 +100,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 //
 // A key whose burst has refilled, and whose windows of quotas are over, is the same as one
 // that was never seen. So such keys are evicted after a while, a few whenever a new key
-// comes. At most MaxKeys are held,
-// apart from keys that Set adds.
+// comes. At most MaxKeys are held, apart from keys that Set adds.
 type Group[K comparable] struct {
 	cfg       atomic.Pointer[GroupConfig[K]] // with its defaults filled in; never written to
 	observers observers
@@ -113,8 +112,8 @@ type Group[K comparable] struct {
 	overflow  *Limiter // the limit of ShareOne
 	shards    []shard[K]
 
-	updates sync.Mutex     // held by Update; taken before the locks of the shards
-	given   GroupConfig[K] // without defaults; under updates
+	updating sync.Mutex     // held by Update; taken before the locks of the shards
+	given    GroupConfig[K] // without defaults; under updating
 }
 
 // NewGroup returns a Group without keys. It panics with the error of

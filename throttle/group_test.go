@@ -519,10 +519,7 @@ func TestGroupOfAMillionKeys(t *testing.T) {
 	require.Less(t, bytes, 100.0, "bytes a key")
 	require.False(t, g.Allow("one more"))
 	require.Zero(t, testing.AllocsPerRun(100, func() { g.Allow(names[keys/2]) }))
-	for _, name := range names {
-		require.Equal(t, name != names[keys/2], g.Allow(name))
-		break
-	}
+	require.True(t, g.Allow(names[0]), "the second of two")
 	require.Equal(t, keys, g.Stats().Keys)
 	runtime.KeepAlive(names)
 }

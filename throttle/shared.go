@@ -83,8 +83,8 @@ type SharedConfig struct {
 	// for rates at which a round trip for each call is too slow. Over any interval each
 	// instance may then admit up to Batch-1 tokens on top of the limit, which it took
 	// before. Calls that find no tokens left share one round trip at a time. Zero means
-	// 1. A larger Batch, of at most Burst and each quota, needs no Levels. Calls whose key is not empty
-	// take no tokens from a batch: each makes a round trip.
+	// 1. A larger Batch is at most the Burst and each quota, and excludes Levels. Calls
+	// whose key is not empty take no tokens from a batch: each makes a round trip.
 	Batch int
 
 	// Timeout is how long Redis may take for one answer. A call waits for at most one
@@ -187,9 +187,9 @@ func (c SharedConfig) local(l Limit) GroupConfig[string] {
 //
 // Each decision takes one round trip, or 1/Batch of one. Over any interval all instances
 // together admit at most Burst + Rate x interval tokens, and in each window of a quota at
-// most its N, plus the tokens that Batch allows. The rate is exact to one part in 4e15/Rate; it is never too high. If Redis
-// loses its data, as in a restart without persistence, the burst is full again, and so are
-// the quotas.
+// most its N, plus the tokens that Batch allows. The rate is exact to one part in
+// 4e15/Rate; it is never too high. If Redis loses its data, as in a restart without
+// persistence, the burst is full again, and so are the quotas.
 //
 // When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers again.
 // If a call gives up before the Timeout, the Shared makes another round trip, which
@@ -207,15 +207,15 @@ type Shared struct {
 	own       sync.Map // of Set: a Limit for each key
 	sets      atomic.Int64
 	alone     alone
-	ahead     atomic.Int64 // by how much the clock of Redis is ahead of that of this instance, as far as known
+	ahead     atomic.Int64 // how far the clock of Redis is ahead, as last seen
 	batch     batch
 	outages   outages
 
 	refused                                                       tally
 	admitted, spent, refunded, asked, askTime, failed, outOfReach atomic.Int64
 
-	updates sync.Mutex   // held by Update
-	given   SharedConfig // without defaults; under updates
+	updating sync.Mutex   // held by Update
+	given    SharedConfig // without defaults; under updating
 }
 
 // sharedTerms are a limit in the units of the script.

@@ -84,8 +84,8 @@ type Config struct {
 	// rate exactly: if a timer is late, all calls that are due are released together.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait at once. Zero means 1000. If the queue is full, a call
-	// that is more important than one of the waiting calls takes its place: the last
+	// Queue is how many calls may wait at once. Zero means 1000. If the queue is full, a
+	// call that is more important than one of the waiting calls takes its place: the last
 	// call of the least important level is refused. Queue needs a MaxWait.
 	Queue int
 
@@ -98,10 +98,10 @@ type Config struct {
 	Priority func(context.Context) int
 
 	// Reserve[i] is the share of Burst, and of each quota, that is kept for level i and
-	// the levels more important than i. The shares add up: level j may spend Burst x (1 - Reserve[0] - ... -
-	// Reserve[j-1]). The tokens that are kept are rounded down, and leave at least one
-	// token to every level. With a Burst of 10 and a Reserve of {0.5}, a call of level 1
-	// is admitted only if it leaves 5 tokens.
+	// the levels more important than i. The shares add up: with a Burst of 10 and Reserve
+	// {0.2, 0.3}, level 0 may spend all 10 tokens, level 1 may spend 8 of them, and level 2
+	// may spend 5. The tokens that are kept are rounded down, and leave at least one token
+	// to every level.
 	//
 	// There are at most Levels-1 shares, each at least 0; their sum is below 1. Missing
 	// ones are 0. Nil means 1/(2 x Levels) for each level but the last, so that the
@@ -109,9 +109,9 @@ type Config struct {
 	// that is not nil keeps nothing.
 	Reserve []float64
 
-	// Cost returns how many tokens a call takes. Nil means 1. A negative number counts
-	// as 0. A call that takes 0 is always admitted. A call that takes more than its level may spend at
-	// once is refused immediately: [TooCostly].
+	// Cost returns how many tokens a call takes. Nil means 1. A call of cost 0 is always
+	// admitted. A negative cost counts as 0. A call that costs more than its level may
+	// spend at once is refused immediately: [TooCostly].
 	Cost func(context.Context) int
 
 	// OnRefuse, if not nil, is called with the call's ctx for each call that Do or
@@ -183,8 +183,8 @@ type Limiter struct {
 	refunded atomic.Int64 // tokens
 	degraded atomic.Int32 // the last result of Degradation
 
-	updates sync.Mutex // held by Update; taken before queue.mu
-	given   Config     // without defaults; under updates
+	updating sync.Mutex // held by Update; taken before queue.mu
+	given    Config     // without defaults; under updating
 }
 
 // New returns a Limiter with a full burst. It panics with the error of

@@ -74,9 +74,9 @@ func (t *trip) end() bool {
 	return true
 }
 
-// askOnce makes a trip for one call, which takes one of amounts, on the goroutine of the call: another goroutine
-// would add a quarter to the time of a round trip. It returns inTime false if ctx ended
-// before the trip did.
+// askOnce makes a trip for one call, which takes one of amounts, on the goroutine of the
+// call: another goroutine would add a quarter to the time of a round trip. It returns
+// inTime false if ctx ended before the trip did.
 func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, o *outage, inTime bool) {
 	trip := s.depart(ctx, t, c, nil)
 	defer trip.abort() // if Eval panics

@@ -39,24 +39,24 @@ func (c Config) clone() Config {
 //
 // Updates are made one after the other. change must not use the Limiter.
 func (l *Limiter) Update(change func(*Config)) error {
-	l.updates.Lock()
-	defer l.updates.Unlock()
+	l.updating.Lock()
+	defer l.updating.Unlock()
 	return l.apply(settings.Change(l.given, l.Config(), change))
 }
 
 // SetLimit changes Rate, Burst and Quotas as [Limiter.Update] does.
 func (l *Limiter) SetLimit(limit Limit) error {
-	l.updates.Lock()
-	defer l.updates.Unlock()
+	l.updating.Lock()
+	defer l.updating.Unlock()
 	next := l.given
 	next.setLimit(limit)
 	return l.apply(next)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updates.
+// apply makes next the configuration, if it is valid. The caller holds updating.
 func (l *Limiter) apply(next Config) error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	keeps(&f, l.given.Name, next.Name, l.given.Levels, next.Levels)
+	checkFixed(&f, l.given.Name, next.Name, l.given.Levels, next.Levels)
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
@@ -95,25 +95,25 @@ func (g *Group[K]) Config() GroupConfig[K] {
 // The number of shards of the group goes by the first MaxKeys: a group that is to grow
 // from few keys to many is faster if it is made with many. change must not use the Group.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	g.updates.Lock()
-	defer g.updates.Unlock()
+	g.updating.Lock()
+	defer g.updating.Unlock()
 	return g.apply(settings.Change(g.given, g.Config(), change))
 }
 
 // SetLimit changes Rate, Burst and Quotas of all keys as [Group.Update] does, except those
 // that Set decides about.
 func (g *Group[K]) SetLimit(limit Limit) error {
-	g.updates.Lock()
-	defer g.updates.Unlock()
+	g.updating.Lock()
+	defer g.updating.Unlock()
 	next := g.given
 	next.Config.setLimit(limit)
 	return g.apply(next)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updates.
+// apply makes next the configuration, if it is valid. The caller holds updating.
 func (g *Group[K]) apply(next GroupConfig[K]) error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	keeps(&f, g.given.Config.Name, next.Config.Name, g.given.Config.Levels, next.Config.Levels)
+	checkFixed(&f, g.given.Config.Name, next.Config.Name, g.given.Config.Levels, next.Config.Levels)
 	next.Config.validate(&f)
 	f.Type = "throttle.GroupConfig"
 	next.validate(&f)
@@ -187,24 +187,24 @@ func (c SharedConfig) clone() SharedConfig {
 //
 // change must not use the Shared.
 func (s *Shared) Update(change func(*SharedConfig)) error {
-	s.updates.Lock()
-	defer s.updates.Unlock()
+	s.updating.Lock()
+	defer s.updating.Unlock()
 	return s.apply(settings.Change(s.given, s.Config(), change))
 }
 
 // SetLimit changes Rate, Burst and Quotas as [Shared.Update] does.
 func (s *Shared) SetLimit(limit Limit) error {
-	s.updates.Lock()
-	defer s.updates.Unlock()
+	s.updating.Lock()
+	defer s.updating.Unlock()
 	next := s.given
 	next.setLimit(limit)
 	return s.apply(next)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updates.
+// apply makes next the configuration, if it is valid. The caller holds updating.
 func (s *Shared) apply(next SharedConfig) error {
 	f := invalid.Fields{Type: "throttle.SharedConfig"}
-	keeps(&f, s.given.Name, next.Name, s.given.Levels, next.Levels)
+	checkFixed(&f, s.given.Name, next.Name, s.given.Levels, next.Levels)
 	prefix := s.terms.Load().cfg.Prefix
 	f.Need(cmp.Or(next.Prefix, defaultPrefix) == prefix, "Prefix", strconv.Quote(next.Prefix), strconv.Quote(prefix)+" as before: it cannot change")
 	f.Need(sameFunc(next.Eval, s.given.Eval), "Eval", "another function", "as before: it cannot change")
@@ -225,8 +225,8 @@ func (s *Shared) apply(next SharedConfig) error {
 
 // follow makes next the configuration of g.
 func (g *Group[K]) follow(next GroupConfig[K]) error {
-	g.updates.Lock()
-	defer g.updates.Unlock()
+	g.updating.Lock()
+	defer g.updating.Unlock()
 	return g.apply(next)
 }
 
@@ -246,11 +246,11 @@ func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
 //
 // change must not use the Adaptive.
 func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
-	a.updates.Lock()
-	defer a.updates.Unlock()
+	a.updating.Lock()
+	defer a.updating.Unlock()
 	next := settings.Change(a.given, a.Config(), change)
 	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
-	keeps(&f, a.given.Name, next.Name, a.given.Levels, next.Levels)
+	checkFixed(&f, a.given.Name, next.Name, a.given.Levels, next.Levels)
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
@@ -260,8 +260,8 @@ func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
 	return nil
 }
 
-// keeps records a change of a name or a number of levels.
-func keeps(f *invalid.Fields, wasName, isName string, wasLevels, isLevels int) {
+// checkFixed records a change of a name or a number of levels.
+func checkFixed(f *invalid.Fields, wasName, isName string, wasLevels, isLevels int) {
 	f.Need(isName == wasName, "Name", strconv.Quote(isName), strconv.Quote(wasName)+" as before: it cannot change")
 	levels := max(wasLevels, 1)
 	f.Need(max(isLevels, 1) == levels, "Levels", isLevels, strconv.Itoa(levels)+" as before: it cannot change while calls have levels")

@@ -60,8 +60,8 @@ func (q *quotaTerms) clock(now moment) int64 {
 }
 
 // at returns w as it is now: empty if it has ended. Its end is that of the present
-// period or, if nothing has been spent of a window with a fixed length, 0. If the time zone or the clock
-// has changed, it keeps its tokens until the end of the present period.
+// period or, if nothing has been spent of a window with a fixed length, 0. If the time
+// zone or the clock has changed, it keeps its tokens until the end of the present period.
 func (q *quotaTerms) at(w window, now moment) window {
 	t := q.clock(now)
 	if w.end <= t || w.used == 0 {

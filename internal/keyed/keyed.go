@@ -5,7 +5,7 @@
 //		Make: func(key string) *Bulkhead { return New(configOf(key)) },
 //		Max:  10_000,
 //		Idle: 10 * time.Minute,
-//		Keep: (*Bulkhead).busy,
+//		Needed: (*Bulkhead).busy,
 //	})
 //	e := members.Pin("tenant 7")
 //	if e == nil { ... } // no room: a member that all such keys share, or a refusal
@@ -49,10 +49,10 @@ type Config[K comparable, V any] struct {
 	// Idle is how long a member must not have been pinned to be evicted while
 	// there is room. Zero or less: members are evicted for room only. SetBounds changes it.
 	Idle time.Duration
-	// Keep reports whether a member may not be evicted now, for the state that
-	// would be lost; nil: every member may be. It is called for a member that is
-	// not pinned, with a lock held: it must be quick, and not use the map.
-	Keep func(V) bool
+	// Needed reports whether a member must not be evicted now, because its state would
+	// be lost; nil: no member is needed. It is called for a member that is not pinned,
+	// with a lock held: it must be quick, and not use the map.
+	Needed func(V) bool
 	// Added, if not nil, is told of each member that is added, with the lock of its shard
 	// held and before any other goroutine can see the member. A group whose settings have
 	// changed since Make brings the member up to date here; see [Map.All].
@@ -68,7 +68,7 @@ type Config[K comparable, V any] struct {
 // A full map evicts a member to make room for a new key. It looks at a few members and
 // evicts the first that was not used lately. If all of them were, it evicts one that was
 // used once, or else one that was used again. It never evicts a member that is pinned or
-// that Keep keeps. If it finds no member to evict, the new key gets none and the map
+// Needed. If it finds no member to evict, the new key gets none and the map
 // remembers nothing of it, so the memory is bounded for any number of keys.
 type Map[K comparable, V any] struct {
 	cfg    Config[K, V]
@@ -294,16 +294,16 @@ func (m *Map[K, V]) evictAny() bool {
 }
 
 func (m *Map[K, V]) evictable(e *Entry[K, V]) bool {
-	return e.pins.Load() == 0 && (m.cfg.Keep == nil || !m.cfg.Keep(e.Value))
+	return e.pins.Load() == 0 && (m.cfg.Needed == nil || !m.cfg.Needed(e.Value))
 }
 
-// evict takes e out of its locked shard, unless it is pinned or to be kept.
+// evict takes e out of its locked shard, unless it is pinned or Needed.
 func (m *Map[K, V]) evict(s *shard[K, V], e *Entry[K, V]) bool {
 	if !e.pins.CompareAndSwap(0, evicted) {
 		return false
 	}
 	// Only now, when All cannot hold it any more, is its state final.
-	if m.cfg.Keep != nil && m.cfg.Keep(e.Value) {
+	if m.cfg.Needed != nil && m.cfg.Needed(e.Value) {
 		e.pins.Store(0)
 		return false
 	}

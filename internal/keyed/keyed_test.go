@@ -21,16 +21,16 @@ import (
 
 // A member knows how many members of its key are in use at once.
 type member struct {
-	key  int
-	keep atomic.Bool
+	key    int
+	needed atomic.Bool
 }
 
 func newMap(limit int, idle time.Duration) *keyed.Map[int, *member] {
 	return keyed.New(keyed.Config[int, *member]{
-		Make: func(key int) *member { return &member{key: key} },
-		Max:  limit,
-		Idle: idle,
-		Keep: func(m *member) bool { return m.keep.Load() },
+		Make:   func(key int) *member { return &member{key: key} },
+		Max:    limit,
+		Idle:   idle,
+		Needed: func(m *member) bool { return m.needed.Load() },
 	})
 }
 
@@ -117,7 +117,7 @@ func TestFullMapGivesNoMemberWhereNoneMayBeDropped(t *testing.T) {
 	m := newMap(limit, 0)
 	pinned := m.Pin(0)
 	for key := 1; key < limit; key++ {
-		use(t, m, key).keep.Store(true)
+		use(t, m, key).needed.Store(true)
 	}
 	require.Nil(t, m.Pin(limit))
 	require.Equal(t, limit, m.Len())
@@ -137,7 +137,7 @@ func TestMapDropsIdleMembersAtInserts(t *testing.T) {
 			use(t, m, key)
 		}
 		kept := use(t, m, 0)
-		kept.keep.Store(true)
+		kept.needed.Store(true)
 		pinned := m.Pin(1)
 		busy := use(t, m, 2)
 		for key := 1000; key < 1900; key++ {
@@ -261,7 +261,7 @@ func TestMapStress(t *testing.T) {
 				u.by, u.n = e.Value, u.n+1
 				u.Unlock()
 				if r.IntN(50) == 0 {
-					e.Value.keep.Store(!e.Value.keep.Load() && r.IntN(4) == 0)
+					e.Value.needed.Store(!e.Value.needed.Load() && r.IntN(4) == 0)
 				}
 				if n := m.Len(); n > limit {
 					t.Errorf("%d members", n)
@@ -277,7 +277,7 @@ func TestMapStress(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, workers*rounds, done.Load()+refused.Load())
 	for _, v := range maps.Collect(m.All()) {
-		v.keep.Store(false)
+		v.needed.Store(false)
 	}
 	for key := range keys * 10 {
 		use(t, m, key) // nothing is pinned any more
