@@ -418,25 +418,31 @@ func (m *Memory) index(s *memorySaga) {
 }
 
 // Signal implements [Store].
-func (m *Memory) Signal(ctx context.Context, req SignalRequest) (Record, bool, error) {
+func (m *Memory) Signal(ctx context.Context, req SignalRequest) (Record, error) {
 	if ctx.Err() != nil {
-		return Record{}, false, ctx.Err()
+		return Record{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.sagas[req.ID]
 	if !ok {
-		return Record{}, false, ErrNotFound
+		return Record{}, ErrNotFound
 	}
 	if s.Status == Running {
 		s.hasten()
 	}
+	rec := s.read()
 	at, kept := slices.BinarySearchFunc(s.signals, req.Name, func(sig Signal, name string) int { return strings.Compare(sig.Name, name) })
-	if !kept && (s.Status == Running || s.Status == Stuck && s.Seq == req.StuckSeq) {
-		s.signals = slices.Insert(s.signals, at, Signal{req.Name, slices.Clone(req.Payload), time.Now()})
-		kept = true
+	if kept {
+		return rec, nil
 	}
-	return s.read(), kept, nil
+	if req.Admit != nil {
+		if err := req.Admit(&rec); err != nil {
+			return rec, err
+		}
+	}
+	s.signals = slices.Insert(s.signals, at, Signal{req.Name, slices.Clone(req.Payload), time.Now()})
+	return rec, nil
 }
 
 // Signals implements [Store].

@@ -519,12 +519,12 @@ func (h *host) Commit(_ context.Context, req saga.CommitRequest) (receipt saga.R
 	return receipt, err
 }
 
-func (h *host) Signal(_ context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+func (h *host) Signal(_ context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
 	err = h.disturb(func() (err error) {
-		rec, kept, err = h.w.store.Signal(context.Background(), req)
+		rec, err = h.w.store.Signal(context.Background(), req)
 		return err
 	})
-	return rec, kept, err
+	return rec, err
 }
 
 func (h *host) Signals(_ context.Context, id string) (list []saga.Signal, err error) {

@@ -21,7 +21,9 @@ const maxPayload = 64 << 10
 //
 // Signal returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga
 // has turned back or ended without such a signal, or no step of its definition awaits it.
-// If the definition is not registered with this runner, any name is accepted.
+// If the definition is not registered with this runner, any name is accepted. A name that no
+// step awaits then has no effect, and stays until the saga is deleted: in a process that only
+// signals, register the definitions all the same.
 //
 // Consider a payment that arrives while the customer cancels. Either Signal returns
 // ErrNotAllowed, and its caller pays back, or each Undo of the saga sees the signal by
@@ -31,15 +33,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	if err := checkSignal(name, payload); err != nil {
 		return err
 	}
-	rec, err := r.store.Load(ctx, id)
-	if err == nil {
-		err = r.awaited(&rec, name)
-	}
-	if err != nil {
-		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
-	}
-	req := SignalRequest{ID: id, Name: name, Payload: payload}
-	rec, err = keepSignal(req, func(req SignalRequest) (Record, bool, error) { return r.store.Signal(ctx, req) })
+	rec, err := r.store.Signal(ctx, r.signalRequest(id, name, payload))
 	if err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
@@ -50,7 +44,8 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 }
 
 // SignalTx is Signal within tx, a transaction of the store's own database: the saga has
-// the signal if tx commits. The saga may be one that tx has started. A waiting saga goes
+// the signal if tx commits. Nothing is kept if SignalTx returns an error that is
+// [ErrNotAllowed] or [ErrNotFound]; tx can still be used. The saga may be one that tx has started. A waiting saga goes
 // on at the next poll of a runner; call [Runner.Wake] after the commit to hasten that. Keep
 // the rest of tx short, since the saga cannot be written meanwhile. The store must be a
 // [TxStore].
@@ -61,35 +56,27 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 	if err := checkSignal(name, payload); err != nil {
 		return err
 	}
-	req := SignalRequest{ID: id, Name: name, Payload: payload}
-	rec, err := keepSignal(req, func(req SignalRequest) (Record, bool, error) { return r.tx.SignalTx(ctx, tx, req) })
-	if err == nil {
-		err = r.awaited(&rec, name)
-	}
-	if err != nil {
+	if _, err := r.tx.SignalTx(ctx, tx, r.signalRequest(id, name, payload)); err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
 	return nil
 }
 
-// keepSignal asks a store to keep a signal, which a saga that has turned back must not
-// take: Undos may have run without it. The store does not know whether a saga that is
-// Stuck has turned back. It keeps a new signal of such a saga only if it is asked with the
-// saga's Seq, that is, after its record was read here.
-func keepSignal(req SignalRequest, keep func(SignalRequest) (Record, bool, error)) (Record, error) {
-	for {
-		rec, kept, err := keep(req)
-		if err != nil || kept {
-			return rec, err
+// signalRequest returns the request of a signal. A saga that has turned back must not take
+// it: Undos may have run without it.
+func (r *Runner) signalRequest(id, name string, payload []byte) SignalRequest {
+	return SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *Record) error {
+		if err := r.awaited(rec, name); err != nil {
+			return err
 		}
 		switch {
-		case rec.Status == Stuck && newInstance(rec, nil).Back:
-			return rec, fmt.Errorf("%w: it is stuck on its way back", ErrNotAllowed)
-		case rec.Status != Stuck || rec.Seq == req.StuckSeq:
-			return rec, fmt.Errorf("%w: it is %s", ErrNotAllowed, rec.Status)
+		case rec.Status == Stuck && newInstance(*rec, nil).Back:
+			return fmt.Errorf("%w: it is stuck on its way back", ErrNotAllowed)
+		case rec.Status != Running && rec.Status != Stuck:
+			return fmt.Errorf("%w: it is %s", ErrNotAllowed, rec.Status)
 		}
-		req.StuckSeq = rec.Seq
-	}
+		return nil
+	}}
 }
 
 func checkSignal(name string, payload []byte) error {

@@ -72,14 +72,14 @@ type Store interface {
 	// ErrNotFound.
 	Cancel(ctx context.Context, id, note string) (Record, error)
 
-	// Signal keeps a signal for a saga that is Running, or that is Stuck and whose Seq is
-	// req.StuckSeq, unless it has one of that name already: the first payload remains. A
-	// Commit of another Status comes before the Signal, which then keeps nothing, or after
-	// it. If the saga's Status is Running, its Owner "" and its WakeAt after now, WakeAt
-	// becomes now, even if the signal was kept before. Epoch, Seq, UpdatedAt and the log
-	// stay. Signal returns the record as it is afterwards and whether the saga has the
-	// signal now, or ErrNotFound.
-	Signal(ctx context.Context, req SignalRequest) (rec Record, kept bool, err error)
+	// Signal keeps a signal for a saga, unless it has one of that name already: the first
+	// payload remains. Before it keeps a new one, Signal calls req.Admit, if that is not nil,
+	// with the record. It returns the error of Admit as it is, and then keeps nothing. A
+	// Commit of the saga comes before the call of Admit, or after the signal is kept. If the
+	// saga's Status is Running, its Owner "" and its WakeAt after now, WakeAt becomes now, even
+	// if the signal was kept before. Epoch, Seq, UpdatedAt and the log stay. Signal returns
+	// the record as it is afterwards, or ErrNotFound.
+	Signal(ctx context.Context, req SignalRequest) (Record, error)
 
 	// Signals returns the signals of one saga, by ascending name in byte order. A saga
 	// that does not exist has none. Signals sees every Signal that returned before
@@ -175,7 +175,7 @@ type TxStore interface {
 
 	// SignalTx is Signal inside tx. It neither commits tx nor rolls it back, and sees what
 	// tx has written. Until tx ends it may keep the owner of the saga from committing.
-	SignalTx(ctx context.Context, tx *sql.Tx, req SignalRequest) (rec Record, kept bool, err error)
+	SignalTx(ctx context.Context, tx *sql.Tx, req SignalRequest) (Record, error)
 
 	// CommitTx is Commit inside tx. It neither commits tx nor rolls it back. It is the
 	// last statement of tx. If another owner has claimed the saga in a newer epoch, it
@@ -319,10 +319,12 @@ type Receipt struct {
 
 // A SignalRequest asks a Store to keep a signal.
 type SignalRequest struct {
-	ID       string // the saga's
-	Name     string
-	Payload  []byte // opaque to the store
-	StuckSeq int64  // keep it also if the saga is Stuck and this is its Seq; zero means never
+	ID      string // the saga's
+	Name    string
+	Payload []byte // opaque to the store
+	// Admit returns an error if the saga must not take a new signal of this name. It
+	// changes nothing, does not use the store, and may be called again. Nil admits it.
+	Admit func(rec *Record) error
 }
 
 // A Signal is a signal that a Store keeps for a saga, until the saga is deleted.

@@ -184,18 +184,21 @@ func (m *txMemory) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartReques
 	})
 }
 
-func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, bool, error) {
+func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
 	rec, err := m.Load(ctx, req.ID)
 	if err != nil {
-		return rec, false, err
+		return rec, err
 	}
 	list, err := m.Signals(ctx, req.ID)
 	known := slices.ContainsFunc(list, func(s saga.Signal) bool { return s.Name == req.Name })
-	if !known && rec.Status != saga.Running && (rec.Status != saga.Stuck || rec.Seq != req.StuckSeq) {
-		return rec, false, err
+	if err == nil && !known {
+		err = req.Admit(&rec)
 	}
-	return rec, true, m.with(ctx, tx, "signal "+req.ID, func() error {
-		_, _, err := m.Signal(context.Background(), req)
+	if err != nil {
+		return rec, err
+	}
+	return rec, m.with(ctx, tx, "signal "+req.ID, func() error {
+		_, err := m.Signal(context.Background(), req)
 		return err
 	})
 }

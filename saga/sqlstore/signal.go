@@ -41,51 +41,53 @@ CREATE TABLE {p}saga_signal (
 )
 
 // Signal implements [saga.Store].
-func (s *Store) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+func (s *Store) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
+	var refused error
 	err = s.transact(ctx, func(ctx context.Context, q querier) error {
-		rec, kept, err = s.signal(ctx, q, req)
+		rec, refused, err = s.signal(ctx, q, req)
 		return err
 	})
 	if err != nil {
-		return saga.Record{}, false, wrap("signal", err)
+		return saga.Record{}, wrap("signal", err)
 	}
-	return rec, kept, nil
+	return rec, refused
 }
 
 // SignalTx implements [saga.TxStore].
-func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, bool, error) {
-	rec, kept, err := s.signal(ctx, tx, req)
-	return rec, kept, wrap("signal", err)
+func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
+	rec, refused, err := s.signal(ctx, tx, req)
+	if err != nil {
+		return rec, wrap("signal", err)
+	}
+	return rec, refused
 }
 
-func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+// signal also returns the error of Admit.
+func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (rec saga.Record, refused, err error) {
 	// First of all, this locks the row.
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
 		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))
 	if _, err := q.ExecContext(ctx, s.d.madeDue(due), req.ID); err != nil {
-		return rec, false, err
+		return rec, nil, err
 	}
 	if rec, err = s.load(ctx, q, req.ID, s.d.readNewest()); err != nil {
-		return rec, false, err
+		return rec, nil, err
 	}
 	var one int
 	known := s.tables.sql("SELECT 1 FROM {p}saga_signal WHERE saga_id = " + s.d.bind(1) + " AND name = " + s.d.bind(2) + s.d.readNewest())
 	err = q.QueryRowContext(ctx, known, req.ID, req.Name).Scan(&one)
-	keeps := rec.Status == saga.Running || rec.Status == saga.Stuck && rec.Seq == req.StuckSeq
-	if err == nil || !errors.Is(err, sql.ErrNoRows) || !keeps {
-		return rec, err == nil, ignoreNoRows(err)
+	if err == nil || !errors.Is(err, sql.ErrNoRows) {
+		return rec, nil, err
+	}
+	if req.Admit != nil {
+		if refused = req.Admit(&rec); refused != nil {
+			return rec, refused, nil
+		}
 	}
 	insert := s.tables.sql("INSERT INTO {p}saga_signal (saga_id, name, payload, at) VALUES (" +
 		s.d.bind(1) + ", " + s.d.bind(2) + ", " + s.d.bind(3) + ", " + s.d.now() + ")")
 	_, err = q.ExecContext(ctx, insert, req.ID, req.Name, nonNil(req.Payload))
-	return rec, err == nil, err
-}
-
-func ignoreNoRows(err error) error {
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil
-	}
-	return err
+	return rec, nil, err
 }
 
 // Signals implements [saga.Store].

@@ -636,13 +636,13 @@ func (p *process) Children(ctx context.Context, req saga.ChildrenRequest) ([]sag
 	return p.Store.Children(ctx, req)
 }
 
-func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, kept bool, err error) {
+func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
 	err = p.write("Signal", func() error {
 		var err error
-		rec, kept, err = p.Store.Signal(ctx, req)
+		rec, err = p.Store.Signal(ctx, req)
 		return err
 	})
-	return rec, kept, err
+	return rec, err
 }
 
 func (p *process) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
@@ -686,7 +686,7 @@ func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartReque
 	return p.tx.StartTx(ctx, tx, req)
 }
 
-func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, bool, error) {
+func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
 	return p.tx.SignalTx(ctx, tx, req)
 }
 

@@ -1,17 +1,28 @@
 package storetest
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/go-resilience/resilience/saga"
 )
 
-func (s *suite) signal(name, payload string) (saga.Record, bool) {
+func (s *suite) signal(name, payload string) saga.Record {
 	s.Helper()
-	rec, kept, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: name, Payload: []byte(payload)})
+	rec, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: func(*saga.Record) error { return nil }})
 	s.NoError(err)
-	return rec, kept
+	return rec
+}
+
+var errRefused = errors.New("refused")
+
+// refuse returns an Admit that refuses, and checks the record that it is given.
+func (s *suite) refuse(want saga.Record) func(*saga.Record) error {
+	return func(rec *saga.Record) error {
+		s.same(want, *rec)
+		return errRefused
+	}
 }
 
 // signals returns the signals of a saga as "name payload".
@@ -32,16 +43,13 @@ func signalOnce(s *suite) {
 	s.start(request("b"))
 	s.Empty(s.signals("a"))
 	for _, payload := range []string{"by card \x00\xff", "again"} {
-		rec, kept := s.signal("paid", payload)
-		s.True(kept)
-		s.same(before, rec)
+		s.same(before, s.signal("paid", payload))
 	}
-	_, kept := s.signal("Packed", "")
-	s.True(kept)
+	s.signal("Packed", "")
 	s.Equal([]string{"Packed ", "paid by card \x00\xff"}, s.signals("a"), "the first payload, in byte order")
 	s.same(before, s.load("a"))
 	s.Empty(s.signals("b"))
-	_, _, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "none", Name: "paid"})
+	_, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "none", Name: "paid"})
 	s.ErrorIs(err, saga.ErrNotFound)
 	s.Empty(s.signals("none"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
@@ -54,9 +62,7 @@ func signalParked(s *suite) {
 	req.Release, req.WakeIn = true, long
 	s.commit(req)
 	s.Empty(s.claim("me", 1))
-	got, kept := s.signal("paid", "")
-	s.True(kept)
-	s.Equal(req.After(), got.Seq)
+	s.Equal(req.After(), s.signal("paid", "").Seq)
 	s.Len(s.claim("me", 1), 1)
 
 	again := commit(s.load("a"))
@@ -69,48 +75,34 @@ func signalParked(s *suite) {
 	back := commit(s.load("a"))
 	back.Status, back.Release, back.WakeIn = saga.Compensating, true, long
 	s.commit(back)
-	_, kept = s.signal("packed", "")
-	s.False(kept, "a saga that turns back takes no signal")
-	_, kept = s.signal("paid", "")
-	s.True(kept)
-	s.Empty(s.claim("me", 1), "and waits for none")
-	s.Equal([]string{"paid "}, s.signals("a"))
-}
-
-func signalEnded(s *suite) {
-	rec := s.owned("a", "me", long)
+	s.signal("packed", "")
 	s.signal("paid", "")
-	req := commit(rec)
-	req.Status, req.Release = saga.Completed, true
-	ended := s.commit(req)
-	got, kept := s.signal("packed", "")
-	s.False(kept)
-	s.same(ended, got)
-	_, kept = s.signal("paid", "")
-	s.True(kept)
-	s.Equal([]string{"paid "}, s.signals("a"))
-	s.same(ended, s.load("a"))
-}
-
-func signalStuck(s *suite) {
-	rec := s.owned("a", "me", long)
-	s.signal("paid", "")
-	req := commit(rec)
-	req.Status, req.Release = saga.Stuck, true
-	stuck := s.commit(req)
-	keep := func(name string, seq int64) bool {
-		got, kept, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: name, StuckSeq: seq})
-		s.NoError(err)
-		s.same(stuck, got)
-		return kept
-	}
-	s.False(keep("packed", 0), "nobody knows whether it has turned back")
-	s.False(keep("packed", stuck.Seq-1), "it was read before it got stuck")
-	s.True(keep("paid", 0), "it is there")
-	s.Equal([]string{"paid "}, s.signals("a"))
-	s.True(keep("packed", stuck.Seq))
+	s.Empty(s.claim("me", 1), "a saga that turns back waits for none")
 	s.Equal([]string{"packed ", "paid "}, s.signals("a"))
-	s.same(stuck, s.load("a"))
+}
+
+// signalRefused: what Admit refuses is not kept, and Admit is not asked again about what
+// the saga has.
+func signalRefused(s *suite) {
+	rec := s.owned("a", "me", long)
+	s.signal("paid", "cash")
+	refused := func(want saga.Record) {
+		s.Helper()
+		got, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
+		s.True(err == errRefused)
+		s.same(want, got)
+		got, err = s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
+		s.NoError(err)
+		s.same(want, got)
+		s.same(want, s.load("a"))
+		s.Equal([]string{"paid cash"}, s.signals("a"))
+	}
+	refused(rec)
+	for _, status := range []saga.Status{saga.Stuck, saga.Completed} {
+		req := commit(s.load("a"))
+		req.Status, req.Release = status, true
+		refused(s.commit(req))
+	}
 }
 
 func signalMany(s *suite) {
@@ -118,8 +110,8 @@ func signalMany(s *suite) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			_, kept, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
-			s.Check(err == nil && kept, "kept is %v, with the error %v", kept, err)
+			_, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
+			s.Check(err == nil, "the error is %v", err)
 		})
 	}
 	wg.Wait()
@@ -156,12 +148,16 @@ func signalTxCommits(s *suite, store saga.TxStore) {
 	_, _, err = store.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	for range 2 {
-		rec, kept, err := store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
+		rec, err := store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
 		s.NoError(err)
-		s.True(kept)
 		s.Equal("a", rec.ID)
 	}
-	_, _, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "none", Name: "paid"})
+	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "packed", Admit: func(rec *saga.Record) error {
+		s.Equal("a", rec.ID)
+		return errRefused
+	}})
+	s.True(err == errRefused)
+	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "none", Name: "paid"})
 	s.ErrorIs(err, saga.ErrNotFound)
 	s.NoError(tx.Commit())
 	s.Equal([]string{"paid cash"}, s.signals("a"))
@@ -173,9 +169,8 @@ func signalTxRollsBack(s *suite, store saga.TxStore) {
 	before := s.commit(req)
 	tx, err := store.Begin(s.ctx)
 	s.NoError(err)
-	_, kept, err := store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid"})
+	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid"})
 	s.NoError(err)
-	s.True(kept)
 	s.NoError(tx.Rollback())
 	s.Empty(s.signals("a"))
 	s.same(before, s.load("a"))
