@@ -3,7 +3,6 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"slices"
 	"strconv"
@@ -437,54 +436,6 @@ func (d *postgres) deleteEnded(ctx context.Context, q querier, status saga.Statu
 	return n, err
 }
 
-// A byCount has the texts of a statement by the number of its log entries. A number always
-// has the same text, so that drivers prepare it once.
-type byCount struct {
-	build func(n int) string
-	few   [6]string
-}
-
-func newByCount(build func(n int) string) *byCount {
-	c := &byCount{build: build}
-	for n := range c.few {
-		c.few[n] = build(n)
-	}
-	return c
-}
-
-func (c *byCount) text(n int) string {
-	if n < len(c.few) {
-		return c.few[n]
-	}
-	return c.build(n)
-}
-
-func jsonDefinitions(list []saga.Definition) string {
-	type definition struct {
-		One     int    `json:"one"`
-		Name    string `json:"name"`
-		Version int    `json:"version"`
-	}
-	out := make([]definition, len(list))
-	for i, d := range list {
-		out[i] = definition{1, d.Saga, d.Version}
-	}
-	return jsonText(out)
-}
-
-func jsonHeld(list []saga.Held) string {
-	type held struct {
-		One   int    `json:"one"`
-		ID    string `json:"id"`
-		Epoch int64  `json:"epoch"`
-	}
-	out := make([]held, len(list))
-	for i, h := range list {
-		out[i] = held{1, h.ID, h.Epoch}
-	}
-	return jsonText(out)
-}
-
 // batchArgs returns the parameters of postgresBatch.
 func batchArgs(batch []*pendingCommit) []any {
 	var commits [13]array
@@ -535,12 +486,4 @@ func arrays(lists ...[]array) []any {
 		}
 	}
 	return args
-}
-
-func jsonText(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return string(text)
 }

@@ -102,21 +102,3 @@ func (s *Store) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
 	})
 	return list, wrap("signals", err)
 }
-
-// Hasten implements [saga.Store].
-func (s *Store) Hasten(ctx context.Context, id string) error {
-	due := s.tables.sql("UPDATE {p}saga SET wake_at = " + s.d.now() + " WHERE id = " + s.d.bind(1) +
-		" AND owner = '' AND " + s.d.live() + " AND wake_at > " + s.d.now())
-	return wrap("hasten", s.write(ctx, func(ctx context.Context, q querier) error {
-		_, err := q.ExecContext(ctx, s.d.madeDue(due), id)
-		return err
-	}))
-}
-
-// transact makes fn one transaction, even where a single statement needs none.
-func (s *Store) transact(ctx context.Context, fn func(context.Context, querier) error) error {
-	if s.one != nil {
-		return s.one.write(ctx, false, fn)
-	}
-	return s.repeat(ctx, fn)
-}

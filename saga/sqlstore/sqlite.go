@@ -1,12 +1,10 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -194,20 +192,6 @@ func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStar
 	return startEach(ctx, q, d, batch)
 }
 
-// startEach starts sagas one after the other in one transaction.
-func startEach(ctx context.Context, q querier, d dialect, batch []*pendingStart) error {
-	for _, p := range batch {
-		now, created, err := d.start(ctx, q, p.req)
-		if err != nil {
-			return err
-		}
-		if p.written = created; created {
-			p.answer = newRecord(p.req, now)
-		}
-	}
-	return nil
-}
-
 func sqliteCommitText(release string) string {
 	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
 	updated_at = ` + sqliteNow + release + `
@@ -257,16 +241,6 @@ func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch in
 	return err
 }
 
-// logArgs returns the columns of log entries, without their time.
-func logArgs(id string, seq, epoch int64, log []saga.Entry) []any {
-	args := make([]any, 0, 8*len(log))
-	for i := range log {
-		e := &log[i]
-		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
-	}
-	return args
-}
-
 const sqliteDue = `SELECT id, wake_at, owner FROM {p}saga
 WHERE ` + isLive + ` AND name = ? AND version = ? AND owner %s '' AND wake_at <= ` + sqliteNow + `
 ORDER BY wake_at LIMIT ?`
@@ -289,47 +263,6 @@ func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([
 		rec.Previous = previous[rec.ID]
 		return rec, err
 	})
-}
-
-// pick returns the ids of the sagas to claim, and their owners before. The queries are for
-// those of crashed owners and for those without one.
-func pick(ctx context.Context, q querier, crashed, waiting string, req saga.ClaimRequest) (ids []string, previous map[string]string, err error) {
-	picked, err := due(ctx, q, crashed, req.Definitions, req.Limit)
-	if err == nil && len(picked) < req.Limit {
-		var more []dueSaga
-		more, err = due(ctx, q, waiting, req.Definitions, req.Limit-len(picked))
-		picked = append(picked, more...)
-	}
-	previous = make(map[string]string)
-	for _, p := range picked {
-		ids = append(ids, p.id)
-		previous[p.id] = p.owner
-	}
-	return ids, previous, err
-}
-
-type dueSaga struct {
-	id     string
-	wakeAt int64
-	owner  string
-}
-
-// due returns the first sagas that query finds for each definition. The index has the
-// order.
-func due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
-	var found []dueSaga
-	for _, d := range definitions {
-		rows, err := q.QueryContext(ctx, query, d.Saga, d.Version, limit)
-		list, err := collect(rows, err, func(rows *sql.Rows) (s dueSaga, err error) {
-			return s, rows.Scan(&s.id, &s.wakeAt, &s.owner)
-		})
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, list...)
-	}
-	slices.SortStableFunc(found, func(a, b dueSaga) int { return cmp.Compare(a.wakeAt, b.wakeAt) })
-	return found[:min(limit, len(found))], nil
 }
 
 const sqliteHeartbeat = `UPDATE {p}saga SET wake_at = ` + sqliteNow + ` + ?

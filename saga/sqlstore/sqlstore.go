@@ -239,61 +239,6 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 	return s
 }
 
-// A dialect has the statements of one kind of database. The callers of methods that take
-// a querier make their statements one transaction.
-type dialect interface {
-	schema() string
-	barrier() string                            // the table of saga.Barrier
-	check(ctx context.Context, q querier) error // the connection's settings
-	hasTable(ctx context.Context, q querier, name string) (bool, error)
-	lockSchema(ctx context.Context, q querier) error
-	unlockSchema(ctx context.Context, q querier) // after the transaction
-	// isolated reports whether a statement outside of a transaction sees the newest
-	// version of each row that it changes.
-	isolated(ctx context.Context, q querier) (bool, error)
-	txOptions() *sql.TxOptions
-	lock(ctx context.Context, q querier) error
-	// mayRepeat reports whether the database has rolled a transaction back that may be
-	// repeated: a deadlock.
-	mayRepeat(err error) bool
-
-	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
-	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
-	// commitBatch writes the commits that pass the fence and whose rows are not locked,
-	// and marks them as written. An error leaves open whether any of them was.
-	commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error
-	// startBatch writes the starts whose ids are new, all of them different, and marks
-	// them as written. It may wait for a transaction that starts a saga with one of these
-	// ids. An error leaves open whether any of them was written.
-	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
-	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
-	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
-	// cancel returns sql.ErrNoRows if the record is still to be read.
-	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
-	// deleteEnded also removes the sagas that it deletes from their children.
-	deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error)
-
-	// madeDue returns an UPDATE of at most one saga that also tells the listeners, if the
-	// row then has no owner and is due.
-	madeDue(update string) string
-
-	now() string
-	columns() string // of a record, in the order of scan
-	bind(i int) string
-	time(t time.Time) any                // as a parameter
-	contains(column, text string) string // a condition
-	live() string                        // the condition for running and compensating sagas
-	readNewest() string                  // the end of a query that must see the newest version of a row
-	comparesRows() bool                  // whether it uses an index for (a, b) > (c, d)
-}
-
-// A querier is a *sql.DB or a *sql.Tx.
-type querier interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
 // Start implements [saga.Store].
 func (s *Store) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
 	st, err := s.starts.write(ctx, req)
@@ -410,6 +355,16 @@ func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, e
 	return rec, wrap("cancel", err)
 }
 
+// Hasten implements [saga.Store].
+func (s *Store) Hasten(ctx context.Context, id string) error {
+	due := s.tables.sql("UPDATE {p}saga SET wake_at = " + s.d.now() + " WHERE id = " + s.d.bind(1) +
+		" AND owner = '' AND " + s.d.live() + " AND wake_at > " + s.d.now())
+	return wrap("hasten", s.write(ctx, func(ctx context.Context, q querier) error {
+		_, err := q.ExecContext(ctx, s.d.madeDue(due), id)
+		return err
+	}))
+}
+
 // Load implements [saga.Store].
 func (s *Store) Load(ctx context.Context, id string) (saga.Record, error) {
 	rec, err := s.load(ctx, s.db, id, "")
@@ -422,6 +377,25 @@ func (s *Store) load(ctx context.Context, q querier, id, lock string) (saga.Reco
 		return rec, saga.ErrNotFound
 	}
 	return rec, err
+}
+
+// History implements [saga.Store].
+func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]saga.Entry, error) {
+	text := "SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = " + s.d.bind(1) +
+		" AND seq > " + s.d.bind(2) + " ORDER BY seq"
+	args := []any{id, after}
+	if limit > 0 {
+		text += " LIMIT " + s.d.bind(3)
+		args = append(args, limit)
+	}
+	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
+	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
+		var at moment
+		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
+		e.At = at.Time
+		return e, err
+	})
+	return log, wrap("history", err)
 }
 
 // The conditions of the partial indexes.
@@ -521,6 +495,14 @@ func (s *Store) write(ctx context.Context, fn func(context.Context, querier) err
 	}
 	if alone {
 		return fn(ctx, s.db)
+	}
+	return s.repeat(ctx, fn)
+}
+
+// transact makes fn one transaction, even where a single statement needs none.
+func (s *Store) transact(ctx context.Context, fn func(context.Context, querier) error) error {
+	if s.one != nil {
+		return s.one.write(ctx, false, fn)
 	}
 	return s.repeat(ctx, fn)
 }

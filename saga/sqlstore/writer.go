@@ -3,7 +3,6 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
-	"sync"
 
 	"github.com/go-resilience/resilience/internal/ended"
 )
@@ -70,64 +69,4 @@ func (w *writer) write(ctx context.Context, urgent bool, fn func(context.Context
 		return err
 	}
 	return tx.Commit()
-}
-
-// A prepared holds prepared statements. Without them, SQLite spends a quarter of its time on
-// their text, and MySQL a round trip more for each. They are closed with the database.
-type prepared struct {
-	db    *sql.DB
-	texts []string
-	mu    sync.Mutex
-	stmts map[string]*sql.Stmt // by text; nil before the first use
-}
-
-func newPrepared(db *sql.DB, texts []string) *prepared { return &prepared{db: db, texts: texts} }
-
-// all returns the statements by their texts.
-func (p *prepared) all(ctx context.Context) (map[string]*sql.Stmt, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.stmts != nil {
-		return p.stmts, nil
-	}
-	stmts := make(map[string]*sql.Stmt)
-	for _, text := range p.texts {
-		stmt, err := p.db.PrepareContext(ctx, text)
-		if err != nil {
-			for _, stmt := range stmts {
-				_ = stmt.Close()
-			}
-			return nil, err
-		}
-		stmts[text] = stmt
-	}
-	p.stmts = stmts
-	return stmts, nil
-}
-
-// A preparedTx is a transaction that uses prepared statements.
-type preparedTx struct {
-	*sql.Tx
-	prepared map[string]*sql.Stmt
-}
-
-func (tx preparedTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
-	}
-	return tx.Tx.ExecContext(ctx, query, args...)
-}
-
-func (tx preparedTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).QueryContext(ctx, args...)
-	}
-	return tx.Tx.QueryContext(ctx, query, args...)
-}
-
-func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
-	}
-	return tx.Tx.QueryRowContext(ctx, query, args...)
 }

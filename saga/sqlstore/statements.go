@@ -1,0 +1,126 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"sync"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A byCount has the texts of a statement by the number of its log entries. A number always
+// has the same text, so that drivers prepare it once.
+type byCount struct {
+	build func(n int) string
+	few   [6]string
+}
+
+func newByCount(build func(n int) string) *byCount {
+	c := &byCount{build: build}
+	for n := range c.few {
+		c.few[n] = build(n)
+	}
+	return c
+}
+
+func (c *byCount) text(n int) string {
+	if n < len(c.few) {
+		return c.few[n]
+	}
+	return c.build(n)
+}
+
+// A prepared holds prepared statements. Without them, SQLite spends a quarter of its time on
+// their text, and MySQL a round trip more for each. They are closed with the database.
+type prepared struct {
+	db    *sql.DB
+	texts []string
+	mu    sync.Mutex
+	stmts map[string]*sql.Stmt // by text; nil before the first use
+}
+
+func newPrepared(db *sql.DB, texts []string) *prepared { return &prepared{db: db, texts: texts} }
+
+// all returns the statements by their texts.
+func (p *prepared) all(ctx context.Context) (map[string]*sql.Stmt, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stmts != nil {
+		return p.stmts, nil
+	}
+	stmts := make(map[string]*sql.Stmt)
+	for _, text := range p.texts {
+		stmt, err := p.db.PrepareContext(ctx, text)
+		if err != nil {
+			for _, stmt := range stmts {
+				_ = stmt.Close()
+			}
+			return nil, err
+		}
+		stmts[text] = stmt
+	}
+	p.stmts = stmts
+	return stmts, nil
+}
+
+// A preparedTx is a transaction that uses prepared statements.
+type preparedTx struct {
+	*sql.Tx
+	prepared map[string]*sql.Stmt
+}
+
+func (tx preparedTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
+	}
+	return tx.Tx.ExecContext(ctx, query, args...)
+}
+
+func (tx preparedTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).QueryContext(ctx, args...)
+	}
+	return tx.Tx.QueryContext(ctx, query, args...)
+}
+
+func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	if stmt := tx.prepared[query]; stmt != nil {
+		return tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
+	}
+	return tx.Tx.QueryRowContext(ctx, query, args...)
+}
+
+func jsonDefinitions(list []saga.Definition) string {
+	type definition struct {
+		One     int    `json:"one"`
+		Name    string `json:"name"`
+		Version int    `json:"version"`
+	}
+	out := make([]definition, len(list))
+	for i, d := range list {
+		out[i] = definition{1, d.Saga, d.Version}
+	}
+	return jsonText(out)
+}
+
+func jsonHeld(list []saga.Held) string {
+	type held struct {
+		One   int    `json:"one"`
+		ID    string `json:"id"`
+		Epoch int64  `json:"epoch"`
+	}
+	out := make([]held, len(list))
+	for i, h := range list {
+		out[i] = held{1, h.ID, h.Epoch}
+	}
+	return jsonText(out)
+}
+
+func jsonText(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return string(text)
+}
