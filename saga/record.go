@@ -34,13 +34,13 @@ type stepRecord struct {
 	Refusals  int        `json:"r,omitempty"`
 	InDoubt   bool       `json:"d,omitempty"`
 	Error     string     `json:"e,omitempty"`
-	NotBefore time.Time  `json:"t,omitzero"`
-	Waiting   time.Time  `json:"w,omitzero"` // since then
+	NotBefore *time.Time `json:"t,omitempty"` // a pointer, since omitzero copies each value
+	Waiting   *time.Time `json:"w,omitempty"` // since then
 	Children  int        `json:"c,omitempty"`
 }
 
 func recordOf(u *StepState) stepRecord {
-	return stepRecord{u.Name, u.Status, u.Attempts, u.Undos, u.Refusals, u.InDoubt, u.Error, u.NotBefore, u.WaitingSince, u.Children}
+	return stepRecord{u.Name, u.Status, u.Attempts, u.Undos, u.Refusals, u.InDoubt, u.Error, orNil(&u.NotBefore), orNil(&u.WaitingSince), u.Children}
 }
 
 // state returns what is recorded of a step. step is the name of the step that it is, or
@@ -48,8 +48,23 @@ func recordOf(u *StepState) stepRecord {
 func (s *stepRecord) state(step string) StepState {
 	return StepState{
 		Name: s.Name, Step: step, Status: s.Status, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-		InDoubt: s.InDoubt, Error: s.Error, NotBefore: s.NotBefore, WaitingSince: s.Waiting, Children: s.Children,
+		InDoubt: s.InDoubt, Error: s.Error, NotBefore: orZero(s.NotBefore), WaitingSince: orZero(s.Waiting), Children: s.Children,
 	}
+}
+
+// orNil returns t, or nil for the zero time, and orZero the other way round.
+func orNil(t *time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return t
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
 }
 
 // loadMachine returns the machine of a recorded saga.
