@@ -3,39 +3,47 @@ package sqlstore
 import (
 	"encoding/hex"
 	"strconv"
+	"strings"
 )
 
 // An array is an array of PostgreSQL as text, which every driver can send.
-type array struct{ buf []byte }
+type array struct{ b strings.Builder }
 
-func (a *array) next() {
-	if a.buf == nil {
-		a.buf = append(make([]byte, 0, 256), '{')
+// element begins an element of about so many bytes. The first makes room for some more.
+func (a *array) element(size int) {
+	if a.b.Len() == 0 {
+		a.b.Grow(min((size+4)*maxBatch/4, 4096))
+		a.b.WriteByte('{')
 	} else {
-		a.buf = append(a.buf, ',')
+		a.b.WriteByte(',')
 	}
 }
 
 func (a *array) null() {
-	a.next()
-	a.buf = append(a.buf, "NULL"...)
+	a.element(len("NULL"))
+	a.b.WriteString("NULL")
 }
 
 func (a *array) number(n int64) {
-	a.next()
-	a.buf = strconv.AppendInt(a.buf, n, 10)
+	var text [20]byte
+	digits := strconv.AppendInt(text[:0], n, 10)
+	a.element(len(digits))
+	a.b.Write(digits)
 }
 
 func (a *array) text(s string) {
-	a.next()
-	a.buf = append(a.buf, '"')
+	a.element(len(s))
+	a.b.WriteByte('"')
+	start := 0
 	for i := range len(s) {
 		if c := s[i]; c == '"' || c == '\\' {
-			a.buf = append(a.buf, '\\')
+			a.b.WriteString(s[start:i])
+			a.b.WriteByte('\\')
+			start = i
 		}
-		a.buf = append(a.buf, s[i])
 	}
-	a.buf = append(a.buf, '"')
+	a.b.WriteString(s[start:])
+	a.b.WriteByte('"')
 }
 
 // bytes adds a bytea, or NULL if b is nil.
@@ -44,16 +52,22 @@ func (a *array) bytes(b []byte) {
 		a.null()
 		return
 	}
-	a.next()
-	a.buf = append(a.buf, `"\\x`...)
-	a.buf = hex.AppendEncode(a.buf, b)
-	a.buf = append(a.buf, '"')
+	a.element(2 * len(b))
+	a.b.WriteString(`"\\x`)
+	var text [64]byte
+	for len(b) > 0 {
+		n := min(len(b), len(text)/2)
+		a.b.Write(text[:hex.Encode(text[:], b[:n])])
+		b = b[n:]
+	}
+	a.b.WriteByte('"')
 }
 
-// String returns the array's text.
+// String returns the array's text. Nothing can be added afterwards.
 func (a *array) String() string {
-	if a.buf == nil {
+	if a.b.Len() == 0 {
 		return "{}"
 	}
-	return string(append(a.buf, '}'))
+	a.b.WriteByte('}')
+	return a.b.String()
 }
