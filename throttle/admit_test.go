@@ -18,7 +18,8 @@ func TestAdmitTellsWhatIsLeft(t *testing.T) {
 	limiter := throttle.New(cfg)
 	group := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
 	shared := throttle.NewShared(throttle.SharedConfig{
-		Name: "limit", Rate: cfg.Rate, Burst: cfg.Burst, Cost: cfg.Cost, Instances: 1,
+		Timeout: time.Minute,
+		Name:    "limit", Rate: cfg.Rate, Burst: cfg.Burst, Cost: cfg.Cost, Instances: 1,
 		Eval: func(context.Context, string, []string, ...any) (any, error) {
 			return nil, errors.New("connection refused")
 		},

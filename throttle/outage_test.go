@@ -159,7 +159,8 @@ func TestSharedBatchKeepsItsTokensInAnOutage(t *testing.T) {
 	n := 4
 	f := &fakeRedis{answer: answers(10, 0, 0)}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Eval: f.eval, Rate: 20, Batch: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
+		Timeout: time.Minute,
+		Name:    "api", Eval: f.eval, Rate: 20, Batch: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
 	})
 	require.True(t, s.Take(t.Context(), "", n).OK)
 	f.answer = down
@@ -559,7 +560,8 @@ func TestSharedFindsOutAgain(t *testing.T) {
 func TestSharedAnswerAtTheEndOfTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+		Timeout: time.Minute,
+		Name:    "api", Rate: 1, OnOutage: throttle.RefuseAll,
 		Eval: func(context.Context, string, []string, ...any) (any, error) {
 			cancel()
 			return []any{1, 0, 0}, nil
@@ -681,7 +683,8 @@ func TestSharedEvalHasTheValuesOfTheCall(t *testing.T) {
 	type trace struct{}
 	for _, batch := range []int{1, 2} {
 		s := throttle.NewShared(throttle.SharedConfig{
-			Name: "api", Rate: 10, Batch: batch, OnOutage: throttle.RefuseAll,
+			Timeout: time.Minute,
+			Name:    "api", Rate: 10, Batch: batch, OnOutage: throttle.RefuseAll,
 			Eval: func(ctx context.Context, _ string, _ []string, args ...any) (any, error) {
 				require.Equal(t, "t1", ctx.Value(trace{}))
 				_, limited := ctx.Deadline()

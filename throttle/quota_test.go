@@ -423,7 +423,8 @@ func TestErrorsOfQuotas(t *testing.T) {
 	l := throttle.New(cfg)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Cost: cfg.Cost, Quotas: cfg.Quotas, OnOutage: throttle.RefuseAll, Eval: (&fakeRedis{answer: down}).eval,
+		Timeout: time.Minute,
+		Name:    "api", Cost: cfg.Cost, Quotas: cfg.Quotas, OnOutage: throttle.RefuseAll, Eval: (&fakeRedis{answer: down}).eval,
 	})
 	for _, err := range []error{l.Wait(t.Context()), g.Wait(t.Context(), 1), s.Wait(t.Context(), "")} {
 		limited, _ := errors.AsType[*throttle.LimitedError](err)

@@ -59,7 +59,7 @@ func hanging(ctx context.Context, _ []any) (any, error) {
 
 func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
+	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
 	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Take(t.Context(), "", 1))
 	require.NoError(t, s.Wrap("", ok)(t.Context()))
 	f.answer = answers("0", []byte("100000"), 500_000)
@@ -85,7 +85,8 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	var refused []*throttle.LimitedError
 	f := &fakeRedis{answer: answers(int64(0), int64(1000), int64(1000))}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10, Instances: 1,
+		Timeout: time.Minute,
+		Name:    "api", Prefix: "p:", Eval: f.eval, Rate: 1e6, Burst: 10, Instances: 1,
 		Levels:   2,
 		Reserve:  []float64{0.5},
 		Priority: func(context.Context) int { return 5 },
@@ -151,7 +152,8 @@ func TestSharedBadAnswers(t *testing.T) {
 	} {
 		var reported error
 		s := throttle.NewShared(throttle.SharedConfig{
-			Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
+			Timeout: time.Minute,
+			Name:    "api", Rate: 1, OnOutage: throttle.RefuseAll,
 			Eval:         func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
 			OnStoreError: func(_ context.Context, err error) { reported = err },
 		})
@@ -185,7 +187,8 @@ func FuzzSharedAnswer(f *testing.F) {
 		}
 		asked, wrong := 0, 0
 		s := throttle.NewShared(throttle.SharedConfig{
-			Name: "api", Rate: 10, Burst: 10, Batch: 5, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
+			Timeout: time.Minute,
+			Name:    "api", Rate: 10, Burst: 10, Batch: 5, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
 			Eval: func(context.Context, string, []string, ...any) (any, error) {
 				if asked++; asked > 1 {
 					return nil, errDown
@@ -276,7 +279,8 @@ func TestSharedOutage(t *testing.T) {
 func TestSharedOutageRefusesCallsTooCostlyForOneInstance(t *testing.T) {
 	f := &fakeRedis{answer: down}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Eval: f.eval, Rate: 10, Burst: 8, Instances: 4, Cost: func(context.Context) int { return 5 },
+		Timeout: time.Minute,
+		Name:    "api", Eval: f.eval, Rate: 10, Burst: 8, Instances: 4, Cost: func(context.Context) int { return 5 },
 	})
 	err := s.Do(t.Context(), "", ok)
 	require.ErrorIs(t, err, throttle.ErrOutage)
@@ -315,7 +319,8 @@ func TestSharedBatch(t *testing.T) {
 		return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 	}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10, Instances: 1,
+		Timeout: time.Minute,
+		Name:    "api", Eval: f.eval, Rate: 10, Burst: 20, Batch: 10, Instances: 1,
 	})
 	for range 100 {
 		require.True(t, s.Take(t.Context(), "", n).OK)

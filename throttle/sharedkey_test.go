@@ -25,7 +25,8 @@ func TestSharedLimitsByKey(t *testing.T) {
 	}}
 	hour := throttle.Quota{N: 5, Every: time.Hour}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2,
+		Timeout: time.Minute,
+		Name:    "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2,
 		LimitFor: func(key string) throttle.Limit {
 			require.NotEmpty(t, key)
 			switch key {
@@ -168,7 +169,7 @@ func TestSharedBatchOfAQuota(t *testing.T) {
 		return []any{int64(0), int64(0), int64(0), used, int64(5_000_000), int64(60_000_000)}, nil
 	}}
 	quota := throttle.Quota{N: 10, Every: time.Minute}
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1000, Batch: 4, Instances: 1, Quotas: []throttle.Quota{quota}})
+	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 1000, Batch: 4, Instances: 1, Quotas: []throttle.Quota{quota}})
 	for range 10 {
 		require.NoError(t, s.Wait(t.Context(), ""))
 	}
@@ -176,6 +177,6 @@ func TestSharedBatchOfAQuota(t *testing.T) {
 	err := s.Wait(t.Context(), "")
 	require.EqualError(t, err, "throttle: api: limited (over the quota of 10 per 1m0s), retry after 5s")
 	require.Panics(t, func() {
-		throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1000, Batch: 11, Instances: 1, Quotas: []throttle.Quota{quota}})
+		throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 1000, Batch: 11, Instances: 1, Quotas: []throttle.Quota{quota}})
 	})
 }

@@ -490,7 +490,7 @@ func TestSharedUpdateOfItsBatch(t *testing.T) {
 	f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
 		return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 	}}
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 10, Burst: 100, Batch: 20, Instances: 1})
+	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 100, Batch: 20, Instances: 1})
 	batch := func(n int) {
 		require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Batch = n }))
 	}
@@ -517,7 +517,7 @@ func TestSharedUpdateOfItsBatch(t *testing.T) {
 
 func TestSharedUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(0))}
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2})
+	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 1, Burst: 10, Instances: 2})
 	for want, change := range map[string]func(c *throttle.SharedConfig){
 		`throttle.SharedConfig.Name is "b": must be "api" as before: it cannot change`:                              func(c *throttle.SharedConfig) { c.Name = "b" },
 		`throttle.SharedConfig.Prefix is "p": must be "throttle:" as before: it cannot change`:                      func(c *throttle.SharedConfig) { c.Prefix = "p" },
