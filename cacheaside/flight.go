@@ -314,8 +314,11 @@ func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
 		s.lose(f)
 	}
 	s.mu.Unlock()
-	for _, f := range failed {
-		c.tellLoad(f, EventLoadFailed, c.now()-f.began, f.err)
+	if !c.observed() {
+		return
+	}
+	for _, f := range failed { // whose callers have been answered: LoadTimeout does not wait for a hook
+		c.running.Go(func() { c.tellLoad(f, EventLoadFailed, c.now()-f.began, f.err) })
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -388,6 +389,50 @@ func TestCallerThatLeavesPausesNothing(t *testing.T) {
 			mustGet(t, c, 1)
 			require.Equal(t, loaded+1, c.Stats().Loaded)
 			require.Zero(t, c.Tracked())
+		})
+	}
+}
+
+// A hook that blocks, or ends its goroutine, keeps no other time-out from being reported.
+func TestHookOfATimeoutHoldsUpNoOtherEvent(t *testing.T) {
+	for name, end := range map[string]func(){"blocks": func() { time.Sleep(time.Minute) }, "exits": runtime.Goexit, "panics": func() { panic("hook") }} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const keys = 500 // several in each shard
+				var told atomic.Int64
+				c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: time.Second, Loads: keys,
+					Load: func(context.Context, int) (int, error) {
+						time.Sleep(time.Hour)
+						return 0, nil
+					},
+					OnEvent: func(_ context.Context, e cacheaside.Event) {
+						if e.Kind == cacheaside.EventLoadFailed {
+							told.Add(1)
+							if e.Key == 0 {
+								end()
+							}
+						}
+					},
+				})
+				defer c.Close()
+				begun := time.Now()
+				var wg sync.WaitGroup
+				for key := range keys {
+					wg.Go(func() {
+						_, err := c.Get(t.Context(), key)
+						if !errors.As(err, new(*cacheaside.TimeoutError)) {
+							t.Errorf("%d: %v", key, err)
+						}
+						if took := time.Since(begun); took != time.Second {
+							t.Errorf("%d was answered after %v", key, took)
+						}
+					})
+				}
+				wg.Wait()
+				require.Equal(t, int64(keys), c.Stats().TimedOut)
+				synctest.Wait()
+				require.Equal(t, int64(keys), told.Load())
+			})
 		})
 	}
 }
