@@ -114,7 +114,7 @@ func newBulkhead(r *rules) *Bulkhead {
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	r := b.rules.Load()
 	// Fast path: a free slot, and no levels, costs, adaptive limit or waiters.
-	if word := b.slots.word.Load(); r.simple && oneFree(word) && ctx.Err() == nil && b.slots.takeOne(word) {
+	if r.simple && ctx.Err() == nil && b.slots.takeOne() {
 		if work := linger.Of(ctx); work != nil {
 			return b.outlast(ctx, 1, fn, work)
 		}

@@ -27,11 +27,11 @@ const (
 
 func freeIn(word uint64) int { return int(word&freeMask) - bias }
 
-// oneFree reports whether takeOne may take a slot of the most important level.
-func oneFree(word uint64) bool { return word&(foldAt|waiting) == 0 && freeIn(word) > 0 }
-
-// takeOne takes a slot if the word has not changed meanwhile.
-func (s *slots) takeOne(word uint64) bool { return s.word.CompareAndSwap(word, word-1+admitted) }
+// takeOne takes a slot if one is free, no call waits and the word does not change meanwhile.
+func (s *slots) takeOne() bool {
+	word := s.word.Load()
+	return word&(foldAt|waiting) == 0 && freeIn(word) > 0 && s.word.CompareAndSwap(word, word-1+admitted)
+}
 
 // take takes n slots if no call waits and at least kept slots stay free. It returns the
 // word that it decided by.
