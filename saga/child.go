@@ -27,7 +27,7 @@ import (
 //
 // A definition with a pivot cannot be turned back when it is completed: it can only be a
 // child in the pivot or after it. Such a step fails only when all of its children have
-// ended and some are not completed. It has taken no effect if all were compensated: a pivot
+// ended and some are not completed, as does a BestEffort step. It has taken no effect if all were compensated: a pivot
 // then turns its saga back.
 //
 // The children are started with ids of [ChildID], and run by any runner with which the
@@ -314,6 +314,9 @@ func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([
 		if recs[i], err = e.startChild(ctx, reqs[i]); err != nil {
 			return nil, err
 		}
+		if isNoChild(&recs[i]) {
+			return nil, Abort(ErrUndone) // nor is one that follows it
+		}
 	}
 	return recs, nil
 }
@@ -408,7 +411,7 @@ func (e *execution) undoChildren(ctx context.Context, p program, res *result) er
 			return e.childFailed(ctx, res, err)
 		}
 		waits = waits || !status.Ended()
-		if rec.Status == Compensated && rec.Epoch == 0 {
+		if isNoChild(&rec) {
 			break // put on record by an attempt before
 		}
 	}
@@ -454,6 +457,12 @@ func (e *execution) noChild(p program, step string, i int) StartRequest {
 		ID: ChildID(e.rec.ID, step, i), Saga: plan.name, Version: plan.version, Status: Compensated, Data: data, Steps: m.encode(),
 		Parent: e.rec.ID, ParentStep: step, Nonce: rand.Int64(), Log: []Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}
+}
+
+// isNoChild reports whether a record was made by noChild: it has no entries in its log but
+// the first two. An operator can turn a child back that no runner has claimed, too.
+func isNoChild(rec *Record) bool {
+	return rec.Status == Compensated && rec.Epoch == 0 && rec.Seq == 2
 }
 
 // turnChild turns a child back, unless it has turned back already, and returns its status.

@@ -316,7 +316,7 @@ func TestALateStartOfAChildDoesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &lateStart{Memory: saga.NewMemory(), wake: make(chan struct{})}
 		w := &warehouse{}
-		sg := sequence(w.parcels(2))
+		sg := sequence(w.parcels(3))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{Name: "late"}, sg)
 		_, _, err := store.Memory.Start(t.Context(), saga.StartRequest{
 			ID: "order-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
@@ -336,17 +336,19 @@ func TestALateStartOfAChildDoesNothing(t *testing.T) {
 		time.Sleep(time.Hour)
 		did := slices.Clone(w.did)
 		slices.Sort(did)
-		for i := range 2 {
+		for i := range 2 { // the third is never started
 			in, err := other.Get(t.Context(), saga.ChildID("order-1", "parcels", i))
 			require.NoError(t, err)
 			require.Equal(t, saga.Compensated, in.Status, did)
 		}
 		require.NotContains(t, did, "do pack order-1/parcels/1")
+		_, err = other.Get(t.Context(), saga.ChildID("order-1", "parcels", 2))
+		require.ErrorIs(t, err, saga.ErrNotFound, "nor does it start those that follow")
 	})
 }
 
 // A lateStart delays the Start of the second child until wake is closed, and cuts the
-// process off.
+// process off, whose Starts arrive nevertheless.
 type lateStart struct {
 	*saga.Memory
 	wake       chan struct{}
@@ -357,7 +359,9 @@ func (s *lateStart) Start(ctx context.Context, req saga.StartRequest) (saga.Reco
 	if req.ID == "order-1/parcels/1" {
 		s.waits = true
 		<-s.wake
-		ctx = context.Background()
+	}
+	if s.cut {
+		ctx = context.Background() // the process does not know yet
 	}
 	return s.Memory.Start(ctx, req)
 }
@@ -593,4 +597,59 @@ func TestGrandchildren(t *testing.T) {
 			require.Len(t, s.Calls, 16+15)
 		})
 	}
+}
+
+// TestAChildThatAnOperatorHasTurnedBack before any runner had it is not taken for one that
+// its parent never starts: the children after it are turned back.
+func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/1": make(chan struct{})}}
+		store := saga.NewMemory()
+		sg := sequence(w.parcels(2))
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		// A runner has started both children, and crashed before it recorded that.
+		for _, req := range []saga.StartRequest{
+			{ID: "order-1", Saga: "trip", Version: 1, Steps: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
+			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
+				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
+			{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
+				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
+		} {
+			req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), []saga.Entry{{Kind: saga.EventCreated}}
+			_, _, err := store.Start(t.Context(), req)
+			require.NoError(t, err)
+		}
+		require.NoError(t, r.Compensate(t.Context(), "order-1/parcels/0", "not this one"))
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		in, err := r.Get(t.Context(), "order-1/parcels/1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+	})
+}
+
+// TestABestEffortStepEndsAfterItsChildren: they are not turned back when one of them fails.
+func TestABestEffortStepEndsAfterItsChildren(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		w := &warehouse{
+			fail: map[string]error{"do pack order-1/parcels/0": saga.NoEffect(errDeclined)},
+			hold: map[string]chan struct{}{"do ship order-1/parcels/1": hold},
+		}
+		pivot, parcels := step("charge"), w.parcels(2)
+		pivot.Pivot, parcels.BestEffort = true, true
+		sg := sequence(pivot, parcels)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(30 * time.Second)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Running, in.Status)
+		close(hold)
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		in, err = r.Get(t.Context(), "order-1/parcels/1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Completed, in.Status)
+	})
 }

@@ -120,7 +120,7 @@ func newUnit[S any](st *Step[S], n int, last bool) unit {
 	}
 	u.readOnly, u.noDoubt = u.readOnly || u.gateOnly, u.noDoubt || u.gateOnly
 	if u.child && st.Saga.pivot != nil {
-		u.hasUndo = !st.Saga.pivot()
+		u.hasUndo = !st.Saga.pivot() && !st.BestEffort // nothing after the pivot is undone
 	}
 	if u.attempts == 0 {
 		u.attempts = defaultAttempts
