@@ -48,14 +48,17 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
 }
 
-// stuckAt returns the step that keeps the saga from going on.
+// stuckAt returns the step that keeps the saga from going on, or "".
 func (in *Instance) stuckAt() string {
+	if !in.Back {
+		return in.Step
+	}
 	for _, u := range in.Steps {
-		if in.Back && u.Status == StepUndoFailed {
+		if u.Status == StepUndoFailed {
 			return u.Name
 		}
 	}
-	return in.Step // on the way back, the step at which the saga turned
+	return "" // Step is where the saga turned
 }
 
 // operators is how many operations OperateAll has under way. Their commits share

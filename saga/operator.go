@@ -130,8 +130,9 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 }
 
 // Retry lets a stuck saga continue in its direction: the steps that have failed get all
-// their attempts again. A saga whose steps wait for their next attempt makes it now. Retry
-// returns [ErrNotAllowed] while a runner holds the saga.
+// their attempts again, except for BestEffort steps, without which the saga has gone on. A
+// saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and Settle
+// stay as they are. Retry returns [ErrNotAllowed] while a runner holds the saga.
 func (r *Runner) Retry(ctx context.Context, id, note string) error {
 	return r.operate(ctx, ActionRetry, id, func(m *machine) error {
 		m.retry(note)
@@ -142,8 +143,9 @@ func (r *Runner) Retry(ctx context.Context, id, note string) error {
 // SkipStep declares a step, or one of its alternatives, settled: an operator has done it,
 // or undone it, or decided that there is no need to. A saga that goes forward continues
 // after the step, and does not undo it if it turns back later. The step must be waiting or
-// have been started, and be neither done nor undone. SkipStep returns [ErrNotAllowed] while
-// a runner holds the saga.
+// have been started, and be neither done nor undone, and a saga that goes forward must have
+// no other alternative of it under way. SkipStep returns [ErrNotAllowed] while a runner
+// holds the saga.
 func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 	return r.operate(ctx, ActionSkip, id, func(m *machine) error {
 		for i := range m.units {
@@ -152,6 +154,9 @@ func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 			}
 			if !skippable(m.units[i].Status) {
 				return fmt.Errorf("%w: skip of step %s of %q: it is %s", ErrNotAllowed, step, id, m.units[i].Status)
+			}
+			if at, other := m.node(m.p.units[i].node); !m.back && at == nodeAtWork && other != i {
+				return fmt.Errorf("%w: skip of step %s of %q: its alternative %s is %s", ErrNotAllowed, step, id, m.units[other].Name, m.units[other].Status)
 			}
 			m.skip(i, note)
 			return nil
@@ -189,8 +194,8 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 	})
 }
 
-// recall makes a saga due now whose cancellation was requested while its owner wrote it
-// back to be due later. If recall fails, the saga turns back when it is due.
+// recall makes a saga due now whose cancellation was requested before it was written back
+// to be due later. If recall fails, the saga turns back when it is due.
 func (r *Runner) recall(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
@@ -247,7 +252,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 			return err
 		}
 		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
-		_, err = r.store.Commit(ctx, req)
+		receipt, err := r.store.Commit(ctx, req)
 		if errors.Is(err, ErrFenced) {
 			continue // another write came first
 		}
@@ -264,6 +269,9 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 		r.mu.Unlock()
 		if req.Status.Ended() {
 			r.tellParent(ctx, &rec)
+		}
+		if receipt.CancelRequested && req.Status == Running && req.WakeIn > 0 {
+			r.recall(ctx, id)
 		}
 		r.Wake()
 		return nil
@@ -305,8 +313,11 @@ func (m *machine) retry(note string) {
 	m.unstick()
 	for i := range m.units {
 		u := &m.units[i]
-		if u.Status == StepWaiting {
-			continue
+		switch {
+		case m.p.nodes[m.p.units[i].node].bestEffort && (u.Status == StepFailed || u.Status == StepNoEffect):
+			continue // the saga has gone on without it
+		case u.Status == StepWaiting, u.Status == StepDone, u.Status == StepUndoing && u.Undos+u.Refusals == 0:
+			continue // NotBefore is the end of its wait, or of its Settle
 		}
 		u.NotBefore, u.Refusals = time.Time{}, 0
 		switch {
