@@ -16,7 +16,7 @@ import (
 
 // readLimit is how many sagas List reads for a page at most, if the filter has conditions
 // that no index has.
-const readLimit = 5_000
+const readLimit = 2_000
 
 // maxArms is the number of index ranges that one statement merges.
 const maxArms = 48
