@@ -182,11 +182,11 @@ func (c *Cache[K, V]) shardOf(key K) uint64 { return maphash.Comparable(c.seed, 
 
 // version identifies the state that an entry or a flight was made under. An entry whose
 // version differs from the current one is out of date. It holds the epoch and, with a
-// Store, how often other processes have invalidated keys of the slot.
-func (c *Cache[K, V]) version(slot uint32) uint64 {
+// Store, how often other processes have invalidated keys of the bucket.
+func (c *Cache[K, V]) version(bucket uint32) uint64 {
 	v := c.epoch.Load() << 32
 	if c.shared != nil {
-		v |= uint64(c.shared.slots[slot].Load())
+		v |= uint64(c.shared.buckets[bucket].Load())
 	}
 	return v
 }

@@ -11,8 +11,8 @@ import (
 type entry[V any] struct {
 	value   V
 	absent  bool          // the key does not exist
-	slot    uint32        // of the key; see shared.slots
-	version uint64        // of the slot when the load began
+	bucket  uint32        // of the key; see shared.buckets
+	version uint64        // of the bucket when the load began
 	fresh   time.Duration // fresh before this,
 	stale   time.Duration // served while it is refreshed before this,
 	keep    time.Duration // served if a load fails before this,

@@ -21,7 +21,7 @@ type flight[K comparable, V any] struct {
 	cfg     *Config[K, V] // the settings when the flight began
 	shard   *shard[K, V]
 	key     K
-	version uint64        // of the slot when the flight began
+	version uint64        // of the bucket when the flight began
 	began   time.Duration // since New
 	tagged  uint64        // number of the last invalidation of tags when the flight began
 	written string        // the key as converted for the Store
@@ -35,7 +35,7 @@ type flight[K comparable, V any] struct {
 	old     atomic.Pointer[oldValue[V]] // may be served if the load fails
 	offered chan struct{}               // closed when old may be served immediately; nil without a Store
 
-	slot        uint32
+	bucket      uint32
 	inline      bool // flown by the caller that launched it
 	refresh     bool // load even if the value in the Store is fresh
 	crowded     bool // mostLost loads of the key run on without callers
@@ -70,7 +70,7 @@ type oldValue[V any] struct {
 // current returns the flight of key that a caller may join, or nil. The shard is locked.
 func (c *Cache[K, V]) current(s *shard[K, V], key K) *flight[K, V] {
 	f := s.flights[key]
-	if f != nil && f.version != c.version(f.slot) {
+	if f != nil && f.version != c.version(f.bucket) {
 		s.overtake(key)
 		return nil
 	}
@@ -94,10 +94,10 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	cfg := c.cfg()
 	f := &flight[K, V]{c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written}
 	if c.shared != nil {
-		f.slot = c.shared.slotOf(written)
+		f.bucket = c.shared.bucketOf(written)
 		f.offered = make(chan struct{})
 	}
-	f.version, f.tagged = c.version(f.slot), c.tags.last.Load()
+	f.version, f.tagged = c.version(f.bucket), c.tags.last.Load()
 	f.ctx.init(ctx, now.Add(cfg.LoadTimeout), f)
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
@@ -197,7 +197,7 @@ func (c *Cache[K, V]) before(f *flight[K, V], at time.Duration) *entry[V] {
 	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.slot) {
+	if c.entries == nil || f.current || f.shard.flights[f.key] == f && f.version == c.version(f.bucket) {
 		return old.entry
 	}
 	return nil
@@ -230,7 +230,7 @@ func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
 	if c.entries == nil {
 		return findable(f.key) && s.alone[f.key] != f
 	}
-	return s.flights[f.key] == f && f.version == c.version(f.slot)
+	return s.flights[f.key] == f && f.version == c.version(f.bucket)
 }
 
 // fail answers the callers of f with err, unless they have an answer. The shard is
@@ -414,7 +414,7 @@ func (c *Cache[K, V]) panicked(value any) *PanicError {
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
-	holds := s.flights[f.key] == f && f.version == c.version(f.slot)
+	holds := s.flights[f.key] == f && f.version == c.version(f.bucket)
 	holds = (holds || c.breaks.lease) && !f.invalidated
 	overtaken := false
 	if f.loaded {
@@ -432,7 +432,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		overtaken = true
 		c.entries.Invalidate(f.key)
 	case e != nil && c.remembers.Load() && c.now() < e.keep:
-		e.slot, e.version = f.slot, f.version
+		e.bucket, e.version = f.bucket, f.version
 		c.entries.Set(f.key, e)
 	default: // not found, or not kept
 		c.entries.Invalidate(f.key)

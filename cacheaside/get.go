@@ -51,7 +51,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	cfg, early := c.cfg(), false
 	if c.entries != nil {
 		e, ok := c.entries.GetIfPresent(key)
-		if ok && e.version == c.version(e.slot) && (e.tags == nil || c.tags.holds(e.tags)) {
+		if ok && e.version == c.version(e.bucket) && (e.tags == nil || c.tags.holds(e.tags)) {
 			now := c.now()
 			if now < e.fresh {
 				early = cfg.Ahead > 0 && e.ahead(cfg.Ahead, now)
@@ -202,7 +202,7 @@ func (c *Cache[K, V]) peek(key K) *entry[V] {
 		return nil
 	}
 	e, ok := c.entries.GetIfPresent(key)
-	if !ok || e.version != c.version(e.slot) || !c.tags.holds(e.tags) {
+	if !ok || e.version != c.version(e.bucket) || !c.tags.holds(e.tags) {
 		return nil
 	}
 	return e

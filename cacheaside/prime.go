@@ -66,9 +66,9 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 		}
 		e := cfg.found(key, value, terms{}, begun, 0) // the duration of a single load is unknown
 		if c.shared != nil {
-			e.slot = c.shared.slotOf(cfg.Key(key))
+			e.bucket = c.shared.bucketOf(cfg.Key(key))
 		}
-		e.version = version(e.slot)
+		e.version = version(e.bucket)
 		i := c.shardOf(key)
 		s := &c.shards[i]
 		s.mu.Lock()
@@ -81,17 +81,17 @@ func (c *Cache[K, V]) Prime(ctx context.Context, values iter.Seq2[K, V]) error {
 	return nil
 }
 
-// versions returns version as it is now, for every slot.
-func (c *Cache[K, V]) versions() func(slot uint32) uint64 {
+// versions returns version as it is now, for every bucket.
+func (c *Cache[K, V]) versions() func(bucket uint32) uint64 {
 	epoch := c.version(0)
 	if c.shared == nil {
 		return func(uint32) uint64 { return epoch }
 	}
-	all := make([]uint64, len(c.shared.slots))
-	for slot := range all {
-		all[slot] = c.version(uint32(slot))
+	all := make([]uint64, len(c.shared.buckets))
+	for bucket := range all {
+		all[bucket] = c.version(uint32(bucket))
 	}
-	return func(slot uint32) uint64 { return all[slot] }
+	return func(bucket uint32) uint64 { return all[bucket] }
 }
 
 func without[T comparable](list []T, x T) []T {

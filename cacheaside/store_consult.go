@@ -119,8 +119,8 @@ func (s *shared[K, V]) offer(f *flight[K, V], e *entry[V], asked time.Duration) 
 	c := s.c
 	sh := f.shard
 	sh.mu.Lock()
-	if sh.flights[f.key] == f && f.version == c.version(f.slot) && c.remembers.Load() && c.peek(f.key) == nil {
-		e.slot, e.version = f.slot, f.version
+	if sh.flights[f.key] == f && f.version == c.version(f.bucket) && c.remembers.Load() && c.peek(f.key) == nil {
+		e.bucket, e.version = f.bucket, f.version
 		c.entries.Set(f.key, e)
 	}
 	sh.mu.Unlock()

@@ -32,18 +32,18 @@ type shared[K comparable, V any] struct {
 	catchingUp      bool       // a goroutine is telling it
 	closing         bool
 
-	// slots count invalidations by other processes. A converted key cannot be converted
+	// buckets count invalidations by other processes. A converted key cannot be converted
 	// back, so it is identified by its hash: an invalidation also reaches other keys of
-	// the slot. The length is a power of two.
-	slots []atomic.Uint32
+	// the bucket. The length is a power of two.
+	buckets []atomic.Uint32
 }
 
-const mostSlots = 1 << 20
+const mostBuckets = 1 << 20
 
-// slotOf returns the slot of a key. With as many slots as entries, an invalidation by
+// bucketOf returns the bucket of a key. With as many buckets as entries, an invalidation by
 // another process reaches one other entry on average.
-func (s *shared[K, V]) slotOf(written string) uint32 {
-	return crc32.ChecksumIEEE([]byte(written)) & uint32(len(s.slots)-1)
+func (s *shared[K, V]) bucketOf(written string) uint32 {
+	return crc32.ChecksumIEEE([]byte(written)) & uint32(len(s.buckets)-1)
 }
 
 // newToken returns a unique token for the holder of a lease or a fence.
@@ -55,11 +55,11 @@ func newShared[K comparable, V any](c *Cache[K, V]) *shared[K, V] {
 	s := &shared[K, V]{c: c, store: c.cfg().Store}
 	s.outage.pause = func() time.Duration { return max(c.cfg().ErrorPause, 0) }
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	slots := 1
+	buckets := 1
 	if c.entries != nil {
-		slots = 1 << bits.Len(uint(min(max(c.cfg().Capacity, 256), mostSlots)-1))
+		buckets = 1 << bits.Len(uint(min(max(c.cfg().Capacity, 256), mostBuckets)-1))
 	}
-	s.slots = make([]atomic.Uint32, slots)
+	s.buckets = make([]atomic.Uint32, buckets)
 	if c.entries != nil {
 		c.running.Go(s.watch)
 	}

@@ -47,7 +47,7 @@ func (s *shared[K, V]) heard(written string) {
 		s.sweep()
 		return
 	}
-	s.slots[s.slotOf(written)].Add(1)
+	s.buckets[s.bucketOf(written)].Add(1)
 }
 
 // sweep frees the memory of outdated entries. It visits each of them, and messages that
