@@ -524,8 +524,8 @@ func (e *execution) childrenSettled() bool {
 	ctx, cancel := e.storeCtx()
 	defer cancel()
 	for i := range e.m.units {
-		if !e.m.pending(i) {
-			continue
+		if !e.m.pending(i) || !e.m.waits(i, e.now()) {
+			continue // a saga that is to turn back does not look at the children of its Do
 		}
 		u := &e.m.units[i]
 		if u.Children == 0 {
