@@ -287,7 +287,7 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 	}
 	page, err := runner.List(ctx, filter)
 	// A store bounds what it reads for a page, which may then be empty.
-	for range 20 {
+	for range 100 {
 		if err != nil || len(page.Sagas) > 0 || page.Next == "" {
 			break
 		}
