@@ -26,7 +26,7 @@ func TestRandomFamilies(t *testing.T) {
 	defer slog.SetDefault(slog.Default())
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	seen := make(map[string]int)
-	several := []int{748} // a pivot in doubt, and children of a parallel step that have ended: it claimed itself over and over
+	several := []int{434} // a pivot in doubt, and children of a parallel step that have ended: it claimed itself over and over
 	for seed := range min(seeds, 300) {
 		several = append(several, seed)
 	}
