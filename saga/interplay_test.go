@@ -155,3 +155,59 @@ func TestRetryDoesNotCutSettleShort(t *testing.T) {
 		})
 	}
 }
+
+// TestASagaThatWaitsForItsPivotWaitsInPeace although the children of a step beside the
+// pivot have ended: it was canceled, and does not look at them before it knows what has
+// become of the pivot.
+func TestASagaThatWaitsForItsPivotWaitsInPeace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{
+			Name: "pack", Delay: time.Hour,
+			Do: func(context.Context, *parcel) error { return nil }, Undo: func(context.Context, *parcel) error { return nil },
+		}}}
+		parcels := saga.Step[trip]{
+			Name: "parcels", After: []string{},
+			Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil),
+		}
+		charge := step("charge")
+		charge.Pivot, charge.After, charge.Undo = true, []string{}, nil
+		var known atomic.Bool
+		charge.Do = func(context.Context, *trip) error {
+			if known.Load() {
+				return nil // it had taken effect: too late to turn back
+			}
+			known.Store(true)
+			return comeBack(9 * time.Hour)
+		}
+		sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{parcels, charge}}
+		store := &hastened{Memory: saga.NewMemory()}
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
+		time.Sleep(10 * time.Hour)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Completed, in.Status)
+		require.Less(t, store.times.Load(), int64(10))
+	})
+}
+
+// comeBack is an error that leaves a Do in doubt, and asks for a wait.
+type comeBack time.Duration
+
+func (comeBack) Error() string               { return "come back" }
+func (c comeBack) RetryAfter() time.Duration { return time.Duration(c) }
+
+// A hastened store counts the calls of Hasten, and lets none through if there are too many.
+type hastened struct {
+	*saga.Memory
+	times atomic.Int64
+}
+
+func (s *hastened) Hasten(ctx context.Context, id string) error {
+	if s.times.Add(1) > 100 {
+		return errors.New("too often")
+	}
+	return s.Memory.Hasten(ctx, id)
+}
