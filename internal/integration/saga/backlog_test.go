@@ -3,8 +3,11 @@ package saga_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"flag"
 	"fmt"
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -20,11 +23,9 @@ var backlogSagas = flag.Int("backlog.sagas", 0, "how many sagas wait in TestBack
 // claimed, of five steps that do nothing.
 func waiting(t *testing.T, db *sql.DB, n int) *saga.Saga[nothing] {
 	t.Helper()
-	sg := &saga.Saga[nothing]{Name: "trip"}
-	steps := ""
+	sg, steps := fiveSteps(), ""
 	for i := range 5 {
 		name := fmt.Sprint("s", i)
-		sg.Steps = append(sg.Steps, saga.Step[nothing]{Name: name, Do: done, Undo: done})
 		steps += fmt.Sprintf(`,{"n":%q,"s":%q}`, name, map[bool]saga.StepStatus{true: saga.StepStarted, false: saga.StepIdle}[i == 0])
 	}
 	_, err := db.Exec(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, created_at, updated_at)
@@ -35,6 +36,14 @@ func waiting(t *testing.T, db *sql.DB, n int) *saga.Saga[nothing] {
 	require.NoError(t, err)
 	_, err = db.Exec(`ANALYZE saga`)
 	require.NoError(t, err)
+	return sg
+}
+
+func fiveSteps() *saga.Saga[nothing] {
+	sg := &saga.Saga[nothing]{Name: "trip"}
+	for i := range 5 {
+		sg.Steps = append(sg.Steps, saga.Step[nothing]{Name: fmt.Sprint("s", i), Do: done, Undo: done})
+	}
 	return sg
 }
 
@@ -75,4 +84,49 @@ func TestBacklog(t *testing.T) {
 	many := drain(t, *backlogSagas)
 	t.Logf("%.0f sagas a second of 1000 that wait, %.0f of %d", few, many, *backlogSagas)
 	require.Greater(t, many, 0.9*few)
+}
+
+// TestBacklogOfProcesses compares how many sagas a second one, two and four processes
+// complete. It is for a machine that does nothing else.
+func TestBacklogOfProcesses(t *testing.T) {
+	if *backlogSagas == 0 {
+		t.Skip("-backlog.sagas is 0")
+	}
+	rate := map[int]float64{}
+	for _, processes := range []int{1, 2, 4} {
+		d := newDatabase(t, sqlstore.PostgreSQL)
+		db := d.open(t)
+		waiting(t, db, *backlogSagas)
+		config, err := json.Marshal(d)
+		require.NoError(t, err)
+		begun := time.Now()
+		for range processes {
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), "SAGA_DRAIN="+string(config))
+			cmd.Stderr = os.Stderr
+			require.NoError(t, cmd.Start())
+			t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+		}
+		for left := 1; left > 0; time.Sleep(20 * time.Millisecond) {
+			require.NoError(t, db.QueryRow(`SELECT count(*) FROM saga WHERE status = 'running'`).Scan(&left))
+		}
+		rate[processes] = float64(*backlogSagas) / time.Since(begun).Seconds()
+		t.Logf("%d processes: %.0f sagas a second", processes, rate[processes])
+	}
+	require.Greater(t, rate[4], 1.3*rate[1])
+}
+
+// drainAway completes the sagas that wait, until the process is killed.
+func drainAway(config string) error {
+	var d database
+	if err := json.Unmarshal([]byte(config), &d); err != nil {
+		return err
+	}
+	db, err := d.connect()
+	if err != nil {
+		return err
+	}
+	r := saga.NewRunner(sqlstore.New(db, d.Dialect), saga.RunnerConfig{})
+	saga.Register(r, fiveSteps())
+	return r.Run(context.Background())
 }

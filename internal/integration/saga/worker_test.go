@@ -28,6 +28,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if config := os.Getenv("SAGA_DRAIN"); config != "" {
+		if err := drainAway(config); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if config := os.Getenv("SAGA_ORDERS"); config != "" {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
 		if err := workOnOrders(config); err != nil {
