@@ -63,11 +63,12 @@ func Read(err error) End {
 		return End{}
 	}
 	p := read(err)
+	kind := p.kind()
 	return End{
-		Kind:        p.kind,
-		Retryable:   p.retry == yes || p.retry == unsaid && p.kind != Answered,
+		Kind:        kind,
+		Retryable:   p.retry == yes || p.retry == unsaid && kind != Answered,
 		RetryAfter:  p.after,
-		FailedAfter: p.failedAfter,
+		FailedAfter: p.ofFailure(),
 		Throttled:   p.throttled,
 	}
 }
@@ -129,16 +130,34 @@ const (
 
 // A part is what an error of a chain says together with the errors that it wraps.
 type part struct {
-	kind               Kind // Answered, Refused or Failed
+	refused, answered  bool
 	retry              said
 	after, failedAfter time.Duration
 	throttled          bool
 }
 
+func (p part) kind() Kind {
+	switch {
+	case p.refused:
+		return Refused
+	case p.answered:
+		return Answered
+	}
+	return Failed
+}
+
+// ofFailure is the time that the dependency asked for, if p is its failure.
+func (p part) ofFailure() time.Duration {
+	if p.kind() == Failed {
+		return p.failedAfter
+	}
+	return 0
+}
+
 // read returns what err says. It asks the errors that err wraps first and then err, so that
 // the outermost decides.
 func read(err error) part {
-	p := part{kind: Failed}
+	var p part
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
 		p = join(e.Unwrap())
@@ -148,20 +167,10 @@ func read(err error) part {
 		}
 	}
 	if e, ok := err.(interface{ Answered() bool }); ok {
-		switch answered := e.Answered(); {
-		case answered && p.kind == Failed:
-			p.kind = Answered
-		case !answered && p.kind == Answered:
-			p.kind = Failed
-		}
+		p.answered = e.Answered()
 	}
 	if e, ok := err.(interface{ Refused() bool }); ok {
-		switch refused := e.Refused(); {
-		case refused:
-			p.kind = Refused
-		case p.kind == Refused:
-			p.kind = Failed
-		}
+		p.refused = e.Refused()
 	}
 	if e, ok := err.(interface{ Retryable() bool }); ok {
 		p.retry = no
@@ -173,9 +182,6 @@ func read(err error) part {
 		p.after = max(0, e.RetryAfter())
 		p.failedAfter = p.after
 	}
-	if p.kind != Failed {
-		p.failedAfter = 0
-	}
 	if e, ok := err.(interface{ Throttled() bool }); ok {
 		p.throttled = e.Throttled()
 	}
@@ -184,39 +190,31 @@ func read(err error) part {
 
 // join returns what errors that are joined say together.
 func join(errs []error) part {
-	whole := part{kind: Refused}
+	var whole part
 	var made, refused said // of the parts that were made, and of those that were refused
-	parts := 0
+	var count [Failed + 1]int
 	for _, err := range errs {
 		if err == nil {
 			continue
 		}
-		parts++
 		p := read(err)
+		count[p.kind()]++
 		switch {
-		case p.kind == Refused:
-			// One refusal that may be retried is enough: unsaid is retryable, too.
-			if refused != yes {
-				refused = p.retry
-				if p.retry == unsaid {
-					refused = yes
-				}
-			}
-		case p.kind == Failed || whole.kind == Refused:
-			whole.kind = p.kind
+		case !p.refused:
 			made = max(made, p.retry)
-		default:
-			made = max(made, p.retry)
+		case p.retry == unsaid: // one refusal that may be retried is enough
+			refused = yes
+		case refused != yes:
+			refused = p.retry
 		}
 		whole.after = max(whole.after, p.after)
-		whole.failedAfter = max(whole.failedAfter, p.failedAfter)
+		whole.failedAfter = max(whole.failedAfter, p.ofFailure())
 		whole.throttled = whole.throttled || p.throttled
 	}
-	if parts == 0 {
-		return part{kind: Failed}
-	}
+	whole.refused = count[Refused] > 0 && count[Answered]+count[Failed] == 0
+	whole.answered = count[Answered] > 0 && count[Failed] == 0
 	whole.retry = made
-	if whole.kind == Refused {
+	if whole.refused {
 		whole.retry = refused
 	}
 	return whole

@@ -23,7 +23,7 @@ func (p Proxies) Client(remote string, x, forwarded []string) string {
 		return remote
 	}
 	if p.trusted(addr) {
-		addr = forwardedFor(x, forwarded, addr, p.trusted)
+		addr = p.forwardedFor(x, forwarded, addr)
 	}
 	return clientName(addr)
 }
@@ -55,72 +55,84 @@ func clientName(addr netip.Addr) string {
 
 // forwardedFor returns the address of the client of a trusted proxy, or proxy itself if
 // that is not known.
-func forwardedFor(x, forwarded []string, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
+func (p Proxies) forwardedFor(x, forwarded []string, proxy netip.Addr) netip.Addr {
 	switch {
 	case len(forwarded) == 0:
-		return rightmost(listed(x), proxy, trusted)
+		return p.ofX(x, proxy)
 	case len(x) == 0:
-		return rightmost(forwardedNodes(forwarded), proxy, trusted)
+		return p.ofForwarded(forwarded, proxy)
 	}
 	// Most proxies know only one of the fields and pass the other on unchanged.
-	addr := rightmost(listed(x), proxy, trusted)
-	if addr != rightmost(forwardedNodes(forwarded), proxy, trusted) {
+	addr := p.ofX(x, proxy)
+	if addr != p.ofForwarded(forwarded, proxy) {
 		return proxy
 	}
 	return addr
 }
 
-// rightmost returns the last address in nodes that is not trusted, or proxy if nodes are
-// malformed.
-func rightmost(nodes []string, proxy netip.Addr, trusted func(netip.Addr) bool) netip.Addr {
+// ofX returns the last address in X-Forwarded-For that is not trusted, or proxy if the field
+// is malformed up to there. It reads from the right and no further, since what is to the left
+// comes from the client. Empty members do not count (RFC 9110, section 5.6.1).
+func (p Proxies) ofX(lines []string, proxy netip.Addr) netip.Addr {
 	addr := proxy
-	for i := len(nodes) - 1; i >= 0; i-- {
-		next, ok := parseNode(nodes[i])
-		if !ok {
-			return proxy
-		}
-		addr = next
-		if !trusted(addr) {
-			break
+	for _, line := range slices.Backward(lines) {
+		for more := true; more; {
+			comma := strings.LastIndexByte(line, ',')
+			member := strings.Trim(line[comma+1:], " \t")
+			if more = comma >= 0; more {
+				line = line[:comma]
+			}
+			if member == "" {
+				continue
+			}
+			next, ok := parseNode(member)
+			if !ok {
+				return proxy
+			}
+			if addr = next; !p.trusted(addr) {
+				return addr
+			}
 		}
 	}
 	return addr
 }
 
-// listed returns the members of a field that is a comma-separated list. Empty members do
-// not count (RFC 9110, section 5.6.1).
-func listed(lines []string) []string {
-	members := strings.Split(strings.Join(lines, ","), ",")
-	return slices.DeleteFunc(members, func(m string) bool { return strings.Trim(m, " \t") == "" })
-}
-
-// forwardedNodes returns the for parameter of each element of Forwarded, or "" for an
-// element without one. An empty element does not count. It returns just one "" if the field
-// is malformed (RFC 7239).
-func forwardedNodes(lines []string) []string {
-	var nodes []string
-	node, empty := "", true
-	s := strings.Join(lines, ",")
-	for {
-		name, value, rest, ok := forwardedPair(s)
-		if !ok {
-			return []string{""}
-		}
-		empty = empty && name == ""
-		if strings.EqualFold(name, "for") {
-			node = value
-		}
-		if rest == "" || rest[0] == ',' {
+// ofForwarded returns the last address in Forwarded (RFC 7239) that is not trusted, or proxy
+// if the field is malformed. It reads from the left, as quoted strings must be. An empty
+// element does not count, and one without a for parameter is malformed.
+func (p Proxies) ofForwarded(lines []string, proxy netip.Addr) netip.Addr {
+	addr, found := proxy, false // found: an address, or that there is none
+	for _, line := range lines {
+		node, empty := "", true
+		for s := line; ; s = s[1:] {
+			name, value, rest, ok := forwardedPair(s)
+			if !ok {
+				return proxy
+			}
+			empty = empty && name == ""
+			if strings.EqualFold(name, "for") {
+				node = value
+			}
+			s = rest
+			if s != "" && s[0] == ';' {
+				continue
+			}
 			if !empty {
-				nodes = append(nodes, node)
+				next, ok := parseNode(node)
+				switch {
+				case !ok:
+					addr, found = proxy, true
+				case !found || !p.trusted(next):
+					addr, found = next, true
+				}
+			}
+			if s == "" {
+				break
 			}
 			node, empty = "", true
 		}
-		if rest == "" {
-			return nodes
-		}
-		s = rest[1:]
 	}
+	return addr
 }
 
 // forwardedPair parses a pair of a Forwarded element, which may be empty, up to the separator
@@ -151,28 +163,41 @@ func quoted(s string) (value, rest string, ok bool) {
 		}
 		return s[:end], s[end:], end > 0
 	}
-	var b strings.Builder
 	for i := 1; i < len(s); i++ {
-		switch c := s[i]; c {
+		switch s[i] {
 		case '"':
-			return b.String(), s[i+1:], true
+			return unescaped(s[1:i]), s[i+1:], true
 		case '\\':
-			if i++; i == len(s) {
-				return "", "", false
-			}
-			b.WriteByte(s[i])
-		default:
-			b.WriteByte(c)
+			i++
 		}
 	}
 	return "", "", false
+}
+
+// unescaped returns the text that is between the quotes of a quoted string.
+func unescaped(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' {
+			i++
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
 }
 
 // parseNode parses an IP address with or without a port. It removes the zone and returns an
 // IPv4-mapped IPv6 address as an IPv4 one.
 func parseNode(s string) (netip.Addr, bool) {
 	s = strings.Trim(s, " \t")
-	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(inner, "]") {
+		addr, err := netip.ParseAddr(strings.TrimSuffix(inner, "]"))
+		return addr.Unmap().WithZone(""), err == nil && addr.Is6()
+	}
+	addr, err := netip.ParseAddr(s)
 	if err != nil {
 		with, err := netip.ParseAddrPort(s)
 		if err != nil {

@@ -18,6 +18,7 @@
 package keyed
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"hash/maphash"
 	"iter"
@@ -131,6 +132,15 @@ func Text[K any](key K) string {
 		end--
 	}
 	return strings.Clone(text[:end])
+}
+
+// Short returns a key from outside as a table keeps it: one of more than 200 bytes is its
+// SHA-256, so that keys do not fill the memory.
+func Short(key string) string {
+	if len(key) <= 200 {
+		return key
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
 // Label returns how an error shows the member of a key: "users[tenant 7]". Either part may

@@ -8,7 +8,7 @@
 //	return linger.Of(ctx).Hold(ctx, fn, slot) // its End gives the slot back
 //
 // Only slots and time-outs are held. A policy judges a call when its function returns.
-// If the work breaks off later, that is one more failure: see [Work.OnBroken].
+// If the work breaks off later, that is one more failure: see [Work.OnEnd].
 package linger
 
 import (
@@ -44,14 +44,6 @@ func (r Release) End(error) { r() }
 type ending func(error)
 
 func (f ending) End(err error) { f(err) }
-
-type breakOff func(error)
-
-func (f breakOff) End(err error) {
-	if err != nil {
-		f(err)
-	}
-}
 
 type state int
 
@@ -117,17 +109,13 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 	return err
 }
 
-// OnBroken has f called once if the work goes on after the function of a policy has
-// succeeded, and then breaks off: with the error that it breaks off with. A cancel by the
-// caller does not break it off. A deadline or a time-out does if the caller was waiting
-// for the dependency when it passed. The ctx of the policy may have been canceled long
-// before, which says nothing: policies cancel a ctx that they derived when they return.
-// Its deadline tells whether the end was the caller's.
-func (w *Work) OnBroken(f func(error)) {
-	if w != nil {
-		w.atEnd(breakOff(f))
-	}
-}
+// OnEnd has f called once when the work ends, if it goes on after the function of a policy
+// has succeeded, and reports whether it does. The error is nil if the work ended well, and
+// otherwise says how it broke off. A cancel by the caller does not break it off. A deadline or
+// a time-out does if the caller was waiting for the dependency when it passed. The ctx of the
+// policy may have been canceled long before, which says nothing: policies cancel a ctx that
+// they derived when they return. Its deadline tells whether the end was the caller's.
+func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(ending(f)) }
 
 // atEnd has e end with the work. It reports false, and e does not end, if the work does not
 // go on.

@@ -27,7 +27,7 @@ func hold(t *testing.T, work *linger.Work, f func()) {
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	work := linger.Of(t.Context())
 	require.Nil(t, work)
-	work.OnBroken(func(error) { t.Error("called") })
+	require.False(t, work.OnEnd(func(error) { t.Error("called") }))
 	released := 0
 	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, linger.Release(func() { released++ })))
 	require.Equal(t, 1, released)
@@ -113,14 +113,14 @@ func TestEndReleasesFromTheInsideOut(t *testing.T) {
 	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
 }
 
-func TestOnBrokenIsCalledOnlyForWorkThatBreaksOff(t *testing.T) {
+func TestOnEndIsCalledOnlyForWorkThatGoesOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		goOn  bool
 		end   error
 		calls []string
 	}{
 		"BreaksOff":          {true, errBroke, []string{"slot", "inner", "outer"}},
-		"EndsWell":           {true, nil, []string{"slot"}},
+		"EndsWell":           {true, nil, []string{"slot", "inner", "outer"}},
 		"DoesNotGoOn":        {false, errBroke, []string{"slot"}},
 		"DoesNotGoOnAndEnds": {false, nil, []string{"slot"}},
 	} {
@@ -132,13 +132,14 @@ func TestOnBrokenIsCalledOnlyForWorkThatBreaksOff(t *testing.T) {
 			var calls []string
 			hold(t, work, func() { calls = append(calls, "slot") })
 			for _, name := range []string{"inner", "outer"} {
-				work.OnBroken(func(err error) { require.Equal(t, errBroke, err); calls = append(calls, name) })
+				goesOn := work.OnEnd(func(err error) { require.Equal(t, c.end, err); calls = append(calls, name) })
+				require.Equal(t, c.goOn, goesOn)
 				require.Equal(t, c.goOn, work.Held())
 			}
 			work.End(c.end)
 			work.End(errBroke)
 			require.Equal(t, c.calls, calls)
-			work.OnBroken(func(error) { t.Error("called") })
+			require.False(t, work.OnEnd(func(error) { t.Error("called") }))
 			work.End(errBroke)
 		})
 	}
@@ -150,7 +151,7 @@ func TestEndFromWithinEndsTheRest(t *testing.T) {
 	var ends []string
 	hold(t, work, func() { work.End(nil); ends = append(ends, "inner") })
 	hold(t, work, func() { ends = append(ends, "outer") })
-	work.OnBroken(func(err error) { require.Equal(t, errBroke, err); ends = append(ends, "broken") })
+	work.OnEnd(func(err error) { require.Equal(t, errBroke, err); ends = append(ends, "broken") })
 	work.End(errBroke)
 	require.Equal(t, []string{"outer", "broken", "inner"}, ends)
 }
@@ -169,8 +170,8 @@ func TestPanicAtTheEndKeepsNothing(t *testing.T) {
 	var ends []string
 	hold(t, work, func() { ends = append(ends, "first"); panic("first") })
 	hold(t, work, func() { ends = append(ends, "second") })
-	work.OnBroken(func(error) { ends = append(ends, "third"); panic("third") })
-	work.OnBroken(func(error) { ends = append(ends, "fourth") })
+	work.OnEnd(func(error) { ends = append(ends, "third"); panic("third") })
+	work.OnEnd(func(error) { ends = append(ends, "fourth") })
 	require.Panics(t, func() { work.End(errBroke) })
 	require.Equal(t, []string{"first", "second", "third", "fourth"}, ends)
 }
