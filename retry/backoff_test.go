@@ -164,6 +164,7 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
 		{"Decorrelated first", retry.Config{Backoff: retry.Decorrelated(-1, 1)}, "retry.Config.Backoff is Decorrelated(-1ns, 1ns): must be given more than 0, and longest at least first"},
+		{"Decorrelated of nothing", retry.Config{Backoff: retry.Decorrelated(0, 1)}, "retry.Config.Backoff is Decorrelated(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Decorrelated longest", retry.Config{Backoff: retry.Decorrelated(2, 1)}, "retry.Config.Backoff is Decorrelated(2ns, 1ns): must be given more than 0, and longest at least first"},
 		{"Immediately", retry.Config{Backoff: retry.Immediately(-1, nil)}, "retry.Config.Backoff is Immediately(-1, ...): must be given 0 or more"},
 		{"Immediately, then", retry.Config{Backoff: retry.Immediately(1, retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
@@ -180,6 +181,23 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 	}
 	require.NoError(t, retry.Config{}.Validate())
 	require.NoError(t, retry.Config{Attempts: -1, Backoff: retry.Delays(1)}.Validate())
+}
+
+// Reset begins anew, as the engine has it.
+func TestResetBeginsAnew(t *testing.T) {
+	for name, new := range map[string]func() backoff.BackOff{
+		"Immediately":  retry.Immediately(1, retry.Doubling(1, 1000)),
+		"Decorrelated": retry.Decorrelated(1, math.MaxInt64),
+	} {
+		b := new()
+		for range 60 {
+			b.NextBackOff()
+		}
+		b.Reset()
+		for range 2 {
+			require.LessOrEqual(t, b.NextBackOff(), 9*time.Nanosecond, name)
+		}
+	}
 }
 
 func TestFactoriesWithoutMeaningNeverRetry(t *testing.T) {

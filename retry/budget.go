@@ -72,9 +72,10 @@ type Budget struct {
 	did budgetCounts
 
 	// Set if the Budget is that of a key:
-	key   string
-	own   bool          // its BudgetConfig came from ConfigFor
-	group *budgetCounts // which count for all keys
+	key     string
+	own     bool           // its BudgetConfig came from ConfigFor
+	group   *budgetCounts  // which count for all keys
+	present func() *Budget // returns the Budget that the key has by now
 }
 
 // budgetCounts count retries.
@@ -238,28 +239,52 @@ func (b *Budget) called(now uint64) int64 {
 	return n
 }
 
-// charge takes a retry out of the budget, if there is one. epoch is the argument of
-// refund.
-func (b *Budget) charge() (epoch uint64, ok bool) {
+// charge takes a retry out of the budget of b's key, if there is one. It returns the Budget
+// that it was charged to and the argument of its refund.
+//
+// The group may have evicted b since it returned it. A Budget that something is charged to
+// is not evicted: if it is still that of its key then, it stays the only one.
+func (b *Budget) charge() (of *Budget, epoch uint64, ok bool) {
+	for {
+		epoch, ok = b.spend()
+		now := b
+		if ok && b.present != nil {
+			now = b.present()
+		}
+		if now == b {
+			break
+		}
+		b.refund(epoch)
+		b = now
+	}
+	b.did.count(ok)
+	if b.group != nil {
+		b.group.count(ok)
+	}
+	return b, epoch, ok
+}
+
+func (c *budgetCounts) count(allowed bool) {
+	if allowed {
+		c.allowed.Add(1)
+	} else {
+		c.overBudget.Add(1)
+	}
+}
+
+// spend takes a retry out of b.
+func (b *Budget) spend() (epoch uint64, ok bool) {
 	now := b.epoch()
 	b.expire(now)
 	allowed := b.setup.Load().allows(b.called(now))
 	for {
 		spent := b.spent.Load()
 		if spent >= allowed {
-			b.did.overBudget.Add(1)
-			if b.group != nil {
-				b.group.overBudget.Add(1)
-			}
 			return 0, false
 		}
 		if b.spent.CompareAndSwap(spent, spent+1) {
 			break
 		}
-	}
-	b.did.allowed.Add(1)
-	if b.group != nil {
-		b.group.allowed.Add(1)
 	}
 	slot := &b.charged[now%uint64(budgetSlots)]
 	for {

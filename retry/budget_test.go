@@ -332,6 +332,7 @@ func TestBudgetConfigSaysWhatIsWrong(t *testing.T) {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { retry.NewBudget(cfg) })
 	}
+	require.NoError(t, retry.BudgetConfig{Ratio: 100, PerSecond: 1e6}.Validate())
 	require.NoError(t, retry.BudgetConfig{Ratio: math.Inf(-1), PerSecond: math.MinInt}.Validate())
 	require.NotPanics(t, func() { retry.NewBudget(retry.BudgetConfig{Ratio: math.Inf(-1), PerSecond: math.MinInt}) })
 }

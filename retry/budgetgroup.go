@@ -128,13 +128,14 @@ func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 
 func (g *BudgetGroup[K]) newMember(key K) *Budget {
 	s := g.setup.Load()
-	if s.ConfigFor == nil {
-		return g.join(newBudget(s.each), keyed.Text(key))
+	b := g.join(newBudget(s.each), keyed.Text(key))
+	b.present = func() *Budget { return g.of(key) }
+	if s.ConfigFor != nil {
+		cfg := s.ConfigFor(key)
+		cfg.Name = s.Config.Name
+		b.setup.Store(NewBudget(cfg).setup.Load())
+		b.own = true
 	}
-	cfg := s.ConfigFor(key)
-	cfg.Name = s.Config.Name
-	b := g.join(NewBudget(cfg), keyed.Text(key))
-	b.own = true
 	return b
 }
 
@@ -253,14 +254,15 @@ func (g *BudgetGroup[K]) Stats() BudgetGroupStats {
 	s := BudgetGroupStats{BudgetTotals: g.did.totals()}
 	shared := g.shared.Stats()
 	s.Called, s.Charged = shared.Called, shared.Charged
+	s.Keys = g.members.Len() // others may come and go during the loop
 	for _, b := range g.members.All() {
 		of := b.Stats()
-		s.Keys++
 		s.Called += of.Called
 		s.Charged += of.Charged
 		if of.Left == 0 {
 			s.Empty++
 		}
 	}
+	s.Empty = min(s.Empty, s.Keys)
 	return s
 }

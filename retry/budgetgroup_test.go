@@ -294,3 +294,66 @@ func TestBudgetGroupLosesNoRetry(t *testing.T) {
 	require.Equal(t, of.OverBudget, s.OverBudget)
 	require.LessOrEqual(t, s.Keys, 16)
 }
+
+// A full group evicts the Budget that By has returned before the retry is charged to it.
+func TestBudgetThatIsEvictedBeforeItIsChargedDoesNotCount(t *testing.T) {
+	g := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: tenRetries, MaxKeys: 1})
+	of := g.By(hostOf)
+	evicted := func(ctx context.Context) *retry.Budget {
+		b := of(ctx)
+		of(withHost(ctx, "other"))
+		return b
+	}
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), BudgetFor: evicted})
+	require.Equal(t, 10, retried(t, r, "a", 30))
+	require.Equal(t, retry.BudgetTotals{Allowed: 10, OverBudget: 20}, g.Stats().BudgetTotals)
+}
+
+func TestBudgetGroupNeverShowsMoreThanMaxKeys(t *testing.T) {
+	g, _ := newHosts(retry.BudgetGroupConfig[string]{Config: tenRetries, MaxKeys: 8})
+	of := g.By(hostOf)
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 3000 {
+				of(withHost(t.Context(), fmt.Sprint(w, i)))
+			}
+		})
+	}
+	for range 3000 {
+		if keys := g.Stats().Keys; keys > 8 {
+			require.LessOrEqual(t, keys, 8)
+		}
+	}
+	wg.Wait()
+}
+
+func TestBudgetGroupHasItsDefaultsAndCountsTheSharedBudget(t *testing.T) {
+	g, r := newHosts(retry.BudgetGroupConfig[string]{MaxKeys: 1})
+	require.Equal(t, retry.BudgetConfig{Ratio: 0.2, PerSecond: 10}, g.Config().Config)
+	require.Equal(t, 1, retried(t, r, "a", 1), "it is charged, and stays")
+	require.Equal(t, 2, retried(t, r, "b", 2))
+	s := g.Stats()
+	require.Equal(t, 1, s.Keys)
+	require.EqualValues(t, 3, s.Called)
+	require.EqualValues(t, 3, s.Charged)
+}
+
+// A retry that no Budget was charged for gives nothing back to that of the retry before.
+func TestRetryWithoutABudgetRefundsNothing(t *testing.T) {
+	b := retry.NewBudget(retry.BudgetConfig{})
+	attempts := 0
+	r := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), BudgetFor: func(context.Context) *retry.Budget {
+		if attempts == 2 {
+			return nil
+		}
+		return b
+	}})
+	require.NoError(t, r.Do(t.Context(), func(context.Context) error {
+		if attempts++; attempts < 3 {
+			return errDown
+		}
+		return nil
+	}))
+	require.EqualValues(t, 1, b.Stats().Charged, "the first retry has failed")
+}

@@ -215,7 +215,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if s.Latencies != nil {
 		start = time.Now()
 	}
-	r.call()
+	r.call(false)
 	if s.Latencies != nil && r.tells() {
 		s.Latencies.observe(time.Since(start))
 	}
@@ -272,13 +272,27 @@ func (c *HedgeConfig) budget(ctx context.Context) *Budget {
 	return c.Budget
 }
 
-// call makes one call, unless the race is over.
-func (r *race[T]) call() {
-	budget := r.cfg.budget(r.ctx)
-	ctx, i, epoch, ok := r.begin(budget)
-	if !ok {
-		if i > 0 {
+// call makes the first call, or one beside it: unless the budget does not allow it or the
+// race is over.
+func (r *race[T]) call(beside bool) {
+	budget, epoch := r.cfg.budget(r.ctx), uint64(0)
+	switch {
+	case !beside:
+		epoch = budget.earn()
+	case r.isOver():
+		return
+	case budget != nil:
+		var ok bool
+		if budget, epoch, ok = budget.charge(); !ok {
+			r.overBudget.Add(1)
 			r.tellOverBudget(budget)
+			return
+		}
+	}
+	ctx, i, ok := r.begin()
+	if !ok {
+		if budget != nil {
+			budget.refund(epoch)
 		}
 		return
 	}
@@ -305,25 +319,21 @@ func (r *race[T]) call() {
 	r.end(i, value, err)
 }
 
-// begin returns the ctx and the index of a call that is to be made, and the epoch in which
-// its budget was charged. It sets the timer for the next call. The first call is always
-// made. If ok is false no call is made: by the budget if i is not 0, or since the race is
-// over.
-func (r *race[T]) begin(budget *Budget) (ctx context.Context, i int, epoch uint64, ok bool) {
+// isOver reports whether no further call is to begin.
+func (r *race[T]) isOver() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i = len(r.cancels)
-	switch {
-	case i == 0:
-		epoch = budget.earn()
-	case r.over || r.ctx.Err() != nil:
-		return nil, 0, 0, false
-	default:
-		if budget != nil {
-			if epoch, ok = budget.charge(); !ok {
-				r.overBudget.Add(1)
-				return nil, i, 0, false
-			}
+	return r.over || r.ctx.Err() != nil
+}
+
+// begin returns the ctx and the index of a call that is to be made, and sets the timer for
+// the next one. It reports false if the race is over; the first call is always made.
+func (r *race[T]) begin() (ctx context.Context, i int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i = len(r.cancels); i > 0 {
+		if r.over || r.ctx.Err() != nil {
+			return nil, 0, false
 		}
 		r.hedged.Add(1)
 	}
@@ -334,7 +344,7 @@ func (r *race[T]) begin(budget *Budget) (ctx context.Context, i int, epoch uint6
 		r.others.Add(1)
 		r.timer = time.AfterFunc(r.after, r.callBeside)
 	}
-	return ctx, i, epoch, true
+	return ctx, i, true
 }
 
 // callBeside makes a call on a goroutine of its own.
@@ -359,7 +369,7 @@ func (r *race[T]) callBeside() {
 			r.crash = crash
 		}
 	}()
-	r.call()
+	r.call(true)
 	crashed = false
 }
 

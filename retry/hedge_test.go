@@ -782,3 +782,24 @@ func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {
 		require.PanicsWithError(t, want, func() { _, _ = retry.Hedge(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
 	}
 }
+
+func TestHedgeThatIsRefusedNeedsNoBudget(t *testing.T) {
+	fn, _ := replies(reply{err: full})
+	_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: time.Minute}, fn)
+	require.Equal(t, full, err)
+}
+
+// A further call that is not made, as ctx has ended, counts nowhere.
+func TestHedgeAfterTheEndOfItsContextCountsInNoBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+		defer cancel()
+		_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Budget: b}, func(context.Context) (int, error) {
+			time.Sleep(100 * ms) // it does not heed its ctx
+			return 1, nil
+		})
+		require.NoError(t, err)
+		require.Zero(t, b.Stats().BudgetTotals)
+	})
+}

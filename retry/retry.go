@@ -153,7 +153,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		return r.retry(ctx, s, fn, err, start, outer)
 	}
 	s.earn(ctx, outer)
-	r.counts.firstTry.add()
+	r.counts.firstTry.Add(1)
 	return nil
 }
 
@@ -164,7 +164,7 @@ func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Contex
 		s.earn(ctx, outer)
 	}
 	if err == nil {
-		r.counts.firstTry.add()
+		r.counts.firstTry.Add(1)
 		return nil
 	}
 	r.counts.firstFailed.Add(1)
@@ -310,24 +310,20 @@ func (c *call) release() {
 	}
 }
 
-func (c *call) refund() {
-	c.budget.refund(c.charge)
-	c.unspent = false
-}
+func (c *call) refund() { c.budget.refund(c.charge) }
 
 // over ends the call after a number of attempts with err, which is nil or the error of fn
 // as it is. It tells the observers if the call was retried.
 func (c *call) over(attempts int, o Outcome, err error) error {
-	c.counts.end(o)
 	if attempts > 1 {
 		c.tellEnd(attempts, o, err)
 	}
+	c.counts.end(o)
 	return err
 }
 
 // giveUp ends the call with an *Error.
 func (c *call) giveUp(attempts int, o Outcome, cause error) error {
-	c.counts.end(o)
 	e := &Error{
 		Name:        c.setup.Name,
 		Attempts:    attempts,
@@ -343,6 +339,7 @@ func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 		c.setup.OnGiveUp(c.ctx, e)
 	}
 	c.tellEnd(attempts, o, e)
+	c.counts.end(o)
 	return e
 }
 
@@ -422,7 +419,7 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 			c.charged = false
 			return delay, "", nil
 		}
-		if c.charge, c.charged = c.budget.charge(); !c.charged {
+		if c.budget, c.charge, c.charged = c.budget.charge(); !c.charged {
 			c.budget.tellOverBudget(c.ctx)
 			return 0, OutcomeOverBudget, ErrOverBudget
 		}

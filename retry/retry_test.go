@@ -976,3 +976,15 @@ func TestErrorOfACanceledCallKeepsItsCause(t *testing.T) {
 	require.ErrorIs(t, err, gone)
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// The error of an attempt that says that ctx has ended, but not why, gets the cause.
+func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
+	why := errors.New("the user has left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := retry.New(retry.Config{}).Do(ctx, func(ctx context.Context) error {
+		cancel(why)
+		return ctx.Err()
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, why)
+}

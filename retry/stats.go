@@ -3,12 +3,11 @@ package retry
 import (
 	"context"
 	"sync/atomic"
-	"unsafe"
 )
 
 // Stats is a snapshot of what a [Retrier] has done since it was made. Each call of Do
 // counts once, when it returns, in one of the fields from FirstTry to Nested. A call that
-// panics is in none of them.
+// panics, in fn or in a hook, is in none of them.
 type Stats struct {
 	FirstTry   int64 // calls whose first attempt succeeded
 	Recovered  int64 // calls that succeeded by a retry
@@ -19,7 +18,7 @@ type Stats struct {
 	Canceled   int64 // calls whose ctx was canceled
 	Nested     int64 // calls that failed within an attempt of another Retrier, which decides about retrying
 
-	Attempts int64 // calls of fn
+	Attempts int64 // calls of fn, without a first one that panicked
 	Retried  int64 // calls of fn that followed another
 }
 
@@ -31,9 +30,8 @@ func (s Stats) Calls() int64 {
 // counts are the figures of a Retrier. A first attempt that succeeds is counted in one
 // place only; all others are rare beside it.
 type counts struct {
-	firstTry    striped
-	firstFailed atomic.Int64 // calls whose first attempt failed
-	retried     atomic.Int64
+	firstTry, retried atomic.Int64
+	firstFailed       atomic.Int64 // calls whose first attempt failed
 
 	recovered, exhausted, permanent, overBudget, deadline, canceled, nested atomic.Int64
 }
@@ -41,7 +39,7 @@ type counts struct {
 // Stats returns a snapshot.
 func (r *Retrier) Stats() Stats {
 	s := Stats{
-		FirstTry:   r.counts.firstTry.sum(),
+		FirstTry:   r.counts.firstTry.Load(),
 		Recovered:  r.counts.recovered.Load(),
 		Exhausted:  r.counts.exhausted.Load(),
 		Permanent:  r.counts.permanent.Load(),
@@ -79,24 +77,4 @@ func endOf(ctx context.Context) Outcome {
 		return OutcomeDeadline
 	}
 	return OutcomeCanceled
-}
-
-// A striped counter spreads the additions of many goroutines over several cache lines.
-type striped [16]struct {
-	n atomic.Int64
-	_ [56]byte // the rest of a cache line
-}
-
-// add adds one, in a stripe that depends on where the stack of the goroutine is.
-func (s *striped) add() {
-	var here byte
-	at := uintptr(unsafe.Pointer(&here)) // only its bits are used
-	s[(at>>11^at>>15)%uintptr(len(s))].n.Add(1)
-}
-
-func (s *striped) sum() (n int64) {
-	for i := range s {
-		n += s[i].n.Load()
-	}
-	return n
 }

@@ -122,3 +122,28 @@ func TestStatsAreExactUnderContention(t *testing.T) {
 		Attempts: (1 + 2 + 3 + 3 + 3) * fifth, Retried: (1 + 2 + 2 + 2) * fifth,
 	}, r.Stats())
 }
+
+func TestStatsLeaveOutCallsThatPanic(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg retry.Config
+		fn  func(context.Context) error
+	}{
+		"fn":       {fn: func(context.Context) error { panic("broken") }},
+		"OnRetry":  {cfg: retry.Config{OnRetry: func(context.Context, retry.Attempt) { panic("broken") }}, fn: fail},
+		"OnGiveUp": {cfg: retry.Config{Attempts: 1, OnGiveUp: func(context.Context, *retry.Error) { panic("broken") }}, fn: fail},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := retry.New(c.cfg)
+			require.PanicsWithValue(t, "broken", func() { _ = r.Do(t.Context(), c.fn) })
+			require.Zero(t, r.Stats().Calls())
+		})
+	}
+	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	r.Observe(func(_ context.Context, e retry.Event) {
+		if e.Kind == retry.EventEnded {
+			panic("broken")
+		}
+	})
+	require.PanicsWithValue(t, "broken", func() { _ = r.Do(t.Context(), fail) })
+	require.Equal(t, retry.Stats{Attempts: 3, Retried: 2}, r.Stats())
+}

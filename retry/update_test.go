@@ -219,3 +219,23 @@ func TestUpdateUnderLoad(t *testing.T) {
 	_ = r.Do(t.Context(), fn)
 	require.Equal(t, 1, *n)
 }
+
+func TestUpdatesTakeTurns(t *testing.T) {
+	r := retry.New(retry.Config{Attempts: 1})
+	b := retry.NewBudget(retry.BudgetConfig{PerSecond: 1})
+	g := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{PerSecond: 1}})
+	h := retry.NewHedger[int](retry.HedgeConfig{Delay: ms, Max: 1})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				require.NoError(t, r.Update(func(c *retry.Config) { c.Attempts++ }))
+				require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond++ }))
+				require.NoError(t, g.Update(func(c *retry.BudgetGroupConfig[string]) { c.Config.PerSecond++ }))
+				require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Delay++ }))
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, []any{801, 801, 801, ms + 800}, []any{r.Config().Attempts, b.Config().PerSecond, g.Config().Config.PerSecond, h.Config().Delay})
+}
