@@ -15,8 +15,8 @@
 // its [Config] says: several in a row, too many in a window, or too many slow ones. It
 // also opens when an error says how long to stay away. An open breaker refuses every call
 // with an [*OpenError]. When its open time has passed it is half-open: a few calls pass,
-// as probes. If they succeed, the breaker closes. If one fails, it opens again, for longer
-// if MaxOpenFor allows.
+// as probes. If they succeed, the breaker closes. If one fails, or does not end, it opens
+// again, for longer if MaxOpenFor allows.
 //
 // The end of a call says this about the dependency:
 //
@@ -36,7 +36,8 @@
 //   - Each result counts for the period in which its call began. A result that
 //     arrives after the breaker has opened, closed or been reset changes nothing.
 //   - Within a resiliencehttp.Transport a call ends with the headers of the
-//     response. A body that breaks off later is one more failure.
+//     response. A body that breaks off later is one more failure. A success ends a row of
+//     failures when its body has ended well.
 //   - Use one breaker for one dependency. Shards, hosts and tenants that fail
 //     independently have one each, in a [Group].
 //   - Do not run a call under the same breaker twice. Consider a method that is
@@ -64,13 +65,13 @@ import (
 // A Breaker refuses calls to a dependency that keeps failing. [New] makes one. It is safe
 // for concurrent use.
 //
-// A closed Breaker takes one lock, twice for a moment, after each call. An open one takes
-// none.
+// A call takes no lock while the Breaker is open, and none while it is closed and calls
+// succeed.
 type Breaker struct {
 	start   time.Time // instants are durations since then
 	phase   atomic.Pointer[phase]
-	busy    atomic.Int64 // no permit is free before this instant, unless a probe ends
 	pingDue atomic.Int64 // only the Ping probes before this instant
+	refused atomic.Int64 // calls
 
 	name      string
 	key       string       // in a group
@@ -81,16 +82,16 @@ type Breaker struct {
 
 	updating sync.Mutex // held during an Update; taken before mu
 
-	// mu guards every change of phase. The lock of a gobreaker, and that of changes, may
-	// be taken while mu is held, never the other way round. No user code runs under mu.
-	mu         sync.Mutex
-	opens      int // in a row, without closing
-	permits    []permit
-	lastPermit uint64
-	stopPing   context.CancelFunc
-	closed     bool // Close was called
-
-	counters counters
+	// mu guards every change of phase, and the circuit. The lock of its gobreaker, and that
+	// of changes, may be taken while mu is held, never the other way round. No user code runs
+	// under mu.
+	mu       sync.Mutex
+	opens    int // in a row, without closing
+	probes   probes
+	stopPing context.CancelFunc
+	pinging  chan struct{} // full while a Ping runs; made with the first goroutine that pings
+	closed   bool          // Close was called
+	totals   Totals        // but for refused, and for successes that the circuit counts
 }
 
 // New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
@@ -104,7 +105,7 @@ func New(cfg Config) *Breaker {
 
 func newBreaker(r *rules) *Breaker {
 	b := &Breaker{name: r.Name, start: time.Now()}
-	b.phase.Store(&phase{state: Closed, rules: r, circuit: b.newCircuit(Closed, r), since: b.start})
+	b.phase.Store(&phase{state: Closed, rules: r, circuit: newCircuit(r, 0).close(0), since: b.start})
 	return b
 }
 

@@ -47,7 +47,7 @@ func TestBreakerCountsABreakingOffAsOneMoreFailure(t *testing.T) {
 	seen.requireChain(t, breaker.Open)
 }
 
-// A success that breaks off does not end a row of failures. Another success does.
+// A success whose work goes on ends a row of failures when the work has ended well.
 func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 3})
 	goesOn(t, b, t.Context()).End(errDown)
@@ -63,15 +63,26 @@ func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
 	do(b, down)
 	second := goesOn(t, b, t.Context())
 	first.End(errDown)
-	require.EqualValues(t, 1, b.Stats().Window.FailedInARow, "the second is a success as yet")
+	require.EqualValues(t, 4, b.Stats().Window.FailedInARow, "the second has not ended")
 	second.End(errDown)
-	require.EqualValues(t, 3, b.Stats().Window.FailedInARow, "1 and the 1 that the second had ended, and itself")
+	require.Equal(t, breaker.Open, b.State())
 
+	b = breaker.New(breaker.Config{Failures: 3})
 	do(b, down)
 	third := goesOn(t, b, t.Context())
 	require.NoError(t, do(b, ok))
 	third.End(errDown)
 	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
+
+	fourth, fifth := goesOn(t, b, t.Context()), goesOn(t, b, t.Context())
+	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
+	fourth.End(nil)
+	require.Zero(t, b.Stats().Window.FailedInARow)
+	do(b, down)
+	b.Reset()
+	do(b, down)
+	fifth.End(nil)
+	require.EqualValues(t, 1, b.Stats().Window.FailedInARow, "it belongs to the phase before")
 }
 
 func TestBreakerWithWorkThatGoesOnWell(t *testing.T) {

@@ -1,11 +1,12 @@
 package breaker
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/sony/gobreaker/v2"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
@@ -15,9 +16,40 @@ import (
 // A call is one call that the breaker lets through: admitted, made, judged, settled.
 type call struct {
 	phase    *phase        // in which it began
-	permit   uint64        // of a probe; 0 for other calls
+	probe    *probe        // if the breaker was half-open
 	begun    time.Duration // since Breaker.start; 0 if the time does not matter
 	deadline time.Duration // of the caller's ctx, since Breaker.start; 0 if it has none
+}
+
+// A verdict is what the end of a call says about the dependency.
+type verdict struct {
+	end     end
+	slow    bool
+	goesOn  bool          // of a success: its work has not ended yet
+	trips   bool          // of a failure: opens the breaker whatever the counts are
+	openFor time.Duration // of one that trips: for exactly that long, unless 0
+	err     error         // of a failure
+	at      time.Duration // when the call ended, if the clock was read
+}
+
+type end uint8
+
+const (
+	ignored end = iota
+	succeeded
+	failed
+)
+
+// told is the error for gobreaker. A slow success that may open the breaker is a failure to it.
+func (v verdict) told(slowFails bool) error {
+	switch {
+	case v.end == ignored:
+		return errIgnored
+	case v.end == succeeded && v.slow && slowFails:
+		return errSlow
+	default:
+		return v.err
+	}
 }
 
 // Do calls fn unless the breaker refuses the call, and returns the error of fn
@@ -31,10 +63,10 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if refusal != nil {
 		return b.refuse(ctx, c, refusal)
 	}
-	v := ignored // stays so if fn ends its goroutine
+	var v verdict // ignored, if fn ends its goroutine
 	defer func() {
 		if r := recover(); r != nil {
-			b.settle(ctx, c, &verdict{err: fmt.Errorf("%v", r), failed: true})
+			b.settle(ctx, c, verdict{end: failed, err: fmt.Errorf("%v", r)})
 			panic(r) // the stack below is still that of the first panic
 		}
 		b.settle(ctx, c, v)
@@ -43,9 +75,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	err := fn(ctx)
 	v = b.judge(ctx, c, err)
 	if work != nil && err == nil {
-		v = cmp.Or(v, new(verdict))
-		success := v
-		work.OnBroken(func(err error) { b.breakOff(ctx, c, success, err) })
+		v.goesOn = work.OnEnd(func(err error) { b.endWork(ctx, c, err) })
 	}
 	return err
 }
@@ -60,7 +90,7 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 // breaker refuses the call, err is an [*OpenError] and done is nil.
 //
 // An error that is reported after ctx was canceled is ignored, so ctx must live until
-// done is called. A probe whose done is not called loses its permit after MaxHalfOpen.
+// done is called. A probe whose done is not called has failed after MaxHalfOpen.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
@@ -74,7 +104,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 		if over.Swap(true) {
 			return
 		}
-		v := ignored // stays so if Classify panics
+		var v verdict // ignored, if Classify panics
 		defer func() { b.settle(ctx, c, v) }()
 		v = b.judge(ctx, c, err)
 	}, nil
@@ -85,31 +115,27 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 	for {
 		p := b.phase.Load()
 		if p.refusal == nil {
-			return b.begin(ctx, p, 0), nil
+			return b.begin(ctx, p, nil), nil
 		}
-		now := b.now()
+		if now := b.now(); now < p.until || p.state == HalfOpen && int64(now) < b.pingDue.Load() {
+			return call{phase: p}, p.refusal
+		}
+		probe, err := b.take(p)
+		b.deliver(ctx)
 		switch {
-		case now < p.until:
+		case probe != nil:
+			return b.begin(ctx, p, probe), nil
+		case err == gobreaker.ErrTooManyRequests:
 			return call{phase: p}, p.refusal
-		case p.state == Open:
-			b.advance()
-			b.deliver(ctx)
-		case int64(now) < max(b.busy.Load(), b.pingDue.Load()):
-			return call{phase: p}, p.refusal
-		default:
-			if permit, ok := b.take(p, now); ok {
-				return b.begin(ctx, p, permit), nil
-			}
-			if b.phase.Load() == p {
-				return call{phase: p}, p.refusal
-			}
+		case err == gobreaker.ErrOpenState:
+			time.Sleep(time.Nanosecond) // it has opened for no time: gobreaker waits for its clock to move on
 		}
 	}
 }
 
 // refuse counts a refusal, tells of it and returns it.
 func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
-	b.counters.refused.Add(1)
+	b.refused.Add(1)
 	if f := c.phase.rules.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
@@ -121,8 +147,8 @@ func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error 
 
 // begin returns a call of phase p. It reads the clock only if the call could be slow, or
 // could outlast its caller's deadline.
-func (b *Breaker) begin(ctx context.Context, p *phase, permit uint64) call {
-	c, r := call{phase: p, permit: permit}, p.rules
+func (b *Breaker) begin(ctx context.Context, p *phase, probe *probe) call {
+	c, r := call{phase: p, probe: probe}, p.rules
 	if deadline, ok := ctx.Deadline(); ok {
 		c.deadline = deadline.Sub(b.start)
 	}
@@ -133,26 +159,29 @@ func (b *Breaker) begin(ctx context.Context, p *phase, permit uint64) call {
 }
 
 // judge returns the verdict on a call that has ended with err.
-func (b *Breaker) judge(ctx context.Context, c call, err error) *verdict {
-	r := c.phase.rules
-	slow := r.SlowAfter > 0 && b.now()-c.begun >= r.SlowAfter
-	if err == nil {
-		return succeeded(slow)
+func (b *Breaker) judge(ctx context.Context, c call, err error) verdict {
+	v := verdict{end: succeeded}
+	if after := c.phase.rules.SlowAfter; after > 0 {
+		v.at = b.now()
+		v.slow = v.at-c.begun >= after
 	}
-	return c.judgeError(err, behavior.ReadUnder(ctx, err), slow)
+	if err != nil {
+		return c.judgeError(err, behavior.ReadUnder(ctx, err), v)
+	}
+	return v
 }
 
-// judgeError returns the verdict on a call whose error err says end.
-func (c call) judgeError(err error, end behavior.End, slow bool) *verdict {
+// judgeError returns v, the verdict on a success, as that on a call whose error err says end.
+func (c call) judgeError(err error, end behavior.End, v verdict) verdict {
 	r := c.phase.rules
 	switch end.Kind {
 	case behavior.Canceled:
-		return ignored
+		return verdict{}
 	case behavior.Overran:
 		if r.Patience < 0 || c.deadline == 0 || c.deadline-c.begun < r.Patience {
-			return ignored
+			return verdict{}
 		}
-		slow = true
+		v.slow = true
 	}
 	outcome := classify(end)
 	if r.Classify != nil && outcome.isFailure() {
@@ -160,60 +189,74 @@ func (c call) judgeError(err error, end behavior.End, slow bool) *verdict {
 	}
 	switch outcome.kind {
 	case success:
-		return succeeded(slow)
 	case ignore:
-		return ignored
+		return verdict{}
 	default:
-		return &verdict{err: err, failed: true, slow: slow, trips: outcome.kind == opens, openFor: outcome.openFor}
+		v.end, v.err, v.trips, v.openFor = failed, err, outcome.kind == opens, outcome.openFor
 	}
+	return v
 }
 
-// settle counts the verdict in the phase in which the call began, unless that phase is
-// over. It takes the permit of a probe back and tells of changes of state.
-func (b *Breaker) settle(ctx context.Context, c call, v *verdict) {
-	b.counters.add(v)
-	p := c.phase
-	switch {
-	case p.state == HalfOpen:
-		b.settleProbe(p, c.permit, v)
-	case v == nil:
-		p.circuit.report(nil)
-	case v != ignored:
-		p.circuit.report(v)
-		if (v.failed || v.slow) && b.opensWhen(p) {
-			v.trips = true
-			p.circuit.report(v)
-		}
-		if p.circuit.tripped.Load() != nil {
-			b.advance()
+// settle counts the verdict in the phase in which the call began, unless that phase is over,
+// and tells of changes of state. OpenWhen is asked without a lock.
+func (b *Breaker) settle(ctx context.Context, c call, v verdict) {
+	switch p := c.phase; {
+	case p.refusal != nil:
+		b.settleProbe(c, v)
+	case v.end == succeeded && !v.slow && p.circuit.succeed(b, v.at):
+	default:
+		if openWhen, counts := b.count(c, v); openWhen != nil && openWhen(counts) {
+			b.operate(ctx, func(now *phase, _ figures) {
+				if now.is(p) {
+					b.trip(now, v)
+				}
+			})
 		}
 	}
 	b.deliver(ctx)
 }
 
-// opensWhen asks Config.OpenWhen whether phase p is to end.
-func (b *Breaker) opensWhen(p *phase) bool {
-	now := b.phase.Load() // p itself, or p with other rules, unless p is over
-	if now.circuit != p.circuit || now.rules.OpenWhen == nil || now.state != Closed {
-		return false
+// count counts the verdict in the window, tells gobreaker of what may change the state, and
+// opens the breaker if gobreaker has opened. It returns OpenWhen if that is to be asked.
+func (b *Breaker) count(c call, v verdict) (openWhen func(Counts) bool, counts Counts) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.totals.count(v)
+	p := b.phase.Load()
+	if v.end == ignored || !p.is(c.phase) {
+		return nil, counts
 	}
-	f, ok := now.circuit.look()
-	return ok && now.rules.OpenWhen(f.Counts)
+	row := p.circuit.row
+	p.circuit.count(v, b.now())
+	may := v.end == failed || v.slow // open it
+	switch {
+	case p.state == Disabled || !may && p.circuit.row == row:
+	case !p.circuit.tell(v.told(true)) || v.trips:
+		b.trip(p, v)
+	case may && p.rules.OpenWhen != nil:
+		return p.rules.OpenWhen, p.circuit.figures(b.now()).Counts
+	}
+	return nil, counts
 }
 
-// breakOff counts one more failure for a call that has succeeded, because what it
-// returned, such as the body of a response, has broken off. By now ctx may have been
-// canceled by policies that have returned, so only its deadline is asked.
-func (b *Breaker) breakOff(ctx context.Context, c call, success *verdict, err error) {
+// endWork counts the end of work that has gone on after its call succeeded: err says how it
+// has broken off. A success ends a row of failures when its work has ended well. By now ctx may
+// have been canceled by policies that have returned, so only its deadline is asked.
+func (b *Breaker) endWork(ctx context.Context, c call, err error) {
 	end := behavior.Read(err)
 	if end.Kind == behavior.Failed && c.deadline != 0 && b.now() >= c.deadline {
 		end.Kind = behavior.Overran
 	}
-	v := c.judgeError(err, end, false)
-	if v == nil || !v.failed {
-		return
+	switch v := c.judgeError(err, end, verdict{end: succeeded}); {
+	case err != nil && v.end == failed:
+		b.settle(context.WithoutCancel(ctx), c, v)
+	case err == nil && c.phase.refusal == nil && c.phase.circuit.until.Load() == 0:
+		b.operate(ctx, func(p *phase, _ figures) {
+			if p.is(c.phase) {
+				p.circuit.row = 0
+				p.circuit.tell(nil)
+				p.circuit.sync(b.now())
+			}
+		})
 	}
-	v.undoes = success
-	c.permit = 0 // returned already
-	b.settle(context.WithoutCancel(ctx), c, v)
 }

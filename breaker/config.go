@@ -62,8 +62,8 @@ type Config struct {
 	// hangs does not open the breaker.
 	Patience time.Duration
 
-	// OpenFor is the least time that the breaker stays open after failures.
-	// Zero means 30 seconds. Negative means none: the next call is a probe. A Ping
+	// OpenFor is the least time that the breaker stays open after failures. Jitter
+	// lengthens it. Zero means 30 seconds. Negative means none: the next call is a probe. A Ping
 	// needs an OpenFor that is not negative.
 	OpenFor time.Duration
 	// MaxOpenFor lets the open time double with each failed probe, up to MaxOpenFor,
@@ -85,15 +85,16 @@ type Config struct {
 	// close the breaker. No more probes are made at once than are still needed. Zero
 	// means Probes.
 	Successes int
-	// MaxHalfOpen is how long a probe holds its permit. After that another call may take
-	// the permit, and the result of the probe no longer counts. Zero means a minute.
+	// MaxHalfOpen is how long a probe may take. One that has not ended by then has failed,
+	// whatever it returns later: the breaker opens again when the next call arrives, or
+	// the program asks for State or Stats. Zero means a minute.
 	MaxHalfOpen time.Duration
 	// Ping, if not nil, replaces the probes. A goroutine of the breaker calls it, one
 	// call at a time, until Successes calls have returned nil; meanwhile other calls are
 	// refused. The goroutine lives while the breaker is open or half-open, or until
 	// [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen. If a Ping has not
-	// returned by then, other calls probe. A Ping that panics fails with a
-	// [*PanicError].
+	// returned by then, other calls probe, and the next Ping waits for it. A Ping that
+	// panics fails with a [*PanicError].
 	Ping func(context.Context) error
 
 	// Classify says what an error means. Nil means DefaultClassify. It is asked about

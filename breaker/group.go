@@ -114,7 +114,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		Idle:   r.IdleAfter,
 		Needed: (*Breaker).needed,
 		Added:  g.added,
-		Evict:  func(shard int, b *Breaker) { g.evicted[shard].add(b.counters.totals()) },
+		Evict:  func(shard int, b *Breaker) { g.evicted[shard].add(b.lockedSums()) },
 	})
 	g.shared = g.join(newBreaker(r.rules), keyed.Other)
 	return g

@@ -144,17 +144,25 @@ func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 	}
 }
 
-// A probe that has lost its permit is not counted, even if no other call has the permit.
-func TestBreakerIgnoresAProbeThatTookTooLong(t *testing.T) {
+// A probe that takes too long has failed, whatever it returns.
+func TestBreakerOpensForAProbeThatTookTooLong(t *testing.T) {
 	for _, late := range []error{nil, errDown, throttled(time.Hour)} {
 		synctest.Test(t, func(t *testing.T) {
 			b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: 10 * time.Second}))
 			open(t, b)
 			time.Sleep(time.Second)
 			require.Equal(t, late, do(b, taking(10*time.Second, late)))
-			require.Equal(t, breaker.HalfOpen, b.State())
+			require.Equal(t, breaker.Open, b.State())
+			require.Equal(t, time.Second, b.Stats().OpenLeft)
+			require.EqualError(t, b.Stats().LastErr, "breaker: a probe has not ended within MaxHalfOpen")
+			require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
+			time.Sleep(time.Second)
 			require.Equal(t, late, do(b, taking(10*time.Second-1, late)))
-			require.NotEqual(t, breaker.HalfOpen, b.State(), "in time")
+			if late == nil {
+				require.Equal(t, breaker.Closed, b.State(), "in time")
+			} else {
+				require.Equal(t, late, b.Stats().LastErr, "in time")
+			}
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package breaker_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A model is a breaker in its plainest form: one goroutine, no gobreaker, a list of
@@ -26,9 +28,15 @@ type model struct {
 	calls     []result
 	period    int // results count for the period of their call
 	successes int
-	permits   map[int]time.Duration
+	needed    int // successes that close the present opening
+	probes    map[int]probe
 	admitted  int
 	totals    breaker.Totals
+}
+
+type probe struct {
+	period  int
+	expires time.Duration
 }
 
 type result struct {
@@ -91,11 +99,23 @@ func (m *model) enter(s breaker.State) {
 func (m *model) open(d time.Duration) {
 	m.enter(breaker.Open)
 	m.until = m.now + d
+	m.needed = m.cfg.Successes
 }
 
 func (m *model) look() breaker.State {
 	if m.state == breaker.Open && m.now >= m.until {
 		m.enter(breaker.HalfOpen)
+	}
+	hung := false
+	for id, p := range m.probes {
+		if p.expires <= m.now {
+			hung = hung || p.period == m.period
+			delete(m.probes, id)
+		}
+	}
+	if hung {
+		m.opens++
+		m.open(m.byItself())
 	}
 	return m.state
 }
@@ -108,24 +128,27 @@ func (m *model) allow(deadline time.Duration) (call, bool) {
 	case breaker.Closed, breaker.Disabled:
 		return call{0, m.period, m.now, deadline, m.cfg.Patience}, true
 	}
-	for id, expires := range m.permits {
-		if expires <= m.now {
-			delete(m.permits, id)
+	present := 0 // of this opening
+	for _, p := range m.probes {
+		if p.period == m.period {
+			present++
 		}
 	}
-	if len(m.permits) >= min(m.cfg.Probes, m.cfg.Successes-m.successes) {
+	if len(m.probes) >= m.cfg.Probes || present+m.successes >= m.needed {
 		m.totals.Refused++
 		return call{}, false
 	}
 	m.admitted++
-	m.permits[m.admitted] = m.now + m.cfg.MaxHalfOpen
+	m.probes[m.admitted] = probe{m.period, m.now + m.cfg.MaxHalfOpen}
 	return call{m.admitted, m.period, m.now, deadline, m.cfg.Patience}, true
 }
 
-// end ends a call with e.
-func (m *model) end(c call, e end, canceled bool) {
-	lost := c.id != 0 && m.permits[c.id] <= m.now
-	delete(m.permits, c.id)
+// end ends a call with e. Its work may go on.
+func (m *model) end(c call, e end, canceled, goesOn bool) {
+	if c.id != 0 {
+		m.look()
+		delete(m.probes, c.id)
+	}
 	says, slow := e.says, false
 	switch overran := c.deadline > 0 && m.now >= c.deadline; {
 	case says != bad:
@@ -147,16 +170,16 @@ func (m *model) end(c call, e end, canceled bool) {
 	if slow {
 		m.totals.Slow++
 	}
-	if lost || c.period != m.period || says == nothing {
+	if c.period != m.period || says == nothing {
 		return
 	}
-	if says == good {
-		m.row = 0
-	} else {
+	if says == bad {
 		m.row++
+	} else if !goesOn {
+		m.row = 0
 	}
 	if m.state == breaker.HalfOpen && says == good {
-		if m.successes++; m.successes == m.cfg.Successes {
+		if m.successes++; m.successes == m.needed {
 			m.enter(breaker.Closed)
 		}
 		return
@@ -175,8 +198,22 @@ func (m *model) end(c call, e end, canceled bool) {
 	if e.after > 0 {
 		m.open(min(e.after, m.cfg.MaxRetryAfter))
 	} else {
-		m.open(min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor))
+		m.open(m.byItself())
 	}
+}
+
+// endWork ends the work of a call that has succeeded.
+func (m *model) endWork(c call, broken bool) {
+	if broken {
+		m.end(c, end{errDown, bad, 0}, false, false)
+	} else if c.period == m.period && m.state != breaker.HalfOpen {
+		m.row = 0
+	}
+}
+
+// byItself returns how long the breaker opens by itself.
+func (m *model) byItself() time.Duration {
+	return min(m.cfg.OpenFor<<min(m.opens-1, 30), m.cfg.MaxOpenFor)
 }
 
 // update is told of a change of the Config.
@@ -185,9 +222,6 @@ func (m *model) update(change func(*breaker.Config)) {
 	change(&m.cfg)
 	if was.WindowCalls != m.cfg.WindowCalls || was.Window != m.cfg.Window {
 		m.calls = nil
-	}
-	if m.state == breaker.HalfOpen && m.successes >= m.cfg.Successes {
-		m.enter(breaker.Closed)
 	}
 }
 
@@ -244,7 +278,7 @@ func runModel(t *testing.T, program []byte) {
 	} else if a&8 != 0 {
 		cfg.FailuresInWindow = 3
 	}
-	m := &model{state: breaker.Closed, cfg: cfg, permits: make(map[int]time.Duration)}
+	m := &model{state: breaker.Closed, cfg: cfg, probes: make(map[int]probe)}
 	var seen changes
 	cfg.OnChange = seen.hook
 	circuit := breaker.New(steady(cfg))
@@ -256,8 +290,13 @@ func runModel(t *testing.T, program []byte) {
 		cancel context.CancelFunc
 	}
 	var calls []waiting
+	type lingering struct {
+		call call
+		work *linger.Work
+	}
+	var works []lingering
 	for i := 2; i+1 < len(program); i += 2 {
-		op, arg := program[i]%17, int(program[i+1])
+		op, arg := program[i]%19, int(program[i+1])
 		switch op {
 		case 0:
 			time.Sleep(time.Duration(arg) * tick / 4)
@@ -287,7 +326,7 @@ func runModel(t *testing.T, program []byte) {
 					w.cancel()
 				}
 				w.done(e.err)
-				m.end(w.call, e, canceled)
+				m.end(w.call, e, canceled, false)
 			}
 		case 11:
 			e := ends[arg%len(ends)]
@@ -297,16 +336,18 @@ func runModel(t *testing.T, program []byte) {
 			require.Equal(t, admitted, called, "op %d: %+v", i, m)
 			if admitted {
 				require.Equal(t, e.err, got)
-				m.end(c, e, false)
+				m.end(c, e, false, false)
 			} else {
 				require.ErrorIs(t, got, breaker.ErrOpen)
 			}
 		case 12:
-			d := time.Duration(1+arg) * tick / 4
+			d := time.Duration(arg) * tick / 4
 			circuit.Trip(errDown, d)
 			if m.state != breaker.ForcedOpen && m.state != breaker.Disabled {
-				m.opens = max(m.opens, 1)
-				m.open(d)
+				if m.state != breaker.Open {
+					m.opens++
+				}
+				m.open(cmp.Or(d, m.byItself()))
 			}
 		case 13:
 			circuit.Reset()
@@ -350,6 +391,27 @@ func runModel(t *testing.T, program []byte) {
 			m.look()
 			m.update(change)
 			require.NoError(t, circuit.Update(change))
+		case 17:
+			ctx, work := linger.Begin(t.Context())
+			err := circuit.Do(ctx, func(context.Context) error { work.GoOn(); return nil })
+			c, admitted := m.allow(0)
+			require.Equal(t, admitted, err == nil, "op %d: %+v", i, m)
+			if admitted {
+				m.end(c, ends[0], false, true)
+				works = append(works, lingering{c, work})
+			}
+		case 18:
+			if len(works) > 0 {
+				j := arg >> 1 % len(works)
+				w, broken := works[j], arg%2 == 1
+				works = append(works[:j], works[j+1:]...)
+				if broken {
+					w.work.End(errDown)
+				} else {
+					w.work.End(nil)
+				}
+				m.endWork(w.call, broken)
+			}
 		}
 		s := circuit.Stats()
 		require.Equal(t, m.look(), s.State, "op %d: %+v\n%v", i, m, program[:i+2])

@@ -400,3 +400,33 @@ func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open", seen.String())
 	})
 }
+
+// Trip without a time and OpensFor without one both open for as long as a failure would.
+func TestBreakerTripWithoutATimeOpensAsByItself(t *testing.T) {
+	for name, open := range map[string]func(*breaker.Breaker){
+		"a failure": func(b *breaker.Breaker) { do(b, down) },
+		"OpensFor":  func(b *breaker.Breaker) { do(b, returning(errAway)) },
+		"Trip":      func(b *breaker.Breaker) { b.Trip(errDown, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(steady(breaker.Config{
+					Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute,
+					Classify: func(err error) breaker.Outcome {
+						if err == errAway {
+							return breaker.OpensFor(0)
+						}
+						return breaker.Failure
+					},
+				}))
+				for _, want := range []time.Duration{1, 2, 4, 8, 16} {
+					open(b)
+					require.Equal(t, want*time.Second, b.Stats().OpenLeft)
+					time.Sleep(want * time.Second)
+				}
+			})
+		})
+	}
+}
+
+var errAway = errors.New("away")

@@ -2,8 +2,6 @@ package breaker
 
 import (
 	"context"
-	"errors"
-	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -13,58 +11,49 @@ import (
 type phase struct {
 	state   State
 	rules   *rules        // of the breaker in this phase
-	circuit *circuit      // counts the results; nil if no call passes
+	circuit *circuit      // nil while forced open
 	refusal *OpenError    // nil if every call passes
 	until   time.Duration // no call passes before; forever if an operator decides
 	since   time.Time     // of the state
-	figures figures       // of the circuit when the breaker was last closed
+	figures figures       // when the breaker was last closed; of no use if every call passes
 }
 
-const forever = time.Duration(math.MaxInt64)
+// is reports whether p and q belong to one period: perhaps their rules differ.
+func (p *phase) is(q *phase) bool { return p.circuit == q.circuit && p.state == q.state }
 
-// errSlow is the LastErr of a breaker that a slow success has opened.
-var errSlow = errors.New("breaker: too many slow calls")
-
-// advance begins the next phase if the time or the results of calls call for it.
-func (b *Breaker) advance() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.catchUp()
-}
-
-// catchUp begins the next phase if the time or the results of calls call for it, and
-// returns the present phase; b.mu is held.
+// catchUp begins the next phase if the time calls for it, and returns the present phase; b.mu
+// is held.
 func (b *Breaker) catchUp() *phase {
 	p := b.phase.Load()
 	switch {
 	case p.state == Open && b.now() >= p.until:
 		b.halfOpen(p)
-	case p.circuit == nil: // open, or forced open
-	case p.circuit.tripped.Load() != nil:
-		b.trip(p, p.circuit.tripped.Load())
-	case p.state == HalfOpen && p.circuit.successes() >= p.rules.Successes:
-		b.close(p.figures.lastErr)
+	case p.state == HalfOpen && b.probes.expire(p.circuit, b.now()):
+		b.trip(p, verdict{end: failed, err: errHung})
 	}
 	return b.phase.Load()
 }
 
-// trip ends phase p, whose calls have failed; b.mu is held.
-func (b *Breaker) trip(p *phase, t *tripping) {
+// trip opens the breaker because of a call that failed, or was slow, in phase p; b.mu is held.
+// The call is counted already if the breaker is closed.
+func (b *Breaker) trip(p *phase, v verdict) {
+	f := p.figures
+	if p.state == Closed {
+		f = p.circuit.figures(b.now())
+	} else if v.end == failed {
+		f.FailedInARow = int64(p.circuit.row) + 1
+	} else {
+		f.FailedInARow = 0
+	}
 	b.opens++
 	d := p.rules.openTime(b.opens)
-	if t.openFor > 0 {
-		d = min(t.openFor, p.rules.MaxRetryAfter)
+	if v.openFor > 0 {
+		d = min(v.openFor, p.rules.MaxRetryAfter)
 	}
-	err := t.err
-	if err == nil {
-		err = errSlow
+	if v.end != failed {
+		v.err = errSlow
 	}
-	f := t.figures
-	if p.state == HalfOpen { // which counts only failures in a row
-		f.Counts = p.figures.Counts
-		f.FailedInARow = t.FailedInARow
-	}
-	b.open(d, err, f)
+	b.open(d, v.err, f)
 }
 
 // openTime returns how long to stay open for the nth time in a row.
@@ -81,10 +70,14 @@ func (c Config) openTime(n int) time.Duration {
 
 // open begins an open phase of duration d; b.mu is held.
 func (b *Breaker) open(d time.Duration, err error, f figures) {
+	c := newCircuit(b.phase.Load().rules, d)
+	c.row, c.lastErr = int(f.FailedInARow), err
+	c.tell(errHung) // any failure opens gobreaker
 	until := b.now() + d
 	f.lastErr = err
 	b.enter(&phase{
 		state:   Open,
+		circuit: c,
 		refusal: &OpenError{Name: b.name, Key: b.key, Reason: CircuitOpen, Until: b.start.Add(until), LastErr: err},
 		until:   until,
 		figures: f,
@@ -95,16 +88,13 @@ func (b *Breaker) open(d time.Duration, err error, f figures) {
 func (b *Breaker) halfOpen(p *phase) {
 	refusal := *p.refusal
 	refusal.Reason, refusal.since = CircuitHalfOpen, time.Now()
-	c := b.newCircuit(HalfOpen, p.rules)
-	c.row = int(p.figures.FailedInARow)
-	b.enter(&phase{state: HalfOpen, circuit: c, refusal: &refusal, figures: p.figures}, Event{})
+	b.enter(&phase{state: HalfOpen, circuit: p.circuit, refusal: &refusal, figures: p.figures}, Event{})
 }
 
-// close begins a closed phase; b.mu is held.
-func (b *Breaker) close(lastErr error) {
+// close begins a closed phase, in which c counts the calls; b.mu is held.
+func (b *Breaker) close(c *circuit) {
 	b.opens = 0
-	c := b.newCircuit(Closed, b.phase.Load().rules)
-	b.enter(&phase{state: Closed, circuit: c, figures: figures{lastErr: lastErr}}, Event{})
+	b.enter(&phase{state: Closed, circuit: c.close(b.now())}, Event{})
 }
 
 // enter begins phase p; b.mu is held. Every change of state happens here.
@@ -114,12 +104,14 @@ func (b *Breaker) enter(p *phase, e Event) {
 	if from.state != p.state {
 		p.since = time.Now()
 		e.Kind, e.Name, e.Key, e.At, e.From, e.To = EventChanged, b.name, b.key, p.since, from.state, p.state
-		b.counters.enter(p.state)
+		b.totals.enter(p.state)
 		if p.rules.OnChange != nil || b.observers.Any() {
 			b.changes.Add(e)
 		}
 	}
-	b.busy.Store(0)
+	if c := from.circuit; c != nil && c != p.circuit {
+		b.totals.Succeeded += c.calm.seal()
+	}
 	b.phase.Store(p)
 	b.repoint(p)
 }

@@ -27,8 +27,11 @@ func (b *Breaker) startPinging(p *phase) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.stopPing = cancel
+	if b.pinging == nil {
+		b.pinging = make(chan struct{}, 1)
+	}
 	b.pingDue.Store(int64(max(p.until, b.now()) + p.rules.MaxHalfOpen))
-	go b.ping(ctx, p)
+	go b.ping(ctx, b.pinging, p)
 }
 
 // stopPinging stops the goroutine that pings, if there is one; b.mu is held.
@@ -42,7 +45,7 @@ func (b *Breaker) stopPinging() {
 
 // ping waits for the end of phase p, if it is open, and then pings while the breaker is
 // half-open.
-func (b *Breaker) ping(ctx context.Context, p *phase) {
+func (b *Breaker) ping(ctx context.Context, pinging chan struct{}, p *phase) {
 	timer := time.NewTimer(p.until - b.now())
 	defer timer.Stop()
 	select {
@@ -50,37 +53,46 @@ func (b *Breaker) ping(ctx context.Context, p *phase) {
 	case <-ctx.Done():
 		return
 	}
-	for ctx.Err() == nil {
-		b.advance()
-		b.deliver(context.Background())
-		p := b.phase.Load()
-		if p.state != HalfOpen {
+	b.State()
+	for {
+		select { // a Ping of an earlier phase may still run
+		case pinging <- struct{}{}:
+		case <-ctx.Done():
 			return
 		}
-		b.pingOnce(ctx, p)
+		if !b.pingOnce(ctx, pinging) {
+			return
+		}
 	}
 }
 
 // errPingExited is the error of a Ping that ends its goroutine.
 var errPingExited = errors.New("breaker: Ping called runtime.Goexit")
 
-// pingOnce calls Ping as a probe of phase p. It needs no permit, because no other call
-// passes for as long as a Ping may take.
-func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
-	c := call{phase: p, begun: b.now()}
-	if !b.holdForPing(ctx, c) {
-		return
+// pingOnce calls Ping as a probe of the present phase. It needs no permit, because no other
+// call passes for as long as a Ping may take. When Ping has returned, it empties pinging. It
+// reports false if the goroutine has been stopped.
+func (b *Breaker) pingOnce(ctx context.Context, pinging chan struct{}) bool {
+	c, ok := b.holdForPing(ctx)
+	if !ok {
+		<-pinging
+		return false
 	}
-	v := &verdict{err: errPingExited, failed: true}
+	p := c.phase
+	v := verdict{end: failed, err: errPingExited}
 	defer func() {
+		<-pinging
 		if r := recover(); r != nil {
-			v = &verdict{err: &PanicError{r, debug.Stack()}, failed: true}
+			v = verdict{end: failed, err: &PanicError{r, debug.Stack()}}
 		}
 		if ctx.Err() != nil {
-			v = ignored // it was stopped
+			return // it was stopped
 		}
-		b.settleProbe(p, c.permit, v)
+		counted := b.settleProbe(c, v)
 		b.deliver(context.Background())
+		if !counted {
+			time.Sleep(leastProbe) // until calls have ended that began before there was a Ping
+		}
 	}()
 	limited, cancel := context.WithTimeout(ctx, p.rules.MaxHalfOpen)
 	defer cancel()
@@ -89,23 +101,25 @@ func (b *Breaker) pingOnce(ctx context.Context, p *phase) {
 		err = limited.Err()
 	}
 	v = b.judge(ctx, c, err)
-	if v == ignored {
+	if v.end == ignored {
 		// An error that Classify ignores does not close the breaker either, and to
 		// ping again without a pause would be a busy loop.
-		v = &verdict{err: err, failed: true}
+		v = verdict{end: failed, err: err}
 	}
+	return true
 }
 
-// holdForPing keeps other probes out for the MaxHalfOpen of the Ping c. It reports false if
-// the goroutine has been stopped.
-func (b *Breaker) holdForPing(ctx context.Context, c call) bool {
+// holdForPing returns the call of a Ping, and keeps other probes out for its MaxHalfOpen. It
+// reports false if the goroutine has been stopped.
+func (b *Breaker) holdForPing(ctx context.Context) (call, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ctx.Err() != nil {
-		return false
+		return call{}, false
 	}
+	c := call{phase: b.phase.Load(), begun: b.now()}
 	b.pingDue.Store(int64(c.begun + c.phase.rules.MaxHalfOpen))
-	return true
+	return c, true
 }
 
 // Close stops the [Config].Ping goroutine, if there is one, and cancels the ctx of a Ping

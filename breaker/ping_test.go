@@ -329,3 +329,36 @@ func TestBreakerPingThatAnswersHasSucceeded(t *testing.T) {
 		require.Equal(t, breaker.Closed, b.State())
 	})
 }
+
+// The next Ping waits for one that does not return, whatever happens meanwhile.
+func TestBreakerPingsOneAtATime(t *testing.T) {
+	for name, meanwhile := range map[string]func(*breaker.Breaker){
+		"calls fail": func(b *breaker.Breaker) { do(b, down) },
+		"trip":       func(b *breaker.Breaker) { b.Trip(errDown, 0) },
+		"reset":      func(b *breaker.Breaker) { b.Reset(); do(b, down) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var running, most, made atomic.Int64
+				cfg := pinged(func(context.Context) error {
+					most.Store(max(most.Load(), running.Add(1)))
+					defer running.Add(-1)
+					made.Add(1)
+					time.Sleep(7 * time.Minute) // heedless of its ctx
+					return errDown
+				}, new(changes))
+				cfg.MaxOpenFor = 0
+				b := breaker.New(cfg)
+				do(b, down)
+				for range 3600 / 5 {
+					time.Sleep(5 * time.Second)
+					meanwhile(b)
+				}
+				require.EqualValues(t, 1, most.Load())
+				require.InDelta(t, 60/7, made.Load(), 1, "each follows the one before")
+				require.NoError(t, b.Close())
+				time.Sleep(7 * time.Minute)
+			})
+		})
+	}
+}

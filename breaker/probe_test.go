@@ -75,33 +75,80 @@ func TestBreakerOneFailedProbeOpensIt(t *testing.T) {
 	})
 }
 
-func TestBreakerTakesThePermitOfAHangingProbe(t *testing.T) {
+// A probe that hangs has failed after MaxHalfOpen: the next call, or a look at the state, finds
+// that out.
+func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
+	for name, notice := range map[string]func(*testing.T, *breaker.Breaker){
+		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.CircuitOpen) },
+		"State":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, breaker.Open, b.State()) },
+		"Stats":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, time.Minute, b.Stats().OpenLeft) },
+		"its own end": func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Nanosecond)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen changes
+				b := breaker.New(steady(breaker.Config{
+					Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Hour, MaxHalfOpen: 10 * time.Second, OnChange: seen.hook,
+				}))
+				open(t, b)
+				update(t, b, func(c *breaker.Config) { c.OpenFor = 30 * time.Second })
+				time.Sleep(time.Second)
+				go do(b, taking(10*time.Second+1, nil))
+				synctest.Wait()
+				time.Sleep(10*time.Second - 1)
+				requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+				time.Sleep(time.Nanosecond)
+				notice(t, b)
+				synctest.Wait()
+				require.Equal(t, "closed -> open, open -> half-open, half-open -> open", seen.String())
+				require.Equal(t, b.Stats().LastErr, seen.all[2].Err)
+				require.EqualValues(t, 2, b.Stats().OpensInARow)
+				time.Sleep(time.Minute)
+				require.NoError(t, do(b, ok), "the place is free")
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+// A probe that hangs takes a place until its time is up, in later openings too, and opens none
+// of them.
+func TestBreakerForgetsAHangingProbeOfAnEarlierOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: 10 * time.Second}))
 		open(t, b)
 		time.Sleep(time.Second)
-		hanging := make(chan struct{})
-		go do(b, func(context.Context) error { <-hanging; return errDown })
-		forgotten := func() {
-			_, err := b.Begin(t.Context())
-			require.NoError(t, err)
-		}
-		synctest.Wait()
+		forgotten, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		b.Trip(nil, time.Second)
 		time.Sleep(10*time.Second - 1)
 		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		time.Sleep(time.Nanosecond)
-		forgotten()
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
-		time.Sleep(10 * time.Second)
-
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		close(hanging)
-		synctest.Wait()
-		require.Equal(t, breaker.HalfOpen, b.State(), "its failure no longer counts")
+		forgotten(errDown)
 		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// No more probes are made than are needed, however many earlier ones still run.
+func TestBreakerNeedsNoProbesOfAnEarlierOpening(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 3, Successes: 1}))
+		open(t, b)
+		for range 3 {
+			time.Sleep(time.Second)
+			_, err := b.Begin(t.Context())
+			require.NoError(t, err)
+			requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+			b.Trip(nil, time.Second)
+		}
+		time.Sleep(time.Second)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 	})
 }
 

@@ -3,7 +3,6 @@ package breaker
 import (
 	"context"
 	"iter"
-	"sync/atomic"
 	"time"
 )
 
@@ -49,7 +48,7 @@ func (b *Breaker) Stats() Stats {
 	defer b.mu.Unlock()
 	p, f := b.look()
 	s := Stats{
-		Totals:      b.counters.totals(),
+		Totals:      b.sums(),
 		State:       p.state,
 		Since:       p.since,
 		Window:      f.Counts,
@@ -67,18 +66,28 @@ func (b *Breaker) Stats() Stats {
 // look returns the present phase with its figures, which are those of the moment when the
 // breaker was last closed if no call passes; b.mu is held.
 func (b *Breaker) look() (*phase, figures) {
-	for {
-		p := b.catchUp()
-		if p.refusal != nil {
-			return p, p.figures
-		}
-		if f, ok := p.circuit.look(); ok {
-			if f.lastErr == nil {
-				f.lastErr = p.figures.lastErr
-			}
-			return p, f
-		}
+	p := b.catchUp()
+	if p.refusal != nil {
+		return p, p.figures
 	}
+	return p, p.circuit.figures(b.now())
+}
+
+// sums returns the totals; b.mu is held.
+func (b *Breaker) sums() Totals {
+	t := b.totals
+	t.Refused = b.refused.Load()
+	if c := b.phase.Load().circuit; c != nil {
+		t.Succeeded += c.calm.sum()
+	}
+	return t
+}
+
+// lockedSums is sums for those who do not hold b.mu.
+func (b *Breaker) lockedSums() Totals {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sums()
 }
 
 // GroupStats is a snapshot of a [Group].
@@ -94,12 +103,12 @@ type GroupStats struct {
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
 	s := GroupStats{States: make(map[State]int), Shared: g.shared.peek()}
-	s.Totals = g.shared.counters.totals()
+	s.Totals = g.shared.lockedSums()
 	s.Refused += g.refused.Load()
 	g.members.Shards(func(shard int, members iter.Seq2[K, *Breaker]) {
 		s.Totals.add(g.evicted[shard])
 		for _, b := range members {
-			s.Totals.add(b.counters.totals())
+			s.Totals.add(b.lockedSums())
 			s.States[b.peek()]++
 			s.Keys++
 		}
@@ -116,58 +125,34 @@ func (b *Breaker) peek() State {
 	return p.state
 }
 
-// Counters count what a breaker has done.
-type counters struct {
-	succeeded, failed, ignored, refused, slow        atomic.Int64 // calls
-	opened, halfOpened, closed, forcedOpen, disabled atomic.Int64 // changes of state
-}
-
 // enter counts a change of state.
-func (c *counters) enter(to State) {
+func (t *Totals) enter(to State) {
 	switch to {
 	case Open:
-		c.opened.Add(1)
+		t.Opened++
 	case HalfOpen:
-		c.halfOpened.Add(1)
+		t.HalfOpened++
 	case Closed:
-		c.closed.Add(1)
+		t.Closed++
 	case ForcedOpen:
-		c.forcedOpen.Add(1)
+		t.ForcedOpen++
 	case Disabled:
-		c.disabled.Add(1)
+		t.Disabled++
 	}
 }
 
-// add counts a call by its verdict.
-func (c *counters) add(v *verdict) {
-	switch {
-	case v == nil:
-		c.succeeded.Add(1)
-		return
-	case v == ignored:
-		c.ignored.Add(1)
-	case v.failed:
-		c.failed.Add(1)
+// count counts a call by its verdict.
+func (t *Totals) count(v verdict) {
+	switch v.end {
+	case succeeded:
+		t.Succeeded++
+	case failed:
+		t.Failed++
 	default:
-		c.succeeded.Add(1)
+		t.Ignored++
 	}
 	if v.slow {
-		c.slow.Add(1)
-	}
-}
-
-func (c *counters) totals() Totals {
-	return Totals{
-		Succeeded:  c.succeeded.Load(),
-		Failed:     c.failed.Load(),
-		Ignored:    c.ignored.Load(),
-		Refused:    c.refused.Load(),
-		Slow:       c.slow.Load(),
-		Opened:     c.opened.Load(),
-		HalfOpened: c.halfOpened.Load(),
-		Closed:     c.closed.Load(),
-		ForcedOpen: c.forcedOpen.Load(),
-		Disabled:   c.disabled.Load(),
+		t.Slow++
 	}
 }
 

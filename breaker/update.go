@@ -32,9 +32,9 @@ func (b *Breaker) Config() Config { return b.phase.Load().rules.Config }
 // Validate and nothing changes. A field that has its default, and that change does not
 // set, gets its default anew: after a change of SlowAfter, for example, Patience follows.
 //
-//   - The state is kept. An open breaker stays open until its time. A half-open breaker
-//     keeps its successes, and closes if they are enough now. ForceOpen and Disable stay
-//     in effect.
+//   - The state is kept. An open breaker stays open until its time. A breaker that is open
+//     or half-open closes after the Successes that it opened with. ForceOpen and Disable
+//     stay in effect.
 //   - The window and its counts are kept, unless Window or WindowCalls changes, perhaps
 //     because its default does. Then the window is counted anew; the failures in a row are
 //     kept. If the counts are over a new limit, the breaker opens at the next failure.
@@ -65,17 +65,15 @@ func (b *Breaker) follow(r *rules) {
 	defer b.mu.Unlock()
 	next := *b.catchUp()
 	if next.circuit != nil {
-		next.circuit.reform(r)
+		next.circuit.follow(r, b.now())
 	}
 	next.rules = r
 	b.phase.Store(&next)
-	b.busy.Store(0) // there may be more permits
 	if r.Ping == nil {
 		b.stopPinging()
 	} else if b.stopPing == nil && (next.state == Open || next.state == HalfOpen) {
 		b.startPinging(&next)
 	}
-	b.catchUp() // enough probes may have succeeded, or gobreaker may have opened
 }
 
 // groupRules are a GroupConfig with its defaults filled in, and as it was given. They do

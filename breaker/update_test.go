@@ -155,8 +155,7 @@ func TestUpdateKeepsForcedStates(t *testing.T) {
 
 func TestUpdateKeepsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Successes: 5, MaxHalfOpen: 10 * time.Second, OnChange: seen.hook}))
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Successes: 3, MaxHalfOpen: 10 * time.Second}))
 		open(t, b)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, ok))
@@ -166,35 +165,45 @@ func TestUpdateKeepsProbes(t *testing.T) {
 
 		update(t, b, func(c *breaker.Config) { c.Probes = 2 })
 		second, err := b.Begin(t.Context())
-		require.NoError(t, err, "one more permit")
+		require.NoError(t, err, "one more probe")
 		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
 		first(nil)
-		update(t, b, func(c *breaker.Config) { c.Successes = 3 })
 		require.Equal(t, breaker.HalfOpen, b.State())
 		second(nil)
 		require.Equal(t, breaker.Closed, b.State(), "three have succeeded")
-
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok))
-		seen.all = nil
-		update(t, b, func(c *breaker.Config) { c.Successes = 1 })
-		require.Equal(t, "half-open -> closed", seen.String(), "one was enough, and OnChange knows")
-
-		update(t, b, func(c *breaker.Config) { c.MaxHalfOpen = time.Second })
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		update(t, b, func(c *breaker.Config) { c.Probes, c.Successes = 1, 1 })
-		_, err = b.Begin(t.Context()) // forgotten
-		require.NoError(t, err)
-		update(t, b, func(c *breaker.Config) { c.MaxHalfOpen = time.Hour })
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok), "the permit had a second")
 	})
 }
 
-// Permits may expire in another order than they were given.
-func TestUpdateOfMaxHalfOpenLeavesEarlierPermitsAlone(t *testing.T) {
+// A breaker closes after the Successes that it opened with.
+func TestUpdateOfSuccessesTakesEffectAtTheNextOpening(t *testing.T) {
+	for name, before := range map[string]time.Duration{"open": 0, "half-open": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Successes: 2}))
+				open(t, b)
+				time.Sleep(before)
+				b.State()
+				update(t, b, func(c *breaker.Config) { c.Successes = 1 })
+				time.Sleep(time.Second)
+				require.NoError(t, do(b, ok))
+				require.Equal(t, breaker.HalfOpen, b.State())
+				require.NoError(t, do(b, ok))
+				require.Equal(t, breaker.Closed, b.State())
+
+				open(t, b)
+				time.Sleep(before)
+				b.State()
+				update(t, b, func(c *breaker.Config) { c.Successes = 3 })
+				time.Sleep(time.Second)
+				require.NoError(t, do(b, ok))
+				require.Equal(t, breaker.Closed, b.State())
+			})
+		})
+	}
+}
+
+// A probe has the MaxHalfOpen with which it began.
+func TestUpdateOfMaxHalfOpenLeavesProbesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2, Successes: 5, MaxHalfOpen: time.Hour}))
 		open(t, b)
@@ -202,17 +211,19 @@ func TestUpdateOfMaxHalfOpenLeavesEarlierPermitsAlone(t *testing.T) {
 		first, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		update(t, b, func(c *breaker.Config) { c.MaxHalfOpen = time.Second })
+		time.Sleep(time.Minute)
+		first(nil)
+		require.Equal(t, breaker.HalfOpen, b.State(), "the first has an hour")
+		first, err = b.Begin(t.Context())
+		require.NoError(t, err)
+		update(t, b, func(c *breaker.Config) { c.MaxHalfOpen = time.Hour })
 		_, err = b.Begin(t.Context()) // forgotten
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok), "the second permit had a second, whatever the first has")
-		first(nil)
+		time.Sleep(time.Second - 1)
 		require.Equal(t, breaker.HalfOpen, b.State())
-		for range 3 {
-			require.NoError(t, do(b, ok))
-		}
-		require.Equal(t, breaker.Closed, b.State(), "the first permit had an hour")
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, breaker.Open, b.State(), "the second has a second")
+		first(nil)
 	})
 }
 
@@ -594,12 +605,9 @@ func TestUpdateMayBeCalledByAHook(t *testing.T) {
 	_ = g.Do(t.Context(), 1, down)
 	g.With(1, func(b *breaker.Breaker) { require.Equal(t, 3, b.Config().Failures) })
 
-	// An Update of the group closes a breaker, whose hook makes another.
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Successes, c.Config.OpenFor = 2, -1 }))
-	_ = g.Do(t.Context(), 2, down)
+	// An Update of the group finds that a breaker is half-open, whose hook makes another.
+	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.OpenFor = -1 }))
 	g.With(2, func(b *breaker.Breaker) { b.Trip(nil, 1) })
-	for g.Do(t.Context(), 2, ok) != nil {
-	}
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Successes = 1 }))
-	g.With(2, func(b *breaker.Breaker) { require.Equal(t, breaker.Closed, b.State()) })
+	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Successes = 2 }))
+	require.Equal(t, []error{nil, nil}, errs)
 }

@@ -11,7 +11,7 @@ type Counts struct {
 	// the deadline of their caller passed: see [Config].Patience.
 	Slow int64
 	// FailedInARow is how many calls have failed since the last success, in the window
-	// or not.
+	// or not. A success whose body is still being read is not one yet.
 	FailedInARow int64
 }
 
@@ -27,15 +27,17 @@ func rate(n, of int64) float64 {
 
 // A window remembers the calls of a length of time, or a number of calls.
 type window interface {
+	succeeded(n int64) // counts fast successes before the window slides
+	slide(now time.Duration) (until time.Duration)
 	add(failed, slow bool)
 	counts() Counts
 }
 
-func newWindow(c Config, start time.Time) window {
+func newWindow(c Config) window {
 	if c.WindowCalls > 0 {
 		return newCallWindow(c.WindowCalls)
 	}
-	return newTimeWindow(c.Window, start)
+	return newTimeWindow(c.Window)
 }
 
 // A tally counts the calls of a window or of one of its buckets.
@@ -65,43 +67,42 @@ const buckets = 10
 
 // A timeWindow slides over buckets of a tenth of its length.
 type timeWindow struct {
-	start   time.Time
 	width   time.Duration // of a bucket
-	current int64         // the number of the newest bucket, since start
+	current int64         // the number of the newest bucket
 	end     time.Duration // of that bucket
 	total   tally
 	bucket  [buckets]tally // by its number modulo buckets
 }
 
-func newTimeWindow(length time.Duration, start time.Time) *timeWindow {
-	return &timeWindow{start: start, width: length / buckets, end: length / buckets}
+func newTimeWindow(length time.Duration) *timeWindow {
+	return &timeWindow{width: length / buckets, end: length / buckets}
+}
+
+func (w *timeWindow) succeeded(n int64) {
+	w.total.calls += n
+	w.bucket[w.current%buckets].calls += n
 }
 
 func (w *timeWindow) add(failed, slow bool) {
-	w.slide()
 	w.total.add(failed, slow)
 	w.bucket[w.current%buckets].add(failed, slow)
 }
 
-func (w *timeWindow) counts() Counts {
-	w.slide()
-	return w.total.counts()
-}
+func (w *timeWindow) counts() Counts { return w.total.counts() }
 
-// slide drops the buckets that have become too old.
-func (w *timeWindow) slide() {
-	now := time.Since(w.start)
-	if now < w.end {
-		return
+// slide drops the buckets that have become too old, and returns the end of the newest.
+func (w *timeWindow) slide(now time.Duration) time.Duration {
+	if now >= w.end {
+		newest := int64(now / w.width)
+		for i := range min(newest-w.current, buckets) {
+			old := &w.bucket[(newest-i)%buckets]
+			w.total.remove(*old)
+			*old = tally{}
+		}
+		w.current = newest
+		w.end = now - now%w.width + w.width
 	}
-	newest := int64(now / w.width)
-	for i := range min(newest-w.current, buckets) {
-		old := &w.bucket[(newest-i)%buckets]
-		w.total.remove(*old)
-		*old = tally{}
-	}
-	w.current = newest
-	w.end = now - now%w.width + w.width
+	return w.end
 }
 
 // A callWindow is a ring of the last calls.
@@ -125,6 +126,14 @@ func (m mark) tally() tally {
 }
 
 func newCallWindow(n int) *callWindow { return &callWindow{ring: make([]mark, n)} }
+
+func (w *callWindow) succeeded(n int64) {
+	for range min(n, int64(len(w.ring))) { // they leave no other call
+		w.add(false, false)
+	}
+}
+
+func (w *callWindow) slide(time.Duration) time.Duration { return forever }
 
 func (w *callWindow) add(failed, slow bool) {
 	m := markCall
