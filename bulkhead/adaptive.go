@@ -26,11 +26,20 @@ import (
 // ten times the usual latency has passed.
 //
 // To learn the latency of an idle server, the bulkhead probes: it lowers its limit for
-// a few latencies, so far that no call waits at the server. It does so every 10 s (or
-// 100 latencies, if that is more) while the limit is reached, and when latency stays
-// high although the limit shrinks. If the calls then still take as long, the work
+// a few latencies, and 150 ms at the least, so far that no call waits at the server. It
+// does so at each multiple of 10 s of Unix time while the limit is reached (or of 100
+// latencies, if that is more), a second after what it knows has changed, and when latency
+// stays high although the limit shrinks. If the calls then still take as long, the work
 // itself has become slower, and the limit grows again. A call that costs more than the
 // lowered limit ends a probe immediately.
+//
+// Processes that share a server probe at the same moments, because the queue of one
+// hides an idle server from the others. For that their clocks must agree to 50 ms or
+// so when the bulkhead is made. With clocks that are seconds apart, four or more
+// processes may drive their limits up to Max, and so may some tens of processes with
+// any clocks: give these a Max that the server can bear. Processes whose calls take
+// differently long do not get equal shares of an overloaded server: the shortest calls
+// get least, and perhaps next to nothing.
 //
 // The limit suits servers that work on about ten calls or more at once, for any mixture
 // of short and long calls. The latency of a smaller server depends more on chance than
@@ -40,7 +49,7 @@ import (
 // for ten others, and now and then the server has nothing to do. Use a fixed Limit
 // there.
 //
-// Each process has a limit of its own; the processes share nothing.
+// Each process has a limit of its own; the processes exchange nothing.
 type AdaptiveLimit struct {
 	// Initial is the first limit. Zero means 20, or Min or Max if these exclude 20. A
 	// limit that is little used shrinks to Initial and no further.
@@ -81,13 +90,13 @@ type adaptive struct {
 }
 
 // measure calls fn, in slots that the call has already, and learns from it.
-func (b *Bulkhead) measure(ctx context.Context, a *adaptive, n int, fn func(context.Context) error, work *linger.Work) error {
-	c := b.started(ctx, a, n)
+func (b *Bulkhead) measure(ctx context.Context, a *adaptive, has taken, fn func(context.Context) error, work *linger.Work) error {
+	c := b.started(ctx, a, has)
 	if work != nil {
-		return b.measureWork(ctx, a, n, fn, work, c)
+		return b.measureWork(ctx, a, has, fn, work, c)
 	}
 	how := silent // stays so if fn panics
-	defer func() { b.ended(ctx, a, c, n, how) }()
+	defer func() { b.ended(ctx, a, c, has, how) }()
 	err := fn(ctx)
 	how = outcomeOf(ctx, err)
 	return err
@@ -96,8 +105,8 @@ func (b *Bulkhead) measure(ctx context.Context, a *adaptive, n int, fn func(cont
 // measureWork is measure for work that may outlast fn and holds its slots until it
 // ends. The latency is the time until fn returns: a slow reader says nothing about the
 // server.
-func (b *Bulkhead) measureWork(ctx context.Context, a *adaptive, n int, fn func(context.Context) error, work *linger.Work, c call) error {
-	return b.outlast(ctx, n, func(ctx context.Context) error {
+func (b *Bulkhead) measureWork(ctx context.Context, a *adaptive, has taken, fn func(context.Context) error, work *linger.Work, c call) error {
+	return b.outlast(ctx, has, func(ctx context.Context) error {
 		how := silent // stays so if fn panics
 		defer func() { b.learn(ctx, a, c, how) }()
 		err := fn(ctx)
@@ -124,18 +133,18 @@ func outcomeOf(ctx context.Context, err error) outcome {
 	return silent
 }
 
-// started notes that a call starts, in n slots that it has already. If OnLimit panics,
+// started notes that a call starts, in slots that it has already. If OnLimit panics,
 // started gives them back.
-func (b *Bulkhead) started(ctx context.Context, a *adaptive, n int) call {
+func (b *Bulkhead) started(ctx context.Context, a *adaptive, has taken) call {
 	inFlight := int(b.limit.Load()) - freeIn(b.slots.word.Load())
 	a.mu.Lock()
-	c := a.controller.begin(b.now(), inFlight)
+	c := a.controller.begin(b.unix(), inFlight)
 	b.follow(a)
 	a.mu.Unlock()
 	told := false
 	defer func() {
 		if !told {
-			b.ended(ctx, a, c, n, silent)
+			b.ended(ctx, a, c, has, silent)
 		}
 	}()
 	b.announce(ctx)
@@ -144,15 +153,15 @@ func (b *Bulkhead) started(ctx context.Context, a *adaptive, n int) call {
 }
 
 // ended gives the slots of a call back, and learns from it.
-func (b *Bulkhead) ended(ctx context.Context, a *adaptive, c call, n int, how outcome) {
+func (b *Bulkhead) ended(ctx context.Context, a *adaptive, c call, has taken, how outcome) {
 	defer b.learn(ctx, a, c, how)
-	b.leave(n)
+	b.leave(has)
 }
 
 // learn tells the controller how a call has ended.
 func (b *Bulkhead) learn(ctx context.Context, a *adaptive, c call, how outcome) {
 	a.mu.Lock()
-	a.controller.end(c, b.now(), how)
+	a.controller.end(c, b.unix(), how)
 	b.follow(a)
 	a.mu.Unlock()
 	b.announce(ctx)
@@ -169,7 +178,7 @@ func (b *Bulkhead) endProbe(ctx context.Context, r *rules, level, n int) bool {
 	c := &a.controller
 	ends := c.lowered() && n <= r.most(int(c.before), level)
 	if ends {
-		c.abandon(b.now())
+		c.abandon(b.unix())
 		b.follow(a)
 	}
 	a.mu.Unlock()
@@ -190,7 +199,7 @@ func (b *Bulkhead) follow(a *adaptive) {
 		return
 	}
 	if c.lowered() && b.tooCostlyWaits(r, c.Limit()) {
-		c.abandon(b.now())
+		c.abandon(b.unix())
 	}
 	b.resize(r, Event{
 		To:      c.Limit(),

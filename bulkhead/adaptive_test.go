@@ -79,7 +79,7 @@ func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
 func TestAdaptiveGrowsFromOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40}})
-		keepCalling(b, 100, 10*time.Second, taking(10*time.Millisecond, nil))
+		keepCalling(b, 100, 9*time.Second, taking(10*time.Millisecond, nil))
 		require.Equal(t, 40, b.Stats().Limit)
 	})
 }

@@ -26,6 +26,9 @@
 //   - Of several Levels the more important is always served first, so a busy level may
 //     starve the less important ones. Config.Reserve keeps a share of the limit for the
 //     more important ones.
+//   - Where tenants share the slots, Config.Share keeps the flood of one from the others:
+//     the shares that wait are served in turn, and a full queue refuses the calls of the
+//     one that waits most.
 //   - In a chain a bulkhead comes inside of retries, so that no slot is held while a
 //     retry waits, and outside of the time-out of the single call.
 //   - A call holds its slot until its function returns, even if the function ignores
@@ -101,7 +104,7 @@ func newBulkhead(r *rules) *Bulkhead {
 		limit = r.adaptive.controller.Limit()
 	}
 	b := &Bulkhead{born: time.Now(), last: make([]atomic.Pointer[FullError], r.Levels)}
-	b.queue.lines = make([]line, r.Levels)
+	b.queue.levels = make([]level, r.Levels)
 	b.rules.Store(r)
 	b.limit.Store(int64(limit))
 	b.slots.word.Store(bias + uint64(limit))
@@ -113,34 +116,48 @@ func newBulkhead(r *rules) *Bulkhead {
 // fn. If ctx has already ended, Do returns why.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	r := b.rules.Load()
-	// Fast path: a free slot, and no levels, costs, adaptive limit or waiters.
+	// Fast path: a free slot, and no levels, costs, shares, adaptive limit or waiters.
 	if r.simple && ctx.Err() == nil && b.slots.takeOne() {
 		if work := linger.Of(ctx); work != nil {
-			return b.outlast(ctx, 1, fn, work)
+			return b.outlast(ctx, taken{n: 1}, fn, work)
 		}
-		defer b.leave(1)
+		defer b.leave(taken{n: 1})
 		return fn(ctx)
 	}
-	n, err := b.enter(ctx, r, r.MaxWait)
+	has, err := b.enter(ctx, r, r.MaxWait)
 	if err != nil {
 		return err
 	}
 	work := linger.Of(ctx)
 	switch {
-	case n == 0:
+	case has.n == 0:
 		return fn(ctx)
 	case r.adaptive != nil:
-		return b.measure(ctx, r.adaptive, n, fn, work)
+		return b.measure(ctx, r.adaptive, has, fn, work)
 	case work != nil:
-		return b.outlast(ctx, n, fn, work)
+		return b.outlast(ctx, has, fn, work)
 	}
-	defer b.leave(n)
+	defer b.leave(has)
 	return fn(ctx)
 }
 
+// A need is what a call asks for.
+type need struct {
+	level, slots int
+	share        string
+	weight       int  // of share
+	shared       bool // share counts
+}
+
+// taken are the slots that a call has.
+type taken struct {
+	n     int
+	share *share // that holds them; nil: none
+}
+
 // outlast calls fn in slots that are given back when work is over.
-func (b *Bulkhead) outlast(ctx context.Context, n int, fn func(context.Context) error, work *linger.Work) error {
-	return work.Hold(ctx, fn, b.hold(n))
+func (b *Bulkhead) outlast(ctx context.Context, has taken, fn func(context.Context) error, work *linger.Work) error {
+	return work.Hold(ctx, fn, b.hold(has))
 }
 
 // Wrap returns a function that runs next under [Bulkhead.Do].
@@ -164,55 +181,60 @@ func (b *Bulkhead) TryBegin(ctx context.Context) (done func(error), err error) {
 }
 
 func (b *Bulkhead) begin(ctx context.Context, r *rules, maxWait time.Duration) (done func(error), err error) {
-	n, err := b.enter(ctx, r, maxWait)
+	has, err := b.enter(ctx, r, maxWait)
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 {
+	if has.n == 0 {
 		return func(error) {}, nil
 	}
 	var started call
 	if r.adaptive != nil {
-		started = b.started(ctx, r.adaptive, n)
+		started = b.started(ctx, r.adaptive, has)
 	}
-	h := b.hold(n)
+	h := b.hold(has)
 	return func(err error) {
 		switch {
 		case !b.release(h):
 		case r.adaptive != nil:
-			b.ended(ctx, r.adaptive, started, n, outcomeOf(ctx, err))
+			b.ended(ctx, r.adaptive, started, has, outcomeOf(ctx, err))
 		default:
-			b.leave(n)
+			b.leave(has)
 		}
 	}, nil
 }
 
-// enter takes the n slots of a call, or refuses it.
-func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (n int, err error) {
+// enter takes the slots of a call, or refuses it.
+func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (has taken, err error) {
 	if ctx.Err() != nil {
-		return 0, ended.Error(ctx)
+		return taken{}, ended.Error(ctx)
 	}
-	level := 0
+	c := need{slots: 1}
 	if r.Priority != nil {
-		level = min(max(r.Priority(ctx), 0), r.Levels-1)
+		c.level = min(max(r.Priority(ctx), 0), r.Levels-1)
 	}
-	n = 1
 	if r.Cost != nil {
-		if n = max(r.Cost(ctx), 0); n == 0 {
+		if c.slots = max(r.Cost(ctx), 0); c.slots == 0 {
 			b.counts.costless.Add(1)
-			return 0, nil
+			return taken{}, nil
 		}
 	}
-	refusal := b.try(ctx, r, level, n, maxWait)
+	if r.Share != nil {
+		c.shared, c.share, c.weight = true, r.Share(ctx), 1
+		if r.Weight != nil {
+			c.weight = min(max(r.Weight(c.share), 1), maxWeight)
+		}
+	}
+	has, refusal := b.try(ctx, r, c, maxWait)
 	for refusal != nil && refusal.Reason == TooCostly {
 		present := b.rules.Load() // an Update may have replaced r, and the queue goes by these
-		if !b.endProbe(ctx, present, level, n) {
+		if !b.endProbe(ctx, present, c.level, c.slots) {
 			break
 		}
-		refusal = b.try(ctx, present, level, n, maxWait)
+		has, refusal = b.try(ctx, present, c, maxWait)
 	}
 	if refusal == nil {
-		return n, nil
+		return has, nil
 	}
 	b.counts.refused[refusal.Reason.index()].Add(1)
 	if r.OnRefuse != nil {
@@ -221,60 +243,88 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	if b.observers.Any() {
 		b.observers.Tell(ctx, refusal.event())
 	}
-	return 0, refusal
+	return taken{}, refusal
 }
 
-// try takes the n slots of a call, perhaps after a wait, or returns why it does not.
-func (b *Bulkhead) try(ctx context.Context, r *rules, level, n int, maxWait time.Duration) *FullError {
+// try takes the slots of a call, perhaps after a wait, or returns why it does not.
+func (b *Bulkhead) try(ctx context.Context, r *rules, c need, maxWait time.Duration) (has taken, refusal *FullError) {
 	limit := int(b.limit.Load())
-	kept := r.kept(limit, level)
-	word, ok := b.slots.take(n, kept)
+	kept := r.kept(limit, c.level)
+	var word uint64
+	var ok bool
+	if c.shared {
+		has, ok = b.passWaiters(c)
+	} else {
+		word, ok = b.slots.take(c.slots, kept)
+		has.n = c.slots
+	}
 	switch {
 	case ok:
 		if word >= foldAt {
 			b.fold()
 		}
-		return nil
-	case n > limit-kept:
-		return b.refusal(r, TooCostly, level, n)
-	case maxWait == 0 && word&waiting != 0 && b.passWaiters(level, n):
-		return nil
-	case maxWait == 0:
-		return b.refusal(r, NoSlot, level, n)
-	case b.queueFull(r, level, n, kept, word):
-		return b.refusal(r, QueueFull, level, n)
+		return has, nil
+	case c.slots > limit-kept:
+		return taken{}, b.refusal(r, TooCostly, c)
+	case maxWait == 0 && word&waiting != 0:
+		if has, ok = b.passWaiters(c); ok {
+			return has, nil
+		}
 	}
-	return b.wait(ctx, r, level, n, maxWait)
+	switch {
+	case maxWait == 0:
+		return taken{}, b.refusal(r, NoSlot, c)
+	case !c.shared && b.queueFull(r, c, kept, word):
+		return taken{}, b.refusal(r, QueueFull, c)
+	}
+	return b.wait(ctx, r, c, maxWait)
 }
 
-// passWaiters takes the n slots of a call that does not wait itself, if it may take
-// them before the calls that do.
-func (b *Bulkhead) passWaiters(level, n int) bool {
+// passWaiters takes the slots of a call that does not wait itself, if it may take them
+// before the calls that do.
+func (b *Bulkhead) passWaiters(c need) (has taken, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, ok := b.admit(b.rules.Load(), level, n, b.now())
-	return ok
+	of := b.shareOf(c)
+	word, ok := b.admit(b.rules.Load(), of, c.level, c.slots, b.now())
+	if !ok {
+		return taken{}, false
+	}
+	if word >= foldAt {
+		b.folded += b.slots.fold()
+	}
+	b.queue.shares.count(of, c.slots, 0)
+	return taken{c.slots, of}, true
+}
+
+// shareOf returns the share of a call, or nil. The mutex is held.
+func (b *Bulkhead) shareOf(c need) *share {
+	if !c.shared {
+		return nil
+	}
+	return b.queue.shares.of(c.share, c.weight)
 }
 
 // queueFull reports whether it is certain without the mutex that a call which found
 // word gets no place in the queue.
-func (b *Bulkhead) queueFull(r *rules, level, n, kept int, word uint64) bool {
-	return level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < n &&
+func (b *Bulkhead) queueFull(r *rules, c need, kept int, word uint64) bool {
+	return c.level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < c.slots &&
 		b.waiters.Load() >= int64(r.Queue)
 }
 
-// wait waits for the n slots of a call. It returns why the call is refused, or nil.
-func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, maxWait time.Duration) *FullError {
+// wait waits for the slots of a call. It returns why the call is refused, or nil.
+func (b *Bulkhead) wait(ctx context.Context, r *rules, c need, maxWait time.Duration) (has taken, refusal *FullError) {
 	left, own := patience(ctx, maxWait)
-	w := &waiter{level: level, cost: n, since: b.now(), ready: make(chan struct{})}
+	w := &waiter{level: c.level, cost: c.slots, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
-	queued, refusal := b.join(w, r.Queue, left, own)
+	queued, refusal := b.join(w, c, r.Queue, left, own)
 	b.unlock()
 	if refusal != nil {
-		return refusal
+		return taken{}, refusal
 	}
+	has = w.slots()
 	if !queued {
-		return nil
+		return has, nil
 	}
 
 	b.await(ctx, w, left, own)
@@ -283,15 +333,15 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, maxWait tim
 		b.counts.waited.Add(1)
 		b.counts.waitTime.Add(int64(waited))
 		b.tellWaited(ctx, w, waited)
-		return nil
+		return has, nil
 	}
 	if w.admitted { // the slots came too late: pass them on
-		b.leave(n)
+		b.leave(has)
 		w.refusal = ContextEnded
 	}
-	refusal = b.describe(r, w.refusal, level, n)
+	refusal = b.describe(r, w.refusal, c)
 	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
-	return refusal
+	return taken{}, refusal
 }
 
 // await returns when w is settled: when it is handed its slots or refused, or when its
@@ -333,16 +383,17 @@ func patience(ctx context.Context, maxWait time.Duration) (left time.Duration, o
 	return left, own
 }
 
-// leave gives the n slots of a call back, or hands them to waiters if there are any.
-func (b *Bulkhead) leave(n int) {
-	if b.slots.give(n) {
+// leave gives the slots of a call back, or hands them to waiters if there are any.
+func (b *Bulkhead) leave(has taken) {
+	if has.share == nil && b.slots.give(has.n) {
 		return
 	}
 	b.mu.Lock()
-	if !b.slots.give(n) {
+	b.queue.shares.count(has.share, -has.n, 0)
+	if !b.slots.give(has.n) {
 		now := b.now()
-		b.queue.pace.handed(n, now)
-		b.grant(b.rules.Load(), now, n)
+		b.queue.pace.handed(has.n, now)
+		b.grant(b.rules.Load(), now, has.n)
 	}
 	b.unlock()
 }
@@ -350,20 +401,20 @@ func (b *Bulkhead) leave(n int) {
 // refusal returns the error of a call that did not wait. If the last refusal of its
 // level says the same, it is that one: refusing costs little then, which is what an
 // overloaded program can afford.
-func (b *Bulkhead) refusal(r *rules, reason Reason, level, n int) *FullError {
+func (b *Bulkhead) refusal(r *rules, reason Reason, c need) *FullError {
 	limit, inFlight := b.figures()
 	queued := int(b.waiters.Load())
-	last := b.last[level].Load()
-	if last != nil && last.Reason == reason && last.Cost == n && last.Limit == limit &&
-		last.InFlight == inFlight && last.Queued == queued && reason != TooCostly {
+	last := b.last[c.level].Load()
+	if last != nil && last.Reason == reason && last.Cost == c.slots && last.Limit == limit &&
+		last.InFlight == inFlight && last.Queued == queued && last.Share == c.share && reason != TooCostly {
 		return last
 	}
-	e := b.describe(r, reason, level, n)
-	b.last[level].Store(e)
+	e := b.describe(r, reason, c)
+	b.last[c.level].Store(e)
 	return e
 }
 
-func (b *Bulkhead) describe(r *rules, reason Reason, level, n int) *FullError {
+func (b *Bulkhead) describe(r *rules, reason Reason, c need) *FullError {
 	limit, inFlight := b.figures()
 	highest := limit // that there can be without a change from outside
 	if r.Adaptive != nil {
@@ -373,12 +424,13 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int) *FullError {
 		Name:     r.Name,
 		Key:      b.key,
 		Reason:   reason,
-		Level:    level,
-		Cost:     n,
+		Level:    c.level,
+		Cost:     c.slots,
+		Share:    c.share,
 		Limit:    limit,
 		InFlight: inFlight,
 		Queued:   int(b.waiters.Load()),
-		never:    reason == TooCostly && n > r.most(highest, level),
+		never:    reason == TooCostly && c.slots > r.most(highest, c.level),
 	}
 	if reason == DeadlineTooClose {
 		e.err = context.DeadlineExceeded
@@ -400,6 +452,9 @@ func (b *Bulkhead) figures() (limit, inFlight int) {
 
 // now returns the time since b was built.
 func (b *Bulkhead) now() time.Duration { return time.Since(b.born) }
+
+// unix returns the time since 1970, by the clock as it was when b was built.
+func (b *Bulkhead) unix() time.Duration { return time.Duration(b.born.UnixNano()) + b.now() }
 
 // fold makes room in the word for more calls admitted.
 func (b *Bulkhead) fold() {

@@ -72,6 +72,27 @@ type Config struct {
 	// [TooCostly].
 	Cost func(context.Context) int
 
+	// Share returns the share that a call belongs to: a tenant, a user, a kind of work. While
+	// slots are free, every call takes them. While calls wait, the shares that wait are
+	// served in turn, and Order holds within a share. A share has its part when it holds
+	// as much of the limit as its weight is of the weights of all shares that hold slots
+	// or wait; it is served after those that do not have theirs. Calls with a Cost get
+	// their parts as exactly as the costs divide the limit. The levels come first: shares
+	// are served in turn within a level.
+	//
+	// If the queue is full, the share that waits most for its weight loses a place to the
+	// call, within the least important level where calls wait. If that is the share of the
+	// call itself, Queue and Order hold as without shares.
+	//
+	// A share is known while one of its calls holds a slot or waits. Nil means that there
+	// are no shares. Share is called for every call, before any wait, and must be fast.
+	Share func(context.Context) string
+
+	// Weight returns how many times in a row a share is served, clamped to 1 ... 1 000 000.
+	// Nil means 1. It is called for every call, as Share is, and the latest result holds
+	// for the share. Weight needs Share.
+	Weight func(share string) int
+
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
 	Adaptive *AdaptiveLimit
 
@@ -128,6 +149,7 @@ func (c Config) Validate() error {
 	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
 	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
 	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
+	f.Need(c.Weight == nil || c.Share != nil, "Weight", "set", "nil where Share is nil")
 	c.validateReserve(&f)
 	return f.Err()
 }

@@ -21,25 +21,40 @@ import (
 // measures the rise that it allows: that of calls that wait for Tolerance times the
 // mean latency, whatever the mixture.
 //
-// A controller has no clock. The caller gives it the time since a fixed moment, which
-// may go back no more than calls race.
+// A process that probes alone sees the queue of the others and takes it for slower work.
+// So all processes probe at the same moments: every 10 s of Unix time, and if they need a
+// probe earlier, mostly at a full second. Then the queue is empty. But clocks differ, and
+// not all clients have a limit: while the limit is reached, a probe of all hardly raises
+// the base. Slower work shows itself otherwise: the limit shrinks, the latency does not
+// fall with it, and a probe of this process alone doubles the base.
+//
+// A controller has no clock. The caller gives it the Unix time, which may go back no more
+// than calls race.
 type controller struct {
 	cfg     AdaptiveLimit
 	limit   float64 // with a fraction, which makes it grow from 1
 	former  float64 // at the last adjustment
 	base    base
 	latency float64 // mean logarithm of the last cohort
-	scale   float64 // arithmetic mean latency of the last cohorts, in ns: their time scale
+	mean    float64 // arithmetic mean latency of the last cohort, in ns
+	scale   float64 // of the last cohorts: their time scale
 	scaled  bool    // scale is known, and not assumed
 
 	cohort  cohort
 	waiting bool // no call joins the cohort any more; some are still running
-	slow    int  // cohorts in a row that made the limit shrink
+	reached bool // the last cohort reached the limit
+	peak    peak
 
 	probing bool          // the cohort is a probe
+	common  bool          // and all processes make it
 	before  float64       // the limit to go back to when no more calls join the probe
 	next    time.Duration // when to probe again
+	ceiling float64       // of base.log until the next common probe
+	doubt   bool          // base is new or has just fallen, perhaps not far enough
 }
+
+// A peak is where the limit began to shrink.
+type peak struct{ limit, latency float64 }
 
 // A base is the known latency of an idle server.
 type base struct {
@@ -109,16 +124,18 @@ const (
 	longTime      = 10 // mean latencies: also the longest wait for the calls of a cohort
 
 	shrinkMost, growMost = 0.7, 1.5 // times the limit, after one cohort
-	slowCohorts          = 3        // in a row call for a probe
-	slowGradient         = 0.95     // and less
+	slowGradient         = 0.95     // and less: the calls are slower than they may be
+	relief               = 0.4      // of the limit's fall ought to show in the latency, in logarithms
 
 	probePeriod = 10 * time.Second // at the least; longPeriod mean latencies
 	longPeriod  = 100
-	probeShare  = 0.75 // of the slots in which an idle server would do as much
+	probeShare  = 0.75                  // of the slots in which an idle server would do as much
+	doubtShare  = 0.25                  // the same, in doubt
+	drainTime   = 75 * time.Millisecond // at the least, until a queue is empty: clocks differ
 
-	surprise = 3.0  // standard errors from the base: more is a change, and not noise
-	drift    = 0.02 // of the base from cohort to cohort, as a standard deviation
-	memory   = 200  // samples that the other figures of the base go back to
+	surprise = 3.0   // standard errors from the base: more is a change, and not noise
+	drift    = 0.005 // of the base from cohort to cohort, as a standard deviation
+	memory   = 200   // samples that the other figures of the base go back to
 
 	overranAt = 4 // times an idle server's is the least latency of a call that overran
 )
@@ -173,7 +190,7 @@ func (c *controller) lowered() bool { return c.probing && !c.waiting }
 func (c *controller) abandon(now time.Duration) {
 	c.setLimit(c.before)
 	c.nextCohort(now)
-	c.next = now + c.period()
+	c.next = c.following(now)
 }
 
 // idle returns the latency of an idle server: the geometric mean, or 0 if it is not
@@ -192,6 +209,12 @@ func (c *controller) begin(now time.Duration, inFlight int) call {
 		return call{start: now}
 	}
 	k := &c.cohort
+	if k.number == 1 && k.began == 0 {
+		k.from = now
+	}
+	if c.probing && float64(now-k.from) < c.drain() {
+		return call{start: now}
+	}
 	k.began++
 	k.most = max(k.most, inFlight)
 	return call{start: now, cohort: k.number}
@@ -228,7 +251,16 @@ func (c *controller) advance(now time.Duration) {
 	k := &c.cohort
 	age, scale := float64(now-k.from), c.scale
 	if !c.waiting {
-		enough := k.began >= cohortSamples && age >= max(float64(cohortTime), scale)
+		if !c.probing && c.base.known && now >= c.next {
+			c.probe(now, c.next%probePeriod == 0)
+			c.next = c.following(now)
+			return
+		}
+		least := max(float64(cohortTime), scale)
+		if c.probing {
+			least = 2 * c.drain()
+		}
+		enough := k.began >= cohortSamples && age >= least
 		if !enough && (k.began < fewSamples || age < longTime*scale) {
 			return
 		}
@@ -259,62 +291,103 @@ func (c *controller) conclude(now time.Duration) {
 }
 
 func (c *controller) adjust(k *cohort, now time.Duration) {
-	c.latency = k.all.log()
+	c.latency, c.mean = k.all.log(), k.all.mean()
+	served := max(float64(k.answered.n)/float64(k.all.n), shrinkMost)
 	if !c.scaled { // the first calls after a start are slower, and tell only the time scale
-		c.scaled, c.scale = true, k.all.mean()
+		c.scaled, c.scale = true, c.mean
 		return
 	}
-	c.scale += (k.all.mean() - c.scale) * 0.3
+	c.scale += (c.mean - c.scale) / 2
 	if !c.base.known {
-		c.next = now + probePeriod
-		if !c.learn(&k.answered) {
-			return
+		if served < slowGradient {
+			c.setLimit(c.limit * served)
 		}
+		if c.learn(&k.answered, math.Inf(1)) {
+			c.ceiling, c.next, c.doubt = c.base.log, soon(now), true
+			c.reached = true
+		}
+		return
 	}
 
 	limit, most, former := math.Floor(c.limit), float64(k.most), c.former
-	c.former = c.limit
-	if most < 0.7*min(limit, former) { // the limit was not reached: the server was idle
-		c.learn(&k.answered)
+	c.former, c.reached = c.limit, most >= limit
+	gradient := c.gradient()
+	if most < 0.7*min(limit, former) && gradient >= slowGradient { // the server was idle
+		c.learn(&k.answered, c.ceiling+0.05)
 		if c.limit > 4*most {
-			c.setLimit(max(0.99*c.limit, min(c.limit, float64(c.cfg.Initial))))
+			c.setLimit(max(0.97*c.limit, min(c.limit, float64(c.cfg.Initial))))
 		}
 		return
 	}
-
-	gradient := min(max(math.Exp(c.base.log+c.base.rise-c.latency), shrinkMost), growMost)
-	if gradient < slowGradient {
-		c.slow++
-	} else {
-		c.slow = 0
+	gradient = min(gradient, growMost, served)
+	wanted := max(c.limit*gradient+math.Sqrt(c.limit*gradient), shrinkMost*c.limit)
+	switch {
+	case wanted >= slowGradient*c.limit:
+		c.peak = peak{}
+	case c.peak.limit == 0:
+		c.peak = peak{c.limit, c.latency}
 	}
-	wanted := c.limit*gradient + math.Sqrt(c.limit*gradient)/2
 	if wanted < c.limit || most >= 0.9*limit {
 		c.setLimit(wanted)
 	}
-	if most >= limit && now >= c.next || c.slow >= slowCohorts {
-		c.probe()
+	// Half the calls and nearly the same latency: the work may have become slower.
+	if c.limit < c.peak.limit/2 && c.latency > c.peak.latency+relief*math.Log(c.limit/c.peak.limit) {
+		c.probe(now, false)
 	}
+}
+
+// gradient returns the part of the limit in which the calls would take as long as they may.
+func (c *controller) gradient() float64 {
+	return math.Exp(c.base.log + c.base.rise - c.latency)
 }
 
 // probe lowers the limit until no call waits at the server, so that the next cohort
 // shows the latency of an idle one. By Little's law, the calls of an idle server take
-// the part of the limit that their latency is of the present one.
-func (c *controller) probe() {
-	c.probing, c.before, c.slow = true, c.limit, 0
-	c.setLimit(c.limit * probeShare * min(1, c.base.mean/c.scale))
+// the part of the limit that their latency is of the present one. At a common probe, a
+// limit that is not reached may stay: it makes nobody wait.
+func (c *controller) probe(now time.Duration, common bool) {
+	c.nextCohort(now)
+	c.probing, c.common, c.before, c.peak = true, common, c.limit, peak{}
+	if common && !c.reached {
+		return
+	}
+	share := probeShare
+	if c.doubt {
+		share = doubtShare
+	}
+	idle := c.base.mean * math.Exp(c.ceiling-c.base.log)
+	c.setLimit(c.limit * share * min(1, idle/min(c.scale, c.mean)))
 }
+
+// drain returns how long a probe waits until the queue of the server is empty, in ns.
+func (c *controller) drain() float64 { return max(float64(drainTime), c.scale) }
 
 func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	former := c.base.log
-	if !c.learn(s) {
-		c.next = now + c.period()
+	highest := former + math.Ln2
+	switch {
+	case c.common && c.reached: // perhaps by the queue of others, who do not probe
+		highest = c.ceiling + 0.1
+	case c.common:
+		highest = former + 2*math.Ln2
+	case c.doubt:
+		highest = former
+	}
+	changed := c.learn(s, highest)
+	if c.common || c.base.log < c.ceiling {
+		c.ceiling = c.base.log
+	}
+	c.doubt = changed && c.base.log < former
+	if !changed {
 		return
 	}
-	// A change is confirmed by another probe. Work that takes longer needs more slots for
-	// as many calls a second, and has lost some meanwhile.
+	c.next = soon(now) // a change is confirmed by another probe
 	if slower := c.base.log - former; slower > 0 {
+		// It needs more slots for as many calls a second, and has lost some meanwhile.
 		c.setLimit(c.limit * min(math.Exp(slower), 2))
+	} else {
+		c.setLimit(c.limit * min(1, c.gradient()))
+		c.scale *= math.Exp(slower)
 	}
 }
 
@@ -323,11 +396,21 @@ func (c *controller) period() time.Duration {
 	return max(probePeriod, time.Duration(longPeriod*c.scale))
 }
 
+// following returns the time of the next common probe.
+func (c *controller) following(now time.Duration) time.Duration {
+	return (now + c.period()) / probePeriod * probePeriod
+}
+
+// soon returns the next full second.
+func soon(now time.Duration) time.Duration { return now.Truncate(time.Second) + time.Second }
+
 // learn learns the latency of an idle server, up and down alike, and reports whether it
 // has changed. A difference that may be noise counts by the precision of the samples
-// beside that of the base: a Kalman filter. A few samples count for nothing.
-func (c *controller) learn(s *samples) (changed bool) {
+// beside that of the base: a Kalman filter. A few samples count for nothing. Above
+// highest, the base does not rise.
+func (c *controller) learn(s *samples, highest float64) (changed bool) {
 	b, n := &c.base, float64(s.n)
+	former := b.log
 	if s.n < fewSamples {
 		return false
 	}
@@ -338,7 +421,9 @@ func (c *controller) learn(s *samples) (changed bool) {
 	}
 	// One cohort's own spread is not to be trusted: where one call in a hundred is
 	// long, a cohort without any looks fast, and sure of it.
-	noise := b.spread / n
+	noise := max(b.spread, s.spread()) / n
+	b.variance += drift * drift
+	defer func() { b.log = min(b.log, max(former, highest)) }()
 	changed = math.Abs(s.log()-b.log) > surprise*math.Sqrt(noise+b.variance)
 	if changed { // the rise was measured by the former mean
 		b.log, b.variance, b.spread, b.mean = s.log(), noise, s.spread(), s.mean()
@@ -346,7 +431,6 @@ func (c *controller) learn(s *samples) (changed bool) {
 		b.rise = max(min(b.rise, s.rise()), least)
 		return true
 	}
-	b.variance += drift * drift
 	gain, weight := b.variance/(b.variance+noise), n/(n+memory)
 	b.variance *= 1 - gain
 	b.log += gain * (s.log() - b.log)

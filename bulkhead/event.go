@@ -23,6 +23,7 @@ type Event struct {
 	// Of EventWaited and EventRefused.
 	Level  int
 	Cost   int
+	Share  string        // of the call; see Config.Share
 	Waited time.Duration // how long the call waited
 	Reason Reason        // of EventRefused
 	Err    error         // of EventRefused: the [*FullError]
@@ -74,11 +75,12 @@ func (b *Bulkhead) tellWaited(ctx context.Context, w *waiter, waited time.Durati
 	told := false
 	defer func() {
 		if !told {
-			b.leave(w.cost)
+			b.leave(w.slots())
 		}
 	}()
 	b.observers.Tell(ctx, Event{
-		Kind: EventWaited, Name: b.rules.Load().Name, Key: b.key, Level: w.level, Cost: w.cost, Waited: waited,
+		Kind: EventWaited, Name: b.rules.Load().Name, Key: b.key,
+		Level: w.level, Cost: w.cost, Share: w.line.share.text(), Waited: waited,
 	})
 	told = true
 }
@@ -86,6 +88,6 @@ func (b *Bulkhead) tellWaited(ctx context.Context, w *waiter, waited time.Durati
 func (e *FullError) event() Event {
 	return Event{
 		Kind: EventRefused, Name: e.Name, Key: e.Key,
-		Level: e.Level, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,
+		Level: e.Level, Cost: e.Cost, Share: e.Share, Waited: e.Waited, Reason: e.Reason, Err: e,
 	}
 }

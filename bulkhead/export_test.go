@@ -42,3 +42,57 @@ func WithMutex(b *Bulkhead, fn func()) {
 
 // Reform does the work of an Update of Adaptive.
 func (c *Controller) Reform(now time.Duration, cfg AdaptiveLimit) { c.reform(now, cfg.withDefaults()) }
+
+// Looked returns how often b has considered a waiter for free slots.
+func Looked(b *Bulkhead) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queue.looked
+}
+
+// Shares returns how many shares b knows.
+func Shares(b *Bulkhead) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.queue.shares.known)
+}
+
+// A Waiting is a share of which calls wait, as the decisions about turns see it.
+type Waiting struct {
+	Name                string
+	Weight, Held, Calls int
+}
+
+// turnsOf returns the turns of shares.
+func turnsOf(waiting []Waiting) (*turns, *shares, map[string]*line) {
+	var t turns
+	var s shares
+	lines := map[string]*line{}
+	for _, w := range waiting {
+		of := s.of(w.Name, w.Weight)
+		s.count(of, w.Held, w.Calls)
+		lines[w.Name] = &line{share: of, waiters: w.Calls}
+		if w.Calls > 0 {
+			t.add(lines[w.Name])
+		}
+	}
+	return &t, &s, lines
+}
+
+// Turns returns the shares that the next n slots go to, each of which is given back
+// before the next.
+func Turns(limit, n int, waiting []Waiting) (order []string) {
+	t, s, _ := turnsOf(waiting)
+	for range n {
+		l := t.next(s, limit)
+		order = append(order, l.share.name)
+		t.served(l, 1, limit)
+	}
+	return order
+}
+
+// GivesWay returns the share that loses a place in a full queue to a call of newcomer.
+func GivesWay(newcomer string, waiting []Waiting) string {
+	t, _, lines := turnsOf(waiting)
+	return t.mostCrowded(lines[newcomer]).share.name
+}

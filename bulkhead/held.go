@@ -17,7 +17,7 @@ type heldSlots struct {
 type heldSlot struct {
 	older, newer *heldSlot
 	bulkhead     *Bulkhead
-	n            int // slots
+	slots        taken
 	since        time.Duration
 	released     bool
 }
@@ -25,12 +25,12 @@ type heldSlot struct {
 // End gives back the slots of work that is over.
 func (h *heldSlot) End(error) {
 	h.bulkhead.release(h)
-	h.bulkhead.leave(h.n)
+	h.bulkhead.leave(h.slots)
 }
 
-// hold notes that the n slots of a call are held from now on.
-func (b *Bulkhead) hold(n int) *heldSlot {
-	h := &heldSlot{bulkhead: b, n: n, since: b.now()}
+// hold notes that the slots of a call are held from now on.
+func (b *Bulkhead) hold(slots taken) *heldSlot {
+	h := &heldSlot{bulkhead: b, slots: slots, since: b.now()}
 	b.held.mu.Lock()
 	defer b.held.mu.Unlock()
 	h.older, b.held.newest = b.held.newest, h

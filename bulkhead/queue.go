@@ -5,25 +5,28 @@ import (
 	"time"
 )
 
-// A queue holds the calls that wait for slots, by level. While it is not empty,
+// A queue holds the calls that wait for slots, by level and share. While it is not empty,
 // slots.word says so, and both change only under the mutex of the bulkhead.
 type queue struct {
-	lines   []line        // by level
+	levels  []level
+	shares  shares
 	stood   time.Duration // since when it has not been empty
 	pace    pace
 	settled *waiter // waiters that have left and are to be told, linked by older
+	looked  int     // how often a waiter was considered for free slots: what tests count
 }
 
-// A line holds the waiters of one level, by age.
-type line struct {
-	oldest, newest *waiter
-	waiters        int
-	cost           int // of all of them
-	passed         int // slots granted out of order since the first waiter was last served
+// A level holds the waiters of one level, by share.
+type level struct {
+	turns
+	own     line // of calls without a share
+	waiters int
+	cost    int // of all of them
+	passed  int // slots granted out of order since the first waiter was last served
 
-	// claim is a costly waiter that was first when the newest is, and did not fit. It
-	// stays first: otherwise newer calls would take each slot before there are enough
-	// for it.
+	// claim is a costly waiter that was first, and did not fit, where newer calls or those
+	// of other shares may come to be first. It stays first: otherwise these would take each
+	// slot before there are enough for it.
 	claim *waiter
 }
 
@@ -31,6 +34,7 @@ type line struct {
 type waiter struct {
 	older, newer *waiter
 	level        int
+	line         *line
 	cost         int
 	since        time.Duration
 
@@ -41,13 +45,17 @@ type waiter struct {
 	refusal  Reason // if not admitted
 }
 
+// slots returns those that w has once it is admitted.
+func (w *waiter) slots() taken { return taken{w.cost, w.line.share} }
+
 func (l *line) add(w *waiter) {
-	w.older, l.newest = l.newest, w
+	w.line, w.older, l.newest = l, l.newest, w
 	if w.older == nil {
-		l.oldest, l.passed = w, 0
+		l.oldest, l.cheaper = w, w.cost-1
 	} else {
 		w.older.newer = w
 	}
+	l.cheaper = min(l.cheaper, w.cost-1)
 	l.waiters++
 	l.cost += w.cost
 }
@@ -63,66 +71,170 @@ func (l *line) remove(w *waiter) {
 	} else {
 		w.newer.older = w.older
 	}
-	if w == l.claim {
-		l.claim = nil
-	}
 	l.waiters--
 	l.cost -= w.cost
 }
 
-// first returns the waiter that is served first, or nil.
+// first returns the waiter that is served first.
 func (l *line) first(newestFirst bool) *waiter {
-	switch {
-	case !newestFirst:
-		return l.oldest
-	case l.claim != nil:
-		return l.claim
+	if newestFirst {
+		return l.newest
 	}
-	return l.newest
+	return l.oldest
 }
 
 // behind returns the waiter that is served after w, or nil.
 func (l *line) behind(w *waiter, newestFirst bool) *waiter {
-	if !newestFirst {
+	if newestFirst {
+		return w.older
+	}
+	return w.newer
+}
+
+// last returns the waiter that is served last, the claim of its level only if it is alone,
+// or nil.
+func (l *line) last(newestFirst bool, claim *waiter) *waiter {
+	w := l.first(!newestFirst)
+	if w != nil && w == claim && newestFirst && w.newer != nil {
 		return w.newer
 	}
-	next := w.older
-	if w == l.claim {
-		next = l.newest
+	return w
+}
+
+// line returns that of a share, where its calls wait at a level.
+func (q *queue) line(of *share, at int) *line {
+	if of == nil {
+		return &q.levels[at].own
 	}
-	if next != nil && next == l.claim {
-		next = next.older
+	if of.lines == nil {
+		of.lines = make([]*line, len(q.levels))
 	}
-	return next
+	if of.lines[at] == nil {
+		of.lines[at] = &line{share: of}
+	}
+	return of.lines[at]
+}
+
+func (q *queue) add(w *waiter, l *line) {
+	at := &q.levels[w.level]
+	if at.waiters == 0 {
+		at.passed = 0
+	}
+	if l.add(w); l.waiters == 1 {
+		at.turns.add(l)
+	}
+	at.waiters++
+	at.cost += w.cost
+	q.shares.count(l.share, 0, 1)
+}
+
+// remove takes w out. If it is admitted, its share holds its slots.
+func (q *queue) remove(w *waiter, admitted bool, limit int) {
+	l, at := w.line, &q.levels[w.level]
+	l.remove(w)
+	if w == at.claim {
+		at.claim = nil
+	}
+	at.waiters--
+	at.cost -= w.cost
+	held := 0
+	if admitted {
+		held = w.cost
+		at.served(l, w.cost, limit)
+	}
+	if l.waiters == 0 {
+		at.turns.remove(l)
+	}
+	q.shares.count(l.share, held, -1)
+}
+
+// all yields the waiters of a level, by share and age. The one that is yielded may leave.
+func (at *level) all(yield func(*waiter) bool) {
+	for l := at.turns.first; l != nil; l = l.later {
+		for w := l.oldest; w != nil; w = w.newer {
+			if !yield(w) {
+				return
+			}
+		}
+	}
+}
+
+// claims reports whether the first waiter of a line may come to be first no longer without
+// being served.
+func (l *line) claims(newestFirst bool) bool { return newestFirst || l.share != nil }
+
+// first returns the waiter of a level that is served first, or nil.
+func (q *queue) first(at *level, newestFirst bool, limit int) *waiter {
+	if at.claim != nil && at.claim.line.claims(newestFirst) {
+		return at.claim
+	}
+	if l := at.next(&q.shares, limit); l != nil {
+		return l.first(newestFirst)
+	}
+	return nil
+}
+
+// mayPass reports whether a share may take slots that first does not fit into. One that has
+// its part may not while that of first has not.
+func (q *queue) mayPass(of *share, first *waiter, limit int) bool {
+	return !q.shares.hasPart(of, limit) || q.shares.hasPart(first.line.share, limit)
+}
+
+// passer returns the waiter of a level that is served before first, which does not fit, or
+// nil. It costs at most allowed slots. As these become fewer, no waiter is looked at twice.
+func (q *queue) passer(at *level, first *waiter, newestFirst bool, allowed, limit int) *waiter {
+	l := at.nextOf(&q.shares, limit, func(l *line) bool {
+		if !q.mayPass(l.share, first, limit) || allowed <= l.cheaper { // a long queue is not looked through in vain whenever a call leaves it
+			return false
+		}
+		for ; l.tried != nil; l.tried = l.behind(l.tried, newestFirst) {
+			q.looked++
+			if l.tried != first && l.tried.cost <= allowed {
+				return true
+			}
+			l.least = min(l.least, l.tried.cost)
+		}
+		l.cheaper = l.least - 1
+		return false
+	})
+	if l == nil {
+		return nil
+	}
+	w := l.tried
+	l.tried = l.behind(w, newestFirst)
+	return w
 }
 
 // join takes the slots of a call or puts the call into the queue as w, if fewer than
 // places calls wait. left and own are those of patience. If the call is neither queued
-// nor refused, it has its slots. The mutex is held.
-func (b *Bulkhead) join(w *waiter, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
-	r, level, n, now := b.rules.Load(), w.level, w.cost, w.since
+// nor refused, it has its slots, as w would have them. The mutex is held.
+func (b *Bulkhead) join(w *waiter, c need, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
+	r, now := b.rules.Load(), w.since
+	l := b.queue.line(b.shareOf(c), c.level)
+	w.line = l
 	var word uint64
 	var displaced *waiter
 	for {
 		var ok bool
-		if word, ok = b.admit(r, level, n, now); ok {
+		if word, ok = b.admit(r, l.share, c.level, c.slots, now); ok {
+			b.queue.shares.count(l.share, c.slots, 0)
 			return false, nil
 		}
 		displaced = nil
 		if b.waiters.Load() >= int64(places) {
-			if displaced = b.lastServed(level, b.newestFirst(r, now)); displaced == nil {
-				return false, b.refusal(r, QueueFull, level, n)
+			if displaced = b.lastServed(l, c.level, b.newestFirst(r, now)); displaced == nil {
+				return false, b.refusal(r, QueueFull, c)
 			}
 		}
-		if n > r.most(int(b.limit.Load()), level) { // the limit may have shrunk since try looked
-			return false, b.refusal(r, TooCostly, level, n)
+		if c.slots > r.most(int(b.limit.Load()), c.level) { // the limit may have shrunk since try looked
+			return false, b.refusal(r, TooCostly, c)
 		}
-		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(level)+n) > left {
+		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(l, c.level)+c.slots) > left {
 			reason := DeadlineTooClose
 			if own {
 				reason = WaitTooLong
 			}
-			return false, b.refusal(r, reason, level, n)
+			return false, b.refusal(r, reason, c)
 		}
 		// This fails if a slot was given back since admit looked.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
@@ -136,9 +248,9 @@ func (b *Bulkhead) join(w *waiter, places int, left time.Duration, own bool) (qu
 	if displaced != nil {
 		b.settle(displaced, false, Displaced)
 	}
-	b.queue.lines[level].add(w)
+	b.queue.add(w, l)
 	b.waiters.Add(1)
-	if displaced != nil || r.Order != FIFO { // displaced may have held up others; w may be first
+	if displaced != nil || l.claims(r.Order != FIFO) { // displaced may have held up others; w may be first
 		b.grant(r, now, 0)
 	}
 	return true, nil
@@ -146,21 +258,28 @@ func (b *Bulkhead) join(w *waiter, places int, left time.Duration, own bool) (qu
 
 // admit takes the n slots of a new call, if the call may pass the waiters that come
 // before it. The mutex is held.
-func (b *Bulkhead) admit(r *rules, level, n int, now time.Duration) (word uint64, ok bool) {
-	kept := r.kept(int(b.limit.Load()), level)
+func (b *Bulkhead) admit(r *rules, of *share, level, n int, now time.Duration) (word uint64, ok bool) {
+	limit := int(b.limit.Load())
+	kept := r.kept(limit, level)
 	word, ok = b.slots.take(n, kept)
 	if ok || word&waiting == 0 || freeIn(word)-kept < n {
 		return word, ok
 	}
 	newestFirst := b.newestFirst(r, now)
 	last := level // the last level of which a waiter may come before the call
-	if newestFirst && b.queue.lines[level].claim == nil {
+	if newestFirst && b.queue.levels[level].claim == nil {
 		last--
 	}
-	if n > b.allowance(last, newestFirst, nil) {
+	if n > b.allowance(last) {
 		return word, false
 	}
-	b.pass(last, n, newestFirst, nil)
+	if of != nil {
+		at := &b.queue.levels[level]
+		if first := b.queue.first(at, newestFirst, limit); first != nil && !b.queue.mayPass(of, first, limit) {
+			return word, false
+		}
+	}
+	b.pass(last, n)
 	b.slots.word.Add(admitted - uint64(n))
 	return word, true
 }
@@ -185,7 +304,7 @@ func (b *Bulkhead) grant(r *rules, now time.Duration, freed int) {
 // many.
 func (b *Bulkhead) grantLevels(r *rules, free int, newestFirst bool) (taken int) {
 	limit := int(b.limit.Load())
-	for level := range b.queue.lines {
+	for level := range b.queue.levels {
 		taken += b.grantLevel(level, free-taken-r.kept(limit, level), newestFirst)
 	}
 	return taken
@@ -194,61 +313,67 @@ func (b *Bulkhead) grantLevels(r *rules, free int, newestFirst bool) (taken int)
 // grantLevel hands out of room slots to the waiters of one level and returns how
 // many.
 func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
-	l := &b.queue.lines[level]
-	if newestFirst && l.claim == nil && l.newest != nil && room > 0 && room < l.newest.cost {
-		l.claim = l.newest
+	q, at, limit := &b.queue, &b.queue.levels[level], int(b.limit.Load())
+	if room <= 0 {
+		return 0
 	}
-	var next *waiter
-	for w := l.first(newestFirst); w != nil && taken < room; w = next {
-		next = l.behind(w, newestFirst)
-		if w.cost > room-taken {
-			continue
-		}
-		allowed := b.allowance(level, newestFirst, w)
-		if allowed <= 0 {
+	var first *waiter
+	for first = q.first(at, newestFirst, limit); first != nil; first = q.first(at, newestFirst, limit) {
+		if first.cost > min(room-taken, b.allowance(level-1)) {
 			break
 		}
-		if w.cost <= allowed {
-			b.pass(level, w.cost, newestFirst, w)
-			taken += w.cost
-			b.settle(w, true, "")
-		}
+		q.looked++
+		b.pass(level-1, first.cost)
+		at.passed = 0
+		taken += first.cost
+		b.settle(first, true, "")
 	}
-	return taken
+	if first == nil || taken >= room {
+		return taken
+	}
+	if first.line.claims(newestFirst) && first.cost > room-taken {
+		at.claim = first
+	}
+	for l := at.turns.first; l != nil; l = l.later {
+		l.tried, l.least = l.first(newestFirst), math.MaxInt
+	}
+	for {
+		w := q.passer(at, first, newestFirst, min(room-taken, b.allowance(level)), limit)
+		if w == nil {
+			return taken
+		}
+		b.pass(level, w.cost)
+		taken += w.cost
+		b.settle(w, true, "")
+	}
 }
 
 // allowance returns how many slots a call may take before the first waiters of the
-// levels up to last, which cost more than it does. A waiter does not pass itself.
-func (b *Bulkhead) allowance(last int, newestFirst bool, w *waiter) int {
+// levels up to last, which cost more than it does.
+func (b *Bulkhead) allowance(last int) int {
 	allowed := math.MaxInt
 	for level := range last + 1 {
-		l := &b.queue.lines[level]
-		if first := l.first(newestFirst); first != nil && first != w {
-			allowed = min(allowed, int(b.limit.Load())-l.passed)
+		if at := &b.queue.levels[level]; at.waiters > 0 {
+			allowed = min(allowed, int(b.limit.Load())-at.passed)
 		}
 	}
 	return allowed
 }
 
-// pass counts n slots on the levels up to last as taken by w, or by a new call if that
-// is nil. The line counts them and not its first waiter: otherwise no slots would ever
-// be kept if each first waiter gives up before it is served.
-func (b *Bulkhead) pass(last, n int, newestFirst bool, w *waiter) {
+// pass counts n slots as taken before the first waiters of the levels up to last. The
+// level counts them and not its first waiter: otherwise no slots would ever be kept if
+// each first waiter gives up before it is served.
+func (b *Bulkhead) pass(last, n int) {
 	for level := range last + 1 {
-		l := &b.queue.lines[level]
-		switch l.first(newestFirst) {
-		case nil:
-		case w:
-			l.passed = 0
-		default:
-			l.passed += n
+		if at := &b.queue.levels[level]; at.waiters > 0 {
+			at.passed += n
 		}
 	}
 }
 
 // settle takes w out of the queue. unlock tells it.
 func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
-	b.queue.lines[w.level].remove(w)
+	b.queue.remove(w, admitted, int(b.limit.Load()))
 	b.waiters.Add(-1)
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
 	w.older, b.queue.settled = b.queue.settled, w
@@ -280,41 +405,44 @@ func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 // reports whether there were any.
 func (b *Bulkhead) refuseStanding(r *rules, now time.Duration) (refused bool) {
 	longest := r.standing() / codelFraction
-	for level := range b.queue.lines {
-		for w := b.queue.lines[level].oldest; w != nil && now-w.since > longest; w = w.newer {
-			b.settle(w, false, StandingQueue)
-			refused = true
+	for level := range b.queue.levels {
+		for w := range b.queue.levels[level].all {
+			if now-w.since > longest {
+				b.settle(w, false, StandingQueue)
+				refused = true
+			}
 		}
 	}
 	return refused
 }
 
-// lastServed returns the waiter that would be served last, if that is after a new call
-// of level, or nil.
-func (b *Bulkhead) lastServed(level int, newestFirst bool) *waiter {
-	for below := len(b.queue.lines) - 1; below > level || newestFirst && below == level; below-- {
-		l := &b.queue.lines[below]
-		switch {
-		case l.oldest == nil:
-		case !newestFirst:
-			return l.newest
-		case l.oldest != l.claim:
-			return l.oldest
-		case l.claim.newer != nil:
-			return l.claim.newer
-		case below > level:
-			return l.claim
+// lastServed returns the waiter that gives its place in a full queue to a new call of a
+// line at a level, or nil: the one that is served last of those of the least important
+// level, and of the share there that waits most.
+func (b *Bulkhead) lastServed(own *line, level int, newestFirst bool) *waiter {
+	for below := len(b.queue.levels) - 1; below > level; below-- {
+		at := &b.queue.levels[below]
+		if l := at.mostCrowded(nil); l != nil {
+			return l.last(newestFirst, at.claim)
 		}
+	}
+	at := &b.queue.levels[level]
+	l := at.mostCrowded(own)
+	if l == own && !newestFirst {
+		return nil
+	}
+	if w := l.last(newestFirst, at.claim); w == nil || w != at.claim {
+		return w
 	}
 	return nil
 }
 
-// ahead returns how many slots must become free for the waiters that come before a
-// new call, if it goes by FIFO.
-func (b *Bulkhead) ahead(level int) int {
-	n := -max(freeIn(b.slots.word.Load()), 0)
-	for l := range level + 1 {
-		n += b.queue.lines[l].cost
+// ahead returns how many slots must become free for the waiters that come before a new
+// call of a line at a level, if it goes by FIFO.
+func (b *Bulkhead) ahead(own *line, level int) int {
+	n := own.cost - max(freeIn(b.slots.word.Load()), 0)
+	for l := range level {
+		n += b.queue.levels[l].cost
 	}
 	return n
 }

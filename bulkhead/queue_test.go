@@ -749,3 +749,39 @@ func TestTheTextOfARefusalTellsTheStory(t *testing.T) {
 			"bulkhead: users: full (context ended): 1 of 1 in flight, 0 waiting, waited 1s: context deadline exceeded: client gone")
 	})
 }
+
+// A waiter that leaves is no reason to look through the others, while slots are free that
+// are too few for any of them.
+func TestLeavingALongQueueOfCostlyCallsIsCheap(t *testing.T) {
+	const waiters = 2000
+	for _, order := range []bulkhead.Order{bulkhead.FIFO, bulkhead.LIFO, bulkhead.CoDel} {
+		for name, tc := range map[string]struct{ held, first, cost int }{
+			"too few slots are free":           {held: 3, first: 2, cost: 2},
+			"the first waiter costs yet more":  {held: 3, first: 4, cost: 2},
+			"enough are free, but not to pass": {held: 2, first: 4, cost: 3},
+		} {
+			t.Run(fmt.Sprint(order, ", ", name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Queue: waiters + 1, Order: order})
+					done, err := b.Begin(costing(t.Context(), tc.held))
+					require.NoError(t, err)
+					ctx, cancel := context.WithCancel(t.Context())
+					for i := range waiters + 1 {
+						cost := tc.cost
+						if i == 0 {
+							cost = tc.first
+						}
+						go func() { _ = b.Do(costing(ctx, cost), nothing) }()
+						synctest.Wait()
+					}
+					before := bulkhead.Looked(b)
+					cancel()
+					synctest.Wait()
+					require.Zero(t, b.Stats().Queued[0])
+					require.LessOrEqual(t, bulkhead.Looked(b)-before, 2*waiters)
+					done(nil)
+				})
+			})
+		}
+	}
+}

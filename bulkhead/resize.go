@@ -50,7 +50,7 @@ func (b *Bulkhead) setLimit(n int) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.controller.restart(b.now(), n)
+	a.controller.restart(b.unix(), n)
 	b.mu.Lock()
 	defer b.unlock()
 	b.resize(r, Event{To: n})
@@ -84,8 +84,8 @@ func (b *Bulkhead) serve(r *rules) {
 // tooCostlyWaits reports whether a call waits that costs more than its level may use of
 // limit. The mutex is held.
 func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
-	for level := range b.queue.lines {
-		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+	for level := range b.queue.levels {
+		for w := range b.queue.levels[level].all {
 			if w.cost > r.most(limit, level) {
 				return true
 			}
@@ -98,8 +98,8 @@ func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
 // held.
 func (b *Bulkhead) refuseTooCostly(r *rules) {
 	limit := int(b.limit.Load())
-	for level := range b.queue.lines {
-		for w := b.queue.lines[level].oldest; w != nil; w = w.newer {
+	for level := range b.queue.levels {
+		for w := range b.queue.levels[level].all {
 			if w.cost > r.most(limit, level) {
 				b.settle(w, false, TooCostly)
 			}

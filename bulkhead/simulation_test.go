@@ -1,6 +1,7 @@
 package bulkhead_test
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -9,43 +10,53 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// A simulation sends calls through an adaptive limit to a server, one event after
-// the other in virtual time. The server has some workers, and a queue without
-// bound in front of them. Calls arrive at random (a Poisson process); a call that finds
-// the limit in use is refused.
+// A simulation sends the calls of clients to a server that they share, one event after
+// the other in virtual time. The server has some workers, and a queue without bound in
+// front of them. Calls arrive at random (a Poisson process); a call that finds the limit
+// of its client in use is refused. What is said of a simulation is that of its first
+// client.
 type simulation struct {
+	*client
+	clients []*client
 	rng     *rand.Rand
-	limit   *bulkhead.Controller
-	service func(*rand.Rand) time.Duration // time that a call takes a worker
 	workers int
-	rate    float64 // calls a second
+	timeout time.Duration // after which a client gives a call up; the server does not; 0: never
 
-	now      time.Duration
-	arrival  time.Duration // of the next call
-	queue    []simulated
-	served   int // of queue
-	running  running
-	inFlight int
+	now     time.Duration
+	arrival time.Duration // of the next call
+	queue   []*simulated
+	served  int // of queue
+	running running
+	pending []*simulated // by age, if there is a timeout
+	sampled time.Duration
+}
 
+type client struct {
+	limit   *bulkhead.Controller           // nil: none
+	service func(*rand.Rand) time.Duration // time that a call takes a worker
+	mean    time.Duration                  // of service, where it matters
+	rate    float64                        // calls a second
+	clock   time.Duration                  // what it shows when the simulation begins
+
+	inFlight         int
 	arrived, refused int
 	latencies        []time.Duration
 	limits           []int // each 10 ms, outside of probes
-	sampled          time.Duration
 }
 
 type simulated struct {
+	client      *client
 	call        bulkhead.Call
 	start, ends time.Duration
+	over        bool
 }
 
 func simulate(seed uint64, cfg bulkhead.AdaptiveLimit, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
-	return &simulation{
-		rng:     rand.New(rand.NewPCG(seed, 5)),
-		limit:   bulkhead.NewController(cfg),
-		service: service,
-		workers: workers,
-		rate:    rate,
-	}
+	return simulateFleet(seed, workers, &client{limit: bulkhead.NewController(cfg), service: service, rate: rate})
+}
+
+func simulateFleet(seed uint64, workers int, clients ...*client) *simulation {
+	return &simulation{client: clients[0], clients: clients, rng: rand.New(rand.NewPCG(seed, 5)), workers: workers}
 }
 
 // lognormal draws from the log-normal distribution with a coefficient of variation
@@ -71,49 +82,78 @@ func bimodal(probability float64, short, long time.Duration) func(*rand.Rand) ti
 
 // run goes on for d. Its counts are of this time only.
 func (s *simulation) run(d time.Duration) {
-	s.arrived, s.refused, s.latencies, s.limits = 0, 0, s.latencies[:0], s.limits[:0]
+	for _, c := range s.clients {
+		c.arrived, c.refused, c.latencies, c.limits = 0, 0, c.latencies[:0], c.limits[:0]
+	}
 	until := s.now + d
 	if s.arrival == 0 {
 		s.arrival = s.pause()
 	}
 	s.serve() // there may be more workers than before
 	for {
-		ends := len(s.running) > 0 && s.running[0].ends <= s.arrival
-		next := s.arrival
-		if ends {
-			next = s.running[0].ends
+		next, event := s.arrival, s.arrive
+		if len(s.running) > 0 && s.running[0].ends <= next {
+			next, event = s.running[0].ends, s.finish
+		}
+		if len(s.pending) > 0 && s.pending[0].start+s.timeout <= next {
+			next, event = s.pending[0].start+s.timeout, s.giveUp
 		}
 		if next > until {
 			s.now = until
 			return
 		}
 		s.now = next
-		if ends {
-			s.end(s.running.pop())
-		} else {
-			s.arrive()
-			s.arrival += s.pause()
+		event()
+		if s.now >= s.sampled {
+			s.sample()
 		}
-		s.serve()
-		if s.now >= s.sampled && !s.limit.Probing() {
-			s.sampled = s.now + 10*time.Millisecond
-			s.limits = append(s.limits, s.limit.Limit())
+	}
+}
+
+func (s *simulation) sample() {
+	s.sampled = s.now + 10*time.Millisecond
+	for _, c := range s.clients {
+		if c.limit != nil && !c.limit.Probing() {
+			c.limits = append(c.limits, c.limit.Limit())
 		}
 	}
 }
 
 func (s *simulation) pause() time.Duration {
-	return time.Duration(s.rng.ExpFloat64() / s.rate * float64(time.Second))
+	rate := 0.0
+	for _, c := range s.clients {
+		rate += c.rate
+	}
+	return time.Duration(s.rng.ExpFloat64() / rate * float64(time.Second))
 }
 
+// arrive begins a call of one of the clients, by their rates.
 func (s *simulation) arrive() {
-	s.arrived++
-	if s.inFlight >= s.limit.Limit() {
-		s.refused++
-		return
+	s.arrival = s.now + s.pause()
+	c := s.client
+	if len(s.clients) > 1 {
+		rate := 0.0
+		for _, other := range s.clients {
+			if rate += other.rate; s.rng.Float64()*rate < other.rate {
+				c = other
+			}
+		}
 	}
-	s.inFlight++
-	s.queue = append(s.queue, simulated{call: s.limit.Begin(s.now, s.inFlight), start: s.now})
+	c.arrived++
+	call := &simulated{client: c, start: s.now}
+	if c.limit != nil {
+		if c.inFlight >= c.limit.Limit() {
+			c.refused++
+			return
+		}
+		c.inFlight++
+		call.call = c.limit.Begin(c.clock+s.now, c.inFlight)
+	}
+	s.queue = append(s.queue, call)
+	if s.timeout > 0 {
+		s.pending = append(s.pending, call)
+	}
+	s.serve()
 }
 
 func (s *simulation) serve() {
@@ -123,23 +163,40 @@ func (s *simulation) serve() {
 			s.queue = append(s.queue[:0], s.queue[s.served:]...)
 			s.served = 0
 		}
-		c.ends = s.now + s.service(s.rng)
+		c.ends = s.now + c.client.service(s.rng)
 		s.running.push(c)
 	}
 }
 
-func (s *simulation) end(c simulated) {
-	s.inFlight--
-	s.limit.End(c.call, s.now, nil)
-	s.latencies = append(s.latencies, s.now-c.start)
+func (s *simulation) finish() {
+	if c := s.running.pop(); !c.over {
+		c.client.latencies = append(c.client.latencies, s.now-c.start)
+		s.end(c, nil)
+	}
+	s.serve()
 }
 
-func (s *simulation) refusedShare() float64 { return float64(s.refused) / float64(s.arrived) }
+func (s *simulation) giveUp() {
+	if c := s.pending[0]; !c.over {
+		s.end(c, context.DeadlineExceeded)
+	}
+	s.pending = s.pending[1:]
+}
+
+func (s *simulation) end(c *simulated, err error) {
+	c.over = true
+	if c.client.limit != nil {
+		c.client.inFlight--
+		c.client.limit.End(c.call, c.client.clock+s.now, err)
+	}
+}
+
+func (c *client) refusedShare() float64 { return float64(c.refused) / float64(c.arrived) }
 
 // within returns the number of calls that took at most d.
-func (s *simulation) within(d time.Duration) int {
+func (c *client) within(d time.Duration) int {
 	n := 0
-	for _, l := range s.latencies {
+	for _, l := range c.latencies {
 		if l <= d {
 			n++
 		}
@@ -147,24 +204,24 @@ func (s *simulation) within(d time.Duration) int {
 	return n
 }
 
-func (s *simulation) p99() time.Duration {
-	slices.Sort(s.latencies)
-	return s.latencies[len(s.latencies)*99/100]
+func (c *client) p99() time.Duration {
+	slices.Sort(c.latencies)
+	return c.latencies[len(c.latencies)*99/100]
 }
 
 // limitAt returns the limit that was not exceeded in a share of the time.
-func (s *simulation) limitAt(share float64) int {
-	slices.Sort(s.limits)
-	return s.limits[int(share*float64(len(s.limits)-1))]
+func (c *client) limitAt(share float64) int {
+	slices.Sort(c.limits)
+	return c.limits[int(share*float64(len(c.limits)-1))]
 }
 
-func (s *simulation) medianLimit() int { return s.limitAt(0.5) }
+func (c *client) medianLimit() int { return c.limitAt(0.5) }
 
 // running holds the calls that a worker has: a heap, the next to end first. That of
 // container/heap takes most of the time of a simulation.
-type running []simulated
+type running []*simulated
 
-func (r *running) push(c simulated) {
+func (r *running) push(c *simulated) {
 	*r = append(*r, c)
 	h := *r
 	for i := len(h) - 1; i > 0; {
@@ -177,7 +234,7 @@ func (r *running) push(c simulated) {
 	}
 }
 
-func (r *running) pop() simulated {
+func (r *running) pop() *simulated {
 	h := *r
 	top, last := h[0], len(h)-1
 	h[0] = h[last]

@@ -134,16 +134,16 @@ func (b *Bulkhead) Stats() Stats {
 	b.folded += b.slots.fold()
 	s := Stats{
 		Totals:      b.counts.totals(),
-		Queued:      make([]int, len(b.queue.lines)),
+		Queued:      make([]int, len(b.queue.levels)),
 		Limit:       int(b.limit.Load()),
 		LongestHeld: b.longestHeld(),
 	}
 	s.Admitted += b.folded
 	s.InFlight = s.Limit - freeIn(b.slots.word.Load())
-	for level := range b.queue.lines {
-		l := &b.queue.lines[level]
-		s.Queued[level] = l.waiters
-		if l.oldest != nil {
+	for level := range b.queue.levels {
+		at := &b.queue.levels[level]
+		s.Queued[level] = at.waiters
+		for l := at.turns.first; l != nil; l = l.later {
 			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
 		}
 	}

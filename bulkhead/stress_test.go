@@ -64,6 +64,7 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 	if level > 0 {
 		ctx = atLevel(ctx, level)
 	}
+	ctx = ofShare(ctx, []string{"a", "b", "c", "d"}[rng.IntN(4)])
 	n := 1
 	if rng.IntN(16) == 0 {
 		n = 1 + rng.IntN(3)
@@ -129,14 +130,18 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 // A million mixed operations: never more than Limit in flight nor more than Queue
 // waiting, no slot lost and none made.
 func TestAMillionMixedOperations(t *testing.T) {
-	for _, resize := range []bool{false, true} {
-		t.Run(fmt.Sprint("resize ", resize), func(t *testing.T) {
-			b := bulkhead.New(bulkhead.Config{
+	for _, test := range []struct{ resize, shared bool }{{false, false}, {true, false}, {true, true}} {
+		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
+			cfg := bulkhead.Config{
 				Limit: limitOfStress, Queue: queueOfStress, MaxWait: time.Millisecond,
 				Levels: 3, Priority: levelOf, Cost: costOf, Reserve: []float64{0.125, 0.125},
 				OnRefuse: func(context.Context, *bulkhead.FullError) {},
 				OnLimit:  func(context.Context, bulkhead.Event) {},
-			})
+			}
+			if test.shared {
+				cfg.Share = shareOf
+			}
+			b := bulkhead.New(cfg)
 			c := &counted{b: b}
 			stop := make(chan struct{})
 			var watcher, workers sync.WaitGroup
@@ -159,7 +164,7 @@ func TestAMillionMixedOperations(t *testing.T) {
 				workers.Go(func() {
 					rng := newRand(uint64(i))
 					for range each {
-						c.one(t, rng, resize)
+						c.one(t, rng, test.resize)
 					}
 				})
 			}
@@ -174,6 +179,7 @@ func TestAMillionMixedOperations(t *testing.T) {
 			require.Equal(t, c.ran.Load(), s.Admitted)
 			require.Equal(t, c.refused.Load(), s.Refused)
 			t.Logf("ran %d, ended before %d, refused %v, waited %d", c.ran.Load(), c.ended.Load(), s.Refusals, s.Waited)
+			require.Zero(t, bulkhead.Shares(b))
 			requireIdle(t, b)
 		})
 	}

@@ -14,7 +14,7 @@ import (
 type rules struct {
 	Config           // with defaults
 	given  Config    // without
-	simple bool      // without Priority, Cost and Adaptive
+	simple bool      // without Priority, Cost, Share and Adaptive
 	above  []float64 // by level: the share of the limit that is kept for the levels above
 
 	adaptive   *adaptive // nil if the limit is fixed
@@ -24,7 +24,7 @@ type rules struct {
 // newRules returns the rules of a valid Config, without adaptive.
 func newRules(given Config) *rules {
 	r := &rules{Config: given.withDefaults(), given: given.clone()}
-	r.simple = r.Priority == nil && r.Cost == nil && r.Adaptive == nil
+	r.simple = r.Priority == nil && r.Cost == nil && r.Share == nil && r.Adaptive == nil
 	r.above = make([]float64, r.Levels)
 	for level := 1; level < r.Levels; level++ {
 		r.above[level] = r.above[level-1]
@@ -77,7 +77,8 @@ func (b *Bulkhead) Config() Config { return b.rules.Load().Config.clone() }
 //   - If Adaptive is set, the limit begins at the present one, or the nearest within Min
 //     and Max. If Adaptive changes, the limit keeps what it has learned; a probe under
 //     way ends. If Adaptive becomes nil, Limit must be set.
-//   - A new Priority, Cost or hook is called from now on.
+//   - A new Priority, Cost, Share, Weight or hook is called from now on. Calls that run or
+//     wait keep their share.
 //   - Name and Levels cannot change: a waiting call has a level.
 //
 // Updates are made one after the other. change must not use the bulkhead or its group.
@@ -109,12 +110,12 @@ func (b *Bulkhead) adopt(next *rules, generation int64) {
 		a := b.rules.Load().adaptive
 		if a == nil {
 			a = &adaptive{controller: newController(*next.Adaptive)}
-			a.controller.restart(b.now(), int(b.limit.Load()))
+			a.controller.restart(b.unix(), int(b.limit.Load()))
 		}
 		next.adaptive = a
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.controller.reform(b.now(), *next.Adaptive)
+		a.controller.reform(b.unix(), *next.Adaptive)
 		limit = a.controller.Limit()
 	}
 	b.mu.Lock()

@@ -1,0 +1,264 @@
+package bulkhead_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+)
+
+type shareKey struct{}
+
+// ofShare returns ctx for a call of a share, by shareOf.
+func ofShare(ctx context.Context, share string) context.Context {
+	return context.WithValue(ctx, shareKey{}, share)
+}
+
+func shareOf(ctx context.Context) string {
+	share, _ := ctx.Value(shareKey{}).(string)
+	return share
+}
+
+func TestWhoseTurnItIs(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		limit   int
+		waiting []bulkhead.Waiting
+		want    string
+	}{
+		{"one after the other", 8, []bulkhead.Waiting{{"a", 1, 0, 9}, {"b", 1, 0, 9}, {"c", 1, 0, 9}}, "abcabcabc"},
+		{"a weight of two", 8, []bulkhead.Waiting{{"a", 2, 0, 9}, {"b", 1, 0, 9}}, "abaabaaba"},
+		{"a share with its part waits behind", 8, []bulkhead.Waiting{{"a", 1, 4, 9}, {"b", 1, 0, 9}}, "bbb"},
+		{"more than its part", 8, []bulkhead.Waiting{{"a", 1, 8, 9}, {"b", 1, 3, 9}}, "bbb"},
+		{"each has its part", 8, []bulkhead.Waiting{{"a", 1, 4, 9}, {"b", 1, 4, 9}}, "abab"},
+		{"a part that is not waited for", 8, []bulkhead.Waiting{{"a", 1, 5, 9}, {"b", 1, 5, 9}, {"c", 1, 1, 0}}, "abab"},
+		{"a part by weight", 8, []bulkhead.Waiting{{"a", 3, 5, 9}, {"b", 1, 2, 9}}, "aaa"},
+		{"one slot", 1, []bulkhead.Waiting{{"a", 1, 0, 9}, {"b", 1, 0, 9}}, "abab"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			require.Equal(t, test.want, strings.Join(bulkhead.Turns(test.limit, len(test.want), test.waiting), ""))
+		})
+	}
+}
+
+func TestWhoGivesWayInAFullQueue(t *testing.T) {
+	for _, test := range []struct {
+		newcomer string
+		waiting  []bulkhead.Waiting
+		want     string
+	}{
+		{"a", []bulkhead.Waiting{{"a", 1, 0, 0}, {"b", 1, 0, 4}, {"c", 1, 0, 6}}, "c"},
+		{"c", []bulkhead.Waiting{{"a", 1, 0, 1}, {"b", 1, 0, 4}, {"c", 1, 0, 6}}, "c"},
+		{"a", []bulkhead.Waiting{{"a", 1, 0, 4}, {"b", 1, 0, 5}}, "a"}, // they would change places
+		{"a", []bulkhead.Waiting{{"a", 1, 0, 0}, {"b", 1, 0, 1}}, "a"},
+		{"a", []bulkhead.Waiting{{"a", 3, 0, 4}, {"b", 1, 0, 2}}, "b"},
+		{"b", []bulkhead.Waiting{{"a", 3, 0, 5}, {"b", 1, 0, 1}}, "b"},
+	} {
+		require.Equal(t, test.want, bulkhead.GivesWay(test.newcomer, test.waiting), "%+v", test)
+	}
+}
+
+// A load sends calls of one share at random: a Poisson process.
+type load struct {
+	share string
+	rate  float64 // calls a second
+	cost  int
+	level int
+}
+
+// A result is what became of the calls of a share.
+type result struct {
+	made, served int
+	slots        time.Duration // time that its calls held slots
+	latency      []time.Duration
+}
+
+func (r result) quantile(q float64) time.Duration {
+	slices.Sort(r.latency)
+	return r.latency[int(q*float64(len(r.latency)-1))]
+}
+
+// serve sends loads to a bulkhead for a time, in a bubble. A call takes 10 ms on average.
+// A call counts where it is served before the loads end.
+func serve(t *testing.T, cfg bulkhead.Config, d time.Duration, loads ...load) map[string]result {
+	results := map[string]result{}
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(cfg)
+		var mu sync.Mutex
+		var calls sync.WaitGroup
+		service := lognormal(10 * time.Millisecond)
+		for i, l := range loads {
+			calls.Go(func() {
+				rng := rand.New(rand.NewPCG(uint64(i), 3))
+				ctx := costing(atLevel(ofShare(t.Context(), l.share), l.level), max(l.cost, 1))
+				for begin := time.Now(); time.Since(begin) < d; {
+					time.Sleep(time.Duration(rng.ExpFloat64() / l.rate * float64(time.Second)))
+					takes, start := service(rng), time.Now()
+					calls.Go(func() {
+						err := b.Do(ctx, func(context.Context) error { time.Sleep(takes); return nil })
+						mu.Lock()
+						defer mu.Unlock()
+						r := results[l.share]
+						r.made++
+						if err == nil && time.Since(begin) < d {
+							r.slots += takes * time.Duration(max(l.cost, 1))
+							r.latency = append(r.latency, time.Since(start))
+						}
+						if err == nil {
+							r.served++
+						}
+						results[l.share] = r
+					})
+				}
+			})
+		}
+		time.Sleep(d + time.Second)
+		calls.Wait()
+		requireIdle(t, b)
+		require.Zero(t, bulkhead.Shares(b))
+	})
+	return results
+}
+
+func tenants() (loads []load) {
+	for i := range 9 {
+		loads = append(loads, load{share: fmt.Sprint("tenant ", i), rate: 100})
+	}
+	return loads
+}
+
+// A server has 20 slots and so 2000 calls a second. Of its ten tenants, nine send half of
+// their part, and one ten times of its.
+func TestAFloodOfOneTenantLeavesTheOthersAlone(t *testing.T) {
+	if raceDetector {
+		t.Skip("a simulation")
+	}
+	const d = 10 * time.Second
+	run := func(shared bool, loads []load) map[string]result {
+		cfg := bulkhead.Config{Limit: 20, MaxWait: 100 * time.Millisecond, Queue: 100}
+		if shared {
+			cfg.Share = shareOf
+		}
+		return serve(t, cfg, d, loads...)
+	}
+	flooded := append(tenants(), load{share: "flood", rate: 2000})
+	alone, shared, mixed := run(true, tenants()), run(true, flooded), run(false, flooded)
+	var served, servedMixed int
+	for name, r := range shared {
+		served += len(r.latency)
+		servedMixed += len(mixed[name].latency)
+		if name == "flood" {
+			continue
+		}
+		require.GreaterOrEqual(t, float64(r.served), 0.99*float64(r.made), name)
+		for _, q := range []float64{0.5, 0.99} {
+			require.LessOrEqual(t, r.quantile(q).Seconds(), 1.2*alone[name].quantile(q).Seconds(), "%s, latency that %v of the calls stay below", name, q)
+		}
+		require.Less(t, float64(mixed[name].served), 0.99*float64(mixed[name].made), "without shares, the flood is that of all")
+	}
+	require.GreaterOrEqual(t, float64(served), 0.99*float64(servedMixed), "in all")
+	t.Logf("served: tenant 0 %d of %d (without shares %d), flood %d of %d, all %d (%d)", shared["tenant 0"].served,
+		shared["tenant 0"].made, mixed["tenant 0"].served, shared["flood"].served, shared["flood"].made, served, servedMixed)
+	t.Logf("latency of tenant 0: median %v (alone %v), 99 %% %v (%v)", shared["tenant 0"].quantile(0.5),
+		alone["tenant 0"].quantile(0.5), shared["tenant 0"].quantile(0.99), alone["tenant 0"].quantile(0.99))
+}
+
+func TestFloodsGetTheirParts(t *testing.T) {
+	if raceDetector {
+		t.Skip("a simulation")
+	}
+	triple := func(share string) int {
+		if share == "a" {
+			return 3
+		}
+		return 1
+	}
+	for _, test := range []struct {
+		name  string
+		cfg   bulkhead.Config
+		a, b  load
+		ratio float64 // of the time in slots
+		d     time.Duration
+	}{
+		{"equal", bulkhead.Config{Limit: 20}, load{rate: 4000}, load{rate: 4000}, 1, 5 * time.Second},
+		{"unequal floods", bulkhead.Config{Limit: 20}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
+		{"three to one", bulkhead.Config{Limit: 20, Weight: triple}, load{rate: 4000}, load{rate: 4000}, 3, 5 * time.Second},
+		{"a small limit", bulkhead.Config{Limit: 2, Weight: triple}, load{rate: 400}, load{rate: 400}, 3, 20 * time.Second},
+		{"one slot", bulkhead.Config{Limit: 1, Weight: triple}, load{rate: 200}, load{rate: 200}, 3, 20 * time.Second},
+		{"costs", bulkhead.Config{Limit: 60, Cost: costOf}, load{rate: 4000, cost: 3}, load{rate: 9000}, 1, 5 * time.Second},
+		{"a reserve", bulkhead.Config{Limit: 20, Levels: 2, Priority: levelOf, Reserve: []float64{0.3}}, load{rate: 4000, level: 1}, load{rate: 4000, level: 1}, 1, 5 * time.Second},
+		{"adaptive", bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Max: 40}, Weight: triple}, load{rate: 8000}, load{rate: 8000}, 3, 5 * time.Second},
+		{"newest first", bulkhead.Config{Limit: 20, Order: bulkhead.LIFO}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
+		{"controlled delay", bulkhead.Config{Limit: 20, Order: bulkhead.CoDel}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.cfg.Share, test.cfg.MaxWait, test.cfg.Queue = shareOf, 100*time.Millisecond, 100
+			test.a.share, test.b.share = "a", "b"
+			results := serve(t, test.cfg, test.d, test.a, test.b)
+			ratio := float64(results["a"].slots) / float64(results["b"].slots)
+			t.Logf("%.3f", ratio)
+			require.InEpsilon(t, test.ratio, ratio, 0.05)
+		})
+	}
+}
+
+// Calls keep their share while Share, Weight and the limit change around them.
+func TestSharesAcrossUpdates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: -1})
+		c := newCallers(t, b)
+		c.start(t.Context(), "held 1")
+		c.start(t.Context(), "held 2")
+		c.start(t.Context(), "none 1")
+		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = shareOf }))
+		c.start(ofShare(t.Context(), "a"), "a 1")
+		c.start(ofShare(t.Context(), "a"), "a 2")
+		c.start(ofShare(t.Context(), "b"), "b 1")
+		require.Equal(t, 2, bulkhead.Shares(b))
+		c.finish("held 1", "held 2", "none 1")
+		require.Equal(t, []string{"held 1", "held 2", "none 1", "a 1", "b 1"}, c.ran)
+		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
+		c.start(ofShare(t.Context(), "a"), "none 2")
+		require.NoError(t, b.SetLimit(3))
+		synctest.Wait()
+		c.finish("b 1")
+		require.Equal(t, []string{"a 2", "none 2"}, c.ran[5:])
+		c.finishAll()
+		require.Zero(t, bulkhead.Shares(b))
+		requireIdle(t, b)
+	})
+}
+
+func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Share: shareOf})
+		c := newCallers(t, b)
+		var told []bulkhead.Event
+		b.Observe(func(_ context.Context, e bulkhead.Event) { told = append(told, e) })
+		for _, name := range []string{"a 1", "a 2", "a 3", "a 4", "a 5"} {
+			c.start(ofShare(t.Context(), "a"), name)
+		}
+		require.Equal(t, bulkhead.QueueFull, c.refusal("a 5"))
+		c.start(ofShare(t.Context(), "b"), "b 1")
+		require.Equal(t, bulkhead.Displaced, c.refusal("a 4"))
+		c.start(ofShare(t.Context(), "b"), "b 2")
+		require.Equal(t, bulkhead.QueueFull, c.refusal("b 2"))
+		require.Len(t, told, 3)
+		require.Equal(t, []string{"a", "a", "b"}, []string{told[0].Share, told[1].Share, told[2].Share})
+		c.finish("a 1", "a 2", "b 1")
+		require.Equal(t, []string{"a 1", "a 2", "b 1", "a 3"}, c.ran)
+		c.finishAll()
+		require.Equal(t, "a", told[3].Share)
+		requireIdle(t, b)
+	})
+}

@@ -1,0 +1,186 @@
+package bulkhead
+
+// Whose turn it is, and who gives way in a full queue: decided here from figures alone,
+// for [Config.Share].
+
+// A share is what the calls of one Config.Share hold and wait for, at all levels. It is
+// known while one of them holds a slot or waits.
+type share struct {
+	name    string
+	weight  int
+	held    int     // slots
+	waiters int     // calls
+	lines   []*line // by level; nil where none has waited yet
+}
+
+func (s *share) text() string {
+	if s == nil {
+		return ""
+	}
+	return s.name
+}
+
+// shares are those that are known.
+type shares struct {
+	known  map[string]*share
+	weight int // of all of them
+}
+
+const maxWeight = 1_000_000
+
+// of returns the share of a name, which is known once it has a call.
+func (s *shares) of(name string, weight int) *share {
+	of := s.known[name]
+	if of == nil {
+		return &share{name: name, weight: weight}
+	}
+	s.weight += weight - of.weight
+	of.weight = weight
+	return of
+}
+
+// count changes how many slots a share holds and how many of its calls wait.
+func (s *shares) count(of *share, held, waiters int) {
+	if of == nil {
+		return
+	}
+	was := of.held+of.waiters > 0
+	of.held += held
+	of.waiters += waiters
+	switch is := of.held+of.waiters > 0; {
+	case is == was:
+	case is:
+		if s.known == nil {
+			s.known = make(map[string]*share)
+		}
+		s.known[of.name] = of
+		s.weight += of.weight
+	default:
+		delete(s.known, of.name)
+		s.weight -= of.weight
+	}
+}
+
+// hasPart reports whether a share holds its part of a limit, or more.
+func (s *shares) hasPart(of *share, limit int) bool {
+	return of != nil && float64(of.held)*float64(s.weight) >= float64(limit)*float64(of.weight)
+}
+
+// A line holds the calls of one share that wait at one level, by age. Without
+// Config.Share, there is one line for each level.
+type line struct {
+	share          *share // nil: of calls without one
+	oldest, newest *waiter
+	waiters        int
+	cost           int // of all of them
+	cheaper        int // than each waiter: so many slots are of use to none of them
+
+	turn          float64 // when it is served, in slots for each weight
+	sooner, later *line   // by turn, while calls wait
+
+	// While slots are granted.
+	tried *waiter // the last that was considered to pass the first of the level
+	least int     // cost of those that stay
+}
+
+func (l *line) weight() float64 {
+	if l.share == nil {
+		return 1
+	}
+	return float64(l.share.weight)
+}
+
+// crowd returns how many calls wait for each weight, with some more.
+func (l *line) crowd(more int) float64 { return float64(l.waiters+more) / l.weight() }
+
+// turns are the lines of one level in which calls wait. Each is served once in a round,
+// or as often as its weight: self-clocked fair queueing, Golestani, INFOCOM 1994.
+type turns struct {
+	first, last *line
+	now         float64 // the latest turn that was served
+}
+
+// add lets a line in, at the end of a round.
+func (t *turns) add(l *line) {
+	l.turn = t.now + 1/l.weight()
+	t.place(l)
+}
+
+func (t *turns) place(l *line) {
+	l.sooner, l.later = t.last, nil
+	for l.sooner != nil && l.sooner.turn > l.turn {
+		l.sooner, l.later = l.sooner.sooner, l.sooner
+	}
+	*t.after(l.sooner), *t.before(l.later) = l, l
+}
+
+func (t *turns) after(l *line) **line {
+	if l == nil {
+		return &t.first
+	}
+	return &l.later
+}
+
+func (t *turns) before(l *line) **line {
+	if l == nil {
+		return &t.last
+	}
+	return &l.sooner
+}
+
+// take takes a line out. It leaves l.later as it is, for those who go through the lines.
+func (t *turns) take(l *line) { *t.after(l.sooner), *t.before(l.later) = l.later, l.sooner }
+
+func (t *turns) remove(l *line) {
+	if t.take(l); t.first == nil {
+		t.now = 0
+	}
+}
+
+// next returns the line that is served next, or nil: the first whose share does not hold
+// its part of limit yet, or the first of all. With few shares that hold a part, few
+// lines are looked at.
+func (t *turns) next(s *shares, limit int) *line { return t.nextOf(s, limit, always) }
+
+// nextOf is next for the lines that ok is true for.
+func (t *turns) nextOf(s *shares, limit int, ok func(*line) bool) *line {
+	var behind *line
+	for l := t.first; l != nil; l = l.later {
+		hasPart := s.hasPart(l.share, limit)
+		switch {
+		case hasPart && behind != nil, !ok(l):
+		case !hasPart:
+			return l
+		default:
+			behind = l
+		}
+	}
+	return behind
+}
+
+func always(*line) bool { return true }
+
+// served moves a line that n slots went to. A line that was passed over while its share
+// held its part catches up by no more than limit slots for each weight.
+func (t *turns) served(l *line, n, limit int) {
+	t.now = max(t.now, l.turn)
+	t.take(l)
+	l.turn = max(l.turn, t.now-float64(limit)) + float64(n)/l.weight()
+	t.place(l)
+}
+
+// mostCrowded returns the line in which most calls wait for each weight, if newcomer had
+// one more: newcomer itself, unless another has more than that. A newcomer of nil stands
+// for none.
+func (t *turns) mostCrowded(newcomer *line) *line {
+	most, crowd := newcomer, 0.0
+	if newcomer != nil {
+		crowd = newcomer.crowd(1)
+	}
+	for l := t.first; l != nil; l = l.later {
+		if c := l.crowd(0); c > crowd {
+			most, crowd = l, c
+		}
+	}
+	return most
+}
