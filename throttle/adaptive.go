@@ -258,7 +258,6 @@ func (a *Adaptive) done(sent int64, level int, what outcome) {
 	case throttled:
 		a.stats.Throttled++
 	}
-	a.advance()
 	if sent < a.oldest {
 		return
 	}

@@ -57,7 +57,7 @@ func (l *Limiter) presentWindows() (measure, []window) {
 // has been spent.
 func (m measure) windowsReach(windows []window, level int, share float64) bool {
 	for i, w := range windows {
-		if float64(w.used) >= share*float64(m.quotas[i].room[level]) && w.used > 0 {
+		if float64(w.used) >= share*float64(m.quotas[i].room[level]) {
 			return true
 		}
 	}

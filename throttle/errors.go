@@ -73,7 +73,7 @@ func (e *LimitedError) Error() string {
 		fmt.Fprintf(&text, " of %s", e.Quota)
 	}
 	text.WriteString(")")
-	if e.After > 0 && e.After < never {
+	if e.After > 0 {
 		fmt.Fprintf(&text, ", retry after %v", e.After)
 	}
 	if e.Err != nil {

@@ -248,7 +248,8 @@ func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, R
 }
 
 // Peek returns the Decision that a Take of 1 would return, as [Limiter.Peek] does. A
-// key that is not held has all of its burst, if there is room for it.
+// key that is not held has all of its burst, if there is room for it: to find out, Peek may
+// evict keys of a full group that have nothing to lose.
 func (g *Group[K]) Peek(key K) Decision { return g.peek(key, g.least()) }
 
 func (g *Group[K]) peek(key K, level int) Decision {
@@ -282,7 +283,7 @@ func (g *Group[K]) peek(key K, level int) Decision {
 
 // Refund gives back n tokens of key, as [Limiter.Refund] does. For a key that is not
 // held it gives them back to the limit of ShareOne. Without that limit it does nothing:
-// the key's burst is full.
+// the key's burst is full. It gives back no tokens that were spent before a [Group.Restore].
 func (g *Group[K]) Refund(key K, n int) {
 	if n <= 0 {
 		return

@@ -287,7 +287,11 @@ func TestGroupIsBounded(t *testing.T) {
 // Keys that are kept for Top are dropped when their room is needed.
 func TestGroupDropsIdleKeysToMakeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2000, IdleAfter: time.Hour, Overflow: throttle.RefuseNew})
+		var evicted atomic.Int64
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2000, IdleAfter: time.Hour, Overflow: throttle.RefuseNew,
+			OnEvict: func(context.Context, throttle.Usage[int]) { evicted.Add(1) },
+		})
 		for k := range 2000 {
 			require.True(t, g.Allow(k))
 		}
@@ -301,8 +305,33 @@ func TestGroupDropsIdleKeysToMakeRoom(t *testing.T) {
 			}
 		}
 		require.Greater(t, admitted, 1800)
+		require.Equal(t, g.Stats().Evicted, evicted.Load(), "each is told of, whichever call evicted it")
 		require.LessOrEqual(t, g.Stats().Keys, 2000)
 	})
+}
+
+// A new key takes the place of an idle one, also where that is in another shard.
+func TestGroupMakesRoomInAllShards(t *testing.T) {
+	var told int64
+	g := throttle.NewGroup(throttle.GroupConfig[int]{
+		Config: throttle.Config{Rate: 1e-6, Burst: 1}, MaxKeys: 256, IdleAfter: -1, Overflow: throttle.RefuseNew,
+		OnEvict: func(context.Context, throttle.Usage[int]) { told++ },
+	})
+	for key := range 256 {
+		require.True(t, g.Allow(key))
+	}
+	admitted := 0
+	for key := range 200 { // of four shards
+		g.Refund(key, 1) // now it is idle, and no other is
+		if g.Allow(1000 + key) {
+			admitted++
+		} else {
+			require.True(t, g.Allow(key))
+		}
+	}
+	require.Greater(t, admitted, 90, "about 36 in the shard of the new key alone")
+	require.EqualValues(t, admitted, told)
+	require.EqualValues(t, admitted, g.Stats().Evicted)
 }
 
 // An attacker makes up keys. The tenants that are known go on, memory does not

@@ -163,10 +163,8 @@ func (q Quota) String() string { return strconv.Itoa(q.N) + " per " + q.window()
 // MarshalText returns the text of String. It returns an error for a time zone that
 // [time.LoadLocation] does not find by its name, such as one of [time.FixedZone].
 func (q Quota) MarshalText() ([]byte, error) {
-	if q.In != nil && q.In != time.UTC {
-		if _, err := time.LoadLocation(q.In.String()); err != nil || q.In.String() == "" {
-			return nil, fmt.Errorf("throttle.Quota in the time zone %q has no text: time.LoadLocation does not find it", q.In)
-		}
+	if _, err := time.LoadLocation(q.In.String()); err != nil || q.In.String() == "" {
+		return nil, fmt.Errorf("throttle.Quota in the time zone %q has no text: time.LoadLocation does not find it", q.In)
 	}
 	return []byte(q.String()), nil
 }

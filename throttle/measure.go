@@ -142,7 +142,7 @@ func (m measure) until(target int64) time.Duration {
 
 // cannot reports whether n tokens are more than a level can ever spend at once.
 func (m measure) cannot(n, level int) bool {
-	return n > 0 && n > m.most[level]
+	return n > m.most[level]
 }
 
 // refusal returns why n tokens could not be taken.

@@ -15,19 +15,22 @@ import (
 // specification defines 16384 slots: all keys of a slot are on one server, and the
 // memory is bounded whatever the number of keys.
 type outages struct {
-	down  atomic.Int64 // len(slots), to be read without mu
+	known atomic.Int64 // len(slots), to be read without mu
+	down  atomic.Int64 // of these, the outages that have begun
 	begun atomic.Int64
 
 	observers *observers
 	events    notify.Queue[Event] // added under mu
 
-	mu       sync.Mutex
-	slots    map[uint16]*outage
-	looked   time.Time       // for slots that no call tries
-	suspects map[uint16]bool // slots with a trip under way that finds out
+	mu     sync.Mutex
+	slots  map[uint16]*outage
+	looked time.Time // for slots that no call tries
 }
 
+// An outage is what is wrong with a slot. One answer that is late is not an outage yet: it
+// begins when no answer came in time between two that were late, or with an error.
 type outage struct {
+	begun bool
 	key   string // of the call that noticed it
 	cause error
 	until time.Time   // when a call may try the slot again
@@ -44,11 +47,11 @@ func (o *outages) of(key string, every time.Duration) *outage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	known := o.slots[slot]
-	if known == nil {
+	if known == nil || !known.begun {
 		return nil
 	}
 	if now := time.Now(); !now.Before(known.until) {
-		next := &outage{key: known.key, cause: known.cause, until: now.Add(every)}
+		next := &outage{begun: true, key: known.key, cause: known.cause, until: now.Add(every)}
 		next.told.Store(known.told.Load())
 		o.slots[slot] = next
 		return nil
@@ -56,50 +59,61 @@ func (o *outages) of(key string, every time.Duration) *outage {
 	return known
 }
 
-// suspect records that a trip for a key was cut short. If it returns true, the caller
-// makes another trip to find out whether Redis answers, and then calls cleared. If it
-// returns false, such a trip is under way.
-func (o *outages) suspect(key string) bool {
-	slot := slotOf(key)
+// well reports whether there is no outage of a key's slot.
+func (o *outages) well(key string) bool {
+	if o.down.Load() == 0 {
+		return true
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.suspects[slot] {
-		return false
-	}
-	if o.suspects == nil {
-		o.suspects = make(map[uint16]bool)
-	}
-	o.suspects[slot] = true
-	return true
+	known := o.slots[slotOf(key)]
+	return known == nil || !known.begun
 }
 
-func (o *outages) cleared(key string) {
+// late records that Redis did not answer in time for a call. The caller calls deliver.
+func (o *outages) late(t *sharedTerms, c sharedCall, cause error) *outage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.suspects, slotOf(key))
+	return o.note(t, c, cause, o.slots[slotOf(c.full)] != nil)
 }
 
 // began records that Redis did not answer for a call. The caller calls deliver.
 func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
-	next := &outage{key: keyed.Text(c.key), cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
-	slot := slotOf(c.full)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.slots[slot] == nil {
+	return o.note(t, c, cause, true)
+}
+
+// lost records that an answer that was late did not come at all. That says nothing if Redis
+// has answered another call since.
+func (o *outages) lost(t *sharedTerms, c sharedCall, cause error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if known := o.slots[slotOf(c.full)]; known != nil && !known.begun {
+		o.note(t, c, cause, true).told.Store(known.told.Load()) // of the same trip
+	}
+}
+
+// note records what is wrong with a slot. o.mu is held.
+func (o *outages) note(t *sharedTerms, c sharedCall, cause error, begins bool) *outage {
+	next := &outage{begun: begins, key: keyed.Text(c.key), cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
+	slot := slotOf(c.full)
+	if before := o.slots[slot]; begins && (before == nil || !before.begun) {
 		o.begun.Add(1)
+		o.down.Add(1)
 		o.add(Event{Kind: EventOutageBegan, Name: t.cfg.Name, Key: next.key, Err: cause})
 	}
 	if o.slots == nil {
 		o.slots = make(map[uint16]*outage)
 	}
 	o.slots[slot] = next
-	o.down.Store(int64(len(o.slots)))
+	o.known.Store(int64(len(o.slots)))
 	return next
 }
 
 // ended records that Redis answered for a call. The caller calls deliver.
 func (o *outages) ended(t *sharedTerms, c sharedCall) {
-	if o.down.Load() == 0 {
+	if o.known.Load() == 0 {
 		return
 	}
 	slot := slotOf(c.full)
@@ -122,8 +136,13 @@ func (o *outages) ended(t *sharedTerms, c sharedCall) {
 
 // over ends the outage of a slot. o.mu is held.
 func (o *outages) over(t *sharedTerms, slot uint16, key string) {
+	begun := o.slots[slot].begun
 	delete(o.slots, slot)
-	o.down.Store(int64(len(o.slots)))
+	o.known.Store(int64(len(o.slots)))
+	if !begun {
+		return
+	}
+	o.down.Add(-1)
 	o.add(Event{Kind: EventRecovered, Name: t.cfg.Name, Key: key})
 }
 

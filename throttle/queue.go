@@ -263,7 +263,6 @@ func (l *Limiter) dequeue(w *waiter) {
 	} else {
 		w.next.prev = w.prev
 	}
-	w.prev, w.next = nil, nil
 	line.units -= w.units
 	q.units -= w.units
 	q.queued.Add(-1)

@@ -92,6 +92,41 @@ func TestQuotaWithoutARate(t *testing.T) {
 	})
 }
 
+// Of windows alone the one with the fewest tokens left binds, wherever it stands.
+func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
+	small, large := throttle.Quota{N: 5, Every: time.Hour}, throttle.Quota{N: 6, Every: 24 * time.Hour}
+	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}, {{N: 7, Every: time.Minute}, small, large}} {
+		for _, rate := range []float64{0, 1e6} {
+			d := throttle.New(throttle.Config{Rate: rate, Quotas: quotas}).Take(1)
+			require.Equal(t, small, d.Quota)
+			require.Equal(t, 4, d.Remaining)
+		}
+	}
+}
+
+// A key whose windows are over makes room for another, and no sooner.
+func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Every: time.Hour}}},
+			MaxKeys: 1, IdleAfter: -1, Overflow: throttle.RefuseNew})
+		require.True(t, g.Allow(1))
+		time.Sleep(time.Hour - 1)
+		require.False(t, g.Allow(2))
+		time.Sleep(time.Nanosecond)
+		require.True(t, g.Allow(2))
+	})
+}
+
+// A level goes off when a quota has only the tokens left that are kept, and not before.
+func TestDegradationByAQuota(t *testing.T) {
+	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 8, Every: time.Hour}}, Levels: 2, Reserve: []float64{0.5},
+		Priority: func(context.Context) int { return 0 }})
+	for spent, level := range []int{1, 1, 1, 1, 0} {
+		require.Equal(t, level, l.Degradation(), spent)
+		require.NoError(t, l.Wait(t.Context()))
+	}
+}
+
 // The bounds of a calendar's windows, where the clocks change, at the ends of months, and
 // where a day has no midnight or two.
 func TestCalendarWindows(t *testing.T) {
@@ -404,10 +439,26 @@ func TestLimitValidate(t *testing.T) {
 	}
 	require.EqualError(t, throttle.Config{Rate: 1, Quotas: []throttle.Quota{{N: -1, Per: throttle.Day}}}.Validate(),
 		"throttle.Config.Quotas[0].N is -1: must be 1 to 1e15")
-	require.NoError(t, throttle.Limit{Quotas: []throttle.Quota{day, hour}}.Validate())
 	many := make([]throttle.Quota, 9)
 	for i := range many {
 		many[i] = throttle.Quota{N: 1, Every: time.Duration(1+i) * time.Hour}
+	}
+	require.NoError(t, throttle.Limit{Quotas: many[:8]}.Validate())
+	require.NoError(t, throttle.Limit{Quotas: []throttle.Quota{day, hour}}.Validate())
+	for q, ok := range map[throttle.Quota]bool{
+		{N: 1, Every: time.Millisecond}:             true,
+		{N: 1, Every: time.Millisecond - 1}:         false,
+		{N: 1, Every: 36 * 365 * 24 * time.Hour}:    true,
+		{N: 1, Every: 36*365*24*time.Hour + 1}:      false,
+		{N: 1e15, Every: time.Hour}:                 true,
+		{N: 1e15 + 1, Every: time.Hour}:             false,
+		{N: 0, Every: time.Hour}:                    false,
+		{N: 1, Every: -time.Hour}:                   false,
+		{N: 1, Per: throttle.Year, In: time.UTC}:    true,
+		{N: 1, Per: "Day", In: time.UTC}:            false,
+		{N: 1, Every: time.Hour, Per: throttle.Day}: false,
+	} {
+		require.Equal(t, ok, throttle.Limit{Quotas: []throttle.Quota{q}}.Validate() == nil, "%v", q)
 	}
 	require.ErrorContains(t, throttle.Limit{Quotas: many}.Validate(), "throttle.Limit.Quotas is 9 long: must be at most 8 long")
 	l := throttle.New(throttle.Config{Rate: 1, Quotas: many[:2]})

@@ -47,6 +47,6 @@ func checkRate(f *invalid.Fields, rate float64, burst int) {
 	}
 	// A float64 has room for both sides; powers of two make the products exact.
 	p := newPace(rate, burst)
-	fits := p.frac < 62 && math.Ldexp(float64(p.burst), int(p.frac)) <= float64(maxBurst)
+	fits := math.Ldexp(float64(p.burst), int(p.frac)) <= float64(maxBurst)
 	f.Need(fits, "Rate", rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", p.burst))
 }

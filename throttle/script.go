@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,15 +25,15 @@ type sharedWindow struct {
 	left, length time.Duration
 }
 
-// eval runs the script, which takes the first of amounts that is there. It returns an
-// error for a result that the script cannot have returned.
+// eval runs the script for a call, and has it add a debt. It returns an error for a result
+// that the script cannot have returned.
 //
 // The script compares its clock with the periods of a calendar around the present one. If
 // the clock of this instance is off by more than a period, it answers with its own time,
 // and eval runs it once more.
-func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (answer, error) {
+func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, d debt) (answer, error) {
 	for first := true; ; first = false {
-		value, err := t.cfg.Eval(ctx, script, []string{c.full}, t.args(c, amounts, time.Now().UnixNano()+s.ahead.Load())...)
+		value, err := t.cfg.Eval(ctx, script, []string{c.full}, t.args(c, d, time.Now().UnixNano()+s.ahead.Load())...)
 		if err != nil {
 			return answer{}, err
 		}
@@ -46,23 +45,35 @@ func (s *Shared) eval(ctx context.Context, t *sharedTerms, c sharedCall, amounts
 			s.ahead.Store(n[1]*1000 - time.Now().UnixNano())
 			continue
 		}
-		return t.read(n, amounts)
+		return t.read(n, c.n)
 	}
 }
 
 // args returns the arguments of the script. now is in nanoseconds of Unix time.
-func (t *sharedTerms) args(c sharedCall, amounts []int, now int64) []any {
-	most, room := t.room[0], t.room[c.level]
-	args := append(make([]any, 0, 12), most.whole, most.part, room.whole, room.part, c.do, len(t.quotas))
+func (t *sharedTerms) args(c sharedCall, d debt, now int64) []any {
+	most, room, cost := t.room[0], t.room[c.level], t.token.times(c.n)
+	args := append(make([]any, 0, 13+3*len(t.quotas)), most.whole, most.part, room.whole, room.part, c.do, len(t.quotas))
 	for i := range t.quotas {
 		q := &t.quotas[i]
 		args = append(args, strings.NewReplacer(" ", "_", "|", "_").Replace(q.window()), q.room[c.level], q.times(now))
 	}
-	for _, n := range amounts {
-		cost := t.token.times(n)
-		args = append(args, n, cost.whole, cost.part)
+	args = append(args, c.n, cost.whole, cost.part)
+	if owed := d.tokens - c.refund; owed != 0 {
+		more, less := t.owed(d), t.token.times(c.refund)
+		args = append(args, owed, int64(more.whole)-int64(less.whole), int64(more.part)-int64(less.part))
 	}
 	return args
+}
+
+// owed returns the time of a debt's tokens, less what this instance's part of the rate has
+// refilled since.
+func (t *sharedTerms) owed(d debt) micros {
+	m := t.token.times(d.tokens)
+	refilled := uint64(max(0, time.Since(d.since).Microseconds())) / uint64(t.cfg.Instances)
+	if m.whole < refilled {
+		return micros{}
+	}
+	return micros{m.whole - refilled, m.part}
 }
 
 // times returns the length of the windows in microseconds or, of a calendar, the times
@@ -79,16 +90,17 @@ func (q *quotaTerms) times(now int64) string {
 // integers returns the integers of an answer: 3 and 3 for each quota, or 2 that say what
 // time it is.
 func (t *sharedTerms) integers(value any) ([]int64, error) {
-	fields, ok := value.([]any)
+	fields, _ := value.([]any)
 	first := int64(0)
 	if len(fields) > 0 {
 		first, _ = integer(fields[0])
 	}
-	if elsewhere := len(fields) == 2 && first == -1 && len(t.quotas) > 0; !ok || !elsewhere && len(fields) != 3+3*len(t.quotas) {
+	if elsewhere := len(fields) == 2 && first == -1 && len(t.quotas) > 0; !elsewhere && len(fields) != 3+3*len(t.quotas) {
 		return nil, fmt.Errorf("throttle: %s: the script's answer is %T %v: must be %d integers", t.cfg.Name, value, value, 3+3*len(t.quotas))
 	}
 	n := make([]int64, len(fields))
 	for i, field := range fields {
+		var ok bool
 		if n[i], ok = integer(field); !ok || n[i] < 0 && !(len(n) == 2 && i == 0) || n[i] > math.MaxInt64/1000 {
 			return nil, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", t.cfg.Name, field, field)
 		}
@@ -97,12 +109,12 @@ func (t *sharedTerms) integers(value any) ([]int64, error) {
 }
 
 // read returns the answer that n are.
-func (t *sharedTerms) read(n []int64, amounts []int) (answer, error) {
+func (t *sharedTerms) read(n []int64, asked int) (answer, error) {
 	if len(n) == 2 {
 		return answer{}, fmt.Errorf("throttle: %s: the clock of Redis jumps", t.cfg.Name)
 	}
-	if n[0] != 0 && !slices.Contains(amounts, int(n[0])) {
-		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be 0 or one of %v", t.cfg.Name, n[0], amounts)
+	if n[0] != 0 && n[0] != int64(asked) {
+		return answer{}, fmt.Errorf("throttle: %s: the script's answer is %d tokens: must be 0 or %d", t.cfg.Name, n[0], asked)
 	}
 	us := func(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 	a := answer{taken: int(n[0]), wait: us(n[1]), debt: us(n[2])}

@@ -112,7 +112,7 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 			return true
 		}
 		other := &g.shards[(first+i)%len(g.shards)]
-		if other != s && other.mu.TryLock() {
+		if other.mu.TryLock() { // not s, whose lock is held
 			g.sweep(other, 64, other.measure().now, 0)
 			s.evicted = append(s.evicted, other.evicted...)
 			other.evicted = nil

@@ -48,10 +48,11 @@ type SharedConfig struct {
 	Prefix string
 
 	// Eval runs a Lua script on Redis 5 or later and returns its result: a list of
-	// integers. It always gets the same script. It should return soon after its ctx has
-	// ended, as the call does not return before. It is required. With
-	// github.com/redis/go-redis/v9, whose Run sends only the hash of a script that the
-	// server knows:
+	// integers. It always gets the same script. It runs on a goroutine of its own, with
+	// the values of the call's ctx, and has a RetryEvery more than Timeout: the tokens of a
+	// late answer pay for what was admitted without it. It is required. With
+	// github.com/redis/go-redis/v9, whose Run sends only the hash of a script that the server
+	// knows:
 	//
 	//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	//	Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -79,19 +80,10 @@ type SharedConfig struct {
 	Reserve  []float64
 	Cost     func(context.Context) int
 
-	// Batch is how many tokens are taken from Redis at once, to be spent by later calls:
-	// for rates at which a round trip for each call is too slow. Over any interval each
-	// instance may then admit up to Batch-1 tokens on top of the limit, which it took
-	// before. Calls that find no tokens left share one round trip at a time. Zero means
-	// 1. A larger Batch is at most the Burst and each quota, and excludes Levels. Calls
-	// whose key is not empty take no tokens from a batch: each makes a round trip.
-	Batch int
-
-	// Timeout is how long Redis may take for one answer. A call waits for at most one
-	// answer; with a Batch, for at most two. Zero means 50 ms.
+	// Timeout is how long a call waits for the answer of Redis. Zero means 50 ms.
 	Timeout time.Duration
 
-	// OnOutage says what to do while Redis does not answer, or too late, or with
+	// OnOutage says what to do with a call that gets no answer of Redis in time, or
 	// something else than the script returns. Zero means LimitLocally.
 	OnOutage OutagePolicy
 
@@ -127,12 +119,6 @@ func (c SharedConfig) validate(f *invalid.Fields) {
 	checkShared(f, c.limit())
 	checkLevels(f, c.Levels, c.Priority)
 	checkReserve(f, c.Levels, c.Reserve)
-	f.Need(c.Batch >= 0, "Batch", c.Batch, "0 (for 1) or more")
-	f.Need(c.Batch <= 1 || c.Levels < 2, "Batch", c.Batch, "0 or 1 where there are more Levels than one")
-	if f.Err() == nil {
-		most := newSharedTerms(&c, c.limit().withDefaults()).most(0)
-		f.Need(c.Batch <= most, "Batch", c.Batch, fmt.Sprintf("at most %d, the Burst or the least of the Quotas", most))
-	}
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 50 ms) or more")
 	policies := []OutagePolicy{"", LimitLocally, RefuseAll, AdmitAll}
 	f.Need(slices.Contains(policies, c.OnOutage), "OnOutage", strconv.Quote(string(c.OnOutage)), `"limit locally", "refuse all" or "admit all"`)
@@ -151,7 +137,6 @@ func (c SharedConfig) withDefaults() SharedConfig {
 	c.setLimit(c.limit().withDefaults())
 	c.Levels = cmp.Or(c.Levels, 1)
 	c.Reserve = reserveOf(c.Levels, c.Reserve)
-	c.Batch = cmp.Or(c.Batch, 1)
 	c.Timeout = cmp.Or(c.Timeout, 50*time.Millisecond)
 	c.OnOutage = cmp.Or(c.OnOutage, LimitLocally)
 	c.Instances = cmp.Or(c.Instances, 1)
@@ -185,19 +170,30 @@ func (c SharedConfig) local(l Limit) GroupConfig[string] {
 // one limit, their key is the empty text. It is safe for concurrent use. [NewShared] makes
 // one.
 //
-// Each decision takes one round trip, or 1/Batch of one. Over any interval all instances
-// together admit at most Burst + Rate x interval tokens, and in each window of a quota at
-// most its N, plus the tokens that Batch allows. The rate is exact to one part in
-// 4e15/Rate; it is never too high. If Redis loses its data, as in a restart without
-// persistence, the burst is full again, and so are the quotas.
+// Each decision takes one round trip. Over any interval all instances together admit at most
+// Burst + Rate x interval tokens, and in each window of a quota at most its N. The rate is
+// exact to one part in 4e15/Rate; it is never too high. If Redis loses its data, as in a
+// restart without persistence, the burst is full again, and so are the quotas.
 //
-// When Redis fails, calls follow OnOutage, after one Timeout, until Redis answers again.
-// If a call gives up before the Timeout, the Shared makes another round trip, which
-// takes no tokens, to find out whether Redis answers. An outage concerns one hash slot
-// of the 16384 slots of a Redis Cluster: if one master is down, or one key holds a value
-// of another program, the keys of other slots are not affected. It is over when Redis has
-// answered for a key of the slot, or for another key when no call has tried the slot for
-// a RetryEvery.
+// A call that gets no answer within Timeout follows OnOutage. When that has happened twice
+// with no answer in time between, or Redis refuses to answer, an outage begins: calls follow
+// OnOutage without waiting, until Redis answers in time again.
+//
+// What an instance admits without Redis is owed, less what its part of the Rate has refilled
+// since. Once Redis answers in time, the next call of the instance for the key takes it, from
+// the burst and, if that is empty, from up to as many tokens of the time to come; and from
+// the quotas. So an outage with LimitLocally costs at most the Burst, and
+// each quota an N, once, on top of the limit: the part of each instance, less what that has
+// spent of it lately. It costs that only where an instance does not call again, or the keys
+// that owe are more than 100 000. An instance that is cut off while Redis answers others costs
+// its part of the Rate as well, for as long as that lasts. With AdmitAll there is no bound.
+//
+// A call whose ctx ends while it waits for Redis may have taken its tokens.
+//
+// An outage concerns one hash slot of the 16384 slots of a Redis Cluster: if one master is
+// down, or one key holds a value of another program, the keys of other slots are not
+// affected. It is over when Redis has answered for a key of the slot, or for another key
+// when no call has tried the slot for a RetryEvery.
 //
 // A Shared does not wait for tokens. A retry around it that respects
 // [LimitedError.RetryAfter] does.
@@ -208,7 +204,6 @@ type Shared struct {
 	sets      atomic.Int64
 	alone     alone
 	ahead     atomic.Int64 // how far the clock of Redis is ahead, as last seen
-	batch     batch
 	outages   outages
 
 	refused                                                       tally
@@ -356,9 +351,8 @@ func (s *Shared) Allow(ctx context.Context, key string) bool { return s.Take(ctx
 // or OnRefuse. If n is 0 or less, Take takes none and admits. It admits nothing once ctx
 // has ended.
 //
-// Remaining and ResetAfter are known from an answer of Redis. Without one, ResetAfter is
-// 0, and Remaining is at most the number of tokens that a Batch still holds. During an
-// outage with LimitLocally, both are those of this instance's part of the limit.
+// Remaining and ResetAfter are known from an answer of Redis. Without one, both are 0 or,
+// with LimitLocally, those of this instance's part of the limit.
 func (s *Shared) Take(ctx context.Context, key string, n int) Decision {
 	t := s.termsOf(key)
 	if ctx.Err() != nil {
@@ -375,7 +369,8 @@ type sharedCall struct {
 	key      string
 	full     string // the key in Redis
 	n, level int
-	do       string // what the script is to do
+	refund   int
+	do       string // what the script is to do: take or reset
 }
 
 // callOf returns the call of ctx for key, for one token.
@@ -396,9 +391,6 @@ func (s *Shared) decide(ctx context.Context, t *sharedTerms, c sharedCall) (d De
 	case c.n == 0:
 		d = t.unknown()
 		d.OK = true
-	case c.key == "" && s.batch.spend(c.n):
-		d = t.unknown()
-		d.OK, d.Remaining = true, int(s.batch.held.Load())
 	case c.n > t.most(c.level):
 		d, why = t.unknown(), TooCostly
 		d.RetryAfter = never
@@ -419,21 +411,26 @@ func (s *Shared) decide(ctx context.Context, t *sharedTerms, c sharedCall) (d De
 
 // ask lets Redis decide on a call or, in an outage, OnOutage.
 func (s *Shared) ask(ctx context.Context, t *sharedTerms, c sharedCall) (Decision, Reason, error) {
-	if o := s.outages.of(c.full, t.cfg.RetryEvery); o != nil {
-		return s.decideAlone(ctx, t, c, o)
+	o := s.outages.of(c.full, t.cfg.RetryEvery)
+	if o == nil {
+		trip := s.depart(ctx, t, c)
+		if !trip.wait(ctx) {
+			return t.unknown(), ContextEnded, ended.Error(ctx)
+		}
+		if o = trip.outage; o == nil {
+			if trip.answer.taken > 0 && t.cfg.OnOutage == LimitLocally {
+				// The part of this instance has as much less for an outage.
+				_, _ = s.alone.group(t).decide(ctx, c.key, c.n, 0)
+			}
+			d, why := t.decision(trip.answer.taken > 0, c.n, c.level, trip.answer)
+			return d, why, nil
+		}
 	}
-	if t.cfg.Batch > 1 && c.key == "" {
-		return s.askBatch(ctx, t, c)
+	d, why, err := s.decideAlone(ctx, t, c, o)
+	if d.OK {
+		s.alone.owe(c.full, debt{tokens: c.n})
 	}
-	a, outage, inTime := s.askOnce(ctx, t, c, []int{c.n})
-	switch {
-	case !inTime:
-		return t.unknown(), ContextEnded, ended.Error(ctx)
-	case outage != nil:
-		return s.decideAlone(ctx, t, c, outage)
-	}
-	d, why := t.decision(a.taken > 0, c.n, c.level, a)
-	return d, why, nil
+	return d, why, err
 }
 
 // unknown returns a Decision without an answer of Redis.

@@ -5,21 +5,29 @@
 -- The value is "tat part", and for each window of a quota that has begun "|id used end".
 -- Windows of quotas that this call does not know, but other instances may, are kept.
 --
--- ARGV: the longest debt, the debt up to which this call may go, what to do (take, refund
--- or reset), and the number of quotas. For each quota its id, the tokens that this call
--- may use up, and the length of its windows or, of a calendar, the times between its
--- periods. Then the amounts to take, of which the first that is there is taken, or the
--- amount to refund: each as its tokens and their time.
+-- ARGV: the time in which the burst refills, the debt up to which this call may go, what to
+-- do (take or reset), and the number of quotas. For each quota its id, the tokens that this
+-- call may use up, and the length of its windows or, of a calendar, the times between its
+-- periods. Then the tokens to take and their time. Then, if there are any, the tokens that
+-- the caller has spent before without asking, and their time less what has refilled since;
+-- less than 0 for tokens that it gives back.
 --
--- Returns the tokens taken or given back, the wait until the last amount could be taken
--- from the rate, and its debt; then for each quota what is used, the time until its window
--- ends, and the length of the window. Returns -1 and the time if the times between the
--- periods of a calendar lie elsewhere.
+-- The debt may reach twice the time in which the burst refills, by tokens spent before.
+--
+-- Returns the tokens taken, the wait until they could be taken from the rate, and its debt;
+-- then for each quota what is used, the time until its window ends, and the length of the
+-- window. Returns -1 and the time if the times between the periods of a calendar lie
+-- elsewhere.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 if ARGV[5] == 'reset' then
   redis.call('DEL', KEYS[1])
 end
+local most = tonumber(ARGV[1])
+local longest = 2 * most + 1 -- debt
+local first = 7 + 3 * ARGV[6] -- the tokens to take; before are the quotas
+local owed = tonumber(ARGV[first + 3] or 0)
+local changed = false
 local tat, part = now, 0
 local windows, ids -- of the quotas; nil if there are none
 local held = redis.call('GET', KEYS[1])
@@ -29,9 +37,9 @@ if held then
     return redis.error_reply('ERR throttle: the key holds something else')
   end
   whole = tonumber(whole)
-  if whole - now > tonumber(ARGV[1]) then -- the clock has been set back
-    tat, part = now + ARGV[1], tonumber(ARGV[2])
-  elseif whole >= now then
+  if whole - now > longest then -- the clock has been set back
+    tat, part, changed = now + most, tonumber(ARGV[2]), true
+  elseif whole >= tat then
     tat, part = whole, tonumber(rest)
   end
   if more ~= '' then
@@ -46,24 +54,26 @@ if held then
 end
 
 local quotas = {}
-local first = 7 -- amount
 if ARGV[6] ~= '0' then
   windows, ids = windows or {}, ids or {}
   for i = 1, tonumber(ARGV[6]) do
-    local id, times = ARGV[first], ARGV[first + 2]
+    local at = 4 + 3 * i
+    local id, times = ARGV[at], ARGV[at + 2]
     local q = windows[id]
     if not q then
       q = {used = 0, ends = 0}
       windows[id] = q
       ids[#ids + 1] = id
     end
-    q.room = tonumber(ARGV[first + 1])
+    q.room = tonumber(ARGV[at + 1])
     q.length = tonumber(times)
     if q.length then
       if q.used == 0 then
         q.ends = now + q.length
       end
-      q.ends = math.min(q.ends, now + q.length) -- the clock has been set back
+      if q.ends > now + q.length then -- the clock has been set back
+        q.ends, changed = now + q.length, true
+      end
     else
       local begin, ends
       for time in string.gmatch(times, '%d+') do
@@ -80,41 +90,46 @@ if ARGV[6] ~= '0' then
       q.ends, q.length = ends, ends - begin
     end
     quotas[i] = q
-    first = first + 3
   end
 end
 
-local done, wait, changed = 0, 0, false
-if ARGV[5] == 'refund' then
-  done, changed = tonumber(ARGV[first]), held
-  tat, part = tat - ARGV[first + 1], part - ARGV[first + 2]
-  if part < 0 then
-    tat, part = tat - 1, part + 4294967296
+local function add(whole, rest) -- to the tat
+  local t, p = tat + whole, part + rest
+  if p >= 4294967296 then
+    return t + 1, p - 4294967296
+  elseif p < 0 then
+    return t - 1, p + 4294967296
   end
-  if tat < now then
-    tat, part = now, 0
-  end
+  return t, p
+end
+
+if owed ~= 0 then
+  changed = changed or held or owed > 0
+  tat, part = add(ARGV[first + 4], ARGV[first + 5])
   for i = 1, #quotas do
-    quotas[i].used = math.max(0, quotas[i].used - done)
+    quotas[i].used = math.max(0, quotas[i].used + owed)
   end
-else
-  for i = first, #ARGV, 3 do
-    local n, t, p = tonumber(ARGV[i]), tat + ARGV[i + 1], part + ARGV[i + 2]
-    if p >= 4294967296 then
-      t, p = t + 1, p - 4294967296
-    end
-    local over, rest = t - now - ARGV[3], p - ARGV[4]
-    local fits = over < 0 or over == 0 and rest <= 0
-    wait = fits and 0 or over + (rest > 0 and 1 or 0)
-    for j = 1, #quotas do
-      fits = fits and quotas[j].used + n <= quotas[j].room
-    end
-    if fits then
-      tat, part, done, changed = t, p, n, true
-      for j = 1, #quotas do
-        quotas[j].used = quotas[j].used + n
-      end
-      break
+end
+if tat < now then
+  tat, part = now, 0
+elseif tat - now > longest then
+  tat, part = now + longest, 0
+end
+
+local done, wait = 0, 0
+local n = tonumber(ARGV[first])
+if n > 0 then
+  local t, p = add(ARGV[first + 1], ARGV[first + 2])
+  local over, rest = t - now - ARGV[3], p - ARGV[4]
+  local fits = over < 0 or over == 0 and rest <= 0
+  wait = fits and 0 or over + (rest > 0 and 1 or 0)
+  for i = 1, #quotas do
+    fits = fits and quotas[i].used + n <= quotas[i].room
+  end
+  if fits then
+    tat, part, done, changed = t, p, n, true
+    for i = 1, #quotas do
+      quotas[i].used = quotas[i].used + n
     end
   end
 end

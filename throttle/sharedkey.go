@@ -69,13 +69,13 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 	c := t.callOf(ctx, key)
 	o := s.outages.of(c.full, t.cfg.RetryEvery)
 	if o == nil {
-		var a answer
-		var inTime bool
-		if a, o, inTime = s.askOnce(ctx, t, c, nil); !inTime {
+		c.n = 0
+		trip := s.depart(ctx, t, c)
+		if !trip.wait(ctx) {
 			return t.unknown()
 		}
-		if o == nil {
-			return s.peek(t, c, a)
+		if o = trip.outage; o == nil {
+			return t.peek(c.level, trip.answer)
 		}
 	}
 	d := t.unknown()
@@ -90,20 +90,25 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 	return d
 }
 
-// peek returns the Decision on one token by an answer, with the tokens of a batch.
-func (s *Shared) peek(t *sharedTerms, c sharedCall, a answer) Decision {
-	held := 0
-	if c.key == "" {
-		held = int(s.batch.held.Load())
-	}
-	a.wait = t.wait(1, c.level, a.debt)
+// peek returns the Decision on one token by an answer.
+func (t *sharedTerms) peek(level int, a answer) Decision {
+	a.wait = t.wait(1, level, a.debt)
 	there := a.wait == 0
 	for i, w := range a.windows {
-		there = there && w.used < int64(t.quotas[i].room[c.level])
+		there = there && w.used < int64(t.quotas[i].room[level])
 	}
-	d, _ := t.decision(held > 0 || there, 1, c.level, a)
-	d.Remaining += held
+	d, _ := t.decision(there, 1, level, a)
 	return d
+}
+
+// wait returns the time until a level could take n tokens of the rate on top of a debt.
+func (t *sharedTerms) wait(n, level int, debt time.Duration) time.Duration {
+	cost, room := t.token.times(n), t.room[level]
+	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(room.whole)
+	if cost.part > room.part {
+		over++
+	}
+	return time.Duration(max(over, 0)) * time.Microsecond
 }
 
 // Refund gives back n tokens of a call of key that was admitted but not made: at most as
@@ -116,7 +121,7 @@ func (s *Shared) Refund(ctx context.Context, key string, n int) error {
 	if n <= 0 {
 		return nil
 	}
-	if err := s.tell(ctx, t, key, "refund", []int{n}); err != nil {
+	if err := s.tell(ctx, t, key, "take", n); err != nil {
 		return err
 	}
 	s.refunded.Add(int64(n))
@@ -124,25 +129,24 @@ func (s *Shared) Refund(ctx context.Context, key string, n int) error {
 }
 
 // Reset makes the burst and the quotas of key full again, for all instances. It returns an
-// error if Redis does not answer, which matches [ErrOutage], or if ctx ends. Tokens that
-// a Batch holds stay.
+// error if Redis does not answer, which matches [ErrOutage], or if ctx ends.
 func (s *Shared) Reset(ctx context.Context, key string) error {
-	return s.tell(ctx, s.termsOf(key), key, "reset", nil)
+	return s.tell(ctx, s.termsOf(key), key, "reset", 0)
 }
 
 // tell has the script do something else than to take tokens.
-func (s *Shared) tell(ctx context.Context, t *sharedTerms, key, do string, amounts []int) error {
+func (s *Shared) tell(ctx context.Context, t *sharedTerms, key, do string, refund int) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	c := t.callOf(ctx, key)
-	c.level, c.do = 0, do
-	_, outage, inTime := s.askOnce(ctx, t, c, amounts)
+	c.level, c.n, c.do, c.refund = 0, 0, do, refund
+	trip := s.depart(ctx, t, c)
 	switch {
-	case !inTime:
+	case !trip.wait(ctx):
 		return ended.Error(ctx)
-	case outage != nil:
-		return s.outageError(outage)
+	case trip.outage != nil:
+		return s.outageError(trip.outage)
 	}
 	return nil
 }

@@ -155,7 +155,8 @@ func setKey[K comparable](k *snapshotKey, key K) (err error) {
 
 // Restore adds what a snapshot says that keys had spent to what they have spent since.
 // Call it once, before the first call. It never gives tokens: what has refilled since, by
-// the clock of this system, is left out, and windows that are over. If a key of the
+// the clock of this system, is left out, and windows that are over; what was spent is
+// rounded up to the nanosecond. If a key of the
 // snapshot had a limit by Set, and has none now, it gets that limit. What was spent of a
 // quota counts for the quota with the same window.
 //
@@ -294,26 +295,27 @@ func (g *Group[K]) restore(k keySnapshot[K], rate float64) error {
 	}
 	m := s.measure()
 	m.tat = slot.tat
-	slot.tat = m.restore(k.snapshotKey, rate, s.table.windows(i), g.watch.now())
+	now := g.watch.now()
+	m.restoreWindows(k.snapshotKey, s.table.windows(i), now)
+	slot.tat = m.restore(k.snapshotKey, rate, now)
 	return nil
 }
 
 func (l *Limiter) restore(k snapshotKey, rate float64) {
 	l.queue.mu.Lock()
 	defer l.queue.mu.Unlock()
+	now := l.watch.now()
+	l.measureLocked().restoreWindows(k, l.windows, now)
 	for {
 		m := l.measureLocked()
-		tat := m.restore(k, rate, l.windows, l.watch.now())
-		if l.tat.CompareAndSwap(m.tat, tat) {
+		if l.tat.CompareAndSwap(m.tat, m.restore(k, rate, now)) {
 			return
 		}
-		k.Spent = nil // is restored
 	}
 }
 
-// restore adds what was spent at a rate to windows, and returns the tat with the debt, of
-// which no more than a burst is left.
-func (m measure) restore(k snapshotKey, rate float64, windows []window, now moment) (tat int64) {
+// restoreWindows adds what was spent to windows.
+func (m measure) restoreWindows(k snapshotKey, windows []window, now moment) {
 	for i := range m.quotas {
 		q := &m.quotas[i]
 		span := k.Spent[q.window()]
@@ -328,6 +330,10 @@ func (m measure) restore(k snapshotKey, rate float64, windows []window, now mome
 		w.used += min(span.Used, maxQuota)
 		windows[i] = w
 	}
+}
+
+// restore returns the tat with what was spent at a rate, of which no more than a burst is left.
+func (m measure) restore(k snapshotKey, rate float64, now moment) (tat int64) {
 	left := time.Duration(k.Full - now.wall)
 	if k.Full == 0 || left <= 0 || m.rate == 0 {
 		return m.tat

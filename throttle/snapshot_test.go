@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"math"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -181,6 +185,59 @@ func TestCorruptSnapshotIsAnError(t *testing.T) {
 	require.Error(t, numbers.Restore(bytes.NewReader(saved)), "keys of another type")
 	require.Zero(t, numbers.Stats().Keys)
 	require.NoError(t, fresh.Restore(bytes.NewReader(saved)))
+}
+
+// seal returns a snapshot of lines.
+func seal(lines ...string) []byte {
+	text := []byte(strings.Join(append([]string{`{"Format":"throttle.Group 1","Rate":1}`}, lines...), "\n") + "\n")
+	return fmt.Appendf(text, "{\"Keys\":%d,\"CRC\":%d}\n", len(lines), crc32.Checksum(text, crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// A snapshot gives no tokens, whoever has written it, and has nothing that Restore does not know.
+func TestSnapshotOfAnotherProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10, Quotas: []throttle.Quota{{N: 8, Every: time.Hour}}}})
+		require.True(t, g.Take("a", 5).OK)
+		later := time.Now().Add(time.Minute).UnixNano()
+		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Spent":{"1h0m0s":{"Used":-5,"End":%d}}}`, later)))))
+		require.Equal(t, 3, g.Peek("a").Remaining)
+		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Full":%d}`, time.Now().Add(-time.Hour).UnixNano())))))
+		require.NoError(t, g.SetLimit(throttle.Limit{Rate: 1, Burst: 10}))
+		require.Equal(t, 5, g.Peek("a").Remaining)
+		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Full":%d}`, time.Now().Add(-time.Minute).UnixNano())))))
+		require.Equal(t, 5, g.Peek("a").Remaining, "what has refilled long ago takes nothing, and gives nothing")
+		require.ErrorContains(t, g.Restore(bytes.NewReader(seal(`{"Key":"a","Owner":"b"}`))), "unknown field")
+	})
+}
+
+// Snapshot and Restore may be called while calls go on.
+func TestSnapshotUnderLoad(t *testing.T) {
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-6, Burst: 1000, MaxWait: time.Nanosecond,
+		Quotas: []throttle.Quota{{N: 1000, Every: time.Hour}}}})
+	require.NoError(t, g.Set(0, throttle.Limit{Rate: 1e-6, Burst: 500, Quotas: []throttle.Quota{{N: 500, Every: time.Hour}}}))
+	empty := snapshotOf(t, g)
+	var calls sync.WaitGroup
+	var admitted atomic.Int64
+	for range 3 {
+		calls.Go(func() {
+			for i := range 900 {
+				if g.Allow(i % 3) {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	calls.Go(func() {
+		for range 30 {
+			_ = snapshotOf(t, g)
+			if err := g.Restore(bytes.NewReader(empty)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	calls.Wait()
+	require.EqualValues(t, admitted.Load(), g.Stats().Spent)
+	require.EqualValues(t, 500+900+900, admitted.Load())
 }
 
 type odd struct{ hidden int }

@@ -205,6 +205,10 @@ func TestValidate(t *testing.T) {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { throttle.New(cfg) })
 	}
+	require.NoError(t, throttle.Config{Rate: 1, Levels: 1000, Priority: level}.Validate())
+	require.Error(t, throttle.Config{Rate: 1, Levels: 1001, Priority: level}.Validate())
+	require.ErrorContains(t, throttle.Config{Rate: 1, Levels: 2, Priority: level, Reserve: []float64{1}}.Validate(),
+		"throttle.Config.Reserve[0] is 1: must be at least 0 and less than 1")
 	for _, rate := range []float64{throttle.Every(30 * 24 * time.Hour), 1e12, throttle.PerHour(1000), throttle.PerMinute(0.5)} {
 		require.NoError(t, throttle.Config{Rate: rate}.Validate())
 	}
@@ -360,6 +364,34 @@ func TestLevelDegradesAndRecoversWithHysteresis(t *testing.T) {
 	require.Zero(t, throttle.New(throttle.Config{Rate: 1}).Degradation())
 }
 
+// Features are on until their tokens are gone, however many are when that is first asked.
+func TestDegradationBeginsWithEveryLevelOn(t *testing.T) {
+	cfg := throttle.Config{Rate: 1e-6, Burst: 20, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 }}
+	l := throttle.New(cfg)
+	require.True(t, l.Take(9).OK)
+	require.Equal(t, 1, l.Degradation())
+	// A token is a unit at such a rate, and a quarter of it is none.
+	synctest.Test(t, func(t *testing.T) {
+		cfg.Rate, cfg.Burst = 1e10, 2
+		l := throttle.New(cfg)
+		require.True(t, l.Take(1).OK)
+		require.Equal(t, 0, l.Degradation())
+	})
+}
+
+// A call of cost 0 is admitted, whatever others have spent and are kept.
+func TestCallThatCostsNothingIsAdmitted(t *testing.T) {
+	cfg := throttle.Config{Rate: 1e-6, Burst: 10, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 },
+		Cost: func(context.Context) int { return 10 }}
+	l, g := throttle.New(cfg), throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
+	require.NoError(t, l.Wait(t.Context()))
+	require.NoError(t, g.Wait(t.Context(), 1))
+	require.True(t, l.Take(0).OK)
+	require.True(t, g.Take(1, 0).OK)
+	require.False(t, l.Allow())
+	require.False(t, g.Allow(1))
+}
+
 func TestPanicPassesThrough(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 2})
 	require.PanicsWithValue(t, "boom", func() { _ = l.Do(t.Context(), func(context.Context) error { panic("boom") }) })
@@ -410,7 +442,7 @@ func TestHooksMayCallBack(t *testing.T) {
 
 		var s *throttle.Shared
 		s = throttle.NewShared(throttle.SharedConfig{
-			Name: "api", Rate: 1, Burst: 2, Batch: 2, OnOutage: throttle.RefuseAll,
+			Name: "api", Rate: 1, Burst: 2, OnOutage: throttle.RefuseAll,
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
 			OnStoreError: func(ctx context.Context, _ error) {
 				called++

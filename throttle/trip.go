@@ -9,61 +9,121 @@ import (
 	"time"
 )
 
-// A trip is one round trip to Redis. It fails when Timeout has passed, even if Eval has
-// not returned by then.
+// A trip is one round trip to Redis, on a goroutine of its own. The call waits until it is
+// over: for an answer, for Timeout, or until ctx ends. The trip goes on, since what Redis has
+// taken must be known, however late its answer comes.
 type trip struct {
 	s     *Shared
-	ctx   context.Context // for observers
+	ctx   context.Context // of the call, without its end
 	terms *sharedTerms
 	call  sharedCall
+	debt  debt // that Redis is told of
 	began time.Time
 	late  *time.Timer
+	ended chan struct{} // closed when it is over
 
 	mu     sync.Mutex
 	over   bool
+	left   bool // the call has not waited
 	answer answer
-	outage *outage       // if there is no answer
-	ended  chan struct{} // closed at the end, if not nil
+	outage *outage // if there is no answer in time
 }
 
-func (s *Shared) depart(ctx context.Context, terms *sharedTerms, c sharedCall, ended chan struct{}) *trip {
-	t := &trip{s: s, ctx: ctx, terms: terms, call: c, began: time.Now(), ended: ended}
+var errExited = errors.New("throttle: Eval called runtime.Goexit")
+
+func (s *Shared) depart(ctx context.Context, terms *sharedTerms, c sharedCall) *trip {
+	t := &trip{
+		s: s, ctx: context.WithoutCancel(ctx), terms: terms, call: c,
+		began: time.Now(), ended: make(chan struct{}),
+	}
+	// A Redis that has not answered may take a debt all the same, each time.
+	if c.do == "take" && s.outages.well(c.full) {
+		t.debt = s.alone.settle(c.full)
+	}
 	s.asked.Add(1)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.late = time.AfterFunc(terms.cfg.Timeout, func() { t.arrive(answer{}, context.DeadlineExceeded) })
+	t.late = time.AfterFunc(terms.cfg.Timeout, t.isLate)
+	go t.travel()
 	return t
 }
 
-// arrive ends the trip, and returns the outage if it failed.
-func (t *trip) arrive(a answer, err error) *outage {
-	defer t.s.outages.deliver(t.ctx)
+// wait waits until the trip is over. It reports false if ctx ends first.
+func (t *trip) wait(ctx context.Context) bool {
+	select {
+	case <-t.ended:
+	case <-ctx.Done():
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.end() {
-		return t.outage
-	}
-	if t.answer = a; err != nil {
+	t.left = !t.over
+	return t.over
+}
+
+// travel asks Redis. It waits for an answer for a RetryEvery longer than the call does.
+func (t *trip) travel() {
+	ctx, cancel := context.WithTimeout(t.ctx, t.terms.cfg.Timeout+t.terms.cfg.RetryEvery)
+	defer cancel()
+	a, err := answer{}, errExited
+	defer func() {
+		if r := recover(); r != nil { // there is no caller to pass the panic to
+			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", t.terms.cfg.Name, r, debug.Stack())
+		}
+		t.tell(t.arrive(a, err))
+	}()
+	a, err = t.s.eval(ctx, t.terms, t.call, t.debt)
+}
+
+// arrive takes the answer, or the error. It reports whether that is in time.
+func (t *trip) arrive(a answer, err error) (inTime bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	inTime = t.end()
+	if err != nil {
+		// The debt may have been paid all the same: better twice than not at all.
+		t.s.alone.owe(t.call.full, t.debt)
+		if !inTime {
+			t.s.outages.lost(t.terms, t.call, err)
+			return false
+		}
 		t.s.failed.Add(1)
 		t.outage = t.s.outages.began(t.terms, t.call, err)
-	} else {
+		return true
+	}
+	if t.call.do == "reset" {
+		t.s.alone.settle(t.call.full)
+	}
+	if !inTime || t.left { // nobody has used the tokens: they pay for what was admitted alone
+		t.s.alone.pay(t.call.full, a.taken)
+	}
+	if inTime {
+		t.answer = a
 		t.s.outages.ended(t.terms, t.call)
 	}
-	if t.ended != nil {
+	return inTime
+}
+
+// isLate ends a trip whose Timeout has passed.
+func (t *trip) isLate() {
+	t.mu.Lock()
+	over := t.end()
+	if over {
+		t.s.failed.Add(1)
+		t.outage = t.s.outages.late(t.terms, t.call, context.DeadlineExceeded)
+	}
+	t.mu.Unlock()
+	t.tell(over)
+}
+
+// tell tells the observers of outages, and then the call that the trip is over.
+func (t *trip) tell(over bool) {
+	t.s.outages.deliver(t.ctx)
+	if over {
 		close(t.ended)
 	}
-	return t.outage
 }
 
-// abort ends a trip that says nothing about Redis. It does nothing if the trip has
-// ended.
-func (t *trip) abort() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end()
-}
-
-// end reports whether the trip was under way until now. The caller holds mu.
+// end reports whether the trip was not over until now. The caller holds mu.
 func (t *trip) end() bool {
 	if t.over {
 		return false
@@ -72,46 +132,4 @@ func (t *trip) end() bool {
 	t.late.Stop()
 	t.s.askTime.Add(int64(time.Since(t.began)))
 	return true
-}
-
-// askOnce makes a trip for one call, which takes one of amounts, on the goroutine of the
-// call: another goroutine would add a quarter to the time of a round trip. It returns
-// inTime false if ctx ended before the trip did.
-func (s *Shared) askOnce(ctx context.Context, t *sharedTerms, c sharedCall, amounts []int) (a answer, o *outage, inTime bool) {
-	trip := s.depart(ctx, t, c, nil)
-	defer trip.abort() // if Eval panics
-	within, cancel := context.WithTimeout(ctx, t.cfg.Timeout)
-	defer cancel()
-	a, err := s.eval(within, t, c, amounts)
-	if err != nil && ctx.Err() != nil {
-		// The call has cut the trip short. Another trip finds out whether Redis would
-		// have answered in time.
-		trip.abort()
-		if s.outages.suspect(c.full) {
-			c.do = "take" // nothing, but find out
-			trip = s.depart(context.WithoutCancel(ctx), t, c, nil)
-			go func() {
-				defer s.outages.cleared(c.full)
-				s.travel(trip, nil)
-			}()
-		}
-		return a, nil, false
-	}
-	return a, trip.arrive(a, err), true
-}
-
-// travel makes a trip that does not belong to one call. It takes the first of amounts
-// that is there, and nothing if there are no amounts.
-func (s *Shared) travel(trip *trip, amounts []int) {
-	t := trip.terms
-	ctx, cancel := context.WithTimeout(trip.ctx, t.cfg.Timeout)
-	defer cancel()
-	a, err := answer{}, errors.New("throttle: Eval called runtime.Goexit")
-	defer func() {
-		if r := recover(); r != nil { // there is no caller to pass the panic to
-			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", t.cfg.Name, r, debug.Stack())
-		}
-		trip.arrive(a, err)
-	}()
-	a, err = trip.s.eval(ctx, t, trip.call, amounts)
 }

@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"cmp"
-	"reflect"
 	"slices"
 	"strconv"
 
@@ -181,9 +180,9 @@ func (c SharedConfig) clone() SharedConfig {
 //     an outage stays spent, except by keys whose limit comes from LimitFor or Set.
 //   - Outages go on. A new OnOutage decides about later calls, a new Timeout about later
 //     round trips, a new RetryEvery after the next attempt.
-//   - Tokens that a Batch holds stay, at most as many as the new Batch may hold.
+//   - A new Eval makes later round trips.
 //   - Counters go on.
-//   - Name, Prefix, Eval and Levels cannot change.
+//   - Name, Prefix and Levels cannot change.
 //
 // change must not use the Shared.
 func (s *Shared) Update(change func(*SharedConfig)) error {
@@ -207,19 +206,16 @@ func (s *Shared) apply(next SharedConfig) error {
 	checkFixed(&f, s.given.Name, next.Name, s.given.Levels, next.Levels)
 	prefix := s.terms.Load().cfg.Prefix
 	f.Need(cmp.Or(next.Prefix, defaultPrefix) == prefix, "Prefix", strconv.Quote(next.Prefix), strconv.Quote(prefix)+" as before: it cannot change")
-	f.Need(sameFunc(next.Eval, s.given.Eval), "Eval", "another function", "as before: it cannot change")
 	next.validate(&f)
 	if err := f.Err(); err != nil {
 		return err
 	}
-	next.Eval = s.given.Eval
 	cfg := next.withDefaults()
 	if err := s.alone.follow(&cfg); err != nil {
 		return err
 	}
 	s.given = next.clone()
 	s.setTerms(&cfg)
-	s.batch.limit(cfg.Batch)
 	return nil
 }
 
@@ -265,10 +261,4 @@ func checkFixed(f *invalid.Fields, wasName, isName string, wasLevels, isLevels i
 	f.Need(isName == wasName, "Name", strconv.Quote(isName), strconv.Quote(wasName)+" as before: it cannot change")
 	levels := max(wasLevels, 1)
 	f.Need(max(isLevels, 1) == levels, "Levels", isLevels, strconv.Itoa(levels)+" as before: it cannot change while calls have levels")
-}
-
-// sameFunc reports whether two functions have the same code. Closures of one function
-// literal cannot be told apart.
-func sameFunc(f, g any) bool {
-	return reflect.ValueOf(f).Pointer() == reflect.ValueOf(g).Pointer()
 }

@@ -46,7 +46,6 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 	sc := s.Config()
 	require.Equal(t, "throttle:", sc.Prefix)
 	require.Equal(t, 3, sc.Burst)
-	require.Equal(t, 1, sc.Batch)
 	require.Equal(t, 50*time.Millisecond, sc.Timeout)
 	require.Equal(t, time.Second, sc.RetryEvery)
 	require.NoError(t, sc.Validate())
@@ -416,6 +415,7 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 		}
 		require.EqualError(t, keys(4), "throttle.GroupConfig.MaxKeys is 4: must be at least 5: so many keys are held")
 		require.Equal(t, 5, g.Config().MaxKeys)
+		require.Equal(t, 5, g.Stats().Keys)
 		require.True(t, g.Allow(5), "shares a limit")
 		require.False(t, g.Allow(6))
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Overflow = throttle.RefuseNew }))
@@ -440,6 +440,34 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 		require.NotEmpty(t, evicted)
 		require.EqualValues(t, len(evicted), g.Stats().Evicted)
 		require.NoError(t, keys(g.Stats().Keys))
+	})
+}
+
+// An Update that fails leaves the bound as it was, and keys that Set has added stand in the way
+// of none.
+func TestGroupUpdateThatFailsKeepsMaxKeys(t *testing.T) {
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 5, Overflow: throttle.RefuseNew})
+	keys := func(n int) error { return g.Update(func(c *throttle.GroupConfig[int]) { c.MaxKeys = n }) }
+	for key := range 3 {
+		require.True(t, g.Allow(key))
+	}
+	require.Error(t, keys(2))
+	require.True(t, g.Allow(3))
+	require.True(t, g.Allow(4))
+	require.NoError(t, g.Set(5, throttle.Limit{Rate: 1}))
+	require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.IdleAfter = time.Hour }), "6 keys, as before")
+	require.Error(t, g.Set(6, throttle.Limit{Burst: 3}), "no Rate")
+}
+
+func TestGroupUpdateOfMaxQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Minute}, MaxQueued: 1})
+		require.True(t, g.Allow(1))
+		go func() { _ = g.Wait(t.Context(), 1) }()
+		synctest.Wait()
+		require.Equal(t, throttle.QueueFull, reason(g.Wait(t.Context(), 1)))
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.MaxQueued = 2 }))
+		require.NoError(t, g.Wait(t.Context(), 1))
 	})
 }
 
@@ -471,10 +499,10 @@ func TestSharedUpdate(t *testing.T) {
 			c.Reserve, c.Cost, c.Timeout = []float64{}, nil, time.Second
 		})
 		start := time.Now()
-		for i := range 11 {
-			require.Equal(t, i < 10, s.Allow(t.Context(), ""), "half of the burst, alone")
+		for i := range 12 {
+			require.Equal(t, i < 11, s.Allow(t.Context(), ""), "half of the burst, alone, after one that was late")
 		}
-		require.Equal(t, time.Second, time.Since(start), "the new Timeout")
+		require.Equal(t, 2*time.Second, time.Since(start), "the new Timeout, twice")
 		change(func(c *throttle.SharedConfig) { c.OnOutage = throttle.AdmitAll })
 		require.True(t, s.Allow(t.Context(), ""))
 		change(func(c *throttle.SharedConfig) { c.OnOutage = throttle.RefuseAll })
@@ -483,36 +511,8 @@ func TestSharedUpdate(t *testing.T) {
 		change(func(c *throttle.SharedConfig) { c.OnOutage, c.Instances = throttle.LimitLocally, 1 })
 		require.Equal(t, 10, s.Take(t.Context(), "", 1).Remaining+1, "the burst is twice as large, and 10 are gone")
 		require.EqualValues(t, 1, s.Stats().Outages)
+		time.Sleep(2 * time.Hour) // for the trips under way
 	})
-}
-
-func TestSharedUpdateOfItsBatch(t *testing.T) {
-	f := &fakeRedis{answer: func(_ context.Context, args []any) (any, error) {
-		return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
-	}}
-	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 100, Batch: 20, Instances: 1})
-	batch := func(n int) {
-		require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Batch = n }))
-	}
-	allow := func(n int) {
-		for range n {
-			require.True(t, s.Allow(t.Context(), ""))
-		}
-	}
-	allow(1)
-	batch(5)
-	allow(4)
-	require.Len(t, f.made(), 1, "4 of the 19 tokens were kept")
-	allow(1)
-	require.Len(t, f.made(), 2)
-	batch(1)
-	allow(1)
-	require.Len(t, f.made(), 3, "none was kept")
-	allow(1)
-	require.Len(t, f.made(), 4)
-	batch(100)
-	allow(100)
-	require.Len(t, f.made(), 5)
 }
 
 func TestSharedUpdateThatIsInvalidChangesNothing(t *testing.T) {
@@ -521,7 +521,6 @@ func TestSharedUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	for want, change := range map[string]func(c *throttle.SharedConfig){
 		`throttle.SharedConfig.Name is "b": must be "api" as before: it cannot change`:                              func(c *throttle.SharedConfig) { c.Name = "b" },
 		`throttle.SharedConfig.Prefix is "p": must be "throttle:" as before: it cannot change`:                      func(c *throttle.SharedConfig) { c.Prefix = "p" },
-		`throttle.SharedConfig.Eval is another function: must be as before: it cannot change`:                       func(c *throttle.SharedConfig) { c.Eval = (&bucketRedis{}).eval },
 		`throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second`:                          func(c *throttle.SharedConfig) { c.Rate = 0 },
 		`throttle.SharedConfig.Instances is 4000000000: must be fewer: the part of an instance is too small a rate`: func(c *throttle.SharedConfig) { c.Instances = 4e9 },
 	} {
@@ -542,13 +541,13 @@ func TestSharedUpdateUnderLoad(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			return []any{int64(args[6].(int)), int64(0), int64(0)}, nil
 		}}
-		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1e6, Burst: 100, Batch: 10, Instances: 1})
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1e6, Burst: 100, Instances: 1})
 		var calls sync.WaitGroup
 		for i := range 500 {
 			calls.Go(func() { require.NoError(t, s.Wait(t.Context(), "")) })
 			if i%10 == 0 {
 				calls.Go(func() {
-					require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Batch, c.Burst = 1+i%20, 50+i }))
+					require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Burst = 50 + i }))
 				})
 			}
 			time.Sleep(100 * time.Microsecond)
@@ -589,6 +588,31 @@ func TestAdaptiveUpdateKeepsTheCallsOfTheWindow(t *testing.T) {
 		}))
 		_ = a.Do(t.Context(), overloaded)
 		require.EqualValues(t, 11, a.Stats().Accepted)
+	})
+}
+
+// Calls that have left the window stay out of a new one, and those that it takes over leave it.
+func TestAdaptiveUpdateTakesOverNoMoreThanTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := throttle.NewAdaptive(throttle.AdaptiveConfig{Window: time.Minute})
+		a.SetRand(func() float64 { return 0.999 })
+		window := func(w time.Duration) {
+			t.Helper()
+			require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Window = w }))
+		}
+		for range 30 {
+			_ = a.Do(t.Context(), overloaded)
+		}
+		time.Sleep(2 * time.Minute)
+		window(time.Hour)
+		require.Zero(t, a.Stats().Probability)
+		for range 10 {
+			require.NoError(t, a.Do(t.Context(), ok))
+		}
+		window(time.Minute)
+		time.Sleep(2 * time.Minute)
+		_ = a.Do(t.Context(), overloaded)
+		require.InDelta(t, 0.5, a.Stats().Probability, 1e-12, "the accepted ones have left")
 	})
 }
 

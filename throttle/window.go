@@ -127,7 +127,7 @@ func (m *measure) takeAll(windows []window, now moment, n, level int, peek bool)
 	case m.cannot(n, level):
 		b.why, last, ok = TooCostly, never, false
 		binding = m.costliest(n, level)
-	case ok && !peek && n > 0:
+	case ok && !peek:
 		if m.rate != 0 {
 			m.tat = max(m.tat, m.now) + m.tokens(n)
 		}
