@@ -66,15 +66,3 @@ func TestHitDoesNotAllocate(t *testing.T) {
 		t.Errorf("a hit makes %v allocations", n)
 	}
 }
-
-func BenchmarkMissInline(b *testing.B) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Inline: true})
-	defer c.Close()
-	ctx := context.Background() // one that ends costs an AfterFunc
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		i++
-		_, _ = c.Get(ctx, i)
-	}
-}

@@ -39,6 +39,9 @@
 // Capacity keeps nothing in memory: the promise then holds across processes, at one
 // round trip for each Get.
 //
+// Until a Write has returned, calls may get the new value and then the old one again:
+// only its return is a point after which no call gets the old one.
+//
 // Write fences its key in the Store before it writes. If the process dies between its
 // commit and the invalidation, or loses the Store, readers miss; they do not read an old
 // value.
@@ -46,10 +49,12 @@
 // A Store that loses its data (a restart, an eviction) loses fences too. Then the TTL is
 // the bound for a process that committed and could not tell the Store. A Store may also
 // come back with earlier data, from a snapshot or by a failover to a replica that lags.
-// Each process repeats its last 512 invalidations, as far as they are from the last ten
-// seconds before the connection was lost, and does not use the Store for those keys
-// until then, so its own promise holds for them. Other processes may read old values
-// until they hear of it, at worst for the TTL. Run the Store without persistence, and
+// A process notices by a call that fails, or by the loss of its subscription. It then
+// repeats its last 512 invalidations, as far as they are from the last ten seconds, and
+// does not use the Store for those keys until then, so its own promise holds for them.
+// Other processes may read old values until they hear of it, at worst for the TTL. So may
+// the process itself if it notices nothing: with a negative Capacity, or without a
+// subscription, when no call was under way. Run the Store without persistence, and
 // see EvalReplicated of package redisstore.
 //
 // Where the TTL is the bound, Stale and StaleOnError extend it as they extend the use of
@@ -116,7 +121,6 @@ type shard[K comparable, V any] struct {
 	others  map[*flight[K, V]]struct{} // flights whose result will not be kept
 	alone   map[K]*flight[K, V]        // of others: the flight of each key that loads without a lease; see turn
 	lost    map[K]*lost                // loads that run on without callers
-	primes  []*prime[K, V]             // see Prime
 	pauses  map[K]time.Duration        // see pause
 	timer   *time.Timer                // see watchOver
 	watched bool                       // timer is set,
@@ -193,7 +197,7 @@ func (c *Cache[K, V]) version(bucket uint32) uint64 {
 
 // Close cancels the loads in progress, whose callers get [ErrClosed], and waits until
 // they and the goroutines of the Cache have ended. A Load that ignores its ctx delays
-// it. Close tries once more to tell the Store of invalidations that it missed; an
+// it. A Load or a hook that calls Close would wait for itself. Close tries once more to tell the Store of invalidations that it missed; an
 // [*InvalidateError] lists the remaining ones. A closed Cache serves nothing. Close does
 // not close the Store.
 func (c *Cache[K, V]) Close() error {
@@ -201,7 +205,6 @@ func (c *Cache[K, V]) Close() error {
 		c.running.Wait()
 		return nil
 	}
-	c.remembers.Store(false)
 	c.epoch.Add(1)
 	for i := range c.shards {
 		s := &c.shards[i]

@@ -184,9 +184,6 @@ func TestOvertakenLoadNeverWrites(t *testing.T) {
 		"Write": func(c *cacheaside.Cache[int, int]) error {
 			return c.Write(context.Background(), 1, func(context.Context) error { return nil })
 		},
-		"Prime": func(c *cacheaside.Cache[int, int]) error {
-			return c.Prime(context.Background(), func(yield func(int, int) bool) { yield(1, 2) })
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

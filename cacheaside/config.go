@@ -27,8 +27,11 @@ type Config[K comparable, V any] struct {
 	// occupies one of Loads until it returns. While two such loads of a key run on, the
 	// next load of that key waits for one to return.
 	//
-	// Load may call Get for other keys with its ctx. If loads wait for each other in a
-	// circle, one of the calls fails with [ErrRecursive].
+	// Load may call Get for other keys with its ctx, and keeps its one of Loads while it
+	// waits. If a load that it waits for finds none of Loads free, that Get fails with
+	// [ErrRecursive], so Loads must be larger than the number of such loads at once. A Get
+	// for the key that is being loaded fails in the same way. Other loads that wait for
+	// each other end with LoadTimeout.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany. A key missing from the map does
 	// not exist. If LoadMany also returns an error, the values in the map are kept and
@@ -76,18 +79,8 @@ type Config[K comparable, V any] struct {
 	// instead of starting over for each caller. The cost is loads that nobody may need.
 	// By default the load is canceled.
 	Finish bool
-	// Inline runs a load on the goroutine of the Get that begins it, which saves a quick
-	// load the cost of a goroutine. Use it for loads that respect their ctx: the Get that
-	// begins a load returns only when the load returns. If the ctx of that Get ends
-	// earlier, the Get leaves the load like any other caller, and returns the end of its
-	// ctx after the load has returned. Callers that join a load leave when their own ctx
-	// ends. runtime.Goexit in a load ends the goroutine of that caller. GetMany and
-	// background refreshes still load on other goroutines. Inline does not combine with
-	// Store or SoftTimeout.
-	Inline bool
-	// Loads is how many loads run at once in this process. A load that waits for a Get of
-	// its own, of this Cache or another, does not count meanwhile; it waits for one of
-	// Loads again before it continues. Zero means 64.
+	// Loads is how many loads run at once in this process, including those that wait for a
+	// Get of their own. Zero means 64.
 	Loads int
 	// Middleware wraps each load in policies, such as a retry or a breaker. It must call
 	// the wrapped function on its own goroutine, and not after it has returned. For a key
@@ -123,13 +116,18 @@ type Config[K comparable, V any] struct {
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON.
 	Codec Codec[V]
+	// Version is that of V as the Codec encodes it, for programs of which old and new
+	// instances share the Store. A value that was stored under another Version is loaded
+	// again; with the same Version, the Codec may decode a value of another type, JSON
+	// without an error. Invalidations reach all versions.
+	Version uint32
 
 	// Clone copies a value for each caller. Nil means that callers share the cached value
 	// and must not change it.
 	Clone func(V) V
 
 	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
-	// for it. It may call the Cache. Its ctx has the values of the call or load that the
+	// for it. It may call every method of the Cache but Close, which waits for it. Its ctx has the values of the call or load that the
 	// event is about, if there is one. A panic in OnEvent has no effect except on
 	// Stats.HookPanics.
 	OnEvent func(context.Context, Event)
@@ -149,8 +147,6 @@ func (cfg Config[K, V]) Validate() error {
 	f.Need(cfg.SoftTimeout >= 0, "SoftTimeout", cfg.SoftTimeout, "0 (for off) or more")
 	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleOnError > 0, "SoftTimeout", cfg.SoftTimeout,
 		"0 where StaleOnError is 0: there is no old value to serve")
-	f.Need(!cfg.Inline || cfg.Store == nil && cfg.SoftTimeout == 0, "Inline", cfg.Inline,
-		"false with a Store or SoftTimeout: the caller that loads cannot be answered before the load ends")
 	f.Need(cfg.Loads >= 0, "Loads", cfg.Loads, "0 (for 64) or more")
 	f.Need(cfg.Capacity >= 0 || cfg.Store != nil, "Capacity", cfg.Capacity,
 		"0 (for 10 000) or more where there is no Store")

@@ -75,7 +75,12 @@ type (
 	pair    struct{ A, B string }
 	hidden  struct{ a int }
 	recurse struct{ Next *recurse }
+	textual struct{ a int }
+	written struct{ a int }
 )
+
+func (textual) MarshalText() ([]byte, error)  { return nil, nil }
+func (*written) MarshalJSON() ([]byte, error) { return nil, nil }
 
 func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsKey[string](t, false)
@@ -95,7 +100,12 @@ func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsCodec[time.Time](t, false)
 	needsCodec[struct{}](t, false)
 	needsCodec[recurse](t, false)
-	_ = hidden{}.a
+	_, _, _ = hidden{}.a, textual{}.a, written{}.a
+	needsCodec[textual](t, false)
+	needsCodec[*textual](t, false)
+	needsCodec[written](t, false)
+	needsCodec[*written](t, false)
+	needsCodec[map[textual]int](t, false)
 	needsCodec[hidden](t, true)
 	needsCodec[*hidden](t, true)
 	needsCodec[[]hidden](t, true)
@@ -430,7 +440,6 @@ func TestContextThatHasEndedIsHonored(t *testing.T) {
 	_, err = c.GetMany(ctx, []int{1})
 	require.ErrorIs(t, err, cause)
 	require.ErrorIs(t, c.Write(ctx, 1, func(context.Context) error { panic("called") }), cause)
-	require.ErrorIs(t, c.Prime(ctx, func(func(int, int) bool) { panic("called") }), cause)
 	require.NoError(t, c.Invalidate(ctx, 1), "memory is told whatever ctx")
 }
 
@@ -494,7 +503,6 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrClosed)
 		require.ErrorIs(t, c.Expire(t.Context(), 1), cacheaside.ErrClosed)
 		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrClosed)
-		require.ErrorIs(t, c.Prime(t.Context(), nil), cacheaside.ErrClosed)
 		_, ok := c.Peek(1)
 		require.False(t, ok)
 	}

@@ -80,7 +80,7 @@ func (cfg *Config[K, V]) found(key K, value V, t terms, begun, took time.Duratio
 		ttl = cfg.jitter(cfg.TTL)
 	}
 	cfg.fill(e, begun, ttl)
-	if t.timed && ttl <= 0 {
+	if ttl <= 0 {
 		e.fresh, e.stale, e.keep = 0, 0, 0
 	}
 	cost := t.cost

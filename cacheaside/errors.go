@@ -20,9 +20,9 @@ var (
 	ErrClosed = errors.New("cacheaside: closed")
 	// ErrUntold matches every *InvalidateError.
 	ErrUntold = errors.New("cacheaside: the store could not be told of the invalidation")
-	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx if the
-	// Get would wait for that load, directly or through other loads. It is also returned
-	// when a thousand loads are nested. Its method Retryable returns false.
+	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx, if the
+	// Get needs a load of the same key, or one that waits for one of Config.Loads while
+	// the load that calls Get has one of them. Its method Retryable returns false.
 	ErrRecursive error = recursive{}
 	// ErrKeyCollision is returned, wrapped, for a key that Config.Key converts to the
 	// same string as another key.

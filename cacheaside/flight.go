@@ -31,12 +31,12 @@ type flight[K comparable, V any] struct {
 	batch   *batch[K, V]  // of GetMany; nil if the flight loads by itself
 	failing *batch[K, V]  // the batch whose failure fails this flight, once it has landed
 	asked   *answer       // the answer of the Store, if GetMany has asked it
+	looked  time.Duration // when the Store was last asked
 
 	old     atomic.Pointer[oldValue[V]] // may be served if the load fails
 	offered chan struct{}               // closed when old may be served immediately; nil without a Store
 
 	bucket      uint32
-	inline      bool // flown by the caller that launched it
 	refresh     bool // load even if the value in the Store is fresh
 	crowded     bool // mostLost loads of the key run on without callers
 	passing     bool // the result is not kept, because changes during the load are not heard
@@ -48,11 +48,11 @@ type flight[K comparable, V any] struct {
 	answered bool // callers have the result, or the reason why there is none
 	lost     bool // has not landed, and no caller waits for it
 	follows  bool // takes its answer from another flight
+	queued   bool // waits for a slot
 	waiters  int32
+	jam      chan struct{} // see jammed
 
-	// Closed when the callers may read the answer. Nil while the only caller is the one
-	// that flies f.
-	done    chan struct{}
+	done    chan struct{} // closed when the callers may read the answer
 	err     error
 	failed  *batch[K, V] // the batch whose failure is err
 	entry   *entry[V]
@@ -60,8 +60,14 @@ type flight[K comparable, V any] struct {
 	current bool // no invalidation until f ended
 }
 
-// An oldValue may be served to calls that began before at. If at is zero, it may be
-// served to all calls as long as the flight may be joined.
+// An oldValue is what a flight is to replace. A call that began after an invalidation of
+// it must not get it:
+//
+//   - With memory, only callers of a flight that has not been overtaken get it, whenever
+//     they called. A flight that may be joined again after it was overtaken has none; see
+//     stand.
+//   - Without memory, a flight does not hear of invalidations. Only calls that began
+//     before at get it, which is when the Store was asked for it.
 type oldValue[V any] struct {
 	entry *entry[V]
 	at    time.Duration
@@ -86,13 +92,13 @@ func (s *shard[K, V]) overtake(key K) {
 	}
 }
 
-// launch creates the flight of key. Its caller starts it: by flyInline if the flight is
-// inline, which it is if Config.Inline is set and one is true, for a single Get;
-// otherwise on a goroutine of its own. The shard is locked, and no caller waits for the
-// flight yet.
-func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time, one bool) *flight[K, V] {
+// launch creates the flight of key. Its caller starts it, on a goroutine of its own. The
+// shard is locked, and no caller waits for the flight yet.
+func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written string, now time.Time) *flight[K, V] {
 	cfg := c.cfg()
-	f := &flight[K, V]{c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written}
+	f := &flight[K, V]{
+		c: c, cfg: cfg, shard: s, key: key, began: now.Sub(c.base), written: written, done: make(chan struct{}),
+	}
 	if c.shared != nil {
 		f.bucket = c.shared.bucketOf(written)
 		f.offered = make(chan struct{})
@@ -101,10 +107,6 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	f.ctx.init(ctx, now.Add(cfg.LoadTimeout), f)
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
-	}
-	f.inline = one && cfg.Inline
-	if !f.inline || f.crowded {
-		f.done = make(chan struct{})
 	}
 	f.passing = !findable(key)
 	if c.entries == nil || f.passing {
@@ -119,12 +121,10 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 
 // wait waits for the answer of f. at is the time of the call.
 func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duration) (e *entry[V], old bool, err error) {
-	n := nestingOf(ctx)
-	if !n.waitFor(&f.ctx) {
-		c.leave(f)
-		return nil, false, c.recursive(f.key)
+	var jam <-chan struct{}
+	if own, _ := c.around(ctx, f.key); own {
+		jam = f.jammed()
 	}
-	defer n.waitedFor(&f.ctx)
 	var soft <-chan time.Time
 	if f.cfg.SoftTimeout > 0 {
 		timer := time.NewTimer(f.began + f.cfg.SoftTimeout - c.now())
@@ -145,6 +145,9 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V], at time.Duratio
 			if old := c.standby(f, at); old != nil {
 				return c.serveStale(ctx, f.key, old, nil), true, nil // f goes on
 			}
+		case <-jam:
+			c.leave(f)
+			return nil, false, c.recursive(f.key, "no other of Loads is free")
 		case <-ctx.Done():
 			c.leave(f)
 			return nil, false, ended.Error(ctx)
@@ -238,13 +241,6 @@ func (c *Cache[K, V]) isKept(f *flight[K, V]) bool {
 func (f *flight[K, V]) fail(err error) {
 	if !f.answered {
 		f.answered, f.err = true, err
-		f.wake()
-	}
-}
-
-// wake lets the callers of f read the answer.
-func (f *flight[K, V]) wake() {
-	if f.done != nil {
 		close(f.done)
 	}
 }
@@ -368,7 +364,7 @@ func (s *shard[K, V]) unpause(key K) {
 	delete(s.pauses, key)
 }
 
-// fly runs f, on a goroutine of its own or from flyInline.
+// fly runs f, on a goroutine of its own.
 func (c *Cache[K, V]) fly(f *flight[K, V]) {
 	defer c.running.Done()
 	returned := false
@@ -379,29 +375,9 @@ func (c *Cache[K, V]) fly(f *flight[K, V]) {
 			c.land(f, nil, fault)
 		}
 	}()
-	if !f.inline && f.batch == nil && c.slots.free() { // otherwise f waits, and is cheaper with a small stack
-		growStack() // for the eviction that may follow
-	}
 	e, err := c.obtain(f)
 	returned = true
 	c.land(f, e, err)
-}
-
-// flyInline runs f on the goroutine of the caller that launched it. If ctx ends before f
-// does, the caller leaves f but stays until the load has returned; flyInline then
-// returns true.
-func (c *Cache[K, V]) flyInline(ctx context.Context, f *flight[K, V]) (left bool) {
-	n := nestingOf(ctx)
-	n.waitFor(&f.ctx)
-	defer n.waitedFor(&f.ctx)
-	if ctx.Done() == nil {
-		c.fly(f)
-		return false
-	}
-	stop := context.AfterFunc(ctx, func() { c.leave(f) })
-	defer func() { left = !stop() }()
-	c.fly(f)
-	return false
 }
 
 // panicked returns the error of a load that panicked with value, or called Goexit.
@@ -457,7 +433,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	defer func() { // even if OnEvent panics
 		f.ctx.cancel()
 		if !late {
-			f.wake()
+			close(f.done)
 		}
 	}()
 	switch {
@@ -581,22 +557,3 @@ func (c *Cache[K, V]) mayLoad(f *flight[K, V]) error {
 	}
 	return nil
 }
-
-// growStack grows the stack of a new goroutine from 2 KiB to 16 KiB at once. A load that
-// is kept may evict an entry, which needs that much, and growing in steps copies the
-// stack each time. docs/decisions/stack-of-a-load.md has the figures.
-func growStack() { growStackIf(false) }
-
-// growStackIf has a large frame, for which the runtime makes room on entry. The frame is
-// not cleared unless never is true.
-//
-//go:noinline
-func growStackIf(never bool) {
-	if never {
-		var room [12 << 10]byte
-		occupy(room[:])
-	}
-}
-
-//go:noinline
-func occupy(room []byte) { room[0] = 1 }

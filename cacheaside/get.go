@@ -88,24 +88,12 @@ func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptio
 	if o.SkipMemory {
 		at = noOld
 	}
-	e, f, mine, err := c.join(ctx, key, early, o, nil)
+	e, f, err := c.join(ctx, key, early, o, nil)
 	if f == nil {
 		return e, err
 	}
-	n := nestingOf(ctx)
-	n.pause()
-	old := false
-	switch {
-	case !mine:
-		e, old, err = c.wait(ctx, f, at)
-	case c.flyInline(ctx, f):
-		err = ended.Error(ctx)
-	default:
-		e, old, err = c.answer(ctx, f, at)
-	}
-	if resumed := n.resume(ctx); resumed != nil {
-		e, err = nil, resumed
-	} else if !old && c.missedTags(f, e, err, asked) {
+	e, old, err := c.wait(ctx, f, at)
+	if !old && c.missedTags(f, e, err, asked) {
 		return c.resolve(ctx, key, false, o) // f began before the last invalidation of its tags
 	}
 	if !old {
@@ -129,11 +117,9 @@ func (c *Cache[K, V]) asks() time.Duration {
 // join returns the entry of key if it can be served without a load, and begins the
 // background refresh that is due. Otherwise it joins the flight of the key, or launches
 // one, which g starts if g is not nil. The caller waits for the returned flight or
-// leaves it. If mine is true, the caller flies it itself and must not wait for it.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (e *entry[V], f *flight[K, V], mine bool, err error) {
-	if err := c.mayNest(loadOf(ctx), key); err != nil {
-		return nil, nil, false, err
-	}
+// leaves it.
+func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (e *entry[V], f *flight[K, V], err error) {
+	_, same := c.around(ctx, key)
 	var written string
 	if c.shared != nil {
 		written = c.cfg().Key(key)
@@ -142,7 +128,7 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 	s.mu.Lock()
 	if c.closed.Load() {
 		s.mu.Unlock()
-		return nil, nil, false, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	// Look again under the lock: a flight may have landed since.
 	instant := time.Now()
@@ -158,27 +144,27 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 		how = stale
 	}
 	if how == kept && !e.paused(now) || how == dead {
+		if same {
+			s.mu.Unlock()
+			return nil, nil, c.recursive(key, "the load needs its own key")
+		}
 		launch := f == nil
 		if launch {
-			f = c.launch(ctx, s, key, written, instant, g == nil)
-			mine = f.inline
+			f = c.launch(ctx, s, key, written, instant)
 			if e != nil {
 				f.old.Store(&oldValue[V]{e, math.MaxInt64})
 			}
 		}
 		f.waiters++
-		if f.done == nil && !mine {
-			f.done = make(chan struct{})
-		}
 		s.mu.Unlock()
-		if launch && !mine {
+		if launch {
 			g.fly(f)
 		}
-		return nil, f, mine, nil
+		return nil, f, nil
 	}
 	refresh := f == nil && !e.paused(now) && (how == stale || early)
 	if refresh {
-		f = c.launch(ctx, s, key, written, instant, false)
+		f = c.launch(ctx, s, key, written, instant)
 		f.refresh = how == fresh
 		f.waiters++ // the flight counts itself, so that it goes on without callers
 	}
@@ -187,13 +173,13 @@ func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions,
 		g.fly(f)
 	}
 	if how != fresh {
-		return c.serveStale(ctx, key, e, nil), nil, false, nil
+		return c.serveStale(ctx, key, e, nil), nil, nil
 	}
 	c.hits.add()
 	if refresh {
 		c.tell(ctx, EventRefreshBegun, key, nil)
 	}
-	return e, nil, false, nil
+	return e, nil, nil
 }
 
 // peek returns the entry of key regardless of its age, or nil.

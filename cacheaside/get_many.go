@@ -20,15 +20,14 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	}
 	cfg := c.cfg()
 	found := finding[K, V]{cfg: cfg, values: make(map[K]V, len(keys))}
-	var missing []K
+	var missing []missed[K]
 	now, hits := c.now(), int64(0)
-	for i, key := range keys {
+	for _, key := range keys {
 		e := c.peek(key)
-		if e.standing(now) != fresh || cfg.Ahead > 0 {
-			if missing == nil {
-				missing = make([]K, 0, len(keys)-i)
-			}
-			missing = append(missing, key)
+		isFresh := e.standing(now) == fresh
+		early := isFresh && cfg.Ahead > 0 && e.ahead(cfg.Ahead, now)
+		if !isFresh || early {
+			missing = append(missing, missed[K]{key, early})
 			continue
 		}
 		hits++
@@ -45,18 +44,23 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	return found.values, found.err()
 }
 
-// getMissing finds the values of keys that are not fresh in memory. It returns an error
-// if ctx ends first.
-func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K, V]) (err error) {
+// A missed key is not fresh in memory, or is to be refreshed early.
+type missed[K comparable] struct {
+	key   K
+	early bool
+}
+
+// getMissing finds the values of missed keys. It returns an error if ctx ends first.
+func (c *Cache[K, V]) getMissing(ctx context.Context, keys []missed[K], found *finding[K, V]) error {
 	type waiting struct {
 		key K
 		f   *flight[K, V]
 	}
-	var missed []waiting
+	var waits []waiting
 	at, asked := c.asks(), c.tags.last.Load()
 	waited := 0
 	defer func() {
-		for _, w := range missed[waited:] { // ctx has ended, or a function of the application panicked
+		for _, w := range waits[waited:] { // ctx has ended, or a function of the application panicked
 			c.leave(w.f)
 			c.counts.misses.Add(1)
 		}
@@ -65,30 +69,24 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []K, found *finding[K
 		g := c.gather()
 		defer g.launch()
 		seen := make(map[K]struct{}, len(keys))
-		for _, key := range keys {
+		for _, m := range keys {
+			key := m.key
 			if _, twice := seen[key]; twice {
 				continue
 			}
 			seen[key] = struct{}{}
-			e, f, _, err := c.join(ctx, key, false, GetOptions{}, g)
+			e, f, err := c.join(ctx, key, m.early, GetOptions{}, g)
 			if f != nil {
-				missed = append(missed, waiting{key, f})
+				waits = append(waits, waiting{key, f})
 				continue
 			}
 			found.take(key, e, err)
 		}
 	}()
-	if len(missed) == 0 {
+	if len(waits) == 0 {
 		return nil
 	}
-	n := nestingOf(ctx)
-	n.pause()
-	defer func() {
-		if resumed := n.resume(ctx); err == nil {
-			err = resumed
-		}
-	}()
-	for _, w := range missed {
+	for _, w := range waits {
 		waited++
 		e, old, err := c.wait(ctx, w.f, at)
 		again := !old && c.missedTags(w.f, e, err, asked)
@@ -275,9 +273,14 @@ func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
 	return err
 }
 
+func (b *batch[K, V]) queue(waits bool) {
+	for _, f := range b.needed {
+		f.queue(waits)
+	}
+}
+
 // load is called by a flight that needs the load, and waits for it.
 func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
-	f.ctx.partOf.Store(&b.ctx)
 	b.mu.Lock()
 	b.undecided--
 	b.needed = append(b.needed, f)

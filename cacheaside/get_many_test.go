@@ -3,7 +3,6 @@ package cacheaside_test
 import (
 	"context"
 	"errors"
-	"iter"
 	"maps"
 	"math"
 	"runtime"
@@ -469,7 +468,6 @@ func TestKeyWithNaNIsLoadedEachTime(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, int64(i+1), v)
 		}
-		require.NoError(t, c.Prime(t.Context(), func(yield func(float64, int64) bool) { yield(math.NaN(), 1) }))
 		require.Zero(t, c.Tracked())
 		require.Zero(t, c.Stats().Entries)
 		require.Zero(t, c.Stats().Overtaken)
@@ -477,78 +475,64 @@ func TestKeyWithNaNIsLoadedEachTime(t *testing.T) {
 	}
 }
 
-func TestPrimeWarmsMemory(t *testing.T) {
+// A value that is read by GetMany only is refreshed ahead of its end, too.
+func TestGetManyRefreshesAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, tier := range []string{"memory", "both", "store"} {
-			src := newSource()
-			cfg := cacheaside.Config[int, int]{Load: src.load, TTL: time.Minute, Jitter: -1, Ahead: 1}
-			if tier != "memory" {
-				cfg.Store = newFakeStore().connect()
+		var log eventLog
+		source := new(many)
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Load: source.one, LoadMany: source.load, OnEvent: log.add,
+		})
+		defer c.Close()
+		get := func() {
+			t.Helper()
+			begun := time.Now()
+			found, err := c.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 10, 2: 20}, found)
+			if len(source.asked) > 1 {
+				require.Zero(t, time.Since(begun), "it waits for no refresh")
 			}
-			if tier == "store" {
-				cfg.Capacity = -1
-			}
-			c := cacheaside.New(cfg)
-			synctest.Wait()
-			require.NoError(t, c.Prime(t.Context(), maps.All(map[int]int{1: 10, 2: 20})))
-			v, ok := c.Peek(1)
-			require.Equal(t, tier != "store", ok)
-			if ok {
-				require.Equal(t, 10, v)
-				mustGet(t, c, 2)
-				require.Zero(t, src.loaded(2))
-			}
-			time.Sleep(time.Minute)
-			_, ok = c.Peek(1)
-			require.False(t, ok)
-			require.NoError(t, c.Close())
 		}
+		get()
+		require.Equal(t, time.Second, log.events[0].Took)
+		get()
+		require.Zero(t, log.count(cacheaside.EventRefreshBegun), "far from the end")
+		time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
+		found, err := c.GetMany(t.Context(), []int{1, 2})
+		require.NoError(t, err)
+		require.Len(t, found, 2)
+		require.Equal(t, 2, log.count(cacheaside.EventRefreshBegun))
+		time.Sleep(2 * time.Second)
+		get()
+		require.Equal(t, [][]int{{1, 2}, {1, 2}}, source.asked)
+		require.EqualValues(t, 6, c.Stats().Hits)
+		require.EqualValues(t, 2, c.Stats().Misses)
 	})
 }
 
-// A value that a sequence read before a write must not replace the written one.
-func TestPrimeIsFencedLikeALoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		other := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: shared.connect()})
-		defer c.Close()
-		synctest.Wait()
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var snapshot iter.Seq2[int, int] = func(yield func(int, int) bool) {
-			_ = yield(1, 1) && yield(2, 2)
-			_ = c.Invalidate(ctx, 2, 3)    // after one was yielded, before the other
-			_ = c.Expire(ctx, 4)           // by this process
-			_ = other.Invalidate(ctx, "5") // by another process
-			_ = yield(3, 3) && yield(4, 4) && yield(5, 5) && yield(6, 6)
-			_ = c.InvalidateAll(ctx)
-			_ = yield(7, 7)
-			cancel()
-			_ = yield(8, 8)
-		}
-		got := func() (keys []int) {
-			for k := range 10 {
-				if _, ok := c.Peek(k); ok {
-					keys = append(keys, k)
-				}
-			}
-			return keys
-		}
-		require.ErrorIs(t, c.Prime(ctx, func(yield func(int, int) bool) {
-			n := 0
-			for k, v := range snapshot {
-				if n++; n == 7 {
-					require.Empty(t, got())
-				}
-				if !yield(k, v) {
-					return
-				}
-				if n == 6 {
-					require.Equal(t, []int{1, 6}, got())
-				}
-			}
-		}), context.Canceled)
-		require.Empty(t, got())
-	})
+// GetMany asks the Store again about a key that another process is loading.
+func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			shared, source := newFakeStore(), new(many)
+			cfg := cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Capacity: capacity, Store: shared.connect()}
+			a := cacheaside.New(cfg)
+			defer a.Close()
+			cfg.Store = shared.connect()
+			b := cacheaside.New(cfg)
+			defer b.Close()
+			synctest.Wait()
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = a.GetMany(t.Context(), []int{1, 2}) })
+			time.Sleep(100 * time.Millisecond)
+			begun := time.Now()
+			found, err := b.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 10, 2: 20}, found)
+			require.Less(t, time.Since(begun), 1200*time.Millisecond)
+			wg.Wait()
+			require.Equal(t, [][]int{{1, 2}}, source.asked)
+		})
+	}
 }

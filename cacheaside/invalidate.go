@@ -72,7 +72,6 @@ func (c *Cache[K, V]) forget(key K) {
 // its next load. The shard is locked.
 func (s *shard[K, V]) change(key K) {
 	s.overtake(key)
-	s.touch(key)
 	delete(s.pauses, key)
 }
 

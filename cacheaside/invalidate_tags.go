@@ -77,7 +77,7 @@ func SetTags(ctx context.Context, tags ...string) {
 // [SetTags]. It makes the same promise: a Get that begins after it has returned does not
 // get a value with one of the tags that was read earlier, neither from memory nor from a
 // load under way. Its cost does not depend on the number of values. Their memory is
-// freed when they are replaced or evicted. Values from Prime have no tags. An
+// freed when they are replaced or evicted. An
 // invalidation occasionally reaches values of another tag, since each tag shares its
 // state with one in 16 384.
 //

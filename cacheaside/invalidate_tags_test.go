@@ -100,6 +100,8 @@ func TestInvalidateTagsReachesLoadsUnderWay(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, c.loads, loads.Load())
 					wg.Wait()
+					overtaken := int64(c.loads - 1)
+					require.Equal(t, overtaken, cache.Stats().Overtaken)
 				})
 			})
 		}

@@ -28,7 +28,7 @@ func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
 		}
 	}()
 	e, err = c.load(f)
-	if e != nil || !isFailure(err) {
+	if !isFailure(err) {
 		filled = true
 		c.shared.fill(f, claim, e)
 	}
@@ -57,12 +57,13 @@ func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
 // A job is a call of Load or LoadMany. Middleware may attempt it several times.
 type job interface {
 	attempt(ctx context.Context) error
+	queue(waits bool) // begins or ceases to wait for a slot
 }
 
 // run waits for a slot and runs a load with Middleware around it. It returns when the
 // load began.
 func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, took time.Duration, err error) {
-	if !ctx.takeSlot(&c.slots) {
+	if !c.takeSlot(ctx, load) {
 		return c.now(), 0, fmt.Errorf("%swaiting to load: %w", prefix(cfg.Name), cfg.over(ctx, nil))
 	}
 	begun = c.now()
@@ -71,32 +72,42 @@ func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, too
 		ended := c.now()
 		took = ended - begun
 		c.counts.loadTime.Add(int64(ended - first))
-		ctx.returnSlot()
+		c.slots.put()
 	}()
 	if cfg.Middleware == nil {
 		err = load.attempt(ctx)
 	} else {
 		begun, err = c.runThrough(cfg, ctx, load, begun)
 	}
-	if isFailure(err) && ctx.Err() != nil {
+	if isFailure(err) {
 		err = cfg.over(ctx, err)
 	}
 	return begun, took, err
 }
 
+// takeSlot waits for a slot until ctx ends, and reports whether it took one.
+func (c *Cache[K, V]) takeSlot(ctx *loadCtx, load job) bool {
+	if c.slots.tryTake() {
+		return true
+	}
+	load.queue(true)
+	defer load.queue(false)
+	return c.slots.take(ctx.Done())
+}
+
 // runThrough runs a load with Middleware around it. It returns when the last attempt
 // began, whose value is used, or begun if there was none.
-func (c *Cache[K, V]) runThrough(cfg *Config[K, V], ctx *loadCtx, load job, begun time.Duration) (time.Duration, error) {
+func (c *Cache[K, V]) runThrough(cfg *Config[K, V], l *loadCtx, load job, begun time.Duration) (time.Duration, error) {
 	succeeded := false
 	err := cfg.Middleware(func(ctx context.Context) error {
-		begun = c.now()
+		begun, l.terms = c.now(), terms{}
 		err := load.attempt(ctx)
 		succeeded = err == nil
 		if isNotFound(err) && !behavior.IsAnswered(err) {
 			err = answered{err} // matches by an Is method, which policies do not see
 		}
 		return err
-	})(ctx)
+	})(l)
 	if err == nil && !succeeded {
 		err = errors.New(prefix(cfg.Name) + "Middleware returned nil without a value from Load")
 	}

@@ -15,13 +15,9 @@ type loadCtx struct {
 	deadline time.Time
 	terms    terms // set by the load for its result
 
-	job    any                     // the *flight or *batch that loads
-	slots  *slots                  // of which the load holds one
-	nest   atomic.Pointer[nesting] // once the load runs: plain, over or a nesting of its own
-	partOf atomic.Pointer[loadCtx] // another load that this one waits for as a part of it
-	depth  int32                   // number of loads around this one
-	ended  atomic.Int32
-	std    atomic.Pointer[stdCtx] // nil until Done is called
+	job   any // the *flight or *batch that loads
+	ended atomic.Int32
+	std   atomic.Pointer[stdCtx] // nil until Done is called
 }
 
 // What ended a loadCtx. Its deadline counts even if it has not been recorded here.
@@ -38,9 +34,6 @@ type stdCtx struct {
 // init starts c, with the values of ctx and the given deadline.
 func (c *loadCtx) init(ctx context.Context, deadline time.Time, job any) {
 	c.caller, c.deadline, c.job = ctx, deadline, job
-	if outer := loadOf(ctx); outer != nil {
-		c.depth = outer.depth + 1
-	}
 }
 
 // expire records that the deadline of c has passed.
@@ -89,7 +82,7 @@ func (c *loadCtx) Err() error {
 		return s.Err()
 	case c.ended.Load() == byCancel:
 		return context.Canceled
-	case c.ended.Load() == byDeadline || !time.Now().Before(c.deadline):
+	case !time.Now().Before(c.deadline):
 		return context.DeadlineExceeded
 	}
 	return nil

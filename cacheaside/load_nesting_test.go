@@ -3,6 +3,7 @@ package cacheaside_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -59,32 +60,6 @@ func TestGetThatWaitsForItsOwnLoadFailsAtOnce(t *testing.T) {
 			})
 		}
 	}
-}
-
-func TestLoadsInACircleFail(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := nested(cacheaside.Config[int, int]{}, func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
-			time.Sleep(time.Second) // both run when they ask for each other
-			_, err := c.Get(ctx, 3-key)
-			if errors.Is(err, cacheaside.ErrRecursive) {
-				return key, nil
-			}
-			return key, err
-		})
-		defer c.Close()
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for key := 1; key <= 2; key++ {
-			wg.Go(func() {
-				v, err := c.Get(t.Context(), key)
-				if err != nil || v != key {
-					t.Errorf("%d: %d, %v", key, v, err)
-				}
-			})
-		}
-		wg.Wait()
-		require.Equal(t, time.Second, time.Since(begun))
-	})
 }
 
 func TestLoadManyThatGetsItsOwnKeyFailsAtOnce(t *testing.T) {
@@ -167,90 +142,108 @@ func TestGetOfOwnKeySucceedsWithoutWaiting(t *testing.T) {
 	})
 }
 
-// A load that waits for another gives its slot to it, even if another call began that
-// load, and even with one slot.
-func TestLoadsThatNeedOthersDoNotUseUpLoads(t *testing.T) {
-	for name, need := range map[string]func(ctx context.Context, c *cacheaside.Cache[int, int], key int) error{
-		"Get": func(ctx context.Context, c *cacheaside.Cache[int, int], key int) error {
-			_, err := c.Get(ctx, key)
+// A load that needs another load while none of Loads is free fails at once: it has one of
+// them itself.
+func TestLoadThatWaitsForItsOwnSlotFailsAtOnce(t *testing.T) {
+	both := func(get func(int) error) error {
+		errs := make(chan error)
+		for key := range 2 {
+			go func() { errs <- get(100 + key) }()
+		}
+		return errors.Join(<-errs, <-errs)
+	}
+	type cache = *cacheaside.Cache[int, int]
+	for name, need := range map[string]func(context.Context, cache) error{
+		"Get":     func(ctx context.Context, c cache) error { _, err := c.Get(ctx, 100); return err },
+		"GetMany": func(ctx context.Context, c cache) error { _, err := c.GetMany(ctx, []int{100, 101}); return err },
+		"two Gets": func(ctx context.Context, c cache) error {
+			return both(func(key int) error { _, err := c.Get(ctx, key); return err })
+		},
+		"through another Cache": func(ctx context.Context, c cache) error {
+			other := cacheaside.New(cacheaside.Config[int, int]{Load: c.Get})
+			defer other.Close()
+			_, err := other.Get(ctx, 100)
 			return err
 		},
-		"GetMany": func(ctx context.Context, c *cacheaside.Cache[int, int], key int) error {
-			_, err := c.GetMany(ctx, []int{key, key + 10_000})
+		"a load that another call began": func(ctx context.Context, c cache) error {
+			go func() { _, _ = c.Get(context.Background(), 100) }()
+			time.Sleep(time.Millisecond)
+			_, err := c.Get(ctx, 100)
 			return err
-		},
-		"several Gets at once": func(ctx context.Context, c *cacheaside.Cache[int, int], key int) error {
-			errs := make(chan error)
-			for i := range 3 {
-				go func() {
-					_, err := c.Get(ctx, key+i*10_000)
-					errs <- err
-				}()
-			}
-			return errors.Join(<-errs, <-errs, <-errs)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const slots = 4
-				var running, most atomic.Int32
-				c := nested(cacheaside.Config[int, int]{Loads: slots, LoadTimeout: time.Minute},
-					func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
-						work := func() {
-							n := running.Add(1)
-							for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-							}
-							time.Sleep(10 * time.Millisecond)
-							running.Add(-1)
-						}
-						work()
-						if key >= 1000 {
+		for _, many := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, LoadMany %v", name, many), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					cfg := cacheaside.Config[int, int]{Loads: 4}
+					if many {
+						cfg.LoadMany = func(_ context.Context, keys []int) (map[int]int, error) { return map[int]int{}, nil }
+					}
+					c := nested(cfg, func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
+						if key >= 100 {
 							return key, nil
 						}
-						if err := need(ctx, c, 1000+key%30); err != nil {
-							return 0, err
-						}
-						work()
-						return key, nil
+						time.Sleep(time.Second) // all of them have begun
+						return key, need(ctx, c)
 					})
-				defer c.Close()
-				begun := time.Now()
-				var wg sync.WaitGroup
-				for key := range 100 {
-					wg.Go(func() {
-						if _, err := c.Get(t.Context(), key); err != nil {
-							t.Errorf("%d: %v", key, err)
-						}
-					})
-				}
-				wg.Wait()
-				require.Less(t, time.Since(begun), 2*time.Second)
-				require.Equal(t, int32(slots), most.Load())
-				synctest.Wait()
-				require.Zero(t, c.Stats().Loading)
-				require.Zero(t, c.Tracked())
+					defer c.Close()
+					var wg sync.WaitGroup
+					var failed atomic.Int32
+					begun := time.Now()
+					for key := range 4 {
+						wg.Go(func() {
+							_, err := c.Get(t.Context(), key)
+							if err != nil && !errors.Is(err, cacheaside.ErrRecursive) {
+								t.Error(err)
+							}
+							if err != nil {
+								failed.Add(1)
+							}
+						})
+					}
+					wg.Wait()
+					require.Positive(t, failed.Load())
+					require.Less(t, time.Since(begun), 2*time.Second)
+					failed.Store(0)
+					require.NoError(t, c.InvalidateAll(t.Context()))
+					require.Equal(t, 1, mustGet(t, c, 1), "one load leaves room for what it needs")
+					synctest.Wait()
+					require.Zero(t, c.Stats().Loading)
+					require.Zero(t, c.Tracked())
+				})
 			})
-		})
+		}
 	}
 }
 
-func TestLoadThatIsCanceledWhileItWaitsForAnotherGivesItsSlotBackOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := nested(cacheaside.Config[int, int]{Loads: 1}, func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
-			if key > 0 {
-				return c.Get(ctx, key-1)
-			}
-			<-ctx.Done()
-			return 0, ctx.Err()
-		})
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.Get(ctx, 3)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		synctest.Wait()
-		require.Zero(t, c.Stats().Loading)
-	})
+// The same if the load of a fenced key follows another, or waits its turn, which waits for a
+// slot.
+func TestLoadThatWaitsForItsOwnSlotBehindAnotherFlightFailsAtOnce(t *testing.T) {
+	for _, capacity := range []int{0, -1} {
+		for _, later := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newFakeStore()
+				shared.write = time.Hour
+				_, err := shared.connect().Fence(t.Context(), "100", "w")
+				require.NoError(t, err)
+				store := slowly{Store: shared.connect(), takes: 10 * time.Millisecond}
+				c := nested(cacheaside.Config[int, int]{Loads: 1, Capacity: capacity, Store: store},
+					func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
+						if key == 100 {
+							return key, nil
+						}
+						go func() { _, _ = c.Get(context.Background(), 100) }()
+						time.Sleep(later)
+						return c.Get(ctx, 100)
+					})
+				defer c.Close()
+				begun := time.Now()
+				_, err = c.Get(t.Context(), 1)
+				require.ErrorIs(t, err, cacheaside.ErrRecursive)
+				require.Less(t, time.Since(begun), time.Second)
+			})
+		}
+	}
 }
 
 // A load that ignores its ctx keeps its slot after its callers have left. One key must

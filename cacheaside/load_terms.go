@@ -15,8 +15,9 @@ type terms struct {
 
 // SetTTL makes the result of a load fresh for ttl, without jitter, instead of
 // Config.TTL. ctx is the ctx of the load. In LoadMany it applies to all results. It also
-// applies to ErrNotFound. Zero or less means that the result is not kept. Outside a load
-// SetTTL has no effect. Call it on the goroutine of the load.
+// applies to ErrNotFound. Zero or less means that the result is not kept. If Middleware
+// repeats the load, only the last attempt counts, as for SetCost and SetTags. Outside a
+// load SetTTL has no effect. Call it on the goroutine of the load.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l := loadOf(ctx); l != nil {
 		l.terms.ttl, l.terms.timed = ttl, true
@@ -56,7 +57,7 @@ func Old[V any](ctx context.Context) (V, bool) {
 
 // previous returns the value that f is about to replace.
 func (f *flight[K, V]) previous() (v V, ok bool) {
-	e := f.c.before(f, 0)
+	e := f.c.before(f, f.looked)
 	if e == nil || e.absent {
 		return v, false
 	}

@@ -343,6 +343,9 @@ func TestNotFoundIsAnAnswerToPolicies(t *testing.T) {
 			defer c.Close()
 			_, err := c.Get(t.Context(), 1)
 			require.ErrorIs(t, err, test.err)
+			if name != "by Is" {
+				require.Equal(t, test.err, err, "unchanged")
+			}
 			answer, ok := errors.AsType[interface {
 				error
 				Answered() bool
@@ -435,4 +438,131 @@ func TestHookOfATimeoutHoldsUpNoOtherEvent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What an attempt sets for its result does not apply to that of the next one.
+func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		attempts := 0
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute,
+			Load: func(ctx context.Context, _ int) (int, error) {
+				if attempts++; attempts == 1 {
+					cacheaside.SetTTL(ctx, time.Hour)
+					cacheaside.SetTags(ctx, "failed")
+					return 0, errLoad
+				}
+				return attempts, nil
+			},
+			Middleware: func(next func(context.Context) error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					if err := next(ctx); err == nil {
+						return nil
+					}
+					return next(ctx)
+				}
+			},
+		})
+		defer c.Close()
+		require.Equal(t, 2, mustGet(t, c, 1))
+		require.NoError(t, c.InvalidateTags(t.Context(), "failed"))
+		require.Equal(t, 2, mustGet(t, c, 1))
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 3, mustGet(t, c, 1))
+	})
+}
+
+// A load that fails, or cannot be used, gives its lease back: the next process need not wait.
+func TestLeaseOfAFailedLoadIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		failing := true
+		cfg := cacheaside.Config[int, int]{ErrorPause: -1, Load: func(context.Context, int) (int, error) {
+			if failing {
+				return 0, errLoad
+			}
+			return 1, nil
+		}}
+		cfg.Store = shared.connect()
+		a := cacheaside.New(cfg)
+		defer a.Close()
+		cfg.Store = shared.connect()
+		b := cacheaside.New(cfg)
+		defer b.Close()
+		synctest.Wait()
+		_, err := a.Get(t.Context(), 1)
+		require.ErrorIs(t, err, errLoad)
+		failing = false
+		begun := time.Now()
+		require.Equal(t, 1, mustGet(t, b, 1))
+		require.Zero(t, time.Since(begun))
+		require.Equal(t, 1, shared.called("Release"))
+	})
+}
+
+// A panic is told even if nobody waits for the load any more.
+func TestPanicOfALoadWithoutCallersIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, int]{OnEvent: log.add, Load: func(context.Context, int) (int, error) {
+			time.Sleep(2 * time.Second)
+			panic("late")
+		}})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Get(ctx, 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 1, log.count(cacheaside.EventLoadFailed))
+		require.EqualValues(t, 1, c.Stats().Panicked)
+	})
+}
+
+// That a key does not exist is no value: neither Peek nor an option serves it.
+func TestAbsenceIsNeverServedAsAValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		there := false
+		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: -1, Load: func(context.Context, int) (int, error) {
+			if there {
+				return 1, nil
+			}
+			return 0, cacheaside.ErrNotFound
+		}})
+		defer c.Close()
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		_, ok := c.Peek(1)
+		require.False(t, ok)
+		time.Sleep(2 * time.Minute)
+		there = true
+		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Hour})
+		require.NoError(t, err)
+		require.Equal(t, 1, v)
+	})
+}
+
+// The old value of a key that is gone is not served when a later load fails.
+func TestNotFoundRemovesTheOldValueFromMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+			Load: func(context.Context, int) (int, error) { return 1, err }})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		for _, err = range []error{cacheaside.ErrNotFound, errLoad} {
+			_, got := c.Get(t.Context(), 1)
+			require.ErrorIs(t, got, err)
+		}
+	})
+}
+
+func TestErrorsNameWhatTheyKnow(t *testing.T) {
+	require.EqualError(t, &cacheaside.TimeoutError{Name: "users", What: "load", After: time.Second, Err: errLoad},
+		"cacheaside: users: load timed out after 1s: "+errLoad.Error())
+	keys := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}
+	require.NotContains(t, (&cacheaside.InvalidateError{Keys: keys, Err: errLoad}).Error(), "...")
+	require.Contains(t, (&cacheaside.InvalidateError{Keys: append(keys, "11"), Err: errLoad}).Error(), `"10" ...] (11 keys)`)
 }

@@ -191,7 +191,7 @@ func FuzzPayload(f *testing.F) {
 	f.Add([]byte("\x01\x00"))
 	f.Add([]byte("\x01\x01........\x80\x80\x80"))
 	f.Add([]byte("\x01\x00........\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x02{}"))
-	f.Add([]byte("\x02\x00........\x01\x01{}"))
+	f.Add([]byte("\x03\x00............\x01\x01{}"))
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
@@ -209,7 +209,7 @@ func FuzzPayload(f *testing.F) {
 			case errors.Is(err, cacheaside.ErrKeyCollision), errors.Is(err, cacheaside.ErrNotFound):
 			case err != nil:
 				t.Fatalf("%q: %v", payload, err)
-			case v != 42 && (len(payload) < 13 || payload[0] != 1):
+			case v != 42 && (len(payload) < 17 || payload[0] != 1):
 				t.Fatalf("%q: %d", payload, v)
 			}
 		})

@@ -36,7 +36,7 @@ var (
 // interface, write a function, or see unexported fields. seen holds the types visited: a
 // type may contain itself.
 func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
-	if marshals(t) || marshals(reflect.PointerTo(t)) || seen[t] {
+	if marshals(reflect.PointerTo(t)) || seen[t] { // a *t has the methods of a t
 		return true
 	}
 	if seen == nil {
@@ -71,17 +71,18 @@ func marshals(t reflect.Type) bool {
 	return t.Kind() != reflect.Interface && (t.Implements(jsonMarshaler) || t.Implements(textMarshaler))
 }
 
-// An envelope is the form of a value in a Store: a version, a checksum of the rest,
-// whether the key exists, the fingerprint of the key, the duration of the load, the
-// cost, and the output of the Codec.
+// An envelope is the form of a value in a Store: a version of this form, a checksum of
+// the rest, whether the key exists, the fingerprint of the key, Config.Version, the
+// duration of the load, the cost, and the output of the Codec.
 const (
-	envelopeVersion = 2
+	envelopeVersion = 3
 	envelopeHead    = 1 + 4 // version and checksum
-	envelopeLeast   = envelopeHead + 1 + 8
+	envelopeLeast   = envelopeHead + 1 + 8 + 4
 )
 
 var (
 	errEnvelope = errors.New("not an envelope of this version")
+	errVersion  = errors.New("stored under another Config.Version")
 	errDamaged  = errors.New("damaged: the checksum is wrong")
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
@@ -100,6 +101,7 @@ func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
 	data := make([]byte, envelopeHead, envelopeLeast+2*binary.MaxVarintLen64+len(body))
 	data = append(data, absent)
 	data = binary.BigEndian.AppendUint64(data, c.fingerprint(key))
+	data = binary.BigEndian.AppendUint32(data, c.cfg().Version)
 	data = binary.AppendUvarint(data, uint64(e.took))
 	data = binary.AppendUvarint(data, uint64(e.cost))
 	data = append(data, body...)
@@ -117,6 +119,7 @@ func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
 	}
 	e := &entry[V]{absent: data[envelopeHead] == 1}
 	mark := binary.BigEndian.Uint64(data[envelopeHead+1:])
+	version := binary.BigEndian.Uint32(data[envelopeHead+1+8:])
 	data = data[envelopeLeast:]
 	took, n := binary.Uvarint(data)
 	if n <= 0 {
@@ -129,6 +132,9 @@ func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
 	}
 	if mark != c.fingerprint(key) {
 		return nil, ErrKeyCollision
+	}
+	if version != c.cfg().Version {
+		return nil, errVersion
 	}
 	e.took, e.cost = max(0, time.Duration(took)), uint32(min(cost, maxCost))
 	if e.absent {

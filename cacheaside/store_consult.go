@@ -154,7 +154,7 @@ func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 		sh.mu.Unlock()
 		return
 	}
-	early := c.launch(f.ctx.caller, sh, f.key, f.written, time.Now(), false)
+	early := c.launch(f.ctx.caller, sh, f.key, f.written, time.Now())
 	early.refresh = true
 	early.waiters++
 	sh.mu.Unlock()

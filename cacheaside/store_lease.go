@@ -28,6 +28,7 @@ func (s *shared[K, V]) ask(f *flight[K, V]) (look Lookup, c claim, asked time.Du
 		return look, claim{}, 0, false
 	default:
 	}
+	f.looked = a.at
 	return a.look, c, a.at, true
 }
 
@@ -51,10 +52,11 @@ type answer struct {
 // acquire asks the Store about keys of one shard. It waits for the answer even if ctx
 // ends: other processes would wait for a lease that this process does not know about.
 func (s *shared[K, V]) acquire(ctx context.Context, shard int, answers []*answer) {
-	asks := make([]Ask, 0, len(answers))
+	at := s.c.now() // before trusts: an invalidation in between is later than at
+	asks, asked := make([]Ask, 0, len(answers)), make([]*answer, 0, len(answers))
 	for _, a := range answers {
 		if s.trusts(a.ask.Key) {
-			asks = append(asks, a.ask)
+			asks, asked = append(asks, a.ask), append(asked, a)
 		}
 	}
 	if len(asks) == 0 {
@@ -64,7 +66,6 @@ func (s *shared[K, V]) acquire(ctx context.Context, shard int, answers []*answer
 		s.probe(shard, asks[0].Key)
 		return
 	}
-	at := s.c.now()
 	looks, err := s.store.Acquire(context.WithoutCancel(ctx), asks...)
 	if err != nil {
 		s.failed(ctx, shard, at, err)
@@ -74,11 +75,8 @@ func (s *shared[K, V]) acquire(ctx context.Context, shard int, answers []*answer
 		return
 	}
 	s.worked(ctx, shard)
-	for _, a := range answers {
-		if len(asks) > 0 && a.ask.Key == asks[0].Key && a.ask.Token == asks[0].Token {
-			a.look, a.at, a.ok = looks[0], at, true
-			asks, looks = asks[1:], looks[1:]
-		}
+	for i, a := range asked {
+		a.look, a.at, a.ok = looks[i], at, true
 	}
 }
 

@@ -353,3 +353,56 @@ func TestShardsThatFailAtOnceLeaveTheOthersAlone(t *testing.T) {
 		}
 	})
 }
+
+// The empty key is a key like any other.
+func TestRecentInvalidationOfTheEmptyKeyIsToldAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, lost := newFakeStore(), make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[string, int]{
+			Load:  func(context.Context, string) (int, error) { return 1, nil },
+			Store: deaf{shared.connect(), lost},
+		})
+		defer c.Close()
+		synctest.Wait()
+		require.NoError(t, c.Invalidate(t.Context(), ""))
+		close(lost)
+		time.Sleep(3 * time.Second)
+		require.Equal(t, 2, shared.called("Invalidate"))
+	})
+}
+
+// An InvalidateAll that the Store has not heard is told of, and told to the Store later: once,
+// and again when messages of other processes may have been lost.
+func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		shared, src := newFakeStore(), newSource()
+		conn := shared.connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, OnEvent: log.add})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		conn.fail()
+		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrUntold)
+		require.Equal(t, 1, log.count(cacheaside.EventNotInvalidated))
+		require.EqualValues(t, 1, c.Stats().Untold)
+		mustGet(t, c, 1)
+		require.Equal(t, 2, src.loaded(1))
+		conn.recover()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Zero(t, c.Stats().Untold)
+		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated))
+		mustGet(t, c, 1)
+
+		time.Sleep(time.Minute)
+		told := shared.called("InvalidateAll")
+		require.NoError(t, c.InvalidateAll(t.Context()))
+		conn.fail()
+		conn.recover()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Greater(t, shared.called("InvalidateAll"), told+1, "by the call, and as the Store may have forgotten it")
+		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated), "it was heard")
+	})
+}

@@ -32,10 +32,34 @@ func (c *Cache[K, V]) turn(f *flight[K, V]) (*entry[V], error) {
 		s.stand(f)
 		s.mu.Unlock()
 		f.batch.skip(f)
-		select {
-		case <-before.done:
-		case <-f.done:
+		if !f.await(before, nil) {
 			return nil, f.err
+		}
+	}
+}
+
+// await waits until another flight has been answered, or f itself: then it returns false.
+// f waits for a slot if the other does. offered is called once, when the other offers an
+// old value.
+func (f *flight[K, V]) await(other *flight[K, V], offered func()) bool {
+	jam := other.jammed()
+	var offer <-chan struct{}
+	if offered != nil {
+		offer = other.offered
+	}
+	for {
+		select {
+		case <-other.done:
+			return true
+		case <-offer:
+			offered()
+			offer = nil
+		case <-jam:
+			f.queue(true)
+			defer f.queue(false)
+			jam = nil
+		case <-f.done:
+			return false
 		}
 	}
 }
@@ -71,10 +95,13 @@ func (c *Cache[K, V]) rest(f *flight[K, V], d time.Duration) (e *entry[V], answe
 	return nil, false, nil
 }
 
-// stand lets callers join f. The shard is locked, and no other flight of the key may be
-// joined.
+// stand lets callers join f, which may have been overtaken before. The shard is locked,
+// and no other flight of the key may be joined.
 func (s *shard[K, V]) stand(f *flight[K, V]) {
 	if findable(f.key) && !f.answered {
+		if f.c.entries != nil {
+			f.old.Store(nil)
+		}
 		s.flights[f.key] = f
 		delete(s.others, f)
 	}
@@ -96,25 +123,18 @@ func (s *shard[K, V]) joinOther(f *flight[K, V]) *flight[K, V] {
 func (c *Cache[K, V]) follow(f, other *flight[K, V]) (*entry[V], error) {
 	f.batch.skip(f)
 	f.passing = true
-	f.ctx.partOf.Store(&other.ctx)
-	offered := other.offered
-	for {
-		select {
-		case <-other.done:
-			if other.err != nil { // other may still run, and write to stale
-				return nil, other.err
-			}
-			f.stale = other.stale
-			return other.entry, nil
-		case <-offered:
-			f.old.Store(other.old.Load())
-			close(f.offered)
-			offered = nil
-		case <-f.done:
-			c.leave(other)
-			return nil, f.err
-		}
+	if !f.await(other, func() {
+		f.old.Store(other.old.Load())
+		close(f.offered)
+	}) {
+		c.leave(other)
+		return nil, f.err
 	}
+	if other.err != nil { // other may still run, and write to stale
+		return nil, other.err
+	}
+	f.stale = other.stale
+	return other.entry, nil
 }
 
 // findable reports whether a map finds an element stored under key. A key that contains

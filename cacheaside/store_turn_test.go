@@ -377,3 +377,86 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		require.Zero(t, c.Tracked())
 	})
 }
+
+// unheard hears nothing of other processes: their messages are on their way.
+type unheard struct{ cacheaside.Store }
+
+func (unheard) Watch(ctx context.Context, up func(), _ func(string)) error {
+	up()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A flight that was overtaken, and that callers may join again while it waits its turn,
+// has no old value for them.
+func TestFlightThatStandsAgainHasNoOldValue(t *testing.T) {
+	type cache = *cacheaside.Cache[int, int]
+	for name, get := range map[string]func(context.Context, cache) (int, error){
+		"Get": func(ctx context.Context, c cache) (int, error) { return c.Get(ctx, 1) },
+		"GetMany": func(ctx context.Context, c cache) (int, error) {
+			found, err := c.GetMany(ctx, []int{1})
+			return found[1], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src, shared := newSource(), newFakeStore()
+				store := late{unheard{shared.connect()}, make(chan struct{}), new(atomic.Bool)}
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: func(ctx context.Context, key int) (int, error) {
+						if src.loaded(1) > 0 {
+							time.Sleep(time.Second)
+						}
+						return src.load(ctx, key)
+					},
+					TTL: time.Minute, StaleOnError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
+				})
+				defer c.Close()
+				synctest.Wait()
+				require.Equal(t, 0, mustGet(t, c, 1))
+				time.Sleep(2 * time.Minute)
+				_, err := shared.connect().Fence(t.Context(), "1", "another process")
+				require.NoError(t, err)
+				require.Equal(t, 0, mustGet(t, c, 1)) // its flight loads alone
+				store.on.Store(true)
+				require.Equal(t, 0, mustGet(t, c, 1)) // the next one asks the Store
+				require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+				close(store.hold) // the answer: still fenced
+				synctest.Wait()
+				v, err := get(t.Context(), c)
+				require.NoError(t, err)
+				require.Equal(t, 1, v)
+			})
+		})
+	}
+}
+
+// A load that waited for another process gets no old value from before an invalidation.
+func TestWithoutMemoryOldIsWhatTheStoreHoldsNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		other := shared.connect()
+		var olds []bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleOnError: time.Hour, Store: shared.connect(), Capacity: -1,
+			Load: func(ctx context.Context, _ int) (int, error) {
+				_, ok := cacheaside.Old[int](ctx)
+				olds = append(olds, ok)
+				return 1, nil
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		_, err := other.Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "other"})
+		require.NoError(t, err)
+		go func() {
+			time.Sleep(time.Second)
+			_ = other.Invalidate(context.Background(), "1")
+		}()
+		mustGet(t, c, 1)
+		require.Equal(t, []bool{false, true, false}, olds)
+	})
+}

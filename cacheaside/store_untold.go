@@ -245,9 +245,10 @@ type recent struct {
 }
 
 type tell struct {
-	key string
-	all bool // all keys
-	at  time.Duration
+	key  string
+	all  bool // all keys
+	at   time.Duration
+	told bool // false if nothing was noted here yet
 }
 
 // recentFor is the replication lag that is covered, unless the Store was told more than
@@ -257,6 +258,7 @@ const recentFor = 10 * time.Second
 func (r *recent) note(t tell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	t.told = true
 	r.tells[r.next] = t
 	r.next = (r.next + 1) % len(r.tells)
 }
@@ -266,7 +268,7 @@ func (r *recent) since(at time.Duration) (tells []tell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range r.tells {
-		if (t.all || t.key != "") && t.at >= at {
+		if t.told && t.at >= at {
 			tells = append(tells, t)
 		}
 	}

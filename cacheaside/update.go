@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"unsafe"
 
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -31,15 +30,15 @@ func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
 //   - A lower Capacity evicts entries; a higher one keeps those that are there. Cost
 //     applies to later loads.
 //   - Loads under way, and their callers, keep the settings with which the load began:
-//     LoadTimeout, SoftTimeout, ErrorPause, Finish, Inline and Middleware.
+//     LoadTimeout, SoftTimeout, ErrorPause, Finish and Middleware.
 //   - Loads takes effect immediately. More loads than a lower bound allows run until they return;
 //     until then no further load begins. Loads that wait for a higher bound begin.
 //   - Ahead, Clone, OnEvent, and ErrorPause for shards of the Store, apply to what
-//     happens later.
+//     happens later, and so do Load, LoadMany and Key. A new Key must write each key as
+//     the one before did.
 //
-// Update cannot change Name, Load, LoadMany, Store, MemoryInOutage, Key and Codec, and
-// cannot make Capacity negative or no longer negative. It returns an error that names
-// the field.
+// Update cannot change Name, Store, MemoryInOutage, Codec and Version, and cannot make
+// Capacity negative or no longer negative. It returns an error that names the field.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	c.updating.Lock()
 	defer c.updating.Unlock()
@@ -75,33 +74,21 @@ func (cfg *Config[K, V]) keepFixed(was *Config[K, V]) error {
 		}
 	}
 	need(cfg.Name == was.Name, "Name")
-	need(sameFunc(cfg.Load, was.Load), "Load")
-	need(sameFunc(cfg.LoadMany, was.LoadMany), "LoadMany")
 	need(same(cfg.Store, was.Store), "Store")
 	need(cfg.MemoryInOutage == was.MemoryInOutage, "MemoryInOutage")
-	need(sameFunc(cfg.Key, was.Key), "Key")
 	need(same(cfg.Codec, was.Codec), "Codec")
+	need(cfg.Version == was.Version, "Version")
 	if (cfg.Capacity < 0) != (was.Capacity < 0) {
 		errs = append(errs, fmt.Errorf("%scacheaside.Config.Capacity is %d: it cannot change between negative and not negative while the Cache is in use",
 			prefix(was.Name), cfg.Capacity))
 	}
-	cfg.Name, cfg.Load, cfg.LoadMany, cfg.Store = was.Name, was.Load, was.LoadMany, was.Store
-	cfg.MemoryInOutage, cfg.Key, cfg.Codec = was.MemoryInOutage, was.Key, was.Codec
+	cfg.Name, cfg.Store, cfg.MemoryInOutage = was.Name, was.Store, was.MemoryInOutage
+	cfg.Codec, cfg.Version = was.Codec, was.Version
 	return errors.Join(errs...)
-}
-
-// sameFunc reports whether a and b are the same function value. Go cannot compare
-// functions. Their representation is one pointer, which differs between two closures
-// even if they come from the same function literal.
-func sameFunc[F any](a, b F) bool {
-	return *(*unsafe.Pointer)(unsafe.Pointer(&a)) == *(*unsafe.Pointer)(unsafe.Pointer(&b))
 }
 
 // same reports whether a and b are equal, as far as their type can be compared.
 func same(a, b any) bool {
-	x, y := reflect.ValueOf(a), reflect.ValueOf(b)
-	if !x.IsValid() || !y.IsValid() || x.Type() != y.Type() || !x.Comparable() || !y.Comparable() {
-		return x.IsValid() == y.IsValid() && (!x.IsValid() || x.Type() == y.Type())
-	}
-	return x.Equal(y)
+	return reflect.TypeOf(a) == reflect.TypeOf(b) &&
+		(!reflect.ValueOf(a).Comparable() || !reflect.ValueOf(b).Comparable() || a == b)
 }

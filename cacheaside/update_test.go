@@ -187,11 +187,9 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 	mustGet(t, c, 1)
 	for field, change := range map[string]func(*config){
 		"Name":           func(cfg *config) { cfg.Name = "other" },
-		"Load":           func(cfg *config) { cfg.Load = load(2) },
-		"LoadMany":       func(cfg *config) { cfg.LoadMany = nil },
 		"Store":          func(cfg *config) { cfg.Store = newFakeStore().connect() },
-		"Key":            func(cfg *config) { cfg.Key = func(int) string { return "k" } },
 		"Codec":          func(cfg *config) { cfg.Codec = plain{} },
+		"Version":        func(cfg *config) { cfg.Version = 7 },
 		"MemoryInOutage": func(cfg *config) { cfg.MemoryInOutage = true },
 		"Capacity":       func(cfg *config) { cfg.Capacity = -1 },
 	} {
@@ -200,10 +198,11 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 		require.ErrorContains(t, err, "while the Cache is in use")
 		require.Equal(t, 5*time.Minute, c.Config().TTL, "nothing changes")
 	}
-	update(t, c, func(cfg *config) { cfg.TTL = time.Hour })
+	update(t, c, func(cfg *config) { cfg.TTL, cfg.Load = time.Hour, load(2) })
 	require.Equal(t, time.Hour, c.Config().TTL)
-	require.NoError(t, c.Invalidate(t.Context(), 1))
 	require.Equal(t, 1, mustGet(t, c, 1))
+	require.NoError(t, c.Invalidate(t.Context(), 1))
+	require.Equal(t, 2, mustGet(t, c, 1), "the next load is made by the new Load")
 }
 
 func TestUpdateThatFailsOrPanicsChangesNothing(t *testing.T) {
@@ -289,7 +288,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 			err := c.Update(func(cfg *config) {
 				cfg.Loads, cfg.Capacity = loads, 100+rand.IntN(1000)
 				cfg.TTL, cfg.Stale = time.Duration(1+rand.IntN(1e6)), time.Duration(rand.IntN(1e6))
-				cfg.Inline, cfg.Finish = i%2 == 0, i%3 == 0
+				cfg.Finish = i%3 == 0
 				cfg.LoadTimeout = 10*time.Second + time.Duration(rand.IntN(1e9))
 			})
 			if err != nil {
@@ -406,3 +405,34 @@ type plain struct{}
 
 func (plain) Encode(int) ([]byte, error) { return nil, nil }
 func (plain) Decode([]byte) (int, error) { return 0, nil }
+
+// A kept is a Codec that cannot be compared.
+type kept struct{ encode func(int) []byte }
+
+func (k kept) Encode(v int) ([]byte, error)  { return k.encode(v), nil }
+func (kept) Decode(data []byte) (int, error) { return int(data[0]), nil }
+
+// Update changes no Codec. That one differs is an error where it can be told.
+func TestUpdateLeavesTheCodec(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		encoded := ""
+		codec := func(name string) kept {
+			return kept{func(v int) []byte { encoded += name; return []byte{byte(v)} }}
+		}
+		cfg := config{Load: identity, Store: newFakeStore().connect(), Codec: codec("first")}
+		c := cacheaside.New(cfg)
+		defer c.Close()
+		synctest.Wait()
+		update(t, c, func(cfg *config) { cfg.Codec = codec("other") })
+		mustGet(t, c, 1)
+		require.Equal(t, "first", encoded)
+		for _, other := range []cacheaside.Codec[int]{nil, plain{}} {
+			require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = other }), "Config.Codec cannot change")
+		}
+		cfg.Codec = nil
+		c = cacheaside.New(cfg)
+		defer c.Close()
+		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
+		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }), "Config.Codec cannot change")
+	})
+}

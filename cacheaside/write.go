@@ -60,9 +60,8 @@ type fencedWrite[K comparable, V any] struct {
 	key     K
 	written string
 	shard   int
-	token   string // "" if the Store was not asked for a fence
-	stands  bool
-	until   time.Duration // end of the ctx of write; the fence stands longer
+	token   string        // "" if the Store was not asked for a fence
+	until   time.Duration // end of the ctx of write, 0 without a fence; the fence stands longer
 }
 
 // fence fences key and returns the ctx for the write.
@@ -79,7 +78,7 @@ func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], co
 		window, err = s.store.Fence(context.WithoutCancel(ctx), w.written, w.token)
 		if err == nil {
 			s.worked(ctx, w.shard)
-			w.stands, w.until = true, now+window
+			w.until = now + window
 			writeCtx, cancel := context.WithDeadlineCause(ctx, begun.Add(window),
 				&TimeoutError{Name: s.c.cfg().Name, What: "write", After: window})
 			return w, writeCtx, cancel
@@ -101,7 +100,7 @@ func (w *fencedWrite[K, V]) unfence(ctx context.Context) error {
 		}
 		return s.store.Unfence(ctx, w.written, w.token)
 	}, s.c.forget)
-	if w.stands && ended < w.until {
+	if ended < w.until {
 		return nil
 	}
 	return err

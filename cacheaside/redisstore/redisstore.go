@@ -217,7 +217,13 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	look.Fresh = time.Duration(fresh) * time.Microsecond
 	look.Wait = time.Duration(wait) * time.Microsecond
 	look.Grant = string(grant)
-	return look, ok1 && ok2 && ok3 && ok4 && ok5
+	switch look.State {
+	case cacheaside.Hit, cacheaside.Leased, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed:
+	default:
+		return look, false
+	}
+	most := longest.Microseconds()
+	return look, ok1 && ok2 && ok3 && ok4 && ok5 && max(fresh, wait) <= most && min(fresh, wait) >= -most
 }
 
 // bytes returns a string of a reply.
