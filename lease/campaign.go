@@ -58,7 +58,7 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 	c.count.queued.Add(1)
 	defer func() {
 		c.count.queued.Add(-1)
-		c.count.waitTime.Add(int64(time.Since(began)))
+		c.count.waitTime.Add(max(int64(time.Since(began)), 1)) // 0 is a lease that nobody has waited for
 	}()
 	cfg, token := c.config.Load(), rand.Text()
 	var wake chan struct{} // nil: not listening yet
@@ -80,13 +80,11 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 			wake = make(chan struct{}, 1)
 			c.listen(listening, wake)
 		}
-		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(pause):
 		case <-wake:
 		}
-		t.Stop()
 		if ctx.Err() != nil {
 			c.withdraw(ctx, cfg, token)
 			return Term{}, fmt.Errorf("lease: %s: campaign: %w", cfg.Name, ended.Error(ctx))

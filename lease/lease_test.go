@@ -219,6 +219,7 @@ func TestTheCtxEndsBeforeTheLease(t *testing.T) {
 				require.ErrorIs(t, lost, lease.ErrLost)
 				require.Equal(t, lease.NotRenewed, lost.Reason)
 				require.Error(t, lost.Err)
+				require.ErrorContains(t, lost, "is over: not renewed in time: "+lost.Err.Error())
 				require.False(t, lost.Retryable())
 				require.ErrorIs(t, term.Err(), lease.ErrLost)
 				require.ErrorIs(t, term.Fence(t.Context(), nil), lease.ErrLost)
@@ -285,6 +286,43 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 	})
 }
 
+// A store that takes longer than the first try allows is given more time by the next.
+func TestARenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
+			select {
+			case <-time.After(ttl / 5):
+				return do()
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}
+		term := campaign(t, store, billing)
+		time.Sleep(time.Hour)
+		require.NoError(t, term.Err())
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+// The first try has little time, each time, so that there is another before the term is over.
+func TestAConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		var n int
+		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
+			if n++; n%2 == 1 {
+				return hanging(ctx, do)
+			}
+			return do()
+		}}
+		cfg := billing
+		cfg.Margin = ttl / 2
+		term := campaign(t, store, cfg)
+		time.Sleep(time.Hour)
+		require.NoError(t, term.Err())
+		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
 func TestATermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
@@ -344,6 +382,21 @@ func TestRunEndsWithItsCtx(t *testing.T) {
 	})
 }
 
+// A term may be lost, and then ctx ends, before fn returns: Run does not wait to lead again.
+func TestRunReturnsTheErrorOfFnIfItsCtxEndedAfterALoss(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		store := &faulty{Store: lease.NewMemory(), renew: down}
+		err := lease.Run(ctx, store, quiet(billing), func(ctx context.Context, term lease.Term) error {
+			<-ctx.Done()
+			cancel()
+			return errDown
+		})
+		require.Equal(t, errDown, err)
+	})
+}
+
 func TestAWaitEndsWithItsCtx(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
@@ -393,6 +446,19 @@ func TestAnElectionWhoseAnswerIsLost(t *testing.T) {
 		_, err := lease.New(store, quiet(billing)).Campaign(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Empty(t, look(t, store).Holder, "a lease that nobody knows of")
+	})
+}
+
+// TestAnElectionAfterTheEndOfCtx gives the lease back.
+func TestAnElectionAfterTheEndOfCtx(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		store := &faulty{Store: lease.NewMemory(), acquire: func(_ context.Context, do func() error) error {
+			defer cancel()
+			return do()
+		}}
+		require.ErrorIs(t, lease.Run(ctx, store, billing, nil), context.Canceled)
+		require.Empty(t, look(t, store).Holder)
 	})
 }
 
@@ -489,13 +555,65 @@ func TestTheCtxOfACampaignBoundsTheWaitOnly(t *testing.T) {
 func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), release: down}
-		term := campaign(t, store, billing)
-		require.ErrorIs(t, term.Resign(t.Context()), errDown)
+		c := lease.New(store, quiet(billing))
+		var told []error
+		c.Observe(func(_ context.Context, e lease.Event) { told = append(told, e.Err) })
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		err = term.Resign(t.Context())
+		require.EqualError(t, err, "lease: billing: resign: the store is down")
+		require.ErrorIs(t, err, errDown)
 		require.Error(t, term.Context().Err())
 		require.NotEmpty(t, look(t, store).Holder)
 		store.set(&store.release, nil)
 		require.NoError(t, term.Resign(t.Context()))
 		require.Empty(t, look(t, store).Holder)
+		require.Equal(t, []error{nil, err}, told, "elected, and resigned once")
+	})
+}
+
+func TestResignWaitsForTheRenewalUnderWay(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		renewed := false
+		store := &faulty{Store: lease.NewMemory(), renew: func(context.Context, func() error) error {
+			time.Sleep(time.Second)
+			renewed = true
+			return nil
+		}}
+		term := campaign(t, store, billing)
+		time.Sleep(ttl/3 + time.Millisecond)
+		require.NoError(t, term.Resign(t.Context()))
+		require.True(t, renewed)
+	})
+}
+
+// Of many who end a term at once, one has resigned.
+func TestResignByManyAtOnce(t *testing.T) {
+	c := lease.New(lease.NewMemory(), billing)
+	for range 20 {
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() { require.NoError(t, term.Resign(t.Context())) })
+		}
+		wg.Wait()
+	}
+	require.EqualValues(t, 20, c.Stats().Resigned)
+	require.Zero(t, c.Stats().Leading)
+}
+
+// fn may give the lease up itself, to go on without it: that is no loss.
+func TestRunOfAFunctionThatResignsReturns(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		calls := 0
+		err := lease.Run(t.Context(), lease.NewMemory(), billing, func(_ context.Context, term lease.Term) error {
+			calls++
+			require.NoError(t, term.Resign(t.Context()))
+			return errDown
+		})
+		require.Equal(t, errDown, err)
+		require.Equal(t, 1, calls)
 	})
 }
 
@@ -601,7 +719,7 @@ func TestStatsAndEvents(t *testing.T) {
 		first := term.Epoch()
 		const led = time.Minute - time.Second
 		time.Sleep(led)
-		require.Equal(t, lease.Stats{Elected: 1, Asked: 1, Renewed: 11, Leading: 1, Epoch: first}, c.Stats())
+		require.Equal(t, lease.Stats{Elected: 1, Asked: 1, Renewed: 11, WaitTime: 1, Leading: 1, Epoch: first}, c.Stats())
 		require.NoError(t, term.Resign(t.Context()))
 		term, err = c.Campaign(t.Context())
 		require.NoError(t, err)
@@ -610,7 +728,7 @@ func TestStatsAndEvents(t *testing.T) {
 		synctest.Wait()
 		_ = term.Resign(t.Context())
 		require.Equal(t, lease.Stats{
-			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, LeadTime: led + ttl/3, Epoch: term.Epoch(),
+			Elected: 2, Lost: 1, Resigned: 1, Asked: 2, Renewed: 11, WaitTime: 2, LeadTime: led + ttl/3, Epoch: term.Epoch(),
 		}, c.Stats())
 		second := term.Epoch()
 		require.Equal(t, []lease.Event{
@@ -679,7 +797,7 @@ func TestAStoreThatFailsIsTold(t *testing.T) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
 	defer slog.SetDefault(before)
 	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory(), acquire: down}
+		store := &faulty{Store: lease.NewMemory(), acquire: down, release: down}
 		cfg := billing
 		cfg.Poll = 10 * time.Millisecond
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -696,19 +814,23 @@ func TestAStoreThatFailsIsTold(t *testing.T) {
 		require.Error(t, lease.Run(ctx, store, cfg, nil))
 		require.ErrorIs(t, told[0], errDown)
 		require.EqualError(t, told[0], "lease: billing: campaign: the store is down")
+		require.EqualError(t, told[len(told)-1], "lease: billing: withdraw: the store is down")
 	})
 }
 
 // A deafStore is a Notifier that fails at first.
 type deafStore struct {
 	lease.Store
-	failures int
+	failures  int
+	listening atomic.Int64
 }
 
 func (s *deafStore) Listen(ctx context.Context, name string, notify func()) error {
 	if s.failures--; s.failures >= 0 {
 		return errDown
 	}
+	s.listening.Add(1)
+	defer s.listening.Add(-1)
 	return s.Store.(lease.Notifier).Listen(ctx, name, notify)
 }
 
@@ -723,6 +845,8 @@ func TestListeningIsTriedAgain(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, resigned, time.Now())
 		require.EqualValues(t, 3, c.Stats().StoreErrors)
+		synctest.Wait()
+		require.Zero(t, store.listening.Load(), "who leads listens no more")
 		require.NoError(t, next.Resign(t.Context()))
 	})
 }
@@ -745,7 +869,7 @@ func TestValidate(t *testing.T) {
 	} {
 		require.ErrorContains(t, c.cfg.Validate(), "lease.Config."+c.field+" is")
 	}
-	require.NoError(t, lease.Config{Name: "a"}.Validate())
+	require.NoError(t, lease.Config{Name: strings.Repeat("x", 200)}.Validate())
 	require.NoError(t, lease.Config{Name: "a", TTL: 10 * time.Millisecond, Margin: 5 * time.Millisecond}.Validate())
 }
 
@@ -766,6 +890,36 @@ func TestTryCampaignGivesBackALeaseThatItGotTooLate(t *testing.T) {
 		state, err := lease.Look(t.Context(), store, "billing")
 		require.NoError(t, err)
 		require.Empty(t, state.Holder)
+	})
+}
+
+// The store may have granted the lease although it returned an error.
+func TestTryCampaignWithdrawsAfterAnError(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), acquire: func(_ context.Context, do func() error) error {
+			return errors.Join(do(), errDown)
+		}}
+		_, err := lease.New(store, billing).TryCampaign(t.Context())
+		require.ErrorIs(t, err, errDown)
+		require.Empty(t, look(t, store).Holder)
+	})
+}
+
+// A fencedOff is a Store in which a fenced transaction of an earlier term is open.
+type fencedOff struct{ lease.Store }
+
+func (fencedOff) Acquire(_ context.Context, req lease.Request) (lease.Record, error) {
+	return lease.Record{Name: req.Name, Now: time.Now(), Until: time.Now()}, nil
+}
+
+func TestACandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		c := lease.New(fencedOff{lease.NewMemory()}, billing)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := c.Campaign(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.LessOrEqual(t, c.Stats().Asked, int64(time.Minute/(ttl/24))+1)
 	})
 }
 

@@ -42,6 +42,9 @@ func (t Term) Err() error {
 // ends, however long that takes: a tx that commits was written by the leader. Fence can be
 // called anywhere in tx; at the beginning, it saves work that would be rolled back.
 //
+// ROLLBACK TO SAVEPOINT removes a fence that was taken after the savepoint, and nothing
+// tells: call Fence before the first savepoint.
+//
 // The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not
 // in a database of package database/sql. After any error, roll tx back.
 //
@@ -67,9 +70,10 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 
 // Resign ends the term: first its Context, then in the store, so that another candidate
 // can lead immediately. It waits for transactions of the term that are fenced and still
-// open. If it returns an error, the store may not know: the lease then lasts until the TTL is
-// over, and Resign may be called again. The Resign of a term that is over frees what the
-// store still holds for it.
+// open, and for a renewal under way. If it returns an error, the store may not know: the
+// lease then lasts until the TTL is over, and Resign may be called again. The Resign of a
+// term that is over frees what the store still holds for it. ctx must not be that of the
+// term, which Resign ends.
 func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
 
 // lost reports whether the term is over although nobody has given it up.
@@ -97,9 +101,6 @@ type holding struct {
 	until  time.Time  // when the term is over, unless it is renewed
 	why    *LostError // nil while the term holds
 	failed error      // of the last renewal
-
-	releasing sync.Mutex
-	released  bool
 }
 
 // newHolding is for a lease that was asked for then, by the local clock.
@@ -137,7 +138,7 @@ func (h *holding) over() *LostError {
 	h.mu.Lock()
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
-	if why == nil && late {
+	if late {
 		return h.end(NotRenewed)
 	}
 	return why
@@ -177,7 +178,6 @@ func (h *holding) renew() {
 	defer close(h.done)
 	timeout := h.cfg.TTL / 8
 	t := time.NewTimer(time.Until(h.began.Add(h.cfg.TTL / 3)))
-	defer t.Stop()
 	for {
 		select {
 		case <-h.renewals.Done():
@@ -219,16 +219,10 @@ func (h *holding) extend(sent time.Time) {
 
 func (h *holding) resign(ctx context.Context) error {
 	given := h.over() == nil && h.end(Resigned).Reason == Resigned // not lost at the same time
-	h.releasing.Lock()
-	defer h.releasing.Unlock()
-	if h.released {
-		return nil
-	}
 	err := h.c.store.Release(ctx, h.cfg.Name, h.token)
 	if err != nil {
 		err = fmt.Errorf("lease: %s: resign: %w", h.cfg.Name, err)
 	}
-	h.released = err == nil
 	if given {
 		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
 	}

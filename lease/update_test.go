@@ -94,10 +94,26 @@ func TestUpdateReachesAWait(t *testing.T) {
 		require.Greater(t, c.Stats().Asked-asked, int64(40), "the Poll")
 		require.NoError(t, c.Update(func(cfg *lease.Config) { cfg.TTL = time.Hour }))
 		time.Sleep(time.Minute)
+		resigned := time.Now()
 		require.NoError(t, first.Resign(t.Context()))
 		wg.Wait()
+		require.LessOrEqual(t, time.Since(resigned), 9*time.Second/8, "its first token has left the line")
 		require.Equal(t, lease.Stats{Elected: 1, Resigned: 1, Asked: c.Stats().Asked, WaitTime: c.Stats().WaitTime, Epoch: c.Stats().Epoch}, c.Stats())
 	})
+}
+
+func TestUpdatesTakeTurns(t *testing.T) {
+	c := lease.New(lease.NewMemory(), lease.Config{Name: "billing", Poll: 1})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				require.NoError(t, c.Update(func(cfg *lease.Config) { cfg.Poll++ }))
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 801, c.Config().Poll)
 }
 
 // TestUpdateUnderLoad changes the Config all the while: never two lead.

@@ -12,6 +12,7 @@ type State struct {
 	Holder string    // empty: nobody
 	Epoch  int64     // of the term; of the last one if nobody holds the lease
 	Since  time.Time // since when, by the store's clock; zero if nobody ever has held it
+	Until  time.Time // when the term ends unless it is renewed; zero if nobody holds the lease
 	Now    time.Time // the store's clock
 }
 
@@ -21,12 +22,15 @@ func Look(ctx context.Context, store Store, name string) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	s := State{Name: name, Holder: rec.Holder, Epoch: rec.Epoch, Since: rec.Since, Now: rec.Now}
+	s := State{Name: name, Holder: rec.Holder, Epoch: rec.Epoch, Since: rec.Since, Until: rec.Until, Now: rec.Now}
 	if !rec.Held() {
-		s.Holder, s.Since = "", rec.Until
+		s.Holder, s.Since, s.Until = "", rec.Until, time.Time{}
 	}
 	return s, nil
 }
+
+// Look returns who holds the lease that the candidate competes for.
+func (c *Candidate) Look(ctx context.Context) (State, error) { return Look(ctx, c.store, c.Name()) }
 
 // watchEvery is how often Watch asks the store.
 const watchEvery = time.Second
@@ -41,8 +45,7 @@ const watchEvery = time.Second
 //	}
 func Watch(ctx context.Context, store Store, name string) iter.Seq2[State, error] {
 	return func(yield func(State, error) bool) {
-		t := time.NewTicker(watchEvery)
-		defer t.Stop()
+		tick := time.Tick(watchEvery)
 		var last State
 		for first := true; ; {
 			call, cancel := context.WithTimeout(ctx, 5*watchEvery)
@@ -61,7 +64,7 @@ func Watch(ctx context.Context, store Store, name string) iter.Seq2[State, error
 			select {
 			case <-ctx.Done():
 				return
-			case <-t.C:
+			case <-tick:
 			}
 		}
 	}

@@ -31,21 +31,30 @@ func TestWatchYieldsEachChange(t *testing.T) {
 				require.Equal(t, lease.State{Name: "billing", Now: began}, s)
 				time.AfterFunc(10*time.Second, func() { mu.Lock(); defer mu.Unlock(); term = campaign(t, store, cfg) })
 			case 2:
-				require.Equal(t, lease.State{Name: "billing", Holder: "one", Epoch: term.Epoch(), Since: began.Add(10 * time.Second), Now: time.Now()}, s)
-				time.AfterFunc(time.Hour, func() { mu.Lock(); defer mu.Unlock(); resigned = time.Now(); _ = term.Resign(t.Context()) })
+				require.Equal(t, lease.State{Name: "billing", Holder: "one", Epoch: term.Epoch(), Since: began.Add(10 * time.Second), Until: began.Add(10*time.Second + ttl), Now: time.Now()}, s)
+				time.AfterFunc(time.Hour+time.Second/2, func() { // between two looks
+					mu.Lock()
+					defer mu.Unlock()
+					_ = term.Resign(t.Context())
+					term = campaign(t, store, cfg)
+				})
 			case 3:
+				require.Equal(t, "one", s.Holder)
+				require.Equal(t, term.Epoch(), s.Epoch, "the next term of the same holder")
+				time.AfterFunc(time.Hour, func() { mu.Lock(); defer mu.Unlock(); resigned = time.Now(); _ = term.Resign(t.Context()) })
+			case 4:
 				require.Empty(t, s.Holder)
 				require.Equal(t, resigned, s.Since)
 				_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "x", Holder: "dead", TTL: ttl})
 				require.NoError(t, err)
-			case 4:
+			case 5:
 				require.Equal(t, "dead", s.Holder)
 			default:
 				require.Empty(t, s.Holder)
 				require.Equal(t, ttl, s.Now.Sub(s.Since.Add(-ttl)).Truncate(time.Second), "since it was over")
 			}
 			mu.Unlock()
-			if step == 5 {
+			if step == 6 {
 				break
 			}
 		}
@@ -57,14 +66,18 @@ func TestWatchGoesOnWhenTheStoreFails(t *testing.T) {
 		store := &unreadable{lease.NewMemory(), 3}
 		var errs int
 		for s, err := range lease.Watch(t.Context(), store, "billing") {
-			if err == nil {
+			switch {
+			case err != nil:
+				require.ErrorIs(t, err, errDown)
+				errs++
+			case errs == 3:
 				require.Equal(t, "billing", s.Name)
+				store.failures = 2 // again, while nobody leads
+			}
+			if errs == 5 {
 				break
 			}
-			require.ErrorIs(t, err, errDown)
-			errs++
 		}
-		require.Equal(t, 3, errs)
 	})
 }
 

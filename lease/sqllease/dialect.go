@@ -73,7 +73,8 @@ CREATE TABLE IF NOT EXISTS {p}lease_line (
 	name  text COLLATE "C" NOT NULL,
 	token text COLLATE "C" NOT NULL,
 	place bigint NOT NULL,
-	PRIMARY KEY (name, token)
+	PRIMARY KEY (name, token),
+	UNIQUE (name, place, token)
 );
 `,
 	find:   findLease,
@@ -117,7 +118,8 @@ CREATE TABLE IF NOT EXISTS {p}lease_line (
 	name  varbinary(200) NOT NULL,
 	token varbinary(200) NOT NULL,
 	place bigint         NOT NULL,
-	PRIMARY KEY (name, token)
+	PRIMARY KEY (name, token),
+	UNIQUE (name, place, token)
 ) ENGINE = InnoDB;
 `,
 	find: findLease + "; SELECT name, epoch FROM {p}lease_fence WHERE 1 = 0",
@@ -153,7 +155,8 @@ CREATE TABLE IF NOT EXISTS {p}lease_line (
 	name  text    NOT NULL,
 	token text    NOT NULL,
 	place integer NOT NULL,
-	PRIMARY KEY (name, token)
+	PRIMARY KEY (name, token),
+	UNIQUE (name, place, token)
 );
 `,
 	find:   findLease,

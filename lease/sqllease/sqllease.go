@@ -11,9 +11,10 @@
 //
 // All times are of the database's clock. Each statement is a transaction of its own: no
 // session state, no advisory lock, no connection that is kept, so that a pooler such as
-// PgBouncer may stand in between. A waiting candidate reads one row every [lease.Config]
+// PgBouncer may stand in between, except for Config.Listen. The driver must then prepare no
+// statements: with pgx, add default_query_exec_mode=exec to the DSN. A waiting candidate reads one row every [lease.Config]
 // Poll. A leader writes one row every third of the TTL. The candidates get the lease in
-// the order in which they have come.
+// the order in which they have come; one that has waited for a day may go to the end.
 //
 // # Fence
 //
@@ -250,7 +251,7 @@ func (s *Store) acquire(ctx context.Context, req lease.Request) (lease.Record, e
 	case rec.Held(), !mine && waited < req.Grace:
 		if !line.joined && !req.Once {
 			mine = line.first == ""
-			_, err = s.db.ExecContext(ctx, s.text.join, req.Name, req.Token)
+			err = s.join(ctx, rec, req)
 		}
 		rec.Ahead = !mine
 		return rec, err
@@ -260,6 +261,20 @@ func (s *Store) acquire(ctx context.Context, req lease.Request) (lease.Record, e
 		before = rec.Until.UnixMicro()
 	}
 	return s.take(ctx, rec, req, before)
+}
+
+// placeLasts is how long a place in the line lasts at least. A candidate that has died
+// does not leave. One that still waits joins again, at the end.
+const placeLasts = 24 * time.Hour
+
+// join puts a token at the end of the line, after the places that are too old have left.
+func (s *Store) join(ctx context.Context, rec lease.Record, req lease.Request) error {
+	old := rec.Now.Add(-placeLasts).UnixMicro()
+	if _, err := s.db.ExecContext(ctx, s.text.leave, req.Name, req.Token, old); err != nil {
+		return err
+	}
+	_, err := s.db.ExecContext(ctx, s.text.join, req.Name, req.Token)
+	return err
 }
 
 // take begins a term, unless another has begun since rec was read, or a fenced transaction

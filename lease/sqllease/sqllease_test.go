@@ -246,3 +246,22 @@ func TestListen(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
 }
+
+func TestAPlaceLastsForADay(t *testing.T) {
+	f := newFake()
+	store := sqllease.New(f.open(), sqllease.PostgreSQL)
+	require.NoError(t, store.Migrate(t.Context()))
+	ask := func(token string) lease.Record {
+		rec, err := store.Acquire(t.Context(), lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
+		require.NoError(t, err)
+		return rec
+	}
+	now := ask("leader").Now
+	f.line = []waiter{{"a", "dead", now.Add(-25 * time.Hour).UnixMicro()}, {"a", "alive", now.Add(-23 * time.Hour).UnixMicro()}}
+	ask("new")
+	var tokens []string
+	for _, w := range f.line {
+		tokens = append(tokens, w.token)
+	}
+	require.Equal(t, []string{"alive", "new"}, tokens)
+}

@@ -1,0 +1,46 @@
+package redislease_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/redislease"
+)
+
+// Whatever a server, a proxy or a client answers, a candidate leads only by a record with
+// its own token, and its term ends within its TTL unless it is renewed.
+func FuzzAnswers(f *testing.F) {
+	f.Add(uint8(7), uint8(0), true, int64(1), int64(0), int64(1_000_000), int64(0))
+	f.Add(uint8(7), uint8(1), true, int64(1), int64(0), int64(math.MaxInt64), int64(math.MinInt64))
+	f.Add(uint8(6), uint8(2), false, int64(-1), int64(5), int64(5), int64(5))
+	f.Fuzz(func(t *testing.T, fields, kind uint8, own bool, epoch, since, until, now int64) {
+		synctest.Test(t, func(t *testing.T) {
+			s := redislease.New(redislease.Config{Eval: func(_ context.Context, _ string, _ []string, args ...any) (any, error) {
+				token := "another"
+				if own {
+					token = args[1].(string)
+				}
+				as := func(n int64) any { return []any{n, float64(n), nil, "x"}[kind%4] }
+				answer := []any{token, "me", epoch, since, until, as(now), int64(0), 0}
+				if args[0] == "renew" {
+					return int64(0), nil
+				}
+				return answer[:fields%9], nil
+			}})
+			term, err := lease.New(s, lease.Config{Name: "a", TTL: time.Second}).TryCampaign(t.Context())
+			if err != nil {
+				return
+			}
+			require.True(t, own && fields%9 == 7 && kind%4 == 0)
+			time.Sleep(time.Second)
+			require.Error(t, term.Context().Err())
+			_ = term.Resign(t.Context())
+		})
+	})
+}
