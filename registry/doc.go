@@ -42,11 +42,11 @@
 //	bulkhead      slots that are taken, the queue,      -                               Name, Levels
 //	              what an adaptive limit has learned
 //	throttle      tokens spent, the queue, the keys     an Adaptive's next window, if   Name, Levels; of a Shared
-//	              that Group.Set decides about, the     Window changes                  also Prefix and Eval
+//	              that Group.Set decides about, the     Window changes                  also Prefix
 //	              calls in the window of an Adaptive
-//	cache         entries, loads under way,             -                               Name, Load, LoadMany, Store,
-//	              invalidations that the Store must                                     MemoryInOutage, Key, Codec,
-//	              still be told of                                                      the sign of Capacity
+//	cache         entries, loads under way,             -                               Name, Store, MemoryInOutage,
+//	              invalidations that the Store must                                     Codec, Version, the sign
+//	              still be told of                                                      of Capacity
 //	saga          the sagas that are held; their        -                               Name
 //	              leases follow with a heartbeat that
 //	              is sent immediately

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
@@ -44,13 +46,16 @@ func (e *HealthError) Failed() bool { return e.Fails }
 
 // Health returns the policies by kind and name, "breaker/users", each with nil or a
 // [*HealthError]. These fail: a breaker that is open, a Group whose breakers are all open,
-// a throttle.Shared whose store is down, and a saga's Runner with stuck sagas or a store
-// that it cannot ask. These are worth knowing: a breaker that is half-open or disabled, a
+// a throttle.Shared whose store is down, a saga's Runner with stuck sagas or a store that it
+// cannot ask, and a lease's Candidate whose lease nobody has held for longer than its TTL, or
+// with a store that it cannot ask. (A lease that was asked for by TryCampaign alone is a lock,
+// and may be free.) These are worth knowing: a breaker that is half-open or disabled, a
 // Group with a breaker that is not closed, a bulkhead without a free slot (not one of a
-// Group), a budget that is spent, and a cache whose Store is yet to be told of an
-// invalidation.
+// Group), a budget that is spent, a cache whose Store is yet to be told of an
+// invalidation, and a Runner whose store has sagas that were due for longer than its
+// DueAfter, whether it runs or not.
 //
-// Health asks the store of each Runner, and ends that with ctx. With resiliencehttp it is
+// Health asks the store of each Runner and Candidate, and ends that with ctx. With resiliencehttp it is
 // a handler: resiliencehttp.HealthOf(reg.Health).
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
@@ -63,7 +68,7 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 }
 
 // Health returns nil or a [*HealthError], as [Registry.Health] does for each policy. It
-// asks the store of a Runner, and no other policy waits for anything.
+// asks the store of a Runner or a Candidate, and no other policy waits for anything.
 func (e Entry) Health(ctx context.Context) error {
 	if ill := e.health(ctx); ill != nil {
 		return ill
@@ -79,13 +84,9 @@ func (e Entry) health(ctx context.Context) *HealthError {
 	case observed[breaker.GroupStats, breaker.Event]:
 		return breakersHealth(p.Stats())
 	case observed[bulkhead.Stats, bulkhead.Event]:
-		if s := p.Stats(); s.InFlight >= s.Limit {
-			return &HealthError{State: "full", Detail: fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit)}
-		}
+		return bulkheadHealth(p.Stats())
 	case observed[retry.BudgetStats, retry.Event]:
-		if s := p.Stats(); s.Left == 0 && s.Charged > 0 {
-			return &HealthError{State: "spent", Detail: fmt.Sprintf("%d retries in 10 s", s.Charged)}
-		}
+		return budgetHealth(p.Stats())
 	case observed[retry.BudgetGroupStats, retry.Event]:
 		if s := p.Stats(); s.Empty > 0 && s.Charged > 0 {
 			return &HealthError{State: "spent", Detail: fmt.Sprintf("%d of %d spent", s.Empty, s.Keys)}
@@ -99,9 +100,24 @@ func (e Entry) health(ctx context.Context) *HealthError {
 			return &HealthError{State: "invalidations untold", Detail: fmt.Sprintf("%d keys", s.Untold)}
 		}
 	case interface {
-		Counts(context.Context) (saga.Counts, error)
+		observed[lease.Stats, lease.Event]
+		Look(context.Context) (lease.State, error)
+		Config() lease.Config
 	}:
-		return sagaHealth(ctx, p)
+		held, err := p.Look(ctx)
+		if err != nil {
+			return &HealthError{State: "store down", Fails: true, Err: err}
+		}
+		return leaseHealth(held, p.Stats(), time.Since(e.source.added), p.Config().TTL)
+	case interface {
+		Counts(context.Context) (saga.Counts, error)
+		Config() saga.RunnerConfig
+	}:
+		counts, err := p.Counts(ctx)
+		if err != nil {
+			return &HealthError{State: "store down", Fails: true, Err: err}
+		}
+		return sagaHealth(counts, p.Config().DueAfter)
 	}
 	return nil
 }
@@ -111,6 +127,20 @@ func breakerHealth(s breaker.Stats) *HealthError {
 		return nil
 	}
 	return &HealthError{State: string(s.State), Fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, Err: s.LastErr}
+}
+
+func bulkheadHealth(s bulkhead.Stats) *HealthError {
+	if s.InFlight < s.Limit {
+		return nil
+	}
+	return &HealthError{State: "full", Detail: fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit)}
+}
+
+func budgetHealth(s retry.BudgetStats) *HealthError {
+	if s.Left > 0 || s.Charged == 0 {
+		return nil
+	}
+	return &HealthError{State: "spent", Detail: fmt.Sprintf("%d retries in 10 s", s.Charged)}
 }
 
 // breakersHealth: a Group whose breakers are all open is as ill as one breaker that is.
@@ -129,24 +159,54 @@ func breakersHealth(s breaker.GroupStats) *HealthError {
 	return nil
 }
 
-func sagaHealth(ctx context.Context, r interface {
-	Counts(context.Context) (saga.Counts, error)
-}) *HealthError {
-	counts, err := r.Counts(ctx)
-	if err != nil {
-		return &HealthError{State: "store down", Fails: true, Err: err}
+// leaseHealth judges a lease whose Candidate has been there for a time. One that was asked for
+// by TryCampaign alone is a lock, which nobody needs to hold.
+func leaseHealth(held lease.State, s lease.Stats, there, ttl time.Duration) *HealthError {
+	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
+	vacant := held.Now.Sub(held.Since)
+	if held.Since.IsZero() { // for ever
+		vacant = there
 	}
-	stuck := 0
+	if !held.Until.IsZero() || lock || vacant <= ttl {
+		return nil
+	}
+	return &HealthError{State: "vacant", Fails: true, Detail: fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))}
+}
+
+// sagaHealth judges the sagas in a store, which may be due for up to a time; negative means
+// any time.
+func sagaHealth(counts saga.Counts, dueAfter time.Duration) *HealthError {
+	stuck, due := 0, 0
+	var waits time.Duration // of the first that became due
 	for i := range counts.Sagas {
-		stuck += counts.Sagas[i].Stuck
+		c := &counts.Sagas[i]
+		stuck += c.Stuck
+		if due += c.Due; c.Due > 0 {
+			waits = max(waits, counts.Now.Sub(c.OldestDue))
+		}
+	}
+	overdue := ""
+	if dueAfter >= 0 && waits >= dueAfter && due > 0 {
+		overdue = fmt.Sprintf("%s due, the first for %v", sagas(due), waits.Round(time.Second))
 	}
 	switch {
-	case stuck >= saga.CountLimit:
-		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas or more", saga.CountLimit)}
-	case stuck == 1:
-		return &HealthError{State: "stuck", Fails: true, Detail: "1 saga"}
+	case stuck > 0 && overdue != "":
+		return &HealthError{State: "stuck", Fails: true, Detail: sagas(stuck) + "; " + overdue}
 	case stuck > 0:
-		return &HealthError{State: "stuck", Fails: true, Detail: fmt.Sprintf("%d sagas", stuck)}
+		return &HealthError{State: "stuck", Fails: true, Detail: sagas(stuck)}
+	case overdue != "":
+		return &HealthError{State: "overdue", Detail: overdue}
 	}
 	return nil
+}
+
+// sagas returns a number of sagas in words. A Count has no number above saga.CountLimit.
+func sagas(n int) string {
+	switch {
+	case n >= saga.CountLimit:
+		return fmt.Sprintf("%d sagas or more", saga.CountLimit)
+	case n == 1:
+		return "1 saga"
+	}
+	return fmt.Sprintf("%d sagas", n)
 }

@@ -3,8 +3,10 @@ package registry_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -139,6 +142,103 @@ func (h *house) stick(t *testing.T) {
 	}, 30*time.Second, 5*time.Millisecond)
 	stop()
 	wg.Wait()
+}
+
+// A Runner that nobody runs, or that was stopped, is where an operator looks for sagas that
+// nobody takes: its figures and its health say so.
+func TestOverdueSagasAreSeenWithoutARunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse()
+		defer h.close()
+		for _, id := range []string{"a", "b"} {
+			_, err := saga.Start(t.Context(), h.runner, h.trips, id, state{})
+			require.NoError(t, err)
+			time.Sleep(30 * time.Second)
+		}
+		due := func() (n, age float64) {
+			h.figures(t, "saga", "worker") // has them looked up
+			synctest.Wait()
+			f := h.figures(t, "saga", "worker")
+			return f["saga.due{saga=trip}"], f["saga.due.age{saga=trip}"]
+		}
+		n, age := due()
+		require.Equal(t, []float64{2, 60}, []float64{n, age})
+		e, _ := h.reg.Get("saga", "worker")
+		require.EqualError(t, e.Health(t.Context()), "overdue: 2 sagas due, the first for 1m0s")
+
+		require.NoError(t, h.runner.Update(func(c *saga.RunnerConfig) { c.DueAfter = 2 * time.Minute }))
+		require.NoError(t, e.Health(t.Context()))
+		time.Sleep(time.Minute)
+		require.EqualError(t, e.Health(t.Context()), "overdue: 2 sagas due, the first for 2m0s")
+
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go func() { _ = h.runner.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		require.NoError(t, e.Health(t.Context()))
+		n, age = due()
+		require.Equal(t, []float64{0, 0}, []float64{n, age})
+	})
+}
+
+// A lease that nobody holds is work that nobody does, whether this process campaigns or not.
+func TestHealthOfALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &shaky{Store: lease.NewMemory()}
+		cfg := lease.Config{Name: "billing", Holder: "here", TTL: 10 * time.Second, OnStoreError: func(context.Context, error) {}}
+		c, lock := lease.New(store, cfg), lease.New(store, lease.Config{Name: "lock", TTL: 10 * time.Second})
+		reg := registry.New()
+		reg.MustAdd(c, lock)
+		health := func(name, want string) {
+			t.Helper()
+			e, _ := reg.Get("lease", name)
+			require.Equal(t, want, fmt.Sprint(e.Health(t.Context())))
+		}
+		time.Sleep(10 * time.Second)
+		health("billing", "<nil>")
+		time.Sleep(time.Second)
+		health("billing", "vacant: nobody has held it for 11s")
+
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		health("billing", "<nil>")
+		held, err := c.Look(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "here", held.Holder)
+		require.Equal(t, term.Epoch(), held.Epoch)
+		require.True(t, held.Until.After(held.Now))
+		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(10 * time.Second)
+		health("billing", "<nil>")
+		time.Sleep(time.Second)
+		health("billing", "vacant: nobody has held it for 11s")
+		held, err = c.Look(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, held.Until)
+
+		got, err := lock.TryCampaign(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, got.Resign(t.Context()))
+		time.Sleep(time.Hour)
+		health("lock", "<nil>")
+
+		store.down.Store(true)
+		health("billing", "store down: down")
+	})
+}
+
+// A shaky store can be down.
+type shaky struct {
+	lease.Store
+	down atomic.Bool
+}
+
+func (s *shaky) Load(ctx context.Context, name string) (lease.Record, error) {
+	if s.down.Load() {
+		return lease.Record{}, errDown
+	}
+	return s.Store.Load(ctx, name)
 }
 
 func TestHealthHandlerTakesARegistryByOneCall(t *testing.T) {

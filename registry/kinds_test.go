@@ -2,9 +2,11 @@ package registry_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"expvar"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -252,6 +254,9 @@ func TestFiguresAreDescribedOnce(t *testing.T) {
 			require.True(t, strings.HasSuffix(f.Help, "."), f.Help)
 		}
 		require.NotZero(t, n, e.String())
+		for range e.Figures() {
+			break
+		}
 	}
 }
 
@@ -278,6 +283,44 @@ func TestGroupTellsItsBusiestMembers(t *testing.T) {
 	require.Equal(t, []string{"b 5", "a 3", "c 1"}, members("throttle", "tenants", 10))
 	require.Empty(t, members("breaker", "users", 10))
 	require.Empty(t, members("breaker", "shards", 0))
+	require.Empty(t, members("breaker", "shards", -1))
+}
+
+// What is wrong comes first, however rarely it is called.
+func TestGroupTellsTheMembersThatAreNotWell(t *testing.T) {
+	h := newHouse()
+	defer h.close()
+	ok := func(context.Context) error { return nil }
+	for key, n := range map[string]int{"busy": 5, "closed": 1, "half-open": 2, "open": 1, "forced": 2} {
+		for range n {
+			_ = h.circuits.Do(t.Context(), key, ok)
+		}
+	}
+	for key, b := range h.circuits.All() {
+		switch key {
+		case "half-open":
+			b.Trip(errDown, time.Nanosecond)
+		case "open":
+			b.Trip(errDown, time.Hour)
+		case "forced":
+			b.ForceOpen(errDown)
+		}
+	}
+	first, err := h.rooms.Begin(t.Context(), 7) // the only slot
+	require.NoError(t, err)
+	defer first(nil)
+	for range 3 {
+		_ = h.rooms.Do(t.Context(), 8, ok)
+	}
+	members := func(kind, name string) (keys []string) {
+		e, _ := h.reg.Get(kind, name)
+		for _, m := range e.Members(9) {
+			keys = append(keys, m.Key)
+		}
+		return keys
+	}
+	require.Equal(t, []string{"forced", "open", "half-open", "busy", "closed"}, members("breaker", "shards"))
+	require.Equal(t, []string{"7", "8"}, members("bulkhead", "rooms"))
 }
 
 // The settings of every policy can be dumped, and applied as they are.
@@ -411,7 +454,9 @@ func TestExpvarShowsTheFigures(t *testing.T) {
 	name := fmt.Sprintf("resilience of %p", h.reg) // a name can be published once
 	expvar.Publish(name, h.reg)
 	_ = h.circuit.Do(t.Context(), func(context.Context) error { return nil })
-	require.Contains(t, expvar.Get(name).String(), `"breaker.call.count{outcome=success}": 1`)
+	text := expvar.Get(name).String()
+	require.Contains(t, text, `"breaker.call.count{outcome=success}": 1`)
+	require.True(t, json.Valid([]byte(text)), text)
 }
 
 // While settings change under load, no call is lost and no limit is passed: in flight
@@ -504,8 +549,11 @@ func TestAddAndRemoveWhileObserving(t *testing.T) {
 				if err := reg.Add(b); err != nil {
 					t.Error(err)
 				}
-				stop := reg.Observe(registry.Log(slog.New(slog.DiscardHandler)))
-				_ = b.Do(t.Context(), func(context.Context) error { return errDown })
+				stop := reg.Observe(registry.Log(slog.New(slog.NewTextHandler(io.Discard, nil))))
+				for range 2 { // to open it, and to be refused
+					_ = b.Do(t.Context(), func(context.Context) error { return errDown })
+				}
+				reg.Get("breaker", "0")
 				if n%2 == 0 {
 					_ = reg.String()
 				}

@@ -59,9 +59,7 @@ const refused = "refused"
 // ofEachCall reports whether each call may cause such an event while something is down.
 func (e Event) ofEachCall() bool {
 	switch e.What {
-	case string(retry.EventEnded): // a saga ends once
-		return e.Level >= slog.LevelWarn && e.Kind != "saga"
-	case refused, string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused),
+	case refused, string(retry.EventEnded), string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused),
 		string(cacheaside.EventFenceFailed), string(cacheaside.EventNotInvalidated), string(saga.EventStoreFailed),
 		string(throttle.EventOutageBegan), string(throttle.EventRecovered):
 		return e.Level >= slog.LevelWarn

@@ -72,3 +72,26 @@ level=WARN msg="fake store failed" name=users suppressed=49
 `, lines.String())
 	})
 }
+
+// Calls that end well are no burst, and those that end in another way are news.
+func TestLogTellsCallsApartByTheirOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines strings.Builder
+		before := slog.Default()
+		slog.SetDefault(newLogger(&lines))
+		defer slog.SetDefault(before)
+		reg, f := newFakes("users")
+		defer reg.Observe(registry.Log(nil))()
+		for range 2 {
+			for _, outcome := range []string{"exhausted", "deadline"} {
+				f[0].tell(registry.Event{What: "ended", Level: slog.LevelWarn, Attrs: []slog.Attr{slog.String("outcome", outcome)}})
+			}
+			f[0].tell(registry.Event{What: "ended"})
+		}
+		require.Equal(t, `level=WARN msg="fake ended" name=users outcome=exhausted
+level=WARN msg="fake ended" name=users outcome=deadline
+level=INFO msg="fake ended" name=users
+level=INFO msg="fake ended" name=users
+`, lines.String())
+	})
+}

@@ -19,6 +19,8 @@ type Member struct {
 	// Policy is the member itself; nil where it is not a policy of its own, as in a
 	// throttle.Group.
 	Policy Policy
+
+	rank int // of its health, the worst first
 }
 
 // Figures returns the figures of the member's Policy. A member without one has none.
@@ -30,8 +32,9 @@ func (m Member) Figures() iter.Seq[Figure] {
 	return e.Figures()
 }
 
-// Members returns the n members of a Group that had the most calls, the busiest first.
-// Those of a throttle.Group are in the order of its Top. It returns nil for a policy
+// Members returns n members of a Group: first those that [Entry.Health] would say fail, then
+// the others with which something is wrong, then those that are well, and of each the busiest
+// first. Those of a throttle.Group are in the order of its Top. It returns nil for a policy
 // that is no Group. It looks at all members.
 func (e Entry) Members(n int) []Member {
 	if e.source.members == nil || n <= 0 {
@@ -43,13 +46,13 @@ func (e Entry) Members(n int) []Member {
 // group is of for a Group, which has members.
 func group[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
 	e, ok := of(kind, p, figures, event)
-	e.source.members = func(n int) []Member { return busiest(p, n) }
+	e.source.members = func(n int) []Member { return foremost(p, n) }
 	return e, ok
 }
 
-// busiest returns the n members of a group with the most calls. The type of a group's key
-// is known to the group alone, so All and Top are found by reflection.
-func busiest(group Policy, n int) []Member {
+// foremost returns the first n members of a group. The type of a group's key is known to the
+// group alone, so All and Top are found by reflection.
+func foremost(group Policy, n int) []Member {
 	var all []Member
 	v := reflect.ValueOf(group)
 	if top := v.MethodByName("Top"); top.IsValid() { // a throttle.Group, which keeps no policy for a key
@@ -68,18 +71,29 @@ func busiest(group Policy, n int) []Member {
 		switch p := member.Interface().(type) {
 		case *breaker.Breaker:
 			s := p.Stats()
-			m.Policy, m.Calls = p, s.Succeeded+s.Failed+s.Ignored+s.Refused
+			m.Policy, m.Calls, m.rank = p, s.Succeeded+s.Failed+s.Ignored+s.Refused, rank(breakerHealth(s))
 		case *retry.Budget:
 			s := p.Stats()
-			m.Policy, m.Calls = p, s.Allowed+s.OverBudget
+			m.Policy, m.Calls, m.rank = p, s.Allowed+s.OverBudget, rank(budgetHealth(s))
 		case *bulkhead.Bulkhead:
 			s := p.Stats()
-			m.Policy, m.Calls = p, s.Admitted+s.Refused
+			m.Policy, m.Calls, m.rank = p, s.Admitted+s.Refused, rank(bulkheadHealth(s))
 		}
 		all = append(all, m)
 	}
 	slices.SortFunc(all, func(a, b Member) int {
-		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Key, b.Key))
 	})
 	return all[:min(n, len(all))]
+}
+
+// rank returns where a member comes by what is wrong with it.
+func rank(ill *HealthError) int {
+	switch {
+	case ill == nil:
+		return 2
+	case ill.Fails:
+		return 0
+	}
+	return 1
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +24,8 @@ import (
 // Config() C and Update(func(*C)) error, for a struct C, it has settings; a method
 // Validate() error of C is asked before Update is called. With Figures() iter.Seq[Figure]
 // it has figures, and with Observe(func(context.Context, Event)) (stop func()) it has
-// events. A faults.Script is such a policy.
+// events. A faults.Script is such a policy. A method that panics, or that does not return
+// within five seconds, is as one that is not there; of Update that is an error.
 //
 // It is an alias of an unnamed type, so that a function that knows nothing of this package
 // can take [Registry.MustAdd]: resiliencehttp.ClientConfig.Register does.
@@ -78,8 +80,8 @@ func (e Entry) Figures() iter.Seq[Figure] {
 }
 
 // Add adds policies. It does not add a policy without a name, with the name of another
-// policy of its kind, or of a type that is not a [Policy]. The error names each of these;
-// the others are added.
+// policy of its kind, of a type that is not a [Policy], or a value that cannot be compared,
+// such as a struct with a map. The error names each of these; the others are added.
 func (r *Registry) Add(policies ...Policy) error {
 	var errs []error
 	for _, p := range policies {
@@ -104,6 +106,8 @@ func (r *Registry) add(p Policy) error {
 		return fmt.Errorf("registry: a %T is not a policy of this module", p)
 	case e.Name == "":
 		return fmt.Errorf("registry: a %T without a name", p)
+	case !reflect.ValueOf(p).Comparable(): // == would panic in whoever looks for it, such as Remove
+		return fmt.Errorf("registry: a %T cannot be compared: add a pointer to it", p)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -347,7 +347,7 @@ func holds(t reflect.Type, outer ...reflect.Type) bool {
 		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64,
 		reflect.Float32, reflect.Float64:
 		return true
-	case reflect.Slice:
+	case reflect.Slice, reflect.Pointer:
 		return holds(t.Elem(), outer...)
 	case reflect.Struct:
 		for i := range t.NumField() {
@@ -356,8 +356,6 @@ func holds(t reflect.Type, outer ...reflect.Type) bool {
 			}
 		}
 		return false
-	case reflect.Pointer:
-		return t.Elem().Kind() == reflect.Struct && holds(t.Elem(), outer...)
 	default:
 		return false
 	}
@@ -370,7 +368,7 @@ var (
 
 // isText reports whether values of t are written as texts of their own.
 func isText(t reflect.Type) bool {
-	return t.Kind() != reflect.Pointer && reflect.PointerTo(t).Implements(textType)
+	return reflect.PointerTo(t).Implements(textType)
 }
 
 // A decoder reads settings and collects all that is wrong with them.

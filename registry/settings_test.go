@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -148,6 +151,7 @@ func TestApplyChangesWhatTheFileSays(t *testing.T) {
 	}, f[0].cfg)
 	require.Equal(t, 1, f[0].updates)
 	require.Zero(t, f[1].updates)
+	require.Equal(t, slog.String("fake/users.Count", "5 -> 10"), report.LogValue().Group()[0])
 	require.Equal(t, `fake/users.Count: 5 -> 10
 fake/users.Inner.Limit: 0 -> 7
 fake/users.On: false -> true
@@ -158,10 +162,11 @@ fake/users.Shares: null -> [0.1, 0.2]
 fake/users.Wait: "1s" -> "1m30s"
 fake/users.Waits: null -> ["1s"]`, report.String())
 
-	report, err = reg.Apply([]byte(`{"fake/users": {"Count": 10, "Pointer": null}}`))
+	report, err = reg.Apply([]byte(`{"?fake/users": {"Count": 10, "Pointer": null, "Shares": null}}`))
 	require.NoError(t, err)
-	require.Len(t, report, 1)
+	require.Len(t, report, 2)
 	require.Nil(t, f[0].cfg.Pointer)
+	require.Nil(t, f[0].cfg.Shares)
 }
 
 func TestSettingsAreWhatApplyReads(t *testing.T) {
@@ -203,7 +208,7 @@ func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 		"fake/orders": {"Count": 6},
 		"fake/users": {
 			"Wait": 5, "Share": "much", "Order": "random", "Hook": null, "Any": 1, "hidden": 1, "Typo": 2,
-			"Name": "other", "Shares": [1, "x"], "Inner": {"Limt": 1}, "Count": 1, "Count": 2, "On": null, "Inner2": {}
+			"Name": "other", "Shares": [1, "x"], "Inner": {"Limt": 1}, "Count": 1, "Count": 2, "On": null, "Inner2": {}, "Waits": ["soon"]
 		},
 		"fake/nobody": {},
 		"fake/orders": {"Count": 7}
@@ -222,6 +227,7 @@ func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 		`fake/users.Count: is there twice`,
 		`fake/users.On: is null: must be a bool`,
 		`fake/users.Inner2: registry_test.fakeConfig has no such field`,
+		`fake/users.Waits[0]: is "soon": must be a duration such as "1.5s"`,
 		`fake/nobody: no such policy is registered`,
 		`fake/orders: is there twice`,
 	}, "\n"))
@@ -245,6 +251,11 @@ func TestApplyChangesBackWhenAPolicyRefuses(t *testing.T) {
 	require.Zero(t, f[0].cfg.Inner.Limit)
 	require.Zero(t, f[2].updates)
 
+	stubborn := &stubborn{&fake{name: "0"}}
+	reg.MustAdd(stubborn)
+	_, err = reg.Apply([]byte(`{"fake/0": {"Count": 6}, "fake/b": {"Count": 7}}`))
+	require.EqualError(t, err, "fake/b: not in flight\nfake/0: cannot be changed back: down")
+
 	f[1].refuse = nil
 	report, err := reg.Preview(data)
 	require.NoError(t, err)
@@ -253,6 +264,101 @@ func TestApplyChangesBackWhenAPolicyRefuses(t *testing.T) {
 	applied, err := reg.Apply(data)
 	require.NoError(t, err)
 	require.Equal(t, report, applied)
+}
+
+// A stubborn changes once.
+type stubborn struct{ *fake }
+
+func (s *stubborn) Update(change func(*fakeConfig)) error {
+	if s.updates > 0 {
+		return errDown
+	}
+	return s.fake.Update(change)
+}
+
+// The defaults that follow a field are part of what is validated, and so are named fields
+// that would follow it.
+func TestPreviewValidatesWhatWouldBe(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(lease.New(lease.NewMemory(), lease.Config{Name: "a"}), throttle.New(throttle.Config{Name: "a", Rate: 10, Burst: 1}))
+	_, err := reg.Preview([]byte(`{"lease/a": {"TTL": "2s"}}`))
+	require.NoError(t, err, "with a Margin of 200 ms")
+	_, err = reg.Preview([]byte(`{"lease/a": {"TTL": "2s", "Margin": "1.5s"}}`))
+	require.ErrorContains(t, err, "lease/a: lease.Config.Margin is 1.5s")
+	report, err := reg.Apply([]byte(`{"throttle/a": {"Burst": 0}}`))
+	require.NoError(t, err)
+	require.Equal(t, "throttle/a.Burst: 1 -> 10", report.String(), "the default")
+}
+
+// A turns notices that it is updated twice at once.
+type turns struct {
+	fake
+	updating, met atomic.Int64
+}
+
+func (p *turns) Update(change func(*fakeConfig)) error {
+	if p.updating.Add(1) > 1 {
+		p.met.Add(1)
+	}
+	defer p.updating.Add(-1)
+	for range 10 {
+		runtime.Gosched()
+	}
+	return p.fake.Update(change)
+}
+
+func TestAppliesTakeTurns(t *testing.T) {
+	p := &turns{fake: fake{name: "a"}}
+	reg := registry.New()
+	reg.MustAdd(p)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 200 {
+				_, err := reg.Apply(fmt.Appendf(nil, `{"fake/a": {"Count": %d}}`, 1+4*n+i))
+				require.NoError(t, err)
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, p.met.Load())
+}
+
+type foreign struct{}
+
+func (foreign) Kind() string { return "foreign" }
+func (foreign) Name() string { return "a" }
+
+type (
+	configAlone    struct{ foreign }
+	updateAlone    struct{ foreign }
+	configOf       struct{ foreign }
+	configOfTwo    struct{ foreign }
+	configIsNumber struct{ foreign }
+	updateIsOther  struct{ foreign }
+)
+
+func (configAlone) Config() inner              { return inner{} }
+func (updateAlone) Update(func(*inner)) error  { return nil }
+func (configOf) Config(int) inner              { return inner{} }
+func (configOf) Update(func(*inner)) error     { return nil }
+func (configOfTwo) Config() (inner, error)     { return inner{}, nil }
+func (configOfTwo) Update(func(*inner)) error  { return nil }
+func (configIsNumber) Config() int             { return 0 }
+func (configIsNumber) Update(func(*int)) error { return nil }
+func (updateIsOther) Config() inner            { return inner{} }
+func (updateIsOther) Update(*inner) error      { return nil }
+
+// Methods of these names may be something else.
+func TestAPolicyOfOtherOriginMayHaveNoSettings(t *testing.T) {
+	for _, p := range []registry.Policy{foreign{}, configAlone{}, updateAlone{}, configOf{}, configOfTwo{}, configIsNumber{}, updateIsOther{}} {
+		e := only(t, p)
+		require.Nil(t, e.Settings(), "%T", p)
+		reg := registry.New()
+		reg.MustAdd(p)
+		_, err := reg.Apply([]byte(`{"foreign/a": {}}`))
+		require.EqualError(t, err, "foreign/a: has no settings")
+	}
 }
 
 // A Quota is a text.
@@ -339,13 +445,14 @@ odd/p.Self.Low: registry_test.odd has no such field`)
 
 // An odd is a Config with fields of rare kinds.
 type odd struct {
+	Self  *odd
 	Small uint8
 	Ratio float32
 	At    time.Time
 	*Embedded
 	low
-	Inner inner
-	Self  *odd
+	Inner  inner
+	Config string
 }
 
 type Embedded struct{ Limit int }
@@ -420,6 +527,10 @@ func TestAddWantsANameOnceAndAPolicyOfThisModule(t *testing.T) {
 	require.EqualError(t, reg.Add(f[0]), "registry: fake/users is there already")
 	require.EqualError(t, reg.Add(&fake{}), "registry: a *registry_test.fake without a name")
 	require.EqualError(t, reg.Add(stranger{}), "registry: a registry_test.stranger is not a policy of this module")
+	require.EqualError(t, reg.Add(byValue{}), "registry: a registry_test.byValue cannot be compared: add a pointer to it")
+	require.False(t, reg.Remove(byValue{}))
+	require.NoError(t, reg.Add(&byValue{}))
+	require.False(t, reg.Remove(&byValue{}), "another one")
 	require.Panics(t, func() { reg.MustAdd(stranger{}) })
 	require.Error(t, reg.Add(stranger{}, &fake{name: "orders"}))
 	_, ok := reg.Get("fake", "orders")
@@ -431,12 +542,18 @@ func TestAddWantsANameOnceAndAPolicyOfThisModule(t *testing.T) {
 	for e := range reg.All() {
 		names = append(names, e.String())
 	}
-	require.Equal(t, []string{"fake/orders", "fake/users"}, names)
+	require.Equal(t, []string{"fake/by value", "fake/orders", "fake/users"}, names)
 }
 
 type stranger struct{}
 
 func (stranger) Name() string { return "stranger" }
+
+// A byValue cannot be compared with another.
+type byValue map[string]int
+
+func (byValue) Kind() string { return "fake" }
+func (byValue) Name() string { return "by value" }
 
 func TestAllIsOrderedAndFollowsChanges(t *testing.T) {
 	reg := registry.New()
@@ -468,6 +585,8 @@ func TestStringIsJSONForExpvar(t *testing.T) {
 		"fake/users": {"fake.call.count{outcome=ok,by=test}": 17},
 		"fake/o\"rders": {"fake.call.count{outcome=ok,by=test}": 17}
 	}`, reg.String())
+	reg, _ = newFakes("a<b")
+	require.Contains(t, reg.String(), "a<b", "as people read it")
 	require.Equal(t, "{}", registry.New().String())
 }
 
@@ -494,7 +613,9 @@ func TestObserveSeesPoliciesAddedLaterAndNoneAfterRemove(t *testing.T) {
 	require.Len(t, seen, 2)
 	require.Equal(t, 1, f[0].watched)
 	other()
-	require.Zero(t, f[0].watched+late.watched)
+	require.True(t, reg.Remove(f[0]))
+	require.Zero(t, f[0].watched)
+	require.Zero(t, late.watched)
 }
 
 // A lineWriter collects log lines without their time.

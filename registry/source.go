@@ -2,8 +2,12 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
 )
 
 // A source is what a registry asks of a policy.
@@ -12,10 +16,12 @@ type source struct {
 	members func(n int) []Member // nil: the policy is no Group
 	observe func(func(context.Context, Event)) (stop func())
 	config  func() reflect.Value // nil: there are no settings
+	of      reflect.Type         // of config
 	update  func(change func(config reflect.Value)) error
 	trial   bool // update may be tried with a change that panics: the policy is of this module
 
-	stop func() // of the observing, while the registry has an observer
+	added time.Time // to the registry, or made
+	stop  func()    // of the observing, while the registry has an observer
 }
 
 // An observed is a policy whose snapshots are S and whose events are E.
@@ -30,6 +36,7 @@ func of[S, E any](kind string, p observed[S, E], figures func(S, emit), event fu
 	name := p.Name()
 	s := &source{
 		trial:   true,
+		added:   time.Now(),
 		figures: func(to emit) { figures(p.Stats(), to) },
 		observe: func(f func(context.Context, Event)) (stop func()) {
 			return p.Observe(func(ctx context.Context, own E) {
@@ -49,14 +56,16 @@ func other(p Policy) (Entry, bool) {
 	if !ok {
 		return Entry{}, false
 	}
-	kind, name := kinded.Kind(), p.Name()
+	kind, name, far := kinded.Kind(), p.Name(), new(foreigner)
 	s := &source{
+		added:   time.Now(),
 		figures: func(emit) {},
 		observe: func(func(context.Context, Event)) func() { return func() {} },
 	}
 	if f, ok := p.(interface{ Figures() iter.Seq[Figure] }); ok {
 		s.figures = func(to emit) {
-			for f := range f.Figures() {
+			all, _ := ask(far, func() []Figure { return slices.Collect(f.Figures()) })
+			for _, f := range all {
 				to(f)
 			}
 		}
@@ -65,14 +74,50 @@ func other(p Policy) (Entry, bool) {
 		Observe(func(context.Context, Event)) func()
 	}); ok {
 		s.observe = func(f func(context.Context, Event)) func() {
-			return o.Observe(func(ctx context.Context, e Event) {
-				e.Kind, e.Name = kind, name
-				f(ctx, e)
+			stop, err := ask(far, func() func() {
+				return o.Observe(func(ctx context.Context, e Event) {
+					e.Kind, e.Name = kind, name
+					f(ctx, e)
+				})
 			})
+			return func() {
+				if err == nil {
+					_, _ = ask(far, func() any { stop(); return nil })
+				}
+			}
 		}
 	}
 	s.settings(p)
+	s.guard(far)
 	return Entry{Kind: kind, Name: name, Policy: p, source: s}, true
+}
+
+// guard makes the settings those of a policy of other origin. While it does not say what its
+// Config is, that is what it was last.
+func (s *source) guard(far *foreigner) {
+	if s.config == nil {
+		return
+	}
+	config, update := s.config, s.update
+	var last atomic.Pointer[reflect.Value]
+	s.config = func() reflect.Value {
+		now, err := ask(far, config)
+		switch was := last.Load(); {
+		case err == nil:
+			last.Store(&now)
+		case was != nil:
+			now = *was
+		default:
+			now = reflect.New(s.of).Elem()
+		}
+		c := reflect.New(s.of).Elem() // of the caller's own
+		c.Set(now)
+		return c
+	}
+	s.update = func(change func(reflect.Value)) error {
+		err, failed := ask(far, func() error { return update(change) })
+		return errors.Join(err, failed)
+	}
 }
 
 // settings finds the methods Config and Update of p. Their types differ from policy to
@@ -88,6 +133,7 @@ func (s *source) settings(p Policy) {
 		ut != reflect.FuncOf([]reflect.Type{changer(ct.Out(0))}, []reflect.Type{reflect.TypeFor[error]()}, false) {
 		return
 	}
+	s.of = ct.Out(0)
 	s.config = func() reflect.Value {
 		c := reflect.New(ct.Out(0)).Elem() // addressable
 		c.Set(config.Call(nil)[0])

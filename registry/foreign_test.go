@@ -1,0 +1,83 @@
+package registry_test
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/registry"
+)
+
+type guestConfig struct{ N int }
+
+// A guest is a policy of other origin, each method of which does what the test wants.
+type guest struct {
+	cfg                     guestConfig
+	figures, config, update func()
+}
+
+func (g *guest) Kind() string { return "guest" } // after the breakers, before throttle
+func (g *guest) Name() string { return "g" }
+
+func (g *guest) Figures() iter.Seq[registry.Figure] {
+	g.figures()
+	return slices.Values([]registry.Figure{{Name: "guest.n", Kind: registry.Gauge, Value: 1}})
+}
+
+func (g *guest) Config() guestConfig { g.config(); return g.cfg }
+
+func (g *guest) Update(change func(*guestConfig)) error {
+	g.update()
+	change(&g.cfg)
+	return nil
+}
+
+func (g *guest) Observe(func(context.Context, registry.Event)) func() { panic("no events") }
+
+// Nothing that a policy of other origin does holds the registry for long, or ends the program.
+func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse()
+		defer h.close()
+		nothing := func() {}
+		release := make(chan struct{})
+		defer func() { close(release); synctest.Wait() }()
+		hang := func() { <-release }
+		g := &guest{cfg: guestConfig{N: 1}, figures: nothing, config: nothing, update: nothing}
+		defer h.reg.Observe(func(context.Context, registry.Event) {})()
+		h.reg.MustAdd(g)
+		e, _ := h.reg.Get("guest", "g")
+		figures := func() int { return len(slices.Collect(e.Figures())) }
+		change := []byte(`{"bulkhead/users": {"Limit": 7}, "guest/g": {"N": 2}, "throttle/users": {"Rate": 5}}`)
+		require.Equal(t, 1, figures())
+		require.JSONEq(t, `{"N": 1}`, string(e.Settings()))
+
+		g.figures = func() { panic("oh") }
+		require.Equal(t, 0, figures())
+		require.NotEmpty(t, h.reg.String())
+		g.update = func() { panic("oh") }
+		_, err := h.reg.Apply(change)
+		require.EqualError(t, err, "guest/g: it has panicked: oh")
+		require.Equal(t, 2, h.slots.Config().Limit, "it is changed back")
+		require.Equal(t, 10.0, h.rate.Config().Rate)
+
+		g.update, g.figures = nothing, nothing
+		_, err = h.reg.Apply(change)
+		require.NoError(t, err)
+		require.JSONEq(t, `{"N": 2}`, string(e.Settings()))
+
+		g.config = hang
+		began := time.Now()
+		require.JSONEq(t, `{"N": 2}`, string(e.Settings()), "the last that is known")
+		require.Equal(t, 5*time.Second, time.Since(began))
+		require.Equal(t, 0, figures(), "while it hangs it is not asked")
+		require.Equal(t, 5*time.Second, time.Since(began))
+		_, err = h.reg.Apply([]byte(`{"guest/g": {"N": 3}}`))
+		require.EqualError(t, err, "guest/g: it does not answer")
+	})
+}
