@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // Bulkhead returns middleware that serves requests as [Server.Bulkhead] does.
@@ -52,7 +53,7 @@ func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) st
 	}
 	return s.guard(g.By(func(ctx context.Context) string {
 		if served, ok := ctx.Value(serviceKey{}).(*service); ok {
-			return key(served.r)
+			return keyed.Short(key(served.r))
 		}
 		return "" // there is no request to serve
 	}), false)

@@ -19,10 +19,11 @@ import (
 type call struct {
 	context.Context
 	t      *Transport
-	req    *http.Request // the caller's
-	host   string        // of its URL, in lower case
-	cancel func()        // ends the Context; nil if only the caller can
-	total  deadlineCtx   // the Context, if Timeout of a client ends it before the caller
+	req    *http.Request   // the caller's
+	host   string          // see HostOf
+	cancel func()          // ends the Context; nil if only the caller can
+	whole  context.Context // the caller's, with the Timeout of a client
+	stop   func()          // ends whole; nil if only the caller can
 	body   *requestBody
 	work   linger.Work
 
@@ -67,19 +68,11 @@ func (c *call) endsWith(ctx context.Context) bool {
 	return attempt.Unmarked(ctx) == context.Context(c) || ctx.Done() == c.Done()
 }
 
-// limited reports whether a client limits the time of each attempt, or of the call.
-func (c *call) limited() bool { return c.t.attemptTimeout > 0 || c.total.cause != nil }
-
-// limit returns when the time of an attempt is over, in how long that is, and by what, if it
-// may take d from now and the call is limited. Zero means that only the call is limited.
-func (c *call) limit(d time.Duration) (at time.Time, in time.Duration, cause error) {
-	now := time.Now()
-	if c.total.cause != nil {
-		if left := c.total.at.Sub(now); d <= 0 || left < d {
-			return c.total.at, left, c.total.cause
-		}
+// release releases the timer of whole.
+func (c *call) release() {
+	if c.stop != nil {
+		c.stop()
 	}
-	return now.Add(d), d, c.t.attemptPassed
 }
 
 // makeAttempt is the function that the policies wrap. It sends the request of the call in
@@ -297,7 +290,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 		return c.hand(a), a.failure, nil
 	}
 	c.discard()
-	c.total.stop()
+	c.release()
 	if err != nil && err == c.final {
 		err = errors.Unwrap(err)
 	}
@@ -325,7 +318,7 @@ func (c *call) hand(a answer) *http.Response {
 			a.Body = newBody(a)
 		}
 	} else {
-		c.total.stop()
+		c.release()
 	}
 	if a.failure != nil { // the StatusError has its Header
 		a.Header = a.Header.Clone()
@@ -336,7 +329,7 @@ func (c *call) hand(a answer) *http.Response {
 // crash closes and releases everything if the policies panic or end the goroutine.
 func (c *call) crash() {
 	defer c.work.End(nil)
-	c.total.stop()
+	c.release()
 	c.accepted.close()
 	c.discard()
 }

@@ -74,10 +74,6 @@ type ClientConfig struct {
 	// registry.Registry, which then shows and changes them while the client is in use.
 	Register func(policies ...interface{ Name() string })
 
-	// LastKnown is how many bytes of good responses are kept to answer a GET that fails:
-	// see [LastKnown]. Zero means none, as an old answer is not always better than none.
-	LastKnown int64
-
 	// Base sends the requests. Nil means [http.DefaultTransport].
 	Base http.RoundTripper
 
@@ -96,7 +92,6 @@ type ClientConfig struct {
 func (c ClientConfig) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.ClientConfig"}
 	f.Need(c.Register == nil || c.Name != "", "Name", `""`, "set where Register is: a registry finds policies by their names")
-	f.Need(c.LastKnown >= 0, "LastKnown", c.LastKnown, "0 (for none) or more")
 	return f.Err()
 }
 
@@ -170,8 +165,8 @@ func Disabled(next resilience.Func) resilience.Func { return next }
 // The policies run in this order, the outermost first: Fallback, Timeout, Hedge, Retry,
 // Breaker, Throttle, Bulkhead, AttemptTimeout. Build a client once for each dependency, and
 // share it: its policies know what they have seen themselves. Jar, CheckRedirect and Timeout
-// of the http.Client may be set before its first request; its Transport is a [Transport], or
-// that of [LastKnown] around one, for everything else that sends requests.
+// of the http.Client may be set before its first request, and its Transport, which is a
+// [Transport], may be wrapped, as by [LastKnown].
 func NewClient(cfg ClientConfig) *http.Client {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -190,11 +185,7 @@ func NewClient(cfg ClientConfig) *http.Client {
 		MaxBuffer:    cfg.MaxBuffer,
 	}
 	t.limit(cfg.Name, cfg.Timeout, cfg.AttemptTimeout)
-	client := &http.Client{Transport: t}
-	if cfg.LastKnown > 0 {
-		client.Transport = LastKnown(t, cfg.LastKnown)
-	}
-	return client
+	return &http.Client{Transport: t}
 }
 
 // limit sets the limits of a request and of its attempts. A limit that is not positive is

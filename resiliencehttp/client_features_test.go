@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,8 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -57,41 +54,45 @@ func quick(attempts int) *retry.Retrier {
 	return retry.New(retry.Config{Attempts: attempts, Backoff: retry.Constant(time.Millisecond)})
 }
 
-func TestPoliciesFindTheRequestAndItsHost(t *testing.T) {
-	var hosts []string
-	var mine *http.Request
-	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
+func TestPoliciesFindTheRequest(t *testing.T) {
+	mine := request(t, "GET", "http://a/")
 	transport := &resiliencehttp.Transport{
-		Base: rounds(func(r *http.Request) (*http.Response, error) {
-			if r.URL.Host == "bad:80" {
-				return nil, errors.New("down")
-			}
-			return reply(r, 200, ""), nil
-		}),
-		Middleware: resilience.Chain(circuits.By(resiliencehttp.HostOf), func(next resilience.Func) resilience.Func {
+		Base: rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
+		Middleware: func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
-				hosts = append(hosts, resiliencehttp.HostOf(ctx))
 				r, ok := resiliencehttp.RequestFrom(ctx)
 				require.True(t, ok)
 				require.Same(t, mine, r)
 				return next(ctx)
 			}
-		}),
+		},
 	}
-	for _, url := range []string{"http://BAD:80/x", "http://Good/y"} {
-		mine = request(t, "GET", url)
-		mine.URL.Host = strings.ToLower(mine.URL.Host)
-		_, _ = transport.RoundTrip(mine)
-	}
-	require.Equal(t, []string{"bad:80", "good"}, hosts)
-	_, err := transport.RoundTrip(request(t, "GET", "http://bad:80/"))
-	require.ErrorIs(t, err, breaker.ErrOpen, "one host has a breaker of its own")
-	mine = request(t, "GET", "http://good/")
-	_, err = transport.RoundTrip(mine)
+	_, err := transport.RoundTrip(mine)
 	require.NoError(t, err)
-
 	_, ok := resiliencehttp.RequestFrom(t.Context())
 	require.False(t, ok)
+}
+
+func TestHostOfIsTheServerThatARequestIsSentTo(t *testing.T) {
+	var host string
+	transport := &resiliencehttp.Transport{
+		Base: rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil }),
+		Middleware: func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { host = resiliencehttp.HostOf(ctx); return next(ctx) }
+		},
+	}
+	for url, want := range map[string]string{
+		"http://a/x": "a:80", "http://a:80": "a:80", "http://A./": "a:80", "http://a.:80": "a:80", "http://a:": "a:80",
+		"https://a": "a:443", "https://a:443": "a:443", "https://a:80": "a:80", "http://a:8080": "a:8080",
+		"http://b.a": "b.a:80", "http://[2001:DB8::1]": "[2001:db8::1]:80", "http://[2001:db8::1]:80": "[2001:db8::1]:80",
+		"memory://A.": "a", "memory://a:1": "a:1",
+	} {
+		r := request(t, "GET", url)
+		r.Host = "other" // says who is asked for, not where
+		_, err := transport.RoundTrip(r)
+		require.NoError(t, err)
+		require.Equal(t, want, host, url)
+	}
 	require.Empty(t, resiliencehttp.HostOf(t.Context()))
 }
 
@@ -329,143 +330,90 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 	})
 }
 
-// lastKnown returns a client that remembers, and the switch that breaks its server.
-func lastKnown(t *testing.T, capacity int64, fields ...string) (*http.Client, *faults.Script, *atomic.Int32) {
-	script := faults.New(faults.Config{Plans: []faults.Plan{{Kind: faults.Refuse}}})
-	n := new(atomic.Int32)
-	base := rounds(func(r *http.Request) (*http.Response, error) {
-		resp := reply(r, 200, fmt.Sprint(r.URL.Path, " ", n.Add(1)), fields...)
-		return resp, nil
-	})
-	return &http.Client{Transport: resiliencehttp.LastKnown(faults.Transport(script, base), capacity)}, script, n
-}
-
-func fetch(t *testing.T, client *http.Client, url string, fields ...string) (string, *http.Response) {
-	t.Helper()
-	r := request(t, "GET", url)
-	for i := 0; i < len(fields); i += 2 {
-		r.Header.Set(fields[i], fields[i+1])
-	}
-	resp, err := client.Do(r)
-	if err != nil {
-		return "", nil
-	}
-	return text(t, resp), resp
-}
-
-func TestLastKnownAnswersWhileTheServerIsDown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client, script, _ := lastKnown(t, 1<<20, "Age", "5")
-		body, _ := fetch(t, client, "http://a/x")
-		require.Equal(t, "/x 1", body)
-		body, _ = fetch(t, client, "http://a/x")
-		require.Equal(t, "/x 2", body, "a good response is never replaced")
-		script.Enable()
-		time.Sleep(7 * time.Second)
-		for range 2 {
-			body, resp := fetch(t, client, "http://a/x")
-			require.Equal(t, "/x 2", body)
-			require.Equal(t, "12", resp.Header.Get("Age"))
-			require.Equal(t, "last-known; hit", resp.Header.Get("Cache-Status"))
-		}
-		_, resp := fetch(t, client, "http://a/never")
-		require.Nil(t, resp)
-		_, err := client.Post("http://a/x", "", nil)
-		require.Error(t, err, "only a GET is answered")
-	})
-}
-
-func TestLastKnownKeepsWhatMayBeKept(t *testing.T) {
-	for _, c := range []struct {
-		fields []string
-		kept   bool
-	}{
-		{nil, true},
-		{[]string{"Cache-Control", "public, max-age=5"}, true},
-		{[]string{"Cache-Control", "max-age=5, No-Store"}, false},
-		{[]string{"Cache-Control", "no-cache"}, false},
-		{[]string{"Cache-Control", "must-revalidate"}, false},
-		{[]string{"Cache-Control", `private="x"`}, false},
-		{[]string{"Vary", "*"}, false},
-		{[]string{"Vary", "Accept"}, true},
+func TestHedgeSendsWhatCannotBeSentTwiceOnce(t *testing.T) {
+	for name, change := range map[string]func(*http.Request){
+		"upgrade": func(r *http.Request) { r.Header.Set("Upgrade", "websocket") },
+		"trailer": func(r *http.Request) { r.Trailer = http.Header{"Sum": nil} },
+		"body":    func(r *http.Request) { r.GetBody = nil },
 	} {
-		client, script, _ := lastKnown(t, 1<<20, c.fields...)
-		fetch(t, client, "http://a/x")
-		script.Enable()
-		_, resp := fetch(t, client, "http://a/x")
-		require.Equal(t, c.kept, resp != nil, "%v", c.fields)
-	}
-}
-
-func TestLastKnownAnswersNobodyElse(t *testing.T) {
-	client, script, _ := lastKnown(t, 1<<20, "Vary", "Accept-Language, X-Tenant")
-	fetch(t, client, "http://a/x", "Authorization", "me", "Accept-Language", "de")
-	script.Enable()
-	for _, fields := range [][]string{
-		{"Authorization", "you", "Accept-Language", "de"},
-		{"Accept-Language", "de"},
-		{"Authorization", "me", "Accept-Language", "en"},
-		{"Authorization", "me", "Accept-Language", "de", "X-Tenant", "7"},
-		{"Authorization", "me", "Accept-Language", "de", "Cookie", "a=b"},
-	} {
-		_, resp := fetch(t, client, "http://a/x", fields...)
-		require.Nil(t, resp, "%v", fields)
-	}
-	_, resp := fetch(t, client, "http://a/x", "Authorization", "me", "Accept-Language", "de", "Other", "1")
-	require.NotNil(t, resp)
-	_, resp = fetch(t, client, "http://a/x?y", "Authorization", "me", "Accept-Language", "de")
-	require.Nil(t, resp)
-}
-
-func TestLastKnownIsBounded(t *testing.T) {
-	client, script, _ := lastKnown(t, 8000)
-	for i := range 500 {
-		fetch(t, client, fmt.Sprint("http://a/", i))
-	}
-	require.Eventually(t, func() bool { // otter evicts a moment later
-		script.Enable()
-		defer script.Disable()
-		kept := 0
-		for i := range 500 {
-			if _, resp := fetch(t, client, fmt.Sprint("http://a/", i)); resp != nil {
-				kept++
+		synctest.Test(t, func(t *testing.T) {
+			sent := 0
+			transport := &resiliencehttp.Transport{
+				Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Millisecond}),
+				Base: rounds(func(r *http.Request) (*http.Response, error) {
+					sent++
+					time.Sleep(time.Second)
+					return reply(r, 200, ""), nil
+				}),
 			}
-		}
-		return kept > 0 && kept*200 <= 8000
-	}, 10*time.Second, 10*time.Millisecond)
-
-	long := &http.Client{Transport: resiliencehttp.LastKnown(rounds(func(r *http.Request) (*http.Response, error) {
-		if r.Header.Get("Fail") != "" {
-			return nil, errors.New("down")
-		}
-		return reply(r, 200, strings.Repeat("x", 1001)), nil
-	}), 8000)}
-	fetch(t, long, "http://a/long")
-	_, resp := fetch(t, long, "http://a/long", "Fail", "1")
-	require.Nil(t, resp, "a body longer than an eighth is not kept")
-	require.Panics(t, func() { resiliencehttp.LastKnown(nil, 1) })
-	require.Panics(t, func() { resiliencehttp.LastKnown(http.DefaultTransport, 0) })
+			req, err := http.NewRequestWithContext(t.Context(), "PUT", "http://a/", strings.NewReader("data"))
+			require.NoError(t, err)
+			change(req)
+			_, err = transport.RoundTrip(req)
+			require.NoError(t, err)
+			require.Equal(t, 1, sent, name)
+		})
+	}
 }
 
-func TestLastKnownKeepsABodyThatADecoderHasRead(t *testing.T) {
-	down := false
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if down {
-			w.WriteHeader(503)
-			return
+func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent [2]context.Context
+		var n atomic.Int32
+		transport := &resiliencehttp.Transport{
+			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
+			Base: rounds(func(r *http.Request) (*http.Response, error) {
+				i := n.Add(1) - 1
+				sent[i] = r.Context()
+				time.Sleep(200 * time.Millisecond)
+				return reply(r, []int{503, 200}[i], "answer"), nil
+			}),
 		}
-		_, _ = io.WriteString(w, `{"a":1}`) // has a Content-Length
-	}))
-	defer server.Close()
-	client := &http.Client{Transport: resiliencehttp.LastKnown(&resiliencehttp.Transport{}, 1<<20)}
-	resp, err := client.Get(server.URL)
-	require.NoError(t, err)
-	_, err = io.ReadFull(resp.Body, make([]byte, 7)) // no Read sees the EOF
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	down = true
-	resp, err = client.Get(server.URL)
-	require.NoError(t, err)
-	require.Equal(t, 200, resp.StatusCode)
-	require.Equal(t, `{"a":1}`, text(t, resp))
+		resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+		require.NoError(t, err)
+		require.Equal(t, 200, resp.StatusCode)
+		require.Error(t, sent[0].Err())
+		require.NoError(t, sent[1].Err())
+		require.Equal(t, "answer", text(t, resp))
+	})
+}
+
+func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
+	for name, answer := range map[string]func(*http.Request) *http.Response{
+		"an error": func(*http.Request) *http.Response { return nil },
+		"no body": func(r *http.Request) *http.Response {
+			return &http.Response{StatusCode: 204, Body: http.NoBody, Request: r}
+		},
+		"a body":    func(r *http.Request) *http.Response { return reply(r, 200, "body") },
+		"a failure": func(r *http.Request) *http.Response { return reply(r, 503, "body") },
+		"a panic":   func(*http.Request) *http.Response { panic("base") },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var policy context.Context
+			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+				Timeout: time.Hour,
+				Retry:   resiliencehttp.Disabled,
+				Throttle: func(next resilience.Func) resilience.Func {
+					return func(ctx context.Context) error {
+						policy = ctx
+						ctx.Done() // somebody waits for its end
+						return next(ctx)
+					}
+				},
+				Base: rounds(func(r *http.Request) (*http.Response, error) {
+					if resp := answer(r); resp != nil {
+						return resp, nil
+					}
+					return nil, errors.New("down")
+				}),
+			})
+			func() {
+				defer func() { _ = recover() }()
+				if resp, err := client.Get("http://a/"); err == nil {
+					text(t, resp)
+				}
+			}()
+			require.ErrorIs(t, policy.Err(), context.Canceled, name)
+		})
+	}
 }

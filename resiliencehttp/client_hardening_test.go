@@ -143,42 +143,6 @@ func TestFallbackLosesNothing(t *testing.T) {
 	require.Empty(t, text(t, resp))
 }
 
-func TestLastKnownTellsRequestsApart(t *testing.T) {
-	down := false
-	client := resiliencehttp.LastKnown(rounds(func(r *http.Request) (*http.Response, error) {
-		if down {
-			return reply(r, 429, ""), nil
-		}
-		return reply(r, 200, r.Host+r.Header.Get("Authorization"), "Set-Cookie", "a=b"), nil
-	}), 1<<20)
-	get := func(change func(*http.Request)) *http.Response {
-		req := request(t, "GET", "http://a/")
-		change(req)
-		resp, err := client.RoundTrip(req)
-		require.NoError(t, err)
-		return resp
-	}
-	me := func(r *http.Request) { r.Header.Set("Authorization", "me") }
-	you := func(r *http.Request) { r.Header.Set("Authorization", "you") }
-	text(t, get(me))
-	text(t, get(you))
-	down = true
-	require.Equal(t, "ame", text(t, get(me)), "one caller does not take the place of another")
-	resp := get(you)
-	require.EqualValues(t, 4, resp.ContentLength)
-	require.Empty(t, resp.Cookies())
-	require.Equal(t, "ayou", text(t, resp), "429 is a failure")
-	for name, change := range map[string]func(*http.Request){
-		"host":     func(r *http.Request) { r.Host = "b" },
-		"body":     func(r *http.Request) { r.Body = io.NopCloser(strings.NewReader("query")) },
-		"no-cache": func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache") },
-	} {
-		require.Equal(t, 429, get(func(r *http.Request) { me(r); change(r) }).StatusCode, name)
-	}
-	_, err := resiliencehttp.LastKnown(&resiliencehttp.Transport{Middleware: quick(1).Wrap}, 8).RoundTrip(&http.Request{})
-	require.Error(t, err, "no URL")
-}
-
 func TestHedgeLastKnownAndRetriesTogether(t *testing.T) {
 	var n, open atomic.Int32
 	base := rounds(func(r *http.Request) (*http.Response, error) {
@@ -197,7 +161,7 @@ func TestHedgeLastKnownAndRetriesTogether(t *testing.T) {
 		Base: base, Middleware: quick(2).Wrap,
 		Hedge:     retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Millisecond}),
 		RetryBody: func(*http.Response, []byte) error { return nil },
-	}, 1<<20)
+	}, 1<<20, time.Hour, byURL)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {

@@ -122,7 +122,7 @@ func (c *client) send(ctx context.Context, method, host string) (string, error) 
 
 func (c *client) state(host string) breaker.State {
 	for key, b := range c.circuits.All() {
-		if key == host {
+		if key == host+":80" {
 			return b.State()
 		}
 	}
@@ -180,9 +180,8 @@ func TestClientHasItsDefaults(t *testing.T) {
 }
 
 func TestClientConfigIsValidated(t *testing.T) {
-	cfg := resiliencehttp.ClientConfig{Register: func(...interface{ Name() string }) {}, LastKnown: -1}
-	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names
-resiliencehttp.ClientConfig.LastKnown is -1: must be 0 (for none) or more`)
+	cfg := resiliencehttp.ClientConfig{Register: func(...interface{ Name() string }) {}}
+	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names`)
 	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
 }
@@ -680,24 +679,6 @@ func TestClientSpeaksHTTP2(t *testing.T) {
 	require.Zero(t, c.slots.Stats().InFlight)
 }
 
-func TestClientAnswersWithTheLastKnown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		c := newClient(w, resiliencehttp.ClientConfig{LastKnown: 1 << 20})
-		_, err := c.get(t.Context(), "a")
-		require.NoError(t, err)
-		for _, plan := range []faults.Plan{{Kind: faults.Refuse}, {Kind: faults.Hang}, {Kind: faults.Status}} {
-			w.suffer("a", plan)
-			resp, err := c.Get("http://a/")
-			require.NoError(t, err)
-			require.Equal(t, "last-known; hit", resp.Header.Get("Cache-Status"))
-			require.Equal(t, "an answer", text(t, resp))
-		}
-		_, err = c.get(t.Context(), "b")
-		require.NoError(t, err)
-	})
-}
-
 func TestClientPassesOnWhatATransportHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -750,7 +731,7 @@ func TestHedgesOfAClientAreSeenAndHaveABudgetForEachHost(t *testing.T) {
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, 100*time.Millisecond, time.Since(start))
-		require.Equal(t, []string{"a hedged", "a ended"}, about)
+		require.Equal(t, []string{"a:80 hedged", "a:80 ended"}, about)
 		require.Equal(t, int64(1), hedger.Stats().HedgeWon)
 
 		w.suffer("a", faults.Plan{Kind: faults.Latency, Delay: 200 * time.Millisecond})

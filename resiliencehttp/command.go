@@ -40,7 +40,11 @@ func SendCommand(client *http.Client, req *http.Request, read func(*http.Respons
 	return read(resp)
 }
 
-const idempotencyKey = "Idempotency-Key"
+const (
+	idempotencyKey = "Idempotency-Key"
+	sagaCommand    = "Saga-Command"
+	voided         = "void"
+)
 
 // Outcome returns the result of a request as the error of a saga's Do or Undo:
 //
@@ -49,14 +53,16 @@ const idempotencyKey = "Idempotency-Key"
 //   - Status 408, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
 //     tried again, after the Retry-After of the response. So does 409, by which a server
 //     says that another request with the same Idempotency-Key is under way.
-//   - Any other status of 4xx, 501 and 505 are a [saga.NoEffect]: the server declined.
+//   - Any other status of 4xx, 501 and 505 are a [saga.NoEffect]: the server declined. With
+//     the field "Saga-Command: void" they are a [saga.Void]: it declined every attempt of
+//     this command, and has recorded that.
 //   - Any other status is a [saga.Abort]: the step may have taken effect.
 //   - err is returned as it is. A refusal of a policy remains one: the attempt was not
 //     made. After any other error the step is in doubt and is tried again.
 //
 // The error of a status is a [*StatusError]. An Undo is recognized by the ctx of the
 // response's Request. If the server uses a status in another way, look at it before
-// Outcome.
+// Outcome: the 402 of a bank that repeats its answer to an Idempotency-Key is a Void.
 func Outcome(resp *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -83,6 +89,9 @@ func Outcome(resp *http.Response, err error) error {
 		e.final = false
 		return e
 	case code == http.StatusNotImplemented, code == http.StatusHTTPVersionNotSupported, code >= 400 && code < 500:
+		if resp.Header.Get(sagaCommand) == voided {
+			return saga.Void(e)
+		}
 		return saga.NoEffect(e)
 	case code >= 500:
 		e.final = false
@@ -106,13 +115,14 @@ type CommandHandler struct {
 }
 
 // ServeHTTP applies the command whose id is in the field Idempotency-Key. See
-// [saga.Barrier] for commands that come twice or too late. Otherwise it answers as
+// [saga.Apply] for commands that come twice or too late. Otherwise it answers as
 // [Outcome] reads it:
 //
 //   - 400 if there is no such field or it has no id of a command;
-//   - 410 if the Do comes after its Undo;
+//   - 410 and "Saga-Command: void" if the Do comes after its Undo;
 //   - 422, with the text of the error, if Apply returns an error that is an answer
-//     ([saga.NoEffect], [saga.Abort], resilience.Answer);
+//     ([saga.NoEffect], [saga.Abort], resilience.Answer), and "Saga-Command: void" with it
+//     if the error is a [saga.Void], now or when the command came before;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, or the transaction fails.
 func (h *CommandHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -121,8 +131,13 @@ func (h *CommandHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the field Idempotency-Key must be the id of a command", http.StatusBadRequest)
 		return
 	}
+	outer := r
 	r = r.WithContext(saga.WithCommand(r.Context(), cmd))
+	defer giveBack(r, outer)
 	err := saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
+	if saga.Voided(err) {
+		w.Header().Set(sagaCommand, voided)
+	}
 	switch end := behavior.Read(err); {
 	case err == nil && h.Reply != nil:
 		h.Reply(w, r)

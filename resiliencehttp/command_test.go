@@ -77,6 +77,19 @@ func TestCommandsOfASaga(t *testing.T) {
 	}
 }
 
+// TestAVoidIsADeclineThatSaysSo: the server has recorded that it declines the command.
+func TestAVoidIsADeclineThatSaysSo(t *testing.T) {
+	for status, want := range map[int]bool{
+		400: true, 402: true, 404: true, 410: true, 422: true, 501: true,
+		304: false, 408: false, 409: false, 425: false, 429: false, 500: false, 503: false,
+	} {
+		for field, says := range map[string]bool{"void": true, "": false, "done": false} {
+			resp := &http.Response{StatusCode: status, Header: http.Header{"Saga-Command": {field}}}
+			require.Equal(t, want && says, saga.Voided(resiliencehttp.Outcome(resp, nil)), "%d %q", status, field)
+		}
+	}
+}
+
 // TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
 func TestARefusedCommandIsNoAttempt(t *testing.T) {
 	b := breaker.New(breaker.Config{})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
@@ -100,6 +101,7 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 	}
 	s.served = true
 	r := s.r.WithContext(ctx)
+	defer giveBack(r, s.r)
 	if !told {
 		next.ServeHTTP(s.w, r)
 		return nil
@@ -118,6 +120,22 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
 	}
 	return w.refusal
+}
+
+// giveBack gives the request that a middleware got what a handler has set in r, its copy with
+// another ctx: net/http removes the temporary files of MultipartForm, and middleware further
+// out looks at the pattern that matched, and at its values.
+func giveBack(r, to *http.Request) {
+	to.MultipartForm = r.MultipartForm
+	if r.Pattern == to.Pattern {
+		return
+	}
+	to.Pattern = r.Pattern
+	for _, wildcard := range strings.Split(r.Pattern, "{")[1:] {
+		name, _, _ := strings.Cut(wildcard, "}")
+		name = strings.TrimSuffix(name, "...")
+		to.SetPathValue(name, r.PathValue(name))
+	}
 }
 
 // abort calls serve and reports whether it panics with http.ErrAbortHandler. Any other

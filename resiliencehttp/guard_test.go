@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -185,6 +187,7 @@ func TestGuardIsToldWhatWasWrittenFirst(t *testing.T) {
 		"ReadFrom":     {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("")) }, false},
 		"Flush":        {func(w http.ResponseWriter) { w.(http.Flusher).Flush() }, false},
 		"EarlyHints":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusEarlyHints) }, true},
+		"Switching":    {func(w http.ResponseWriter) { w.WriteHeader(http.StatusSwitchingProtocols) }, false},
 		"OtherFailure": {func(w http.ResponseWriter) { w.WriteHeader(502) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -510,5 +513,74 @@ func TestRefuse(t *testing.T) {
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.status != 200, w.Body.Len() > 0)
 		})
+	}
+}
+
+// replacing returns the middleware that serves a copy of the request.
+func replacing() map[string]func(http.Handler) http.Handler {
+	return map[string]func(http.Handler) http.Handler{
+		"Guard":      resiliencehttp.Guard(nil),
+		"Bulkhead":   resiliencehttp.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
+		"BulkheadBy": resiliencehttp.BulkheadBy(bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 9}}), nil),
+	}
+}
+
+func TestUploadsLeaveNoFiles(t *testing.T) {
+	for name, mw := range replacing() {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("TMPDIR", dir)
+			kept := 0
+			upload := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				assert.NoError(t, r.ParseMultipartForm(1<<20))
+				files, _ := os.ReadDir(dir)
+				kept += len(files)
+				if r.URL.Path == "/panic" {
+					panic("upload")
+				}
+			})
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer func() { _ = recover() }()
+				mw(mw(upload)).ServeHTTP(w, r)
+			}))
+			for _, path := range []string{"/", "/panic"} {
+				var body bytes.Buffer
+				form := multipart.NewWriter(&body)
+				part, _ := form.CreateFormFile("file", "file")
+				_, _ = part.Write(make([]byte, 12<<20))
+				require.NoError(t, form.Close())
+				resp, err := http.Post(server.URL+path, form.FormDataContentType(), &body)
+				answer(t, resp, err)
+			}
+			server.Close() // when all requests are done with
+			files, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, files)
+			require.GreaterOrEqual(t, kept, 2)
+		})
+	}
+}
+
+func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
+	for name, mw := range replacing() {
+		for _, end := range []func(){func() {}, func() { panic("end") }, runtime.Goexit} {
+			r := httptest.NewRequest("GET", "/users/7/files/a/b", nil)
+			form := new(multipart.Form)
+			mux := http.NewServeMux()
+			mux.HandleFunc("GET /users/{id}/files/{path...}", func(_ http.ResponseWriter, r *http.Request) {
+				r.MultipartForm = form
+				end()
+			})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() { _ = recover() }()
+				mw(mux).ServeHTTP(httptest.NewRecorder(), r)
+			}()
+			<-done
+			require.Same(t, form, r.MultipartForm, name)
+			require.Equal(t, "GET /users/{id}/files/{path...}", r.Pattern, name)
+			require.Equal(t, []string{"7", "a/b"}, []string{r.PathValue("id"), r.PathValue("path")}, name)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -93,11 +94,15 @@ func Health(checks ...Check) http.Handler { return HealthOf(nil, checks...) }
 // the error returns, or else "ailing". No policy is critical, and the texts of the errors
 // are not told.
 //
-// The policies are asked once in a second at most, with a ctx that ends after a second.
+// The policies are asked once in a second at most, by one goroutine, with a ctx that ends
+// after 900 ms. A poll waits for them for a second at most. If they have not all been told by
+// then, or the function panics, a check by the name "policies" stands for the others: it
+// fails, and its state is "timed out" or "failed". A function that hangs is not called again
+// until it has returned.
 func HealthOf(policies func(context.Context) iter.Seq2[string, error], checks ...Check) http.Handler {
 	h := &health{}
 	if policies != nil {
-		h.policies = &policyHealth{all: policies, latest: map[string]result{}}
+		h.policies = &policyHealth{all: policies}
 	}
 	for _, c := range checks {
 		if err := c.Validate(); err != nil {
@@ -312,32 +317,91 @@ type policyHealth struct {
 	all func(context.Context) iter.Seq2[string, error]
 
 	mu     sync.Mutex
-	at     time.Time // of list; zero before the first
-	list   []result
-	latest map[string]result // of list, by name
+	latest *asking // nil before the first
 }
 
-// results returns the health of each policy, at most a second old.
+// An asking is one call of a function for all policies.
+type asking struct {
+	at   time.Time
+	done chan struct{} // closed when it has ended
+
+	list   []result // so far
+	ended  bool
+	before map[string]result // of the asking before, by name
+}
+
+const (
+	askTime  = 900 * time.Millisecond // of a function that heeds its ctx
+	pollTime = time.Second            // of one that does not
+)
+
+// results returns the health of each policy, at most a second old, and of all of them if it
+// is not known of each.
 func (p *policyHealth) results() []result {
+	a := p.refresh()
+	select {
+	case <-a.done:
+	case <-time.After(time.Until(a.at.Add(pollTime))):
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.at.IsZero() && time.Since(p.at) < time.Second {
-		return p.list
+	if a.ended {
+		return a.list
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	var list []result
-	latest := map[string]result{}
-	for name, err := range p.all(ctx) {
-		r := policyResult(name, err)
-		if last, ok := p.latest[name]; ok && last.State == r.State {
-			r.Since = last.Since
+	return append(slices.Clip(a.list), unknown("timed out", a.at))
+}
+
+// refresh returns the latest asking, a new one if that is too old and has ended.
+func (p *policyHealth) refresh() *asking {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.latest
+	if last != nil && (!last.ended || time.Since(last.at) < time.Second) {
+		return last
+	}
+	a := &asking{at: time.Now(), done: make(chan struct{}), before: map[string]result{}}
+	if last != nil {
+		for _, r := range last.list {
+			a.before[r.Name] = r
 		}
-		list = append(list, r)
-		latest[name] = r
 	}
-	p.list, p.latest, p.at = list, latest, time.Now()
-	return list
+	p.latest = a
+	go p.ask(a)
+	return a
+}
+
+func (p *policyHealth) ask(a *asking) {
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
+	defer cancel()
+	whole := false
+	defer func() {
+		_ = recover() // no reason to end the process
+		if !whole {
+			p.note(a, unknown("failed", time.Now()))
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		a.ended = true
+		close(a.done)
+	}()
+	for name, err := range p.all(ctx) {
+		p.note(a, policyResult(name, err))
+	}
+	whole = true
+}
+
+func (p *policyHealth) note(a *asking, r result) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last, ok := a.before[r.Name]; ok && last.State == r.State {
+		r.Since = last.Since
+	}
+	a.list = append(a.list, r)
+}
+
+// unknown returns what is told of the policies whose health is not known.
+func unknown(state string, since time.Time) result {
+	return result{Name: "policies", Status: fail, State: state, Since: since.UTC()}
 }
 
 func policyResult(name string, err error) result {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -216,6 +217,57 @@ func TestHealthDoesNotPileUpBehindAProbeThatHangs(t *testing.T) {
 		require.Equal(t, "ok", all.Checks[0].State)
 		require.EqualValues(t, 2, probes.Load())
 	})
+}
+
+func TestHealthOfPoliciesThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		hang := make(chan struct{})
+		h := resiliencehttp.HealthOf(func(context.Context) iter.Seq2[string, error] {
+			asked++
+			return func(yield func(string, error) bool) {
+				if yield("first", nil) {
+					<-hang // whatever its ctx says
+					yield("second", nil)
+				}
+			}
+		})
+		states := func() (states []string) {
+			code, all := ask(t, h)
+			require.Equal(t, 200, code, "no policy is critical")
+			for _, c := range all.Checks {
+				states = append(states, c.Name+" "+c.State)
+			}
+			return append(states, all.Status)
+		}
+		start := time.Now()
+		var polls sync.WaitGroup
+		for range 3 {
+			polls.Go(func() { require.Equal(t, []string{"first ok", "policies timed out", "warn"}, states()) })
+		}
+		polls.Wait()
+		require.Equal(t, time.Second, time.Since(start))
+		time.Sleep(time.Minute)
+		start = time.Now()
+		require.Equal(t, []string{"first ok", "policies timed out", "warn"}, states())
+		require.Zero(t, time.Since(start), "nobody waits for it again")
+		require.Equal(t, 1, asked)
+		close(hang)
+		synctest.Wait()
+		require.Equal(t, []string{"first ok", "second ok", "pass"}, states())
+		require.Equal(t, 2, asked)
+	})
+}
+
+func TestHealthOfPoliciesThatEndTheirGoroutine(t *testing.T) {
+	for _, end := range []func(){func() { panic("policies") }, runtime.Goexit} {
+		code, all := ask(t, resiliencehttp.HealthOf(func(context.Context) iter.Seq2[string, error] {
+			return func(func(string, error) bool) { end() }
+		}))
+		require.Equal(t, 200, code)
+		require.Equal(t, "policies", all.Checks[0].Name)
+		require.Equal(t, "failed", all.Checks[0].State)
+	}
 }
 
 func TestHealthOfAClientThatHasGone(t *testing.T) {

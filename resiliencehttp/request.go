@@ -2,6 +2,7 @@ package resiliencehttp
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"strings"
 )
@@ -16,9 +17,11 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	return nil, false
 }
 
-// HostOf returns the host, and the port if the URL has one, of the request that ctx
-// belongs to, in lower case: the key of a Group with a member for each server. It returns
-// "" if ctx is not that of a [Transport]'s call.
+// HostOf returns the server, as "host:port", that the request which ctx belongs to is sent to:
+// the key of a Group with a member for each server. It is that of the URL, whatever the field
+// Host says: in lower case, without a final dot, and with the port 80 for http or 443 for
+// https if the URL has none. With another scheme and no port it is the host alone. HostOf
+// returns "" if ctx is not that of a [Transport]'s call.
 //
 //	circuits := breaker.NewGroup(breaker.GroupConfig[string]{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
@@ -33,5 +36,16 @@ func hostOf(req *http.Request) string {
 	if req.URL == nil {
 		return ""
 	}
-	return strings.ToLower(req.URL.Host)
+	host, port := strings.TrimSuffix(strings.ToLower(req.URL.Hostname()), "."), req.URL.Port()
+	if port == "" {
+		switch req.URL.Scheme {
+		case "http":
+			port = "80"
+		case "https":
+			port = "443"
+		default:
+			return host
+		}
+	}
+	return net.JoinHostPort(host, port)
 }

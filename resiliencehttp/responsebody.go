@@ -13,7 +13,7 @@ import (
 type body struct {
 	inner   io.ReadCloser
 	ctx     *sendCtx
-	unwatch func() bool // undoes the AfterFunc of ctx; nil if ctx is apart
+	unwatch func() bool // undoes the AfterFunc of ctx, if not nil
 	waiting atomic.Bool // a Read is under way that began before ctx ended
 	closing atomic.Bool
 }
@@ -25,14 +25,10 @@ func newBody(a answer) io.ReadCloser {
 	b := &a.ctx.call.read
 	b.inner, b.ctx = a.Body, a.ctx
 	if duplex(a.Response) {
-		if a.ctx.clock != nil {
-			a.ctx.clock.Stop()
-		}
+		a.ctx.unlimited()
 		return &duplexBody{b, b.inner.(io.Writer)}
 	}
-	if a.ctx.apart {
-		a.ctx.loose.watch(b)
-	} else if a.ctx.Done() != nil {
+	if a.ctx.Done() != nil {
 		b.unwatch = a.ctx.AfterFunc(b.ctxEnded)
 	}
 	return b
@@ -85,9 +81,7 @@ func (b *body) Close() error {
 // finish ends the work when Read or Close returns, so that slots are free and counts are
 // exact by then, unless ctx has just ended.
 func (b *body) finish(err error, waiting bool) {
-	if b.ctx.apart {
-		b.ctx.loose.unwatch()
-	} else if b.unwatch != nil {
+	if b.unwatch != nil {
 		b.unwatch()
 	}
 	b.end(err, waiting)
@@ -98,7 +92,7 @@ func (b *body) finish(err error, waiting bool) {
 func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.ctx.end()
-	b.ctx.call.total.stop()
+	b.ctx.call.release()
 	b.ctx.call.work.End(err)
 }
 

@@ -2,6 +2,7 @@ package resiliencehttp
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -19,16 +20,16 @@ type sendCtx struct {
 
 	// Set if the attempt's ctx may end before the caller's, or a client limits its time:
 	apart    bool
-	loose    loose       // its end
-	leave    func() bool // unties loose from the attempt's ctx, if not nil
+	own      context.Context // its end
+	cancel   context.CancelCauseFunc
+	leave    [2]func() bool // untie own from the ctx of the whole call, and of the attempt
 	extended atomic.Bool
 	rest     time.Duration // that a time-out left for the body when the ctx was extended
 	passed   error         // the cause of this time-out; nil if there is none
 	timer    *time.Timer   // of rest, if not nil
 
-	// Set if a client limits the time:
+	// Set if a client limits the time of an attempt:
 	at    time.Time // when that is over
-	cause error     // what it is over by
 	clock *time.Timer
 	left  time.Duration // of an attempt whose clock was stopped
 }
@@ -40,35 +41,35 @@ func newSendCtx(attempt context.Context, c *call) *sendCtx {
 		s = new(sendCtx)
 	}
 	s.Context, s.call = attempt, c
-	same, limited := c.endsWith(attempt), c.limited()
-	if same && !limited {
+	same, limit := c.endsWith(attempt), c.t.attemptTimeout
+	if same && limit == 0 && c.stop == nil {
 		return s
 	}
 	s.apart = true
-	s.loose.tie(c.req.Context())
+	s.own, s.cancel = context.WithCancelCause(context.Background())
+	s.tie(c.whole)
 	if !same {
-		s.leave = context.AfterFunc(attempt, s.attemptEnded)
+		s.leave[1] = context.AfterFunc(attempt, s.attemptEnded)
 	}
-	if limited {
-		var in time.Duration
-		s.at, in, s.cause = c.limit(c.t.attemptTimeout)
-		s.clock = time.AfterFunc(in, func() { s.expire(s.cause) })
+	if limit > 0 {
+		s.at = time.Now().Add(limit)
+		s.clock = time.AfterFunc(limit, s.expire)
 	}
 	return s
 }
 
-// expire ends s when its time is over.
-func (s *sendCtx) expire(cause error) {
-	if cause == s.call.total.cause {
-		s.call.total.watched() // the policies are to see it, too
-	}
-	s.loose.cancel(cause)
+// tie has s end with whole.
+func (s *sendCtx) tie(whole context.Context) {
+	s.leave[0] = context.AfterFunc(whole, func() { s.cancel(context.Cause(whole)) })
 }
+
+// expire ends s when the time of an attempt is over.
+func (s *sendCtx) expire() { s.cancel(s.call.t.attemptPassed) }
 
 // timedOut returns err, in a TimeoutError if AttemptTimeout is why the attempt failed.
 func (s *sendCtx) timedOut(err error) error {
 	passed := s.call.t.attemptPassed
-	if passed == nil || s.cause != error(passed) || err == error(passed) || !ended.By(s, s.at, s.cause) {
+	if passed == nil || err == error(passed) || !ended.By(s, s.at, passed) {
 		return err
 	}
 	return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
@@ -79,7 +80,7 @@ func (s *sendCtx) timedOut(err error) error {
 // body.
 func (s *sendCtx) attemptEnded() {
 	if !s.extended.Load() || s.Context.Err() != context.Canceled {
-		s.loose.cancel(context.Cause(s.Context))
+		s.cancel(context.Cause(s.Context))
 	}
 }
 
@@ -106,11 +107,20 @@ func (s *sendCtx) pause() {
 // waited for another attempt does not count.
 func (s *sendCtx) limit() {
 	if s.passed != nil && s.Context.Err() == context.Canceled {
-		s.timer = time.AfterFunc(s.rest, func() { s.loose.cancel(s.passed) })
+		s.timer = time.AfterFunc(s.rest, func() { s.cancel(s.passed) })
 	}
 	if s.left > 0 {
-		_, in, cause := s.call.limit(s.left)
-		s.clock = time.AfterFunc(in, func() { s.expire(cause) })
+		s.clock = time.AfterFunc(s.left, s.expire)
+	}
+}
+
+// unlimited takes the limits of the client from s: the response is a connection.
+func (s *sendCtx) unlimited() {
+	if s.clock != nil {
+		s.clock.Stop()
+	}
+	if s.call.stop != nil && s.leave[0]() {
+		s.tie(s.call.req.Context())
 	}
 }
 
@@ -126,8 +136,10 @@ func (s *sendCtx) end() {
 	if !s.apart {
 		return
 	}
-	if s.leave != nil {
-		s.leave()
+	for _, leave := range s.leave {
+		if leave != nil {
+			leave()
+		}
 	}
 	if s.timer != nil {
 		s.timer.Stop()
@@ -135,7 +147,7 @@ func (s *sendCtx) end() {
 	if s.clock != nil {
 		s.clock.Stop()
 	}
-	s.loose.release()
+	s.cancel(nil)
 }
 
 // reason returns why s has ended.
@@ -151,16 +163,22 @@ func (s *sendCtx) Deadline() (time.Time, bool) {
 
 func (s *sendCtx) Done() <-chan struct{} {
 	if s.apart {
-		return s.loose.Done()
+		return s.own.Done()
 	}
 	return s.Context.Done()
 }
 
 func (s *sendCtx) Err() error {
-	if s.apart {
-		return s.loose.Err()
+	if !s.apart {
+		return s.Context.Err()
 	}
-	return s.Context.Err()
+	if caller := s.call.req.Context(); caller.Err() != nil { // a function of AfterFunc runs a moment later
+		s.cancel(context.Cause(caller))
+	}
+	if s.own.Err() != nil && errors.Is(context.Cause(s.own), context.DeadlineExceeded) {
+		return context.DeadlineExceeded
+	}
+	return s.own.Err()
 }
 
 // Value hides the work of the call from Base: policies within Base hold nothing for this
@@ -169,8 +187,10 @@ func (s *sendCtx) Value(key any) any {
 	if key == (linger.Key{}) {
 		return nil
 	}
-	if v := s.loose.endValue(key); v != nil {
-		return v
+	if s.apart && s.own.Err() != nil {
+		if v := s.own.Value(key); v != nil { // what context.Cause looks for
+			return v
+		}
 	}
 	return s.Context.Value(key)
 }
@@ -178,7 +198,7 @@ func (s *sendCtx) Value(key any) any {
 // AfterFunc spares a ctx derived from s a goroutine: package context looks for it.
 func (s *sendCtx) AfterFunc(f func()) (stop func() bool) {
 	if s.apart {
-		return s.loose.AfterFunc(f)
+		return context.AfterFunc(s.own, f)
 	}
 	return context.AfterFunc(s.Context, f)
 }

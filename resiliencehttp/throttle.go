@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"reflect"
 
+	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -54,7 +55,7 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 //
 // Take the key from what the server knows about the client, such as its address or its
 // authenticated account. A client that can choose its key can choose a new one for each
-// request, and has no limit.
+// request, and has no limit. Of a key of more than 200 bytes its SHA-256 is kept.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
@@ -62,7 +63,9 @@ func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(
 	if key == nil {
 		key = ClientIP()
 	}
-	return s.throttle(func(r *http.Request) (throttle.Decision, error) { return limit.Admit(r.Context(), key(r)) })
+	return s.throttle(func(r *http.Request) (throttle.Decision, error) {
+		return limit.Admit(r.Context(), keyed.Short(key(r)))
+	})
 }
 
 func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) func(http.Handler) http.Handler {

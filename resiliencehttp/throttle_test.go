@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -37,6 +39,27 @@ func get(h http.Handler, change ...func(*http.Request)) *httptest.ResponseRecord
 
 func from(addr string) func(*http.Request) {
 	return func(r *http.Request) { r.RemoteAddr = addr }
+}
+
+func TestLongKeysAreKeptShort(t *testing.T) {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}})
+	slots := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	key := func(r *http.Request) string { return r.Header.Get("Tenant") }
+	h := resiliencehttp.ThrottleBy(tenants, key)(resiliencehttp.BulkheadBy(slots, key)(hello))
+	as := func(n int) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set("Tenant", strings.Repeat("x", 1<<20)+strconv.Itoa(n)) }
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for n := range 64 {
+		require.Equal(t, 200, get(h, as(n)).Code, "each key has a limit of its own")
+	}
+	require.Equal(t, 429, get(h, as(7)).Code, "and the same each time")
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(16<<20))
+	require.Equal(t, 64, tenants.Stats().Keys)
 }
 
 // A problem is what a refusal looks like to a client.
@@ -345,6 +368,13 @@ func TestClientIP(t *testing.T) {
 		{"MadeUpOnTheLeft", "10.0.0.1:1", "garbage, 192.0.2.9", "", "192.0.2.9"},
 		{"Garbage", "10.0.0.1:1", "192.0.2.9, garbage", "", "10.0.0.1"},
 		{"WithPort", "10.0.0.1:1", "192.0.2.9:4711", "", "192.0.2.9"},
+		{"InBrackets", "10.0.0.1:1", "[2001:db8:1:2::9]", "", "2001:db8:1:2::/64"},
+		{"OpenBracket", "10.0.0.1:1", "[192.0.2.9", "", "10.0.0.1"},
+		{"CloseBracket", "10.0.0.1:1", "192.0.2.9]", "", "10.0.0.1"},
+		{"IPv4InBrackets", "10.0.0.1:1", "[192.0.2.9]", "", "10.0.0.1"},
+		{"IPv6OpenBracket", "10.0.0.1:1", "[2001:db8:1:2::9", "", "10.0.0.1"},
+		{"ForwardedOpenBracket", "10.0.0.1:1", "", `for="[2001:db8:1:2::9"`, "10.0.0.1"},
+		{"ForwardedOnlyTrusted", "10.0.0.1:1", "", "for=10.3.3.3, for=10.2.2.2", "10.3.3.3"},
 		{"Forwarded", "10.0.0.1:1", "", "for=192.0.2.9;proto=https;by=10.0.0.1", "192.0.2.9"},
 		{"ForwardedQuoted", "10.0.0.1:1", "", `For="[2001:db8:1:2::9]:4711"`, "2001:db8:1:2::/64"},
 		{"ForwardedEscaped", "10.0.0.1:1", "", `for="192\.0.2.9"`, "192.0.2.9"},
@@ -381,4 +411,20 @@ func TestClientIP(t *testing.T) {
 	r.RemoteAddr = "10.0.0.1:1"
 	r.Header["X-Forwarded-For"] = []string{"6.6.6.6", "192.0.2.9"} // a line of the client's, and one of the proxy's
 	require.Equal(t, "192.0.2.9", resiliencehttp.ClientIP(proxies...)(r))
+}
+
+func TestClientIPOfALongFieldAllocatesLittle(t *testing.T) {
+	key := resiliencehttp.ClientIP(netip.MustParsePrefix("10.0.0.0/8"))
+	r := httptest.NewRequest("GET", "/", nil)
+	r.RemoteAddr = "10.0.0.1:1"
+	for _, many := range []string{",", "10.0.0.2,", "x", `for="[2001:db8::1]",`, "for=1.2.3.4;a=b,"} {
+		long := strings.Repeat(many, 1<<20/len(many))
+		for _, r.Header = range []http.Header{{"X-Forwarded-For": {long}}, {"Forwarded": {long}}, {"Forwarded": {"for=192.0.2.9", long}}} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			key(r)
+			runtime.ReadMemStats(&after)
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(64<<10), many)
+		}
+	}
 }

@@ -259,10 +259,10 @@ func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Respons
 	if t.timeout > 0 {
 		at := begun.Add(t.timeout)
 		if deadline, ok := req.Context().Deadline(); !ok || at.Before(deadline) {
-			c.total.Context, c.total.at, c.total.cause = c.Context, at, t.passed
-			c.Context = &c.total
+			c.Context, c.stop = context.WithDeadlineCause(c.Context, at, t.passed)
 		}
 	}
+	c.whole = c.Context
 	if canceled(req) != nil {
 		c.Context, c.cancel = context.WithCancel(c.Context)
 		defer c.cancel()

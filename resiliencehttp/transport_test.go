@@ -148,7 +148,11 @@ func (w *watch) Wrap(next resilience.Func) resilience.Func {
 		kind := behavior.ReadUnder(ctx, err).Kind
 		w.note(func() { w.errs, w.kinds = append(w.errs, err), append(w.kinds, kind) })
 		if err == nil {
-			work.OnBroken(func(err error) { w.note(func() { w.ends = append(w.ends, err) }) })
+			work.OnEnd(func(err error) {
+				if err != nil {
+					w.note(func() { w.ends = append(w.ends, err) })
+				}
+			})
 		}
 		return err
 	}

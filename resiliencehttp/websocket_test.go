@@ -3,6 +3,7 @@ package resiliencehttp_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha1"
 	"encoding/base64"
@@ -10,12 +11,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -241,4 +244,32 @@ func TestWebSocket(t *testing.T) {
 	require.Zero(t, outside.Stats().InFlight)
 	require.Eventually(t, func() bool { return inside.Stats().InFlight == 0 }, 10*time.Second, time.Millisecond,
 		"the proxy closes its side")
+}
+
+type connection struct{ io.ReadWriteCloser }
+
+// The time-outs of a client end with the handshake.
+func TestConnectionOutlivesTheTimeoutsOfAClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		var sent context.Context
+		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+			Timeout: time.Second, AttemptTimeout: 500 * time.Millisecond,
+			Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+				sent = req.Context()
+				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil
+			}),
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1", nil)
+		require.NoError(t, err)
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		require.NoError(t, sent.Err())
+		leave()
+		require.ErrorIs(t, sent.Err(), context.Canceled)
+		require.NoError(t, resp.Body.Close())
+	})
 }
