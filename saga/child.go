@@ -27,8 +27,8 @@ import (
 //
 // A definition with a pivot cannot be turned back when it is completed: it can only be a
 // child in the pivot or after it. Such a step fails only when all of its children have
-// ended and some are not completed, as does a BestEffort step. It has taken no effect if all were compensated: a pivot
-// then turns its saga back.
+// ended and some are not completed, as does a BestEffort step. It has taken no effect if
+// all were compensated: a pivot then turns its saga back.
 //
 // The children are started with ids of [ChildID], and run by any runner with which the
 // definition is registered. [Register] registers it together with that of the parent.
@@ -47,7 +47,8 @@ type Child[S any] struct {
 //
 // begin must not change s, and must return the same state when it is called again, as far
 // as it matters: it may depend on what the steps before this one have written. The errors
-// of begin and end are those of a Do.
+// of begin and end are those of a Do, except that a [Void] is a [NoEffect]: children that
+// were started are turned back whatever it says.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}
@@ -86,7 +87,7 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 			for i := range list {
 				states[i] = &list[i]
 			}
-			return states, err
+			return states, notVoid(err)
 		},
 		end: func(s *S, states []any) error {
 			if end == nil {
@@ -96,14 +97,23 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 			for i := range states {
 				list[i] = *states[i].(*C)
 			}
-			return end(s, list)
+			return notVoid(end(s, list))
 		},
 	}
 }
 
+// notVoid makes a NoEffect of a Void: only the children know of all attempts.
+func notVoid(err error) error {
+	if Voided(err) {
+		return NoEffect(err)
+	}
+	return err
+}
+
 // ChildID returns the id of the nth child, from 0, of a step or alternative of the saga
 // id: "<id>/<step>/<n>". If that is longer than an id can be, its end is replaced by a
-// hash of the whole.
+// hash of the whole. Of a step with 3 children, number 4 is child 1 started again by a
+// Retry, and number 7 the next time.
 func ChildID(id, step string, n int) string {
 	child := id + "/" + step + "/" + strconv.Itoa(n)
 	if len(child) <= maxID {
@@ -204,6 +214,9 @@ func (e *execution) attend(ctx context.Context, res *result) error {
 // doChildren starts the children, unless all have been started, and takes in their states
 // when all are completed.
 func (e *execution) doChildren(ctx context.Context, p program, res *result) error {
+	if res.retried {
+		return e.startAgain(ctx, p, res)
+	}
 	if res.children > 0 {
 		look, err := e.look(ctx, res.unit, res.children)
 		if err != nil {
@@ -216,6 +229,9 @@ func (e *execution) doChildren(ctx context.Context, p program, res *result) erro
 	recs, err := e.loadChildren(ctx, p, res)
 	if err != nil {
 		return err
+	}
+	if len(recs) > res.children {
+		return &errPending{len(recs)} // to be recorded before a Retry needs it
 	}
 	states := make([]any, len(recs))
 	var failed error
@@ -242,8 +258,7 @@ func (e *execution) doChildren(ctx context.Context, p program, res *result) erro
 	case waits:
 		return &errPending{len(recs)}
 	case failed != nil && compensated:
-		res.unmade = true
-		return NoEffect(failed)
+		return Void(failed)
 	case failed != nil:
 		return Abort(failed)
 	}
@@ -252,29 +267,43 @@ func (e *execution) doChildren(ctx context.Context, p program, res *result) erro
 
 // A look is what a parent sees of the children of a step.
 type look struct {
-	children  []ChildRecord
-	waits     bool // some have not ended
-	failed    bool // some were compensated or abandoned
-	completed bool // some were completed
+	children  []ChildRecord // those that count, in the order of their states
+	next      []int         // the numbers of the ids under which they would be started again
+	waits     bool          // some have not ended
+	failed    bool          // some were compensated or abandoned
+	completed bool          // some were completed
 }
 
 // settled reports whether the Do of the step has a result. A step that can be undone has
 // failed as soon as one child has.
 func (l *look) settled(canUndo bool) bool { return !l.waits || l.failed && canUndo }
 
-// look looks at the children of a unit, whose number is known. The error is ErrNotFound if
-// one was deleted.
+// look looks at the children of a unit, whose number is known. Of those that a Retry has
+// started again the last counts. The error is ErrNotFound if one was deleted.
 func (e *execution) look(ctx context.Context, unit, children int) (*look, error) {
 	list, err := e.r.store.Children(ctx, ChildrenRequest{Parent: e.rec.ID, Step: e.plan.units[unit].name})
 	if err != nil {
 		return nil, err
 	}
-	if len(list) < children {
-		return nil, ErrNotFound
-	}
-	l := &look{children: list}
+	byID := make(map[string]*ChildRecord, len(list))
 	for i := range list {
-		switch list[i].Status {
+		byID[list[i].ID] = &list[i]
+	}
+	l := &look{}
+	for n := range children {
+		var c *ChildRecord
+		for ; ; n += children {
+			next := byID[ChildID(e.rec.ID, e.plan.units[unit].name, n)]
+			if next == nil {
+				break
+			}
+			c = next
+		}
+		if c == nil {
+			return nil, ErrNotFound
+		}
+		l.children, l.next = append(l.children, *c), append(l.next, n)
+		switch c.Status {
 		case Completed:
 			l.completed = true
 		case Compensated, Abandoned:
@@ -290,10 +319,13 @@ func (e *execution) look(ctx context.Context, unit, children int) (*look, error)
 func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([]Record, error) {
 	step := e.plan.units[res.unit].name
 	if res.children > 0 {
+		look, err := e.look(ctx, res.unit, res.children)
+		if err != nil {
+			return nil, e.childFailed(ctx, res, err)
+		}
 		recs := make([]Record, res.children)
-		for i := range recs {
-			var err error
-			if recs[i], err = e.r.store.Load(ctx, ChildID(e.rec.ID, step, i)); err != nil {
+		for i, c := range look.children {
+			if recs[i], err = e.r.store.Load(ctx, c.ID); err != nil {
 				return nil, e.childFailed(ctx, res, err)
 			}
 		}
@@ -319,6 +351,34 @@ func (e *execution) loadChildren(ctx context.Context, p program, res *result) ([
 		}
 	}
 	return recs, nil
+}
+
+// startAgain starts the children again that were compensated or abandoned, after a Retry. An
+// attempt that fails makes the next one do so.
+func (e *execution) startAgain(ctx context.Context, p program, res *result) error {
+	look, err := e.look(ctx, res.unit, res.children)
+	if err != nil {
+		return err
+	}
+	states, err := e.p.beginChildren(res.unit, res.s)
+	if err == nil && len(states) != res.children {
+		err = Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", res.children, len(states)))
+	}
+	for i := 0; err == nil && i < len(states); i++ {
+		if s := look.children[i].Status; s == Compensated || s == Abandoned {
+			var req StartRequest
+			if req, err = e.childRequest(p, e.plan.units[res.unit].name, look.next[i], states[i]); err == nil {
+				_, err = e.startChild(ctx, req)
+			}
+		}
+	}
+	if _, failed := err.(*errPending); failed {
+		return errors.New("saga: not all children were started again: the store has failed")
+	}
+	if err != nil {
+		return err
+	}
+	return &errPending{res.children}
 }
 
 func (e *execution) childRequest(p program, step string, i int, s any) (StartRequest, error) {
@@ -349,16 +409,9 @@ func (e *execution) startChild(ctx context.Context, req StartRequest) (Record, e
 		return rec, e.childFailed(ctx, nil, err)
 	}
 	if rec.Parent != e.rec.ID {
-		return rec, Abort(fmt.Errorf("%w: %q, which is to be a child of %q", ErrExists, req.ID, e.rec.ID))
+		return rec, Abort(fmt.Errorf("%w: %q is a %s that %q has not started", ErrExists, req.ID, rec.Saga, e.rec.ID))
 	}
-	if created {
-		e.r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
-	}
-	if created && here > 0 && rec.Owner == e.r.owner && rec.Epoch == 1 {
-		e.r.hold(rec, since, req.LeaseTTL)
-	} else if rec.Owner == "" {
-		e.r.Wake()
-	}
+	e.r.begun(ctx, rec, created, since, req)
 	return rec, nil
 }
 

@@ -143,13 +143,15 @@ func TestAChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 	for name, hold := range map[string]bool{"the other is running": true, "the other is completed": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/1": full}, hold: make(map[string]chan struct{})}
+				fails := make(chan struct{}) // when the other has begun, or is completed
+				w := &warehouse{
+					fail: map[string]error{"do ship order-1/parcels/1": full},
+					hold: map[string]chan struct{}{"do ship order-1/parcels/1": fails},
+				}
 				if hold {
 					w.hold["do ship order-1/parcels/0"] = make(chan struct{})
-				} else {
-					w.hold["do ship order-1/parcels/1"] = make(chan struct{})
-					time.AfterFunc(time.Hour, func() { close(w.hold["do ship order-1/parcels/1"]) })
 				}
+				time.AfterFunc(time.Hour, func() { close(fails) })
 				sg := sequence(step("flight"), w.parcels(2), step("car"))
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 				startOrder(t, r, sg)
@@ -171,6 +173,111 @@ func TestAChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRetryStartsFailedChildrenAgain of a step that does not turn its saga back, under new
+// ids: those that were compensated or abandoned, and no others.
+func TestRetryStartsFailedChildrenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full, never := saga.NoEffect(errors.New("full")), make(chan struct{})
+		w := &warehouse{
+			fail: map[string]error{"do ship order-1/parcels/1": full, "do ship order-1/parcels/4": full},
+			hold: map[string]chan struct{}{"do pack order-1/parcels/2": never},
+		}
+		charge := step("charge")
+		charge.Pivot = true
+		sg := sequence(charge, w.parcels(3), step("letter"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		startOrder(t, r, sg)
+		stuck := func() {
+			t.Helper()
+			_, err := result[trip](t.Context(), r, "order-1")
+			require.ErrorIs(t, err, saga.ErrStuck)
+			require.ErrorContains(t, err, "full")
+		}
+		stuck()
+		require.NoError(t, r.Abandon(t.Context(), "order-1/parcels/2", "lost"))
+		require.NoError(t, r.Retry(t.Context(), "order-1", ""))
+		stuck()
+		require.NoError(t, r.Retry(t.Context(), "order-1", "now it has room"))
+		s, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do charge", "shiped 0", "shiped 1", "shiped 2", "do letter"}, s.Calls)
+		var all []string
+		page, err := r.List(t.Context(), saga.Filter{Text: "/", TextInID: true})
+		require.NoError(t, err)
+		for _, in := range page.Sagas {
+			all = append(all, strings.TrimPrefix(in.ID, "order-1/parcels/")+" "+string(in.Status))
+		}
+		require.Equal(t, []string{"0 completed", "1 compensated", "2 abandoned", "4 compensated", "5 completed", "7 completed"}, all)
+	})
+}
+
+// A cutOff store cuts its runner off from the parent when it has started children, for a minute.
+type cutOff struct {
+	*saga.Memory
+	since atomic.Int64
+}
+
+func (c *cutOff) cut() bool {
+	since := c.since.Load()
+	return since > 0 && time.Since(time.Unix(since, 0)) < time.Minute
+}
+
+func (c *cutOff) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+	if req.Parent != "" {
+		c.since.CompareAndSwap(0, time.Now().Unix())
+	}
+	return c.Memory.Start(ctx, req)
+}
+
+func (c *cutOff) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	if c.cut() && req.ID == "order-1" {
+		return saga.Receipt{}, errors.New("connection lost")
+	}
+	return c.Memory.Commit(ctx, req)
+}
+
+func (c *cutOff) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if c.cut() {
+		req.Held = slices.DeleteFunc(req.Held, func(h saga.Held) bool { return h.ID == "order-1" })
+	}
+	return c.Memory.Heartbeat(ctx, req)
+}
+
+// TestRetryStartsChildrenAgainOfARunnerThatWasCutOff before it had recorded them.
+func TestRetryStartsChildrenAgainOfARunnerThatWasCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.NoEffect(errors.New("full"))}}
+		charge := step("charge")
+		charge.Pivot = true
+		sg := sequence(charge, w.parcels(1))
+		r, _ := begin(t, &cutOff{Memory: saga.NewMemory()}, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.Positive(t, r.Stats().TakenOver)
+		require.NoError(t, r.Retry(t.Context(), "order-1", ""))
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+	})
+}
+
+// TestAVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
+func TestAVoidOfAParentLeavesNoChild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		sg := sequence(saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(w.parcel(),
+			func(*trip) (parcel, error) { return parcel{}, nil },
+			func(*trip, parcel) error { return saga.Void(errDeclined) })})
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		in, err := r.Get(t.Context(), "order-1/parcel/0")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+	})
 }
 
 // TestAParentThatTurnsBackTurnsItsChildrenBack after they are completed, or while they

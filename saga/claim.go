@@ -20,17 +20,31 @@ func (r *Runner) Wake() {
 func (r *Runner) claimLoop(ctx context.Context) {
 	t := time.NewTimer(0)
 	defer t.Stop()
+	wake, failing := r.wake, time.Time{}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-		case <-r.wake:
+		case <-wake:
 		}
-		r.claim(ctx)
+		cfg, began := r.config(), time.Now()
+		err := r.claim(ctx)
 		// The jitter keeps processes from asking at the same time.
-		poll := r.config().Poll
-		t.Reset(poll - rand.N(poll/8+1))
+		wait := cfg.Poll - rand.N(cfg.Poll/8+1)
+		wake = r.wake
+		if err == nil {
+			failing = time.Time{}
+		} else {
+			// Whatever wakes the runner, since the store may fail because of how often it is asked.
+			wake = nil
+			if failing.IsZero() {
+				failing = began
+			}
+			wait = max(wait, min(time.Since(failing), cfg.LeaseTTL))
+			r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
+		}
+		t.Reset(wait)
 	}
 }
 
@@ -64,10 +78,10 @@ func (r *Runner) listenLoop(ctx context.Context) {
 }
 
 // claim claims as many sagas as there are places for.
-func (r *Runner) claim(ctx context.Context) {
+func (r *Runner) claim(ctx context.Context) error {
 	known := r.definitions()
 	if len(known) == 0 {
-		return
+		return nil
 	}
 	cfg := r.config()
 	n := r.reserve(cfg.Concurrency)
@@ -75,7 +89,7 @@ func (r *Runner) claim(ctx context.Context) {
 		r.mu.Lock()
 		r.backlog = true
 		r.mu.Unlock()
-		return
+		return nil
 	}
 	since := time.Now()
 	// The end of ctx does not cut the claim short: claimed sagas must be written back.
@@ -86,19 +100,25 @@ func (r *Runner) claim(ctx context.Context) {
 	cancel()
 	if err != nil {
 		recs = nil
-		r.storeFailed(ctx, fmt.Errorf("saga: claim: %w", err))
 	}
 	for _, rec := range recs {
 		r.count.claimed.Add(1)
 		if rec.Previous != "" {
 			r.count.takenOver.Add(1)
 		}
-		r.hold(rec, since, cfg.LeaseTTL)
+		r.hold(rec, since, cfg.LeaseTTL)()
 	}
 	r.mu.Lock()
+	r.claims++
+	for _, rec := range recs {
+		if p := r.programs[Definition{rec.Saga, rec.Version}]; p != nil {
+			p.turn = r.claims
+		}
+	}
 	r.backlog = len(recs) == n
 	r.mu.Unlock()
 	r.unreserve(n)
+	return err
 }
 
 // reserve keeps up to n places free for sagas that are about to be held, and returns how
@@ -127,17 +147,18 @@ func (r *Runner) unreserve(n int) {
 	r.work.Done()
 }
 
-// hold runs a saga of which this runner has had a lease since then, by the local clock.
-func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) {
+// hold keeps the lease of a saga, which this runner has had since then by the local clock. It
+// returns what runs the saga. The caller has reserved a place.
+func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) (run func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.programs[Definition{rec.Saga, rec.Version}]
 	if p == nil || r.base == nil {
-		return // its lease ends, and another runner takes it over
+		return func() {} // its lease ends, and another runner takes it over
 	}
 	if e := r.held[rec.ID]; e != nil {
 		if e.id.epoch >= rec.Epoch {
-			return
+			return func() {}
 		}
 		e.lose()
 	}
@@ -146,7 +167,22 @@ func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) {
 		r.beatNow() // an Update came in between
 	}
 	r.held[rec.ID] = e
-	r.work.Go(e.run)
+	return func() { r.work.Go(e.run) }
+}
+
+// begun runs a saga that a Start of this runner has found or created with req. The hooks are
+// told of a new one while it is held, so that they may take longer than a lease.
+func (r *Runner) begun(ctx context.Context, rec Record, created bool, since time.Time, req StartRequest) {
+	run := func() {}
+	if created && req.Owner != "" && rec.Owner == req.Owner && rec.Epoch == 1 {
+		run = r.hold(rec, since, req.LeaseTTL)
+	} else if rec.Owner == "" {
+		run = r.Wake
+	}
+	if created {
+		r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+	}
+	run()
 }
 
 // drop forgets a saga that is no longer held.

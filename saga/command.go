@@ -56,7 +56,7 @@ func CommandFrom(ctx context.Context) Command {
 }
 
 // WithCommand returns a ctx that carries cmd. A participant in another process uses it to
-// call [Barrier] for a command whose ID came with a message.
+// call [Apply] for a command whose ID came with a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	return context.WithValue(ctx, commandKey{}, cmd)
 }

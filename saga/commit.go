@@ -14,20 +14,35 @@ import (
 // while. It reports false if the saga is lost.
 func (e *execution) record(now time.Time) bool {
 	release, wakeIn := e.release(now)
-	if !release && !e.m.changed {
+	if !release && (!e.m.changed || e.later(now)) {
 		return true
 	}
 	req := e.request(release, wakeIn)
-	if err := e.write(req); err != nil {
+	if err := e.write(req, false); err != nil {
 		return err != ErrLost && e.halt(err)
 	}
 	e.written(req)
 	return true
 }
 
+// What may be recorded later is recorded after so many entries, and after so long.
+const (
+	laterEntries = 16
+	laterFor     = time.Second
+)
+
+// later reports whether what has changed may be recorded together with what comes next,
+// since nothing of it must be known before another attempt begins.
+func (e *execution) later(now time.Time) bool {
+	if e.unwritten.IsZero() {
+		e.unwritten = now
+	}
+	return !e.m.pressing && len(e.m.log) < laterEntries && now.Sub(e.unwritten) < laterFor
+}
+
 // halt makes a saga stuck whose state cannot be recorded. The state remains as it was
-// last recorded, and steps that had started then are in doubt. halt reports false if it
-// cannot record this either: then the lease runs out.
+// last recorded, and steps that had started then are in doubt. halt reports false if the
+// saga is lost before this is recorded.
 func (e *execution) halt(why error) bool {
 	m, err := loadMachine(e.plan, &e.rec)
 	if err != nil {
@@ -37,8 +52,12 @@ func (e *execution) halt(why error) bool {
 	m.stick("", why)
 	e.m, e.data = m, e.rec.Data
 	req := e.request(true, 0)
-	if e.write(req) != nil {
-		e.lose()
+	return e.writeLast(req)
+}
+
+// writeLast writes a commit in whose place nothing less can be written.
+func (e *execution) writeLast(req CommitRequest) bool {
+	if e.write(req, true) != nil {
 		return false
 	}
 	e.written(req)
@@ -53,17 +72,8 @@ func (e *execution) release(now time.Time) (release bool, wakeIn time.Duration) 
 	if e.m.busy() > 0 {
 		return false, 0
 	}
-	at, timed := e.m.wake(now)
-	if timed && at.After(now) {
-		wakeIn = at.Sub(now)
-	}
-	park := wakeIn > e.r.config().Park
-	if e.m.outside(now) && e.m.ready(0, now) < 0 {
-		park = park || !timed
-		if w := e.m.wakeOutside(now, e.r.config().LeaseTTL); !timed || w < wakeIn {
-			wakeIn = w
-		}
-	}
+	cfg := e.r.config()
+	park, wakeIn := e.m.park(now, cfg.Park, cfg.LeaseTTL)
 	switch {
 	case e.r.isDraining():
 		e.m.note(Entry{Kind: EventReleased})
@@ -101,8 +111,8 @@ const unwritable = 10
 
 // write commits req. If the answer is lost, it finds out whether the commit has
 // happened, and repeats it if not. It returns ErrLost if the saga is lost, and another
-// error if the commit cannot be written.
-func (e *execution) write(req CommitRequest) error {
+// error if the commit cannot be written, unless it is the last resort.
+func (e *execution) write(req CommitRequest, last bool) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
 		ctx, cancel := e.storeCtx()
@@ -120,10 +130,10 @@ func (e *execution) write(req CommitRequest) error {
 		if e.lost() {
 			return ErrLost
 		}
-		if tries >= unwritable && time.Since(since) >= e.term() {
+		if !last && tries >= unwritable && time.Since(since) >= e.term() {
 			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
 		}
-		e.pause(tries)
+		e.pause(since)
 	}
 }
 
@@ -138,7 +148,7 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 	if !errors.Is(err, ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 	}
-	for tries := 0; !e.lost(); tries++ {
+	for since := time.Now(); !e.lost(); {
 		ctx, cancel := e.storeCtx()
 		rec, err = e.r.store.Load(ctx, req.ID)
 		cancel()
@@ -147,7 +157,7 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 			e.lose()
 		case err != nil:
 			e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
-			e.pause(tries)
+			e.pause(since)
 		case rec.Nonce == req.Nonce:
 			return rec, true
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
@@ -165,8 +175,19 @@ func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term()/2)
 }
 
-func (e *execution) pause(tries int) {
-	time.Sleep(min(e.term()/20, time.Millisecond<<min(tries, 20)))
+// pause waits before the next call of a store that has failed since then: for up to as long
+// as it has failed. In the first lease, which may be all the time that is left, the pause is
+// at most a 20th of it, and after that 20 leases, unless the saga is lost.
+func (e *execution) pause(since time.Time) {
+	term, failed := e.term(), time.Since(since)
+	soon := max(min(failed, term/20), time.Millisecond)
+	t := time.NewTimer(rand.N(max(soon, min(failed-term, 20*term))) + 1)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-e.ctx.Done():
+		time.Sleep(rand.N(soon) + 1) // the lease may last for a while
+	}
 }
 
 func (e *execution) receive(rc Receipt) {
@@ -179,7 +200,8 @@ func (e *execution) receive(rc Receipt) {
 func (e *execution) written(req CommitRequest) {
 	first := e.seq + 1
 	e.seq, e.over = req.After(), req.Release
-	e.m.log, e.m.changed = nil, false
+	e.m.log, e.m.changed, e.m.pressing = nil, false, false
+	e.unwritten = time.Time{}
 	if req.Data != nil {
 		e.rec.Data = req.Data
 	}

@@ -12,9 +12,10 @@ import (
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
-// The hooks are called by the goroutines of the runner and by the callers of its methods
-// and of Start, several at the same time. A panic in a hook is logged by slog's default
-// logger; one in Inject is the error of Start.
+// Each call of a hook has a goroutine of its own, for which the runner, or the caller of its
+// method or of Start, waits. There may be several at the same time. A panic and a
+// runtime.Goexit in a hook are logged by slog's default logger; a panic in Inject is the
+// error of Start.
 type RunnerConfig struct {
 	// Name appears in the names of owners, in events and in logs. It may be empty, has up
 	// to 100 bytes, and cannot change.
@@ -69,6 +70,9 @@ type RunnerConfig struct {
 	// each time that the time without progress has doubled. Zero means 10 minutes,
 	// negative means never.
 	StalledAfter time.Duration
+	// DueAfter is how long a saga may be due, while no runner takes it, before the Health of
+	// a registry says that sagas are overdue. Zero means 1 minute, negative means never.
+	DueAfter time.Duration
 	// OnStalled is called for a saga that makes no progress: a step after the pivot
 	// that never works, an Undo that is always refused, an attempt that ignores its
 	// ctx. Nil means a warning by slog's default logger.
@@ -126,6 +130,7 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
 	c.StalledAfter = cmp.Or(c.StalledAfter, 10*time.Minute)
+	c.DueAfter = cmp.Or(c.DueAfter, time.Minute)
 	return c
 }
 
@@ -150,7 +155,7 @@ func (r *Runner) config() *RunnerConfig { return r.cfg.Load() }
 //   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
 //     it keeps the sagas that it holds, and claims none while they are too many.
 //   - Inject and Extract hold for sagas that are started, and claimed, from now on.
-//   - Poll, Park, MaxTakeovers, StalledAfter, Keep and the On hooks hold from now on, for held sagas
+//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now on, for held sagas
 //     too. Drain holds for the next stop.
 //   - Name cannot change, since it is part of the name by which the runner owns its sagas.
 //     The Store is not part of the configuration and cannot change either.

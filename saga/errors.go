@@ -29,8 +29,9 @@ var (
 
 	// ErrNotFound means that no saga has the id.
 	ErrNotFound = errors.New("saga: not found")
-	// ErrExists means that the id belongs to a saga of another definition.
-	ErrExists = errors.New("saga: id in use by another definition")
+	// ErrExists means that the id belongs to another saga: to one of another definition or,
+	// for a child, to one that its parent has not started.
+	ErrExists = errors.New("saga: id in use")
 	// ErrNotRegistered means that the runner does not know the definition or version.
 	ErrNotRegistered = errors.New("saga: definition not registered")
 	// ErrNotAllowed means that the saga's status does not allow the action.
@@ -54,7 +55,7 @@ var (
 	// stopped and RunnerConfig.Drain has passed.
 	ErrDraining = errors.New("saga: runner stopped")
 
-	// ErrUndone is returned by Barrier for a Do that arrives after its Undo.
+	// ErrUndone is returned by Apply for a Do that arrives after its Undo.
 	ErrUndone = errors.New("saga: command not applied: its undo came first")
 )
 
@@ -147,26 +148,51 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // does not abort, even inside an Abort. To give up after a refusal, return a new error
 // with its text. A Retryable() that is false, as after retry.Permanent, does not abort: it
 // is about one call, and the command id makes an attempt safe to repeat.
-func Abort(err error) error { return wrapFinal(err, false) }
+func Abort(err error) error { return wrapFinal(err, inDoubt) }
 
 // NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
-// is full, the card is declined. The step is not tried again, and is not undone unless
-// an earlier attempt is in doubt. NoEffect(nil) is nil.
+// is full. The step is not tried again, and is not undone unless an earlier attempt is in
+// doubt, of which a NoEffect says nothing: see [Void]. NoEffect(nil) is nil.
 //
 // Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
 // timeout leaves the step in doubt.
-func NoEffect(err error) error { return wrapFinal(err, true) }
+func NoEffect(err error) error { return wrapFinal(err, noEffect) }
 
-func wrapFinal(err error, noEffect bool) error {
+// Void returns err as the answer of a participant that has refused the command for good:
+// no attempt of it has taken effect or ever will, also none whose reply was lost or that is
+// still on its way. The step is not tried again and not undone, and a pivot in doubt turns
+// back. Void(nil) is nil.
+//
+// Only the participant can know this, since it must remember the refusal. [Apply] does, and
+// CommandHandler of resiliencehttp and CommandError of resiliencegrpc send it. A server
+// does too if it keeps its answer under an idempotency key and repeats it. Of joined
+// errors, each must be a Void. A refusal of a policy is none, even inside a Void: the
+// attempt was not made.
+func Void(err error) error { return wrapFinal(err, void) }
+
+// Voided reports whether err is a [Void], also one that came from a participant in another
+// process.
+func Voided(err error) bool { return err != nil && knownOf(err) == void && !behavior.IsRefused(err) }
+
+// A known is what an error says of the effect of a Do that has failed.
+type known int
+
+const (
+	inDoubt  known = iota // the attempt may have taken effect
+	noEffect              // the attempt has taken none
+	void                  // no attempt has taken effect, or will
+)
+
+func wrapFinal(err error, says known) error {
 	if err == nil {
 		return nil
 	}
-	return &finalError{err: err, noEffect: noEffect}
+	return &finalError{err: err, says: says}
 }
 
 type finalError struct {
-	err      error
-	noEffect bool
+	err  error
+	says known // inDoubt: what err says
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -203,29 +229,35 @@ func isFinal(err error, end behavior.End) bool {
 	return ok && child.Status.Ended() || end.Kind == behavior.Answered && !end.Retryable
 }
 
-// noEffect reports whether err says that the attempt certainly took no effect.
-func noEffect(err error) bool {
+// knownOf returns what err says of the effect.
+func knownOf(err error) known {
 	switch e := err.(type) {
 	case *finalError:
-		return e.noEffect || noEffect(e.err)
-	case *doubtError, *Error, *PanicError:
-		return false // the error inside is about a part of the attempt
-	case interface{ Unwrap() error }:
-		return noEffect(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		found := false
-		for _, part := range e.Unwrap() {
-			switch {
-			case part == nil || behavior.IsRefused(part):
-			case noEffect(part):
-				found = true
-			default:
-				return false
-			}
+		if e.says == inDoubt {
+			return knownOf(e.err)
 		}
-		return found
+		return e.says
+	case *doubtError, *Error, *PanicError:
+		return inDoubt // the error inside is about a part of the attempt
+	case interface{ Unwrap() error }:
+		return knownOf(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		least, parts := void, 0
+		for _, part := range e.Unwrap() {
+			if part == nil {
+				continue
+			}
+			says := noEffect // if it is refused; an earlier attempt may have come further
+			if !behavior.IsRefused(part) {
+				says = knownOf(part)
+			}
+			least, parts = min(least, says), parts+1
+		}
+		if parts > 0 {
+			return least
+		}
 	}
-	return false
+	return inDoubt
 }
 
 // turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It

@@ -55,7 +55,7 @@ const (
 	OutcomeDone        Outcome = "done"
 	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a NoEffect
 	OutcomeInDoubt     Outcome = "in doubt"    // a Do failed and may have taken effect
-	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly
+	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly, Idempotent
 	OutcomeRefused     Outcome = "refused"     // a policy of this module did not make the call
 	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or dropped the result
 )
@@ -85,10 +85,10 @@ type Event struct {
 }
 
 // Observe calls f for each event of this runner, until stop is called. There may be any
-// number of observers, added at any time. f is called by the goroutines of the runner and
-// by the callers of its methods and of Start, several at the same time. The events of a
-// saga that the runner holds come in order, and the saga waits for f. A panic in f is
-// logged by slog's default logger.
+// number of observers, added at any time. Each call of f has a goroutine of its own, for
+// which the runner, or the caller of its method or of Start, waits. There may be several at
+// the same time. The events of a saga that the runner holds come in order, and the saga
+// waits for f. A panic and a runtime.Goexit in f are logged by slog's default logger.
 //
 // An event of the log is told after its entry is recorded. No runner tells the EventCreated
 // of a StartTx. An EventStuck may be told again: a runner that reports a stuck saga of
@@ -202,7 +202,7 @@ func (e *execution) outcome(res *result) Outcome {
 		return OutcomeRefused
 	case res.op == OpUndo:
 		return OutcomeFailed
-	case noEffect(res.err):
+	case knownOf(res.err) != inDoubt:
 		return OutcomeNoEffect
 	case e.plan.units[res.unit].noDoubt && !errors.Is(res.err, errTxEnded):
 		return OutcomeFailed
@@ -210,18 +210,25 @@ func (e *execution) outcome(res *result) Outcome {
 	return OutcomeInDoubt
 }
 
-// hook calls a hook of the user. It logs a panic instead of passing it on: the panic
-// would end the process, and then the next process that takes the saga over.
+// hook calls a hook of the user, and returns when it has. It logs a panic and a
+// runtime.Goexit, as of a failed test, instead of passing them on: either would end the
+// process or the goroutine of the saga, and then that of the next one that takes it over.
 func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
 	if fn == nil {
 		return
 	}
-	var err error
-	func() {
+	done := make(chan struct{})
+	err := errExited
+	go func() {
+		defer close(done)
 		defer caught(&err)
 		fn(ctx, arg)
+		err = nil
 	}()
-	if err != nil {
-		slog.ErrorContext(ctx, "saga: "+name+" panicked", "panic", err.(*PanicError).Value, "stack", string(err.(*PanicError).Stack))
+	<-done
+	if p, ok := err.(*PanicError); ok {
+		slog.ErrorContext(ctx, "saga: "+name+" panicked", "panic", p.Value, "stack", string(p.Stack))
+	} else if err != nil {
+		slog.ErrorContext(ctx, "saga: "+name+" called runtime.Goexit")
 	}
 }

@@ -36,8 +36,9 @@ type execution struct {
 	carried   string                    // of the machine, for the attempts
 	heard     time.Time                 // when the signals were last read, by the local clock
 	heardLast bool                      // they were read after the saga had turned back
-	unheard   int                       // how often that has failed since
+	deaf      time.Time                 // since when that has failed; zero if it has not
 	over      bool                      // released or ended, and recorded so
+	unwritten time.Time                 // since when something is to be recorded later; zero if nothing is
 
 	ctx    context.Context // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc
@@ -62,7 +63,7 @@ type result struct {
 	took     time.Duration
 	s, base  any                // its copy of the state, and the copy before
 	children int                // of the unit, as recorded
-	unmade   bool               // all its children were compensated: nothing is in doubt
+	retried  bool               // start those again that have failed
 	cut      bool               // its ctx ended because the runner stopped or lost the saga
 	ctx      context.Context    // of the attempt
 	tx       *sql.Tx            // still open after a DoTx or UndoTx that succeeded
@@ -160,9 +161,7 @@ func (e *execution) load() bool {
 	if e.s == nil {
 		req.Data, req.Steps = e.rec.Data, e.rec.Steps // as they are, since they cannot be read
 	}
-	if e.write(req) == nil {
-		e.written(req)
-	}
+	e.writeLast(req)
 	return false
 }
 
@@ -214,7 +213,10 @@ func (e *execution) launch(now time.Time) {
 		if tx {
 			e.txUnit = i
 		}
-		res := result{unit: i, s: e.s, children: e.m.units[i].Children}
+		u := &e.m.units[i]
+		res := result{unit: i, s: e.s, children: u.Children}
+		// A step that has children waits for them, unless it has failed since.
+		res.retried = u.Status == StepStarted && u.Children > 0 && u.WaitingSince.IsZero()
 		if !e.plan.chain {
 			res.s, res.err = e.p.decode(e.data)
 			res.base, _ = e.p.decode(e.data)
@@ -356,6 +358,9 @@ func (e *execution) wait(now time.Time) {
 	if t, is := e.m.stalled(e.r.config().StalledAfter); is && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
+	if t := e.unwritten.Add(laterFor); e.txUnit < 0 && !e.unwritten.IsZero() && (!ok || t.Before(at)) {
+		at, ok = t, true
+	}
 	if ok {
 		t := time.NewTimer(at.Sub(now))
 		defer t.Stop()
@@ -426,9 +431,6 @@ func (e *execution) waiting(res *result) bool {
 // there will be another attempt.
 func (e *execution) conclude(res *result) {
 	now := e.now()
-	if res.unmade && !res.cut {
-		e.m.units[res.unit].InDoubt = false
-	}
 	switch {
 	case res.err != nil && res.cut:
 		e.m.interrupted(res.unit, res.err, now)

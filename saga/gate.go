@@ -11,8 +11,10 @@ func (u *unit) isGated() bool { return u.delay > 0 || u.await != "" }
 
 // start begins a unit whose turn it is. A unit that waits first is not in doubt.
 func (m *machine) start(i int, now time.Time) {
-	if !m.p.units[i].isGated() || m.units[i].InDoubt {
+	if d := &m.p.units[i]; !d.isGated() || m.units[i].InDoubt {
+		pressing := m.pressing
 		m.set(i, StepStarted)
+		m.pressing = pressing || !d.light && !d.doTx // which is recorded by its transaction
 		return
 	}
 	if now.IsZero() {

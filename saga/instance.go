@@ -95,6 +95,9 @@ func newInstance(rec Record, p *plan) *Instance {
 		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
 		CreatedAt: rec.CreatedAt, ProgressAt: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now, answered: pr.Answered,
 	}
+	if in.Status == Stuck && in.Cause == "" {
+		in.Cause = in.LastError // its record could not be read, and was left as it was
+	}
 	if in.ProgressAt.IsZero() {
 		in.ProgressAt = rec.CreatedAt
 	}

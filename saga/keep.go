@@ -10,15 +10,18 @@ import (
 //
 // When a saga is deleted, its log and its signals go with it, Result and Get no longer
 // find it, and a Start with its id runs it again. A time must therefore be longer than the
-// time in which a Start may be repeated. A child that has ended stays at least until its
-// parent is deleted.
+// time in which a Start may be repeated.
+//
+// The children of a saga that have ended are deleted just before it, whatever their status
+// is, and never sooner. A child that has not ended, because its parent was abandoned, is kept
+// as a saga of its own.
 type Keep struct {
 	Completed   time.Duration
 	Compensated time.Duration
 	Abandoned   time.Duration
 }
 
-// sweepBatch is how many sagas one call of the store deletes.
+// sweepBatch is how many sagas one call of the store deletes, of each generation.
 const sweepBatch = 200
 
 // sweepLoop deletes the sagas that have been kept for long enough, in small batches. A
@@ -70,7 +73,7 @@ func (r *Runner) sweep(ctx context.Context) (more bool) {
 			continue
 		}
 		r.count.deleted.Add(int64(n))
-		more = more || n == sweepBatch
+		more = more || n >= sweepBatch
 	}
 	return more
 }

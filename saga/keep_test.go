@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -47,4 +48,44 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 		require.EqualError(t, saga.RunnerConfig{Keep: saga.Keep{Abandoned: -1}}.Validate(),
 			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (for ever) or more")
 	})
+}
+
+// TestADeletedSagaCanBeStartedAgain, with the children that it had: none is left of them,
+// however they ended.
+func TestADeletedSagaCanBeStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/1": saga.NoEffect(errDeclined)}}
+		pivot, parcels := step("charge"), w.parcels(2)
+		pivot.Pivot, parcels.BestEffort = true, true
+		sg := sequence(pivot, parcels)
+		deleted := make(chan struct{})
+		store := &swept{Memory: saga.NewMemory(), id: "order-1", gone: deleted}
+		r, _ := begin[trip](t, store, saga.RunnerConfig{Keep: saga.Keep{Completed: time.Hour}}, sg)
+		for range 3 {
+			startOrder(t, r, sg)
+			_, err := result[trip](t.Context(), r, "order-1")
+			require.NoError(t, err)
+			<-deleted
+			page, err := r.List(t.Context(), saga.Filter{})
+			require.NoError(t, err)
+			require.Empty(t, page.Sagas)
+		}
+		require.Len(t, w.did, 3*5)
+		require.EqualValues(t, 9, r.Stats().Started)
+	})
+}
+
+// A swept store says when a saga was deleted.
+type swept struct {
+	*saga.Memory
+	id   string
+	gone chan struct{}
+}
+
+func (s *swept) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, limit int) (int, error) {
+	n, err := s.Memory.DeleteEnded(ctx, status, age, limit)
+	if _, lerr := s.Load(ctx, s.id); n > 0 && lerr != nil {
+		s.gone <- struct{}{}
+	}
+	return n, err
 }

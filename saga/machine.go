@@ -41,8 +41,9 @@ type machine struct {
 	lastError string
 	undone    []string
 
-	log     []Entry // since the last commit
-	changed bool    // there is something to commit
+	log      []Entry // since the last commit
+	changed  bool    // there is something to commit
+	pressing bool    // before another attempt begins
 }
 
 // work is the part of a unit's state that only this process knows.
@@ -66,7 +67,7 @@ func (m *machine) clone() *machine {
 }
 
 func (m *machine) note(e Entry) {
-	m.changed = true
+	m.changed, m.pressing = true, true
 	if !m.quiet {
 		e.Error = text(e.Error)
 		m.log = append(m.log, e)
@@ -75,7 +76,7 @@ func (m *machine) note(e Entry) {
 
 func (m *machine) set(i int, s StepStatus) {
 	m.units[i].Status = s
-	m.changed, m.moved = true, true
+	m.changed, m.pressing, m.moved = true, true, true
 }
 
 // stalled returns when the saga is to be reported as stalled: after it has made no
@@ -129,8 +130,10 @@ func (m *machine) did(i int, err error, now time.Time) {
 		}
 		u.InDoubt, u.Error, u.Refusals, u.WaitingSince = false, "", 0, time.Time{}
 		m.failures, m.takeovers = 0, 0
+		pressing := m.pressing
 		m.set(i, StepDone)
 		m.note(Entry{Step: u.Name, Op: OpDo, Kind: EventDone, Attempt: u.Attempts})
+		m.pressing = pressing || !d.light
 		return
 	}
 	end := behavior.Read(err)
@@ -140,8 +143,11 @@ func (m *machine) did(i int, err error, now time.Time) {
 		return
 	}
 	u.Refusals = 0
-	if !noEffect(err) && !d.noDoubt || errors.Is(err, errTxEnded) {
+	switch known := knownOf(err); {
+	case errors.Is(err, errTxEnded), known == inDoubt && !d.noDoubt:
 		u.InDoubt, w.ended = true, now
+	case known == void:
+		u.InDoubt = false // the earlier attempts are settled, too
 	}
 	w.final = isFinal(err, end)
 	m.failed(u, err)
@@ -338,6 +344,27 @@ func (m *machine) wake(now time.Time) (at time.Time, ok bool) {
 		at, ok = d, true
 	}
 	return at, ok
+}
+
+// park reports whether a saga of which no attempt is running is to be written back, because
+// none can begin within longest, and when it is due again. If it waits for something outside
+// it is looked at again before, but not within least.
+func (m *machine) park(now time.Time, longest, least time.Duration) (park bool, wakeIn time.Duration) {
+	if m.ready(0, now) >= 0 {
+		return false, 0 // also if this is a look at children
+	}
+	at, timed := m.wake(now)
+	if timed {
+		wakeIn = max(at.Sub(now), 0)
+	}
+	park = wakeIn > longest
+	if m.outside(now) {
+		park = park || !timed
+		if w := m.wakeOutside(now, least); !timed || w < wakeIn {
+			wakeIn = w
+		}
+	}
+	return park, wakeIn
 }
 
 // alarm returns when something changes by the passing of time alone, or is to be looked at

@@ -80,21 +80,31 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	var due []*memorySaga
+	var turns [][]*memorySaga // by definition
 	for _, d := range req.Definitions {
+		var due []*memorySaga
 		for _, s := range m.due[d] {
 			if !s.WakeAt.After(now) {
 				due = append(due, s)
 			}
 		}
+		slices.SortFunc(due, func(a, b *memorySaga) int {
+			if (a.Owner != "") != (b.Owner != "") {
+				return cmp.Compare(b.Owner, a.Owner)
+			}
+			return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
+		})
+		turns = append(turns, due)
 	}
-	slices.SortFunc(due, func(a, b *memorySaga) int {
-		if (a.Owner != "") != (b.Owner != "") {
-			return cmp.Compare(b.Owner, a.Owner)
+	var due []*memorySaga
+	for more := true; more; {
+		more = false
+		for i, of := range turns {
+			if len(of) > 0 && len(due) < req.Limit {
+				due, turns[i], more = append(due, of[0]), of[1:], true
+			}
 		}
-		return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
-	})
-	due = due[:min(len(due), max(req.Limit, 0))]
+	}
 	claimed := make([]Record, 0, len(due))
 	for _, s := range due {
 		previous := s.Owner
@@ -331,10 +341,18 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 	}
 	slices.SortFunc(old, func(a, b *memorySaga) int { return a.WakeAt.Compare(b.WakeAt) })
 	old = old[:min(limit, len(old))]
-	gone := make(map[string]bool, len(old))
-	for _, s := range old {
-		delete(m.sagas, s.ID)
-		gone[s.ID] = true
+	var generations [][]*memorySaga
+	for ; len(old) > 0; old = m.endedKids(old, limit) {
+		generations = append(generations, old)
+	}
+	n, gone := 0, make(map[string]bool)
+	for i := len(generations) - 1; i >= 0 && n < limit; i-- {
+		for _, s := range generations[i] {
+			delete(m.sagas, s.ID)
+			delete(m.kids[family{s.Parent, s.ParentStep}], s.ID)
+			gone[s.ID] = true
+			n++
+		}
 	}
 	maps.DeleteFunc(m.kids, func(f family, kids map[string]*memorySaga) bool {
 		if gone[f.parent] {
@@ -344,7 +362,23 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 		}
 		return gone[f.parent]
 	})
-	return len(old), nil
+	return n, nil
+}
+
+// endedKids returns up to limit children of some sagas that have ended.
+func (m *Memory) endedKids(of []*memorySaga, limit int) (ended []*memorySaga) {
+	parents := make(map[string]bool, len(of))
+	for _, s := range of {
+		parents[s.ID] = true
+	}
+	for f, kids := range m.kids {
+		for _, s := range kids {
+			if parents[f.parent] && s.Status.Ended() && len(ended) < limit {
+				ended = append(ended, s)
+			}
+		}
+	}
+	return ended
 }
 
 // Children implements [Store].

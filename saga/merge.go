@@ -26,7 +26,7 @@ func mergeValue(into, base, changed reflect.Value, path string) error {
 			}
 		}
 		return nil
-	case into.Kind() == reflect.Map && !into.IsNil() && !base.IsNil() && !changed.IsNil():
+	case into.Kind() == reflect.Map && !into.IsNil() && !changed.IsNil():
 		return mergeMap(into, base, changed, path)
 	}
 	if !equal(into, base) && !equal(into, changed) {

@@ -15,6 +15,10 @@ type Operation struct {
 	Action Action
 	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
 	Note   string // for the log
+
+	// Seq is the Seq of the [Instance] that the operator has seen. If the log has grown since,
+	// the operation is not allowed, except for ActionCancel. Zero means any.
+	Seq int64
 }
 
 // Operated is the result of [Runner.OperateAll].
@@ -30,7 +34,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	case ActionCancel:
 		return r.Cancel(ctx, id, op.Note)
 	case ActionRetry:
-		return r.Retry(ctx, id, op.Note)
+		return r.retry(ctx, id, op)
 	case ActionSkip:
 		if op.Step == "" {
 			in, err := r.Get(ctx, id)
@@ -39,11 +43,11 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 			}
 			op.Step = in.stuckAt()
 		}
-		return r.SkipStep(ctx, id, op.Step, op.Note)
+		return r.skip(ctx, id, op)
 	case ActionCompensate:
-		return r.Compensate(ctx, id, op.Note)
+		return r.compensate(ctx, id, op)
 	case ActionAbandon:
-		return r.Abandon(ctx, id, op.Note)
+		return r.abandon(ctx, id, op)
 	}
 	return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
 }

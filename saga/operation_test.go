@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -33,7 +34,9 @@ func TestOperateAll(t *testing.T) {
 			counts, err := r.Counts(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, []saga.Count{{Saga: "trip", Stuck: sagas - n, Compensated: n}}, counts.Sagas)
-			require.Equal(t, counts.Sagas, r.Stats().Stored.Sagas, "the runner has looked meanwhile")
+			r.Stats() // looks
+			synctest.Wait()
+			require.Equal(t, counts.Sagas, r.Stats().Stored.Sagas)
 		}
 		settled(0)
 		stuck := saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 2}
@@ -117,5 +120,92 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.StepSkipped, state(t, r, "trip-1", "ship").Status)
+	})
+}
+
+// TestOperateAsTheOperatorHasSeenIt: the second of two equal operations is refused.
+func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pivot, ship := step("charge"), failing("ship", saga.Abort(errors.New("no such address")))
+		pivot.Pivot = true
+		sg := sequence(pivot, ship)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		for _, op := range []saga.Action{saga.ActionRetry, saga.ActionSkip, saga.ActionCompensate, saga.ActionAbandon} {
+			err := r.Operate(t.Context(), "trip-1", saga.Operation{Action: op, Seq: in.Seq - 1})
+			require.ErrorIs(t, err, saga.ErrNotAllowed, op)
+			require.ErrorContains(t, err, fmt.Sprintf("its log has grown from %d entries to %d", in.Seq-1, in.Seq))
+		}
+		retry := saga.Operation{Action: saga.ActionRetry, Seq: in.Seq}
+		require.NoError(t, r.Operate(t.Context(), "trip-1", retry))
+		synctest.Wait()
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", retry), saga.ErrNotAllowed)
+	})
+}
+
+// counted is a Store that counts the calls of Counts, which fail or panic with err.
+type counted struct {
+	saga.Store
+	calls atomic.Int64
+	err   atomic.Value
+}
+
+func (c *counted) Counts(ctx context.Context) (saga.Counts, error) {
+	c.calls.Add(1)
+	switch v := c.err.Load().(type) {
+	case error:
+		return saga.Counts{}, v
+	case string:
+		panic(v)
+	}
+	return c.Store.Counts(ctx)
+}
+
+// Stats are read by many, often. The store is asked every five seconds at most, whoever
+// reads, and a store that fails costs nobody the last answer.
+func TestStatsLookAtTheStoreNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &counted{Store: saga.NewMemory()}
+		var failed atomic.Int64
+		r := saga.NewRunner(store, saga.RunnerConfig{OnStoreError: func(context.Context, error) { failed.Add(1) }})
+		now := func() time.Time {
+			s := r.Stats()
+			synctest.Wait()
+			return s.Stored.Now
+		}
+		require.Zero(t, now())
+		require.NotZero(t, now())
+		for range 60 {
+			now()
+			time.Sleep(time.Second)
+		}
+		require.EqualValues(t, 12, store.calls.Load())
+
+		last := now()
+		store.err.Store(any(io.ErrUnexpectedEOF))
+		for range 10 {
+			time.Sleep(time.Minute)
+			require.WithinDuration(t, last, now(), 5*time.Second)
+		}
+		require.EqualValues(t, 10, failed.Load())
+
+		time.Sleep(5*time.Minute + time.Second)
+		require.Zero(t, now(), "nobody has looked for so long that it would mislead")
+	})
+}
+
+func TestAStoreThatPanicsForStatsIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &counted{Store: saga.NewMemory()}
+		var told atomic.Value
+		r := saga.NewRunner(store, saga.RunnerConfig{OnStoreError: func(_ context.Context, err error) { told.Store(err) }})
+		store.err.Store("oh")
+		r.Stats()
+		synctest.Wait()
+		require.EqualError(t, told.Load().(error), "saga: counts: the store panicked: oh")
 	})
 }

@@ -132,10 +132,16 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 // Retry lets a stuck saga continue in its direction: the steps that have failed get all
 // their attempts again, except for BestEffort steps, without which the saga has gone on. A
 // saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and Settle
-// stay as they are. Retry returns [ErrNotAllowed] while a runner holds the saga.
+// stay as they are. Of a step with children that has failed, those that were compensated or
+// abandoned are started again, under new ids (see [ChildID]): mend first what they failed
+// for. Retry returns [ErrNotAllowed] while a runner holds the saga.
 func (r *Runner) Retry(ctx context.Context, id, note string) error {
-	return r.operate(ctx, ActionRetry, id, func(m *machine) error {
-		m.retry(note)
+	return r.retry(ctx, id, Operation{Note: note})
+}
+
+func (r *Runner) retry(ctx context.Context, id string, op Operation) error {
+	return r.operate(ctx, ActionRetry, id, op.Seq, func(m *machine) error {
+		m.retry(op.Note)
 		return nil
 	})
 }
@@ -147,7 +153,12 @@ func (r *Runner) Retry(ctx context.Context, id, note string) error {
 // no other alternative of it under way. SkipStep returns [ErrNotAllowed] while a runner
 // holds the saga.
 func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
-	return r.operate(ctx, ActionSkip, id, func(m *machine) error {
+	return r.skip(ctx, id, Operation{Step: step, Note: note})
+}
+
+func (r *Runner) skip(ctx context.Context, id string, op Operation) error {
+	step := op.Step
+	return r.operate(ctx, ActionSkip, id, op.Seq, func(m *machine) error {
 		for i := range m.units {
 			if m.units[i].Name != step {
 				continue
@@ -158,7 +169,7 @@ func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 			if at, other := m.node(m.p.units[i].node); !m.back && at == nodeAtWork && other != i {
 				return fmt.Errorf("%w: skip of step %s of %q: its alternative %s is %s", ErrNotAllowed, step, id, m.units[other].Name, m.units[other].Status)
 			}
-			m.skip(i, note)
+			m.skip(i, op.Note)
 			return nil
 		}
 		return fmt.Errorf("%w: skip of %q: no step %q", ErrNotAllowed, id, step)
@@ -169,11 +180,15 @@ func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
 // a stuck one. A pivot in doubt that has no Undo counts as not done: the operator is
 // assumed to know.
 func (r *Runner) Compensate(ctx context.Context, id, note string) error {
-	return r.operate(ctx, ActionCompensate, id, func(m *machine) error {
+	return r.compensate(ctx, id, Operation{Note: note})
+}
+
+func (r *Runner) compensate(ctx context.Context, id string, op Operation) error {
+	return r.operate(ctx, ActionCompensate, id, op.Seq, func(m *machine) error {
 		if m.back || m.past() {
 			return fmt.Errorf("%w: compensate of %q: only on its way forward, and if its pivot is not done", ErrNotAllowed, id)
 		}
-		m.compensate(note)
+		m.compensate(op.Note)
 		return nil
 	})
 }
@@ -185,11 +200,15 @@ func (r *Runner) Compensate(ctx context.Context, id, note string) error {
 // heartbeat, and their results are dropped. Consider an attempt that never returns:
 // Abandon is the way to give up its saga.
 func (r *Runner) Abandon(ctx context.Context, id, note string) error {
-	return r.write(ctx, ActionAbandon, id, func(rec *Record) (CommitRequest, error) {
+	return r.abandon(ctx, id, Operation{Note: note})
+}
+
+func (r *Runner) abandon(ctx context.Context, id string, op Operation) error {
+	return r.write(ctx, ActionAbandon, id, op.Seq, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
 			Status: Abandoned, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers,
-			Log: []Entry{{Kind: EventAbandoned, Error: text(note)}},
+			Log: []Entry{{Kind: EventAbandoned, Error: text(op.Note)}},
 		}, nil
 	})
 }
@@ -199,7 +218,7 @@ func (r *Runner) Abandon(ctx context.Context, id, note string) error {
 func (r *Runner) recall(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
-	err := r.write(ctx, ActionCancel, id, func(rec *Record) (CommitRequest, error) {
+	err := r.write(ctx, ActionCancel, id, 0, func(rec *Record) (CommitRequest, error) {
 		return CommitRequest{
 			Status: rec.Status, Steps: rec.Steps, LastError: rec.LastError,
 			Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []Entry{{Kind: EventResumed}},
@@ -211,8 +230,8 @@ func (r *Runner) recall(ctx context.Context, id string) {
 }
 
 // operate applies an operator's change to a saga that no runner holds.
-func (r *Runner) operate(ctx context.Context, action Action, id string, change func(*machine) error) error {
-	return r.write(ctx, action, id, func(rec *Record) (CommitRequest, error) {
+func (r *Runner) operate(ctx context.Context, action Action, id string, seq int64, change func(*machine) error) error {
+	return r.write(ctx, action, id, seq, func(rec *Record) (CommitRequest, error) {
 		p, err := r.program(Definition{rec.Saga, rec.Version})
 		if err != nil {
 			return CommitRequest{}, err
@@ -237,8 +256,9 @@ func (r *Runner) operate(ctx context.Context, action Action, id string, change f
 	})
 }
 
-// write loads a saga, and commits the request that next makes of the record.
-func (r *Runner) write(ctx context.Context, action Action, id string, next func(*Record) (CommitRequest, error)) error {
+// write loads a saga, and commits the request that next makes of the record, whose Seq must be
+// seq unless that is zero.
+func (r *Runner) write(ctx context.Context, action Action, id string, seq int64, next func(*Record) (CommitRequest, error)) error {
 	for {
 		rec, err := r.store.Load(ctx, id)
 		if err != nil {
@@ -246,6 +266,9 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 		}
 		if rec.Status.Ended() || rec.Owner != "" && action != ActionAbandon {
 			return notAllowed(action, &rec)
+		}
+		if seq != 0 && rec.Seq != seq {
+			return fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d", ErrNotAllowed, action, id, seq, rec.Seq)
 		}
 		req, err := next(&rec)
 		if err != nil {

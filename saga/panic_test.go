@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -107,24 +108,57 @@ func TestAPanicInABackoffEndsTheAttempts(t *testing.T) {
 	}
 }
 
-func TestAPanicInAHookIsLogged(t *testing.T) {
-	var logged bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
-	defer slog.SetDefault(before)
+func TestAHookThatPanicsOrExitsIsLogged(t *testing.T) {
+	for how, leave := range map[string]func(){"panicked": func() { panic("boom") }, "called runtime.Goexit": runtime.Goexit} {
+		t.Run(how, func(t *testing.T) {
+			var logged bytes.Buffer
+			before := slog.Default()
+			slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
+			defer slog.SetDefault(before)
+			synctest.Test(t, func(t *testing.T) {
+				sg := sequence(step("flight"), failing("hotel", saga.Abort(errDeclined)))
+				sg.Steps[1].Pivot, sg.Steps[1].Undo = true, nil
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+					OnEvent: func(context.Context, saga.Event) { leave() },
+					OnStuck: func(context.Context, saga.StuckSaga) { leave() },
+				}, sg)
+				r.Observe(func(context.Context, saga.Event) { leave() })
+				mustStart(t, r, sg)
+				_, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrStuck)
+				synctest.Wait()
+				require.Zero(t, r.Stats().Claimed, "it is held from its start to its end")
+			})
+			for _, hook := range []string{"OnEvent ", "OnStuck ", "an observer "} {
+				require.Contains(t, logged.String(), "saga: "+hook+how)
+			}
+			if how == "panicked" {
+				require.Contains(t, logged.String(), "panic_test.go", "with its stack")
+			}
+		})
+	}
+}
+
+// TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks
+// are told of its start. Its first step begins after them.
+func TestASlowHookOfStartCostsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"), failing("hotel", saga.Abort(errDeclined)))
-		sg.Steps[1].Pivot, sg.Steps[1].Undo = true, nil
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
-			OnEvent: func(context.Context, saga.Event) { panic("event") },
-			OnStuck: func(context.Context, saga.StuckSaga) { panic("stuck") },
-		}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		synctest.Wait()
+		w := &warehouse{}
+		sg := sequence(w.parcels(1))
+		slow := func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventCreated {
+				time.Sleep(time.Hour)
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				require.Empty(t, w.did)
+			}
+		}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: slow}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		require.Zero(t, r.Stats().TakenOver)
+		require.Zero(t, r.Stats().Lost)
+		require.Equal(t, []string{"created", "done pack", "done ship", "completed"}, events(t, r, "order-1/parcels/0"))
 	})
-	require.Contains(t, logged.String(), "saga: OnEvent panicked")
-	require.Contains(t, logged.String(), "saga: OnStuck panicked")
-	require.Contains(t, logged.String(), "panic_test.go", "with its stack")
 }

@@ -14,6 +14,9 @@ const (
 	maxName = 100 // bytes in the name of a definition or a step
 	maxID   = 200 // bytes in the id of a saga
 
+	// Each step looks at all the others, and each commit of a Runner writes them all.
+	maxSteps = 1000
+
 	defaultAttempts     = 3
 	defaultUndoAttempts = 20
 	defaultTimeout      = time.Minute
@@ -43,7 +46,8 @@ type unit struct {
 	last         bool // no alternative follows
 	doTx, undoTx bool
 	hasUndo      bool
-	readOnly     bool
+	readOnly     bool          // it is never undone
+	light        bool          // it may be done again after a crash, and is recorded with a later step
 	noDoubt      bool          // a Do that failed or was cut short has taken no effect
 	timeout      time.Duration // 0: the default
 	attempts     int           // negative: no limit
@@ -100,6 +104,9 @@ func (sg *Saga[S]) newPlan() (*plan, error) {
 		names[st.Name] = i
 		p.nodes = append(p.nodes, n)
 	}
+	if len(p.units) > maxSteps {
+		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps and alternatives: must have %d or fewer (see ChildrenOf)", len(p.units), maxSteps))
+	}
 	errs = append(errs, sg.link(p, names))
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -112,12 +119,13 @@ func newUnit[S any](st *Step[S], n int, last bool) unit {
 	u := unit{
 		name: st.Name, node: n, last: last,
 		doTx: st.DoTx != nil, undoTx: st.UndoTx != nil,
-		hasUndo: st.Undo != nil || st.UndoTx != nil, readOnly: st.ReadOnly, noDoubt: st.DoTx != nil || st.ReadOnly,
+		hasUndo: st.Undo != nil || st.UndoTx != nil, readOnly: st.ReadOnly || st.Idempotent, noDoubt: st.DoTx != nil || st.ReadOnly || st.Idempotent,
 		timeout: st.Timeout, settle: st.Settle, backoff: st.Backoff,
 		attempts: st.Attempts, undoAttempts: st.UndoAttempts,
 		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor, goOn: st.GoOn,
 		gateOnly: st.Do == nil && st.DoTx == nil && st.Saga == nil, child: st.Saga != nil,
 	}
+	u.light = u.readOnly && st.Do != nil
 	u.readOnly, u.noDoubt = u.readOnly || u.gateOnly, u.noDoubt || u.gateOnly
 	if u.child && st.Saga.pivot != nil {
 		u.hasUndo = !st.Saga.pivot() && !st.BestEffort // nothing after the pivot is undone
@@ -151,8 +159,11 @@ func checkStep[S any](st *Step[S], alternative, several bool, taken map[string]b
 	f.Need(st.AwaitFor >= 0 && (st.AwaitFor == 0 || st.Await != ""), "AwaitFor", st.AwaitFor, "0 (no limit), or more with Await")
 	f.Need(!st.GoOn || st.AwaitFor > 0, "GoOn", true, "false without AwaitFor")
 	f.Need(st.Undo == nil || st.UndoTx == nil, "Undo", bothOrNeither(true), "set, or UndoTx, but not both")
-	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly || st.Do == nil && st.DoTx == nil, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
+	f.Need(!several || st.Undo != nil || st.UndoTx != nil || st.ReadOnly || st.Idempotent || st.Do == nil && st.DoTx == nil, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
 	f.Need(!st.ReadOnly || st.Undo == nil && st.UndoTx == nil, "ReadOnly", true, "false, or Undo and UndoTx nil")
+	f.Need(!st.Idempotent || st.Do != nil, "Idempotent", true, "false without Do")
+	f.Need(!st.Idempotent || st.Undo == nil && st.UndoTx == nil, "Idempotent", true, "false with an Undo: that it has begun must be recorded, or it might not be undone")
+	f.Need(!st.Idempotent || !st.Pivot, "Idempotent", true, "false in the pivot: that it is done must be recorded before a step that cannot be undone begins")
 	f.Need(!st.BestEffort || !several, "BestEffort", true, "false in a step with alternatives")
 	f.Need(st.DoTx == nil || st.Middleware == nil, "Middleware", "set", "nil with DoTx")
 	f.Need(st.UndoTx == nil || st.UndoMiddleware == nil, "UndoMiddleware", "set", "nil with UndoTx")
@@ -190,16 +201,12 @@ func (sg *Saga[S]) link(p *plan, names map[string]int) error {
 		}
 	}
 	for i := range sg.Steps {
-		st := &sg.Steps[i]
-		if st.UndoAfter != nil {
+		if st := &sg.Steps[i]; st.UndoAfter != nil {
 			p.nodes[i].undoAfter = resolve(st.Name, "UndoAfter", st.UndoAfter)
-			continue
 		}
-		for j := range p.nodes {
-			for _, k := range p.nodes[j].after {
-				if k == i {
-					p.nodes[i].undoAfter = append(p.nodes[i].undoAfter, j)
-				}
+		for _, before := range p.nodes[i].after {
+			if sg.Steps[before].UndoAfter == nil {
+				p.nodes[before].undoAfter = append(p.nodes[before].undoAfter, i)
 			}
 		}
 	}
@@ -268,6 +275,7 @@ func (p *plan) settleShape() {
 	}
 	for i := range p.units {
 		u := &p.units[i]
+		u.light = u.light && u.node != p.pivot // also an alternative of the pivot
 		p.needsTx = p.needsTx || u.doTx || u.undoTx
 		p.gated, p.awaits, p.children = p.gated || u.isGated(), p.awaits || u.await != "", p.children || u.child
 		p.idle = append(p.idle, StepState{Name: u.name, Status: StepIdle, Step: p.nodes[u.node].name})

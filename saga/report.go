@@ -8,7 +8,7 @@ import (
 )
 
 // reportLoop reports due sagas whose definition is not registered, and stuck sagas that
-// no runner has reported, and counts the sagas in the store.
+// no runner has reported.
 func (r *Runner) reportLoop(ctx context.Context) {
 	t := time.NewTimer(r.config().Poll)
 	defer t.Stop()
@@ -20,7 +20,6 @@ func (r *Runner) reportLoop(ctx context.Context) {
 		}
 		r.reportUnregistered(ctx)
 		r.reportStuck(ctx)
-		r.counts(ctx)
 		t.Reset(3 * r.config().LeaseTTL)
 	}
 }
@@ -75,18 +74,47 @@ func (r *Runner) reportStuck(ctx context.Context) {
 	}
 }
 
-// counts looks at the numbers of the sagas in the store, for Stats.
-func (r *Runner) counts(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
-	defer cancel()
-	counts, err := r.store.Counts(call)
-	if err != nil {
-		if ctx.Err() == nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: counts: %w", err))
-		}
+const (
+	lookEvery = 5 * time.Second // at the numbers of the sagas in the store, for Stats
+	lookKept  = 5 * time.Minute // if nobody has asked meanwhile
+)
+
+// look asks the store for the numbers of its sagas, in the background, unless it was asked a
+// moment ago. It forgets the last answer if that is so old that it would mislead.
+func (r *Runner) look() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	age := time.Since(r.looked)
+	if r.looking || age < lookEvery {
 		return
 	}
-	r.stored.Store(&counts)
+	if age > lookKept {
+		r.stored.Store(nil)
+	}
+	r.looking, r.looked = true, time.Now()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), r.config().LeaseTTL)
+		defer cancel()
+		counts, err := r.countsOf(ctx)
+		r.mu.Lock()
+		r.looking = false
+		r.mu.Unlock()
+		if err != nil {
+			r.storeFailed(ctx, err)
+			return
+		}
+		r.stored.Store(&counts)
+	}()
+}
+
+// countsOf is Counts, for a caller whose goroutine a panic of the store must not end.
+func (r *Runner) countsOf(ctx context.Context) (counts Counts, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("saga: counts: the store panicked: %v", v)
+		}
+	}()
+	return r.Counts(ctx)
 }
 
 // isStuck reports a stuck saga, and then records that it did.

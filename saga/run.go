@@ -21,8 +21,9 @@ import (
 // When ctx ends, the saga turns back. Its steps are undone on a detached ctx, until their
 // attempts are spent, and for as long as a policy refuses them. After the pivot, and
 // while a pivot without Undo is in doubt, the end of ctx stops the retries and leaves the
-// saga stuck. A panic in a step passes through, after the steps before it have been
-// undone.
+// saga stuck. A panic in a Do passes through, after the steps before it have been undone.
+// So does one in an Undo, after what need not wait for that Undo has been undone: in a
+// sequence nothing, as after an Undo that has failed for good.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	t, err := sg.program()
 	if err != nil {

@@ -1,10 +1,13 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,11 +43,15 @@ type Runner struct {
 	draining bool
 	waiters  map[string][]chan struct{} // by id, for Result
 	backlog  bool                       // the last claim returned as many as it asked for
+	claims   int64
 	work     sync.WaitGroup
 
+	looked  time.Time // when the latest look began at the numbers in the store
+	looking bool
+
 	count  counters
-	stored atomic.Pointer[Counts]
-	warned atomic.Int64 // when a failure of the store was last logged
+	stored atomic.Pointer[Counts] // at the last look that was answered
+	warned atomic.Int64           // when a failure of the store was last logged
 }
 
 // NewRunner returns a runner on store. The runner runs no saga before Run is called.
@@ -112,6 +119,7 @@ type registered struct {
 	program
 	counts *sagaCounts
 	steps  []*stepCounts // by unit
+	turn   int64         // of its latest claim
 }
 
 func (r *Runner) program(d Definition) (*registered, error) {
@@ -123,13 +131,13 @@ func (r *Runner) program(d Definition) (*registered, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, d.Saga, d.Version)
 }
 
+// definitions returns what is registered, in the order of their turns to be claimed: that
+// of which a saga was claimed last comes last.
 func (r *Runner) definitions() []Definition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := make([]Definition, 0, len(r.programs))
-	for d := range r.programs {
-		list = append(list, d)
-	}
+	list := slices.Collect(maps.Keys(r.programs))
+	slices.SortFunc(list, func(a, b Definition) int { return cmp.Compare(r.programs[a].turn, r.programs[b].turn) })
 	return list
 }
 

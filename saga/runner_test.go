@@ -776,6 +776,32 @@ func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	})
 }
 
+// TestParallelStepsFillAMapThatWasNil, each with entries of its own.
+func TestParallelStepsFillAMapThatWasNil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := &saga.Saga[map[string]int]{Name: "rooms"}
+		for _, name := range []string{"a", "b", "c"} {
+			sg.Steps = append(sg.Steps, saga.Step[map[string]int]{
+				Name: name, After: []string{}, Attempts: 1,
+				Do: func(_ context.Context, s *map[string]int) error {
+					if *s == nil {
+						*s = make(map[string]int)
+					}
+					(*s)[name] = 1
+					return nil
+				},
+				Undo: func(context.Context, *map[string]int) error { return nil },
+			})
+		}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "rooms-1", nil)
+		require.NoError(t, err)
+		s, err := result[map[string]int](t.Context(), r, "rooms-1")
+		require.NoError(t, err)
+		require.Equal(t, map[string]int{"a": 1, "b": 1, "c": 1}, s)
+	})
+}
+
 func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
@@ -1099,6 +1125,40 @@ func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
 		require.Equal(t, 8, most)
 		require.Equal(t, 100, total)
 		require.LessOrEqual(t, time.Since(begun), 15*time.Second, "it does not wait for the next poll")
+	})
+}
+
+// Ten sagas of one definition come after a backlog of another, of which a runner holds few at
+// a time.
+func TestABacklogDoesNotHoldUpAnotherDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Do = func(context.Context, *trip) error { time.Sleep(time.Second); return nil }
+		backlog := sequence(st)
+		store := saga.NewMemory()
+		enqueue := func(sg *saga.Saga[trip], n int) {
+			idle := saga.NewRunner(store, saga.RunnerConfig{})
+			saga.Register(idle, sg)
+			for i := range n {
+				_, err := saga.Start(t.Context(), idle, sg, fmt.Sprint(sg.Name, "-", i), trip{})
+				require.NoError(t, err)
+			}
+		}
+		enqueue(backlog, 5000)
+		for _, places := range []int{1, 4} {
+			few := sequence(st)
+			few.Name = fmt.Sprint("few-", places)
+			r, stop := begin(t, store, saga.RunnerConfig{Concurrency: places}, backlog, few)
+			time.Sleep(5 * time.Second)
+			enqueue(few, 10)
+			begun := time.Now()
+			for i := range 10 {
+				_, err := result[trip](t.Context(), r, fmt.Sprint(few.Name, "-", i))
+				require.NoError(t, err)
+			}
+			require.LessOrEqual(t, time.Since(begun), 30*time.Second, "half of the places at least")
+			stop()
+		}
 	})
 }
 

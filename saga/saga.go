@@ -28,8 +28,8 @@
 //   - Each Do and Undo is called at least once, with a stable command id. With a
 //     participant that applies an id once, its effect is applied once.
 //   - DoTx and UndoTx apply exactly once.
-//   - Once "compensating" is recorded, no owner starts a Do, and [Barrier] declines a
-//     late one.
+//   - Once "compensating" is recorded, no owner starts a Do that is to be undone, and
+//     [Apply] declines a late one.
 //   - While the database and one process with the definition live, every saga ends
 //     completed, compensated or visibly stuck.
 //   - There is no isolation between sagas.
@@ -40,11 +40,40 @@
 // before the record. The step has started, has no result, and may have taken effect:
 // it is in doubt. It runs again with the same command id (see [CommandFrom]). If the
 // saga turns back, it is undone as a done step is. A Do that fails is in doubt too,
-// unless its error is a [NoEffect].
+// unless its error is a [NoEffect], which says that this attempt took no effect, or a
+// [Void], which says so of all attempts.
 //
 // Two things follow. Undo must work for a Do that never took effect. A participant
-// must apply each command id once: [Barrier] does so in a participant's own database,
+// must apply each command id once: [Apply] does so in a participant's own database,
 // and sagatest.Check tests it.
+//
+// # The pivot
+//
+// A pivot is what cannot well be undone: to charge a card, to send a letter. Without an
+// Undo it cannot be left in doubt: it is tried until its answer is known. So a participant
+// that declines must do it by a [Void], since a lost reply may have come before:
+//
+//	func chargeCard(ctx context.Context, t *Trip) error {
+//		err := bank.Charge(ctx, saga.CommandFrom(ctx).ID, t.Price)
+//		if errors.Is(err, bank.ErrDeclined) {
+//			return saga.Void(err) // the bank keeps its answer under the id
+//		}
+//		return err
+//	}
+//
+// After a lost reply a NoEffect leaves open whether the card was charged, and the saga is
+// stuck. If the participant keeps no answers, give the pivot an Undo, such as a refund:
+// then the saga turns back after Attempts, at its Timeout and by Cancel, also if it does not
+// know whether the pivot took effect. That is the price: it gives orders up that it would
+// only have had to ask about once more.
+//
+// # Steps that share a record
+//
+// Each step costs a write to the store, except for those that are ReadOnly or Idempotent: such
+// a step begins before the one before it is recorded, if that is such a step too, and is
+// recorded together with the next step that is not, a wait or the end, after a second at the
+// latest. A crash repeats at most 16 of them, in their order and from the state that was
+// recorded, and they alone may begin once more after another owner has turned the saga back.
 //
 // # Refusals
 //
@@ -83,8 +112,9 @@
 // an error. They are lost if the process dies before, so Undo must not depend on them:
 // derive what Undo needs from the command id. Parallel steps must write to different
 // fields. Under a Runner, each parallel step works on a copy, and its changes are
-// merged when it returns. An attempt that changed what another step has changed in the
-// meantime has failed in doubt, and the step is tried again within its Attempts.
+// merged when it returns: structs by field, maps by entry, anything else as a whole. An
+// attempt that changed what another step has changed in the meantime has failed in doubt,
+// and the step is tried again within its Attempts.
 //
 // # Versions
 //
@@ -110,7 +140,7 @@ import (
 type Saga[S any] struct {
 	Name    string    // 1 to 100 bytes
 	Version int       // 0 or more; see the package comment
-	Steps   []Step[S] // at least one
+	Steps   []Step[S] // 1 to 1000, alternatives included; for more, see ChildrenOf
 
 	// Timeout is how long the saga may take, from its start, until its pivot is done,
 	// or its last step if it has no pivot. Then it turns back. Zero means no deadline.
@@ -132,8 +162,8 @@ type Step[S any] struct {
 	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called several times, and for a Do that never took
-	// effect, even for one that arrives later. It may be nil in a ReadOnly step or one
-	// without a Do, and in the pivot and the steps after it unless they have alternatives.
+	// effect, even for one that arrives later. It may be nil in a ReadOnly or Idempotent
+	// step or one without a Do, and in the pivot and the steps after it unless they have alternatives.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database. The transaction also
@@ -178,22 +208,28 @@ type Step[S any] struct {
 	Or []Step[S]
 
 	// ReadOnly says that Do changes nothing. The step is never undone and never in
-	// doubt. Undo and UndoTx must be nil.
+	// doubt. Undo and UndoTx must be nil. It need not be recorded, as with Idempotent.
 	ReadOnly bool
+	// Idempotent says that Do may be done again after a crash, even if the saga has gone on
+	// to other such steps since, and that nothing of it is ever undone. A Runner then
+	// need not write a record before and after it: see "Steps that share a record". Undo and
+	// UndoTx must be nil, and the step cannot be the pivot.
+	Idempotent bool
 	// BestEffort says that the saga goes on, and completes, without this step if all
-	// attempts fail, or Do returns an Abort or a NoEffect. The log shows the failure. A
+	// attempts fail, or Do returns an Abort, a NoEffect or a Void. The log shows the failure. A
 	// refused attempt is made again, as in any step. Only steps after the pivot that have
 	// no alternatives can be BestEffort.
 	BestEffort bool
 
 	// Pivot marks the step after which the saga no longer turns back: the remaining
-	// steps are tried until they work. An Abort or a NoEffect of one of them makes the
-	// saga stuck, unless the step has another alternative or is BestEffort. At most one
+	// steps are tried until they work. An Abort, a NoEffect or a Void of one of them makes
+	// the saga stuck, unless the step has another alternative or is BestEffort. At most one
 	// step is the pivot.
 	//
-	// A pivot without Undo that is in doubt is tried until its answer is known,
-	// whatever Attempts and Saga.Timeout say. Its Do returns a NoEffect if it certainly took
-	// no effect. An Abort makes the saga stuck.
+	// A pivot without Undo that is in doubt is tried until its answer is known, whatever
+	// Attempts and Saga.Timeout say. The answer is nil or a [Void]; an Abort, or a NoEffect
+	// after an attempt in doubt, makes the saga stuck. See "The pivot" in the package
+	// comment.
 	Pivot bool
 
 	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute.

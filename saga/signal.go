@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"fmt"
@@ -122,7 +123,8 @@ func (r *Runner) tellHeld(id string) bool {
 type signalsKey struct{}
 
 // SignalFrom returns the payload of a signal in the ctx of a Do, Undo, DoTx or UndoTx. ok
-// is false if the saga had no signal of that name when its steps last began.
+// is false if the saga had no signal of that name when its steps last began. The payload is
+// the caller's own.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 	c, _ := ctx.Value(signalsKey{}).(*attemptContext)
 	if c == nil {
@@ -133,7 +135,7 @@ func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 		return nil, false
 	}
 	payload, ok = (*signals)[name]
-	return payload, ok
+	return bytes.Clone(payload), ok
 }
 
 // takeNews reports whether something outside may have happened since it was last asked.
@@ -165,11 +167,13 @@ func (e *execution) hear(now time.Time) bool {
 	began := time.Now()
 	signals, err := e.readSignals()
 	if err != nil {
-		e.unheard++
-		e.pause(e.unheard)
+		if e.deaf.IsZero() {
+			e.deaf = began
+		}
+		e.pause(e.deaf)
 		return false
 	}
-	e.heard, e.heardLast, e.unheard = began, last, 0
+	e.heard, e.heardLast, e.deaf = began, last, time.Time{}
 	e.m.signals = signals
 	e.id.signals.Store(&signals)
 	return true

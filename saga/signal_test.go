@@ -350,6 +350,29 @@ func TestASignalAtTheMomentOfParking(t *testing.T) {
 	})
 }
 
+// TestAPayloadIsTheCallersOwn: what a step writes into it, no other step reads.
+func TestAPayloadIsTheCallersOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := func(name string) saga.Step[trip] {
+			st := step(name)
+			st.Do = func(ctx context.Context, s *trip) error {
+				payload, _ := saga.SignalFrom(ctx, "paid")
+				s.Calls = append(s.Calls, string(payload))
+				copy(payload, "gone")
+				return nil
+			}
+			return st
+		}
+		sg := sequence(awaits("paid"), reads("a"), reads("b"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"cash", "cash"}, s.Calls[len(s.Calls)-2:])
+	})
+}
+
 // TestASignalIsSeenByAnUndoOrRefused: it comes just before the record says that the saga
 // has turned back, or just after.
 func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {

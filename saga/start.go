@@ -44,14 +44,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	if rec.Saga != sg.Name {
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
-	if created {
-		r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
-	}
-	if created && here > 0 && rec.Owner == r.owner && rec.Epoch == 1 {
-		r.hold(rec, since, req.LeaseTTL)
-	} else if rec.Owner == "" {
-		r.Wake()
-	}
+	r.begun(ctx, rec, created, since, req)
 	return newInstance(rec, t.plan), nil
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // Stats are the figures of one runner. The counters count since NewRunner and never go
-// back. Stats never asks the store: [Runner.Counts] and [Runner.List] do.
+// back.
 type Stats struct {
 	// Gauges.
 	Held         int64 // sagas that the runner holds
@@ -38,8 +38,8 @@ type Stats struct {
 	Steps []StepStats // by definition, step and op, in the order of the definition
 
 	// Stored are the numbers of the sagas in the store, those of all runners, at the last
-	// look. The runner looks every three leases while its Run is under way. Stored.Now is
-	// zero before the first look.
+	// look, whether Run is under way or not. Stored.Now is zero before the first look, and
+	// after five minutes without a call of Runner.Stats.
 	Stored Counts
 }
 
@@ -149,8 +149,10 @@ func (r *Runner) register(p program) *registered {
 	return reg
 }
 
-// Stats returns the runner's figures.
+// Stats returns the runner's figures. It waits for nothing: at most every five seconds it
+// has the numbers in the store looked up in the background, for the next call.
 func (r *Runner) Stats() Stats {
+	r.look()
 	c := &r.count
 	s := Stats{
 		InFlight: c.inFlight.Load(), Unregistered: c.unregistered.Load(),

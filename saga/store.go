@@ -36,9 +36,11 @@ type Store interface {
 	// Claim claims up to Limit due sagas for Owner and returns them as they are
 	// afterwards, in any order. A saga is due if its Status is Running or Compensating,
 	// its WakeAt is not after now, and its Saga and Version are among Definitions.
-	// Sagas of crashed owners (Owner is not "") come before the others; among equals
-	// the earliest WakeAt comes first. Rows that another claim has locked are skipped,
-	// not waited for.
+	// The definitions that have due sagas take turns, in the order of the request: of the
+	// first eight of them, or of all if they are fewer, none gets more than an equal part
+	// of Limit, rounded up, before the others have what they need. Of one definition, sagas
+	// of crashed owners (Owner is not "") come before the others, and those by ascending
+	// WakeAt. Rows that another claim has locked are skipped, not waited for.
 	//
 	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
 	// is the request's, and WakeAt is now + LeaseTTL. Takeovers is one higher if Previous
@@ -121,16 +123,19 @@ type Store interface {
 	// does not grow with the number of sagas that the request does not admit.
 	Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error)
 
-	// DeleteEnded deletes up to limit sagas that have no Parent and a final status, and
-	// that ended at least age ago, with their logs and signals, the oldest first. It
-	// returns how many. The Parent and ParentStep of their children become "": a child can
-	// be deleted only after its parent. DeleteEnded skips rows that are locked. It returns
-	// an error if age or limit is negative, and deletes nothing if status is not Completed,
-	// Compensated or Abandoned.
+	// DeleteEnded deletes sagas with their logs and signals, and returns how many: those that
+	// have no Parent and that ended in status at least age ago, up to limit, the oldest first;
+	// and before them, up to limit of each generation, their children that have ended, in
+	// whichever status. If it has deleted limit sagas or more, a later call goes on with the
+	// parents. The Parent and ParentStep of a child that has not ended become "" when its
+	// parent is deleted. DeleteEnded skips sagas without Parent whose rows are locked. It
+	// returns an error if age or limit is negative, and deletes nothing if status is not
+	// Completed, Compensated or Abandoned.
 	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
 
 	// Unregistered counts the due sagas (see Claim) whose Saga and Version are not
-	// among registered, by Saga and Version.
+	// among registered, by Saga and Version. A number that is CountLimit stands for so many
+	// or more.
 	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
 }
 
@@ -255,7 +260,7 @@ type ClaimRequest struct {
 	Owner       string
 	LeaseTTL    time.Duration
 	Limit       int
-	Definitions []Definition
+	Definitions []Definition // in the order of their turns
 }
 
 // A Definition identifies one version of one definition.

@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -21,7 +22,7 @@ import (
 )
 
 // A ledger is a database with one table of strings, as small as one can be: it
-// takes the three statements of Barrier, and "do NAME". A transaction writes
+// takes the statements of Apply and PruneBarrier, and "do NAME". A transaction writes
 // when it commits, and then what was to happen with it happens.
 type ledger struct {
 	mu       sync.Mutex
@@ -101,6 +102,8 @@ func (c *ledgerConn) ExecContext(_ context.Context, query string, args []driver.
 	switch {
 	case query == "do":
 		c.effects = append(c.effects, w[0])
+	case strings.HasPrefix(query, "DELETE FROM saga_barrier"):
+		c.l.effects = append(c.l.effects, "prune "+w[0])
 	case query == "with":
 		c.with = append(c.with, w[0])
 	case strings.HasPrefix(query, "INSERT INTO saga_barrier (saga_id, step, op, reason)"):
@@ -442,84 +445,110 @@ func TestStartTx(t *testing.T) {
 	})
 }
 
-func TestBarrier(t *testing.T) {
+func TestApply(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ops  string
 		want []string // what is applied
-		errs []bool   // which are refused
+		errs string   // of each: "-" for nil, "u" for ErrUndone, "f" for full
 	}{
-		{"once", "do", []string{"do"}, []bool{false}},
-		{"do again", "do do", []string{"do"}, []bool{false, false}},
-		{"undo", "do undo", []string{"do", "undo"}, []bool{false, false}},
-		{"undo again", "do undo undo", []string{"do", "undo"}, []bool{false, false, false}},
-		{"undo of nothing", "undo", nil, []bool{false}},
-		{"undo of nothing again", "undo undo", nil, []bool{false, false}},
-		{"do that comes late", "undo do", nil, []bool{false, true}},
-		{"do that comes again late", "do undo do", []string{"do", "undo"}, []bool{false, false, false}},
-		{"all of it", "undo do undo do", nil, []bool{false, true, false, true}},
+		{"once", "do", []string{"do"}, "-"},
+		{"do again", "do do", []string{"do"}, "--"},
+		{"undo", "do undo", []string{"do", "undo"}, "--"},
+		{"undo again", "do undo undo", []string{"do", "undo"}, "---"},
+		{"undo of nothing", "undo undo", nil, "--"},
+		{"do that comes late", "undo do", nil, "-u"},
+		{"do that comes again late", "do undo do", []string{"do", "undo"}, "---"},
+		{"all of it", "undo do undo do", nil, "-u-u"},
+		{"refused for good", "full do do", nil, "fff"},
+		{"undo of what was refused", "full undo do undo", nil, "f-f-"},
+		{"refused after it was applied", "do full undo", []string{"do", "undo"}, "---"},
+		{"refused after it was undone", "undo full", nil, "-u"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, db := newLedger(t)
 			for i, op := range strings.Fields(c.ops) {
-				ctx := saga.WithCommand(t.Context(), saga.Command{ID: "trip/2026/1/hotel/inn/" + op})
-				tx, err := db.BeginTx(ctx, nil)
-				require.NoError(t, err)
-				err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
-					_, err := tx.ExecContext(ctx, "do", op)
-					return err
-				})
-				if c.errs[i] {
-					require.ErrorIs(t, err, saga.ErrUndone)
-					require.NoError(t, tx.Rollback())
-					continue
+				var full error
+				if op == "full" {
+					op, full = "do", saga.Void(errors.New("full"))
 				}
-				require.NoError(t, err)
-				require.NoError(t, tx.Commit())
+				err := apply(t, db, "trip/2026/1/hotel/inn/"+op, full)
+				switch c.errs[i] {
+				case '-':
+					require.NoError(t, err)
+				case 'u':
+					require.ErrorIs(t, err, saga.ErrUndone)
+					require.True(t, saga.Voided(err))
+				case 'f':
+					require.EqualError(t, err, "full")
+					require.True(t, saga.Voided(err))
+				}
 			}
 			require.Equal(t, append([]string{}, c.want...), l.did())
 		})
 	}
 	t.Run("what fails may come again", func(t *testing.T) {
 		l, db := newLedger(t)
-		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/hotel/do"})
-		for _, fail := range []error{errDeclined, nil} {
-			tx, err := db.BeginTx(ctx, nil)
-			require.NoError(t, err)
-			err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
-				_, _ = tx.ExecContext(ctx, "do", "do")
-				return fail
-			})
-			require.Equal(t, fail, err)
-			if err != nil {
-				require.NoError(t, tx.Rollback())
-			} else {
-				require.NoError(t, tx.Commit())
-			}
+		for _, fail := range []error{errDeclined, saga.NoEffect(errDeclined), nil} {
+			require.Equal(t, fail, apply(t, db, "1/hotel/hotel/do", fail))
 		}
+		require.Equal(t, []string{"do"}, l.did())
+	})
+	t.Run("a refusal that is not recorded is none", func(t *testing.T) {
+		l, db := newLedger(t)
+		l.refuse = 1
+		err := apply(t, db, "1/hotel/hotel/do", saga.Void(errDeclined))
+		require.ErrorContains(t, err, "commit refused")
+		require.False(t, saga.Voided(err))
+		require.NoError(t, apply(t, db, "1/hotel/hotel/do", nil))
 		require.Equal(t, []string{"do"}, l.did())
 	})
 	t.Run("without a command", func(t *testing.T) {
 		_, db := newLedger(t)
-		tx, err := db.Begin()
-		require.NoError(t, err)
-		require.ErrorContains(t, saga.Barrier(t.Context(), tx, nil), "the ctx carries no command")
+		require.ErrorContains(t, saga.Apply(t.Context(), db, nil), "the ctx carries no command")
 		for _, id := range []string{"x", "a/b/do", "a/b/c/redo"} {
-			ctx := saga.WithCommand(t.Context(), saga.Command{ID: id})
-			require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "is not the id of a command")
+			require.ErrorContains(t, apply(t, db, id, nil), "is not the id of a command")
 		}
-		require.NoError(t, tx.Rollback())
-		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/a/a/do"})
-		require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "saga: barrier:")
-		ctx = saga.WithCommand(t.Context(), saga.Command{ID: "1/a/a/undo"})
-		require.ErrorContains(t, saga.Barrier(ctx, tx, nil), "saga: barrier:")
+		require.NoError(t, db.Close())
+		require.ErrorContains(t, apply(t, db, "1/a/a/do", nil), "saga: barrier:")
 	})
 }
 
-// TestBarrierTakesNoIDThatItsTableCutsOff: MySQL would take two such commands for one.
-func TestBarrierTakesNoIDThatItsTableCutsOff(t *testing.T) {
+// apply applies the command of an id, whose effect ends with err.
+func apply(t *testing.T, db *sql.DB, id string, err error) error {
+	ctx := saga.WithCommand(t.Context(), saga.Command{ID: id})
+	return saga.Apply(ctx, db, func(tx *sql.Tx) error {
+		_, wrong := tx.ExecContext(ctx, "do", id[strings.LastIndex(id, "/")+1:])
+		return cmp.Or(wrong, err)
+	})
+}
+
+// TestARefusalGivesWayToAnAttemptBesideIt that was applied before it could be recorded.
+func TestARefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
+	l, db := newLedger(t)
+	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/hotel/do"})
+	require.NoError(t, saga.Apply(ctx, db, func(*sql.Tx) error {
+		require.NoError(t, apply(t, db, "1/hotel/hotel/do", nil))
+		return saga.Void(errDeclined)
+	}))
+	require.Equal(t, []string{"do"}, l.did())
+}
+
+// TestApplyTakesNoIDThatItsTableCutsOff: MySQL would take two such commands for one.
+func TestApplyTakesNoIDThatItsTableCutsOff(t *testing.T) {
 	for _, id := range []string{strings.Repeat("x", 201) + "/pay/pay/do", "trip-1/pay/" + strings.Repeat("x", 101) + "/do"} {
-		err := saga.Barrier(saga.WithCommand(t.Context(), saga.Command{ID: id}), nil, nil)
-		require.ErrorContains(t, err, "is not the id of a command")
+		require.ErrorContains(t, apply(t, nil, id, nil), "is not the id of a command")
 	}
+}
+
+// TestPruneBarrierKeepsWhatIsYounger, by the fraction of a second too: SQLite keeps none.
+func TestPruneBarrierKeepsWhatIsYounger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, db := newLedger(t)
+		defer db.Close()
+		time.Sleep(time.Minute)
+		_, err := saga.PruneBarrier(t.Context(), db, 58*time.Second+400*time.Millisecond)
+		require.NoError(t, err)
+		require.Equal(t, []string{"prune 2000-01-01 00:00:00.600000Z"}, l.did())
+	})
 }

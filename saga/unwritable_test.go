@@ -123,6 +123,33 @@ func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 	}
 }
 
+// TestAStoreThatRejectsEveryCommitIsAskedLessAndLess, also for the record that the saga is
+// stuck, which is written once the store is mended. A runner with such a saga stops in time.
+func TestAStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &picky{Memory: saga.NewMemory()}
+		store.noCommit.Store(true)
+		sg := sequence(step("flight"), step("hotel"))
+		first, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, first, sg)
+		time.Sleep(24 * time.Hour)
+		require.Less(t, store.tries.Load(), int64(1000))
+		stopped := time.Now()
+		stop()
+		require.LessOrEqual(t, time.Since(stopped), 26*time.Second, "about Drain and LeaseTTL")
+
+		store.tries.Store(0)
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		time.Sleep(24 * time.Hour)
+		require.Less(t, store.tries.Load(), int64(1000))
+		store.noCommit.Store(false)
+		time.Sleep(5 * time.Minute)
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+	})
+}
+
 func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
@@ -147,5 +174,45 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"created", "done flight", "abandoned"}, events(t, r, "trip-1"))
 		require.Zero(t, r.Stats().Held)
+	})
+}
+
+// An overloaded store answers no claim in time.
+type overloaded struct {
+	*saga.Memory
+	until  time.Time
+	claims atomic.Int64
+}
+
+func (o *overloaded) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+	o.claims.Add(1)
+	if time.Now().Before(o.until) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return o.Memory.Claim(ctx, req)
+}
+
+// TestAClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease
+// let the store come round.
+func TestAClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &overloaded{Memory: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
+		var told atomic.Pointer[error]
+		sg := sequence(step("flight"))
+		r, stop := begin[trip](t, store, saga.RunnerConfig{OnStoreError: func(_ context.Context, err error) { told.Store(&err) }}, sg)
+		for time.Now().Before(store.until) {
+			r.Wake()
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Less(t, store.claims.Load(), int64(40))
+		require.ErrorIs(t, *told.Load(), context.DeadlineExceeded)
+		require.ErrorContains(t, *told.Load(), "claim (the next is in 15s)")
+		time.Sleep(20 * time.Second)
+		claims := store.claims.Load()
+		r.Wake()
+		synctest.Wait()
+		require.Equal(t, claims+1, store.claims.Load(), "at once, since the last has worked")
+		stop()
 	})
 }

@@ -22,7 +22,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, "worker", r.Name())
 	require.Equal(t, saga.RunnerConfig{
 		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3, Park: 5 * time.Second,
-		Drain: 10 * time.Second, MaxTakeovers: 10, StalledAfter: 10 * time.Minute,
+		Drain: 10 * time.Second, MaxTakeovers: 10, StalledAfter: 10 * time.Minute, DueAfter: time.Minute,
 	}, r.Config())
 	require.NoError(t, r.Update(func(c *saga.RunnerConfig) { c.Concurrency, c.Park = 0, time.Minute }))
 	require.Equal(t, 64, r.Config().Concurrency, "zero means the default again")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -44,6 +45,9 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
+		{`saga.Step "a".Idempotent is true: must be false with an Undo: that it has begun must be recorded`, with(func(s *saga.Step[trip]) { s.Idempotent = true })},
+		{`saga.Step "a".Idempotent is true: must be false in the pivot: that it is done must be recorded`, with(func(s *saga.Step[trip]) { s.Idempotent, s.Pivot, s.Undo = true, true, nil })},
+		{`saga.Step "a".Idempotent is true: must be false without Do`, with(func(s *saga.Step[trip]) { s.Idempotent, s.Do, s.Undo, s.Delay = true, nil, nil, 1 })},
 		{`saga.Step "a": BestEffort is true: must be false up to the pivot`, with(func(s *saga.Step[trip]) { s.BestEffort = true })},
 		{`saga.Step "a": BestEffort is true: must be false up to the pivot`, with(func(s *saga.Step[trip]) { s.Pivot, s.BestEffort = true, true })},
 		{`saga.Step "a2".BestEffort is true: must be false in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.BestEffort = true })},
@@ -214,3 +218,15 @@ func counting(name string, refuses bool) saga.Step[counts] {
 }
 
 func isStuck(err error) bool { return errors.Is(err, saga.ErrStuck) }
+
+// TestStepsAreLimited in number, alternatives included: each costs as much as there are.
+func TestStepsAreLimited(t *testing.T) {
+	sg := &saga.Saga[trip]{Name: "trip"}
+	for i := range 1000 {
+		sg.Steps = append(sg.Steps, saga.Step[trip]{Name: fmt.Sprint("step-", i), ReadOnly: true, Do: func(context.Context, *trip) error { return nil }})
+	}
+	require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
+	sg = &saga.Saga[trip]{Name: "trip", Steps: sg.Steps}
+	sg.Steps[500].Or = []saga.Step[trip]{step("other")}
+	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps and alternatives: must have 1000 or fewer (see ChildrenOf)")
+}

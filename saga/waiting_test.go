@@ -165,3 +165,57 @@ func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})
 }
+
+// TestChildrenEndBesideALongWait: the parent takes their end in at once, is written back once,
+// and costs no more for as long as the other step waits.
+func TestChildrenEndBesideALongWait(t *testing.T) {
+	for name, beside := range map[string]saga.Step[trip]{
+		"delay":    {Name: "beside", Delay: 10 * time.Minute},
+		"awaitFor": {Name: "beside", Await: "go", AwaitFor: 10 * time.Minute, GoOn: true},
+		"backoff": {Name: "beside", Undo: note("", nil), Backoff: func(int) time.Duration { return 10 * time.Minute },
+			Do: func(ctx context.Context, _ *trip) error {
+				if saga.CommandFrom(ctx).Attempt == 1 {
+					return errDeclined
+				}
+				return nil
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				store := &limited{Memory: saga.NewMemory(), most: 100, end: cancel}
+				hold := make(chan struct{})
+				time.AfterFunc(30*time.Second, func() { close(hold) })
+				parcels := (&warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": hold}}).parcels(1)
+				parcels.After, beside.After = []string{}, []string{}
+				sg := sequence(parcels, beside)
+				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+				startOrder(t, r, sg)
+				_, err := sg.Result(ctx, r, "order-1")
+				require.NoError(t, err)
+				require.Less(t, store.writes, 20)
+				require.Less(t, len(events(t, r, "order-1")), 20)
+				require.Less(t, r.Stats().Parked, int64(15), "it looks around less and less often")
+			})
+		})
+	}
+}
+
+// A limited store counts the commits of the order, and calls end, and fails them, when there
+// are too many.
+type limited struct {
+	*saga.Memory
+	writes, most int
+	end          func()
+}
+
+func (s *limited) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+	if req.ID == "order-1" {
+		if s.writes++; s.writes > s.most {
+			s.end()
+			time.Sleep(time.Second) // a runner that goes round and round would let no time pass
+		}
+	}
+	return s.Memory.Commit(ctx, req)
+}

@@ -25,7 +25,7 @@ import (
 type Case[S any] struct {
 	Scenario string   // such as "the reply of hotel is lost"
 	State    *S       // of that run
-	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly ones and children; none if compensated
+	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly and Idempotent ones and children; none if compensated
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of these
@@ -134,7 +134,7 @@ func names[S any](st *saga.Step[S]) []string {
 
 // readOnly reports whether Check sees no effect of a step or alternative.
 func readOnly[S any](st *saga.Step[S]) bool {
-	return st.ReadOnly || st.Do == nil && st.DoTx == nil
+	return st.ReadOnly || st.Idempotent || st.Do == nil && st.DoTx == nil
 }
 
 // undoable reports whether a step or alternative has a Do and an Undo.

@@ -1,16 +1,92 @@
 package sqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
-	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
 )
+
+// A queue is the due sagas of one version of a definition, either those that have an owner,
+// which has crashed, or those that have none. The index saga_live has it in the order of
+// wake_at.
+type queue struct {
+	One     int       `json:"one"` // 1; see postgresBatch
+	Name    string    `json:"name"`
+	Version int       `json:"version"`
+	Owned   int       `json:"owned"`
+	Count   int       `json:"-"` // up to CountLimit; 0 unless asked for
+	Oldest  time.Time `json:"-"`
+	Now     time.Time `json:"-"`
+}
+
+func (d *queue) definition() saga.Definition {
+	return saga.Definition{Saga: d.Name, Version: d.Version}
+}
+
+// queues returns the queues that have a saga, in any order. It looks each up in the index.
+func (s *Store) queues(ctx context.Context, counted bool) ([]queue, error) {
+	count := "0"
+	if counted {
+		count = s.d.count("saga_live", s.d.live()+
+			" AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= "+s.d.now(), "wake_at")
+	}
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT d.name, d.version, d.owned, d.wake_at, "+s.d.now()+", "+count+
+		" FROM ("+s.d.groups("saga_live", "name, version, owned", "wake_at", s.d.live())+") AS d WHERE d.wake_at <= "+s.d.now()+""))
+	return collect(rows, err, func(rows *sql.Rows) (d queue, err error) {
+		var oldest, now moment
+		err = rows.Scan(&d.Name, &d.Version, &d.Owned, &oldest, &now, &d.Count)
+		d.One, d.Oldest, d.Now = 1, oldest.Time, now.Time
+		return d, err
+	})
+}
+
+// due returns the queues of these definitions, in their order, and of each that of crashed
+// owners first.
+func (s *Store) due(ctx context.Context, definitions []saga.Definition) ([]queue, error) {
+	known := make(map[saga.Definition]int, len(definitions))
+	for i, d := range definitions {
+		known[d] = i + 1
+	}
+	list, err := s.queues(ctx, false)
+	list = slices.DeleteFunc(list, func(d queue) bool { return known[d.definition()] == 0 })
+	slices.SortFunc(list, func(a, b queue) int {
+		return cmp.Or(known[a.definition()]-known[b.definition()], b.Owned-a.Owned)
+	})
+	return list, err
+}
+
+// roundOf is from how many queues one round of a claim takes sagas, at most: a dialect may
+// need a statement for each.
+const roundOf = 8
+
+// takeTurns returns the queues of the next round of a claim of up to limit sagas, one for
+// each definition, and how many sagas it takes from each, at most.
+func takeTurns(queues []queue, limit int) (turn []queue, most int) {
+	turn = slices.CompactFunc(slices.Clone(queues), func(a, b queue) bool { return a.definition() == b.definition() })
+	turn = turn[:min(len(turn), roundOf)]
+	return turn, (limit + len(turn) - 1) / len(turn)
+}
+
+// stillFull returns the queues without those of a round that had fewer than most sagas.
+func stillFull(queues, turn []queue, claimed []saga.Record, most int) []queue {
+	type key struct {
+		saga.Definition
+		owned bool
+	}
+	got := make(map[key]int)
+	for _, d := range turn {
+		got[key{d.definition(), d.Owned == 1}] = -most
+	}
+	for _, rec := range claimed {
+		got[key{saga.Definition{Saga: rec.Saga, Version: rec.Version}, rec.Previous != ""}]++
+	}
+	return slices.DeleteFunc(queues, func(d queue) bool { return got[key{d.definition(), d.Owned == 1}] < 0 })
+}
 
 // Counts implements [saga.Store]. It reads up to CountLimit index entries for each number.
 func (s *Store) Counts(ctx context.Context) (saga.Counts, error) {
@@ -18,116 +94,78 @@ func (s *Store) Counts(ctx context.Context) (saga.Counts, error) {
 	return counts, wrap("counts", err)
 }
 
-func (s *Store) counts(ctx context.Context) (saga.Counts, error) {
-	var counts saga.Counts
-	names, err := s.names(ctx)
-	if err != nil {
+func (s *Store) counts(ctx context.Context) (counts saga.Counts, err error) {
+	var now moment
+	if err := s.db.QueryRowContext(ctx, "SELECT "+s.d.now()).Scan(&now); err != nil {
 		return counts, err
 	}
-	// The order keeps planners from reading the table instead of an index.
-	number := func(where, order string) string {
-		return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(saga.CountLimit) + ") AS c)"
-	}
-	byStatus := "SELECT " + s.d.now()
-	for i := range 6 {
-		byStatus += ", " + number("name = "+s.d.bind(2*i+1)+" AND status = "+s.d.bind(2*i+2), "id")
-	}
-	byStatus = s.tables.sql(byStatus)
-	for _, name := range names {
-		c := saga.Count{Saga: name}
-		var now moment
-		var args []any
-		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned} {
-			args = append(args, name, string(status))
+	counts.Now = now.Time
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT g.name, g.status, "+
+		s.d.count("saga_name", "name = g.name AND status = g.status", "id")+
+		" FROM ("+s.d.groups("saga_name", "name, status", "", "")+") AS g ORDER BY g.name"))
+	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
+		var name string
+		var status saga.Status
+		var n int
+		if err = rows.Scan(&name, &status, &n); err != nil {
+			return false, err
 		}
-		if err := s.db.QueryRowContext(ctx, byStatus, args...).
-			Scan(&now, &c.Running, &c.Compensating, &c.Stuck, &c.Completed, &c.Compensated, &c.Abandoned); err != nil {
-			return counts, err
+		if last := len(counts.Sagas) - 1; last < 0 || counts.Sagas[last].Saga != name {
+			counts.Sagas = append(counts.Sagas, saga.Count{Saga: name})
 		}
-		counts.Now = now.Time
-		counts.Sagas = append(counts.Sagas, c)
-	}
-	if len(names) == 0 {
-		var now moment
-		err := s.db.QueryRowContext(ctx, "SELECT "+s.d.now()).Scan(&now)
-		counts.Now = now.Time
+		c := &counts.Sagas[len(counts.Sagas)-1]
+		switch status {
+		case saga.Running:
+			c.Running = n
+		case saga.Compensating:
+			c.Compensating = n
+		case saga.Stuck:
+			c.Stuck = n
+		case saga.Completed:
+			c.Completed = n
+		case saga.Compensated:
+			c.Compensated = n
+		case saga.Abandoned:
+			c.Abandoned = n
+		}
+		return true, nil
+	})
+	if err != nil || len(counts.Sagas) == 0 {
 		return counts, err
 	}
-	// The index has the due sagas of each version, with an owner and without, in order.
-	live := func(owner string, first int) string {
-		return s.d.live() + " AND name = " + s.d.bind(first) + " AND version = " + s.d.bind(first+1) +
-			" AND owner " + owner + " AND wake_at <= " + s.d.now()
-	}
-	due := s.tables.sql("SELECT " + number(live("= ''", 1), "wake_at") + ", " + number(live("> ''", 3), "owner, wake_at") +
-		", (SELECT min(wake_at) FROM {p}saga WHERE " + live("= ''", 5) + "), (SELECT min(wake_at) FROM {p}saga WHERE " + live("> ''", 7) + ")")
-	err = s.definitions(ctx, func(d saga.Definition) error {
-		i, ok := slices.BinarySearchFunc(counts.Sagas, d.Saga, func(c saga.Count, name string) int { return strings.Compare(c.Saga, name) })
+	queues, err := s.queues(ctx, true)
+	for _, d := range queues {
+		i, ok := slices.BinarySearchFunc(counts.Sagas, d.Name, func(c saga.Count, name string) int { return strings.Compare(c.Saga, name) })
 		if !ok {
-			return nil // it is new
+			continue // it is new
 		}
 		c := &counts.Sagas[i]
-		var waiting, crashed int
-		var first, crash moment
-		if err := s.db.QueryRowContext(ctx, due, d.Saga, d.Version, d.Saga, d.Version, d.Saga, d.Version, d.Saga, d.Version).
-			Scan(&waiting, &crashed, &first, &crash); err != nil {
-			return err
+		c.Due = min(c.Due+d.Count, saga.CountLimit)
+		if c.OldestDue.IsZero() || d.Oldest.Before(c.OldestDue) {
+			c.OldestDue = d.Oldest
 		}
-		c.Due = min(c.Due+waiting+crashed, saga.CountLimit)
-		for _, at := range []time.Time{first.Time, crash.Time} {
-			if !at.IsZero() && (c.OldestDue.IsZero() || at.Before(c.OldestDue)) {
-				c.OldestDue = at
-			}
-		}
-		return nil
-	})
+	}
 	return counts, err
-}
-
-// definitions calls fn for each version of each definition that has live sagas.
-func (s *Store) definitions(ctx context.Context, fn func(saga.Definition) error) error {
-	next := "SELECT name, version FROM {p}saga WHERE " + s.d.live()
-	if s.d.comparesRows() {
-		next += " AND (name, version) > (" + s.d.bind(1) + ", " + s.d.bind(2) + ")"
-	} else {
-		next += " AND name >= " + s.d.bind(1) + " AND (version > " + s.d.bind(2) + " OR name > " + s.d.bind(3) + ")"
-	}
-	next = s.tables.sql(next + " ORDER BY name, version LIMIT 1")
-	for d := (saga.Definition{Version: -1}); ; {
-		args := []any{d.Saga, d.Version, d.Saga}
-		if s.d.comparesRows() {
-			args = args[:2]
-		}
-		err := s.db.QueryRowContext(ctx, next, args...).Scan(&d.Saga, &d.Version)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil
-		}
-		if err == nil {
-			err = fn(d)
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // Unregistered implements [saga.Store].
 func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
-	count := s.tables.sql("SELECT count(*), min(wake_at), " + s.d.now() + " FROM {p}saga WHERE " + s.d.live() +
-		" AND name = " + s.d.bind(1) + " AND version = " + s.d.bind(2) + " AND wake_at <= " + s.d.now())
+	list, err := s.queues(ctx, true)
+	slices.SortFunc(list, func(a, b queue) int { return cmp.Or(strings.Compare(a.Name, b.Name), a.Version-b.Version) })
 	var found []saga.Unregistered
-	err := s.definitions(ctx, func(d saga.Definition) error {
-		if slices.Contains(registered, d) {
-			return nil
+	for _, d := range list {
+		if slices.Contains(registered, d.definition()) {
+			continue
 		}
-		var oldest, now moment
-		u := saga.Unregistered{Definition: d}
-		if err := s.db.QueryRowContext(ctx, count, d.Saga, d.Version).Scan(&u.Count, &oldest, &now); err != nil {
-			return err
+		if last := len(found) - 1; last >= 0 && found[last].Definition == d.definition() {
+			u := &found[last] // with an owner, and without one
+			u.Count = min(u.Count+d.Count, saga.CountLimit)
+			if d.Oldest.Before(u.Oldest) {
+				u.Oldest = d.Oldest
+			}
+			continue
 		}
-		if u.Oldest, u.Now = oldest.Time, now.Time; u.Count > 0 {
-			found = append(found, u)
-		}
-		return nil
-	})
+		found = append(found, saga.Unregistered{Definition: d.definition(), Count: d.Count, Oldest: d.Oldest, Now: d.Now})
+	}
 	return found, wrap("unregistered", err)
 }

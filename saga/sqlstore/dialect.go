@@ -1,10 +1,9 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
-	"slices"
+	"strconv"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
@@ -14,7 +13,7 @@ import (
 // a querier make their statements one transaction.
 type dialect interface {
 	schema() string
-	barrier() string                            // the table of saga.Barrier
+	barrier() string                            // the table of saga.Apply
 	check(ctx context.Context, q querier) error // the connection's settings
 	hasTable(ctx context.Context, q querier, name string) (bool, error)
 	lockSchema(ctx context.Context, q querier) error
@@ -37,12 +36,17 @@ type dialect interface {
 	// them as written. It may wait for a transaction that starts a saga with one of these
 	// ids. An error leaves open whether any of them was written.
 	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
-	claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error)
+	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
+	claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error)
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
 	// cancel returns sql.ErrNoRows if the record is still to be read.
 	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
-	// deleteEnded also removes the sagas that it deletes from their children.
-	deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error)
+	// ended returns the ids of sagas that ended long ago and have no parent, and endedChildren
+	// those of children that have ended. Both lock the rows.
+	ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error)
+	endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error)
+	// remove deletes sagas, and removes them from the children that they still have.
+	remove(ctx context.Context, q querier, ids []string) error
 
 	// madeDue returns an UPDATE of at most one saga that also tells the listeners, if the
 	// row then has no owner and is due.
@@ -54,8 +58,16 @@ type dialect interface {
 	time(t time.Time) any                // as a parameter
 	contains(column, text string) string // a condition
 	live() string                        // the condition for running and compensating sagas
-	readNewest() string                  // the end of a query that must see the newest version of a row
-	comparesRows() bool                  // whether it uses an index for (a, b) > (c, d)
+	// groups returns a query of the different values of the first columns of an index, which
+	// reads no more entries than it returns. least is empty, or the next column of the index:
+	// the query also has the least value in each group. where is empty, or the condition
+	// of the index.
+	groups(index, columns, least, where string) string
+	// count returns an expression for how many entries of an index a condition admits, up to
+	// saga.CountLimit. order is the columns of the index that the condition does not fix.
+	count(index, where, order string) string
+	readNewest() string // the end of a query that must see the newest version of a row
+	comparesRows() bool // whether it uses an index for (a, b) > (c, d)
 }
 
 // A querier is a *sql.DB or a *sql.Tx.
@@ -63,6 +75,19 @@ type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// countFirst is dialect.count. The order keeps planners from reading the table instead of the
+// index.
+func countFirst(where, order string) string {
+	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(saga.CountLimit) + ") AS c)"
+}
+
+func and(where, condition string) string {
+	if where == "" {
+		return condition
+	}
+	return where + " AND " + condition
 }
 
 // logArgs returns the columns of log entries, without their time.
@@ -89,43 +114,25 @@ func startEach(ctx context.Context, q querier, d dialect, batch []*pendingStart)
 	return nil
 }
 
-// pick returns the ids of the sagas to claim, and their owners before. The queries are for
-// those of crashed owners and for those without one.
-func pick(ctx context.Context, q querier, crashed, waiting string, req saga.ClaimRequest) (ids []string, previous map[string]string, err error) {
-	picked, err := due(ctx, q, crashed, req.Definitions, req.Limit)
-	if err == nil && len(picked) < req.Limit {
-		var more []dueSaga
-		more, err = due(ctx, q, waiting, req.Definitions, req.Limit-len(picked))
-		picked = append(picked, more...)
-	}
+// pick returns the ids of the sagas to claim, and their owners before. The query is for the
+// first of a queue. The index has the order.
+func pick(ctx context.Context, q querier, query string, queues []queue, limit, most int) (ids []string, previous map[string]string, err error) {
 	previous = make(map[string]string)
-	for _, p := range picked {
-		ids = append(ids, p.id)
-		previous[p.id] = p.owner
-	}
-	return ids, previous, err
-}
-
-type dueSaga struct {
-	id     string
-	wakeAt int64
-	owner  string
-}
-
-// due returns the first sagas that query finds for each definition. The index has the
-// order.
-func due(ctx context.Context, q querier, query string, definitions []saga.Definition, limit int) ([]dueSaga, error) {
-	var found []dueSaga
-	for _, d := range definitions {
-		rows, err := q.QueryContext(ctx, query, d.Saga, d.Version, limit)
-		list, err := collect(rows, err, func(rows *sql.Rows) (s dueSaga, err error) {
-			return s, rows.Scan(&s.id, &s.wakeAt, &s.owner)
+	for _, d := range queues {
+		if len(ids) == limit {
+			break
+		}
+		rows, err := q.QueryContext(ctx, query, d.Name, d.Version, d.Owned, min(limit-len(ids), most))
+		_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
+			var id, owner string
+			if err = rows.Scan(&id, &owner); err == nil {
+				ids, previous[id] = append(ids, id), owner
+			}
+			return true, err
 		})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		found = append(found, list...)
 	}
-	slices.SortStableFunc(found, func(a, b dueSaga) int { return cmp.Compare(a.wakeAt, b.wakeAt) })
-	return found[:min(limit, len(found))], nil
+	return ids, previous, nil
 }

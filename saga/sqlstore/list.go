@@ -167,15 +167,9 @@ func (l *listing) arms(ctx context.Context) ([]arm, error) {
 	return arms, nil
 }
 
-// names returns the names of all definitions that have sagas. It looks each up in the
-// index.
+// names returns the names of all definitions that have sagas.
 func (s *Store) names(ctx context.Context) ([]string, error) {
-	first := func(where string) string {
-		return "(SELECT s.name FROM {p}saga s" + where + " ORDER BY s.name LIMIT 1)"
-	}
-	rows, err := s.db.QueryContext(ctx, s.tables.sql("WITH RECURSIVE n(name) AS (SELECT name FROM "+first(" WHERE s.name > ''")+" AS f"+
-		" UNION ALL SELECT "+first(" WHERE s.name > n.name")+" FROM n WHERE n.name IS NOT NULL)"+
-		" SELECT name FROM n WHERE name IS NOT NULL"))
+	rows, err := s.db.QueryContext(ctx, s.tables.sql(s.d.groups("saga_name", "name", "", "")))
 	return collect(rows, err, func(rows *sql.Rows) (name string, err error) { return name, rows.Scan(&name) })
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,12 +19,12 @@ import (
 type mysql struct {
 	started, startedAt, committed, released, fenced     string
 	log                                                 *byCount
-	crashed, waiting                                    string
+	due                                                 string
 	canceled                                            string
 	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
 	fencedRows, deletedSaga, deletedLog, deletedSignals *byCount
-	orphaned                                            *byCount
-	ended                                               string
+	orphaned, endedKids                                 *byCount
+	endedRoots                                          string
 }
 
 func newMySQL(t tables) *mysql {
@@ -36,16 +37,17 @@ func newMySQL(t tables) *mysql {
 		committed: t.sql(mysqlCommitText("")),
 		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
 		log:       newByCount(func(n int) string { return t.sql(mysqlLogText(n)) }),
-		crashed:   t.sql(fmt.Sprintf(mysqlDue, 1)), waiting: t.sql(fmt.Sprintf(mysqlDue, 0)),
-		claimed: in(mysqlClaim), claimedRows: in("SELECT " + mysqlColumns + " FROM {p}saga WHERE id IN ({ids})"),
+		due:       t.sql(mysqlDue),
+		claimed:   in(mysqlClaim), claimedRows: in("SELECT " + mysqlColumns + " FROM {p}saga WHERE id IN ({ids})"),
 		held:    in("SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE id IN ({ids}) AND owner = ?"),
 		free:    in("SELECT id, epoch FROM {p}saga WHERE id IN ({ids}) AND owner = ? FOR UPDATE SKIP LOCKED"),
 		renewed: in("UPDATE {p}saga SET wake_at = " + mysqlNow + " + ? WHERE id IN ({ids})"),
 		fencedRows: in("SELECT id, epoch, seq, cancel_requested, cancel_note FROM {p}saga" +
 			" WHERE id IN ({ids}) FOR UPDATE SKIP LOCKED"),
 		canceled: t.sql(mysqlCancel),
-		ended: t.sql("SELECT id FROM {p}saga WHERE status = ? AND ended_at <= " + mysqlNow + " - ?" +
+		endedRoots: t.sql("SELECT id FROM {p}saga WHERE status = ? AND ended_at <= " + mysqlNow + " - ?" +
 			" ORDER BY ended_at LIMIT ? FOR UPDATE SKIP LOCKED"),
+		endedKids:      in("SELECT id FROM {p}saga WHERE parent IN ({ids}) AND " + isEnded + " LIMIT ? FOR UPDATE"),
 		deletedSaga:    in("DELETE FROM {p}saga WHERE id IN ({ids})"),
 		deletedLog:     in("DELETE FROM {p}saga_log WHERE saga_id IN ({ids})"),
 		deletedSignals: in("DELETE FROM {p}saga_signal WHERE saga_id IN ({ids})"),
@@ -180,6 +182,26 @@ func (*mysql) live() string { return "live = 1" }
 
 func (*mysql) comparesRows() bool { return false }
 
+// groups makes MySQL skip from group to group ("Using index for group-by").
+func (*mysql) groups(index, columns, least, where string) string {
+	values, by := columns, columns
+	if least != "" {
+		values += ", min(" + least + ") AS " + least
+	}
+	if where != "" {
+		where, by = " WHERE "+where, "live, "+by
+	}
+	return "SELECT " + values + " FROM {p}saga FORCE INDEX ({p}" + index + ")" + where + " GROUP BY " + by
+}
+
+// count asks first for the last entry that counts: a subquery with a limit may not refer to
+// the query around it.
+func (*mysql) count(index, where, order string) string {
+	from := " FROM {p}saga FORCE INDEX ({p}" + index + ") WHERE " + where
+	return "(CASE WHEN (SELECT 1" + from + " ORDER BY " + order + " LIMIT 1 OFFSET " + strconv.Itoa(saga.CountLimit-1) + ") = 1 THEN " +
+		strconv.Itoa(saga.CountLimit) + " ELSE (SELECT count(*)" + from + ") END)"
+}
+
 // readNewest ends a query that is to see the newest row, also in a transaction of the
 // user's that has a snapshot.
 func (*mysql) readNewest() string { return " LOCK IN SHARE MODE" }
@@ -187,7 +209,7 @@ func (*mysql) readNewest() string { return " LOCK IN SHARE MODE" }
 // hot returns the statements that are worth preparing: the driver would otherwise prepare
 // them each time.
 func (d *mysql) hot() []string {
-	texts := []string{d.started, d.startedAt, d.fenced, d.committed, d.released, d.crashed, d.waiting}
+	texts := []string{d.started, d.startedAt, d.fenced, d.committed, d.released, d.due}
 	for n := 1; n < len(d.log.few); n++ {
 		texts = append(texts, d.log.text(n))
 	}
@@ -332,16 +354,16 @@ func (d *mysql) append(ctx context.Context, q querier, id string, seq, epoch int
 	return err
 }
 
-const mysqlDue = `SELECT id, wake_at, owner FROM {p}saga
-WHERE live = 1 AND name = ? AND version = ? AND owned = %d AND wake_at <= ` + mysqlNow + `
+const mysqlDue = `SELECT id, owner FROM {p}saga FORCE INDEX ({p}saga_live)
+WHERE live = 1 AND name = ? AND version = ? AND owned = ? AND wake_at <= ` + mysqlNow + `
 ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`
 
 // In an UPDATE of MySQL, an expression sees the columns that were set before it.
 const mysqlClaim = `UPDATE {p}saga SET epoch = epoch + 1, takeovers = takeovers + (owner <> '' AND owner <> ?),
 	owner = ?, wake_at = ` + mysqlNow + ` + ? WHERE id IN ({ids})`
 
-func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
-	ids, previous, err := pick(ctx, q, d.crashed, d.waiting, req)
+func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
+	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit, most)
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
@@ -418,19 +440,25 @@ func (d *mysql) cancel(ctx context.Context, q querier, id, note string) (rec sag
 	return rec, err
 }
 
-func (d *mysql) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error) {
-	rows, err := q.QueryContext(ctx, d.ended, string(status), age.Milliseconds(), limit)
-	ids, err := collect(rows, err, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) })
-	if err != nil || len(ids) == 0 {
-		return 0, err
-	}
+func (d *mysql) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
+	return collect(rows, err, scanID)
+}
+
+func (d *mysql) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
+	text, args := d.among(d.endedKids, ids)
+	rows, err := q.QueryContext(ctx, text, append(args, limit)...)
+	return collect(rows, err, scanID)
+}
+
+func (d *mysql) remove(ctx context.Context, q querier, ids []string) error {
 	for _, texts := range []*byCount{d.deletedSaga, d.deletedLog, d.deletedSignals, d.orphaned} {
 		text, args := d.among(texts, ids)
 		if _, err := q.ExecContext(ctx, text, args...); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return int64(len(ids)), nil
+	return nil
 }
 
 // among returns the statement for a list of ids, and its arguments. The list is filled up

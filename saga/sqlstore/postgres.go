@@ -19,7 +19,8 @@ type postgres struct {
 	committed, released, handedOn  *byCount
 	startedMany, startedManyDue    string
 	batch, batchDue, claimed, beat string
-	canceled, deleted              string
+	canceled                       string
+	endedRoots, endedKids, removed string
 	tell                           string // the notification; "" for none
 }
 
@@ -41,7 +42,7 @@ func newPostgres(t tables, notify bool) *postgres {
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
 		startedMany: t.sql(postgresStarts), startedManyDue: t.sql(postgresStarts + due),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
-		deleted: t.sql(postgresDelete),
+		endedRoots: t.sql(postgresEnded), endedKids: t.sql(postgresEndedChildren), removed: t.sql(postgresRemove),
 	}
 	d.canceled = t.sql(d.telling(postgresCancel, d.columns()))
 	return d
@@ -72,7 +73,8 @@ CREATE TABLE {p}saga (
 	cancel_note      text        NOT NULL DEFAULT '',
 	reported         boolean     NOT NULL DEFAULT false,
 	created_at       timestamptz NOT NULL,
-	updated_at       timestamptz NOT NULL
+	updated_at       timestamptz NOT NULL,
+	owned            smallint GENERATED ALWAYS AS (CASE WHEN owner > '' THEN 1 ELSE 0 END) STORED
 ) WITH (fillfactor = 70);
 ` + indexes + `
 CREATE TABLE {p}saga_log (
@@ -158,6 +160,22 @@ func (*postgres) contains(column, text string) string {
 func (*postgres) live() string { return isLive }
 
 func (*postgres) comparesRows() bool { return true }
+
+// groups asks the index for the first entry after each group. The last condition is that of
+// postgresBatch.
+func (*postgres) groups(_, columns, least, where string) string {
+	all := columns
+	if least != "" {
+		all += ", " + least
+	}
+	first := func(condition string) string {
+		return "(SELECT " + all + " FROM {p}saga WHERE " + and(where, condition) + " ORDER BY " + all + " LIMIT 1)"
+	}
+	return "WITH RECURSIVE g AS (SELECT * FROM " + first("name > ''") + " AS f UNION ALL SELECT n.* FROM g CROSS JOIN LATERAL " +
+		first("("+columns+") > (g."+strings.ReplaceAll(columns, ", ", ", g.")+")") + " AS n) SELECT * FROM g WHERE name || '' = name"
+}
+
+func (*postgres) count(_, where, order string) string { return countFirst(where, order) }
 
 func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
 	epoch := 0
@@ -366,33 +384,26 @@ func appendLog(args []any, log []saga.Entry) []any {
 	return args
 }
 
-// postgresClaim claims the sagas of crashed owners first, and then waiting ones up to the
-// limit. The index has the order for each definition. The UPDATE has its rows as an array:
-// a plan could run a subquery twice, and lock more rows.
+// postgresClaim takes and locks the first sagas of one queue after the other, up to the
+// limits of each and of all: the function has the order, and a nested loop is the only way to join LATERAL. The
+// UPDATE has its rows as an array: a plan could run a subquery twice, and lock more rows.
 //
 // The planner must expect few rows, however many sagas wait, or it compiles (JIT) each
-// claim. Therefore the inner limits are the parameter itself, whose value it knows, and
-// there is the condition on "one" of postgresBatch. Rows that are locked and not claimed
-// are free again when the statement ends.
-const postgresClaim = `WITH d AS MATERIALIZED (
-	SELECT d.name, d.version FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint) WHERE d.one = 1),
-crashed AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
-	SELECT id, wake_at, owner FROM {p}saga
-	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner > '' AND wake_at <= statement_timestamp()
-	ORDER BY wake_at LIMIT $3::bigint FOR NO KEY UPDATE SKIP LOCKED) s
-	ORDER BY wake_at LIMIT $3::bigint),
-waiting AS MATERIALIZED (SELECT s.* FROM d CROSS JOIN LATERAL (
-	SELECT id, wake_at FROM {p}saga
-	WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owner = '' AND wake_at <= statement_timestamp()
-	ORDER BY wake_at LIMIT $3::bigint FOR NO KEY UPDATE SKIP LOCKED) s
-	ORDER BY wake_at LIMIT $3::bigint - (SELECT count(*) FROM crashed))
+// claim. Therefore the inner limit is the parameter itself, whose value it knows, and
+// there is the condition on "one" of postgresBatch.
+const postgresClaim = `WITH picked AS MATERIALIZED (SELECT s.id, s.owner
+	FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint, owned smallint) CROSS JOIN LATERAL (
+		SELECT id, owner FROM {p}saga
+		WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= statement_timestamp()
+		ORDER BY wake_at LIMIT $5::bigint FOR NO KEY UPDATE SKIP LOCKED) s
+	WHERE d.one = 1 LIMIT $3::bigint)
 UPDATE {p}saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond',
 	takeovers = takeovers + CASE WHEN owner > '' AND owner <> $1 THEN 1 ELSE 0 END
-WHERE id = ANY (ARRAY(SELECT id FROM crashed UNION ALL SELECT id FROM waiting))
-RETURNING ` + recordColumns + `, statement_timestamp(), COALESCE((SELECT c.owner FROM crashed c WHERE c.id = s.id), '')`
+WHERE id = ANY (ARRAY(SELECT id FROM picked))
+RETURNING ` + recordColumns + `, statement_timestamp(), (SELECT p.owner FROM picked p WHERE p.id = s.id)`
 
-func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
-	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonDefinitions(req.Definitions))
+func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
+	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonText(queues), most)
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 
@@ -423,17 +434,39 @@ func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (saga
 	return scan(q.QueryRowContext(ctx, d.canceled, id, note))
 }
 
-const postgresDelete = `WITH gone AS (DELETE FROM {p}saga WHERE id = ANY (ARRAY(
-	SELECT id FROM {p}saga WHERE ` + isDeletable + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
-	ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED)) RETURNING id),
-l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY (ARRAY(SELECT id FROM gone))),
-s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY (ARRAY(SELECT id FROM gone))),
-c AS (UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild + ` AND parent = ANY (ARRAY(SELECT id FROM gone)))
-SELECT count(*) FROM gone`
+const postgresEnded = `SELECT id FROM {p}saga
+WHERE ` + isDeletable + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED`
 
-func (d *postgres) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (n int64, err error) {
-	err = q.QueryRowContext(ctx, d.deleted, string(status), age.Microseconds(), limit).Scan(&n)
-	return n, err
+func (d *postgres) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Microseconds(), limit)
+	return collect(rows, err, scanID)
+}
+
+const postgresEndedChildren = `SELECT id FROM {p}saga
+WHERE ` + isChild + ` AND ` + isEnded + ` AND parent = ANY ($1::text[]) LIMIT $2::bigint FOR UPDATE`
+
+func (d *postgres) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
+	rows, err := q.QueryContext(ctx, d.endedKids, textArray(ids), limit)
+	return collect(rows, err, scanID)
+}
+
+const postgresRemove = `WITH l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY ($1::text[])),
+s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY ($1::text[])),
+c AS (UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild + ` AND parent = ANY ($1::text[]))
+DELETE FROM {p}saga WHERE id = ANY ($1::text[])`
+
+func (d *postgres) remove(ctx context.Context, q querier, ids []string) error {
+	_, err := q.ExecContext(ctx, d.removed, textArray(ids))
+	return err
+}
+
+func textArray(list []string) string {
+	var a array
+	for _, s := range list {
+		a.text(s)
+	}
+	return a.String()
 }
 
 // batchArgs returns the parameters of postgresBatch.

@@ -25,6 +25,8 @@ func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
 const recordColumns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
 
+func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
+
 func scanRenewed(rows *sql.Rows) (n saga.Renewed, err error) {
 	return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
 }

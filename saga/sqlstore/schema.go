@@ -8,7 +8,9 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// schemaVersion is the version of the tables.
+// schemaVersion is the version of the tables. From 0.1.0 on, whatever changes them makes it
+// one more, with a migration in Migrate and a test that upgrades a database of each
+// released version in which sagas are half done.
 const schemaVersion = 1
 
 // tables is the prefix of the names of the tables.
@@ -44,10 +46,7 @@ func (s *Store) Schema() string {
 // returns an error if the settings of the connection could lose a commit, or do not wait
 // for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
-	if err := s.migrate(ctx); err != nil {
-		return fmt.Errorf("sqlstore: migrate: %w", err)
-	}
-	return nil
+	return wrap("migrate", s.migrate(ctx))
 }
 
 func (s *Store) migrate(ctx context.Context) error {
@@ -92,10 +91,7 @@ func (s *Store) migrate(ctx context.Context) error {
 // Check implements [saga.Checker]: it returns nil if the tables exist and have this
 // version.
 func (s *Store) Check(ctx context.Context) error {
-	if err := s.find(ctx, s.db); err != nil {
-		return fmt.Errorf("sqlstore: check: %w", err)
-	}
-	return nil
+	return wrap("check", s.find(ctx, s.db))
 }
 
 // errNoTables is returned by find if none of the tables exists.
@@ -120,8 +116,12 @@ func (s *Store) find(ctx context.Context, q querier) error {
 		return errNoTables
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%w: there is a table %s and no table %s: another program's (use Config.Prefix), or part of the schema is missing",
-			saga.ErrNotMigrated, found[0], missing[0])
+		whose := "another program's (use Config.Prefix)"
+		if len(found) > 1 {
+			whose = "an older schema of this library, from before 0.1.0 (drop its tables, or use Config.Prefix)"
+		}
+		return fmt.Errorf("%w: there is a table %s and no table %s: %s, or part of the schema is missing",
+			saga.ErrNotMigrated, found[0], missing[0], whose)
 	}
 	var version int
 	err := q.QueryRowContext(ctx, s.tables.sql("SELECT max(version) FROM {p}saga_schema")).Scan(&version)
@@ -129,7 +129,7 @@ func (s *Store) find(ctx context.Context, q querier) error {
 		return fmt.Errorf("version of the schema: %w", err)
 	}
 	if version != schemaVersion {
-		return fmt.Errorf("%w: its schema is of version %d, and this program's is %d", saga.ErrNotMigrated, version, schemaVersion)
+		return fmt.Errorf("%w: its schema is of another version of this library: %d, and this program's is %d", saga.ErrNotMigrated, version, schemaVersion)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ CREATE TABLE {p}saga_signal (
 	payload blob    NOT NULL,
 	at      integer NOT NULL,
 	PRIMARY KEY (saga_id, name)
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 `
 )
 

@@ -16,10 +16,11 @@ import (
 type sqlite struct {
 	started, committed, released string
 	log                          *byCount
-	locked, crashed, waiting     string
+	locked, due                  string
 	claimed, beat, canceled      string
 	deletedSaga, deletedLog      string
 	deletedSignals, orphaned     string
+	endedRoots, endedKids        string
 }
 
 func newSQLite(t tables) *sqlite {
@@ -28,9 +29,13 @@ func newSQLite(t tables) *sqlite {
 		released: t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
 		log:      newByCount(func(n int) string { return t.sql(sqliteLogText(n)) }),
 		locked:   t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
-		crashed:  t.sql(fmt.Sprintf(sqliteDue, ">")), waiting: t.sql(fmt.Sprintf(sqliteDue, "=")),
-		claimed: t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
-		deletedSaga: t.sql(sqliteDelete), deletedLog: t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
+		due:      t.sql(sqliteDue),
+		claimed:  t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
+		endedRoots: t.sql(sqliteEnded),
+		endedKids: t.sql(`SELECT id FROM {p}saga WHERE ` + isChild + ` AND ` + isEnded +
+			` AND parent IN (SELECT value FROM json_each(?)) LIMIT ?`),
+		deletedSaga:    t.sql(`DELETE FROM {p}saga WHERE id IN (SELECT value FROM json_each(?))`),
+		deletedLog:     t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
 		deletedSignals: t.sql(`DELETE FROM {p}saga_signal WHERE saga_id IN (SELECT value FROM json_each(?))`),
 		orphaned: t.sql(`UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild +
 			` AND parent IN (SELECT value FROM json_each(?))`),
@@ -60,8 +65,9 @@ CREATE TABLE {p}saga (
 	cancel_note      text    NOT NULL DEFAULT '',
 	reported         integer NOT NULL DEFAULT 0,
 	created_at       integer NOT NULL,
-	updated_at       integer NOT NULL
-);
+	updated_at       integer NOT NULL,
+	owned            integer AS (owner > '')
+) STRICT;
 ` + indexes + `
 CREATE TABLE {p}saga_log (
 	saga_id text    NOT NULL,
@@ -74,7 +80,7 @@ CREATE TABLE {p}saga_log (
 	error   text    NOT NULL,
 	at      integer NOT NULL,
 	PRIMARY KEY (saga_id, seq)
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 CREATE TABLE {p}saga_schema (version integer NOT NULL);
 ` + sqliteSignals
 
@@ -151,11 +157,28 @@ func (*sqlite) live() string { return isLive }
 
 func (*sqlite) comparesRows() bool { return true }
 
+// groups asks the index for the first entry after each group. Without the plus signs, which
+// remove the affinities of the columns, SQLite would use only the first column of the index.
+func (*sqlite) groups(_, columns, least, where string) string {
+	order := columns
+	if least != "" {
+		order += ", " + least
+	}
+	first := func(condition string) string {
+		return "(SELECT rowid FROM {p}saga WHERE " + and(where, condition) + " ORDER BY " + order + " LIMIT 1)"
+	}
+	return "WITH RECURSIVE g(first) AS (SELECT " + first("name > ''") + " UNION ALL SELECT " +
+		first("("+columns+") > (+s."+strings.ReplaceAll(columns, ", ", ", +s.")+")") + " FROM g CROSS JOIN {p}saga s ON s.rowid = g.first)" +
+		" SELECT " + order + " FROM g CROSS JOIN {p}saga ON rowid = g.first"
+}
+
+func (*sqlite) count(_, where, order string) string { return countFirst(where, order) }
+
 // hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {
 	return []string{
 		d.started, d.committed, d.released, d.log.text(1), d.log.text(2),
-		d.locked, d.crashed, d.waiting, d.claimed, d.beat,
+		d.locked, d.due, d.claimed, d.beat,
 	}
 }
 
@@ -241,19 +264,19 @@ func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch in
 	return err
 }
 
-const sqliteDue = `SELECT id, wake_at, owner FROM {p}saga
-WHERE ` + isLive + ` AND name = ? AND version = ? AND owner %s '' AND wake_at <= ` + sqliteNow + `
+const sqliteDue = `SELECT id, owner FROM {p}saga
+WHERE ` + isLive + ` AND name = ? AND version = ? AND owned = ? AND wake_at <= ` + sqliteNow + `
 ORDER BY wake_at LIMIT ?`
 
 const sqliteClaim = `UPDATE {p}saga SET epoch = epoch + 1, owner = ?, wake_at = ` + sqliteNow + ` + ?,
 	takeovers = takeovers + (owner > '' AND owner <> ?)
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest) ([]saga.Record, error) {
+func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
 	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
-	ids, previous, err := pick(ctx, q, d.crashed, d.waiting, req)
+	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit, most)
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
@@ -283,19 +306,24 @@ func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (saga.R
 	return scan(q.QueryRowContext(ctx, d.canceled, note, id))
 }
 
-const sqliteDelete = `DELETE FROM {p}saga WHERE rowid IN (SELECT rowid FROM {p}saga
-	WHERE ` + isDeletable + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?) RETURNING id`
+const sqliteEnded = `SELECT id FROM {p}saga
+WHERE ` + isDeletable + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?`
 
-func (d *sqlite) deleteEnded(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) (int64, error) {
-	rows, err := q.QueryContext(ctx, d.deletedSaga, string(status), age.Milliseconds(), limit)
-	ids, err := collect(rows, err, func(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) })
-	if err != nil || len(ids) == 0 {
-		return 0, err
-	}
-	for _, text := range []string{d.deletedLog, d.deletedSignals, d.orphaned} {
+func (d *sqlite) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
+	return collect(rows, err, scanID)
+}
+
+func (d *sqlite) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
+	rows, err := q.QueryContext(ctx, d.endedKids, jsonText(ids), limit)
+	return collect(rows, err, scanID)
+}
+
+func (d *sqlite) remove(ctx context.Context, q querier, ids []string) error {
+	for _, text := range []string{d.deletedSaga, d.deletedLog, d.deletedSignals, d.orphaned} {
 		if _, err := q.ExecContext(ctx, text, jsonText(ids)); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return int64(len(ids)), nil
+	return nil
 }

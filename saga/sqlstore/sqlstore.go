@@ -8,7 +8,7 @@
 //
 // A saga is a row of the table saga, its log is in saga_log, and its signals are in
 // saga_signal. The table saga_schema has the version of all. Config.Prefix gives these
-// tables other names. Migrate also creates saga_barrier, for [saga.Barrier].
+// tables other names. Migrate also creates saga_barrier, for [saga.Apply].
 // [Store.Schema] returns the statements for another migration tool. Sagas that have ended
 // stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
 // ended.
@@ -36,6 +36,12 @@
 // A runner finds a saga that another process has started or signaled after
 // RunnerConfig.Poll, or within milliseconds with Config.Listen.
 //
+// Between a pooler that lends a connection for each transaction, such as PgBouncer with
+// pool_mode=transaction, and its clients no statement may be prepared. With pgx, add
+// default_query_exec_mode=exec to the DSN (or simple_protocol; the other three modes fail,
+// and cache_describe and describe_exec may run the statement of another client). Config.Listen
+// connects to the server itself.
+//
 // # MySQL
 //
 // MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the
@@ -49,7 +55,7 @@
 //
 // # SQLite
 //
-// Version 3.35 or later, and a database on a local disk. The processes of one machine may
+// Version 3.37 or later, and a database on a local disk. The processes of one machine may
 // share it. SQLite has one writer at a time. The store's own writes queue in the process.
 // The write transactions of others wait inside SQLite, which needs a busy_timeout. With
 // modernc.org/sqlite:
@@ -76,6 +82,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -319,11 +326,26 @@ func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.R
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
-	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		recs, err = s.d.claim(ctx, q, req)
-		return err
-	})
-	return recs, wrap("claim", err)
+	queues, err := s.due(ctx, req.Definitions)
+	if err != nil || len(queues) == 0 {
+		return nil, wrap("claim", err)
+	}
+	for rest := req; err == nil && rest.Limit > 0 && len(queues) > 0; rest.Limit = req.Limit - len(recs) {
+		var round []saga.Record
+		turn, most := takeTurns(queues, rest.Limit)
+		err = s.write(ctx, func(ctx context.Context, q querier) error {
+			round, err = s.d.claim(ctx, q, rest, turn, most)
+			return err
+		})
+		if err == nil {
+			recs = append(recs, round...)
+			queues = stillFull(queues, turn, round, most)
+		}
+	}
+	if len(recs) > 0 { // what an earlier round has claimed counts
+		return recs, nil
+	}
+	return nil, wrap("claim", err)
 }
 
 // Heartbeat implements [saga.Store].
@@ -403,16 +425,17 @@ const (
 	isLive = "status IN ('running', 'compensating')"
 	// The children of a saga that was not deleted are not among them: a sweep does not
 	// read past what it must keep.
-	isDeletable = "status IN ('completed', 'compensated', 'abandoned') AND parent = ''"
+	isEnded     = "status IN ('completed', 'compensated', 'abandoned')"
+	isDeletable = isEnded + " AND parent = ''"
 	isChild     = "parent > ''"
 )
 
-// indexes serve Claim, DeleteEnded, Children, List and Counts. Each of them costs a saga two
-// entries: at its start and at its end. A step changes no indexed column, so that PostgreSQL
-// writes it without touching the indexes. The wake_at of an ended saga is when it ended:
-// it was released then.
+// indexes serve Claim, DeleteEnded, Children, List and Counts. A saga changes them at its
+// start, at its end, and each time that it is claimed, parked or renewed. A step changes no
+// indexed column, so that PostgreSQL writes it without touching the indexes. The wake_at of
+// an ended saga is when it ended: it was released then.
 const indexes = `
-CREATE INDEX {p}saga_live ON {p}saga (name, version, owner, wake_at) WHERE ` + isLive + `;
+CREATE INDEX {p}saga_live ON {p}saga (name, version, owned, wake_at) WHERE ` + isLive + `;
 CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
 CREATE INDEX {p}saga_child ON {p}saga (parent, parent_step, status) WHERE ` + isChild + `;
 CREATE INDEX {p}saga_name ON {p}saga (name, status, id);
@@ -433,8 +456,34 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return wrap("listen", s.listen(ctx, s.tables.channel(), notify))
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	deaf := time.AfterFunc(math.MaxInt64, func() { stop(errDeaf) })
+	defer deaf.Stop()
+	calls := 0
+	err := s.listen(ctx, s.tables.channel(), func() {
+		switch calls++; calls {
+		case 1:
+			deaf.Reset(hearsWithin)
+			if _, err := s.db.ExecContext(ctx, "SELECT pg_notify($1, '')", s.tables.channel()); err != nil {
+				stop(err)
+			}
+		case 2:
+			deaf.Stop()
+		}
+		notify()
+	})
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return wrap("listen", err)
 }
+
+// hearsWithin is how long Listen waits for a notification of its own.
+const hearsWithin = 10 * time.Second
+
+var errDeaf = errors.New("LISTEN has succeeded, and a notification did not arrive:" +
+	" it needs a connection of its own to the server, past any pooler such as PgBouncer")
 
 // DeleteEnded implements [saga.Store]. Rows of the barrier stay (see [saga.PruneBarrier]).
 func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, limit int) (int, error) {
@@ -442,12 +491,25 @@ func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Du
 		// SQLite takes a negative limit for none.
 		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
 	}
-	var n int64
-	err := s.write(ctx, func(ctx context.Context, q querier) (err error) {
-		n, err = s.d.deleteEnded(ctx, q, status, age, limit)
+	n := 0
+	err := s.transact(ctx, func(ctx context.Context, q querier) error {
+		var generations [][]string
+		ids, err := s.d.ended(ctx, q, status, age, limit)
+		for len(ids) > 0 && err == nil {
+			generations = append(generations, ids)
+			ids, err = s.d.endedChildren(ctx, q, ids, limit)
+		}
+		n = 0
+		for i := len(generations) - 1; i >= 0 && n < limit && err == nil; i-- {
+			err = s.d.remove(ctx, q, generations[i])
+			n += len(generations[i])
+		}
 		return err
 	})
-	return int(n), wrap("delete", err)
+	if err != nil {
+		return 0, wrap("delete", err)
+	}
+	return n, nil
 }
 
 // Children implements [saga.Store].
@@ -563,5 +625,16 @@ func wrap(what string, err error) error {
 	if err == nil || err == saga.ErrFenced || err == saga.ErrNotFound {
 		return err
 	}
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) && (state.SQLState() == noStatement || state.SQLState() == sameStatement) {
+		return fmt.Errorf("sqlstore: %s: a pooler such as PgBouncer has lent the connection to another client:"+
+			" set what keeps the driver from preparing statements, with pgx default_query_exec_mode=exec: %w", what, err)
+	}
 	return fmt.Errorf("sqlstore: %s: %w", what, err)
 }
+
+// What PostgreSQL says of prepared statements that another session has or had.
+const (
+	noStatement   = "26000" // invalid_sql_statement_name
+	sameStatement = "42P05" // duplicate_prepared_statement
+)

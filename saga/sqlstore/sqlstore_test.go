@@ -206,7 +206,10 @@ func TestAStartKnowsItsOwnSagaAfterItsBatchFailed(t *testing.T) {
 // and the turn of the others comes all the same.
 func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
+		s := &script{
+			answers:  map[string][]driver.Value{"SELECT d.name": {"trip", int64(1), int64(0), int64(1), int64(1), int64(0)}}, // is due
+			onCommit: func() error { time.Sleep(time.Minute); return nil },
+		}
 		store := newStore(t, s, sqlstore.SQLite)
 		definitions := []saga.Definition{{Saga: "trip", Version: 1}}
 		calls := []func(context.Context) error{
@@ -261,6 +264,50 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestListenHearsItself, or says that it is deaf: through a pooler, LISTEN succeeds.
+func TestListenHearsItself(t *testing.T) {
+	for _, hears := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			db := open(new(script))
+			defer db.Close()
+			store := sqlstore.Config{Listen: func(ctx context.Context, _ string, notify func()) error {
+				notify()
+				if hears {
+					notify()
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			}}.New(db, sqlstore.PostgreSQL)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			begun := time.Now()
+			err := store.Listen(ctx, func() {})
+			if hears {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, time.Hour, time.Since(begun))
+			} else {
+				require.ErrorContains(t, err, "needs a connection of its own to the server")
+				require.Equal(t, 10*time.Second, time.Since(begun))
+			}
+		})
+	}
+}
+
+// TestAPoolerIsRecognized by what PostgreSQL says of statements of another session.
+func TestAPoolerIsRecognized(t *testing.T) {
+	for state, want := range map[stateError]bool{"26000": true, "42P05": true, "42P01": false} {
+		_, err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Load(t.Context(), "a")
+		require.ErrorIs(t, err, state)
+		require.Equal(t, want, strings.Contains(err.Error(), "default_query_exec_mode=exec"), "%v", err)
+	}
+}
+
+// A stateError has the form of that of pgx.
+type stateError string
+
+func (e stateError) Error() string    { return "SQLSTATE " + string(e) }
+func (e stateError) SQLState() string { return string(e) }
 
 // TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
 func TestErrorsNameTheMethod(t *testing.T) {

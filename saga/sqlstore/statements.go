@@ -91,19 +91,6 @@ func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...
 	return tx.Tx.QueryRowContext(ctx, query, args...)
 }
 
-func jsonDefinitions(list []saga.Definition) string {
-	type definition struct {
-		One     int    `json:"one"`
-		Name    string `json:"name"`
-		Version int    `json:"version"`
-	}
-	out := make([]definition, len(list))
-	for i, d := range list {
-		out[i] = definition{1, d.Saga, d.Version}
-	}
-	return jsonText(out)
-}
-
 func jsonHeld(list []saga.Held) string {
 	type held struct {
 		One   int    `json:"one"`

@@ -26,7 +26,8 @@ import (
 // and none means all of them: "chain", "declined", "in doubt", "diamond", "diamond
 // declined", "alternative", "pivot", "parked", "refused by a policy", "undo refused by a
 // policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
-// "children", "children turned back", "children declined", "transactions", "transactions declined".
+// "children", "children turned back", "children declined", "shared record", "shared record
+// declined", "transactions", "transactions declined".
 func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...string) {
 	t.Helper()
 	store := newStore(t)
@@ -139,9 +140,17 @@ func scenarios(store saga.Store) []scenario {
 		{"children declined", saga.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.NoEffect(errDeclined)))}
 		}, nil},
+		{"shared record", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.again("a"), p.again("b"), p.step("c"), p.again("d"), p.again("e"), p.step("f"), p.again("g")}
+		}, []string{"a", "b", "c", "d", "e", "f", "g"}},
+		{"shared record declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.step("a"), p.again("b"), p.again("c"), p.failing("d", saga.NoEffect(errDeclined))}
+		}, []string{"b", "c"}},
 	}
 	if _, ok := store.(saga.TxStore); ok {
-		list = append(list, scenario{"transactions", saga.Completed, func(p *side) []saga.Step[notes] {
+		list = append(list, scenario{"shared transactions", saga.Completed, func(p *side) []saga.Step[notes] {
+			return []saga.Step[notes]{p.again("a"), p.inTx("b"), p.again("c"), p.inTx("d")}
+		}, []string{"a", "c"}}, scenario{"transactions", saga.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
 		}, []string{"a", "c"}}, scenario{"transactions declined", saga.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errDeclined))}
@@ -196,7 +205,7 @@ func (tr *trial) writes() int {
 }
 
 func (tr *trial) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	first, second := tr.newSide(true), tr.newSide(false)
 	var wg sync.WaitGroup
@@ -359,6 +368,13 @@ func (s *side) step(name string) saga.Step[notes] {
 			return nil
 		},
 	}
+}
+
+// again returns a step that may be done again, and shares records with others.
+func (s *side) again(name string) saga.Step[notes] {
+	st := s.step(name)
+	st.Idempotent, st.Undo = true, nil
+	return st
 }
 
 // failing returns a step that takes no effect.

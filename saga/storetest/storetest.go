@@ -43,6 +43,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"ClaimTakesWhatIsDue", claimDue},
 		{"ClaimOfACrashedOwner", claimCrashed},
 		{"ClaimOrderAndLimit", claimOrder},
+		{"ClaimTakesTurns", claimTurns},
 		{"ClaimOnlyRegistered", claimRegistered},
 		{"ClaimOncePerEpoch", claimOnce},
 		{"HeartbeatExtendsOnlyWhatIsHeld", heartbeat},
@@ -71,7 +72,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"UnregisteredAreCounted", unregistered},
 		{"ChildrenOfAStep", children},
 		{"DeleteEnded", deleteEnded},
-		{"DeleteEndedKeepsTheChildrenOfAParent", deleteChildren},
+		{"DeleteEndedDeletesChildrenBeforeTheirParent", deleteChildren},
 		{"TextAndBytesSurvive", roundTrip},
 		{"EndedContext", endedContext},
 	} {
@@ -346,6 +347,35 @@ func claimOrder(s *suite) {
 	s.Equal([]string{"new-1", "new-2"}, ids(s.claim("me", 2)))
 	s.Equal([]string{"new-3"}, ids(s.claim("me", 2)))
 	s.Empty(s.claim("me", 2))
+}
+
+// claimTurns: of three definitions, one has more due sagas than a claim takes, and they have
+// waited longest.
+func claimTurns(s *suite) {
+	order := []saga.Definition{{Saga: "many"}, {Saga: "few"}, {Saga: "one"}}
+	for i, n := range []int{40, 3, 1} {
+		for k := range n {
+			req := request(fmt.Sprint(order[i].Saga, "-", k))
+			req.Saga, req.Version = order[i].Saga, 0
+			if order[i].Saga == "many" && k < 20 {
+				req.Owner, req.LeaseTTL = "dead", short
+			}
+			s.start(req)
+		}
+	}
+	claim := func(limit int, d ...saga.Definition) (got [3]int) {
+		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d})
+		s.NoError(err)
+		for _, r := range recs {
+			got[slices.Index(order, saga.Definition{Saga: r.Saga})]++
+		}
+		return got
+	}
+	s.Equal([3]int{0, 1, 0}, claim(1, order[1], order[0], order[2]), "the first of the request")
+	s.Equal([3]int{1, 0, 1}, claim(2, order[0], order[2], order[1]), "one of each")
+	s.Equal([3]int{7, 2, 0}, claim(9, order...), "what one does not need goes to the others")
+	s.Equal([3]int{32, 0, 0}, claim(50, order...))
+	s.Equal([3]int{}, claim(50, order...))
 }
 
 func claimRegistered(s *suite) {
@@ -1071,8 +1101,8 @@ func children(s *suite) {
 	s.Empty(find(saga.ChildrenRequest{Parent: "a", Step: "parcels"}))
 }
 
-// deleteChildren: what a parent has started stays until the parent is deleted, which may
-// itself be a child.
+// deleteChildren: what a parent has started stays until the parent is to be deleted, and goes
+// before it. Children may have children.
 func deleteChildren(s *suite) {
 	s.start(request("order"))
 	s.child("order/1", "order")
@@ -1093,18 +1123,27 @@ func deleteChildren(s *suite) {
 	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
 	s.end("order", saga.Abandoned)
 	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
-	sweep(saga.Abandoned, 10, 1, "order/1 order/1/1 order/2 other other/1")
+	sweep(saga.Abandoned, 10, 3, "order/2 other other/1")
 	rec := s.load("order/2")
 	s.Equal("", rec.Parent)
 	s.Equal("", rec.ParentStep)
-	s.Equal("order/1", s.load("order/1/1").Parent)
 	list, err := s.store.Children(s.ctx, saga.ChildrenRequest{Parent: "order", Step: "parcels"})
 	s.NoError(err)
 	s.Empty(list)
-	sweep(saga.Completed, 10, 1, "order/1/1 order/2 other other/1")
 	s.end("order/2", saga.Completed)
-	sweep(saga.Completed, 10, 2, "other other/1")
-	s.Equal("other", s.load("other/1").Parent)
+	sweep(saga.Completed, 10, 1, "other other/1")
+	s.child("other/2", "other")
+	s.end("other/2", saga.Compensated)
+	s.end("other", saga.Completed)
+	for _, left := range []int{2, 1, 0} { // one by one, and the parent last
+		n, err := s.store.DeleteEnded(s.ctx, saga.Completed, 0, 1)
+		s.NoError(err)
+		s.Equal(1, n)
+		page, _, err := s.store.List(s.ctx, saga.Filter{})
+		s.NoError(err)
+		s.Len(page, left)
+		s.True(left == 0 || page[0].ID == "other")
+	}
 }
 
 func roundTrip(s *suite) {

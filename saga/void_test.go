@@ -1,0 +1,86 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+var errLost = errors.New("the reply is lost")
+
+// then returns a step whose Do returns each of errs in turn, and the last one for ever.
+// It keeps the turn by the calls in the state, since a definition runs several times.
+func then(name string, errs ...error) saga.Step[trip] {
+	st := step(name)
+	st.Do = func(_ context.Context, s *trip) error {
+		n := 0
+		for _, call := range s.Calls {
+			if call == "do "+name {
+				n++
+			}
+		}
+		s.Calls = append(s.Calls, "do "+name)
+		return errs[min(n, len(errs)-1)]
+	}
+	return st
+}
+
+// parts is an error of several parts.
+type parts []error
+
+func (parts) Error() string     { return "parts" }
+func (p parts) Unwrap() []error { return p }
+
+// TestAVoidSettlesEveryAttempt: what is in doubt after a lost reply takes no effect any
+// more, so a step need not be undone, and a pivot without Undo turns back.
+func TestAVoidSettlesEveryAttempt(t *testing.T) {
+	void := saga.Void(errDeclined)
+	for _, c := range []struct {
+		name    string
+		err     error
+		settled bool
+	}{
+		{"void", void, true},
+		{"wrapped", fmt.Errorf("bank: %w", void), true},
+		{"in an Abort", saga.Abort(void), true},
+		{"twice", errors.Join(void, fmt.Errorf("b: %w", void)), true},
+		{"no effect", saga.NoEffect(errDeclined), false},
+		{"in a NoEffect, which is about the attempt", saga.NoEffect(void), false},
+		{"in doubt, whatever is inside", saga.InDoubt(void), false},
+		{"beside a NoEffect", errors.Join(void, saga.NoEffect(errDeclined)), false},
+		{"beside a time-out", errors.Join(void, context.DeadlineExceeded), false},
+		{"beside a refusal", errors.Join(void, refusal{}), false},
+		{"of no parts", saga.Abort(parts(nil)), false},
+		{"of a child", &saga.Error{Status: saga.Compensated, Err: void}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Equal(t, c.settled, saga.Voided(c.err))
+			charge := then("charge", errLost, c.err)
+			calls := []string{"do flight", "do charge", "do charge", "undo charge", "undo flight"}
+			if c.settled {
+				calls = []string{"do flight", "do charge", "do charge", "undo flight"}
+			}
+			bothWays(t, sequence(step("flight"), charge), func(s trip, err error) {
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.Equal(t, calls, s.Calls)
+			})
+			charge.Pivot, charge.Undo = true, nil
+			bothWays(t, sequence(step("flight"), charge), func(s trip, err error) {
+				if c.settled {
+					require.ErrorIs(t, err, saga.ErrCompensated)
+					require.Equal(t, calls, s.Calls)
+				} else {
+					require.ErrorIs(t, err, saga.ErrStuck)
+				}
+			})
+		})
+	}
+	require.NoError(t, saga.Void(nil))
+	require.False(t, saga.Voided(nil))
+	require.False(t, saga.Voided(saga.Void(refusal{})), "it is tried again")
+}
