@@ -3,6 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -12,6 +13,12 @@ import (
 )
 
 const idempotencyKey = "idempotency-key"
+
+// The ErrorInfo of a command that was refused for good.
+const (
+	infoDomain = "github.com/go-resilience/resilience/saga"
+	infoVoid   = "COMMAND_VOID"
+)
 
 // SendCommand calls send, which makes an RPC, as the command of the saga's step whose ctx
 // it is given, and returns what the answer means to the step, as [Outcome] does.
@@ -38,6 +45,9 @@ func SendCommand(ctx context.Context, send func(context.Context) error) error {
 // Outcome returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
 // given:
 //
+//   - A status with an ErrorInfo of the reason COMMAND_VOID and the domain
+//     github.com/go-resilience/resilience/saga is a [saga.Void]: the server declined every
+//     attempt of this command, and has recorded that.
 //   - NotFound is nil in an Undo: there is nothing to undo.
 //   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition,
 //     OutOfRange and Unimplemented are a [saga.NoEffect]: the server declined.
@@ -50,6 +60,11 @@ func Outcome(ctx context.Context, err error) error {
 	}
 	if behavior.IsRefused(err) {
 		return err
+	}
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.Reason == infoVoid && info.Domain == infoDomain {
+			return saga.Void(err)
+		}
 	}
 	switch status.Code(err) {
 	case codes.NotFound:
@@ -67,7 +82,7 @@ func Outcome(ctx context.Context, err error) error {
 }
 
 // CommandContext returns the ctx of an RPC's handler with the command of [SendCommand],
-// for [saga.Apply] or [saga.Barrier]. The error has the code InvalidArgument, if the
+// for [saga.Apply]. The error has the code InvalidArgument, if the
 // metadata has no id of a command.
 func CommandContext(ctx context.Context) (context.Context, error) {
 	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
@@ -80,12 +95,24 @@ func CommandContext(ctx context.Context) (context.Context, error) {
 }
 
 // CommandError returns the result of [saga.Apply] as a handler answers it, so that
-// [Outcome] reads it. The error of a Do that comes after its Undo, and any other answer
-// ([saga.NoEffect], [saga.Abort], resilience.Answer), has the code FailedPrecondition,
-// unless it has a code of its own. Any other error is returned as it is.
+// [Outcome] reads it. An answer ([saga.NoEffect], [saga.Abort], resilience.Answer) has the
+// code FailedPrecondition, unless it has a code of its own. A [saga.Void], also that of a
+// Do that comes after its Undo, has the ErrorInfo of one, too. Any other error is returned
+// as it is.
 func CommandError(err error) error {
-	if err == nil || !behavior.IsAnswered(err) || status.Code(err) != codes.Unknown {
+	if err == nil || !behavior.IsAnswered(err) {
 		return err
 	}
-	return status.Error(codes.FailedPrecondition, err.Error())
+	st, is := status.Convert(err), saga.Voided(err)
+	if st.Code() == codes.Unknown {
+		st = status.New(codes.FailedPrecondition, err.Error())
+	} else if !is {
+		return err
+	}
+	if is {
+		if with, err := st.WithDetails(&errdetails.ErrorInfo{Reason: infoVoid, Domain: infoDomain}); err == nil {
+			st = with
+		}
+	}
+	return st.Err()
 }

@@ -7,12 +7,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencegrpc"
+	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -73,12 +76,63 @@ func TestCommandErrorHasACode(t *testing.T) {
 	}{
 		{nil, codes.OK},
 		{saga.NoEffect(errors.New("full")), codes.FailedPrecondition},
-		{saga.NoEffect(saga.ErrUndone), codes.FailedPrecondition},
+		{saga.Void(errors.New("full")), codes.FailedPrecondition},
+		{saga.Void(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{saga.NoEffect(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{errors.New("connection lost"), codes.Unknown},
 	} {
 		require.Equal(t, c.want, status.Code(resiliencegrpc.CommandError(c.err)))
 	}
+}
+
+// TestAVoidCrossesTheNetwork, and nothing else is taken for one.
+func TestAVoidCrossesTheNetwork(t *testing.T) {
+	other, err := status.New(codes.FailedPrecondition, "full").WithDetails(&errdetails.ErrorInfo{Reason: "COMMAND_VOID", Domain: "hotels.example"})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{saga.Void(errors.New("full")), true},
+		{fmt.Errorf("hotels: %w", saga.Void(status.Error(codes.NotFound, "no such hotel"))), true},
+		{saga.NoEffect(errors.New("full")), false},
+		{saga.NoEffect(saga.Void(errors.New("full"))), false},
+		{errors.Join(saga.Void(errors.New("full")), context.DeadlineExceeded), false},
+		{other.Err(), false},
+	} {
+		sent := status.Convert(resiliencegrpc.CommandError(c.err)).Proto()
+		require.Equal(t, c.want, saga.Voided(resiliencegrpc.Outcome(t.Context(), status.FromProto(sent).Err())), "%v", c.err)
+	}
+}
+
+// TestAPivotThatIsRefusedForGood: the reply to the first attempt is lost with its
+// connection, and the next one is declined.
+func TestAPivotThatIsRefusedForGood(t *testing.T) {
+	var l *listener
+	_, l = serve(t, &service{unary: func(ctx context.Context, n int64, _ *testpb.Message) (*testpb.Message, error) {
+		if n == 1 {
+			l.cut()
+			return nil, ctx.Err()
+		}
+		return nil, resiliencegrpc.CommandError(saga.Void(errors.New("declined")))
+	}})
+	bank := dial(t, l.Addr().String(), resiliencegrpc.Client{})
+	undone := 0
+	order := &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{{
+		Name: "stock",
+		Do:   func(context.Context, *int) error { return nil },
+		Undo: func(context.Context, *int) error { undone++; return nil },
+	}, {
+		Name: "charge", Pivot: true,
+		Do: func(ctx context.Context, _ *int) error {
+			return resiliencegrpc.SendCommand(ctx, func(ctx context.Context) error {
+				_, err := bank.Create(ctx, hello, grpc.WaitForReady(true))
+				return err
+			})
+		},
+	}}}
+	require.ErrorIs(t, saga.Run(t.Context(), order, new(int)), saga.ErrCompensated)
+	require.Equal(t, 1, undone)
 }
 
 // A key that the ctx has is kept, as in resiliencehttp: a server that gets two takes none.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/resiliencegrpc"
 	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
 )
@@ -210,5 +211,29 @@ func drain(recv func() (*testpb.Message, error)) error {
 		} else if err != nil {
 			return err
 		}
+	}
+}
+
+// TestPushbackThatForbidsAnotherAttempt: what else the status asks for does not count.
+func TestPushbackThatForbidsAnotherAttempt(t *testing.T) {
+	for name, pushback := range map[string]metadata.MD{
+		"negative": metadata.Pairs("grpc-retry-pushback-ms", "-1"),
+		"two":      metadata.Pairs("grpc-retry-pushback-ms", "1", "grpc-retry-pushback-ms", "1"),
+	} {
+		s := &service{}
+		s.unary = func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
+			_ = grpc.SetTrailer(ctx, pushback)
+			return nil, failure(codes.Unavailable, info, nil)
+		}
+		_, lis := serve(t, s)
+		var seen error
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { seen = next(ctx); return seen }
+		})})
+		_, err := client.Get(t.Context(), hello)
+		requireCode(t, codes.Unavailable, err)
+		require.EqualValues(t, 1, s.calls.Load(), name)
+		require.False(t, resilience.Retryable(seen), name)
+		require.Zero(t, resilience.RetryAfter(seen), name)
 	}
 }

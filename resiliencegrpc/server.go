@@ -16,6 +16,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -51,7 +52,8 @@ type Server struct {
 	// Key returns the key of a call for Limit and MessageLimit. Take it from what the
 	// server knows about the client, such as its address or its authenticated account. A
 	// client that can choose its key can choose a new one for each call, and has no limit.
-	// Nil means [ClientIP] without trusted proxies.
+	// Of a key of more than 200 bytes its SHA-256 is kept. Nil means [ClientIP] without
+	// trusted proxies.
 	Key func(context.Context) string
 
 	// Slots bounds how many calls are served at once. If it has several levels, its
@@ -130,7 +132,7 @@ func (s Server) Options() []grpc.ServerOption {
 			return stream.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
 				g := &guardedStream{ServerStream: ss, ctx: ctx, limit: s.MessageLimit}
 				if s.MessageLimit != nil {
-					g.key = s.Key(ctx)
+					g.key = keyed.Short(s.Key(ctx))
 				}
 				err := handler(srv, g)
 				return cmp.Or(g.refusal(), err)
@@ -153,7 +155,7 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	if s.Limit != nil {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
-				if _, err := s.Limit.Admit(ctx, s.Key(ctx)); err != nil {
+				if _, err := s.Limit.Admit(ctx, keyed.Short(s.Key(ctx))); err != nil {
 					return err
 				}
 				return next(ctx)
