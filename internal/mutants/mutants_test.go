@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"go/parser"
+	"go/token"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const guess = "testdata/guess/guess.go"
+
+func TestMutantsAreBehindSwitchesAndPositionsStay(t *testing.T) {
+	src, err := os.ReadFile(guess)
+	require.NoError(t, err)
+	out, found, err := mutate("guess.go", src, 1, nil)
+	require.NoError(t, err)
+	_, err = parser.ParseFile(token.NewFileSet(), "guess.go", out, 0)
+	require.NoError(t, err)
+	require.Equal(t, bytes.Count(src, []byte("\n")), bytes.Count(out, []byte("\n")))
+	var names []string
+	for i, m := range found {
+		require.Equal(t, i+1, m.Number)
+		names = append(names, m.Name)
+	}
+	require.ElementsMatch(t, []string{
+		"guess.go Range.Tell: without the lock r.mu",
+		"guess.go Range.Tell: without r.asked++",
+		"guess.go Range.Tell: not n < r.Low",
+		"guess.go Range.Tell: <= instead of < in n < r.Low",
+		"guess.go Range.Tell: not n > r.High && !r.forgiven",
+		"guess.go Range.Tell: left out in n > r.High && !r.forgiven: n > r.High",
+		"guess.go Range.Tell: left out in n > r.High && !r.forgiven: !r.forgiven",
+		"guess.go Range.Tell: >= instead of > in n > r.High",
+		"guess.go Range.Asked: without the lock r.mu",
+		"guess.go Range.Asked: without defer func() { n = r.asked }()",
+		"guess.go Range.Asked: at once: defer func() { n = r.asked }()",
+		"guess.go Range.Asked: without n = r.asked",
+		"guess.go Range.Forgive: without r.forgiven = true",
+	}, names)
+}
+
+func TestALineThatDoesNotCompileIsLeftAlone(t *testing.T) {
+	src, err := os.ReadFile(guess)
+	require.NoError(t, err)
+	out, found, err := mutate("guess.go", src, 1, map[string]bool{"guess.go:23": true})
+	require.NoError(t, err)
+	require.Len(t, found, 9)
+	require.Contains(t, string(out), "\tif n > r.High && !r.forgiven {")
+}
+
+// The tests of guess know neither the bound 9, nor Forgive, nor a lock that Asked needs.
+func TestWhatNoTestNoticesSurvives(t *testing.T) {
+	p, err := build("./testdata/guess", t.TempDir())
+	require.NoError(t, err)
+	require.NoError(t, p.measure(context.Background()))
+	require.Empty(t, p.failing)
+	left := map[string]verdict{}
+	for n, v := range p.tryAll(p.mutants, options{budget: time.Hour, most: time.Minute, jobs: 2}) {
+		if v != caught {
+			left[p.mutants[n-1].Name] = v
+		}
+	}
+	require.Equal(t, map[string]verdict{
+		"guess.go Range.Tell: >= instead of > in n > r.High":                      survived,
+		"guess.go Range.Tell: left out in n > r.High && !r.forgiven: !r.forgiven": survived,
+		"guess.go Range.Asked: without the lock r.mu":                             survived,
+		"guess.go Range.Forgive: without r.forgiven = true":                       unreached,
+	}, left)
+}
+
+func TestASurvivorHasAReason(t *testing.T) {
+	file := t.TempDir() + "/guess.txt"
+	require.NoError(t, os.WriteFile(file, []byte("// Why.\n\na fault: x — nobody sees it\n"), 0o644))
+	reasons, err := known(file)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a fault: x": "nobody sees it"}, reasons)
+	require.NoError(t, os.WriteFile(file, []byte("a fault\n"), 0o644))
+	_, err = known(file)
+	require.ErrorContains(t, err, "a line is a fault")
+}
