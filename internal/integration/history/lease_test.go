@@ -1,0 +1,307 @@
+package history_test
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/redislease"
+	"github.com/go-resilience/resilience/lease/sqllease"
+)
+
+// A lease is the present epoch, which grows. A term holds, and a transaction that it has
+// fenced is committed, only while its epoch is the present one and was not given up. In
+// Redis, which has no fence, terms do not overlap.
+func TestLease(t *testing.T) { search(t, &leaseTarget) }
+
+var leaseTarget = target{name: "lease", length: 4 * time.Second, worker: leaseWorker, begin: leaseBegin, check: leaseCheck}
+
+type leasePlan struct {
+	Driver string // of database/sql, or redis
+	TTL    time.Duration
+	Work   time.Duration // between two acts of a leader, at most
+}
+
+func leaseBegin(r *run) {
+	rng := r.rng
+	p := leasePlan{
+		Driver: []string{"pgx", "mysql", "sqlite", "redis"}[rng.IntN(4)],
+		TTL:    time.Duration([]int{200, 400}[rng.IntN(2)]) * time.Millisecond,
+		Work:   time.Duration([]int{2, 20, 60}[rng.IntN(3)]) * time.Millisecond,
+	}
+	r.calm = []time.Duration{p.TTL, 3 * p.TTL}[rng.IntN(2)]
+	r.plan = p
+	var proxies []*faultproxy.Proxy
+	var servers []trouble
+	if p.Driver == "redis" {
+		server := services.NewRedis(r)
+		for range 3 {
+			proxies = append(proxies, faultproxy.New(r, server.Addr))
+			r.start(proxies[len(proxies)-1].Addr())
+		}
+		servers = append(servers, trouble{"Redis stopped", func(rng *rand.Rand) {
+			server.Pause()
+			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
+			server.Resume()
+		}})
+	} else {
+		r.db = newDatabase(r, p.Driver, 3*p.TTL)
+		require.NoError(r, leaseStore(r.db.DB, p.Driver).Migrate(r.Context()))
+		for _, statement := range []string{
+			"CREATE TABLE written_last (n bigint NOT NULL)", "INSERT INTO written_last VALUES (0)",
+			"CREATE TABLE written (id bigint PRIMARY KEY, n bigint NOT NULL)",
+		} {
+			_, err := r.db.Exec(statement)
+			require.NoError(r, err)
+		}
+		proxies = r.db.start(r, 3)
+	}
+	r.troubles = [][]trouble{r.disturb(3 * p.TTL)}
+	if len(proxies) > 0 {
+		r.troubles = append(r.troubles, append(servers, network(proxies, p.TTL/2, 3*p.TTL)...))
+	}
+}
+
+func leaseStore(db *sql.DB, driver string) *sqllease.Store {
+	return sqllease.New(db, map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[driver])
+}
+
+// A leaseOp is one operation on the lease.
+type leaseOp struct {
+	Kind  string // campaign, hold (the term says that it does), write (fenced), resign, look
+	Epoch int64  `json:",omitempty"`
+	Held  bool   `json:",omitempty"` // of look
+	ID, N int64  `json:",omitempty"` // of a write, and its number in the order of commits
+	OK    bool   `json:",omitempty"`
+}
+
+const leaseName = "history"
+
+type leaseProcess struct {
+	leasePlan
+	*worker
+	*journal[leaseOp]
+	store lease.Store
+	db    *sql.DB
+}
+
+func leaseWorker(ctx context.Context, w *worker) {
+	p := &leaseProcess{worker: w, journal: newJournal[leaseOp](w)}
+	if err := json.Unmarshal(w.Plan, &p.leasePlan); err != nil {
+		panic(err)
+	}
+	if p.Driver == "redis" {
+		client := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.TTL / 3})
+		p.store = redislease.New(redislease.Config{Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
+		}})
+	} else {
+		db, err := connect(p.Driver, w.Addr)
+		if err != nil {
+			panic(err)
+		}
+		p.db, p.store = db, leaseStore(db, p.Driver)
+	}
+	var all sync.WaitGroup
+	for i := range 2 {
+		all.Go(func() { p.candidate(ctx, i, w.rand(i)) })
+	}
+	all.Go(func() {
+		rng := w.rand(2)
+		for pause(ctx, between(rng, 0, p.TTL/10)) {
+			p.look(2, leaseOp{Kind: "look"}, func(op *leaseOp) {
+				s, err := lease.Look(ctx, p.store, leaseName)
+				op.Epoch, op.Held, op.OK = s.Epoch, s.Holder != "", err == nil
+			})
+		}
+	})
+	all.Go(func() {
+		asked := now()
+		for s, err := range lease.Watch(ctx, p.store, leaseName) {
+			if err == nil {
+				op := leaseOp{Kind: "look", Epoch: s.Epoch, Held: s.Holder != "", OK: true}
+				p.write(&entry[leaseOp]{Process: p.Number, Client: 3, ID: int(p.last.Add(1)), Call: asked, Return: now(), Op: op})
+			}
+			asked = now()
+		}
+	})
+	all.Wait()
+}
+
+// candidate campaigns, leads for a while, works on when its term is over, and resigns.
+func (p *leaseProcess) candidate(ctx context.Context, client int, rng *rand.Rand) {
+	c := lease.New(p.store, lease.Config{Name: leaseName, TTL: p.TTL, OnStoreError: func(context.Context, error) {}})
+	for pause(ctx, between(rng, 0, p.TTL/4)) {
+		var term lease.Term
+		got := false
+		p.do(client, leaseOp{Kind: "campaign"}, func(op *leaseOp, _ func()) {
+			wait, cancel := context.WithTimeout(ctx, between(rng, p.TTL/10, 8*p.TTL))
+			defer cancel()
+			var err error
+			if rng.IntN(8) == 0 {
+				term, err = c.TryCampaign(wait)
+			} else {
+				term, err = c.Campaign(wait)
+			}
+			if got = err == nil; got {
+				op.Epoch, op.OK = term.Epoch(), true
+			}
+		})
+		if !got {
+			continue
+		}
+		until, after := time.Now().Add(between(rng, 0, 4*p.TTL)), rng.IntN(4)
+		for ctx.Err() == nil && time.Now().Before(until) && after > 0 {
+			if term.Err() != nil {
+				after--
+			}
+			p.look(client, leaseOp{Kind: "hold", Epoch: term.Epoch()}, func(op *leaseOp) { op.OK = term.Err() == nil })
+			if p.db != nil {
+				p.do(client, leaseOp{Kind: "write", Epoch: term.Epoch(), ID: rng.Int64()}, func(op *leaseOp, write func()) {
+					op.OK = p.change(term, op, write, rng) == nil
+				})
+			}
+			pause(ctx, between(rng, 0, p.Work))
+		}
+		p.do(client, leaseOp{Kind: "resign", Epoch: term.Epoch()}, func(op *leaseOp, _ func()) {
+			give, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.TTL)
+			defer cancel()
+			op.OK = term.Resign(give) == nil
+		})
+	}
+}
+
+// change is a fenced transaction, which also a process makes that has not noticed that
+// its term is over. Its writes are numbered in the order of commits.
+func (p *leaseProcess) change(term lease.Term, op *leaseOp, write func(), rng *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*p.TTL)
+	defer cancel()
+	tx, err := p.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if rng.IntN(2) == 0 {
+		err = term.Fence(ctx, tx)
+	} else { // whatever the local clock says
+		err = p.store.(lease.Fencer).Fence(ctx, tx, leaseName, op.Epoch)
+	}
+	if err != nil {
+		return err
+	}
+	if rng.IntN(20) == 0 {
+		pause(ctx, between(rng, 0, 2*p.TTL))
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE written_last SET n = n + 1"); err != nil {
+		return err
+	}
+	if err := tx.QueryRowContext(ctx, "SELECT n FROM written_last").Scan(&op.N); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO written (id, n) VALUES (%d, %d)", op.ID, op.N)); err != nil {
+		return err
+	}
+	write()
+	return tx.Commit()
+}
+
+// A leadership is what is known about the lease.
+type leadership struct {
+	epoch int64
+	given bool  // a Campaign has returned the epoch
+	over  bool  // it was given up
+	n     int64 // of the last write
+}
+
+var leaseModel = porcupine.Model{
+	Init: func() any { return leadership{} },
+	Step: func(state, input, _ any) (bool, any) {
+		s, op := state.(leadership), input.(leaseOp)
+		if op.Kind == "resign" { // of a term that is over, it does nothing
+			s.over = s.over || op.Epoch == s.epoch
+			return true, s
+		}
+		if op.Epoch > s.epoch {
+			s.epoch, s.given, s.over = op.Epoch, false, false
+		}
+		ok := op.Epoch == s.epoch
+		switch op.Kind {
+		case "campaign":
+			ok, s.given = ok && !s.given && !s.over, true
+		case "hold":
+			ok = ok && !s.over
+		case "write":
+			ok, s.n = ok && !s.over && op.N > s.n, op.N
+		case "look":
+			ok = ok && !(op.Held && s.over)
+		}
+		return ok, s
+	},
+	DescribeOperation: func(input, _ any) string {
+		switch op := input.(leaseOp); op.Kind {
+		case "write":
+			return fmt.Sprintf("%d commits the fenced write %d", op.Epoch, op.N)
+		case "hold":
+			return fmt.Sprintf("%d holds", op.Epoch)
+		case "look":
+			return fmt.Sprintf("the store has %d, held %v", op.Epoch, op.Held)
+		default:
+			return fmt.Sprintf("%s %d", op.Kind, op.Epoch)
+		}
+	},
+	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
+}
+
+func leaseCheck(r *run) *finding {
+	plan := r.plan.(leasePlan)
+	committed := make(map[int64]bool)
+	if r.db != nil {
+		rows, err := r.db.Query("SELECT id FROM written")
+		require.NoError(r, err)
+		defer rows.Close()
+		for rows.Next() {
+			var id int64
+			require.NoError(r, rows.Scan(&id))
+			committed[id] = true
+		}
+		require.NoError(r, rows.Err())
+	}
+	var ops []porcupine.Operation
+	for _, e := range read[leaseOp](r) {
+		op, ret := e.Op, e.Return
+		switch op.Kind {
+		case "write":
+			if !committed[op.ID] {
+				r.count("writes refused or failed", 1)
+				continue
+			}
+			if !op.OK {
+				ret = unknown
+			}
+		case "resign":
+			if !op.OK {
+				ret = unknown
+			}
+		default:
+			if !op.OK {
+				continue
+			}
+		}
+		r.count(op.Kind, 1)
+		ops = append(ops, porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: op, Call: e.Call, Return: cmp.Or(ret, unknown)})
+	}
+	return r.judge(plan.Driver+": a term is not the only one", leaseModel, ops, nil)
+}
