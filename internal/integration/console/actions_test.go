@@ -202,9 +202,13 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 	stop()
 	running.Wait()
 	// Whatever columns there are, the others are as the first that has completed.
-	_, err := db.Exec(`INSERT INTO saga SELECT (jsonb_populate_record(s, jsonb_build_object('id', 'order-' || i,
-		'created_at', s.created_at - i * interval '1 second', 'status', CASE WHEN i % 10 = 0 THEN 'compensated' ELSE 'completed' END))).*
-		FROM saga s, generate_series(1, $1::int) i WHERE s.id = 'done'`, n)
+	var columns string
+	require.NoError(t, db.QueryRow(`SELECT string_agg(column_name, ', ') FROM information_schema.columns
+		WHERE table_schema = current_schema() AND table_name = 'saga' AND is_generated = 'NEVER'`).Scan(&columns))
+	_, err := db.Exec(`INSERT INTO saga (`+columns+`) SELECT `+columns+` FROM (
+		SELECT (jsonb_populate_record(s, jsonb_build_object('id', 'order-' || i,
+			'created_at', s.created_at - i * interval '1 second', 'status', CASE WHEN i % 10 = 0 THEN 'compensated' ELSE 'completed' END))).*
+		FROM saga s, generate_series(1, $1::int) i WHERE s.id = 'done') AS made`, n)
 	require.NoError(t, err)
 	_, err = db.Exec(`ANALYZE saga`)
 	require.NoError(t, err)

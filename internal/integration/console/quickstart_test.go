@@ -69,6 +69,8 @@ func TestQuickstartInABrowser(t *testing.T) {
 	p.live()
 	p.click(`a.card[href*="kind=breaker"]`)
 	p.click(`button[value=force-open]`)
+	p.shows("It refuses all calls until it is enabled.")
+	p.click(`button[name=sure]`)
 	p.shows("The breaker was forced open.")
 	p.shows("forced-open")
 	p.click(`button[value=enable]`)

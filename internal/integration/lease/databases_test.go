@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"fmt"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -185,4 +186,29 @@ func TestFencer(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAPlaceLastsForADay(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		db := d.open(t)
+		store, err := d.store(t.Context(), db)
+		require.NoError(t, err)
+		ask := func(token string) lease.Record {
+			rec, err := store.Acquire(t.Context(), lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
+			require.NoError(t, err)
+			return rec
+		}
+		now := ask("leader").Now
+		for token, age := range map[string]time.Duration{"dead": 25 * time.Hour, "alive": 23 * time.Hour} {
+			_, err := db.ExecContext(t.Context(), fmt.Sprintf("INSERT INTO lease_line (name, token, place) VALUES ('a', '%s', %d)",
+				token, now.Add(-age).UnixMicro()))
+			require.NoError(t, err)
+		}
+		require.True(t, ask("new").Ahead)
+		var n int
+		require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM lease_line WHERE token IN ('alive', 'new')").Scan(&n))
+		require.Equal(t, 2, n)
+		require.NoError(t, db.QueryRowContext(t.Context(), "SELECT count(*) FROM lease_line").Scan(&n))
+		require.Equal(t, 2, n)
+	})
 }

@@ -120,12 +120,20 @@ func TestChaosOfOrders(t *testing.T) {
 }
 
 // pay is the bank: it says several times that an order was paid, and gives back what the
-// shop does not take.
+// shop does not take. Who has no invoice yet pays nothing: [saga.Apply] would not give it
+// back, because it does not undo an invoice that was never written.
 func pay(t *testing.T, db *sql.DB, shop *saga.Runner, o order) {
 	enter := func(cents int) {
 		if _, err := db.Exec(`INSERT INTO book VALUES ('bank', $1, $2)`, o.ID, cents); err != nil {
 			t.Error(err)
 		}
+	}
+	var invoiced bool
+	if err := db.QueryRow(`SELECT EXISTS (SELECT FROM book WHERE account = 'bank' AND id = $1)`, o.ID).Scan(&invoiced); err != nil {
+		t.Error(err)
+	}
+	if !invoiced {
+		return
 	}
 	enter(o.Cents)
 	for range 1 + rand.IntN(3) {

@@ -164,6 +164,36 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 	})
 }
 
+// TestABacklogIsClaimedInTurn: 100 000 due sagas of one definition do not hold up ten of
+// another.
+func TestABacklogIsClaimedInTurn(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		sagas := *plansSagas
+		if raced && d.Dialect == sqlstore.SQLite {
+			sagas /= 5
+		}
+		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, map[saga.Status]int{saga.Running: sagas})
+		few := sagas / 10000
+		seen := new(recorder)
+		store := sqlstore.New(seen.open(t, d), d.Dialect)
+		for rounds, want := range []map[string]int{1: {"few": few, "many": 64 - few}, 0: {"many": 64}} {
+			known := []saga.Definition{{Saga: "many"}, {Saga: "few"}}[:1+rounds]
+			seen.take()
+			recs, err := store.Claim(t.Context(), saga.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
+			require.NoError(t, err)
+			got := map[string]int{}
+			for _, rec := range recs {
+				got[rec.Saga]++
+			}
+			require.Equal(t, want, got)
+			statements := seen.take()
+			t.Logf("of %d definitions: %d statements", len(known), len(statements))
+			most := map[sqlstore.Dialect][]int{sqlstore.PostgreSQL: {2, 3}, sqlstore.MySQL: {4, 8}, sqlstore.SQLite: {3, 6}}
+			require.LessOrEqual(t, len(statements), most[d.Dialect][rounds], statements)
+		}
+	})
+}
+
 // TestABacklogMakesNoClaimExpensive: PostgreSQL compiles (JIT) what it expects to cost
 // 100 000, which takes it many times as long as the claim itself.
 func TestABacklogMakesNoClaimExpensive(t *testing.T) {
@@ -188,17 +218,138 @@ func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 	}
 }
 
+// TestNoDefinitionIsAskedForItself counts the rows that a database reads for what every
+// runner asks of it all the time, with 500 definitions.
+func TestNoDefinitionIsAskedForItself(t *testing.T) {
+	const definitions = 500
+	onEach(t, func(t *testing.T, d database) {
+		db := d.open(t)
+		sagas := *plansSagas
+		if raced && d.Dialect == sqlstore.SQLite {
+			sagas /= 10
+		}
+		name := `'trip-' || (i % 500)`
+		if d.Dialect == sqlstore.MySQL {
+			name = `CONCAT('trip-', i % 500)`
+		}
+		fillNamed(t, d, db, name, map[saga.Status]int{saga.Running: sagas, saga.Completed: sagas})
+		seen := new(recorder)
+		asked := seen.open(t, d)
+		asked.SetMaxOpenConns(1)
+		store, ctx := sqlstore.New(asked, d.Dialect), t.Context()
+		known := []saga.Definition{{Saga: "none"}}
+		for i := range definitions {
+			known = append(known, saga.Definition{Saga: fmt.Sprint("trip-", i)})
+		}
+		claim := func(want int, known ...saga.Definition) func() error {
+			return func() error {
+				recs, err := store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
+				require.Len(t, recs, want)
+				return err
+			}
+		}
+		counts := func() error {
+			c, err := store.Counts(ctx)
+			require.Len(t, c.Sagas, definitions)
+			require.Equal(t, sagas/definitions, c.Sagas[7].Running)
+			return err
+		}
+		unregistered := func() error { _, err := store.Unregistered(ctx, known); return err }
+		hour := `3600000`
+		if d.Dialect == sqlstore.PostgreSQL {
+			hour = `interval '1 hour'`
+		}
+		wait := func() error {
+			_, err := db.Exec(`UPDATE saga SET wake_at = wake_at + ` + hour + ` WHERE status = 'running'`)
+			return err
+		}
+		wake := func() error {
+			_, err := db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
+			return err
+		}
+		require.NoError(t, wait())
+		for _, ask := range []struct {
+			name       string
+			call       func() error
+			statements int
+			rows       int
+		}{
+			{"claim, nothing is due", claim(0, known...), 1, 4 * definitions},
+			{"counts, nothing is due", counts, 3, 5*sagas + 8*definitions},
+			{"unregistered, nothing is due", unregistered, 1, 4 * definitions},
+			{"", wake, 0, 0},
+			{"claim", claim(64, known...), 20, 4*definitions + 500}, // from eight at a time
+			{"claim of another service", claim(0, saga.Definition{Saga: "none"}), 1, 4 * definitions},
+			{"claim of the oldest version", claim(0, saga.Definition{Saga: "trip-7", Version: 1}), 1, 4 * definitions},
+			{"counts", counts, 3, 8*sagas + 8*definitions},
+			{"unregistered", unregistered, 1, 3*sagas + 4*definitions},
+			{"heartbeat", func() error {
+				var held []saga.Held
+				for i := range 64 {
+					held = append(held, saga.Held{ID: fmt.Sprint("trip-", i+1), Epoch: 1})
+				}
+				_, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: time.Hour, Held: held})
+				return err
+			}, 3, 500},
+		} {
+			if ask.name == "" {
+				require.NoError(t, ask.call())
+				continue
+			}
+			require.NoError(t, ask.call(), ask.name) // what is asked once, and prepared
+			seen.take()
+			before, begun := rowsRead(t, d, asked), time.Now()
+			require.NoError(t, ask.call(), ask.name)
+			took, rows, statements := time.Since(begun), rowsRead(t, d, asked)-before, seen.take()
+			t.Logf("%v %s: %d rows, %d statements", took, ask.name, rows, len(statements))
+			require.LessOrEqual(t, len(statements), ask.statements, "%s: %s", ask.name, statements)
+			require.LessOrEqual(t, rows, ask.rows, ask.name)
+			if d.Dialect == sqlstore.SQLite { // which does not tell, but uses all columns of an index
+				for _, s := range statements {
+					plan := strings.Join(explain(t, d, db, s), "\n")
+					require.NotRegexp(t, `SCAN (saga|s)\b`, plan)
+					require.LessOrEqual(t, strings.Count(plan, "(name>?)"), 1, "the first name of all, in\n%s", plan)
+				}
+			}
+		}
+	})
+}
+
+// rowsRead returns how many rows and index entries the only connection of db has read, or 0
+// where the database does not tell.
+func rowsRead(t *testing.T, d database, db *sql.DB) (n int) {
+	t.Helper()
+	switch d.Dialect {
+	case sqlstore.MySQL:
+		require.NoError(t, db.QueryRow(`SELECT CAST(sum(variable_value) AS int) FROM information_schema.session_status WHERE variable_name LIKE 'HANDLER_READ%'`).Scan(&n))
+	case sqlstore.PostgreSQL:
+		_, err := db.Exec(`SELECT pg_stat_force_next_flush()`) // from version 15 on
+		require.NoError(t, err)
+		require.NoError(t, db.QueryRow(`SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = current_schema)
+			+ (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = current_schema)`).Scan(&n))
+	}
+	return n
+}
+
 // fill puts sagas of each status into the tables, with the definition "trip", and
 // lets the planner know.
 func fill(t testing.TB, d database, db *sql.DB, n map[saga.Status]int) {
 	t.Helper()
+	fillNamed(t, d, db, `'trip'`, n)
+}
+
+// fillNamed is fill with definitions whose names are this expression of the number i.
+func fillNamed(t testing.TB, d database, db *sql.DB, name string, n map[saga.Status]int) {
+	t.Helper()
 	first := 1
 	now := "now()"
 	numbers := `generate_series(%d, %d) AS g(i)`
+	blob := func(json string) string { return "'" + json + "'" }
 	id, analyze := `'trip-' || i`, `ANALYZE`
 	switch d.Dialect {
 	case sqlstore.SQLite:
 		now = "unixepoch() * 1000"
+		blob = func(json string) string { return "CAST('" + json + "' AS BLOB)" }
 		numbers = `(WITH RECURSIVE g(i) AS (SELECT %d UNION ALL SELECT i + 1 FROM g WHERE i < %d) SELECT i FROM g)`
 	case sqlstore.MySQL:
 		now = "UNIX_TIMESTAMP() * 1000"
@@ -218,7 +369,7 @@ func fill(t testing.TB, d database, db *sql.DB, n map[saga.Status]int) {
 		last := first + n[status] - 1
 		from := fmt.Sprintf(numbers, first, last)
 		_, err := db.Exec(fmt.Sprintf(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, last_error, cancel_note, created_at, updated_at)
-			SELECT %s, 'trip', 0, '%s', '{}', '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `, id, status, now, now, now) + from)
+			SELECT %s, %s, 0, '%s', %s, '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `, id, name, status, blob(`{}`), now, now, now) + from)
 		require.NoError(t, err)
 		_, err = db.Exec(fmt.Sprintf(`INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
 			SELECT %s, 1, '', '', 'created', 0, 0, '', %s FROM `, id, now) + from)

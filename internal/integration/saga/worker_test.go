@@ -284,18 +284,16 @@ func (p *participant) request(ctx context.Context, step, column string) error {
 
 // apply applies a command in the participant.s database.
 func (p *participant) apply(ctx context.Context, step, column string) error {
+	change := func(tx *sql.Tx) error { return p.effect(ctx, tx, step, column) }
+	if p.c.Mutant != withoutBarrier {
+		return saga.Apply(ctx, p.db, change)
+	}
 	tx, err := p.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	change := func(tx *sql.Tx) error { return p.effect(ctx, tx, step, column) }
-	if p.c.Mutant == withoutBarrier {
-		err = applyOnce(ctx, tx, step, column, change)
-	} else {
-		err = saga.Barrier(ctx, tx, change)
-	}
-	if err != nil {
+	if err := applyOnce(ctx, tx, step, column, change); err != nil {
 		return err
 	}
 	return tx.Commit()

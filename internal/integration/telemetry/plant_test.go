@@ -109,6 +109,13 @@ func (p *plant) breakers() {
 	circuit := breaker.New(breaker.Config{Name: "ailing", Failures: 1, OpenFor: time.Hour})
 	p.reg.MustAdd(circuit)
 	p.does(func(ctx context.Context) { _ = circuit.Do(ctx, p.work) })
+
+	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour}})
+	idle := breaker.New(breaker.Config{Name: "idle"}) // half-open, and nobody calls
+	idle.Trip(errDown, time.Nanosecond)
+	p.reg.MustAdd(circuits, idle)
+	p.does(func(ctx context.Context) { _ = circuits.Do(ctx, "ailing", p.work) })
+	p.does(func(ctx context.Context) { _ = circuits.Do(ctx, "well", fine) })
 }
 
 func (p *plant) retries() {
@@ -194,7 +201,10 @@ func (p *plant) sagas(t *testing.T) {
 	orphan := &saga.Saga[trip]{Name: "orphan", Steps: well.Steps} // of a runner that does not run
 	saga.Register(runner, well, stuck)
 	saga.Register(other, orphan)
-	p.reg.MustAdd(runner)
+	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it
+	waiting := &saga.Saga[trip]{Name: "waiting", Steps: well.Steps}
+	saga.Register(idle, waiting)
+	p.reg.MustAdd(runner, idle)
 	n, wrong := 0, 0
 	start := func(ctx context.Context, r *saga.Runner, sg *saga.Saga[trip]) {
 		if _, err := saga.Start(ctx, r, sg, fmt.Sprint(sg.Name, "-", n), trip{}); err != nil && ctx.Err() == nil {
@@ -209,6 +219,7 @@ func (p *plant) sagas(t *testing.T) {
 			wrong++
 			start(ctx, runner, stuck)
 			start(ctx, other, orphan)
+			start(ctx, idle, waiting)
 		}
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -218,9 +229,24 @@ func (p *plant) sagas(t *testing.T) {
 }
 
 func (p *plant) leader(t *testing.T) {
-	c := lease.New(lease.NewMemory(), lease.Config{Name: "leader"})
-	p.reg.MustAdd(c)
-	term, err := c.Campaign(context.Background())
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = term.Resign(context.Background()) })
+	lead := func(name string) lease.Term {
+		c := lease.New(lease.NewMemory(), lease.Config{Name: name})
+		p.reg.MustAdd(c)
+		term, err := c.Campaign(context.Background())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = term.Resign(context.Background()) })
+		return term
+	}
+	lead("leader")
+	term := lead("ailing")
+	lock := lease.New(lease.NewMemory(), lease.Config{Name: "lock"})
+	p.reg.MustAdd(lock)
+	p.does(func(ctx context.Context) {
+		if p.failing.Load() {
+			_ = term.Resign(ctx)
+		}
+		if locked, err := lock.TryCampaign(ctx); err == nil {
+			_ = locked.Resign(ctx)
+		}
+	})
 }

@@ -35,7 +35,7 @@ func read(t *testing.T, file string) string {
 
 // TestAlertRules tests how long each alert waits, which the test below cannot.
 func TestAlertRules(t *testing.T) {
-	require.Contains(t, services.Promtool(t, alerts, "check", "rules", "resilience.rules.yml"), "8 rules found")
+	require.Contains(t, services.Promtool(t, alerts, "check", "rules", "resilience.rules.yml"), "11 rules found")
 	services.Promtool(t, alerts, "test", "rules", "resilience.rules_test.yml")
 }
 
@@ -54,7 +54,7 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 		}
 	}
 	links := regexp.MustCompile(`(?s)- alert: (\w+).*?runbook_url: \S+/docs/runbook\.md#(\S+)`).FindAllStringSubmatch(read(t, alerts+"/resilience.rules.yml"), -1)
-	require.Len(t, links, 8)
+	require.Len(t, links, 11)
 	for _, link := range links {
 		row := regexp.MustCompile("Alert `" + link[1] + "`; the row \\*(\\w+)\\* of the dashboard").FindStringSubmatch(sections[link[2]])
 		require.Len(t, row, 2, "%s in %s", link[1], link[2])
@@ -65,13 +65,16 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 // expected are the alerts of the plant's faults, with the name of the policy, or the saga.
 var expected = map[string]string{
 	"ResilienceBreakerOpen":      "ailing",
+	"ResilienceBreakerRefusing":  "ailing shards",
+	"ResilienceBreakerKeyOpen":   "shards",
 	"ResilienceRetryStorm":       "ailing",
 	"ResilienceRetryBudgetSpent": "ailing",
 	"ResilienceBulkheadFull":     "ailing",
 	"ResilienceSharedLimitAlone": "ailing",
 	"ResilienceCacheStale":       "ailing",
 	"ResilienceSagaStuck":        "ailing",
-	"ResilienceSagaDue":          "orphan",
+	"ResilienceSagaDue":          "orphan waiting",
+	"ResilienceLeaseVacant":      "ailing",
 }
 
 // TestPrometheus scrapes a plant, evaluates every query of the dashboard, and sees each
@@ -79,7 +82,7 @@ var expected = map[string]string{
 func TestPrometheus(t *testing.T) {
 	plant, metrics := newPlant(t)
 	rules := read(t, alerts+"/resilience.rules.yml")
-	for _, change := range [][2]string{{`\[5m\]`, "[3s]"}, {`for: \d+m`, "for: 500ms"}, {`> 300\b`, "> 3"}} {
+	for _, change := range [][2]string{{`\[\d+m\]`, "[3s]"}, {`\[10m:1m\]`, "[3s:250ms]"}, {`for: \d+m`, "for: 500ms"}, {`> 300\b`, "> 3"}} {
 		changed := regexp.MustCompile(change[0]).ReplaceAllString(rules, change[1])
 		require.NotEqual(t, rules, changed, "the rules have no %s any more", change[0])
 		rules = changed

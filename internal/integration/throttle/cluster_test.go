@@ -132,8 +132,8 @@ func aMasterIsGone(t *testing.T, c *services.RedisCluster, off, on func()) {
 				}
 			}
 		}
-		require.ErrorIs(t, s.Wait(t.Context(), gone), throttle.ErrOutage)
 		require.Empty(t, s.outages, "no other outage")
+		require.ErrorIs(t, s.Wait(t.Context(), gone), throttle.ErrOutage)
 	})
 	back()
 	all("back", func(t *testing.T, s instance) {

@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,6 @@ func TestFaults(t *testing.T) {
 					"refuse": {OnOutage: throttle.RefuseAll},
 					"admit":  {OnOutage: throttle.AdmitAll},
 					"local":  {OnOutage: throttle.LimitLocally, Instances: 4},
-					"batch":  {OnOutage: throttle.RefuseAll, Batch: 10},
 				} {
 					c.Name, c.Prefix, c.Rate, c.Burst = name, p, 1.0/3600, 60
 					c.Timeout, c.RetryEvery = timeout, 100*time.Millisecond
@@ -85,14 +85,12 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 		err := call()
 		switch cfg.OnOutage {
 		case throttle.RefuseAll:
-			if cfg.Batch == 0 { // some are held
-				assert.ErrorIs(t, err, throttle.ErrOutage)
-			}
+			assert.ErrorIs(t, err, throttle.ErrOutage)
 		case throttle.AdmitAll:
 			assert.NoError(t, err)
 		}
 	}
-	if alone := s.Stats().Alone; !fault.Brief && cfg.Batch == 0 && alone < 21 {
+	if alone := s.Stats().Alone; !fault.Brief && alone < 21 {
 		t.Errorf("%s: %d decided alone", cfg.Name, alone)
 	}
 	proxy.Heal()
@@ -110,7 +108,45 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 	case cfg.OnOutage == throttle.LimitLocally:
 		assert.LessOrEqual(t, total, cfg.Burst+cfg.Burst/cfg.Instances)
 	default:
-		assert.LessOrEqual(t, total, cfg.Burst, "all were there from the start, those of batches too")
+		assert.LessOrEqual(t, total, cfg.Burst)
 	}
-	assert.Less(t, slowest, patient, "a call waits for one Timeout, with Batch for two")
+	assert.Less(t, slowest, patient, "a call waits for one Timeout")
+}
+
+// Answers that come late, one in 1.5 s at each instance, give nothing: the plan is kept.
+func TestLateAnswersGiveNothing(t *testing.T) {
+	const instances, rate, burst = 8, 20, 20
+	rdb := client(t, services.Redis(t))
+	eval, p := evalWith(rdb), prefix(t, rdb)
+	began := rdb.Time(t.Context()).Val()
+	end := time.Now().Add(6 * time.Second)
+	var admitted, late atomic.Int64
+	var all sync.WaitGroup
+	for range instances {
+		var next atomic.Int64
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "plan", Prefix: p, Rate: rate, Burst: burst, Instances: instances, Timeout: 300 * time.Millisecond,
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				value, err := eval(ctx, script, keys, args...)
+				if now, due := time.Now().UnixNano(), next.Load(); now >= due && next.CompareAndSwap(due, now+15e8) {
+					late.Add(1)
+					time.Sleep(500 * time.Millisecond) // Redis has decided; its answer is on the way
+				}
+				return value, err
+			},
+		})
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if s.Allow(t.Context(), "") {
+					admitted.Add(1)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
+	plan := burst + rate*rdb.Time(t.Context()).Val().Sub(began).Seconds()
+	t.Logf("%d admitted of %.0f, %d late answers", admitted.Load(), plan, late.Load())
+	assert.LessOrEqual(t, float64(admitted.Load()), 1.05*plan)
+	assert.NotZero(t, late.Load())
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,7 +55,7 @@ const patient = 30 * time.Second
 type worker struct {
 	Addr, Prefix string
 	Rate         float64
-	Burst, Batch int
+	Burst        int
 	Calls        int // to make, one after the other
 }
 
@@ -77,7 +76,7 @@ func TestMain(m *testing.M) {
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "fleet", Prefix: w.Prefix, Eval: evalWith(rdb), Rate: w.Rate, Burst: w.Burst, Batch: w.Batch,
+		Name: "fleet", Prefix: w.Prefix, Eval: evalWith(rdb), Rate: w.Rate, Burst: w.Burst,
 		Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	var calls sync.WaitGroup
@@ -126,17 +125,16 @@ func fleet(t *testing.T, rdb *redis.Client, n int, w worker) ([]throttle.SharedS
 func TestFourProcessesShareOneLimit(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	for name, c := range map[string]struct {
-		rate         float64
-		burst, batch int
+		rate  float64
+		burst int
 	}{
 		"a burst and no more": {rate: 1.0 / 3600, burst: 200},
 		"a rate":              {rate: 500, burst: 50},
 		"an odd rate":         {rate: 1e4 / 3, burst: 7},
-		"batches":             {rate: 500, burst: 50, batch: 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, took := fleet(t, rdb, 4, worker{
-				Addr: services.Redis(t), Prefix: prefix(t, rdb), Rate: c.rate, Burst: c.burst, Batch: c.batch, Calls: 1000,
+				Addr: services.Redis(t), Prefix: prefix(t, rdb), Rate: c.rate, Burst: c.burst, Calls: 1000,
 			})
 			var sum throttle.SharedStats
 			for _, s := range all {
@@ -148,48 +146,14 @@ func TestFourProcessesShareOneLimit(t *testing.T) {
 			t.Logf("%v: %+v", took, sum)
 			require.Zero(t, sum.Failed)
 			require.EqualValues(t, 4000, sum.Admitted+sum.Refused)
-			// All tokens were there at the start, so those of the batches count too.
 			require.LessOrEqual(t, float64(sum.Admitted), float64(c.burst)+c.rate*took.Seconds())
 			require.GreaterOrEqual(t, sum.Admitted, int64(c.burst))
 			if c.rate < 1 {
 				require.EqualValues(t, c.burst, sum.Admitted)
 			}
-			if c.batch == 0 {
-				require.EqualValues(t, 4000, sum.Asked, "one round trip a decision")
-			} else {
-				require.LessOrEqual(t, sum.Asked, sum.Refused+sum.Admitted)
-			}
+			require.EqualValues(t, 4000, sum.Asked, "one round trip a decision")
 		})
 	}
-}
-
-// What is taken in batches is spent later: up to Batch-1 tokens an instance more
-// than the limit, in an interval that begins after they were taken.
-func TestBatchStaysWithinItsBound(t *testing.T) {
-	rdb := client(t, services.Redis(t))
-	p := prefix(t, rdb)
-	instances := make([]*throttle.Shared, 4)
-	for i := range instances {
-		instances[i] = throttle.NewShared(throttle.SharedConfig{
-			Name: "batch", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 60, Batch: 10,
-			Timeout: patient, OnOutage: throttle.RefuseAll,
-		})
-		require.True(t, instances[i].Allow(t.Context(), "")) // 9 more are held
-	}
-	require.NoError(t, rdb.Del(t.Context(), p+"batch").Err()) // as after the time in which the burst refills
-	admitted, asked := 0, 0
-	for range 100 {
-		for _, s := range instances {
-			if s.Allow(t.Context(), "") {
-				admitted++
-			}
-		}
-	}
-	require.Equal(t, 60+4*(10-1), admitted)
-	for _, s := range instances {
-		asked += int(s.Stats().Asked)
-	}
-	require.Equal(t, 4+6+(400-60-36), asked, "6 batches, and each refusal")
 }
 
 // An hour off, and more: the clock of a bubble is in the year 2000.
@@ -321,28 +285,26 @@ func TestImpatientCallersOfAHangingRedis(t *testing.T) {
 			return ctx, cancel
 		},
 	} {
-		for _, batch := range []int{1, 10} {
-			t.Run(fmt.Sprint(name, batch), func(t *testing.T) {
-				t.Parallel()
-				own := services.NewRedis(t)
-				s := throttle.NewShared(throttle.SharedConfig{
-					Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6, Batch: batch,
-					OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
-				})
-				require.True(t, s.Allow(t.Context(), ""))
-				own.Pause()
-				for !s.Stats().Down { // as long as it takes: it would never be
-					ctx, cancel := within(t.Context())
-					_ = s.Wait(ctx, "")
-					cancel()
-				}
-				for range 100 {
-					require.NoError(t, s.Wait(t.Context(), ""))
-				}
-				require.GreaterOrEqual(t, s.Stats().Alone, int64(100))
-				own.Resume()
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			own := services.NewRedis(t)
+			s := throttle.NewShared(throttle.SharedConfig{
+				Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6,
+				OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
 			})
-		}
+			require.True(t, s.Allow(t.Context(), ""))
+			own.Pause()
+			for !s.Stats().Down { // as long as it takes: it would never be
+				ctx, cancel := within(t.Context())
+				_ = s.Wait(ctx, "")
+				cancel()
+			}
+			for range 100 {
+				require.NoError(t, s.Wait(t.Context(), ""))
+			}
+			require.GreaterOrEqual(t, s.Stats().Alone, int64(100))
+			own.Resume()
+		})
 	}
 }
 
@@ -376,7 +338,7 @@ func TestOneShardOfThree(t *testing.T) {
 			require.ErrorIs(t, err, throttle.ErrLimited)
 			require.NotErrorIs(t, err, throttle.ErrOutage, "by the limit")
 			require.EqualValues(t, 100, s.Stats().Alone)
-			require.EqualValues(t, 1, s.Stats().Failed)
+			require.LessOrEqual(t, s.Stats().Failed, int64(2), "two answers that are late, or one error")
 			servers[1].Resume()
 		})
 	}
@@ -400,19 +362,21 @@ func TestWhatElseIsUnderTheKey(t *testing.T) {
 	}
 }
 
-// A server whose clock is set back must not refuse until it is that late again.
+// A server whose clock is set back must not refuse until it is that late again, however many
+// calls it refuses meanwhile.
 func TestServerClockSetBack(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	p := prefix(t, rdb)
 	future := rdb.Time(t.Context()).Val().Add(1000 * time.Hour).UnixMicro()
-	require.NoError(t, rdb.Set(t.Context(), p+"back", strconv.FormatInt(future, 10)+" 0", time.Minute).Err())
+	require.NoError(t, rdb.Set(t.Context(), p+"back", fmt.Sprintf("%d 0|1s 10 %d", future, future), time.Minute).Err())
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 60, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 10, Burst: 10, Quotas: []throttle.Quota{{N: 10, Every: time.Second}}, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	d := s.Take(t.Context(), "", 1)
 	require.False(t, d.OK)
-	require.LessOrEqual(t, d.ResetAfter, 10*time.Minute)
-	require.LessOrEqual(t, d.RetryAfter, time.Minute)
+	require.LessOrEqual(t, d.ResetAfter, time.Second)
+	require.LessOrEqual(t, d.RetryAfter, time.Second)
+	require.Eventually(t, func() bool { return s.Allow(t.Context(), "") }, patient, time.Millisecond, "calls do not keep it back")
 }
 
 func TestKeysLevelsAndWhatStays(t *testing.T) {
