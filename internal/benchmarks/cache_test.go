@@ -39,8 +39,14 @@ var cachesUnderTest = []struct {
 	name string
 	make func(load func(context.Context, string) (int, error)) cacheUnderTest
 }{
-	{"resilience", func(load func(context.Context, string) (int, error)) cacheUnderTest { return cacheAside(load, false) }},
-	{"resilience-inline", func(load func(context.Context, string) (int, error)) cacheUnderTest { return cacheAside(load, true) }},
+	{"resilience", func(load func(context.Context, string) (int, error)) cacheUnderTest {
+		c := cacheaside.New(cacheaside.Config[string, int]{Load: load, Capacity: cacheCapacity, TTL: cacheTTL})
+		return cacheUnderTest{
+			get:    func(key string) (int, error) { return c.Get(context.Background(), key) },
+			forget: func(key string) { _ = c.Invalidate(context.Background(), key) },
+			close:  func() { _ = c.Close() },
+		}
+	}},
 	{"otter", func(load func(context.Context, string) (int, error)) cacheUnderTest {
 		c := otter.Must(&otter.Options[string, int]{
 			MaximumSize: cacheCapacity, ExpiryCalculator: otter.ExpiryWriting[string, int](cacheTTL)})
@@ -117,15 +123,6 @@ var cachesUnderTest = []struct {
 			close:  func() {},
 		}
 	}},
-}
-
-func cacheAside(load func(context.Context, string) (int, error), inline bool) cacheUnderTest {
-	c := cacheaside.New(cacheaside.Config[string, int]{Load: load, Capacity: cacheCapacity, TTL: cacheTTL, Inline: inline})
-	return cacheUnderTest{
-		get:    func(key string) (int, error) { return c.Get(context.Background(), key) },
-		forget: func(key string) { _ = c.Invalidate(context.Background(), key) },
-		close:  func() { _ = c.Close() },
-	}
 }
 
 var cacheCases = []comparison{
