@@ -26,6 +26,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -88,6 +89,9 @@ func (s *shop) post(pairs ...string) *httptest.ResponseRecorder {
 	for i := 0; i < len(pairs); i += 2 {
 		form.Set(pairs[i], pairs[i+1])
 	}
+	if !form.Has("sure") { // to the question that some actions have
+		form.Set("sure", "1")
+	}
 	r := httptest.NewRequest("POST", "/act", strings.NewReader(form.Encode()))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	r.Header.Set("Sec-Fetch-Site", "same-origin")
@@ -122,8 +126,8 @@ type policy struct {
 	}
 	Settings map[string]any
 	Members  []struct {
-		Key, State string
-		Calls      int64
+		Key, State, Error string
+		Calls             int64
 	}
 	Actions []string
 }
@@ -377,6 +381,8 @@ func TestPagesAreSecured(t *testing.T) {
 		require.Equal(t, "same-origin", h.Get("Referrer-Policy"))
 	}
 	require.Equal(t, "text/javascript; charset=utf-8", s.get("/console.js", nil).Header().Get("Content-Type"))
+	require.Equal(t, "no-cache", s.get("/console.js", nil).Header().Get("Cache-Control"), "the script fits the page")
+	require.Equal(t, "no-store", s.get("/", nil).Header().Get("Cache-Control"))
 	require.Equal(t, http.StatusNotFound, s.get("/layout.html", nil).Code)
 	for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
 		body := s.get(path, nil).Body.String()
@@ -586,6 +592,25 @@ func TestPostFromElsewhereIsRefused(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
 }
 
+// nginx sends the name of its upstream as Host unless it is told otherwise, and a browser
+// sends no Sec-Fetch-Site over plain HTTP.
+func TestAProxyThatChangesTheHostIsNamed(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	r := httptest.NewRequest("POST", "http://upstream/act", strings.NewReader("action=trip&policy=breaker/users"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Origin", "http://ops.example")
+	w := httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	require.Equal(t, http.StatusForbidden, w.Code)
+	require.Contains(t, w.Body.String(), "the page is of ops.example (Origin), and the request is for upstream (Host)")
+	require.Contains(t, w.Body.String(), "proxy_set_header Host $http_host")
+	r.Host = "ops.example"
+	r.Body = io.NopCloser(strings.NewReader("action=trip&policy=breaker/users"))
+	w = httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	require.Equal(t, http.StatusSeeOther, w.Code)
+}
+
 func TestActionsAreAskedForAndAudited(t *testing.T) {
 	var audit []string
 	var refused error
@@ -612,6 +637,10 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code, "of a disabled breaker it does nothing")
+	s.circuit.Enable()
+	s.circuit.ForceOpen(errDown)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "reset", "policy", "breaker/users").Code, "nor does it of one that was forced open")
+	s.circuit.Disable()
 
 	_ = s.shards.Do(t.Context(), "a", working)
 	require.Equal(t, http.StatusSeeOther, s.post("action", "trip", "policy", "breaker/shards", "key", "a").Code)
@@ -624,9 +653,123 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 	require.Contains(t, w.Body.String(), "not on a Sunday")
 	require.Equal(t, breaker.Disabled, s.circuit.State())
 
-	require.Len(t, audit, 9)
+	require.Len(t, audit, 10)
 	require.Equal(t, "[action=trip policy=breaker/users for=1h0m0s note=maintenance] <nil>", audit[0])
-	require.Equal(t, "[action=enable policy=breaker/users] not on a Sunday", audit[8])
+	require.Equal(t, "[action=enable policy=breaker/users] not on a Sunday", audit[9])
+}
+
+// Two of 300 shards are down, and hardly anybody calls them.
+func TestABrokenShardIsFoundAmongMany(t *testing.T) {
+	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow})
+	for i := range 300 {
+		for range 2 + i%7 {
+			_ = s.shards.Do(t.Context(), fmt.Sprintf("shard-%03d", i), working)
+		}
+	}
+	for _, key := range []string{"shard-200", "shard-100"} {
+		_ = s.shards.Do(t.Context(), key, failing)
+	}
+	var p policy
+	s.get("/policy?kind=breaker&name=shards", &p)
+	require.Len(t, p.Members, 20)
+	for i, key := range []string{"shard-200", "shard-100"} {
+		require.Equal(t, key, p.Members[i].Key)
+		require.Equal(t, "open", p.Members[i].State)
+		require.Equal(t, errDown.Error(), p.Members[i].Error)
+	}
+	require.Equal(t, "closed", p.Members[2].State)
+	require.Empty(t, p.Members[2].Error)
+	require.Greater(t, p.Members[2].Calls, p.Members[0].Calls)
+
+	p = policy{}
+	s.get("/policy?kind=breaker&name=shards&key=shard-033", &p)
+	require.Len(t, p.Members, 1)
+	require.Equal(t, "shard-033", p.Members[0].Key)
+	require.Equal(t, []string{"trip", "reset", "force-open", "disable", "enable", "apply"}, p.Actions)
+	body := s.get("/policy?kind=breaker&name=shards&key=shard-999", nil).Body.String()
+	require.Contains(t, body, "It holds nothing for the key shard-999 now.")
+	require.Contains(t, body, `<input name="key" value="shard-999" autocomplete="off" spellcheck="false" required>`)
+
+	w := s.post("action", "reset", "policy", "breaker/shards", "key", "shard-200")
+	require.Equal(t, "policy?done=reset&key=shard-200&kind=breaker&name=shards", w.Header().Get("Location"))
+	w = s.post("action", "force-open", "policy", "breaker/shards", "key", "shard-034")
+	require.Equal(t, http.StatusSeeOther, w.Code)
+	p = policy{}
+	s.get("/policy?kind=breaker&name=shards", &p)
+	require.Equal(t, "shard-034", p.Members[0].Key, "of the two that fail, the busier one")
+	require.Equal(t, "shard-100", p.Members[1].Key)
+	w = s.post("action", "trip", "policy", "breaker/shards", "key", "")
+	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+}
+
+// Whether a key is there is hidden with the keys.
+func TestAHiddenKeyIsNotFound(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	_ = s.shards.Do(t.Context(), "secret", working)
+	for _, key := range []string{"secret", "other"} {
+		var p policy
+		s.get("/policy?kind=breaker&name=shards&key="+key, &p)
+		require.Len(t, p.Members, 1)
+		require.Equal(t, "hidden", p.Members[0].Key)
+	}
+	require.NotContains(t, s.get("/policy?kind=breaker&name=shards", nil).Body.String(), "Find a key")
+}
+
+func TestWhatIsHardToTakeBackIsAskedFor(t *testing.T) {
+	s := newShop(t, console.Config{Show: console.Show{Keys: true}, Allow: allow})
+	_ = s.shards.Do(t.Context(), "eu", working)
+	for do, want := range map[string]string{"force-open": "Force breaker/users open?", "disable": "Disable breaker/users?"} {
+		w := s.post("action", do, "policy", "breaker/users", "note", "maintenance", "sure", "")
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Contains(t, w.Body.String(), want)
+		require.Contains(t, w.Body.String(), `<input type="hidden" name="note" value="maintenance">`)
+		require.Contains(t, w.Body.String(), `href="policy?kind=breaker&amp;name=users"`)
+		require.Equal(t, breaker.Closed, s.circuit.State())
+	}
+	require.Contains(t, s.post("action", "disable", "policy", "breaker/shards", "key", "eu", "sure", "").Body.String(), "Disable the key eu of breaker/shards?")
+	require.Equal(t, http.StatusSeeOther, s.post("action", "trip", "policy", "breaker/users", "sure", "").Code)
+}
+
+// A field that its action does not know would widen what is done.
+func TestFieldsOfAnotherActionAreRefused(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	for _, c := range []struct {
+		form []string
+		want string
+	}{
+		{[]string{"action", "force-open", "policy", "breaker/users", "key", "mine"}, "key: breaker/users is one breaker, without keys"},
+		{[]string{"action", "invalidate-all", "policy", "cache/users", "key", "1"}, "key: is not for invalidate-all"},
+		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is not for trip"},
+		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is not for apply"},
+		{[]string{"action", "trip", "policy", "breaker/users", "is.Failures", "1"}, "there is no field is.Failures"},
+		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is not for one saga"},
+	} {
+		w := s.post(c.form...)
+		require.GreaterOrEqual(t, w.Code, 400, c.want)
+		require.Contains(t, w.Body.String(), c.want)
+	}
+	require.Equal(t, breaker.Closed, s.circuit.State())
+	require.Equal(t, 4, s.slots.Config().Limit)
+}
+
+// A preview tells settings, and asks as an action does.
+func TestPreviewAsksAllowAndAudit(t *testing.T) {
+	var audit []string
+	var refused error
+	s := newShop(t, console.Config{
+		Allow: func(_ *http.Request, op console.Operation) error { return refused },
+		Audit: func(_ context.Context, op console.Operation, err error) {
+			audit = append(audit, fmt.Sprint(op.Action, " ", string(op.Settings), " ", err))
+		},
+	})
+	form := []string{"action", "apply", "policy", "bulkhead/users", "preview", "1", "was.Limit", "4", "is.Limit", "9"}
+	require.Equal(t, http.StatusOK, s.post(form...).Code)
+	refused = errors.New("not on a Sunday")
+	w := s.post(form...)
+	require.Equal(t, http.StatusForbidden, w.Code)
+	require.NotContains(t, w.Body.String(), "<del>")
+	require.Equal(t, []string{`preview {"Limit":9} <nil>`, `preview {"Limit":9} not on a Sunday`}, audit)
+	require.Equal(t, 4, s.slots.Config().Limit)
 }
 
 func TestSettingsChangeWithAPreview(t *testing.T) {
@@ -842,5 +985,111 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 		work.Wait()
 		require.NoError(t, s.page.Close())
 		require.Zero(t, sampling())
+	})
+}
+
+// The page of a lease says who holds it, and the overview that nobody does.
+func TestALeaseShowsItsHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "10.0.0.7:80"})
+		reg := registry.New()
+		reg.MustAdd(c)
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		defer s.page.Close()
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		var p struct {
+			State, Detail string
+			Lease         struct {
+				Holder string
+				Epoch  int64
+				Until  *time.Time
+			}
+		}
+		s.get("/policy?kind=lease&name=billing", &p)
+		time.Sleep(time.Minute)
+		s.get("/policy?kind=lease&name=billing", &p)
+		require.Equal(t, "steady", p.State)
+		require.Equal(t, "held by 10.0.0.7:80", p.Detail)
+		require.Equal(t, "10.0.0.7:80", p.Lease.Holder)
+		require.Equal(t, term.Epoch(), p.Lease.Epoch)
+		require.WithinDuration(t, time.Now(), *p.Lease.Until, 15*time.Second)
+		require.Contains(t, s.get("/policy?kind=lease&name=billing", nil).Body.String(), "<dt>Held by</dt><dd>10.0.0.7:80</dd>")
+
+		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(time.Minute)
+		require.Contains(t, s.get("/policy?kind=lease&name=billing", nil).Body.String(), "<dt>Held by</dt><dd>nobody</dd>")
+		var o overview
+		s.get("/", &o)
+		require.Equal(t, "The lease billing is held by nobody.", o.Verdict)
+		require.Equal(t, "fail", o.Tone)
+	})
+}
+
+// A page that is loaded while a sample is taken shows the one before, whole: no chart ends
+// at zero.
+func TestNobodySeesHalfASample(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		defer s.users.Close()
+		m := &meter{figures: []registry.Figure{count("meter.call.count", 1)}}
+		limits := throttle.New(throttle.Config{Name: "after", Rate: 1000}) // asked after the meter
+		s.reg.MustAdd(m, limits)
+		var p policy
+		s.get("/policy?kind=throttle&name=after", &p)
+		for range 30 {
+			m.set(func() { m.slow = 700 * time.Millisecond })
+			for range 10 {
+				time.Sleep(100 * time.Millisecond)
+				_ = limits.Do(t.Context(), working)
+				p = policy{}
+				s.get("/policy?kind=throttle&name=after", &p)
+				points := p.points(t, "throttle.call.count", "admitted")
+				if len(points) > 3 {
+					require.NotContains(t, points[2:], 0.0)
+				}
+			}
+		}
+	})
+}
+
+// A counter that falls, as that of a policy that was replaced, is no negative rate; and one
+// call of twenty that fails is worth knowing.
+func TestRatesOfAPolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := func(ok, failed float64) []registry.Figure {
+			outcome := func(o string, v float64) registry.Figure {
+				return registry.Figure{Name: "meter.call.count", Kind: registry.Counter, Attrs: []registry.Attr{{Key: "outcome", Value: o}}, Value: v}
+			}
+			return []registry.Figure{outcome("success", ok), outcome("failed", failed)}
+		}
+		m := &meter{figures: calls(1000, 0)}
+		reg := registry.New()
+		reg.MustAdd(m)
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		defer s.page.Close()
+		var p policy
+		s.get("/policy?kind=meter&name=water", &p)
+		time.Sleep(1500 * time.Millisecond)
+		m.set(func() { m.figures = calls(10, 0) })
+		time.Sleep(time.Second)
+		p = policy{}
+		s.get("/policy?kind=meter&name=water", &p)
+		require.Equal(t, []float64{0, 0, 0}, p.Figures[0].Points)
+		for _, c := range []struct {
+			ok, failed float64
+			want       string
+		}{{96, 4, "running"}, {95, 5, "failing"}} {
+			time.Sleep(time.Minute)
+			m.set(func() {
+				was := m.figures
+				m.figures = calls(was[0].Value+c.ok, was[1].Value+c.failed)
+			})
+			time.Sleep(2 * time.Second)
+			p = policy{}
+			s.get("/policy?kind=meter&name=water", &p)
+			require.Equal(t, c.want, p.State)
+		}
 	})
 }

@@ -30,7 +30,9 @@
 // of policies, their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
-// from another origin. By DNS rebinding, a foreign page can still reach the console from an
+// from another origin. A proxy in front of the console must keep the Host of the browser, as
+// nginx does with "proxy_set_header Host $http_host": over plain HTTP a POST is otherwise taken
+// for one from another origin. By DNS rebinding, a foreign page can still reach the console from an
 // operator's browser, under a host name of its own. Allow, or the handler around the
 // console, must therefore ask for a credential or check r.Host; the client's address alone
 // proves nothing. The page has a strict Content-Security-Policy, cannot be framed, and

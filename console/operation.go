@@ -1,10 +1,12 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -30,7 +32,8 @@ const (
 	Enable    Action = "enable"     // ends ForceOpen and Disable
 
 	// Of any policy with settings.
-	Apply Action = "apply" // changes its Settings
+	Apply   Action = "apply"   // changes its Settings
+	Preview Action = "preview" // tells what an Apply of these Settings would change
 
 	// Of a cache.
 	Invalidate    Action = "invalidate"     // drops Key
@@ -72,9 +75,10 @@ type Operation struct {
 	Policy   string          // "breaker/users"
 	Key      string          // of a Group or a cache
 	For      time.Duration   // of Trip; zero means as long as the breaker would open by itself
-	Settings json.RawMessage // of Apply: an object of the fields to change
+	Settings json.RawMessage // of Apply and Preview: an object of the fields to change
 	ID       string          // of a saga; "" with a Filter
 	Step     string          // of Skip
+	Seq      int64           // of a saga: the entries in its log that the operator has seen; 0 means any
 	Filter   *saga.Filter    // the sagas of an action on many
 	Note     string          // why
 
@@ -96,6 +100,9 @@ func (op Operation) LogValue() slog.Value {
 	add("settings", string(op.Settings))
 	add("id", op.ID)
 	add("step", op.Step)
+	if op.Seq != 0 {
+		attrs = append(attrs, slog.Int64("seq", op.Seq))
+	}
 	if op.Filter != nil {
 		attrs = append(attrs, slog.Any("filter", *op.Filter))
 	}
@@ -105,7 +112,8 @@ func (op Operation) LogValue() slog.Value {
 
 // actionsOf returns what can be done to a policy.
 func actionsOf(e registry.Entry) (all []Action) {
-	if _, ok := e.Policy.(circuit); ok {
+	_, one := e.Policy.(circuit)
+	if _, group := e.Policy.(interface{ Stats() breaker.GroupStats }); one || group {
 		all = append(all, Trip, Reset, ForceOpen, Disable, Enable)
 	}
 	if _, ok := cacheOf(e.Policy); ok {
@@ -162,7 +170,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := c.origin.Check(r); err != nil {
-		c.fail(w, r, http.StatusForbidden, err)
+		c.fail(w, r, http.StatusForbidden, explain(r, err))
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
@@ -179,13 +187,17 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, op, http.StatusForbidden, errors.New("the console is read-only"))
 		return
 	}
-	if r.PostForm.Has("preview") {
-		c.preview(w, r, op)
+	if question, ok := op.question(); ok && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
+		c.confirm(w, r, op, question)
 		return
 	}
 	if err := c.cfg.Allow(r, op); err != nil {
 		c.audit(r, op, err)
 		c.refuse(w, r, op, http.StatusForbidden, err)
+		return
+	}
+	if op.Action == Preview {
+		c.preview(w, r, op)
 		return
 	}
 	done, err := c.do(r, op)
@@ -199,8 +211,18 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.show(w, r, http.StatusOK, "", done)
 		return
 	}
-	w.Header().Set("Location", op.back(done))
+	w.Header().Set("Location", op.back(done, op.Action))
 	w.WriteHeader(http.StatusSeeOther)
+}
+
+// explain says what is wrong with a request that seems to be of another origin, where that may
+// be a proxy that has changed its Host.
+func explain(r *http.Request, err error) error {
+	from, bad := url.Parse(r.Header.Get("Origin"))
+	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" || from.Host == r.Host {
+		return err
+	}
+	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
 func (c *Console) audit(r *http.Request, op Operation, err error) {
@@ -209,25 +231,55 @@ func (c *Console) audit(r *http.Request, op Operation, err error) {
 	}
 }
 
-// formFields are the fields of a form, besides was.* and is.* of the settings. A misspelled
-// condition must not become an operation on more sagas than were meant.
-var formFields = []string{
-	"action", "policy", "key", "for", "settings", "preview", "note",
-	"id", "step", "runner", "saga", "status", "text", "age", "failing", "order", "after",
+// fieldsOf are the fields of a form by action, besides those of every action, and was.* and
+// is.* of the settings. A field that does nothing must not become an operation on more than was
+// meant: on the whole breaker instead of a key, on all sagas instead of some.
+var fieldsOf = map[Action][]string{
+	Trip: {"key", "for"}, Reset: {"key"}, ForceOpen: {"key"}, Disable: {"key"}, Enable: {"key"},
+	Apply: {"settings"}, Preview: {"settings"},
+	Invalidate: {"key"}, Expire: {"key"}, InvalidateAll: {},
+	Cancel: sagaFields, Retry: sagaFields, Skip: append(slices.Clone(sagaFields), "step"), Compensate: sagaFields, Abandon: sagaFields,
+}
+
+var sagaFields = append([]string{"id", "seq", "order", "after", "runner"}, conditions...)
+
+// conditions are the fields of a filter, which an operation on one saga does not have.
+var conditions = []string{"saga", "status", "text", "age", "failing"}
+
+// checkFields returns an error if a form has a field that its action does not.
+func checkFields(action Action, form url.Values) error {
+	own, ok := fieldsOf[action]
+	if !ok {
+		return fmt.Errorf("there is no action %q", action)
+	}
+	for field, values := range form {
+		setting := strings.HasPrefix(field, "was.") || strings.HasPrefix(field, "is.")
+		switch {
+		case slices.Contains([]string{"action", "policy", "note", "preview", "sure"}, field), slices.Contains(own, field):
+		case setting && slices.Contains(own, "settings"):
+		case setting, !slices.ContainsFunc(slices.Collect(maps.Values(fieldsOf)), func(all []string) bool { return slices.Contains(all, field) }):
+			return fmt.Errorf("there is no field %s", field)
+		case values[0] != "" && field != "step" && field != "for": // which stand beside several buttons
+			return fmt.Errorf("%s: is not for %s", field, action)
+		}
+		if form.Get("id") != "" && slices.Contains(conditions, field) && values[0] != "" {
+			return fmt.Errorf("%s: is not for one saga", field)
+		}
+	}
+	return nil
 }
 
 // operation reads an Operation from a form.
 func (c *Console) operation(form url.Values) (Operation, error) {
-	op := Operation{
-		Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
-		Note: strings.TrimSpace(form.Get("note")),
+	op := Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Note: strings.TrimSpace(form.Get("note"))}
+	if op.Action == Apply && form.Has("preview") {
+		op.Action = Preview
 	}
-	for field := range form {
-		if !slices.Contains(formFields, field) && !strings.HasPrefix(field, "was.") && !strings.HasPrefix(field, "is.") {
-			return op, fmt.Errorf("there is no field %s", field)
-		}
+	if err := checkFields(op.Action, form); err != nil {
+		return op, err
 	}
-	if d := strings.TrimSpace(form.Get("for")); d != "" {
+	op.Key = form.Get("key")
+	if d := strings.TrimSpace(form.Get("for")); d != "" && op.Action == Trip {
 		var err error
 		if op.For, err = time.ParseDuration(d); err != nil {
 			return op, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
@@ -238,8 +290,7 @@ func (c *Console) operation(form url.Values) (Operation, error) {
 		return op, fmt.Errorf("there is no policy %s", op.Policy)
 	}
 	switch op.Action {
-	case Trip, Reset, ForceOpen, Disable, Enable, Invalidate, Expire, InvalidateAll:
-	case Apply:
+	case Apply, Preview:
 		op.Settings = json.RawMessage(form.Get("settings"))
 		if len(op.Settings) > 0 {
 			if !json.Valid(op.Settings) {
@@ -257,7 +308,16 @@ func (c *Console) operation(form url.Values) (Operation, error) {
 			return op, err
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
-		op.ID, op.Step = form.Get("id"), form.Get("step")
+		op.ID = form.Get("id")
+		if op.Action == Skip {
+			op.Step = form.Get("step")
+		}
+		if seq := form.Get("seq"); seq != "" {
+			var err error
+			if op.Seq, err = strconv.ParseInt(seq, 10, 64); err != nil || op.Seq < 0 {
+				return op, fmt.Errorf("seq: is %q: must be a number of entries", seq)
+			}
+		}
 		if op.ID == "" {
 			op.form = sagaFormOf(form)
 			if op.form.admitsAll() {
@@ -273,10 +333,91 @@ func (c *Console) operation(form url.Values) (Operation, error) {
 		if op.Note == "" {
 			return op, errors.New("note: is empty: say why, for the log of the saga")
 		}
-	default:
-		return op, fmt.Errorf("there is no action %q", op.Action)
 	}
 	return op, nil
+}
+
+// A question is what a person is asked before an operation that is hard to take back.
+type question struct {
+	page
+	Question string     `json:"-"`
+	What     string     `json:"-"`
+	Yes      string     `json:"-"`
+	Fields   url.Values `json:"-"`
+	Back     string     `json:"-"`
+}
+
+// question returns what a person is asked before the operation, if anything.
+func (op Operation) question() (q question, ok bool) {
+	of := op.Policy
+	if op.Key != "" {
+		of = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
+	}
+	switch {
+	case op.Filter != nil:
+		verb := strings.ToUpper(string(op.Action[:1])) + string(op.Action[1:])
+		return question{Question: verb + " all that are found?", Yes: verb + " all"}, true
+	case op.Action == ForceOpen:
+		return question{Question: "Force " + of + " open?", What: "It refuses all calls until it is enabled.", Yes: "Force open"}, true
+	case op.Action == Disable:
+		return question{Question: "Disable " + of + "?", What: "It lets all calls through until it is enabled.", Yes: "Disable"}, true
+	case op.Action == Abandon:
+		return question{Question: "Abandon " + op.ID + "?", What: "Nothing more of it is done or undone, and that cannot be taken back.", Yes: "Abandon"}, true
+	}
+	return q, false
+}
+
+// confirm answers with a question, whose form does the operation.
+func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, q question) {
+	q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back(result{}, "")
+	if op.Filter != nil {
+		runner, ok := c.runnerOf(op.Policy)
+		if !ok {
+			c.refuse(w, r, op, http.StatusUnprocessableEntity, fmt.Errorf("%s runs no sagas", op.Policy))
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), storeTime)
+		defer cancel()
+		n, all, err := found(ctx, runner, *op.Filter)
+		switch {
+		case err != nil:
+			c.refuse(w, r, op, http.StatusBadGateway, ofStore(err))
+			return
+		case !all:
+			q.What = fmt.Sprintf("More than %d sagas are found.", n)
+		case n == 1:
+			q.What = "1 saga is found."
+		default:
+			q.What = fmt.Sprintf("%d sagas are found.", n)
+		}
+	}
+	c.show(w, r, http.StatusOK, "confirm.html", q)
+}
+
+// found counts the sagas that a filter admits, up to saga.CountLimit or for two seconds; all
+// reports whether there are no more.
+func found(ctx context.Context, runner *saga.Runner, f saga.Filter) (n int, all bool, err error) {
+	f.Limit = 1000
+	for began := time.Now(); ; {
+		page, err := runner.List(ctx, f)
+		if err != nil {
+			return n, false, err
+		}
+		n += len(page.Sagas)
+		if f.After = page.Next; page.Next == "" {
+			return n, true, nil
+		}
+		if n >= saga.CountLimit || time.Since(began) > 2*time.Second {
+			return n, false, nil
+		}
+	}
+}
+
+// runnerOf returns the Runner of a path.
+func (c *Console) runnerOf(path string) (*saga.Runner, bool) {
+	e, _ := c.entry(path)
+	r, ok := e.Policy.(*saga.Runner)
+	return r, ok
 }
 
 // entry returns a policy by its path.
@@ -318,12 +459,33 @@ func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
 	if !ok {
 		return done, fmt.Errorf("%s runs no sagas", e)
 	}
-	sagaOp := saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note}
+	sagaOp := saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq}
 	if op.Filter == nil {
-		return done, sagaError(runner.Operate(r.Context(), op.ID, sagaOp))
+		err := runner.Operate(r.Context(), op.ID, sagaOp)
+		if changed := c.changed(r.Context(), runner, op, err); changed != nil {
+			err = changed
+		}
+		return done, sagaError(err)
 	}
 	operated, err := runner.OperateAll(r.Context(), *op.Filter, sagaOp)
 	return result{Sagas: &operated.Done, NotAllowed: &operated.NotAllowed}, sagaError(err)
+}
+
+// changed returns what has happened to a saga since its page was shown, if that is why an
+// action was not allowed.
+func (c *Console) changed(ctx context.Context, runner *saga.Runner, op Operation, err error) error {
+	if op.Seq == 0 || !errors.Is(err, saga.ErrNotAllowed) {
+		return nil
+	}
+	log, failed := runner.HistoryPage(ctx, op.ID, op.Seq, 5)
+	if failed != nil || len(log) == 0 {
+		return nil
+	}
+	var news []string
+	for _, e := range log {
+		news = append(news, strings.TrimSpace(e.Step+" "+string(e.Kind)))
+	}
+	return fmt.Errorf("%w: the saga has changed since this page was shown: %s", saga.ErrNotAllowed, strings.Join(news, ", "))
 }
 
 // A storeError is an error of the store of a cache or of a Runner. Its text may hold
@@ -352,6 +514,9 @@ func sagaError(err error) error {
 // circuitOf returns the breaker of an action: that of a key, if the policy is a Group.
 func circuitOf(e registry.Entry, key string) (circuit, error) {
 	if b, ok := e.Policy.(circuit); ok {
+		if key != "" {
+			return nil, fmt.Errorf("key: %s is one breaker, without keys", e)
+		}
 		return b, nil
 	}
 	for _, m := range e.Members(math.MaxInt) {
@@ -410,11 +575,8 @@ func changesOf(r registry.Report) []settingChange {
 
 // preview answers with the difference that settings would make.
 func (c *Console) preview(w http.ResponseWriter, r *http.Request, op Operation) {
-	if op.Action != Apply {
-		c.refuse(w, r, op, http.StatusBadRequest, fmt.Errorf("%s has no preview", op.Action))
-		return
-	}
 	report, err := c.reg.Preview(op.settings())
+	c.audit(r, op, err)
 	if err == nil && len(report) == 0 {
 		err = errors.New("nothing would change")
 	}
@@ -427,7 +589,7 @@ func (c *Console) preview(w http.ResponseWriter, r *http.Request, op Operation) 
 		return
 	}
 	e, _ := c.entry(op.Policy)
-	p := c.policyPage(e, false)
+	p := c.policyPage(e, op.Key, false)
 	p.Form = &actionForm{Changes: report, Values: r.PostForm}
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
@@ -448,29 +610,36 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 		c.fail(w, r, status, err)
 	case sagas && op.ID != "":
 		c.oneSaga(w, r, status, e.Name, op.ID, r.PostForm, err)
-	case sagas && op.Action != Apply:
+	case sagas && op.Action != Apply && op.Action != Preview:
 		q := op.form.values(e.Name)
 		c.listSagas(w, r, status, q, err)
 	default:
-		p := c.policyPage(e, false)
+		p := c.policyPage(e, op.Key, false)
 		p.Form = &actionForm{Error: err.Error(), Values: r.PostForm}
 		c.show(w, r, status, "policy.html", p)
 	}
 }
 
-// back returns the page that shows the result of an operation, relative to the POST.
-func (op Operation) back(done result) string {
+// back returns the page of an operation, relative to the POST, which says that action was done
+// unless that is "".
+func (op Operation) back(done result, action Action) string {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
 	case op.Filter != nil:
 		page, q = "sagas?", op.form.values(name)
-		q.Set("n", strconv.Itoa(*done.Sagas))
-		q.Set("left", strconv.Itoa(*done.NotAllowed))
+		if done.Sagas != nil {
+			q.Set("n", strconv.Itoa(*done.Sagas))
+			q.Set("left", strconv.Itoa(*done.NotAllowed))
+		}
+	case op.Key != "" && kind == "breaker":
+		q.Set("key", op.Key)
 	case op.ID != "":
 		page, q = "saga?", url.Values{"runner": {name}, "id": {op.ID}}
 	}
-	q.Set("done", string(op.Action))
+	if action != "" {
+		q.Set("done", string(action))
+	}
 	return page + q.Encode()
 }
 

@@ -40,7 +40,7 @@ type page struct {
 
 	Title   string `json:"-"`
 	Here    string `json:"-"` // "overview", "policy", "sagas" or "saga"
-	Sagas   bool   `json:"-"` // there is a Runner
+	Runs    bool   `json:"-"` // there is a Runner
 	Acts    bool   `json:"-"` // there are buttons
 	Done    string `json:"-"` // what was just done
 	Refresh string `json:"-"` // how the script keeps the page up to date: "events?..." or a number of seconds
@@ -49,7 +49,7 @@ type page struct {
 func (c *Console) page(here, title string) page {
 	p := page{Process: c.process, At: time.Now(), Title: title, Here: here, Acts: c.cfg.Allow != nil}
 	for e := range c.reg.All() {
-		p.Sagas = p.Sagas || e.Kind == sagaKind
+		p.Runs = p.Runs || e.Kind == sagaKind
 	}
 	return p
 }

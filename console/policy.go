@@ -3,16 +3,18 @@ package console
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/registry"
 )
 
-// busiest is how many members of a Group are shown.
-const busiest = 20
+// membersShown is how many members of a Group are shown.
+const membersShown = 20
 
 // A policyPage is the page of one policy.
 type policyPage struct {
@@ -21,12 +23,16 @@ type policyPage struct {
 	Tick  int    `json:"tick"` // the latest sample, which the last of all Points are
 	policyCard
 	LastError string          `json:"last_error,omitempty"` // of a breaker
-	States    []stateRun      `json:"states,omitempty"`     // of a breaker
+	Lease     *leaseView      `json:"lease,omitempty"`
+	States    []stateRun      `json:"states,omitempty"` // of a breaker
 	Figures   []figureView    `json:"figures"`
 	Settings  json.RawMessage `json:"settings,omitempty"`
 	Members   []memberView    `json:"members,omitempty"`
 	Actions   []Action        `json:"actions,omitempty"`
 
+	Key    string         `json:"-"` // of the member that was asked for
+	Keyed  bool           `json:"-"` // a Group: an action needs a key
+	Find   bool           `json:"-"` // a key can be asked for
 	Fields []settingField `json:"-"`
 	Form   *actionForm    `json:"-"` // what was filled in, after an error
 }
@@ -50,12 +56,22 @@ type stateRun struct {
 	Seconds int    `json:"seconds"`
 }
 
+// A leaseView says who holds a lease, at most ten seconds ago.
+type leaseView struct {
+	Holder string     `json:"holder,omitempty"` // "" for nobody
+	Epoch  int64      `json:"epoch"`
+	Since  *time.Time `json:"since,omitempty"` // since when, or since when nobody holds it
+	Until  *time.Time `json:"until,omitempty"` // when the term ends unless it is renewed
+	At     time.Time  `json:"at"`              // all by the store's clock
+}
+
 // A memberView is one key of a Group.
 type memberView struct {
 	Key   string `json:"key"` // "hidden" unless Show.Keys
 	Calls int64  `json:"calls"`
 	Tone  tone   `json:"tone,omitempty"`
 	State string `json:"state,omitempty"`
+	Error string `json:"error,omitempty"` // of a breaker that is not closed: its last one
 }
 
 func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
@@ -65,13 +81,14 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no %s %s", q.Get("kind"), q.Get("name")))
 		return
 	}
-	p := c.policyPage(e, wantsJSON(r))
+	p := c.policyPage(e, q.Get("key"), wantsJSON(r))
 	p.Done = doneWords[Action(q.Get("done"))]
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
-// policyPage returns the page of a policy, with the points of its figures if they are wanted.
-func (c *Console) policyPage(e registry.Entry, points bool) policyPage {
+// policyPage returns the page of a policy: of a Group with one key alone unless that is "",
+// and with the points of its figures if they are wanted.
+func (c *Console) policyPage(e registry.Entry, key string, points bool) policyPage {
 	c.sampler.look()
 	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name)}
 	p.Refresh = "events?" + policyQuery(e)
@@ -84,6 +101,9 @@ func (c *Console) policyPage(e registry.Entry, points bool) policyPage {
 	}
 	p.Shape, p.Tick, p.policyCard = t.shape(), s.now, c.card(t)
 	p.States = t.states(s.now)
+	if h := t.held; h != nil {
+		p.Lease = &leaseView{h.Holder, h.Epoch, some(h.Since), some(h.Until), h.Now}
+	}
 	for _, sr := range t.series {
 		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Kind: string(sr.Kind), Value: finite(sr.Value)}
 		for _, a := range sr.Attrs {
@@ -103,30 +123,49 @@ func (c *Console) policyPage(e registry.Entry, points bool) policyPage {
 	}
 	p.Settings = e.Settings()
 	p.Fields = fields("", p.Settings)
-	for i, m := range e.Members(busiest) {
-		p.Members = append(p.Members, c.member(i, m))
-	}
+	p.Members = c.members(e, &p, key)
 	if c.cfg.Allow != nil {
 		p.Actions = actionsOf(e)
+		_, one := e.Policy.(circuit)
+		p.Keyed = !one
 	}
 	return p
 }
 
-func (c *Console) member(i int, m registry.Member) memberView {
+// members returns the members of a Group that its page shows. A key is not looked for where
+// keys are hidden: that it is there would be told.
+func (c *Console) members(e registry.Entry, p *policyPage, key string) (views []memberView) {
+	p.Key = key
+	n := membersShown
+	if key != "" && c.cfg.Show.Keys {
+		n = math.MaxInt
+	}
+	for _, m := range e.Members(n) {
+		p.Find = c.cfg.Show.Keys
+		if n == membersShown || m.Key == key {
+			views = append(views, c.member(m))
+		}
+	}
+	return views
+}
+
+func (c *Console) member(m registry.Member) memberView {
 	v := memberView{Key: m.Key, Calls: m.Calls}
 	if !c.cfg.Show.Keys {
 		v.Key = "hidden"
 	}
 	switch p := m.Policy.(type) {
 	case *breaker.Breaker:
-		state := p.State()
-		v.State, v.Tone = string(state), warn
-		switch state {
+		s := p.Stats()
+		v.State, v.Tone = string(s.State), warn
+		switch s.State {
 		case breaker.Closed:
 			v.Tone = well
+			return v
 		case breaker.Open, breaker.ForcedOpen:
 			v.Tone = fail
 		}
+		v.Error = c.secret(s.LastErr)
 	case *bulkhead.Bulkhead:
 		s := p.Stats()
 		v.State, v.Tone = fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit), well

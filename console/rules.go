@@ -6,7 +6,10 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-const sagaKind = "saga"
+const (
+	sagaKind  = "saga"
+	leaseKind = "lease"
+)
 
 // rules say which figures of a kind of policy are its calls, and what its state is called.
 type rules struct {
@@ -62,8 +65,8 @@ var kinds = map[string]*rules{
 	"bulkhead": {order: 6, well: "free", refusing: "refusing",
 		calls:   figure("bulkhead.call.count"),
 		refused: with("bulkhead.call.count", "outcome", "refused")},
-	"lease": {order: 7, well: "steady", failing: "store fails",
-		calls:  figure("lease.ask.count"),
+	leaseKind: {order: 7, well: "steady", failing: "store fails",
+		calls:  append(figure("lease.ask.count"), figure("lease.renewal.count")...),
 		failed: figure("lease.store.error.count")},
 	sagaKind: {order: 8, well: "running", failing: "steps fail", refusing: "steps refused",
 		calls:   figure("saga.step.count"),

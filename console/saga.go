@@ -18,6 +18,8 @@ type sagaPage struct {
 	Runner string `json:"runner"`
 	sagaView
 	Cause    string      `json:"cause,omitempty"`
+	Turned   string      `json:"turned_back_at,omitempty"` // the step, if Cause is why
+	Seq      int64       `json:"seq"`                      // entries in the log
 	Epoch    int64       `json:"epoch"`
 	Wake     *time.Time  `json:"wake,omitempty"`
 	Deadline *time.Time  `json:"deadline,omitempty"`
@@ -111,7 +113,7 @@ func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, na
 func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
 	p := sagaPage{
 		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
-		Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
+		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
 		Wake: some(in.WakeAt), Deadline: some(in.CompleteBy), Older: max(in.Seq-logShown, 0),
 	}
 	if !in.Status.Ended() {
@@ -124,6 +126,9 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 		return c.secret(errors.New(s))
 	}
 	p.Cause = text(in.Cause)
+	if in.Back {
+		p.Turned = in.Step
+	}
 	for _, s := range in.Steps {
 		u := unitView{
 			Name: s.Name, Status: s.Status, After: s.After, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,

@@ -126,7 +126,7 @@ type sagaView struct {
 	Saga      string      `json:"saga"`
 	Version   int         `json:"version"`
 	Status    saga.Status `json:"status"`
-	Step      string      `json:"step,omitempty"` // that is at work, or at which it turned back or is stuck
+	Step      string      `json:"step,omitempty"` // that keeps it from going on, is at work, or at which it turned back
 	StepsDone int         `json:"steps_done"`     // of Steps
 	Steps     int         `json:"steps"`
 	Failures  int         `json:"failures"`
@@ -181,7 +181,23 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 		}
 		v.Error = c.secret(errors.New(text))
 	}
+	if u, ok := heldUp(in); ok {
+		v.Step, v.Error = u.Name, ""
+		if u.Error != "" {
+			v.Error = c.secret(errors.New(u.Error))
+		}
+	}
 	return v
+}
+
+// heldUp returns the step that keeps a stuck saga from going on, or back.
+func heldUp(in *saga.Instance) (saga.StepState, bool) {
+	for _, u := range in.Steps {
+		if in.Status == saga.Stuck && (in.Back && u.Status == saga.StepUndoFailed || !in.Back && u.Name == in.Step) {
+			return u, true
+		}
+	}
+	return saga.StepState{}, false
 }
 
 func seconds(d time.Duration) float64 {

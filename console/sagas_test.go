@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -218,6 +219,90 @@ func TestASagaShowsItsSteps(t *testing.T) {
 	})
 }
 
+// The page names the Undo that failed, and not the step at which the saga turned back.
+func TestAStuckSagaNamesWhatHoldsItUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Show: console.Show{Errors: true}})
+		require.Contains(t, d.get("/sagas", nil).Body.String(), `<a href="sagas"`, "the link is there when no saga is")
+		d.run("stuck-1")
+		type one struct {
+			Step, Error, Cause string
+			Turned             string `json:"turned_back_at"`
+		}
+		want := one{Step: "reserve", Error: "warehouse: secret-host unreachable"}
+		var list struct{ Stuck []one }
+		d.get("/sagas", &list)
+		require.Equal(t, []one{want}, list.Stuck)
+		var p one
+		d.get("/saga?id=stuck-1", &p)
+		require.Equal(t, "invoice", p.Turned)
+		require.Contains(t, p.Cause, "no credit")
+		require.Equal(t, []string{want.Step, want.Error}, []string{p.Step, p.Error})
+		body := d.get("/saga?id=stuck-1", nil).Body.String()
+		require.Contains(t, body, `<span class="label">Stuck at reserve</span> <code>warehouse: secret-host unreachable</code>`)
+		require.Contains(t, body, `<span class="label">Turned back at invoice</span>`)
+	})
+}
+
+// A double click skips one step: the second click is about a saga that has changed.
+func TestAnActionIsAboutWhatThePageShowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Show: console.Show{Errors: true}, Allow: allow})
+		d.run("stuck-1")
+		in, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		seq := fmt.Sprint(in.Seq)
+		body := d.get("/saga?id=stuck-1", nil).Body.String()
+		require.Contains(t, body, `<input type="hidden" name="seq" value="`+seq+`">`)
+		require.Contains(t, body, `<option selected>reserve</option>`)
+		require.NotContains(t, body, "what holds it up")
+		skip := func() *httptest.ResponseRecorder {
+			return d.post("action", "skip", "policy", "saga/worker", "id", "stuck-1", "seq", seq, "note", "by hand")
+		}
+		require.Equal(t, http.StatusSeeOther, skip().Code)
+		in, err = d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		w := skip()
+		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+		after, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		require.Equal(t, in.Seq, after.Seq)
+		d.run("stuck-2")
+		retry := func() *httptest.ResponseRecorder {
+			return d.post("action", "retry", "policy", "saga/worker", "id", "stuck-2", "seq", "1", "note", "again")
+		}
+		w = retry()
+		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+		require.Contains(t, w.Body.String(), "the saga has changed since this page was shown: reserve")
+	})
+}
+
+func TestAnActionOnManyIsAskedForWithTheirNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Allow: allow})
+		d.run("stuck-1", "stuck-2", "ok-1")
+		require.Contains(t, d.get("/sagas?status=stuck", nil).Body.String(), "Act on all that are found")
+		for _, none := range []string{"/sagas?status=running", "/sagas?status=nonsense", "/sagas"} {
+			require.NotContains(t, d.get(none, nil).Body.String(), "Act on all that are found", none)
+		}
+		form := []string{"action", "abandon", "policy", "saga/worker", "status", "stuck", "note", "by hand"}
+		w := d.post(append(form, "sure", "")...)
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Contains(t, w.Body.String(), "Abandon all that are found?")
+		require.Contains(t, w.Body.String(), "2 sagas are found.")
+		require.Contains(t, w.Body.String(), `name="status" value="stuck"`)
+		in, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		require.Contains(t, d.post(append(form, "sure", "", "after", "zzz", "order", "id")...).Body.String(), "2 sagas are found.", "those of the pages before too")
+		require.Contains(t, d.post("action", "abandon", "policy", "saga/worker", "id", "stuck-1", "note", "x", "sure", "").Body.String(), "Abandon stuck-1?")
+		require.Equal(t, http.StatusSeeOther, d.post(form...).Code)
+		in, err = d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Abandoned, in.Status)
+	})
+}
+
 func TestOperatorsActOnSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var audit []string
@@ -329,7 +414,7 @@ func TestAStepThatTookNoEffectCanBeSkipped(t *testing.T) {
 		d.run("stuck-1")
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
 		for step, can := range map[string]bool{"charge": true, "invoice": true, "reserve": true, "pack": false, "ship": false} {
-			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>"), step)
+			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>") || strings.Contains(body, "<option selected>"+step+"</option>"), step)
 		}
 		require.NoError(t, d.runner.SkipStep(t.Context(), "stuck-1", "charge", "by hand"))
 	})
@@ -391,5 +476,34 @@ func TestAStoreThatPanicsDoesNotEndTheProgram(t *testing.T) {
 		s.get("/", &o)
 		require.Equal(t, "store down", o.Policies[0].State)
 		require.Contains(t, o.Policies[0].Error, "nil map")
+	})
+}
+
+// deaf is a Store that answers when it is closed, whatever happens to ctx.
+type deaf struct {
+	saga.Store
+	closed chan struct{}
+}
+
+func (d *deaf) Counts(context.Context) (saga.Counts, error) {
+	<-d.closed
+	return saga.Counts{}, nil
+}
+
+func TestCloseDoesNotWaitForADeafStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &deaf{saga.NewMemory(), make(chan struct{})}
+		defer close(store.closed)
+		reg := registry.New()
+		reg.MustAdd(saga.NewRunner(store, saga.RunnerConfig{Name: "worker"}))
+		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		var o overview
+		s.get("/", &o)
+		time.Sleep(time.Minute)
+		s.get("/", &o)
+		require.Equal(t, "The runner worker cannot reach its store.", o.Verdict)
+		began := time.Now()
+		require.NoError(t, s.page.Close())
+		require.Zero(t, time.Since(began))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 )
 
@@ -15,7 +16,7 @@ const (
 	second  = time.Second      // between two samples
 	lingers = 10 * time.Minute // sampling goes on after the last look
 	recent  = 10               // samples that a rate is the mean of
-	asking  = 10 * time.Second // between two questions to the store of a saga's Runner
+	asking  = 10 * time.Second // between two questions to the store of a Runner or a Candidate
 )
 
 // A sampler keeps the figures of the policies of a registry over the last ten minutes. It
@@ -55,10 +56,11 @@ type track struct {
 	health  error // of the latest sample
 	status  status
 
-	// Of a Runner, whose store is asked now and then.
+	// Of a Runner or a Candidate, whose store is asked now and then.
 	asked  time.Time
 	asking bool
 	answer error
+	held   *lease.State // of a Candidate; nil if the store did not answer
 }
 
 // look notes that a page was asked for, and begins to sample if nobody looked before.
@@ -135,46 +137,57 @@ func (s *sampler) close() {
 	s.ended.Wait()
 }
 
-// sample takes one sample of each policy. No lock is held while a policy is asked.
+// sample takes one sample of each policy. No lock is held while a policy is asked, and nobody
+// sees the sample before it is whole.
 func (s *sampler) sample(ctx context.Context) {
 	at := time.Now()
 	tracks := s.follow(at)
-	for _, t := range tracks {
-		s.buffer = figures(t.entry, s.buffer[:0])
-		health := s.health(ctx, t, at)
-		s.mu.Lock()
-		t.store(s.buffer, s.now)
-		t.health = health
-		t.status = t.judge(s.now)
-		s.mu.Unlock()
+	ends := make([]int, len(tracks)) // of the figures of each in the buffer
+	healths := make([]error, len(tracks))
+	s.buffer = s.buffer[:0]
+	for i, t := range tracks {
+		s.buffer = figures(t.entry, s.buffer)
+		ends[i], healths[i] = len(s.buffer), s.health(ctx, t, at)
 	}
-	clear(s.buffer)
-}
-
-// follow begins a sample: it makes a track for each new policy and drops those of policies
-// that were removed.
-func (s *sampler) follow(at time.Time) []*track {
-	entries := slices.Collect(s.reg.All())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now = max(s.now+1, int(at.Sub(s.began)/second))
-	tracks := make([]*track, 0, len(entries))
-	for _, e := range entries {
-		path := e.String()
-		t := s.byPath[path]
-		if t == nil || t.entry.Policy != e.Policy {
-			t = &track{entry: e, path: path, quoted: encode(path), rules: rulesOf(e.Kind), born: s.now}
-			s.byPath[path] = t
-		}
-		tracks = append(tracks, t)
+	s.now = s.next(at)
+	s.tracks = tracks
+	begin := 0
+	for i, t := range tracks {
+		s.byPath[t.path] = t
+		t.store(s.buffer[begin:ends[i]], s.now)
+		t.health = healths[i]
+		t.status = t.judge(s.now)
+		begin = ends[i]
 	}
-	if len(s.byPath) > len(tracks) {
+	if len(s.byPath) > len(tracks) { // policies were removed
 		clear(s.byPath)
 		for _, t := range tracks {
 			s.byPath[t.path] = t
 		}
 	}
-	s.tracks = tracks
+	clear(s.buffer)
+}
+
+// next returns the number of the sample that was begun then. The caller holds the lock.
+func (s *sampler) next(at time.Time) int { return max(s.now+1, int(at.Sub(s.began)/second)) }
+
+// follow returns the tracks of the policies that are there, with a new one for each that is
+// new.
+func (s *sampler) follow(at time.Time) []*track {
+	entries := slices.Collect(s.reg.All())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	tracks := make([]*track, 0, len(entries))
+	for _, e := range entries {
+		path := e.String()
+		t := s.byPath[path]
+		if t == nil || t.entry.Policy != e.Policy {
+			t = &track{entry: e, path: path, quoted: encode(path), rules: rulesOf(e.Kind), born: s.next(at)}
+		}
+		tracks = append(tracks, t)
+	}
 	return tracks
 }
 
@@ -189,10 +202,10 @@ func figures(e registry.Entry, to []registry.Figure) (all []registry.Figure) {
 	return all
 }
 
-// health returns what is wrong with a policy. A goroutine that ends with ctx asks the store
-// of a Runner, so that a slow store delays no sample.
+// health returns what is wrong with a policy. A goroutine that ends with ctx asks a store, so
+// that a slow one delays no sample.
 func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
-	if t.entry.Kind != sagaKind {
+	if t.entry.Kind != sagaKind && t.entry.Kind != leaseKind {
 		return t.entry.Health(ctx)
 	}
 	s.mu.Lock()
@@ -202,24 +215,46 @@ func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
 		s.ended.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, asking)
 			defer cancel()
-			answer := askStore(ctx, t.entry)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			t.asking, t.answer = false, answer
+			answered := make(chan struct{})
+			go func() {
+				defer close(answered)
+				held, answer := askStore(ctx, t.entry)
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				t.asking, t.answer, t.held = false, answer, held
+			}()
+			select {
+			case <-answered:
+			case <-ctx.Done(): // a store that is deaf to it is not waited for, and not asked again
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if t.asking {
+					t.answer, t.held = lateStore, nil
+				}
+			}
 		})
 	}
 	return t.answer
 }
 
-// askStore returns the health of a Runner. Its store may panic, which must not end the
-// program.
-func askStore(ctx context.Context, e registry.Entry) (err error) {
+var lateStore = &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store has not answered for %v", asking)}
+
+// askStore returns the health of a Runner or a Candidate, and of a Candidate who holds the
+// lease. The store may panic, which must not end the program.
+func askStore(ctx context.Context, e registry.Entry) (held *lease.State, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store panicked: %v", v)}
+			held, err = nil, &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store panicked: %v", v)}
 		}
 	}()
-	return e.Health(ctx)
+	if c, ok := e.Policy.(interface {
+		Look(context.Context) (lease.State, error)
+	}); ok {
+		if state, err := c.Look(ctx); err == nil {
+			held = &state
+		}
+	}
+	return held, e.Health(ctx)
 }
 
 // store notes the figures of sample now. The caller holds the lock.

@@ -63,6 +63,9 @@ func (t *track) judge(now int) status {
 	case s.failed > 0 && s.share() >= 0.05:
 		s.tone, s.state = warn, t.rules.failing
 	}
+	if t.held != nil && t.held.Holder != "" && s.detail == "" {
+		s.detail = "held by " + t.held.Holder
+	}
 	return s
 }
 
@@ -75,6 +78,8 @@ var verbs = map[string]string{
 	"store down":           "cannot reach its store",
 	"invalidations untold": "has invalidations to tell",
 	"stuck":                "has stuck sagas",
+	"overdue":              "has overdue sagas",
+	"vacant":               "is held by nobody",
 	"limiting":             "is limiting calls",
 	"refusing":             "is refusing calls",
 	"giving up":            "is giving up calls",
