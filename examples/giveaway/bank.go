@@ -26,17 +26,8 @@ func (b *bank) takeBack(ctx context.Context, p *Payout) error {
 }
 
 func (b *bank) apply(ctx context.Context, statement string, args ...any) error {
-	tx, err := b.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+	return saga.Apply(ctx, b.db, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, statement, args...)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return tx.Commit()
 }

@@ -43,5 +43,6 @@ func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 
 	transport := &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(
 		retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap, resilience.Timeout(250*time.Millisecond))}
-	return &http.Client{Transport: resiliencehttp.LastKnown(transport, 16<<20), Timeout: time.Second}
+	product := func(r *http.Request) string { return r.URL.String() } // the same for everybody
+	return &http.Client{Transport: resiliencehttp.LastKnown(transport, 16<<20, time.Minute, product), Timeout: time.Second}
 }

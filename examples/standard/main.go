@@ -81,7 +81,9 @@ func run(out io.Writer) ([]*phase, error) {
 	defer server.CloseClientConnections() // of requests that hang
 
 	reg := registry.New()
-	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "products", Timeout: 750 * time.Millisecond, LastKnown: 16 << 20, Register: reg.MustAdd})
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "products", Timeout: 750 * time.Millisecond, Register: reg.MustAdd})
+	product := func(r *http.Request) string { return r.URL.String() } // the same for everybody
+	client.Transport = resiliencehttp.LastKnown(client.Transport, 16<<20, time.Minute, product)
 	defer client.CloseIdleConnections()
 
 	for product := range products { // a service that has just started is not what this shows

@@ -28,7 +28,7 @@ import (
 var (
 	file  = flag.String("db", "travel.db", "the SQLite file; it is removed when all trips have ended")
 	crash = flag.String("crash", "", "die when this command has taken effect and nobody knows it yet:\n"+
-		"outward, onward, return, Hostel, charge or ticket, then /do or /undo")
+		"outward, onward, return or Hostel, then /do or /undo, or charge/do or ticket/do")
 )
 
 // A Trip is the state that the steps share.
@@ -43,19 +43,28 @@ type world struct{ db *sql.DB }
 
 // book applies a command once. If -crash names it, the process then dies.
 func (w world) book(ctx context.Context, what string, cents int) error {
-	tx, err := w.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
+	return w.apply(ctx, what, cents, nil)
+}
+
+// charge takes the price, unless the card is not good for it. The bank then remembers that
+// it has said no, and no attempt of the command that is still under way takes anything.
+func (w world) charge(ctx context.Context, t *Trip) error {
+	var declined error
+	if t.Price > t.Card {
+		declined = saga.Void(errors.New("card refused"))
 	}
-	defer tx.Rollback()
+	return w.apply(ctx, "charge", -t.Price, declined)
+}
+
+func (w world) apply(ctx context.Context, what string, cents int, declined error) error {
 	id := saga.CommandFrom(ctx).ID
-	err = saga.Barrier(ctx, tx, func(tx *sql.Tx) error {
+	err := saga.Apply(ctx, w.db, func(tx *sql.Tx) error {
+		if declined != nil {
+			return declined
+		}
 		_, err := tx.ExecContext(ctx, `INSERT INTO booking VALUES ($1, $2, $3)`, id, what, cents)
 		return err
 	})
-	if err == nil {
-		err = tx.Commit()
-	}
 	if self, _ := os.FindProcess(os.Getpid()); err == nil && *crash != "" && strings.HasSuffix(id, "/"+*crash) {
 		_ = self.Kill()
 		select {}
@@ -89,16 +98,7 @@ func (w world) trip() *saga.Saga[Trip] {
 		w.reserve("onward", 8000, 75),    // one that keeps a quarter,
 		w.reserve("return", 5000, 0),     // and a cheap one
 		hotel,
-		{
-			Name: "charge", Pivot: true,
-			Do: func(ctx context.Context, t *Trip) error {
-				if t.Price > t.Card {
-					return saga.NoEffect(errors.New("card refused"))
-				}
-				return w.book(ctx, "charge", -t.Price)
-			},
-			Undo: func(ctx context.Context, t *Trip) error { return w.book(ctx, "refund", t.Price) },
-		},
+		{Name: "charge", Do: w.charge, Pivot: true},
 		{Name: "ticket", Do: func(ctx context.Context, _ *Trip) error { return w.book(ctx, "ticket", 0) }},
 	}}
 }
