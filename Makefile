@@ -5,9 +5,10 @@ FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
 BENCHTIME   ?= 60ms
 SOAK        ?= 60s
+PKG         ?= breaker
 VERSION     ?= v0.1.0
 
-.PHONY: help test race lint tidy bench fuzz integration soak release-check examples ci
+.PHONY: help test race lint tidy bench fuzz integration mutants soak histories release-check examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -36,11 +37,9 @@ bench: ## measure side by side with the peers and put the tables into BENCHMARKS
 
 # By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804.
 fuzz: ## each fuzz target for FUZZTIME inputs
-	@set -e; for pkg in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
-			echo "fuzz $$pkg $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$pkg; \
-		done; \
+	@grep -roE '^func Fuzz[A-Za-z0-9]+' --include='*_test.go' . | sort | sed -E 's|/[^/]*:func | |' | while read -r pkg target; do \
+		echo "fuzz $$pkg $$target"; \
+		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$pkg || exit 1; \
 	done
 
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite
@@ -49,8 +48,16 @@ integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLit
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)
 
+mutants: FOR ?= 10m
+mutants: ## small faults put into PKG, one at a time, for FOR: does a test notice?
+	$(GO) run ./internal/mutants -for $(FOR) ./$(PKG)
+
 soak: ## a program with every pattern through every fault, for SOAK
 	cd internal/integration && $(GO) test -count=1 -run '^TestSoak' -timeout 30m -v ./soak -soak.for $(SOAK)
+
+histories: FOR ?= 60s
+histories: ## what processes did to real servers, for FOR, judged by models; and mutants of the library that the models must find
+	cd internal/integration && $(GO) test -count=1 -timeout 60m -v ./history -history.for $(FOR) -history.mutants
 
 examples: ## the smoke tests of the examples, and one pass of each benchmark
 	cd examples && $(GO) test ./...

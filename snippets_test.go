@@ -47,7 +47,10 @@ var (
 	circuit *breaker.Breaker
 	slots   *bulkhead.Bulkhead
 
-	bookFlight, cancelFlight, bookRoom, cancelRoom, charge func(context.Context, *Trip) error
+	bookFlight, cancelFlight, bookRoom, cancelRoom func(context.Context, *Trip) error
+
+	chargeCard      func(ctx context.Context, id string, t *Trip) error
+	errCardDeclined error
 )
 
 func _() {
@@ -134,6 +137,14 @@ var trip = &saga.Saga[Trip]{
 		{Name: "room", Do: bookRoom, Undo: cancelRoom},
 		{Name: "charge", Do: charge, Pivot: true}, // from here on there is no way back
 	},
+}
+
+func charge(ctx context.Context, t *Trip) error {
+	err := chargeCard(ctx, saga.CommandFrom(ctx).ID, t)
+	if errors.Is(err, errCardDeclined) {
+		return saga.Void(err) // for good: the bank keeps its answer under the id, and undo begins
+	}
+	return err // perhaps only the reply is lost: ask again, with the same id
 }
 
 func book(ctx context.Context) error { return saga.Run(ctx, trip, &Trip{}) } // or by a Runner, on a database
