@@ -48,13 +48,13 @@
 //
 // # Many policies
 //
-// The SDK keeps 2000 attribute sets of an instrument, and adds up the others under
-// otel.metric.overflow: a breaker's state among them is lost. A breaker has up to 5 sets for
-// an instrument, any other policy up to 9, and a saga up to 12 for each of its steps. A
-// program with more than 200 policies of a kind raises the limit; memory is used for the sets
-// that are there, not for the limit:
+// The SDK keeps 2000 attribute sets of an instrument and adds up the others under
+// otel.metric.overflow, where nobody sees which breaker is open. A breaker has 5 sets for an
+// instrument at most, a policy of another kind 11, and a saga 12 for each of its steps: 1000
+// breakers have 5000. Raise the limit for more than 150 policies of a kind. The memory that is
+// used is that of the sets that are there:
 //
-//	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(10_000))
+//	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
 // # Traces
 //

@@ -21,6 +21,9 @@ import (
 // its first count, as other counters of OpenTelemetry do. Events of the policies feed the
 // histograms and become attributes of the span that is current.
 //
+// The counters of a policy that takes the place of another, under its name and between two
+// collections, go on where those of the other ended.
+//
 // A registry is observed once for a MeterProvider: a second time, its numbers would be
 // added up. A policy of other origin that is added after Observe, with figures that no
 // policy had before, appears from the second collection on.
