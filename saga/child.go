@@ -398,9 +398,12 @@ func (e *execution) childRequest(p program, step string, i int, s any) (StartReq
 
 // startChild starts a child, unless it has been started.
 func (e *execution) startChild(ctx context.Context, req StartRequest) (Record, error) {
-	here := e.r.reserve(1)
-	defer e.r.unreserve(here)
-	if here > 0 {
+	p, err := e.r.program(Definition{req.Saga, req.Version})
+	if err != nil {
+		return Record{}, err
+	}
+	if e.r.keepPlace(p) {
+		defer e.r.freePlace(p)
 		req.Owner, req.LeaseTTL = e.r.owner, e.r.config().LeaseTTL
 	}
 	since := time.Now()

@@ -79,24 +79,15 @@ func (r *Runner) listenLoop(ctx context.Context) {
 
 // claim claims as many sagas as there are places for.
 func (r *Runner) claim(ctx context.Context) error {
-	known := r.definitions()
-	if len(known) == 0 {
-		return nil
-	}
 	cfg := r.config()
-	n := r.reserve(cfg.Concurrency)
-	if n == 0 {
-		r.mu.Lock()
-		r.backlog = true
-		r.mu.Unlock()
+	req := r.claimRequest(cfg)
+	if req.Limit == 0 {
 		return nil
 	}
 	since := time.Now()
 	// The end of ctx does not cut the claim short: claimed sagas must be written back.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.LeaseTTL/3)
-	recs, err := r.store.Claim(call, ClaimRequest{
-		Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limit: n, Definitions: known,
-	})
+	recs, err := r.store.Claim(call, req)
 	cancel()
 	if err != nil {
 		recs = nil
@@ -108,24 +99,84 @@ func (r *Runner) claim(ctx context.Context) error {
 		}
 		r.hold(rec, since, cfg.LeaseTTL)()
 	}
-	r.mu.Lock()
-	r.claims++
-	for _, rec := range recs {
-		if p := r.programs[Definition{rec.Saga, rec.Version}]; p != nil {
-			p.turn = r.claims
-		}
-	}
-	r.backlog = len(recs) == n
-	r.mu.Unlock()
-	r.unreserve(n)
+	r.claimed(req, recs)
 	return err
 }
 
-// reserve keeps up to n places free for sagas that are about to be held, and returns how
-// many. The runner does not stop before unreserve.
-func (r *Runner) reserve(n int) int {
+// claimRequest returns a request for sagas of each definition that has places, and keeps
+// these free until claimed. The Limit is 0 if there is nothing to claim.
+func (r *Runner) claimRequest(cfg *RunnerConfig) ClaimRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	req := ClaimRequest{Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limits: make(map[Definition]int)}
+	for _, d := range r.definitions() {
+		p := r.programs[d]
+		n := p.free()
+		if p.backlog = n <= 0; p.backlog {
+			continue
+		}
+		req.Definitions = append(req.Definitions, d)
+		if p.planned().most > 0 {
+			req.Limits[d] = n
+		}
+	}
+	if len(req.Definitions) == 0 {
+		return req
+	}
+	if req.Limit = r.reserve(cfg.Concurrency); req.Limit == 0 {
+		r.backlog = true
+		return req
+	}
+	for d, n := range req.Limits {
+		r.programs[d].reserved += n
+	}
+	return req
+}
+
+// claimed gives back the places that a claim kept free, and notes what may be left to claim.
+func (r *Runner) claimed(req ClaimRequest, recs []Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.claims++
+	got := make(map[Definition]int)
+	for _, rec := range recs {
+		d := Definition{rec.Saga, rec.Version}
+		got[d]++
+		if p := r.programs[d]; p != nil {
+			p.turn = r.claims
+		}
+	}
+	for d, n := range req.Limits {
+		p := r.programs[d]
+		p.reserved -= n
+		p.backlog = got[d] == n
+	}
+	r.backlog = len(recs) == req.Limit
+	r.unreserve(req.Limit)
+}
+
+// keepPlace keeps a place free for a saga of p that is about to be held, until freePlace. It
+// reports whether there is one.
+func (r *Runner) keepPlace(p *registered) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.free() <= 0 || r.reserve(1) == 0 {
+		return false
+	}
+	p.reserved++
+	return true
+}
+
+func (r *Runner) freePlace(p *registered) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.reserved--
+	r.unreserve(1)
+}
+
+// reserve keeps up to n places free for sagas that are about to be held, and returns how
+// many. The runner does not stop before unreserve. The caller holds r.mu.
+func (r *Runner) reserve(n int) int {
 	if r.base == nil || r.draining {
 		return 0
 	}
@@ -138,12 +189,7 @@ func (r *Runner) reserve(n int) int {
 }
 
 func (r *Runner) unreserve(n int) {
-	if n == 0 {
-		return
-	}
-	r.mu.Lock()
 	r.reserved -= n
-	r.mu.Unlock()
 	r.work.Done()
 }
 
@@ -161,12 +207,14 @@ func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) (run fun
 			return func() {}
 		}
 		e.lose()
+		e.p.held--
 	}
 	e := newExecution(r, p, rec, since, lease)
 	if lease != r.config().LeaseTTL {
 		r.beatNow() // an Update came in between
 	}
 	r.held[rec.ID] = e
+	p.held++
 	return func() { r.work.Go(e.run) }
 }
 
@@ -191,9 +239,11 @@ func (r *Runner) drop(e *execution) {
 	defer r.mu.Unlock()
 	if r.held[e.rec.ID] == e {
 		delete(r.held, e.rec.ID)
+		e.p.held--
 	}
-	if len(r.held)+r.reserved <= r.config().Concurrency*3/4 && r.backlog {
-		r.backlog = false
+	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
+		e.p.backlog && e.p.held+e.p.reserved <= e.p.planned().most*3/4 {
+		r.backlog, e.p.backlog = false, false
 		r.Wake()
 	}
 	r.wakeResults(e.rec.ID)

@@ -94,6 +94,9 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 			}
 			return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
 		})
+		if most, ok := req.Limits[d]; ok {
+			due = due[:min(len(due), most)]
+		}
 		turns = append(turns, due)
 	}
 	var due []*memorySaga

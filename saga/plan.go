@@ -27,6 +27,7 @@ type plan struct {
 	name      string
 	version   int
 	deadline  time.Duration
+	most      int    // sagas that a runner holds; 0: no bound
 	units     []unit // every step and alternative, in the order of the definition
 	nodes     []node // every step
 	pivot     int    // the node that is the pivot; -1: none
@@ -78,8 +79,9 @@ func (sg *Saga[S]) newPlan() (*plan, error) {
 	f.Need(validName(sg.Name), "Name", quoted(sg.Name), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
 	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
 	f.Need(sg.Timeout >= 0, "Timeout", sg.Timeout, "0 (none) or more")
+	f.Need(sg.Concurrency >= 0, "Concurrency", sg.Concurrency, "0 (no bound) or more")
 	f.Need(len(sg.Steps) > 0, "Steps", "empty", "at least one step")
-	p := &plan{name: sg.Name, version: sg.Version, deadline: sg.Timeout, pivot: -1}
+	p := &plan{name: sg.Name, version: sg.Version, deadline: sg.Timeout, most: sg.Concurrency, pivot: -1}
 	errs := []error{f.Err()}
 	names := make(map[string]int) // of nodes
 	taken := make(map[string]bool)

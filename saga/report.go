@@ -27,7 +27,10 @@ func (r *Runner) reportLoop(ctx context.Context) {
 func (r *Runner) reportUnregistered(ctx context.Context) {
 	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
 	defer cancel()
-	found, err := r.store.Unregistered(call, r.definitions())
+	r.mu.Lock()
+	known := r.definitions()
+	r.mu.Unlock()
+	found, err := r.store.Unregistered(call, known)
 	if ctx.Err() != nil {
 		return // the call was cut short
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -120,6 +121,19 @@ type registered struct {
 	counts *sagaCounts
 	steps  []*stepCounts // by unit
 	turn   int64         // of its latest claim
+
+	// Guarded by Runner.mu.
+	held     int
+	reserved int  // of Runner.reserved, if it has a bound
+	backlog  bool // as Runner.backlog, of its bound
+}
+
+// free returns how many more sagas the runner may hold of the definition.
+func (p *registered) free() int {
+	if most := p.planned().most; most > 0 {
+		return most - p.held - p.reserved
+	}
+	return math.MaxInt
 }
 
 func (r *Runner) program(d Definition) (*registered, error) {
@@ -132,10 +146,8 @@ func (r *Runner) program(d Definition) (*registered, error) {
 }
 
 // definitions returns what is registered, in the order of their turns to be claimed: that
-// of which a saga was claimed last comes last.
+// of which a saga was claimed last comes last. The caller holds r.mu.
 func (r *Runner) definitions() []Definition {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	list := slices.Collect(maps.Keys(r.programs))
 	slices.SortFunc(list, func(a, b Definition) int { return cmp.Compare(r.programs[a].turn, r.programs[b].turn) })
 	return list

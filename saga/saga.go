@@ -145,6 +145,10 @@ type Saga[S any] struct {
 	// Timeout is how long the saga may take, from its start, until its pivot is done,
 	// or its last step if it has no pivot. Then it turns back. Zero means no deadline.
 	Timeout time.Duration
+	// Concurrency is how many sagas of this definition, and of this Version, a Runner holds
+	// at most, within RunnerConfig.Concurrency. Those above it stay due in the store, and
+	// hold up no other definition. Zero means no bound of its own. Run does not use it.
+	Concurrency int
 	// Codec encodes the state. Nil means JSON, which must keep every field of S. Run
 	// does not use it.
 	Codec Codec[S]

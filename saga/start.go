@@ -21,13 +21,12 @@ import (
 // Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without
 // NUL, the definition is invalid or not registered, or the state cannot be encoded.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
-	req, t, err := newStart(ctx, r, sg, id, s)
+	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
 		return nil, err
 	}
-	here := r.reserve(1)
-	defer r.unreserve(here)
-	if here > 0 {
+	if r.keepPlace(p) {
+		defer r.freePlace(p)
 		req.Owner, req.LeaseTTL = r.owner, r.config().LeaseTTL
 	}
 	since := time.Now()
@@ -45,7 +44,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
 	r.begun(ctx, rec, created, since, req)
-	return newInstance(rec, t.plan), nil
+	return newInstance(rec, p.planned()), nil
 }
 
 // StartTx is Start within tx, a transaction of the store's own database: the saga exists
@@ -71,13 +70,14 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (StartRequest, *typed[S], error) {
+func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (StartRequest, *registered, error) {
 	if ctx.Err() != nil {
 		return StartRequest{}, nil, ended.Error(ctx)
 	}
 	t, err := sg.program()
+	var p *registered
 	if err == nil {
-		_, err = r.program(Definition{sg.Name, sg.Version})
+		p, err = r.program(Definition{sg.Name, sg.Version})
 	}
 	if err == nil {
 		err = checkID(id)
@@ -97,5 +97,5 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	return StartRequest{
 		ID: id, Saga: sg.Name, Version: sg.Version, Status: m.status, Data: data, Steps: m.encode(),
 		Nonce: rand.Int64(), CompleteIn: sg.Timeout, Log: []Entry{{Kind: EventCreated}},
-	}, t, nil
+	}, p, nil
 }

@@ -38,9 +38,10 @@ type Store interface {
 	// its WakeAt is not after now, and its Saga and Version are among Definitions.
 	// The definitions that have due sagas take turns, in the order of the request: of the
 	// first eight of them, or of all if they are fewer, none gets more than an equal part
-	// of Limit, rounded up, before the others have what they need. Of one definition, sagas
-	// of crashed owners (Owner is not "") come before the others, and those by ascending
-	// WakeAt. Rows that another claim has locked are skipped, not waited for.
+	// of Limit, rounded up, before the others have what they need. No more sagas of a
+	// definition are claimed than Limits says, if it has the definition. Of one definition,
+	// sagas of crashed owners (Owner is not "") come before the others, and those by
+	// ascending WakeAt. Rows that another claim has locked are skipped, not waited for.
 	//
 	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
 	// is the request's, and WakeAt is now + LeaseTTL. Takeovers is one higher if Previous
@@ -261,6 +262,9 @@ type ClaimRequest struct {
 	LeaseTTL    time.Duration
 	Limit       int
 	Definitions []Definition // in the order of their turns
+
+	// Limits are the most sagas of each definition that has a limit of its own, 1 or more.
+	Limits map[Definition]int
 }
 
 // A Definition identifies one version of one definition.

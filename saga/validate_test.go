@@ -90,9 +90,10 @@ func TestValidateNamesTheField(t *testing.T) {
 		})
 	}
 	for want, sg := range map[string]*saga.Saga[trip]{
-		`saga.Saga.Name is ""`:                {Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Version is -1`:             {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Timeout is -1s: must be 0`: {Name: "x", Timeout: -time.Second, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Name is ""`:                                      {Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Version is -1`:                                   {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Timeout is -1s: must be 0`:                       {Name: "x", Timeout: -time.Second, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Concurrency is -1: must be 0 (no bound) or more`: {Name: "x", Concurrency: -1, Steps: []saga.Step[trip]{step("a")}},
 	} {
 		require.ErrorContains(t, sg.Validate(), want)
 	}

@@ -19,7 +19,9 @@ type queue struct {
 	Name    string    `json:"name"`
 	Version int       `json:"version"`
 	Owned   int       `json:"owned"`
-	Count   int       `json:"-"` // up to CountLimit; 0 unless asked for
+	Most    int       `json:"most"` // sagas that a round of a claim takes
+	Left    int       `json:"-"`    // sagas of the definition that a claim may still take
+	Count   int       `json:"-"`    // up to CountLimit; 0 unless asked for
 	Oldest  time.Time `json:"-"`
 	Now     time.Time `json:"-"`
 }
@@ -45,11 +47,11 @@ func (s *Store) queues(ctx context.Context, counted bool) ([]queue, error) {
 	})
 }
 
-// due returns the queues of these definitions, in their order, and of each that of crashed
-// owners first.
-func (s *Store) due(ctx context.Context, definitions []saga.Definition) ([]queue, error) {
-	known := make(map[saga.Definition]int, len(definitions))
-	for i, d := range definitions {
+// due returns the queues that a claim takes sagas from, in the order of their turns, and of
+// each definition that of crashed owners first.
+func (s *Store) due(ctx context.Context, req saga.ClaimRequest) ([]queue, error) {
+	known := make(map[saga.Definition]int, len(req.Definitions))
+	for i, d := range req.Definitions {
 		known[d] = i + 1
 	}
 	list, err := s.queues(ctx, false)
@@ -57,6 +59,12 @@ func (s *Store) due(ctx context.Context, definitions []saga.Definition) ([]queue
 	slices.SortFunc(list, func(a, b queue) int {
 		return cmp.Or(known[a.definition()]-known[b.definition()], b.Owned-a.Owned)
 	})
+	for i, d := range list {
+		list[i].Left = req.Limit
+		if most, ok := req.Limits[d.definition()]; ok {
+			list[i].Left = min(most, req.Limit)
+		}
+	}
 	return list, err
 }
 
@@ -65,27 +73,46 @@ func (s *Store) due(ctx context.Context, definitions []saga.Definition) ([]queue
 const roundOf = 8
 
 // takeTurns returns the queues of the next round of a claim of up to limit sagas, one for
-// each definition, and how many sagas it takes from each, at most.
-func takeTurns(queues []queue, limit int) (turn []queue, most int) {
+// each definition. Most of each is an equal part of limit, rounded up, or Left if that is
+// less; then the parts of the others are larger.
+func takeTurns(queues []queue, limit int) (turn []queue) {
 	turn = slices.CompactFunc(slices.Clone(queues), func(a, b queue) bool { return a.definition() == b.definition() })
 	turn = turn[:min(len(turn), roundOf)]
-	return turn, (limit + len(turn) - 1) / len(turn)
+	part, rest, n := 0, limit, len(turn)
+	for _, d := range slices.SortedFunc(slices.Values(turn), func(a, b queue) int { return a.Left - b.Left }) {
+		if part = (rest + n - 1) / n; d.Left >= part {
+			break
+		}
+		rest, n = rest-d.Left, n-1
+	}
+	for i := range turn {
+		turn[i].Most = min(part, turn[i].Left)
+	}
+	return turn
 }
 
-// stillFull returns the queues without those of a round that had fewer than most sagas.
-func stillFull(queues, turn []queue, claimed []saga.Record, most int) []queue {
+// stillFull returns the queues without those of a round that had fewer than Most sagas, and
+// those of definitions that have nothing Left.
+func stillFull(queues, turn []queue, claimed []saga.Record) []queue {
 	type key struct {
 		saga.Definition
 		owned bool
 	}
-	got := make(map[key]int)
+	lacks, took := make(map[key]int), make(map[saga.Definition]int)
 	for _, d := range turn {
-		got[key{d.definition(), d.Owned == 1}] = -most
+		lacks[key{d.definition(), d.Owned == 1}] = d.Most
 	}
 	for _, rec := range claimed {
-		got[key{saga.Definition{Saga: rec.Saga, Version: rec.Version}, rec.Previous != ""}]++
+		d := saga.Definition{Saga: rec.Saga, Version: rec.Version}
+		lacks[key{d, rec.Previous != ""}]--
+		took[d]++
 	}
-	return slices.DeleteFunc(queues, func(d queue) bool { return got[key{d.definition(), d.Owned == 1}] < 0 })
+	for i := range queues {
+		queues[i].Left -= took[queues[i].definition()]
+	}
+	return slices.DeleteFunc(queues, func(d queue) bool {
+		return d.Left == 0 || lacks[key{d.definition(), d.Owned == 1}] > 0
+	})
 }
 
 // Counts implements [saga.Store]. It reads up to CountLimit index entries for each number.

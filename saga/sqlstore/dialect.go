@@ -37,7 +37,7 @@ type dialect interface {
 	// ids. An error leaves open whether any of them was written.
 	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
 	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
-	claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error)
+	claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error)
 	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
 	// cancel returns sql.ErrNoRows if the record is still to be read.
 	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
@@ -116,13 +116,13 @@ func startEach(ctx context.Context, q querier, d dialect, batch []*pendingStart)
 
 // pick returns the ids of the sagas to claim, and their owners before. The query is for the
 // first of a queue. The index has the order.
-func pick(ctx context.Context, q querier, query string, queues []queue, limit, most int) (ids []string, previous map[string]string, err error) {
+func pick(ctx context.Context, q querier, query string, queues []queue, limit int) (ids []string, previous map[string]string, err error) {
 	previous = make(map[string]string)
 	for _, d := range queues {
 		if len(ids) == limit {
 			break
 		}
-		rows, err := q.QueryContext(ctx, query, d.Name, d.Version, d.Owned, min(limit-len(ids), most))
+		rows, err := q.QueryContext(ctx, query, d.Name, d.Version, d.Owned, min(limit-len(ids), d.Most))
 		_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 			var id, owner string
 			if err = rows.Scan(&id, &owner); err == nil {

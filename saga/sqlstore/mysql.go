@@ -362,8 +362,8 @@ ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`
 const mysqlClaim = `UPDATE {p}saga SET epoch = epoch + 1, takeovers = takeovers + (owner <> '' AND owner <> ?),
 	owner = ?, wake_at = ` + mysqlNow + ` + ? WHERE id IN ({ids})`
 
-func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
-	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit, most)
+func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
+	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit)
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}

@@ -389,21 +389,22 @@ func appendLog(args []any, log []saga.Entry) []any {
 // UPDATE has its rows as an array: a plan could run a subquery twice, and lock more rows.
 //
 // The planner must expect few rows, however many sagas wait, or it compiles (JIT) each
-// claim. Therefore the inner limit is the parameter itself, whose value it knows, and
+// claim. Therefore each queue has a limit that is a parameter, whose value it knows, and
 // there is the condition on "one" of postgresBatch.
 const postgresClaim = `WITH picked AS MATERIALIZED (SELECT s.id, s.owner
-	FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint, owned smallint) CROSS JOIN LATERAL (
-		SELECT id, owner FROM {p}saga
-		WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= statement_timestamp()
-		ORDER BY wake_at LIMIT $5::bigint FOR NO KEY UPDATE SKIP LOCKED) s
+	FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint, owned smallint, most bigint) CROSS JOIN LATERAL (
+		SELECT * FROM (SELECT id, owner FROM {p}saga
+			WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= statement_timestamp()
+			ORDER BY wake_at LIMIT d.most FOR NO KEY UPDATE SKIP LOCKED) q
+		LIMIT $3::bigint) s
 	WHERE d.one = 1 LIMIT $3::bigint)
 UPDATE {p}saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond',
 	takeovers = takeovers + CASE WHEN owner > '' AND owner <> $1 THEN 1 ELSE 0 END
 WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING ` + recordColumns + `, statement_timestamp(), (SELECT p.owner FROM picked p WHERE p.id = s.id)`
 
-func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
-	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonText(queues), most)
+func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
+	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonText(queues))
 	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
 }
 

@@ -272,11 +272,11 @@ const sqliteClaim = `UPDATE {p}saga SET epoch = epoch + 1, owner = ?, wake_at = 
 	takeovers = takeovers + (owner > '' AND owner <> ?)
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue, most int) ([]saga.Record, error) {
+func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
 	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
-	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit, most)
+	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit)
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}

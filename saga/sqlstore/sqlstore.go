@@ -326,20 +326,20 @@ func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.R
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
-	queues, err := s.due(ctx, req.Definitions)
+	queues, err := s.due(ctx, req)
 	if err != nil || len(queues) == 0 {
 		return nil, wrap("claim", err)
 	}
 	for rest := req; err == nil && rest.Limit > 0 && len(queues) > 0; rest.Limit = req.Limit - len(recs) {
 		var round []saga.Record
-		turn, most := takeTurns(queues, rest.Limit)
+		turn := takeTurns(queues, rest.Limit)
 		err = s.write(ctx, func(ctx context.Context, q querier) error {
-			round, err = s.d.claim(ctx, q, rest, turn, most)
+			round, err = s.d.claim(ctx, q, rest, turn)
 			return err
 		})
 		if err == nil {
 			recs = append(recs, round...)
-			queues = stillFull(queues, turn, round, most)
+			queues = stillFull(queues, turn, round)
 		}
 	}
 	if len(recs) > 0 { // what an earlier round has claimed counts

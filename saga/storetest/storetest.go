@@ -44,6 +44,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 		{"ClaimOfACrashedOwner", claimCrashed},
 		{"ClaimOrderAndLimit", claimOrder},
 		{"ClaimTakesTurns", claimTurns},
+		{"ClaimKeepsLimits", claimLimits},
 		{"ClaimOnlyRegistered", claimRegistered},
 		{"ClaimOncePerEpoch", claimOnce},
 		{"HeartbeatExtendsOnlyWhatIsHeld", heartbeat},
@@ -376,6 +377,36 @@ func claimTurns(s *suite) {
 	s.Equal([3]int{7, 2, 0}, claim(9, order...), "what one does not need goes to the others")
 	s.Equal([3]int{32, 0, 0}, claim(50, order...))
 	s.Equal([3]int{}, claim(50, order...))
+}
+
+// claimLimits: of a definition whose sagas are those of crashed owners and others.
+func claimLimits(s *suite) {
+	order := []saga.Definition{{Saga: "bound"}, {Saga: "free"}, {Saga: "other"}}
+	for k := range 24 {
+		for _, d := range order {
+			req := request(fmt.Sprint(d.Saga, "-", k))
+			req.Saga, req.Version = d.Saga, 0
+			if k < 4 {
+				req.Owner, req.LeaseTTL = "dead", short
+			}
+			s.start(req)
+		}
+	}
+	claim := func(limit int, limits map[saga.Definition]int, d ...saga.Definition) (got [3]int) {
+		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d, Limits: limits})
+		s.NoError(err)
+		for _, r := range recs {
+			got[slices.Index(order, saga.Definition{Saga: r.Saga})]++
+		}
+		return got
+	}
+	s.Equal([3]int{6, 0, 0}, claim(50, map[saga.Definition]int{order[0]: 6}, order[0]), "of crashed owners and others")
+	s.Equal([3]int{2, 8, 0}, claim(10, map[saga.Definition]int{order[0]: 2}, order[:2]...), "what one may not take goes to the others")
+	s.Equal([3]int{1, 1, 4}, claim(6, map[saga.Definition]int{order[0]: 1, order[1]: 1, {Saga: "none"}: 9}, order...))
+	s.Equal([3]int{2, 2, 0}, claim(4, map[saga.Definition]int{order[0]: 9}, order[:2]...), "a limit is no part")
+	s.Equal([3]int{0, 0, 1}, claim(1, map[saga.Definition]int{order[0]: 1}, order[2], order[0]), "the order holds")
+	s.Equal([3]int{3, 13, 19}, claim(50, map[saga.Definition]int{order[0]: 3}, order...))
+	s.Equal([3]int{10, 0, 0}, claim(50, map[saga.Definition]int{order[0]: 50}, order...))
 }
 
 func claimRegistered(s *suite) {

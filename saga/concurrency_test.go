@@ -1,0 +1,327 @@
+package saga_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// A crew counts the sagas of each definition whose step is at work.
+type crew struct {
+	mu   sync.Mutex
+	now  map[string]map[string]int // by definition and command
+	most map[string]int
+}
+
+func newCrew() *crew {
+	return &crew{now: map[string]map[string]int{}, most: map[string]int{}}
+}
+
+// works returns a definition of one step that takes some time.
+func (c *crew) works(name string, concurrency int, takes func() time.Duration) *saga.Saga[trip] {
+	st := step("work")
+	st.Attempts = -1
+	st.Do = func(ctx context.Context, _ *trip) error {
+		id := saga.CommandFrom(ctx).ID
+		c.mu.Lock()
+		if c.now[name] == nil {
+			c.now[name] = map[string]int{}
+		}
+		c.now[name][id]++
+		c.most[name] = max(c.most[name], len(c.now[name]))
+		c.mu.Unlock()
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.now[name][id]--; c.now[name][id] == 0 {
+				delete(c.now[name], id)
+			}
+		}()
+		select {
+		case <-time.After(takes()):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return &saga.Saga[trip]{Name: name, Concurrency: concurrency, Steps: []saga.Step[trip]{st}}
+}
+
+func (c *crew) mostOf(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.most[name]
+}
+
+func lasting(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
+
+// enqueue starts sagas that a runner then has to claim.
+func enqueue(t *testing.T, store saga.Store, sg *saga.Saga[trip], first, n int) {
+	t.Helper()
+	idle := saga.NewRunner(store, saga.RunnerConfig{})
+	saga.Register(idle, sg)
+	for i := first; i < first+n; i++ {
+		_, err := saga.Start(t.Context(), idle, sg, fmt.Sprint(sg.Name, "-", i), trip{})
+		require.NoError(t, err)
+	}
+}
+
+func requireCompleted(t *testing.T, r *saga.Runner, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	_, err := result[trip](ctx, r, id)
+	require.NoError(t, err, id)
+}
+
+func TestARunnerHoldsNoMoreOfADefinitionThanItsConcurrency(t *testing.T) {
+	for name, start := range map[string]func(*testing.T, saga.Store, *saga.Runner, *saga.Saga[trip]){
+		"claimed": func(t *testing.T, store saga.Store, _ *saga.Runner, sg *saga.Saga[trip]) {
+			enqueue(t, store, sg, 0, 100)
+		},
+		"started here": func(t *testing.T, _ saga.Store, r *saga.Runner, sg *saga.Saga[trip]) {
+			for i := range 100 {
+				_, err := saga.Start(t.Context(), r, sg, fmt.Sprint(sg.Name, "-", i), trip{})
+				require.NoError(t, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCrew()
+				sg, store := c.works("trip", 8, lasting(time.Second)), saga.NewMemory()
+				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				begun := time.Now()
+				start(t, store, r, sg)
+				for i := range 100 {
+					requireCompleted(t, r, fmt.Sprint("trip-", i))
+				}
+				require.Equal(t, 8, c.mostOf("trip"))
+				require.LessOrEqual(t, time.Since(begun), 15*time.Second, "it does not wait for the next poll")
+				s := r.Stats()
+				require.Zero(t, s.Parked, "what may not begin is not claimed")
+				require.EqualValues(t, 100, s.Completed)
+			})
+		})
+	}
+}
+
+// Of a long backlog, the runner may hold two sagas. Sagas of another definition begin as soon
+// as the runner asks for them.
+func TestABoundedBacklogLeavesThePlacesToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		many, few := c.works("many", 2, lasting(time.Minute)), c.works("few", 0, lasting(time.Minute))
+		enqueue(t, store, many, 0, 1000)
+		begin(t, store, saga.RunnerConfig{Concurrency: 12}, many, few)
+		time.Sleep(10 * time.Second)
+		enqueue(t, store, few, 0, 10)
+		time.Sleep(1001 * time.Millisecond)
+		require.Equal(t, 10, c.mostOf("few"))
+		require.Equal(t, 2, c.mostOf("many"))
+	})
+}
+
+func TestAnUpdateOfTheRunnerKeepsTheBoundOfADefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		sg := c.works("trip", 6, lasting(time.Second))
+		enqueue(t, store, sg, 0, 1000)
+		r, _ := begin(t, store, saga.RunnerConfig{Concurrency: 3}, sg)
+		for _, places := range []int{3, 64, 2, 6, 5, 1000} {
+			require.NoError(t, r.Update(func(cfg *saga.RunnerConfig) { cfg.Concurrency = places }))
+			time.Sleep(5 * time.Second)
+			c.mu.Lock()
+			c.most["trip"] = 0
+			c.mu.Unlock()
+			time.Sleep(5 * time.Second)
+			require.LessOrEqual(t, c.mostOf("trip"), min(places, 6))
+			require.Greater(t, c.mostOf("trip"), min(places, 6)*3/4, "until so few are left it does not claim again")
+		}
+	})
+}
+
+func TestEachVersionOfADefinitionHasItsOwnConcurrency(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		first, second := c.works("trip", 2, lasting(time.Second)), c.works("trip", 3, lasting(time.Second))
+		second.Version = 1
+		enqueue(t, store, first, 0, 50)
+		enqueue(t, store, second, 50, 50)
+		r, _ := begin(t, store, saga.RunnerConfig{}, first, second)
+		for i := range 100 {
+			requireCompleted(t, r, fmt.Sprint("trip-", i))
+		}
+		require.Equal(t, 5, c.mostOf("trip"))
+	})
+}
+
+// A parent that waits holds no place, also none of its definition.
+func TestChildrenKeepTheConcurrencyOfTheirDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		child := c.works("child", 3, lasting(time.Second))
+		parent := &saga.Saga[trip]{Name: "parent", Concurrency: 1, Steps: []saga.Step[trip]{{
+			Name: "children", Saga: saga.ChildrenOf(child, func(*trip) ([]trip, error) { return make([]trip, 20), nil }, nil),
+		}}}
+		enqueue(t, store, parent, 0, 3)
+		r, _ := begin(t, store, saga.RunnerConfig{}, parent, child)
+		begun := time.Now()
+		for i := range 3 {
+			requireCompleted(t, r, fmt.Sprint("parent-", i))
+		}
+		require.Equal(t, 3, c.mostOf("child"))
+		require.Less(t, time.Since(begun), 40*time.Second)
+	})
+}
+
+// A forgetting store lets leases end while their sagas are at work.
+type forgetting struct {
+	*saga.Memory
+	rng func(n int) int
+}
+
+func (f *forgetting) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+	if f.rng(3) == 0 {
+		return nil, errTooLong
+	}
+	return f.Memory.Heartbeat(ctx, req)
+}
+
+// Random definitions, with and without bounds, of which sagas are started here and elsewhere,
+// by runners whose places and leases come and go: no runner has more of a definition at work
+// than its Concurrency, no place is lost, and each saga ends.
+func TestConcurrencyOfDefinitionsStress(t *testing.T) {
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				rng := rand.New(rand.NewPCG(seed, 7))
+				pick := func(n int) int {
+					mu.Lock()
+					defer mu.Unlock()
+					return rng.IntN(n)
+				}
+				takes := func() time.Duration { return time.Duration(1+pick(3000)) * time.Millisecond }
+				store := &forgetting{saga.NewMemory(), pick}
+				var crews []*crew
+				var runners []*saga.Runner
+				definitions := make([][]*saga.Saga[trip], 1+pick(2)) // by runner
+				bounds := []int{pick(4), pick(4), 1 + pick(3), 0}
+				for i := range definitions {
+					c := newCrew()
+					for d, bound := range bounds {
+						definitions[i] = append(definitions[i], c.works(fmt.Sprint("trip-", d), bound, takes))
+					}
+					r, _ := begin(t, saga.Store(store), saga.RunnerConfig{
+						Concurrency: 1 + pick(12), LeaseTTL: 2 * time.Second, MaxTakeovers: -1, OnStoreError: func(context.Context, error) {},
+					}, definitions[i]...)
+					crews, runners = append(crews, c), append(runners, r)
+				}
+				var ids []string
+				for i := range 120 {
+					n, d := pick(len(runners)), pick(len(bounds))
+					switch pick(8) {
+					case 0:
+						time.Sleep(takes())
+					case 1:
+						require.NoError(t, runners[n].Update(func(cfg *saga.RunnerConfig) { cfg.Concurrency = 1 + pick(12) }))
+					case 2, 3:
+						enqueue(t, store, definitions[0][d], i, 1)
+						ids = append(ids, fmt.Sprint("trip-", d, "-", i))
+					default:
+						ids = append(ids, fmt.Sprint("trip-", d, "-", i))
+						_, err := saga.Start(t.Context(), runners[n], definitions[n][d], ids[len(ids)-1], trip{})
+						require.NoError(t, err)
+					}
+				}
+				for _, id := range ids {
+					requireCompleted(t, runners[0], id)
+				}
+				time.Sleep(5 * time.Second)
+				for d, bound := range bounds {
+					name := fmt.Sprint("trip-", d)
+					for i, c := range crews {
+						if bound > 0 {
+							require.LessOrEqual(t, c.mostOf(name), bound, name)
+						}
+						require.Zero(t, runners[i].Stats().Held)
+					}
+				}
+				// Each place is there still.
+				for i, r := range runners {
+					require.NoError(t, r.Update(func(cfg *saga.RunnerConfig) { cfg.Concurrency = 64 }))
+					for d, bound := range bounds {
+						name := fmt.Sprint("trip-", d)
+						crews[i].mu.Lock()
+						crews[i].most[name] = 0
+						crews[i].mu.Unlock()
+						for k := range bound {
+							_, err := saga.Start(t.Context(), r, definitions[i][d], fmt.Sprint("last-", i, d, k), trip{})
+							require.NoError(t, err)
+						}
+						synctest.Wait()
+						require.Equal(t, bound, crews[i].mostOf(name))
+					}
+				}
+			})
+		})
+	}
+}
+
+// A runner whose places for a definition are taken by sagas that it has started claims those
+// that wait as soon as there is a place.
+func TestAPlaceOfADefinitionIsTakenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		sg := c.works("trip", 1, lasting(10*time.Second))
+		r, _ := begin(t, store, saga.RunnerConfig{Poll: 3 * time.Second}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "trip-0", trip{})
+		require.NoError(t, err)
+		begun := time.Now()
+		enqueue(t, store, sg, 1, 1)
+		requireCompleted(t, r, "trip-1")
+		require.Less(t, time.Since(begun), 20*time.Second+time.Millisecond)
+	})
+}
+
+// A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
+// its ctx goes on: the saga has one place.
+func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), &forgetting{saga.NewMemory(), func(int) int { return 0 }}
+		sg := c.works("trip", 2, lasting(500*time.Millisecond))
+		var attempts atomic.Int64
+		do := sg.Steps[0].Do
+		sg.Steps[0].Do = func(ctx context.Context, s *trip) error {
+			if attempts.Add(1) == 1 {
+				time.Sleep(10 * time.Second)
+			}
+			return do(ctx, s)
+		}
+		r, _ := begin(t, saga.Store(store), saga.RunnerConfig{LeaseTTL: time.Second, OnStoreError: func(context.Context, error) {}}, sg)
+		for round := range 3 {
+			attempts.Store(0)
+			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", round), trip{})
+			require.NoError(t, err)
+			requireCompleted(t, r, fmt.Sprint("trip-", round))
+			time.Sleep(20 * time.Second)
+			require.Zero(t, r.Stats().Held)
+		}
+		for i := range 2 {
+			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("last-", i), trip{})
+			require.NoError(t, err)
+		}
+		synctest.Wait()
+		require.Equal(t, 2, c.mostOf("trip"))
+	})
+}
