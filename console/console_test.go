@@ -245,7 +245,7 @@ func TestFiguresAreKeptForTenMinutes(t *testing.T) {
 		}
 		var p policy
 		s.get("/policy?kind=bulkhead&name=users", &p)
-		points := p.points(t, "bulkhead.call.count", "admitted")
+		points := p.points(t, "bulkhead.calls", "admitted")
 		require.Len(t, points, 600)
 		for i, v := range points {
 			require.Equal(t, float64((i+60)%4), v, "second %d", i)
@@ -329,7 +329,7 @@ func TestPoliciesComeAndGo(t *testing.T) {
 		time.Sleep(time.Second)
 		var p policy
 		s.get("/policy?kind=breaker&name=late", &p)
-		require.Len(t, p.points(t, "breaker.call.count", "success"), 1, "which begins anew")
+		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "which begins anew")
 	})
 }
 
@@ -903,7 +903,7 @@ func count(name string, value float64) registry.Figure {
 
 func TestPolicyOfOtherOrigin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &meter{figures: []registry.Figure{count("meter.call.count", 100), count("b", 1)}}
+		m := &meter{figures: []registry.Figure{count("meter.calls", 100), count("b", 1)}}
 		reg := registry.New()
 		reg.MustAdd(m)
 		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
@@ -913,14 +913,14 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 			s.get("/policy?kind=meter&name=water", &p)
 			return p.points(t, name, "")
 		}
-		require.Equal(t, []float64{0}, points("meter.call.count"), "what was before is no growth")
+		require.Equal(t, []float64{0}, points("meter.calls"), "what was before is no growth")
 		time.Sleep(500 * time.Millisecond)
 
 		m.set(func() {
-			m.figures = []registry.Figure{count("c", 7), count("b", 3), count("meter.call.count", 110), count("b2", 0)}
+			m.figures = []registry.Figure{count("c", 7), count("b", 3), count("meter.calls", 110), count("b2", 0)}
 		})
 		time.Sleep(time.Second)
-		require.Equal(t, []float64{0, 10}, points("meter.call.count"), "in another place")
+		require.Equal(t, []float64{0, 10}, points("meter.calls"), "in another place")
 		require.Equal(t, []float64{0, 2}, points("b"))
 		require.Equal(t, []float64{0}, points("c"), "which came later")
 
@@ -928,7 +928,7 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		m.set(func() { m.figures[2].Value = 190 })
 		time.Sleep(3 * time.Second)
-		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.call.count"), "seconds that were missed have the mean")
+		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.calls"), "seconds that were missed have the mean")
 
 		m.set(func() { m.broken = true })
 		time.Sleep(2 * time.Second)
@@ -1033,7 +1033,7 @@ func TestNobodySeesHalfASample(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
 		defer s.users.Close()
-		m := &meter{figures: []registry.Figure{count("meter.call.count", 1)}}
+		m := &meter{figures: []registry.Figure{count("meter.calls", 1)}}
 		limits := throttle.New(throttle.Config{Name: "after", Rate: 1000}) // asked after the meter
 		s.reg.MustAdd(m, limits)
 		var p policy
@@ -1045,7 +1045,7 @@ func TestNobodySeesHalfASample(t *testing.T) {
 				_ = limits.Do(t.Context(), working)
 				p = policy{}
 				s.get("/policy?kind=throttle&name=after", &p)
-				points := p.points(t, "throttle.call.count", "admitted")
+				points := p.points(t, "throttle.calls", "admitted")
 				if len(points) > 3 {
 					require.NotContains(t, points[2:], 0.0)
 				}
@@ -1060,7 +1060,7 @@ func TestRatesOfAPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := func(ok, failed float64) []registry.Figure {
 			outcome := func(o string, v float64) registry.Figure {
-				return registry.Figure{Name: "meter.call.count", Kind: registry.Counter, Attrs: []registry.Attr{{Key: "outcome", Value: o}}, Value: v}
+				return registry.Figure{Name: "meter.calls", Kind: registry.Counter, Attrs: []registry.Attr{{Key: "outcome", Value: o}}, Value: v}
 			}
 			return []registry.Figure{outcome("success", ok), outcome("failed", failed)}
 		}

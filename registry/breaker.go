@@ -9,16 +9,14 @@ import (
 // breakerStates are the values of the attribute state.
 var breakerStates = []breaker.State{breaker.Closed, breaker.HalfOpen, breaker.Open, breaker.ForcedOpen, breaker.Disabled}
 
-// breakerIn and breakerTo are attributes, by state.
-var breakerIn, breakerTo = ofStates("state"), ofStates("to")
-
-func ofStates(key string) map[breaker.State][]Attr {
+// breakerIn are attributes, by state.
+var breakerIn = func() map[breaker.State][]Attr {
 	all := map[breaker.State][]Attr{}
 	for _, state := range breakerStates {
-		all[state] = []Attr{{key, label(state)}}
+		all[state] = []Attr{{"state", label(state)}}
 	}
 	return all
-}
+}()
 
 func breakerFigures(s breaker.Stats, to emit) {
 	breakerTotals(s.Totals, to)
@@ -36,15 +34,15 @@ func breakerGroupFigures(s breaker.GroupStats, to emit) {
 
 func breakerTotals(t breaker.Totals, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("breaker.call.count", "{call}", "Calls, by outcome.", n, Attr{"outcome", outcome})
+		to.counter("breaker.calls", "{call}", "Calls, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("success", t.Succeeded)
 	calls("failure", t.Failed)
 	calls("ignored", t.Ignored)
 	calls("refused", t.Refused)
-	to.counter("breaker.slow.count", "{call}", "Calls that were slow, failed or not.", t.Slow)
+	to.counter("breaker.slow_calls", "{call}", "Calls that were slow, failed or not.", t.Slow)
 	changes := func(state breaker.State, n int64) {
-		to.counter("breaker.transition.count", "{transition}", "Changes of state, by the new state.", n, breakerTo[state]...)
+		to.counter("breaker.transitions", "{transition}", "Changes of state, by the new state.", n, breakerIn[state]...)
 	}
 	changes(breaker.Open, t.Opened)
 	changes(breaker.HalfOpen, t.HalfOpened)

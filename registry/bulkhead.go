@@ -33,13 +33,13 @@ func bulkheadGauges(limit, inFlight int, queued []int, longestWait, longestHeld 
 
 func bulkheadTotals(t bulkhead.Totals, to emit) {
 	calls := func(n int64, attrs ...Attr) {
-		to.counter("bulkhead.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
+		to.counter("bulkhead.calls", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
 	}
 	calls(t.Admitted, admitted...)
 	for reason, n := range t.Refusals.All() {
 		calls(n, bulkheadRefused[reason]...)
 	}
-	to.counter("bulkhead.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
+	to.counter("bulkhead.waits", "{call}", "Calls that were admitted after a wait.", t.Waited)
 	to.seconds(Counter, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 

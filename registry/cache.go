@@ -9,13 +9,13 @@ import (
 
 func cacheFigures(s cacheaside.Stats, to emit) {
 	requests := func(result string, n int64) {
-		to.counter("cache.request.count", "{request}", "Gets, by result.", n, Attr{"result", result})
+		to.counter("cache.requests", "{request}", "Gets, by result.", n, Attr{"result", result})
 	}
 	requests("hit", s.Hits)
 	requests("stale", s.Stale)
 	requests("miss", s.Misses)
 	loads := func(outcome string, n int64) {
-		to.counter("cache.load.count", "{load}", "Loads that have ended, by outcome.", n, Attr{"outcome", outcome})
+		to.counter("cache.loads", "{load}", "Loads that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	loads("loaded", s.Loaded)
 	loads("not_found", s.NotFound)
@@ -26,10 +26,10 @@ func cacheFigures(s cacheaside.Stats, to emit) {
 	loads("timed_out", s.TimedOut)
 	loads("canceled", s.Canceled)
 	to.seconds(Counter, "cache.load.time", "Time that loads took, together.", s.LoadTime)
-	to.counter("cache.store.hit.count", "{value}", "Values that came from the Store.", s.StoreHits)
-	to.counter("cache.overtaken.count", "{load}", "Loads overtaken by an invalidation.", s.Overtaken)
-	to.counter("cache.evicted.count", "{entry}", "Entries removed from memory for lack of room.", s.Evicted)
-	to.counter("cache.hook.panic.count", "{panic}", "Panics of hooks and observers.", s.HookPanics)
+	to.counter("cache.store.hits", "{value}", "Values that came from the Store.", s.StoreHits)
+	to.counter("cache.overtaken_loads", "{load}", "Loads overtaken by an invalidation.", s.Overtaken)
+	to.counter("cache.evictions", "{entry}", "Entries removed from memory for lack of room.", s.Evicted)
+	to.counter("cache.hook.panics", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.gauge("cache.entries", "{entry}", "Entries in memory.", float64(s.Entries))
 	to.gauge("cache.loading", "{load}", "Loads under way.", float64(s.Loading))
 	to.gauge("cache.untold", "{key}", "Keys that the Store must still be told about.", float64(s.Untold))

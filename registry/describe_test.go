@@ -40,6 +40,35 @@ func TestFiguresNamesWhatThePoliciesHave(t *testing.T) {
 	}
 }
 
+// The names are by the semantic conventions of OpenTelemetry: things are counted in the
+// plural, time is a time and a share is a ratio; "count" and "total" are for what does not
+// only grow, and for Prometheus.
+func TestFiguresAreNamedByTheConventions(t *testing.T) {
+	names := map[string]bool{}
+	for f := range registry.Figures() {
+		names[f.Name] = true
+		require.Regexp(t, `^[a-z]+(\.[a-z]+(_[a-z]+)*)+$`, f.Name)
+		require.Regexp(t, `^(s|1|\{[a-z]+\})$`, f.Unit, f.Name)
+		last := f.Name[strings.LastIndex(f.Name, ".")+1:]
+		require.NotContains(t, []string{"count", "total"}, last, f.Name)
+		switch {
+		case f.Unit == "1":
+			require.Equal(t, "ratio", last, f.Name)
+		case f.Kind == registry.Counter && f.Unit == "s":
+			require.Equal(t, "time", last, f.Name)
+		case f.Kind == registry.Counter:
+			require.True(t, strings.HasSuffix(last, "s"), f.Name)
+		}
+		for _, a := range f.Attrs {
+			require.Regexp(t, `^[a-z]+(_[a-z]+)*$`, a.Key, f.Name)
+			require.NotContains(t, []string{"name", "key"}, a.Key, f.Name)
+		}
+	}
+	for name := range names {
+		require.False(t, names[strings.TrimSuffix(name, "s")] && strings.HasSuffix(name, "s"), "%s beside its singular", name)
+	}
+}
+
 func TestMemberTellsItsFigures(t *testing.T) {
 	h := newHouse()
 	defer h.close()
@@ -52,7 +81,7 @@ func TestMemberTellsItsFigures(t *testing.T) {
 	for f := range members[0].Figures() {
 		lines = append(lines, f.String())
 	}
-	require.Contains(t, lines, "breaker.call.count{outcome=failure} 1")
+	require.Contains(t, lines, "breaker.calls{outcome=failure} 1")
 
 	require.NoError(t, h.tenants.Do(context.Background(), "a", func(context.Context) error { return nil }))
 	e, _ = h.reg.Get("throttle", "tenants")

@@ -23,7 +23,8 @@ type Attr struct {
 // A Figure is one number that a policy shows, at one moment. Figures of the same Name
 // have the same Unit, Help, Kind, Additive and keys of attributes.
 type Figure struct {
-	// Name is what the figure is called everywhere: "breaker.call.count".
+	// Name is what the figure is called everywhere: "breaker.calls". It is in the plural if
+	// the figure counts things, with a Unit such as "{call}".
 	Name string
 	// Unit is as in UCUM: "s" for seconds, "{call}" for calls, "1" for a share.
 	Unit string
@@ -31,7 +32,8 @@ type Figure struct {
 	Help string
 	Kind FigureKind
 	// Attrs tell figures of the same policy and Name apart. Values that are constants are
-	// in snake_case: "half_open". Figures may share Attrs: do not change them.
+	// in snake_case: "half_open". Figures may share Attrs: do not change them. The keys
+	// "name" and "key" are taken: resilienceotel shows the policy and its member by them.
 	Attrs []Attr
 	Value float64
 	// Additive says that figures of several policies, or of several instances of a
@@ -39,7 +41,7 @@ type Figure struct {
 	Additive bool
 }
 
-// String returns the figure as a line: `breaker.call.count{outcome=failure} 17`.
+// String returns the figure as a line: `breaker.calls{outcome=failure} 17`.
 func (f Figure) String() string {
 	return fmt.Sprintf("%s %v", f.path(), f.Value)
 }

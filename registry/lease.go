@@ -8,16 +8,16 @@ import (
 
 func leaseFigures(s lease.Stats, to emit) {
 	terms := func(state string, n int64) {
-		to.counter("lease.term.count", "{term}", "Terms that have begun, and how they ended.", n, Attr{"state", state})
+		to.counter("lease.terms", "{term}", "Terms that have begun, and how they ended.", n, Attr{"state", state})
 	}
 	terms("elected", s.Elected)
 	terms("lost", s.Lost)
 	terms("resigned", s.Resigned)
-	to.counter("lease.refused.count", "{call}", "Calls of TryCampaign that found the lease held.", s.Refused)
-	to.counter("lease.ask.count", "{call}", "Times that the store was asked for the lease.", s.Asked)
-	to.counter("lease.renewal.count", "{call}", "Renewals that have succeeded.", s.Renewed)
-	to.counter("lease.store.error.count", "{error}", "Calls of the store that have failed.", s.StoreErrors)
-	to.counter("lease.hook.panic.count", "{panic}", "Panics of hooks and observers.", s.HookPanics)
+	to.counter("lease.refusals", "{call}", "Calls of TryCampaign that found the lease held.", s.Refused)
+	to.counter("lease.asks", "{call}", "Times that the store was asked for the lease.", s.Asked)
+	to.counter("lease.renewals", "{call}", "Renewals that have succeeded.", s.Renewed)
+	to.counter("lease.store.errors", "{error}", "Calls of the store that have failed.", s.StoreErrors)
+	to.counter("lease.hook.panics", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.seconds(Counter, "lease.wait.time", "Time of all waits that have ended, together.", s.WaitTime)
 	to.seconds(Counter, "lease.term.time", "Time of all terms that have ended, together.", s.LeadTime)
 	to.gauge("lease.queued", "{call}", "Calls that wait for the lease.", float64(s.Queued))

@@ -8,7 +8,7 @@ import (
 
 func retryFigures(s retry.Stats, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("retry.call.count", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
+		to.counter("retry.calls", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("first_try", s.FirstTry)
 	calls("recovered", s.Recovered)
@@ -18,8 +18,8 @@ func retryFigures(s retry.Stats, to emit) {
 	calls("deadline", s.Deadline)
 	calls("canceled", s.Canceled)
 	calls("nested", s.Nested)
-	to.counter("retry.attempt.count", "{attempt}", "Attempts, first ones included.", s.Attempts)
-	to.counter("retry.retry.count", "{attempt}", "Attempts that followed another.", s.Retried)
+	to.counter("retry.attempts", "{attempt}", "Attempts, first ones included.", s.Attempts)
+	to.counter("retry.retries", "{attempt}", "Attempts that followed another.", s.Retried)
 }
 
 func budgetFigures(s retry.BudgetStats, to emit) {
@@ -37,26 +37,26 @@ func budgetGroupFigures(s retry.BudgetGroupStats, to emit) {
 
 func budgetTotals(t retry.BudgetTotals, to emit) {
 	retries := func(outcome string, n int64) {
-		to.counter("budget.retry.count", "{attempt}", "Retries that were asked for, by outcome.", n, Attr{"outcome", outcome})
+		to.counter("budget.retries", "{attempt}", "Retries that were asked for, by outcome.", n, Attr{"outcome", outcome})
 	}
 	retries("allowed", t.Allowed)
 	retries("over_budget", t.OverBudget)
 }
 
 func budgetWindow(calls, charged int64, to emit) {
-	to.gauge("budget.calls", "{call}", "Calls in the last 10 seconds.", float64(calls))
-	to.gauge("budget.charged", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
+	to.gauge("budget.window.calls", "{call}", "Calls in the last 10 seconds.", float64(calls))
+	to.gauge("budget.window.retries", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
 }
 
 func hedgeFigures(s retry.HedgeStats, to emit) {
 	calls := func(outcome string, n int64) {
-		to.counter("hedge.call.count", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
+		to.counter("hedge.calls", "{call}", "Calls that have ended, by outcome.", n, Attr{"outcome", outcome})
 	}
 	calls("first_won", s.FirstWon)
 	calls("hedge_won", s.HedgeWon)
 	calls("failed", s.Failed)
-	to.counter("hedge.hedged.count", "{attempt}", "Attempts made beside another.", s.Hedged)
-	to.counter("hedge.over_budget.count", "{attempt}", "Attempts that the budget did not allow.", s.OverBudget)
+	to.counter("hedge.hedges", "{attempt}", "Attempts made beside another.", s.Hedged)
+	to.counter("hedge.refusals", "{attempt}", "Attempts that the budget did not allow.", s.OverBudget)
 	to.seconds(Gauge, "hedge.delay", "Time after which another attempt is made now. Not to be added up.", s.Delay)
 }
 

@@ -10,7 +10,7 @@ import (
 func sagaFigures(s saga.Stats, to emit) {
 	for _, d := range s.Sagas {
 		sagas := func(status string, n int64) {
-			to.counter("saga.saga.count", "{saga}", "Sagas that this runner has recorded, by definition and status.", n, Attr{"saga", d.Saga}, Attr{"status", status})
+			to.counter("saga.sagas", "{saga}", "Sagas that this runner has recorded, by definition and status.", n, Attr{"saga", d.Saga}, Attr{"status", status})
 		}
 		sagas("started", d.Started)
 		sagas(label(saga.Completed), d.Completed)
@@ -21,7 +21,7 @@ func sagaFigures(s saga.Stats, to emit) {
 	}
 	for _, step := range s.Steps {
 		attempts := func(outcome saga.Outcome, n int64) {
-			to.counter("saga.step.count", "{attempt}", "Attempts of steps, by outcome.", n,
+			to.counter("saga.step.attempts", "{attempt}", "Attempts of steps, by outcome.", n,
 				Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)}, Attr{"outcome", label(outcome)})
 		}
 		attempts(saga.OutcomeDone, step.Done)
@@ -47,13 +47,13 @@ func sagaFigures(s saga.Stats, to emit) {
 		}
 		to.seconds(Gauge, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, Attr{"saga", c.Saga})
 	}
-	to.counter("saga.claim.count", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
-	to.counter("saga.takeover.count", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)
-	to.counter("saga.lost.count", "{saga}", "Sagas that this runner lost: claimed by another, abandoned while held, or their lease ended.", s.Lost)
-	to.counter("saga.stalled.count", "{report}", "Reports of sagas that make no progress.", s.Stalled)
-	to.counter("saga.commit.count", "{commit}", "Writes of a held saga's progress.", s.Commits)
-	to.counter("saga.deleted.count", "{saga}", "Sagas that this runner has deleted, some time after their end.", s.Deleted)
-	to.counter("saga.store.error.count", "{error}", "Errors of the store.", s.StoreErrors)
+	to.counter("saga.claims", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
+	to.counter("saga.takeovers", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)
+	to.counter("saga.losses", "{saga}", "Sagas that this runner lost: claimed by another, abandoned while held, or their lease ended.", s.Lost)
+	to.counter("saga.stalls", "{report}", "Reports of sagas that make no progress.", s.Stalled)
+	to.counter("saga.commits", "{commit}", "Writes of a held saga's progress.", s.Commits)
+	to.counter("saga.deletions", "{saga}", "Sagas that this runner has deleted, some time after their end.", s.Deleted)
+	to.counter("saga.store.errors", "{error}", "Errors of the store.", s.StoreErrors)
 	to.gauge("saga.held", "{saga}", "Sagas that this runner holds.", float64(s.Held))
 	to.gauge("saga.in_flight", "{attempt}", "Attempts under way.", float64(s.InFlight))
 	to.gauge("saga.unregistered", "{saga}", "Due sagas whose definition is not registered with this runner.", float64(s.Unregistered))

@@ -107,7 +107,7 @@ func (f *fake) Update(change func(*fakeConfig)) error {
 }
 func (f *fake) Figures() iter.Seq[registry.Figure] {
 	return func(yield func(registry.Figure) bool) {
-		yield(registry.Figure{Name: "fake.call.count", Unit: "{call}", Kind: registry.Counter, Value: 17,
+		yield(registry.Figure{Name: "fake.calls", Unit: "{call}", Kind: registry.Counter, Value: 17,
 			Attrs: []registry.Attr{{Key: "outcome", Value: "ok"}, {Key: "by", Value: "test"}}})
 	}
 }
@@ -582,8 +582,8 @@ func TestAllIsOrderedAndFollowsChanges(t *testing.T) {
 func TestStringIsJSONForExpvar(t *testing.T) {
 	reg, _ := newFakes("users", `o"rders`)
 	require.JSONEq(t, `{
-		"fake/users": {"fake.call.count{outcome=ok,by=test}": 17},
-		"fake/o\"rders": {"fake.call.count{outcome=ok,by=test}": 17}
+		"fake/users": {"fake.calls{outcome=ok,by=test}": 17},
+		"fake/o\"rders": {"fake.calls{outcome=ok,by=test}": 17}
 	}`, reg.String())
 	reg, _ = newFakes("a<b")
 	require.Contains(t, reg.String(), "a<b", "as people read it")

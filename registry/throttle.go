@@ -19,8 +19,8 @@ func throttleFigures(s throttle.Stats, to emit) {
 
 func throttleGroupFigures(s throttle.GroupStats, to emit) {
 	throttleTotals(s.Totals, to)
-	to.counter("throttle.evicted.count", "{key}", "Keys that were evicted.", s.Evicted)
-	to.counter("throttle.overflow.count", "{call}", "Calls whose key found no room.", s.Overflow)
+	to.counter("throttle.evictions", "{key}", "Keys that were evicted.", s.Evicted)
+	to.counter("throttle.overflows", "{call}", "Calls whose key found no room.", s.Overflow)
 	to.gauge("throttle.keys", "{key}", "Keys that are held now.", float64(s.Keys))
 	to.gauge("throttle.queued", "{call}", "Calls that wait now.", float64(s.Queued))
 }
@@ -28,11 +28,11 @@ func throttleGroupFigures(s throttle.GroupStats, to emit) {
 func throttleSharedFigures(s throttle.SharedStats, to emit) {
 	throttleCalls(s.Admitted, s.Refusals, to)
 	throttleTokens(s.Spent, s.Refunded, to)
-	to.counter("throttle.store.trip.count", "{trip}", "Round trips to the store.", s.Asked)
-	to.counter("throttle.store.failure.count", "{trip}", "Round trips without a valid answer.", s.Failed)
+	to.counter("throttle.store.trips", "{trip}", "Round trips to the store.", s.Asked)
+	to.counter("throttle.store.failures", "{trip}", "Round trips without a valid answer.", s.Failed)
 	to.seconds(Counter, "throttle.store.time", "Time that round trips took, together.", s.AskTime)
-	to.counter("throttle.store.outage.count", "{outage}", "Outages that have begun.", s.Outages)
-	to.counter("throttle.alone.count", "{call}", "Calls that were decided without the store.", s.Alone)
+	to.counter("throttle.store.outages", "{outage}", "Outages that have begun.", s.Outages)
+	to.counter("throttle.alone_calls", "{call}", "Calls that were decided without the store.", s.Alone)
 	up := 1.0
 	if s.Down {
 		up = 0
@@ -44,7 +44,7 @@ func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
 	throttleCall(s.Sent, to, admitted...)
 	throttleCall(s.Refused, to, throttleShed...)
 	answers := func(outcome string, n int64) {
-		to.counter("throttle.answer.count", "{call}", "Calls that have ended, by what the server made of them.", n, Attr{"outcome", outcome})
+		to.counter("throttle.answers", "{call}", "Calls that have ended, by what the server made of them.", n, Attr{"outcome", outcome})
 	}
 	answers("accepted", s.Accepted)
 	answers("throttled", s.Throttled)
@@ -54,7 +54,7 @@ func throttleAdaptiveFigures(s throttle.AdaptiveStats, to emit) {
 func throttleTotals(t throttle.Totals, to emit) {
 	throttleCalls(t.Admitted, t.Refusals, to)
 	throttleTokens(t.Spent, t.Refunded, to)
-	to.counter("throttle.wait.count", "{call}", "Calls that were admitted after a wait.", t.Waited)
+	to.counter("throttle.waits", "{call}", "Calls that were admitted after a wait.", t.Waited)
 	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
@@ -66,12 +66,12 @@ func throttleCalls(sent int64, refused throttle.Refusals, to emit) {
 }
 
 func throttleCall(n int64, to emit, attrs ...Attr) {
-	to.counter("throttle.call.count", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
+	to.counter("throttle.calls", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
 }
 
 func throttleTokens(spent, refunded int64, to emit) {
-	to.counter("throttle.token.count", "{token}", "Tokens that were spent.", spent)
-	to.counter("throttle.refund.count", "{token}", "Tokens that were given back.", refunded)
+	to.counter("throttle.tokens", "{token}", "Tokens that were spent.", spent)
+	to.counter("throttle.refunds", "{token}", "Tokens that were given back.", refunded)
 }
 
 func throttleEvent(e throttle.Event) Event {

@@ -11,18 +11,23 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// Attributes of metrics and spans.
+// namespace is in front of the names of instruments and attributes.
+const namespace = "resilience."
+
+// Attributes of metrics and spans. Those of figures are named by the figure, too.
 const (
-	nameKey      = attribute.Key("resilience.name")          // of a policy, or of a Call or Attempt
-	keyKey       = attribute.Key("resilience.key")           // of a Group's member that Config.Keys allows
-	outcomeKey   = attribute.Key("outcome")                  // of metrics, as in the figures
-	endedKey     = attribute.Key("resilience.outcome")       // of spans
-	refusedByKey = attribute.Key("resilience.refused_by")    // the policy that refused last: "breaker/users"
-	attemptKey   = attribute.Key("resilience.retry.attempt") // of an attempt its number; of a call how many there were
-	waitedKey    = attribute.Key("resilience.waited")        // seconds of the last wait for a slot or a token
-	staleKey     = attribute.Key("resilience.stale")         // true: a cache served a value past its TTL
-	sagaStepKey  = attribute.Key("resilience.saga.step")
-	sagaOpKey    = attribute.Key("resilience.saga.op")
+	nameKey      = attribute.Key(namespace + "name")       // of a policy, or of a Call or Attempt
+	keyKey       = attribute.Key(namespace + "key")        // of a Group's member that Config.Keys allows
+	outcomeKey   = attribute.Key(namespace + "outcome")    // of metrics as in the figures
+	refusedByKey = attribute.Key(namespace + "refused_by") // the policy that refused last: "breaker/users"
+	attemptKey   = attribute.Key(namespace + "attempt")    // the number of an attempt, from 1
+	attemptsKey  = attribute.Key(namespace + "attempts")   // how many attempts a call made
+	waitedKey    = attribute.Key(namespace + "waited")     // seconds of the last wait for a slot or a token
+	staleKey     = attribute.Key(namespace + "stale")      // true: a cache served a value past its TTL
+	sagaKey      = attribute.Key(namespace + "saga")       // the Name of the definition
+	statusKey    = attribute.Key(namespace + "status")     // of a saga that has ended
+	stepKey      = attribute.Key(namespace + "step")
+	opKey        = attribute.Key(namespace + "op")
 )
 
 // An outcome is how a call has ended.

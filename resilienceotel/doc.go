@@ -16,35 +16,45 @@
 //
 // # Metrics
 //
-// Every figure of a [registry.Registry] is an instrument, with the prefix "resilience."
-// and the name, unit and attributes that the registry gives it, besides resilience.name,
-// the name of the policy: breaker.call.count is resilience.breaker.call.count, which
-// Prometheus knows as resilience_breaker_call_count_total. Figures are read when metrics
-// are collected, so that calls cost what they did. States are 1 or 0 for each state, and
-// add up over instances.
+// Instruments and attributes have the prefix "resilience.". Each figure of a
+// [registry.Registry] is an instrument, with the name, the unit and the attributes that the
+// registry gives it, and with resilience.name, the name of the policy. The figure
+// breaker.calls with its attribute outcome is resilience.breaker.calls with
+// resilience.outcome, and in Prometheus resilience_breaker_calls_total with
+// resilience_outcome. Figures are read when metrics are collected: a call costs the same with
+// metrics and without. A state is 1 or 0 for each state, so that states add up over instances.
 //
-// These histograms come from events:
+// These histograms come from events; all but one are in seconds:
 //
-//	resilience.bulkhead.wait.duration  outcome                    calls that waited
-//	resilience.throttle.wait.duration  outcome                    calls that waited
-//	resilience.cache.load.duration     outcome                    as resilience.cache.load.count
-//	resilience.retry.attempts          outcome                    calls that were retried or given up
-//	resilience.saga.step.duration      saga, step, op, outcome    attempts of steps
-//	resilience.saga.duration           saga, status               from start to end
+//	resilience.bulkhead.wait.duration  outcome                  calls that waited
+//	resilience.throttle.wait.duration  outcome                  calls that waited
+//	resilience.cache.load.duration     outcome                  loads that have ended, canceled ones aside
+//	resilience.retry.call.attempts     outcome                  attempts of calls that were retried or given up
+//	resilience.saga.step.duration      saga, step, op, outcome  attempts of steps
+//	resilience.saga.duration           saga, status             sagas, from start to end
 //
-// And these from Call and Attempt, with outcome ("ok", "error", "refused", "canceled" or
-// "timeout") and, unless it is "ok", error.type:
+// These come from Call and Attempt, in seconds, with the attribute outcome ("ok", "error",
+// "refused", "canceled" or "timeout") and, unless that is "ok", error.type:
 //
-//	resilience.call.duration
-//	resilience.attempt.duration
+//	resilience.call.duration     calls, attempts and waits included
+//	resilience.attempt.duration  attempts
 //
 // An error.type is what a method ErrorType() string of the error returns, as the status
 // errors of resiliencehttp and resiliencegrpc have it, or the type of the error; never its
-// text. The key of a Group appears only if [Config.Keys] allows it.
+// text.
 //
-// The SDK keeps 2000 attribute sets of an instrument, unless it is told otherwise
-// (metric.WithCardinalityLimit). A breaker has up to five for an instrument, and a
-// saga up to ten for each of its steps.
+// With [Config.Keys], the figures of a Group's members are instruments of their own:
+// resilience.member.breaker.state, with resilience.key. Without it no key appears.
+//
+// # Many policies
+//
+// The SDK keeps 2000 attribute sets of an instrument and adds up the others under
+// otel.metric.overflow, where nobody sees which breaker is open. A breaker has 5 sets for an
+// instrument at most, a policy of another kind 11, and a saga 12 for each of its steps: 1000
+// breakers have 5000. Raise the limit for more than 150 policies of a kind. The memory that is
+// used is that of the sets that are there:
+//
+//	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
 // # Traces
 //
@@ -52,15 +62,17 @@
 // their call. Observe sets these attributes on the span that is current when a policy tells
 // of an event:
 //
-//	resilience.refused_by     the policy that refused last, such as "breaker/users"
-//	resilience.retry.attempt  how many attempts there were; of an attempt, its number
-//	resilience.waited         seconds of the last wait for a slot or a token
-//	resilience.stale          true if a cache served a value past its TTL
+//	resilience.refused_by  the policy that refused last, such as "breaker/users"
+//	resilience.attempts    how many attempts a Retrier made of a call that it retried or gave up
+//	resilience.waited      seconds of the last wait for a slot or a token
+//	resilience.stale       true if a cache served a value past its TTL
 //
-// The span of a call that failed has resilience.outcome and error.type, and nothing else of
-// the error. An attempt that a policy refuses has no span. [Steps] traces the steps of a
-// saga.
+// The span of an attempt under a Retrier has resilience.attempt, its number from 1. The span
+// of a call that failed has resilience.outcome and error.type, and nothing else of the error.
+// An attempt that a policy refuses has no span. [Steps] traces the steps of a saga.
 //
-// The directories dashboards and alerts of this module have a dashboard for Grafana and
-// alerting rules for Prometheus.
+// # Alerts and dashboard
+//
+// The directories alerts and dashboards of this module have alerting rules for Prometheus and
+// a dashboard for Grafana. What to do about an alert is in docs/runbook.md.
 package resilienceotel

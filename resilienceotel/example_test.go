@@ -63,13 +63,13 @@ func ExampleObserve() {
 		panic(err)
 	}
 	for _, m := range metrics.ScopeMetrics[0].Metrics {
-		if m.Name == "resilience.breaker.transition.count" {
+		if m.Name == "resilience.breaker.transitions" {
 			p := m.Data.(metricdata.Sum[float64]).DataPoints[0]
-			to, _ := p.Attributes.Value("to")
-			fmt.Println(m.Name, m.Unit, to.AsString(), p.Value)
+			state, _ := p.Attributes.Value("resilience.state")
+			fmt.Println(m.Name, m.Unit, state.AsString(), p.Value)
 		}
 	}
-	// Output: resilience.breaker.transition.count {transition} open 1
+	// Output: resilience.breaker.transitions {transition} open 1
 }
 
 // The steps of a saga in spans of their own.

@@ -65,7 +65,7 @@ func (s *otelSDK) metrics(t testing.TB) map[string]metricdata.Metrics {
 	return all
 }
 
-// values returns each number as a line: `resilience.breaker.call.count{...}`; of a
+// values returns each number as a line: `resilience.breaker.calls{...}`; of a
 // histogram the count.
 func (s *otelSDK) values(t testing.TB) map[string]float64 {
 	t.Helper()
@@ -99,6 +99,9 @@ func (s *otelSDK) values(t testing.TB) map[string]float64 {
 func labels(set attribute.Set) string {
 	var all []string
 	for _, kv := range set.ToSlice() {
+		if _, found := strings.CutPrefix(string(kv.Key), "resilience."); !found && kv.Key != "error.type" && kv.Key != "http.request.resend_count" {
+			panic(kv.Key + " has no namespace")
+		}
 		all = append(all, fmt.Sprintf("%s=%s", strings.TrimPrefix(string(kv.Key), "resilience."), kv.Value.String()))
 	}
 	return "{" + strings.Join(all, ",") + "}"

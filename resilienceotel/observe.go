@@ -21,6 +21,9 @@ import (
 // its first count, as other counters of OpenTelemetry do. Events of the policies feed the
 // histograms and become attributes of the span that is current.
 //
+// The counters of a policy that takes the place of another, under its name and between two
+// collections, go on where those of the other ended.
+//
 // A registry is observed once for a MeterProvider: a second time, its numbers would be
 // added up. A policy of other origin that is added after Observe, with figures that no
 // policy had before, appears from the second collection on.
@@ -73,8 +76,8 @@ func (o *observation) has(figure string) bool {
 
 // Instruments are named by the figure, with one of these in front.
 const (
-	ofPolicy = "resilience."
-	ofMember = "resilience.member."
+	ofPolicy = namespace
+	ofMember = namespace + "member."
 )
 
 // announce makes the instruments of figures that have none, and a collector that reads
@@ -153,9 +156,10 @@ type collector struct {
 
 type policy struct{ prefix, kind, name, key string }
 
-// A series is what a policy showed in collections before, in that order. It saves making
+// A series is what a policy showed in the collection before, in that order. It saves making
 // the attributes again.
 type series struct {
+	of    registry.Policy // the one that has the name
 	shown []shown
 	round int // of the collector, when it was read last
 }
@@ -166,6 +170,30 @@ type shown struct {
 	attrs      []registry.Attr
 	instrument metric.Float64Observable
 	options    []metric.ObserveOption
+
+	// A counter goes on where that of another policy ended which had the name before: a
+	// reader that wants deltas would take the difference for one.
+	before, last float64
+}
+
+// find returns what was shown of a figure, and moves it to the place n.
+func (s *series) find(n int, f *registry.Figure) *shown {
+	for i := n; i < len(s.shown); i++ {
+		if as := &s.shown[i]; as.figure == f.Name && slices.Equal(as.attrs, f.Attrs) {
+			s.shown[n], s.shown[i] = s.shown[i], s.shown[n]
+			return &s.shown[n]
+		}
+	}
+	s.shown = slices.Insert(s.shown, n, shown{figure: f.Name, attrs: f.Attrs})
+	return &s.shown[n]
+}
+
+// replaced notes that another policy has the name.
+func (s *series) replaced(by registry.Policy) {
+	s.of = by
+	for i := range s.shown {
+		s.shown[i].before += s.shown[i].last
+	}
 }
 
 func (c *collector) collect(_ context.Context, to metric.Observer) error {
@@ -174,13 +202,13 @@ func (c *collector) collect(_ context.Context, to metric.Observer) error {
 	c.round++
 	var unknown []registry.Figure
 	for e := range c.reg.All() {
-		unknown = c.read(to, policy{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Figures(), unknown)
+		unknown = c.read(to, policy{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Policy, e.Figures(), unknown)
 		if c.keys == nil {
 			continue
 		}
 		for _, m := range e.Members(math.MaxInt) {
 			if m.Policy != nil && c.keys(e.Kind, e.Name, m.Key) {
-				unknown = c.read(to, policy{ofMember, e.Kind, e.Name, m.Key}, m.Figures(), unknown)
+				unknown = c.read(to, policy{ofMember, e.Kind, e.Name, m.Key}, m.Policy, m.Figures(), unknown)
 			}
 		}
 	}
@@ -198,42 +226,49 @@ func (c *collector) collect(_ context.Context, to metric.Observer) error {
 
 // read observes the figures of a policy, and appends those without an instrument to
 // unknown.
-func (c *collector) read(to metric.Observer, p policy, figures iter.Seq[registry.Figure], unknown []registry.Figure) []registry.Figure {
+func (c *collector) read(to metric.Observer, p policy, of registry.Policy, figures iter.Seq[registry.Figure], unknown []registry.Figure) []registry.Figure {
 	s := c.policies[p]
 	if s == nil {
-		s = new(series)
+		s = &series{of: of}
 		c.policies[p] = s
 	}
 	s.round = c.round
+	if s.of != of {
+		s.replaced(of)
+	}
 	n := 0
 	for f := range figures {
-		if f.Kind == registry.Counter && f.Value == 0 {
-			continue
-		}
-		if n == len(s.shown) {
-			s.shown = append(s.shown, shown{})
-		}
-		as := &s.shown[n]
+		as := s.find(n, &f)
 		n++
-		if as.figure != f.Name || !slices.Equal(as.attrs, f.Attrs) {
-			*as = shown{figure: f.Name, attrs: f.Attrs, instrument: c.instruments[p.prefix+f.Name], options: attributes(p, f)}
+		value := f.Value
+		if f.Kind == registry.Counter {
+			as.last = f.Value
+			if value += as.before; value == 0 {
+				continue
+			}
+		}
+		if as.options == nil {
+			as.instrument, as.options = c.instruments[p.prefix+f.Name], attributes(p, f)
 		}
 		if as.instrument != nil {
-			to.ObserveFloat64(as.instrument, f.Value, as.options...)
+			to.ObserveFloat64(as.instrument, value, as.options...)
 		} else if c.first && !c.has(f.Name) {
 			unknown = append(unknown, f)
 		}
 	}
+	clear(s.shown[n:])
+	s.shown = s.shown[:n]
 	return unknown
 }
 
 func attributes(p policy, f registry.Figure) []metric.ObserveOption {
-	kv := []attribute.KeyValue{nameKey.String(p.name)}
+	var kv []attribute.KeyValue
+	for _, a := range f.Attrs {
+		kv = append(kv, attribute.String(namespace+a.Key, a.Value))
+	}
+	kv = append(kv, nameKey.String(p.name)) // the last of a key wins
 	if p.key != "" {
 		kv = append(kv, keyKey.String(p.key))
-	}
-	for _, a := range f.Attrs {
-		kv = append(kv, attribute.String(a.Key, a.Value))
 	}
 	return []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
 }

@@ -90,7 +90,7 @@ func TestEveryFigureIsAnInstrument(t *testing.T) {
 		}
 	}
 	require.Len(t, values, n, "and nothing else")
-	require.Equal(t, 1.0, values["resilience.breaker.call.count{outcome=success,name=users}"])
+	require.Equal(t, 1.0, values["resilience.breaker.calls{name=users,outcome=success}"])
 	require.Equal(t, 1.0, values["resilience.breaker.state{name=users,state=closed}"])
 	require.Zero(t, values["resilience.breaker.state{name=users,state=open}"])
 }
@@ -163,7 +163,7 @@ func TestGlobalProvidersMayComeLater(t *testing.T) {
 	otel.SetTracerProvider(s.TracerProvider)
 	require.NoError(t, call(t.Context()))
 	v := s.values(t)
-	require.Equal(t, 1.0, v["resilience.call.duration{outcome=ok,name=users}"])
+	require.Equal(t, 1.0, v["resilience.call.duration{name=users,outcome=ok}"])
 	require.Equal(t, 1.0, v["resilience.breaker.state{name=users,state=closed}"])
 	require.Len(t, s.spans.GetSpans(), 1)
 	stop()
@@ -339,8 +339,8 @@ func TestKeysAppearOnlyIfAllowed(t *testing.T) {
 	}
 	require.Equal(t, 2.0, one["resilience.breaker.state{name=hosts,state=open}"], "the Group is as it was")
 	require.Equal(t, 1.0, one["resilience.member.breaker.state{key=a.example,name=hosts,state=open}"])
-	require.Contains(t, one, "resilience.throttle.wait.duration{outcome=admitted,key=a.example,name=tenants}")
-	require.Contains(t, one, "resilience.throttle.wait.duration{outcome=admitted,name=tenants}")
+	require.Contains(t, one, "resilience.throttle.wait.duration{key=a.example,name=tenants,outcome=admitted}")
+	require.Contains(t, one, "resilience.throttle.wait.duration{name=tenants,outcome=admitted}")
 }
 
 func TestPoliciesChangeDuringCollections(t *testing.T) {

@@ -37,7 +37,7 @@ func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *record
 		saga:     seconds(m, "resilience.saga.duration", "Time from the start of a saga to its end.", sagaBuckets),
 	}
 	var err error
-	r.attempts, err = m.Int64Histogram("resilience.retry.attempts", metric.WithUnit("{attempt}"),
+	r.attempts, err = m.Int64Histogram("resilience.retry.call.attempts", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Attempts of calls that were retried or given up."), metric.WithExplicitBucketBoundaries(attemptBuckets...))
 	if err != nil {
 		otel.Handle(err)
@@ -64,7 +64,7 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 		}
 	case retry.Event:
 		if own.Kind == retry.EventEnded && e.Kind == "retry" {
-			span.SetAttributes(attemptKey.Int(own.Attempts))
+			span.SetAttributes(attemptsKey.Int(own.Attempts))
 			r.attempts.Record(ctx, int64(own.Attempts), r.with(e, outcomeOfEvent(own.Outcome))...)
 		}
 	case cacheaside.Event:
@@ -77,15 +77,15 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	case saga.Event:
 		switch own.Kind {
 		case saga.EventAttempted:
-			r.step.Record(ctx, own.Took.Seconds(), r.with(e, attribute.String("saga", own.Saga), attribute.String("step", own.Step),
-				attribute.String("op", string(own.Op)), outcomeOfEvent(own.Outcome))...)
+			r.step.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), stepKey.String(own.Step),
+				opKey.String(string(own.Op)), outcomeOfEvent(own.Outcome))...)
 		case saga.EventEnded:
-			r.saga.Record(ctx, own.Took.Seconds(), r.with(e, attribute.String("saga", own.Saga), attribute.String("status", string(own.Status)))...)
+			r.saga.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), statusKey.String(string(own.Status)))...)
 		}
 	}
 }
 
-// outcomeOfLoad returns the outcome of a load, as in the figure cache.load.count, or "" for
+// outcomeOfLoad returns the outcome of a load, as in the figure cache.loads, or "" for
 // any other event.
 func outcomeOfLoad(e cacheaside.Event) string {
 	switch e.Kind {

@@ -86,7 +86,7 @@ func tracedTx[S any](t *Telemetry, step string, op saga.Op, fn func(context.Cont
 
 // step calls fn in a span.
 func (t *Telemetry) step(ctx context.Context, step string, op saga.Op, fn func(context.Context) error) error {
-	attrs := trace.WithAttributes(sagaStepKey.String(step), sagaOpKey.String(string(op)), attemptKey.Int(saga.CommandFrom(ctx).Attempt))
+	attrs := trace.WithAttributes(stepKey.String(step), opKey.String(string(op)), attemptKey.Int(saga.CommandFrom(ctx).Attempt))
 	options := []trace.SpanStartOption{attrs}
 	if origin, linked := ctx.Value(originKey{}).(trace.SpanContext); linked {
 		options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: origin}))

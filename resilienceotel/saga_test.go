@@ -57,11 +57,11 @@ func TestStepsAreLinkedToTheSpanThatStartedTheSaga(t *testing.T) {
 			require.NotContains(t, attrs(step), "trip-17")
 		}
 		require.ElementsMatch(t, []string{"flight do", "within do", "hotel do", "hotel undo", "hostel do", "hostel undo", "flight undo"}, names)
-		require.Equal(t, "{retry.attempt=1,saga.op=do,saga.step=flight}", attrs(named(spans, "flight do")[0]))
+		require.Equal(t, "{attempt=1,op=do,step=flight}", attrs(named(spans, "flight do")[0]))
 
 		v := s.values(t)
 		require.Equal(t, 1.0, v["resilience.saga.duration{name=worker,saga=trip,status=compensated}"])
-		require.Equal(t, 1.0, v["resilience.saga.step.duration{op=undo,outcome=done,name=worker,saga=trip,step=flight}"])
+		require.Equal(t, 1.0, v["resilience.saga.step.duration{name=worker,op=undo,outcome=done,saga=trip,step=flight}"])
 	})
 }
 
@@ -119,5 +119,5 @@ func TestPanicInAStep(t *testing.T) {
 		{Name: "a", Attempts: 1, Undo: done, Do: func(context.Context, *trip) error { panic("oops") }},
 	})
 	require.PanicsWithValue(t, "oops", func() { _ = saga.Run(t.Context(), &saga.Saga[trip]{Name: "trip", Steps: steps}, &trip{}) })
-	require.Contains(t, attrs(named(s.spans.GetSpans(), "a do")[0]), "error.type=panic,outcome=error")
+	require.Contains(t, attrs(named(s.spans.GetSpans(), "a do")[0]), "error.type=panic,attempt=1,op=do,outcome=error")
 }

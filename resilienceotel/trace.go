@@ -122,7 +122,7 @@ func failSpan(span trace.Span, o outcome, kind attribute.KeyValue) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(endedKey.String(string(o)), kind)
+	span.SetAttributes(outcomeKey.String(string(o)), kind)
 	if o != canceled {
 		span.SetStatus(codes.Error, "")
 	}

@@ -44,24 +44,24 @@ func TestAttemptsAreSiblingsUnderTheirCall(t *testing.T) {
 	require.Len(t, spans, 4)
 	call := named(spans, "users")[0]
 	require.False(t, call.Parent.IsValid())
-	require.Equal(t, "{name=users,retry.attempt=3}", attrs(call))
+	require.Equal(t, "{attempts=3,name=users}", attrs(call))
 	require.Equal(t, codes.Unset, call.Status.Code)
 	for i, a := range named(spans, "users attempt") {
 		require.Equal(t, call.SpanContext.SpanID(), a.Parent.SpanID())
 		if i < 2 {
-			require.Equal(t, fmt.Sprintf("{error.type=*errors.errorString,name=users,outcome=error,retry.attempt=%d}", i+1), attrs(a))
+			require.Equal(t, fmt.Sprintf("{error.type=*errors.errorString,attempt=%d,name=users,outcome=error}", i+1), attrs(a))
 			require.Equal(t, codes.Error, a.Status.Code)
 			require.Empty(t, a.Status.Description)
 		} else {
-			require.Equal(t, "{name=users,retry.attempt=3}", attrs(a))
+			require.Equal(t, "{attempt=3,name=users}", attrs(a))
 		}
 		require.Empty(t, a.Events)
 	}
 	v := s.values(t)
-	require.Equal(t, 1.0, v["resilience.call.duration{outcome=ok,name=users}"])
-	require.Equal(t, 2.0, v["resilience.attempt.duration{error.type=*errors.errorString,outcome=error,name=users}"])
-	require.Equal(t, 1.0, v["resilience.attempt.duration{outcome=ok,name=users}"])
-	require.Equal(t, 1.0, v["resilience.retry.attempts{outcome=recovered,name=users}"])
+	require.Equal(t, 1.0, v["resilience.call.duration{name=users,outcome=ok}"])
+	require.Equal(t, 2.0, v["resilience.attempt.duration{error.type=*errors.errorString,name=users,outcome=error}"])
+	require.Equal(t, 1.0, v["resilience.attempt.duration{name=users,outcome=ok}"])
+	require.Equal(t, 1.0, v["resilience.retry.call.attempts{name=users,outcome=recovered}"])
 }
 
 func TestAttemptsOfRetriedCalls(t *testing.T) {
@@ -72,16 +72,16 @@ func TestAttemptsOfRetriedCalls(t *testing.T) {
 	s.observe(t, retries, hedger)
 	require.Error(t, retries.Do(t.Context(), func(context.Context) error { return errDown }))
 	_, err := hedger.Do(t.Context(), func(ctx context.Context) (int, error) {
-		if n := s.values(t)["resilience.hedge.hedged.count{name=users}"]; n == 0 {
+		if n := s.values(t)["resilience.hedge.hedges{name=users}"]; n == 0 {
 			<-ctx.Done() // the other wins
 		}
 		return 1, nil
 	})
 	require.NoError(t, err)
 	v := s.values(t)
-	require.Equal(t, 1.0, v["resilience.retry.attempts{outcome=over_budget,name=users}"])
+	require.Equal(t, 1.0, v["resilience.retry.call.attempts{name=users,outcome=over_budget}"])
 	for name := range v {
-		require.NotRegexp(t, `retry.attempts\{outcome=(hedge|first)`, name, "a hedge is no attempt of a Retrier")
+		require.NotRegexp(t, `retry.call.attempts\{.*outcome=(hedge|first)`, name, "a hedge is no attempt of a Retrier")
 	}
 }
 
@@ -97,7 +97,7 @@ func TestRefusedCallMakesNoAttempt(t *testing.T) {
 	require.Len(t, spans, 1)
 	require.Equal(t, "{error.type=*breaker.OpenError,name=users,outcome=refused,refused_by=breaker/users}", attrs(spans[0]))
 	v := s.values(t)
-	require.Equal(t, 1.0, v["resilience.call.duration{error.type=*breaker.OpenError,outcome=refused,name=users}"])
+	require.Equal(t, 1.0, v["resilience.call.duration{error.type=*breaker.OpenError,name=users,outcome=refused}"])
 	require.NotContains(t, v, "resilience.attempt.duration")
 }
 
@@ -132,9 +132,9 @@ func TestOutcomes(t *testing.T) {
 			}
 			err := resilienceotel.New(s.Config).Call("x")(func(context.Context) error { return tc.err })(ctx)
 			require.Equal(t, tc.err, err)
-			want := fmt.Sprintf("{outcome=%s,name=x}", tc.outcome)
+			want := fmt.Sprintf("{name=x,outcome=%s}", tc.outcome)
 			if tc.kind != "" {
-				want = fmt.Sprintf("{error.type=%s,outcome=%s,name=x}", tc.kind, tc.outcome)
+				want = fmt.Sprintf("{error.type=%s,name=x,outcome=%s}", tc.kind, tc.outcome)
 			}
 			require.Equal(t, map[string]float64{"resilience.call.duration" + want: 1}, s.values(t))
 			spans := s.spans.GetSpans()
@@ -163,8 +163,8 @@ func TestPanicEndsTheSpans(t *testing.T) {
 	}()
 	<-done
 	v := s.values(t)
-	require.Equal(t, 2.0, v["resilience.call.duration{error.type=panic,outcome=error,name=x}"])
-	require.Equal(t, 2.0, v["resilience.attempt.duration{error.type=panic,outcome=error,name=x}"])
+	require.Equal(t, 2.0, v["resilience.call.duration{error.type=panic,name=x,outcome=error}"])
+	require.Equal(t, 2.0, v["resilience.attempt.duration{error.type=panic,name=x,outcome=error}"])
 	require.Len(t, s.spans.GetSpans(), 4)
 }
 
@@ -206,10 +206,10 @@ func TestWaitsAndStaleValuesAreOnTheCurrentSpan(t *testing.T) {
 		m := s.metrics(t)
 		require.Equal(t, "s", m["resilience.bulkhead.wait.duration"].Unit)
 		v := s.values(t)
-		require.Equal(t, 1.0, v["resilience.bulkhead.wait.duration{outcome=admitted,name=users}"])
-		require.Equal(t, 1.0, v["resilience.bulkhead.wait.duration{outcome=refused,name=users}"])
-		require.Equal(t, 1.0, v["resilience.cache.load.duration{outcome=loaded,name=users}"])
-		require.Equal(t, 1.0, v["resilience.cache.load.duration{outcome=failed,name=users}"])
+		require.Equal(t, 1.0, v["resilience.bulkhead.wait.duration{name=users,outcome=admitted}"])
+		require.Equal(t, 1.0, v["resilience.bulkhead.wait.duration{name=users,outcome=refused}"])
+		require.Equal(t, 1.0, v["resilience.cache.load.duration{name=users,outcome=loaded}"])
+		require.Equal(t, 1.0, v["resilience.cache.load.duration{name=users,outcome=failed}"])
 	})
 }
 
@@ -236,8 +236,8 @@ func TestTransportCountsResends(t *testing.T) {
 	spans := s.spans.GetSpans()
 	require.Len(t, spans, 3)
 	attempts := named(spans, "api attempt")
-	require.Equal(t, "{error.type=503,name=api,outcome=error,retry.attempt=1}", attrs(attempts[0]))
-	require.Equal(t, "{http.request.resend_count=1,name=api,retry.attempt=2}", attrs(attempts[1]))
+	require.Equal(t, "{error.type=503,attempt=1,name=api,outcome=error}", attrs(attempts[0]))
+	require.Equal(t, "{http.request.resend_count=1,attempt=2,name=api}", attrs(attempts[1]))
 }
 
 func TestManyCallsAtOnce(t *testing.T) {
@@ -259,9 +259,9 @@ func TestManyCallsAtOnce(t *testing.T) {
 	}
 	callers.Wait()
 	v := s.values(t)
-	require.Equal(t, 800.0, v["resilience.call.duration{outcome=ok,name=users}"])
-	require.Equal(t, 800.0, v["resilience.attempt.duration{outcome=ok,name=users}"])
-	require.Equal(t, 800.0, v["resilience.bulkhead.call.count{outcome=admitted,reason=,name=users}"])
+	require.Equal(t, 800.0, v["resilience.call.duration{name=users,outcome=ok}"])
+	require.Equal(t, 800.0, v["resilience.attempt.duration{name=users,outcome=ok}"])
+	require.Equal(t, 800.0, v["resilience.bulkhead.calls{name=users,outcome=admitted,reason=}"])
 	require.Len(t, s.spans.GetSpans(), 1600)
 }
 
@@ -291,8 +291,8 @@ func TestLoadsHaveTheOutcomesOfTheFigure(t *testing.T) {
 		require.NoError(t, users.Close())
 		v := s.values(t)
 		for _, outcome := range outcomes {
-			require.Equal(t, 1.0, v["resilience.cache.load.count{outcome="+outcome+",name=users}"], outcome)
-			require.Equal(t, 1.0, v["resilience.cache.load.duration{outcome="+outcome+",name=users}"], outcome)
+			require.Equal(t, 1.0, v["resilience.cache.loads{name=users,outcome="+outcome+"}"], outcome)
+			require.Equal(t, 1.0, v["resilience.cache.load.duration{name=users,outcome="+outcome+"}"], outcome)
 		}
 	})
 }

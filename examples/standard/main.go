@@ -116,7 +116,7 @@ func run(out io.Writer) ([]*phase, error) {
 	for e := range reg.All() {
 		for f := range e.Figures() {
 			switch f.Name {
-			case "retry.call.count", "breaker.transition.count", "bulkhead.call.count", "budget.retry.count":
+			case "retry.calls", "breaker.transitions", "bulkhead.calls", "budget.retries":
 				if f.Value > 0 {
 					fmt.Fprintln(out, f)
 				}

@@ -28,7 +28,7 @@ func TestClientOfOneLineAnswersAsOftenAsTheQuickstarts(t *testing.T) {
 		require.LessOrEqual(t, p.stale, p.answered)
 	}
 	require.Equal(t, 2100, calls)
-	require.Contains(t, out.String(), "breaker.transition.count{to=open}")
+	require.Contains(t, out.String(), "breaker.transitions{state=open}")
 
 	require.NoError(t, quickstart.Wait(), stderr.String())
 	var own struct {
