@@ -8,6 +8,9 @@
 // call made at once. All of them are compiled into one test binary, each behind a switch,
 // and a fault is tried with the tests that reach it, the quick ones first.
 //
+// What it finds it prints and writes to a file at once. If the time does not suffice for
+// all faults of a package it tries a sample of them, by a seed that it prints.
+//
 // A survivor gets a test, or a line with its reason in survivors/<package>.txt.
 package main
 
@@ -15,6 +18,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"maps"
 	"math/rand/v2"
@@ -28,17 +32,18 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	budget := flag.Duration("for", 10*time.Minute, "how long to try mutants; what is left then is untried")
-	most := flag.Duration("most", 20*time.Second, "the time of the tests, without a mutant, that one mutant is tried with")
+	budget := flag.Duration("for", 10*time.Minute, "how long a package may take, with its build; what is left then is untried")
+	most := flag.Duration("most", 10*time.Second, "the time of the tests, without a mutant, that one mutant is tried with")
 	only := flag.String("only", "", "only mutants whose name has this text")
 	locks := flag.Bool("locks", true, "locks left out, too: they need the race detector")
 	seed := flag.Uint64("seed", 1, "the order in which mutants are tried")
 	jobs := flag.Int("jobs", runtime.GOMAXPROCS(0), "mutants at a time")
 	verbose := flag.Bool("v", false, "a line for each mutant")
+	out := flag.String("out", os.TempDir(), "where mutants-<package>.txt is written: what survived")
 	flag.Parse()
 	ok := flag.NArg() > 0
 	for _, pkg := range flag.Args() {
-		good, err := examine(pkg, options{*budget, *most, *only, *locks, *seed, *jobs, *verbose})
+		good, err := examine(pkg, options{*budget, *most, *only, *locks, *seed, *jobs, *verbose, *out})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -56,6 +61,7 @@ type options struct {
 	seed         uint64
 	jobs         int
 	verbose      bool
+	out          string
 }
 
 // examine prints what survives in a package, and reports whether all of it has a reason.
@@ -70,20 +76,33 @@ func examine(pkg string, o options) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	reasons, err := known(filepath.Join("internal/mutants/survivors", strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-")+".txt"))
+	name := strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-") + ".txt"
+	reasons, err := known(filepath.Join("internal/mutants/survivors", name))
 	if err != nil {
 		return false, err
 	}
-	if err := p.measure(context.Background()); err != nil {
+	file, err := os.Create(filepath.Join(o.out, "mutants-"+name))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	found := io.MultiWriter(os.Stdout, file)
+	if err := p.measure(context.Background(), o.jobs); err != nil {
 		return false, err
 	}
 	var tests time.Duration
 	for _, t := range p.tests {
 		tests += t.took
 	}
-	fmt.Printf("%s: %d mutants, %d tests of %.1f s, built and measured in %.0f s\n", pkg, len(p.mutants), len(p.tests), tests.Seconds(), time.Since(began).Seconds())
+	fmt.Printf("%s: %d mutants, %d tests of %.1f s, built and measured in %.0f s; seed %d; survivors go to %s\n",
+		pkg, len(p.mutants), len(p.tests), tests.Seconds(), time.Since(began).Seconds(), o.seed, file.Name())
+	for _, t := range p.tests {
+		if t.took > o.most/2 {
+			fmt.Printf("  takes %.1f s: %s\n", t.took.Seconds(), t.name)
+		}
+	}
 	for _, name := range p.failing {
-		fmt.Println("  fails alone and without a mutant:", name)
+		fmt.Fprintln(found, "  fails alone and without a mutant:", name)
 	}
 
 	var chosen []mutant
@@ -96,65 +115,58 @@ func examine(pkg string, o options) (bool, error) {
 	}
 	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	for name := range gone {
-		fmt.Println("  has a reason and is gone:", name)
+		fmt.Fprintln(found, "  has a reason and is gone:", name)
 	}
-	verdicts := p.tryAll(chosen, o)
+	o.budget -= time.Since(began)
+	count := p.tryAll(chosen, o, found)
 
-	count := map[verdict]int{}
-	for _, m := range p.mutants { // in the order of the source
-		v, ok := verdicts[m.Number]
-		if !ok {
-			continue
-		}
-		count[v]++
-		switch v {
-		case survived:
-			fmt.Printf("  survived   %s: %s\n", m.Pos, m.Name)
-		case unreached:
-			fmt.Printf("  unreached  %s: %s\n", m.Pos, m.Name)
-		}
-	}
-	tried := count[caught] + count[survived] + count[unreached]
-	fmt.Printf("%s: tried %d of %d: %d caught (%.1f %%), %d survived, %d unreached; %d with a reason; %.0f s\n", pkg,
-		tried, len(chosen), count[caught], 100*float64(count[caught])/max(1, float64(tried)), count[survived], count[unreached], len(reasons), time.Since(began).Seconds())
+	tried := len(chosen) - count[untried]
+	fmt.Fprintf(found, "%s: %d mutants, seed %d: tried %d, untried %d; %d caught (%.1f %%), %d survived, %d unreached; %d more with a reason; %.0f s\n", pkg,
+		len(p.mutants), o.seed, tried, count[untried], count[caught], 100*float64(count[caught])/max(1, float64(tried)), count[survived], count[unreached], len(reasons), time.Since(began).Seconds())
 	return count[survived]+count[unreached]+len(p.failing)+len(gone) == 0, nil
 }
 
-// tryAll tries mutants until they or the time are used up.
-func (p *program) tryAll(chosen []mutant, o options) map[int]verdict {
+// tryAll tries mutants until they or the time are used up, and writes what survives to
+// found. It returns how many had each verdict.
+func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdict]int {
 	ctx, cancel := context.WithTimeout(context.Background(), o.budget)
 	defer cancel()
 	var mu sync.Mutex
-	verdicts := map[int]verdict{}
+	count, began, told := map[verdict]int{}, time.Now(), time.Now()
 	next := make(chan mutant)
 	var workers sync.WaitGroup
 	for range o.jobs {
 		workers.Go(func() {
 			for m := range next {
-				began := time.Now()
+				begun := time.Now()
 				v := p.try(ctx, m, o.most)
 				mu.Lock()
-				verdicts[m.Number] = v
-				done := len(verdicts)
-				mu.Unlock()
-				if o.verbose {
-					fmt.Printf("  %v %.1f s %s: %s\n", []string{"caught", "SURVIVED", "UNREACHED", "untried"}[v], time.Since(began).Seconds(), m.Pos, m.Name)
-				} else if done%200 == 0 {
-					fmt.Printf("  ... %d of %d\n", done, len(chosen))
+				count[v]++
+				switch took := time.Since(begun).Seconds(); {
+				case v == survived || v == unreached:
+					fmt.Fprintf(found, "  %v %s: %s (%.1f s)\n", v, m.Pos, m.Name, took)
+				case o.verbose:
+					fmt.Printf("  %v %s: %s (%.1f s)\n", v, m.Pos, m.Name, took)
 				}
+				if time.Since(told) > 15*time.Second {
+					told = time.Now()
+					done := count[caught] + count[survived] + count[unreached]
+					fmt.Printf("  ... %.0f s: %d of %d, %d caught\n", time.Since(began).Seconds(), done, len(chosen), count[caught])
+				}
+				mu.Unlock()
 			}
 		})
 	}
-	for _, m := range chosen {
-		select {
-		case next <- m:
-		case <-ctx.Done():
+	for i, m := range chosen {
+		if ctx.Err() != nil {
 			mu.Lock()
-			verdicts[m.Number] = untried
+			count[untried] += len(chosen) - i
 			mu.Unlock()
+			break
 		}
+		next <- m
 	}
 	close(next)
 	workers.Wait()
-	return verdicts
+	return count
 }

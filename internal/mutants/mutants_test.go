@@ -57,20 +57,24 @@ func TestALineThatDoesNotCompileIsLeftAlone(t *testing.T) {
 func TestWhatNoTestNoticesSurvives(t *testing.T) {
 	p, err := build("./testdata/guess", t.TempDir())
 	require.NoError(t, err)
-	require.NoError(t, p.measure(context.Background()))
+	require.NoError(t, p.measure(context.Background(), 2))
 	require.Empty(t, p.failing)
-	left := map[string]verdict{}
-	for n, v := range p.tryAll(p.mutants, options{budget: time.Hour, most: time.Minute, jobs: 2}) {
-		if v != caught {
-			left[p.mutants[n-1].Name] = v
-		}
+	var found bytes.Buffer
+	count := p.tryAll(p.mutants, options{budget: time.Hour, most: time.Minute, jobs: 2}, &found)
+	require.Equal(t, map[verdict]int{caught: len(p.mutants) - 4, survived: 3, unreached: 1}, count)
+	for _, left := range []string{
+		"survived guess.go:23: guess.go Range.Tell: >= instead of > in n > r.High",
+		"survived guess.go:23: guess.go Range.Tell: left out in n > r.High && !r.forgiven: !r.forgiven",
+		"survived guess.go:32: guess.go Range.Asked: without the lock r.mu",
+		"unreached guess.go:39: guess.go Range.Forgive: without r.forgiven = true",
+	} {
+		require.Contains(t, found.String(), left)
 	}
-	require.Equal(t, map[string]verdict{
-		"guess.go Range.Tell: >= instead of > in n > r.High":                      survived,
-		"guess.go Range.Tell: left out in n > r.High && !r.forgiven: !r.forgiven": survived,
-		"guess.go Range.Asked: without the lock r.mu":                             survived,
-		"guess.go Range.Forgive: without r.forgiven = true":                       unreached,
-	}, left)
+}
+
+func TestWhatTheTimeDoesNotSufficeForIsUntried(t *testing.T) {
+	count := new(program).tryAll(make([]mutant, 7), options{jobs: 2}, nil)
+	require.Equal(t, map[verdict]int{untried: 7}, count)
 }
 
 func TestASurvivorHasAReason(t *testing.T) {

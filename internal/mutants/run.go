@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +15,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // switches is added to the package: mutantAt reports whether a mutant is on, and where
@@ -154,42 +158,51 @@ func (p *program) compile() ([]string, error) {
 }
 
 // measure runs each test alone and notes how long it takes and which mutants it reaches.
-func (p *program) measure(ctx context.Context) error {
-	cmd := exec.Command(p.path("plain.test"), "-test.list", ".")
-	cmd.Dir = p.dir
-	out, err := cmd.Output()
+func (p *program) measure(ctx context.Context, jobs int) error {
+	list := exec.Command(p.path("plain.test"), "-test.list", ".")
+	list.Dir = p.dir
+	out, err := list.Output()
 	if err != nil {
 		return fmt.Errorf("the list of tests: %w", err)
 	}
+	var mu sync.Mutex
+	var all errgroup.Group
+	all.SetLimit(jobs)
 	for name := range strings.Lines(string(out)) {
 		name = strings.TrimSpace(name)
 		if strings.HasPrefix(name, "Benchmark") || name == "" {
 			continue
 		}
-		file := p.path("reached")
-		if err := os.WriteFile(file, make([]byte, len(p.mutants)+1), 0o644); err != nil {
-			return err
-		}
-		began := time.Now()
-		if p.run(ctx, "plain.test", []string{name}, 5*time.Minute, "MUTANT_REACHED="+file) != nil {
-			p.failing = append(p.failing, name)
-			continue
-		}
-		t := test{name: name, took: time.Since(began)}
-		if t.reached, err = os.ReadFile(file); err != nil {
-			return err
-		}
-		p.tests = append(p.tests, t)
+		all.Go(func() error {
+			file := p.path("reached-" + name)
+			if err := os.WriteFile(file, make([]byte, len(p.mutants)+1), 0o644); err != nil {
+				return err
+			}
+			began := time.Now()
+			err := p.run(ctx, "plain.test", []string{name}, 5*time.Minute, "MUTANT_REACHED="+file)
+			t := test{name: name, took: time.Since(began)}
+			reached, errRead := os.ReadFile(file)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				p.failing = append(p.failing, name)
+				return ctx.Err()
+			}
+			t.reached = reached
+			p.tests = append(p.tests, t)
+			return errRead
+		})
 	}
-	slices.SortFunc(p.tests, func(a, b test) int { return int(a.took - b.took) })
-	return ctx.Err()
+	err = all.Wait()
+	slices.SortFunc(p.tests, func(a, b test) int { return cmp.Or(cmp.Compare(a.took, b.took), cmp.Compare(a.name, b.name)) })
+	return err
 }
 
 // run runs tests in one process and returns why they failed.
 func (p *program) run(ctx context.Context, binary string, tests []string, limit time.Duration, env ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, p.path(binary), "-test.failfast", "-test.timeout", limit.String(),
+	cmd := exec.CommandContext(ctx, p.path(binary), "-test.failfast", "-test.short", "-test.timeout", limit.String(),
 		"-test.run", "^("+strings.Join(tests, "|")+")$")
 	cmd.Dir = p.dir
 	cmd.WaitDelay = time.Second
@@ -206,6 +219,10 @@ const (
 	unreached // by any test
 	untried   // for want of time
 )
+
+func (v verdict) String() string {
+	return [...]string{"caught", "survived", "unreached", "untried"}[v]
+}
 
 // try runs the tests that reach a mutant, the quick ones first, until one fails, or
 // until their time without the mutant adds up to most.
