@@ -191,3 +191,23 @@ func TestGroupForgetsABreakerWhoseCallsHaveReturned(t *testing.T) {
 	work.End(errDown)
 	require.NoError(t, g.Do(t.Context(), 1, ok))
 }
+
+func TestBreakerGoesOnWithARowWhenWorkEndsWithARefusal(t *testing.T) {
+	b := breaker.New(breaker.Config{})
+	work := goesOn(t, b, t.Context())
+	do(b, down)
+	work.End(refused(true))
+	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
+}
+
+func TestBreakerReadsARefusalAfterTheDeadlineAsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Patience: time.Millisecond})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		work := goesOn(t, b, ctx)
+		time.Sleep(time.Second)
+		work.End(refused(true))
+		require.EqualValues(t, 0, b.Stats().Window.Failed)
+	})
+}

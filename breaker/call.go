@@ -45,7 +45,7 @@ func (v verdict) told(slowFails bool) error {
 	switch {
 	case v.end == ignored:
 		return errIgnored
-	case v.end == succeeded && v.slow && slowFails:
+	case v.slow && slowFails:
 		return errSlow
 	default:
 		return v.err
@@ -152,7 +152,7 @@ func (b *Breaker) begin(ctx context.Context, p *phase, probe *probe) call {
 	if deadline, ok := ctx.Deadline(); ok {
 		c.deadline = deadline.Sub(b.start)
 	}
-	if r.SlowAfter > 0 || r.Patience >= 0 && c.deadline != 0 {
+	if r.SlowAfter > 0 || r.Patience > 0 && c.deadline != 0 {
 		c.begun = b.now()
 	}
 	return c
@@ -178,7 +178,7 @@ func (c call) judgeError(err error, end behavior.End, v verdict) verdict {
 	case behavior.Canceled:
 		return verdict{}
 	case behavior.Overran:
-		if r.Patience < 0 || c.deadline == 0 || c.deadline-c.begun < r.Patience {
+		if r.Patience < 0 || c.deadline-c.begun < r.Patience {
 			return verdict{}
 		}
 		v.slow = true
@@ -226,14 +226,12 @@ func (b *Breaker) count(c call, v verdict) (openWhen func(Counts) bool, counts C
 	if v.end == ignored || !p.is(c.phase) {
 		return nil, counts
 	}
-	row := p.circuit.row
 	p.circuit.count(v, b.now())
-	may := v.end == failed || v.slow // open it
 	switch {
-	case p.state == Disabled || !may && p.circuit.row == row:
+	case p.state == Disabled || v.end == succeeded && !v.slow: // it does not open
 	case !p.circuit.tell(v.told(true)) || v.trips:
 		b.trip(p, v)
-	case may && p.rules.OpenWhen != nil:
+	case p.rules.OpenWhen != nil:
 		return p.rules.OpenWhen, p.circuit.figures(b.now()).Counts
 	}
 	return nil, counts
@@ -248,13 +246,12 @@ func (b *Breaker) endWork(ctx context.Context, c call, err error) {
 		end.Kind = behavior.Overran
 	}
 	switch v := c.judgeError(err, end, verdict{end: succeeded}); {
-	case err != nil && v.end == failed:
+	case v.end == failed:
 		b.settle(context.WithoutCancel(ctx), c, v)
 	case err == nil && c.phase.refusal == nil && c.phase.circuit.until.Load() == 0:
 		b.operate(ctx, func(p *phase, _ figures) {
 			if p.is(c.phase) {
 				p.circuit.row = 0
-				p.circuit.tell(nil)
 				p.circuit.sync(b.now())
 			}
 		})

@@ -113,7 +113,7 @@ func (c *circuit) overLimit() bool {
 func (c *circuit) follow(r *rules, now time.Duration) {
 	was := c.rules
 	c.rules = r
-	if c.window != nil && (r.Window != was.Window || r.WindowCalls != was.WindowCalls) {
+	if r.Window != was.Window || r.WindowCalls != was.WindowCalls {
 		c.window, c.moved = newWindow(r.Config), c.calm.sum()
 		c.sync(now)
 	}

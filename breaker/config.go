@@ -143,7 +143,7 @@ func (c Config) Validate() error {
 	f.Need(c.WindowCalls <= 0 || c.FailuresInWindow <= c.WindowCalls, "FailuresInWindow", c.FailuresInWindow, "at most WindowCalls, or it is never reached")
 	f.Need(c.OpenFor >= 0 || c.Ping == nil, "OpenFor", c.OpenFor, "0 (for 30s) or more with a Ping, which has to pause")
 	f.Need(c.OpenFor >= 0 || c.MaxOpenFor == 0, "MaxOpenFor", c.MaxOpenFor, "0 when OpenFor is negative")
-	f.Need(c.OpenFor < 0 || c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
+	f.Need(c.MaxOpenFor == 0 || c.MaxOpenFor >= leastMax, "MaxOpenFor", c.MaxOpenFor, "0 (for OpenFor) or at least OpenFor")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for the larger of OpenFor and MaxOpenFor) or more")
 	f.Need(c.Jitter <= 1, "Jitter", c.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
 	f.Need(c.Probes >= 0, "Probes", c.Probes, "0 (for 1) or more")

@@ -66,10 +66,13 @@ func TestConfigValidate(t *testing.T) {
 		{SlowAfter: time.Second},
 		{OpenFor: -1, Patience: -1},
 		{FailuresInWindow: 7, WindowCalls: 7},
+		{WindowCalls: 1 << 20, Successes: math.MaxInt32},
+		{Probes: math.MaxInt32, Ping: ok},
 	} {
 		require.NoError(t, cfg.Validate(), "%+v", cfg)
 	}
 	require.EqualError(t, breaker.GroupConfig[int]{MaxKeys: -1}.Validate(), "breaker.GroupConfig.MaxKeys is -1: must be 0 (for 10000) or more")
+	require.NoError(t, breaker.GroupConfig[int]{Overflow: breaker.ShareOne}.Validate())
 }
 
 func TestBreakerWithTheLongestTimes(t *testing.T) {
@@ -104,6 +107,8 @@ func TestOpenError(t *testing.T) {
 
 	e = &breaker.OpenError{Reason: breaker.CircuitOpen, Until: time.Now().Add(time.Hour)}
 	require.ErrorContains(t, e, "breaker: circuit open for ")
+	e.Until = time.Now().Add(-time.Hour)
+	require.EqualError(t, e, "breaker: circuit open")
 }
 
 // Each refusal says when to come back, and whether it is worthwhile.

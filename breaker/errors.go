@@ -47,7 +47,7 @@ func (e *OpenError) Error() string {
 		text.WriteString(label + ": ")
 	}
 	text.WriteString(string(e.Reason))
-	if left := time.Until(e.Until); e.Reason == CircuitOpen && left > 0 {
+	if left := time.Until(e.Until); left > 0 {
 		fmt.Fprintf(&text, " for %v", left.Round(time.Millisecond))
 	}
 	if e.LastErr != nil {

@@ -279,3 +279,9 @@ func TestBreakerProbesAtOnce(t *testing.T) {
 		requireRefused(t, do(b, ok), breaker.CircuitOpen)
 	})
 }
+
+func TestBreakerStaysClosedBelowTheSlowRate(t *testing.T) {
+	b := breaker.New(breaker.Config{SlowAfter: time.Hour, SlowRate: 0.5, MinCalls: 1})
+	do(b, down)
+	require.Equal(t, breaker.Closed, b.State())
+}

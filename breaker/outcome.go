@@ -39,7 +39,7 @@ func (o Outcome) isFailure() bool { return o.kind == failure || o.kind == opens 
 // String returns the outcome in words: "failure", "success", "ignore", or "opens for 5s".
 func (o Outcome) String() string {
 	switch {
-	case o.kind == opens && o.openFor > 0:
+	case o.openFor > 0:
 		return fmt.Sprint("opens for ", o.openFor)
 	case o.kind == opens:
 		return "opens"

@@ -204,3 +204,10 @@ func TestClassifyOpensWithoutATime(t *testing.T) {
 		require.Equal(t, 30*time.Second, b.Stats().OpenLeft)
 	})
 }
+
+func TestBreakerAsksClassifyAboutAnErrorThatOpens(t *testing.T) {
+	b := breaker.New(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Success }})
+	do(b, returning(throttled(time.Minute)))
+	require.Equal(t, breaker.Closed, b.State())
+	require.EqualValues(t, 1, b.Stats().Window.Succeeded)
+}

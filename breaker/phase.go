@@ -28,7 +28,7 @@ func (b *Breaker) catchUp() *phase {
 	switch {
 	case p.state == Open && b.now() >= p.until:
 		b.halfOpen(p)
-	case p.state == HalfOpen && b.probes.expire(p.circuit, b.now()):
+	case b.probes.expire(p.circuit, b.now()): // it is half-open
 		b.trip(p, verdict{end: failed, err: errHung})
 	}
 	return b.phase.Load()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -361,4 +362,73 @@ func TestBreakerPingsOneAtATime(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Pings that cannot count are made at intervals.
+func TestBreakerPingsWithPausesBesideAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		open(t, b)
+		time.Sleep(time.Second)
+		done, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		pings := 0
+		update(t, b, func(c *breaker.Config) { c.Ping = func(context.Context) error { pings++; return nil } })
+		time.Sleep(time.Second - 1)
+		require.Equal(t, 100, pings)
+		done(nil)
+		require.Equal(t, breaker.Closed, b.State())
+		time.Sleep(time.Second)
+	})
+}
+
+func TestBreakerDoesNotPingWhileItIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{})
+		update(t, b, func(c *breaker.Config) { c.Ping = func(context.Context) error { panic("it is closed") } })
+		time.Sleep(time.Hour)
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestBreakerPingsAgainAfterAnUpdateWithoutPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Ping: ok}))
+		open(t, b)
+		update(t, b, func(c *breaker.Config) { c.Ping = nil })
+		update(t, b, func(c *breaker.Config) { c.Ping = ok })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// Each Ping keeps calls out for its own MaxHalfOpen.
+func TestBreakerRefusesTrafficDuringTheNextPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		cfg := pinged(taking(9*time.Second, nil), &seen)
+		cfg.Successes = 2
+		b := breaker.New(cfg)
+		open(t, b)
+		time.Sleep(13 * time.Second)
+		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+func TestCloseStress(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Microsecond, Ping: ok})
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for range 200 {
+				do(b, down)
+				require.NoError(t, b.Close())
+			}
+		})
+	}
+	all.Wait()
 }

@@ -157,3 +157,61 @@ func TestGroupStatsWithoutWhatBreaksOffLater(t *testing.T) {
 	work.End(errDown)
 	require.Equal(t, breaker.Totals{Succeeded: 2}, g.Stats().Totals)
 }
+
+func TestGroupStatsSumEachTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: steady(breaker.Config{Failures: 1, OpenFor: time.Second, SlowAfter: time.Second})})
+		for key := range 2 { // the second takes the place of the first
+			require.True(t, g.With(key, func(b *breaker.Breaker) {
+				do(b, down)
+				do(b, ok)
+				time.Sleep(time.Second)
+				do(b, taking(time.Second, nil))
+				do(b, returning(refused(true)))
+				b.ForceOpen(nil)
+				b.Disable()
+				b.Enable()
+			}))
+			n := int64(key) + 1
+			require.Equal(t, breaker.Totals{
+				Succeeded: n, Failed: n, Ignored: n, Refused: n, Slow: n,
+				Opened: n, HalfOpened: n, Closed: 2 * n, ForcedOpen: n, Disabled: n,
+			}, g.Stats().Totals)
+		}
+	})
+}
+
+func TestStatsHaveTheLastError(t *testing.T) {
+	b := breaker.New(breaker.Config{})
+	do(b, down)
+	do(b, ok)
+	require.Equal(t, errDown, b.Stats().LastErr)
+	b.Disable()
+	require.Equal(t, errDown, b.Stats().LastErr)
+}
+
+// FailedInARow of an open breaker counts its probes too.
+func TestStatsCountFailuresInARowOfProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(steady(breaker.Config{Failures: 3, OpenFor: time.Second, Successes: 2, SlowAfter: time.Second, SlowRate: 1, MinCalls: 100, WindowCalls: 100}))
+		for range 3 {
+			do(b, down)
+		}
+		for _, probe := range []struct {
+			of  []func(context.Context) error
+			row int64
+		}{
+			{[]func(context.Context) error{down}, 4},
+			{[]func(context.Context) error{ok, down}, 1},
+			{[]func(context.Context) error{down}, 2},
+			{[]func(context.Context) error{taking(time.Second, nil)}, 0},
+		} {
+			time.Sleep(b.Stats().OpenLeft)
+			for _, fn := range probe.of {
+				do(b, fn)
+			}
+			require.Equal(t, breaker.Open, b.State())
+			require.Equal(t, probe.row, b.Stats().Window.FailedInARow)
+		}
+	})
+}

@@ -40,6 +40,12 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 	}
 }
 
+func TestOpenWhenIsInsteadOfTheDefaults(t *testing.T) {
+	c := breaker.New(breaker.Config{OpenWhen: func(breaker.Counts) bool { return false }}).Config()
+	require.Zero(t, c.Failures)
+	require.Zero(t, c.WindowCalls)
+}
+
 func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	b := breaker.New(breaker.Config{SlowAfter: 10 * time.Second})
 	require.Equal(t, 9*time.Second, b.Config().Patience)
@@ -610,4 +616,49 @@ func TestUpdateMayBeCalledByAHook(t *testing.T) {
 	g.With(2, func(b *breaker.Breaker) { b.Trip(nil, 1) })
 	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Successes = 2 }))
 	require.Equal(t, []error{nil, nil}, errs)
+}
+
+// An Update that finds the open time over tells of the change.
+func TestUpdateTellsOfWhatItFinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		cfg := steady(breaker.Config{Failures: 1, OpenFor: time.Second, OnChange: seen.hook})
+		b, g := breaker.New(cfg), breaker.NewGroup(breaker.GroupConfig[int]{Config: cfg})
+		do(b, down)
+		_ = g.Do(t.Context(), 1, down)
+		time.Sleep(time.Second)
+		update(t, b, func(c *breaker.Config) { c.Failures = 2 })
+		require.Len(t, seen.all, 3)
+		require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Failures = 2 }))
+		require.Equal(t, "closed -> open, closed -> open, open -> half-open, open -> half-open", seen.String())
+	})
+}
+
+func TestUpdatesRunOneAtATime(t *testing.T) {
+	b, g := breaker.New(breaker.Config{}), breaker.NewGroup(breaker.GroupConfig[int]{})
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 200 {
+				require.NoError(t, b.Update(func(c *breaker.Config) { c.Failures++ }))
+				require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Failures++ }))
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, 805, b.Config().Failures)
+	require.Equal(t, 805, g.Config().Config.Failures)
+}
+
+// Successes that are counted apart, while the window goes by calls, are as old as the Update.
+func TestUpdateToAWindowOfTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{})
+		update(t, b, func(c *breaker.Config) { c.Window, c.WindowCalls = time.Second, 0 })
+		require.NoError(t, do(b, ok))
+		time.Sleep(time.Minute)
+		require.Zero(t, b.Stats().Window.Calls)
+		require.NoError(t, do(b, ok))
+		require.EqualValues(t, 1, b.Stats().Window.Calls, "it is of now")
+	})
 }
