@@ -372,10 +372,10 @@ func TestBreakerPingsWithPausesBesideAProbe(t *testing.T) {
 		time.Sleep(time.Second)
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		pings := 0
-		update(t, b, func(c *breaker.Config) { c.Ping = func(context.Context) error { pings++; return nil } })
+		var pings atomic.Int64
+		update(t, b, func(c *breaker.Config) { c.Ping = func(context.Context) error { pings.Add(1); return nil } })
 		time.Sleep(time.Second - 1)
-		require.Equal(t, 100, pings)
+		require.EqualValues(t, 100, pings.Load())
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
 		time.Sleep(time.Second)

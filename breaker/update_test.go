@@ -650,15 +650,15 @@ func TestUpdatesRunOneAtATime(t *testing.T) {
 	require.Equal(t, 805, g.Config().Config.Failures)
 }
 
-// Successes that are counted apart, while the window goes by calls, are as old as the Update.
-func TestUpdateToAWindowOfTime(t *testing.T) {
+// A success counts in the window of its own time, however long nothing happened before.
+func TestBreakerCountsASuccessAfterAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{})
-		update(t, b, func(c *breaker.Config) { c.Window, c.WindowCalls = time.Second, 0 })
-		require.NoError(t, do(b, ok))
+		made, updated := breaker.New(breaker.Config{Window: time.Second}), breaker.New(breaker.Config{})
+		update(t, updated, func(c *breaker.Config) { c.Window, c.WindowCalls = time.Second, 0 })
 		time.Sleep(time.Minute)
-		require.Zero(t, b.Stats().Window.Calls)
-		require.NoError(t, do(b, ok))
-		require.EqualValues(t, 1, b.Stats().Window.Calls, "it is of now")
+		for _, b := range []*breaker.Breaker{made, updated} {
+			require.NoError(t, do(b, ok))
+			require.EqualValues(t, 1, b.Stats().Window.Calls)
+		}
 	})
 }
