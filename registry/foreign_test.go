@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,9 +46,10 @@ func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
 		h := newHouse()
 		defer h.close()
 		nothing := func() {}
-		release := make(chan struct{})
-		defer func() { close(release); synctest.Wait() }()
-		hang := func() { <-release }
+		gate := make(chan struct{})
+		release := sync.OnceFunc(func() { close(gate); synctest.Wait() })
+		defer release()
+		hang := func() { <-gate }
 		g := &guest{cfg: guestConfig{N: 1}, figures: nothing, config: nothing, update: nothing}
 		defer h.reg.Observe(func(context.Context, registry.Event) {})()
 		h.reg.MustAdd(g)
@@ -75,9 +77,18 @@ func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
 		began := time.Now()
 		require.JSONEq(t, `{"N": 2}`, string(e.Settings()), "the last that is known")
 		require.Equal(t, 5*time.Second, time.Since(began))
+		synctest.Wait()
 		require.Equal(t, 0, figures(), "while it hangs it is not asked")
 		require.Equal(t, 5*time.Second, time.Since(began))
 		_, err = h.reg.Apply([]byte(`{"guest/g": {"N": 3}}`))
 		require.EqualError(t, err, "guest/g: it does not answer")
+		release()
+		require.Equal(t, 1, figures(), "it answers again")
+
+		h.reg.Remove(g)
+		g.config = func() { panic("oh") }
+		h.reg.MustAdd(g)
+		e, _ = h.reg.Get("guest", "g")
+		require.JSONEq(t, `{"N": 0}`, string(e.Settings()), "it has never said")
 	})
 }

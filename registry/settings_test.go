@@ -645,3 +645,17 @@ func TestEntryHasTheSettingsOfOnePolicy(t *testing.T) {
 		require.JSONEq(t, string(all[e.String()]), string(settings), e.String())
 	}
 }
+
+func TestNothingIsWatchedWithoutAnObserver(t *testing.T) {
+	reg, f := newFakes("users", "orders")
+	nothing := func(context.Context, registry.Event) {}
+	for range 2 {
+		first, second := reg.Observe(nothing), reg.Observe(nothing)
+		require.Equal(t, 1, f[0].watched)
+		first()
+		first()
+		require.Equal(t, 1, f[0].watched)
+		second()
+		require.Equal(t, []int{0, 0}, []int{f[0].watched, f[1].watched})
+	}
+}
