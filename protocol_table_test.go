@@ -295,7 +295,7 @@ type consumer struct {
 	want func(s says) string
 	// got returns what happens after the end: call ends like that, each time.
 	got  func(t *testing.T, caller caller, call resilience.Func) string
-	slow bool // got takes thousands of calls
+	slow bool // got takes a thousand calls
 }
 
 // A caller returns the ctx of a call.
@@ -405,44 +405,48 @@ func wantOfBulkhead(s says) string {
 }
 
 // gotOfBulkhead tells by what becomes of the limit: it has learned how long a call
-// takes, and then all calls end like that.
+// takes, and then all calls end like that. A probe lowers it and puts it back.
 func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
-	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}, Queue: 1000, MaxWait: time.Hour})
-	several := func(callers int, do func()) {
+	const limit, callers = 8, 20 // it grows if it may
+	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: limit}, Queue: callers, MaxWait: time.Hour})
+	several := func(do func()) {
 		var calls sync.WaitGroup
 		for range callers {
 			calls.Go(func() {
-				for range 25 {
+				for range 20 {
 					do()
 				}
 			})
 		}
 		calls.Wait()
 	}
-	several(60, func() {
+	several(func() {
 		_ = b.Do(t.Context(), func(context.Context) error {
 			time.Sleep(10 * time.Millisecond)
 			return nil
 		})
 	})
-	before := b.Stats().Limit
-	for range 6 { // a probe may take the time of one
-		several(200, func() { // more than the limit, which grows if it may
-			ctx, cancel := caller()
-			defer cancel()
-			_ = b.Do(ctx, func(ctx context.Context) error {
-				time.Sleep(10 * time.Millisecond)
-				return call(ctx)
-			})
-		})
-		switch after := b.Stats().Limit; {
-		case after > 2*before:
-			return "sample"
-		case after < before/2:
-			return "overload"
+	require.NoError(t, b.SetLimit(limit))
+	var first sync.Once
+	got := "no sample"
+	b.Observe(func(_ context.Context, e bulkhead.Event) {
+		switch {
+		case e.Kind != bulkhead.EventLimitChanged || e.Probe:
+		case e.To > limit:
+			first.Do(func() { got = "sample" })
+		case e.To < limit:
+			first.Do(func() { got = "overload" })
 		}
-	}
-	return "no sample"
+	})
+	several(func() {
+		ctx, cancel := caller()
+		defer cancel()
+		_ = b.Do(ctx, func(ctx context.Context) error {
+			time.Sleep(10 * time.Millisecond)
+			return call(ctx)
+		})
+	})
+	return got
 }
 
 func wantOfAdaptive(s says) string {
@@ -700,7 +704,7 @@ func TestEveryPolicyReadsEveryEndThroughWraps(t *testing.T) {
 }
 
 // TestEveryPolicyReadsEveryJoin: of joined errors every part is asked. The adaptive
-// limit takes some thousand calls for each answer, and is asked about one of all ends
+// limit takes a thousand calls for each answer, and is asked about one of all ends
 // that say the same.
 func TestEveryPolicyReadsEveryJoin(t *testing.T) {
 	all := errorsOf(ends)
