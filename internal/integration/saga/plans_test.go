@@ -33,9 +33,6 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		sagas := *plansSagas
-		if raced && d.Dialect == sqlstore.SQLite {
-			sagas /= 10
-		}
 		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5, saga.Running: 1000, saga.Stuck: 20})
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
@@ -169,9 +166,6 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 func TestABacklogIsClaimedInTurn(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		sagas := *plansSagas
-		if raced && d.Dialect == sqlstore.SQLite {
-			sagas /= 5
-		}
 		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, map[saga.Status]int{saga.Running: sagas})
 		n := sagas / 10000
 		seen := new(recorder)
@@ -237,9 +231,6 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		sagas := *plansSagas
-		if raced && d.Dialect == sqlstore.SQLite {
-			sagas /= 10
-		}
 		name := `'trip-' || (i % 500)`
 		if d.Dialect == sqlstore.MySQL {
 			name = `CONCAT('trip-', i % 500)`
