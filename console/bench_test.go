@@ -2,10 +2,11 @@ package console_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -39,13 +40,15 @@ func crowd(n int) (*registry.Registry, func()) {
 }
 
 // BenchmarkSecond reports the CPU time of a second's sample of 1000 policies, all of which
-// have calls, and of telling the viewers of the overview over loopback, with what it costs
-// these to read. It runs in real time, a second for each iteration: 10 cpu-ms/s are one
-// percent of a core.
+// have calls, and of telling those who see the overview over loopback, with what it costs these
+// to read; and the memory of ten minutes of samples. It runs in real time, a second for each
+// iteration: 10 cpu-ms/s are one percent of a core.
 func BenchmarkSecond(b *testing.B) {
-	for _, viewers := range []int{1, 32} {
+	for _, viewers := range []int{0, 1, 8} {
 		b.Run(fmt.Sprintf("viewers-%d", viewers), func(b *testing.B) {
 			reg, call := crowd(1000)
+			call()
+			before := heap()
 			page := console.New(reg, console.Config{})
 			defer page.Close()
 			server := httptest.NewServer(page)
@@ -54,14 +57,20 @@ func BenchmarkSecond(b *testing.B) {
 			var watching sync.WaitGroup
 			for range viewers {
 				watching.Go(func() {
-					req, _ := http.NewRequestWithContext(ctx, "GET", server.URL+"/events", nil)
-					if res, err := http.DefaultClient.Do(req); err == nil {
-						_, _ = io.Copy(io.Discard, res.Body) // the viewer's work counts, too
-						_ = res.Body.Close()
+					tick := 0
+					for ctx.Err() == nil {
+						req, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/?since=%d", server.URL, tick), nil)
+						req.Header.Set("Accept", "application/json")
+						if res, err := http.DefaultClient.Do(req); err == nil {
+							var o struct{ Tick int }
+							_ = json.NewDecoder(res.Body).Decode(&o) // the viewer's work counts, too
+							_ = res.Body.Close()
+							tick = o.Tick
+						}
+						time.Sleep(time.Second)
 					}
 				})
 			}
-			call()
 			time.Sleep(2500 * time.Millisecond)
 			var spent time.Duration
 			for b.Loop() {
@@ -71,11 +80,20 @@ func BenchmarkSecond(b *testing.B) {
 				spent += cpu() - before
 			}
 			b.ReportMetric(float64(spent)/float64(b.N)/1e6, "cpu-ms/s")
+			b.ReportMetric(float64(heap()-before)/1e6, "MB")
 			b.ReportMetric(0, "ns/op")
 			stop()
 			watching.Wait()
 		})
 	}
+}
+
+// heap returns the bytes that are in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // cpu returns the CPU time of the process.

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/registry"
 )
 
@@ -23,19 +22,21 @@ type Config struct {
 	Name string
 	// Show says what is shown of the things that may hold secrets. Zero means none of them.
 	Show Show
-	// Allow is called before each operation. If it returns an error, the operation is not
-	// done, and the answer is 403 with the text of the error. Nil means read-only: the page
-	// has no buttons.
+	// Allow is called before each operation, and of one on many sagas again after every fifty,
+	// with the request, whose body has been read. If it returns an error, the operation is not
+	// done, and the answer is 403 with the text of the error. Nil means read-only: the page has
+	// no buttons.
 	//
 	// Requests of other origins are rejected before Allow is called. Allow must still find
 	// out whether the sender may act, unless a handler around the Console does.
 	Allow func(*http.Request, Operation) error
 	// Audit, if not nil, is called with the result of each operation, which may be the error
-	// of Allow. ctx is that of the request.
+	// of Allow. ctx has the values of that of the request. Of an operation on many sagas it is
+	// called at the end, with Operated.
 	Audit func(context.Context, Operation, error)
-	// MaxViewers is how many pages are live at once. A further page shows the moment at
-	// which it was loaded. Zero means 32.
-	MaxViewers int
+	// OnDemand keeps figures from the first look on, until nobody has looked for ten minutes.
+	// Otherwise they are kept from New on, and the first look shows what led there.
+	OnDemand bool
 }
 
 // Show says what a [Console] shows of the things that may hold secrets. Each is hidden if
@@ -44,23 +45,6 @@ type Show struct {
 	Errors bool // texts of errors, which may contain keys; the notes in a saga's log
 	Keys   bool // keys of a Group
 	State  bool // states of sagas
-}
-
-// Validate returns an error that names each field whose value is out of range, or nil.
-func (c Config) Validate() error {
-	f := invalid.Fields{Type: "console.Config"}
-	f.Need(c.MaxViewers >= 0, "MaxViewers", c.MaxViewers, "0 (for 32) or more")
-	return f.Err()
-}
-
-func (c Config) withDefaults() Config {
-	if c.Name == "" {
-		c.Name = filepath.Base(os.Args[0])
-	}
-	if c.MaxViewers == 0 {
-		c.MaxViewers = 32
-	}
-	return c
 }
 
 // A Console is an http.Handler that shows the policies of a registry. New makes one. It is
@@ -72,10 +56,11 @@ type Console struct {
 	sampler sampler
 	origin  *http.CrossOriginProtection
 
-	mu      sync.Mutex
-	viewers map[*viewer]struct{}
-	closed  chan struct{}
-	close   func()
+	mu  sync.Mutex
+	job *job // the latest action on many sagas
+
+	closed chan struct{}
+	close  func()
 }
 
 // started is when the program began, or nearly so.
@@ -89,33 +74,42 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console of the policies of reg. It panics with the error of cfg.Validate if
-// that is not nil.
+// New returns a Console of the policies of reg, those that are added later included. It
+// begins to keep figures, unless cfg.OnDemand is set.
 func New(reg *registry.Registry, cfg Config) *Console {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
+	if cfg.Name == "" {
+		cfg.Name = filepath.Base(os.Args[0])
 	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown host"
 	}
 	c := &Console{
-		reg: reg, cfg: cfg.withDefaults(),
-		origin:  http.NewCrossOriginProtection(),
-		viewers: map[*viewer]struct{}{},
-		closed:  make(chan struct{}),
+		reg: reg, cfg: cfg,
+		origin: http.NewCrossOriginProtection(),
+		closed: make(chan struct{}),
 	}
 	c.process = process{Name: c.cfg.Name, Host: host, PID: os.Getpid(), Start: started.Round(time.Second)}
-	c.sampler = sampler{reg: reg, tell: c.tick}
+	c.sampler.reg, c.sampler.onDemand = reg, cfg.OnDemand
 	c.close = sync.OnceFunc(func() { close(c.closed) })
+	if !cfg.OnDemand {
+		c.sampler.begin()
+	}
 	return c
 }
 
-// Close ends the live pages and the sampling, and waits for the sampling. After that the
-// console answers 503. It returns nil.
+// Close ends the sampling, and an action on many sagas after those that it has under way; it
+// waits for that, but no longer than six seconds. After that the console answers 503. It
+// returns nil.
 func (c *Console) Close() error {
 	c.close()
 	c.sampler.close()
+	c.mu.Lock()
+	j := c.job
+	c.mu.Unlock()
+	if j != nil {
+		<-j.over
+	}
 	return nil
 }
 
@@ -155,8 +149,6 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.sagas(w, r)
 	case "/saga":
 		c.saga(w, r)
-	case "/events":
-		c.events(w, r)
 	case "/console.css", "/console.js", "/icon.svg":
 		w.Header().Set("Cache-Control", "no-cache")
 		http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)

@@ -65,6 +65,13 @@ func newShop(t *testing.T, cfg console.Config) *shop {
 	return s
 }
 
+// newPage returns a console of any policies.
+func newPage(t *testing.T, reg *registry.Registry, cfg console.Config) *shop {
+	s := &shop{t: t, reg: reg, page: console.New(reg, cfg)}
+	t.Cleanup(func() { _ = s.page.Close() })
+	return s
+}
+
 func allow(*http.Request, console.Operation) error { return nil }
 
 // get returns the answer to a GET: a page, or its JSON twin if into is not nil.
@@ -92,9 +99,21 @@ func (s *shop) post(pairs ...string) *httptest.ResponseRecorder {
 	if !form.Has("sure") { // to the question that some actions have
 		form.Set("sure", "1")
 	}
-	r := httptest.NewRequest("POST", "/act", strings.NewReader(form.Encode()))
+	ctx, end := context.WithCancel(s.t.Context())
+	defer end() // as that of a server's request ends with the answer
+	r := httptest.NewRequestWithContext(ctx, "POST", "/act", strings.NewReader(form.Encode()))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	w := httptest.NewRecorder()
+	s.page.ServeHTTP(w, r)
+	return w
+}
+
+// postJSON posts a form as a script does.
+func (s *shop) postJSON(form string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest("POST", "/act", strings.NewReader(form))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Accept", "application/json")
 	w := httptest.NewRecorder()
 	s.page.ServeHTTP(w, r)
 	return w
@@ -107,11 +126,14 @@ type overview struct {
 	Policies []struct {
 		Path, Kind, Name, Tone, State, Detail, Error string
 		Calls, Failed, Refused                       float64
+		Since                                        *time.Time
+		Words                                        struct{ Rate, Share, Since string }
 		Spark                                        struct{ Calls, Bad []float64 }
 	}
 }
 
 type policy struct {
+	Tick               int
 	Tone, State, Error string
 	LastError          string `json:"last_error"`
 	States             []struct {
@@ -184,6 +206,23 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 		require.Contains(t, body, "100 % failed or refused")
 	})
 }
+
+// No card is alone in the last row of its group, where there is a way.
+func TestNoCardIsAloneInItsRow(t *testing.T) {
+	for n, want := range map[int]string{1: "four1 three1", 2: "four2 three2", 3: "four3 three3", 4: "four4 three2", 5: "four3 three3", 6: "four4 three3", 7: "four4 three3", 9: "four3 three3"} {
+		reg := registry.New()
+		for i := range n {
+			reg.MustAdd(kind(fmt.Sprint("kind-", i)))
+		}
+		require.Contains(t, newPage(t, reg, console.Config{}).get("/", nil).Body.String(), `class="group `+want+`"`, "%d cards", n)
+	}
+}
+
+// A kind is a policy of a kind.
+type kind string
+
+func (k kind) Kind() string { return string(k) }
+func (k kind) Name() string { return "users" }
 
 // TestEveryKindHasItsRates holds the names of the figures that the rates are made of.
 func TestEveryKindHasItsRates(t *testing.T) {
@@ -285,7 +324,7 @@ func sampling() int {
 
 func TestNobodyThereCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{})
+		s := newShop(t, console.Config{OnDemand: true})
 		require.Zero(t, sampling(), "before the first look")
 		s.get("/", nil)
 		synctest.Wait()
@@ -304,6 +343,47 @@ func TestNobodyThereCostsNothing(t *testing.T) {
 		require.Equal(t, http.StatusServiceUnavailable, s.get("/", nil).Code)
 		require.NoError(t, s.page.Close())
 	})
+}
+
+// Whoever looks for the first time sees the outage that has called them, since when, and with
+// which error.
+func TestTheFirstLookShowsWhatLedThere(t *testing.T) {
+	for _, onDemand := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newShop(t, console.Config{OnDemand: onDemand, Show: console.Show{Errors: true}})
+			time.Sleep(20*time.Minute - time.Second/2)
+			for range 3 {
+				_ = s.circuit.Do(t.Context(), failing)
+			}
+			_ = s.shards.Do(t.Context(), "a", failing)
+			time.Sleep(5 * time.Minute)
+			var p policy
+			s.get("/policy?kind=breaker&name=users", &p)
+			var o overview
+			s.get("/", &o)
+			body := s.get("/", nil).Body.String()
+			require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`), "of the breaker and of the shard")
+			if onDemand {
+				require.Len(t, p.points(t, "breaker.calls", "failure"), 1)
+				require.Nil(t, o.Policies[0].Since, "who can tell?")
+				return
+			}
+			points := p.points(t, "breaker.calls", "failure")
+			require.Len(t, points, 600)
+			require.Equal(t, 3.0, points[299]+points[300], "five minutes ago")
+			require.Equal(t, "closed", p.States[0].State)
+			require.InDelta(t, 299, p.States[0].Seconds, 1)
+			for _, c := range o.Policies {
+				if c.Tone == "ok" {
+					require.Nil(t, c.Since)
+					continue
+				}
+				require.Equal(t, 5*time.Minute, time.Since(*c.Since).Round(time.Second), c.Path)
+				require.Contains(t, []string{"for 4 min", "for 5 min"}, c.Words.Since)
+			}
+			require.Contains(t, body, o.Policies[0].Words.Since)
+		})
+	}
 }
 
 func TestPoliciesComeAndGo(t *testing.T) {
@@ -420,144 +500,57 @@ func TestPageWorksUnderAnyPrefix(t *testing.T) {
 	require.Equal(t, "exact/", res.Header.Get("Location"))
 }
 
-// A liveView is a page that is live.
-type liveView struct {
-	events chan string
-	code   int
-	cancel func()
-}
-
-func (s *shop) watch(path string) *liveView {
-	ctx, cancel := context.WithCancel(context.Background())
-	v := &liveView{events: make(chan string, 100), cancel: cancel}
-	r, w := io.Pipe()
-	started := make(chan struct{})
-	rec := &streamWriter{header: http.Header{}, w: w, started: started}
-	go func() {
-		s.page.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", path, nil))
-		rec.begin(http.StatusOK)
-		_ = w.Close()
-	}()
-	<-started
-	v.code = rec.code
-	go func() {
-		defer close(v.events)
-		data, buf := "", make([]byte, 1<<16)
-		for {
-			n, err := r.Read(buf)
-			data += string(buf[:n])
-			for {
-				event, rest, ok := strings.Cut(data, "\n\n")
-				if !ok {
-					break
+// A page that is live asks each second for what is new since the sample that it has.
+func TestAPageAsksForWhatIsNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		var o, news overview
+		var p, more policy
+		s.get("/", &o)
+		require.Len(t, o.Policies, 6)
+		s.get("/policy?kind=bulkhead&name=users", &p)
+		all := p.points(t, "bulkhead.calls", "admitted")
+		spark := map[string][]float64{}
+		for _, c := range o.Policies {
+			spark[c.Path] = c.Spark.Calls
+		}
+		time.Sleep(time.Second / 2)
+		for i := range 3*60 + 1 {
+			time.Sleep(time.Second)
+			for range 7 * (i % 3 / 2) { // in one second of three, and then in none
+				if i < 90 {
+					_ = s.slots.Do(t.Context(), working)
 				}
-				v.events <- strings.TrimPrefix(event, "data: ")
-				data = rest
 			}
-			if err != nil {
-				return
+			if i%5 > 3 {
+				continue // a page may miss some
 			}
-		}
-	}()
-	return v
-}
-
-type streamWriter struct {
-	header  http.Header
-	w       io.Writer
-	code    int
-	started chan struct{}
-}
-
-func (w *streamWriter) Header() http.Header { return w.header }
-func (w *streamWriter) begin(code int) {
-	if w.code == 0 {
-		w.code = code
-		close(w.started)
-	}
-}
-func (w *streamWriter) WriteHeader(code int) { w.begin(code) }
-func (w *streamWriter) Write(p []byte) (int, error) {
-	w.begin(http.StatusOK)
-	return w.w.Write(p)
-}
-func (w *streamWriter) Flush() {}
-
-func TestLivePageIsToldOfEachSecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{})
-		all := s.watch("/events")
-		one := s.watch("/events?kind=bulkhead&name=users")
-		require.Contains(t, <-all.events, `"breaker/users"`, "first, all cards")
-		require.Contains(t, <-one.events, `"rate":"0"`)
-		for range 7 {
-			_ = s.slots.Do(t.Context(), working)
-		}
-		msg := <-all.events
-		require.Contains(t, msg, `"bulkhead/users":["7","0 % refused",7,0]`)
-		require.NotContains(t, msg, "breaker/users", "it had no calls")
-		require.Contains(t, <-one.events, `"points":[7,`)
-		for range 20 * 60 {
-			<-all.events
-			<-one.events // while somebody looks there is no end
-		}
-		require.NoError(t, s.page.Close())
-		_, more := <-all.events
-		require.False(t, more, "Close ends the pages")
-		one.cancel()
-	})
-}
-
-func TestMaxViewersHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{})
-		var views []*liveView
-		served := 0
-		for range 40 {
-			v := s.watch("/events")
-			views = append(views, v)
-			if v.code == http.StatusOK {
-				served++
-			} else {
-				require.Equal(t, http.StatusServiceUnavailable, v.code)
+			news, more = overview{}, policy{}
+			s.get(fmt.Sprintf("/?since=%d", o.Tick), &news)
+			steps := news.Tick/10 - o.Tick/10
+			fresh := map[string][]float64{}
+			for _, c := range news.Policies {
+				require.Equal(t, "bulkhead/users", c.Path, "the others have had no calls")
+				fresh[c.Path] = c.Spark.Calls
 			}
+			for path, list := range spark { // as the script does
+				add, ok := fresh[path]
+				if !ok {
+					add = make([]float64, steps+1)
+				}
+				spark[path] = append(list[:len(list)-1], add...)
+			}
+			o.Tick = news.Tick
+			s.get(fmt.Sprintf("/policy?kind=bulkhead&name=users&since=%d", p.Tick), &more)
+			all, p.Tick = append(all, more.points(t, "bulkhead.calls", "admitted")...), more.Tick
+			require.Empty(t, more.Settings, "which is not new")
 		}
-		require.Equal(t, 32, served)
-		views[0].cancel()
-		synctest.Wait()
-		again := s.watch("/events")
-		require.Equal(t, http.StatusOK, again.code, "a place is free again")
-		require.NoError(t, s.page.Close())
-		again.cancel()
-		for _, v := range views {
-			v.cancel()
+		s.get("/", &o)
+		for _, c := range o.Policies {
+			require.Equal(t, c.Spark.Calls, spark[c.Path], c.Path)
 		}
-	})
-}
-
-func TestSlowViewerIsDroppedAndNeverWaitedFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{MaxViewers: 2})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		r, w := io.Pipe() // of which nobody reads
-		slow := &streamWriter{header: http.Header{}, w: w, started: make(chan struct{})}
-		go func() {
-			s.page.ServeHTTP(slow, httptest.NewRequestWithContext(ctx, "GET", "/events", nil))
-			_ = w.Close()
-		}()
-		<-slow.started
-		quick := s.watch("/events")
-		for range 60 {
-			<-quick.events
-		}
-		left, err := io.ReadAll(io.LimitReader(r, 32<<10))
-		require.NoError(t, err)
-		require.LessOrEqual(t, strings.Count(string(left), "data: "), 10, "what had been put aside, and then the end")
-		synctest.Wait()
-		require.Equal(t, http.StatusOK, s.watch("/events").code, "its place is free")
-		require.NoError(t, s.page.Close())
-		quick.cancel()
+		s.get("/policy?kind=bulkhead&name=users", &p)
+		require.Equal(t, p.points(t, "bulkhead.calls", "admitted"), all)
 	})
 }
 
@@ -822,10 +815,7 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 func TestScriptsGetJSON(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	ask := func(form string) (int, string) {
-		r := httptest.NewRequest("POST", "/act", strings.NewReader(form))
-		r.Header = http.Header{"Accept": {"application/json"}, "Content-Type": {"application/x-www-form-urlencoded"}} // as curl
-		w := httptest.NewRecorder()
-		s.page.ServeHTTP(w, r)
+		w := s.postJSON(form)
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
 	code, body := ask("action=trip&policy=breaker/users")
@@ -840,11 +830,6 @@ func TestScriptsGetJSON(t *testing.T) {
 	code, body = ask("action=dance&policy=breaker/users")
 	require.Equal(t, 400, code)
 	require.Contains(t, body, `"error":"there is no action \"dance\""`)
-}
-
-func TestConfigIsValidated(t *testing.T) {
-	require.ErrorContains(t, console.Config{MaxViewers: -1}.Validate(), "console.Config.MaxViewers is -1")
-	require.Panics(t, func() { console.New(registry.New(), console.Config{MaxViewers: -1}) })
 }
 
 // TestLinksLeadSomewhere follows every link of every page.
@@ -906,7 +891,7 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 		m := &meter{figures: []registry.Figure{count("meter.calls", 100), count("b", 1)}}
 		reg := registry.New()
 		reg.MustAdd(m)
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		s := newPage(t, reg, console.Config{})
 		defer s.page.Close()
 		points := func(name string) []float64 {
 			var p policy
@@ -956,15 +941,8 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 			often(func(int) { s.get(path, nil) })
 			often(func(int) { s.get(path, &json.RawMessage{}) })
 		}
-		often(func(i int) {
-			v := s.watch([]string{"/events", "/events?kind=breaker&name=users"}[i%2])
-			go func() {
-				for range v.events {
-				}
-			}()
-			time.Sleep(2 * time.Second)
-			v.cancel()
-		})
+		often(func(i int) { s.get(fmt.Sprintf("/policy?kind=breaker&name=users&since=%d", i), &json.RawMessage{}) })
+		often(func(i int) { s.get(fmt.Sprintf("/?since=%d", i), &json.RawMessage{}) })
 		often(func(i int) {
 			s.post("action", []string{"trip", "reset", "disable", "enable"}[i%4], "policy", "breaker/users")
 		})
@@ -994,7 +972,7 @@ func TestALeaseShowsItsHolder(t *testing.T) {
 		c := lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "10.0.0.7:80"})
 		reg := registry.New()
 		reg.MustAdd(c)
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		s := newPage(t, reg, console.Config{})
 		defer s.page.Close()
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
@@ -1067,7 +1045,7 @@ func TestRatesOfAPolicy(t *testing.T) {
 		m := &meter{figures: calls(1000, 0)}
 		reg := registry.New()
 		reg.MustAdd(m)
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		s := newPage(t, reg, console.Config{})
 		defer s.page.Close()
 		var p policy
 		s.get("/policy?kind=meter&name=water", &p)

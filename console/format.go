@@ -12,6 +12,8 @@ func ago(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0 s"
+	case d > 0 && d < time.Second:
+		return fmt.Sprintf("%d ms", max(d/time.Millisecond, 1))
 	case d < 10*time.Second:
 		return strconv.FormatFloat(math.Floor(d.Seconds()*10)/10, 'f', -1, 64) + " s"
 	case d < 2*time.Minute:

@@ -80,6 +80,7 @@ type Operation struct {
 	Step     string          // of Skip
 	Seq      int64           // of a saga: the entries in its log that the operator has seen; 0 means any
 	Filter   *saga.Filter    // the sagas of an action on many
+	Operated *saga.Operated  // of an action on many, for Audit: the number of sagas
 	Note     string          // why
 
 	form sagaForm // of Filter
@@ -105,6 +106,9 @@ func (op Operation) LogValue() slog.Value {
 	}
 	if op.Filter != nil {
 		attrs = append(attrs, slog.Any("filter", *op.Filter))
+	}
+	if op.Operated != nil {
+		attrs = append(attrs, slog.Int("done", op.Operated.Done), slog.Int("not_allowed", op.Operated.NotAllowed))
 	}
 	add("note", op.Note)
 	return slog.GroupValue(attrs...)
@@ -200,6 +204,10 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.preview(w, r, op)
 		return
 	}
+	if op.Filter != nil {
+		c.actOnMany(w, r, op)
+		return
+	}
 	done, err := c.do(r, op)
 	c.audit(r, op, err)
 	if err != nil {
@@ -211,8 +219,28 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.show(w, r, http.StatusOK, "", done)
 		return
 	}
-	w.Header().Set("Location", op.back(done, op.Action))
+	w.Header().Set("Location", op.back(op.Action))
 	w.WriteHeader(http.StatusSeeOther)
+}
+
+// actOnMany starts an operation that was allowed on all sagas of a Filter. Audit is told when
+// it ends.
+func (c *Console) actOnMany(w http.ResponseWriter, r *http.Request, op Operation) {
+	runner, ok := c.runnerOf(op.Policy)
+	err := fmt.Errorf("%s runs no sagas", op.Policy)
+	if ok {
+		err = c.begin(r, op, runner)
+	}
+	switch {
+	case err != nil:
+		c.audit(r, op, err)
+		c.refuse(w, r, op, http.StatusConflict, err)
+	case wantsJSON(r):
+		c.show(w, r, http.StatusAccepted, "", result{Job: c.jobOn(op.Policy)})
+	default:
+		w.Header().Set("Location", op.back(""))
+		w.WriteHeader(http.StatusSeeOther)
+	}
 }
 
 // explain says what is wrong with a request that seems to be of another origin, where that may
@@ -369,7 +397,7 @@ func (op Operation) question() (q question, ok bool) {
 
 // confirm answers with a question, whose form does the operation.
 func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, q question) {
-	q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back(result{}, "")
+	q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back("")
 	if op.Filter != nil {
 		runner, ok := c.runnerOf(op.Policy)
 		if !ok {
@@ -459,16 +487,16 @@ func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
 	if !ok {
 		return done, fmt.Errorf("%s runs no sagas", e)
 	}
-	sagaOp := saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq}
-	if op.Filter == nil {
-		err := runner.Operate(r.Context(), op.ID, sagaOp)
-		if changed := c.changed(r.Context(), runner, op, err); changed != nil {
-			err = changed
-		}
-		return done, sagaError(err)
+	err = runner.Operate(r.Context(), op.ID, op.ofSaga())
+	if changed := c.changed(r.Context(), runner, op, err); changed != nil {
+		err = changed
 	}
-	operated, err := runner.OperateAll(r.Context(), *op.Filter, sagaOp)
-	return result{Sagas: &operated.Done, NotAllowed: &operated.NotAllowed}, sagaError(err)
+	return done, sagaError(err)
+}
+
+// ofSaga returns the operation as package saga has it.
+func (op Operation) ofSaga() saga.Operation {
+	return saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq}
 }
 
 // changed returns what has happened to a saga since its page was shown, if that is why an
@@ -500,6 +528,17 @@ func ofStore(err error) error {
 		return nil
 	}
 	return storeError{err}
+}
+
+// told returns the text of an error of an operation, that of a store only if errors are shown.
+func (c *Console) told(err error) string {
+	if failed, ok := errors.AsType[storeError](err); ok {
+		return "the store failed: " + c.secret(failed)
+	}
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // sagaError returns the error of a Runner's method as one of its store, unless it says that
@@ -589,16 +628,14 @@ func (c *Console) preview(w http.ResponseWriter, r *http.Request, op Operation) 
 		return
 	}
 	e, _ := c.entry(op.Policy)
-	p := c.policyPage(e, op.Key, false)
+	p := c.policyPage(e, op.Key, noPoints)
 	p.Form = &actionForm{Changes: report, Values: r.PostForm}
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
 // refuse answers an action that was not done, with the page that it came from.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
-	if failed, ok := errors.AsType[storeError](err); ok {
-		err = errors.New("the store failed: " + c.secret(failed))
-	}
+	err = errors.New(c.told(err))
 	if wantsJSON(r) {
 		c.show(w, r, status, "", result{Error: err.Error()})
 		return
@@ -614,7 +651,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 		q := op.form.values(e.Name)
 		c.listSagas(w, r, status, q, err)
 	default:
-		p := c.policyPage(e, op.Key, false)
+		p := c.policyPage(e, op.Key, noPoints)
 		p.Form = &actionForm{Error: err.Error(), Values: r.PostForm}
 		c.show(w, r, status, "policy.html", p)
 	}
@@ -622,16 +659,12 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 
 // back returns the page of an operation, relative to the POST, which says that action was done
 // unless that is "".
-func (op Operation) back(done result, action Action) string {
+func (op Operation) back(action Action) string {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
 	case op.Filter != nil:
 		page, q = "sagas?", op.form.values(name)
-		if done.Sagas != nil {
-			q.Set("n", strconv.Itoa(*done.Sagas))
-			q.Set("left", strconv.Itoa(*done.NotAllowed))
-		}
 	case op.Key != "" && kind == "breaker":
 		q.Set("key", op.Key)
 	case op.ID != "":
@@ -643,17 +676,10 @@ func (op Operation) back(done result, action Action) string {
 	return page + q.Encode()
 }
 
-func policyQuery(e registry.Entry) string {
-	return url.Values{"kind": {e.Kind}, "name": {e.Name}}.Encode()
-}
-
 // result is what a POST answers to a script.
 type result struct {
 	Done    bool            `json:"done"`
 	Error   string          `json:"error,omitempty"`
 	Changes []settingChange `json:"changes,omitempty"` // of an apply
-	// Of an action on many sagas: to how many it was applied, and how many did not
-	// allow it.
-	Sagas      *int `json:"sagas,omitempty"`
-	NotAllowed *int `json:"not_allowed,omitempty"`
+	Job     *jobView        `json:"job,omitempty"`     // of an action on many sagas
 }

@@ -2,8 +2,12 @@ package console
 
 import (
 	"cmp"
+	"hash/fnv"
 	"net/http"
 	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/breaker"
 )
 
 // The sparkline of a card has a value for each ten seconds.
@@ -15,8 +19,8 @@ const (
 // An overview is the first page.
 type overview struct {
 	page
-	Shape    uint64       `json:"shape"`
-	Tick     int          `json:"tick"` // the latest sample; see spark
+	Shape    uint64       `json:"shape"` // changes with the cards, their order and their states
+	Tick     int          `json:"tick"`  // the latest sample; see spark
 	Tone     tone         `json:"tone"`
 	Verdict  string       `json:"verdict"`
 	Policies []policyCard `json:"policies"`
@@ -27,7 +31,6 @@ type overview struct {
 type cardGroup struct {
 	Name  string
 	Tone  tone
-	Span  int // columns, at most 4
 	Cards []policyCard
 }
 
@@ -44,9 +47,16 @@ type policyCard struct {
 	Failed  float64 `json:"failed"`  // of Calls
 	Refused float64 `json:"refused"` // of Calls
 	Spark   *spark  `json:"spark,omitempty"`
+	Words   words   `json:"words"`
 
-	Rate  string `json:"-"`
-	Share string `json:"-"`
+	Since *time.Time `json:"since,omitempty"` // since when it has not been well, if that is known
+}
+
+// words are what changes on a card from second to second, as texts.
+type words struct {
+	Rate  string `json:"rate"`
+	Share string `json:"share"`
+	Since string `json:"since,omitempty"`
 }
 
 // A spark is the calls a second, and those that failed or were refused, over the last ten
@@ -60,16 +70,22 @@ type spark struct {
 func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	c.sampler.look()
 	o := overview{page: c.page("overview", "Overview")}
-	o.Refresh = "events"
+	o.Refresh = 1
+	after, news := since(r)
 	s := &c.sampler
 	s.mu.RLock()
 	o.Shape, o.Tick = shape(s.tracks), s.now
 	o.Tone, o.Verdict = verdict(s.tracks)
 	for _, t := range inOrder(s.tracks) {
-		card := c.card(t)
+		var drawn *spark
 		if wantsJSON(r) {
-			card.Spark = t.spark(s.now)
+			drawn = t.spark(after, s.now)
 		}
+		if news && t.status.tone == well && t.status.detail == "" && t.status.calls == 0 && drawn.flat() {
+			continue // there may be a thousand of them
+		}
+		card := c.card(t)
+		card.Spark = drawn
 		o.Policies = append(o.Policies, card)
 	}
 	s.mu.RUnlock()
@@ -79,12 +95,34 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 
 // card returns the card of a policy. The sampler's lock is held.
 func (c *Console) card(t *track) policyCard {
-	return policyCard{
+	card := policyCard{
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
-		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
+		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.err()),
 		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
-		Rate: t.status.rate(), Share: t.status.bad(),
+		Words: words{Rate: t.status.rate(), Share: t.status.bad()}, Since: some(t.ill),
 	}
+	if !t.ill.IsZero() {
+		card.Words.Since = "for " + ago(time.Since(t.ill))
+	}
+	return card
+}
+
+// err returns the last error of a policy with which something is wrong, if it is known. Of a
+// Group it is that of the member that is worst.
+func (t *track) err() error {
+	p := t.entry.Policy
+	switch {
+	case t.status.tone == well, t.status.err != nil:
+		return t.status.err
+	case t.health != nil && t.entry.Kind == "breaker":
+		for _, m := range t.entry.Members(1) {
+			p = m.Policy
+		}
+	}
+	if b, ok := p.(interface{ Stats() breaker.Stats }); ok {
+		return b.Stats().LastErr
+	}
+	return nil
 }
 
 // inOrder returns the tracks as the overview shows them: names with something broken first,
@@ -117,7 +155,6 @@ func groups(cards []policyCard) []cardGroup {
 		}
 		g := &all[len(all)-1]
 		g.Cards = append(g.Cards, card)
-		g.Span = min(len(g.Cards), 4)
 		if card.Tone.rank() < g.Tone.rank() {
 			g.Tone = card.Tone
 		}
@@ -125,11 +162,27 @@ func groups(cards []policyCard) []cardGroup {
 	return all
 }
 
-// spark returns the sparkline of a policy. The sampler's lock is held.
-func (t *track) spark(now int) *spark {
+// Span3 and Span4 return how many of three or four columns the group takes: as many as it
+// fills without a last card that is alone in its row, if there is such a number.
+func (g cardGroup) Span3() int { return span(len(g.Cards), 3) }
+
+func (g cardGroup) Span4() int { return span(len(g.Cards), 4) }
+
+func span(cards, columns int) int {
+	for n := min(cards, columns); n > 1; n-- {
+		if cards%n != 1 {
+			return n
+		}
+	}
+	return min(cards, columns)
+}
+
+// spark returns the sparkline of a policy, from the step of the sample after on. The sampler's
+// lock is held.
+func (t *track) spark(after, now int) *spark {
 	bad := append(slices.Clone(t.traffic.failed), t.traffic.refused...)
 	s := &spark{}
-	for i := now/sparkStep - sparks + 1; i <= now/sparkStep; i++ {
+	for i := max(now/sparkStep-sparks+1, after/sparkStep); i <= now/sparkStep; i++ {
 		last := min((i+1)*sparkStep-1, now)
 		if last < t.born {
 			continue
@@ -140,3 +193,23 @@ func (t *track) spark(now int) *spark {
 	}
 	return s
 }
+
+// flat reports whether there were no calls.
+func (s *spark) flat() bool {
+	return s != nil && !slices.ContainsFunc(append(s.Calls, s.Bad...), func(v float64) bool { return v != 0 })
+}
+
+// shape returns a number that changes when the cards, their order or their states do.
+func shape(tracks []*track) uint64 {
+	h := fnv.New32a()
+	for _, t := range tracks {
+		for _, s := range [...]string{t.path, string(t.status.tone), t.status.state} {
+			_, _ = h.Write([]byte(s))
+			_, _ = h.Write([]byte{0})
+		}
+	}
+	return uint64(h.Sum32()) // a number that a script can hold
+}
+
+// shape returns a number that changes when the state does, or when there are more figures.
+func (t *track) shape() uint64 { return shape([]*track{t}) + uint64(len(t.series)) }

@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"encoding/json"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -43,7 +44,7 @@ type page struct {
 	Runs    bool   `json:"-"` // there is a Runner
 	Acts    bool   `json:"-"` // there are buttons
 	Done    string `json:"-"` // what was just done
-	Refresh string `json:"-"` // how the script keeps the page up to date: "events?..." or a number of seconds
+	Refresh int    `json:"-"` // after so many seconds the script brings the page up to date; 0 means never
 }
 
 func (c *Console) page(here, title string) page {
@@ -52,6 +53,16 @@ func (c *Console) page(here, title string) page {
 		p.Runs = p.Runs || e.Kind == sagaKind
 	}
 	return p
+}
+
+// since returns the sample after which the JSON twin of a page is to have the points of its
+// figures, and whether that was asked for. The script of a page asks so for what is new.
+func since(r *http.Request) (after int, asked bool) {
+	after, err := strconv.Atoi(r.URL.Query().Get("since"))
+	if err != nil {
+		return allPoints, false
+	}
+	return max(after, 0), true
 }
 
 // wantsJSON reports whether a request asks for the JSON twin of a page.
@@ -101,6 +112,14 @@ type failure struct {
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
 	p := c.page("", http.StatusText(status))
 	c.show(w, r, status, "failure.html", failure{page: p, Status: status, Error: err.Error()})
+}
+
+func encode(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // there are only texts and finite numbers
+	}
+	return data
 }
 
 // secret returns the text of an error, if errors are shown.

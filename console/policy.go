@@ -19,8 +19,8 @@ const membersShown = 20
 // A policyPage is the page of one policy.
 type policyPage struct {
 	page
-	Shape uint64 `json:"shape"`
-	Tick  int    `json:"tick"` // the latest sample, which the last of all Points are
+	Shape uint64 `json:"shape"` // changes with the state, and with the number of Figures
+	Tick  int    `json:"tick"`  // the latest sample, which the last of all Points are
 	policyCard
 	LastError string          `json:"last_error,omitempty"` // of a breaker
 	Lease     *leaseView      `json:"lease,omitempty"`
@@ -81,17 +81,27 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no %s %s", q.Get("kind"), q.Get("name")))
 		return
 	}
-	p := c.policyPage(e, q.Get("key"), wantsJSON(r))
+	after := noPoints
+	if wantsJSON(r) {
+		after, _ = since(r)
+	}
+	p := c.policyPage(e, q.Get("key"), after)
 	p.Done = doneWords[Action(q.Get("done"))]
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
+const (
+	allPoints = -1
+	noPoints  = math.MaxInt
+)
+
 // policyPage returns the page of a policy: of a Group with one key alone unless that is "",
-// and with the points of its figures if they are wanted.
-func (c *Console) policyPage(e registry.Entry, key string, points bool) policyPage {
+// and with the points of its figures after a sample. If that is neither all nor none, only
+// what is new from second to second is there.
+func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage {
 	c.sampler.look()
 	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name)}
-	p.Refresh = "events?" + policyQuery(e)
+	p.Refresh = 1
 	s := &c.sampler
 	s.mu.RLock()
 	t := s.byPath[e.String()]
@@ -112,12 +122,13 @@ func (c *Console) policyPage(e registry.Entry, key string, points bool) policyPa
 			}
 			f.Attrs[a.Key] = a.Value
 		}
-		if points {
-			f.Points = sr.points(s.now)
-		}
+		f.Points = sr.points(after, s.now)
 		p.Figures = append(p.Figures, f)
 	}
 	s.mu.RUnlock()
+	if after != allPoints && after != noPoints {
+		return p
+	}
 	if b, ok := e.Policy.(interface{ Stats() breaker.Stats }); ok {
 		p.LastError = c.secret(b.Stats().LastErr)
 	}

@@ -117,7 +117,7 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 		Wake: some(in.WakeAt), Deadline: some(in.CompleteBy), Older: max(in.Seq-logShown, 0),
 	}
 	if !in.Status.Ended() {
-		p.Refresh = "3"
+		p.Refresh = 3
 	}
 	text := func(s string) string {
 		if s == "" {

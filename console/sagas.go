@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,11 @@ import (
 )
 
 const (
-	sagasShown = 50              // on a page
-	storeTime  = 5 * time.Second // for the questions of a page to the store of a Runner
+	sagasShown = 50                     // on a page
+	storeTime  = 5 * time.Second        // for the questions of a page to the store of a Runner
+	searchTime = 500 * time.Millisecond // of them, for a search, of which a page has two
+
+	fromStart = "*" // as the after of a list: from its start, without a look for an id
 )
 
 // A sagasPage lists sagas, those that are stuck first.
@@ -30,12 +34,13 @@ type sagasPage struct {
 	Form    sagaForm     `json:"-"`
 	Stuck   []sagaView   `json:"stuck,omitempty"` // the newest, if no status was asked for
 	Sagas   []sagaView   `json:"sagas"`
-	Next    string       `json:"next,omitempty"` // the after of the following page
-	More    template.URL `json:"-"`              // the query of the following page
+	Next    string       `json:"next,omitempty"`    // the after of the following page
+	Exact   bool         `json:"exact,omitempty"`   // the text is the id of the one saga that is shown
+	Partial bool         `json:"partial,omitempty"` // the search took too long: it goes on at Next
+	More    template.URL `json:"-"`                 // the query of the following page
 	Error   string       `json:"-"`
-	N       int          `json:"-"` // of the last operation: sagas to which it was applied
-	Left    int          `json:"-"` // and those that did not allow it
-	Filter  bool         `json:"-"` // there are conditions
+	Job     *jobView     `json:"job,omitempty"` // the latest action on many
+	Filter  bool         `json:"-"`             // there are conditions
 
 	InErrors bool `json:"-"` // a text is looked for in the last errors too
 }
@@ -90,6 +95,9 @@ func (c *Console) filter(f sagaForm) (saga.Filter, error) {
 	filter := saga.Filter{
 		Saga: f.Saga, Text: f.Text, TextInID: !c.cfg.Show.Errors, Failing: f.Failing, After: f.After,
 		Order: saga.NewestFirst, Limit: sagasShown, WithoutState: true,
+	}
+	if f.After == fromStart {
+		filter.After = ""
 	}
 	if f.Order != "" {
 		filter.Order = saga.Order(f.Order)
@@ -248,12 +256,10 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 		return
 	}
 	p := sagasPage{page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names, Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{}}
-	p.Refresh = "5"
+	p.Refresh = 5
 	p.Filter, p.InErrors = !p.Form.admitsAll(), c.cfg.Show.Errors
-	if words, ok := doneWords[Action(q.Get("done"))]; ok {
-		p.Done = words
-		p.N, _ = strconv.Atoi(q.Get("n"))
-		p.Left, _ = strconv.Atoi(q.Get("left"))
+	if p.Job = c.jobOn(e.String()); p.Job != nil && p.Job.Ended == nil {
+		p.Refresh = 1
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()
@@ -263,6 +269,11 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 	} else if err = c.fill(ctx, runner, &p, filter); err != nil {
 		status = max(status, http.StatusBadGateway)
 		err = errors.New("the store cannot be asked: " + c.secret(err))
+	}
+	if p.Next != "" {
+		form := p.Form
+		form.After = p.Next
+		p.More = template.URL(form.values(p.Runner).Encode())
 	}
 	if err = errors.Join(wrong, err); err != nil {
 		p.Error = err.Error()
@@ -287,41 +298,63 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 		}
 		p.Counts = append(p.Counts, row)
 	}
+	if p.Exact = c.byID(ctx, runner, p, filter); p.Exact {
+		return nil
+	}
 	if filter.Status == nil && filter.After == "" && !filter.Failing {
 		stuck := filter
 		stuck.Status = []saga.Status{saga.Stuck}
-		page, err := runner.List(ctx, stuck)
-		if err != nil {
+		if p.Stuck, _, err = c.search(ctx, runner, stuck, p); err != nil {
 			return err
-		}
-		for _, in := range page.Sagas {
-			p.Stuck = append(p.Stuck, c.sagaView(in))
 		}
 	}
 	if filter.Status == nil {
 		filter.Status = statuses[1:] // those that are stuck have been shown
 	}
-	page, err := runner.List(ctx, filter)
-	// A store bounds what it reads for a page, which may then be empty.
-	for range 100 {
-		if err != nil || len(page.Sagas) > 0 || page.Next == "" {
+	p.Sagas, p.Next, err = c.search(ctx, runner, filter, p)
+	return err
+}
+
+// byID looks for the saga whose id is the text that a list is to have, and reports whether it
+// is there and meets the other conditions.
+func (c *Console) byID(ctx context.Context, runner *saga.Runner, p *sagasPage, f saga.Filter) bool {
+	id := strings.TrimSpace(p.Form.Text)
+	if id == "" || p.Form.After != "" {
+		return false
+	}
+	in, err := runner.Get(ctx, id)
+	if err != nil || f.Saga != "" && in.Saga != f.Saga || f.Status != nil && in.Status != f.Status[0] ||
+		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) || f.Failing && (in.Failures == 0 || in.Status.Ended()) {
+		return false
+	}
+	p.Sagas, p.Next = []sagaView{c.sagaView(in)}, fromStart
+	return true
+}
+
+// search asks the store for a page of a list until it is full, or for searchTime: a store
+// reads a bounded number of sagas at a time, among which there may be none.
+func (c *Console) search(ctx context.Context, runner *saga.Runner, f saga.Filter, p *sagasPage) (views []sagaView, next string, err error) {
+	within, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	views, next = []sagaView{}, cmp.Or(f.After, fromStart)
+	for len(views) < sagasShown {
+		f.Limit = sagasShown - len(views)
+		page, err := runner.List(within, f)
+		if within.Err() != nil && ctx.Err() == nil {
+			p.Partial = true
+			return views, next, nil
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		for _, in := range page.Sagas {
+			views = append(views, c.sagaView(in))
+		}
+		if f.After, next = page.Next, page.Next; next == "" {
 			break
 		}
-		filter.After = page.Next
-		page, err = runner.List(ctx, filter)
 	}
-	if err != nil {
-		return err
-	}
-	for _, in := range page.Sagas {
-		p.Sagas = append(p.Sagas, c.sagaView(in))
-	}
-	if p.Next = page.Next; p.Next != "" {
-		form := p.Form
-		form.After = p.Next
-		p.More = template.URL(form.values(p.Runner).Encode())
-	}
-	return nil
+	return views, next, nil
 }
 
 // With returns the query of the list of a definition's sagas with a status.

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"iter"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -58,7 +60,7 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 	saga.Register(d.runner, d.orders)
 	reg := registry.New()
 	reg.MustAdd(d.runner)
-	d.shop = &shop{t: t, reg: reg, page: console.New(reg, cfg)}
+	d.shop = newPage(t, reg, cfg)
 	return d
 }
 
@@ -133,21 +135,132 @@ func TestHiddenErrorsAreNotSearched(t *testing.T) {
 			}
 			retry := func(text string) string {
 				w := d.post("action", "retry", "policy", "saga/worker", "text", text, "note", "again")
-				u, err := url.Parse(w.Header().Get("Location"))
-				require.NoError(t, err)
-				return u.Query().Get("n") + " " + u.Query().Get("left")
+				require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
+				synctest.Wait()
+				return d.get("/"+w.Header().Get("Location"), nil).Body.String()
 			}
 			require.Equal(t, []string{"stuck-1"}, find("text=stuck"))
-			want, done := []string(nil), "0 0"
+			want, done := []string(nil), ": 0 done, 0 refused, 0 left"
 			if shown {
-				want, done = []string{"stuck-1"}, "1 0"
+				want, done = []string{"stuck-1"}, ": 1 done, 0 refused, 0 left"
 			}
 			require.Equal(t, want, find("text=secret-host"))
 			require.Equal(t, want, find("text=secret-host&status=stuck"))
-			require.Equal(t, done, retry("secret-host"))
+			require.Contains(t, retry("secret-host"), done)
 			require.Equal(t, shown, strings.Contains(d.get("/sagas", nil).Body.String(), "in the id or the error"))
 		})
 	}
+}
+
+// A sparse store is one of which each page has what is found among few sagas, and takes a time.
+type sparse struct {
+	*saga.Memory
+	takes time.Duration
+	lists int
+}
+
+func (s *sparse) List(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+	s.lists++
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return nil, "", fmt.Errorf("driver: canceled on request: %w", ctx.Err())
+	}
+	text := f.Text
+	f.Text, f.Limit = "", 10
+	all, next, err := s.Memory.List(ctx, f)
+	return slices.DeleteFunc(all, func(r saga.Record) bool { return !strings.Contains(r.ID, text) }), next, err
+}
+
+type found struct {
+	Stuck, Sagas   []struct{ ID string }
+	Next           string
+	Exact, Partial bool
+}
+
+func newSparse(t *testing.T) (*shop, *sparse) {
+	store := &sparse{Memory: saga.NewMemory()}
+	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
+	orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
+	saga.Register(runner, orders)
+	for i := range 200 {
+		_, err := saga.Start(t.Context(), runner, orders, fmt.Sprint("order-", i), order{})
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+	}
+	reg := registry.New()
+	reg.MustAdd(runner)
+	return newPage(t, reg, console.Config{Allow: allow}), store
+}
+
+// An id that is pasted finds its saga without a search, whatever the order.
+func TestAnIDIsLookedUpFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, store := newSparse(t)
+		for _, order := range []string{"", "&order=oldest", "&order=newest", "&order=id", "&saga=order", "&status=running", "&age=10s"} {
+			var p found
+			body := s.get("/sagas?text=+order-1%0A"+order, nil).Body.String()
+			s.get("/sagas?text=order-1"+order, &p)
+			require.Len(t, p.Sagas, 1, order)
+			require.Equal(t, "order-1", p.Sagas[0].ID)
+			require.True(t, p.Exact)
+			require.Zero(t, store.lists, "no list was asked for")
+			require.Contains(t, body, ">order-1</a>")
+			require.Contains(t, body, ">Others with this text</a>")
+			require.NotContains(t, body, "Act on all", "which would act on the others")
+		}
+		for _, other := range []string{"&status=stuck", "&saga=trip", "&age=1h", "&failing=1"} {
+			var p found
+			s.get("/sagas?text=order-1"+other, &p)
+			require.False(t, p.Exact, other)
+			require.Empty(t, p.Sagas, other)
+		}
+		var p found
+		for next := "*"; next != ""; next = p.Next {
+			p.Next, p.Exact = "", false
+			s.get("/sagas?text=order-19&order=id&after="+url.QueryEscape(next), &p)
+			require.False(t, p.Exact)
+		}
+		require.Len(t, p.Sagas, 11, "order-19 and order-190 to order-199")
+	})
+}
+
+// A search ends after a second. It says that it has not seen all sagas, and goes on.
+func TestASearchTakesASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, store := newSparse(t)
+		store.takes = 90 * time.Millisecond // of ten sagas
+		var p found
+		pages := 0
+		for next := ""; ; pages++ {
+			p = found{}
+			begun := time.Now()
+			w := s.get("/sagas?text=-0&order=newest&after="+url.QueryEscape(next), &p)
+			require.LessOrEqual(t, time.Since(begun), time.Second)
+			require.Equal(t, http.StatusOK, w.Code)
+			if next = p.Next; next == "" {
+				break
+			}
+			require.True(t, p.Partial)
+		}
+		require.Equal(t, 3, pages, "of 50 sagas each, and the last")
+		require.Equal(t, "order-0", p.Sagas[0].ID)
+		body := s.get("/sagas?text=-0&order=newest", nil).Body.String()
+		require.Contains(t, body, "Not all sagas have been searched")
+		require.Contains(t, body, ">Search further</a>")
+		require.NotContains(t, body, "None.")
+
+		store.takes = time.Hour
+		p = found{}
+		begun := time.Now()
+		require.Equal(t, http.StatusOK, s.get("/sagas?text=-0", &p).Code)
+		require.Equal(t, time.Second, time.Since(begun))
+		require.True(t, p.Partial)
+		require.Equal(t, "*", p.Next, "it can be tried again")
+		require.Contains(t, s.get("/sagas?text=-0", nil).Body.String(), "Not all sagas have been searched")
+		require.Equal(t, http.StatusOK, s.get("/sagas?text=order-7", &p).Code, "an id is found all the same")
+		require.Equal(t, "order-7", p.Sagas[0].ID)
+	})
 }
 
 func TestSagasArePaged(t *testing.T) {
@@ -209,7 +322,7 @@ func TestASagaShowsItsSteps(t *testing.T) {
 		require.NotContains(t, body, `value="cancel"`)
 		require.Equal(t, http.StatusNotFound, d.get("/saga?id=nobody", nil).Code)
 
-		d.page = console.New(d.reg, console.Config{})
+		d.shop = newPage(t, d.reg, console.Config{})
 		body = d.get("/saga?id=stuck-1", nil).Body.String() + d.get("/saga?id=stuck-1", &json.RawMessage{}).Body.String() +
 			d.get("/sagas", nil).Body.String()
 		require.NotContains(t, body, "secret-host")
@@ -217,6 +330,48 @@ func TestASagaShowsItsSteps(t *testing.T) {
 		require.NotContains(t, body, "card declined")
 		require.NotContains(t, body, "<button name=\"do\"")
 	})
+}
+
+// The labels of a time line are round, and none is there twice, whatever time it took.
+func TestTheTimeLineHasRoundTimes(t *testing.T) {
+	for _, test := range []struct {
+		took time.Duration
+		want []string
+	}{
+		{3 * time.Millisecond, []string{"+0 ms", "+1 ms", "+2 ms", "+3 ms"}},
+		{300 * time.Millisecond, []string{"+0 ms", "+100 ms", "+200 ms", "+300 ms"}},
+		{700 * time.Millisecond, []string{"+0 ms", "+200 ms", "+400 ms", "+600 ms"}},
+		{9 * time.Second, []string{"+0 s", "+2 s", "+4 s", "+6 s", "+8 s"}},
+		{2 * time.Minute, []string{"+0 s", "+30 s", "+60 s", "+90 s", "+120 s"}},
+		{100 * time.Minute, []string{"+0 min", "+20 min", "+40 min", "+60 min", "+80 min", "+100 min"}},
+		{50 * time.Hour, []string{"+0 h", "+12 h", "+24 h", "+36 h", "+48 h"}},
+		{30 * 24 * time.Hour, []string{"+0 d", "+7 d", "+14 d", "+21 d", "+28 d"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Poll: time.Hour, LeaseTTL: 24 * time.Hour, OnStalled: func(context.Context, saga.StalledSaga) {}})
+			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Undo: ok, Do: func(context.Context, *order) error {
+				time.Sleep(test.took)
+				return nil
+			}}}}
+			saga.Register(runner, orders)
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { _ = runner.Run(ctx) }()
+			_, err := saga.Start(ctx, runner, orders, "order-1", order{})
+			require.NoError(t, err)
+			_, err = orders.Result(ctx, runner, "order-1")
+			require.NoError(t, err)
+			stop()
+			synctest.Wait()
+			reg := registry.New()
+			reg.MustAdd(runner)
+			body := newPage(t, reg, console.Config{}).get("/saga?id=order-1", nil).Body.String()
+			var labels []string
+			for _, m := range regexp.MustCompile(`<text class="what"[^>]*>(&#43;[^<]*)<`).FindAllStringSubmatch(body, -1) {
+				labels = append(labels, html.UnescapeString(m[1]))
+			}
+			require.Equal(t, test.want, labels, test.took)
+		})
+	}
 }
 
 // The page names the Undo that failed, and not the step at which the saga turned back.
@@ -297,6 +452,7 @@ func TestAnActionOnManyIsAskedForWithTheirNumber(t *testing.T) {
 		require.Contains(t, d.post(append(form, "sure", "", "after", "zzz", "order", "id")...).Body.String(), "2 sagas are found.", "those of the pages before too")
 		require.Contains(t, d.post("action", "abandon", "policy", "saga/worker", "id", "stuck-1", "note", "x", "sure", "").Body.String(), "Abandon stuck-1?")
 		require.Equal(t, http.StatusSeeOther, d.post(form...).Code)
+		synctest.Wait()
 		in, err = d.runner.Get(t.Context(), "stuck-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Abandoned, in.Status)
@@ -333,7 +489,8 @@ func TestOperatorsActOnSagas(t *testing.T) {
 		u, err := url.Parse(w.Header().Get("Location"))
 		require.NoError(t, err)
 		require.Equal(t, "sagas", u.Path)
-		require.Contains(t, d.get("/"+u.String(), nil).Body.String(), "Done for "+u.Query().Get("n")+" sagas.")
+		synctest.Wait()
+		require.Contains(t, d.get("/"+u.String(), nil).Body.String(), "3 done, 1 refused, 0 left")
 
 		d.run("stuck-1", "stuck-2", "stuck-3") // which exist
 		for _, id := range []string{"stuck-1", "stuck-2", "stuck-3"} {
@@ -385,12 +542,11 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 			store.down = true
 			reg := registry.New()
 			reg.MustAdd(runner, leakyCache{})
-			s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{Allow: allow, Show: console.Show{Errors: shown},
-				Audit: func(_ context.Context, _ console.Operation, err error) { audit = append(audit, err) }})}
+			s := newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: shown},
+				Audit: func(_ context.Context, _ console.Operation, err error) { audit = append(audit, err) }})
 			defer s.page.Close()
 			for i, form := range [][]string{
 				{"action", "retry", "policy", "saga/worker", "id", "order-1", "note", "again"},
-				{"action", "abandon", "policy", "saga/worker", "text", "order", "note", "no more"},
 				{"action", "invalidate", "policy", "cache/prices", "key", "1"},
 				{"action", "expire", "policy", "cache/prices", "key", "1"},
 				{"action", "invalidate-all", "policy", "cache/prices"},
@@ -401,7 +557,14 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 				require.Equal(t, shown, strings.Contains(w.Body.String(), "hunter2"), form)
 				require.ErrorIs(t, audit[i], errDown)
 			}
-			w := s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
+			w := s.post("action", "abandon", "policy", "saga/worker", "text", "order", "note", "no more")
+			require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
+			synctest.Wait()
+			body := s.get("/sagas", nil).Body.String()
+			require.Contains(t, body, "the store failed: ")
+			require.Equal(t, shown, strings.Contains(body, "hunter2"))
+			require.ErrorIs(t, audit[len(audit)-1], errDown)
+			w = s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
 			require.Contains(t, w.Body.String(), "no step &#34;fly&#34;", "that is no secret")
 		})
 	}
@@ -440,7 +603,7 @@ func TestASagaShowsWhatItWaitsForAndItsChildren(t *testing.T) {
 		running.Wait()
 		reg := registry.New()
 		reg.MustAdd(r)
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		s := newPage(t, reg, console.Config{})
 		var p struct {
 			Step  string
 			Units []struct {
@@ -466,7 +629,7 @@ func TestAStoreThatPanicsDoesNotEndTheProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
 		reg.MustAdd(saga.NewRunner(broken{saga.NewMemory()}, saga.RunnerConfig{Name: "worker"}))
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{Show: console.Show{Errors: true}})}
+		s := newPage(t, reg, console.Config{Show: console.Show{Errors: true}})
 		defer s.page.Close()
 		s.get("/", nil)
 		time.Sleep(2 * time.Second)
@@ -496,7 +659,7 @@ func TestCloseDoesNotWaitForADeafStore(t *testing.T) {
 		defer close(store.closed)
 		reg := registry.New()
 		reg.MustAdd(saga.NewRunner(store, saga.RunnerConfig{Name: "worker"}))
-		s := &shop{t: t, reg: reg, page: console.New(reg, console.Config{})}
+		s := newPage(t, reg, console.Config{})
 		var o overview
 		s.get("/", &o)
 		time.Sleep(time.Minute)

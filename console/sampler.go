@@ -19,27 +19,27 @@ const (
 	asking  = 10 * time.Second // between two questions to the store of a Runner or a Candidate
 )
 
-// A sampler keeps the figures of the policies of a registry over the last ten minutes. It
-// has a goroutine while somebody looks, and for ten minutes after.
+// A sampler keeps the figures of the policies of a registry over the last ten minutes. On
+// demand it has a goroutine only while somebody looks, and for ten minutes after.
 type sampler struct {
-	reg  *registry.Registry
-	tell func() // called after each sample, without a lock
+	reg      *registry.Registry
+	onDemand bool
 
-	starting sync.Mutex // held before mu
+	sampling sync.Mutex // held before mu
 
 	mu      sync.RWMutex
 	tracks  []*track // ordered as the registry is
 	byPath  map[string]*track
 	began   time.Time // of sample 0
-	now     int       // the latest sample; -1 before the first
+	now     int       // the latest sample; -1 before the first; changed by who holds sampling too
 	running bool
 	closed  bool
 	looked  time.Time
-	viewers int
+	ctx     context.Context // of the goroutine
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
 
-	buffer []registry.Figure // of the goroutine
+	buffer []registry.Figure // of who holds sampling
 }
 
 // A track is what is known of one policy.
@@ -55,6 +55,8 @@ type track struct {
 	traffic traffic
 	health  error // of the latest sample
 	status  status
+	well    bool      // in the latest sample
+	ill     time.Time // since when it has not been well; zero if it is well, or if that is not known
 
 	// Of a Runner or a Candidate, whose store is asked now and then.
 	asked  time.Time
@@ -63,34 +65,37 @@ type track struct {
 	held   *lease.State // of a Candidate; nil if the store did not answer
 }
 
-// look notes that a page was asked for, and begins to sample if nobody looked before.
+// look notes that a page was asked for, which shows something even if there was no sample yet.
 func (s *sampler) look() {
-	s.starting.Lock()
-	defer s.starting.Unlock()
-	if ctx := s.start(); ctx != nil {
-		s.sample(ctx) // the first look shows something
-		go s.run(ctx)
+	if ctx := s.begin(); ctx != nil {
+		s.sampling.Lock()
+		defer s.sampling.Unlock()
+		if s.now < 0 {
+			s.sample(ctx)
+		}
 	}
 }
 
-// start returns the ctx of the goroutine that look starts, or nil if there is one already or
-// the console is closed.
-func (s *sampler) start() context.Context {
+// begin starts the goroutine, which takes the first sample after a second, unless there is
+// one or the console is closed. It returns the ctx for the first sample if there is none yet.
+func (s *sampler) begin() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looked = time.Now()
-	if s.running || s.closed {
+	if s.closed || s.running && s.now >= 0 {
 		return nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.running, s.stop = true, cancel
-	s.tracks, s.byPath, s.began, s.now = nil, map[string]*track{}, time.Now(), -1
-	s.ended.Add(1)
-	return ctx
+	if !s.running {
+		s.running = true
+		s.ctx, s.stop = context.WithCancel(context.Background())
+		s.tracks, s.byPath, s.began, s.now = nil, map[string]*track{}, time.Now(), -1
+		ctx := s.ctx
+		s.ended.Go(func() { s.run(ctx) })
+	}
+	return s.ctx
 }
 
 func (s *sampler) run(ctx context.Context) {
-	defer s.ended.Done()
 	tick := time.NewTicker(second)
 	defer tick.Stop()
 	for {
@@ -102,24 +107,17 @@ func (s *sampler) run(ctx context.Context) {
 		if s.idle() {
 			return
 		}
+		s.sampling.Lock()
 		s.sample(ctx)
-		s.tell()
+		s.sampling.Unlock()
 	}
-}
-
-// watched notes that there are more or fewer viewers.
-func (s *sampler) watched(change int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.viewers += change
-	s.looked = time.Now()
 }
 
 // idle reports whether nobody has looked for long, and drops what was sampled if so.
 func (s *sampler) idle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.viewers > 0 || time.Since(s.looked) < lingers {
+	if !s.onDemand || time.Since(s.looked) < lingers {
 		return false
 	}
 	s.running, s.tracks, s.byPath, s.buffer = false, nil, nil, nil
@@ -137,8 +135,8 @@ func (s *sampler) close() {
 	s.ended.Wait()
 }
 
-// sample takes one sample of each policy. No lock is held while a policy is asked, and nobody
-// sees the sample before it is whole.
+// sample takes one sample of each policy. The lock of all others is not held while a policy is
+// asked, and nobody sees the sample before it is whole.
 func (s *sampler) sample(ctx context.Context) {
 	at := time.Now()
 	tracks := s.follow(at)
@@ -159,6 +157,13 @@ func (s *sampler) sample(ctx context.Context) {
 		t.store(s.buffer[begin:ends[i]], s.now)
 		t.health = healths[i]
 		t.status = t.judge(s.now)
+		switch {
+		case t.status.tone == well:
+			t.ill = time.Time{}
+		case t.ill.IsZero() && (t.well || !s.onDemand):
+			t.ill = at
+		}
+		t.well = t.status.tone == well
 		begin = ends[i]
 	}
 	if len(s.byPath) > len(tracks) { // policies were removed

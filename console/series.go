@@ -84,11 +84,10 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 	return total, samples
 }
 
-// points returns all samples that are kept, rounded to four digits.
-func (sr *series) points(now int) []float64 {
-	from := sr.first(now)
-	points := make([]float64, 0, now-from+1)
-	for i := from; i <= now; i++ {
+// points returns the samples after one that are kept, rounded to four digits.
+func (sr *series) points(after, now int) []float64 {
+	points := []float64{}
+	for i := max(sr.first(now), min(after, now)+1); i <= now; i++ {
 		points = append(points, round(sr.at(i)))
 	}
 	return points

@@ -104,11 +104,46 @@ func newTimeline(units []unitView, log []entryView, in *saga.Instance) timeline 
 		y += laneHeight
 	}
 	t.Height = y + 24
-	for i := range 5 {
-		d := time.Duration(float64(span) * float64(i) / 4)
-		t.Ticks = append(t.Ticks, mark{X: laneNames + laneWidth*i/4, Y: t.Height - 8, Text: "+" + ago(start.Sub(in.CreatedAt)+d)})
+	from := start.Sub(in.CreatedAt)
+	step := stepOf(span)
+	for d := (from + step - 1) / step * step; d <= from+span; d += step {
+		t.Ticks = append(t.Ticks, mark{X: at(in.CreatedAt.Add(d)), Y: t.Height - 8, Text: "+" + inStepsOf(step, d)})
 	}
 	return t
+}
+
+// stepOf returns the time between two ticks: a round one, of which at most five are in span.
+func stepOf(span time.Duration) time.Duration {
+	for _, unit := range []struct {
+		of    time.Duration
+		times []time.Duration
+	}{
+		{time.Millisecond, []time.Duration{1, 2, 5, 10, 20, 50, 100, 200, 500}},
+		{time.Second, []time.Duration{1, 2, 5, 10, 20, 30}},
+		{time.Minute, []time.Duration{1, 2, 5, 10, 20, 30}},
+		{time.Hour, []time.Duration{1, 2, 3, 6, 12}},
+	} {
+		for _, n := range unit.times {
+			if span <= 5*n*unit.of {
+				return n * unit.of
+			}
+		}
+	}
+	const day = 24 * time.Hour
+	return (span/5/day + 1) * day
+}
+
+// inStepsOf returns a multiple of step as a text, exactly.
+func inStepsOf(step, d time.Duration) string {
+	for _, u := range []struct {
+		of   time.Duration
+		name string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "min"}, {time.Second, "s"}} {
+		if step%u.of == 0 {
+			return fmt.Sprintf("%d %s", d/u.of, u.name)
+		}
+	}
+	return fmt.Sprintf("%d ms", d/time.Millisecond)
 }
 
 func toneOfEntry(kind string) tone {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync/atomic"
 	"time"
 
@@ -70,51 +71,54 @@ func (in *Instance) stuckAt() string {
 const operators = 8
 
 // OperateAll applies an operation to every saga that the filter admits and that was
-// started before the call, page after page. Filter.Limit is the size of a page. Sagas
-// that do not allow the operation are left as they are, and counted.
+// started before the call, page after page, and yields what it has done so far after each.
+// Filter.Limit is the size of a page. Sagas that do not allow the operation are left as
+// they are, and counted.
 //
-// If the store fails or ctx ends, OperateAll returns the error with what it has done so
-// far. It may then be called again.
-func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) (Operated, error) {
-	f.WithoutState = true
-	var done, notAllowed atomic.Int64
-	err := func() error {
+// If the store fails or ctx ends, OperateAll yields the error with what it has done, and
+// ends. It may then be called again.
+func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) iter.Seq2[Operated, error] {
+	return func(yield func(Operated, error) bool) {
+		f.WithoutState = true
+		var done, notAllowed atomic.Int64
 		for first := true; ; {
 			page, err := r.List(ctx, f)
-			if err != nil {
-				return err
-			}
-			if first && len(page.Sagas) > 0 {
-				// Stores keep times to the millisecond at least.
-				now := page.Sagas[0].Now.Add(time.Millisecond)
-				if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
-					f.CreatedBefore = now
-				}
-				first = false
-			}
-			g, gctx := errgroup.WithContext(ctx)
-			g.SetLimit(operators)
-			for _, in := range page.Sagas {
-				g.Go(func() error {
-					err := r.Operate(gctx, in.ID, op)
-					switch {
-					case err == nil:
-						done.Add(1)
-					case errors.Is(err, ErrNotAllowed), errors.Is(err, ErrNotRegistered), errors.Is(err, ErrNotFound):
-						notAllowed.Add(1)
-					default:
-						return err
+			if err == nil {
+				if first && len(page.Sagas) > 0 {
+					// Stores keep times to the millisecond at least.
+					now := page.Sagas[0].Now.Add(time.Millisecond)
+					if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
+						f.CreatedBefore = now
 					}
-					return nil
-				})
+					first = false
+				}
+				err = r.operateEach(ctx, page.Sagas, op, &done, &notAllowed)
 			}
-			if err := g.Wait(); err != nil {
-				return err
-			}
-			if f.After = page.Next; page.Next == "" {
-				return nil
+			f.After = page.Next
+			if !yield(Operated{int(done.Load()), int(notAllowed.Load())}, err) || err != nil || f.After == "" {
+				return
 			}
 		}
-	}()
-	return Operated{int(done.Load()), int(notAllowed.Load())}, err
+	}
+}
+
+// operateEach applies an operation to some sagas, and counts.
+func (r *Runner) operateEach(ctx context.Context, sagas []*Instance, op Operation, done, notAllowed *atomic.Int64) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(operators)
+	for _, in := range sagas {
+		g.Go(func() error {
+			err := r.Operate(ctx, in.ID, op)
+			switch {
+			case err == nil:
+				done.Add(1)
+			case errors.Is(err, ErrNotAllowed), errors.Is(err, ErrNotRegistered), errors.Is(err, ErrNotFound):
+				notAllowed.Add(1)
+			default:
+				return err
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }

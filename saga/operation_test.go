@@ -42,8 +42,12 @@ func TestOperateAll(t *testing.T) {
 		stuck := saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 2}
 		operate := func(f saga.Filter, op saga.Operation, want saga.Operated) {
 			t.Helper()
-			got, err := r.OperateAll(t.Context(), f, op)
-			require.NoError(t, err)
+			var got saga.Operated
+			for sofar, err := range r.OperateAll(t.Context(), f, op) {
+				require.NoError(t, err)
+				require.LessOrEqual(t, sofar.Done+sofar.NotAllowed-got.Done-got.NotAllowed, max(f.Limit, 1), "it tells of each page")
+				got = sofar
+			}
 			require.Equal(t, want, got)
 		}
 		operate(stuck, saga.Operation{Action: saga.ActionCancel}, saga.Operated{NotAllowed: sagas})
@@ -56,14 +60,16 @@ func TestOperateAll(t *testing.T) {
 		mended.Store(true)
 		operate(stuck, saga.Operation{Action: saga.ActionRetry, Note: "it is open"}, saga.Operated{Done: sagas - 1})
 		settled(sagas)
-		operate(saga.Filter{}, saga.Operation{Action: saga.ActionAbandon}, saga.Operated{NotAllowed: sagas})
+		operate(saga.Filter{Limit: sagas}, saga.Operation{Action: saga.ActionAbandon}, saga.Operated{NotAllowed: sagas})
 		log, err := r.HistoryPage(t.Context(), "trip-3", 7, 2)
 		require.NoError(t, err)
 		require.Equal(t, []saga.EventKind{saga.EventRetried, saga.EventUndoFailed}, []saga.EventKind{log[0].Kind, log[1].Kind})
 		require.EqualValues(t, 8, log[0].Seq)
 
-		_, err = r.OperateAll(t.Context(), saga.Filter{}, saga.Operation{Action: "explode"})
-		require.EqualError(t, err, `saga: Operation.Action is "explode": must be cancel, retry, skip, compensate or abandon`)
+		for done, err := range r.OperateAll(t.Context(), saga.Filter{}, saga.Operation{Action: "explode"}) {
+			require.Zero(t, done)
+			require.EqualError(t, err, `saga: Operation.Action is "explode": must be cancel, retry, skip, compensate or abandon`)
+		}
 		require.ErrorIs(t, r.Operate(t.Context(), "none", saga.Operation{Action: saga.ActionSkip}), saga.ErrNotFound)
 	})
 }
@@ -80,9 +86,10 @@ func TestOperateAllEndsWhereSagasKeepStarting(t *testing.T) {
 			require.NoError(t, err)
 		}
 		store.start(0)
-		done, err := r.OperateAll(t.Context(), saga.Filter{Limit: 1}, saga.Operation{Action: saga.ActionCancel})
-		require.NoError(t, err)
-		require.Equal(t, saga.Operated{Done: 1}, done)
+		for done, err := range r.OperateAll(t.Context(), saga.Filter{Limit: 1}, saga.Operation{Action: saga.ActionCancel}) {
+			require.NoError(t, err)
+			require.Equal(t, saga.Operated{Done: 1}, done)
+		}
 	})
 }
 

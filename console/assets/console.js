@@ -1,6 +1,6 @@
-// The live part of the console: it draws what the JSON twin of the page says, and keeps the
-// page up to date with the server's events. Without it the page shows how things were when
-// it was loaded.
+// The live part of the console: it draws what the JSON twin of the page says, and asks for what
+// is new while somebody sees the page. Without it the page shows how things were when it was
+// loaded.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -31,34 +31,32 @@ function text(root, selector, value) {
   if (e && e.textContent !== (value || "")) e.textContent = value || "";
 }
 
-const twin = () => fetch(location.href, { headers: { Accept: "application/json" } }).then((r) => r.ok ? r.json() : Promise.reject(r));
+// ask fetches this page: as it is, or as its JSON twin with what is new since a sample.
+function ask(accept, since) {
+  const url = new URL(location.href);
+  url.searchParams.delete("done");
+  if (since !== undefined) url.searchParams.set("since", since);
+  return fetch(url, { headers: { Accept: accept }, signal: AbortSignal.timeout(10000) }).then((r) => r.ok ? r : Promise.reject(r));
+}
+
+const twin = (since) => ask("application/json", since).then((r) => r.json());
 
 // reload takes over from the server what may change: all parts that are marked as live, or
 // the whole page if none is. A part that somebody is filling in, or points at, stays.
-let loading = false;
 async function reload() {
-  if (loading) return;
-  loading = true;
-  try {
-    const url = new URL(location.href);
-    for (const once of ["done", "n", "left"]) url.searchParams.delete(once);
-    const r = await fetch(url, { headers: { Accept: "text/html" } });
-    if (!r.ok) throw r;
-    const doc = new DOMParser().parseFromString(await r.text(), "text/html");
-    const next = doc.getElementById("page"), now = document.getElementById("page");
-    if (!next || !now) return;
-    document.title = doc.title;
-    swap(document.querySelector(".band"), doc.querySelector(".band"));
-    const parts = [...next.querySelectorAll("[data-live]")];
-    if (!parts.length) { swap(now, next); await draw(); return; }
-    for (const part of parts) swap(now.querySelector(`[data-live="${part.dataset.live}"]`), part);
-    const more = now.dataset.figures !== next.dataset.figures;
-    now.dataset.shape = next.dataset.shape;
-    now.dataset.figures = next.dataset.figures;
-    if (more) await draw();
-  } finally {
-    loading = false;
-  }
+  const doc = new DOMParser().parseFromString(await (await ask("text/html")).text(), "text/html");
+  const next = doc.getElementById("page"), now = document.getElementById("page");
+  if (!next || !now) return;
+  document.title = doc.title;
+  document.getElementById("main").dataset.refresh = doc.getElementById("main").dataset.refresh || 0;
+  swap(document.querySelector(".band"), doc.querySelector(".band"));
+  const parts = [...next.querySelectorAll("[data-live]")];
+  if (!parts.length) { swap(now, next); await draw(); return; }
+  for (const part of parts) swap(now.querySelector(`[data-live="${part.dataset.live}"]`), part);
+  const more = now.dataset.figures !== next.dataset.figures;
+  now.dataset.shape = next.dataset.shape;
+  now.dataset.figures = next.dataset.figures;
+  if (more) await draw();
 }
 
 function swap(now, next) {
@@ -100,56 +98,41 @@ function drawSpark(el, spark) {
 
 // The overview.
 
-let cards = new Map();
+let cards = new Map(), tick = -1;
 
 async function drawOverview() {
   const o = await twin();
-  cards = new Map(o.policies.map((p) => [p.path, { spark: p.spark || { calls: [], bad: [] }, n: o.tick % STEP + 1 }]));
+  cards = new Map(o.policies.map((p) => [p.path, { spark: p.spark }]));
   for (const el of document.querySelectorAll("a.card")) {
     const c = cards.get(el.dataset.path);
     if (c) { c.el = el; drawSpark(el.querySelector(".spark"), c.spark); }
   }
-  overviewTick = o.tick;
+  tick = o.tick;
 }
 
-let overviewTick = -1;
+const GAP = 5; // seconds without news, after which a page is drawn anew
 
-const GAP = 5; // seconds without an event, after which a page is drawn anew
-
-function onOverview(m) {
-  if (overviewTick >= 0 && m.at - overviewTick > GAP) { overviewTick = -1; drawOverview().catch(() => {}); }
-  const page = document.getElementById("page");
-  if (String(m.shape) !== page.dataset.shape) reload().catch(() => {});
-  for (; overviewTick >= 0 && overviewTick < m.at; overviewTick++) {
-    for (const [path, c] of cards) push(c, overviewTick + 1, m.cards && m.cards[path]);
-  }
+async function followOverview() {
+  const o = await twin(tick);
+  if (String(o.shape) !== document.getElementById("page").dataset.shape) { await reload(); return; }
+  if (o.tick - tick > GAP || o.tick < tick) { await drawOverview(); return; }
+  const news = new Map((o.policies || []).map((p) => [p.path, p]));
+  const steps = Math.floor(o.tick / STEP) - Math.floor(tick / STEP) + 1; // the first is one that is there
   for (const [path, c] of cards) {
     if (!c.el) continue;
-    const k = m.cards && m.cards[path];
-    if (k) {
-      text(c.el, "[data-rate]", k[0]); text(c.el, "[data-share]", k[1]); text(c.el, "[data-detail]", k[4]);
-      c.quiet = false;
-    } else if (!c.quiet) {
-      text(c.el, "[data-rate]", "0"); text(c.el, "[data-share]", "idle"); text(c.el, "[data-detail]", "");
-      c.quiet = true;
+    const p = news.get(path);
+    const words = p ? p.words : { rate: "0", share: "idle" };
+    text(c.el, "[data-rate]", words.rate); text(c.el, "[data-share]", words.share);
+    text(c.el, "[data-since]", words.since); text(c.el, "[data-detail]", p && p.detail);
+    if (!p && steps === 1) continue;
+    for (const key of ["calls", "bad"]) {
+      const list = c.spark[key], more = p ? p.spark[key] : Array(steps).fill(0);
+      list.splice(-1, 1, ...more);
+      list.splice(0, list.length - KEPT / STEP);
     }
-    if (k || m.at % STEP === 0) drawSpark(c.el.querySelector(".spark"), c.spark);
+    drawSpark(c.el.querySelector(".spark"), c.spark);
   }
-}
-
-// push adds a second to a sparkline, whose last value is the mean of a step that goes on.
-function push(c, at, k) {
-  const values = [[c.spark.calls, k ? k[2] : 0], [c.spark.bad, k ? k[3] : 0]];
-  if (at % STEP === 0) c.n = 0;
-  for (const [list, v] of values) {
-    if (at % STEP === 0 || !list.length) {
-      list.push(v);
-      if (list.length > KEPT / STEP) list.shift();
-    } else {
-      list[list.length - 1] = (list[list.length - 1] * c.n + v) / (c.n + 1);
-    }
-  }
-  c.n++;
+  tick = o.tick;
 }
 
 // The page of a policy.
@@ -219,10 +202,10 @@ function newChart(name, all) {
   c.rank = /call|request|saga\.step/.test(name) ? 0 : all.some(moves) ? 1 : 2;
   c.legend = html("ul", { class: "legend" });
   c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": all[0].help + " Over the last ten minutes." });
-  c.max = html("span", { class: "max", "aria-hidden": "true" });
+  c.max = html("span", { class: "max" });
   c.el = html("figure", { class: "chart" },
-    html("figcaption", {}, all[0].help.replace(/ Not to be added up\.$/, "").replace(/\.$/, ""), html("code", {}, name)),
-    c.legend, html("div", { class: "plot" }, c.svg, c.max));
+    html("figcaption", {}, all[0].help.replace(/ Not to be added up\.$/, "").replace(/\.$/, ""), html("code", {}, name, c.max)),
+    c.legend, c.svg);
   c.svg.addEventListener("pointermove", (e) => {
     const box = c.svg.getBoundingClientRect();
     hover(Math.max(0, Math.min(KEPT - 1, Math.round((1 - (e.clientX - box.left) / box.width) * (KEPT - 1)))));
@@ -248,7 +231,6 @@ function drawChart(c) {
   for (const y of [0, H / 2, H]) c.svg.append(svg("line", { class: "grid", x1: 0, x2: W, y1: y, y2: y }));
   for (const f of shown) c.svg.append(svg("path", { class: "c" + f.colour, d: line(f.points, W, H, max, KEPT) }));
   if (back !== null) c.svg.append(svg("line", { class: "cross", x1: W - back, x2: W - back, y1: 0, y2: H }));
-  c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
   c.legend.replaceChildren(...(shown.length ? shown : c.all.slice(0, 1)).map((f) => {
     const i = f.points.length - 1 - (back || 0);
     const v = i >= 0 ? f.points[i] : NaN;
@@ -256,6 +238,7 @@ function drawChart(c) {
     return html("li", {}, html("i", { class: "c" + f.colour }), nameOf(f) + " ", b, " " + unitOf(f));
   }));
   if (back !== null) c.legend.append(html("li", {}, back + " s ago"));
+  c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
 }
 
 function drawStrip() {
@@ -279,85 +262,66 @@ function drawStrip() {
   }));
 }
 
-function onPolicy(m) {
+async function followPolicy() {
   const page = document.getElementById("page");
-  if (String(m.shape) !== page.dataset.shape) reload().catch(() => {});
-  if (!shownPolicy || !m.points || m.points.length !== shownPolicy.figures.length) return;
-  if (m.at <= shownPolicy.tick) return;
-  const missed = m.at - shownPolicy.tick;
-  if (missed > GAP) { shownPolicy = null; drawPolicy().catch(() => {}); return; }
+  const p = await twin(shownPolicy.tick);
+  const missed = p.tick - shownPolicy.tick;
+  if (String(p.shape) !== page.dataset.shape) await reload();
+  if (missed > GAP || missed < 0 || p.figures.length !== shownPolicy.figures.length) { await drawPolicy(); return; }
   shownPolicy.figures.forEach((f, i) => {
-    for (let n = 0; n < missed; n++) f.points.push(m.points[i]);
+    f.points.push(...p.figures[i].points);
     f.points.splice(0, Math.max(0, f.points.length - KEPT));
-    f.value = m.values[i];
+    f.value = p.figures[i].value;
   });
-  shownPolicy.tick = m.at;
-  text(page, "[data-rate]", m.rate); text(page, "[data-share]", m.share); text(page, "[data-detail]", m.detail);
-  if (page.querySelector(".all")?.open) page.querySelectorAll("[data-value]").forEach((el, i) => { el.textContent = short(m.values[i]); });
-  if (shownPolicy.states) {
-    const now = shownPolicy.figures.find((f) => f.name === "breaker.state" && f.value);
-    const runs = shownPolicy.states, last = runs[runs.length - 1];
-    const state = now && now.attrs.state.replaceAll("_", "-");
-    if (now && last && state === last.state) last.seconds += missed;
-    else if (now) runs.push({ state, seconds: missed });
-    let total = runs.reduce((n, r) => n + r.seconds, 0);
-    while (total > KEPT) { const cut = Math.min(runs[0].seconds, total - KEPT); runs[0].seconds -= cut; total -= cut; if (!runs[0].seconds) runs.shift(); }
-  }
+  shownPolicy.tick = p.tick;
+  shownPolicy.states = p.states;
+  text(page, "[data-rate]", p.words.rate); text(page, "[data-share]", p.words.share);
+  text(page, "[data-since]", p.words.since); text(page, "[data-detail]", p.detail);
+  if (page.querySelector(".all")?.open) page.querySelectorAll("[data-value]").forEach((el, i) => { el.textContent = short(p.figures[i].value); });
   charts.forEach(drawChart);
   drawStrip();
 }
 
 // What every page does.
 
+const overviewHere = () => document.querySelector(".groups"), policyHere = () => document.getElementById("charts");
+
 async function draw() {
-  if (document.querySelector(".groups")) await drawOverview();
-  if (document.getElementById("charts")) await drawPolicy();
+  if (overviewHere()) await drawOverview();
+  if (policyHere()) await drawPolicy();
+}
+
+async function follow() {
+  if (overviewHere()) return tick < 0 ? draw() : followOverview();
+  if (policyHere()) return shownPolicy ? followPolicy() : draw();
+  return reload();
 }
 
 function mark(e) {
   if (e.target.matches(".fields input")) e.target.classList.toggle("changed", e.target.value !== e.target.nextElementSibling?.value);
 }
 
+const wait = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
+
+// seen waits until somebody sees the page: one that is hidden asks for nothing.
+const seen = () => new Promise((done) => {
+  if (!document.hidden) { done(); return; }
+  document.addEventListener("visibilitychange", done, { once: true });
+});
+
 async function start() {
-  const refresh = document.getElementById("main").dataset.refresh;
+  const main = document.getElementById("main");
   document.addEventListener("input", mark);
   document.querySelectorAll(".fields input").forEach((i) => mark({ target: i }));
-  try { await draw(); } catch { say(false, "not live"); }
-  if (!refresh) return;
-  if (/^\d+$/.test(refresh)) {
-    say(true, "live");
-    setInterval(() => { if (!document.hidden) reload().then(() => say(true, "live"), () => say(false, "not live")); }, refresh * 1000);
-    return;
+  for (let next = draw; ; next = follow) {
+    let failed = false;
+    try { await next(); } catch { failed = true; }
+    const every = Number(main.dataset.refresh || 0);
+    if (every || failed) say(!failed && every > 0, failed ? "not live" : "live");
+    if (!every) return;
+    await wait(failed ? Math.max(every, 5) : every);
+    if (document.hidden) { say(false, "not live"); await seen(); }
   }
-  connect(refresh);
-}
-
-function connect(url) {
-  const source = new EventSource(url);
-  let hiding;
-  const hide = () => {
-    clearTimeout(hiding);
-    // A page that nobody sees for long leaves its place to another.
-    if (document.hidden) { hiding = setTimeout(() => { source.close(); say(false, "not live"); }, 60000); return; }
-    if (source.readyState === EventSource.CLOSED) again(0);
-  };
-  const again = (wait) => {
-    source.close();
-    document.removeEventListener("visibilitychange", hide);
-    setTimeout(() => connect(url), wait);
-  };
-  source.onmessage = (e) => {
-    say(true, "live");
-    const m = JSON.parse(e.data);
-    if (document.querySelector(".groups")) onOverview(m); else onPolicy(m);
-  };
-  source.onerror = () => {
-    if (source.readyState !== EventSource.CLOSED) { say(false, "connecting"); return; }
-    // The server has said no: it is closed, or enough others are watching.
-    say(false, "not live");
-    again(10000);
-  };
-  document.addEventListener("visibilitychange", hide);
 }
 
 start();
