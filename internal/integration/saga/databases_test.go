@@ -108,9 +108,8 @@ func killConnections(db *sql.DB, name string, share float64) (n int, err error) 
 	return n, rows.Err()
 }
 
-// sqliteDSN waits for no disk: the tests kill processes, and no machine.
 func sqliteDSN(path string) string {
-	return "file:" + path + "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_txlock=immediate"
+	return "file:" + path + "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
 }
 
 // newSchema returns the DSN of a new schema, which goes with the test, and its
