@@ -105,11 +105,6 @@ type Cache[K comparable, V any] struct {
 	tags      tags
 	hits      hits
 	counts    counts
-
-	breaks struct { // set by tests that show what a rule prevents
-		lease bool // a flight keeps its result even if it was overtaken
-		order bool // memory is told before the Store
-	}
 }
 
 const shards = 64
@@ -122,9 +117,6 @@ type shard[K comparable, V any] struct {
 	alone   map[K]*flight[K, V]        // of others: the flight of each key that loads without a lease; see turn
 	lost    map[K]*lost                // loads that run on without callers
 	pauses  map[K]time.Duration        // see pause
-	timer   *time.Timer                // see watchOver
-	watched bool                       // timer is set,
-	due     time.Time                  // to this time
 
 	manyPauses int // number of pauses at which those that have passed are removed
 	_          [64]byte
@@ -214,14 +206,11 @@ func (c *Cache[K, V]) Close() error {
 			s.others[f] = struct{}{}
 		}
 		for f := range s.others {
-			f.ctx.cancel()
+			f.end()
 			if !f.answered && !f.follows {
 				c.counts.canceled.Add(1)
 			}
 			f.fail(ErrClosed)
-		}
-		if s.timer != nil {
-			s.timer.Stop()
 		}
 		s.mu.Unlock()
 	}

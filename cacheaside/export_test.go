@@ -1,11 +1,5 @@
 package cacheaside
 
-// BreakLease makes flights keep their results even if they were overtaken.
-func (c *Cache[K, V]) BreakLease() { c.breaks.lease = true }
-
-// BreakOrder makes invalidations tell memory before the Store.
-func (c *Cache[K, V]) BreakOrder() { c.breaks.order = true }
-
 // Tracked returns the number of keys in use besides those in memory.
 func (c *Cache[K, V]) Tracked() (n int) {
 	for i := range c.shards {

@@ -25,7 +25,8 @@ type flight[K comparable, V any] struct {
 	began   time.Duration // since New
 	tagged  uint64        // number of the last invalidation of tags when the flight began
 	written string        // the key as converted for the Store
-	ctx     loadCtx
+	loading               // its call of Load
+	unwatch func() bool   // see overdue
 	value   V             // returned by Load
 	took    time.Duration // duration of the load, 0 if it has not returned
 	batch   *batch[K, V]  // of GetMany; nil if the flight loads by itself
@@ -104,7 +105,8 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 		f.offered = make(chan struct{})
 	}
 	f.version, f.tagged = c.version(f.bucket), c.tags.last.Load()
-	f.ctx.init(ctx, now.Add(cfg.LoadTimeout), f)
+	f.init(ctx, now.Add(cfg.LoadTimeout), f)
+	f.unwatch = context.AfterFunc(f.ctx, func() { c.overdue(f) })
 	if l := s.lost[key]; l != nil {
 		f.crowded = l.n >= mostLost
 	}
@@ -114,7 +116,6 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	} else {
 		s.flights[key] = f
 	}
-	c.watchOver(s, f.ctx.deadline)
 	c.running.Add(1)
 	return f
 }
@@ -221,7 +222,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	if !f.follows { // otherwise the other flight counts
 		c.counts.canceled.Add(1)
 	}
-	f.ctx.cancel()
+	f.end()
 	f.fail(context.Canceled)
 	s.lose(f)
 }
@@ -245,76 +246,40 @@ func (f *flight[K, V]) fail(err error) {
 	}
 }
 
-// watchOver makes sure that a flight of s ends at its deadline. One timer serves the
-// shard. It is set for the earliest deadline, which is that of the first flight unless
-// Update has lowered LoadTimeout; when it fires, for the earliest of the remaining ones.
-// The shard is locked.
-func (c *Cache[K, V]) watchOver(s *shard[K, V], deadline time.Time) {
-	if s.watched && !deadline.Before(s.due) {
-		return
-	}
-	s.watched, s.due = true, deadline
-	d := time.Until(deadline)
-	if s.timer == nil {
-		s.timer = time.AfterFunc(d, func() { c.endOverdue(s) })
-	} else {
-		s.timer.Reset(d)
-	}
+// end ends the ctx of f, unless its deadline has passed.
+func (f *flight[K, V]) end() {
+	f.unwatch()
+	f.cancel()
 }
 
-// endOverdue answers the callers of the flights of s whose time has passed, even if
-// their loads ignore their ctx.
-func (c *Cache[K, V]) endOverdue(s *shard[K, V]) {
-	var overdue []*flight[K, V]
-	var next time.Time
+// overdue answers the callers of f when LoadTimeout has passed, even if its load ignores
+// its ctx. It is called when that ctx has ended.
+func (c *Cache[K, V]) overdue(f *flight[K, V]) {
+	if !errors.Is(f.ctx.Err(), context.DeadlineExceeded) {
+		return
+	}
+	s := f.shard
 	s.mu.Lock()
-	s.watched = false
-	if c.closed.Load() {
+	if f.answered {
 		s.mu.Unlock()
 		return
 	}
-	c.running.Add(1)
+	c.running.Add(1) // Close has not begun to wait: it answers the callers first
 	defer c.running.Done()
-	now := time.Now()
-	look := func(f *flight[K, V]) {
-		deadline := f.ctx.deadline
-		switch {
-		case f.answered:
-		case !now.Before(deadline):
-			overdue = append(overdue, f)
-		case next.IsZero() || deadline.Before(next):
-			next = deadline
-		}
+	c.postpone(f)
+	reports := !f.follows // otherwise the other flight does
+	if reports {
+		c.counts.timedOut.Add(1)
 	}
-	for _, f := range s.flights {
-		look(f)
+	if s.flights[f.key] == f {
+		s.overtake(f.key)
 	}
-	for f := range s.others {
-		look(f)
-	}
-	if !next.IsZero() {
-		c.watchOver(s, next)
-	}
-	var failed []*flight[K, V]
-	for _, f := range overdue {
-		c.postpone(f)
-		if !f.follows { // otherwise the other flight reports it
-			failed = append(failed, f)
-			c.counts.timedOut.Add(1)
-		}
-		if s.flights[f.key] == f {
-			s.overtake(f.key)
-		}
-		f.ctx.expire()
-		f.fail(&TimeoutError{Name: f.cfg.Name, What: "load", After: f.cfg.LoadTimeout})
-		s.lose(f)
-	}
+	err := &TimeoutError{Name: f.cfg.Name, What: "load", After: f.cfg.LoadTimeout}
+	f.fail(err)
+	s.lose(f)
 	s.mu.Unlock()
-	if !c.observed() {
-		return
-	}
-	for _, f := range failed { // whose callers have been answered: LoadTimeout does not wait for a hook
-		c.running.Go(func() { c.tellLoad(f, EventLoadFailed, c.now()-f.began, f.err) })
+	if reports {
+		c.tellLoad(f, EventLoadFailed, c.now()-f.began, err)
 	}
 }
 
@@ -390,8 +355,7 @@ func (c *Cache[K, V]) panicked(value any) *PanicError {
 func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s := f.shard
 	s.mu.Lock()
-	holds := s.flights[f.key] == f && f.version == c.version(f.bucket)
-	holds = (holds || c.breaks.lease) && !f.invalidated
+	holds := s.flights[f.key] == f && f.version == c.version(f.bucket) && !f.invalidated
 	overtaken := false
 	if f.loaded {
 		delete(s.pauses, f.key)
@@ -431,7 +395,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 	s.mu.Unlock()
 
 	defer func() { // even if OnEvent panics
-		f.ctx.cancel()
+		f.end()
 		if !late {
 			close(f.done)
 		}
@@ -450,7 +414,7 @@ func (c *Cache[K, V]) land(f *flight[K, V], e *entry[V], err error) {
 		c.succeeded(f, late)
 		if overtaken {
 			c.counts.overtaken.Add(1)
-			c.tell(&f.ctx, EventOvertaken, f.key, nil)
+			c.tell(f.ctx, EventOvertaken, f.key, nil)
 		}
 	}
 }
@@ -492,7 +456,7 @@ func (c *Cache[K, V]) failed(f *flight[K, V], took time.Duration, err error) {
 
 func (c *Cache[K, V]) tellLoad(f *flight[K, V], kind EventKind, took time.Duration, err error) {
 	if c.observed() {
-		c.event(&f.ctx, Event{Kind: kind, Name: f.cfg.Name, Key: f.key, Err: err, Took: took})
+		c.event(f.ctx, Event{Kind: kind, Name: f.cfg.Name, Key: f.key, Err: err, Took: took})
 	}
 }
 

@@ -212,7 +212,7 @@ type batch[K comparable, V any] struct {
 	needed    []*flight[K, V]
 	left      int // how many of needed still wait
 	started   bool
-	ctx       loadCtx
+	loading
 
 	// Written before done is closed.
 	values map[K]V
@@ -238,9 +238,9 @@ func (b *batch[K, V]) startIfDecided() {
 		return
 	}
 	b.started = true
-	b.ctx.init(b.needed[0].ctx.caller, time.Now().Add(b.cfg.LoadTimeout), b)
+	b.init(b.needed[0].caller, time.Now().Add(b.cfg.LoadTimeout), b)
 	if b.left == 0 {
-		b.ctx.cancel()
+		b.cancel()
 	}
 	b.c.running.Go(b.run) // the last flight to decide keeps Close waiting until then
 }
@@ -249,7 +249,7 @@ func (b *batch[K, V]) startIfDecided() {
 func (b *batch[K, V]) run() {
 	c := b.c
 	defer close(b.done)
-	defer b.ctx.cancel()
+	defer b.cancel()
 	// As for a single load, a panic and Goexit become errors.
 	returned := false
 	defer func() {
@@ -257,7 +257,7 @@ func (b *batch[K, V]) run() {
 			b.err = c.panicked(recover())
 		}
 	}()
-	b.begun, b.took, b.err = c.run(b.cfg, &b.ctx, b)
+	b.begun, b.took, b.err = c.run(b.cfg, &b.loading, b)
 	returned = true
 }
 
@@ -293,7 +293,7 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		b.mu.Lock()
 		b.left--
 		if b.left == 0 && b.started {
-			b.ctx.cancel()
+			b.cancel()
 		}
 		b.mu.Unlock()
 		return nil, f.err
@@ -309,5 +309,5 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 		f.failing = b
 	}
 	f.took = b.took
-	return b.c.loaded(f, value, &b.ctx.terms, b.begun, err)
+	return b.c.loaded(f, value, &b.terms, b.begun, err)
 }

@@ -127,19 +127,12 @@ func (s *shared[K, V]) announce(ctx context.Context, keys []K, token string,
 		changes[i] = &change[K]{key: key, written: s.c.cfg().Key(key)}
 	}
 	tell := func(shard int, changes []*change[K]) {
-		if s.c.breaks.order {
-			for _, ch := range changes {
-				here(ch.key)
-			}
-		}
 		err := s.tellShard(ctx, shard, changes, there)
 		for _, ch := range changes {
 			if ch.err = err; err != nil {
 				s.untold.add(ch.written, token)
 			}
-			if !s.c.breaks.order {
-				here(ch.key)
-			}
+			here(ch.key)
 		}
 	}
 	var telling sync.WaitGroup

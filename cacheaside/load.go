@@ -44,9 +44,9 @@ func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 	if err := c.mayLoad(f); err != nil {
 		return nil, err
 	}
-	begun, took, err := c.run(f.cfg, &f.ctx, f)
+	begun, took, err := c.run(f.cfg, &f.loading, f)
 	f.took = took
-	return c.loaded(f, f.value, &f.ctx.terms, begun, err)
+	return c.loaded(f, f.value, &f.terms, begun, err)
 }
 
 func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
@@ -62,9 +62,9 @@ type job interface {
 
 // run waits for a slot and runs a load with Middleware around it. It returns when the
 // load began.
-func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, took time.Duration, err error) {
-	if !c.takeSlot(ctx, load) {
-		return c.now(), 0, fmt.Errorf("%swaiting to load: %w", prefix(cfg.Name), cfg.over(ctx, nil))
+func (c *Cache[K, V]) run(cfg *Config[K, V], l *loading, load job) (begun, took time.Duration, err error) {
+	if !c.takeSlot(l.ctx, load) {
+		return c.now(), 0, fmt.Errorf("%swaiting to load: %w", prefix(cfg.Name), cfg.over(l.ctx, nil))
 	}
 	begun = c.now()
 	first := begun
@@ -75,18 +75,18 @@ func (c *Cache[K, V]) run(cfg *Config[K, V], ctx *loadCtx, load job) (begun, too
 		c.slots.put()
 	}()
 	if cfg.Middleware == nil {
-		err = load.attempt(ctx)
+		err = load.attempt(l.ctx)
 	} else {
-		begun, err = c.runThrough(cfg, ctx, load, begun)
+		begun, err = c.runThrough(cfg, l, load, begun)
 	}
 	if isFailure(err) {
-		err = cfg.over(ctx, err)
+		err = cfg.over(l.ctx, err)
 	}
 	return begun, took, err
 }
 
 // takeSlot waits for a slot until ctx ends, and reports whether it took one.
-func (c *Cache[K, V]) takeSlot(ctx *loadCtx, load job) bool {
+func (c *Cache[K, V]) takeSlot(ctx context.Context, load job) bool {
 	if c.slots.tryTake() {
 		return true
 	}
@@ -97,7 +97,7 @@ func (c *Cache[K, V]) takeSlot(ctx *loadCtx, load job) bool {
 
 // runThrough runs a load with Middleware around it. It returns when the last attempt
 // began, whose value is used, or begun if there was none.
-func (c *Cache[K, V]) runThrough(cfg *Config[K, V], l *loadCtx, load job, begun time.Duration) (time.Duration, error) {
+func (c *Cache[K, V]) runThrough(cfg *Config[K, V], l *loading, load job, begun time.Duration) (time.Duration, error) {
 	succeeded := false
 	err := cfg.Middleware(func(ctx context.Context) error {
 		begun, l.terms = c.now(), terms{}
@@ -107,7 +107,7 @@ func (c *Cache[K, V]) runThrough(cfg *Config[K, V], l *loadCtx, load job, begun 
 			err = answered{err} // matches by an Is method, which policies do not see
 		}
 		return err
-	})(l)
+	})(l.ctx)
 	if err == nil && !succeeded {
 		err = errors.New(prefix(cfg.Name) + "Middleware returned nil without a value from Load")
 	}

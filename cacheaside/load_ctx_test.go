@@ -28,8 +28,7 @@ func loadWith(ctx context.Context, look func(context.Context)) error {
 	return err
 }
 
-// The ctx of a load creates its channel and its timer when they are needed. The
-// difference must not show.
+// Whoever asks first, the ctx of a load ends like any ctx with a deadline.
 func TestContextOfALoadEndsAsOneWithADeadline(t *testing.T) {
 	for name, first := range map[string]func(context.Context){
 		"Done is asked early": func(ctx context.Context) { ctx.Done() },

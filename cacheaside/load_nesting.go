@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // A load may call Get with its ctx, on its own Cache or another. It keeps its slot
@@ -11,11 +12,26 @@ import (
 // ErrRecursive: one of a key that this load is loading, or a load around it; and one
 // whose load waits for a slot of the Cache, of which a load around it holds one.
 
+// A loading is a call of Load or LoadMany, as its ctx knows it.
+type loading struct {
+	ctx    context.Context // has the values of caller, and ends separately
+	cancel context.CancelFunc
+	caller context.Context // of the call that began the load
+	job    any             // the *flight or *batch that loads
+	terms  terms           // set by the load for its result
+}
+
 type loadKey struct{}
 
+func (l *loading) init(caller context.Context, deadline time.Time, job any) {
+	l.caller, l.job = caller, job
+	ctx := context.WithValue(context.WithoutCancel(caller), loadKey{}, l)
+	l.ctx, l.cancel = context.WithDeadline(ctx, deadline)
+}
+
 // loadOf returns the load that ctx belongs to, or nil.
-func loadOf(ctx context.Context) *loadCtx {
-	l, _ := ctx.Value(loadKey{}).(*loadCtx)
+func loadOf(ctx context.Context) *loading {
+	l, _ := ctx.Value(loadKey{}).(*loading)
 	return l
 }
 
@@ -23,7 +39,7 @@ func loadOf(ctx context.Context) *loadCtx {
 // load waits for, and whether one of these loads is loading key.
 func (c *Cache[K, V]) around(ctx context.Context, key K) (own, same bool) {
 	for l := loadOf(ctx); l != nil; l = loadOf(l.caller) {
-		if l.Err() != nil { // it no longer waits
+		if l.ctx.Err() != nil { // it no longer waits
 			continue
 		}
 		switch job := l.job.(type) {

@@ -142,22 +142,3 @@ func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 }
 
 var commits atomic.Int64
-
-// The test above means something only if it fails when the rule is broken.
-func TestWithoutLeasesOldValuesComeBack(t *testing.T) {
-	broken := func(get func(int) int64) *cacheaside.Cache[int, int64] {
-		c := inMemory(get)
-		c.BreakLease()
-		return c
-	}
-	for range 20 {
-		violations, writes := stress(t, broken, 3, 1, 50_000, func(c *cacheaside.Cache[int, int64], key int, commit func()) bool {
-			return c.Write(context.Background(), key, func(context.Context) error { commit(); return nil }) == nil
-		})
-		t.Logf("50000 reads, %d writes, %d violations", writes, violations)
-		if violations > 0 {
-			return
-		}
-	}
-	t.Error("a flight that was overtaken stored its value, and nobody noticed")
-}

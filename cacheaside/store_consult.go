@@ -102,7 +102,7 @@ func (s *shared[K, V]) read(f *flight[K, V], look Lookup, asked time.Duration) (
 			prefix(s.c.cfg().Name), f.key, f.written, ErrKeyCollision)
 	}
 	if err != nil {
-		s.c.tell(&f.ctx, EventCodecFailed, f.key, err)
+		s.c.tell(f.ctx, EventCodecFailed, f.key, err)
 		return nil, nil
 	}
 	// Times count from the call: the answer may have taken a while.
@@ -154,10 +154,10 @@ func (s *shared[K, V]) refreshAhead(f *flight[K, V], e *entry[V]) {
 		sh.mu.Unlock()
 		return
 	}
-	early := c.launch(f.ctx.caller, sh, f.key, f.written, time.Now())
+	early := c.launch(f.caller, sh, f.key, f.written, time.Now())
 	early.refresh = true
 	early.waiters++
 	sh.mu.Unlock()
 	go c.fly(early)
-	c.tell(&f.ctx, EventRefreshBegun, f.key, nil)
+	c.tell(f.ctx, EventRefreshBegun, f.key, nil)
 }

@@ -14,7 +14,7 @@ func (s *shared[K, V]) ask(f *flight[K, V]) (look Lookup, c claim, asked time.Du
 	f.asked = nil
 	if a == nil {
 		a = &answer{ask: s.askFor(f)}
-		s.acquire(&f.ctx, s.shardOf(f.written), []*answer{a})
+		s.acquire(f.ctx, s.shardOf(f.written), []*answer{a})
 	}
 	if !a.ok {
 		return look, c, 0, false
@@ -108,7 +108,7 @@ func (s *shared[K, V]) launchShard(flights []*flight[K, V]) {
 	for i, f := range flights {
 		answers[i] = &answer{ask: s.askFor(f)}
 	}
-	s.acquire(&flights[0].ctx, s.shardOf(flights[0].written), answers)
+	s.acquire(flights[0].ctx, s.shardOf(flights[0].written), answers)
 	for i, f := range flights {
 		f.asked = answers[i]
 	}
@@ -119,7 +119,7 @@ func (s *shared[K, V]) release(f *flight[K, V], c claim) {
 	if c.token == "" {
 		return
 	}
-	ctx, shard, asked := context.WithoutCancel(&f.ctx), s.shardOf(f.written), s.c.now()
+	ctx, shard, asked := context.WithoutCancel(f.ctx), s.shardOf(f.written), s.c.now()
 	err := s.mayAsk(shard)
 	if err == nil {
 		if err = s.store.Release(ctx, f.written, c.token); err == nil {
@@ -186,7 +186,7 @@ func (s *shared[K, V]) fill(f *flight[K, V], c claim, e *entry[V]) {
 	if c.token == "" {
 		return
 	}
-	ctx, now, shard := context.WithoutCancel(&f.ctx), s.c.now(), s.shardOf(f.written)
+	ctx, now, shard := context.WithoutCancel(f.ctx), s.c.now(), s.shardOf(f.written)
 	if e == nil || e.keep <= now {
 		if f.old.Load() == nil {
 			s.release(f, c)

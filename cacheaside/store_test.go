@@ -798,19 +798,3 @@ func TestNoGetIsOlderThanAWriteThatReturnedWithAStore(t *testing.T) {
 	t.Logf("50000 reads, %d writes, %d violations", writes, violations)
 	require.Zero(t, violations)
 }
-
-func TestMemoryBeforeTheStoreBringsOldValuesBack(t *testing.T) {
-	broken := func(get func(int) int64) *cacheaside.Cache[int, int64] {
-		c := bothTiers(newFakeStore())(get)
-		c.BreakOrder()
-		return c
-	}
-	for range 20 {
-		violations, writes := stress(t, broken, 3, 2, 50_000, commitThenInvalidate)
-		t.Logf("50000 reads, %d writes, %d violations", writes, violations)
-		if violations > 0 {
-			return
-		}
-	}
-	t.Error("memory was told before the store, and nobody noticed")
-}

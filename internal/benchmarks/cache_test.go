@@ -151,6 +151,13 @@ var cacheCases = []comparison{
 			b.Errorf("%d loads for %d keys", loads.Load(), b.N)
 		}
 	})},
+	{"miss-1ms", cacheImpls(func(b *testing.B, c cacheUnderTest, _ *atomic.Int64) {
+		i := 0
+		for b.Loop() {
+			i++
+			getCached(b, c, "slow"+strconv.Itoa(i))
+		}
+	})},
 	{"cold-1000", cacheImpls(func(b *testing.B, c cacheUnderTest, loads *atomic.Int64) {
 		i := 0
 		for b.Loop() {
