@@ -253,12 +253,29 @@ func (e Entry) plan(data []byte) (plan, error) {
 	if len(p.fields) == 0 {
 		return p, nil
 	}
-	if v, ok := p.result().(interface{ Validate() error }); ok {
-		if err := v.Validate(); err != nil {
-			return p, at(e.path(), err)
-		}
+	if err := p.check(); err != nil {
+		return p, at(e.path(), err)
 	}
 	return p, nil
+}
+
+// check returns what is wrong with the Config that the policy would have, in which defaults
+// that depend on a changed field follow it. Of a policy without Preview that is the present
+// Config, changed.
+func (p *plan) check() error {
+	next := p.result()
+	if preview := p.entry.source.preview; preview != nil {
+		config, err := preview(p.set)
+		if err != nil {
+			return err
+		}
+		copyFields(config, p.to, p.named)
+		next = config.Interface()
+	}
+	if v, ok := next.(interface{ Validate() error }); ok {
+		return v.Validate()
+	}
+	return nil
 }
 
 // result returns the Config that the policy would have, so that defaults that depend on

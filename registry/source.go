@@ -18,7 +18,8 @@ type source struct {
 	config  func() reflect.Value // nil: there are no settings
 	of      reflect.Type         // of config
 	update  func(change func(config reflect.Value)) error
-	trial   bool // update may be tried with a change that panics: the policy is of this module
+	preview func(change func(config reflect.Value)) (reflect.Value, error) // nil: of a policy of other origin
+	trial   bool                                                           // update may be tried with a change that panics: the policy is of this module
 
 	added time.Time // to the registry, or made
 	stop  func()    // of the observing, while the registry has an observer
@@ -99,6 +100,7 @@ func (s *source) guard(far *foreigner) {
 		return
 	}
 	config, update := s.config, s.update
+	s.preview = nil
 	var last atomic.Pointer[reflect.Value]
 	s.config = func() reflect.Value {
 		now, err := ask(far, config)
@@ -120,7 +122,7 @@ func (s *source) guard(far *foreigner) {
 	}
 }
 
-// settings finds the methods Config and Update of p. Their types differ from policy to
+// settings finds the methods Config, Update and Preview of p. Their types differ from policy to
 // policy, and those of a Group from key type to key type.
 func (s *source) settings(p Policy) {
 	v := reflect.ValueOf(p)
@@ -139,13 +141,26 @@ func (s *source) settings(p Policy) {
 		c.Set(config.Call(nil)[0])
 		return c
 	}
-	s.update = func(change func(reflect.Value)) error {
-		f := reflect.MakeFunc(changer(ct.Out(0)), func(args []reflect.Value) []reflect.Value {
+	call := func(method reflect.Value, change func(reflect.Value)) ([]reflect.Value, error) {
+		f := reflect.MakeFunc(changer(s.of), func(args []reflect.Value) []reflect.Value {
 			change(args[0].Elem())
 			return nil
 		})
-		err, _ := update.Call([]reflect.Value{f})[0].Interface().(error)
+		results := method.Call([]reflect.Value{f})
+		err, _ := results[len(results)-1].Interface().(error)
+		return results, err
+	}
+	s.update = func(change func(reflect.Value)) error {
+		_, err := call(update, change)
 		return err
+	}
+	if preview := v.MethodByName("Preview"); preview.IsValid() {
+		s.preview = func(change func(reflect.Value)) (reflect.Value, error) {
+			results, err := call(preview, change)
+			next := reflect.New(s.of).Elem()
+			next.Set(results[0])
+			return next, err
+		}
 	}
 }
 
