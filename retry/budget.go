@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -56,9 +55,8 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 //
 // A Budget is safe for concurrent use and takes no lock.
 type Budget struct {
-	setup     atomic.Pointer[budgetSetup]
+	setting   settings.Setting[BudgetConfig]
 	observers notify.Observers[Event]
-	updating  sync.Mutex // held by Update
 	base      time.Time
 
 	// Rings of slots, each an epoch in the upper half and a count in the lower. A slot
@@ -85,24 +83,6 @@ func (c *budgetCounts) totals() BudgetTotals {
 	return BudgetTotals{Allowed: c.allowed.Load(), OverBudget: c.overBudget.Load()}
 }
 
-// A budgetSetup is the BudgetConfig in use.
-type budgetSetup struct {
-	BudgetConfig              // with its defaults
-	given        BudgetConfig // without them
-	perMillion   int64        // Ratio, exactly
-	floor        int64        // PerSecond in a whole window
-}
-
-func newBudgetSetup(given BudgetConfig) *budgetSetup {
-	cfg := given.withDefaults()
-	return &budgetSetup{
-		BudgetConfig: cfg,
-		given:        given,
-		perMillion:   int64(math.Round(max(0, cfg.Ratio) * 1e6)),
-		floor:        int64(max(0, cfg.PerSecond)) * int64(budgetWindow/time.Second),
-	}
-}
-
 const (
 	budgetWindow = 10 * time.Second
 	budgetSlot   = 500 * time.Millisecond
@@ -112,24 +92,23 @@ const (
 )
 
 // NewBudget returns a Budget. It panics if cfg is not valid.
-func NewBudget(cfg BudgetConfig) *Budget {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	return newBudget(newBudgetSetup(cfg))
+func NewBudget(cfg BudgetConfig) *Budget { return newBudget(newBudgetVersion(cfg)) }
+
+func newBudgetVersion(cfg BudgetConfig) *settings.Version[BudgetConfig] {
+	return settings.New(cfg, BudgetConfig.withDefaults)
 }
 
-func newBudget(s *budgetSetup) *Budget {
+func newBudget(v *settings.Version[BudgetConfig]) *Budget {
 	b := &Budget{base: time.Now()}
-	b.setup.Store(s)
+	b.setting.Adopt(v, nil)
 	return b
 }
 
 // Name returns the Name of b's BudgetConfig.
-func (b *Budget) Name() string { return b.setup.Load().Name }
+func (b *Budget) Name() string { return b.setting.Load().Name }
 
 // Config returns the present BudgetConfig of b, with its defaults filled in.
-func (b *Budget) Config() BudgetConfig { return b.setup.Load().BudgetConfig }
+func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
 // Update changes the BudgetConfig of b: it calls change with the present one, validates the
 // result and makes it effective. If the result is not valid, Update returns the error of
@@ -139,18 +118,13 @@ func (b *Budget) Config() BudgetConfig { return b.setup.Load().BudgetConfig }
 // the new one. Calls under way go on, and their next retries are allowed by the new
 // BudgetConfig. The Name cannot change. change must not call b.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	now := b.setup.Load()
-	next := settings.Change(now.given, now.BudgetConfig, change)
-	if err := sameName("retry.BudgetConfig", now.Name, next.Name); err != nil {
-		return err
-	}
-	if err := next.Validate(); err != nil {
-		return err
-	}
-	b.setup.Store(newBudgetSetup(next))
-	return nil
+	return b.setting.Update(change, nil, nil)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (b *Budget) Preview(change func(*BudgetConfig)) (BudgetConfig, error) {
+	return b.setting.Preview(change)
 }
 
 // Observe calls f with an [EventOverBudget] for each retry and further call that b does not
@@ -193,12 +167,15 @@ func (b *Budget) Stats() BudgetStats {
 		Called:       b.called(now),
 		Charged:      b.spent.Load(),
 	}
-	s.Left = max(0, b.setup.Load().allows(s.Called)-s.Charged)
+	s.Left = max(0, b.setting.Load().allows(s.Called)-s.Charged)
 	return s
 }
 
 // allows returns how many retries there may be in the window, for calls in it.
-func (s *budgetSetup) allows(calls int64) int64 { return s.floor + calls*s.perMillion/1e6 }
+func (c *BudgetConfig) allows(calls int64) int64 {
+	perMillion := int64(math.Round(max(0, c.Ratio) * 1e6)) // exactly
+	return int64(max(0, c.PerSecond))*int64(budgetWindow/time.Second) + calls*perMillion/1e6
+}
 
 // epoch returns the number of the slot that is being filled. The first number is so high
 // that a slot never written has left the window.
@@ -276,7 +253,7 @@ func (c *budgetCounts) count(allowed bool) {
 func (b *Budget) spend() (epoch uint64, ok bool) {
 	now := b.epoch()
 	b.expire(now)
-	allowed := b.setup.Load().allows(b.called(now))
+	allowed := b.setting.Load().allows(b.called(now))
 	for {
 		spent := b.spent.Load()
 		if spent >= allowed {

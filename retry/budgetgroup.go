@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -85,41 +84,28 @@ const (
 // being evicted. A new key in a full group takes the place of another; the group looks at a
 // few of them, and if none can be evicted, Overflow says what happens.
 type BudgetGroup[K comparable] struct {
-	setup     atomic.Pointer[budgetGroupSetup[K]]
+	setting   settings.Setting[BudgetGroupConfig[K]]
+	each      atomic.Pointer[settings.Version[BudgetConfig]] // of the Budgets that Config is for
 	members   *keyed.Map[K, *Budget]
 	shared    *Budget // of ShareOne
 	none      *Budget // of RefuseNew: it never allows a retry
 	observers notify.Observers[Event]
 	did       budgetCounts
-	updating  sync.Mutex // held by Update
-}
-
-// A budgetGroupSetup is the BudgetGroupConfig in use.
-type budgetGroupSetup[K comparable] struct {
-	BudgetGroupConfig[K]                      // with its defaults
-	given                BudgetGroupConfig[K] // without them
-	each                 *budgetSetup         // of the Budgets that Config is for
-}
-
-func newBudgetGroupSetup[K comparable](given BudgetGroupConfig[K]) *budgetGroupSetup[K] {
-	return &budgetGroupSetup[K]{given.withDefaults(), given, newBudgetSetup(given.Config)}
 }
 
 // NewBudgetGroup returns a BudgetGroup without Budgets. It panics if cfg is not valid: see
 // [BudgetGroupConfig.Validate].
 func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
 	g := &BudgetGroup[K]{}
-	s := newBudgetGroupSetup(cfg)
-	g.setup.Store(s)
-	g.shared = g.join(newBudget(s.each), keyed.Other)
-	g.none = g.join(NewBudget(BudgetConfig{Name: s.Config.Name, Ratio: -1, PerSecond: -1}), keyed.Other)
+	g.setting.Adopt(settings.New(cfg, BudgetGroupConfig[K].withDefaults), nil)
+	g.each.Store(newBudgetVersion(cfg.Config))
+	cfg = g.Config()
+	g.shared = g.join(newBudget(g.each.Load()), keyed.Other)
+	g.none = g.join(NewBudget(BudgetConfig{Name: cfg.Config.Name, Ratio: -1, PerSecond: -1}), keyed.Other)
 	g.members = keyed.New(keyed.Config[K, *Budget]{
 		Make:   g.newMember,
-		Max:    s.MaxKeys,
-		Idle:   s.IdleAfter,
+		Max:    cfg.MaxKeys,
+		Idle:   cfg.IdleAfter,
 		Needed: (*Budget).needed,
 		Added:  g.added,
 	})
@@ -127,15 +113,15 @@ func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 }
 
 func (g *BudgetGroup[K]) newMember(key K) *Budget {
-	s := g.setup.Load()
-	b := g.join(newBudget(s.each), keyed.Text(key))
-	b.present = func() *Budget { return g.of(key) }
-	if s.ConfigFor != nil {
-		cfg := s.ConfigFor(key)
-		cfg.Name = s.Config.Name
-		b.setup.Store(NewBudget(cfg).setup.Load())
-		b.own = true
+	group, each := g.setting.Load(), g.each.Load()
+	own := group.ConfigFor != nil
+	if own {
+		cfg := group.ConfigFor(key)
+		cfg.Name = group.Config.Name
+		each = newBudgetVersion(cfg)
 	}
+	b := g.join(newBudget(each), keyed.Text(key))
+	b.own, b.present = own, func() *Budget { return g.of(key) }
 	return b
 }
 
@@ -149,7 +135,7 @@ func (g *BudgetGroup[K]) join(b *Budget, key string) *Budget {
 // added has a new Budget follow an Update that was made since newMember.
 func (g *BudgetGroup[K]) added(b *Budget) {
 	if !b.own {
-		b.setup.Store(g.setup.Load().each)
+		b.setting.Adopt(g.each.Load(), nil)
 	}
 }
 
@@ -171,7 +157,7 @@ func (g *BudgetGroup[K]) of(key K) *Budget {
 		defer e.Unpin()
 		return e.Value
 	}
-	if g.setup.Load().Overflow == RefuseNew {
+	if g.setting.Load().Overflow == RefuseNew {
 		return g.none
 	}
 	return g.shared
@@ -190,10 +176,10 @@ func (g *BudgetGroup[K]) Observe(f func(context.Context, Event)) (stop func()) {
 }
 
 // Name returns the Name of the group's Config.
-func (g *BudgetGroup[K]) Name() string { return g.setup.Load().Config.Name }
+func (g *BudgetGroup[K]) Name() string { return g.setting.Load().Config.Name }
 
 // Config returns the present BudgetGroupConfig of g, with its defaults filled in.
-func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setup.Load().BudgetGroupConfig }
+func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setting.Config() }
 
 // Update changes the BudgetGroupConfig of g as [Budget.Update] changes a BudgetConfig.
 //
@@ -204,35 +190,28 @@ func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setup.Load().B
 //   - MaxKeys cannot be less than the number of Budgets that the group holds.
 //   - The Name of Config cannot change.
 func (g *BudgetGroup[K]) Update(change func(*BudgetGroupConfig[K])) error {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	now := g.setup.Load()
-	given := settings.Change(now.given, now.BudgetGroupConfig, change)
-	if err := sameName("retry.BudgetConfig", now.Config.Name, given.Config.Name); err != nil {
-		return err
-	}
-	if err := given.Validate(); err != nil {
-		return err
-	}
-	next := newBudgetGroupSetup(given)
-	if err := g.members.SetBounds("retry.BudgetGroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
-		return err
-	}
-	g.setup.Store(next)
-	g.shared.follow(next.each)
-	for _, b := range g.members.All() {
-		if !b.own {
-			b.follow(next.each)
-		}
-	}
-	return nil
+	return g.setting.Update(change, g.admit, g.follow)
 }
 
-// follow puts the setup of a group into effect.
-func (b *Budget) follow(s *budgetSetup) {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	b.setup.Store(s)
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It does not compare MaxKeys with the Budgets that the group holds.
+func (g *BudgetGroup[K]) Preview(change func(*BudgetGroupConfig[K])) (BudgetGroupConfig[K], error) {
+	return g.setting.Preview(change)
+}
+
+func (g *BudgetGroup[K]) admit(next *BudgetGroupConfig[K]) error {
+	return g.members.SetBounds("retry.BudgetGroupConfig", next.MaxKeys, next.IdleAfter)
+}
+
+func (g *BudgetGroup[K]) follow(*BudgetGroupConfig[K]) {
+	each := newBudgetVersion(g.setting.Given().Config)
+	g.each.Store(each)
+	g.shared.setting.Adopt(each, nil)
+	for _, b := range g.members.All() {
+		if !b.own {
+			b.setting.Adopt(each, nil)
+		}
+	}
 }
 
 // BudgetGroupStats is a snapshot of a [BudgetGroup].

@@ -9,7 +9,6 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // Config says when, how often and for how long a [Retrier] retries.
@@ -147,11 +146,11 @@ func (c Config) withDefaults() Config {
 func (c *Config) maxRetryAfter() time.Duration { return cmp.Or(c.MaxRetryAfter, time.Minute) }
 
 // Name returns the Name of r's Config.
-func (r *Retrier) Name() string { return r.setup.Load().Name }
+func (r *Retrier) Name() string { return r.setting.Load().Name }
 
 // Config returns the present Config of r, with its defaults filled in. MaxRetryAfter stays
 // zero if it is, since zero also means that an open breaker ends the retrying.
-func (r *Retrier) Config() Config { return r.setup.Load().Config }
+func (r *Retrier) Config() Config { return r.setting.Config() }
 
 // Update changes the Config of r: it calls change with the present Config, validates the
 // result and makes it effective. If the result is not valid, Update returns the error of
@@ -161,24 +160,8 @@ func (r *Retrier) Config() Config { return r.setup.Load().Config }
 // A call under way ends under the Config that it began with, its Budget included; a later
 // call begins with the new one. The figures are kept. A new Budget starts with its own
 // figures. The Name cannot change. change must not call r.
-func (r *Retrier) Update(change func(*Config)) error {
-	r.updating.Lock()
-	defer r.updating.Unlock()
-	now := r.setup.Load()
-	next := settings.Change(now.given, now.Config, change)
-	if err := sameName("retry.Config", now.Name, next.Name); err != nil {
-		return err
-	}
-	if err := next.Validate(); err != nil {
-		return err
-	}
-	r.setup.Store(newSetup(next))
-	return nil
-}
+func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, nil, nil) }
 
-// sameName returns an error if a Name is to change.
-func sameName(config, now, next string) error {
-	f := invalid.Fields{Type: config}
-	f.NeedSame("Name", now, next)
-	return f.Err()
-}
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (r *Retrier) Preview(change func(*Config)) (Config, error) { return r.setting.Preview(change) }

@@ -121,25 +121,24 @@ type limit string
 func (l limit) Error() string        { return "retry: " + string(l) }
 func (l limit) Is(target error) bool { return target == ErrExhausted }
 
-// A timeoutError is the cause of an attempt's ctx that AttemptTimeout ended. It also wraps
-// an error of such an attempt that does not say that it is a time-out.
+// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
+type overtime Config
+
+func (c *overtime) Error() string {
+	return fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(c.Name), c.AttemptTimeout)
+}
+
+func (c *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
+func (c *overtime) Timeout() bool        { return true }
+
+// A timeoutError wraps an error of such an attempt that does not say that it is a time-out.
 type timeoutError struct {
-	name  string
-	after time.Duration
-	err   error
+	*overtime
+	err error
 }
 
-func (e *timeoutError) Error() string {
-	text := fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(e.name), e.after)
-	if e.err != nil {
-		text += ": " + e.err.Error()
-	}
-	return text
-}
-
-func (e *timeoutError) Unwrap() error        { return e.err }
-func (e *timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
-func (e *timeoutError) Timeout() bool        { return true }
+func (e *timeoutError) Error() string { return e.overtime.Error() + ": " + e.err.Error() }
+func (e *timeoutError) Unwrap() error { return e.err }
 
 // saysEnd reports whether err already says that ctx has ended, and why.
 func saysEnd(ctx context.Context, err error) bool {

@@ -80,36 +80,26 @@ func (c HedgeConfig) withDefaults() HedgeConfig {
 // long (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013). It is
 // safe for concurrent use.
 type Hedger[T any] struct {
-	setup     atomic.Pointer[hedgeSetup]
+	setting   settings.Setting[HedgeConfig]
 	observers notify.Observers[Event]
-	updating  sync.Mutex // held by Update
-	lost      error      // a lostError
+	lost      error // a lostError
 
 	firstWon, hedgeWon, failed, hedged, overBudget atomic.Int64
-}
-
-// A hedgeSetup is the HedgeConfig that a call begins and ends with.
-type hedgeSetup struct {
-	HedgeConfig             // with its defaults
-	given       HedgeConfig // without them
 }
 
 // NewHedger returns a Hedger. It panics if cfg is not valid: see
 // [HedgeConfig.Validate].
 func NewHedger[T any](cfg HedgeConfig) *Hedger[T] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
 	h := &Hedger[T]{lost: lostError(cfg.Name)}
-	h.setup.Store(&hedgeSetup{cfg.withDefaults(), cfg})
+	h.setting.Adopt(settings.New(cfg, HedgeConfig.withDefaults), nil)
 	return h
 }
 
 // Name returns the Name of h's HedgeConfig.
-func (h *Hedger[T]) Name() string { return h.setup.Load().Name }
+func (h *Hedger[T]) Name() string { return h.setting.Load().Name }
 
 // Config returns the present HedgeConfig of h, with its defaults filled in.
-func (h *Hedger[T]) Config() HedgeConfig { return h.setup.Load().HedgeConfig }
+func (h *Hedger[T]) Config() HedgeConfig { return h.setting.Config() }
 
 // Update changes the HedgeConfig of h: it calls change with the present one, validates the
 // result and makes it effective. If the result is not valid, Update returns the error of
@@ -119,18 +109,13 @@ func (h *Hedger[T]) Config() HedgeConfig { return h.setup.Load().HedgeConfig }
 // figures are kept, and so are the Latencies unless change sets others. The Name cannot
 // change. change must not call h.
 func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
-	h.updating.Lock()
-	defer h.updating.Unlock()
-	now := h.setup.Load()
-	next := settings.Change(now.given, now.HedgeConfig, change)
-	if err := sameName("retry.HedgeConfig", now.Name, next.Name); err != nil {
-		return err
-	}
-	if err := next.Validate(); err != nil {
-		return err
-	}
-	h.setup.Store(&hedgeSetup{next.withDefaults(), next})
-	return nil
+	return h.setting.Update(change, nil, nil)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (h *Hedger[T]) Preview(change func(*HedgeConfig)) (HedgeConfig, error) {
+	return h.setting.Preview(change)
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with the
@@ -169,17 +154,17 @@ func (h *Hedger[T]) Stats() HedgeStats {
 		Failed:     h.failed.Load(),
 		Hedged:     h.hedged.Load(),
 		OverBudget: h.overBudget.Load(),
-		Delay:      h.setup.Load().delay(),
+		Delay:      h.setting.Load().delay(),
 	}
 }
 
-func (s *hedgeSetup) delay() time.Duration {
-	if s.Quantile > 0 {
-		if d, ok := s.Latencies.Quantile(s.Quantile); ok {
+func (c *HedgeConfig) delay() time.Duration {
+	if c.Quantile > 0 {
+		if d, ok := c.Latencies.Quantile(c.Quantile); ok {
 			return d + 1 // a call that takes exactly as long is not slower
 		}
 	}
-	return s.Delay
+	return c.Delay
 }
 
 // Hedge is [Hedger.Do] of a new Hedger, which keeps no figures. It panics if cfg is not
@@ -208,16 +193,16 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if ctx.Err() != nil {
 		return zero, ended.Error(ctx)
 	}
-	s := h.setup.Load()
-	r := &race[T]{Hedger: h, cfg: &s.HedgeConfig, ctx: ctx, fn: fn, after: s.delay(), winner: -1}
+	cfg := h.setting.Load()
+	r := &race[T]{Hedger: h, cfg: cfg, ctx: ctx, fn: fn, after: cfg.delay(), winner: -1}
 	defer r.clear()
 	var start time.Time
-	if s.Latencies != nil {
+	if cfg.Latencies != nil {
 		start = time.Now()
 	}
 	r.call(false)
-	if s.Latencies != nil && r.tells() {
-		s.Latencies.observe(time.Since(start))
+	if cfg.Latencies != nil && r.tells() {
+		cfg.Latencies.observe(time.Since(start))
 	}
 	r.others.Wait()
 	if r.crash != nil {

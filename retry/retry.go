@@ -53,8 +53,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -64,40 +62,20 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Retrier calls functions again when they fail. It is safe for concurrent use.
 type Retrier struct {
-	setup     atomic.Pointer[setup]
+	setting   settings.Setting[Config]
 	counts    counts
 	observers notify.Observers[Event]
-	updating  sync.Mutex // held by Update
-}
-
-// A setup is the Config that a call begins and ends with.
-type setup struct {
-	Config                 // with its defaults
-	given    Config        // without them
-	budgeted bool          // a call may have a Budget
-	timedOut *timeoutError // the cause of an attempt's ctx that AttemptTimeout ended
-}
-
-func newSetup(cfg Config) *setup {
-	return &setup{
-		Config:   cfg.withDefaults(),
-		given:    cfg,
-		budgeted: cfg.Budget != nil || cfg.BudgetFor != nil,
-		timedOut: &timeoutError{name: cfg.Name, after: cfg.AttemptTimeout},
-	}
 }
 
 // New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
 func New(cfg Config) *Retrier {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
 	r := &Retrier{}
-	r.setup.Store(newSetup(cfg))
+	r.setting.Adopt(settings.New(cfg, Config.withDefaults), nil)
 	return r
 }
 
@@ -122,7 +100,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // or Budget needs it. Under context.Background it allocates nothing; the mark of any other ctx is
 // one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
-	s := r.setup.Load()
+	cfg := r.setting.Load()
 	background := ctx == context.Background() // never ends and has no attempt: see docs/decisions/retry.md
 	outer := 0
 	if !background {
@@ -131,37 +109,37 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return ended.Error(ctx)
 		}
 		var nested bool
-		if outer, nested = attempt.From(ctx); nested && !s.Nested {
-			return r.doNested(ctx, s, fn, outer)
+		if outer, nested = attempt.From(ctx); nested && !cfg.Nested {
+			return r.doNested(ctx, cfg, fn, outer)
 		}
 	}
 	var start time.Time
-	if s.MaxElapsed > 0 {
+	if cfg.MaxElapsed > 0 {
 		start = time.Now()
 	}
 	first := ctx
-	if s.Attempts != 1 {
+	if cfg.Attempts != 1 {
 		first = firstAttempt(ctx, background)
 	}
 	var err error
-	if s.AttemptTimeout == 0 { // spares a call: see docs/decisions/retry.md
+	if cfg.AttemptTimeout == 0 { // spares a call: see docs/decisions/retry.md
 		err = fn(first)
 	} else {
-		err = s.attempt(first, fn)
+		err = cfg.attempt(first, fn)
 	}
 	if err != nil {
-		return r.retry(ctx, s, fn, err, start, outer)
+		return r.retry(ctx, cfg, fn, err, start, outer)
 	}
-	s.earn(ctx, outer)
+	cfg.earn(ctx, outer)
 	r.counts.firstTry.Add(1)
 	return nil
 }
 
 // doNested makes one attempt within an attempt of another Retrier.
-func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Context) error, outer int) error {
-	err := s.attempt(ctx, fn)
+func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, outer int) error {
+	err := cfg.attempt(ctx, fn)
 	if !behavior.IsRefused(err) {
-		s.earn(ctx, outer)
+		cfg.earn(ctx, outer)
 	}
 	if err == nil {
 		r.counts.firstTry.Add(1)
@@ -174,45 +152,48 @@ func (r *Retrier) doNested(ctx context.Context, s *setup, fn func(context.Contex
 
 // earn counts a call that reached the dependency, which earns budget for retries. A call
 // in an attempt of another Retrier counts in the first of them only.
-func (s *setup) earn(ctx context.Context, outer int) {
-	if s.budgeted && outer <= 1 {
-		s.earnBudget(ctx)
+func (c *Config) earn(ctx context.Context, outer int) {
+	if c.budgeted() && outer <= 1 {
+		c.earnBudget(ctx)
 	}
 }
 
+// budgeted reports whether a call may have a Budget.
+func (c *Config) budgeted() bool { return c.Budget != nil || c.BudgetFor != nil }
+
 // earnBudget is not a part of earn, so that a call without a Budget pays for no call.
-func (s *setup) earnBudget(ctx context.Context) { s.budget(ctx).earn() }
+func (c *Config) earnBudget(ctx context.Context) { c.budget(ctx).earn() }
 
 // budget returns the Budget of a call, or nil.
-func (s *setup) budget(ctx context.Context) *Budget {
-	if s.BudgetFor != nil {
-		return s.BudgetFor(ctx)
+func (c *Config) budget(ctx context.Context) *Budget {
+	if c.BudgetFor != nil {
+		return c.BudgetFor(ctx)
 	}
-	return s.Budget
+	return c.Budget
 }
 
 // attempt calls fn with at most AttemptTimeout to finish.
-func (s *setup) attempt(ctx context.Context, fn func(context.Context) error) error {
-	if s.AttemptTimeout == 0 {
+func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) error {
+	if c.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	late, err := linger.Timed(ctx, s.AttemptTimeout, s.timedOut, fn)
+	late, err := linger.Timed(ctx, c.AttemptTimeout, (*overtime)(c), fn)
 	if late && !behavior.IsTimeout(err) && Retryable(err) {
-		return &timeoutError{name: s.Name, after: s.AttemptTimeout, err: err}
+		return &timeoutError{(*overtime)(c), err}
 	}
 	return err
 }
 
 // retry continues a call whose first attempt returned err. outer is the number of the
 // attempt of another Retrier that the call is part of, or 0.
-func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) error, err error, start time.Time, outer int) error {
+func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Context) error, err error, start time.Time, outer int) error {
 	r.counts.firstFailed.Add(1)
-	c := call{Retrier: r, setup: s, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
+	c := call{Retrier: r, cfg: cfg, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
 	defer c.release()
 	for n := 1; ; n++ {
 		end := behavior.Read(err)
 		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			s.earn(ctx, outer) // the first attempt that was made
+			cfg.earn(ctx, outer) // the first attempt that was made
 		}
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
@@ -231,16 +212,16 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 			}
 			c.remember(err, end.Kind)
 			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
-		case end.Kind == behavior.Refused && !s.waits(end):
+		case end.Kind == behavior.Refused && !cfg.waits(end):
 			if c.kind == behavior.Refused {
 				return c.over(n, OutcomePermanent, err)
 			}
 			return c.giveUp(n-1, OutcomePermanent, err) // the refusal is the cause of the end, not what went wrong
-		case end.Kind == behavior.Failed && !s.worth(err, end):
+		case end.Kind == behavior.Failed && !cfg.worth(err, end):
 			return c.over(n, OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
-		if s.Attempts > 0 && n >= s.Attempts {
+		if cfg.Attempts > 0 && n >= cfg.Attempts {
 			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
 		}
 		delay, outcome, cause := c.next(n, err, end.RetryAfter)
@@ -253,9 +234,9 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 		}
 		r.counts.retried.Add(1)
 		c.unspent = false
-		if err = s.attempt(attempt.With(ctx, n+1), fn); err == nil {
+		if err = cfg.attempt(attempt.With(ctx, n+1), fn); err == nil {
 			if c.kind == behavior.Refused {
-				s.earn(ctx, outer)
+				cfg.earn(ctx, outer)
 			}
 			if c.charged {
 				c.refund()
@@ -266,22 +247,22 @@ func (r *Retrier) retry(ctx context.Context, s *setup, fn func(context.Context) 
 }
 
 // waits reports whether another attempt follows a refusal.
-func (s *setup) waits(end behavior.End) bool {
-	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= s.MaxRetryAfter
+func (c *Config) waits(end behavior.End) bool {
+	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= c.MaxRetryAfter
 }
 
 // worth reports whether another attempt follows a failure.
-func (s *setup) worth(err error, end behavior.End) bool {
-	if s.If == nil {
+func (c *Config) worth(err error, end behavior.End) bool {
+	if c.If == nil {
 		return end.Retryable
 	}
-	return s.If(err)
+	return c.If(err)
 }
 
 // A call is the state of a call of Do whose first attempt failed.
 type call struct {
 	*Retrier
-	setup    *setup
+	cfg      *Config
 	ctx      context.Context
 	start    time.Time // of Do, if MaxElapsed needs it
 	failedAt time.Time // when the first attempt had failed
@@ -325,7 +306,7 @@ func (c *call) over(attempts int, o Outcome, err error) error {
 // giveUp ends the call with an *Error.
 func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 	e := &Error{
-		Name:        c.setup.Name,
+		Name:        c.cfg.Name,
 		Attempts:    attempts,
 		RetryingFor: time.Since(c.failedAt),
 		Cause:       cause,
@@ -335,8 +316,8 @@ func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 	if c.earlier {
 		e.earlier = c.decides
 	}
-	if c.setup.OnGiveUp != nil {
-		c.setup.OnGiveUp(c.ctx, e)
+	if c.cfg.OnGiveUp != nil {
+		c.cfg.OnGiveUp(c.ctx, e)
 	}
 	c.tellEnd(attempts, o, e)
 	c.counts.end(o)
@@ -345,12 +326,12 @@ func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 
 // tellRetry tells the hook and the observers that another attempt follows the nth.
 func (c *call) tellRetry(n int, err error, delay time.Duration) {
-	if c.setup.OnRetry != nil {
-		c.setup.OnRetry(c.ctx, c.failedAttempt(n, err, delay))
+	if c.cfg.OnRetry != nil {
+		c.cfg.OnRetry(c.ctx, c.failedAttempt(n, err, delay))
 	}
 	if c.observers.Any() {
 		c.observers.Tell(c.ctx, Event{
-			Kind: EventRetried, Name: c.setup.Name,
+			Kind: EventRetried, Name: c.cfg.Name,
 			Attempt: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt),
 		})
 	}
@@ -360,7 +341,7 @@ func (c *call) tellRetry(n int, err error, delay time.Duration) {
 func (c *call) tellEnd(attempts int, o Outcome, err error) {
 	if c.observers.Any() {
 		c.observers.Tell(c.ctx, Event{
-			Kind: EventEnded, Name: c.setup.Name,
+			Kind: EventEnded, Name: c.cfg.Name,
 			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
 		})
 	}
@@ -371,7 +352,7 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	if c.errs == nil {
 		c.errs = c.buffer[:0]
 	}
-	if len(c.errs) == c.setup.History {
+	if len(c.errs) == c.cfg.History {
 		c.errs = c.errs[:copy(c.errs, c.errs[1:])]
 	}
 	c.errs = append(c.errs, err)
@@ -388,34 +369,34 @@ func (c *call) remember(err error, kind behavior.Kind) {
 // that asks for a wait of after, or why no attempt follows. It charges the
 // budget for the attempt.
 func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, cause error) {
-	s := c.setup
+	cfg := c.cfg
 	if c.delays == nil {
-		if c.delays = s.Backoff(); c.delays == nil {
+		if c.delays = cfg.Backoff(); c.delays == nil {
 			return 0, OutcomeExhausted, errNoBackOff
 		}
 		c.delays.Reset() // the engine asks for it before first use
 	}
 	delay = c.delays.NextBackOff()
-	if delay >= 0 && s.Delay != nil {
-		delay = s.Delay(c.ctx, c.failedAttempt(n, err, delay))
+	if delay >= 0 && cfg.Delay != nil {
+		delay = cfg.Delay(c.ctx, c.failedAttempt(n, err, delay))
 	}
 	if delay < 0 {
 		return 0, OutcomeExhausted, ErrExhausted
 	}
-	if longest := s.maxRetryAfter(); after > longest {
+	if longest := cfg.maxRetryAfter(); after > longest {
 		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
 	} else if after > 0 {
 		// Later than asked, never sooner, and at a random time.
 		delay = max(delay, after+fullJitter(min(after/10, math.MaxInt64-after)))
 	}
-	if s.MaxElapsed > 0 && delay >= s.MaxElapsed-time.Since(c.start) {
-		return 0, OutcomeDeadline, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, s.MaxElapsed))
+	if cfg.MaxElapsed > 0 && delay >= cfg.MaxElapsed-time.Since(c.start) {
+		return 0, OutcomeDeadline, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, cfg.MaxElapsed))
 	}
 	if deadline, ok := c.ctx.Deadline(); ok && delay >= time.Until(deadline) {
 		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
 	}
-	if s.budgeted && c.kind != behavior.Refused {
-		if c.budget = s.budget(c.ctx); c.budget == nil {
+	if cfg.budgeted() && c.kind != behavior.Refused {
+		if c.budget = cfg.budget(c.ctx); c.budget == nil {
 			c.charged = false
 			return delay, "", nil
 		}
@@ -429,7 +410,7 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
-	return Attempt{Name: c.setup.Name, Number: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt)}
+	return Attempt{Name: c.cfg.Name, Number: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt)}
 }
 
 // wait returns after d, or with false as soon as ctx ends.

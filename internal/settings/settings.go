@@ -1,4 +1,3 @@
-// Package settings changes the configuration of a policy that runs.
 package settings
 
 import "reflect"
@@ -62,9 +61,9 @@ func merge(to, was, is reflect.Value) {
 	for i := range to.NumField() {
 		switch {
 		case !to.Type().Field(i).IsExported():
-		case plain(to.Field(i).Type()):
+		case isPart(to.Field(i).Type()):
 			merge(to.Field(i), was.Field(i), is.Field(i))
-		case pointsToPlain(to.Field(i), was.Field(i), is.Field(i)):
+		case pointToParts(to.Field(i), was.Field(i), is.Field(i)):
 			p := reflect.New(to.Field(i).Type().Elem())
 			p.Elem().Set(to.Field(i).Elem())
 			merge(p.Elem(), was.Field(i).Elem(), is.Field(i).Elem())
@@ -73,65 +72,4 @@ func merge(to, was, is reflect.Value) {
 			to.Field(i).Set(is.Field(i))
 		}
 	}
-}
-
-// pointsToPlain reports whether all values point to a configuration.
-func pointsToPlain(values ...reflect.Value) bool {
-	for _, v := range values {
-		if v.Kind() != reflect.Pointer || v.IsNil() || !plain(v.Type().Elem()) {
-			return false
-		}
-	}
-	return true
-}
-
-// same reports whether two values of a field are the same: policies and stores if they are
-// one, configurations if they say the same. Functions never are.
-func same(a, b reflect.Value) bool {
-	if a.Kind() == reflect.Slice || pointsToPlain(a, b) {
-		return reflect.DeepEqual(a.Interface(), b.Interface())
-	}
-	return a.Comparable() && b.Comparable() && a.Equal(b) // functions are not comparable
-}
-
-// detach copies what v shares with other values.
-func detach(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
-				detach(v.Field(i))
-			}
-		}
-	case reflect.Slice:
-		if !v.IsNil() {
-			s := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
-			reflect.Copy(s, v)
-			v.Set(s)
-		}
-		for i := range v.Len() {
-			detach(v.Index(i))
-		}
-	case reflect.Pointer:
-		if pointsToPlain(v) {
-			p := reflect.New(v.Type().Elem())
-			p.Elem().Set(v.Elem())
-			detach(p.Elem())
-			v.Set(p)
-		}
-	}
-}
-
-// plain reports whether t is a struct whose fields are all exported: a configuration,
-// and not a policy or a lock.
-func plain(t reflect.Type) bool {
-	if t.Kind() != reflect.Struct {
-		return false
-	}
-	for i := range t.NumField() {
-		if !t.Field(i).IsExported() {
-			return false
-		}
-	}
-	return true
 }
