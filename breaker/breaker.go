@@ -60,6 +60,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Breaker refuses calls to a dependency that keeps failing. [New] makes one. It is safe
@@ -79,8 +80,7 @@ type Breaker struct {
 	groupDone *atomic.Bool // whether the group is closed; nil outside a group
 	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
-
-	updating sync.Mutex // held during an Update; taken before mu
+	setting   settings.Setting[Config] // whose lock is taken before mu
 
 	// mu guards every change of phase, and the circuit. The lock of its gobreaker, and that
 	// of changes, may be taken while mu is held, never the other way round. No user code runs
@@ -97,15 +97,18 @@ type Breaker struct {
 // New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
 // one.
 func New(cfg Config) *Breaker {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	return newBreaker(newRules(cfg))
+	return newBreaker(newVersion(cfg))
 }
 
-func newBreaker(r *rules) *Breaker {
-	b := &Breaker{name: r.Name, start: time.Now()}
-	b.phase.Store(&phase{state: Closed, rules: r, circuit: newCircuit(r, 0).close(0), since: b.start})
+func newVersion(cfg Config) *settings.Version[Config] {
+	return settings.New(cfg, Config.withDefaults)
+}
+
+func newBreaker(v *settings.Version[Config]) *Breaker {
+	cfg := v.Filled()
+	b := &Breaker{name: cfg.Name, start: time.Now()}
+	b.setting.Adopt(v, nil)
+	b.phase.Store(&phase{state: Closed, cfg: cfg, circuit: newCircuit(cfg, 0).close(0), since: b.start})
 	return b
 }
 

@@ -136,7 +136,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 // refuse counts a refusal, tells of it and returns it.
 func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
 	b.refused.Add(1)
-	if f := c.phase.rules.OnRefuse; f != nil {
+	if f := c.phase.cfg.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if b.observers.Any() {
@@ -148,7 +148,7 @@ func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error 
 // begin returns a call of phase p. It reads the clock only if the call could be slow, or
 // could outlast its caller's deadline.
 func (b *Breaker) begin(ctx context.Context, p *phase, probe *probe) call {
-	c, r := call{phase: p, probe: probe}, p.rules
+	c, r := call{phase: p, probe: probe}, p.cfg
 	if deadline, ok := ctx.Deadline(); ok {
 		c.deadline = deadline.Sub(b.start)
 	}
@@ -161,7 +161,7 @@ func (b *Breaker) begin(ctx context.Context, p *phase, probe *probe) call {
 // judge returns the verdict on a call that has ended with err.
 func (b *Breaker) judge(ctx context.Context, c call, err error) verdict {
 	v := verdict{end: succeeded}
-	if after := c.phase.rules.SlowAfter; after > 0 {
+	if after := c.phase.cfg.SlowAfter; after > 0 {
 		v.at = b.now()
 		v.slow = v.at-c.begun >= after
 	}
@@ -173,7 +173,7 @@ func (b *Breaker) judge(ctx context.Context, c call, err error) verdict {
 
 // judgeError returns v, the verdict on a success, as that on a call whose error err says end.
 func (c call) judgeError(err error, end behavior.End, v verdict) verdict {
-	r := c.phase.rules
+	r := c.phase.cfg
 	switch end.Kind {
 	case behavior.Canceled:
 		return verdict{}
@@ -231,8 +231,8 @@ func (b *Breaker) count(c call, v verdict) (openWhen func(Counts) bool, counts C
 	case p.state == Disabled || v.end == succeeded && !v.slow: // it does not open
 	case !p.circuit.tell(v.told(true)) || v.trips:
 		b.trip(p, v)
-	case p.rules.OpenWhen != nil:
-		return p.rules.OpenWhen, p.circuit.figures(b.now()).Counts
+	case p.cfg.OpenWhen != nil:
+		return p.cfg.OpenWhen, p.circuit.figures(b.now()).Counts
 	}
 	return nil, counts
 }

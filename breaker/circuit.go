@@ -18,7 +18,7 @@ import (
 // Breaker.mu guards the fields. Only succeed is called without it.
 type circuit struct {
 	gb      *gobreaker.TwoStepCircuitBreaker[struct{}]
-	rules   *rules
+	cfg     *Config
 	row     int   // failures since the last success
 	lastErr error // of the last failure, or what has opened the circuit
 
@@ -37,11 +37,11 @@ var (
 )
 
 // newCircuit returns a circuit that has not closed. Its gobreaker opens at the first failure.
-func newCircuit(r *rules, openFor time.Duration) *circuit {
-	c := &circuit{rules: r}
+func newCircuit(cfg *Config, openFor time.Duration) *circuit {
+	c := &circuit{cfg: cfg}
 	c.gb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name:        r.Name,
-		MaxRequests: uint32(r.Successes),
+		Name:        cfg.Name,
+		MaxRequests: uint32(cfg.Successes),
 		Timeout:     max(1, openFor-1), // gobreaker is open until after it, a breaker until it
 		ReadyToTrip: func(gobreaker.Counts) bool { return c.window == nil || c.overLimit() },
 		IsExcluded:  func(err error) bool { return err == errIgnored },
@@ -51,7 +51,7 @@ func newCircuit(r *rules, openFor time.Duration) *circuit {
 
 // close has the circuit count calls, and returns it.
 func (c *circuit) close(now time.Duration) *circuit {
-	c.row, c.window, c.calm = 0, newWindow(c.rules.Config), make(striped, min(runtime.GOMAXPROCS(0), 8))
+	c.row, c.window, c.calm = 0, newWindow(c.cfg), make(striped, min(runtime.GOMAXPROCS(0), 8))
 	c.sync(now)
 	return c
 }
@@ -101,20 +101,20 @@ func (c *circuit) sync(now time.Duration) {
 
 // overLimit reports whether the counts are at a limit.
 func (c *circuit) overLimit() bool {
-	r, n := c.rules, c.window.counts()
+	r, n := c.cfg, c.window.counts()
 	return r.Failures > 0 && c.row >= r.Failures ||
 		r.FailuresInWindow > 0 && n.Failed >= int64(r.FailuresInWindow) ||
 		n.Calls >= int64(r.MinCalls) &&
 			(r.FailureRate > 0 && n.failureRate() >= r.FailureRate || r.SlowRate > 0 && n.slowRate() >= r.SlowRate)
 }
 
-// follow puts rules into effect, but for Successes, which gobreaker has. It keeps the window
+// follow puts cfg into effect, but for Successes, which gobreaker has. It keeps the window
 // if its shape is the same.
-func (c *circuit) follow(r *rules, now time.Duration) {
-	was := c.rules
-	c.rules = r
-	if r.Window != was.Window || r.WindowCalls != was.WindowCalls {
-		c.window, c.moved = newWindow(r.Config), c.calm.sum()
+func (c *circuit) follow(cfg *Config, now time.Duration) {
+	was := c.cfg
+	c.cfg = cfg
+	if cfg.Window != was.Window || cfg.WindowCalls != was.WindowCalls {
+		c.window, c.moved = newWindow(cfg), c.calm.sum()
 		c.sync(now)
 	}
 }

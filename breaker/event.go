@@ -50,7 +50,7 @@ func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 func (b *Breaker) deliver(ctx context.Context) { b.changes.Deliver(ctx, b.tell) }
 
 func (b *Breaker) tell(ctx context.Context, e Event) {
-	if f := b.phase.Load().rules.OnChange; f != nil {
+	if f := b.phase.Load().cfg.OnChange; f != nil {
 		f(ctx, e)
 	}
 	if b.observers.Any() {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
@@ -89,8 +89,8 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // as NaN, is always treated as a new key of a full group.
 type Group[K comparable] struct {
 	name      string
-	updating  sync.Mutex // held during an Update
-	rules     atomic.Pointer[groupRules[K]]
+	setting   settings.Setting[GroupConfig[K]]
+	each      atomic.Pointer[settings.Version[Config]] // of the breakers that Config is for
 	members   *keyed.Map[K, *Breaker]
 	shared    *Breaker
 	observers notify.Observers[Event]
@@ -102,30 +102,28 @@ type Group[K comparable] struct {
 // NewGroup returns an empty Group. It panics with the error of cfg.Validate, if there
 // is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
 	g := &Group[K]{name: cfg.Config.Name}
-	r := newGroupRules(cfg)
-	g.rules.Store(r)
+	g.setting.Adopt(settings.New(cfg, GroupConfig[K].withDefaults), nil)
+	g.each.Store(newVersion(cfg.Config))
+	cfg = g.Config()
 	g.members = keyed.New(keyed.Config[K, *Breaker]{
 		Make:   g.newMember,
-		Max:    r.MaxKeys,
-		Idle:   r.IdleAfter,
+		Max:    cfg.MaxKeys,
+		Idle:   cfg.IdleAfter,
 		Needed: (*Breaker).needed,
 		Added:  g.added,
 		Evict:  func(shard int, b *Breaker) { g.evicted[shard].add(b.lockedSums()) },
 	})
-	g.shared = g.join(newBreaker(r.rules), keyed.Other)
+	g.shared = g.join(newBreaker(g.each.Load()), keyed.Other)
 	return g
 }
 
 func (g *Group[K]) newMember(key K) *Breaker {
-	r := g.rules.Load()
-	if r.ConfigFor == nil {
-		return g.join(newBreaker(r.rules), keyed.Text(key))
+	configFor := g.setting.Load().ConfigFor
+	if configFor == nil {
+		return g.join(newBreaker(g.each.Load()), keyed.Text(key))
 	}
-	cfg := r.ConfigFor(key)
+	cfg := configFor(key)
 	cfg.Name = g.name
 	b := g.join(New(cfg), keyed.Text(key))
 	b.own = true
@@ -141,8 +139,8 @@ func (g *Group[K]) join(b *Breaker, key string) *Breaker {
 
 // added has a new breaker follow an Update that was made since newMember.
 func (g *Group[K]) added(b *Breaker) {
-	if r := g.rules.Load().rules; !b.own && b.phase.Load().rules != r {
-		b.follow(r)
+	if each := g.each.Load(); !b.own && b.setting.Load() != each.Filled() {
+		b.setting.Adopt(each, b.follow)
 	}
 }
 
@@ -159,7 +157,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		defer e.Unpin()
 		return e.Value.Do(ctx, fn)
 	}
-	if g.rules.Load().Overflow == RefuseNew {
+	if g.setting.Load().Overflow == RefuseNew {
 		return g.refuse(ctx, key)
 	}
 	return g.shared.Do(ctx, fn)
@@ -187,7 +185,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	if e != nil {
 		return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
 	}
-	if g.rules.Load().Overflow == RefuseNew {
+	if g.setting.Load().Overflow == RefuseNew {
 		return nil, g.refuse(ctx, key)
 	}
 	return g.shared.Begin(ctx)
@@ -198,7 +196,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 func (g *Group[K]) refuse(ctx context.Context, key K) error {
 	g.refused.Add(1)
 	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := g.rules.Load().Config.OnRefuse; f != nil {
+	if f := g.setting.Load().Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {

@@ -20,7 +20,7 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 			b.opens++
 		}
 		if d <= 0 {
-			d = p.rules.openTime(b.opens)
+			d = p.cfg.openTime(b.opens)
 		}
 		b.open(min(d, longest), err, f)
 	})
@@ -32,7 +32,7 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 func (b *Breaker) Reset() {
 	b.operate(context.Background(), func(p *phase, _ figures) {
 		if p.state != ForcedOpen && p.state != Disabled {
-			b.close(newCircuit(p.rules, 0))
+			b.close(newCircuit(p.cfg, 0))
 		}
 	})
 }
@@ -59,7 +59,7 @@ func (b *Breaker) Disable() {
 			return
 		}
 		b.opens = 0
-		c := newCircuit(p.rules, 0).close(b.now())
+		c := newCircuit(p.cfg, 0).close(b.now())
 		c.lastErr = f.lastErr
 		b.enter(&phase{state: Disabled, circuit: c}, Event{})
 	})
@@ -70,7 +70,7 @@ func (b *Breaker) Disable() {
 func (b *Breaker) Enable() {
 	b.operate(context.Background(), func(p *phase, _ figures) {
 		if p.state == ForcedOpen || p.state == Disabled {
-			b.close(newCircuit(p.rules, 0))
+			b.close(newCircuit(p.cfg, 0))
 		}
 	})
 }

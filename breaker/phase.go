@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// A phase is what a breaker does between two changes of state, of rules, or of its counts
+// A phase is what a breaker does between two changes of state, of Config, or of its counts
 // by a Reset. It does not change: an Update makes a new phase with the same circuit.
 type phase struct {
 	state   State
-	rules   *rules        // of the breaker in this phase
+	cfg     *Config       // of the breaker in this phase
 	circuit *circuit      // nil while forced open
 	refusal *OpenError    // nil if every call passes
 	until   time.Duration // no call passes before; forever if an operator decides
@@ -18,7 +18,7 @@ type phase struct {
 	figures figures       // when the breaker was last closed; of no use if every call passes
 }
 
-// is reports whether p and q belong to one period: perhaps their rules differ.
+// is reports whether p and q belong to one period: perhaps their Configs differ.
 func (p *phase) is(q *phase) bool { return p.circuit == q.circuit && p.state == q.state }
 
 // catchUp begins the next phase if the time calls for it, and returns the present phase; b.mu
@@ -46,9 +46,9 @@ func (b *Breaker) trip(p *phase, v verdict) {
 		f.FailedInARow = 0
 	}
 	b.opens++
-	d := p.rules.openTime(b.opens)
+	d := p.cfg.openTime(b.opens)
 	if v.openFor > 0 {
-		d = min(v.openFor, p.rules.MaxRetryAfter)
+		d = min(v.openFor, p.cfg.MaxRetryAfter)
 	}
 	if v.end != failed {
 		v.err = errSlow
@@ -57,7 +57,7 @@ func (b *Breaker) trip(p *phase, v verdict) {
 }
 
 // openTime returns how long to stay open for the nth time in a row.
-func (c Config) openTime(n int) time.Duration {
+func (c *Config) openTime(n int) time.Duration {
 	d := max(c.OpenFor, 0)
 	for ; n > 1 && d < c.MaxOpenFor; n-- {
 		d = min(d*2, c.MaxOpenFor)
@@ -70,7 +70,7 @@ func (c Config) openTime(n int) time.Duration {
 
 // open begins an open phase of duration d; b.mu is held.
 func (b *Breaker) open(d time.Duration, err error, f figures) {
-	c := newCircuit(b.phase.Load().rules, d)
+	c := newCircuit(b.phase.Load().cfg, d)
 	c.row, c.lastErr = int(f.FailedInARow), err
 	c.tell(errHung) // any failure opens gobreaker
 	until := b.now() + d
@@ -100,12 +100,12 @@ func (b *Breaker) close(c *circuit) {
 // enter begins phase p; b.mu is held. Every change of state happens here.
 func (b *Breaker) enter(p *phase, e Event) {
 	from := b.phase.Load()
-	p.rules, p.since = from.rules, from.since
+	p.cfg, p.since = from.cfg, from.since
 	if from.state != p.state {
 		p.since = time.Now()
 		e.Kind, e.Name, e.Key, e.At, e.From, e.To = EventChanged, b.name, b.key, p.since, from.state, p.state
 		b.totals.enter(p.state)
-		if p.rules.OnChange != nil || b.observers.Any() {
+		if p.cfg.OnChange != nil || b.observers.Any() {
 			b.changes.Add(e)
 		}
 	}

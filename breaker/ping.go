@@ -22,7 +22,7 @@ func (b *Breaker) repoint(p *phase) {
 // startPinging starts the goroutine that pings after phase p, which is open, or in it, if
 // it is half-open; b.mu is held.
 func (b *Breaker) startPinging(p *phase) {
-	if p.rules.Ping == nil || b.closed || b.groupDone != nil && b.groupDone.Load() {
+	if p.cfg.Ping == nil || b.closed || b.groupDone != nil && b.groupDone.Load() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -30,7 +30,7 @@ func (b *Breaker) startPinging(p *phase) {
 	if b.pinging == nil {
 		b.pinging = make(chan struct{}, 1)
 	}
-	b.pingDue.Store(int64(max(p.until, b.now()) + p.rules.MaxHalfOpen))
+	b.pingDue.Store(int64(max(p.until, b.now()) + p.cfg.MaxHalfOpen))
 	go b.ping(ctx, b.pinging, p)
 }
 
@@ -94,9 +94,9 @@ func (b *Breaker) pingOnce(ctx context.Context, pinging chan struct{}) bool {
 			time.Sleep(leastProbe) // until calls have ended that began before there was a Ping
 		}
 	}()
-	limited, cancel := context.WithTimeout(ctx, p.rules.MaxHalfOpen)
+	limited, cancel := context.WithTimeout(ctx, p.cfg.MaxHalfOpen)
 	defer cancel()
-	err := p.rules.Ping(limited)
+	err := p.cfg.Ping(limited)
 	if err == nil {
 		err = limited.Err()
 	}
@@ -118,7 +118,7 @@ func (b *Breaker) holdForPing(ctx context.Context) (call, bool) {
 		return call{}, false
 	}
 	c := call{phase: b.phase.Load(), begun: b.now()}
-	b.pingDue.Store(int64(c.begun + c.phase.rules.MaxHalfOpen))
+	b.pingDue.Store(int64(c.begun + c.phase.cfg.MaxHalfOpen))
 	return c, true
 }
 

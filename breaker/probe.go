@@ -46,14 +46,14 @@ func (b *Breaker) take(p *phase) (*probe, error) {
 	if b.catchUp() != p {
 		return nil, nil
 	}
-	if len(b.probes) >= p.rules.Probes {
+	if len(b.probes) >= p.cfg.Probes {
 		return nil, gobreaker.ErrTooManyRequests
 	}
 	done, err := p.circuit.gb.Allow()
 	if err != nil {
 		return nil, err
 	}
-	t := &probe{p.circuit, b.now() + p.rules.MaxHalfOpen, done}
+	t := &probe{p.circuit, b.now() + p.cfg.MaxHalfOpen, done}
 	b.probes = append(b.probes, t)
 	return t, nil
 }
@@ -64,7 +64,7 @@ func (b *Breaker) settleProbe(c call, v verdict) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.catchUp()
-	done, err := func(error) {}, v.told(p.rules.SlowRate > 0)
+	done, err := func(error) {}, v.told(p.cfg.SlowRate > 0)
 	if c.probe != nil {
 		b.totals.count(v)
 		b.probes.end(c.probe)

@@ -1,31 +1,9 @@
 package breaker
 
-import (
-	"context"
-	"errors"
-
-	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/settings"
-)
-
-// rules are a Config with its defaults filled in, and as it was given. They do not change:
-// an Update makes new ones.
-type rules struct {
-	Config
-	given Config
-}
-
-func newRules(given Config) *rules { return &rules{given.withDefaults(), given} }
-
-// checkFixed returns an error if c changes what cannot change.
-func (c Config) checkFixed(was Config) error {
-	f := invalid.Fields{Type: "breaker.Config"}
-	f.NeedSame("Name", was.Name, c.Name)
-	return f.Err()
-}
+import "context"
 
 // Config returns the present Config, with its defaults filled in.
-func (b *Breaker) Config() Config { return b.phase.Load().rules.Config }
+func (b *Breaker) Config() Config { return b.setting.Config() }
 
 // Update changes the Config of a breaker in use. It calls change with the present Config,
 // with its defaults filled in. If the result is not valid, Update returns the error of
@@ -48,48 +26,31 @@ func (b *Breaker) Config() Config { return b.phase.Load().rules.Config }
 // Updates run one at a time. change must not use the breaker or its group.
 func (b *Breaker) Update(change func(*Config)) error {
 	defer b.deliver(context.Background())
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	was := b.phase.Load().rules
-	given := settings.Change(was.given, was.Config, change)
-	if err := errors.Join(given.checkFixed(was.Config), given.Validate()); err != nil {
-		return err
-	}
-	b.follow(newRules(given))
-	return nil
+	return b.setting.Update(change, nil, b.follow)
 }
 
-// follow puts r into effect; b.updating is held.
-func (b *Breaker) follow(r *rules) {
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (b *Breaker) Preview(change func(*Config)) (Config, error) { return b.setting.Preview(change) }
+
+func (b *Breaker) follow(cfg *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	next := *b.catchUp()
 	if next.circuit != nil {
-		next.circuit.follow(r, b.now())
+		next.circuit.follow(cfg, b.now())
 	}
-	next.rules = r
+	next.cfg = cfg
 	b.phase.Store(&next)
-	if r.Ping == nil {
+	if cfg.Ping == nil {
 		b.stopPinging()
 	} else if b.stopPing == nil && (next.state == Open || next.state == HalfOpen) {
 		b.startPinging(&next)
 	}
 }
 
-// groupRules are a GroupConfig with its defaults filled in, and as it was given. They do
-// not change.
-type groupRules[K comparable] struct {
-	GroupConfig[K]
-	given GroupConfig[K]
-	rules *rules // of the breakers
-}
-
-func newGroupRules[K comparable](given GroupConfig[K]) *groupRules[K] {
-	return &groupRules[K]{given.withDefaults(), given, newRules(given.Config)}
-}
-
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] { return g.rules.Load().GroupConfig }
+func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
 // Update changes the GroupConfig of a group in use, as [Breaker.Update] changes a Config.
 //
@@ -102,27 +63,28 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.rules.Load().GroupConfig }
 //
 // Updates run one at a time. change must not use the group or its breakers.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	members, err := g.update(change)
+	var members []*Breaker
+	err := g.setting.Update(change, g.admit, func(*GroupConfig[K]) { members = g.follow() })
 	for _, b := range members {
 		b.deliver(context.Background())
 	}
 	return err
 }
 
-// update returns the breakers that have followed a change.
-func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Breaker, err error) {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	was := g.rules.Load()
-	given := settings.Change(was.given, was.GroupConfig, change)
-	if err := errors.Join(given.Config.checkFixed(was.Config), given.Validate()); err != nil {
-		return nil, err
-	}
-	next := newGroupRules(given)
-	if err := g.members.SetBounds("breaker.GroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
-		return nil, err
-	}
-	g.rules.Store(next)
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It does not compare MaxKeys with the breakers that the group holds.
+func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
+	return g.setting.Preview(change)
+}
+
+func (g *Group[K]) admit(next *GroupConfig[K]) error {
+	return g.members.SetBounds("breaker.GroupConfig", next.MaxKeys, next.IdleAfter)
+}
+
+// follow returns the breakers that have followed an Update.
+func (g *Group[K]) follow() (members []*Breaker) {
+	each := newVersion(g.setting.Given().Config)
+	g.each.Store(each)
 	members = append(members, g.shared)
 	for _, b := range g.members.All() {
 		if !b.own {
@@ -130,14 +92,7 @@ func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Breaker, err
 		}
 	}
 	for _, b := range members {
-		b.update(next.rules)
+		b.setting.Adopt(each, b.follow)
 	}
-	return members, nil
-}
-
-// update puts the rules of a group into effect.
-func (b *Breaker) update(r *rules) {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	b.follow(r)
+	return members
 }

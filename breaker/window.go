@@ -33,7 +33,7 @@ type window interface {
 	counts() Counts
 }
 
-func newWindow(c Config) window {
+func newWindow(c *Config) window {
 	if c.WindowCalls > 0 {
 		return newCallWindow(c.WindowCalls)
 	}
