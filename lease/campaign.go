@@ -29,7 +29,7 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
 	}
-	cfg, token, began := c.config.Load(), rand.Text(), time.Now()
+	cfg, token, began := c.setting.Load(), rand.Text(), time.Now()
 	rec, h, err := c.ask(ctx, cfg, token, true)
 	switch {
 	case err != nil:
@@ -60,7 +60,7 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 		c.count.queued.Add(-1)
 		c.count.waitTime.Add(max(int64(time.Since(began)), 1)) // 0 is a lease that nobody has waited for
 	}()
-	cfg, token := c.config.Load(), rand.Text()
+	cfg, token := c.setting.Load(), rand.Text()
 	var wake chan struct{} // nil: not listening yet
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
@@ -90,11 +90,11 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 			return Term{}, fmt.Errorf("lease: %s: campaign: %w", cfg.Name, ended.Error(ctx))
 		}
 		// A call that is under way may yet set the old TTL: it must not be for this token.
-		if now := c.config.Load(); now.TTL != cfg.TTL {
+		if now := c.setting.Load(); now.TTL != cfg.TTL {
 			c.withdraw(ctx, cfg, token)
 			token = rand.Text()
 		}
-		cfg = c.config.Load()
+		cfg = c.setting.Load()
 	}
 }
 
@@ -164,7 +164,7 @@ func (c *Candidate) listen(ctx context.Context, wake chan struct{}) {
 			c.storeFailed(ctx, "listen", err)
 			select {
 			case <-ctx.Done():
-			case <-time.After(c.config.Load().Poll):
+			case <-time.After(c.setting.Load().Poll):
 			}
 		}
 	}()

@@ -40,7 +40,7 @@ func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.AddUnder(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
 		defer c.survive(ctx)
-		if hook := c.config.Load().OnEvent; hook != nil {
+		if hook := c.setting.Load().OnEvent; hook != nil {
 			hook(ctx, e)
 		}
 		c.observers.Tell(ctx, e)
@@ -59,7 +59,7 @@ func (c *Candidate) survive(ctx context.Context) {
 // storeFailed tells of a call of the store that has failed.
 func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 	c.count.storeErrors.Add(1)
-	cfg := c.config.Load()
+	cfg := c.setting.Load()
 	err = fmt.Errorf("lease: %s: %s: %w", cfg.Name, what, err)
 	if cfg.OnStoreError != nil {
 		defer c.survive(ctx)

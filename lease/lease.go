@@ -61,7 +61,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -146,12 +145,8 @@ func thisProcess() string {
 // A Candidate competes for one lease. It is safe for concurrent use, and built by
 // [New]. Several calls of Run and Campaign compete with each other too.
 type Candidate struct {
-	store  Store
-	config atomic.Pointer[Config] // defaults filled in
-
-	updating sync.Mutex
-	given    Config
-
+	store     Store
+	setting   settings.Setting[Config]
 	events    notify.Queue[Event]
 	observers notify.Observers[Event]
 	count     counters
@@ -165,9 +160,8 @@ func New(store Store, cfg Config) *Candidate {
 	if err := validate(store, cfg); err != nil {
 		panic(err)
 	}
-	c := &Candidate{store: store, given: cfg}
-	filled := cfg.withDefaults()
-	c.config.Store(&filled)
+	c := &Candidate{store: store}
+	c.setting.Adopt(settings.New(cfg, Config.withDefaults), nil)
 	return c
 }
 
@@ -224,10 +218,10 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 }
 
 // Name returns [Config.Name].
-func (c *Candidate) Name() string { return c.config.Load().Name }
+func (c *Candidate) Name() string { return c.setting.Load().Name }
 
 // Config returns the present Config, with its defaults filled in.
-func (c *Candidate) Config() Config { return *c.config.Load() }
+func (c *Candidate) Config() Config { return c.setting.Config() }
 
 // Update calls change with the present configuration, and the changes take effect. It is
 // atomic among Updates; change must not call the Candidate. If the new
@@ -237,17 +231,8 @@ func (c *Candidate) Config() Config { return *c.config.Load() }
 // A term under way keeps the TTL and Margin with which it began. A waiting call keeps
 // its place in the line, unless the TTL changes: then it joins again at the end. The
 // Stats stay. A Margin or Poll that was left to the TTL follows it.
-func (c *Candidate) Update(change func(*Config)) error {
-	c.updating.Lock()
-	defer c.updating.Unlock()
-	next := settings.Change(c.given, c.Config(), change)
-	f := invalid.Fields{Type: "lease.Config"}
-	f.NeedSame("Name", c.given.Name, next.Name)
-	if err := errors.Join(next.Validate(), f.Err()); err != nil {
-		return err
-	}
-	c.given = next
-	filled := next.withDefaults()
-	c.config.Store(&filled)
-	return nil
-}
+func (c *Candidate) Update(change func(*Config)) error { return c.setting.Update(change, nil, nil) }
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (c *Candidate) Preview(change func(*Config)) (Config, error) { return c.setting.Preview(change) }
