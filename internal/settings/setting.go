@@ -192,13 +192,27 @@ func (v *Version[C]) merge(to, was, is reflect.Value) {
 	}
 }
 
-// same reports whether two values of a field are the same: policies and stores if they are
-// one, parts and slices if they say the same. Functions never are.
+// same reports whether two values of a field are the same: policies, stores and errors if they
+// are one, parts and slices if all in them is the same. Functions never are.
 func same(a, b reflect.Value) bool {
-	if a.Kind() == reflect.Slice || pointToParts(a, b) {
-		return reflect.DeepEqual(a.Interface(), b.Interface())
+	switch {
+	case a.Kind() == reflect.Slice:
+		return a.IsNil() == b.IsNil() && a.Len() == b.Len() && all(a.Len(), func(i int) bool { return same(a.Index(i), b.Index(i)) })
+	case isPart(a.Type()):
+		return all(a.NumField(), func(i int) bool { return same(a.Field(i), b.Field(i)) })
+	case pointToParts(a, b):
+		return same(a.Elem(), b.Elem())
 	}
 	return a.Comparable() && b.Comparable() && a.Equal(b)
+}
+
+func all(n int, ok func(int) bool) bool {
+	for i := range n {
+		if !ok(i) {
+			return false
+		}
+	}
+	return true
 }
 
 // incomparable reports whether a and b are of one type, whose values cannot be compared.
