@@ -2,16 +2,13 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -21,12 +18,12 @@ import (
 type Script struct {
 	observers notify.Observers[Event]
 	switches  notify.Queue[Event]
-	updating  sync.Mutex // held during an Update; taken before mu
+	setting   settings.Setting[Config] // whose lock is taken before mu
 	enabled   atomic.Bool
 	calls     atomic.Int64
 
 	mu       sync.Mutex
-	cfg      Config
+	cfg      *Config
 	begun    time.Time
 	progress []progress // of each plan
 	injected map[Kind]int64
@@ -40,19 +37,16 @@ type progress struct {
 
 // New returns a Script. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Script {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
 	s := &Script{injected: map[Kind]int64{}}
-	s.begin(cfg)
+	s.setting.Adopt(settings.New(cfg, func(c Config) Config { return c }), s.begin)
 	return s
 }
 
-// begin puts cfg into effect and starts times, counts and random decisions again.
-func (s *Script) begin(cfg Config) {
+// begin puts cfg into effect and starts times, counts and random decisions again. Calls under
+// way go on with the plans before.
+func (s *Script) begin(cfg *Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cfg.Plans = slices.Clone(cfg.Plans) // calls under way go on with the plans before
 	s.cfg = cfg
 	s.begun = time.Now()
 	s.progress = make([]progress, len(cfg.Plans))
@@ -63,19 +57,13 @@ func (s *Script) begin(cfg Config) {
 }
 
 // Name returns the Name of the Config.
-func (s *Script) Name() string { return s.Config().Name }
+func (s *Script) Name() string { return s.setting.Load().Name }
 
 // Kind returns "faults", the kind of policy that a Script is in a registry.
 func (s *Script) Kind() string { return "faults" }
 
 // Config returns the present Config.
-func (s *Script) Config() Config {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	cfg := s.cfg
-	cfg.Plans = slices.Clone(cfg.Plans)
-	return cfg
-}
+func (s *Script) Config() Config { return s.setting.Config() }
 
 // Update changes the Config of a script in use. It calls change with the present Config.
 // If the result is not valid, Update returns the error of Validate and nothing changes.
@@ -88,21 +76,13 @@ func (s *Script) Config() Config {
 // Updates run one at a time. change must not use the script.
 func (s *Script) Update(change func(*Config)) error {
 	defer s.switches.Deliver(context.Background(), s.observers.Tell)
-	s.updating.Lock()
-	defer s.updating.Unlock()
-	was := s.Config()
-	var next Config // there are no defaults, so this is all
-	settings.Change(was, was, func(c *Config) { change(c); next = *c })
-	f := invalid.Fields{Type: "faults.Config"}
-	f.NeedSame("Name", was.Name, next.Name)
-	if err := errors.Join(f.Err(), next.Validate()); err != nil {
-		return err
-	}
-	s.begin(next)
-	if next.Enabled != was.Enabled && s.observers.Any() {
-		s.switches.Add(Event{Kind: EventSwitched, Name: next.Name, Enabled: next.Enabled})
-	}
-	return nil
+	return s.setting.Update(change, nil, func(next *Config) {
+		was := s.enabled.Load()
+		s.begin(next)
+		if next.Enabled != was && s.observers.Any() {
+			s.switches.Add(Event{Kind: EventSwitched, Name: next.Name, Enabled: next.Enabled})
+		}
+	})
 }
 
 // Enable switches the script on, from its beginning, even if it was on.
