@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
@@ -138,9 +137,9 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 func (r *Runner) Name() string { return r.config().Name }
 
 // Config returns the present configuration, with its defaults.
-func (r *Runner) Config() RunnerConfig { return *r.config() }
+func (r *Runner) Config() RunnerConfig { return r.setting.Config() }
 
-func (r *Runner) config() *RunnerConfig { return r.cfg.Load() }
+func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
 
 // Update changes the configuration of a runner, which may be running. change is called
 // with the present configuration, and must not call the runner. If the result is invalid,
@@ -160,27 +159,19 @@ func (r *Runner) config() *RunnerConfig { return r.cfg.Load() }
 //   - Name cannot change, since it is part of the name by which the runner owns its sagas.
 //     The Store is not part of the configuration and cannot change either.
 func (r *Runner) Update(change func(*RunnerConfig)) error {
-	r.updating.Lock()
-	defer r.updating.Unlock()
-	was := r.config()
-	next := settings.Change(r.given, *was, change)
-	if next.Name != was.Name {
-		return fmt.Errorf("saga.RunnerConfig.Name is %q: must be %q, since it cannot change", next.Name, was.Name)
-	}
-	if err := next.Validate(); err != nil {
-		return err
-	}
-	filled := next.withDefaults()
-	r.given = next
-	r.cfg.Store(&filled)
-	if filled.LeaseTTL != was.LeaseTTL {
-		r.beatNow()
-	}
-	r.Wake() // with the new Concurrency, and then after the new Poll
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.held {
-		e.nudge() // to look at the new StalledAfter and Park
-	}
-	return nil
+	return r.setting.Update(change, nil, func(*RunnerConfig) {
+		r.beatNow() // with the new LeaseTTL
+		r.Wake()    // with the new Concurrency, and then after the new Poll
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, e := range r.held {
+			e.nudge() // to look at the new StalledAfter and Park
+		}
+	})
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (r *Runner) Preview(change func(*RunnerConfig)) (RunnerConfig, error) {
+	return r.setting.Preview(change)
 }

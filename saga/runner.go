@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
@@ -29,10 +30,7 @@ type Runner struct {
 	wake  chan struct{} // claim now
 	beat  chan struct{} // send a heartbeat now
 
-	updating sync.Mutex
-	given    RunnerConfig                 // without defaults; guarded by updating
-	cfg      atomic.Pointer[RunnerConfig] // with defaults
-
+	setting   settings.Setting[RunnerConfig]
 	observers notify.Observers[Event]
 
 	mu       sync.Mutex
@@ -66,13 +64,12 @@ func NewRunner(store Store, cfg RunnerConfig) *Runner {
 		panic(err)
 	}
 	r := &Runner{
-		store: store, owner: rand.Text()[:12], given: cfg,
+		store: store, owner: rand.Text()[:12],
 		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 		programs: make(map[Definition]*registered), sagas: make(map[string]*sagaCounts),
 		held: make(map[string]*execution), waiters: make(map[string][]chan struct{}),
 	}
-	filled := cfg.withDefaults()
-	r.cfg.Store(&filled)
+	r.setting.Adopt(settings.New(cfg, RunnerConfig.withDefaults), nil)
 	r.tx, _ = store.(TxStore)
 	if cfg.Name != "" {
 		r.owner = cfg.Name + "-" + r.owner

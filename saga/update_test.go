@@ -35,7 +35,7 @@ func TestUpdateRefusesAnInvalidConfig(t *testing.T) {
 	for want, change := range map[string]func(*saga.RunnerConfig){
 		`saga.RunnerConfig.LeaseTTL is 1ms: must be 0 (for 15s), or 10ms or more`: func(c *saga.RunnerConfig) { c.LeaseTTL, c.Poll = time.Millisecond, time.Hour },
 		`saga.RunnerConfig.Concurrency is -1: must be 0 (for 64) or more`:         func(c *saga.RunnerConfig) { c.Concurrency = -1 },
-		`saga.RunnerConfig.Name is "other": must be "worker", since it cannot change`: func(c *saga.RunnerConfig) {
+		`saga.RunnerConfig.Name is "other": must be "worker" as before: it cannot change`: func(c *saga.RunnerConfig) {
 			c.Name, c.Poll = "other", time.Hour
 		},
 	} {
