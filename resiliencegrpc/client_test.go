@@ -354,7 +354,7 @@ func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
 	requireCode(t, codes.ResourceExhausted, err)
 
 	require.Equal(t, breaker.Closed, circuit.State())
-	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {

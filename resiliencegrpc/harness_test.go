@@ -177,7 +177,7 @@ func noLeaks(t *testing.T) {
 				}
 			}
 			return left == ""
-		}, 10*time.Second, 5*time.Millisecond, "goroutines are left")
+		}, time.Minute, 5*time.Millisecond, "goroutines are left")
 		require.Empty(t, left)
 	})
 }

@@ -106,7 +106,7 @@ func TestBodiesThatCanBeSentAgain(t *testing.T) {
 					require.Equal(t, "0123456789", body)
 				}
 				if tracked, ok := body.(*trackedBody); ok {
-					require.Eventually(t, func() bool { return tracked.closed.Load() > 0 }, 10*time.Second, time.Millisecond)
+					require.Eventually(t, func() bool { return tracked.closed.Load() > 0 }, time.Minute, time.Millisecond)
 				}
 			})
 		})

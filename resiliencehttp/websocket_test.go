@@ -242,7 +242,7 @@ func TestWebSocket(t *testing.T) {
 	require.NoError(t, two.send(textFrame, []byte("hello?")))
 	require.NoError(t, closeTwo.Close())
 	require.Zero(t, outside.Stats().InFlight)
-	require.Eventually(t, func() bool { return inside.Stats().InFlight == 0 }, 10*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return inside.Stats().InFlight == 0 }, time.Minute, time.Millisecond,
 		"the proxy closes its side")
 }
 

@@ -79,6 +79,6 @@ func TestInterop(t *testing.T) {
 
 	for _, b := range []*bulkhead.Bulkhead{slots, served, streams} {
 		require.Positive(t, b.Stats().Admitted)
-		require.Eventually(t, func() bool { return b.Stats().InFlight == 0 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return b.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 	}
 }
