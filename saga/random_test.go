@@ -301,7 +301,7 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 	}
 	if trouble < 6 { // slow, perhaps slower than the lease or the timeout
 		w.seen["slow"]++
-		heeds := w.p(50)
+		heeds := w.p(25)
 		d := time.Duration(w.rng.IntN(40)) * time.Second
 		if !heeds {
 			d *= 5 // others may undo the step meanwhile
