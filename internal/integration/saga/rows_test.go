@@ -29,7 +29,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 	}}
 	onEach(t, func(t *testing.T, d database) {
 		store, db := d.store(t), d.open(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		writer := saga.NewRunner(store, saga.RunnerConfig{}) // does not run
 		saga.Register(writer, trip)
@@ -54,7 +54,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 			start(fmt.Sprint("good-", i))
 		}
 
-		r := saga.NewRunner(store, saga.RunnerConfig{OnStoreError: func(context.Context, error) {}})
+		r := saga.NewRunner(store, saga.RunnerConfig{Drain: time.Second, OnStoreError: func(context.Context, error) {}})
 		saga.Register(r, trip)
 		running, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)
