@@ -62,7 +62,7 @@ func newHouse() *house {
 		retries:  retry.New(retry.Config{Name: "users", Backoff: retry.Constant(time.Millisecond)}),
 		budget:   retry.NewBudget(retry.BudgetConfig{Name: "users"}),
 		budgets:  retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts", Ratio: -1, PerSecond: -1}}),
-		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond}),
+		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond, Latencies: new(retry.Latencies)}),
 		circuit:  breaker.New(breaker.Config{Name: "users", Failures: 3}),
 		circuits: breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
 		slots:    bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
@@ -572,4 +572,30 @@ func TestAddAndRemoveWhileObserving(t *testing.T) {
 			}
 		}
 	}))))
+}
+
+// A Hedger that knows how long its calls take shows it.
+func TestAHedgerShowsPercentiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Hour, Latencies: new(retry.Latencies)})
+		reg := registry.New()
+		reg.MustAdd(hedger)
+		e, _ := reg.Get("hedge", "users")
+		latencies := func() (all []string) {
+			for f := range e.Figures() {
+				if f.Name == "hedge.latency" {
+					all = append(all, f.String())
+				}
+			}
+			return all
+		}
+		require.Empty(t, latencies(), "not known yet")
+		for i := range 100 {
+			_, _ = hedger.Do(t.Context(), func(context.Context) (int, error) {
+				time.Sleep(time.Duration(i+1) * time.Millisecond)
+				return 0, nil
+			})
+		}
+		require.Equal(t, []string{"hedge.latency{percentile=p50} 0.05", "hedge.latency{percentile=p95} 0.095", "hedge.latency{percentile=p99} 0.099"}, latencies())
+	})
 }

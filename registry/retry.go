@@ -2,6 +2,7 @@ package registry
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/go-resilience/resilience/retry"
 )
@@ -46,6 +47,29 @@ func budgetTotals(t retry.BudgetTotals, to emit) {
 func budgetWindow(calls, charged int64, to emit) {
 	to.gauge("budget.window.calls", "{call}", "Calls in the last 10 seconds.", float64(calls))
 	to.gauge("budget.window.retries", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
+}
+
+// hedgeFiguresOf returns the figures of a Hedger, with the percentiles of its Latencies if it
+// has some.
+func hedgeFiguresOf(p Policy) func(retry.HedgeStats, emit) {
+	c, ok := p.(interface{ Config() retry.HedgeConfig })
+	return func(s retry.HedgeStats, to emit) {
+		hedgeFigures(s, to)
+		if !ok || c.Config().Latencies == nil {
+			return
+		}
+		for i, q := range [...]float64{0.5, 0.95, 0.99} {
+			if d, known := c.Config().Latencies.Quantile(q); known {
+				latencyFigure(d, percentiles[i], to)
+			}
+		}
+	}
+}
+
+var percentiles = [...][]Attr{{{"percentile", "p50"}}, {{"percentile", "p95"}}, {{"percentile", "p99"}}}
+
+func latencyFigure(d time.Duration, percentile []Attr, to emit) {
+	to.seconds(Gauge, "hedge.latency", "Time within which that share of the last 1000 calls ended. Not to be added up.", d, percentile...)
 }
 
 func hedgeFigures(s retry.HedgeStats, to emit) {

@@ -276,6 +276,44 @@ func (s *stubborn) Update(change func(*fakeConfig)) error {
 	return s.fake.Update(change)
 }
 
+// A following is a policy of other origin whose Share follows its Count, and that does not let
+// the Share be set.
+type following struct{ *fake }
+
+func (p *following) Update(change func(*fakeConfig)) error {
+	cfg := p.cfg
+	change(&cfg)
+	switch {
+	case cfg.Count != p.cfg.Count:
+		cfg.Share = float64(cfg.Count) / 10
+	case cfg.Share != p.cfg.Share:
+		return errDown
+	}
+	p.cfg = cfg
+	return nil
+}
+
+// A change that a policy has taken, and whose rest it rejects, is taken back.
+func TestApplyChangesBackWhenASecondUpdateIsRefused(t *testing.T) {
+	p := &following{&fake{name: "p", cfg: fakeConfig{Count: 5, Share: 0.5}}}
+	reg := registry.New()
+	reg.MustAdd(p)
+	_, err := reg.Apply([]byte(`{"fake/p": {"Count": 6, "Share": 0.5}}`))
+	require.ErrorContains(t, err, "fake/p: "+errDown.Error())
+	require.Equal(t, 5, p.cfg.Count)
+	require.InDelta(t, 0.5, p.cfg.Share, 0)
+}
+
+// An entry that may be missing is the same entry.
+func TestApplyTakesAPolicyOnceWithOrWithoutAQuestionMark(t *testing.T) {
+	reg, f := newFakes("users")
+	for _, twice := range []string{`{"fake/users": {"Count": 6}, "?fake/users": {"Count": 7}}`, `{"?fake/users": {"Count": 6}, "fake/users": {"Count": 7}}`, `{"?fake/no": {}, "?fake/no": {}}`} {
+		_, err := reg.Apply([]byte(twice))
+		require.ErrorContains(t, err, ": is there twice", twice)
+	}
+	require.Zero(t, f[0].updates)
+}
+
 // The defaults that follow a field are part of what is validated, and so are named fields
 // that would follow it.
 func TestPreviewValidatesWhatWouldBe(t *testing.T) {
