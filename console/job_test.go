@@ -160,6 +160,9 @@ func TestAnActionOnManyThatEndsEarly(t *testing.T) {
 				time.Sleep(time.Second + time.Millisecond)
 				begun := time.Now()
 				test.meanwhile(c)
+				if strings.Contains(name, "closed") {
+					require.Len(t, c.audit, 1, "Close waits for it")
+				}
 				told := <-c.audit
 				require.LessOrEqual(t, time.Since(begun), test.ends)
 				var done, left int

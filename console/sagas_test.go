@@ -166,6 +166,9 @@ func (s *sparse) List(ctx context.Context, f saga.Filter) ([]saga.Record, string
 	case <-ctx.Done():
 		return nil, "", fmt.Errorf("driver: canceled on request: %w", ctx.Err())
 	}
+	if f.After == "*" {
+		return nil, "", errors.New("no place in a list")
+	}
 	text := f.Text
 	f.Text, f.Limit = "", 10
 	all, next, err := s.Memory.List(ctx, f)
