@@ -182,25 +182,26 @@ func TestAnActionOnManyThatEndsEarly(t *testing.T) {
 	}
 }
 
-// An action on many asks for permission before each page, not only before the first.
+// An action on many asks for permission before each page, and not after the last. A panic of
+// Allow ends the action, and not the program.
 func TestAPanicOfAllowEndsTheActionAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCrew(t, 200)
-		calls := 0
-		c.shop = newPage(t, c.reg, console.Config{Allow: func(r *http.Request, op console.Operation) error {
-			if calls++; calls == 3 {
-				panic("nil map")
-			}
-			require.Equal(t, "worker", strings.TrimPrefix(op.Policy, "saga/"))
-			return nil
-		}})
-		require.Equal(t, http.StatusSeeOther, c.cancelAll())
-		time.Sleep(time.Minute)
-		p := c.progress()
-		require.Equal(t, "panic: nil map", p.Error)
-		require.Equal(t, 100, p.Done)
-		require.Equal(t, 100, p.Left)
-	})
+	for at, want := range map[int]progress{3: {Done: 100, Left: 100, Error: "panic: nil map"}, 5: {Done: 200}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCrew(t, 200)
+			calls := 0
+			c.shop = newPage(t, c.reg, console.Config{Allow: func(_ *http.Request, op console.Operation) error {
+				if calls++; calls == at {
+					panic("nil map")
+				}
+				require.Equal(t, "saga/worker", op.Policy)
+				return nil
+			}})
+			require.Equal(t, http.StatusSeeOther, c.cancelAll())
+			time.Sleep(time.Minute)
+			p := c.progress()
+			require.Equal(t, want, progress{Done: p.Done, Left: p.Left, Error: p.Error})
+		})
+	}
 }
 
 func TestAScriptIsToldOfAnActionOnMany(t *testing.T) {

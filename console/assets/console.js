@@ -199,7 +199,7 @@ function moves(f) { return f.points.some((v) => v !== 0); }
 function newChart(name, all) {
   const c = { name, all, taken: new Set() };
   all.forEach((f, i) => { f.colour = colour(f, i, c.taken); });
-  c.rank = /call|request|saga\.step/.test(name) ? 0 : all.some(moves) ? 1 : 2;
+  c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
   c.legend = html("ul", { class: "legend" });
   c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": all[0].help + " Over the last ten minutes." });
   c.max = html("span", { class: "max" });

@@ -1,0 +1,266 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// A works is a program with every policy, and faults from outside.
+type works struct {
+	*shop
+	bankDown, bankSlow, bankFlaky, redisDown, warehouseDown atomic.Bool
+	shardDown                                               atomic.Int64 // its number; 0 for none
+	leader                                                  *lease.Candidate
+	term                                                    lease.Term
+	runner                                                  *saga.Runner
+	orders                                                  *saga.Saga[order]
+	stop                                                    context.CancelFunc // of the runner
+}
+
+func newWorks(t *testing.T) *works {
+	w := &works{}
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "bank", PerSecond: 2})
+	retries := retry.New(retry.Config{Name: "bank", Attempts: 3, Backoff: retry.Constant(10 * time.Millisecond), Budget: budget})
+	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "prices", Delay: 50 * time.Millisecond, Latencies: new(retry.Latencies)})
+	circuit := breaker.New(breaker.Config{Name: "bank", Failures: 5})
+	rate := throttle.New(throttle.Config{Name: "bank", Rate: 1000})
+	slots := bulkhead.New(bulkhead.Config{Name: "bank", Limit: 8, MaxWait: -1})
+	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 3}})
+	rooms := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "tenants", Limit: 4}})
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000}})
+	adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "search"})
+	quota := throttle.NewShared(throttle.SharedConfig{Name: "quota", Rate: 1000, Instances: 2, Eval: func(context.Context, string, []string, ...any) (any, error) {
+		if w.redisDown.Load() {
+			return nil, errDown
+		}
+		return []any{int64(1), int64(0), int64(0)}, nil
+	}})
+	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
+	w.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "host-1"})
+	w.orders = &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
+		{Name: "reserve", Do: ok, UndoAttempts: 1, Undo: func(context.Context, *order) error {
+			if w.warehouseDown.Load() {
+				return errDown
+			}
+			return nil
+		}},
+		{Name: "charge", Undo: ok, Do: func(context.Context, *order) error {
+			if w.warehouseDown.Load() {
+				return saga.NoEffect(errors.New("card declined"))
+			}
+			return nil
+		}},
+	}}
+	w.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	saga.Register(w.runner, w.orders)
+	w.run(t)
+	var err error
+	w.term, err = w.leader.Campaign(t.Context())
+	require.NoError(t, err)
+
+	reg := registry.New()
+	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, adaptive, quota, users, w.leader, w.runner)
+	w.shop = newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, Keys: true}})
+
+	calls := 0
+	bank := resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap)(func(ctx context.Context) error {
+		switch {
+		case w.bankSlow.Load():
+			time.Sleep(5 * time.Second)
+		case w.bankDown.Load(), w.bankFlaky.Load() && time.Now().UnixMilli()/100%3 == 0:
+			return errDown
+		}
+		time.Sleep(3 * time.Millisecond)
+		return nil
+	})
+	traffic, end := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		end()
+		w.stop()
+		_ = users.Close()
+		_ = circuit.Close()
+		_ = shards.Close()
+		_ = w.term.Resign(context.Background())
+		time.Sleep(time.Minute)
+	})
+	go func() {
+		for ; traffic.Err() == nil; time.Sleep(100 * time.Millisecond) {
+			calls++
+			go func() { _ = bank(traffic) }()
+			for i := range 10 {
+				n := calls%30*10 + i + 1
+				_ = shards.Do(traffic, fmt.Sprint("shard-", n), func(context.Context) error {
+					if int64(n) == w.shardDown.Load() {
+						return errDown
+					}
+					return nil
+				})
+			}
+			tenant := fmt.Sprint("tenant-", calls%5)
+			_ = rooms.Do(traffic, tenant, working)
+			_ = tenants.Do(traffic, tenant, working)
+			_ = adaptive.Do(traffic, working)
+			_ = quota.Do(traffic, tenant, working)
+			_, _ = users.Get(traffic, calls%7)
+			_, _ = hedger.Do(traffic, func(context.Context) (int, error) { return 0, nil })
+			if calls%100 == 1 {
+				_, _ = saga.Start(traffic, w.runner, w.orders, fmt.Sprint("order-", calls), order{})
+			}
+		}
+	}()
+	return w
+}
+
+// run runs the sagas, until stop.
+func (w *works) run(t *testing.T) {
+	var ctx context.Context
+	ctx, w.stop = context.WithCancel(context.Background())
+	go func() { _ = w.runner.Run(ctx) }()
+}
+
+// after waits, and then holds what the page and Health say.
+func (w *works) after(d time.Duration, verdict string, health ...string) overview {
+	w.t.Helper()
+	time.Sleep(d)
+	synctest.Wait()
+	var o overview
+	w.get("/", &o)
+	var ill []string
+	for path, err := range w.reg.Health(w.t.Context()) {
+		if err != nil {
+			ill = append(ill, path+" "+numbers.ReplaceAllString(err.Error(), "#"))
+		}
+	}
+	require.Equal(w.t, verdict, o.Verdict)
+	require.Equal(w.t, health, ill)
+
+	return o
+}
+
+var numbers = regexp.MustCompile(`[0-9][0-9ms]*`)
+
+const allWell = "All 14 policies are well."
+
+// card returns what the card of a policy says besides its rates.
+func (o overview) card(path string) string {
+	for _, p := range o.Policies {
+		if p.Path == path {
+			return strings.Join([]string{p.State, numbers.ReplaceAllString(p.Words.Since, "#"), p.Detail, p.Error}, "|")
+		}
+	}
+	return "is not there"
+}
+
+func incident(t *testing.T, f func(t *testing.T, w *works)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorks(t)
+		w.after(20*time.Second, allWell)
+		f(t, w)
+	})
+}
+
+func TestIncidentOutage(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.bankDown.Store(true)
+		o := w.after(20*time.Second, "The breaker bank is open and the retry bank is giving up calls.", "breaker/bank open: password=hunter#: connection refused")
+		require.Equal(t, "open|for # s||password=hunter2: connection refused", o.card("breaker/bank"))
+		w.bankDown.Store(false)
+		w.after(2*time.Minute, allWell)
+	})
+}
+
+func TestIncidentSlowDependency(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.bankSlow.Store(true)
+		o := w.after(20*time.Second, "The bulkhead bank is full.", "bulkhead/bank full: # of # in flight")
+		require.Equal(t, "full|for # s|8 of 8 in flight|", o.card("bulkhead/bank"))
+		w.bankSlow.Store(false)
+		w.after(time.Minute, allWell)
+	})
+}
+
+func TestIncidentRetryStorm(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.bankFlaky.Store(true)
+		o := w.after(20*time.Second, "The breaker bank sees calls fail, the budget bank is spent, and one more policy needs attention.", "budget/bank spent: # retries in # s")
+		require.Contains(t, o.card("budget/bank"), "|for # ")
+		w.bankFlaky.Store(false)
+		w.after(time.Minute, allWell)
+	})
+}
+
+// Nobody runs the sagas; then somebody does, while the warehouse is away.
+func TestIncidentSagas(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.stop()
+		w.after(30*time.Second, allWell)
+		o := w.after(2*time.Minute, "The runner orders has overdue sagas.", "saga/orders overdue: # sagas due, the first for #")
+		require.Contains(t, o.card("saga/orders"), "|for # ")
+		w.warehouseDown.Store(true)
+		w.run(t)
+		o = w.after(time.Minute, "The runner orders has stuck sagas.", "saga/orders stuck: # sagas")
+		require.Contains(t, o.card("saga/orders"), "|for # ")
+		w.warehouseDown.Store(false)
+		require.Equal(t, http.StatusSeeOther, w.post("action", "retry", "policy", "saga/orders", "status", "stuck", "note", "the warehouse is back").Code)
+		w.after(time.Minute, allWell)
+	})
+}
+
+func TestIncidentRedisAway(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.redisDown.Store(true)
+		o := w.after(20*time.Second, "The throttle quota cannot reach its store.", "throttle/quota store down")
+		require.Equal(t, "store down|for # s||", o.card("throttle/quota"))
+		w.redisDown.Store(false)
+		w.after(time.Minute, allWell)
+	})
+}
+
+func TestIncidentLeaseThatNobodyHolds(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		require.NoError(t, w.term.Resign(t.Context()))
+		w.after(10*time.Second, allWell)
+		o := w.after(time.Minute, "The lease billing is held by nobody.", "lease/billing vacant: nobody has held it for #")
+		require.Contains(t, o.card("lease/billing"), "|for # ")
+		var err error
+		w.term, err = w.leader.Campaign(t.Context())
+		require.NoError(t, err)
+		o = w.after(time.Minute, allWell)
+		require.Equal(t, "steady||held by host-1|", o.card("lease/billing"))
+	})
+}
+
+func TestIncidentOneOf300Shards(t *testing.T) {
+	incident(t, func(t *testing.T, w *works) {
+		w.shardDown.Store(217)
+		o := w.after(20*time.Second, "The breaker shards is partly open.", "breaker/shards partly open: # of # open")
+		require.Equal(t, "partly open|for # s|1 of 300 open|password=hunter2: connection refused", o.card("breaker/shards"))
+		var p policy
+		w.get("/policy?kind=breaker&name=shards", &p)
+		require.Equal(t, "shard-217", p.Members[0].Key)
+		require.Equal(t, errDown.Error(), p.Members[0].Error)
+		w.shardDown.Store(0)
+		w.after(2*time.Minute, allWell)
+	})
+}
