@@ -1,6 +1,6 @@
 package throttle
 
-import "slices"
+import "github.com/go-resilience/resilience/throttle/internal/bucket"
 
 // Degradation returns the least important level whose features should be on. With it an
 // application switches off nonessential features before essential calls are refused:
@@ -16,41 +16,36 @@ import "slices"
 // always on. A level changes only in a call of Degradation or Stats: if the tokens run out
 // and come back between two calls, the level stays on.
 func (l *Limiter) Degradation() int {
-	m := l.measure()
-	var windows []window
-	if m.quotas != nil {
-		m, windows = l.presentWindows()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, now := l.measure(), present()
+	for i := range m.quotas {
+		l.windows[i] = m.quotas[i].at(l.windows[i], now)
 	}
-	used := max(m.tat-m.now, 0)
-	for {
-		was := l.degraded.Load()
-		level := was
-		for level > 0 && (used >= m.room[level] || m.windowsReach(windows, int(level), 1)) {
-			level--
-		}
-		for int(level) < m.least {
-			room := m.room[level+1]
-			if used >= room || used > room-room/4 || m.windowsReach(windows, int(level)+1, 0.75) {
-				break
-			}
-			level++
-		}
-		if l.degraded.CompareAndSwap(was, level) {
-			return int(level)
-		}
-	}
+	l.degraded = m.degradation(l.windows, l.degraded)
+	return l.degraded
 }
 
-// presentWindows returns the windows of the quotas as they are now.
-func (l *Limiter) presentWindows() (measure, []window) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	m, now := l.measureLocked(), l.watch.now()
-	windows := slices.Clone(l.windows)
-	for i := range m.quotas {
-		windows[i] = m.quotas[i].at(windows[i], now)
+// degradation returns the Degradation after that was the last one.
+func (m measure) degradation(windows []window, was int) int {
+	used, level := m.ahead(), was
+	for level > 0 && (m.reaches(used, level) || m.windowsReach(windows, level, 1)) {
+		level--
 	}
-	return m, windows
+	for level < m.least {
+		room := m.room[level+1]
+		quarter := bucket.Time{NS: room.NS - room.NS/4, Part: room.Part}
+		if m.reaches(used, level+1) || !quarter.Reaches(used) || m.windowsReach(windows, level+1, 0.75) {
+			break
+		}
+		level++
+	}
+	return level
+}
+
+// reaches reports whether a level has no token left of the burst.
+func (m measure) reaches(used bucket.Time, level int) bool {
+	return !m.rate.IsUnlimited() && used.Reaches(m.room[level])
 }
 
 // windowsReach reports whether a share of the tokens that a level may spend of a quota

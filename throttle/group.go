@@ -18,7 +18,7 @@ import (
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero. It is more than in
-// other packages, since a key that is a string takes at most 80 bytes here.
+// other packages, since a key that is a string takes at most 96 bytes here.
 const DefaultMaxKeys = 100_000
 
 // An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
@@ -45,7 +45,7 @@ type GroupConfig[K comparable] struct {
 	MaxQueued int
 
 	// MaxKeys is how many keys are held at once, at most. Zero means [DefaultMaxKeys]. A key
-	// that is a string takes at most 80 bytes, 32 more for each of the Quotas, and a copy of
+	// that is a string takes at most 96 bytes, 32 more for each of the Quotas, and a copy of
 	// its text.
 	MaxKeys int
 
@@ -108,7 +108,6 @@ type Group[K comparable] struct {
 	keys      atomic.Int64
 	maxKeys   atomic.Int64
 	waiters   waiters
-	watch     stopwatch
 	overflow  *Limiter // the limit of ShareOne
 	shards    []shard[K]
 
@@ -129,12 +128,13 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to evict
 		shards *= 2
 	}
-	g := &Group[K]{seed: maphash.MakeSeed(), watch: stopwatch{time.Now()}, shards: make([]shard[K], shards), given: given}
+	g := &Group[K]{seed: maphash.MakeSeed(), shards: make([]shard[K], shards), given: given}
 	g.cfg.Store(&cfg)
 	g.maxKeys.Store(int64(cfg.MaxKeys))
 	g.waiters.max.Store(int64(cfg.MaxQueued))
 	t := newTerms(&cfg.Config)
 	for i := range g.shards {
+		g.shards[i].start = steady()
 		g.shards[i].begin(t)
 	}
 	g.overflow = g.newOwn(keyed.Other, t)
@@ -143,7 +143,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // newOwn returns a Limiter for one key.
 func (g *Group[K]) newOwn(key string, t *terms) *Limiter {
-	l := newLimiter(t, &g.observers, g.watch)
+	l := newLimiter(t, &g.observers)
 	l.key = key
 	l.queue.all = &g.waiters
 	return l
@@ -276,7 +276,7 @@ func (g *Group[K]) peek(key K, level int) Decision {
 		if windows == nil {
 			windows = make([]window, len(m.quotas))
 		}
-		return m.takeAll(windows, g.watch.now(), 1, level, true).Decision
+		return m.takeAll(windows, present(), 1, level, true).Decision
 	}
 	return m.decision(nil, m.wait(1, level) == 0, 1, level)
 }
@@ -302,21 +302,17 @@ func (g *Group[K]) Refund(key K, n int) {
 	slot := &s.table.slots[i]
 	if slot.tag&apart != 0 {
 		o := s.own[key]
-		o.queue.mu.Lock()
-		defer o.queue.mu.Unlock()
+		o.mu.Lock()
+		defer o.mu.Unlock()
 		o.giveBack(n)
 		return
 	}
 	m := s.measure()
 	s.table.add(i, -int64(n))
 	s.stats.Refunded += int64(n)
-	by := slot.tat - m.now
-	if int64(n) <= by>>m.frac {
-		by = m.tokens(n)
-	}
-	slot.tat -= max(by, 0)
+	slot.tat = m.back(slot.tat, n)
 	if m.quotas != nil {
-		m.refund(s.table.windows(i), g.watch.now(), n)
+		m.refund(s.table.windows(i), present(), n)
 	}
 }
 
@@ -347,7 +343,7 @@ func (g *Group[K]) Set(key K, limit Limit) error {
 	}
 	if i < 0 {
 		g.keys.Add(1)
-		i = s.table.insert(tag, ownText(key))
+		i = s.insert(tag, key, s.measure().now)
 	}
 	o := g.part(s, i)
 	o.set = true
@@ -416,7 +412,7 @@ func (r result) decision(n, level int) Decision {
 // after returns how long until the call could be admitted.
 func (r result) after(n, level int) time.Duration {
 	if r.why == TooManyKeys {
-		return r.m.pace.until(0, r.m.tokens(1)) // a key may have refilled and be evicted by then
+		return time.Duration(r.m.rate.Of(1).Up()) // a key may have refilled and be evicted by then
 	}
 	return r.m.wait(n, level)
 }
@@ -445,22 +441,22 @@ func (g *Group[K]) take(ctx context.Context, key K, n, level int, mayWait bool) 
 	var b *bound
 	switch {
 	case m.quotas != nil:
-		b = s.takeAll(i, m, g.watch.now(), n, level)
+		b = s.takeAll(i, m, present(), n, level)
 		if why = b.why; why == OverLimit && mayWait {
 			return g.takeApart(s, i)
 		}
 	case n <= 0:
 	case m.cannot(n, level):
 		why = TooCostly
-	case slot.tat > m.now+m.room[level]-m.tokens(n):
+	case !m.fits(n, level):
 		if why = OverLimit; mayWait {
 			return g.takeApart(s, i)
 		}
 	default:
-		slot.tat = max(slot.tat, m.now) + m.tokens(n)
+		m.tat = m.pay(m.tat, n)
+		slot.tat = m.tat
 		s.table.add(i, int64(n))
 		s.stats.Spent += int64(n)
-		m.tat = slot.tat
 	}
 	if why == "" {
 		s.stats.Admitted++

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // A Limit says how many tokens may be spent: at a rate with a burst, within quotas, or
@@ -61,15 +62,14 @@ func (l Limit) withDefaults() Limit {
 	return l
 }
 
-// pace returns the pace of a valid l. Of one without a Rate only the rate of 0 and the
-// burst say something, which is more than any quota.
-func (l Limit) pace() pace {
-	if l.Rate != 0 {
-		return newPace(l.Rate, l.Burst)
+// rate returns the rate and the burst of a valid l with its defaults filled in. Without a
+// Rate the burst is more than any quota.
+func (l Limit) rate() (bucket.Rate, int) {
+	if l.Rate == 0 {
+		return bucket.Unlimited, min(2*maxQuota, math.MaxInt)
 	}
-	p := newPace(maxRate, min(2*maxQuota, math.MaxInt))
-	p.rate = 0
-	return p
+	r, _ := bucket.NewRate(l.Rate)
+	return r, l.Burst
 }
 
 // part returns an nth part of a valid l with its defaults filled in, but at least one

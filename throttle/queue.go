@@ -2,49 +2,42 @@ package throttle
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // A queue holds the waiting calls by level, and those of a level in the order of
-// arrival. Their tokens are taken ahead of time: the tat of the Limiter includes them,
-// so calls that do not wait cannot take them. The tokens belong to the queue and not
-// to a place in it: the head is granted when the tat, less the tokens of the other
-// waiters, is within the head's room. So a waiter that arrives, leaves or overtakes
-// changes one sum, however many waiters there are.
+// arrival. It counts the tokens that they are to take, by level and in all. The head is
+// granted when its tokens are there. The others wait for the tokens ahead of them as well,
+// and calls that do not wait find the tokens of all of them taken. So a waiter that
+// arrives, leaves or overtakes changes one sum, however many waiters there are.
 //
 // A late timer does not move the schedule: all waiters that are due are granted
 // together.
 type queue struct {
-	queued   atomic.Int64 // waiters; changed under mu
-	waited   atomic.Int64 // calls that were admitted after a wait
-	waitTime atomic.Int64 // of these calls, a time.Duration
-	all      *waiters     // of the Group, or nil
-
-	mu     sync.Mutex
-	units  int64 // that all waiters are to take
+	queued int
+	tokens int // that all waiters are to take
 	levels []line
 	timer  *time.Timer
+	all    *waiters // of the Group, or nil
 }
 
 // A line holds the waiters of one level in the order of arrival.
 type line struct {
 	first, last *waiter
-	units       int64 // that its waiters are to take
+	tokens      int // that its waiters are to take
 }
 
 type waiter struct {
-	level      int
-	units      int64   // that it is to take
-	n          int     // the same in tokens
+	level, n   int     // n is in tokens
 	ends       []int64 // of the windows of the quotas that it has taken its tokens from
 	prev, next *waiter
 	over       chan struct{} // closed when it has left the line
 	granted    bool          // set before that, if it has its tokens
-	tat        int64         // the tat without the waiters behind it, if granted
+	tat        bucket.Time   // after it was granted
 }
 
 // waiters counts the waiting calls of all limits of a Group.
@@ -64,7 +57,6 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	case why != "":
 		return l.refuse(ctx, cfg, refused)
 	case w == nil:
-		l.count(n)
 		return nil
 	}
 	start := time.Now()
@@ -82,22 +74,18 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	case <-ctx.Done():
 		why = ContextEnded
 	}
-	granted, after := l.leave(w, why, n, level)
+	granted, after := l.leave(w, why)
 	waited := time.Since(start)
+	late := ctx.Err() != nil
+	if granted {
+		l.countWaited(n, waited, late)
+	}
 	refused.Reason, refused.After, refused.Waited = why, after, waited
 	switch {
-	case ctx.Err() != nil:
-		if granted {
-			// The tokens are lost: waiters behind it may have been granted within their
-			// time.
-			l.spent.Add(int64(n))
-		}
+	case late:
 		refused.Reason, refused.Err = ContextEnded, ended.Error(ctx)
 		return l.refuse(ctx, cfg, refused)
 	case granted:
-		l.queue.waited.Add(1)
-		l.queue.waitTime.Add(int64(waited))
-		l.count(n)
 		if l.observers.Any() {
 			l.observers.Tell(ctx, Event{
 				Kind: EventWaited, Name: cfg.Name, Key: l.key, Level: level, Cost: n, Waited: waited,
@@ -108,48 +96,50 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	return l.refuse(ctx, cfg, refused)
 }
 
+// countWaited counts a call that was granted after a wait. If that was too late for the
+// call, its tokens are lost: waiters behind it may have been granted within their time.
+func (l *Limiter) countWaited(n int, waited time.Duration, late bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if late {
+		l.did.Spent += int64(n)
+		return
+	}
+	l.count(n)
+	l.did.Waited++
+	l.did.WaitTime += waited
+}
+
 // lineUp takes n tokens, and returns a waiter in line if they are not there yet. Or it
-// returns an error whose Reason says why the call is refused. All waiters that are due
-// have been granted before.
+// returns an error whose Reason says why the call is refused.
 func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, refused *LimitedError) {
-	q := &l.queue
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	refused = &LimitedError{Cost: n, Level: level}
-	placed := false
-	for {
-		m := l.measureLocked()
-		if m.quotas != nil {
-			if b := m.takeAll(l.windows, l.watch.now(), n, level, true); b.why == OverQuota {
-				b.refuse(refused)
-				return nil, refused
-			}
-		}
-		after := l.behind(m, n, level)
-		if after > 0 && !placed {
-			refused.After = after
-			if refused.Reason = l.whyNotWait(ctx, cfg, m, after); refused.Reason == "" && !l.makeRoom(cfg.Queue, level) {
-				refused.Reason = QueueFull
-			}
-			if refused.Reason != "" {
-				return nil, refused
-			}
-			placed = true
-		}
-		units := m.tokens(n)
-		tat := max(m.tat-q.units, m.now) + q.units + units
-		if !l.tat.CompareAndSwap(m.tat, tat) { // changed by another call, or by makeRoom
-			continue
-		}
-		ends := l.spendQuotas(m.terms, n)
-		if !placed {
+	m := l.serve()
+	if m.quotas != nil {
+		if b := m.takeAll(l.windows, present(), n, level, true); b.why == OverQuota {
+			b.refuse(refused)
 			return nil, refused
 		}
-		w = &waiter{level: level, n: n, units: units, ends: ends, over: make(chan struct{})}
-		l.enqueue(w)
-		l.serve()
-		return w, refused
 	}
+	after := l.behind(m, n, level)
+	if after == 0 {
+		l.spendQuotas(m.terms, n)
+		l.spend(m, n)
+		return nil, refused
+	}
+	refused.After = after
+	if refused.Reason = m.whyNotWait(ctx, cfg, after); refused.Reason == "" && !l.makeRoom(m, cfg.Queue, level) {
+		refused.Reason = QueueFull
+	}
+	if refused.Reason != "" {
+		return nil, refused
+	}
+	w = &waiter{level: level, n: n, ends: l.spendQuotas(m.terms, n), over: make(chan struct{})}
+	l.enqueue(w)
+	l.serve()
+	return w, refused
 }
 
 // spendQuotas takes n tokens from the windows of the quotas, and returns their ends.
@@ -157,7 +147,7 @@ func (l *Limiter) spendQuotas(t *terms, n int) (ends []int64) {
 	if t.quotas == nil {
 		return nil
 	}
-	now := l.watch.now()
+	now := present()
 	for i := range t.quotas {
 		q := &t.quotas[i]
 		l.windows[i] = q.spend(q.at(l.windows[i], now), now, n)
@@ -182,20 +172,27 @@ func (l *Limiter) behind(m measure, n, level int) time.Duration {
 	if m.cannot(n, level) {
 		return never
 	}
-	var ahead int64
-	for i := range level + 1 {
-		ahead += l.queue.levels[i].units
+	for _, line := range l.queue.levels[:level+1] {
+		n += line.tokens
 	}
-	return m.until(m.tat - l.queue.units + ahead + m.tokens(n) - m.room[level])
+	return m.until(l.due(m, n, level))
 }
 
+// due returns when n tokens are there for a level, if no waiter takes any of them.
+func (l *Limiter) due(m measure, n, level int) bucket.Time {
+	return m.rate.Due(l.tat, m.rate.Of(n), m.room[level])
+}
+
+// maxAhead is the longest time of missing tokens behind which a call waits.
+const maxAhead = int64(18 * 365 * 24 * time.Hour)
+
 // whyNotWait returns why a call may not wait for that long, or "".
-func (l *Limiter) whyNotWait(ctx context.Context, cfg *Config, m measure, wait time.Duration) Reason {
+func (m measure) whyNotWait(ctx context.Context, cfg *Config, wait time.Duration) Reason {
 	deadline, limited := ctx.Deadline()
 	switch {
 	case wait == never: // the burst has just become smaller
 		return TooCostly
-	case m.tat-m.now > maxDebt, cfg.MaxWait > 0 && wait > cfg.MaxWait:
+	case m.ahead().NS > maxAhead, cfg.MaxWait > 0 && wait > cfg.MaxWait:
 		return WaitTooLong
 	case limited && time.Until(deadline) < wait:
 		return DeadlineTooClose
@@ -206,14 +203,14 @@ func (l *Limiter) whyNotWait(ctx context.Context, cfg *Config, m measure, wait t
 // makeRoom makes room for one more waiter in a queue of most, and reports whether it
 // could. In a full queue the last waiter of the least important level makes room for a
 // call that is more important.
-func (l *Limiter) makeRoom(most, level int) bool {
+func (l *Limiter) makeRoom(m measure, most, level int) bool {
 	q := &l.queue
-	if q.queued.Load() < int64(most) && q.all.enter() {
+	if q.queued < most && q.all.enter() {
 		return true
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
 		if last := q.levels[i].last; last != nil {
-			l.remove(last)
+			l.remove(m, last)
 			return q.all.enter()
 		}
 	}
@@ -234,7 +231,7 @@ func (a *waiters) leave() {
 	}
 }
 
-// enqueue puts w at the end of its line. Its units are part of the tat already.
+// enqueue puts w at the end of its line.
 func (l *Limiter) enqueue(w *waiter) {
 	q := &l.queue
 	line := &q.levels[w.level]
@@ -244,12 +241,12 @@ func (l *Limiter) enqueue(w *waiter) {
 		w.prev.next = w
 	}
 	line.last = w
-	line.units += w.units
-	q.units += w.units
-	q.queued.Add(1)
+	line.tokens += w.n
+	q.tokens += w.n
+	q.queued++
 }
 
-// dequeue takes w and its units out of line.
+// dequeue takes w out of line.
 func (l *Limiter) dequeue(w *waiter) {
 	q := &l.queue
 	line := &q.levels[w.level]
@@ -263,33 +260,33 @@ func (l *Limiter) dequeue(w *waiter) {
 	} else {
 		w.next.prev = w.prev
 	}
-	line.units -= w.units
-	q.units -= w.units
-	q.queued.Add(-1)
+	line.tokens -= w.n
+	q.tokens -= w.n
+	q.queued--
 	q.all.leave()
 	close(w.over)
 }
 
 // leave takes w out of line, unless it has left already, and reports whether w was
 // granted. It returns how long a call like it would wait now.
-func (l *Limiter) leave(w *waiter, why Reason, n, level int) (granted bool, after time.Duration) {
-	q := &l.queue
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (l *Limiter) leave(w *waiter, why Reason) (granted bool, after time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	granted = w.granted
 	// Waiters that are due are granted first: no other waiter may move up into the past.
 	m := l.serve()
 	select {
 	case <-w.over:
 		if w.granted && !granted && why == ContextEnded { // granted by this serve, and too late
-			l.tat.Add(-max(0, min(w.units, w.tat-m.now)))
+			// What other waiters have had their time of since is lost.
+			l.tat = m.rate.Sub(l.tat, m.rate.Sub(w.tat, m.rate.Back(w.tat, m.now, m.rate.Of(w.n))))
 			l.unspendQuotas(w)
 			w.granted = false
 		}
 	default:
-		l.remove(w)
+		l.remove(m, w)
 	}
-	return w.granted, l.behind(l.serve(), n, level)
+	return w.granted, l.behind(l.serve(), w.n, w.level)
 }
 
 // head returns the waiter that is to be granted next, or nil.
@@ -302,48 +299,29 @@ func (q *queue) head() *waiter {
 	return nil
 }
 
-// remove takes w out of line and gives its tokens back. All waiters that are due have
-// been granted before.
-func (l *Limiter) remove(w *waiter) {
-	q := &l.queue
-	back := w.units
-	if m := l.measureLocked(); q.head() == w {
-		// w may wait for more than a burst. The part above a burst that it has waited
-		// for already goes to no other call.
-		back -= max(0, m.now-(m.tat-q.units))
+// remove takes w out of line. All waiters that are due have been granted before.
+func (l *Limiter) remove(m measure, w *waiter) {
+	if l.queue.head() == w {
+		// w may wait for more than a burst. The part above a burst that it has waited for
+		// already goes to no other call.
+		l.tat = bucket.Later(l.tat, bucket.Time{NS: m.now})
 	}
 	l.dequeue(w)
 	l.unspendQuotas(w)
-	l.tat.Add(-back)
 }
 
-// putBack gives n tokens to the waiters, and the rest to the burst. Tokens that do
-// not fit into the burst are lost.
-func (l *Limiter) putBack(n int) {
-	m := l.measureLocked()
-	by := m.tat - l.queue.units - m.now
-	if int64(n) <= by>>m.frac {
-		by = m.tokens(n)
-	}
-	l.tat.Add(-max(by, 0))
-}
-
-// serve grants the waiters that are due, and sets the timer for the next one. The
-// caller holds queue.mu.
+// serve grants the waiters that are due, sets the timer for the next one, and returns the
+// measure after that. The caller holds mu.
 func (l *Limiter) serve() measure {
 	q := &l.queue
-	m := l.measureLocked()
-	for w := q.head(); w != nil && l.target(m, w) <= m.now; w = q.head() {
-		w.granted, w.tat = true, m.tat-q.units+w.units
+	m := l.measure()
+	for w := q.head(); w != nil && !l.due(m, w.n, w.level).After(m.now); w = q.head() {
+		l.tat = m.rate.Add(l.tat, m.rate.Of(w.n))
+		w.granted, w.tat = true, l.tat
 		l.dequeue(w)
 	}
 	l.arm(m)
 	return m
-}
-
-// target returns when w, the head, is due.
-func (l *Limiter) target(m measure, w *waiter) int64 {
-	return m.tat - l.queue.units + w.units - m.room[w.level]
 }
 
 // arm sets the timer for the head.
@@ -351,18 +329,36 @@ func (l *Limiter) arm(m measure) {
 	q := &l.queue
 	switch w := q.head(); {
 	case w != nil && q.timer != nil:
-		q.timer.Reset(m.until(l.target(m, w)))
+		q.timer.Reset(m.until(l.due(m, w.n, w.level)))
 	case w != nil:
-		q.timer = time.AfterFunc(m.until(l.target(m, w)), l.due)
+		q.timer = time.AfterFunc(m.until(l.due(m, w.n, w.level)), l.wake)
 	case q.timer != nil:
 		q.timer.Stop()
 		q.timer = nil
 	}
 }
 
-// due serves the waiters. The timer calls it.
-func (l *Limiter) due() {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
+// wake serves the waiters. The timer calls it.
+func (l *Limiter) wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.serve()
+}
+
+// begin makes cfg the limit. Tokens that have been spent stay spent. The caller holds mu.
+func (l *Limiter) begin(cfg *Config) {
+	last, next := l.terms.Load(), newTerms(cfg)
+	now := l.measure().now
+	if l.queue.queued > 0 { // what the head has saved is not worth the same at another rate
+		l.tat = bucket.Later(l.tat, bucket.Time{NS: now})
+	}
+	l.tat = next.rate.Follow(l.tat, now, &last.rate)
+	from := next.inherit(last)
+	l.windows = pick(l.windows, from)
+	for i := range l.queue.levels {
+		for w := l.queue.levels[i].first; w != nil; w = w.next {
+			w.ends = pick(w.ends, from)
+		}
+	}
+	l.terms.Store(next)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // PerMinute returns the [Config] Rate of n tokens a minute.
@@ -27,7 +28,7 @@ func burstOf(rate float64, burst int) int {
 }
 
 // windowOf returns the time in which a burst refills, to the nearest nanosecond: it
-// is for people to read, and 7 a minute are not exactly 7/60 a second.
+// is for people to read.
 func windowOf(rate float64, burst int) time.Duration {
 	if rate == 0 { // only quotas limit
 		return 0
@@ -35,9 +36,12 @@ func windowOf(rate float64, burst int) time.Duration {
 	return time.Duration(math.Round(float64(burst) / rate * float64(time.Second)))
 }
 
+// maxRefill is the longest time in which a burst refills.
+const maxRefill = int64(36 * 365 * 24 * time.Hour)
+
 // checkRate records what is wrong with a rate and a burst.
 func checkRate(f *invalid.Fields, rate float64, burst int) {
-	if !(rate > 0 && rate <= maxRate) {
+	if !(rate > 0 && rate <= bucket.MaxRate) {
 		f.Need(false, "Rate", rate, "above 0 and at most 1e12 tokens a second")
 		return
 	}
@@ -45,8 +49,7 @@ func checkRate(f *invalid.Fields, rate float64, burst int) {
 		f.Need(false, "Burst", burst, "0 (for a second's worth) or more")
 		return
 	}
-	// A float64 has room for both sides; powers of two make the products exact.
-	p := newPace(rate, burst)
-	fits := math.Ldexp(float64(p.burst), int(p.frac)) <= float64(maxBurst)
-	f.Need(fits, "Rate", rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", p.burst))
+	burst = burstOf(rate, burst)
+	r, ok := bucket.NewRate(rate)
+	f.Need(ok && r.Of(burst).Up() <= maxRefill, "Rate", rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", burst))
 }

@@ -14,6 +14,7 @@ import (
 // the table takes longer.
 type shard[K comparable] struct {
 	mu      sync.Mutex
+	start   int64 // a time before all calls
 	terms   *terms
 	table   table[K]
 	own     map[K]*own // the limits of the keys whose tag has the bit apart
@@ -47,25 +48,27 @@ func (g *Group[K]) shard(key K) (s *shard[K], tag uint32) {
 	return &g.shards[hash&uint64(len(g.shards)-1)], tagOf(hash)
 }
 
-// measure reads the clock. The caller holds mu. A clock that was read before a key was
+// measure reads the clock. Its tat is that of a full burst. The caller holds mu. A clock that was read before a key was
 // evicted would mint tokens when the key comes back.
 func (s *shard[K]) measure() measure {
-	elapsed := time.Since(s.terms.base)
-	if uint64(elapsed) > uint64(s.terms.horizon) {
-		s.begin(newTerms(s.terms.cfg))
-		elapsed = 0
+	m := measure{terms: s.terms, now: steady()}
+	m.tat.NS = m.now
+	if by := s.start - m.now; by > 0 { // on the clock of a synctest bubble
+		for i := range s.table.slots {
+			s.table.slots[i].tat.NS -= by
+		}
+		s.start = m.now
 	}
-	now := s.terms.at(elapsed)
-	return measure{s.terms, elapsed, now, now}
+	return m
 }
 
-// begin makes t the terms from now on. Tokens that have been spent stay spent.
+// begin makes t the terms. Tokens that have been spent stay spent.
 func (s *shard[K]) begin(t *terms) {
 	if s.terms != nil {
-		last := s.terms.unitsLate(t.base.Sub(s.terms.base))
+		now := s.measure().now
 		for i := range s.table.slots {
 			slot := &s.table.slots[i]
-			slot.tat = t.convert(slot.tat-last, &s.terms.pace)
+			slot.tat = t.rate.Follow(slot.tat, now, &s.terms.rate)
 		}
 		if t.quotas != nil || s.terms.quotas != nil {
 			s.table.convert(t.inherit(s.terms))
@@ -79,13 +82,18 @@ func (s *shard[K]) begin(t *terms) {
 // It evicts a few keys that have been idle for long enough.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
 	if idleAfter := g.cfg.Load().IdleAfter; idleAfter > 0 {
-		g.sweep(s, 4, m.at(max(m.elapsed-idleAfter, 0)), idleAfter)
+		g.sweep(s, 4, m.now-int64(idleAfter), idleAfter)
 	}
 	if !g.countKey(s, key, m) {
 		return -1
 	}
+	return s.insert(tag, key, m.now)
+}
+
+// insert adds a key with a full burst and returns the index of its slot.
+func (s *shard[K]) insert(tag uint32, key K, now int64) int {
 	i := s.table.insert(tag, ownText(key))
-	s.table.slots[i].tat = m.now
+	s.table.slots[i].tat.NS = now
 	return i
 }
 
@@ -127,10 +135,10 @@ func (g *Group[K]) makeRoom(s *shard[K], now int64) bool {
 func (g *Group[K]) sweep(s *shard[K], n int, at int64, idle time.Duration) {
 	var then moment
 	if s.terms.quotas != nil {
-		then = g.watch.now().sub(idle)
+		then = present().sub(idle)
 	}
 	s.table.sweep(n, func(i int) bool {
-		if s.table.slots[i].tat > at || s.terms.spentOf(s.table.windows(i), then) {
+		if s.table.slots[i].tat.After(at) || s.terms.spentOf(s.table.windows(i), then) {
 			return false
 		}
 		g.keys.Add(-1)
@@ -165,7 +173,7 @@ func (g *Group[K]) part(s *shard[K], i int) *own {
 		return s.own[slot.key]
 	}
 	o := &own{Limiter: g.newOwn(keyed.Text(slot.key), s.terms)}
-	o.tat.Store(slot.tat)
+	o.tat = slot.tat
 	copy(o.windows, s.table.windows(i))
 	slot.tag |= apart
 	if s.own == nil {
@@ -186,8 +194,7 @@ func (s *shard[K]) join(i int) {
 	s.stats.add(did)
 	s.table.add(i, did.Spent-did.Refunded)
 	s.table.refuse(i, did.Refused)
-	m := o.measure()
-	slot.tat = s.measure().now + s.terms.convert(m.tat-m.now, &m.pace)
+	slot.tat = o.tat
 	copy(s.table.windows(i), o.windows)
 	slot.tag &^= apart
 	delete(s.own, slot.key)

@@ -9,12 +9,11 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
-	"math"
 	"reflect"
-	"time"
 	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 const snapshotFormat = "throttle.Group 1"
@@ -68,7 +67,7 @@ func (g *Group[K]) Snapshot(w io.Writer) error {
 		return lines.Encode(k)
 	}
 	for i := range g.shards {
-		for key, k := range g.shards[i].snapshot(g.watch.now()) {
+		for key, k := range g.shards[i].snapshot(present()) {
 			if err := setKey(&k, key); err != nil {
 				return err
 			}
@@ -105,7 +104,7 @@ func (s *shard[K]) snapshot(now moment) map[K]snapshotKey {
 			o := s.own[slot.key]
 			k := o.snapshot()
 			if o.set {
-				l := o.epoch.Load().cfg.limit()
+				l := o.terms.Load().cfg.limit()
 				k.Limit = &l
 			}
 			all[slot.key] = k
@@ -115,13 +114,13 @@ func (s *shard[K]) snapshot(now moment) map[K]snapshotKey {
 }
 
 func (l *Limiter) snapshot() snapshotKey {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	return l.measureLocked().snapshot(l.windows, l.watch.now())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.measure().snapshot(l.windows, present())
 }
 
 func (m measure) snapshot(windows []window, now moment) (k snapshotKey) {
-	if left := m.until(m.tat); left > 0 && m.rate != 0 {
+	if left := m.until(m.tat); left > 0 {
 		k.Full = now.wall + int64(left)
 	}
 	for i := range m.quotas {
@@ -276,8 +275,7 @@ func (g *Group[K]) restore(k keySnapshot[K], rate float64) error {
 	i := s.table.find(tag, k.key)
 	if i < 0 {
 		g.keys.Add(1)
-		i = s.table.insert(tag, ownText(k.key))
-		s.table.slots[i].tat = s.measure().now
+		i = s.insert(tag, k.key, s.measure().now)
 	}
 	if k.Limit != nil {
 		rate = k.Limit.Rate
@@ -295,23 +293,19 @@ func (g *Group[K]) restore(k keySnapshot[K], rate float64) error {
 	}
 	m := s.measure()
 	m.tat = slot.tat
-	now := g.watch.now()
+	now := present()
 	m.restoreWindows(k.snapshotKey, s.table.windows(i), now)
 	slot.tat = m.restore(k.snapshotKey, rate, now)
 	return nil
 }
 
 func (l *Limiter) restore(k snapshotKey, rate float64) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	now := l.watch.now()
-	l.measureLocked().restoreWindows(k, l.windows, now)
-	for {
-		m := l.measureLocked()
-		if l.tat.CompareAndSwap(m.tat, m.restore(k, rate, now)) {
-			return
-		}
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, now := l.measure(), present()
+	m.restoreWindows(k, l.windows, now)
+	m.tat = l.tat
+	l.tat = m.restore(k, rate, now)
 }
 
 // restoreWindows adds what was spent to windows.
@@ -324,8 +318,8 @@ func (m measure) restoreWindows(k snapshotKey, windows []window, now moment) {
 			continue
 		}
 		w := q.at(windows[i], now)
-		if q.calendar == nil {
-			w.end = max(w.end, now.steady+min(left, int64(q.Every)))
+		if end := now.steady + min(left, int64(q.Every)); q.calendar == nil && (w.used == 0 || end > w.end) {
+			w.end = end
 		}
 		w.used += min(span.Used, maxQuota)
 		windows[i] = w
@@ -333,15 +327,14 @@ func (m measure) restoreWindows(k snapshotKey, windows []window, now moment) {
 }
 
 // restore returns the tat with what was spent at a rate, of which no more than a burst is left.
-func (m measure) restore(k snapshotKey, rate float64, now moment) (tat int64) {
-	left := time.Duration(k.Full - now.wall)
-	if k.Full == 0 || left <= 0 || m.rate == 0 {
+func (m measure) restore(k snapshotKey, rate float64, now moment) (tat bucket.Time) {
+	left := k.Full - now.wall
+	if k.Full == 0 || left <= 0 || m.rate.IsUnlimited() {
 		return m.tat
 	}
-	burst := m.tokens(m.burst)
-	owed := burst
-	if tokens := left.Seconds() * rate; tokens < float64(m.burst) {
-		owed = min(burst, int64(math.Ceil(tokens*float64(int64(1)<<m.frac)))+1)
+	from, ok := bucket.NewRate(rate)
+	if !ok {
+		from = m.rate
 	}
-	return max(m.tat, m.now) + min(owed, max(0, burst-max(0, m.tat-m.now)))
+	return m.rate.Owed(m.tat, m.now, left, &from, m.rate.Of(m.burst))
 }

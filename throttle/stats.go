@@ -28,21 +28,20 @@ type Stats struct {
 
 // Stats returns a snapshot.
 func (l *Limiter) Stats() Stats {
-	return Stats{Totals: l.totals(), Degradation: l.Degradation(), Queued: int(l.queue.queued.Load())}
+	s := Stats{Totals: l.totals(), Degradation: l.Degradation()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.Queued = l.queue.queued
+	return s
 }
 
 func (l *Limiter) totals() Totals {
-	single := l.single.Load()
-	reasons := l.refused.load()
-	return Totals{
-		Admitted: single + l.others.Load(),
-		Refused:  reasons.Total(),
-		Refusals: reasons,
-		Spent:    single + l.spent.Load(),
-		Refunded: l.refunded.Load(),
-		Waited:   l.queue.waited.Load(),
-		WaitTime: time.Duration(l.queue.waitTime.Load()),
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.did
+	t.Refusals = l.refused.load()
+	t.Refused = t.Refusals.Total()
+	return t
 }
 
 // GroupStats is a snapshot of a [Group].

@@ -1,10 +1,14 @@
 package throttle
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
+)
 
 // A table is a hash table of the keys of a shard, with open addressing, linear probing
-// and at most 3/4 of its slots in use. A slot of a string key is half a cache line:
-// the fields that a call seldom needs are in rest. docs/decisions/keyed-table.md says
+// and at most 3/4 of its slots in use. A slot of a string key is 40 bytes: the
+// fields that a call seldom needs are in rest. docs/decisions/keyed-table.md says
 // why it is not a map.
 type table[K comparable] struct {
 	slots []slot[K]
@@ -17,7 +21,7 @@ type table[K comparable] struct {
 
 type slot[K comparable] struct {
 	key   K
-	tat   int64
+	tat   bucket.Time
 	spent uint32 // tokens: the low half
 	tag   uint32 // 31 bits of the hash, shifted left by one, and the bit apart; 0 in a free slot
 }

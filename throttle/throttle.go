@@ -16,7 +16,7 @@
 //
 //   - Over any interval a [Limiter] admits at most Burst + Rate x interval tokens,
 //     whatever the number of goroutines. It is exact to the nanosecond, at a token
-//     a month as at 1e12 a second, and stays exact for years.
+//     a month as at 1e12 a second, and rounds nothing, so it stays exact.
 //   - A Limiter starts with a full burst. A call spends one token, or the number
 //     that Cost returns. A call that fails has spent its tokens all the same;
 //     [Limiter.Refund] gives them back.
@@ -53,6 +53,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // Config says how a [Limiter] works.
@@ -62,7 +63,8 @@ type Config struct {
 
 	// Rate is the number of tokens a second: above 0, at most 1e12. It is required,
 	// unless there are Quotas: then zero means that only these limit. [PerMinute],
-	// [PerHour] and [Every] help.
+	// [PerHour] and [Every] help. It is taken as the fraction that it was computed from:
+	// 7.0/60 is 7 tokens in 60 seconds, and not the float64 next to that.
 	Rate float64
 
 	// Burst is how many tokens may be spent at once after a pause. Zero means a
@@ -167,23 +169,18 @@ func (c *Config) of(ctx context.Context) (n, level int) {
 type Limiter struct {
 	key       string // of the Group member that it is
 	observers *observers
-	epoch     atomic.Pointer[terms]
+	terms     atomic.Pointer[terms] // stored under mu
+	refused   tally
 
-	_       [64]byte // the fields below change with each call, those above do not
-	tat     atomic.Int64
-	single  atomic.Int64 // calls that were admitted for one token
-	others  atomic.Int64 // calls that were admitted for another number of tokens
-	spent   atomic.Int64 // tokens, except those of the single calls
-	refused tally
-	_       [64]byte
-
+	mu       sync.Mutex
+	start    int64       // a time before all calls
+	tat      bucket.Time // without the tokens of the calls that wait
+	windows  []window    // of the quotas
 	queue    queue
-	watch    stopwatch
-	windows  []window     // of the quotas; under queue.mu
-	refunded atomic.Int64 // tokens
-	degraded atomic.Int32 // the last result of Degradation
+	did      Totals // without the refusals
+	degraded int    // the last result of Degradation
 
-	updating sync.Mutex // held by Update; taken before queue.mu
+	updating sync.Mutex // held by Update; taken before mu
 	given    Config     // without defaults; under updating
 }
 
@@ -195,16 +192,17 @@ func New(cfg Config) *Limiter {
 	}
 	given := cfg.clone()
 	cfg = cfg.withDefaults()
-	l := newLimiter(newTerms(&cfg), new(observers), stopwatch{time.Now()})
+	l := newLimiter(newTerms(&cfg), new(observers))
 	l.given = given
 	return l
 }
 
-func newLimiter(t *terms, o *observers, watch stopwatch) *Limiter {
-	l := &Limiter{observers: o, watch: watch, windows: make([]window, len(t.quotas))}
+func newLimiter(t *terms, o *observers) *Limiter {
+	l := &Limiter{observers: o, start: steady(), windows: make([]window, len(t.quotas))}
+	l.tat.NS = l.start
 	l.queue.levels = make([]line, len(t.room))
-	l.degraded.Store(int32(t.cfg.Levels - 1))
-	l.epoch.Store(t)
+	l.degraded = t.least
+	l.terms.Store(t)
 	return l
 }
 
@@ -229,7 +227,7 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	cfg := l.epoch.Load().cfg
+	cfg := l.terms.Load().cfg
 	n, level := cfg.of(ctx)
 	return l.acquire(ctx, cfg, n, level)
 }
@@ -258,7 +256,7 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	if ctx.Err() != nil {
 		return l.Peek(), ended.Error(ctx)
 	}
-	cfg := l.epoch.Load().cfg
+	cfg := l.terms.Load().cfg
 	n, level := cfg.of(ctx)
 	err := l.acquire(ctx, cfg, n, level)
 	return l.peek(level), err
@@ -268,7 +266,7 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 // Like [Limiter.Take] it takes the token for the least important level and does not
 // call Cost, Priority or OnRefuse.
 func (l *Limiter) Allow() bool {
-	level := l.epoch.Load().least
+	level := l.terms.Load().least
 	m, b, ok := l.take(1, level)
 	if !ok {
 		l.refused.add(m.refusal(b, 1, level))
@@ -293,7 +291,7 @@ type Decision struct {
 // Take takes n tokens for the least important level, if all of them are there. It
 // does not wait. If n is 0 or less, Take takes none and admits.
 func (l *Limiter) Take(n int) Decision {
-	d, _ := l.decide(max(n, 0), l.epoch.Load().least)
+	d, _ := l.decide(max(n, 0), l.terms.Load().least)
 	return d
 }
 
@@ -310,13 +308,14 @@ func (l *Limiter) decide(n, level int) (Decision, Reason) {
 
 // Peek returns the Decision that a Take of 1 would return, but takes nothing: its
 // Remaining is the number of tokens that are there now.
-func (l *Limiter) Peek() Decision { return l.peek(l.epoch.Load().least) }
+func (l *Limiter) Peek() Decision { return l.peek(l.terms.Load().least) }
 
 func (l *Limiter) peek(level int) Decision {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	m := l.measure()
 	if m.quotas != nil {
-		_, b := l.takeAll(1, level, true)
-		return b.Decision
+		return m.takeAll(l.windows, present(), 1, level, true).Decision
 	}
 	return m.decision(nil, m.wait(1, level) == 0, 1, level)
 }
@@ -326,84 +325,78 @@ func (l *Limiter) peek(level int) Decision {
 // fill the burst. If n is 0 or less it does nothing. The tokens can be spent again
 // immediately, so an interval that began after the call was admitted may see n tokens more.
 func (l *Limiter) Refund(n int) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	if n = int(min(int64(n), l.net())); n > 0 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n = int(min(int64(n), l.did.Spent-l.did.Refunded)); n > 0 {
 		l.giveBack(n)
 	}
 }
 
-// giveBack gives back n tokens that were spent. The caller holds queue.mu.
+// giveBack gives n tokens that were spent back to the calls that wait, and the rest to the
+// burst. The caller holds mu.
 func (l *Limiter) giveBack(n int) {
-	l.refunded.Add(int64(n))
-	l.putBack(n)
-	if t := l.epoch.Load(); t.quotas != nil {
-		t.refund(l.windows, l.watch.now(), n)
+	l.did.Refunded += int64(n)
+	m := l.measure()
+	l.tat = m.back(l.tat, n)
+	if m.quotas != nil {
+		m.refund(l.windows, present(), n)
 	}
 	l.serve()
 }
 
-// net returns the tokens that were spent, less those given back.
-func (l *Limiter) net() int64 { return l.single.Load() + l.spent.Load() - l.refunded.Load() }
-
-// take moves the tat ahead by n tokens if the level has room for them. It returns
-// the measure after that, and the bound of a limit with quotas.
+// take takes n tokens if they are there for a level. It returns the measure after that, and
+// the bound of a limit with quotas.
 func (l *Limiter) take(n, level int) (m measure, b *bound, ok bool) {
-	if l.queue.queued.Load() != 0 {
-		l.due() // waiting calls go first, even if their timer is late
+	now := steady() // not under mu: a clock that was read too early does no harm
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m = l.measureAt(now)
+	if m.quotas != nil || l.queue.queued != 0 {
+		m = l.serve() // calls that wait go first, even if their timer is late
 	}
-	m = l.measure()
-	if n <= 0 && m.quotas == nil {
-		l.count(0)
-		return m, nil, true
+	switch {
+	case m.quotas != nil:
+		b = m.takeAll(l.windows, present(), n, level, false)
+		ok = b.OK
+	case n <= 0:
+		ok = true
+	case !m.cannot(n, level) && m.fits(n, level):
+		m.tat, ok = m.pay(m.tat, n), true
 	}
-	for {
-		if m.quotas != nil {
-			m, b = l.takeAll(n, level, false)
-			return m, b, b.OK
-		}
-		if m.cannot(n, level) { // the burst may have become smaller
-			return m, nil, false
-		}
-		units := m.tokens(n)
-		if m.tat > m.now+m.room[level]-units {
-			return m, nil, false
-		}
-		// Because of max, a clock that was read too early does no harm.
-		tat := max(m.tat, m.now) + units
-		if l.tat.CompareAndSwap(m.tat, tat) {
-			l.count(n)
-			m.tat = tat
-			return m, nil, true
-		}
-		// Another call was faster. Reading the clock again would take longer than all
-		// of the rest.
-		if m.tat, ok = l.tatOf(m.terms); !ok {
-			m = l.measure()
-		}
+	if ok {
+		l.spend(m, n)
 	}
+	return m, b, ok
 }
 
-// takeAll takes n tokens from a limit with quotas, or peeks at them.
-func (l *Limiter) takeAll(n, level int, peek bool) (m measure, b *bound) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
-	m = l.measureLocked()
-	if b = m.takeAll(l.windows, l.watch.now(), n, level, peek); b.OK && !peek {
-		l.tat.Store(m.tat)
-		l.count(n)
+// spend takes and counts the tokens of an admitted call. The caller holds mu.
+func (l *Limiter) spend(m measure, n int) {
+	if n > 0 {
+		l.tat = m.pay(l.tat, n)
 	}
-	return m, b
+	l.count(n)
 }
 
-// count counts an admitted call of n tokens.
+// count counts an admitted call of n tokens. The caller holds mu.
 func (l *Limiter) count(n int) {
-	if n == 1 {
-		l.single.Add(1)
-		return
+	l.did.Admitted++
+	l.did.Spent += int64(n)
+}
+
+// measure returns the limit as it is for a call that no other makes room for: the tokens of
+// the calls that wait are taken. The caller holds mu.
+func (l *Limiter) measure() measure { return l.measureAt(steady()) }
+
+func (l *Limiter) measureAt(now int64) measure {
+	if now < l.start { // on the clock of a synctest bubble
+		l.tat.NS -= l.start - now
+		l.start = now
 	}
-	l.others.Add(1)
-	l.spent.Add(int64(n))
+	m := measure{l.terms.Load(), now, l.tat}
+	if l.queue.tokens != 0 {
+		m.tat = m.rate.Add(m.tat, m.rate.Of(l.queue.tokens))
+	}
+	return m
 }
 
 // refuse counts and reports a refused call that began under cfg.
@@ -411,7 +404,7 @@ func (l *Limiter) refuse(ctx context.Context, cfg *Config, e *LimitedError) erro
 	l.refused.add(e.Reason)
 	e.Name, e.Key = cfg.Name, l.key
 	if e.Limit == 0 {
-		e.Limit = l.epoch.Load().size()
+		e.Limit = l.terms.Load().size()
 	}
 	report(ctx, cfg.OnRefuse, l.observers, e)
 	return e

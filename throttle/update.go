@@ -10,10 +10,10 @@ import (
 )
 
 // Name returns the Name of the Config.
-func (l *Limiter) Name() string { return l.epoch.Load().cfg.Name }
+func (l *Limiter) Name() string { return l.terms.Load().cfg.Name }
 
 // Config returns the present Config, with its defaults filled in.
-func (l *Limiter) Config() Config { return l.epoch.Load().cfg.clone() }
+func (l *Limiter) Config() Config { return l.terms.Load().cfg.clone() }
 
 func (c Config) clone() Config {
 	c.Reserve, c.Quotas = slices.Clone(c.Reserve), slices.Clone(c.Quotas)
@@ -67,8 +67,8 @@ func (l *Limiter) apply(next Config) error {
 
 // use makes cfg, a valid configuration with its defaults filled in, the present one.
 func (l *Limiter) use(cfg Config) {
-	l.queue.mu.Lock()
-	defer l.queue.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.begin(&cfg)
 	l.serve()
 }
@@ -154,7 +154,7 @@ func (s *shard[K]) use(cfg *Config) {
 	for _, o := range s.own {
 		c := *cfg
 		if o.set {
-			c.setLimit(o.epoch.Load().cfg.limit())
+			c.setLimit(o.terms.Load().cfg.limit())
 		}
 		o.use(c)
 	}

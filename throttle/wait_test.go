@@ -790,6 +790,31 @@ func TestGivingUpBehindAWaiterForMoreThanABurst(t *testing.T) {
 	})
 }
 
+// Nor do the calls behind it gain what it has saved, once it gives up.
+func TestWaiterForMoreThanABurstThatGivesUpLeavesABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type cost struct{}
+		l := throttle.New(throttle.Config{
+			Rate: 1, Burst: 10, MaxWait: -1, Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+		})
+		require.True(t, l.Take(10).OK)
+		first, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, 8))
+		var calls sync.WaitGroup
+		calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(first))) })
+		synctest.Wait()
+		for range 9 {
+			calls.Go(func() { require.NoError(t, l.Wait(context.WithValue(t.Context(), cost{}, 1))) })
+		}
+		time.Sleep(4 * time.Second)
+		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+		time.Sleep(8 * time.Second) // it has saved 2 tokens more than a burst
+		cancel()
+		synctest.Wait()
+		require.Equal(t, 4, l.Stats().Queued, "5 of 9 went")
+		calls.Wait()
+	})
+}
+
 // At a new rate at which the waiters would wait for centuries, they are not granted at
 // once: 54 years' worth of the debt is kept.
 func TestSetLimitAtWhichManyWaitForCenturies(t *testing.T) {

@@ -5,19 +5,22 @@ import (
 	"time"
 )
 
-// A moment is a time by both clocks, in nanoseconds: windows of a fixed length go by the
-// one that nobody sets, and those of a calendar by the other.
+// A moment is a time by both clocks, in nanoseconds: rates and windows of a fixed length go
+// by the one that nobody sets, and windows of a calendar by the other.
 type moment struct {
-	steady int64 // since the Limiter or Group was made
+	steady int64 // since the program began
 	wall   int64 // since 1970
 }
 
-// A stopwatch reads both clocks.
-type stopwatch struct{ began time.Time }
+var began = time.Now()
 
-func (s stopwatch) now() moment {
+// steady reads the clock that nobody sets.
+func steady() int64 { return int64(time.Since(began)) }
+
+// present reads both clocks.
+func present() moment {
 	now := time.Now()
-	return moment{int64(now.Sub(s.began)), now.UnixNano()}
+	return moment{int64(now.Sub(began)), now.UnixNano()}
 }
 
 // sub returns the moment that was d before.
@@ -29,7 +32,7 @@ type window struct {
 	end  int64 // on the clock of the quota; 0 before the first token
 }
 
-// A quotaTerms is a quota of an epoch.
+// A quotaTerms is a quota of terms.
 type quotaTerms struct {
 	Quota
 	room     []int     // in tokens, by level
@@ -128,9 +131,7 @@ func (m *measure) takeAll(windows []window, now moment, n, level int, peek bool)
 		b.why, last, ok = TooCostly, never, false
 		binding = m.costliest(n, level)
 	case ok && !peek:
-		if m.rate != 0 {
-			m.tat = max(m.tat, m.now) + m.tokens(n)
-		}
+		m.tat = m.pay(m.tat, n)
 		for i := range m.quotas {
 			windows[i] = m.quotas[i].spend(windows[i], now, n)
 		}
@@ -155,7 +156,7 @@ func (m *measure) costliest(n, level int) int {
 func (m *measure) tightest(windows []window, level int) int {
 	least, binding := m.remaining(level), -1
 	for i := range m.quotas {
-		if left := m.quotas[i].remaining(windows[i], level); left < least || m.rate == 0 && binding < 0 {
+		if left := m.quotas[i].remaining(windows[i], level); left < least || m.rate.IsUnlimited() && binding < 0 {
 			least, binding = left, i
 		}
 	}
@@ -170,7 +171,7 @@ func (q *quotaTerms) remaining(w window, level int) int {
 func (m *measure) about(quota int, windows []window, now moment, level int) Decision {
 	if quota < 0 {
 		return Decision{
-			Limit: m.burst, Window: windowOf(m.rate, m.burst),
+			Limit: m.burst, Window: windowOf(m.cfg.Rate, m.burst),
 			Remaining: m.remaining(level), ResetAfter: m.until(m.tat),
 		}
 	}
