@@ -224,25 +224,18 @@ func (v verdict) String() string {
 	return [...]string{"caught", "survived", "unreached", "untried"}[v]
 }
 
-// reaching returns the tests that reach a mutant, the quick ones first.
-func (p *program) reaching(m mutant) (tests []test) {
+// try runs the tests that reach a mutant, the quick ones first, until one fails, or
+// until their time without the mutant adds up to most.
+func (p *program) try(ctx context.Context, m mutant, most time.Duration) verdict {
+	var reaching []test
 	for _, t := range p.tests {
 		if t.reached[m.Number] != 0 {
-			tests = append(tests, t)
+			reaching = append(reaching, t)
 		}
 	}
-	return tests
-}
-
-// try runs the tests that reach a mutant, the quick ones first, until one fails, or until
-// their time without the mutant adds up to most. It leaves out the first ones, and returns how
-// many it has not run.
-func (p *program) try(ctx context.Context, m mutant, first int, most time.Duration) (v verdict, left int) {
-	reaching := p.reaching(m)
 	if len(reaching) == 0 {
-		return unreached, 0
+		return unreached
 	}
-	reaching = reaching[first:]
 	binary, env, slower := "plain.test", []string{"MUTANT=" + strconv.Itoa(m.Number)}, time.Duration(1)
 	if m.Locks {
 		binary, env, slower = "race.test", append(env, "MUTANT_RACE=1"), 10
@@ -262,12 +255,12 @@ func (p *program) try(ctx context.Context, m mutant, first int, most time.Durati
 		spent += takes
 		if err := p.run(ctx, binary, names, slower*5*takes+5*time.Second, env...); err != nil { // a mutant may hang
 			if ctx.Err() != nil {
-				return untried, len(reaching)
+				return untried
 			}
-			return caught, len(reaching)
+			return caught
 		}
 	}
-	return survived, len(reaching)
+	return survived
 }
 
 // known reads the survivors that have a reason: "fault — reason" a line.

@@ -26,11 +26,10 @@ import (
 // only if calls may have taken what there was. Each decision is made at some moment
 // between the call and its return, by the clock of Redis, which is that of the machine.
 //
-// One that limits locally admits the parts of its instances more for each outage in the
-// interval; and its part of the Rate while it is cut off and others are not. One that admits all in outages has no such bound. Neither refuses a call because
-// of an outage, nor otherwise without need: a call that was decided alone may take a token
-// when Redis gets it, and is owed until Redis has answered its instance again, perhaps twice.
-// An instance that decides alone refuses if it may have used up its own part.
+// One that limits locally admits the parts of its instances more, once, however many
+// outages there are in the interval; and its part of the Rate while it is cut off and others
+// are not. One that admits all in outages has no bound. Neither refuses a call because of
+// an outage.
 func TestThrottle(t *testing.T) { search(t, &throttleTarget) }
 
 var throttleTarget = target{name: "throttle", length: 4 * time.Second, worker: throttleWorker, begin: throttleBegin, check: throttleCheck}
@@ -111,16 +110,13 @@ func throttleWorker(ctx context.Context, w *worker) {
 		},
 	})
 	log := newJournal[throttleOp](w)
-	var began atomic.Int64 // of the present outage; 0: there is none
-	apart := func(until int64) {
-		log.write(&entry[throttleOp]{Process: w.Number, Client: 4, ID: int(log.last.Add(1)), Call: began.Swap(0), Return: until, Op: throttleOp{Alone: true}})
-	}
+	var began atomic.Int64
 	defer shared.Observe(func(_ context.Context, e throttle.Event) {
 		switch e.Kind {
 		case throttle.EventOutageBegan:
 			began.Store(now())
 		case throttle.EventRecovered:
-			apart(now())
+			log.write(&entry[throttleOp]{Process: w.Number, Client: 4, ID: int(log.last.Add(1)), Call: began.Load(), Return: now(), Op: throttleOp{Alone: true}})
 		}
 	})()
 	var all sync.WaitGroup
@@ -140,26 +136,15 @@ func throttleWorker(ctx context.Context, w *worker) {
 		})
 	}
 	all.Wait()
-	if began.Load() > 0 {
-		apart(never)
-	}
 }
-
-// never is later than anything in a history.
-const never = 1 << 62
 
 func throttleCheck(r *run) *finding {
 	plan := r.plan.(throttlePlan)
-	var admitted, refused, taken, alone, outages []entry[throttleOp]
-	calls := make(map[int][]entry[throttleOp]) // by process
+	var admitted, refused, taken, alone []entry[throttleOp]
 	for _, e := range read[throttleOp](r) {
-		if !e.Op.Alone {
-			calls[e.Process] = append(calls[e.Process], e)
-		}
 		switch {
 		case e.Op.Alone:
 			r.count("outages", 1)
-			outages = append(outages, e)
 			alone = append(alone, cutOff(r, plan, e)...)
 			continue
 		case e.Op.Outage && plan.OnOutage != throttle.RefuseAll:
@@ -172,85 +157,35 @@ func throttleCheck(r *run) *finding {
 			admitted = append(admitted, e)
 			r.count("admitted", 1)
 		default:
-			e.Return = never // a request that is late may take its token then
+			e.Return = 1 << 62 // a request that is late may take its token then
 			r.count("unknown", 1)
 		}
 		taken = append(taken, e)
 	}
-	if plan.OnOutage != throttle.AdmitAll {
-		if most := tooMany(r, plan, admitted, alone); most != nil {
-			return &finding{what: "more is admitted than the plan has", model: planModel(plan), ops: planOps(most)}
-		}
+	if plan.OnOutage == throttle.AdmitAll {
+		return nil
 	}
-	decidedAlone := make(map[id]bool)
-	if plan.OnOutage != throttle.RefuseAll {
-		taken = nil
-		for _, own := range calls {
-			for i, e := range own {
-				until, isAlone := plan.decidedAlone(e, outages)
-				if !isAlone {
-					if !e.Op.Refused {
-						taken = append(taken, e)
-					}
-					continue
-				}
-				decidedAlone[id{e.Process, e.ID}] = true
-				e.Return = plan.paid(own[i:], until, outages)
-				taken = append(taken, e)
-				if e.Op.Admitted {
-					taken = append(taken, e, e) // its debt
-				}
-			}
-		}
-		slices.SortFunc(taken, func(a, b entry[throttleOp]) int { return cmp.Compare(a.Call, b.Call) })
+	if most := tooMany(r, plan, admitted, alone); most != nil {
+		return &finding{what: "more is admitted than the plan has", model: planModel(plan), ops: planOps(most)}
 	}
-	part := plan
-	part.Rate, part.Burst = plan.Rate/float64(plan.Instances), max(1, plan.Burst/plan.Instances)
+	if plan.OnOutage == throttle.LimitLocally { // the part of an instance may be used up
+		return nil
+	}
 	for _, e := range refused {
-		before := tooFew(plan, taken, e)
-		if before != nil && plan.OnOutage == throttle.LimitLocally && decidedAlone[id{e.Process, e.ID}] {
-			own := slices.DeleteFunc(slices.Clone(calls[e.Process]), func(e entry[throttleOp]) bool { return e.Op.Refused })
-			before = tooFew(part, own, e)
-		}
-		if before != nil {
+		if before := tooFew(plan, taken, e); before != nil {
 			return &finding{what: "a call is refused although there was a token", model: planModel(plan), ops: planOps(before)}
 		}
 	}
 	return nil
 }
 
-// An id is the process and the ID of an operation.
-type id struct{ process, id int }
-
-// decidedAlone reports whether a call may have been decided without Redis, and until when that
-// may be so of calls beside it.
-func (p throttlePlan) decidedAlone(e entry[throttleOp], outages []entry[throttleOp]) (until int64, alone bool) {
-	until, alone = e.Return, e.Return == 0 || e.Return-e.Call >= int64(p.Timeout*9/10)
-	for _, o := range outages {
-		if o.Process == e.Process && e.Call <= o.Return && e.Return >= o.Call-int64(p.Timeout) {
-			until, alone = max(until, o.Return), true
-		}
-	}
-	return until, alone
-}
-
-// paid returns when Redis has been told of a call that was decided alone until a time: it is
-// the first of calls, which are those of its process.
-func (p throttlePlan) paid(calls []entry[throttleOp], until int64, outages []entry[throttleOp]) int64 {
-	if p.OnOutage == throttle.AdmitAll { // its network may hold a request back, its process may be killed
-		return never
-	}
-	for _, e := range calls {
-		if _, alone := p.decidedAlone(e, outages); e.Call > until && !alone {
-			return e.Return + int64(p.Timeout)
-		}
-	}
-	return never
-}
-
 // over returns what the plan has for an interval, in tokens.
 func (p throttlePlan) over(d int64) float64 {
-	return float64(p.Burst) + p.Rate*float64(d)/1e9*1.0001 + 0.01
+	tokens := float64(p.Burst) + p.Rate*float64(d)/1e9*1.0001 + 0.01
+	if p.OnOutage == throttle.LimitLocally {
+		tokens += float64(p.Instances * max(1, p.Burst/p.Instances))
+	}
+	return tokens
 }
 
 // cutOff returns when a process decided alone, or had not yet told Redis of what it had
@@ -277,11 +212,8 @@ func tooMany(r *run, plan throttlePlan, admitted, alone []entry[throttleOp]) (mo
 		for n, last := range within {
 			tokens := plan.over(last.Return - first.Call)
 			for _, fault := range r.faults {
-				switch meanwhile := fault.End >= first.Call && fault.Start <= last.Return; {
-				case meanwhile && fault.Description == redisRestarted:
+				if fault.Description == redisRestarted && fault.End >= first.Call && fault.Start <= last.Return {
 					tokens += float64(plan.Burst)
-				case meanwhile && plan.OnOutage == throttle.LimitLocally:
-					tokens += float64(plan.Instances * max(1, plan.Burst/plan.Instances))
 				}
 			}
 			for _, e := range alone {
@@ -324,7 +256,7 @@ func tooFew(plan throttlePlan, taken []entry[throttleOp], refused entry[throttle
 func planOps(entries []entry[throttleOp]) (ops []porcupine.Operation) {
 	for _, e := range entries {
 		ret := e.Return
-		if ret == never {
+		if ret == 1<<62 {
 			ret = e.Call
 		}
 		ops = append(ops, porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: e, Call: e.Call, Return: ret})
