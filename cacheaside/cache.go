@@ -76,13 +76,14 @@ import (
 	"github.com/maypok86/otter/v2"
 
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Cache holds values of type V by keys of type K and loads the ones that it does not
 // hold. It is safe for concurrent use. Close it when it is no longer needed.
 type Cache[K comparable, V any] struct {
-	settings  atomic.Pointer[Config[K, V]] // as they are now, with defaults; see cfg
-	entries   *otter.Cache[K, *entry[V]]   // nil if nothing is kept in memory
+	setting   settings.Setting[Config[K, V]]
+	entries   *otter.Cache[K, *entry[V]] // nil if nothing is kept in memory
 	shards    [shards]shard[K, V]
 	seed      maphash.Seed
 	base      time.Time
@@ -97,9 +98,6 @@ type Cache[K comparable, V any] struct {
 
 	closed  atomic.Bool
 	running sync.WaitGroup // the goroutines of the Cache
-
-	updating sync.Mutex // guards:
-	given    Config[K, V]
 
 	observers notify.Observers[Event]
 	tags      tags
@@ -125,18 +123,13 @@ type shard[K comparable, V any] struct {
 // New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
 // Store it starts a goroutine that watches the Store and ends with Close.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	given := cfg
-	cfg = cfg.withDefaults()
 	c := &Cache[K, V]{
-		given:     given,
 		seed:      maphash.MakeSeed(),
 		base:      time.Now(),
 		printable: printable(reflect.TypeFor[K]()),
 	}
-	c.settings.Store(&cfg)
+	c.setting.Adopt(settings.New(cfg, Config[K, V].withDefaults, "Store", "MemoryInOutage", "Codec", "Version"), nil)
+	cfg = c.Config()
 	c.slots.setLimit(cfg.Loads)
 	for i := range c.shards {
 		c.shards[i].flights = make(map[K]*flight[K, V])
@@ -166,7 +159,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 }
 
 // cfg returns the settings as they are now. They are never written to.
-func (c *Cache[K, V]) cfg() *Config[K, V] { return c.settings.Load() }
+func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 
 // now returns the time since New. It reads only the monotonic clock, which costs half as
 // much as time.Now.

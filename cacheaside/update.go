@@ -1,18 +1,16 @@
 package cacheaside
 
 import (
-	"errors"
 	"fmt"
-	"reflect"
 
-	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/internal/invalid"
 )
 
 // Name returns Config.Name.
 func (c *Cache[K, V]) Name() string { return c.cfg().Name }
 
 // Config returns the present Config, with its defaults filled in.
-func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
+func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 
 // Update changes the settings of a Cache that is in use. It calls change with the
 // present Config, validates the result and puts it into effect. Concurrent calls of
@@ -40,55 +38,26 @@ func (c *Cache[K, V]) Config() Config[K, V] { return *c.cfg() }
 // Update cannot change Name, Store, MemoryInOutage, Codec and Version, and cannot make
 // Capacity negative or no longer negative. It returns an error that names the field.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
-	c.updating.Lock()
-	defer c.updating.Unlock()
-	var fixed error
-	next := settings.Change(c.given, c.Config(), func(cfg *Config[K, V]) {
-		change(cfg)
-		fixed = cfg.keepFixed(c.cfg())
-	})
-	if fixed != nil {
-		return fixed
-	}
-	if err := next.Validate(); err != nil {
-		return err
-	}
-	filled := next.withDefaults()
-	c.given = next
-	c.settings.Store(&filled)
-	c.slots.setLimit(filled.Loads)
+	return c.setting.Update(change, c.admit, c.adopt)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It allows any Capacity.
+func (c *Cache[K, V]) Preview(change func(*Config[K, V])) (Config[K, V], error) {
+	return c.setting.Preview(change)
+}
+
+func (c *Cache[K, V]) admit(next *Config[K, V]) error {
+	f := invalid.Fields{Type: "cacheaside.Config"}
+	was := c.cfg().Capacity
+	f.Need((next.Capacity < 0) == (was < 0), "Capacity", next.Capacity, fmt.Sprintf("negative or not, as %d before: it cannot change", was))
+	return f.Err()
+}
+
+func (c *Cache[K, V]) adopt(cfg *Config[K, V]) {
+	c.slots.setLimit(cfg.Loads)
 	if c.entries != nil {
-		c.entries.SetMaximum(uint64(filled.Capacity))
+		c.entries.SetMaximum(uint64(cfg.Capacity))
 		c.entries.CleanUp()
 	}
-	return nil
-}
-
-// keepFixed restores the fields of cfg that Update cannot change, and returns an error
-// that names those that differed.
-func (cfg *Config[K, V]) keepFixed(was *Config[K, V]) error {
-	var errs []error
-	need := func(same bool, field string) {
-		if !same {
-			errs = append(errs, fmt.Errorf("%scacheaside.Config.%s cannot change while the Cache is in use", prefix(was.Name), field))
-		}
-	}
-	need(cfg.Name == was.Name, "Name")
-	need(same(cfg.Store, was.Store), "Store")
-	need(cfg.MemoryInOutage == was.MemoryInOutage, "MemoryInOutage")
-	need(same(cfg.Codec, was.Codec), "Codec")
-	need(cfg.Version == was.Version, "Version")
-	if (cfg.Capacity < 0) != (was.Capacity < 0) {
-		errs = append(errs, fmt.Errorf("%scacheaside.Config.Capacity is %d: it cannot change between negative and not negative while the Cache is in use",
-			prefix(was.Name), cfg.Capacity))
-	}
-	cfg.Name, cfg.Store, cfg.MemoryInOutage = was.Name, was.Store, was.MemoryInOutage
-	cfg.Codec, cfg.Version = was.Codec, was.Version
-	return errors.Join(errs...)
-}
-
-// same reports whether a and b are equal, as far as their type can be compared.
-func same(a, b any) bool {
-	return reflect.TypeOf(a) == reflect.TypeOf(b) &&
-		(!reflect.ValueOf(a).Comparable() || !reflect.ValueOf(b).Comparable() || a == b)
 }

@@ -194,8 +194,8 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 		"Capacity":       func(cfg *config) { cfg.Capacity = -1 },
 	} {
 		err := c.Update(func(cfg *config) { cfg.TTL = time.Second; change(cfg) })
-		require.ErrorContains(t, err, "cacheaside: users: cacheaside.Config."+field)
-		require.ErrorContains(t, err, "while the Cache is in use")
+		require.ErrorContains(t, err, "cacheaside.Config."+field+" is ")
+		require.ErrorContains(t, err, "before: it cannot change")
 		require.Equal(t, 5*time.Minute, c.Config().TTL, "nothing changes")
 	}
 	update(t, c, func(cfg *config) { cfg.TTL, cfg.Load = time.Hour, load(2) })
@@ -427,12 +427,12 @@ func TestUpdateLeavesTheCodec(t *testing.T) {
 		mustGet(t, c, 1)
 		require.Equal(t, "first", encoded)
 		for _, other := range []cacheaside.Codec[int]{nil, plain{}} {
-			require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = other }), "Config.Codec cannot change")
+			require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = other }), "Config.Codec is another: must be the same as before")
 		}
 		cfg.Codec = nil
 		c = cacheaside.New(cfg)
 		defer c.Close()
 		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
-		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }), "Config.Codec cannot change")
+		require.ErrorContains(t, c.Update(func(cfg *config) { cfg.Codec = codec("other") }), "Config.Codec is another: must be the same as before")
 	})
 }

@@ -154,7 +154,7 @@ func (v *Version[C]) kept(was, is reflect.Value, unfilled bool) error {
 		switch {
 		case slices.Contains(v.fixed, field.Name):
 			same := same(was, is) || incomparable(was, is) || unfilled && is.IsZero()
-			f.Need(same, field.Name, text(is, "another"), text(was, "the one")+" as before: it cannot change")
+			f.Need(same, field.Name, text(is, "another"), text(was, "the same")+" as before: it cannot change")
 		case isPart(field.Type):
 			parts = append(parts, v.kept(was, is, unfilled))
 		}
