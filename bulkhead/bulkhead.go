@@ -61,6 +61,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Bulkhead lets a limited number of calls run at once. It is safe for concurrent
@@ -82,22 +83,24 @@ type Bulkhead struct {
 	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
 
-	updating sync.Mutex // held while rules change; taken before that of adaptive
-	mu       sync.Mutex // taken last
-	queue    queue
-	folded   int64 // calls admitted that slots no longer counts
+	setting settings.Setting[Config] // whose lock is taken before that of adaptive
+	mu      sync.Mutex               // taken last
+	queue   queue
+	folded  int64 // calls admitted that slots no longer counts
 }
 
 // New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
 // one.
 func New(cfg Config) *Bulkhead {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	return newBulkhead(newRules(cfg))
+	return newBulkhead(newVersion(cfg))
 }
 
-func newBulkhead(r *rules) *Bulkhead {
+func newVersion(cfg Config) *settings.Version[Config] {
+	return settings.New(cfg, Config.withDefaults, "Levels")
+}
+
+func newBulkhead(v *settings.Version[Config]) *Bulkhead {
+	r := newRules(v.Filled())
 	limit := r.Limit
 	if r.Adaptive != nil {
 		r.adaptive = &adaptive{controller: newController(*r.Adaptive)}
@@ -105,6 +108,7 @@ func newBulkhead(r *rules) *Bulkhead {
 	}
 	b := &Bulkhead{born: time.Now(), last: make([]atomic.Pointer[FullError], r.Levels)}
 	b.queue.levels = make([]level, r.Levels)
+	b.setting.Adopt(v, nil)
 	b.rules.Store(r)
 	b.limit.Store(int64(limit))
 	b.slots.word.Store(bias + uint64(limit))

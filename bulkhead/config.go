@@ -109,7 +109,6 @@ type Config struct {
 const defaultQueue = 1000
 
 func (c Config) withDefaults() Config {
-	c = c.clone()
 	c.Order = cmp.Or(c.Order, FIFO)
 	c.Levels = cmp.Or(c.Levels, 1)
 	if c.MaxWait != 0 {
@@ -120,16 +119,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Adaptive != nil {
 		*c.Adaptive = c.Adaptive.withDefaults()
-	}
-	return c
-}
-
-// clone returns c without memory that it shares with c.
-func (c Config) clone() Config {
-	c.Reserve = slices.Clone(c.Reserve)
-	if c.Adaptive != nil {
-		adaptive := *c.Adaptive
-		c.Adaptive = &adaptive
 	}
 	return c
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
@@ -82,8 +82,8 @@ const (
 // the place of a bulkhead without calls; the group looks at a few of them, and if each
 // has calls, Overflow says what happens. [NewGroup] makes a Group.
 type Group[K comparable] struct {
-	updating  sync.Mutex // held during an Update
-	rules     atomic.Pointer[groupRules[K]]
+	setting   settings.Setting[GroupConfig[K]]
+	each      atomic.Pointer[settings.Version[Config]] // of the bulkheads that Config is for
 	members   *keyed.Map[K, *Bulkhead]
 	shared    *Bulkhead
 	observers notify.Observers[Event]
@@ -94,17 +94,15 @@ type Group[K comparable] struct {
 // NewGroup returns a Group without bulkheads. It panics with the error of cfg.Validate, if
 // there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	r := newGroupRules(cfg, 0)
 	g := &Group[K]{}
-	g.rules.Store(r)
-	g.shared = g.join(r.newBulkhead(), keyed.Other)
+	g.setting.Adopt(settings.New(cfg, GroupConfig[K].withDefaults, "Levels"), nil)
+	g.each.Store(newVersion(cfg.Config))
+	cfg = g.Config()
+	g.shared = g.join(newBulkhead(g.each.Load()), keyed.Other)
 	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
 		Make:  g.newMember,
-		Max:   r.MaxKeys,
-		Idle:  r.IdleAfter,
+		Max:   cfg.MaxKeys,
+		Idle:  cfg.IdleAfter,
 		Added: g.added,
 		Evict: func(shard int, b *Bulkhead) { g.evicted[shard].add(b.Stats().Totals) },
 	})
@@ -112,22 +110,15 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 }
 
 func (g *Group[K]) newMember(key K) *Bulkhead {
-	r := g.rules.Load()
-	if r.ConfigFor == nil {
-		return g.join(r.newBulkhead(), keyed.Text(key))
+	group := g.setting.Load()
+	if group.ConfigFor == nil {
+		return g.join(newBulkhead(g.each.Load()), keyed.Text(key))
 	}
-	cfg := r.ConfigFor(key)
-	cfg.Name = r.Config.Name
+	cfg := group.ConfigFor(key)
+	cfg.Name = group.Config.Name
 	b := g.join(New(cfg), keyed.Text(key))
 	b.own = true
 	return b
-}
-
-// newBulkhead returns a bulkhead with the Config of the group.
-func (r *groupRules[K]) newBulkhead() *Bulkhead {
-	of := newRules(r.given.Config)
-	of.generation = r.generation
-	return newBulkhead(of)
 }
 
 // join makes b the bulkhead of a key of the group.
@@ -139,8 +130,8 @@ func (g *Group[K]) join(b *Bulkhead, key string) *Bulkhead {
 
 // added has a new bulkhead follow an Update that was made since newMember.
 func (g *Group[K]) added(b *Bulkhead) {
-	if !b.own {
-		g.rules.Load().lead(b)
+	if each := g.each.Load(); !b.own && b.setting.Load() != each.Filled() {
+		b.setting.Adopt(each, b.adopt)
 	}
 }
 
@@ -202,7 +193,7 @@ func (g *Group[K]) begin(ctx context.Context, key K, begin func(*Bulkhead) (func
 
 // overflow returns the shared bulkhead, or refuses the call.
 func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err error) {
-	r := g.rules.Load()
+	r := g.setting.Load()
 	if r.Overflow == ShareOne {
 		return g.shared, nil
 	}

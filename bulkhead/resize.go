@@ -23,38 +23,42 @@ func (b *Bulkhead) SetLimit(n int) error {
 }
 
 func (b *Bulkhead) setLimit(n int) error {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	r := b.rules.Load()
+	var err error
+	set := func(given *Config) {
+		if err = b.rules.Load().allows(n, b.key); err == nil && given.Adaptive == nil {
+			given.Limit = n
+		}
+	}
+	return b.setting.Set(set, func(*Config) error { return err }, func(cfg *Config) {
+		r := b.rules.Load()
+		a := r.adaptive
+		if a == nil {
+			b.adopt(cfg)
+			return
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.controller.restart(b.unix(), n)
+		b.mu.Lock()
+		defer b.unlock()
+		b.resize(r, Event{To: n})
+	})
+}
+
+// allows returns an error unless n may be the limit of the bulkhead of key.
+func (r *rules) allows(n int, key string) error {
 	least, most := 1, maxLimit
 	if r.Adaptive != nil {
 		least, most = r.Adaptive.Min, r.Adaptive.Max
 	}
-	if n < least || n > most {
-		label := keyed.Label(r.Name, b.key)
-		if label != "" {
-			label += ": "
-		}
-		return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", label, n, least, most)
-	}
-	a := r.adaptive
-	switch {
-	case a != nil:
-	case n == r.Limit:
-		return nil
-	default:
-		next := *r
-		next.Limit, next.given.Limit = n, n
-		b.adopt(&next, r.generation)
+	if n >= least && n <= most {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.controller.restart(b.unix(), n)
-	b.mu.Lock()
-	defer b.unlock()
-	b.resize(r, Event{To: n})
-	return nil
+	label := keyed.Label(r.Name, key)
+	if label != "" {
+		label += ": "
+	}
+	return fmt.Errorf("bulkhead: %sSetLimit(%d): must be %d to %d", label, n, least, most)
 }
 
 // resize changes the limit to that of e. The mutex is held.

@@ -1,29 +1,19 @@
 package bulkhead
 
-import (
-	"context"
-	"errors"
-	"fmt"
-
-	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/settings"
-)
+import "context"
 
 // rules are a Config as a call reads it: once, at its start. They do not change: an
 // Update makes new ones.
 type rules struct {
-	Config           // with defaults
-	given  Config    // without
-	simple bool      // without Priority, Cost, Share and Adaptive
-	above  []float64 // by level: the share of the limit that is kept for the levels above
-
-	adaptive   *adaptive // nil if the limit is fixed
-	generation int64     // of the GroupConfig that they are from
+	*Config            // with defaults
+	simple   bool      // without Priority, Cost, Share and Adaptive
+	above    []float64 // by level: the share of the limit that is kept for the levels above
+	adaptive *adaptive // nil if the limit is fixed
 }
 
-// newRules returns the rules of a valid Config, without adaptive.
-func newRules(given Config) *rules {
-	r := &rules{Config: given.withDefaults(), given: given.clone()}
+// newRules returns the rules of a Config with defaults, without adaptive.
+func newRules(cfg *Config) *rules {
+	r := &rules{Config: cfg}
 	r.simple = r.Priority == nil && r.Cost == nil && r.Share == nil && r.Adaptive == nil
 	r.above = make([]float64, r.Levels)
 	for level := 1; level < r.Levels; level++ {
@@ -47,19 +37,11 @@ func (r *rules) kept(limit, level int) int {
 // most returns how many slots of a limit the calls of a level may use.
 func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }
 
-// checkFixed returns an error if c changes what cannot change.
-func (c Config) checkFixed(was Config) error {
-	f := invalid.Fields{Type: "bulkhead.Config"}
-	f.NeedSame("Name", was.Name, c.Name)
-	f.Need(max(c.Levels, 1) == was.Levels, "Levels", c.Levels, fmt.Sprintf("%d as before: it cannot change while calls have levels", was.Levels))
-	return f.Err()
-}
-
 // Name returns the Name of the Config.
-func (b *Bulkhead) Name() string { return b.rules.Load().Name }
+func (b *Bulkhead) Name() string { return b.setting.Load().Name }
 
 // Config returns the present Config, with its defaults filled in.
-func (b *Bulkhead) Config() Config { return b.rules.Load().Config.clone() }
+func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
 // Update changes the Config. It calls change with the present one, defaults filled in.
 // What change leaves in it takes effect if it is valid. Otherwise Update returns an error
@@ -83,28 +65,20 @@ func (b *Bulkhead) Config() Config { return b.rules.Load().Config.clone() }
 //
 // Updates are made one after the other. change must not use the bulkhead or its group.
 func (b *Bulkhead) Update(change func(*Config)) error {
-	if err := b.update(change); err != nil {
+	if err := b.setting.Update(change, nil, b.adopt); err != nil {
 		return err
 	}
 	b.announce(context.Background())
 	return nil
 }
 
-func (b *Bulkhead) update(change func(*Config)) error {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	r := b.rules.Load()
-	given := settings.Change(r.given, r.Config, change)
-	if err := errors.Join(given.checkFixed(r.Config), given.Validate()); err != nil {
-		return err
-	}
-	b.adopt(newRules(given), r.generation)
-	return nil
-}
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (b *Bulkhead) Preview(change func(*Config)) (Config, error) { return b.setting.Preview(change) }
 
-// adopt puts next into effect. b.updating is held.
-func (b *Bulkhead) adopt(next *rules, generation int64) {
-	next.generation = generation
+// adopt puts cfg into effect.
+func (b *Bulkhead) adopt(cfg *Config) {
+	next := newRules(cfg)
 	limit := next.Limit
 	if next.Adaptive != nil {
 		a := b.rules.Load().adaptive
@@ -128,28 +102,11 @@ func (b *Bulkhead) adopt(next *rules, generation int64) {
 	b.resize(next, Event{To: limit})
 }
 
-// groupRules are a GroupConfig as a call reads it. They do not change.
-type groupRules[K comparable] struct {
-	GroupConfig[K] // with defaults
-	given          GroupConfig[K]
-	generation     int64
-}
-
-func newGroupRules[K comparable](given GroupConfig[K], generation int64) *groupRules[K] {
-	filled := given.withDefaults()
-	given.Config = given.Config.clone()
-	return &groupRules[K]{filled, given, generation}
-}
-
 // Name returns the Name of the Config.
-func (g *Group[K]) Name() string { return g.rules.Load().Config.Name }
+func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
 
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] {
-	c := g.rules.Load().GroupConfig
-	c.Config = c.Config.clone()
-	return c
-}
+func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
 // Update changes the GroupConfig as [Bulkhead.Update] changes a Config.
 //
@@ -160,27 +117,28 @@ func (g *Group[K]) Config() GroupConfig[K] {
 //   - MaxKeys cannot be less than the number of bulkheads that the group holds.
 //   - The Name and the Levels of Config cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	members, err := g.update(change)
+	var members []*Bulkhead
+	err := g.setting.Update(change, g.admit, func(*GroupConfig[K]) { members = g.follow() })
 	for _, b := range members {
 		b.announce(context.Background())
 	}
 	return err
 }
 
-// update returns the bulkheads that have followed a change.
-func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, err error) {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	r := g.rules.Load()
-	given := settings.Change(r.given, r.GroupConfig, change)
-	if err := errors.Join(given.Config.checkFixed(r.Config), given.Validate()); err != nil {
-		return nil, err
-	}
-	next := newGroupRules(given, r.generation+1)
-	if err := g.members.SetBounds("bulkhead.GroupConfig", next.MaxKeys, next.IdleAfter); err != nil {
-		return nil, err
-	}
-	g.rules.Store(next)
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It does not compare MaxKeys with the bulkheads that the group holds.
+func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
+	return g.setting.Preview(change)
+}
+
+func (g *Group[K]) admit(next *GroupConfig[K]) error {
+	return g.members.SetBounds("bulkhead.GroupConfig", next.MaxKeys, next.IdleAfter)
+}
+
+// follow returns the bulkheads that have followed an Update.
+func (g *Group[K]) follow() (members []*Bulkhead) {
+	each := newVersion(g.setting.Given().Config)
+	g.each.Store(each)
 	members = append(members, g.shared)
 	for _, b := range g.members.All() {
 		if !b.own {
@@ -188,16 +146,7 @@ func (g *Group[K]) update(change func(*GroupConfig[K])) (members []*Bulkhead, er
 		}
 	}
 	for _, b := range members {
-		next.lead(b)
+		b.setting.Adopt(each, b.adopt)
 	}
-	return members, nil
-}
-
-// lead has b, whose Config is the group's, follow r.
-func (r *groupRules[K]) lead(b *Bulkhead) {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	if b.rules.Load().generation < r.generation {
-		b.adopt(newRules(r.given.Config), r.generation)
-	}
+	return members
 }

@@ -29,15 +29,15 @@ type Version[C config] struct {
 }
 
 // New returns the first version of a configuration. It panics with the error of Validate, if
-// there is one. defaults returns a valid C with its zero fields filled in. fixed are the
-// names of fields, of the configuration or a part of it, that cannot change; Name is one
+// there is one. defaults returns a valid C, which it may write to, with its zero fields filled
+// in. fixed are the names of fields, of the configuration or a part of it, that cannot change; Name is one
 // without being named.
 func New[C config](given C, defaults func(C) C, fixed ...string) *Version[C] {
 	if err := given.Validate(); err != nil {
 		panic(err)
 	}
 	given = detached(given)
-	return &Version[C]{defaults(given), given, defaults, append(fixed, "Name")}
+	return &Version[C]{defaults(detached(given)), given, defaults, append(fixed, "Name")}
 }
 
 // Filled returns the configuration with its defaults. It must not be written to.
@@ -135,7 +135,7 @@ func (v *Version[C]) next(given C) (*Version[C], error) {
 	given = detached(given)
 	is, err := given, given.Validate()
 	if err == nil {
-		is = v.defaults(given)
+		is = v.defaults(detached(given))
 	}
 	if err := errors.Join(v.kept(reflect.ValueOf(v.filled), reflect.ValueOf(is), err != nil), err); err != nil {
 		return nil, err
