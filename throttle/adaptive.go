@@ -5,12 +5,12 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // AdaptiveConfig says how an [Adaptive] works.
@@ -93,7 +93,7 @@ func (c AdaptiveConfig) withDefaults() AdaptiveConfig {
 // Source: Google's Site Reliability Engineering, "Handling Overload", on
 // client-side throttling (https://sre.google/sre-book/handling-overload/).
 type Adaptive struct {
-	cfg       atomic.Pointer[AdaptiveConfig] // with its defaults filled in; never written to
+	setting   settings.Setting[AdaptiveConfig] // whose lock is taken before mu
 	observers observers
 	rand      func() float64 // in [0, 1)
 
@@ -106,9 +106,6 @@ type Adaptive struct {
 	length time.Duration // of a step
 	sum    step          // of all steps
 	stats  AdaptiveStats
-
-	updating sync.Mutex     // held by Update; taken before mu
-	given    AdaptiveConfig // without defaults; under updating
 }
 
 const steps = 24
@@ -122,21 +119,18 @@ type step struct {
 // NewAdaptive returns an Adaptive without any calls in its window. It panics with the
 // error of cfg.Validate, if there is one.
 func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	a := &Adaptive{rand: rand.Float64, given: cfg}
-	cfg = cfg.withDefaults()
-	a.sum.requests = make([]int64, cfg.Levels)
+	v := settings.New(cfg, AdaptiveConfig.withDefaults, "Levels")
+	a := &Adaptive{rand: rand.Float64}
+	a.sum.requests = make([]int64, v.Filled().Levels)
 	for i := range a.window {
-		a.window[i].requests = make([]int64, cfg.Levels)
+		a.window[i].requests = make([]int64, len(a.sum.requests))
 	}
-	a.use(cfg)
+	a.setting.Adopt(v, a.use)
 	return a
 }
 
-// use makes cfg, a valid configuration with its defaults filled in, the present one.
-func (a *Adaptive) use(cfg AdaptiveConfig) {
+// use puts cfg, which has its defaults, into effect.
+func (a *Adaptive) use(cfg *AdaptiveConfig) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if length := cfg.Window / steps; length != a.length {
@@ -155,7 +149,6 @@ func (a *Adaptive) use(cfg AdaptiveConfig) {
 		}
 		a.first, a.base, a.length = a.at, time.Now(), length
 	}
-	a.cfg.Store(&cfg)
 }
 
 // Do runs fn and returns its error. If it sheds the call, it returns a [*LimitedError]
@@ -165,7 +158,7 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	cfg := a.cfg.Load()
+	cfg := a.setting.Load()
 	level := 0
 	if cfg.Priority != nil {
 		level = min(max(cfg.Priority(ctx), 0), cfg.Levels-1)
@@ -234,7 +227,7 @@ func (a *Adaptive) probability(level int) float64 {
 			below += n
 		}
 	}
-	excess := float64(requests) - a.cfg.Load().K*float64(a.sum.accepts) - float64(below)
+	excess := float64(requests) - a.setting.Load().K*float64(a.sum.accepts) - float64(below)
 	return min(1, max(0, excess/float64(a.sum.requests[level]+1)))
 }
 

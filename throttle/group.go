@@ -8,13 +8,13 @@ import (
 	"iter"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero. It is more than in
@@ -102,7 +102,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 // that was never seen. So such keys are evicted after a while, a few whenever a new key
 // comes. At most MaxKeys are held, apart from keys that Set adds.
 type Group[K comparable] struct {
-	cfg       atomic.Pointer[GroupConfig[K]] // with its defaults filled in; never written to
+	setting   settings.Setting[GroupConfig[K]] // whose lock is taken before those of the shards
 	observers observers
 	seed      maphash.Seed // secret, so that nobody can choose keys that meet in a shard
 	keys      atomic.Int64
@@ -110,26 +110,19 @@ type Group[K comparable] struct {
 	waiters   waiters
 	overflow  *Limiter // the limit of ShareOne
 	shards    []shard[K]
-
-	updating sync.Mutex     // held by Update; taken before the locks of the shards
-	given    GroupConfig[K] // without defaults; under updating
 }
 
 // NewGroup returns a Group without keys. It panics with the error of
 // cfg.Validate, if there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	given := cfg
-	given.Config = given.Config.clone()
-	cfg = cfg.withDefaults()
+	v := settings.New(cfg, GroupConfig[K].withDefaults, "Levels")
+	cfg = *v.Filled()
 	shards := 1
 	for shards < 256 && shards*128 <= cfg.MaxKeys { // so that a full shard has keys to evict
 		shards *= 2
 	}
-	g := &Group[K]{seed: maphash.MakeSeed(), shards: make([]shard[K], shards), given: given}
-	g.cfg.Store(&cfg)
+	g := &Group[K]{seed: maphash.MakeSeed(), shards: make([]shard[K], shards)}
+	g.setting.Adopt(v, nil)
 	g.maxKeys.Store(int64(cfg.MaxKeys))
 	g.waiters.max.Store(int64(cfg.MaxQueued))
 	t := newTerms(&cfg.Config)
@@ -176,7 +169,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	cfg := &g.cfg.Load().Config
+	cfg := &g.setting.Load().Config
 	n, level := cfg.of(ctx)
 	r := g.take(ctx, key, n, level, cfg.MaxWait != 0)
 	if r.own == nil && r.why == "" {
@@ -209,7 +202,7 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	if ctx.Err() != nil {
 		return g.Peek(key), ended.Error(ctx)
 	}
-	cfg := &g.cfg.Load().Config
+	cfg := &g.setting.Load().Config
 	n, level := cfg.of(ctx)
 	r := g.take(ctx, key, n, level, cfg.MaxWait != 0)
 	if r.own == nil && r.why == "" {
@@ -236,7 +229,7 @@ func (g *Group[K]) Take(key K, n int) Decision {
 }
 
 // least returns the least important level.
-func (g *Group[K]) least() int { return g.cfg.Load().Config.Levels - 1 }
+func (g *Group[K]) least() int { return g.setting.Load().Config.Levels - 1 }
 
 func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, Reason) {
 	r := g.take(ctx, key, n, level, false)
@@ -267,7 +260,7 @@ func (g *Group[K]) peek(key K, level int) Decision {
 		windows = s.table.windows(i)
 	case g.countKey(s, key, m):
 		g.keys.Add(-1)
-	case g.cfg.Load().Overflow == ShareOne:
+	case g.setting.Load().Overflow == ShareOne:
 		return g.overflow.peek(level)
 	default:
 		return result{m: m, why: TooManyKeys}.decision(1, level)
@@ -293,7 +286,7 @@ func (g *Group[K]) Refund(key K, n int) {
 	defer s.mu.Unlock()
 	i := s.table.find(tag, key)
 	if i < 0 {
-		if g.cfg.Load().Overflow == ShareOne {
+		if g.setting.Load().Overflow == ShareOne {
 			g.overflow.Refund(n)
 		}
 		return
@@ -336,7 +329,7 @@ func (g *Group[K]) Set(key K, limit Limit) error {
 	if undo {
 		if o := s.own[key]; o != nil {
 			o.set = false
-			o.use(*s.terms.cfg)
+			o.use(s.terms.cfg)
 			s.join(i)
 		}
 		return nil
@@ -349,7 +342,7 @@ func (g *Group[K]) Set(key K, limit Limit) error {
 	o.set = true
 	cfg := *s.terms.cfg
 	cfg.setLimit(limit.withDefaults())
-	o.use(cfg)
+	o.use(&cfg)
 	return nil
 }
 
@@ -491,7 +484,7 @@ func (s *shard[K]) takeAll(i int, m measure, now moment, n, level int) *bound {
 func (g *Group[K]) overflowed(ctx context.Context, s *shard[K], m measure) result {
 	s.stats.overflow++
 	var o *own
-	if g.cfg.Load().Overflow == ShareOne {
+	if g.setting.Load().Overflow == ShareOne {
 		o = &own{Limiter: g.overflow, set: true} // set: release is not to join it
 	} else {
 		s.stats.refuse(TooManyKeys)

@@ -81,7 +81,7 @@ func (s *shard[K]) begin(t *terms) {
 // enter adds a new key and returns the index of its slot, or -1 if there is no room.
 // It evicts a few keys that have been idle for long enough.
 func (g *Group[K]) enter(s *shard[K], tag uint32, key K, m measure) int {
-	if idleAfter := g.cfg.Load().IdleAfter; idleAfter > 0 {
+	if idleAfter := g.setting.Load().IdleAfter; idleAfter > 0 {
 		g.sweep(s, 4, m.now-int64(idleAfter), idleAfter)
 	}
 	if !g.countKey(s, key, m) {
@@ -143,7 +143,7 @@ func (g *Group[K]) sweep(s *shard[K], n int, at int64, idle time.Duration) {
 		}
 		g.keys.Add(-1)
 		s.stats.evicted++
-		if g.cfg.Load().OnEvict != nil || g.observers.Any() {
+		if g.setting.Load().OnEvict != nil || g.observers.Any() {
 			s.evicted = append(s.evicted, s.usage(i))
 		}
 		return true
@@ -156,7 +156,7 @@ func (g *Group[K]) unlock(ctx context.Context, s *shard[K]) {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, u := range evicted {
-		cfg := g.cfg.Load()
+		cfg := g.setting.Load()
 		if cfg.OnEvict != nil {
 			cfg.OnEvict(ctx, u)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // An OutagePolicy says what a [Shared] does while it cannot reach Redis.
@@ -198,6 +199,7 @@ func (c SharedConfig) local(l Limit) GroupConfig[string] {
 // A Shared does not wait for tokens. A retry around it that respects
 // [LimitedError.RetryAfter] does.
 type Shared struct {
+	setting   settings.Setting[SharedConfig]
 	terms     atomic.Pointer[sharedTerms]
 	observers observers
 	own       sync.Map // of Set: a Limit for each key
@@ -208,9 +210,6 @@ type Shared struct {
 
 	refused                                                       tally
 	admitted, spent, refunded, asked, askTime, failed, outOfReach atomic.Int64
-
-	updating sync.Mutex   // held by Update
-	given    SharedConfig // without defaults; under updating
 }
 
 // sharedTerms are a limit in the units of the script.
@@ -266,14 +265,10 @@ func (t *sharedTerms) most(level int) int {
 // NewShared returns a Shared. It does not call Eval yet. It panics with the error of
 // cfg.Validate, if there is one.
 func NewShared(cfg SharedConfig) *Shared {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	s := &Shared{given: cfg.clone()}
-	cfg = cfg.withDefaults()
+	s := &Shared{}
 	s.outages.observers = &s.observers
-	s.setTerms(&cfg)
-	s.alone.base = NewGroup(cfg.localOf())
+	s.setting.Adopt(settings.New(cfg, SharedConfig.withDefaults, "Prefix", "Levels"), s.setTerms)
+	s.alone.base = NewGroup(s.setting.Load().localOf())
 	return s
 }
 

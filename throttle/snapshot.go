@@ -55,7 +55,7 @@ func (g *Group[K]) Snapshot(w io.Writer) error {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	out := bufio.NewWriter(w)
 	lines := json.NewEncoder(io.MultiWriter(out, sum))
-	if err := lines.Encode(snapshotHead{snapshotFormat, g.cfg.Load().Config.Rate}); err != nil {
+	if err := lines.Encode(snapshotHead{snapshotFormat, g.setting.Load().Config.Rate}); err != nil {
 		return err
 	}
 	keys := 0
@@ -283,7 +283,7 @@ func (g *Group[K]) restore(k keySnapshot[K], rate float64) error {
 			o.set = true
 			cfg := *s.terms.cfg
 			cfg.setLimit(k.Limit.withDefaults())
-			o.use(cfg)
+			o.use(&cfg)
 		}
 	}
 	slot := &s.table.slots[i]

@@ -53,6 +53,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
@@ -180,20 +181,15 @@ type Limiter struct {
 	did      Totals // without the refusals
 	degraded int    // the last result of Degradation
 
-	updating sync.Mutex // held by Update; taken before mu
-	given    Config     // without defaults; under updating
+	setting settings.Setting[Config] // whose lock is taken before mu; of New's
 }
 
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
 func New(cfg Config) *Limiter {
-	if err := cfg.Validate(); err != nil {
-		panic(err)
-	}
-	given := cfg.clone()
-	cfg = cfg.withDefaults()
-	l := newLimiter(newTerms(&cfg), new(observers))
-	l.given = given
+	v := settings.New(cfg, Config.withDefaults, "Levels")
+	l := newLimiter(newTerms(v.Filled()), new(observers))
+	l.setting.Adopt(v, nil)
 	return l
 }
 

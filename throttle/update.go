@@ -1,24 +1,16 @@
 package throttle
 
 import (
-	"cmp"
-	"slices"
 	"strconv"
 
 	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // Name returns the Name of the Config.
-func (l *Limiter) Name() string { return l.terms.Load().cfg.Name }
+func (l *Limiter) Name() string { return l.setting.Load().Name }
 
 // Config returns the present Config, with its defaults filled in.
-func (l *Limiter) Config() Config { return l.terms.Load().cfg.clone() }
-
-func (c Config) clone() Config {
-	c.Reserve, c.Quotas = slices.Clone(c.Reserve), slices.Clone(c.Quotas)
-	return c
-}
+func (l *Limiter) Config() Config { return l.setting.Config() }
 
 // Update changes the configuration. It calls change with the present Config, its defaults
 // filled in, and validates the result. If that is invalid, Update returns the error and
@@ -37,51 +29,30 @@ func (c Config) clone() Config {
 //   - Name and Levels cannot change: a waiting call has a level.
 //
 // Updates are made one after the other. change must not use the Limiter.
-func (l *Limiter) Update(change func(*Config)) error {
-	l.updating.Lock()
-	defer l.updating.Unlock()
-	return l.apply(settings.Change(l.given, l.Config(), change))
-}
+func (l *Limiter) Update(change func(*Config)) error { return l.setting.Update(change, nil, l.use) }
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (l *Limiter) Preview(change func(*Config)) (Config, error) { return l.setting.Preview(change) }
 
 // SetLimit changes Rate, Burst and Quotas as [Limiter.Update] does.
 func (l *Limiter) SetLimit(limit Limit) error {
-	l.updating.Lock()
-	defer l.updating.Unlock()
-	next := l.given
-	next.setLimit(limit)
-	return l.apply(next)
+	return l.setting.Set(func(given *Config) { given.setLimit(limit) }, nil, l.use)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updating.
-func (l *Limiter) apply(next Config) error {
-	f := invalid.Fields{Type: "throttle.Config"}
-	checkFixed(&f, l.given.Name, next.Name, l.given.Levels, next.Levels)
-	next.validate(&f)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	l.given = next.clone()
-	l.use(next.withDefaults())
-	return nil
-}
-
-// use makes cfg, a valid configuration with its defaults filled in, the present one.
-func (l *Limiter) use(cfg Config) {
+// use puts cfg, which has its defaults, into effect.
+func (l *Limiter) use(cfg *Config) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.begin(&cfg)
+	l.begin(cfg)
 	l.serve()
 }
 
 // Name returns the Name of the Config.
-func (g *Group[K]) Name() string { return g.cfg.Load().Config.Name }
+func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
 
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] {
-	c := *g.cfg.Load()
-	c.Config = c.Config.clone()
-	return c
-}
+func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
 // Update changes the configuration as [Limiter.Update] does. All keys follow the new
 // Config immediately, except that keys which have a limit by Set keep it.
@@ -94,48 +65,33 @@ func (g *Group[K]) Config() GroupConfig[K] {
 // The number of shards of the group goes by the first MaxKeys: a group that is to grow
 // from few keys to many is faster if it is made with many. change must not use the Group.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	return g.apply(settings.Change(g.given, g.Config(), change))
+	return g.setting.Update(change, g.limitKeys, g.use)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It does not compare MaxKeys with the keys that the group holds.
+func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
+	return g.setting.Preview(change)
 }
 
 // SetLimit changes Rate, Burst and Quotas of all keys as [Group.Update] does, except those
 // that Set decides about.
 func (g *Group[K]) SetLimit(limit Limit) error {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	next := g.given
-	next.Config.setLimit(limit)
-	return g.apply(next)
+	return g.setting.Set(func(given *GroupConfig[K]) { given.Config.setLimit(limit) }, g.limitKeys, g.use)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updating.
-func (g *Group[K]) apply(next GroupConfig[K]) error {
-	f := invalid.Fields{Type: "throttle.Config"}
-	checkFixed(&f, g.given.Config.Name, next.Config.Name, g.given.Config.Levels, next.Config.Levels)
-	next.Config.validate(&f)
-	f.Type = "throttle.GroupConfig"
-	next.validate(&f)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	cfg := next.withDefaults()
-	if err := g.limitKeys(cfg.MaxKeys); err != nil {
-		return err
-	}
-	next.Config = next.Config.clone()
-	g.given = next
+// use puts cfg, which has its defaults, into effect.
+func (g *Group[K]) use(cfg *GroupConfig[K]) {
 	g.waiters.max.Store(int64(cfg.MaxQueued))
 	for i := range g.shards {
 		g.shards[i].use(&cfg.Config)
 	}
-	g.overflow.use(cfg.Config)
-	g.cfg.Store(&cfg)
-	return nil
+	g.overflow.use(&cfg.Config)
 }
 
 // limitKeys sets maxKeys, unless more keys are held.
-func (g *Group[K]) limitKeys(most int) error {
+func (g *Group[K]) limitKeys(next *GroupConfig[K]) error {
+	most := next.MaxKeys
 	was := g.maxKeys.Swap(int64(most)) // first, so that no key comes after the look at keys
 	if held := g.keys.Load(); int64(most) < was && held > int64(most) {
 		g.maxKeys.Store(was)
@@ -152,24 +108,21 @@ func (s *shard[K]) use(cfg *Config) {
 	defer s.mu.Unlock()
 	s.begin(newTerms(cfg))
 	for _, o := range s.own {
-		c := *cfg
+		of := cfg
 		if o.set {
+			c := *cfg
 			c.setLimit(o.terms.Load().cfg.limit())
+			of = &c
 		}
-		o.use(c)
+		o.use(of)
 	}
 }
 
 // Name returns the Name of the SharedConfig.
-func (s *Shared) Name() string { return s.terms.Load().cfg.Name }
+func (s *Shared) Name() string { return s.setting.Load().Name }
 
 // Config returns the present SharedConfig, with its defaults filled in.
-func (s *Shared) Config() SharedConfig { return s.terms.Load().cfg.clone() }
-
-func (c SharedConfig) clone() SharedConfig {
-	c.Reserve, c.Quotas = slices.Clone(c.Reserve), slices.Clone(c.Quotas)
-	return c
-}
+func (s *Shared) Config() SharedConfig { return s.setting.Config() }
 
 // Update changes the configuration of this instance, as [Limiter.Update] does. Each
 // instance sends the limit with each call, so the instances may change it one after the
@@ -186,51 +139,30 @@ func (c SharedConfig) clone() SharedConfig {
 //
 // change must not use the Shared.
 func (s *Shared) Update(change func(*SharedConfig)) error {
-	s.updating.Lock()
-	defer s.updating.Unlock()
-	return s.apply(settings.Change(s.given, s.Config(), change))
+	return s.setting.Update(change, s.alone.follow, s.setTerms)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing. It allows more Instances than the limit has room for.
+func (s *Shared) Preview(change func(*SharedConfig)) (SharedConfig, error) {
+	return s.setting.Preview(change)
 }
 
 // SetLimit changes Rate, Burst and Quotas as [Shared.Update] does.
 func (s *Shared) SetLimit(limit Limit) error {
-	s.updating.Lock()
-	defer s.updating.Unlock()
-	next := s.given
-	next.setLimit(limit)
-	return s.apply(next)
+	return s.setting.Set(func(given *SharedConfig) { given.setLimit(limit) }, s.alone.follow, s.setTerms)
 }
 
-// apply makes next the configuration, if it is valid. The caller holds updating.
-func (s *Shared) apply(next SharedConfig) error {
-	f := invalid.Fields{Type: "throttle.SharedConfig"}
-	checkFixed(&f, s.given.Name, next.Name, s.given.Levels, next.Levels)
-	prefix := s.terms.Load().cfg.Prefix
-	f.Need(cmp.Or(next.Prefix, defaultPrefix) == prefix, "Prefix", strconv.Quote(next.Prefix), strconv.Quote(prefix)+" as before: it cannot change")
-	next.validate(&f)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	cfg := next.withDefaults()
-	if err := s.alone.follow(&cfg); err != nil {
-		return err
-	}
-	s.given = next.clone()
-	s.setTerms(&cfg)
-	return nil
-}
-
-// follow makes next the configuration of g.
+// follow puts next into effect.
 func (g *Group[K]) follow(next GroupConfig[K]) error {
-	g.updating.Lock()
-	defer g.updating.Unlock()
-	return g.apply(next)
+	return g.setting.Set(func(given *GroupConfig[K]) { *given = next }, g.limitKeys, g.use)
 }
 
 // Name returns the Name of the AdaptiveConfig.
-func (a *Adaptive) Name() string { return a.cfg.Load().Name }
+func (a *Adaptive) Name() string { return a.setting.Load().Name }
 
 // Config returns the present AdaptiveConfig, with its defaults filled in.
-func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
+func (a *Adaptive) Config() AdaptiveConfig { return a.setting.Config() }
 
 // Update changes the configuration as [Limiter.Update] does.
 //
@@ -242,23 +174,11 @@ func (a *Adaptive) Config() AdaptiveConfig { return *a.cfg.Load() }
 //
 // change must not use the Adaptive.
 func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
-	a.updating.Lock()
-	defer a.updating.Unlock()
-	next := settings.Change(a.given, a.Config(), change)
-	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
-	checkFixed(&f, a.given.Name, next.Name, a.given.Levels, next.Levels)
-	next.validate(&f)
-	if err := f.Err(); err != nil {
-		return err
-	}
-	a.given = next
-	a.use(next.withDefaults())
-	return nil
+	return a.setting.Update(change, nil, a.use)
 }
 
-// checkFixed records a change of a name or a number of levels.
-func checkFixed(f *invalid.Fields, wasName, isName string, wasLevels, isLevels int) {
-	f.Need(isName == wasName, "Name", strconv.Quote(isName), strconv.Quote(wasName)+" as before: it cannot change")
-	levels := max(wasLevels, 1)
-	f.Need(max(isLevels, 1) == levels, "Levels", isLevels, strconv.Itoa(levels)+" as before: it cannot change while calls have levels")
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (a *Adaptive) Preview(change func(*AdaptiveConfig)) (AdaptiveConfig, error) {
+	return a.setting.Preview(change)
 }

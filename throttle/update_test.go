@@ -97,7 +97,7 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Name = "other" }),
 		`throttle.Config.Name is "other": must be "api" as before: it cannot change`)
 	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Levels, c.Priority = 2, levelOf }),
-		"throttle.Config.Levels is 2: must be 1 as before: it cannot change while calls have levels")
+		"throttle.Config.Levels is 2: must be 1 as before: it cannot change")
 	require.EqualError(t, l.Update(func(c *throttle.Config) { c.Queue = 3 }),
 		"throttle.Config.Queue is 3: must be 0 where MaxWait is 0: no call waits")
 	require.Panics(t, func() { _ = l.Update(func(c *throttle.Config) { c.Rate = 1; panic("no") }) })
@@ -651,7 +651,7 @@ func TestAdaptiveUpdateUnderCalls(t *testing.T) {
 		require.Zero(t, a.Stats().Probability)
 		require.NoError(t, a.Do(at(t.Context(), 0), ok))
 		require.EqualError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Levels, c.Priority = 1, nil }),
-			"throttle.AdaptiveConfig.Levels is 1: must be 3 as before: it cannot change while calls have levels")
+			"throttle.AdaptiveConfig.Levels is 1: must be 3 as before: it cannot change")
 		require.EqualValues(t, 4, a.Stats().Throttled)
 	})
 }
