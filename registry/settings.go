@@ -13,8 +13,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Change is one setting that [Registry.Apply] has changed.
@@ -263,7 +261,7 @@ func (e Entry) plan(data []byte) (plan, error) {
 // that depend on a changed field follow it. Of a policy without Preview that is the present
 // Config, changed.
 func (p *plan) check() error {
-	next := p.result()
+	next := p.to.Interface()
 	if preview := p.entry.source.preview; preview != nil {
 		config, err := preview(p.set)
 		if err != nil {
@@ -276,26 +274,6 @@ func (p *plan) check() error {
 		return v.Validate()
 	}
 	return nil
-}
-
-// result returns the Config that the policy would have, so that defaults that depend on
-// a changed field follow it. Of a policy of other origin it is the present one, changed:
-// its Update may not bear a change that panics, as that of a trial does.
-func (p *plan) result() any {
-	if !p.entry.source.trial {
-		return p.to.Interface()
-	}
-	var config reflect.Value
-	tried := settings.Try(func(stop func()) {
-		_ = p.entry.source.update(func(c reflect.Value) { config = c; stop() })
-	}, func() { p.set(config) })
-	if tried == nil {
-		return p.to.Interface()
-	}
-	result := reflect.New(p.to.Type()).Elem()
-	result.Set(reflect.ValueOf(tried))
-	copyFields(result, p.to, p.named)
-	return result.Interface()
 }
 
 // compare notes the fields of to that are not as in from.

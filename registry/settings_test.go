@@ -18,7 +18,6 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
@@ -94,7 +93,8 @@ func (f *fake) Config() fakeConfig {
 func (f *fake) Update(change func(*fakeConfig)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	cfg := settings.Change(f.cfg, f.cfg, change)
+	cfg := f.cfg
+	change(&cfg)
 	if err := cfg.Validate(); err != nil {
 		return err
 	}

@@ -19,7 +19,6 @@ type source struct {
 	of      reflect.Type         // of config
 	update  func(change func(config reflect.Value)) error
 	preview func(change func(config reflect.Value)) (reflect.Value, error) // nil: of a policy of other origin
-	trial   bool                                                           // update may be tried with a change that panics: the policy is of this module
 
 	added time.Time // to the registry, or made
 	stop  func()    // of the observing, while the registry has an observer
@@ -36,7 +35,6 @@ type observed[S, E any] interface {
 func of[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
 	name := p.Name()
 	s := &source{
-		trial:   true,
 		added:   time.Now(),
 		figures: func(to emit) { figures(p.Stats(), to) },
 		observe: func(f func(context.Context, Event)) (stop func()) {
