@@ -145,12 +145,26 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return fn(ctx)
 }
 
-// A need is what a call asks for.
-type need struct {
-	level, slots int
-	share        string
-	weight       int  // of share
-	shared       bool // share counts
+// A claim says which share a call belongs to.
+type claim struct {
+	share  string
+	weight int
+}
+
+// text returns the share of a call, "" for none.
+func (c *claim) text() string {
+	if c == nil {
+		return ""
+	}
+	return c.share
+}
+
+// isFor reports whether text returns share, quickly where there are no shares.
+func (c *claim) isFor(share string) bool {
+	if c == nil {
+		return share == ""
+	}
+	return c.share == share
 }
 
 // taken are the slots that a call has.
@@ -213,34 +227,33 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	if ctx.Err() != nil {
 		return taken{}, ended.Error(ctx)
 	}
-	c := need{slots: 1}
+	level := 0
 	if r.Priority != nil {
-		c.level = min(max(r.Priority(ctx), 0), r.Levels-1)
+		level = min(max(r.Priority(ctx), 0), r.Levels-1)
 	}
+	n := 1
 	if r.Cost != nil {
-		if c.slots = max(r.Cost(ctx), 0); c.slots == 0 {
+		if n = max(r.Cost(ctx), 0); n == 0 {
 			b.counts.costless.Add(1)
 			return taken{}, nil
 		}
 	}
+	var c *claim
 	if r.Share != nil {
-		c.shared, c.share, c.weight = true, r.Share(ctx), 1
-		if r.Weight != nil {
-			c.weight = min(max(r.Weight(c.share), 1), maxWeight)
-		}
+		c = r.claim(ctx)
 	}
-	has, refusal := b.try(ctx, r, c, maxWait)
+	of, refusal := b.try(ctx, r, level, n, c, maxWait)
 	for refusal != nil && refusal.Reason == TooCostly {
 		present := b.rules.Load() // an Update may have replaced r, and the queue goes by these
-		if !b.endProbe(ctx, present, c.level, c.slots) {
+		if !b.endProbe(ctx, present, level, n) {
 			break
 		}
-		has, refusal = b.try(ctx, present, c, maxWait)
+		of, refusal = b.try(ctx, present, level, n, c, maxWait)
 	}
 	if refusal == nil {
-		return has, nil
+		return taken{n, of}, nil
 	}
-	b.counts.refused[refusal.Reason.index()].Add(1)
+	b.counts.refused[refusal.index].Add(1)
 	if r.OnRefuse != nil {
 		r.OnRefuse(ctx, refusal)
 	}
@@ -250,60 +263,59 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	return taken{}, refusal
 }
 
-// try takes the slots of a call, perhaps after a wait, or returns why it does not.
-func (b *Bulkhead) try(ctx context.Context, r *rules, c need, maxWait time.Duration) (has taken, refusal *FullError) {
+// try takes the slots of a call, perhaps after a wait, or returns why it does not. of is the
+// share that then holds them, or nil.
+func (b *Bulkhead) try(ctx context.Context, r *rules, level, n int, c *claim, maxWait time.Duration) (of *share, refusal *FullError) {
 	limit := int(b.limit.Load())
-	kept := r.kept(limit, c.level)
+	kept := r.kept(limit, level)
 	var word uint64
 	var ok bool
-	if c.shared {
-		has, ok = b.passWaiters(c)
+	if c != nil {
+		of, ok = b.passWaiters(level, n, c)
 	} else {
-		word, ok = b.slots.take(c.slots, kept)
-		has.n = c.slots
+		word, ok = b.slots.take(n, kept)
 	}
 	switch {
 	case ok:
 		if word >= foldAt {
 			b.fold()
 		}
-		return has, nil
-	case c.slots > limit-kept:
-		return taken{}, b.refusal(r, TooCostly, c)
+		return of, nil
+	case n > limit-kept:
+		return nil, b.refusal(r, TooCostly, level, n, c)
 	case maxWait == 0 && word&waiting != 0:
-		if has, ok = b.passWaiters(c); ok {
-			return has, nil
+		if of, ok = b.passWaiters(level, n, c); ok {
+			return of, nil
 		}
-	}
-	switch {
+		fallthrough
 	case maxWait == 0:
-		return taken{}, b.refusal(r, NoSlot, c)
-	case !c.shared && b.queueFull(r, c, kept, word):
-		return taken{}, b.refusal(r, QueueFull, c)
+		return nil, b.refusal(r, NoSlot, level, n, c)
+	case c == nil && b.queueFull(r, level, n, kept, word):
+		return nil, b.refusal(r, QueueFull, level, n, c)
 	}
-	return b.wait(ctx, r, c, maxWait)
+	return b.wait(ctx, r, level, n, c, maxWait)
 }
 
 // passWaiters takes the slots of a call that does not wait itself, if it may take them
 // before the calls that do.
-func (b *Bulkhead) passWaiters(c need) (has taken, ok bool) {
+func (b *Bulkhead) passWaiters(level, n int, c *claim) (of *share, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	of := b.shareOf(c)
-	word, ok := b.admit(b.rules.Load(), of, c.level, c.slots, b.now())
+	of = b.shareOf(c)
+	word, ok := b.admit(b.rules.Load(), of, level, n, b.now())
 	if !ok {
-		return taken{}, false
+		return nil, false
 	}
 	if word >= foldAt {
 		b.folded += b.slots.fold()
 	}
-	b.queue.shares.count(of, c.slots, 0)
-	return taken{c.slots, of}, true
+	b.queue.shares.count(of, n, 0)
+	return of, true
 }
 
 // shareOf returns the share of a call, or nil. The mutex is held.
-func (b *Bulkhead) shareOf(c need) *share {
-	if !c.shared {
+func (b *Bulkhead) shareOf(c *claim) *share {
+	if c == nil {
 		return nil
 	}
 	return b.queue.shares.of(c.share, c.weight)
@@ -311,24 +323,23 @@ func (b *Bulkhead) shareOf(c need) *share {
 
 // queueFull reports whether it is certain without the mutex that a call which found
 // word gets no place in the queue.
-func (b *Bulkhead) queueFull(r *rules, c need, kept int, word uint64) bool {
-	return c.level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < c.slots &&
+func (b *Bulkhead) queueFull(r *rules, level, n, kept int, word uint64) bool {
+	return level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < n &&
 		b.waiters.Load() >= int64(r.Queue)
 }
 
 // wait waits for the slots of a call. It returns why the call is refused, or nil.
-func (b *Bulkhead) wait(ctx context.Context, r *rules, c need, maxWait time.Duration) (has taken, refusal *FullError) {
+func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, c *claim, maxWait time.Duration) (of *share, refusal *FullError) {
 	left, own := patience(ctx, maxWait)
-	w := &waiter{level: c.level, cost: c.slots, since: b.now(), ready: make(chan struct{})}
+	w := &waiter{level: level, cost: n, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
 	queued, refusal := b.join(w, c, r.Queue, left, own)
 	b.unlock()
 	if refusal != nil {
-		return taken{}, refusal
+		return nil, refusal
 	}
-	has = w.slots()
-	if !queued {
-		return has, nil
+	if of = w.line.share; !queued {
+		return of, nil
 	}
 
 	b.await(ctx, w, left, own)
@@ -337,15 +348,15 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, c need, maxWait time.Dura
 		b.counts.waited.Add(1)
 		b.counts.waitTime.Add(int64(waited))
 		b.tellWaited(ctx, w, waited)
-		return has, nil
+		return of, nil
 	}
 	if w.admitted { // the slots came too late: pass them on
-		b.leave(has)
+		b.leave(w.slots())
 		w.refusal = ContextEnded
 	}
-	refusal = b.describe(r, w.refusal, c)
+	refusal = b.describe(r, w.refusal, level, n, c)
 	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
-	return taken{}, refusal
+	return nil, refusal
 }
 
 // await returns when w is settled: when it is handed its slots or refused, or when its
@@ -405,20 +416,20 @@ func (b *Bulkhead) leave(has taken) {
 // refusal returns the error of a call that did not wait. If the last refusal of its
 // level says the same, it is that one: refusing costs little then, which is what an
 // overloaded program can afford.
-func (b *Bulkhead) refusal(r *rules, reason Reason, c need) *FullError {
+func (b *Bulkhead) refusal(r *rules, reason Reason, level, n int, c *claim) *FullError {
 	limit, inFlight := b.figures()
 	queued := int(b.waiters.Load())
-	last := b.last[c.level].Load()
-	if last != nil && last.Reason == reason && last.Cost == c.slots && last.Limit == limit &&
-		last.InFlight == inFlight && last.Queued == queued && last.Share == c.share && reason != TooCostly {
+	last := b.last[level].Load()
+	if last != nil && last.Reason == reason && last.Cost == n && last.Limit == limit &&
+		last.InFlight == inFlight && last.Queued == queued && c.isFor(last.Share) && reason != TooCostly {
 		return last
 	}
-	e := b.describe(r, reason, c)
-	b.last[c.level].Store(e)
+	e := b.describe(r, reason, level, n, c)
+	b.last[level].Store(e)
 	return e
 }
 
-func (b *Bulkhead) describe(r *rules, reason Reason, c need) *FullError {
+func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *FullError {
 	limit, inFlight := b.figures()
 	highest := limit // that there can be without a change from outside
 	if r.Adaptive != nil {
@@ -428,13 +439,14 @@ func (b *Bulkhead) describe(r *rules, reason Reason, c need) *FullError {
 		Name:     r.Name,
 		Key:      b.key,
 		Reason:   reason,
-		Level:    c.level,
-		Cost:     c.slots,
-		Share:    c.share,
+		Level:    level,
+		Cost:     n,
+		Share:    c.text(),
 		Limit:    limit,
 		InFlight: inFlight,
 		Queued:   int(b.waiters.Load()),
-		never:    reason == TooCostly && c.slots > r.most(highest, c.level),
+		index:    reason.index(),
+		never:    reason == TooCostly && n > r.most(highest, level),
 	}
 	if reason == DeadlineTooClose {
 		e.err = context.DeadlineExceeded

@@ -46,6 +46,7 @@ type FullError struct {
 	Waited   time.Duration // how long the call had waited
 
 	err   error // that Unwrap returns
+	index int   // of Reason among reasons
 	never bool  // the limit will not grow to what the call needs
 }
 

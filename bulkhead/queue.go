@@ -208,33 +208,33 @@ func (q *queue) passer(at *level, first *waiter, newestFirst bool, allowed, limi
 // join takes the slots of a call or puts the call into the queue as w, if fewer than
 // places calls wait. left and own are those of patience. If the call is neither queued
 // nor refused, it has its slots, as w would have them. The mutex is held.
-func (b *Bulkhead) join(w *waiter, c need, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
+func (b *Bulkhead) join(w *waiter, c *claim, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
 	r, now := b.rules.Load(), w.since
-	l := b.queue.line(b.shareOf(c), c.level)
+	l := b.queue.line(b.shareOf(c), w.level)
 	w.line = l
 	var word uint64
 	var displaced *waiter
 	for {
 		var ok bool
-		if word, ok = b.admit(r, l.share, c.level, c.slots, now); ok {
-			b.queue.shares.count(l.share, c.slots, 0)
+		if word, ok = b.admit(r, l.share, w.level, w.cost, now); ok {
+			b.queue.shares.count(l.share, w.cost, 0)
 			return false, nil
 		}
 		displaced = nil
 		if b.waiters.Load() >= int64(places) {
-			if displaced = b.lastServed(l, c.level, b.newestFirst(r, now)); displaced == nil {
-				return false, b.refusal(r, QueueFull, c)
+			if displaced = b.lastServed(l, w.level, b.newestFirst(r, now)); displaced == nil {
+				return false, b.refusal(r, QueueFull, w.level, w.cost, c)
 			}
 		}
-		if c.slots > r.most(int(b.limit.Load()), c.level) { // the limit may have shrunk since try looked
-			return false, b.refusal(r, TooCostly, c)
+		if w.cost > r.most(int(b.limit.Load()), w.level) { // the limit may have shrunk since try looked
+			return false, b.refusal(r, TooCostly, w.level, w.cost, c)
 		}
-		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(l, c.level)+c.slots) > left {
+		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(l, w.level)+w.cost) > left {
 			reason := DeadlineTooClose
 			if own {
 				reason = WaitTooLong
 			}
-			return false, b.refusal(r, reason, c)
+			return false, b.refusal(r, reason, w.level, w.cost, c)
 		}
 		// This fails if a slot was given back since admit looked.
 		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {

@@ -1,5 +1,7 @@
 package bulkhead
 
+import "context"
+
 // Whose turn it is, and who gives way in a full queue: decided here from figures alone,
 // for [Config.Share].
 
@@ -27,6 +29,15 @@ type shares struct {
 }
 
 const maxWeight = 1_000_000
+
+// claim returns the claim of a call, if Share is set.
+func (r *rules) claim(ctx context.Context) *claim {
+	c := &claim{r.Share(ctx), 1}
+	if r.Weight != nil {
+		c.weight = min(max(r.Weight(c.share), 1), maxWeight)
+	}
+	return c
+}
 
 // of returns the share of a name, which is known once it has a call.
 func (s *shares) of(name string, weight int) *share {
