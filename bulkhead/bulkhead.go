@@ -59,6 +59,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -441,7 +442,7 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *Fu
 		Reason:   reason,
 		Level:    level,
 		Cost:     n,
-		Share:    c.text(),
+		Share:    keyed.Text(c.text()),
 		Limit:    limit,
 		InFlight: inFlight,
 		Queued:   int(b.waiters.Load()),

@@ -39,7 +39,7 @@ type FullError struct {
 	Reason   Reason        // why the call was refused
 	Level    int           // of the call; 0 is the most important
 	Cost     int           // of the call, in slots
-	Share    string        // of the call; see Config.Share
+	Share    string        // of the call, at most its first 100 bytes; see Config.Share
 	Limit    int           // of the bulkhead, when it refused the call
 	InFlight int           // slots that were taken then; above Limit after that has shrunk
 	Queued   int           // calls that were waiting then

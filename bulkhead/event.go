@@ -3,6 +3,8 @@ package bulkhead
 import (
 	"context"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // An EventKind says what an [Event] is.
@@ -23,7 +25,7 @@ type Event struct {
 	// Of EventWaited and EventRefused.
 	Level  int
 	Cost   int
-	Share  string        // of the call; see Config.Share
+	Share  string        // of the call, as in FullError
 	Waited time.Duration // how long the call waited
 	Reason Reason        // of EventRefused
 	Err    error         // of EventRefused: the [*FullError]
@@ -80,7 +82,7 @@ func (b *Bulkhead) tellWaited(ctx context.Context, w *waiter, waited time.Durati
 	}()
 	b.observers.Tell(ctx, Event{
 		Kind: EventWaited, Name: b.rules.Load().Name, Key: b.key,
-		Level: w.level, Cost: w.cost, Share: w.line.share.text(), Waited: waited,
+		Level: w.level, Cost: w.cost, Share: keyed.Text(w.line.share.text()), Waited: waited,
 	})
 	told = true
 }

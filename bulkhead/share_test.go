@@ -262,3 +262,53 @@ func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
 		requireIdle(t, b)
 	})
 }
+
+func TestStatsShowTheBusiestShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 14, MaxWait: -1, Share: shareOf, Cost: costOf})
+		require.Empty(t, b.Stats().Shares)
+		c := newCallers(t, b)
+		start := func(share string, cost, n int) {
+			for i := range n {
+				c.start(costing(ofShare(t.Context(), share), cost), fmt.Sprint(share, cost, i))
+			}
+		}
+		start("a", 1, 3)
+		start("b", 2, 1)
+		start("c", 1, 3)
+		start("b", 6, 1)
+		start("d", 2, 4)
+		require.Equal(t, []bulkhead.ShareStats{{"b", 8, 0}, {"d", 0, 4}, {"a", 3, 0}, {"c", 3, 0}}, b.Stats().Shares)
+		for i := range 20 {
+			start(fmt.Sprint("few ", i), 1, 1)
+		}
+		long := strings.Repeat("é", 80)
+		start("x"+long, 1, 2)
+		shares := b.Stats().Shares
+		require.Len(t, shares, 10)
+		require.Equal(t, bulkhead.ShareStats{Share: "x" + long[:98], Queued: 2}, shares[4], "no part of a character")
+		require.Equal(t, "few 0", shares[5].Share)
+		c.finishAll()
+		require.Empty(t, b.Stats().Shares)
+	})
+}
+
+// The text of a share in errors and events is bounded; the share is not.
+func TestTheTextOfAShareIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2, Share: shareOf})
+		var told []bulkhead.Event
+		b.Observe(func(_ context.Context, e bulkhead.Event) { told = append(told, e) })
+		long := strings.Repeat("s", 1000)
+		c := newCallers(t, b)
+		for _, name := range []string{"1", "2", "3", "1 more"} {
+			c.start(ofShare(t.Context(), long+name[:1]), name)
+		}
+		require.Equal(t, 3, bulkhead.Shares(b))
+		c.finishAll()
+		require.Len(t, told, 3)
+		for _, e := range told {
+			require.Equal(t, long[:100], e.Share)
+		}
+	})
+}

@@ -42,6 +42,17 @@ type Stats struct {
 	// it grows without end, a done is never called or a body is never closed. Slots of
 	// other calls are not timed.
 	LongestHeld time.Duration
+
+	// Shares are up to ten shares, those with most slots and waiting calls first. See
+	// Config.Share.
+	Shares []ShareStats
+}
+
+// ShareStats are the figures of one share of a [Bulkhead], at one moment.
+type ShareStats struct {
+	Share    string // at most the first 100 bytes of it
+	InFlight int    // slots that its calls have
+	Queued   int    // calls that wait now
 }
 
 // GroupStats is a snapshot of a [Group].
@@ -137,6 +148,7 @@ func (b *Bulkhead) Stats() Stats {
 		Queued:      make([]int, len(b.queue.levels)),
 		Limit:       int(b.limit.Load()),
 		LongestHeld: b.longestHeld(),
+		Shares:      b.queue.shares.busiest(),
 	}
 	s.Admitted += b.folded
 	s.InFlight = s.Limit - freeIn(b.slots.word.Load())

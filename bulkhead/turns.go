@@ -1,6 +1,13 @@
 package bulkhead
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/go-resilience/resilience/internal/keyed"
+)
 
 // Whose turn it is, and who gives way in a full queue: decided here from figures alone,
 // for [Config.Share].
@@ -70,6 +77,25 @@ func (s *shares) count(of *share, held, waiters int) {
 		delete(s.known, of.name)
 		s.weight -= of.weight
 	}
+}
+
+const sharesShown = 10
+
+// busiest returns the figures of those that have most slots and waiting calls.
+func (s *shares) busiest() (top []ShareStats) {
+	for _, of := range s.known {
+		busy := ShareStats{of.name, of.held, of.waiters}
+		at, _ := slices.BinarySearchFunc(top, busy, func(a, b ShareStats) int {
+			return cmp.Or(b.InFlight+b.Queued-a.InFlight-a.Queued, b.Queued-a.Queued, strings.Compare(a.Share, b.Share))
+		})
+		if at < sharesShown {
+			top = slices.Insert(top[:min(len(top), sharesShown-1)], at, busy)
+		}
+	}
+	for i := range top {
+		top[i].Share = keyed.Text(top[i].Share)
+	}
+	return top
 }
 
 // hasPart reports whether a share holds its part of a limit, or more.
