@@ -43,7 +43,7 @@ type Config struct {
 // its field is false.
 type Show struct {
 	Errors bool // texts of errors, which may contain keys; the notes in a saga's log
-	Keys   bool // keys of a Group
+	Keys   bool // keys of a Group, and shares of a bulkhead
 	State  bool // states of sagas
 }
 

@@ -151,6 +151,11 @@ type policy struct {
 		Key, State, Error string
 		Calls             int64
 	}
+	Shares []struct {
+		Share    string
+		InFlight int `json:"in_flight"`
+		Queued   int
+	}
 	Actions []string
 }
 
@@ -447,6 +452,48 @@ func TestTextsAreNotMarkup(t *testing.T) {
 	w := s.post("action", "apply", "policy", "breaker/users", "was.Failures", "3", "is.Failures", evil)
 	require.NotContains(t, w.Body.String(), "<script>alert")
 	require.Contains(t, w.Body.String(), "&lt;script&gt;alert")
+}
+
+func TestSharesAreShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := []string{"a", "<b>", strings.Repeat("long ", 1000)}
+		for _, show := range []bool{false, true} {
+			s := newShop(t, console.Config{Show: console.Show{Keys: show}})
+			next := 0
+			require.NoError(t, s.slots.Update(func(cfg *bulkhead.Config) {
+				cfg.MaxWait, cfg.Share = -1, func(context.Context) string { return names[next] }
+			}))
+			for i, n := range []int{3, 2, 1} {
+				next = i
+				for range n {
+					go func() {
+						_ = s.slots.Do(t.Context(), func(ctx context.Context) error { time.Sleep(time.Second); return nil })
+					}()
+					synctest.Wait()
+				}
+			}
+			const path = "/policy?kind=bulkhead&name=users"
+			var p policy
+			s.get(path, &p)
+			body := s.get(path, nil).Body.String()
+			require.Len(t, p.Shares, 3)
+			require.Equal(t, 3, p.Shares[0].InFlight)
+			require.Equal(t, 1, p.Shares[1].InFlight)
+			require.Equal(t, 1, p.Shares[1].Queued)
+			require.Equal(t, 1, p.Shares[2].Queued)
+			require.Contains(t, body, "Shares, the busiest first")
+			require.NotContains(t, body, "<b>")
+			require.Equal(t, show, strings.Contains(body, "&lt;b&gt;"))
+			require.NotContains(t, body, strings.Repeat("long ", 21))
+			if show {
+				require.Equal(t, names[2][:100], p.Shares[2].Share)
+			} else {
+				require.Equal(t, "hidden", p.Shares[2].Share)
+			}
+			time.Sleep(3 * time.Second)
+			require.NotContains(t, s.get(path, nil).Body.String(), "Shares")
+		}
+	})
 }
 
 func TestPagesAreSecured(t *testing.T) {

@@ -38,9 +38,9 @@
 // # Security
 //
 // Anyone who can reach the page can read it. Put it where the program's other debug pages
-// are, or behind a handler that authenticates. Error texts, the keys of a Group and the
-// state of a saga may hold secrets; each is hidden unless [Show] says otherwise. The names
-// of policies, their settings and the ids of sagas are always shown.
+// are, or behind a handler that authenticates. Error texts, the keys of a Group, the shares
+// of a bulkhead and the state of a saga may hold secrets; each is hidden unless [Show] says
+// otherwise. The names of policies, their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
 // from another origin. A proxy in front of the console must keep the Host of the browser, as
@@ -56,7 +56,7 @@
 // Every page answers JSON to a request with Accept: application/json.
 //
 //	GET  ./                                the verdict; each policy with its state, rates and sparkline
-//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members
+//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members, shares
 //	GET  sagas?runner=orders               counts and a list
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation

@@ -28,6 +28,7 @@ type policyPage struct {
 	Figures   []figureView    `json:"figures"`
 	Settings  json.RawMessage `json:"settings,omitempty"`
 	Members   []memberView    `json:"members,omitempty"`
+	Shares    []shareView     `json:"shares,omitempty"` // of a bulkhead, as in bulkhead.Stats
 	Actions   []Action        `json:"actions,omitempty"`
 
 	Key    string         `json:"-"` // of the member that was asked for
@@ -72,6 +73,13 @@ type memberView struct {
 	Tone  tone   `json:"tone,omitempty"`
 	State string `json:"state,omitempty"`
 	Error string `json:"error,omitempty"` // of a breaker that is not closed: its last one
+}
+
+// A shareView is one share of a bulkhead.
+type shareView struct {
+	Share    string `json:"share"` // "hidden" unless Show.Keys
+	InFlight int    `json:"in_flight"`
+	Queued   int    `json:"queued"`
 }
 
 func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
@@ -131,6 +139,14 @@ func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage
 	}
 	if b, ok := e.Policy.(interface{ Stats() breaker.Stats }); ok {
 		p.LastError = c.secret(b.Stats().LastErr)
+	}
+	if b, ok := e.Policy.(interface{ Stats() bulkhead.Stats }); ok {
+		for _, s := range b.Stats().Shares {
+			if !c.cfg.Show.Keys {
+				s.Share = "hidden"
+			}
+			p.Shares = append(p.Shares, shareView(s))
+		}
 	}
 	p.Settings = e.Settings()
 	p.Fields = fields("", p.Settings)

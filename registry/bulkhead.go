@@ -48,6 +48,9 @@ func bulkheadEvent(e bulkhead.Event) Event {
 	if e.Reason != "" {
 		attrs = append(attrs, slog.String("reason", string(e.Reason)))
 	}
+	if e.Share != "" {
+		attrs = append(attrs, slog.String("share", e.Share))
+	}
 	if e.Waited > 0 {
 		attrs = append(attrs, slog.Duration("waited", e.Waited))
 	}

@@ -103,7 +103,8 @@ func TestFiguresShowTheNumbersOfStats(t *testing.T) {
 	}, hidden[breaker.Stats, breaker.Event](t))
 	require.Empty(t, hidden[breaker.GroupStats, breaker.Event](t))
 	refused := func(of string) []string { return []string{of + ".Refused"} } // shown by reason
-	require.Equal(t, refused("bulkhead.Stats.Totals"), hidden[bulkhead.Stats, bulkhead.Event](t))
+	require.Equal(t, append(refused("bulkhead.Stats.Totals"), // and tenants, of which there may be many
+		"bulkhead.Stats.Shares.InFlight", "bulkhead.Stats.Shares.Queued"), hidden[bulkhead.Stats, bulkhead.Event](t))
 	require.Equal(t, refused("bulkhead.GroupStats.Totals"), hidden[bulkhead.GroupStats, bulkhead.Event](t))
 	require.Equal(t, refused("throttle.Stats.Totals"), hidden[throttle.Stats, throttle.Event](t))
 	require.Equal(t, refused("throttle.GroupStats.Totals"), hidden[throttle.GroupStats, throttle.Event](t))
@@ -256,4 +257,23 @@ func TestHealthOfEachState(t *testing.T) {
 			require.Equal(t, c.fails, err.(*registry.HealthError).Fails, c.want)
 		}
 	}
+}
+
+// A refusal names the share of the call in its event, and no figure has an attribute for it:
+// there may be as many as there are tenants.
+func TestSharesAreInEventsAndInNoFigure(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Name: "api", Limit: 1, Share: func(context.Context) string { return "tenant 7" }})
+	reg := registry.New()
+	reg.MustAdd(b)
+	var told []string
+	defer reg.Observe(func(_ context.Context, e registry.Event) { told = append(told, fmt.Sprint(e.Attrs)) })()
+	done, err := b.Begin(t.Context())
+	require.NoError(t, err)
+	require.Error(t, b.Do(t.Context(), func(context.Context) error { return nil }))
+	e, _ := reg.Get("bulkhead", "api")
+	for f := range e.Figures() {
+		require.NotContains(t, f.String(), "tenant 7")
+	}
+	done(nil)
+	require.Equal(t, []string{"[reason=no slot share=tenant 7]"}, told)
 }
