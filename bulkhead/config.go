@@ -90,7 +90,7 @@ type Config struct {
 
 	// Weight returns how many times in a row a share is served, clamped to 1 ... 1 000 000.
 	// Nil means 1. It is called for every call, as Share is, and the latest result holds
-	// for the share. Weight needs Share.
+	// for the share. Where Share is nil there is nothing to weigh.
 	Weight func(share string) int
 
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
@@ -138,7 +138,6 @@ func (c Config) Validate() error {
 	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
 	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
 	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
-	f.Need(c.Weight == nil || c.Share != nil, "Weight", "set", "nil where Share is nil")
 	c.validateReserve(&f)
 	return f.Err()
 }

@@ -40,6 +40,42 @@ func Example() {
 	// <nil>
 }
 
+// A flood of one tenant waits for itself. Other tenants are served in turn with it.
+func ExampleConfig_share() {
+	type tenantKey struct{}
+	slots := bulkhead.New(bulkhead.Config{
+		Limit:   1,
+		MaxWait: -1,
+		Share: func(ctx context.Context) string {
+			tenant, _ := ctx.Value(tenantKey{}).(string)
+			return tenant
+		},
+	})
+	done, _ := slots.Begin(context.Background())
+
+	var calls sync.WaitGroup
+	for i, tenant := range []string{"flood", "flood", "flood", "flood", "other", "other"} {
+		ctx := context.WithValue(context.Background(), tenantKey{}, tenant)
+		calls.Go(func() {
+			_ = slots.Do(ctx, func(context.Context) error { fmt.Println(tenant); return nil })
+		})
+		for slots.Stats().Queued[0] <= i {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	fmt.Printf("%+v\n", slots.Stats().Shares[0])
+	done(nil)
+	calls.Wait()
+	// Output:
+	// {Share:flood InFlight:0 Queued:4}
+	// flood
+	// other
+	// flood
+	// other
+	// flood
+	// flood
+}
+
 // The one-line hook for log/slog.
 func ExampleConfig_onRefuse() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
