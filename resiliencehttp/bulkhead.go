@@ -3,7 +3,9 @@ package resiliencehttp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"reflect"
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/keyed"
@@ -30,10 +32,16 @@ func BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(
 // Put it there from what the server knows about the client; the middleware does not look at
 // the request itself.
 //
-// Bulkhead panics if b is nil.
+// ShareBy, if it is set, becomes the Share of b. Several servers may do that with one b; calls
+// of b that serve no request then have the share "".
+//
+// Bulkhead panics if b is nil, and if ShareBy is set and b has a Share of its own.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
+	}
+	if s.ShareBy != nil {
+		s.share(b)
 	}
 	return s.guard(b.Wrap, false)
 }
@@ -41,12 +49,15 @@ func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 // BulkheadBy returns middleware that serves each request in a slot of the bulkhead that g
 // has for its key, as [Server.Bulkhead] does. One client, tenant or route can then not take
 // the slots of the others. A nil key means [ClientIP] without trusted proxies. BulkheadBy
-// panics if g is nil.
+// panics if g is nil, and if ShareBy is set.
 //
 // Take the key from what the server knows about the client, as for [Server.ThrottleBy].
 func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
 	if g == nil {
 		panic(errors.New("resiliencehttp: BulkheadBy needs a Group, not nil"))
+	}
+	if s.ShareBy != nil {
+		panic(errors.New("resiliencehttp: ShareBy is set: must be nil with BulkheadBy, which has a bulkhead for each key"))
 	}
 	if key == nil {
 		key = ClientIP()
@@ -57,4 +68,28 @@ func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) st
 		}
 		return "" // there is no request to serve
 	}), false)
+}
+
+// share makes ShareBy the Share of b.
+func (s Server) share(b *bulkhead.Bulkhead) {
+	var own bool
+	err := b.Update(func(c *bulkhead.Config) {
+		if own = c.Share != nil && reflect.ValueOf(c.Share).Pointer() != reflect.ValueOf(shareOf).Pointer(); !own {
+			c.Share = shareOf
+		}
+	})
+	if own {
+		err = fmt.Errorf("resiliencehttp: ShareBy is set: must be nil, or the Share of the bulkhead %q", b.Name())
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+// shareOf returns the share of a request by the ShareBy of its Server.
+func shareOf(ctx context.Context) string {
+	if served, ok := ctx.Value(serviceKey{}).(*service); ok && served.shareBy != nil {
+		return keyed.Short(served.shareBy(served.r))
+	}
+	return ""
 }

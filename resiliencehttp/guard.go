@@ -54,7 +54,7 @@ func (s Server) guard(mw resilience.Middleware, told bool) func(http.Handler) ht
 			return v.serve(ctx, next, told)
 		})
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			v := &service{Context: r.Context(), w: w, r: r}
+			v := &service{Context: r.Context(), w: w, r: r, shareBy: s.ShareBy}
 			if told {
 				v.Context, v.cancel = context.WithCancelCause(v.Context)
 				defer v.cancel(nil)
@@ -80,6 +80,7 @@ type service struct {
 	cancel  context.CancelCauseFunc // of the Context
 	w       http.ResponseWriter
 	r       *http.Request
+	shareBy func(*http.Request) string
 	served  bool
 	aborted bool // by the handler, with http.ErrAbortHandler
 	late    bool // the handler returned after its ctx had ended, and wrote nothing

@@ -43,6 +43,12 @@ type Server struct {
 	// request is.
 	Exempt func(*http.Request) bool
 
+	// ShareBy returns the share that a request has in the slots of [Server.Bulkhead], such as
+	// its tenant, so that the flood of one does not use up what all share: see Share of
+	// [bulkhead.Config]. Take it from what the server knows about the client. Of a share of
+	// more than 200 bytes its SHA-256 is kept. Nil means that there are no shares.
+	ShareBy func(*http.Request) string
+
 	// OnRefuse writes the response for a request that is refused with err, in place of the
 	// problem document. The fields of the response are already set, except Content-Type.
 	// The status is 429 or 503, as above, unless OnRefuse calls WriteHeader with another

@@ -1,0 +1,211 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+func tenantOf(r *http.Request) string { return r.Header.Get("Tenant") }
+
+func ofTenant(tenant string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set("Tenant", tenant) }
+}
+
+func TestRequestsHaveTheShareThatShareByNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots := bulkhead.New(bulkhead.Config{Name: "api", Limit: 1, MaxWait: -1})
+		var served []string
+		api := resiliencehttp.Server{
+			ShareBy: tenantOf,
+			Exempt:  func(r *http.Request) bool { return r.URL.Path == "/health" },
+		}
+		h := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			served = append(served, tenantOf(r))
+			time.Sleep(time.Second)
+		})
+		routes := []http.Handler{api.Bulkhead(slots)(h), api.Bulkhead(slots)(h)}
+		for i, tenant := range []string{"a", "a", "a", "a", "b", "c", "b"} {
+			go get(routes[i%2], ofTenant(tenant))
+			synctest.Wait()
+		}
+		require.Equal(t, []bulkhead.ShareStats{{Share: "a", InFlight: 1, Queued: 3}, {Share: "b", Queued: 2}, {Share: "c", Queued: 1}}, slots.Stats().Shares)
+		time.Sleep(time.Minute)
+		require.Equal(t, "aabcaba", strings.Join(served, ""), "two routes share the slots")
+
+		long := strings.Repeat("tenant", 100)
+		go get(routes[0], ofTenant(long))
+		synctest.Wait()
+		require.True(t, strings.HasPrefix(slots.Stats().Shares[0].Share, "sha256:"))
+		time.Sleep(time.Second)
+		_ = slots.Do(t.Context(), func(context.Context) error {
+			require.Equal(t, []bulkhead.ShareStats{{Share: "", InFlight: 1}}, slots.Stats().Shares, "what is no request")
+			return nil
+		})
+	})
+}
+
+func TestShareByNeedsABulkheadWithoutAShare(t *testing.T) {
+	api := resiliencehttp.Server{ShareBy: tenantOf}
+	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, Share: func(context.Context) string { return "own" }})
+	require.PanicsWithError(t, `resiliencehttp: ShareBy is set: must be nil, or the Share of the bulkhead "own"`, func() { api.Bulkhead(own) })
+	require.Equal(t, "own", own.Config().Share(t.Context()))
+	require.PanicsWithError(t, "resiliencehttp: Bulkhead needs a Bulkhead, not nil", func() { api.Bulkhead(nil) })
+	groups := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	require.PanicsWithError(t, "resiliencehttp: ShareBy is set: must be nil with BulkheadBy, which has a bulkhead for each key",
+		func() { api.BulkheadBy(groups, nil) })
+	without := bulkhead.New(bulkhead.Config{Limit: 1})
+	resiliencehttp.Server{}.Bulkhead(without)
+	require.Nil(t, without.Config().Share)
+}
+
+// A site is a server on loopback, with clients that each make one request after the other.
+type site struct {
+	addr  string
+	slots *bulkhead.Bulkhead
+	mu    sync.Mutex
+	made  map[string]int
+	took  map[string][]time.Duration // by tenant: of the requests that were served
+	busy  time.Duration              // time that slots were at work
+	takes time.Duration              // how long a request is served: the machine should need little of it
+}
+
+func newSite(t *testing.T, takes time.Duration, api resiliencehttp.Server, cfg bulkhead.Config) *site {
+	s := &site{takes: takes, slots: bulkhead.New(cfg), made: map[string]int{}, took: map[string][]time.Duration{}}
+	server := httptest.NewServer(api.Bulkhead(s.slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		begun := time.Now()
+		time.Sleep(takes/2 + rand.N(takes))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.busy += time.Since(begun)
+	})))
+	t.Cleanup(server.Close)
+	s.addr = server.URL
+	return s
+}
+
+// run lets the clients of each tenant make requests, until done returns true.
+func (s *site) run(clients map[string]int, done func() bool) {
+	transport := &http.Transport{MaxIdleConnsPerHost: 100}
+	defer transport.CloseIdleConnections()
+	var wg sync.WaitGroup
+	for tenant, n := range clients {
+		for range n {
+			wg.Go(func() {
+				time.Sleep(rand.N(s.takes))
+				for !done() {
+					r, err := http.NewRequest("GET", s.addr, nil)
+					if err != nil {
+						panic(err)
+					}
+					ofTenant(tenant)(r)
+					begun := time.Now()
+					resp, err := transport.RoundTrip(r)
+					took, served := time.Since(begun), err == nil && resp.StatusCode == 200
+					if !done() { // those that wait at the end are in no turn
+						s.mu.Lock()
+						s.made[tenant]++
+						if served {
+							s.took[tenant] = append(s.took[tenant], took)
+						}
+						s.mu.Unlock()
+					}
+					if err == nil {
+						_ = resp.Body.Close()
+					}
+					if !served {
+						time.Sleep(s.takes / 2) // it was refused
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+func median(list []time.Duration) time.Duration {
+	return slices.Sorted(slices.Values(list))[len(list)/2]
+}
+
+// A server has 20 slots. Of its ten tenants, nine use half of their part, and one asks for
+// more than ten times its own. The same server runs without the flood and without shares, at the same time:
+// what slows down the machine slows down all three.
+func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	cfg := bulkhead.Config{Limit: 20, MaxWait: -1, Queue: 12}
+	shares := resiliencehttp.Server{ShareBy: tenantOf}
+	const takes = 60 * time.Millisecond
+	alone, shared, mixed := newSite(t, takes, shares, cfg), newSite(t, takes, shares, cfg), newSite(t, takes, resiliencehttp.Server{}, cfg)
+	nine, flooded := map[string]int{}, map[string]int{"flood": 30}
+	for i := range 9 {
+		tenant := fmt.Sprint("tenant ", i)
+		nine[tenant], flooded[tenant] = 1, 1
+	}
+	var wg sync.WaitGroup
+	var over atomic.Bool
+	for s, clients := range map[*site]map[string]int{alone: nine, shared: flooded, mixed: flooded} {
+		wg.Go(func() { s.run(clients, over.Load) })
+	}
+	for enough := false; !enough; time.Sleep(takes) { // 40 requests of each
+		shared.mu.Lock()
+		enough = true
+		for tenant := range nine {
+			enough = enough && shared.made[tenant] >= 40
+		}
+		shared.mu.Unlock()
+	}
+	over.Store(true)
+	wg.Wait()
+
+	made, served, mixedMade, mixedServed := 0, 0, 0, 0
+	var own, usual []time.Duration
+	for tenant := range nine {
+		made, served = made+shared.made[tenant], served+len(shared.took[tenant])
+		mixedMade, mixedServed = mixedMade+mixed.made[tenant], mixedServed+len(mixed.took[tenant])
+		own, usual = append(own, shared.took[tenant]...), append(usual, alone.took[tenant]...)
+	}
+	t.Logf("the nine: %d of %d served (without shares %d of %d), median %v (alone %v); the flood: %d of %d; slots at work for %v (without shares %v)",
+		served, made, mixedServed, mixedMade, median(own), median(usual), len(shared.took["flood"]), shared.made["flood"], shared.busy, mixed.busy)
+	require.GreaterOrEqual(t, float64(served), 0.99*float64(made), "of the nine")
+	require.Less(t, float64(mixedServed), 0.97*float64(mixedMade), "of the nine, without shares")
+	require.LessOrEqual(t, median(own).Seconds(), 1.3*median(usual).Seconds(), "latency of the nine")
+	require.GreaterOrEqual(t, shared.busy.Seconds(), 0.9*mixed.busy.Seconds(), "all")
+}
+
+func TestARealServerDividesItselfAmongFloods(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	for _, weight := range []int{1, 3} {
+		t.Run(fmt.Sprint(weight), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, 20*time.Millisecond, resiliencehttp.Server{ShareBy: tenantOf}, bulkhead.Config{Limit: 8, MaxWait: -1, Weight: func(share string) int {
+				return map[string]int{"a": weight, "b": 1}[share]
+			}})
+			s.run(map[string]int{"a": 24, "b": 24}, func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return len(s.took["a"])+len(s.took["b"]) >= 1600
+			})
+			ratio := float64(len(s.took["a"])) / float64(len(s.took["b"]))
+			t.Logf("%.3f", ratio)
+			require.InEpsilon(t, float64(weight), ratio, 0.08)
+		})
+	}
+}
