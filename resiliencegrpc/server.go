@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -65,6 +67,12 @@ type Server struct {
 	// means that streams are served in Slots.
 	StreamSlots *bulkhead.Bulkhead
 
+	// ShareBy returns the share that a call has in Slots and StreamSlots, such as its tenant,
+	// so that the flood of one does not use up what all share: it becomes the Share of their
+	// [bulkhead.Config]. Take it from what the server knows about the client. Of a share of
+	// more than 200 bytes its SHA-256 is kept. Nil means that there are no shares.
+	ShareBy func(context.Context) string
+
 	// MessageLimit bounds the rate of messages that a client sends on its streams, for
 	// each key. A stream whose message is over the limit ends as a call that is
 	// refused, whatever its handler returns; with a MaxWait, its messages are received
@@ -99,8 +107,12 @@ func HealthOrReflection(method string) bool {
 }
 
 // Options returns options for [grpc.NewServer]. They add interceptors, which run in the
-// order in which all options add them. If Key or a Priority reads from the ctx of a call, an
-// interceptor before these puts it there.
+// order in which all options add them. If Key, ShareBy or a Priority reads from the ctx of a
+// call, an interceptor before these puts it there.
+//
+// Options panics if ShareBy is set and Slots and StreamSlots are nil, or one of them has a
+// Share of its own. Several servers may share slots by their ShareBy; calls of these
+// bulkheads that serve nothing then have the share "".
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()
@@ -112,6 +124,9 @@ func (s Server) Options() []grpc.ServerOption {
 		s.Exempt = HealthOrReflection
 	}
 	s.Limit, s.MessageLimit = orNil(s.Limit), orNil(s.MessageLimit)
+	if s.ShareBy != nil {
+		s.share(s.Slots, s.StreamSlots)
+	}
 	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -166,16 +181,49 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 		all = append(all, slots.Wrap)
 	}
 	all = append(all, s.Middleware)
-	return policies(resilience.Chain(all...)(serve))
+	return policies{resilience.Chain(all...)(serve), s.ShareBy}
+}
+
+// share makes ShareBy the Share of the slots that are not nil.
+func (s Server) share(slots ...*bulkhead.Bulkhead) {
+	slots = slices.DeleteFunc(slots, func(b *bulkhead.Bulkhead) bool { return b == nil })
+	if len(slots) == 0 {
+		panic(errors.New("resiliencegrpc: ShareBy is set: must be nil, or Slots or StreamSlots be set"))
+	}
+	for _, b := range slots {
+		var own bool
+		err := b.Update(func(c *bulkhead.Config) {
+			if own = c.Share != nil && reflect.ValueOf(c.Share).Pointer() != reflect.ValueOf(shareOf).Pointer(); !own {
+				c.Share = shareOf
+			}
+		})
+		if own {
+			err = fmt.Errorf("resiliencegrpc: ShareBy is set: must be nil, or the Share of the bulkhead %q", b.Name())
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
+}
+
+// shareOf returns the share of a call by the ShareBy of its Server.
+func shareOf(ctx context.Context) string {
+	if s, ok := ctx.Value(serviceKey{}).(*service); ok && s.shareBy != nil {
+		return keyed.Short(s.shareBy(ctx))
+	}
+	return ""
 }
 
 // policies runs the service that its ctx is, under all policies.
-type policies resilience.Func
+type policies struct {
+	run     resilience.Func
+	shareBy func(context.Context) string
+}
 
 // serve calls the handler under the policies. It returns what the client gets.
 func (p policies) serve(ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD)) error {
-	s := &service{Context: ctx, method: method, handler: handler}
-	err := s.result(p(s))
+	s := &service{Context: ctx, method: method, handler: handler, shareBy: p.shareBy}
+	err := s.result(p.run(s))
 	if refusal, ok := err.(*policyError); ok {
 		if md := refusal.pushback(); md != nil {
 			setTrailer(md)
@@ -189,6 +237,7 @@ type service struct {
 	context.Context
 	method  string
 	handler resilience.Func
+	shareBy func(context.Context) string
 	served  bool
 	err     error // of the handler
 }
