@@ -77,11 +77,11 @@ func TestShareByNeedsSlotsWithoutAShare(t *testing.T) {
 	require.PanicsWithError(t, "resiliencegrpc: ShareBy is set: must be nil, or Slots or StreamSlots be set", func() {
 		resiliencegrpc.Server{ShareBy: tenantOf}.Options()
 	})
-	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, Share: tenantOf})
+	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: tenantOf})
 	require.PanicsWithError(t, `resiliencegrpc: ShareBy is set: must be nil, or the Share of the bulkhead "own"`, func() {
 		resiliencegrpc.Server{ShareBy: tenantOf, Slots: own}.Options()
 	})
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
 	for range 2 {
 		resiliencegrpc.Server{ShareBy: tenantOf, Slots: slots, StreamSlots: slots}.Options()
 	}

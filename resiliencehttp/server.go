@@ -45,7 +45,7 @@ type Server struct {
 
 	// ShareBy returns the share that a request has in the slots of [Server.Bulkhead], such as
 	// its tenant, so that the flood of one does not use up what all share: see Share of
-	// [bulkhead.Config]. Take it from what the server knows about the client. Of a share of
+	// [bulkhead.Config], which needs a MaxWait. Take it from what the server knows about the client. Of a share of
 	// more than 200 bytes its SHA-256 is kept. Nil means that there are no shares.
 	ShareBy func(*http.Request) string
 

@@ -61,13 +61,15 @@ func TestRequestsHaveTheShareThatShareByNames(t *testing.T) {
 
 func TestShareByNeedsABulkheadWithoutAShare(t *testing.T) {
 	api := resiliencehttp.Server{ShareBy: tenantOf}
-	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, Share: func(context.Context) string { return "own" }})
+	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: func(context.Context) string { return "own" }})
 	require.PanicsWithError(t, `resiliencehttp: ShareBy is set: must be nil, or the Share of the bulkhead "own"`, func() { api.Bulkhead(own) })
 	require.Equal(t, "own", own.Config().Share(t.Context()))
 	require.PanicsWithError(t, "resiliencehttp: Bulkhead needs a Bulkhead, not nil", func() { api.Bulkhead(nil) })
 	groups := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
 	require.PanicsWithError(t, "resiliencehttp: ShareBy is set: must be nil with BulkheadBy, which has a bulkhead for each key",
 		func() { api.BulkheadBy(groups, nil) })
+	require.PanicsWithError(t, "bulkhead.Config.Share is set: must be nil where MaxWait is 0: no call waits, so that none is served in turn",
+		func() { api.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1})) })
 	without := bulkhead.New(bulkhead.Config{Limit: 1})
 	resiliencehttp.Server{}.Bulkhead(without)
 	require.Nil(t, without.Config().Share)
