@@ -85,7 +85,9 @@ type Config struct {
 	// call itself, Queue and Order hold as without shares.
 	//
 	// A share is known while one of its calls holds a slot or waits. Nil means that there
-	// are no shares. Share is called for every call, before any wait, and must be fast.
+	// are no shares. Share is called for every call, before any wait, and must be fast. Share
+	// needs a MaxWait. Stats has the busiest shares, errors and events that of the call; no
+	// metric has an attribute for them, since there may be as many as there are tenants.
 	Share func(context.Context) string
 
 	// Weight returns how many times in a row a share is served, clamped to 1 ... 1 000 000.
@@ -138,6 +140,7 @@ func (c Config) Validate() error {
 	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
 	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
 	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
+	f.Need(c.Share == nil || c.MaxWait != 0, "Share", "set", "nil where MaxWait is 0: no call waits, so that none is served in turn")
 	c.validateReserve(&f)
 	return f.Err()
 }

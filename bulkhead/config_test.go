@@ -24,6 +24,7 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 		"huge limit":          {bulkhead.Config{Limit: 1 << 30}, "Limit is 1073741824"},
 		"limit twice":         {bulkhead.Config{Limit: 1, Adaptive: &bulkhead.AdaptiveLimit{}}, "Limit is 1: must be 0 where Adaptive is set"},
 		"negative queue":      {bulkhead.Config{Limit: 1, MaxWait: -1, Queue: -1}, "Queue is -1: must be 0 (for 1000) to"},
+		"share without wait":  {bulkhead.Config{Limit: 1, Share: shareOf}, "Share is set: must be nil where MaxWait is 0: no call waits"},
 		"queue without wait":  {bulkhead.Config{Limit: 1, Queue: 5}, "Queue is 5: must be 0 where MaxWait is 0: no call waits"},
 		"no such order":       {bulkhead.Config{Limit: 1, Order: "newest"}, `Order is "newest": must be "FIFO", "LIFO" or "CoDel"`},
 		"negative levels":     {bulkhead.Config{Limit: 1, Levels: -1}, "Levels is -1"},

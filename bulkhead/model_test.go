@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -385,6 +386,25 @@ func FuzzBulkheadIsTheModel(f *testing.F) {
 	})
 }
 
+// TestSharesAreTheModel plays random operations.
+func TestSharesAreTheModel(t *testing.T) {
+	seeds := uint64(5000)
+	if raceDetector {
+		seeds = 200
+	}
+	for seed := range seeds {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		data := make([]byte, 50+rng.IntN(200))
+		for i := range data {
+			data[i] = byte(rng.Uint32())
+		}
+		synctest.Test(t, func(t *testing.T) { playModel(t, data, true) })
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
 // FuzzSharesAreTheModel is the same with shares.
 func FuzzSharesAreTheModel(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 5, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1, 2, 4, 0})
@@ -413,6 +433,9 @@ func playModel(t *testing.T, data []byte, shared bool) {
 	m.above = []float64{0, reserve[0], reserve[0] + reserve[1]}
 	cfg := bulkhead.Config{
 		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve, Cost: costOf,
+	}
+	if shared && m.queue == 0 {
+		m.queue, cfg.Queue = 1, 1
 	}
 	if m.queue > 0 {
 		cfg.MaxWait = -1

@@ -262,14 +262,15 @@ func TestHealthOfEachState(t *testing.T) {
 // A refusal names the share of the call in its event, and no figure has an attribute for it:
 // there may be as many as there are tenants.
 func TestSharesAreInEventsAndInNoFigure(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Name: "api", Limit: 1, Share: func(context.Context) string { return "tenant 7" }})
+	b := bulkhead.New(bulkhead.Config{Name: "api", Limit: 1, MaxWait: time.Millisecond, Share: func(context.Context) string { return "tenant 7" }})
 	reg := registry.New()
 	reg.MustAdd(b)
 	var told []string
 	defer reg.Observe(func(_ context.Context, e registry.Event) { told = append(told, fmt.Sprint(e.Attrs)) })()
 	done, err := b.Begin(t.Context())
 	require.NoError(t, err)
-	require.Error(t, b.Do(t.Context(), func(context.Context) error { return nil }))
+	_, err = b.TryBegin(t.Context())
+	require.Error(t, err)
 	e, _ := reg.Get("bulkhead", "api")
 	for f := range e.Figures() {
 		require.NotContains(t, f.String(), "tenant 7")
