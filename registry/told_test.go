@@ -103,7 +103,7 @@ func TestFiguresShowTheNumbersOfStats(t *testing.T) {
 	}, hidden[breaker.Stats, breaker.Event](t))
 	require.Empty(t, hidden[breaker.GroupStats, breaker.Event](t))
 	refused := func(of string) []string { return []string{of + ".Refused"} } // shown by reason
-	require.Equal(t, append(refused("bulkhead.Stats.Totals"), // and tenants, of which there may be many
+	require.Equal(t, append(refused("bulkhead.Stats.Totals"),                // and tenants, of which there may be many
 		"bulkhead.Stats.Shares.InFlight", "bulkhead.Stats.Shares.Queued"), hidden[bulkhead.Stats, bulkhead.Event](t))
 	require.Equal(t, refused("bulkhead.GroupStats.Totals"), hidden[bulkhead.GroupStats, bulkhead.Event](t))
 	require.Equal(t, refused("throttle.Stats.Totals"), hidden[throttle.Stats, throttle.Event](t))
