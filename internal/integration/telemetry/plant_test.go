@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	prom "github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/exporters/prometheus"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -20,7 +18,6 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
@@ -31,17 +28,33 @@ import (
 
 var errDown = errors.New("down")
 
-// A plant is a program with each kind of policy twice: one is well, and one, named
-// ailing, has the fault that its alert is for, from the moment of fail on.
+// A plant is a program with every policy, under a load of its own. Its faults come from
+// outside, one by one.
 type plant struct {
-	failing atomic.Bool
-	reg     *registry.Registry
-	doing   []func(ctx context.Context) // all of it, again and again
+	t    *testing.T
+	ctx  context.Context
+	reg  *registry.Registry
+	tel  *resilienceotel.Telemetry
+	pace time.Duration // how often each call is made
+	eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+	down, slow  atomic.Bool // what the chain "users" and the cache call
+	mailDown    atomic.Bool // what the retriers "mail" and "news" call, without a breaker
+	shardDown   atomic.Bool // one of 300
+	redisAway   atomic.Bool
+	hotelClosed atomic.Bool // a step cannot be done, nor the one before it undone
+
+	circuit *breaker.Breaker // users
+	runner  *saga.Runner
+	stop    func() // of its Run
+	leader  *lease.Candidate
+	resign  func()
 }
 
-// newPlant starts a plant and returns the URL of its metrics.
-func newPlant(t *testing.T) (*plant, string) {
-	p := &plant{reg: registry.New()}
+// newPlant starts a plant and returns its metrics. The plant asks eval for what Redis says.
+func newPlant(t *testing.T, pace time.Duration, eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)) (*plant, *prom.Registry) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &plant{t: t, ctx: ctx, reg: registry.New(), pace: pace, eval: eval}
 	collected := prom.NewRegistry()
 	exporter, err := prometheus.New(prometheus.WithRegisterer(collected))
 	require.NoError(t, err)
@@ -49,204 +62,211 @@ func newPlant(t *testing.T) (*plant, string) {
 	cfg := resilienceotel.Config{MeterProvider: provider}
 	stop, err := resilienceotel.Observe(p.reg, cfg)
 	require.NoError(t, err)
-	t.Cleanup(stop)
+	p.tel = resilienceotel.New(cfg)
 
-	p.chain(resilienceotel.New(cfg))
-	p.breakers()
-	p.retries()
-	p.bulkheads()
-	p.limits(t)
-	p.caches()
-	p.sagas(t)
-	p.leader(t)
-
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	go func() {
-		for ctx.Err() == nil {
-			for _, do := range p.doing {
-				do(ctx)
-			}
-			time.Sleep(2 * time.Millisecond)
+	var wg sync.WaitGroup
+	for _, jobs := range [][]func(){p.users(), p.mail(), p.shards(), p.limits(), p.waits(), p.sagas(), p.leases()} {
+		for _, do := range jobs {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					do()
+					time.Sleep(pace)
+				}
+			})
 		}
-	}()
-	server := httptest.NewServer(promhttp.HandlerFor(collected, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
-	t.Cleanup(server.Close)
-	return p, server.URL
-}
-
-func (p *plant) fail() { p.failing.Store(true) }
-
-// work fails while the plant does.
-func (p *plant) work(context.Context) error {
-	if p.failing.Load() {
-		return errDown
 	}
-	return nil
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		p.stop()
+		p.resign()
+		stop()
+	})
+	return p, collected
 }
 
-func fine(context.Context) error { return nil }
-
-func (p *plant) does(do func(ctx context.Context)) { p.doing = append(p.doing, do) }
-
-func (p *plant) chain(tel *resilienceotel.Telemetry) {
-	retries := retry.New(retry.Config{Name: "well", Backoff: retry.Constant(time.Microsecond)})
-	circuit := breaker.New(breaker.Config{Name: "well"})
-	slots := bulkhead.New(bulkhead.Config{Name: "well", Limit: 4})
-	rate := throttle.New(throttle.Config{Name: "well", Rate: 100_000})
-	p.reg.MustAdd(retries, circuit, slots, rate)
-	n := 0
-	call := resilience.Chain(tel.Call("well"), retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap, tel.Attempt("well"))(func(context.Context) error {
-		if n++; n%10 == 1 {
+// users is a chain of all policies that a call can have, and a cache, around a dependency
+// that fails once in 50 times. While the dependency is slow, more callers come.
+func (p *plant) users() (jobs []func()) {
+	var calls atomic.Int64
+	dependency := func(ctx context.Context) error {
+		if p.slow.Load() {
+			select {
+			case <-time.After(3 * p.pace):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		if p.down.Load() || calls.Add(1)%50 == 1 {
 			return errDown
 		}
 		return nil
-	})
-	p.does(func(ctx context.Context) { _ = call(ctx) })
-}
-
-func (p *plant) breakers() {
-	circuit := breaker.New(breaker.Config{Name: "ailing", Failures: 1, OpenFor: time.Hour})
-	p.reg.MustAdd(circuit)
-	p.does(func(ctx context.Context) { _ = circuit.Do(ctx, p.work) })
-
-	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour}})
-	idle := breaker.New(breaker.Config{Name: "idle"}) // half-open, and nobody calls
-	idle.Trip(errDown, time.Nanosecond)
-	p.reg.MustAdd(circuits, idle)
-	p.does(func(ctx context.Context) { _ = circuits.Do(ctx, "ailing", p.work) })
-	p.does(func(ctx context.Context) { _ = circuits.Do(ctx, "well", fine) })
-}
-
-func (p *plant) retries() {
-	retries := retry.New(retry.Config{Name: "ailing", Attempts: 4, Backoff: retry.Constant(time.Microsecond)})
-	budget := retry.NewBudget(retry.BudgetConfig{Name: "ailing", Ratio: -1, PerSecond: -1})
-	budgeted := retry.New(retry.Config{Name: "budgeted", Backoff: retry.Constant(time.Microsecond), Budget: budget})
-	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "well", Delay: time.Microsecond})
-	p.reg.MustAdd(retries, budget, budgeted, hedger)
-	p.does(func(ctx context.Context) { _ = retries.Do(ctx, p.work) })
-	p.does(func(ctx context.Context) { _ = budgeted.Do(ctx, p.work) })
-	p.does(func(ctx context.Context) {
-		_, _ = hedger.Do(ctx, func(context.Context) (int, error) { time.Sleep(100 * time.Microsecond); return 0, nil })
-	})
-}
-
-func (p *plant) bulkheads() {
-	slots := bulkhead.New(bulkhead.Config{Name: "ailing", Limit: 1, MaxWait: time.Millisecond})
-	p.reg.MustAdd(slots)
-	held := false
-	p.does(func(ctx context.Context) {
-		if p.failing.Load() && !held {
-			held = true
-			go func() {
-				_ = slots.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
-			}()
-			time.Sleep(time.Millisecond)
-		}
-		_ = slots.Do(ctx, fine)
-	})
-}
-
-func (p *plant) limits(t *testing.T) {
-	search := throttle.New(throttle.Config{Name: "search", Rate: 1000, Burst: 1, MaxWait: -1})
-	adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"})
-	rdb := redis.NewClient(&redis.Options{Addr: services.Redis(t), ContextTimeoutEnabled: true, MaxRetries: -1})
-	t.Cleanup(func() { _ = rdb.Close() })
-	shared := func(name string, down func() bool) *throttle.Shared {
-		return throttle.NewShared(throttle.SharedConfig{
-			Name: name, Prefix: fmt.Sprintf("telemetry-%d:", time.Now().UnixNano()), Rate: 100_000, Burst: 100_000, Instances: 2, Timeout: 10 * time.Second,
-			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-				if down() {
-					return nil, errDown
-				}
-				return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-			},
+	}
+	const usual = 4
+	retries := retry.New(retry.Config{Name: "users", Attempts: 2, Backoff: retry.Constant(time.Millisecond)})
+	p.circuit = breaker.New(breaker.Config{Name: "users", OpenFor: time.Hour})
+	rate := throttle.New(throttle.Config{Name: "users", Rate: 1e6})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: usual})
+	p.reg.MustAdd(retries, p.circuit, rate, slots)
+	call := resilience.Chain(p.tel.Call("users"), retries.Wrap, p.circuit.Wrap, rate.Wrap, slots.Wrap, p.tel.Attempt("users"))(dependency)
+	// A counter begins with its first count, of which a rate knows nothing: it begins here.
+	p.circuit.Trip(errDown, time.Hour)
+	_ = call(p.ctx)
+	p.circuit.Reset()
+	for n := range 4 * usual {
+		jobs = append(jobs, func() {
+			if n < usual || p.slow.Load() {
+				_ = call(p.ctx)
+			}
 		})
 	}
-	well := shared("shared", func() bool { return false })
-	ailing := shared("ailing", p.failing.Load)
-	p.reg.MustAdd(search, adaptive, well, ailing)
-	for range 3 {
-		p.does(func(ctx context.Context) { _ = search.Do(ctx, fine) })
-	}
-	p.does(func(ctx context.Context) { _ = adaptive.Do(ctx, fine) })
-	p.does(func(ctx context.Context) { _ = well.Do(ctx, "", fine) })
-	p.does(func(ctx context.Context) { _ = ailing.Do(ctx, "", fine) })
+
+	cache := cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Millisecond, StaleOnError: time.Hour,
+		Load: func(ctx context.Context, n int) (int, error) {
+			if p.down.Load() {
+				return 0, errDown
+			}
+			return n, nil
+		}})
+	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Microsecond})
+	idle := breaker.New(breaker.Config{Name: "idle"}) // half-open, and nobody calls
+	idle.Trip(errDown, time.Nanosecond)
+	p.reg.MustAdd(cache, hedger, idle)
+	return append(jobs,
+		func() { _, _ = cache.Get(p.ctx, 1) },
+		func() {
+			_, _ = hedger.Do(p.ctx, func(context.Context) (int, error) { time.Sleep(100 * time.Microsecond); return 0, nil })
+		})
 }
 
-func (p *plant) caches() {
-	cache := func(name string, ttl time.Duration, load resilience.Func) {
-		c := cacheaside.New(cacheaside.Config[int, int]{Name: name, TTL: ttl, StaleOnError: time.Hour,
-			Load: func(ctx context.Context, n int) (int, error) { return n, load(ctx) }})
-		p.reg.MustAdd(c)
-		p.does(func(ctx context.Context) { _, _ = c.Get(ctx, 1) })
+// mail is retried without a breaker, and news under a budget besides.
+func (p *plant) mail() []func() {
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "news", Ratio: -1, PerSecond: -1})
+	mail := retry.New(retry.Config{Name: "mail", Attempts: 4, Backoff: retry.Constant(time.Microsecond)})
+	news := retry.New(retry.Config{Name: "news", Attempts: 4, Backoff: retry.Constant(time.Microsecond), Budget: budget})
+	p.reg.MustAdd(mail, budget, news)
+	send := func(context.Context) error {
+		if p.mailDown.Load() {
+			return errDown
+		}
+		return nil
 	}
-	cache("well", time.Hour, fine)
-	cache("ailing", time.Millisecond, p.work)
+	p.mailDown.Store(true) // so that the counters begin
+	_, _ = mail.Do(p.ctx, send), news.Do(p.ctx, send)
+	p.mailDown.Store(false)
+	return []func(){
+		func() { _ = mail.Do(p.ctx, send) },
+		func() { _ = news.Do(p.ctx, send) },
+	}
+}
+
+func (p *plant) shards() []func() {
+	const keys = 300
+	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: 15 * p.pace}})
+	p.reg.MustAdd(shards)
+	return []func(){func() {
+		for key := range keys {
+			_ = shards.Do(p.ctx, key, func(context.Context) error {
+				if key == 17 && p.shardDown.Load() {
+					return errDown
+				}
+				return nil
+			})
+		}
+	}}
+}
+
+func (p *plant) limits() []func() {
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 0.1 / p.pace.Seconds(), Burst: 1}}) // which refuses most of the time
+	adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"})
+	fleet := throttle.NewShared(throttle.SharedConfig{
+		Name: "fleet", Prefix: fmt.Sprintf("telemetry-%d:", time.Now().UnixNano()), Rate: 100_000, Burst: 100_000, Instances: 2, Timeout: 10 * time.Second,
+		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			if p.redisAway.Load() {
+				return nil, errDown
+			}
+			return p.eval(ctx, script, keys, args...)
+		},
+	})
+	p.reg.MustAdd(tenants, adaptive, fleet)
+	fine := func(context.Context) error { return nil }
+	return []func(){
+		func() { _ = tenants.Do(p.ctx, "free", fine) },
+		func() { _ = adaptive.Do(p.ctx, fine) },
+		func() { _ = fleet.Do(p.ctx, "", fine) },
+	}
+}
+
+// waits are calls that wait for a slot or a token, and get it.
+func (p *plant) waits() []func() {
+	slots := bulkhead.New(bulkhead.Config{Name: "exports", Limit: 1, MaxWait: -1})
+	rate := throttle.New(throttle.Config{Name: "exports", Rate: 2 / p.pace.Seconds(), Burst: 1, MaxWait: -1})
+	p.reg.MustAdd(slots, rate)
+	export := func() {
+		_ = slots.Do(p.ctx, func(context.Context) error { time.Sleep(p.pace / 10); return nil })
+		_ = rate.Do(p.ctx, func(context.Context) error { return nil })
+	}
+	return []func(){export, export, export}
 }
 
 type trip struct{ Legs int }
 
-func (p *plant) sagas(t *testing.T) {
-	store := saga.NewMemory()
-	quiet := saga.RunnerConfig{Name: "worker", LeaseTTL: 500 * time.Millisecond, Poll: 10 * time.Millisecond,
-		OnStuck: func(context.Context, saga.StuckSaga) {}, OnUnregistered: func(context.Context, saga.Unregistered) {}}
-	runner, other := saga.NewRunner(store, quiet), saga.NewRunner(store, saga.RunnerConfig{})
-	done := func(context.Context, *trip) error { return nil }
-	fails := func(context.Context, *trip) error { return saga.Abort(errDown) }
-	well := &saga.Saga[trip]{Name: "well", Steps: []saga.Step[trip]{{Name: "flight", Do: done, Undo: done}}}
-	stuck := &saga.Saga[trip]{Name: "ailing", Steps: []saga.Step[trip]{
-		{Name: "flight", Do: done, Undo: fails, UndoAttempts: 1}, {Name: "hotel", Do: fails, Undo: done},
-	}}
-	orphan := &saga.Saga[trip]{Name: "orphan", Steps: well.Steps} // of a runner that does not run
-	saga.Register(runner, well, stuck)
-	saga.Register(other, orphan)
-	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it
-	waiting := &saga.Saga[trip]{Name: "waiting", Steps: well.Steps}
-	saga.Register(idle, waiting)
-	p.reg.MustAdd(runner, idle)
-	n, wrong := 0, 0
-	start := func(ctx context.Context, r *saga.Runner, sg *saga.Saga[trip]) {
-		if _, err := saga.Start(ctx, r, sg, fmt.Sprint(sg.Name, "-", n), trip{}); err != nil && ctx.Err() == nil {
-			t.Error(err)
+// sagas book a flight and a hotel ten times a second. While the hotel is closed, they can
+// go neither on nor back.
+func (p *plant) sagas() []func() {
+	p.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace,
+		OnStuck: func(context.Context, saga.StuckSaga) {}})
+	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
+	book := func(context.Context, *trip) error {
+		if p.hotelClosed.Load() {
+			return saga.Abort(errDown)
 		}
+		return nil
 	}
-	p.does(func(ctx context.Context) {
-		if n++; n%50 == 1 {
-			start(ctx, runner, well)
+	booking := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{
+		{Name: "flight", Do: func(context.Context, *trip) error { return nil }, Undo: book, UndoAttempts: 1},
+		{Name: "hotel", Do: book, Undo: book},
+	}}
+	saga.Register(p.runner, booking)
+	p.reg.MustAdd(p.runner, idle)
+	p.run()
+	n := 0
+	return []func(){func() {
+		if n++; n%5 == 1 {
+			_, _ = saga.Start(p.ctx, p.runner, booking, fmt.Sprint("trip-", n), trip{})
 		}
-		if p.failing.Load() && wrong < 5 {
-			wrong++
-			start(ctx, runner, stuck)
-			start(ctx, other, orphan)
-			start(ctx, idle, waiting)
-		}
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = runner.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
+	}}
 }
 
-func (p *plant) leader(t *testing.T) {
-	lead := func(name string) lease.Term {
-		c := lease.New(lease.NewMemory(), lease.Config{Name: name})
-		p.reg.MustAdd(c)
-		term, err := c.Campaign(context.Background())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = term.Resign(context.Background()) })
-		return term
-	}
-	lead("leader")
-	term := lead("ailing")
+// run runs sagas until p.stop is called.
+func (p *plant) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = p.runner.Run(ctx) }()
+	p.stop = func() { cancel(); <-ended }
+}
+
+// retryStuck is what an operator does when the cause is gone.
+func (p *plant) retryStuck() {
+	_, err := p.runner.OperateAll(p.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}}, saga.Operation{Action: saga.ActionRetry, Note: "open again"})
+	require.NoError(p.t, err)
+}
+
+func (p *plant) leases() []func() {
+	p.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing"})
 	lock := lease.New(lease.NewMemory(), lease.Config{Name: "lock"})
-	p.reg.MustAdd(lock)
-	p.does(func(ctx context.Context) {
-		if p.failing.Load() {
-			_ = term.Resign(ctx)
+	p.reg.MustAdd(p.leader, lock)
+	p.lead()
+	return []func(){func() {
+		if held, err := lock.TryCampaign(p.ctx); err == nil {
+			_ = held.Resign(p.ctx)
 		}
-		if locked, err := lock.TryCampaign(ctx); err == nil {
-			_ = locked.Resign(ctx)
-		}
-	})
+	}}
+}
+
+// lead makes the program hold the lease until p.resign is called.
+func (p *plant) lead() {
+	term, err := p.leader.Campaign(p.ctx)
+	require.NoError(p.t, err)
+	p.resign = func() { require.NoError(p.t, term.Resign(context.Background())) }
 }
