@@ -19,7 +19,7 @@ func retryFigures(s retry.Stats, to emit) {
 	calls("deadline", s.Deadline)
 	calls("canceled", s.Canceled)
 	calls("nested", s.Nested)
-	to.counter("retry.attempts", "{attempt}", "Attempts, first ones included.", s.Attempts)
+	to.counter("retry.attempts", "{attempt}", "Attempts, first ones and those included that a policy further in refused.", s.Attempts)
 	to.counter("retry.retries", "{attempt}", "Attempts that followed another.", s.Retried)
 }
 

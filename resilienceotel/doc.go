@@ -12,7 +12,8 @@
 //	)
 //
 // [Observe] and [New] stand alone: Observe needs no change of any call, and New no
-// registry. The zero Config uses otel's global providers.
+// registry. The zero Config uses otel's global providers. The program examples/observed sets
+// up metrics for Prometheus, and metrics and traces by OTLP.
 //
 // # Metrics
 //
@@ -21,8 +22,9 @@
 // registry gives it, and with resilience.name, the name of the policy. The figure
 // breaker.calls with its attribute outcome is resilience.breaker.calls with
 // resilience.outcome, and in Prometheus resilience_breaker_calls_total with
-// resilience_outcome. Figures are read when metrics are collected: a call costs the same with
-// metrics and without. A state is 1 or 0 for each state, so that states add up over instances.
+// resilience_outcome. [registry.Figures] lists them all. A breaker's state is 1 for the state
+// that it is in and 0 for the others, so that states add up over instances. Figures are read
+// when metrics are collected, and a call costs the same with them and without.
 //
 // These histograms come from events; all but one are in seconds:
 //

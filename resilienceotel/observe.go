@@ -17,12 +17,13 @@ import (
 )
 
 // Observe shows the policies of reg as metrics, those added later included, until stop is
-// called. Each collection reads the figures of every policy once. A counter appears with
-// its first count, as other counters of OpenTelemetry do. Events of the policies feed the
-// histograms and become attributes of the span that is current.
+// called. Each collection reads the figures of every policy once. Events of the policies
+// feed the histograms and become attributes of the span that is current.
 //
-// The counters of a policy that takes the place of another, under its name and between two
-// collections, go on where those of the other ended.
+// A counter appears with its first count, as other counters of OpenTelemetry do. If a policy
+// is replaced by another with its name, and no collection comes in between, the counters go
+// on: a reader of deltas sees none that is negative. After a collection without the policy
+// they begin anew.
 //
 // A registry is observed once for a MeterProvider: a second time, its numbers would be
 // added up. A policy of other origin that is added after Observe, with figures that no

@@ -34,17 +34,17 @@ func New(cfg Config) *Telemetry {
 }
 
 // Call returns middleware for the outside of a chain. It measures each call, attempts and
-// waits included, in resilience.call.duration, and makes a span of that name.
+// waits included, in resilience.call.duration, and makes a span for it with the given name.
 //
-// An outcome of a call is "ok", "error", "refused", "canceled" by the caller, or
+// The outcome of a call is "ok", "error", "refused", "canceled" (by the caller) or
 // "timeout". An answer (see resilience.Answered) is "ok".
 func (t *Telemetry) Call(name string) resilience.Middleware {
 	return t.middleware(&probe{tracer: t.tracer, duration: t.call, name: name, span: name})
 }
 
 // Attempt returns middleware for the inside of a chain. It measures each attempt in
-// resilience.attempt.duration, and makes a span for it, whose name is that of the call and
-// the word attempt. Attempts that a policy refuses do not get here.
+// resilience.attempt.duration, and makes a span for it: that of Attempt("users") is called
+// "users attempt". Attempts that a policy further out refuses do not get here.
 //
 // Within a resiliencehttp.Transport, the span of a second attempt has the attribute
 // http.request.resend_count.
