@@ -248,8 +248,9 @@ func (p *plant) run() {
 
 // retryStuck is what an operator does when the cause is gone.
 func (p *plant) retryStuck() {
-	_, err := p.runner.OperateAll(p.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}}, saga.Operation{Action: saga.ActionRetry, Note: "open again"})
-	require.NoError(p.t, err)
+	for _, err := range p.runner.OperateAll(p.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}}, saga.Operation{Action: saga.ActionRetry, Note: "open again"}) {
+		require.NoError(p.t, err)
+	}
 }
 
 func (p *plant) leases() []func() {
