@@ -35,7 +35,7 @@ func main() {
 	budget := flag.Duration("for", 10*time.Minute, "how long a package may take, with its build; what is left then is untried")
 	most := flag.Duration("most", 10*time.Second, "the time of the tests, without a mutant, that one mutant is tried with")
 	only := flag.String("only", "", "only mutants whose name has this text")
-	locks := flag.Bool("locks", true, "locks left out, too: they need the race detector")
+	locks := flag.Bool("locks", true, "locks left out, too: they need a second build, with the race detector")
 	seed := flag.Uint64("seed", 1, "the order in which mutants are tried")
 	jobs := flag.Int("jobs", runtime.GOMAXPROCS(0), "mutants at a time")
 	verbose := flag.Bool("v", false, "a line for each mutant")
@@ -72,7 +72,7 @@ func examine(pkg string, o options) (bool, error) {
 	}
 	defer os.RemoveAll(temp)
 	began := time.Now()
-	p, err := build(pkg, temp)
+	p, err := build(pkg, temp, o.locks)
 	if err != nil {
 		return false, err
 	}

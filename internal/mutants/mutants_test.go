@@ -55,7 +55,7 @@ func TestALineThatDoesNotCompileIsLeftAlone(t *testing.T) {
 
 // The tests of guess know neither the bound 9, nor Forgive, nor a lock that Asked needs.
 func TestWhatNoTestNoticesSurvives(t *testing.T) {
-	p, err := build("./testdata/guess", t.TempDir())
+	p, err := build("./testdata/guess", t.TempDir(), true)
 	require.NoError(t, err)
 	require.NoError(t, p.measure(context.Background(), 2))
 	require.Empty(t, p.failing)

@@ -63,6 +63,7 @@ func mutantAt(n int) bool {
 type program struct {
 	dir     string // of the package
 	temp    string
+	locks   bool     // there is a binary with the race detector
 	mutants []mutant // by number, less 1
 	tests   []test
 	failing []string // tests that fail without a mutant, and alone: they say nothing
@@ -74,7 +75,7 @@ type test struct {
 	reached []byte
 }
 
-func build(pkg, temp string) (*program, error) {
+func build(pkg, temp string, locks bool) (*program, error) {
 	out, err := exec.Command("go", "list", "-json=Dir,Name,GoFiles", pkg).Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list %s: %w", pkg, err)
@@ -86,7 +87,7 @@ func build(pkg, temp string) (*program, error) {
 	if err := json.Unmarshal(out, &listed); err != nil {
 		return nil, err
 	}
-	p := &program{dir: listed.Dir, temp: temp}
+	p := &program{dir: listed.Dir, temp: temp, locks: locks}
 	skip := map[string]bool{} // lines that do not compile with their mutants
 	for {
 		p.mutants = nil
@@ -143,7 +144,11 @@ var compileError = regexp.MustCompile(`(?m)([\w]+\.go:\d+):\d+: `)
 
 // compile returns the lines that did not compile.
 func (p *program) compile() ([]string, error) {
-	for _, flags := range [][]string{{"-o", p.path("plain.test")}, {"-race", "-o", p.path("race.test")}} {
+	binaries := [][]string{{"-o", p.path("plain.test")}}
+	if p.locks {
+		binaries = append(binaries, []string{"-race", "-o", p.path("race.test")})
+	}
+	for _, flags := range binaries {
 		cmd := exec.Command("go", append(append([]string{"test", "-c", "-vet=off", "-gcflags=-e", "-overlay", p.path("overlay.json")}, flags...), ".")...)
 		cmd.Dir = p.dir
 		if out, err := cmd.CombinedOutput(); err != nil {
