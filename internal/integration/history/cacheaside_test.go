@@ -41,11 +41,12 @@ type cachePlan struct {
 	Timeout, LeaseTTL, WriteTimeout       time.Duration
 	Load, Write                           time.Duration // the longest, most often
 	Keys                                  int           // at once
-	Failing, Lost                         int           // percentage of loads, and of scripts
+	Slow, Failing, Lost, Late             int           // percentage of loads, of loads, of scripts, and of their answers
 	Finish, MemoryInOutage                bool
 	Restarts                              bool // of Redis, which then is empty
 	Network                               bool // between the processes and Redis, a bad one
 	Readers, Writers                      int
+	Pause, WritePause                     time.Duration // of a reader and of a writer, at most
 }
 
 func cacheBegin(r *run) {
@@ -53,13 +54,13 @@ func cacheBegin(r *run) {
 	ms := func(of ...int) time.Duration { return time.Duration(of[rng.IntN(len(of))]) * time.Millisecond }
 	p := cachePlan{
 		TTL: ms(5, 50, 2000), Stale: ms(0, 1, 30), StaleOnError: ms(0, 50, 10_000), ErrorPause: ms(-1, 2, 20, 100), LoadTimeout: ms(10, 100, 1000),
-		Timeout: ms(100, 250), Network: rng.IntN(2) == 0, LeaseTTL: ms(1, 10, 100), WriteTimeout: ms(20, 100), Load: ms(1, 5, 20, 100), Write: ms(1, 5, 20), Keys: []int{1, 2, 5, 10}[rng.IntN(4)], Failing: []int{0, 10, 40}[rng.IntN(3)], Lost: []int{0, 1, 5}[rng.IntN(3)],
-		Finish: rng.IntN(2) == 0, Restarts: rng.IntN(5) == 0, Readers: 8, Writers: 1 + rng.IntN(3),
+		Timeout: ms(100, 250), Network: rng.IntN(2) == 0, LeaseTTL: ms(1, 10, 100), WriteTimeout: ms(20, 100), Load: ms(1, 5, 20, 100), Write: ms(1, 5, 20), Keys: []int{1, 2, 5, 10}[rng.IntN(4)], Failing: []int{0, 10, 40}[rng.IntN(3)], Lost: []int{0, 1, 5}[rng.IntN(3)], Late: []int{0, 5, 30}[rng.IntN(3)],
+		Finish: rng.IntN(2) == 0, Restarts: rng.IntN(5) == 0, Readers: 8, Writers: 1 + rng.IntN(3), Slow: []int{20, 66}[rng.IntN(2)], Pause: 500 * time.Microsecond, WritePause: 10 * time.Millisecond,
 	}
 	switch rng.IntN(8) {
 	case 0:
 		p.Memory = true
-	case 1, 2, 3:
+	case 1, 2:
 		p.Store = true
 	default:
 		p.Memory, p.Store = true, true
@@ -68,7 +69,18 @@ func cacheBegin(r *run) {
 	if p.StaleOnError > 0 {
 		p.SoftTimeout = ms(0, 1, 1, 3)
 	}
-	r.plan, r.calm = p, ms(200, 800, 2000)
+	processes := []int{1, 2, 2, 3, 4}[rng.IntN(5)]
+	r.calm = ms(200, 800, 2000)
+	if p.Memory && p.Store && rng.IntN(5) > 0 { // loads of a key that has an old value begin and end in any order around its writes
+		p.TTL = ms(1, 2)
+		p.Stale, p.StaleOnError, p.SoftTimeout = 0, 10*time.Second, time.Millisecond
+		p.Load, p.Slow, p.Failing, p.LoadTimeout = 400*time.Millisecond, 20, min(p.Failing, 10), time.Second
+		p.Timeout, p.Late, p.Lost = 250*time.Millisecond, 40, 0
+		p.Write, p.WritePause, p.WriteTimeout = ms(5, 20), 60*time.Millisecond, 100*time.Millisecond
+		p.Keys, p.Readers, p.Pause, p.Writers = 8, 32, 5*time.Millisecond, 4
+		processes, r.calm = 2+rng.IntN(2), 2*time.Second
+	}
+	r.plan = p
 	source, err := os.Create(filepath.Join(r.dir, "source"))
 	require.NoError(r, err)
 	require.NoError(r, source.Truncate(sourceSize))
@@ -80,7 +92,7 @@ func cacheBegin(r *run) {
 	}
 	server := services.NewRedis(r)
 	var proxies []*faultproxy.Proxy
-	for range []int{1, 2, 2, 3, 4}[rng.IntN(5)] {
+	for range processes {
 		addr := server.Addr
 		if p.Network {
 			proxies = append(proxies, faultproxy.New(r, addr))
@@ -218,6 +230,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 type dying struct{ cacheaside.Store }
 
 func (dying) Unfence(context.Context, string, string) error { return errLost }
+func (dying) Invalidate(context.Context, ...string) error   { return errLost }
 
 // eval loses some requests, some answers, and delivers some requests late.
 func (p *cacheProcess) eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -229,6 +242,10 @@ func (p *cacheProcess) eval(ctx context.Context, script string, keys []string, a
 		of = 50_000 // no write of a key: a failure keeps a shard, or all, from being used for a while
 	}
 	if rand.IntN(of) >= p.Lost {
+		if ctx.Value(opKey{}) == nil && rand.IntN(100) < p.Late {
+			pause(ctx, rand.N(p.Timeout/8))
+			defer func() { pause(ctx, rand.N(p.Timeout/8)) }()
+		}
 		return run(ctx)
 	}
 	switch rand.IntN(3) {
@@ -260,7 +277,7 @@ func (p *cacheProcess) subscribe(ctx context.Context, channel string, subscribed
 
 func (p *cacheProcess) load(ctx context.Context, key int) (int64, error) {
 	d := time.Duration(rand.ExpFloat64() * float64(p.Load) / 4)
-	if rand.IntN(3) == 0 {
+	if rand.IntN(100) >= p.Slow {
 		d = 0
 	}
 	pause(ctx, d/2) // the question is under way
@@ -277,7 +294,7 @@ func (p *cacheProcess) key(rng *rand.Rand) int {
 }
 
 func (p *cacheProcess) readAll(ctx context.Context, client int, rng *rand.Rand) {
-	for pause(ctx, between(rng, 0, 500*time.Microsecond)) {
+	for pause(ctx, between(rng, 0, p.Pause)) {
 		getCtx, cancel := ctx, context.CancelFunc(func() {})
 		if rng.IntN(4) == 0 {
 			getCtx, cancel = context.WithTimeout(ctx, between(rng, 0, 2*p.Load))
@@ -301,7 +318,7 @@ func (p *cacheProcess) readAll(ctx context.Context, client int, rng *rand.Rand) 
 }
 
 func (p *cacheProcess) writeAll(ctx context.Context, client int, rng *rand.Rand) {
-	for pause(ctx, between(rng, 0, 10*time.Millisecond)) {
+	for pause(ctx, between(rng, 0, p.WritePause)) {
 		op := cacheOp{Key: p.key(rng)}
 		switch n := rng.IntN(20); {
 		case n < 13:
@@ -380,7 +397,7 @@ func (p *cacheProcess) change(ctx context.Context, client int, op *cacheOp, writ
 			return errSource
 		case how == 4:
 			panic("after the change")
-		case how == 5 && rng.IntN(10) == 0:
+		case how == 5 && rng.IntN(10*p.Writers) == 0:
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
 		return nil

@@ -27,6 +27,10 @@ type mutant struct {
 var mutants = []mutant{
 	{"a Fill ignores its generation", &cacheTarget, "cacheaside/redisstore/scripts.go",
 		"	if h[1] ~= generation then return h[2] == generation and 1 or 0 end\n", ""},
+	{"a fence is ignored", &cacheTarget, "cacheaside/redisstore/scripts.go",
+		"	if live(h[8]) then return {'fenced', '', 0, 0, ''} end\n", ""},
+	{"a load that is joined again has the value of before", &cacheTarget, "cacheaside/store_turn.go",
+		"			f.old.Store(nil)\n", ""},
 	{"a token costs too little", &throttleTarget, "throttle/shared.lua",
 		"tat, part, done, changed = t, p, n, true", "tat, part, done, changed = math.max(now, t - 4000), p, n, true"},
 	{"a call that is refused costs something", &throttleTarget, "throttle/shared.lua",
@@ -39,8 +43,10 @@ var mutants = []mutant{
 		"	rc, err := s.commits.write(ctx, req)\n", "	req.Nonce = 0\n	rc, err := s.commits.write(ctx, req)\n"},
 	{"what was admitted alone is forgotten", &throttleTarget, "throttle/shared.go",
 		"		s.alone.owe(c.full, debt{tokens: c.n})\n", ""},
+	{"an instance that is alone admits little", &throttleTarget, "throttle/shared.go",
+		"part, why := s.alone.group(t).decide(ctx, c.key, c.n, c.level)", "part, why := s.alone.group(t).decide(ctx, c.key, min(2*c.n, max(1, t.cfg.Burst/t.cfg.Instances)), c.level)"},
 	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/flight.go",
-		"	holds = (holds || c.breaks.lease) && !f.invalidated\n", "	holds = true\n"},
+		"	holds := s.flights[f.key] == f && f.version == c.version(f.bucket) && !f.invalidated\n", "	holds := true\n"},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.

@@ -26,10 +26,13 @@ import (
 // only if calls may have taken what there was. Each decision is made at some moment
 // between the call and its return, by the clock of Redis, which is that of the machine.
 //
-// One that limits locally admits the parts of its instances more, once, however many
-// outages there are in the interval; and its part of the Rate while it is cut off and others
-// are not. One that admits all in outages has no bound. Neither refuses a call because of
-// an outage.
+// One that limits locally admits the parts of its instances more for each outage in the
+// interval, and its part of the Rate while it is cut off and others are not. One that admits
+// all in outages has no such bound, but pays afterwards, from its Burst and as much of the time
+// to come. Neither refuses a call because of an outage, nor otherwise without need: a call that
+// was decided alone may take a token when Redis gets it, and is owed until Redis has answered
+// its instance again, perhaps twice. An instance that decides alone refuses if it may have used
+// up its own part.
 func TestThrottle(t *testing.T) { search(t, &throttleTarget) }
 
 var throttleTarget = target{name: "throttle", length: 4 * time.Second, worker: throttleWorker, begin: throttleBegin, check: throttleCheck}
@@ -53,6 +56,9 @@ func throttleBegin(r *run) {
 	}
 	if p.OnOutage == throttle.LimitLocally { // so that what is forgotten is more than what an instance gets that is cut off
 		p.Rate, p.Burst, p.Pause, p.Restarts = min(p.Rate, 50), max(p.Burst, 5), min(p.Pause, 50*time.Millisecond), false
+	}
+	if p.OnOutage == throttle.AdmitAll { // so that a debt lasts
+		p.Rate, p.Burst, p.Pause = 5, max(p.Burst, 5), min(p.Pause, 50*time.Millisecond)
 	}
 	r.plan, r.calm = p, []time.Duration{200 * time.Millisecond, time.Second}[rng.IntN(2)]
 	server := services.NewRedis(r)
@@ -110,13 +116,18 @@ func throttleWorker(ctx context.Context, w *worker) {
 		},
 	})
 	log := newJournal[throttleOp](w)
-	var began atomic.Int64
+	var present atomic.Pointer[entry[throttleOp]] // the outage
 	defer shared.Observe(func(_ context.Context, e throttle.Event) {
 		switch e.Kind {
-		case throttle.EventOutageBegan:
-			began.Store(now())
+		case throttle.EventOutageBegan: // and lasts, if the process is killed
+			o := &entry[throttleOp]{Process: w.Number, Client: 4, ID: int(log.last.Add(1)), Call: now(), Return: never, Op: throttleOp{Alone: true}}
+			log.write(o)
+			present.Store(o)
 		case throttle.EventRecovered:
-			log.write(&entry[throttleOp]{Process: w.Number, Client: 4, ID: int(log.last.Add(1)), Call: began.Load(), Return: now(), Op: throttleOp{Alone: true}})
+			if o := present.Swap(nil); o != nil {
+				o.Return = now()
+				log.write(o)
+			}
 		}
 	})()
 	var all sync.WaitGroup
@@ -138,13 +149,21 @@ func throttleWorker(ctx context.Context, w *worker) {
 	all.Wait()
 }
 
+// never is later than anything in a history.
+const never = 1 << 62
+
 func throttleCheck(r *run) *finding {
 	plan := r.plan.(throttlePlan)
-	var admitted, refused, taken, alone []entry[throttleOp]
+	var admitted, refused, taken, alone, outages []entry[throttleOp]
+	calls := make(map[int][]entry[throttleOp]) // by process
 	for _, e := range read[throttleOp](r) {
+		if !e.Op.Alone {
+			calls[e.Process] = append(calls[e.Process], e)
+		}
 		switch {
 		case e.Op.Alone:
 			r.count("outages", 1)
+			outages = append(outages, e)
 			alone = append(alone, cutOff(r, plan, e)...)
 			continue
 		case e.Op.Outage && plan.OnOutage != throttle.RefuseAll:
@@ -157,35 +176,131 @@ func throttleCheck(r *run) *finding {
 			admitted = append(admitted, e)
 			r.count("admitted", 1)
 		default:
-			e.Return = 1 << 62 // a request that is late may take its token then
+			e.Return = never // a request that is late may take its token then
 			r.count("unknown", 1)
 		}
 		taken = append(taken, e)
 	}
+	if plan.OnOutage != throttle.AdmitAll {
+		if most := tooMany(r, plan, admitted, alone); most != nil {
+			return &finding{what: "more is admitted than the plan has", model: planModel(plan), ops: planOps(most)}
+		}
+	}
+	decidedAlone := make(map[id]bool)
+	if plan.OnOutage != throttle.RefuseAll {
+		taken = nil
+		for _, own := range calls {
+			for i, e := range own {
+				until, isAlone := plan.decidedAlone(e, outages)
+				if !isAlone {
+					if !e.Op.Refused {
+						taken = append(taken, e)
+					}
+					continue
+				}
+				decidedAlone[id{e.Process, e.ID}] = true
+				e.Return = plan.paid(own[i:], until, outages)
+				taken = append(taken, e)
+				if e.Op.Admitted {
+					taken = append(taken, e, e) // its debt
+				}
+			}
+		}
+		slices.SortFunc(taken, func(a, b entry[throttleOp]) int { return cmp.Compare(a.Call, b.Call) })
+	}
 	if plan.OnOutage == throttle.AdmitAll {
-		return nil
+		for _, o := range outages {
+			if early := unpaid(r, plan, o, outages, calls); early != nil {
+				return &finding{what: "what was admitted alone costs nothing", model: planModel(plan), ops: planOps(early)}
+			}
+		}
 	}
-	if most := tooMany(r, plan, admitted, alone); most != nil {
-		return &finding{what: "more is admitted than the plan has", model: planModel(plan), ops: planOps(most)}
-	}
-	if plan.OnOutage == throttle.LimitLocally { // the part of an instance may be used up
-		return nil
-	}
+	part := plan
+	part.Rate, part.Burst = plan.Rate/float64(plan.Instances), max(1, plan.Burst/plan.Instances)
 	for _, e := range refused {
-		if before := tooFew(plan, taken, e); before != nil {
+		before := tooFew(plan, taken, e)
+		if before != nil && plan.OnOutage == throttle.LimitLocally && decidedAlone[id{e.Process, e.ID}] {
+			own := slices.DeleteFunc(slices.Clone(calls[e.Process]), func(e entry[throttleOp]) bool { return e.Op.Refused })
+			before = tooFew(part, own, e)
+		}
+		if before != nil {
 			return &finding{what: "a call is refused although there was a token", model: planModel(plan), ops: planOps(before)}
 		}
 	}
 	return nil
 }
 
+// An id is the process and the ID of an operation.
+type id struct{ process, id int }
+
+// decidedAlone reports whether a call may have been decided without Redis, and until when that
+// may be so of calls beside it.
+func (p throttlePlan) decidedAlone(e entry[throttleOp], outages []entry[throttleOp]) (until int64, alone bool) {
+	until, alone = e.Return, e.Return == 0 || e.Return-e.Call >= int64(p.Timeout*9/10)
+	for _, o := range outages {
+		if o.Process == e.Process && e.Call <= o.Return && e.Return >= o.Call-int64(p.Timeout) {
+			until, alone = max(until, o.Return), true
+		}
+	}
+	return until, alone
+}
+
+// unpaid returns calls that Redis admitted although an instance had paid for so much that it
+// had admitted alone, in an outage o that is over, that nothing was left for a Burst / Rate; or
+// nil.
+func unpaid(r *run, plan throttlePlan, o entry[throttleOp], outages []entry[throttleOp], calls map[int][]entry[throttleOp]) (early []entry[throttleOp]) {
+	last := o.Return + int64(float64(plan.Burst)/plan.Rate*1e9) - 4*int64(plan.Timeout) // a process may have been stopped
+	for _, fault := range r.faults {
+		if o.Return == never || fault.Description == redisRestarted && fault.End >= o.Call && fault.Start <= last {
+			return nil
+		}
+	}
+	length := float64(o.Return-o.Call)/1e9 + 2*plan.Timeout.Seconds()
+	owed := -8 - length/plan.RetryEvery.Seconds() - length*plan.Rate/float64(plan.Instances) // late answers, and what has refilled
+	paid := int64(0)
+	for _, e := range calls[o.Process] {
+		switch slow := e.Return == 0 || e.Return-e.Call >= int64(plan.Timeout*9/10); {
+		case e.Return != 0 && e.Return < o.Call, paid > 0:
+		case e.Call < o.Return && e.Return < o.Return && !slow:
+			if e.Call > o.Call && e.Op.Admitted {
+				owed++
+			}
+		case slow && e.Return > o.Return, slow && e.Return == 0: // it may have taken the debt along
+			return nil
+		case e.Call > o.Return:
+			paid = e.Return
+		}
+	}
+	if paid == 0 || owed < float64(2*plan.Burst+1) {
+		return nil
+	}
+	for _, own := range calls {
+		for _, e := range own {
+			if _, alone := plan.decidedAlone(e, outages); !alone && e.Op.Admitted && e.Call > paid && e.Return < last {
+				early = append(early, e)
+			}
+		}
+	}
+	return early
+}
+
+// paid returns when Redis has been told of a call that was decided alone until a time: it is
+// the first of calls, which are those of its process.
+func (p throttlePlan) paid(calls []entry[throttleOp], until int64, outages []entry[throttleOp]) int64 {
+	if p.OnOutage == throttle.AdmitAll { // its network may hold a request back, its process may be killed
+		return never
+	}
+	for _, e := range calls {
+		if _, alone := p.decidedAlone(e, outages); e.Call > until && !alone {
+			return e.Return + int64(p.Timeout)
+		}
+	}
+	return never
+}
+
 // over returns what the plan has for an interval, in tokens.
 func (p throttlePlan) over(d int64) float64 {
-	tokens := float64(p.Burst) + p.Rate*float64(d)/1e9*1.0001 + 0.01
-	if p.OnOutage == throttle.LimitLocally {
-		tokens += float64(p.Instances * max(1, p.Burst/p.Instances))
-	}
-	return tokens
+	return float64(p.Burst) + p.Rate*float64(d)/1e9*1.0001 + 0.01
 }
 
 // cutOff returns when a process decided alone, or had not yet told Redis of what it had
@@ -212,8 +327,11 @@ func tooMany(r *run, plan throttlePlan, admitted, alone []entry[throttleOp]) (mo
 		for n, last := range within {
 			tokens := plan.over(last.Return - first.Call)
 			for _, fault := range r.faults {
-				if fault.Description == redisRestarted && fault.End >= first.Call && fault.Start <= last.Return {
+				switch meanwhile := fault.End >= first.Call && fault.Start <= last.Return; {
+				case meanwhile && fault.Description == redisRestarted:
 					tokens += float64(plan.Burst)
+				case meanwhile && plan.OnOutage == throttle.LimitLocally:
+					tokens += float64(plan.Instances * max(1, plan.Burst/plan.Instances))
 				}
 			}
 			for _, e := range alone {
@@ -256,7 +374,7 @@ func tooFew(plan throttlePlan, taken []entry[throttleOp], refused entry[throttle
 func planOps(entries []entry[throttleOp]) (ops []porcupine.Operation) {
 	for _, e := range entries {
 		ret := e.Return
-		if ret == 1<<62 {
+		if ret == never {
 			ret = e.Call
 		}
 		ops = append(ops, porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: e, Call: e.Call, Return: ret})
