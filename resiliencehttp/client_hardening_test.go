@@ -129,6 +129,7 @@ func TestFallbackLosesNothing(t *testing.T) {
 	}
 	require.PanicsWithValue(t, "fallback", func() { _, _ = transport.RoundTrip(request(t, "GET", "http://a/")) })
 	require.EqualValues(t, 1, closed.Load(), "the failed response is closed")
+	require.PanicsWithValue(t, "fallback", func() { _, _ = transport.RoundTrip(request(t, "POST", "http://a/")) })
 
 	transport.Fallback = func(*http.Request, error) (*http.Response, error) { return nil, io.EOF }
 	_, err := transport.RoundTrip(request(t, "POST", "http://a/"))

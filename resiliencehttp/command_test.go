@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ func TestCommandsOfASaga(t *testing.T) {
 	)
 	for status, want := range map[int]string{
 		200: done, 201: done, 202: done, 204: done,
-		304: aborted,
+		300: aborted, 304: aborted,
 		400: declined, 401: declined, 402: declined, 403: declined, 404: declined, 410: declined, 422: declined, 451: declined,
 		408: doubted, 409: doubted, 425: doubted, 429: doubted,
 		500: doubted, 502: doubted, 503: doubted, 504: doubted, 501: declined, 505: declined, 599: doubted,
@@ -69,6 +70,8 @@ func TestCommandsOfASaga(t *testing.T) {
 			e, ok := errors.AsType[*resiliencehttp.StatusError](err)
 			require.True(t, ok, "%v", err)
 			require.Equal(t, status, e.StatusCode)
+			require.Equal(t, http.MethodPost, e.Method)
+			require.Equal(t, server.Listener.Addr().String(), e.Host)
 			require.Zero(t, n)
 			require.Equal(t, map[string][]string{
 				declined: {post}, aborted: {post, del}, doubted: {post, post, post, del},
@@ -88,6 +91,36 @@ func TestAVoidIsADeclineThatSaysSo(t *testing.T) {
 			require.Equal(t, want && says, saga.Voided(resiliencehttp.Outcome(resp, nil)), "%d %q", status, field)
 		}
 	}
+}
+
+// An Undo is done where there is nothing to undo, and nowhere else.
+func TestOutcomeOfAnUndo(t *testing.T) {
+	for status, done := range map[int]bool{200: true, 404: true, 410: true, 400: false, 409: false, 500: false} {
+		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/undo"})
+		req, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://a/", nil)
+		require.NoError(t, err)
+		err = resiliencehttp.Outcome(&http.Response{StatusCode: status, Request: req}, nil)
+		require.Equal(t, done, err == nil, status)
+	}
+}
+
+func TestACommandKeepsAKeyOfItsOwn(t *testing.T) {
+	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://a/", nil)
+	require.NoError(t, err)
+	var closed atomic.Int32
+	for _, key := range []string{"a/b/c/do", "mine"} {
+		client := &http.Client{Transport: rounds(func(r *http.Request) (*http.Response, error) {
+			require.Equal(t, key, r.Header.Get("Idempotency-Key"))
+			resp := reply(r, 200, "done")
+			resp.Body = &closing{resp.Body, &closed}
+			return resp, nil
+		})}
+		require.NoError(t, resiliencehttp.SendCommand(client, req, nil))
+		require.Equal(t, key == "mine", len(req.Header) > 0, "the request is the caller's")
+		req.Header.Set("Idempotency-Key", "mine")
+	}
+	require.EqualValues(t, 2, closed.Load())
 }
 
 // TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
@@ -130,4 +163,5 @@ func TestACommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
 	(&resiliencehttp.CommandHandler{DB: db}).ServeHTTP(w, r)
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.Equal(t, "9223372037", w.Header().Get("Retry-After"))
+	require.NotContains(t, w.Header(), "Saga-Command")
 }

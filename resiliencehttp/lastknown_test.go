@@ -236,3 +236,11 @@ func TestLastKnownKeepsABodyThatADecoderHasRead(t *testing.T) {
 	require.Equal(t, 200, resp.StatusCode)
 	require.Equal(t, `{"a":1}`, text(t, resp))
 }
+
+func TestLastKnownNeedsAKeyAndRoom(t *testing.T) {
+	base := rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil })
+	require.Panics(t, func() { resiliencehttp.LastKnown(base, 0, time.Hour, byURL) })
+	require.Panics(t, func() { resiliencehttp.LastKnown(base, 1, time.Hour, nil) })
+	client := &http.Client{Transport: resiliencehttp.LastKnown(base, 1, time.Hour, byURL)}
+	client.CloseIdleConnections() // base has none
+}

@@ -127,46 +127,77 @@ func examine(pkg string, o options) (bool, error) {
 }
 
 // tryAll tries mutants until they or the time are used up, and writes what survives to
-// found. It returns how many had each verdict.
+// found. Those that have survived some of the tests that reach them are tried with the rest
+// at the end. It returns how many had each verdict.
 func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdict]int {
 	ctx, cancel := context.WithTimeout(context.Background(), o.budget)
 	defer cancel()
 	var mu sync.Mutex
 	count, began, told := map[verdict]int{}, time.Now(), time.Now()
-	next := make(chan mutant)
+	type later struct {
+		mutant
+		left int
+	}
+	var again []later
+	each(chosen, o.jobs, func(m mutant) {
+		begun := time.Now()
+		v, left := untried, 0
+		if ctx.Err() == nil {
+			v, left = p.try(ctx, m, 0, o.most)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		count[v]++
+		line := fmt.Sprintf("  %v %s: %s (%.1f s)", v, m.Pos, m.Name, time.Since(begun).Seconds())
+		switch {
+		case v == survived && left > 0:
+			again = append(again, later{m, left})
+			fmt.Printf("%s, %d tests left\n", line, left)
+		case v == survived || v == unreached:
+			fmt.Fprintln(found, line)
+		case o.verbose:
+			fmt.Println(line)
+		}
+		if time.Since(told) > 15*time.Second {
+			told = time.Now()
+			fmt.Printf("  ... %.0f s: %d of %d, %d caught\n", time.Since(began).Seconds(), count[caught]+count[survived]+count[unreached], len(chosen), count[caught])
+		}
+	})
+	each(again, o.jobs, func(m later) {
+		v := untried
+		if ctx.Err() == nil {
+			v, _ = p.try(ctx, m.mutant, len(p.reaching(m.mutant))-m.left, time.Hour)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch v {
+		case caught:
+			count[survived]--
+			count[caught]++
+			fmt.Printf("  caught after all %s: %s\n", m.Pos, m.Name)
+		case untried:
+			fmt.Fprintf(found, "  survived %s: %s, but for %d tests untried\n", m.Pos, m.Name, m.left)
+		default:
+			fmt.Fprintf(found, "  survived %s: %s\n", m.Pos, m.Name)
+		}
+	})
+	return count
+}
+
+// each calls f with each of all, of which so many jobs run at a time.
+func each[T any](all []T, jobs int, f func(T)) {
+	next := make(chan T)
 	var workers sync.WaitGroup
-	for range o.jobs {
+	for range jobs {
 		workers.Go(func() {
-			for m := range next {
-				begun := time.Now()
-				v := p.try(ctx, m, o.most)
-				mu.Lock()
-				count[v]++
-				switch took := time.Since(begun).Seconds(); {
-				case v == survived || v == unreached:
-					fmt.Fprintf(found, "  %v %s: %s (%.1f s)\n", v, m.Pos, m.Name, took)
-				case o.verbose:
-					fmt.Printf("  %v %s: %s (%.1f s)\n", v, m.Pos, m.Name, took)
-				}
-				if time.Since(told) > 15*time.Second {
-					told = time.Now()
-					done := count[caught] + count[survived] + count[unreached]
-					fmt.Printf("  ... %.0f s: %d of %d, %d caught\n", time.Since(began).Seconds(), done, len(chosen), count[caught])
-				}
-				mu.Unlock()
+			for x := range next {
+				f(x)
 			}
 		})
 	}
-	for i, m := range chosen {
-		if ctx.Err() != nil {
-			mu.Lock()
-			count[untried] += len(chosen) - i
-			mu.Unlock()
-			break
-		}
-		next <- m
+	for _, x := range all {
+		next <- x
 	}
 	close(next)
 	workers.Wait()
-	return count
 }

@@ -60,7 +60,7 @@ func TestWhatNoTestNoticesSurvives(t *testing.T) {
 	require.NoError(t, p.measure(context.Background(), 2))
 	require.Empty(t, p.failing)
 	var found bytes.Buffer
-	count := p.tryAll(p.mutants, options{budget: time.Hour, most: time.Minute, jobs: 2}, &found)
+	count := p.tryAll(p.mutants, options{budget: time.Hour, most: time.Nanosecond, jobs: 2}, &found)
 	require.Equal(t, map[verdict]int{caught: len(p.mutants) - 4, survived: 3, unreached: 1}, count)
 	for _, left := range []string{
 		"survived guess.go:23: guess.go Range.Tell: >= instead of > in n > r.High",

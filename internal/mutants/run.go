@@ -229,18 +229,25 @@ func (v verdict) String() string {
 	return [...]string{"caught", "survived", "unreached", "untried"}[v]
 }
 
-// try runs the tests that reach a mutant, the quick ones first, until one fails, or
-// until their time without the mutant adds up to most.
-func (p *program) try(ctx context.Context, m mutant, most time.Duration) verdict {
-	var reaching []test
+// reaching returns the tests that reach a mutant, the quick ones first.
+func (p *program) reaching(m mutant) (tests []test) {
 	for _, t := range p.tests {
 		if t.reached[m.Number] != 0 {
-			reaching = append(reaching, t)
+			tests = append(tests, t)
 		}
 	}
+	return tests
+}
+
+// try runs the tests that reach a mutant, the quick ones first, until one fails, or until
+// their time without the mutant adds up to most. It leaves out the first ones, and returns how
+// many it has not run.
+func (p *program) try(ctx context.Context, m mutant, first int, most time.Duration) (v verdict, left int) {
+	reaching := p.reaching(m)
 	if len(reaching) == 0 {
-		return unreached
+		return unreached, 0
 	}
+	reaching = reaching[first:]
 	binary, env, slower := "plain.test", []string{"MUTANT=" + strconv.Itoa(m.Number)}, time.Duration(1)
 	if m.Locks {
 		binary, env, slower = "race.test", append(env, "MUTANT_RACE=1"), 10
@@ -260,12 +267,12 @@ func (p *program) try(ctx context.Context, m mutant, most time.Duration) verdict
 		spent += takes
 		if err := p.run(ctx, binary, names, slower*5*takes+5*time.Second, env...); err != nil { // a mutant may hang
 			if ctx.Err() != nil {
-				return untried
+				return untried, len(reaching)
 			}
-			return caught
+			return caught, len(reaching)
 		}
 	}
-	return survived
+	return survived, len(reaching)
 }
 
 // known reads the survivors that have a reason: "fault — reason" a line.
