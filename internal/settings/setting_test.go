@@ -74,7 +74,7 @@ func TestDefaultFollowsTheFieldThatItDependsOn(t *testing.T) {
 	})
 	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180, Levels: 1}, is)
 	require.Equal(t, config{Name: "a", Slow: 200}, s.Given())
-	is = update(t, s, func(c *config) { c.Patient = 5 })
+	update(t, s, func(c *config) { c.Patient = 5 })
 	is = update(t, s, func(c *config) { c.Slow = 0 })
 	require.Equal(t, config{Name: "a", Slow: 100, Patient: 5, Levels: 1}, is)
 
