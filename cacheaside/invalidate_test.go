@@ -341,6 +341,7 @@ func TestRemoteInvalidationTakesFewOthersAlong(t *testing.T) {
 		})
 		defer c.Close()
 		heard := <-w.heard
+		synctest.Wait() // memory has been swept, as it is when a watch begins
 		for i := range n {
 			mustGet(t, c, i)
 		}
