@@ -202,11 +202,17 @@ func (p *plant) waits() []func() {
 	slots := bulkhead.New(bulkhead.Config{Name: "exports", Limit: 1, MaxWait: -1})
 	rate := throttle.New(throttle.Config{Name: "exports", Rate: 2 / p.pace.Seconds(), Burst: 1, MaxWait: -1})
 	p.reg.MustAdd(slots, rate)
-	export := func() {
-		_ = slots.Do(p.ctx, func(context.Context) error { time.Sleep(p.pace / 10); return nil })
-		_ = rate.Do(p.ctx, func(context.Context) error { return nil })
-	}
-	return []func(){export, export, export}
+	return []func(){func() {
+		done, err := slots.Begin(p.ctx)
+		if err != nil {
+			return
+		}
+		time.AfterFunc(p.pace/10, func() { done(nil) })
+		_ = slots.Do(p.ctx, func(context.Context) error { return nil })
+		for range 2 {
+			_ = rate.Do(p.ctx, func(context.Context) error { return nil })
+		}
+	}}
 }
 
 type trip struct{ Legs int }
