@@ -45,6 +45,7 @@ func TestRequestsHaveTheShareThatShareByNames(t *testing.T) {
 		}
 		require.Equal(t, []bulkhead.ShareStats{{Share: "a", InFlight: 1, Queued: 3}, {Share: "b", Queued: 2}, {Share: "c", Queued: 1}}, slots.Stats().Shares)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, "aabcaba", strings.Join(served, ""), "two routes share the slots")
 
 		long := strings.Repeat("tenant", 100)
