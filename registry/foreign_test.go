@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"sync"
@@ -14,7 +15,17 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-type guestConfig struct{ N int }
+type guestConfig struct {
+	N     int
+	check func(n int) error
+}
+
+func (c guestConfig) Validate() error {
+	if c.check == nil {
+		return nil
+	}
+	return c.check(c.N)
+}
 
 // A guest is a policy of other origin, each method of which does what the test wants.
 type guest struct {
@@ -69,6 +80,24 @@ func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
 		require.Equal(t, 10.0, h.rate.Config().Rate)
 
 		g.update, g.figures = nothing, nothing
+		g.cfg.check = func(int) error { panic("oh") }
+		_, err = h.reg.Preview(change)
+		require.ErrorContains(t, err, "guest/g: it has panicked: oh")
+		held := make(chan struct{})
+		g.cfg.check = func(int) error { <-held; return nil }
+		_, err = h.reg.Preview(change)
+		require.ErrorContains(t, err, "guest/g: it has not answered for 5s")
+		close(held)
+		synctest.Wait()
+		g.cfg.check = func(n int) error {
+			if n > 2 {
+				return errors.New("N is too large")
+			}
+			return nil
+		}
+		_, err = h.reg.Apply([]byte(`{"guest/g": {"N": 3}}`))
+		require.ErrorContains(t, err, "N is too large")
+		g.cfg.check = nil
 		_, err = h.reg.Apply(change)
 		require.NoError(t, err)
 		require.JSONEq(t, `{"N": 2}`, string(e.Settings()))

@@ -261,19 +261,16 @@ func (e Entry) plan(data []byte) (plan, error) {
 // that depend on a changed field follow it. Of a policy without Preview that is the present
 // Config, changed.
 func (p *plan) check() error {
-	next := p.to.Interface()
+	next := p.to
 	if preview := p.entry.source.preview; preview != nil {
 		config, err := preview(p.set)
 		if err != nil {
 			return err
 		}
 		copyFields(config, p.to, p.named)
-		next = config.Interface()
+		next = config
 	}
-	if v, ok := next.(interface{ Validate() error }); ok {
-		return v.Validate()
-	}
-	return nil
+	return p.entry.source.check(next)
 }
 
 // compare notes the fields of to that are not as in from.

@@ -17,6 +17,7 @@ type source struct {
 	observe func(func(context.Context, Event)) (stop func())
 	config  func() reflect.Value // nil: there are no settings
 	of      reflect.Type         // of config
+	check   func(config reflect.Value) error
 	update  func(change func(config reflect.Value)) error
 	preview func(change func(config reflect.Value)) (reflect.Value, error) // nil: of a policy of other origin
 
@@ -97,7 +98,7 @@ func (s *source) guard(far *foreigner) {
 	if s.config == nil {
 		return
 	}
-	config, update := s.config, s.update
+	config, check, update := s.config, s.check, s.update
 	s.preview = nil
 	var last atomic.Pointer[reflect.Value]
 	s.config = func() reflect.Value {
@@ -113,6 +114,10 @@ func (s *source) guard(far *foreigner) {
 		c := reflect.New(s.of).Elem() // of the caller's own
 		c.Set(now)
 		return c
+	}
+	s.check = func(next reflect.Value) error {
+		err, failed := ask(far, func() error { return check(next) })
+		return errors.Join(err, failed)
 	}
 	s.update = func(change func(reflect.Value)) error {
 		err, failed := ask(far, func() error { return update(change) })
@@ -138,6 +143,12 @@ func (s *source) settings(p Policy) {
 		c := reflect.New(ct.Out(0)).Elem() // addressable
 		c.Set(config.Call(nil)[0])
 		return c
+	}
+	s.check = func(next reflect.Value) error {
+		if v, ok := next.Interface().(interface{ Validate() error }); ok {
+			return v.Validate()
+		}
+		return nil
 	}
 	call := func(method reflect.Value, change func(reflect.Value)) ([]reflect.Value, error) {
 		f := reflect.MakeFunc(changer(s.of), func(args []reflect.Value) []reflect.Value {
