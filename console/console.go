@@ -32,7 +32,8 @@ type Config struct {
 	Allow func(*http.Request, Operation) error
 	// Audit, if not nil, is called with the result of each operation, which may be the error
 	// of Allow. ctx has the values of that of the request. Of an operation on many sagas it is
-	// called at the end, with Operated.
+	// called at the end, with Operated, on a goroutine of the console: its panic is logged by
+	// slog's default logger.
 	Audit func(context.Context, Operation, error)
 	// OnDemand keeps figures from the first look on, until nobody has looked for ten minutes.
 	// Otherwise they are kept from New on, and the first look shows what led there.
@@ -99,8 +100,8 @@ func New(reg *registry.Registry, cfg Config) *Console {
 }
 
 // Close ends the sampling, and an action on many sagas after those that it has under way; it
-// waits for that, but no longer than six seconds. After that the console answers 503. It
-// returns nil.
+// waits for that and for Audit, but no longer than ten seconds. After that the console answers
+// 503. It returns nil.
 func (c *Console) Close() error {
 	c.close()
 	c.sampler.close()
@@ -108,7 +109,10 @@ func (c *Console) Close() error {
 	j := c.job
 	c.mu.Unlock()
 	if j != nil {
-		<-j.over
+		select {
+		case <-j.over:
+		case <-time.After(2 * storeTime):
+		}
 	}
 	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -137,6 +139,11 @@ func (c *Console) end(r *http.Request, j *job, err error) {
 	if err != nil {
 		err = fmt.Errorf("%d of the sagas are left: %w", j.view(c).Left, err)
 	}
+	defer func() {
+		if v := recover(); v != nil { // there is no request that it could end
+			slog.ErrorContext(r.Context(), "console: Audit has panicked", "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
 	c.audit(r, op, err)
 }
 

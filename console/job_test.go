@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -177,6 +178,32 @@ func TestAnActionOnManyThatEndsEarly(t *testing.T) {
 				}
 				require.Equal(t, test.error, c.progress().Error)
 				require.Equal(t, left, c.progress().Left)
+			})
+		})
+	}
+}
+
+// Audit ends neither the program nor Close with a panic, and does not hold Close for ever.
+func TestAnAuditOfManyThatPanicsOrHangs(t *testing.T) {
+	for name, audit := range map[string]func(chan struct{}){
+		"panics":                 func(chan struct{}) { panic("nil map") },
+		"ends its goroutine":     func(chan struct{}) { runtime.Goexit() },
+		"does not return at all": func(released chan struct{}) { <-released },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, released := newCrew(t, 10), make(chan struct{})
+				defer close(released)
+				c.shop = newPage(t, c.reg, console.Config{
+					Allow: func(*http.Request, console.Operation) error { return nil },
+					Audit: func(context.Context, console.Operation, error) { audit(released) },
+				})
+				require.Equal(t, http.StatusSeeOther, c.cancelAll())
+				time.Sleep(time.Minute)
+				require.Equal(t, 10, c.progress().Done)
+				begun := time.Now()
+				require.NoError(t, c.page.Close())
+				require.LessOrEqual(t, time.Since(begun), 10*time.Second)
 			})
 		})
 	}
