@@ -78,8 +78,9 @@ const operators = 8
 // If the store fails or ctx ends, OperateAll yields the error with what it has done, and
 // ends. It may then be called again.
 func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) iter.Seq2[Operated, error] {
+	f.WithoutState = true
 	return func(yield func(Operated, error) bool) {
-		f.WithoutState = true
+		f := f // each range begins anew
 		var done, notAllowed atomic.Int64
 		for first := true; ; {
 			page, err := r.List(ctx, f)

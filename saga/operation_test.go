@@ -51,6 +51,14 @@ func TestOperateAll(t *testing.T) {
 			require.Equal(t, want, got)
 		}
 		operate(stuck, saga.Operation{Action: saga.ActionCancel}, saga.Operated{NotAllowed: sagas})
+		twice, n := r.OperateAll(t.Context(), stuck, saga.Operation{Action: saga.ActionCancel}), 0
+		for range twice {
+			break
+		}
+		for sofar := range twice {
+			n = sofar.NotAllowed
+		}
+		require.Equal(t, sagas, n, "it begins anew")
 		operate(stuck, saga.Operation{Action: saga.ActionCompensate}, saga.Operated{NotAllowed: sagas})
 		operate(stuck, saga.Operation{Action: saga.ActionSkip, Step: "boat"}, saga.Operated{NotAllowed: sagas})
 		operate(stuck, saga.Operation{Action: saga.ActionRetry, Note: "is it open?"}, saga.Operated{Done: sagas})
