@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -110,9 +109,9 @@ func HealthOrReflection(method string) bool {
 // order in which all options add them. If Key, ShareBy or a Priority reads from the ctx of a
 // call, an interceptor before these puts it there.
 //
-// Options panics if ShareBy is set and Slots and StreamSlots are nil, or one of them has a
-// Share of its own. Several servers may share slots by their ShareBy; calls of these
-// bulkheads that serve nothing then have the share "".
+// Options panics if ShareBy is set and Slots and StreamSlots are nil, or no call waits in one
+// of them, whose MaxWait is 0. Several servers may share slots by their ShareBy; calls of these
+// bulkheads that serve nothing keep the Share that these have.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()
@@ -184,34 +183,29 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	return policies{resilience.Chain(all...)(serve), s.ShareBy}
 }
 
-// share makes ShareBy the Share of the slots that are not nil.
+// share makes ShareBy the Share of calls in the slots that are not nil.
 func (s Server) share(slots ...*bulkhead.Bulkhead) {
 	slots = slices.DeleteFunc(slots, func(b *bulkhead.Bulkhead) bool { return b == nil })
 	if len(slots) == 0 {
 		panic(errors.New("resiliencegrpc: ShareBy is set: must be nil, or Slots or StreamSlots be set"))
 	}
 	for _, b := range slots {
-		var own bool
 		err := b.Update(func(c *bulkhead.Config) {
-			if own = c.Share != nil && reflect.ValueOf(c.Share).Pointer() != reflect.ValueOf(shareOf).Pointer(); !own {
-				c.Share = shareOf
+			before := c.Share
+			c.Share = func(ctx context.Context) string {
+				if s, ok := ctx.Value(serviceKey{}).(*service); ok && s.shareBy != nil {
+					return keyed.Short(s.shareBy(ctx))
+				}
+				if before != nil {
+					return before(ctx)
+				}
+				return ""
 			}
 		})
-		if own {
-			err = fmt.Errorf("resiliencegrpc: ShareBy is set: must be nil, or the Share of the bulkhead %q", b.Name())
-		}
 		if err != nil {
 			panic(err)
 		}
 	}
-}
-
-// shareOf returns the share of a call by the ShareBy of its Server.
-func shareOf(ctx context.Context) string {
-	if s, ok := ctx.Value(serviceKey{}).(*service); ok && s.shareBy != nil {
-		return keyed.Short(s.shareBy(ctx))
-	}
-	return ""
 }
 
 // policies runs the service that its ctx is, under all policies.

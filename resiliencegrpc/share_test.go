@@ -73,14 +73,13 @@ func TestCallsHaveTheShareThatShareByNames(t *testing.T) {
 	}
 }
 
-func TestShareByNeedsSlotsWithoutAShare(t *testing.T) {
+func TestShareByNeedsSlots(t *testing.T) {
 	require.PanicsWithError(t, "resiliencegrpc: ShareBy is set: must be nil, or Slots or StreamSlots be set", func() {
 		resiliencegrpc.Server{ShareBy: tenantOf}.Options()
 	})
-	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: tenantOf})
-	require.PanicsWithError(t, `resiliencegrpc: ShareBy is set: must be nil, or the Share of the bulkhead "own"`, func() {
-		resiliencegrpc.Server{ShareBy: tenantOf, Slots: own}.Options()
-	})
+	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: func(context.Context) string { return "own" }})
+	resiliencegrpc.Server{ShareBy: tenantOf, Slots: own}.Options()
+	require.Equal(t, "own", own.Config().Share(t.Context()), "what is no call of a server")
 	slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
 	for range 2 {
 		resiliencegrpc.Server{ShareBy: tenantOf, Slots: slots, StreamSlots: slots}.Options()

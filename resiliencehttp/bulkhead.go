@@ -3,9 +3,7 @@ package resiliencehttp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"reflect"
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/keyed"
@@ -32,10 +30,10 @@ func BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(
 // Put it there from what the server knows about the client; the middleware does not look at
 // the request itself.
 //
-// ShareBy, if it is set, becomes the Share of b. Several servers may do that with one b; calls
-// of b that serve no request then have the share "".
+// ShareBy, if it is set, becomes the Share of the requests in b, by an Update. Several servers
+// may do that with one b; calls of b that serve no request keep the Share that b has.
 //
-// Bulkhead panics if b is nil, and if ShareBy is set and b has a Share of its own.
+// Bulkhead panics if b is nil, and if ShareBy is set and no call waits in b, whose MaxWait is 0.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
@@ -70,26 +68,21 @@ func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) st
 	}), false)
 }
 
-// share makes ShareBy the Share of b.
+// share makes ShareBy the Share of requests in b.
 func (s Server) share(b *bulkhead.Bulkhead) {
-	var own bool
 	err := b.Update(func(c *bulkhead.Config) {
-		if own = c.Share != nil && reflect.ValueOf(c.Share).Pointer() != reflect.ValueOf(shareOf).Pointer(); !own {
-			c.Share = shareOf
+		before := c.Share
+		c.Share = func(ctx context.Context) string {
+			if served, ok := ctx.Value(serviceKey{}).(*service); ok && served.shareBy != nil {
+				return keyed.Short(served.shareBy(served.r))
+			}
+			if before != nil {
+				return before(ctx)
+			}
+			return ""
 		}
 	})
-	if own {
-		err = fmt.Errorf("resiliencehttp: ShareBy is set: must be nil, or the Share of the bulkhead %q", b.Name())
-	}
 	if err != nil {
 		panic(err)
 	}
-}
-
-// shareOf returns the share of a request by the ShareBy of its Server.
-func shareOf(ctx context.Context) string {
-	if served, ok := ctx.Value(serviceKey{}).(*service); ok && served.shareBy != nil {
-		return keyed.Short(served.shareBy(served.r))
-	}
-	return ""
 }

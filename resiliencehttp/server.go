@@ -45,8 +45,9 @@ type Server struct {
 
 	// ShareBy returns the share that a request has in the slots of [Server.Bulkhead], such as
 	// its tenant, so that the flood of one does not use up what all share: see Share of
-	// [bulkhead.Config], which needs a MaxWait. Take it from what the server knows about the client. Of a share of
-	// more than 200 bytes its SHA-256 is kept. Nil means that there are no shares.
+	// [bulkhead.Config], which needs a MaxWait. Take it from what the server knows about the
+	// client. Of a share of more than 200 bytes its SHA-256 is kept. Nil means that there are no
+	// shares.
 	ShareBy func(*http.Request) string
 
 	// OnRefuse writes the response for a request that is refused with err, in place of the

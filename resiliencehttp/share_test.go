@@ -60,11 +60,15 @@ func TestRequestsHaveTheShareThatShareByNames(t *testing.T) {
 	})
 }
 
-func TestShareByNeedsABulkheadWithoutAShare(t *testing.T) {
+func TestShareByGoesBeforeTheShareOfTheBulkhead(t *testing.T) {
 	api := resiliencehttp.Server{ShareBy: tenantOf}
 	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: func(context.Context) string { return "own" }})
-	require.PanicsWithError(t, `resiliencehttp: ShareBy is set: must be nil, or the Share of the bulkhead "own"`, func() { api.Bulkhead(own) })
-	require.Equal(t, "own", own.Config().Share(t.Context()))
+	var seen string
+	h := api.Bulkhead(own)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = own.Config().Share(r.Context()) }))
+	resiliencehttp.Server{ShareBy: func(*http.Request) string { return "other" }}.Bulkhead(own)
+	get(h, ofTenant("a"))
+	require.Equal(t, "a", seen, "each server has its own ShareBy")
+	require.Equal(t, "own", own.Config().Share(t.Context()), "what is no request")
 	require.PanicsWithError(t, "resiliencehttp: Bulkhead needs a Bulkhead, not nil", func() { api.Bulkhead(nil) })
 	groups := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
 	require.PanicsWithError(t, "resiliencehttp: ShareBy is set: must be nil with BulkheadBy, which has a bulkhead for each key",
