@@ -115,7 +115,10 @@ func explore(t *testing.T, tg *target, bin string, seed uint64, d time.Duration)
 						found.write(r)
 					}
 				})
-				if !ok || did["histories"] == 0 { // it was skipped
+				mu.Lock()
+				skipped := did["histories"] == 0
+				mu.Unlock()
+				if !ok || skipped {
 					return
 				}
 			}
