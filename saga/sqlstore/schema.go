@@ -58,12 +58,8 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err := s.d.check(ctx, conn); err != nil {
 		return err
 	}
-	err = s.find(ctx, conn)
-	if err != nil && err != errNoTables {
-		err = s.find(ctx, conn) // another process may have committed all tables meanwhile
-	}
-	if err != errNoTables {
-		return err
+	if s.find(ctx, conn) == nil {
+		return nil
 	}
 	tx, err := conn.BeginTx(ctx, s.d.txOptions())
 	if err != nil {
@@ -74,6 +70,7 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	defer s.d.unlockSchema(context.WithoutCancel(ctx), conn)
+	// Without the lock, MySQL shows the part that another process has created so far.
 	if err := s.find(ctx, tx); err != errNoTables {
 		return err // nil if another process has created them
 	}
@@ -124,7 +121,7 @@ func (s *Store) find(ctx context.Context, q querier) error {
 			saga.ErrNotMigrated, found[0], missing[0], whose)
 	}
 	var version int
-	err := q.QueryRowContext(ctx, s.tables.sql("SELECT max(version) FROM {p}saga_schema")).Scan(&version)
+	err := q.QueryRowContext(ctx, s.tables.sql("SELECT coalesce(max(version), 0) FROM {p}saga_schema")).Scan(&version)
 	if err != nil {
 		return fmt.Errorf("version of the schema: %w", err)
 	}

@@ -56,6 +56,39 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
+// MySQL commits each CREATE TABLE: a process that looks meanwhile waits until all are there.
+func TestMigrateWaitsForTheMigrationOfAnotherProcess(t *testing.T) {
+	d, ctx := emptyDatabase(t, sqlstore.MySQL), t.Context()
+	store := d.store(t)
+	other, err := d.open(t).Conn(ctx)
+	require.NoError(t, err)
+	defer other.Close()
+	_, err = other.ExecContext(ctx, `DO GET_LOCK('saga_migrating', 0)`)
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	for i, statement := range slices.Collect(strings.SplitSeq(store.Schema(), ";")) {
+		if strings.TrimSpace(statement) != "" {
+			_, err := other.ExecContext(ctx, statement)
+			require.NoError(t, err)
+		}
+		if i == 0 {
+			go func() { ended <- store.Migrate(ctx) }()
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("after %d statements: %v", i+1, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+		if strings.Contains(statement, "INSERT INTO") {
+			break
+		}
+		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
+	}
+	_, err = other.ExecContext(ctx, `DO RELEASE_LOCK('saga_migrating')`)
+	require.NoError(t, err)
+	require.NoError(t, <-ended)
+}
+
 func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
 		db := d.open(t)
