@@ -334,6 +334,9 @@ func sagaStep(s sagaState, op sagaOp, leaseTTL time.Duration) (bool, sagaState) 
 			ok = ok && op.Got.Previous == previous.Owner && s.rec.Until-leaseTTL.Microseconds() >= previous.Until-rounding
 		}
 	case "commit":
+		if op.Done == "ok" && ok && s.rec.Nonce == op.Nonce { // once more, as it was
+			return op.Got.Canceled == s.rec.Canceled, s
+		}
 		matches := ok && s.rec.Epoch == op.Epoch && s.rec.Seq == op.Seq
 		if op.Done == "fenced" {
 			return !matches, s
@@ -365,6 +368,28 @@ func sagaStep(s sagaState, op sagaOp, leaseTTL time.Duration) (bool, sagaState) 
 		ok = ok && got == s.rec
 	}
 	return ok, s
+}
+
+// A commit without an answer may be seen before its repetition is answered.
+func TestACommitThatIsRepeatedIsOne(t *testing.T) {
+	at := func(client int, call, ret int64, op sagaOp) porcupine.Operation {
+		return porcupine.Operation{ClientId: client, Input: op, Call: call, Return: ret}
+	}
+	once := sagaOp{Kind: "commit", Nonce: 7, Seq: 1, Log: 2}
+	again := once
+	again.Done, again.Got = "ok", &sagaRecord{}
+	ops := []porcupine.Operation{
+		at(1, 0, 1, sagaOp{Kind: "start", Done: "ok", Nonce: 6, Log: 1, Got: &sagaRecord{Seq: 1, Nonce: 6}}),
+		at(1, 2, unknown, once),
+		at(2, 3, 4, sagaOp{Kind: "load", Done: "ok", Got: &sagaRecord{Seq: 3, Nonce: 7}}),
+		at(1, 5, 6, again),
+		at(2, 7, 8, sagaOp{Kind: "load", Done: "ok", Got: &sagaRecord{Seq: 3, Nonce: 7}}),
+	}
+	require.True(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), ops))
+	other := again
+	other.Nonce = 8
+	ops[3].Input = other
+	require.False(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), ops), "another one at the same Seq")
 }
 
 func sagaModel(plan sagaPlan) porcupine.Model {
