@@ -21,14 +21,3 @@ func TestFrom(t *testing.T) {
 	_, ok = attempt.From(attempt.With(ctx, 0))
 	require.False(t, ok, "a new operation")
 }
-
-func TestUnmarked(t *testing.T) {
-	type key struct{}
-	ctx := context.WithValue(t.Context(), key{}, 1)
-	require.Equal(t, ctx, attempt.Unmarked(ctx))
-	marked := attempt.With(attempt.With(ctx, 1), 2)
-	require.Equal(t, ctx, attempt.Unmarked(marked))
-	require.Equal(t, 1, marked.Value(key{}))
-	outer := context.WithValue(marked, key{}, 2)
-	require.Equal(t, outer, attempt.Unmarked(outer), "a mark further in stays")
-}

@@ -9,6 +9,8 @@
 //	RetryAfter() time.Duration > 0: another attempt cannot help sooner
 //	Throttled() bool           true: the dependency turned the call away to shed load
 //
+// What Permanent of cenkalti/backoff has marked says Retryable() false.
+//
 // Of an error and the errors that it wraps, the outermost that has a method decides. Of
 // joined errors (an error with Unwrap() []error), every part counts:
 //
@@ -26,7 +28,9 @@ package behavior
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -100,9 +104,9 @@ func IsRefused(err error) bool { return Read(err).Kind == Refused }
 // IsAnswered reports whether err is an answer of a dependency that works.
 func IsAnswered(err error) bool { return Read(err).Kind == Answered }
 
-// IsTimeout reports whether err is a time-out: context.DeadlineExceeded, or an error
+// IsTimeout reports whether err is a timeout: context.DeadlineExceeded, or an error
 // with a method Timeout() bool that returns true. Of an error and what it wraps, the
-// outermost that has the method decides; of joined errors, one time-out is enough.
+// outermost that has the method decides; of joined errors, one timeout is enough.
 func IsTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || saysTimeout(err)
 }
@@ -117,6 +121,17 @@ func saysTimeout(err error) bool {
 		return saysTimeout(e.Unwrap())
 	}
 	return false
+}
+
+// IsPermanent reports whether err itself is the mark of Permanent of cenkalti/backoff, of
+// whatever version: a type cannot be asked for without an import.
+func IsPermanent(err error) bool {
+	t := reflect.TypeOf(err)
+	if t == nil || t.Kind() != reflect.Pointer || !strings.HasPrefix(t.Elem().PkgPath(), "github.com/cenkalti/backoff/") {
+		return false
+	}
+	name := t.Elem().Name()
+	return name == "PermanentError" || name == "permanent" // of v4 and v5, and of v6
 }
 
 // A said is an answer to whether another attempt may help.
@@ -171,6 +186,9 @@ func read(err error) part {
 	}
 	if e, ok := err.(interface{ Refused() bool }); ok {
 		p.refused = e.Refused()
+	}
+	if IsPermanent(err) {
+		p.retry = no
 	}
 	if e, ok := err.(interface{ Retryable() bool }); ok {
 		p.retry = no

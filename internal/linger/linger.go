@@ -1,4 +1,4 @@
-// Package linger lets a policy hold a slot or a time-out for longer than the function
+// Package linger lets a policy hold a slot or a timeout for longer than the function
 // that it wraps. An HTTP response, for example, is still being read after RoundTrip has
 // returned, and needs its slot until then.
 //
@@ -7,7 +7,7 @@
 //
 //	return linger.Of(ctx).Hold(ctx, fn, slot) // its End gives the slot back
 //
-// Only slots and time-outs are held. A policy judges a call when its function returns.
+// Only slots and timeouts are held. A policy judges a call when its function returns.
 // If the work breaks off later, that is one more failure: see [Work.OnEnd].
 package linger
 
@@ -112,7 +112,7 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 // OnEnd has f called once when the work ends, if it goes on after the function of a policy
 // has succeeded, and reports whether it does. The error is nil if the work ended well, and
 // otherwise says how it broke off. A cancel by the caller does not break it off. A deadline or
-// a time-out does if the caller was waiting for the dependency when it passed. The ctx of the
+// a timeout does if the caller was waiting for the dependency when it passed. The ctx of the
 // policy may have been canceled long before, which says nothing: policies cancel a ctx that
 // they derived when they return. Its deadline tells whether the end was the caller's.
 func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(ending(f)) }
@@ -166,21 +166,21 @@ func (w *Work) End(err error) {
 	e.End(w.err)
 }
 
-// A Limit is when a time-out ends work that goes on, and the cause that it gives. The
-// ctx of the time-out cannot tell: a policy further out may have canceled it.
+// A Limit is when a timeout ends work that goes on, and the cause that it gives. The
+// ctx of the timeout cannot tell: a policy further out may have canceled it.
 type Limit struct {
 	At    time.Time
 	Cause error
 }
 
-// LimitOf returns the earliest limit of the time-outs that ctx is under, or nil.
+// LimitOf returns the earliest limit of the timeouts that ctx is under, or nil.
 func LimitOf(ctx context.Context) *Limit {
 	l, _ := ctx.Value(limitKey{}).(*Limit)
 	return l
 }
 
 // Timed calls fn with a ctx that ends after d with cause, and returns its error. It
-// holds the time-out for work that goes on. late reports whether fn failed and the limit
+// holds the timeout for work that goes on. late reports whether fn failed and the limit
 // had passed; it is this very limit that counts, not another one further up.
 func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
 	at := time.Now().Add(d)
@@ -203,19 +203,7 @@ func withLimit(ctx context.Context, at time.Time, cause error) context.Context {
 	if l := LimitOf(ctx); l != nil && l.At.Before(at) {
 		return ctx
 	}
-	return &limited{ctx, Limit{at, cause}}
-}
-
-type limited struct {
-	context.Context
-	limit Limit
+	return context.WithValue(ctx, limitKey{}, &Limit{at, cause})
 }
 
 type limitKey struct{}
-
-func (l *limited) Value(key any) any {
-	if key == (limitKey{}) {
-		return &l.limit
-	}
-	return l.Context.Value(key)
-}

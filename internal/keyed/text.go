@@ -1,0 +1,67 @@
+package keyed
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"reflect"
+	"strings"
+	"unicode/utf8"
+)
+
+// Other is the text, in place of a key, of the one member that all keys without a member
+// of their own share.
+const Other = "(other keys)"
+
+const maxText = 100
+
+// Text returns the text of a key in errors, events and figures: at most its first 100
+// bytes, and no part of a character.
+func Text[K any](key K) string {
+	text, ok := any(key).(string)
+	if !ok {
+		text = fmt.Sprint(key)
+	}
+	if len(text) <= maxText {
+		return strings.Clone(text)
+	}
+	end := maxText
+	for end > maxText-utf8.UTFMax && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return strings.Clone(text[:end])
+}
+
+// TextOf is Text of the key of a member that is made, and Other if it has none.
+func TextOf[K any](key *K) string {
+	if key == nil {
+		return Other
+	}
+	return Text(*key)
+}
+
+// Short returns a key from outside as a table keeps it: one of more than 200 bytes is its
+// SHA-256, so that keys do not fill the memory.
+func Short(key string) string {
+	if len(key) <= 200 {
+		return key
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
+}
+
+// Label returns how an error shows the member of a key: "users[tenant 7]". Either part may
+// be empty.
+func Label(name, key string) string {
+	if key == "" {
+		return name
+	}
+	return name + "[" + key + "]"
+}
+
+// own returns a copy of a string key, so that a group does not keep alive the larger text
+// that the key may be part of. It returns any other key as it is.
+func own[K comparable](key K) K {
+	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
+		v.SetString(strings.Clone(v.String()))
+	}
+	return key
+}
