@@ -48,7 +48,7 @@
 //     half-open when a call arrives after the open time, or when the program calls
 //     [Breaker.State] or [Breaker.Stats].
 //
-// The pattern is Circuit Breaker of the Cloud Design Patterns catalogue
+// The pattern is Circuit Breaker of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
 // Michael T. Nygard, Release It! The engine is github.com/sony/gobreaker.
 package breaker
@@ -76,10 +76,10 @@ type Breaker struct {
 
 	name      string
 	key       string       // in a group
-	own       bool         // in a group: its Config is that of ConfigFor
 	groupDone *atomic.Bool // whether the group is closed; nil outside a group
 	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
+	panics    notify.Panics            // of hooks, on the goroutine that pings
 	setting   settings.Setting[Config] // whose lock is taken before mu
 
 	// mu guards every change of phase, and the circuit. The lock of its gobreaker, and that
@@ -97,19 +97,20 @@ type Breaker struct {
 // New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
 // one.
 func New(cfg Config) *Breaker {
-	return newBreaker(newVersion(cfg))
+	b := &Breaker{}
+	b.make(newVersion(cfg))
+	return b
 }
 
 func newVersion(cfg Config) *settings.Version[Config] {
 	return settings.New(cfg, Config.withDefaults)
 }
 
-func newBreaker(v *settings.Version[Config]) *Breaker {
+func (b *Breaker) make(v *settings.Version[Config]) {
 	cfg := v.Filled()
-	b := &Breaker{name: cfg.Name, start: time.Now()}
+	b.name, b.start = cfg.Name, time.Now()
 	b.setting.Adopt(v, nil)
 	b.phase.Store(&phase{state: Closed, cfg: cfg, circuit: newCircuit(cfg, 0).close(0), since: b.start})
-	return b
 }
 
 // Name returns the name of the breaker, or of its group.

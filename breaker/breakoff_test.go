@@ -114,7 +114,7 @@ func TestBreakerReadsABreakingOff(t *testing.T) {
 		"before the deadline":          {errDown, 0, time.Second, breaker.Open},
 		"at the deadline":              {context.DeadlineExceeded, 0, 10 * time.Second, breaker.Open},
 		"at the deadline, impatiently": {context.DeadlineExceeded, time.Minute, 10 * time.Second, breaker.Closed},
-		"a time-out within":            {context.DeadlineExceeded, time.Minute, time.Second, breaker.Open},
+		"a timeout within":             {context.DeadlineExceeded, time.Minute, time.Second, breaker.Open},
 		"retry after":                  {throttled(time.Second), 0, time.Second, breaker.Open},
 	} {
 		t.Run(name, func(t *testing.T) {

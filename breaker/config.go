@@ -109,11 +109,16 @@ type Config struct {
 	// Both run on a goroutine that uses the breaker, without a lock. They may use all
 	// its methods, and they delay that goroutine. ctx is that of the call that caused
 	// the event. A change that happens at the same time as another may have the ctx of
-	// the other's call, and one that no call caused has context.Background. With a
-	// Ping, OnChange also runs on the goroutine that pings, where a panic ends the
-	// program.
+	// the other's call, and one that no call caused has context.Background. A panic
+	// passes on to that goroutine's caller. With a Ping, OnChange also runs on the
+	// goroutine that pings: a panic there goes to OnPanic.
 	OnChange func(context.Context, Event)
 	OnRefuse func(context.Context, *OpenError)
+
+	// OnPanic is called with each panic of OnChange or an observer on the goroutine that
+	// pings, and its stack. Totals.HookPanics counts them. Nil means that slog's default
+	// logger tells of them.
+	OnPanic func(ctx context.Context, value any, stack []byte)
 }
 
 const (

@@ -72,7 +72,7 @@ func TestConfigValidate(t *testing.T) {
 		require.NoError(t, cfg.Validate(), "%+v", cfg)
 	}
 	require.EqualError(t, breaker.GroupConfig[int]{MaxKeys: -1}.Validate(), "breaker.GroupConfig.MaxKeys is -1: must be 0 (for 10000) or more")
-	require.NoError(t, breaker.GroupConfig[int]{Overflow: breaker.ShareOne}.Validate())
+	require.NoError(t, breaker.GroupConfig[int]{}.Validate())
 }
 
 func TestBreakerWithTheLongestTimes(t *testing.T) {

@@ -27,7 +27,7 @@ const (
 // All calls that are refused in one period share one OpenError. Do not modify it.
 type OpenError struct {
 	Name   string // of the breaker or its Group
-	Key    string // of a Group's breaker: at most the first 100 bytes of its text, or "(other keys)" for the breaker of ShareOne
+	Key    string // of a Group's breaker: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
 	Reason Reason // why the call was refused
 	// Until is when the open time ends, or ended: probes are let through from then on.
 	// It is zero for CircuitForcedOpen and TooManyKeys.

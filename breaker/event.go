@@ -32,8 +32,8 @@ type Event struct {
 // Observe calls f with each event from now on, until stop is called: synchronously, and
 // while no lock is held. The kinds are EventChanged, one at a time and in order, each after
 // [Config].OnChange; and EventRefused, on the goroutine of the call and after OnRefuse. A
-// panic in f passes on to the caller whose goroutine it is; on the goroutine of a Ping it ends
-// the program. A second call of stop does nothing.
+// panic in f passes on to the caller whose goroutine it is; on the goroutine of a Ping it goes
+// to [Config].OnPanic. A second call of stop does nothing.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
@@ -48,6 +48,14 @@ func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 // deliver tells of the changes that wait, in order. If another goroutine is telling, or a
 // hook further up the stack, that one goes on with these.
 func (b *Breaker) deliver(ctx context.Context) { b.changes.Deliver(ctx, b.tell) }
+
+// deliverAlone is deliver for the goroutine that pings.
+func (b *Breaker) deliverAlone() {
+	b.changes.Deliver(context.Background(), func(ctx context.Context, e Event) {
+		defer b.panics.Survive(ctx, "breaker: a hook", b.phase.Load().cfg.OnPanic)
+		b.tell(ctx, e)
+	})
+}
 
 func (b *Breaker) tell(ctx context.Context, e Event) {
 	if f := b.phase.Load().cfg.OnChange; f != nil {

@@ -68,7 +68,7 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 		_ = g.Do(ctx, key, down)
 		_ = g.Do(ctx, key, ok)
 	}
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Overflow = breaker.RefuseNew }))
+	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.RefuseNew = true }))
 	requireRefused(t, g.Do(ctx, 4, ok), breaker.TooManyKeys)
 	var got []string
 	for _, e := range all {

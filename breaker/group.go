@@ -1,12 +1,9 @@
 package breaker
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -17,21 +14,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
-const DefaultMaxKeys = 10_000
-
-// An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
-// breakers and can evict none of them.
-type Overflow string
-
-const (
-	// ShareOne puts all such calls under one breaker, made from Config, whose Key is
-	// "(other keys)".
-	ShareOne Overflow = "share one"
-
-	// RefuseNew refuses the call: [TooManyKeys].
-	RefuseNew Overflow = "refuse new"
-)
+const defaultMaxKeys = 10_000
 
 // GroupConfig says how a [Group] makes its breakers, and how many it holds.
 type GroupConfig[K comparable] struct {
@@ -43,32 +26,43 @@ type GroupConfig[K comparable] struct {
 	// goroutines.
 	ConfigFor func(K) Config
 	// MaxKeys is how many breakers the group holds at once, at most. Zero means
-	// [DefaultMaxKeys].
+	// 10 000.
 	MaxKeys int
 	// IdleAfter is how long a breaker must have had no call to be evicted, with what it
 	// has counted, also if its Window is longer. Zero means 10 minutes. Negative means
 	// that breakers are evicted only to make room.
 	IdleAfter time.Duration
-	// Overflow says what happens to a call with a new key when MaxKeys breakers are held
-	// and none of them can be evicted, and to a key that is not equal to itself, such as
-	// NaN. Zero means ShareOne.
-	Overflow Overflow
+	// RefuseNew refuses a call with a new key when MaxKeys breakers are held and none of
+	// them can be evicted, and with a key that is not equal to itself, such as NaN. False
+	// puts all such calls under one breaker, made from Config, whose Key is "(other keys)".
+	RefuseNew bool
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "breaker.GroupConfig"}
-	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
-	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
+	c.bounds().Check(&f, defaultMaxKeys)
 	return errors.Join(f.Err(), c.Config.Validate())
 }
 
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
-	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
-	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
-	c.Overflow = cmp.Or(c.Overflow, ShareOne)
+	c.MaxKeys, c.IdleAfter = c.bounds().Filled(defaultMaxKeys, 10*time.Minute)
 	return c
+}
+
+func (c *GroupConfig[K]) bounds() keyed.Bounds {
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+}
+
+// own returns the Config of a key, if that is not the one of all keys.
+func (c *GroupConfig[K]) own(key K) *settings.Version[Config] {
+	if c.ConfigFor == nil {
+		return nil
+	}
+	cfg := c.ConfigFor(key)
+	cfg.Name = c.Config.Name
+	return newVersion(cfg)
 }
 
 // A Group holds one [Breaker] for each key, such as a shard, a host or a tenant, so that a
@@ -82,17 +76,13 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 //
 // The group is full while it holds MaxKeys breakers and finds none, among a few, that it
 // may evict. A new key then has no breaker of its own. Its calls are refused, or share
-// one breaker with the calls of all other such keys, as Overflow says. The memory is
-// bounded either way, and each key that has a breaker keeps it. With ShareOne a key that
+// one breaker with the calls of all other such keys, unless RefuseNew is set. The memory is
+// bounded either way, and each key that has a breaker keeps it. Without RefuseNew a key that
 // fails can shut out the others that share its breaker. A MaxKeys well above the number
 // of keys that fail at the same time avoids that. A key that does not equal itself, such
 // as NaN, is always treated as a new key of a full group.
 type Group[K comparable] struct {
-	name      string
-	setting   settings.Setting[GroupConfig[K]]
-	each      atomic.Pointer[settings.Version[Config]] // of the breakers that Config is for
-	members   *keyed.Map[K, *Breaker]
-	shared    *Breaker
+	members   *keyed.Group[K, GroupConfig[K], settings.Version[Config], Breaker]
 	observers notify.Observers[Event]
 	done      atomic.Bool
 	refused   atomic.Int64         // calls of new keys
@@ -102,50 +92,28 @@ type Group[K comparable] struct {
 // NewGroup returns an empty Group. It panics with the error of cfg.Validate, if there
 // is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
-	g := &Group[K]{name: cfg.Config.Name}
-	g.setting.Adopt(settings.New(cfg, GroupConfig[K].withDefaults), nil)
-	g.each.Store(newVersion(cfg.Config))
-	cfg = g.Config()
-	g.members = keyed.New(keyed.Config[K, *Breaker]{
-		Make:   g.newMember,
-		Max:    cfg.MaxKeys,
-		Idle:   cfg.IdleAfter,
+	g := &Group[K]{}
+	g.members = keyed.New(settings.New(cfg, GroupConfig[K].withDefaults), keyed.Kind[K, GroupConfig[K], settings.Version[Config], Breaker]{
+		Type:   "breaker.GroupConfig",
+		Bounds: (*GroupConfig[K]).bounds,
+		Each: func(s *settings.Setting[GroupConfig[K]]) *settings.Version[Config] {
+			return newVersion(s.Given().Config)
+		},
+		Own: (*GroupConfig[K]).own,
+		Make: func(b *Breaker, key *K, each *settings.Version[Config]) {
+			b.make(each)
+			b.key, b.groupDone = keyed.TextOf(key), &g.done
+			b.observers.In(&g.observers)
+		},
+		Follow: func(b *Breaker, each *settings.Version[Config]) { b.setting.Adopt(each, b.follow) },
 		Needed: (*Breaker).needed,
-		Added:  g.added,
-		Evict:  func(shard int, b *Breaker) { g.evicted[shard].add(b.lockedSums()) },
+		Evict:  func(shard int, _ K, b *Breaker) { g.evicted[shard].add(b.lockedSums()) },
 	})
-	g.shared = g.join(newBreaker(g.each.Load()), keyed.Other)
 	return g
 }
 
-func (g *Group[K]) newMember(key K) *Breaker {
-	configFor := g.setting.Load().ConfigFor
-	if configFor == nil {
-		return g.join(newBreaker(g.each.Load()), keyed.Text(key))
-	}
-	cfg := configFor(key)
-	cfg.Name = g.name
-	b := g.join(New(cfg), keyed.Text(key))
-	b.own = true
-	return b
-}
-
-// join makes b the breaker of a key of the group.
-func (g *Group[K]) join(b *Breaker, key string) *Breaker {
-	b.key, b.groupDone = key, &g.done
-	b.observers.In(&g.observers)
-	return b
-}
-
-// added has a new breaker follow an Update that was made since newMember.
-func (g *Group[K]) added(b *Breaker) {
-	if each := g.each.Load(); !b.own && b.setting.Load() != each.Filled() {
-		b.setting.Adopt(each, b.follow)
-	}
-}
-
 // Name returns the Name of the group's Config.
-func (g *Group[K]) Name() string { return g.name }
+func (g *Group[K]) Name() string { return g.members.Load().Config.Name }
 
 // Do calls fn under the breaker of key, as [Breaker.Do] does.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
@@ -153,14 +121,11 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e != nil {
-		defer e.Unpin()
-		return e.Value.Do(ctx, fn)
-	}
-	if g.setting.Load().Overflow == RefuseNew {
+	if e == nil {
 		return g.refuse(ctx, key)
 	}
-	return g.shared.Do(ctx, fn)
+	defer e.Unpin()
+	return e.Value.Do(ctx, fn)
 }
 
 // Wrap returns a function that calls next under the breaker that key has at the time.
@@ -182,21 +147,18 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 		return nil, ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e != nil {
-		return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
-	}
-	if g.setting.Load().Overflow == RefuseNew {
+	if e == nil {
 		return nil, g.refuse(ctx, key)
 	}
-	return g.shared.Begin(ctx)
+	return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
 }
 
 // refuse counts the refusal of a key for which there is no room, tells of it and returns
 // it.
 func (g *Group[K]) refuse(ctx context.Context, key K) error {
 	g.refused.Add(1)
-	refusal := &OpenError{Name: g.name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := g.setting.Load().Config.OnRefuse; f != nil {
+	refusal := &OpenError{Name: g.Name(), Key: keyed.Text(key), Reason: TooManyKeys}
+	if f := g.members.Load().Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {
@@ -215,7 +177,10 @@ func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 		return false
 	}
 	defer e.Unpin()
-	f(e.Value)
+	if e.IsShared() {
+		return false
+	}
+	f(&e.Value)
 	return true
 }
 
@@ -231,7 +196,7 @@ func (g *Group[K]) Close() error {
 	for _, b := range g.members.All() {
 		_ = b.Close()
 	}
-	return g.shared.Close()
+	return g.members.Shared().Close()
 }
 
 // needed reports whether a breaker without a call under way must not be evicted, because

@@ -2,7 +2,6 @@ package breaker_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -137,7 +136,7 @@ func TestGroupBy(t *testing.T) {
 func TestGroupRefusesNewKeys(t *testing.T) {
 	var refused []*breaker.OpenError
 	g := breaker.NewGroup(breaker.GroupConfig[float64]{
-		MaxKeys: 1, Overflow: breaker.RefuseNew,
+		MaxKeys: 1, RefuseNew: true,
 		Config: breaker.Config{Name: "db", OnRefuse: func(_ context.Context, e *breaker.OpenError) { refused = append(refused, e) }},
 	})
 	ctx := t.Context()
@@ -161,15 +160,6 @@ func TestGroupRefusesNewKeys(t *testing.T) {
 
 	done(nil)
 	require.NoError(t, g.Do(ctx, 2, ok), "there is room again")
-}
-
-func TestOverflowIsInWords(t *testing.T) {
-	var c struct{ Overflow breaker.Overflow }
-	require.NoError(t, json.Unmarshal([]byte(`{"Overflow": "refuse new"}`), &c))
-	require.Equal(t, breaker.RefuseNew, c.Overflow)
-	require.EqualError(t, breaker.GroupConfig[int]{Overflow: "drop"}.Validate(),
-		`breaker.GroupConfig.Overflow is "drop": must be "share one" or "refuse new"`)
-	require.Equal(t, breaker.ShareOne, breaker.NewGroup(breaker.GroupConfig[int]{}).Config().Overflow)
 }
 
 // A long key is cut, and its text is not held in memory.

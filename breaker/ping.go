@@ -53,7 +53,10 @@ func (b *Breaker) ping(ctx context.Context, pinging chan struct{}, p *phase) {
 	case <-ctx.Done():
 		return
 	}
-	b.State()
+	b.mu.Lock()
+	b.catchUp() // half-open
+	b.mu.Unlock()
+	b.deliverAlone()
 	for {
 		select { // a Ping of an earlier phase may still run
 		case pinging <- struct{}{}:
@@ -89,7 +92,7 @@ func (b *Breaker) pingOnce(ctx context.Context, pinging chan struct{}) bool {
 			return // it was stopped
 		}
 		counted := b.settleProbe(c, v)
-		b.deliver(context.Background())
+		b.deliverAlone()
 		if !counted {
 			time.Sleep(leastProbe) // until calls have ended that began before there was a Ping
 		}

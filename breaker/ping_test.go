@@ -57,6 +57,28 @@ func TestBreakerPingsInTheBackground(t *testing.T) {
 	})
 }
 
+// A hook that panics where there is no caller does not end the program, nor the pings.
+func TestBreakerPingSurvivesHooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen changes
+		var told []any
+		cfg := pinged(func(context.Context) error { return nil }, &seen)
+		cfg.OnChange = func(_ context.Context, e breaker.Event) { panic(e.To) }
+		cfg.OnPanic = func(_ context.Context, value any, stack []byte) {
+			require.Contains(t, string(stack), "ping_test.go")
+			told = append(told, value)
+		}
+		g := breaker.NewGroup(breaker.GroupConfig[string]{Config: cfg})
+		require.PanicsWithValue(t, breaker.Open, func() {
+			_ = g.Do(t.Context(), "a", down)
+		}, "there is a caller")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, []any{breaker.HalfOpen, breaker.Closed}, told)
+		require.EqualValues(t, 2, g.Stats().HookPanics)
+	})
+}
+
 func TestBreakerRefusesTrafficWhilePinging(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes

@@ -24,6 +24,8 @@ type Totals struct {
 	Closed     int64
 	ForcedOpen int64
 	Disabled   int64
+
+	HookPanics int64 // of OnChange and observers, on the goroutine of a Ping
 }
 
 // Stats is a snapshot of a [Breaker].
@@ -76,7 +78,7 @@ func (b *Breaker) look() (*phase, figures) {
 // sums returns the totals; b.mu is held.
 func (b *Breaker) sums() Totals {
 	t := b.totals
-	t.Refused = b.refused.Load()
+	t.Refused, t.HookPanics = b.refused.Load(), b.panics.Count()
 	if c := b.phase.Load().circuit; c != nil {
 		t.Succeeded += c.calm.sum()
 	}
@@ -102,12 +104,12 @@ type GroupStats struct {
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
-	s := GroupStats{States: make(map[State]int), Shared: g.shared.peek()}
-	s.Totals = g.shared.lockedSums()
+	s := GroupStats{States: make(map[State]int), Shared: g.members.Shared().peek()}
+	s.Totals = g.members.Shared().lockedSums()
 	s.Refused += g.refused.Load()
-	g.members.Shards(func(shard int, members iter.Seq2[K, *Breaker]) {
+	g.members.Shards(func(shard int, members iter.Seq[*Breaker]) {
 		s.Totals.add(g.evicted[shard])
-		for _, b := range members {
+		for b := range members {
 			s.Totals.add(b.lockedSums())
 			s.States[b.peek()]++
 			s.Keys++
@@ -167,4 +169,5 @@ func (t *Totals) add(o Totals) {
 	t.Closed += o.Closed
 	t.ForcedOpen += o.ForcedOpen
 	t.Disabled += o.Disabled
+	t.HookPanics += o.HookPanics
 }

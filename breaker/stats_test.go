@@ -130,7 +130,7 @@ func TestGroupStats(t *testing.T) {
 	want.States = map[breaker.State]int{breaker.Open: 1, breaker.ForcedOpen: 1, breaker.Disabled: 1}
 	require.Equal(t, want, g.Stats())
 
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Overflow = breaker.RefuseNew }))
+	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.RefuseNew = true }))
 	require.Error(t, g.Do(ctx, 6, ok))
 	want.Refused++
 	require.Equal(t, want, g.Stats())

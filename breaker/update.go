@@ -50,7 +50,7 @@ func (b *Breaker) follow(cfg *Config) {
 }
 
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
+func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 
 // Update changes the GroupConfig of a group in use, as [Breaker.Update] changes a Config.
 //
@@ -63,36 +63,16 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 //
 // Updates run one at a time. change must not use the group or its breakers.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	var members []*Breaker
-	err := g.setting.Update(change, g.admit, func(*GroupConfig[K]) { members = g.follow() })
-	for _, b := range members {
+	err := g.members.Update(change)
+	for _, b := range g.members.All() {
 		b.deliver(context.Background())
 	}
+	g.members.Shared().deliver(context.Background())
 	return err
 }
 
 // Preview returns what Config would return after the Update, or the error of Update, and
 // changes nothing. It does not compare MaxKeys with the breakers that the group holds.
 func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	return g.setting.Preview(change)
-}
-
-func (g *Group[K]) admit(next *GroupConfig[K]) error {
-	return g.members.SetBounds("breaker.GroupConfig", next.MaxKeys, next.IdleAfter)
-}
-
-// follow returns the breakers that have followed an Update.
-func (g *Group[K]) follow() (members []*Breaker) {
-	each := newVersion(g.setting.Given().Config)
-	g.each.Store(each)
-	members = append(members, g.shared)
-	for _, b := range g.members.All() {
-		if !b.own {
-			members = append(members, b)
-		}
-	}
-	for _, b := range members {
-		b.setting.Adopt(each, b.follow)
-	}
-	return members
+	return g.members.Preview(change)
 }

@@ -456,7 +456,7 @@ func TestGroupConfigHasItsDefaultsFilledIn(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "store"}})
 	cfg := g.Config()
 	require.Equal(t, "store", g.Name())
-	require.Equal(t, breaker.DefaultMaxKeys, cfg.MaxKeys)
+	require.Equal(t, 10_000, cfg.MaxKeys)
 	require.Equal(t, 10*time.Minute, cfg.IdleAfter)
 	require.Equal(t, breaker.New(breaker.Config{Name: "store"}).Config(), cfg.Config)
 }
@@ -484,7 +484,7 @@ func TestGroupUpdate(t *testing.T) {
 	_ = g.Do(ctx, 3, down)
 	_ = g.Do(ctx, 3, down)
 	require.Equal(t, "(other keys)", requireRefused(t, g.Do(ctx, 3, ok), breaker.CircuitOpen).Key)
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Overflow = breaker.RefuseNew }))
+	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.RefuseNew = true }))
 	requireRefused(t, g.Do(ctx, 3, ok), breaker.TooManyKeys)
 	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.MaxKeys = 3 }))
 	require.NoError(t, g.Do(ctx, 3, ok))
