@@ -211,7 +211,7 @@ func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
 	})
 }
 
-// Calls become slower, and all take alike, as those of a server that hits a time-out of its
+// Calls become slower, and all take alike, as those of a server that hits a timeout of its
 // own: that is no queue, and the limit stays what the workers need.
 func TestAdaptiveLearnsSlowerWorkThatAllTakesAlike(t *testing.T) {
 	for _, load := range []float64{0.5, 1.5} {
@@ -302,9 +302,7 @@ func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration
 }
 
 func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
-	// Where nearly all work is in a tenth of the calls, one probe in a few misleads, for seconds.
-	const extreme, leastOfExtreme = 200, 0.88
-	ratios := []float64{5, 10, 20, 50, 100, extreme}
+	ratios := []float64{5, 10, 20, 50, 100, 200}
 	shares := []float64{0.1, 0.3, 0.5, 0.7, 0.9}
 	for _, tc := range []struct {
 		workers int
@@ -333,11 +331,7 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 					for _, share := range shares {
 						goodput, limit := mixture{ratio, share, tc.mean}.goodput(seed, tc.workers, tc.load, tc.time)
 						fmt.Fprintf(&table, "  %6.2f %% (%4d)", 100*goodput, limit)
-						least := tc.least
-						if ratio == extreme && tc.load > 1 {
-							least = min(least, leastOfExtreme)
-						}
-						if goodput < least || limit > tc.most {
+						if goodput < tc.least || limit > tc.most {
 							t.Errorf("1:%v, %v short: goodput %.4f, limit %d", ratio, share, goodput, limit)
 						}
 					}

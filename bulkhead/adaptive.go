@@ -34,10 +34,11 @@ import (
 // lowered limit ends a probe immediately.
 //
 // Processes that share a server probe at the same moments, because the queue of one
-// hides an idle server from the others. For that their clocks must agree to 50 ms or
-// so when the bulkhead is made. With clocks that are seconds apart, four or more
-// processes may drive their limits up to Max, and so may some tens of processes with
-// any clocks: give these a Max that the server can bear. Processes whose calls take
+// hides an idle server from the others. What a probe sees is not taken for slower work
+// where it looks like such a queue: the latencies have risen and differ less from each
+// other. Even so, ten and more processes whose clocks are seconds apart when the
+// bulkheads are made, or some tens beside clients without a limit, may let a long queue
+// stand: give these a Max that the server can bear. Processes whose calls take
 // differently long do not get equal shares of an overloaded server: the shortest calls
 // get least, and perhaps next to nothing.
 //
@@ -136,10 +137,10 @@ func outcomeOf(ctx context.Context, err error) outcome {
 // started notes that a call starts, in slots that it has already. If OnLimit panics,
 // started gives them back.
 func (b *Bulkhead) started(ctx context.Context, a *adaptive, has taken) call {
-	inFlight := int(b.limit.Load()) - freeIn(b.slots.word.Load())
+	inFlight := int(b.queue.limit.Load()) - freeIn(b.queue.slots.word.Load())
 	a.mu.Lock()
 	c := a.controller.begin(b.unix(), inFlight)
-	b.follow(a)
+	b.adjust(a)
 	a.mu.Unlock()
 	told := false
 	defer func() {
@@ -162,7 +163,7 @@ func (b *Bulkhead) ended(ctx context.Context, a *adaptive, c call, has taken, ho
 func (b *Bulkhead) learn(ctx context.Context, a *adaptive, c call, how outcome) {
 	a.mu.Lock()
 	a.controller.end(c, b.unix(), how)
-	b.follow(a)
+	b.adjust(a)
 	a.mu.Unlock()
 	b.announce(ctx)
 }
@@ -179,17 +180,17 @@ func (b *Bulkhead) endProbe(ctx context.Context, r *rules, level, n int) bool {
 	ends := c.lowered() && n <= r.most(int(c.before), level)
 	if ends {
 		c.abandon(b.unix())
-		b.follow(a)
+		b.adjust(a)
 	}
 	a.mu.Unlock()
 	b.announce(ctx)
-	return ends || n <= r.most(int(b.limit.Load()), level)
+	return ends || n <= r.most(int(b.queue.limit.Load()), level)
 }
 
-// follow makes the limit what the controller says. The mutex of a is held.
-func (b *Bulkhead) follow(a *adaptive) {
+// adjust makes the limit what the controller says. The mutex of a is held.
+func (b *Bulkhead) adjust(a *adaptive) {
 	c := &a.controller
-	if int64(c.Limit()) == b.limit.Load() {
+	if int64(c.Limit()) == b.queue.limit.Load() {
 		return
 	}
 	b.mu.Lock()

@@ -30,7 +30,7 @@
 //     the shares that wait are served in turn, and a full queue refuses the calls of the
 //     one that waits most.
 //   - In a chain a bulkhead comes inside of retries, so that no slot is held while a
-//     retry waits, and outside of the time-out of the single call.
+//     retry waits, and outside of the timeout of the single call.
 //   - A call holds its slot until its function returns, even if the function ignores
 //     its ctx: the bulkhead then contains the damage, which is its purpose. Within a
 //     resiliencehttp.Transport a call holds its slot until the body of its response
@@ -47,12 +47,11 @@
 // [AdaptiveLimit] follows the latency of the calls.
 //
 // Source: Bulkhead, Priority Queue and Queue-Based Load Leveling in the Cloud
-// Design Patterns catalogue (https://learn.microsoft.com/azure/architecture/patterns/).
+// Design Patterns catalog (https://learn.microsoft.com/azure/architecture/patterns/).
 package bulkhead
 
 import (
 	"context"
-	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -69,14 +68,10 @@ import (
 // use. [New] makes one.
 type Bulkhead struct {
 	key   string // in a Group
-	own   bool   // its Config came from ConfigFor
 	born  time.Time
 	rules atomic.Pointer[rules]
 
-	slots   slots
-	limit   atomic.Int64
 	resizes atomic.Int64 // odd while the limit changes
-	waiters atomic.Int64 // in queue; changed under mu
 	counts  counters
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
@@ -85,7 +80,7 @@ type Bulkhead struct {
 	observers notify.Observers[Event]
 
 	setting settings.Setting[Config] // whose lock is taken before that of adaptive
-	mu      sync.Mutex               // taken last
+	mu      sync.Mutex               // taken after it
 	queue   queue
 	folded  int64 // calls admitted that slots no longer counts
 }
@@ -93,27 +88,28 @@ type Bulkhead struct {
 // New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
 // one.
 func New(cfg Config) *Bulkhead {
-	return newBulkhead(newVersion(cfg))
+	b := &Bulkhead{}
+	b.make(newVersion(cfg))
+	return b
 }
 
 func newVersion(cfg Config) *settings.Version[Config] {
 	return settings.New(cfg, Config.withDefaults, "Levels")
 }
 
-func newBulkhead(v *settings.Version[Config]) *Bulkhead {
+func (b *Bulkhead) make(v *settings.Version[Config]) {
 	r := newRules(v.Filled())
 	limit := r.Limit
 	if r.Adaptive != nil {
 		r.adaptive = &adaptive{controller: newController(*r.Adaptive)}
 		limit = r.adaptive.controller.Limit()
 	}
-	b := &Bulkhead{born: time.Now(), last: make([]atomic.Pointer[FullError], r.Levels)}
+	b.born, b.last = time.Now(), make([]atomic.Pointer[FullError], r.Levels)
 	b.queue.levels = make([]level, r.Levels)
 	b.setting.Adopt(v, nil)
 	b.rules.Store(r)
-	b.limit.Store(int64(limit))
-	b.slots.word.Store(bias + uint64(limit))
-	return b
+	b.queue.limit.Store(int64(limit))
+	b.queue.slots.word.Store(bias + uint64(limit))
 }
 
 // Do runs fn when there is a slot for it, and returns its error. It waits for a
@@ -122,7 +118,7 @@ func newBulkhead(v *settings.Version[Config]) *Bulkhead {
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	r := b.rules.Load()
 	// Fast path: a free slot, and no levels, costs, shares, adaptive limit or waiters.
-	if r.simple && ctx.Err() == nil && b.slots.takeOne() {
+	if r.simple && ctx.Err() == nil && b.queue.slots.takeOne() {
 		if work := linger.Of(ctx); work != nil {
 			return b.outlast(ctx, taken{n: 1}, fn, work)
 		}
@@ -214,7 +210,7 @@ func (b *Bulkhead) begin(ctx context.Context, r *rules, maxWait time.Duration) (
 	h := b.hold(has)
 	return func(err error) {
 		switch {
-		case !b.release(h):
+		case !b.unlist(h):
 		case r.adaptive != nil:
 			b.ended(ctx, r.adaptive, started, has, outcomeOf(ctx, err))
 		default:
@@ -267,14 +263,14 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 // try takes the slots of a call, perhaps after a wait, or returns why it does not. of is the
 // share that then holds them, or nil.
 func (b *Bulkhead) try(ctx context.Context, r *rules, level, n int, c *claim, maxWait time.Duration) (of *share, refusal *FullError) {
-	limit := int(b.limit.Load())
+	limit := int(b.queue.limit.Load())
 	kept := r.kept(limit, level)
 	var word uint64
 	var ok bool
 	if c != nil {
 		of, ok = b.passWaiters(level, n, c)
 	} else {
-		word, ok = b.slots.take(n, kept)
+		word, ok = b.queue.slots.take(n, kept)
 	}
 	switch {
 	case ok:
@@ -303,12 +299,12 @@ func (b *Bulkhead) passWaiters(level, n int, c *claim) (of *share, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	of = b.shareOf(c)
-	word, ok := b.admit(b.rules.Load(), of, level, n, b.now())
+	word, ok := b.queue.by(b.rules.Load(), b.now()).admit(of, level, n)
 	if !ok {
 		return nil, false
 	}
 	if word >= foldAt {
-		b.folded += b.slots.fold()
+		b.folded += b.queue.slots.fold()
 	}
 	b.queue.shares.count(of, n, 0)
 	return of, true
@@ -326,7 +322,7 @@ func (b *Bulkhead) shareOf(c *claim) *share {
 // word gets no place in the queue.
 func (b *Bulkhead) queueFull(r *rules, level, n, kept int, word uint64) bool {
 	return level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < n &&
-		b.waiters.Load() >= int64(r.Queue)
+		b.queue.waiters.Load() >= int64(r.Queue)
 }
 
 // wait waits for the slots of a call. It returns why the call is refused, or nil.
@@ -334,7 +330,11 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, c *claim, m
 	left, own := patience(ctx, maxWait)
 	w := &waiter{level: level, cost: n, since: b.now(), ready: make(chan struct{})}
 	b.mu.Lock()
-	queued, refusal := b.join(w, c, r.Queue, left, own)
+	q := b.queue.by(b.rules.Load(), w.since)
+	queued, reason := q.enter(w, b.shareOf(c), r.Queue, left, own)
+	if reason != "" {
+		refusal = b.refusal(q.rules, reason, level, n, c)
+	}
 	b.unlock()
 	if refusal != nil {
 		return nil, refusal
@@ -382,8 +382,6 @@ func (b *Bulkhead) await(ctx context.Context, w *waiter, left time.Duration, own
 	}
 }
 
-const forever = math.MaxInt64 // as patience
-
 // patience returns how long a call can wait, and whether that is its maxWait and not the
 // deadline of ctx.
 func patience(ctx context.Context, maxWait time.Duration) (left time.Duration, own bool) {
@@ -399,19 +397,42 @@ func patience(ctx context.Context, maxWait time.Duration) (left time.Duration, o
 	return left, own
 }
 
+// abandon settles w as refused, unless it has been settled already.
+func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
+	b.mu.Lock()
+	defer b.unlock()
+	if w.settled {
+		return
+	}
+	q := b.queue.by(b.rules.Load(), b.now())
+	q.settle(w, false, refusal)
+	q.grant(0) // w may have held up others
+}
+
 // leave gives the slots of a call back, or hands them to waiters if there are any.
 func (b *Bulkhead) leave(has taken) {
-	if has.share == nil && b.slots.give(has.n) {
+	if has.share == nil && b.queue.slots.give(has.n) {
 		return
 	}
 	b.mu.Lock()
 	b.queue.shares.count(has.share, -has.n, 0)
-	if !b.slots.give(has.n) {
+	if !b.queue.slots.give(has.n) {
 		now := b.now()
 		b.queue.pace.handed(has.n, now)
-		b.grant(b.rules.Load(), now, has.n)
+		b.queue.by(b.rules.Load(), now).grant(has.n)
 	}
 	b.unlock()
+}
+
+// unlock releases the mutex and then tells the waiters that were settled under it.
+// Waking them takes longer than the rest of what happens under the mutex.
+func (b *Bulkhead) unlock() {
+	settled := b.queue.settled
+	b.queue.settled = nil
+	b.mu.Unlock()
+	for w := settled; w != nil; w = w.older {
+		close(w.ready)
+	}
 }
 
 // refusal returns the error of a call that did not wait. If the last refusal of its
@@ -419,7 +440,7 @@ func (b *Bulkhead) leave(has taken) {
 // overloaded program can afford.
 func (b *Bulkhead) refusal(r *rules, reason Reason, level, n int, c *claim) *FullError {
 	limit, inFlight := b.figures()
-	queued := int(b.waiters.Load())
+	queued := int(b.queue.waiters.Load())
 	last := b.last[level].Load()
 	if last != nil && last.Reason == reason && last.Cost == n && last.Limit == limit &&
 		last.InFlight == inFlight && last.Queued == queued && c.isFor(last.Share) && reason != TooCostly {
@@ -445,7 +466,7 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *Fu
 		Share:    keyed.Text(c.text()),
 		Limit:    limit,
 		InFlight: inFlight,
-		Queued:   int(b.waiters.Load()),
+		Queued:   int(b.queue.waiters.Load()),
 		index:    reason.index(),
 		never:    reason == TooCostly && n > r.most(highest, level),
 	}
@@ -459,7 +480,7 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *Fu
 func (b *Bulkhead) figures() (limit, inFlight int) {
 	for {
 		resizes := b.resizes.Load()
-		limit, word := int(b.limit.Load()), b.slots.word.Load()
+		limit, word := int(b.queue.limit.Load()), b.queue.slots.word.Load()
 		if resizes%2 == 0 && b.resizes.Load() == resizes {
 			return limit, limit - freeIn(word)
 		}
@@ -476,6 +497,6 @@ func (b *Bulkhead) unix() time.Duration { return time.Duration(b.born.UnixNano()
 // fold makes room in the word for more calls admitted.
 func (b *Bulkhead) fold() {
 	b.mu.Lock()
-	b.folded += b.slots.fold()
+	b.folded += b.queue.slots.fold()
 	b.mu.Unlock()
 }

@@ -423,7 +423,7 @@ func TestACallDoesNotQueueForAFreeSlot(t *testing.T) {
 	})
 }
 
-// The same at every moment. The bubble of synctest notices a call that waits for ever.
+// The same at every moment. The bubble of synctest notices a call that waits forever.
 func TestACallDoesNotQueueForASlotThatBecomesFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})

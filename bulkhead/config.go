@@ -155,3 +155,38 @@ func (c Config) validateReserve(f *invalid.Fields) {
 	}
 	f.Need(!(sum >= 1), "Reserve", c.Reserve, "shares whose sum is less than 1")
 }
+
+// rules are a Config as a call reads it: once, at its start. They do not change: an
+// Update makes new ones.
+type rules struct {
+	*Config            // with defaults
+	simple   bool      // without Priority, Cost, Share and Adaptive
+	above    []float64 // by level: the share of the limit that is kept for the levels above
+	adaptive *adaptive // nil if the limit is fixed
+}
+
+// newRules returns the rules of a Config with defaults, without adaptive.
+func newRules(cfg *Config) *rules {
+	r := &rules{Config: cfg}
+	r.simple = r.Priority == nil && r.Cost == nil && r.Share == nil && r.Adaptive == nil
+	r.above = make([]float64, r.Levels)
+	for level := 1; level < r.Levels; level++ {
+		r.above[level] = r.above[level-1]
+		if level <= len(r.Reserve) {
+			r.above[level] += r.Reserve[level-1]
+		}
+	}
+	return r
+}
+
+// kept returns how many slots of a limit a call of level must leave free.
+func (r *rules) kept(limit, level int) int {
+	if r.above[level] == 0 {
+		return 0
+	}
+	const rounding = 1e-9 // a share of a whole number of slots may fall short of it
+	return min(int(float64(limit)*r.above[level]+rounding), limit-1)
+}
+
+// most returns how many slots of a limit the calls of a level may use.
+func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }

@@ -67,20 +67,16 @@ func TestValidateAcceptsEveryFieldThatMeansSomething(t *testing.T) {
 	}
 }
 
-func TestOrderAndOverflowAreInWords(t *testing.T) {
+func TestOrderIsInWords(t *testing.T) {
 	var c struct {
-		Order    bulkhead.Order
-		Overflow bulkhead.Overflow
+		Order bulkhead.Order
 	}
-	require.NoError(t, json.Unmarshal([]byte(`{"Order": "LIFO", "Overflow": "refuse new"}`), &c))
+	require.NoError(t, json.Unmarshal([]byte(`{"Order": "LIFO"}`), &c))
 	require.Equal(t, bulkhead.LIFO, c.Order)
-	require.Equal(t, bulkhead.RefuseNew, c.Overflow)
-	require.EqualError(t, bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1, Order: "newest"}, Overflow: "drop"}.Validate(),
-		`bulkhead.GroupConfig.Overflow is "drop": must be "share one" or "refuse new"`+"\n"+
-			`bulkhead.Config.Order is "newest": must be "FIFO", "LIFO" or "CoDel"`)
+	require.EqualError(t, bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1, Order: "newest"}}.Validate(),
+		`bulkhead.Config.Order is "newest": must be "FIFO", "LIFO" or "CoDel"`)
 	filled := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}}).Config()
 	require.Equal(t, bulkhead.FIFO, filled.Config.Order)
-	require.Equal(t, bulkhead.ShareOne, filled.Overflow)
 }
 
 func TestRefusalsAreByReason(t *testing.T) {

@@ -21,12 +21,12 @@ import (
 // measures the rise that it allows: that of calls that wait for Tolerance times the
 // mean latency, whatever the mixture.
 //
-// A process that probes alone sees the queue of the others and takes it for slower work.
-// So all processes probe at the same moments: every 10 s of Unix time, and if they need a
-// probe earlier, mostly at a full second. Then the queue is empty. But clocks differ, and
-// not all clients have a limit: while the limit is reached, a probe of all hardly raises
-// the base. Slower work shows itself otherwise: the limit shrinks, the latency does not
-// fall with it, and a probe of this process alone doubles the base.
+// A process that probes alone sees the queue of the others. So all processes probe at the
+// same moments: every 10 s of Unix time, and if they need a probe earlier, mostly at a
+// full second. Then the queue is empty. But clocks differ, and not all clients have a
+// limit. So a probe raises the base only if its latencies differ among each other as those
+// of slower work do: a queue adds about the same wait to all, and their logarithms differ
+// less.
 //
 // A controller has no clock. The caller gives it the Unix time, which may go back no more
 // than calls race.
@@ -129,6 +129,7 @@ const (
 
 	probePeriod = 10 * time.Second // at the least; longPeriod mean latencies
 	longPeriod  = 100
+	probeRise   = 1.5                   // times the base, at the most, after one probe
 	probeShare  = 0.75                  // of the slots in which an idle server would do as much
 	doubtShare  = 0.25                  // the same, in doubt
 	drainTime   = 75 * time.Millisecond // at the least, until a queue is empty: clocks differ
@@ -136,6 +137,10 @@ const (
 	surprise = 3.0   // standard errors from the base: more is a change, and not noise
 	drift    = 0.005 // of the base from cohort to cohort, as a standard deviation
 	memory   = 200   // samples that the other figures of the base go back to
+
+	spreadOfWork  = 0.75 // of the base's is the least spread of slower work
+	spreadOfQueue = 0.3  // of what it is if all wait alike is the least spread of a queue
+	fewSpread     = 0.01 // and less of the base tells nothing: a tenth of the latency
 
 	overranAt = 4 // times an idle server's is the least latency of a call that overran
 )
@@ -364,13 +369,15 @@ func (c *controller) drain() float64 { return max(float64(drainTime), c.scale) }
 
 func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	former := c.base.log
-	highest := former + math.Ln2
-	switch {
-	case c.common && c.reached: // perhaps by the queue of others, who do not probe
-		highest = c.ceiling + 0.1
-	case c.common:
-		highest = former + 2*math.Ln2
-	case c.doubt:
+	if c.base.mayBeQueue(s) {
+		c.doubt = false
+		if c.common {
+			c.ceiling = former
+		}
+		return
+	}
+	highest := former + math.Log(probeRise)
+	if c.doubt {
 		highest = former
 	}
 	changed := c.learn(s, highest)
@@ -389,6 +396,18 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 		c.setLimit(c.limit * min(1, c.gradient()))
 		c.scale *= math.Exp(slower)
 	}
+}
+
+// mayBeQueue reports whether the latencies of a probe are above the base by a queue
+// that it could not empty. Slower work multiplies each latency, which leaves the spread
+// as it is. A wait that is added to each divides it by the square of the rise; the waits
+// differ, too. If work takes all alike all of a sudden, the spread is less still.
+func (b *base) mayBeQueue(s *samples) bool {
+	if s.n == 0 || b.spread < fewSpread || s.log() <= b.log {
+		return false
+	}
+	alike := b.spread * math.Exp(2*(b.log-s.log()))
+	return s.spread() < spreadOfWork*b.spread && s.spread() >= spreadOfQueue*alike
 }
 
 // period returns the time from one probe to the next.

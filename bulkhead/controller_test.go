@@ -3,6 +3,7 @@ package bulkhead_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -91,13 +92,15 @@ func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
 func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
 	d := drive(bulkhead.AdaptiveLimit{})
 	d.untilProbe(service)
+	d.throughProbe(service, nil) // a base that is new does not rise
+	d.untilProbe(service)
 	for d.Probing() {
 		d.begin(d.Limit()) // and never end
 		d.now += service
 	}
 	d.now += 10 * service
 	d.round(1, service, nil)
-	require.Greater(t, d.Base(), service*109/100) // a probe of all raises it no further
+	require.InEpsilon(t, service*3/2, d.Base(), 0.01)
 }
 
 // The same outside of probes: the limit shrinks before a server that hangs answers.
@@ -192,6 +195,27 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 			}
 			d.round(1, service, nil)
 			require.InEpsilon(t, service, d.Base(), 0.2)
+		})
+	}
+}
+
+func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
+	double := math.Log(2)
+	for name, tc := range map[string]struct {
+		base, rise, spread float64
+		queue              bool
+	}{
+		"twice the work":                        {base: 0.2, rise: double, spread: 0.2},
+		"twice the work, by few samples":        {base: 0.2, rise: double, spread: 0.16},
+		"a wait as long as the work, all alike": {base: 0.2, rise: double, spread: 0.05, queue: true},
+		"a wait that differs":                   {base: 0.2, rise: double, spread: 0.14, queue: true},
+		"a long wait":                           {base: 0.2, rise: 3 * double, spread: 0.003, queue: true},
+		"work that all takes alike now":         {base: 0.2, rise: double, spread: 0.01},
+		"work that always took alike":           {base: 0.005, rise: double, spread: 0.002},
+		"faster":                                {base: 0.2, rise: -double, spread: 0.05},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.queue, bulkhead.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
 		})
 	}
 }

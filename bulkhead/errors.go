@@ -35,7 +35,7 @@ const (
 // modify it.
 type FullError struct {
 	Name     string        // of the bulkhead or its Group
-	Key      string        // of a Group's bulkhead: at most the first 100 bytes of its text, or "(other keys)" for the bulkhead of ShareOne
+	Key      string        // of a Group's bulkhead: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
 	Reason   Reason        // why the call was refused
 	Level    int           // of the call; 0 is the most important
 	Cost     int           // of the call, in slots

@@ -94,7 +94,7 @@ func TestObserversOfAGroupAreToldTheKey(t *testing.T) {
 		require.NoError(t, err)
 		require.Error(t, g.Do(t.Context(), 9, nothing))
 		shared(nil)
-		require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.Overflow = bulkhead.RefuseNew }))
+		require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.RefuseNew = true }))
 		require.Error(t, g.Do(t.Context(), 9, nothing))
 		done(nil)
 		require.Equal(t, []told{
@@ -124,9 +124,9 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 func TestGroupStatsNeverGoBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{
-			Config:   bulkhead.Config{Limit: 1, MaxWait: time.Second},
-			MaxKeys:  2,
-			Overflow: bulkhead.RefuseNew,
+			Config:    bulkhead.Config{Limit: 1, MaxWait: time.Second},
+			MaxKeys:   2,
+			RefuseNew: true,
 		})
 		for key := range 50 {
 			done, err := g.Begin(t.Context(), key)

@@ -24,6 +24,12 @@ func (c *Controller) Probing() bool { return c.lowered() }
 
 func (c *Controller) Base() time.Duration { return c.idle() }
 
+// MayBeQueue decides by the mean and the variance of logarithms: of the base, and of a probe.
+func MayBeQueue(baseLog, baseSpread, log, spread float64) bool {
+	b := base{log: baseLog, spread: baseSpread}
+	return b.mayBeQueue(&samples{n: 1, logs: log, squares: spread + log*log})
+}
+
 // Restart does the work of SetLimit.
 func (c *Controller) Restart(now time.Duration, limit int) { c.restart(now, limit) }
 
@@ -31,7 +37,7 @@ func (c *Controller) Restart(now time.Duration, limit int) { c.restart(now, limi
 type Call = call
 
 // SkipAdmitted makes b count n calls more, in the word.
-func SkipAdmitted(b *Bulkhead, n int) { b.slots.word.Add(uint64(n) * admitted) }
+func SkipAdmitted(b *Bulkhead, n int) { b.queue.slots.word.Add(uint64(n) * admitted) }
 
 // WithMutex does fn while it holds the mutex of b.
 func WithMutex(b *Bulkhead, fn func()) {
@@ -95,4 +101,16 @@ func Turns(limit, n int, waiting []Waiting) (order []string) {
 func GivesWay(newcomer string, waiting []Waiting) string {
 	t, _, lines := turnsOf(waiting)
 	return t.mostCrowded(lines[newcomer]).share.name
+}
+
+// An Arrival is what a call without slots finds at the queue.
+type Arrival struct {
+	Full       bool
+	Cost, Most int
+	Late, Own  bool
+}
+
+// Refusal returns why the call may not wait.
+func (a Arrival) Refusal() Reason {
+	return arrival{full: a.Full, cost: a.Cost, most: a.Most, late: a.Late, own: a.Own}.refusal()
 }

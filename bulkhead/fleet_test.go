@@ -36,7 +36,7 @@ func fleets() (all []fleet) {
 		}
 		all = append(all,
 			fleet{clients: n, load: 2, how: ", from 0.5", step: true},
-			fleet{clients: n, load: 2, how: ", time-outs", timeout: 250 * time.Millisecond})
+			fleet{clients: n, load: 2, how: ", timeouts", timeout: 250 * time.Millisecond})
 		if n == 1 {
 			continue
 		}
@@ -56,10 +56,13 @@ func fleets() (all []fleet) {
 
 // holds reports whether the row is one that the limit masters.
 func (f fleet) holds() bool {
-	if f.lengths || f.apart >= time.Second || f.unlimited > 1 && f.load == 2 {
-		return false
+	switch {
+	case f.clients == 10 && f.load == 2:
+		return !f.lengths && f.apart < time.Second
+	case f.clients == 50:
+		return !f.lengths && !(f.load == 2 && (f.loads || f.unlimited > 0))
 	}
-	return f.clients <= 10 || !f.step && !f.loads && f.unlimited == 0
+	return true
 }
 
 // A verdict is what a fleet achieves from 10 s after the start of the load, for 40 s.

@@ -1,12 +1,9 @@
 package bulkhead
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -18,8 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// DefaultMaxKeys is the MaxKeys of a [GroupConfig] that leaves it zero.
-const DefaultMaxKeys = 10_000
+const defaultMaxKeys = 10_000
 
 // GroupConfig says how a [Group] works.
 type GroupConfig[K comparable] struct {
@@ -31,7 +27,7 @@ type GroupConfig[K comparable] struct {
 	// ConfigFor may be called more than once for a key, by several goroutines.
 	ConfigFor func(K) Config
 
-	// MaxKeys is how many bulkheads are held at once, at most. Zero means [DefaultMaxKeys].
+	// MaxKeys is how many bulkheads are held at once, at most. Zero means 10 000.
 	MaxKeys int
 
 	// IdleAfter is how long a bulkhead must have had no call to be evicted, with what
@@ -39,40 +35,39 @@ type GroupConfig[K comparable] struct {
 	// means that bulkheads are evicted only to make room.
 	IdleAfter time.Duration
 
-	// Overflow says what happens to a call with a new key when MaxKeys bulkheads are held
-	// and none of them can be evicted, and to a key that is not equal to itself, such as
-	// NaN. Zero means ShareOne.
-	Overflow Overflow
+	// RefuseNew refuses a call with a new key when MaxKeys bulkheads are held and none of
+	// them can be evicted, and with a key that is not equal to itself, such as NaN. False
+	// lets all such calls share one bulkhead, made from Config, whose Key is "(other keys)".
+	// So the number of running calls is bounded whatever keys arrive.
+	RefuseNew bool
 }
 
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
-	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
-	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
-	c.Overflow = cmp.Or(c.Overflow, ShareOne)
+	c.MaxKeys, c.IdleAfter = c.bounds().Filled(defaultMaxKeys, 10*time.Minute)
 	return c
+}
+
+func (c *GroupConfig[K]) bounds() keyed.Bounds {
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+}
+
+// own returns the Config of a key, if that is not the one of all keys.
+func (c *GroupConfig[K]) own(key K) *settings.Version[Config] {
+	if c.ConfigFor == nil {
+		return nil
+	}
+	cfg := c.ConfigFor(key)
+	cfg.Name = c.Config.Name
+	return newVersion(cfg)
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "bulkhead.GroupConfig"}
-	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
-	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew, "Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
+	c.bounds().Check(&f, defaultMaxKeys)
 	return errors.Join(f.Err(), c.Config.Validate())
 }
-
-// An Overflow says what a [Group] does with a call of a new key when it holds MaxKeys
-// bulkheads and can evict none of them.
-type Overflow string
-
-const (
-	// ShareOne lets all such calls share one bulkhead, made from Config, whose Key is
-	// "(other keys)". So the number of running calls is bounded whatever keys arrive.
-	ShareOne Overflow = "share one"
-
-	// RefuseNew refuses the call: [TooManyKeys].
-	RefuseNew Overflow = "refuse new"
-)
 
 // A Group holds one [Bulkhead] for each tenant or dependency, so that none of them can
 // take the slots of another. It is safe for concurrent use.
@@ -80,12 +75,9 @@ const (
 // The first call with a key makes its bulkhead. A bulkhead that is idle is evicted,
 // but never while it has a call, running or waiting. A new key in a full group takes
 // the place of a bulkhead without calls; the group looks at a few of them, and if each
-// has calls, Overflow says what happens. [NewGroup] makes a Group.
+// has calls, RefuseNew says what happens. [NewGroup] makes a Group.
 type Group[K comparable] struct {
-	setting   settings.Setting[GroupConfig[K]]
-	each      atomic.Pointer[settings.Version[Config]] // of the bulkheads that Config is for
-	members   *keyed.Map[K, *Bulkhead]
-	shared    *Bulkhead
+	members   *keyed.Group[K, GroupConfig[K], settings.Version[Config], Bulkhead]
 	observers notify.Observers[Event]
 	refused   atomic.Int64         // calls refused for their key
 	evicted   [keyed.Shards]Totals // of the bulkheads evicted from a shard, whose lock guards it
@@ -95,44 +87,22 @@ type Group[K comparable] struct {
 // there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
-	g.setting.Adopt(settings.New(cfg, GroupConfig[K].withDefaults, "Levels"), nil)
-	g.each.Store(newVersion(cfg.Config))
-	cfg = g.Config()
-	g.shared = g.join(newBulkhead(g.each.Load()), keyed.Other)
-	g.members = keyed.New(keyed.Config[K, *Bulkhead]{
-		Make:  g.newMember,
-		Max:   cfg.MaxKeys,
-		Idle:  cfg.IdleAfter,
-		Added: g.added,
-		Evict: func(shard int, b *Bulkhead) { g.evicted[shard].add(b.Stats().Totals) },
+	g.members = keyed.New(settings.New(cfg, GroupConfig[K].withDefaults, "Levels"), keyed.Kind[K, GroupConfig[K], settings.Version[Config], Bulkhead]{
+		Type:   "bulkhead.GroupConfig",
+		Bounds: (*GroupConfig[K]).bounds,
+		Each: func(s *settings.Setting[GroupConfig[K]]) *settings.Version[Config] {
+			return newVersion(s.Given().Config)
+		},
+		Own: (*GroupConfig[K]).own,
+		Make: func(b *Bulkhead, key *K, each *settings.Version[Config]) {
+			b.make(each)
+			b.key = keyed.TextOf(key)
+			b.observers.In(&g.observers)
+		},
+		Follow: func(b *Bulkhead, each *settings.Version[Config]) { b.setting.Adopt(each, b.adopt) },
+		Evict:  func(shard int, _ K, b *Bulkhead) { g.evicted[shard].add(b.Stats().Totals) },
 	})
 	return g
-}
-
-func (g *Group[K]) newMember(key K) *Bulkhead {
-	group := g.setting.Load()
-	if group.ConfigFor == nil {
-		return g.join(newBulkhead(g.each.Load()), keyed.Text(key))
-	}
-	cfg := group.ConfigFor(key)
-	cfg.Name = group.Config.Name
-	b := g.join(New(cfg), keyed.Text(key))
-	b.own = true
-	return b
-}
-
-// join makes b the bulkhead of a key of the group.
-func (g *Group[K]) join(b *Bulkhead, key string) *Bulkhead {
-	b.key = key
-	b.observers.In(&g.observers)
-	return b
-}
-
-// added has a new bulkhead follow an Update that was made since newMember.
-func (g *Group[K]) added(b *Bulkhead) {
-	if each := g.each.Load(); !b.own && b.setting.Load() != each.Filled() {
-		b.setting.Adopt(each, b.adopt)
-	}
 }
 
 // Do runs fn in the bulkhead of key, as [Bulkhead.Do] does.
@@ -142,11 +112,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	}
 	e := g.members.Pin(key)
 	if e == nil {
-		shared, err := g.overflow(ctx, key)
-		if err != nil {
-			return err
-		}
-		return shared.Do(ctx, fn)
+		return g.refuse(ctx, key)
 	}
 	if work := linger.Of(ctx); work != nil {
 		return work.Hold(ctx, e.Value.Wrap(fn), e)
@@ -181,31 +147,25 @@ func (g *Group[K]) begin(ctx context.Context, key K, begin func(*Bulkhead) (func
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	if e := g.members.Pin(key); e != nil {
-		return e.Begin(begin)
+	e := g.members.Pin(key)
+	if e == nil {
+		return nil, g.refuse(ctx, key)
 	}
-	shared, err := g.overflow(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return begin(shared)
+	return e.Begin(begin)
 }
 
-// overflow returns the shared bulkhead, or refuses the call.
-func (g *Group[K]) overflow(ctx context.Context, key K) (shared *Bulkhead, err error) {
-	r := g.setting.Load()
-	if r.Overflow == ShareOne {
-		return g.shared, nil
-	}
+// refuse counts the refusal of a key for which there is no room, tells of it and returns
+// it.
+func (g *Group[K]) refuse(ctx context.Context, key K) error {
 	g.refused.Add(1)
-	refusal := &FullError{Name: r.Config.Name, Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := r.Config.OnRefuse; f != nil {
+	refusal := &FullError{Name: g.Name(), Key: keyed.Text(key), Reason: TooManyKeys}
+	if f := g.members.Load().Config.OnRefuse; f != nil {
 		f(ctx, refusal)
 	}
 	if g.observers.Any() {
 		g.observers.Tell(ctx, refusal.event())
 	}
-	return nil, refusal
+	return refusal
 }
 
 // All returns the bulkheads that the group holds, in no order, without the shared one.

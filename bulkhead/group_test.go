@@ -104,15 +104,15 @@ func TestGroupIsBounded(t *testing.T) {
 	}
 }
 
-func TestGroupRefusesNewKeysWhereOverflowSaysSo(t *testing.T) {
+func TestGroupRefusesNewKeysWhereItIsToldTo(t *testing.T) {
 	var told []error
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 		Config: bulkhead.Config{
 			Name: "users", Limit: 1,
 			OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 		},
-		MaxKeys:  1,
-		Overflow: bulkhead.RefuseNew,
+		MaxKeys:   1,
+		RefuseNew: true,
 	})
 	done, err := g.Begin(t.Context(), "tenant 7")
 	require.NoError(t, err)

@@ -24,7 +24,7 @@ type heldSlot struct {
 
 // End gives back the slots of work that is over.
 func (h *heldSlot) End(error) {
-	h.bulkhead.release(h)
+	h.bulkhead.unlist(h)
 	h.bulkhead.leave(h.slots)
 }
 
@@ -42,9 +42,9 @@ func (b *Bulkhead) hold(slots taken) *heldSlot {
 	return h
 }
 
-// release notes that the slots of h are held no longer. It returns false if it was
+// unlist notes that the slots of h are held no longer. It returns false if it was
 // called for h before.
-func (b *Bulkhead) release(h *heldSlot) bool {
+func (b *Bulkhead) unlist(h *heldSlot) bool {
 	b.held.mu.Lock()
 	defer b.held.mu.Unlock()
 	if h.released {

@@ -2,12 +2,23 @@ package bulkhead
 
 import (
 	"math"
+	"sync/atomic"
 	"time"
 )
 
-// A queue holds the calls that wait for slots, by level and share. While it is not empty,
-// slots.word says so, and both change only under the mutex of the bulkhead.
+// A queue holds the slots, and the calls that wait for them, by level and share. While one
+// waits, slots.word says so. It changes under the mutex of the bulkhead; while none waits,
+// slots also change without.
 type queue struct {
+	slots   slots
+	limit   atomic.Int64
+	waiters atomic.Int64
+
+	// By which it is changed now; see by.
+	rules       *rules
+	now         time.Duration
+	newestFirst bool // the newest waiter of a level is served first
+
 	levels  []level
 	shares  shares
 	stood   time.Duration // since when it has not been empty
@@ -30,76 +41,15 @@ type level struct {
 	claim *waiter
 }
 
-// A waiter is a call in the queue.
-type waiter struct {
-	older, newer *waiter
-	level        int
-	line         *line
-	cost         int
-	since        time.Duration
-
-	// Set when it leaves the queue, before ready is closed.
-	ready    chan struct{}
-	settled  bool
-	admitted bool
-	refusal  Reason // if not admitted
+// by returns q, to be changed by rules, now.
+func (q *queue) by(r *rules, now time.Duration) *queue {
+	q.rules, q.now = r, now
+	q.newestFirst = r.Order == LIFO || r.Order == CoDel && now-q.stood >= r.standing()
+	return q
 }
 
-// slots returns those that w has once it is admitted.
-func (w *waiter) slots() taken { return taken{w.cost, w.line.share} }
-
-func (l *line) add(w *waiter) {
-	w.line, w.older, l.newest = l, l.newest, w
-	if w.older == nil {
-		l.oldest, l.cheaper = w, w.cost-1
-	} else {
-		w.older.newer = w
-	}
-	l.cheaper = min(l.cheaper, w.cost-1)
-	l.waiters++
-	l.cost += w.cost
-}
-
-func (l *line) remove(w *waiter) {
-	if w.older == nil {
-		l.oldest = w.newer
-	} else {
-		w.older.newer = w.newer
-	}
-	if w.newer == nil {
-		l.newest = w.older
-	} else {
-		w.newer.older = w.older
-	}
-	l.waiters--
-	l.cost -= w.cost
-}
-
-// first returns the waiter that is served first.
-func (l *line) first(newestFirst bool) *waiter {
-	if newestFirst {
-		return l.newest
-	}
-	return l.oldest
-}
-
-// behind returns the waiter that is served after w, or nil.
-func (l *line) behind(w *waiter, newestFirst bool) *waiter {
-	if newestFirst {
-		return w.older
-	}
-	return w.newer
-}
-
-// last returns the waiter that is served last, the claim of its level only if it is alone,
-// or nil.
-func (l *line) last(newestFirst bool, claim *waiter) *waiter {
-	w := l.first(!newestFirst)
-	if w != nil && w == claim && newestFirst && w.newer != nil {
-		return w.newer
-	}
-	return w
-}
+// slotsInAll returns the limit.
+func (q *queue) slotsInAll() int { return int(q.limit.Load()) }
 
 // line returns that of a share, where its calls wait at a level.
 func (q *queue) line(of *share, at int) *line {
@@ -129,7 +79,7 @@ func (q *queue) add(w *waiter, l *line) {
 }
 
 // remove takes w out. If it is admitted, its share holds its slots.
-func (q *queue) remove(w *waiter, admitted bool, limit int) {
+func (q *queue) remove(w *waiter, admitted bool) {
 	l, at := w.line, &q.levels[w.level]
 	l.remove(w)
 	if w == at.claim {
@@ -140,7 +90,7 @@ func (q *queue) remove(w *waiter, admitted bool, limit int) {
 	held := 0
 	if admitted {
 		held = w.cost
-		at.served(l, w.cost, limit)
+		at.served(l, w.cost, q.slotsInAll())
 	}
 	if l.waiters == 0 {
 		at.turns.remove(l)
@@ -159,35 +109,32 @@ func (at *level) all(yield func(*waiter) bool) {
 	}
 }
 
-// claims reports whether the first waiter of a line may come to be first no longer without
-// being served.
-func (l *line) claims(newestFirst bool) bool { return newestFirst || l.share != nil }
-
 // first returns the waiter of a level that is served first, or nil.
-func (q *queue) first(at *level, newestFirst bool, limit int) *waiter {
-	if at.claim != nil && at.claim.line.claims(newestFirst) {
+func (q *queue) first(at *level) *waiter {
+	if at.claim != nil && at.claim.line.claims(q.newestFirst) {
 		return at.claim
 	}
-	if l := at.next(&q.shares, limit); l != nil {
-		return l.first(newestFirst)
+	if l := at.next(&q.shares, q.slotsInAll()); l != nil {
+		return l.first(q.newestFirst)
 	}
 	return nil
 }
 
 // mayPass reports whether a share may take slots that first does not fit into. One that has
 // its part may not while that of first has not.
-func (q *queue) mayPass(of *share, first *waiter, limit int) bool {
+func (q *queue) mayPass(of *share, first *waiter) bool {
+	limit := q.slotsInAll()
 	return !q.shares.hasPart(of, limit) || q.shares.hasPart(first.line.share, limit)
 }
 
 // passer returns the waiter of a level that is served before first, which does not fit, or
 // nil. It costs at most allowed slots. As these become fewer, no waiter is looked at twice.
-func (q *queue) passer(at *level, first *waiter, newestFirst bool, allowed, limit int) *waiter {
-	l := at.nextOf(&q.shares, limit, func(l *line) bool {
-		if !q.mayPass(l.share, first, limit) || allowed <= l.cheaper { // a long queue is not looked through in vain whenever a call leaves it
+func (q *queue) passer(at *level, first *waiter, allowed int) *waiter {
+	l := at.nextOf(&q.shares, q.slotsInAll(), func(l *line) bool {
+		if !q.mayPass(l.share, first) || allowed <= l.cheaper { // a long queue is not looked through in vain whenever a call leaves it
 			return false
 		}
-		for ; l.tried != nil; l.tried = l.behind(l.tried, newestFirst) {
+		for ; l.tried != nil; l.tried = l.behind(l.tried, q.newestFirst) {
 			q.looked++
 			if l.tried != first && l.tried.cost <= allowed {
 				return true
@@ -201,160 +148,179 @@ func (q *queue) passer(at *level, first *waiter, newestFirst bool, allowed, limi
 		return nil
 	}
 	w := l.tried
-	l.tried = l.behind(w, newestFirst)
+	l.tried = l.behind(w, q.newestFirst)
 	return w
 }
 
-// join takes the slots of a call or puts the call into the queue as w, if fewer than
+// enter takes the slots of a call or puts the call into the queue as w, if fewer than
 // places calls wait. left and own are those of patience. If the call is neither queued
-// nor refused, it has its slots, as w would have them. The mutex is held.
-func (b *Bulkhead) join(w *waiter, c *claim, places int, left time.Duration, own bool) (queued bool, refusal *FullError) {
-	r, now := b.rules.Load(), w.since
-	l := b.queue.line(b.shareOf(c), w.level)
+// nor refused, it has its slots, as w would have them.
+func (q *queue) enter(w *waiter, of *share, places int, left time.Duration, own bool) (queued bool, refusal Reason) {
+	l := q.line(of, w.level)
 	w.line = l
 	var word uint64
 	var displaced *waiter
 	for {
 		var ok bool
-		if word, ok = b.admit(r, l.share, w.level, w.cost, now); ok {
-			b.queue.shares.count(l.share, w.cost, 0)
-			return false, nil
+		if word, ok = q.admit(l.share, w.level, w.cost); ok {
+			q.shares.count(l.share, w.cost, 0)
+			return false, ""
 		}
-		displaced = nil
-		if b.waiters.Load() >= int64(places) {
-			if displaced = b.lastServed(l, w.level, b.newestFirst(r, now)); displaced == nil {
-				return false, b.refusal(r, QueueFull, w.level, w.cost, c)
-			}
+		a := arrival{cost: w.cost, most: q.rules.most(q.slotsInAll(), w.level), own: own}
+		if displaced = nil; q.waiters.Load() >= int64(places) {
+			displaced = q.lastServed(l, w.level)
+			a.full = displaced == nil
 		}
-		if w.cost > r.most(int(b.limit.Load()), w.level) { // the limit may have shrunk since try looked
-			return false, b.refusal(r, TooCostly, w.level, w.cost, c)
-		}
-		if r.Order == FIFO && left < forever && b.queue.pace.least(b.ahead(l, w.level)+w.cost) > left {
-			reason := DeadlineTooClose
-			if own {
-				reason = WaitTooLong
-			}
-			return false, b.refusal(r, reason, w.level, w.cost, c)
+		a.late = q.rules.Order == FIFO && left < forever && q.pace.least(q.ahead(l, w.level)+w.cost) > left
+		if refusal = a.refusal(); refusal != "" {
+			return false, refusal
 		}
 		// This fails if a slot was given back since admit looked.
-		if word&waiting != 0 || b.slots.word.CompareAndSwap(word, word|waiting) {
+		if word&waiting != 0 || q.slots.word.CompareAndSwap(word, word|waiting) {
 			break
 		}
 	}
 	if word&waiting == 0 {
-		b.queue.stood = now
-		b.queue.pace.restart(now)
+		q.stood = q.now
+		q.by(q.rules, q.now)
+		q.pace.restart(q.now)
 	}
 	if displaced != nil {
-		b.settle(displaced, false, Displaced)
+		q.settle(displaced, false, Displaced)
 	}
-	b.queue.add(w, l)
-	b.waiters.Add(1)
-	if displaced != nil || l.claims(r.Order != FIFO) { // displaced may have held up others; w may be first
-		b.grant(r, now, 0)
+	q.add(w, l)
+	q.waiters.Add(1)
+	if displaced != nil || l.claims(q.rules.Order != FIFO) { // displaced may have held up others; w may be first
+		q.grant(0)
 	}
-	return true, nil
+	return true, ""
+}
+
+const forever = math.MaxInt64 // as patience
+
+// An arrival is what a call without slots finds at the queue.
+type arrival struct {
+	full       bool // as many calls wait as may, and none gives way
+	cost, most int  // slots that it needs, and that its level may ever have: the limit may have shrunk
+	late       bool // it will wait for longer than it can,
+	own        bool // by its MaxWait, and not by its ctx
+}
+
+// refusal returns why the call may not wait, or "".
+func (a arrival) refusal() Reason {
+	switch {
+	case a.full:
+		return QueueFull
+	case a.cost > a.most:
+		return TooCostly
+	case !a.late:
+		return ""
+	case a.own:
+		return WaitTooLong
+	}
+	return DeadlineTooClose
 }
 
 // admit takes the n slots of a new call, if the call may pass the waiters that come
-// before it. The mutex is held.
-func (b *Bulkhead) admit(r *rules, of *share, level, n int, now time.Duration) (word uint64, ok bool) {
-	limit := int(b.limit.Load())
-	kept := r.kept(limit, level)
-	word, ok = b.slots.take(n, kept)
+// before it.
+func (q *queue) admit(of *share, level, n int) (word uint64, ok bool) {
+	kept := q.rules.kept(q.slotsInAll(), level)
+	word, ok = q.slots.take(n, kept)
 	if ok || word&waiting == 0 || freeIn(word)-kept < n {
 		return word, ok
 	}
-	newestFirst := b.newestFirst(r, now)
 	last := level // the last level of which a waiter may come before the call
-	if newestFirst && b.queue.levels[level].claim == nil {
+	if q.newestFirst && q.levels[level].claim == nil {
 		last--
 	}
-	if n > b.allowance(last) {
+	if n > q.allowance(last) {
 		return word, false
 	}
 	if of != nil {
-		at := &b.queue.levels[level]
-		if first := b.queue.first(at, newestFirst, limit); first != nil && !b.queue.mayPass(of, first, limit) {
+		if first := q.first(&q.levels[level]); first != nil && !q.mayPass(of, first) {
 			return word, false
 		}
 	}
-	b.pass(last, n)
-	b.slots.word.Add(admitted - uint64(n))
+	q.pass(last, n)
+	q.slots.word.Add(admitted - uint64(n))
 	return word, true
 }
 
 // grant hands free slots to the waiters, in order, together with the slots that have
-// just been freed. The mutex is held, and the queue was not empty when it was taken.
-func (b *Bulkhead) grant(r *rules, now time.Duration, freed int) {
-	newestFirst := b.newestFirst(r, now)
-	word := b.slots.word.Load() + uint64(freed)
-	taken := b.grantLevels(r, freeIn(word), newestFirst)
-	if r.Order == CoDel && newestFirst && taken > 0 && b.refuseStanding(r, now) {
-		taken += b.grantLevels(r, freeIn(word)-taken, newestFirst) // waiters that a refused one held up
+// just been freed. The queue was not empty when the mutex was taken.
+func (q *queue) grant(freed int) {
+	word := q.slots.word.Load() + uint64(freed)
+	taken := q.grantLevels(freeIn(word))
+	if q.rules.Order == CoDel && q.newestFirst && taken > 0 && q.refuseStanding() {
+		taken += q.grantLevels(freeIn(word) - taken) // waiters that a refused one held up
 	}
 	word -= uint64(taken)
-	if b.waiters.Load() == 0 {
+	if q.waiters.Load() == 0 {
 		word &^= waiting
 	}
-	b.slots.word.Store(word)
+	q.slots.word.Store(word)
 }
 
 // grantLevels hands out of free slots to the waiters of all levels and returns how
 // many.
-func (b *Bulkhead) grantLevels(r *rules, free int, newestFirst bool) (taken int) {
-	limit := int(b.limit.Load())
-	for level := range b.queue.levels {
-		taken += b.grantLevel(level, free-taken-r.kept(limit, level), newestFirst)
+func (q *queue) grantLevels(free int) (taken int) {
+	for level := range q.levels {
+		room := free - taken - q.rules.kept(q.slotsInAll(), level)
+		g := granting{queue: q, level: level}
+		for w := g.next(room); w != nil; w = g.next(room) {
+			room -= w.cost
+			taken += w.cost
+			q.settle(w, true, "")
+		}
 	}
 	return taken
 }
 
-// grantLevel hands out of room slots to the waiters of one level and returns how
-// many.
-func (b *Bulkhead) grantLevel(level, room int, newestFirst bool) (taken int) {
-	q, at, limit := &b.queue, &b.queue.levels[level], int(b.limit.Load())
+// A granting is one pass of grantLevels over a level.
+type granting struct {
+	*queue
+	level int
+	first *waiter // which does not fit; then others may pass it
+}
+
+// next decides which waiter of the level is served next, out of room slots, or nil.
+func (g *granting) next(room int) *waiter {
+	at := &g.levels[g.level]
 	if room <= 0 {
-		return 0
+		return nil
 	}
-	var first *waiter
-	for first = q.first(at, newestFirst, limit); first != nil; first = q.first(at, newestFirst, limit) {
-		if first.cost > min(room-taken, b.allowance(level-1)) {
-			break
-		}
-		q.looked++
-		b.pass(level-1, first.cost)
-		at.passed = 0
-		taken += first.cost
-		b.settle(first, true, "")
-	}
-	if first == nil || taken >= room {
-		return taken
-	}
-	if first.line.claims(newestFirst) && first.cost > room-taken {
-		at.claim = first
-	}
-	for l := at.turns.first; l != nil; l = l.later {
-		l.tried, l.least = l.first(newestFirst), math.MaxInt
-	}
-	for {
-		w := q.passer(at, first, newestFirst, min(room-taken, b.allowance(level)), limit)
+	if g.first == nil {
+		w := g.queue.first(at)
 		if w == nil {
-			return taken
+			return nil
 		}
-		b.pass(level, w.cost)
-		taken += w.cost
-		b.settle(w, true, "")
+		if w.cost <= min(room, g.allowance(g.level-1)) {
+			g.looked++
+			g.pass(g.level-1, w.cost)
+			at.passed = 0
+			return w
+		}
+		if g.first = w; w.line.claims(g.newestFirst) && w.cost > room {
+			at.claim = w
+		}
+		for l := at.turns.first; l != nil; l = l.later {
+			l.tried, l.least = l.first(g.newestFirst), math.MaxInt
+		}
 	}
+	w := g.passer(at, g.first, min(room, g.allowance(g.level)))
+	if w != nil {
+		g.pass(g.level, w.cost)
+	}
+	return w
 }
 
 // allowance returns how many slots a call may take before the first waiters of the
 // levels up to last, which cost more than it does.
-func (b *Bulkhead) allowance(last int) int {
+func (q *queue) allowance(last int) int {
 	allowed := math.MaxInt
 	for level := range last + 1 {
-		if at := &b.queue.levels[level]; at.waiters > 0 {
-			allowed = min(allowed, int(b.limit.Load())-at.passed)
+		if at := &q.levels[level]; at.waiters > 0 {
+			allowed = min(allowed, q.slotsInAll()-at.passed)
 		}
 	}
 	return allowed
@@ -363,52 +329,30 @@ func (b *Bulkhead) allowance(last int) int {
 // pass counts n slots as taken before the first waiters of the levels up to last. The
 // level counts them and not its first waiter: otherwise no slots would ever be kept if
 // each first waiter gives up before it is served.
-func (b *Bulkhead) pass(last, n int) {
+func (q *queue) pass(last, n int) {
 	for level := range last + 1 {
-		if at := &b.queue.levels[level]; at.waiters > 0 {
+		if at := &q.levels[level]; at.waiters > 0 {
 			at.passed += n
 		}
 	}
 }
 
-// settle takes w out of the queue. unlock tells it.
-func (b *Bulkhead) settle(w *waiter, admitted bool, refusal Reason) {
-	b.queue.remove(w, admitted, int(b.limit.Load()))
-	b.waiters.Add(-1)
+// settle takes w out of the queue. Bulkhead.unlock tells it.
+func (q *queue) settle(w *waiter, admitted bool, refusal Reason) {
+	q.remove(w, admitted)
+	q.waiters.Add(-1)
 	w.settled, w.admitted, w.refusal = true, admitted, refusal
-	w.older, b.queue.settled = b.queue.settled, w
-}
-
-// unlock releases the mutex and then tells the waiters that were settled under it.
-// Waking them takes longer than the rest of what happens under the mutex.
-func (b *Bulkhead) unlock() {
-	settled := b.queue.settled
-	b.queue.settled = nil
-	b.mu.Unlock()
-	for w := settled; w != nil; w = w.older {
-		close(w.ready)
-	}
-}
-
-// abandon settles w as refused, unless it has been settled already.
-func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
-	b.mu.Lock()
-	defer b.unlock()
-	if w.settled {
-		return
-	}
-	b.settle(w, false, refusal)
-	b.grant(b.rules.Load(), b.now(), 0) // w may have held up others
+	w.older, q.settled = q.settled, w
 }
 
 // refuseStanding refuses the waiters that have waited for too long in a queue that stands, and
 // reports whether there were any.
-func (b *Bulkhead) refuseStanding(r *rules, now time.Duration) (refused bool) {
-	longest := r.standing() / codelFraction
-	for level := range b.queue.levels {
-		for w := range b.queue.levels[level].all {
-			if now-w.since > longest {
-				b.settle(w, false, StandingQueue)
+func (q *queue) refuseStanding() (refused bool) {
+	longest := q.rules.standing() / codelFraction
+	for level := range q.levels {
+		for w := range q.levels[level].all {
+			if q.now-w.since > longest {
+				q.settle(w, false, StandingQueue)
 				refused = true
 			}
 		}
@@ -419,19 +363,19 @@ func (b *Bulkhead) refuseStanding(r *rules, now time.Duration) (refused bool) {
 // lastServed returns the waiter that gives its place in a full queue to a new call of a
 // line at a level, or nil: the one that is served last of those of the least important
 // level, and of the share there that waits most.
-func (b *Bulkhead) lastServed(own *line, level int, newestFirst bool) *waiter {
-	for below := len(b.queue.levels) - 1; below > level; below-- {
-		at := &b.queue.levels[below]
+func (q *queue) lastServed(own *line, level int) *waiter {
+	for below := len(q.levels) - 1; below > level; below-- {
+		at := &q.levels[below]
 		if l := at.mostCrowded(nil); l != nil {
-			return l.last(newestFirst, at.claim)
+			return l.last(q.newestFirst, at.claim)
 		}
 	}
-	at := &b.queue.levels[level]
+	at := &q.levels[level]
 	l := at.mostCrowded(own)
-	if l == own && !newestFirst {
+	if l == own && !q.newestFirst {
 		return nil
 	}
-	if w := l.last(newestFirst, at.claim); w == nil || w != at.claim {
+	if w := l.last(q.newestFirst, at.claim); w == nil || w != at.claim {
 		return w
 	}
 	return nil
@@ -439,15 +383,10 @@ func (b *Bulkhead) lastServed(own *line, level int, newestFirst bool) *waiter {
 
 // ahead returns how many slots must become free for the waiters that come before a new
 // call of a line at a level, if it goes by FIFO.
-func (b *Bulkhead) ahead(own *line, level int) int {
-	n := own.cost - max(freeIn(b.slots.word.Load()), 0)
+func (q *queue) ahead(own *line, level int) int {
+	n := own.cost - max(freeIn(q.slots.word.Load()), 0)
 	for l := range level {
-		n += b.queue.levels[l].cost
+		n += q.levels[l].cost
 	}
 	return n
-}
-
-// newestFirst reports whether the newest waiter of a level is served first.
-func (b *Bulkhead) newestFirst(r *rules, now time.Duration) bool {
-	return r.Order == LIFO || r.Order == CoDel && now-b.queue.stood >= r.standing()
 }

@@ -63,13 +63,13 @@ func (r *rules) allows(n int, key string) error {
 
 // resize changes the limit to that of e. The mutex is held.
 func (b *Bulkhead) resize(r *rules, e Event) {
-	e.Kind, e.Name, e.Key, e.From = EventLimitChanged, r.Name, b.key, int(b.limit.Load())
+	e.Kind, e.Name, e.Key, e.From = EventLimitChanged, r.Name, b.key, int(b.queue.limit.Load())
 	if e.From == e.To {
 		return
 	}
 	b.resizes.Add(1)
-	b.limit.Store(int64(e.To))
-	b.slots.add(e.To - e.From)
+	b.queue.limit.Store(int64(e.To))
+	b.queue.slots.add(e.To - e.From)
 	b.resizes.Add(1)
 	b.serve(r)
 	if r.OnLimit != nil || b.observers.Any() {
@@ -79,9 +79,9 @@ func (b *Bulkhead) resize(r *rules, e Event) {
 
 // serve hands free slots to waiting calls by new rules or a new limit. The mutex is held.
 func (b *Bulkhead) serve(r *rules) {
-	if b.slots.word.Load()&waiting != 0 {
+	if b.queue.slots.word.Load()&waiting != 0 {
 		b.refuseTooCostly(r)
-		b.grant(r, b.now(), 0)
+		b.queue.by(r, b.now()).grant(0)
 	}
 }
 
@@ -101,11 +101,11 @@ func (b *Bulkhead) tooCostlyWaits(r *rules, limit int) bool {
 // refuseTooCostly takes the calls out of the queue that would wait forever. The mutex is
 // held.
 func (b *Bulkhead) refuseTooCostly(r *rules) {
-	limit := int(b.limit.Load())
+	limit := int(b.queue.limit.Load())
 	for level := range b.queue.levels {
 		for w := range b.queue.levels[level].all {
 			if w.cost > r.most(limit, level) {
-				b.settle(w, false, TooCostly)
+				b.queue.settle(w, false, TooCostly)
 			}
 		}
 	}

@@ -142,16 +142,16 @@ func (c *counters) totals() (t Totals) {
 func (b *Bulkhead) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.folded += b.slots.fold()
+	b.folded += b.queue.slots.fold()
 	s := Stats{
 		Totals:      b.counts.totals(),
 		Queued:      make([]int, len(b.queue.levels)),
-		Limit:       int(b.limit.Load()),
+		Limit:       int(b.queue.limit.Load()),
 		LongestHeld: b.longestHeld(),
 		Shares:      b.queue.shares.busiest(),
 	}
 	s.Admitted += b.folded
-	s.InFlight = s.Limit - freeIn(b.slots.word.Load())
+	s.InFlight = s.Limit - freeIn(b.queue.slots.word.Load())
 	for level := range b.queue.levels {
 		at := &b.queue.levels[level]
 		s.Queued[level] = at.waiters
@@ -166,10 +166,10 @@ func (b *Bulkhead) Stats() Stats {
 func (g *Group[K]) Stats() (s GroupStats) {
 	s.Refusals.TooManyKeys = g.refused.Load()
 	s.Refused += s.Refusals.TooManyKeys
-	s.include(g.shared)
-	g.members.Shards(func(shard int, members iter.Seq2[K, *Bulkhead]) {
+	s.include(g.members.Shared())
+	g.members.Shards(func(shard int, members iter.Seq[*Bulkhead]) {
 		s.Totals.add(g.evicted[shard])
-		for _, b := range members {
+		for b := range members {
 			s.include(b)
 			s.Keys++
 		}

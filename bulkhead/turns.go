@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/keyed"
 )
@@ -103,6 +104,24 @@ func (s *shares) hasPart(of *share, limit int) bool {
 	return of != nil && float64(of.held)*float64(s.weight) >= float64(limit)*float64(of.weight)
 }
 
+// A waiter is a call in the queue.
+type waiter struct {
+	older, newer *waiter
+	level        int
+	line         *line
+	cost         int
+	since        time.Duration
+
+	// Set when it leaves the queue, before ready is closed.
+	ready    chan struct{}
+	settled  bool
+	admitted bool
+	refusal  Reason // if not admitted
+}
+
+// slots returns those that w has once it is admitted.
+func (w *waiter) slots() taken { return taken{w.cost, w.line.share} }
+
 // A line holds the calls of one share that wait at one level, by age. Without
 // Config.Share, there is one line for each level.
 type line struct {
@@ -129,6 +148,63 @@ func (l *line) weight() float64 {
 
 // crowd returns how many calls wait for each weight, with some more.
 func (l *line) crowd(more int) float64 { return float64(l.waiters+more) / l.weight() }
+
+func (l *line) add(w *waiter) {
+	w.line, w.older, l.newest = l, l.newest, w
+	if w.older == nil {
+		l.oldest, l.cheaper = w, w.cost-1
+	} else {
+		w.older.newer = w
+	}
+	l.cheaper = min(l.cheaper, w.cost-1)
+	l.waiters++
+	l.cost += w.cost
+}
+
+func (l *line) remove(w *waiter) {
+	if w.older == nil {
+		l.oldest = w.newer
+	} else {
+		w.older.newer = w.newer
+	}
+	if w.newer == nil {
+		l.newest = w.older
+	} else {
+		w.newer.older = w.older
+	}
+	l.waiters--
+	l.cost -= w.cost
+}
+
+// first returns the waiter that is served first.
+func (l *line) first(newestFirst bool) *waiter {
+	if newestFirst {
+		return l.newest
+	}
+	return l.oldest
+}
+
+// behind returns the waiter that is served after w, or nil.
+func (l *line) behind(w *waiter, newestFirst bool) *waiter {
+	if newestFirst {
+		return w.older
+	}
+	return w.newer
+}
+
+// last returns the waiter that is served last, the claim of its level only if it is alone,
+// or nil.
+func (l *line) last(newestFirst bool, claim *waiter) *waiter {
+	w := l.first(!newestFirst)
+	if w != nil && w == claim && newestFirst && w.newer != nil {
+		return w.newer
+	}
+	return w
+}
+
+// claims reports whether the first waiter of a line may come to be first no longer without
+// being served.
+func (l *line) claims(newestFirst bool) bool { return newestFirst || l.share != nil }
 
 // turns are the lines of one level in which calls wait. Each is served once in a round,
 // or as often as its weight: self-clocked fair queueing, Golestani, INFOCOM 1994.
@@ -165,11 +241,11 @@ func (t *turns) before(l *line) **line {
 	return &l.sooner
 }
 
-// take takes a line out. It leaves l.later as it is, for those who go through the lines.
-func (t *turns) take(l *line) { *t.after(l.sooner), *t.before(l.later) = l.later, l.sooner }
+// unlink takes a line out. It leaves l.later as it is, for those who go through the lines.
+func (t *turns) unlink(l *line) { *t.after(l.sooner), *t.before(l.later) = l.later, l.sooner }
 
 func (t *turns) remove(l *line) {
-	if t.take(l); t.first == nil {
+	if t.unlink(l); t.first == nil {
 		t.now = 0
 	}
 }
@@ -201,7 +277,7 @@ func always(*line) bool { return true }
 // held its part catches up by no more than limit slots for each weight.
 func (t *turns) served(l *line, n, limit int) {
 	t.now = max(t.now, l.turn)
-	t.take(l)
+	t.unlink(l)
 	l.turn = max(l.turn, t.now-float64(limit)) + float64(n)/l.weight()
 	t.place(l)
 }

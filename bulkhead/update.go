@@ -2,41 +2,6 @@ package bulkhead
 
 import "context"
 
-// rules are a Config as a call reads it: once, at its start. They do not change: an
-// Update makes new ones.
-type rules struct {
-	*Config            // with defaults
-	simple   bool      // without Priority, Cost, Share and Adaptive
-	above    []float64 // by level: the share of the limit that is kept for the levels above
-	adaptive *adaptive // nil if the limit is fixed
-}
-
-// newRules returns the rules of a Config with defaults, without adaptive.
-func newRules(cfg *Config) *rules {
-	r := &rules{Config: cfg}
-	r.simple = r.Priority == nil && r.Cost == nil && r.Share == nil && r.Adaptive == nil
-	r.above = make([]float64, r.Levels)
-	for level := 1; level < r.Levels; level++ {
-		r.above[level] = r.above[level-1]
-		if level <= len(r.Reserve) {
-			r.above[level] += r.Reserve[level-1]
-		}
-	}
-	return r
-}
-
-// kept returns how many slots of a limit a call of level must leave free.
-func (r *rules) kept(limit, level int) int {
-	if r.above[level] == 0 {
-		return 0
-	}
-	const rounding = 1e-9 // a share of a whole number of slots may fall short of it
-	return min(int(float64(limit)*r.above[level]+rounding), limit-1)
-}
-
-// most returns how many slots of a limit the calls of a level may use.
-func (r *rules) most(limit, level int) int { return limit - r.kept(limit, level) }
-
 // Name returns the Name of the Config.
 func (b *Bulkhead) Name() string { return b.setting.Load().Name }
 
@@ -84,7 +49,7 @@ func (b *Bulkhead) adopt(cfg *Config) {
 		a := b.rules.Load().adaptive
 		if a == nil {
 			a = &adaptive{controller: newController(*next.Adaptive)}
-			a.controller.restart(b.unix(), int(b.limit.Load()))
+			a.controller.restart(b.unix(), int(b.queue.limit.Load()))
 		}
 		next.adaptive = a
 		a.mu.Lock()
@@ -95,7 +60,7 @@ func (b *Bulkhead) adopt(cfg *Config) {
 	b.mu.Lock()
 	defer b.unlock()
 	b.rules.Store(next)
-	if int64(limit) == b.limit.Load() {
+	if int64(limit) == b.queue.limit.Load() {
 		b.serve(next)
 		return
 	}
@@ -103,10 +68,10 @@ func (b *Bulkhead) adopt(cfg *Config) {
 }
 
 // Name returns the Name of the Config.
-func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
+func (g *Group[K]) Name() string { return g.members.Load().Config.Name }
 
 // Config returns the present GroupConfig, with its defaults filled in.
-func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
+func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 
 // Update changes the GroupConfig as [Bulkhead.Update] changes a Config.
 //
@@ -117,36 +82,16 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 //   - MaxKeys cannot be less than the number of bulkheads that the group holds.
 //   - The Name and the Levels of Config cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	var members []*Bulkhead
-	err := g.setting.Update(change, g.admit, func(*GroupConfig[K]) { members = g.follow() })
-	for _, b := range members {
+	err := g.members.Update(change)
+	for _, b := range g.members.All() {
 		b.announce(context.Background())
 	}
+	g.members.Shared().announce(context.Background())
 	return err
 }
 
 // Preview returns what Config would return after the Update, or the error of Update, and
 // changes nothing. It does not compare MaxKeys with the bulkheads that the group holds.
 func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	return g.setting.Preview(change)
-}
-
-func (g *Group[K]) admit(next *GroupConfig[K]) error {
-	return g.members.SetBounds("bulkhead.GroupConfig", next.MaxKeys, next.IdleAfter)
-}
-
-// follow returns the bulkheads that have followed an Update.
-func (g *Group[K]) follow() (members []*Bulkhead) {
-	each := newVersion(g.setting.Given().Config)
-	g.each.Store(each)
-	members = append(members, g.shared)
-	for _, b := range g.members.All() {
-		if !b.own {
-			members = append(members, b)
-		}
-	}
-	for _, b := range members {
-		b.setting.Adopt(each, b.adopt)
-	}
-	return members
+	return g.members.Preview(change)
 }

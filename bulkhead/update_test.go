@@ -406,9 +406,8 @@ func TestGroupConfigIsThePresentOneWithItsDefaults(t *testing.T) {
 	require.Equal(t, "api", g.Name())
 	require.Equal(t, bulkhead.GroupConfig[string]{
 		Config:    bulkhead.Config{Name: "api", Limit: 2, Order: bulkhead.FIFO, Levels: 1},
-		MaxKeys:   bulkhead.DefaultMaxKeys,
+		MaxKeys:   10_000,
 		IdleAfter: 10 * time.Minute,
-		Overflow:  bulkhead.ShareOne,
 	}, g.Config())
 }
 
@@ -491,7 +490,7 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 	require.ErrorContains(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.MaxKeys = -1 }), "MaxKeys is -1")
 	require.ErrorContains(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.Config.Limit = 0 }), "Limit is 0")
 	require.Equal(t, 3, g.Config().MaxKeys)
-	require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.Overflow = bulkhead.RefuseNew }))
+	require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.RefuseNew = true }))
 	require.ErrorIs(t, begin(3), bulkhead.ErrFull)
 	require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.MaxKeys = 4 }))
 	require.NoError(t, begin(3))
