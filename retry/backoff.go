@@ -10,46 +10,39 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
+// A Backoff returns the delays of one call, one after the other, and a negative one to end
+// the retrying. The BackOff of every version of github.com/cenkalti/backoff is one.
+type Backoff = interface {
+	NextBackOff() time.Duration
+	Reset() // is not called by a Retrier
+}
+
 // Constant waits d before each retry. It needs d >= 0.
 //
-// Constant and its like return factories for Config.Backoff: a BackOff has state and
+// Constant and its like return factories for Config.Backoff: a Backoff has state and
 // belongs to one call, a factory may be shared. [Config.Validate] reports arguments without
 // meaning, such as a negative delay.
 //
-// Constant, [Linear], [Doubling] and [Delays] are exact. Clients that fail together and
-// wait for exactly the same time return together, so most programs want the random delays
-// of [Exponential], [Decorrelated] or [FullJitter].
-func Constant(d time.Duration) func() backoff.BackOff {
+// Constant and [Delays] are exact. Clients that fail together and wait for exactly the same
+// time return together, so most programs want the random delays of [Exponential].
+func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
 	}
 	b := &constant{d} // has no state
-	return func() backoff.BackOff { return b }
+	return func() Backoff { return b }
 }
 
-// Linear waits first before the first retry, step longer before each further one, and at
-// most longest. It needs 0 <= first <= longest and step >= 0.
-func Linear(first, step, longest time.Duration) func() backoff.BackOff {
-	if first < 0 || step < 0 || longest < first {
-		return misused("Linear(%v, %v, %v)", "given 0 or more, and longest at least first", first, step, longest)
-	}
-	return func() backoff.BackOff { return &linear{first: first, step: step, longest: longest, next: first} }
-}
-
-// Doubling waits first before the first retry, twice as long before each further one, and
-// at most longest. It needs 0 < first <= longest. [Exponential] is the same with full
-// jitter.
-func Doubling(first, longest time.Duration) func() backoff.BackOff {
+// Exponential waits a random time between 0 and a bound that begins at first, doubles with
+// each retry, and stays at longest. This is full jitter, the kind that makes the least
+// work for a server that recovers (Brooker, "Exponential Backoff And Jitter", AWS
+// Architecture Blog, 2015). It needs 0 < first <= longest.
+func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
-		return misused("Doubling(%v, %v)", "given more than 0, and longest at least first", first, longest)
+		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
 	}
-	return doubling(first, longest)
-}
-
-// doubling has the engine compute the delays, without its jitter, which would exceed
-// MaxInterval.
-func doubling(first, longest time.Duration) func() backoff.BackOff {
-	return func() backoff.BackOff {
+	return func() Backoff {
+		// The engine computes the bounds. Its own jitter would exceed MaxInterval.
 		b := &backoff.ExponentialBackOff{
 			InitialInterval: first,
 			Multiplier:      2,
@@ -59,59 +52,20 @@ func doubling(first, longest time.Duration) func() backoff.BackOff {
 			Clock:           backoff.SystemClock,
 		}
 		b.Reset()
-		return b
+		return &jittered{b}
 	}
-}
-
-// Exponential waits a random time between 0 and a bound that begins at first, doubles with
-// each retry, and stays at longest. This is full jitter, the kind that makes the least
-// work for a server that recovers (Brooker, "Exponential Backoff And Jitter", AWS
-// Architecture Blog, 2015). It needs 0 < first <= longest.
-func Exponential(first, longest time.Duration) func() backoff.BackOff {
-	if first <= 0 || longest < first {
-		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
-	}
-	return FullJitter(doubling(first, longest))
-}
-
-// FullJitter waits a random time between 0 and each delay of delays, which must not be
-// nil.
-func FullJitter(delays func() backoff.BackOff) func() backoff.BackOff {
-	if delays == nil {
-		return misused("FullJitter(nil)", "given the delays")
-	}
-	return func() backoff.BackOff {
-		switch b := delays().(type) {
-		case nil:
-			return nil // Validate says so
-		case *misuse:
-			return b
-		default:
-			return &jittered{b}
-		}
-	}
-}
-
-// Decorrelated waits a random time between first and three times the delay before it, and
-// at most longest. This is decorrelated jitter, from the same source as [Exponential]'s.
-// It needs 0 < first <= longest.
-func Decorrelated(first, longest time.Duration) func() backoff.BackOff {
-	if first <= 0 || longest < first {
-		return misused("Decorrelated(%v, %v)", "given more than 0, and longest at least first", first, longest)
-	}
-	return func() backoff.BackOff { return &decorrelated{first: first, longest: longest, last: first} }
 }
 
 // Immediately makes the first n retries without a wait and takes the delays of the others
 // from then. A nil then means Exponential(100ms, 10s). It needs n >= 0.
-func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
+func Immediately(n int, then func() Backoff) func() Backoff {
 	if n < 0 {
 		return misused("Immediately(%d, ...)", "given 0 or more", n)
 	}
 	if then == nil {
 		then = Exponential(defaultFirst, defaultLongest)
 	}
-	return func() backoff.BackOff {
+	return func() Backoff {
 		switch b := then().(type) {
 		case nil:
 			return nil // Validate says so
@@ -125,14 +79,14 @@ func Immediately(n int, then func() backoff.BackOff) func() backoff.BackOff {
 
 // Delays waits for each d in turn and then ends the retrying. It needs each d >= 0, and
 // Attempts must be 0, negative, or one more than the number of delays.
-func Delays(d ...time.Duration) func() backoff.BackOff {
+func Delays(d ...time.Duration) func() Backoff {
 	for _, each := range d {
 		if each < 0 {
 			return misused("Delays(..., %v, ...)", "given 0 or more", each)
 		}
 	}
 	d = slices.Clone(d)
-	return func() backoff.BackOff { return &delays{all: d} }
+	return func() Backoff { return &delays{all: d} }
 }
 
 const (
@@ -145,50 +99,15 @@ type constant struct{ d time.Duration }
 func (b *constant) Reset()                     {}
 func (b *constant) NextBackOff() time.Duration { return b.d }
 
-type linear struct{ first, step, longest, next time.Duration }
-
-func (b *linear) Reset() { b.next = b.first }
-
-func (b *linear) NextBackOff() time.Duration {
-	d := b.next
-	if b.next > b.longest-b.step { // the sum might overflow
-		b.next = b.longest
-	} else {
-		b.next += b.step
-	}
-	return d
-}
-
-type jittered struct{ delays backoff.BackOff }
-
-func (b *jittered) Reset() { b.delays.Reset() }
+type jittered struct{ *backoff.ExponentialBackOff }
 
 func (b *jittered) NextBackOff() time.Duration {
-	d := b.delays.NextBackOff()
-	if d < 0 {
-		return backoff.Stop
-	}
-	return fullJitter(d)
-}
-
-func (b *jittered) retries() (int, bool) { return retriesOf(b.delays) }
-
-type decorrelated struct{ first, longest, last time.Duration }
-
-func (b *decorrelated) Reset() { b.last = b.first }
-
-func (b *decorrelated) NextBackOff() time.Duration {
-	most := b.longest
-	if b.last <= b.longest/3 { // the product might overflow
-		most = b.last * 3
-	}
-	b.last = b.first + fullJitter(most-b.first)
-	return b.last
+	return fullJitter(b.ExponentialBackOff.NextBackOff())
 }
 
 type immediate struct {
 	n, made int
-	then    backoff.BackOff
+	then    Backoff
 }
 
 func (b *immediate) Reset() {
@@ -227,20 +146,20 @@ func (b *delays) NextBackOff() time.Duration {
 func (b *delays) retries() (int, bool) { return len(b.all), true }
 
 // retriesOf returns how many delays b has. ok is false if that is not known.
-func retriesOf(b backoff.BackOff) (n int, ok bool) {
+func retriesOf(b Backoff) (n int, ok bool) {
 	if finite, ok := b.(interface{ retries() (int, bool) }); ok {
 		return finite.retries()
 	}
 	return 0, false
 }
 
-// A misuse is the BackOff of a factory whose arguments mean nothing. Validate reports it.
+// A misuse is the Backoff of a factory whose arguments mean nothing. Validate reports it.
 // It never retries.
 type misuse struct{ what, want string }
 
-func misused(format, want string, args ...any) func() backoff.BackOff {
+func misused(format, want string, args ...any) func() Backoff {
 	m := &misuse{what: fmt.Sprintf(format, args...), want: want}
-	return func() backoff.BackOff { return m }
+	return func() Backoff { return m }
 }
 
 func (m *misuse) Reset()                     {}

@@ -29,36 +29,19 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 		}
 	}
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
-	linear := func(n int) time.Duration { return min(time.Duration(1+2*n), 30) * time.Second }
-	thirds := func(n int) time.Duration {
-		return []time.Duration{0, longest / 3, longest / 3 * 2, longest/3*2 + longest/3, longest}[min(n, 4)]
-	}
-	long := func(n int) time.Duration { return []time.Duration{1, longest}[min(n, 1)] }
 	for _, c := range []struct {
 		name        string
-		factory     func() backoff.BackOff
+		factory     func() retry.Backoff
 		least, most func(n int) time.Duration
 		random      bool
 	}{
 		{"Constant", retry.Constant(time.Second), always(time.Second), always(time.Second), false},
 		{"Constant(0)", retry.Constant(0), always(0), always(0), false},
 		{"Constant(longest)", retry.Constant(longest), always(longest), always(longest), false},
-		{"Linear", retry.Linear(time.Second, 2*time.Second, 30*time.Second), linear, linear, false},
-		{"Linear to the longest", retry.Linear(0, longest/3, longest), thirds, thirds, false},
-		{"Linear with a long step", retry.Linear(1, longest, longest), long, long, false},
-		{"Linear without a step", retry.Linear(time.Second, 0, time.Minute), always(time.Second), always(time.Second), false},
-		{"Linear with jitter", retry.FullJitter(retry.Linear(time.Second, 2*time.Second, 30*time.Second)), always(0), linear, true},
-		{"Doubling", retry.Doubling(time.Second, time.Minute), double(time.Second, time.Minute), double(time.Second, time.Minute), false},
-		{"Doubling to the longest", retry.Doubling(1, longest), double(1, longest), double(1, longest), false},
-		{"Constant with jitter", retry.FullJitter(retry.Constant(time.Second)), always(0), always(time.Second), true},
 		{"Exponential", retry.Exponential(100*time.Millisecond, 10*time.Second), always(0), double(100*time.Millisecond, 10*time.Second), true},
 		{"Exponential from 1ns", retry.Exponential(1, time.Second), always(0), double(1, time.Second), true},
 		{"Exponential to the longest", retry.Exponential(time.Second, longest), always(0), double(time.Second, longest), true},
 		{"Exponential at the longest", retry.Exponential(longest, longest), always(0), always(longest), true},
-		{"Decorrelated", retry.Decorrelated(time.Second, 20*time.Second), always(time.Second), func(n int) time.Duration {
-			return []time.Duration{3 * time.Second, 9 * time.Second, 20 * time.Second}[min(n, 2)]
-		}, true},
-		{"Decorrelated to the longest", retry.Decorrelated(longest/2, longest), always(longest / 2), always(longest), true},
 		{"Immediately", retry.Immediately(2, retry.Constant(time.Second)), func(n int) time.Duration {
 			return []time.Duration{0, 0, time.Second}[min(n, 2)]
 		}, func(n int) time.Duration {
@@ -94,7 +77,7 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 				}
 				// Of 200 random delays some come close to each end: all of them miss a
 				// fifth of the range once in 10^19 times.
-				if width := c.most(n) - c.least(n); width > 100 && c.name != "Decorrelated" {
+				if width := c.most(n) - c.least(n); width > 100 {
 					require.LessOrEqual(t, lowest[n]-c.least(n), width/5, "attempt %d", n)
 					require.LessOrEqual(t, c.most(n)-highest[n], width/5, "attempt %d", n)
 				}
@@ -117,12 +100,9 @@ func TestDelaysAreTakenInTurn(t *testing.T) {
 }
 
 func TestEachCallHasABackOffOfItsOwn(t *testing.T) {
-	for name, factory := range map[string]func() backoff.BackOff{
+	for name, factory := range map[string]func() retry.Backoff{
 		"Delays":      retry.Delays(1, 2, 3),
 		"Immediately": retry.Immediately(1, retry.Delays(2, 3)),
-		"FullJitter":  retry.FullJitter(retry.Delays(0)),
-		"Linear":      retry.Linear(1, 1, 9),
-		"Doubling":    retry.Doubling(1, 9),
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, second := factory(), factory()
@@ -146,31 +126,18 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
 		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
 		{"History", retry.Config{History: -1}, "retry.Config.History is -1: must be 0 (for 8) or more"},
-		{"nil BackOff", retry.Config{Backoff: func() backoff.BackOff { return nil }},
+		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
 			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
-		{"nil BackOff later", retry.Config{Backoff: retry.Immediately(2, func() backoff.BackOff { return nil })},
+		{"nil BackOff later", retry.Config{Backoff: retry.Immediately(2, func() retry.Backoff { return nil })},
 			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
 		{"too few Attempts", retry.Config{Attempts: 2, Backoff: retry.Delays(1, 2)}, "retry.Config.Attempts is 2: must be 0 or 3, one more than Backoff has delays"},
 		{"too many Attempts", retry.Config{Attempts: 4, Backoff: retry.Immediately(1, retry.Delays(1))}, "retry.Config.Attempts is 4: must be 0 or 3, one more than Backoff has delays"},
 		{"Constant", retry.Config{Backoff: retry.Constant(-1)}, "retry.Config.Backoff is Constant(-1ns): must be given 0 or more"},
-		{"Linear first", retry.Config{Backoff: retry.Linear(-1, 1, 1)}, "retry.Config.Backoff is Linear(-1ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
-		{"Linear step", retry.Config{Backoff: retry.Linear(1, -1, 1)}, "retry.Config.Backoff is Linear(1ns, -1ns, 1ns): must be given 0 or more, and longest at least first"},
-		{"Linear longest", retry.Config{Backoff: retry.Linear(2, 1, 1)}, "retry.Config.Backoff is Linear(2ns, 1ns, 1ns): must be given 0 or more, and longest at least first"},
-		{"Doubling first", retry.Config{Backoff: retry.Doubling(0, 1)}, "retry.Config.Backoff is Doubling(0s, 1ns): must be given more than 0, and longest at least first"},
-		{"Doubling longest", retry.Config{Backoff: retry.Doubling(2, 1)}, "retry.Config.Backoff is Doubling(2ns, 1ns): must be given more than 0, and longest at least first"},
-		{"FullJitter", retry.Config{Backoff: retry.FullJitter(nil)}, "retry.Config.Backoff is FullJitter(nil): must be given the delays"},
-		{"FullJitter of", retry.Config{Backoff: retry.FullJitter(retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
-		{"too few Attempts for jittered Delays", retry.Config{Attempts: 2, Backoff: retry.FullJitter(retry.Delays(1, 2))}, "retry.Config.Attempts is 2: must be 0 or 3, one more than Backoff has delays"},
 		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
-		{"Decorrelated first", retry.Config{Backoff: retry.Decorrelated(-1, 1)}, "retry.Config.Backoff is Decorrelated(-1ns, 1ns): must be given more than 0, and longest at least first"},
-		{"Decorrelated of nothing", retry.Config{Backoff: retry.Decorrelated(0, 1)}, "retry.Config.Backoff is Decorrelated(0s, 1ns): must be given more than 0, and longest at least first"},
-		{"Decorrelated longest", retry.Config{Backoff: retry.Decorrelated(2, 1)}, "retry.Config.Backoff is Decorrelated(2ns, 1ns): must be given more than 0, and longest at least first"},
 		{"Immediately", retry.Config{Backoff: retry.Immediately(-1, nil)}, "retry.Config.Backoff is Immediately(-1, ...): must be given 0 or more"},
 		{"Immediately, then", retry.Config{Backoff: retry.Immediately(1, retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
 		{"Delays", retry.Config{Backoff: retry.Delays(1, -2, 3)}, "retry.Config.Backoff is Delays(..., -2ns, ...): must be given 0 or more"},
-		{"FullJitter, later nil", retry.Config{Backoff: retry.FullJitter(func() backoff.BackOff { return nil })},
-			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
 		{"several", retry.Config{MaxElapsed: -1, History: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.History is -2: must be 0 (for 8) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -185,9 +152,8 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 
 // Reset begins anew, as the engine has it.
 func TestResetBeginsAnew(t *testing.T) {
-	for name, new := range map[string]func() backoff.BackOff{
-		"Immediately":  retry.Immediately(1, retry.Doubling(1, 1000)),
-		"Decorrelated": retry.Decorrelated(1, math.MaxInt64),
+	for name, new := range map[string]func() retry.Backoff{
+		"Immediately": retry.Immediately(1, retry.Exponential(1, 1000)),
 	} {
 		b := new()
 		for range 60 {
@@ -216,7 +182,7 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 	t.Run("a negative delay ends the retrying", func(t *testing.T) {
 		for _, d := range []time.Duration{backoff.Stop, -2, -time.Hour, math.MinInt64} {
 			fn, calls := failing(forever, errDown)
-			err := retry.New(retry.Config{Attempts: -1, Backoff: func() backoff.BackOff {
+			err := retry.New(retry.Config{Attempts: -1, Backoff: func() retry.Backoff {
 				return brokenBackOff(func() time.Duration { return d })
 			}}).Do(t.Context(), fn)
 			require.ErrorIs(t, err, errDown)
@@ -225,7 +191,7 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 		}
 	})
 	t.Run("a panic passes through", func(t *testing.T) {
-		r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+		r := retry.New(retry.Config{Backoff: func() retry.Backoff {
 			return brokenBackOff(func() time.Duration { panic("broken") })
 		}})
 		fn, calls := failing(forever, errDown)
@@ -234,7 +200,7 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 	})
 	t.Run("no BackOff after all", func(t *testing.T) {
 		asked := 0
-		r := retry.New(retry.Config{Backoff: func() backoff.BackOff {
+		r := retry.New(retry.Config{Backoff: func() retry.Backoff {
 			if asked++; asked == 1 {
 				return &backoff.ZeroBackOff{}
 			}
@@ -264,18 +230,14 @@ func FuzzDelays(f *testing.F) {
 	f.Fuzz(func(t *testing.T, first, step, most int64, attempts uint16) {
 		a, s, m := time.Duration(first), time.Duration(step), time.Duration(most)
 		for name, c := range map[string]struct {
-			factory    func() backoff.BackOff
+			factory    func() retry.Backoff
 			valid      bool
 			least, cap time.Duration
 		}{
-			"Constant":     {retry.Constant(a), a >= 0, a, a},
-			"Linear":       {retry.Linear(a, s, m), 0 <= a && a <= m && s >= 0, a, m},
-			"Doubling":     {retry.Doubling(a, m), 0 < a && a <= m, a, m},
-			"FullJitter":   {retry.FullJitter(retry.Linear(a, s, m)), 0 <= a && a <= m && s >= 0, 0, m},
-			"Exponential":  {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
-			"Decorrelated": {retry.Decorrelated(a, m), 0 < a && a <= m, a, m},
-			"Immediately":  {retry.Immediately(int(s%100), retry.Exponential(a, m)), s%100 >= 0 && 0 < a && a <= m, 0, m},
-			"Delays":       {retry.Delays(a, s, m), a >= 0 && s >= 0 && m >= 0, 0, max(a, s, m)},
+			"Constant":    {retry.Constant(a), a >= 0, a, a},
+			"Exponential": {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
+			"Immediately": {retry.Immediately(int(s%100), retry.Exponential(a, m)), s%100 >= 0 && 0 < a && a <= m, 0, m},
+			"Delays":      {retry.Delays(a, s, m), a >= 0 && s >= 0 && m >= 0, 0, max(a, s, m)},
 		} {
 			err := retry.Config{Backoff: c.factory}.Validate()
 			require.Equal(t, c.valid, err == nil, "%s(%v, %v, %v): %v", name, a, s, m, err)

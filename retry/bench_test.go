@@ -93,21 +93,12 @@ func BenchmarkHedge(b *testing.B) {
 			_, _ = h.Do(ctx, value)
 		}
 	})
-	b.Run("fast", func(b *testing.B) {
-		cfg := retry.HedgeConfig{Delay: time.Minute}
-		ctx := b.Context()
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = retry.Hedge(ctx, cfg, value)
-		}
-	})
 	b.Run("fast-quantile", func(b *testing.B) {
-		var seen retry.Latencies
-		cfg := retry.HedgeConfig{Delay: time.Minute, Quantile: 0.99, Latencies: &seen, Max: 2}
+		h := retry.NewHedger[int](retry.HedgeConfig{Delay: time.Minute, Quantile: 0.99})
 		ctx := b.Context()
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = retry.Hedge(ctx, cfg, value)
+			_, _ = h.Do(ctx, value)
 		}
 	})
 }

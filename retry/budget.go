@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -53,25 +54,20 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 // neither. If retriers are nested, give the Budget to one of them: each counts the call,
 // and would earn its retries again.
 //
-// A Budget is safe for concurrent use and takes no lock.
+// A Budget is safe for concurrent use.
 type Budget struct {
 	setting   settings.Setting[BudgetConfig]
 	observers notify.Observers[Event]
 	base      time.Time
 
-	// Rings of slots, each an epoch in the upper half and a count in the lower. A slot
-	// that is written in a new epoch starts at zero.
-	calls   [budgetSlots]atomic.Uint64
-	charged [budgetSlots]atomic.Uint64
-	// spent is never less than the sum of charged: it grows before its slot does and
-	// shrinks after it, so that no interleaving allows more retries.
-	spent atomic.Int64
+	mu      sync.Mutex
+	calls   ring
+	charged ring
 
 	did budgetCounts
 
 	// Set if the Budget is that of a key:
 	key     string
-	own     bool           // its BudgetConfig came from ConfigFor
 	group   *budgetCounts  // which count for all keys
 	present func() *Budget // returns the Budget that the key has by now
 }
@@ -92,16 +88,19 @@ const (
 )
 
 // NewBudget returns a Budget. It panics if cfg is not valid.
-func NewBudget(cfg BudgetConfig) *Budget { return newBudget(newBudgetVersion(cfg)) }
+func NewBudget(cfg BudgetConfig) *Budget {
+	b := &Budget{}
+	b.make(newBudgetVersion(cfg))
+	return b
+}
 
 func newBudgetVersion(cfg BudgetConfig) *settings.Version[BudgetConfig] {
 	return settings.New(cfg, BudgetConfig.withDefaults)
 }
 
-func newBudget(v *settings.Version[BudgetConfig]) *Budget {
-	b := &Budget{base: time.Now()}
+func (b *Budget) make(v *settings.Version[BudgetConfig]) {
+	b.base = time.Now()
 	b.setting.Adopt(v, nil)
-	return b
 }
 
 // Name returns the Name of b's BudgetConfig.
@@ -160,13 +159,8 @@ type BudgetStats struct {
 
 // Stats returns a snapshot.
 func (b *Budget) Stats() BudgetStats {
-	now := b.epoch()
-	b.expire(now)
-	s := BudgetStats{
-		BudgetTotals: b.did.totals(),
-		Called:       b.called(now),
-		Charged:      b.spent.Load(),
-	}
+	s := BudgetStats{BudgetTotals: b.did.totals()}
+	s.Called, s.Charged = b.counts()
 	s.Left = max(0, b.setting.Load().allows(s.Called)-s.Charged)
 	return s
 }
@@ -177,43 +171,65 @@ func (c *BudgetConfig) allows(calls int64) int64 {
 	return int64(max(0, c.PerSecond))*int64(budgetWindow/time.Second) + calls*perMillion/1e6
 }
 
+// A ring counts what happened in each of the last epochs.
+type ring [budgetSlots]struct{ epoch, n int64 }
+
+// add adds n in an epoch, unless that has left the ring.
+func (r *ring) add(epoch, n int64) {
+	s := &r[epoch%int64(budgetSlots)]
+	if s.epoch < epoch {
+		s.epoch, s.n = epoch, 0
+	}
+	if s.epoch == epoch {
+		s.n += n
+	}
+}
+
+// sum returns what was counted in the given number of epochs up to now.
+func (r *ring) sum(now, epochs int64) (n int64) {
+	for _, s := range r {
+		if s.epoch > now-epochs {
+			n += s.n
+		}
+	}
+	return n
+}
+
 // epoch returns the number of the slot that is being filled. The first number is so high
 // that a slot never written has left the window.
-func (b *Budget) epoch() uint64 {
-	return uint64(max(0, time.Since(b.base))/budgetSlot) + uint64(budgetSlots)
+func (b *Budget) epoch() int64 {
+	return int64(max(0, time.Since(b.base))/budgetSlot) + int64(budgetSlots)
+}
+
+// counts returns the calls and the charges in the window.
+func (b *Budget) counts() (called, charged int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.countsAt(b.epoch())
+}
+
+func (b *Budget) countsAt(now int64) (called, charged int64) {
+	return b.calls.sum(now, int64(budgetSlots)-1), b.charged.sum(now, int64(budgetSlots))
 }
 
 // earn counts a call, which earns Ratio retries. Its result is the argument of unearn. It
 // does nothing if b is nil.
-func (b *Budget) earn() (epoch uint64) {
+func (b *Budget) earn() (epoch int64) {
 	if b == nil {
 		return 0
 	}
-	now := b.epoch()
-	slot := &b.calls[now%uint64(budgetSlots)]
-	for {
-		w := slot.Load()
-		if w>>32 >= now { // later, if this goroutine read the clock a whole window ago
-			return slot.Add(1) >> 32
-		}
-		if slot.CompareAndSwap(w, now<<32|1) {
-			return now
-		}
-	}
+	epoch = b.epoch() // not under mu: it may be the last one by now
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls.add(epoch, 1)
+	return epoch
 }
 
 // unearn takes back a call counted in epoch, unless that has left the window.
-func (b *Budget) unearn(epoch uint64) { takeBack(&b.calls[epoch%uint64(budgetSlots)], epoch) }
-
-// called returns how many calls are in the window.
-func (b *Budget) called(now uint64) int64 {
-	var n int64
-	for i := range b.calls {
-		if w := b.calls[i].Load(); w>>32+uint64(budgetSlots)-1 > now {
-			n += int64(uint32(w))
-		}
-	}
-	return n
+func (b *Budget) unearn(epoch int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls.add(epoch, -1)
 }
 
 // charge takes a retry out of the budget of b's key, if there is one. It returns the Budget
@@ -221,7 +237,7 @@ func (b *Budget) called(now uint64) int64 {
 //
 // The group may have evicted b since it returned it. A Budget that something is charged to
 // is not evicted: if it is still that of its key then, it stays the only one.
-func (b *Budget) charge() (of *Budget, epoch uint64, ok bool) {
+func (b *Budget) charge() (of *Budget, epoch int64, ok bool) {
 	for {
 		epoch, ok = b.spend()
 		now := b
@@ -250,59 +266,21 @@ func (c *budgetCounts) count(allowed bool) {
 }
 
 // spend takes a retry out of b.
-func (b *Budget) spend() (epoch uint64, ok bool) {
-	now := b.epoch()
-	b.expire(now)
-	allowed := b.setting.Load().allows(b.called(now))
-	for {
-		spent := b.spent.Load()
-		if spent >= allowed {
-			return 0, false
-		}
-		if b.spent.CompareAndSwap(spent, spent+1) {
-			break
-		}
+func (b *Budget) spend() (epoch int64, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	epoch = b.epoch()
+	called, charged := b.countsAt(epoch)
+	if charged >= b.setting.Load().allows(called) {
+		return 0, false
 	}
-	slot := &b.charged[now%uint64(budgetSlots)]
-	for {
-		w := slot.Load()
-		if w>>32 >= now {
-			if slot.CompareAndSwap(w, w+1) {
-				return w >> 32, true
-			}
-		} else if slot.CompareAndSwap(w, now<<32|1) {
-			b.spent.Add(-int64(uint32(w)))
-			return now, true
-		}
-	}
+	b.charged.add(epoch, 1)
+	return epoch, true
 }
 
 // refund gives back a retry charged in epoch, unless that has left the window.
-func (b *Budget) refund(epoch uint64) {
-	if takeBack(&b.charged[epoch%uint64(budgetSlots)], epoch) {
-		b.spent.Add(-1)
-	}
-}
-
-// takeBack lowers the count of slot by one, if the slot still counts epoch.
-func takeBack(slot *atomic.Uint64, epoch uint64) bool {
-	for {
-		w := slot.Load()
-		if w>>32 != epoch || uint32(w) == 0 {
-			return false
-		}
-		if slot.CompareAndSwap(w, w-1) {
-			return true
-		}
-	}
-}
-
-// expire forgets the charges that have left the window.
-func (b *Budget) expire(now uint64) {
-	for i := range b.charged {
-		w := b.charged[i].Load()
-		if uint32(w) != 0 && w>>32+uint64(budgetSlots) <= now && b.charged[i].CompareAndSwap(w, 0) {
-			b.spent.Add(-int64(uint32(w)))
-		}
-	}
+func (b *Budget) refund(epoch int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.charged.add(epoch, -1)
 }

@@ -1,13 +1,9 @@
 package retry
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
@@ -16,8 +12,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// DefaultMaxKeys is the MaxKeys of a [BudgetGroupConfig] that leaves it zero.
-const DefaultMaxKeys = 10_000
+const defaultMaxKeys = 10_000
 
 // BudgetGroupConfig says how a [BudgetGroup] works.
 type BudgetGroupConfig[K comparable] struct {
@@ -29,48 +24,46 @@ type BudgetGroupConfig[K comparable] struct {
 	// ConfigFor may be called more than once for a key, by several goroutines.
 	ConfigFor func(K) BudgetConfig
 
-	// MaxKeys is how many Budgets are held at once, at most. Zero means [DefaultMaxKeys].
+	// MaxKeys is how many Budgets are held at once, at most. Zero means 10 000.
 	MaxKeys int
 
 	// IdleAfter is how long a Budget must have had no call to be evicted. Zero means 10
 	// minutes. Negative means that Budgets are evicted only to make room.
 	IdleAfter time.Duration
 
-	// Overflow says what happens to a call with a new key when MaxKeys Budgets are held
-	// and none of them can be evicted, and to a key that is not equal to itself, such as
-	// NaN. Zero means ShareOne.
-	Overflow Overflow
+	// RefuseNew allows a call with a new key no retry when MaxKeys Budgets are held and none
+	// of them can be evicted, nor a call with a key that is not equal to itself, such as
+	// NaN. False lets all such calls share one Budget, made from Config, whose Key is
+	// "(other keys)".
+	RefuseNew bool
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c BudgetGroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "retry.BudgetGroupConfig"}
-	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, fmt.Sprintf("0 (for %d) or more", DefaultMaxKeys))
-	f.Need(c.Overflow == "" || c.Overflow == ShareOne || c.Overflow == RefuseNew,
-		"Overflow", strconv.Quote(string(c.Overflow)), `"share one" or "refuse new"`)
+	c.bounds().Check(&f, defaultMaxKeys)
 	return errors.Join(f.Err(), c.Config.Validate())
 }
 
 func (c BudgetGroupConfig[K]) withDefaults() BudgetGroupConfig[K] {
 	c.Config = c.Config.withDefaults()
-	c.MaxKeys = cmp.Or(c.MaxKeys, DefaultMaxKeys)
-	c.IdleAfter = cmp.Or(c.IdleAfter, 10*time.Minute)
-	c.Overflow = cmp.Or(c.Overflow, ShareOne)
+	c.MaxKeys, c.IdleAfter = c.bounds().Filled(defaultMaxKeys, 10*time.Minute)
 	return c
 }
 
-// An Overflow says what a [BudgetGroup] does with a call of a new key when it holds
-// MaxKeys Budgets and can evict none of them.
-type Overflow string
+func (c *BudgetGroupConfig[K]) bounds() keyed.Bounds {
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+}
 
-const (
-	// ShareOne lets all such calls share one Budget, made from Config, whose Key is
-	// "(other keys)".
-	ShareOne Overflow = "share one"
-
-	// RefuseNew allows such calls no retry.
-	RefuseNew Overflow = "refuse new"
-)
+// own returns the BudgetConfig of a key, if that is not the one of all keys.
+func (c *BudgetGroupConfig[K]) own(key K) *settings.Version[BudgetConfig] {
+	if c.ConfigFor == nil {
+		return nil
+	}
+	cfg := c.ConfigFor(key)
+	cfg.Name = c.Config.Name
+	return newBudgetVersion(cfg)
+}
 
 // A BudgetGroup holds one [Budget] for each key, such as a host or a tenant, so that a key
 // that fails does not use up the retries of the others. It is safe for concurrent use.
@@ -82,13 +75,10 @@ const (
 // The first call with a key makes its Budget. A Budget that is idle is evicted, but never
 // while retries of the last 10 seconds are charged to it: a key cannot get a new Budget by
 // being evicted. A new key in a full group takes the place of another; the group looks at a
-// few of them, and if none can be evicted, Overflow says what happens.
+// few of them, and if none can be evicted, RefuseNew says what happens.
 type BudgetGroup[K comparable] struct {
-	setting   settings.Setting[BudgetGroupConfig[K]]
-	each      atomic.Pointer[settings.Version[BudgetConfig]] // of the Budgets that Config is for
-	members   *keyed.Map[K, *Budget]
-	shared    *Budget // of ShareOne
-	none      *Budget // of RefuseNew: it never allows a retry
+	members   *keyed.Group[K, BudgetGroupConfig[K], settings.Version[BudgetConfig], Budget]
+	none      Budget // of RefuseNew: it never allows a retry
 	observers notify.Observers[Event]
 	did       budgetCounts
 }
@@ -97,53 +87,35 @@ type BudgetGroup[K comparable] struct {
 // [BudgetGroupConfig.Validate].
 func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 	g := &BudgetGroup[K]{}
-	g.setting.Adopt(settings.New(cfg, BudgetGroupConfig[K].withDefaults), nil)
-	g.each.Store(newBudgetVersion(cfg.Config))
-	cfg = g.Config()
-	g.shared = g.join(newBudget(g.each.Load()), keyed.Other)
-	g.none = g.join(NewBudget(BudgetConfig{Name: cfg.Config.Name, Ratio: -1, PerSecond: -1}), keyed.Other)
-	g.members = keyed.New(keyed.Config[K, *Budget]{
-		Make:   g.newMember,
-		Max:    cfg.MaxKeys,
-		Idle:   cfg.IdleAfter,
+	g.members = keyed.New(settings.New(cfg, BudgetGroupConfig[K].withDefaults), keyed.Kind[K, BudgetGroupConfig[K], settings.Version[BudgetConfig], Budget]{
+		Type:   "retry.BudgetGroupConfig",
+		Bounds: (*BudgetGroupConfig[K]).bounds,
+		Each: func(s *settings.Setting[BudgetGroupConfig[K]]) *settings.Version[BudgetConfig] {
+			return newBudgetVersion(s.Given().Config)
+		},
+		Own:    (*BudgetGroupConfig[K]).own,
+		Make:   g.make,
+		Follow: func(b *Budget, each *settings.Version[BudgetConfig]) { b.setting.Adopt(each, nil) },
 		Needed: (*Budget).needed,
-		Added:  g.added,
 	})
+	g.make(&g.none, nil, newBudgetVersion(BudgetConfig{Name: cfg.Config.Name, Ratio: -1, PerSecond: -1}))
 	return g
 }
 
-func (g *BudgetGroup[K]) newMember(key K) *Budget {
-	group, each := g.setting.Load(), g.each.Load()
-	own := group.ConfigFor != nil
-	if own {
-		cfg := group.ConfigFor(key)
-		cfg.Name = group.Config.Name
-		each = newBudgetVersion(cfg)
-	}
-	b := g.join(newBudget(each), keyed.Text(key))
-	b.own, b.present = own, func() *Budget { return g.of(key) }
-	return b
-}
-
-// join makes b the Budget of a key of the group.
-func (g *BudgetGroup[K]) join(b *Budget, key string) *Budget {
-	b.key, b.group = key, &g.did
+func (g *BudgetGroup[K]) make(b *Budget, key *K, each *settings.Version[BudgetConfig]) {
+	b.make(each)
+	b.key, b.group = keyed.TextOf(key), &g.did
 	b.observers.In(&g.observers)
-	return b
-}
-
-// added has a new Budget follow an Update that was made since newMember.
-func (g *BudgetGroup[K]) added(b *Budget) {
-	if !b.own {
-		b.setting.Adopt(g.each.Load(), nil)
+	if key != nil {
+		b.present = func() *Budget { return g.of(*key) }
 	}
 }
 
 // needed reports whether retries are charged to b: a new Budget in its place would allow them
 // again.
 func (b *Budget) needed() bool {
-	b.expire(b.epoch())
-	return b.spent.Load() > 0
+	_, charged := b.counts()
+	return charged > 0
 }
 
 // By returns a function that returns the Budget of the key of a ctx, for BudgetFor of a
@@ -153,14 +125,12 @@ func (g *BudgetGroup[K]) By(key func(context.Context) K) func(context.Context) *
 }
 
 func (g *BudgetGroup[K]) of(key K) *Budget {
-	if e := g.members.Pin(key); e != nil {
-		defer e.Unpin()
-		return e.Value
+	e := g.members.Pin(key)
+	if e == nil {
+		return &g.none
 	}
-	if g.setting.Load().Overflow == RefuseNew {
-		return g.none
-	}
-	return g.shared
+	defer e.Unpin()
+	return &e.Value
 }
 
 // All returns the Budgets that the group holds, in no order, without the shared one. Do not
@@ -176,10 +146,10 @@ func (g *BudgetGroup[K]) Observe(f func(context.Context, Event)) (stop func()) {
 }
 
 // Name returns the Name of the group's Config.
-func (g *BudgetGroup[K]) Name() string { return g.setting.Load().Config.Name }
+func (g *BudgetGroup[K]) Name() string { return g.members.Load().Config.Name }
 
 // Config returns the present BudgetGroupConfig of g, with its defaults filled in.
-func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setting.Config() }
+func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.members.Config() }
 
 // Update changes the BudgetGroupConfig of g as [Budget.Update] changes a BudgetConfig.
 //
@@ -190,28 +160,13 @@ func (g *BudgetGroup[K]) Config() BudgetGroupConfig[K] { return g.setting.Config
 //   - MaxKeys cannot be less than the number of Budgets that the group holds.
 //   - The Name of Config cannot change.
 func (g *BudgetGroup[K]) Update(change func(*BudgetGroupConfig[K])) error {
-	return g.setting.Update(change, g.admit, g.follow)
+	return g.members.Update(change)
 }
 
 // Preview returns what Config would return after the Update, or the error of Update, and
 // changes nothing. It does not compare MaxKeys with the Budgets that the group holds.
 func (g *BudgetGroup[K]) Preview(change func(*BudgetGroupConfig[K])) (BudgetGroupConfig[K], error) {
-	return g.setting.Preview(change)
-}
-
-func (g *BudgetGroup[K]) admit(next *BudgetGroupConfig[K]) error {
-	return g.members.SetBounds("retry.BudgetGroupConfig", next.MaxKeys, next.IdleAfter)
-}
-
-func (g *BudgetGroup[K]) follow(*BudgetGroupConfig[K]) {
-	each := newBudgetVersion(g.setting.Given().Config)
-	g.each.Store(each)
-	g.shared.setting.Adopt(each, nil)
-	for _, b := range g.members.All() {
-		if !b.own {
-			b.setting.Adopt(each, nil)
-		}
-	}
+	return g.members.Preview(change)
 }
 
 // BudgetGroupStats is a snapshot of a [BudgetGroup].
@@ -231,7 +186,7 @@ type BudgetGroupStats struct {
 // Stats returns a snapshot.
 func (g *BudgetGroup[K]) Stats() BudgetGroupStats {
 	s := BudgetGroupStats{BudgetTotals: g.did.totals()}
-	shared := g.shared.Stats()
+	shared := g.members.Shared().Stats()
 	s.Called, s.Charged = shared.Called, shared.Charged
 	s.Keys = g.members.Len() // others may come and go during the loop
 	for _, b := range g.members.All() {

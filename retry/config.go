@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
@@ -33,11 +31,11 @@ type Config struct {
 	// none.
 	AttemptTimeout time.Duration
 
-	// Backoff returns the delays of one call: a new BackOff each time, since a BackOff
+	// Backoff returns the delays of one call: a new one each time, since it
 	// has state. It is called when the first attempt of a call has failed, and once or
 	// twice by Validate, New and Update. A negative delay ends the retrying; a panic
 	// passes through. Nil means Exponential(100ms, 10s).
-	Backoff func() backoff.BackOff
+	Backoff func() Backoff
 
 	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
 	// which comes from Backoff. Set it if the delay depends on the error or on ctx. A
@@ -56,7 +54,7 @@ type Config struct {
 
 	// If reports whether a failure is worth another attempt. It is asked once for each
 	// attempt that failed; it is not asked about a refusal, an answer or an error
-	// marked by [Permanent], nor once ctx has ended. Nil means [Retryable].
+	// marked by [Permanent], nor once ctx has ended. Nil means resilience.Retryable.
 	If func(error) bool
 
 	// Budget limits retries to a fraction of the calls. Share one among the retriers of

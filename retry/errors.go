@@ -102,8 +102,8 @@ func (e *Error) Retryable() bool {
 	return behavior.Read(errors.Join(e.last(), e.earlier)).Retryable
 }
 
-// Timeout reports whether the last error or the Cause is a time-out. With it, an
-// http.Client whose transport returns the Error reports a time-out too.
+// Timeout reports whether the last error or the Cause is a timeout. With it, an
+// http.Client whose transport returns the Error reports a timeout too.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.last()) || behavior.IsTimeout(e.Cause) }
 
 func (e *Error) last() error {
@@ -131,7 +131,7 @@ func (c *overtime) Error() string {
 func (c *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
 func (c *overtime) Timeout() bool        { return true }
 
-// A timeoutError wraps an error of such an attempt that does not say that it is a time-out.
+// A timeoutError wraps an error of such an attempt that does not say that it is a timeout.
 type timeoutError struct {
 	*overtime
 	err error

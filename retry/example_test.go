@@ -144,13 +144,13 @@ func ExampleBudgetGroup() {
 }
 
 // The first call hangs. One that is made beside it answers.
-func ExampleHedge() {
+func ExampleHedger_Do() {
 	calls := make(chan string, 2)
 	calls <- "slow replica"
 	calls <- "fast replica"
-	hedged := retry.HedgeConfig{Delay: 5 * time.Millisecond}
+	hedged := retry.NewHedger[string](retry.HedgeConfig{Delay: 5 * time.Millisecond})
 
-	from, err := retry.Hedge(context.Background(), hedged, func(ctx context.Context) (string, error) {
+	from, err := hedged.Do(context.Background(), func(ctx context.Context) (string, error) {
 		replica := <-calls
 		if replica == "slow replica" {
 			<-ctx.Done() // a call that heeds its ctx ends when another has won
@@ -166,11 +166,10 @@ func ExampleHedge() {
 // One Hedger for an operation keeps its figures, and learns its delay from them.
 func ExampleHedger() {
 	lookups := retry.NewHedger[string](retry.HedgeConfig{
-		Name:      "lookup",
-		Delay:     20 * time.Millisecond, // until it knows better
-		Quantile:  0.95,
-		Latencies: new(retry.Latencies),
-		Budget:    retry.NewBudget(retry.BudgetConfig{Ratio: 0.1}),
+		Name:     "lookup",
+		Delay:    20 * time.Millisecond, // until it knows better
+		Quantile: 0.95,
+		Budget:   retry.NewBudget(retry.BudgetConfig{Ratio: 0.1}),
 	})
 	name, err := lookups.Do(context.Background(), func(ctx context.Context) (string, error) {
 		return "Ada", nil

@@ -27,14 +27,10 @@ type HedgeConfig struct {
 	// more than 0; the 95th percentile of the latency is usual.
 	Delay time.Duration
 
-	// Quantile, in (0, 1), takes the place of Delay once Latencies has seen 20 calls: at
-	// 0.95, the slowest twentieth of the calls is hedged. Zero means that Delay always
-	// counts.
+	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95,
+	// the slowest twentieth of the last 1000 calls would be hedged. Zero means that Delay
+	// always counts.
 	Quantile float64
-
-	// Latencies remembers how long the first calls took. Share one among the hedges of
-	// one operation. Quantile needs it.
-	Latencies *Latencies
 
 	// Max is the most calls of fn for each call of Do, the first included. Zero means 2;
 	// 1 means no hedging.
@@ -65,7 +61,6 @@ func (c HedgeConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.HedgeConfig"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
 	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // false for NaN
-	f.Need(c.Quantile == 0 || c.Latencies != nil, "Latencies", "nil", "set for Quantile")
 	f.Need(c.Max >= 0, "Max", c.Max, "0 (for 2) or more")
 	f.Need(c.Budget == nil || c.BudgetFor == nil, "BudgetFor", "a function", "nil where Budget is set: one or the other")
 	return f.Err()
@@ -82,6 +77,7 @@ func (c HedgeConfig) withDefaults() HedgeConfig {
 type Hedger[T any] struct {
 	setting   settings.Setting[HedgeConfig]
 	observers notify.Observers[Event]
+	latencies latencies
 	lost      error // a lostError
 
 	firstWon, hedgeWon, failed, hedged, overBudget atomic.Int64
@@ -106,8 +102,7 @@ func (h *Hedger[T]) Config() HedgeConfig { return h.setting.Config() }
 // Validate and changes nothing.
 //
 // A call under way ends under the HedgeConfig that it began with, its Budget included. The
-// figures are kept, and so are the Latencies unless change sets others. The Name cannot
-// change. change must not call h.
+// figures and latencies are kept. The Name cannot change. change must not call h.
 func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
 	return h.setting.Update(change, nil, nil)
 }
@@ -154,23 +149,21 @@ func (h *Hedger[T]) Stats() HedgeStats {
 		Failed:     h.failed.Load(),
 		Hedged:     h.hedged.Load(),
 		OverBudget: h.overBudget.Load(),
-		Delay:      h.setting.Load().delay(),
+		Delay:      h.delay(h.setting.Load()),
 	}
 }
 
-func (c *HedgeConfig) delay() time.Duration {
+// Latency returns the time within which the fraction q, in (0, 1], of the last 1000 calls
+// ended, if the HedgeConfig has a Quantile. ok is false before 20 calls have succeeded.
+func (h *Hedger[T]) Latency(q float64) (d time.Duration, ok bool) { return h.latencies.quantile(q) }
+
+func (h *Hedger[T]) delay(c *HedgeConfig) time.Duration {
 	if c.Quantile > 0 {
-		if d, ok := c.Latencies.Quantile(c.Quantile); ok {
+		if d, ok := h.latencies.quantile(c.Quantile); ok {
 			return d + 1 // a call that takes exactly as long is not slower
 		}
 	}
 	return c.Delay
-}
-
-// Hedge is [Hedger.Do] of a new Hedger, which keeps no figures. It panics if cfg is not
-// valid.
-func Hedge[T any](ctx context.Context, cfg HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
-	return NewHedger[T](cfg).Do(ctx, fn)
 }
 
 // Do calls fn and, if that takes longer than a delay, calls it again beside the first. It
@@ -194,15 +187,15 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 		return zero, ended.Error(ctx)
 	}
 	cfg := h.setting.Load()
-	r := &race[T]{Hedger: h, cfg: cfg, ctx: ctx, fn: fn, after: cfg.delay(), winner: -1}
+	r := &race[T]{Hedger: h, cfg: cfg, ctx: ctx, fn: fn, after: h.delay(cfg), winner: -1}
 	defer r.clear()
 	var start time.Time
-	if cfg.Latencies != nil {
+	if cfg.Quantile > 0 {
 		start = time.Now()
 	}
 	r.call(false)
-	if cfg.Latencies != nil && r.tells() {
-		cfg.Latencies.observe(time.Since(start))
+	if cfg.Quantile > 0 && r.tells() {
+		h.latencies.observe(time.Since(start))
 	}
 	r.others.Wait()
 	if r.crash != nil {
@@ -260,7 +253,7 @@ func (c *HedgeConfig) budget(ctx context.Context) *Budget {
 // call makes the first call, or one beside it: unless the budget does not allow it or the
 // race is over.
 func (r *race[T]) call(beside bool) {
-	budget, epoch := r.cfg.budget(r.ctx), uint64(0)
+	budget, epoch := r.cfg.budget(r.ctx), int64(0)
 	switch {
 	case !beside:
 		epoch = budget.earn()

@@ -74,6 +74,11 @@ func (l *hedgeLog) lose(n int, why error) {
 
 const ms = time.Millisecond
 
+// hedge makes one call of a Hedger of its own.
+func hedge[T any](ctx context.Context, cfg retry.HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
+	return retry.NewHedger[T](cfg).Do(ctx, fn)
+}
+
 func TestHedge(t *testing.T) {
 	errOther := errors.New("backend: other")
 	for _, c := range []struct {
@@ -112,7 +117,7 @@ func TestHedge(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fn, log := replies(c.replies...)
-				got, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Max: c.max}, fn)
+				got, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Max: c.max}, fn)
 				require.Equal(t, c.took, time.Since(log.start))
 				require.Zero(t, log.running.Load(), "no call outlives Hedge")
 				require.Equal(t, c.want, got)
@@ -138,7 +143,7 @@ func TestHedge(t *testing.T) {
 }
 
 func TestHedgeMakesTheFirstCallOnTheCallersGoroutine(t *testing.T) {
-	stack, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+	stack, err := hedge(t.Context(), retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
 		return string(debug.Stack()), nil
 	})
 	require.NoError(t, err)
@@ -151,12 +156,12 @@ func TestHedgeHonorsItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		fn, log := replies(reply{takes: time.Hour}, reply{takes: time.Hour}, reply{takes: time.Hour})
 		time.AfterFunc(75*ms, func() { cancel(errShutdown) })
-		_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Max: 3}, fn)
+		_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Max: 3}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Equal(t, 75*ms, time.Since(log.start))
 		require.Equal(t, map[int]error{0: errShutdown, 1: errShutdown}, log.lost)
 
-		_, err = retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, fn)
+		_, err = hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, errShutdown)
 		require.Len(t, log.began, 2, "an ended ctx is honored before anything else")
@@ -180,7 +185,7 @@ func TestHedgeCallsOrSaysThatItsContextHasEnded(t *testing.T) {
 	for looks := range 5 {
 		calls := 0
 		ctx := &endsOnLook{t.Context(), looks}
-		got, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+		got, err := hedge(ctx, retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
 			calls++
 			return "value", nil
 		})
@@ -197,7 +202,7 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 500 {
 			var calls atomic.Int64
-			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 				if calls.Add(1) == 1 {
 					time.Sleep(50 * ms) // until the other call is due
 					return 1, nil
@@ -215,7 +220,7 @@ func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)
 		defer cancel()
 		calls := 0
-		got, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(context.Context) (string, error) {
+		got, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(context.Context) (string, error) {
 			calls++
 			time.Sleep(time.Second) // does not heed its ctx
 			return "late", nil
@@ -232,7 +237,7 @@ func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 		var calls atomic.Int64
 		var discarded []any
 		ctx, cancel := context.WithCancel(t.Context())
-		got, err := retry.Hedge(ctx, retry.HedgeConfig{
+		got, err := hedge(ctx, retry.HedgeConfig{
 			Delay: 50 * ms, Max: 3,
 			Discard: func(value any) { discarded = append(discarded, value) },
 		}, func(ctx context.Context) (string, error) {
@@ -259,7 +264,7 @@ func TestPanicInDiscardLosesNoValue(t *testing.T) {
 				var discarded []any
 				var calls atomic.Int64
 				require.Equal(t, "left", leaves(func() {
-					_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+					_, _ = hedge(t.Context(), retry.HedgeConfig{
 						Delay: 50 * ms, Max: 4,
 						Discard: func(value any) { discarded = append(discarded, value); leave() },
 					}, func(context.Context) (string, error) {
@@ -285,7 +290,7 @@ func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var ctxs [2]context.Context
 				var calls atomic.Int64
-				_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Discard: c.discard},
+				_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Discard: c.discard},
 					func(ctx context.Context) (int, error) {
 						n := calls.Add(1) - 1
 						ctxs[n] = ctx
@@ -311,7 +316,7 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 					var discarded []any
 					var calls, running atomic.Int64
 					hedge := func() {
-						_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+						_, _ = hedge(t.Context(), retry.HedgeConfig{
 							Delay: 50 * ms, Max: 3,
 							Discard: func(value any) { discarded = append(discarded, value) },
 						}, func(ctx context.Context) (string, error) {
@@ -377,8 +382,8 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 			}
 		}
 		e := panicOf(t, func() {
-			_, _ = retry.Hedge(t.Context(), cfg, second(func() {
-				_, _ = retry.Hedge(t.Context(), cfg, second(func() { panic("broken") }))
+			_, _ = hedge(t.Context(), cfg, second(func() {
+				_, _ = hedge(t.Context(), cfg, second(func() { panic("broken") }))
 			}))
 		})
 		require.Equal(t, "broken", e.Value)
@@ -393,7 +398,7 @@ func TestPanicOfAHedgeWithAnErrorIsAFailure(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var calls atomic.Int64
 			e := panicOf(t, func() {
-				_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+				_, _ = hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 					if calls.Add(1) == 2 {
 						panic(value)
 					}
@@ -412,7 +417,7 @@ func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 		var discarded []any
 		var calls atomic.Int64
 		e := panicOf(t, func() {
-			_, _ = retry.Hedge(t.Context(), retry.HedgeConfig{
+			_, _ = hedge(t.Context(), retry.HedgeConfig{
 				Delay:   50 * ms,
 				Discard: func(value any) { discarded = append(discarded, value) },
 			}, func(ctx context.Context) (string, error) {
@@ -436,7 +441,7 @@ func TestHedgeIsBoundByItsBudget(t *testing.T) {
 		var calls atomic.Int64
 		const hedges = 1000
 		for range hedges {
-			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 1 * ms, Max: 3, Budget: b},
+			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 1 * ms, Max: 3, Budget: b},
 				func(ctx context.Context) (int, error) {
 					calls.Add(1)
 					time.Sleep(5 * ms)
@@ -456,12 +461,12 @@ func TestHedgeOfACallThatIsRefusedEarnsNoBudget(t *testing.T) {
 			want int64
 		}{{full, 0}, {open, 0}, {errDown, 1}, {nil, 2}} {
 			fn, _ := replies(reply{takes: ms, err: c.err})
-			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
+			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
 			require.Equal(t, c.err, err)
 			require.Equal(t, retry.BudgetStats{Called: c.want, Left: c.want}, balance(b))
 		}
 		fn, _ := replies(reply{takes: 20 * time.Second, err: full})
-		_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Max: 1, Delay: 50 * ms, Budget: b}, fn)
+		_, err := hedge(t.Context(), retry.HedgeConfig{Max: 1, Delay: 50 * ms, Budget: b}, fn)
 		require.Equal(t, full, err)
 		require.Zero(t, b.Stats().Called, "its time is past")
 	})
@@ -475,7 +480,7 @@ func TestRefusedHedgeCostsNoBudget(t *testing.T) {
 			want   int64
 		}{{full, 0}, {errDown, 1}, {nil, 2}} {
 			fn, _ := replies(reply{takes: 100 * ms}, reply{takes: 10 * ms, err: c.second})
-			_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
+			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
 			require.NoError(t, err)
 			require.Equal(t, c.want, b.Stats().Charged)
 		}
@@ -484,10 +489,9 @@ func TestRefusedHedgeCostsNoBudget(t *testing.T) {
 
 func TestHedgerCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen retry.Latencies
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
 		h := retry.NewHedger[string](retry.HedgeConfig{
-			Name: "users", Delay: 50 * ms, Max: 3, Budget: b, Quantile: 0.5, Latencies: &seen,
+			Name: "users", Delay: 50 * ms, Max: 3, Budget: b, Quantile: 0.5,
 		})
 		do := func(ctx context.Context, all ...reply) *hedgeLog {
 			fn, log := replies(all...)
@@ -542,7 +546,7 @@ func TestHedgeWithinARetrier(t *testing.T) {
 		inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
 		var calls atomic.Int64
 		err := r.Do(t.Context(), func(ctx context.Context) error {
-			_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+			_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 				return 0, inner.Do(ctx, func(context.Context) error {
 					calls.Add(1)
 					time.Sleep(75 * ms)
@@ -558,11 +562,10 @@ func TestHedgeWithinARetrier(t *testing.T) {
 
 func TestHedgeLearnsItsDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen retry.Latencies
-		cfg := retry.HedgeConfig{Delay: time.Second, Quantile: 0.9, Latencies: &seen}
+		h := retry.NewHedger[string](retry.HedgeConfig{Delay: time.Second, Quantile: 0.9})
 		hedge := func(all ...reply) (hedgedAfter time.Duration) {
 			fn, log := replies(all...)
-			_, _ = retry.Hedge(t.Context(), cfg, fn)
+			_, _ = h.Do(t.Context(), fn)
 			if len(log.began) > 1 {
 				return log.began[1]
 			}
@@ -571,31 +574,31 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 		for i := range 19 {
 			require.Zero(t, hedge(reply{takes: time.Duration(i+1) * ms}))
 		}
-		_, ok := seen.Quantile(0.9)
+		_, ok := h.Latency(0.9)
 		require.False(t, ok)
 		require.Equal(t, time.Second, hedge(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
 		// 20 of them now: 1 to 19 ms, and the slow one for as long as it ran.
-		d, ok := seen.Quantile(0.9)
+		d, ok := h.Latency(0.9)
 		require.True(t, ok)
 		require.Equal(t, 18*ms, d)
-		d, _ = seen.Quantile(1)
+		d, _ = h.Latency(1)
 		require.Equal(t, 1010*ms, d)
-		d, _ = seen.Quantile(0)
+		d, _ = h.Latency(0)
 		require.Equal(t, 1*ms, d)
 		require.Equal(t, 18*ms+1, hedge(reply{takes: time.Second}, reply{takes: 10 * ms}))
 
-		before, _ := seen.Quantile(0.01)
+		before, _ := h.Latency(0.01)
 		for range 100 {
 			hedge(reply{err: errDown})
 		}
-		after, _ := seen.Quantile(0.01)
+		after, _ := h.Latency(0.01)
 		require.Equal(t, before, after, "how fast a failure is says nothing")
 
 		for range 1000 {
 			hedge(reply{takes: 7 * ms}, reply{takes: time.Minute})
 		}
 		for _, q := range []float64{0.001, 0.5, 1} {
-			d, _ := seen.Quantile(q)
+			d, _ := h.Latency(q)
 			require.Equal(t, 7*ms, d, "what is long past is forgotten")
 		}
 	})
@@ -603,21 +606,20 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 
 func TestLatenciesAreSorted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen retry.Latencies
 		var all []time.Duration
-		cfg := retry.HedgeConfig{Delay: time.Hour, Latencies: &seen}
+		h := retry.NewHedger[int](retry.HedgeConfig{Delay: time.Hour, Quantile: 0.5})
 		for range 3000 {
 			d := time.Duration(rand.Int64N(200)) // many alike
 			all = append(all, d)
-			_, _ = retry.Hedge(t.Context(), cfg, func(context.Context) (int, error) { time.Sleep(d); return 0, nil })
+			_, _ = h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(d); return 0, nil })
 		}
 		last := slices.Sorted(slices.Values(all[2000:]))
 		for i, want := range last {
-			got, ok := seen.Quantile(float64(i+1) / 1000)
+			got, ok := h.Latency(float64(i+1) / 1000)
 			require.True(t, ok)
 			require.Equal(t, want, got)
 		}
-		_, ok := seen.Quantile(math.NaN())
+		_, ok := h.Latency(math.NaN())
 		require.False(t, ok)
 	})
 }
@@ -627,11 +629,10 @@ func TestLatenciesAreSorted(t *testing.T) {
 func TestHedgeUnderContention(t *testing.T) {
 	const workers, each = 16, 500
 	synctest.Test(t, func(t *testing.T) {
-		var seen retry.Latencies
 		var firsts, hedged, discarded, returned, failed, left, succeeded, refused atomic.Int64
 		budget := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: -1})
 		h := retry.NewHedger[int](retry.HedgeConfig{
-			Delay: 2 * ms, Quantile: 0.5, Latencies: &seen, Max: 4, Budget: budget,
+			Delay: 2 * ms, Quantile: 0.5, Max: 4, Budget: budget,
 			Discard: func(any) { discarded.Add(1) },
 		})
 		var wg sync.WaitGroup
@@ -731,9 +732,10 @@ func TestHedgeCutsTheTail(t *testing.T) {
 				}
 			}
 			var took []time.Duration
+			h := retry.NewHedger[int](cfg)
 			for range calls {
 				start := time.Now()
-				_, err := retry.Hedge(t.Context(), cfg, backend)
+				_, err := h.Do(t.Context(), backend)
 				require.NoError(t, err)
 				took = append(took, time.Since(start))
 			}
@@ -754,8 +756,7 @@ func TestHedgeCutsTheTail(t *testing.T) {
 	require.Equal(t, 20*ms+fast, p99)
 	require.InDelta(t, 1.05, load, 0.005)
 
-	var seen retry.Latencies
-	p50, p99, load = measure(retry.HedgeConfig{Delay: 200 * ms, Quantile: 0.9, Latencies: &seen})
+	p50, p99, load = measure(retry.HedgeConfig{Delay: 200 * ms, Quantile: 0.9})
 	t.Logf("with a learned delay: p50 %v, p99 %v, load %.3f", p50, p99, load)
 	require.Equal(t, fast, p50)
 	require.Equal(t, 2*fast+1, p99)
@@ -768,24 +769,22 @@ func TestHedgeCutsTheTail(t *testing.T) {
 }
 
 func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {
-	var seen retry.Latencies
 	for want, cfg := range map[string]retry.HedgeConfig{
 		"retry.HedgeConfig.Delay is 0s: must be more than 0":                             {},
 		"retry.HedgeConfig.Delay is -1s: must be more than 0":                            {Delay: -time.Second},
-		"retry.HedgeConfig.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1, Latencies: &seen},
-		"retry.HedgeConfig.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5, Latencies: &seen},
-		"retry.HedgeConfig.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN(), Latencies: &seen},
-		"retry.HedgeConfig.Latencies is nil: must be set for Quantile":                   {Delay: 1, Quantile: 0.5},
+		"retry.HedgeConfig.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1},
+		"retry.HedgeConfig.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5},
+		"retry.HedgeConfig.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN()},
 		"retry.HedgeConfig.Max is -1: must be 0 (for 2) or more":                         {Delay: 1, Max: -1},
 	} {
 		require.EqualError(t, cfg.Validate(), want)
-		require.PanicsWithError(t, want, func() { _, _ = retry.Hedge(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
+		require.PanicsWithError(t, want, func() { _, _ = hedge(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
 	}
 }
 
 func TestHedgeThatIsRefusedNeedsNoBudget(t *testing.T) {
 	fn, _ := replies(reply{err: full})
-	_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Delay: time.Minute}, fn)
+	_, err := hedge(t.Context(), retry.HedgeConfig{Delay: time.Minute}, fn)
 	require.Equal(t, full, err)
 }
 
@@ -795,7 +794,7 @@ func TestHedgeAfterTheEndOfItsContextCountsInNoBudget(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 		defer cancel()
-		_, err := retry.Hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Budget: b}, func(context.Context) (int, error) {
+		_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Budget: b}, func(context.Context) (int, error) {
 			time.Sleep(100 * ms) // it does not heed its ctx
 			return 1, nil
 		})

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// Latencies remembers how long the last 1000 calls took, for [HedgeConfig]. The zero value
-// is ready to use. Latencies are safe for concurrent use.
-type Latencies struct {
+// latencies remembers how long the last 1000 calls took.
+type latencies struct {
 	mu     sync.Mutex
 	ring   []time.Duration // in the order of arrival
 	next   int             // the index in ring of the oldest
@@ -21,9 +20,8 @@ const (
 	leastLatencies = 20 // fewer say little
 )
 
-// Quantile returns the time within which the fraction q, in (0, 1], of the calls ended.
-// ok is false before there are 20 calls, and if q is not a number.
-func (l *Latencies) Quantile(q float64) (d time.Duration, ok bool) {
+// quantile is [Hedger.Latency]. ok is false also if q is not a number.
+func (l *latencies) quantile(q float64) (d time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.sorted) < leastLatencies || math.IsNaN(q) {
@@ -33,7 +31,7 @@ func (l *Latencies) Quantile(q float64) (d time.Duration, ok bool) {
 	return l.sorted[min(max(0, i), len(l.sorted)-1)], true
 }
 
-func (l *Latencies) observe(d time.Duration) {
+func (l *latencies) observe(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.ring) < mostLatencies {

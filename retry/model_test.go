@@ -14,6 +14,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
@@ -369,7 +370,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			MaxRetryAfter:  s.maxRetryAfter,
 			Nested:         s.nested,
 			History:        s.history,
-			Backoff:        func() backoff.BackOff { return &repeatingDelays{all: s.delays} },
+			Backoff:        func() retry.Backoff { return &repeatingDelays{all: s.delays} },
 			OnRetry: func(_ context.Context, a retry.Attempt) {
 				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
 			},
@@ -378,7 +379,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		if s.contrary {
 			cfg.If = func(err error) bool {
 				tell("if %s", textOf(err))
-				return !retry.Retryable(err)
+				return !resilience.Retryable(err)
 			}
 		}
 		if s.delay > 0 {

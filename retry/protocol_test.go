@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
@@ -246,7 +247,7 @@ func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
 				err := retry.New(retry.Config{Attempts: 2, MaxRetryAfter: time.Minute}).Do(t.Context(), fn)
 				require.ErrorAs(t, err, new(*retry.Error))
 				require.Equal(t, c.want, behavior.Read(err).Retryable)
-				require.Equal(t, c.want, retry.Retryable(fmt.Errorf("users: %w", err)))
+				require.Equal(t, c.want, resilience.Retryable(fmt.Errorf("users: %w", err)))
 			})
 		})
 	}

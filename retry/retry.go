@@ -19,7 +19,7 @@
 //   - A wait that could not end before the deadline of ctx is not begun. The error says
 //     why no attempt followed and what the last one returned: see [Error].
 //   - An error that another attempt cannot help ends the retrying and is returned as it
-//     is: see [Permanent] and [Retryable]. So is an answer, an error with a method
+//     is: see [Permanent] and resilience.Retryable. So is an answer, an error with a method
 //     Answered() bool that returns true: the dependency works, and its answer is no. An
 //     answer is retried only if it has a method Retryable() bool that returns true, as
 //     "too many requests" has.
@@ -54,8 +54,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/cenkalti/backoff/v4"
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -178,7 +176,7 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 		return fn(ctx)
 	}
 	late, err := linger.Timed(ctx, c.AttemptTimeout, (*overtime)(c), fn)
-	if late && !behavior.IsTimeout(err) && Retryable(err) {
+	if late && !behavior.IsTimeout(err) && behavior.Read(err).Retryable {
 		return &timeoutError{(*overtime)(c), err}
 	}
 	return err
@@ -198,30 +196,29 @@ func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Contex
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
 		}
-		switch {
-		case isPermanent(err, end):
-			if outer == 0 { // otherwise the outermost Retrier takes the mark off
+		f := failure{
+			End: end, permanent: isPermanent(err, end), ended: ctx.Err() != nil,
+			made: c.kind != behavior.Refused, waits: cfg.waits(end), last: cfg.Attempts > 0 && n >= cfg.Attempts,
+		}
+		f.itself = f.ended && n == 1 && saysEnd(ctx, err)
+		f.worth = f.permanent || f.ended || end.Kind != behavior.Failed || cfg.worth(err, end)
+		verdict := f.verdict()
+		switch verdict {
+		case final:
+			if f.permanent && outer == 0 { // otherwise the outermost Retrier takes the mark off
 				err = unmarked(err)
 			}
 			return c.over(n, OutcomePermanent, err)
-		case end.Kind == behavior.Answered && !end.Retryable:
-			return c.over(n, OutcomePermanent, err)
-		case ctx.Err() != nil:
-			if n == 1 && saysEnd(ctx, err) {
-				return c.over(n, endOf(ctx), err)
-			}
+		case stopped:
+			return c.over(n, endOf(ctx), err)
+		case turnedOff: // the refusal is the cause of the end, not what went wrong
+			return c.giveUp(n-1, OutcomePermanent, err)
+		case cut:
 			c.remember(err, end.Kind)
 			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
-		case end.Kind == behavior.Refused && !cfg.waits(end):
-			if c.kind == behavior.Refused {
-				return c.over(n, OutcomePermanent, err)
-			}
-			return c.giveUp(n-1, OutcomePermanent, err) // the refusal is the cause of the end, not what went wrong
-		case end.Kind == behavior.Failed && !cfg.worth(err, end):
-			return c.over(n, OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
-		if cfg.Attempts > 0 && n >= cfg.Attempts {
+		if verdict == exhausted {
 			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
 		}
 		delay, outcome, cause := c.next(n, err, end.RetryAfter)
@@ -266,11 +263,11 @@ type call struct {
 	ctx      context.Context
 	start    time.Time // of Do, if MaxElapsed needs it
 	failedAt time.Time // when the first attempt had failed
-	delays   backoff.BackOff
+	delays   Backoff
 	timer    *time.Timer
 
 	budget  *Budget // that the last retry was charged to
-	charge  uint64  // the argument of its refund
+	charge  int64   // the argument of its refund
 	charged bool    // the last retry was charged
 	unspent bool    // it was charged, but is not made yet
 

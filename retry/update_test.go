@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/retry"
@@ -73,7 +72,7 @@ func TestUpdateLeavesCallsUnderWayAlone(t *testing.T) {
 		if calls++; calls == 1 {
 			require.NoError(t, r.Update(func(c *retry.Config) {
 				c.Attempts, c.Budget, c.OnGiveUp, c.AttemptTimeout = 1, next, nil, time.Nanosecond
-				c.Backoff = func() backoff.BackOff { return retry.Constant(time.Hour)() }
+				c.Backoff = func() retry.Backoff { return retry.Constant(time.Hour)() }
 			}))
 		}
 		return errDown
@@ -87,10 +86,9 @@ func TestUpdateLeavesCallsUnderWayAlone(t *testing.T) {
 }
 
 func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
-	seen := new(retry.Latencies)
 	r := retry.New(retry.Config{Name: "users"})
 	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
-	h := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: ms, Quantile: 0.5, Latencies: seen})
+	h := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: ms, Quantile: 0.5})
 	for want, update := range map[string]func() error{
 		"retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more": func() error {
 			return r.Update(func(c *retry.Config) { c.MaxElapsed, c.Attempts = -1, 7 })
@@ -104,8 +102,8 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 		`retry.BudgetConfig.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return b.Update(func(c *retry.BudgetConfig) { c.Name, c.PerSecond = "orders", 7 })
 		},
-		"retry.HedgeConfig.Latencies is nil: must be set for Quantile": func() error {
-			return h.Update(func(c *retry.HedgeConfig) { c.Latencies, c.Max = nil, 7 })
+		"retry.HedgeConfig.Delay is 0s: must be more than 0": func() error {
+			return h.Update(func(c *retry.HedgeConfig) { c.Delay, c.Max = 0, 7 })
 		},
 		`retry.HedgeConfig.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return h.Update(func(c *retry.HedgeConfig) { c.Name, c.Max = "orders", 7 })
@@ -123,7 +121,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 	require.PanicsWithValue(t, broken, func() { _ = h.Update(func(c *retry.HedgeConfig) { c.Max = 7; panic(broken) }) })
 	require.Equal(t, 3, r.Config().Attempts)
 	require.Equal(t, 10, b.Config().PerSecond)
-	require.Equal(t, retry.HedgeConfig{Name: "users", Delay: ms, Quantile: 0.5, Latencies: seen, Max: 2}, h.Config())
+	require.Equal(t, retry.HedgeConfig{Name: "users", Delay: ms, Quantile: 0.5, Max: 2}, h.Config())
 	require.NoError(t, r.Update(func(*retry.Config) {}), "no lock is held")
 	require.NoError(t, b.Update(func(*retry.BudgetConfig) {}))
 	require.NoError(t, h.Update(func(*retry.HedgeConfig) {}))
@@ -145,8 +143,7 @@ func TestUpdateOfABudgetKeepsItsWindow(t *testing.T) {
 
 func TestUpdateOfAHedgerKeepsItsLatencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen, others retry.Latencies
-		h := retry.NewHedger[string](retry.HedgeConfig{Delay: time.Second, Quantile: 0.5, Latencies: &seen})
+		h := retry.NewHedger[string](retry.HedgeConfig{Delay: time.Second, Quantile: 0.5})
 		for range 20 {
 			fn, _ := replies(reply{takes: 10 * ms})
 			_, err := h.Do(t.Context(), fn)
@@ -154,9 +151,8 @@ func TestUpdateOfAHedgerKeepsItsLatencies(t *testing.T) {
 		}
 		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Delay, c.Max = time.Minute, 3 }))
 		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: 10*ms + 1}, h.Stats())
-		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Latencies = &others }))
+		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Quantile = 0 }))
 		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: time.Minute}, h.Stats())
-		require.Same(t, &others, h.Config().Latencies)
 
 		slow := func(context.Context) (string, error) {
 			require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Max = 1 }))
