@@ -35,7 +35,7 @@ type AdaptiveConfig struct {
 	//   - their method Throttled() bool returns true, as for HTTP 429 and 503,
 	//   - they are no answer and their method RetryAfter() time.Duration returns more
 	//     than 0, as for HTTP 500 with Retry-After,
-	//   - they are a time-out, that of the call's ctx included.
+	//   - they are a timeout, that of the call's ctx included.
 	//
 	// Throttled is not called for a call that this module did not make (its error's
 	// Refused() bool returns true) or whose ctx was canceled. Such a call counts
@@ -283,4 +283,45 @@ func (a *Adaptive) advance() {
 			old.requests[level] = 0
 		}
 	}
+}
+
+// Name returns the Name of the AdaptiveConfig.
+func (a *Adaptive) Name() string { return a.setting.Load().Name }
+
+// Config returns the present AdaptiveConfig, with its defaults filled in.
+func (a *Adaptive) Config() AdaptiveConfig { return a.setting.Config() }
+
+// Update changes the configuration as [Limiter.Update] does.
+//
+//   - The calls of the window stay counted. If Window changes, all of them leave the
+//     window together, one new Window later.
+//   - Calls under way end under the configuration with which they began.
+//   - Counters go on.
+//   - Name and Levels cannot change.
+//
+// change must not use the Adaptive.
+func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
+	return a.setting.Update(change, nil, a.use)
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (a *Adaptive) Preview(change func(*AdaptiveConfig)) (AdaptiveConfig, error) {
+	return a.setting.Preview(change)
+}
+
+// Stats returns a snapshot.
+func (a *Adaptive) Stats() AdaptiveStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.advance()
+	s := a.stats
+	s.Probability = a.probability(len(a.sum.requests) - 1)
+	return s
+}
+
+// Observe calls f with each event from now on, until stop is called, as
+// [Limiter.Observe] does. The kind is EventRefused.
+func (a *Adaptive) Observe(f func(context.Context, Event)) (stop func()) {
+	return a.observers.Observe(f)
 }

@@ -177,7 +177,7 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			} else {
 				b.changes++
 			}
-			require.NoError(t, l.SetLimit(limit))
+			require.NoError(t, setLimit(l, limit))
 			rate, b.rate, b.burst = limit.Rate, exact, limit.Burst
 		case 3, 4, 5:
 			p := &patron{n: n, level: level}

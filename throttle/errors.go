@@ -43,7 +43,7 @@ const never = time.Duration(math.MaxInt64)
 // the cause of ctx (ContextEnded), or [ErrOutage] and the error of Eval (Outage).
 type LimitedError struct {
 	Name   string        // of the Limiter, Group, Shared or Adaptive
-	Key    string        // of a Group or Shared: at most the first 100 bytes of its text, or "(other keys)" for the limit of ShareOne
+	Key    string        // of a Group or Shared: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time or, if there is a Quota, its N
 	Quota  Quota         // of OverQuota: the one whose window is over last; of TooCostly: the one that is too small, if it is not the Burst

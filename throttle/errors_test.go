@@ -28,7 +28,7 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 		full := limit(throttle.Config{MaxWait: -1, Queue: 1})
 		go func() { _ = full.Wait(t.Context()) }()
 		synctest.Wait()
-		group := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1, Overflow: throttle.RefuseNew})
+		group := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1, RefuseNew: true})
 		require.True(t, group.Allow(1))
 		outage := func(err error) error {
 			return throttle.NewShared(throttle.SharedConfig{

@@ -38,34 +38,10 @@ type Event struct {
 	Refused int64 // the calls of the key that were refused
 }
 
-// Observe calls f with each event from now on, until stop is called: synchronously, with
-// the ctx of the call, and while no lock is held. The kinds are EventRefused, which
-// comes after OnRefuse, and EventWaited, before the function of the call runs. Allow and
-// Take cause no events, as their result tells all. A panic in f passes on to the caller. A
-// second call of stop does nothing.
-func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
-	return l.observers.Observe(f)
-}
-
 // Observe calls f with each event of each key from now on, until stop is called, as
 // [Limiter.Observe] does. In addition there is EventEvicted, with the ctx that OnEvict gets.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
-}
-
-// Observe calls f with each event from now on, until stop is called, as
-// [Limiter.Observe] does. The kinds are EventRefused, EventOutageBegan and
-// EventRecovered. An outage is that of a hash slot; Key is the key of the call that
-// noticed it. EventOutageBegan and EventRecovered may come on a goroutine of s, where a panic
-// ends the program.
-func (s *Shared) Observe(f func(context.Context, Event)) (stop func()) {
-	return s.observers.Observe(f)
-}
-
-// Observe calls f with each event from now on, until stop is called, as
-// [Limiter.Observe] does. The kind is EventRefused.
-func (a *Adaptive) Observe(f func(context.Context, Event)) (stop func()) {
-	return a.observers.Observe(f)
 }
 
 type observers = notify.Observers[Event]

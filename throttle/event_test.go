@@ -100,7 +100,7 @@ func TestGroupObserversSeeKeys(t *testing.T) {
 		require.NoError(t, g.Wait(t.Context(), 9))
 		require.Equal(t, []throttle.Event{{Kind: throttle.EventEvicted, Name: "api", Key: "7", Spent: 2}}, seen.take())
 
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait, c.Overflow = 0, throttle.RefuseNew }))
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait, c.RefuseNew = 0, true }))
 		err := g.Wait(t.Context(), 9)
 		err2 := g.Wait(t.Context(), 10)
 		require.Equal(t, []throttle.Event{
@@ -191,7 +191,7 @@ func TestStatsCountEachReason(t *testing.T) {
 		l.Refund(1)
 		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 2, Refused: 8, Refusals: throttle.Refusals{
 			OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
-		}, Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second}, Degradation: 1}, l.Stats())
+		}, Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second}}, l.Stats())
 	})
 }
 

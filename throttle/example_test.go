@@ -46,11 +46,14 @@ func ExampleGroup() {
 		}
 		fmt.Println(tenant, admitted)
 	}
-	fmt.Printf("%+v\n", tenants.Top(2))
-	// Output:
+	for key, used := range tenants.All() {
+		fmt.Printf("%s %+v\n", key, used)
+	}
+	// Unordered output:
 	// free 3
 	// paying 10
-	// [{Key:paying Spent:10 Refused:0} {Key:free Spent:3 Refused:7}]
+	// free {Key:free Spent:3 Refused:7}
+	// paying {Key:paying Spent:10 Refused:0}
 }
 
 // A Decision has the information for the headers of an HTTP response.
@@ -63,45 +66,6 @@ func ExampleLimiter_Take() {
 	// Output:
 	// true 100 1h40m0s 60
 	// false 60 10m0s
-}
-
-// Features that a page can do without are off before the page itself is refused.
-func ExampleLimiter_Degradation() {
-	const essential, comments, recommendations = 0, 1, 2
-	type priority struct{}
-	limit := throttle.New(throttle.Config{
-		Rate: throttle.PerMinute(1), Burst: 10,
-		Levels: 3, Reserve: []float64{0.2, 0.3},
-		Priority: func(ctx context.Context) int {
-			p, _ := ctx.Value(priority{}).(int)
-			return p
-		},
-	})
-	for range 10 {
-		level := limit.Degradation()
-		_ = limit.Do(context.Background(), func(context.Context) error {
-			fmt.Print("page")
-			if comments <= level {
-				fmt.Print(", comments")
-			}
-			if recommendations <= level {
-				fmt.Print(", recommendations")
-			}
-			fmt.Println()
-			return nil
-		})
-	}
-	// Output:
-	// page, comments, recommendations
-	// page, comments, recommendations
-	// page, comments, recommendations
-	// page, comments, recommendations
-	// page, comments, recommendations
-	// page, comments, recommendations
-	// page, comments
-	// page, comments
-	// page, comments
-	// page
 }
 
 // Refused calls go to the log.

@@ -1,24 +1,25 @@
 package throttle
 
+import (
+	"time"
+
+	"github.com/go-resilience/resilience/throttle/internal/shared"
+)
+
 // SetRand makes a draw its probabilities from random, in [0, 1).
 func (a *Adaptive) SetRand(random func() float64) { a.rand = random }
 
 // SlotOf returns the hash slot of a key in Redis.
-func SlotOf(key string) uint16 { return slotOf(key) }
+func SlotOf(key string) uint16 { return shared.SlotOf(key) }
 
 // OutageSlots returns of how many slots an outage is remembered.
-func (s *Shared) OutageSlots() int {
-	s.outages.mu.Lock()
-	defer s.outages.mu.Unlock()
-	return len(s.outages.slots)
-}
+func (s *Shared) OutageSlots() int { return int(s.redis.Stats().Slots) }
 
-// OwnLimits returns how many keys have a limit of their own at the moment.
-func (g *Group[K]) OwnLimits() (n int) {
-	for i := range g.shards {
-		g.shards[i].mu.Lock()
-		n += len(g.shards[i].own)
-		g.shards[i].mu.Unlock()
-	}
-	return n
-}
+// Never is the wait of a call that costs more than there can be.
+const Never = never
+
+// An Arrival is what a call finds for which the tokens are not there.
+type Arrival struct{ Wait, MaxWait, Left, Ahead time.Duration }
+
+// Refusal returns why the call may not wait.
+func (a Arrival) Refusal() Reason { return arrival{a.Wait, a.MaxWait, a.Left, a.Ahead}.refusal() }

@@ -19,7 +19,7 @@ import (
 // NaN is not equal to itself: the group could never find its key again.
 func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
 	nan := math.NaN()
-	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, MaxKeys: 10, Overflow: throttle.RefuseNew})
+	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 3}, MaxKeys: 10, RefuseNew: true})
 	for range 100 {
 		require.False(t, g.Allow(nan))
 	}
@@ -29,7 +29,7 @@ func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
 	g.Refund(nan, 1)
 	require.Zero(t, g.Stats().Keys)
 	require.EqualValues(t, 100, g.Stats().Overflow)
-	require.Empty(t, g.Top(10))
+	require.Empty(t, top(g, 10))
 
 	shared := throttle.NewGroup(throttle.GroupConfig[any]{Config: throttle.Config{Rate: 1e-3, Burst: 3}})
 	for i := range 5 {
@@ -91,9 +91,9 @@ func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
 // Peek agrees with Take, also for a key without room.
 func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, overflow := range []throttle.Overflow{throttle.RefuseNew, throttle.ShareOne} {
+		for _, refuse := range []bool{true, false} {
 			g := throttle.NewGroup(throttle.GroupConfig[int]{
-				Config: throttle.Config{Rate: 1, Burst: 2}, MaxKeys: 3, Overflow: overflow, IdleAfter: time.Hour,
+				Config: throttle.Config{Rate: 1, Burst: 2}, MaxKeys: 3, RefuseNew: refuse, IdleAfter: time.Hour,
 			})
 			for key := range 3 {
 				require.True(t, g.Peek(key).OK)
@@ -101,7 +101,7 @@ func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 			}
 			for range 3 {
 				peek := g.Peek(99)
-				require.Equal(t, overflow == throttle.ShareOne && peek.OK, peek.OK)
+				require.Equal(t, !refuse && peek.OK, peek.OK)
 				require.Equal(t, 3, g.Stats().Keys)
 				d := g.Take(99, 1)
 				require.Equal(t, d.OK, peek.OK)
@@ -120,7 +120,7 @@ func TestGroupPeeksAtKeysWithoutRoom(t *testing.T) {
 
 func TestGroupRefundsUnderSharedLimit(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
-		Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: 1, Overflow: throttle.ShareOne,
+		Config: throttle.Config{Rate: 1e-3, Burst: 2}, MaxKeys: 1,
 	})
 	require.True(t, g.Allow(1))
 	require.True(t, g.Take(2, 2).OK)
@@ -133,7 +133,7 @@ func TestGroupRefundsUnderSharedLimit(t *testing.T) {
 	g.Refund(4, 99)
 	require.EqualValues(t, 4, g.Stats().Spent)
 	require.EqualValues(t, 3, g.Stats().Refunded, "no more than was spent there")
-	require.EqualValues(t, 1, g.Top(1)[0].Spent)
+	require.EqualValues(t, 1, top(g, 1)[0].Spent)
 }
 
 // No more is given back than was spent.
@@ -151,26 +151,26 @@ func TestRefundGivesBackNoMoreThanWasSpent(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 5, MaxWait: -1}})
 		require.True(t, g.Take(1, 3).OK)
 		g.Refund(1, 7)
-		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, top(g, 1)[0].Spent)
 		require.Zero(t, net(g))
 		require.True(t, g.Take(1, 3).OK)
 		require.NoError(t, g.Set(1, throttle.Limit{Rate: 1, Burst: 10})) // what was spent before counts
 		require.True(t, g.Take(1, 1).OK)
 		g.Refund(1, 3)
-		require.EqualValues(t, 1, g.Top(1)[0].Spent)
+		require.EqualValues(t, 1, top(g, 1)[0].Spent)
 		require.Equal(t, 9, g.Peek(1).Remaining)
 		g.Refund(1, 7)
-		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, top(g, 1)[0].Spent)
 		require.Zero(t, net(g))
 		require.NoError(t, g.Set(1, throttle.Limit{}))
-		require.Zero(t, g.Top(1)[0].Spent)
+		require.Zero(t, top(g, 1)[0].Spent)
 		require.Zero(t, net(g))
 	})
 }
 
-// A key that has a limit of its own while somebody waits gives it up after that,
-// however the wait ends: it can be dropped again.
-func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
+// A key for which a call waits, or that has a limit by Set, can be evicted after that,
+// however the wait ends.
+func TestGroupEvictsKeysAfterTheyWereNeeded(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, g *throttle.Group[int]){
 		"after a wait": func(t *testing.T, g *throttle.Group[int]) { require.NoError(t, g.Wait(t.Context(), 1)) },
 		"after a deadline that is too close": func(t *testing.T, g *throttle.Group[int]) {
@@ -189,7 +189,6 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 				g.Take(1, 1)
 				g.Peek(1)
 				g.Refund(1, 1)
-				require.Equal(t, 1, g.OwnLimits())
 			})
 			require.NoError(t, g.Wait(t.Context(), 1))
 		},
@@ -199,7 +198,6 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 		"after Set is undone": func(t *testing.T, g *throttle.Group[int]) {
 			require.NoError(t, g.Set(1, throttle.Limit{Rate: 10, Burst: 1}))
 			require.NoError(t, g.Wait(t.Context(), 1))
-			require.Equal(t, 1, g.OwnLimits())
 			require.NoError(t, g.Set(1, throttle.Limit{}))
 		},
 		"after Set is undone during a wait": func(t *testing.T, g *throttle.Group[int]) {
@@ -216,7 +214,6 @@ func TestGroupJoinsOwnLimitsAgain(t *testing.T) {
 				require.True(t, g.Allow(1))
 				use(t, g)
 				synctest.Wait()
-				require.Zero(t, g.OwnLimits())
 				require.Zero(t, g.Stats().Queued)
 				time.Sleep(time.Minute)
 				require.True(t, g.Allow(2), "the key made room")
@@ -233,7 +230,7 @@ func TestGroupBoundsTheWaitersOfAllKeys(t *testing.T) {
 			Config: throttle.Config{
 				Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf,
 			},
-			MaxQueued: 4, MaxKeys: 3, Overflow: throttle.ShareOne,
+			MaxQueued: 4, MaxKeys: 3,
 		})
 		var done tally
 		call := func(key, n int) {

@@ -202,3 +202,17 @@ func (q *Quota) UnmarshalText(text []byte) error {
 	*q = next
 	return nil
 }
+
+// A Decision says whether tokens were taken and what is left: the information that
+// the headers of an HTTP response give a client. Of a limit with Quotas it tells about
+// the one that binds: if the tokens were taken, the one with the fewest tokens left;
+// otherwise, of the quotas that have too few, the one whose window is over last.
+type Decision struct {
+	OK         bool
+	Quota      Quota         // the quota that binds; zero if it is the Rate, with its Burst
+	Limit      int           // the Burst, or N of the Quota
+	Window     time.Duration // the time in which the Burst refills, to the nearest nanosecond; or the length of the Quota's window
+	Remaining  int           // tokens that could be taken now, after this decision
+	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
+	ResetAfter time.Duration // the time until Limit tokens are there again, if no call takes any
+}

@@ -22,7 +22,6 @@ type queue struct {
 	tokens int // that all waiters are to take
 	levels []line
 	timer  *time.Timer
-	all    *waiters // of the Group, or nil
 }
 
 // A line holds the waiters of one level in the order of arrival.
@@ -46,16 +45,16 @@ type waiters struct {
 	max atomic.Int64
 }
 
-// wait takes the tokens of a call, if need be after a wait in line.
-func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
-	w, refused := l.lineUp(ctx, cfg, n, level)
+// waitInLine takes the tokens of a call, if need be after a wait.
+func (a *account) waitInLine(ctx context.Context, by caller, cfg *Config, n, level int) error {
+	w, refused := a.lineUp(ctx, cfg, n, level)
 	why := refused.Reason
 	switch {
 	case why == DeadlineTooClose:
 		refused.Err = context.DeadlineExceeded
-		return l.refuse(ctx, cfg, refused)
+		return a.tellRefused(ctx, by, cfg, refused)
 	case why != "":
-		return l.refuse(ctx, cfg, refused)
+		return a.tellRefused(ctx, by, cfg, refused)
 	case w == nil:
 		return nil
 	}
@@ -74,93 +73,120 @@ func (l *Limiter) wait(ctx context.Context, cfg *Config, n, level int) error {
 	case <-ctx.Done():
 		why = ContextEnded
 	}
-	granted, after := l.leave(w, why)
+	granted, after := a.leave(w, why)
 	waited := time.Since(start)
 	late := ctx.Err() != nil
 	if granted {
-		l.countWaited(n, waited, late)
+		a.countWaited(n, waited, late)
 	}
 	refused.Reason, refused.After, refused.Waited = why, after, waited
 	switch {
 	case late:
 		refused.Reason, refused.Err = ContextEnded, ended.Error(ctx)
-		return l.refuse(ctx, cfg, refused)
+		return a.tellRefused(ctx, by, cfg, refused)
 	case granted:
-		if l.observers.Any() {
-			l.observers.Tell(ctx, Event{
-				Kind: EventWaited, Name: cfg.Name, Key: l.key, Level: level, Cost: n, Waited: waited,
+		if by.observers.Any() {
+			by.observers.Tell(ctx, Event{
+				Kind: EventWaited, Name: cfg.Name, Key: by.key, Level: level, Cost: n, Waited: waited,
 			})
 		}
 		return nil
 	}
-	return l.refuse(ctx, cfg, refused)
+	return a.tellRefused(ctx, by, cfg, refused)
 }
 
 // countWaited counts a call that was granted after a wait. If that was too late for the
 // call, its tokens are lost: waiters behind it may have been granted within their time.
-func (l *Limiter) countWaited(n int, waited time.Duration, late bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (a *account) countWaited(n int, waited time.Duration, late bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if late {
-		l.did.Spent += int64(n)
+		a.lose(n)
 		return
 	}
-	l.count(n)
-	l.did.Waited++
-	l.did.WaitTime += waited
+	a.count(n)
+	a.did.Waited++
+	a.did.WaitTime += waited
 }
 
 // lineUp takes n tokens, and returns a waiter in line if they are not there yet. Or it
 // returns an error whose Reason says why the call is refused.
-func (l *Limiter) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, refused *LimitedError) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (a *account) lineUp(ctx context.Context, cfg *Config, n, level int) (w *waiter, refused *LimitedError) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	refused = &LimitedError{Cost: n, Level: level}
-	m := l.serve()
+	m := a.serve()
 	if m.quotas != nil {
-		if b := m.takeAll(l.windows, present(), n, level, true); b.why == OverQuota {
+		if b := m.takeAll(a.more.windows, present(), n, level, true); b.why == OverQuota {
 			b.refuse(refused)
 			return nil, refused
 		}
 	}
-	after := l.behind(m, n, level)
-	if after == 0 {
-		l.spendQuotas(m.terms, n)
-		l.spend(m, n)
+	refused.After = a.behind(m, n, level)
+	if refused.After == 0 {
+		a.spendQuotas(m.terms, n)
+		a.spend(m, n)
 		return nil, refused
 	}
-	refused.After = after
-	if refused.Reason = m.whyNotWait(ctx, cfg, after); refused.Reason == "" && !l.makeRoom(m, cfg.Queue, level) {
+	call := arrival{wait: refused.After, maxWait: cfg.MaxWait, left: never, ahead: time.Duration(m.ahead().NS)}
+	if deadline, limited := ctx.Deadline(); limited {
+		call.left = time.Until(deadline)
+	}
+	if refused.Reason = call.refusal(); refused.Reason == "" && !a.makeRoom(m, cfg.Queue, level) {
 		refused.Reason = QueueFull
 	}
 	if refused.Reason != "" {
 		return nil, refused
 	}
-	w = &waiter{level: level, n: n, ends: l.spendQuotas(m.terms, n), over: make(chan struct{})}
-	l.enqueue(w)
-	l.serve()
+	w = &waiter{level: level, n: n, ends: a.spendQuotas(m.terms, n), over: make(chan struct{})}
+	a.enqueue(w)
+	a.serve()
 	return w, refused
 }
 
+// An arrival is what a call finds for which the tokens are not there.
+type arrival struct {
+	wait    time.Duration // until they are; never: more than there can be at once
+	maxWait time.Duration // negative: the call may wait for any time
+	left    time.Duration // until its deadline; never: it has none
+	ahead   time.Duration // the time of the tokens that are missing
+}
+
+// maxAhead is the longest time of missing tokens behind which a call waits.
+const maxAhead = 18 * 365 * 24 * time.Hour
+
+// refusal returns why the call may not wait, or "".
+func (a arrival) refusal() Reason {
+	switch {
+	case a.wait == never: // the burst has just become smaller
+		return TooCostly
+	case a.ahead > maxAhead, a.maxWait > 0 && a.wait > a.maxWait:
+		return WaitTooLong
+	case a.left < a.wait:
+		return DeadlineTooClose
+	}
+	return ""
+}
+
 // spendQuotas takes n tokens from the windows of the quotas, and returns their ends.
-func (l *Limiter) spendQuotas(t *terms, n int) (ends []int64) {
+func (a *account) spendQuotas(t *terms, n int) (ends []int64) {
 	if t.quotas == nil {
 		return nil
 	}
 	now := present()
 	for i := range t.quotas {
 		q := &t.quotas[i]
-		l.windows[i] = q.spend(q.at(l.windows[i], now), now, n)
-		ends = append(ends, l.windows[i].end)
+		a.more.windows[i] = q.spend(q.at(a.more.windows[i], now), now, n)
+		ends = append(ends, a.more.windows[i].end)
 	}
 	return ends
 }
 
 // unspendQuotas gives the tokens of w back to the windows that it has taken them from,
 // unless these are over.
-func (l *Limiter) unspendQuotas(w *waiter) {
+func (a *account) unspendQuotas(w *waiter) {
 	for i, end := range w.ends {
-		if spent := &l.windows[i]; spent.end == end {
+		if spent := &a.more.windows[i]; spent.end == end {
 			spent.used -= min(int64(w.n), spent.used)
 		}
 	}
@@ -168,72 +194,60 @@ func (l *Limiter) unspendQuotas(w *waiter) {
 
 // behind returns how long a call of n tokens would wait, behind the waiters of its
 // level and the more important ones.
-func (l *Limiter) behind(m measure, n, level int) time.Duration {
+func (a *account) behind(m measure, n, level int) time.Duration {
 	if m.cannot(n, level) {
 		return never
 	}
-	for _, line := range l.queue.levels[:level+1] {
-		n += line.tokens
+	if a.more != nil {
+		for _, line := range a.more.queue.levels[:min(level+1, len(a.more.queue.levels))] {
+			n += line.tokens
+		}
 	}
-	return m.until(l.due(m, n, level))
+	return m.until(a.due(m, n, level))
 }
 
 // due returns when n tokens are there for a level, if no waiter takes any of them.
-func (l *Limiter) due(m measure, n, level int) bucket.Time {
-	return m.rate.Due(l.tat, m.rate.Of(n), m.room[level])
-}
-
-// maxAhead is the longest time of missing tokens behind which a call waits.
-const maxAhead = int64(18 * 365 * 24 * time.Hour)
-
-// whyNotWait returns why a call may not wait for that long, or "".
-func (m measure) whyNotWait(ctx context.Context, cfg *Config, wait time.Duration) Reason {
-	deadline, limited := ctx.Deadline()
-	switch {
-	case wait == never: // the burst has just become smaller
-		return TooCostly
-	case m.ahead().NS > maxAhead, cfg.MaxWait > 0 && wait > cfg.MaxWait:
-		return WaitTooLong
-	case limited && time.Until(deadline) < wait:
-		return DeadlineTooClose
-	}
-	return ""
+func (a *account) due(m measure, n, level int) bucket.Time {
+	return m.rate.Due(a.tat, m.rate.Of(n), m.room[level])
 }
 
 // makeRoom makes room for one more waiter in a queue of most, and reports whether it
 // could. In a full queue the last waiter of the least important level makes room for a
 // call that is more important.
-func (l *Limiter) makeRoom(m measure, most, level int) bool {
-	q := &l.queue
-	if q.queued < most && q.all.enter() {
+func (a *account) makeRoom(m measure, most, level int) bool {
+	q := a.queue()
+	if q.queued < most && a.waiters.enter() {
 		return true
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
 		if last := q.levels[i].last; last != nil {
-			l.remove(m, last)
-			return q.all.enter()
+			a.remove(m, last)
+			return a.waiters.enter()
 		}
 	}
 	return false
 }
 
-func (a *waiters) enter() bool {
-	if a == nil || a.now.Add(1) <= a.max.Load() {
+func (w *waiters) enter() bool {
+	if w == nil || w.now.Add(1) <= w.max.Load() {
 		return true
 	}
-	a.now.Add(-1)
+	w.now.Add(-1)
 	return false
 }
 
-func (a *waiters) leave() {
-	if a != nil {
-		a.now.Add(-1)
+func (w *waiters) leave() {
+	if w != nil {
+		w.now.Add(-1)
 	}
 }
 
 // enqueue puts w at the end of its line.
-func (l *Limiter) enqueue(w *waiter) {
-	q := &l.queue
+func (a *account) enqueue(w *waiter) {
+	q := a.queue()
+	if q.levels == nil {
+		q.levels = make([]line, len(a.terms.Load().room))
+	}
 	line := &q.levels[w.level]
 	if w.prev = line.last; w.prev == nil {
 		line.first = w
@@ -247,8 +261,8 @@ func (l *Limiter) enqueue(w *waiter) {
 }
 
 // dequeue takes w out of line.
-func (l *Limiter) dequeue(w *waiter) {
-	q := &l.queue
+func (a *account) dequeue(w *waiter) {
+	q := a.queue()
 	line := &q.levels[w.level]
 	if w.prev == nil {
 		line.first = w.next
@@ -263,30 +277,30 @@ func (l *Limiter) dequeue(w *waiter) {
 	line.tokens -= w.n
 	q.tokens -= w.n
 	q.queued--
-	q.all.leave()
+	a.waiters.leave()
 	close(w.over)
 }
 
 // leave takes w out of line, unless it has left already, and reports whether w was
 // granted. It returns how long a call like it would wait now.
-func (l *Limiter) leave(w *waiter, why Reason) (granted bool, after time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (a *account) leave(w *waiter, why Reason) (granted bool, after time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	granted = w.granted
 	// Waiters that are due are granted first: no other waiter may move up into the past.
-	m := l.serve()
+	m := a.serve()
 	select {
 	case <-w.over:
 		if w.granted && !granted && why == ContextEnded { // granted by this serve, and too late
 			// What other waiters have had their time of since is lost.
-			l.tat = m.rate.Sub(l.tat, m.rate.Sub(w.tat, m.rate.Back(w.tat, m.now, m.rate.Of(w.n))))
-			l.unspendQuotas(w)
+			a.tat = m.rate.Sub(a.tat, m.rate.Sub(w.tat, m.rate.Back(w.tat, m.now, m.rate.Of(w.n))))
+			a.unspendQuotas(w)
 			w.granted = false
 		}
 	default:
-		l.remove(m, w)
+		a.remove(m, w)
 	}
-	return w.granted, l.behind(l.serve(), w.n, w.level)
+	return w.granted, a.behind(a.serve(), w.n, w.level)
 }
 
 // head returns the waiter that is to be granted next, or nil.
@@ -300,65 +314,63 @@ func (q *queue) head() *waiter {
 }
 
 // remove takes w out of line. All waiters that are due have been granted before.
-func (l *Limiter) remove(m measure, w *waiter) {
-	if l.queue.head() == w {
+func (a *account) remove(m measure, w *waiter) {
+	if a.queue().head() == w {
 		// w may wait for more than a burst. The part above a burst that it has waited for
 		// already goes to no other call.
-		l.tat = bucket.Later(l.tat, bucket.Time{NS: m.now})
+		a.tat = bucket.Later(a.tat, bucket.Time{NS: m.now})
 	}
-	l.dequeue(w)
-	l.unspendQuotas(w)
+	a.dequeue(w)
+	a.unspendQuotas(w)
 }
 
 // serve grants the waiters that are due, sets the timer for the next one, and returns the
 // measure after that. The caller holds mu.
-func (l *Limiter) serve() measure {
-	q := &l.queue
-	m := l.measure()
-	for w := q.head(); w != nil && !l.due(m, w.n, w.level).After(m.now); w = q.head() {
-		l.tat = m.rate.Add(l.tat, m.rate.Of(w.n))
-		w.granted, w.tat = true, l.tat
-		l.dequeue(w)
+func (a *account) serve() measure {
+	if a.more == nil {
+		return a.measure()
 	}
-	l.arm(m)
+	q := a.queue()
+	m := a.measure()
+	for w := q.head(); w != nil && !a.due(m, w.n, w.level).After(m.now); w = q.head() {
+		a.tat = m.rate.Add(a.tat, m.rate.Of(w.n))
+		w.granted, w.tat = true, a.tat
+		a.dequeue(w)
+	}
+	a.arm(m)
 	return m
 }
 
 // arm sets the timer for the head.
-func (l *Limiter) arm(m measure) {
-	q := &l.queue
+func (a *account) arm(m measure) {
+	q := a.queue()
 	switch w := q.head(); {
 	case w != nil && q.timer != nil:
-		q.timer.Reset(m.until(l.due(m, w.n, w.level)))
+		q.timer.Reset(m.until(a.due(m, w.n, w.level)))
 	case w != nil:
-		q.timer = time.AfterFunc(m.until(l.due(m, w.n, w.level)), l.wake)
-	case q.timer != nil:
-		q.timer.Stop()
-		q.timer = nil
+		q.timer = time.AfterFunc(m.until(a.due(m, w.n, w.level)), a.wake)
+	default:
+		if q.timer != nil {
+			q.timer.Stop()
+			q.timer = nil
+		}
+		if a.more.windows == nil {
+			a.more = nil
+		}
 	}
+}
+
+// queue returns the queue, to be written to.
+func (a *account) queue() *queue {
+	if a.more == nil {
+		a.more = &more{}
+	}
+	return &a.more.queue
 }
 
 // wake serves the waiters. The timer calls it.
-func (l *Limiter) wake() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.serve()
-}
-
-// begin makes cfg the limit. Tokens that have been spent stay spent. The caller holds mu.
-func (l *Limiter) begin(cfg *Config) {
-	last, next := l.terms.Load(), newTerms(cfg)
-	now := l.measure().now
-	if l.queue.queued > 0 { // what the head has saved is not worth the same at another rate
-		l.tat = bucket.Later(l.tat, bucket.Time{NS: now})
-	}
-	l.tat = next.rate.Follow(l.tat, now, &last.rate)
-	from := next.inherit(last)
-	l.windows = pick(l.windows, from)
-	for i := range l.queue.levels {
-		for w := l.queue.levels[i].first; w != nil; w = w.next {
-			w.ends = pick(w.ends, from)
-		}
-	}
-	l.terms.Store(next)
+func (a *account) wake() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.serve()
 }

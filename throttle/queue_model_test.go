@@ -125,7 +125,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			model.refund(2 * n)
 		case 3:
 			next := limits[choose.IntN(len(limits))]
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(next.token), Burst: next.burst}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(next.token), Burst: next.burst}))
 			off += 3/float64(model.token) + 3/float64(next.token) // nanoseconds
 			most = max(most, model.token, next.token)
 			model.set(next.token, next.burst)

@@ -191,7 +191,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			} else {
 				l.Refund(n)
 			}
-			if i == 0 || slices.ContainsFunc(g.Top(100), func(u throttle.Usage[int]) bool { return u.Key == i }) {
+			if i == 0 || slices.ContainsFunc(top(g, 100), func(u throttle.Usage[int]) bool { return u.Key == i }) {
 				m.refund(n)
 			}
 		case 6:
@@ -202,7 +202,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			m.decide(0, false)
 			if i == 0 {
 				m.set(limit.Quotas)
-				require.NoError(t, l.SetLimit(limit))
+				require.NoError(t, setLimit(l, limit))
 			} else if own[i] = !own[i]; own[i] {
 				m.set(limit.Quotas)
 				require.NoError(t, g.Set(i, limit))
@@ -223,7 +223,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 				continue
 			}
 			cfg.Quotas = pick()
-			require.NoError(t, g.SetLimit(throttle.Limit{Rate: cfg.Rate, Burst: cfg.Burst, Quotas: cfg.Quotas}))
+			require.NoError(t, setGroupLimit(g, throttle.Limit{Rate: cfg.Rate, Burst: cfg.Burst, Quotas: cfg.Quotas}))
 			for j, m := range models[1:] {
 				if m.decide(0, false); !own[1+j] {
 					m.set(cfg.Quotas)

@@ -87,7 +87,7 @@ func TestQuotaWithoutARate(t *testing.T) {
 		d := l.Take(6)
 		require.False(t, d.OK)
 		require.EqualValues(t, 1<<63-1, d.RetryAfter)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 10}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 10}))
 		require.Equal(t, throttle.Quota{}, l.Take(6).Quota)
 	})
 }
@@ -108,23 +108,13 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Every: time.Hour}}},
-			MaxKeys: 1, IdleAfter: -1, Overflow: throttle.RefuseNew})
+			MaxKeys: 1, IdleAfter: -1, RefuseNew: true})
 		require.True(t, g.Allow(1))
 		time.Sleep(time.Hour - 1)
 		require.False(t, g.Allow(2))
 		time.Sleep(time.Nanosecond)
 		require.True(t, g.Allow(2))
 	})
-}
-
-// A level goes off when a quota has only the tokens left that are kept, and not before.
-func TestDegradationByAQuota(t *testing.T) {
-	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 8, Every: time.Hour}}, Levels: 2, Reserve: []float64{0.5},
-		Priority: func(context.Context) int { return 0 }})
-	for spent, level := range []int{1, 1, 1, 1, 0} {
-		require.Equal(t, level, l.Degradation(), spent)
-		require.NoError(t, l.Wait(t.Context()))
-	}
 }
 
 // The bounds of a calendar's windows, where the clocks change, at the ends of months, and
@@ -288,11 +278,11 @@ func TestWaitingCallGivesBackToItsWindow(t *testing.T) {
 		second()
 		left := func(want int) {
 			t.Helper()
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1e9, Burst: 10, Quotas: quotas}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e9, Burst: 10, Quotas: quotas}))
 			require.Equal(t, want, l.Peek().Remaining)
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
 		}
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
 		fourth, fifth := wait(), wait()
 		third()
 		fourth()
@@ -335,7 +325,6 @@ func TestQuotasUnderStress(t *testing.T) {
 					g.Allow(random.IntN(1e6))
 					l.Peek()
 					g.Peek(7)
-					l.Degradation()
 				case 3:
 					_ = g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Burst = 40 + random.IntN(20) })
 					_ = l.Update(func(c *throttle.Config) { c.Burst = 40 + random.IntN(20) })
@@ -363,7 +352,7 @@ func TestQuotasUnderStress(t *testing.T) {
 	for g.Peek(7).Quota.N != most || g.Peek(7).Remaining > 0 {
 		g.Allow(7)
 	}
-	for _, u := range g.Top(1) {
+	for _, u := range top(g, 1) {
 		require.EqualValues(t, most, u.Spent)
 	}
 }
@@ -373,17 +362,14 @@ func TestQuotaIsKeptForTheLevelsAbove(t *testing.T) {
 		l := throttle.New(throttle.Config{
 			Rate: 1000, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}, Quotas: []throttle.Quota{{N: 10, Per: throttle.Day}},
 		})
-		require.Equal(t, 1, l.Degradation())
 		for i := range 12 {
 			err := l.Wait(at(t.Context(), 1))
 			require.Equal(t, i < 5, err == nil)
 		}
-		require.Equal(t, 0, l.Degradation(), "only what is reserved is left")
 		for i := range 6 {
 			require.Equal(t, i < 5, l.Wait(at(t.Context(), 0)) == nil)
 		}
 		time.Sleep(24 * time.Hour)
-		require.Equal(t, 1, l.Degradation())
 	})
 }
 
@@ -484,7 +470,7 @@ func TestErrorsOfQuotas(t *testing.T) {
 		require.False(t, limited.Retryable())
 	}
 	cfg.Cost = nil
-	full := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, MaxKeys: 1, Overflow: throttle.RefuseNew})
+	full := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, MaxKeys: 1, RefuseNew: true})
 	require.True(t, full.Allow(1))
 	err := full.Wait(t.Context(), 2)
 	limited, _ := errors.AsType[*throttle.LimitedError](err)

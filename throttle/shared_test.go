@@ -72,12 +72,12 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), "take", 0, 1, uint64(100_000), uint64(0)}, c.args)
 	}
 
-	require.NoError(t, s.SetLimit(throttle.Limit{Rate: 3, Burst: 2}))
+	require.NoError(t, setSharedLimit(s, throttle.Limit{Rate: 3, Burst: 2}))
 	require.Equal(t, 666_666_667*time.Nanosecond, s.Take(t.Context(), "", 1).Window)
 	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), "take", 0, 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
 		"a third of a second, rounded up to 2^-32 us")
-	require.Error(t, s.SetLimit(throttle.Limit{Rate: 0, Burst: 2}))
-	require.Error(t, s.SetLimit(throttle.Limit{Rate: 1e10, Burst: 2}))
+	require.Error(t, setSharedLimit(s, throttle.Limit{Rate: 0, Burst: 2}))
+	require.Error(t, setSharedLimit(s, throttle.Limit{Rate: 1e10, Burst: 2}))
 }
 
 func TestSharedKeysLevelsAndCosts(t *testing.T) {
@@ -276,7 +276,7 @@ func TestSharedOutageRefusesCallsTooCostlyForOneInstance(t *testing.T) {
 	require.Positive(t, limited.RetryAfter())
 }
 
-// SetLimit changes the part of an instance in an outage, too.
+// An Update changes the part of an instance in an outage, too.
 func TestSharedSetLimitInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := throttle.NewShared(throttle.SharedConfig{
@@ -289,7 +289,7 @@ func TestSharedSetLimitInAnOutage(t *testing.T) {
 			return n
 		}
 		require.Equal(t, 2, admitted())
-		require.NoError(t, s.SetLimit(throttle.Limit{Rate: 40, Burst: 40}))
+		require.NoError(t, setSharedLimit(s, throttle.Limit{Rate: 40, Burst: 40}))
 		time.Sleep(time.Minute)
 		require.Equal(t, 10, admitted())
 		time.Sleep(100 * time.Millisecond)

@@ -9,38 +9,13 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// termsOf returns the terms of a key. It panics if LimitFor returns an invalid limit.
-func (s *Shared) termsOf(key string) *sharedTerms {
-	t := s.terms.Load()
-	if key == "" {
-		return t
-	}
-	if s.sets.Load() > 0 {
-		if own, ok := s.own.Load(key); ok {
-			return newSharedTerms(t.cfg, own.(Limit))
-		}
-	}
-	if t.cfg.LimitFor == nil {
-		return t
-	}
-	l := t.cfg.LimitFor(key)
-	if l.isZero() {
-		return t
-	}
-	f := invalid.Fields{Type: "throttle.Limit"}
-	if checkShared(&f, l); f.Err() != nil {
-		panic(f.Err())
-	}
-	return newSharedTerms(t.cfg, l.withDefaults())
-}
-
 // Set gives key a limit of its own in this instance: the other instances must be told as
 // well. The key keeps it until Set is called with the zero Limit. Tokens that have been
-// spent stay spent, as with [Shared.SetLimit]. The empty key has the limit of the
+// spent stay spent, as with [Shared.Update]. The empty key has the limit of the
 // configuration.
 func (s *Shared) Set(key string, limit Limit) error {
 	if key == "" {
-		return errors.New("throttle: the empty key has the limit of the configuration: use SetLimit")
+		return errors.New("throttle: the empty key has the limit of the configuration: use Update")
 	}
 	if limit.isZero() {
 		if _, ok := s.own.LoadAndDelete(key); ok {
@@ -67,16 +42,13 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 		return t.unknown()
 	}
 	c := t.callOf(ctx, key)
-	o := s.outages.of(c.full, t.cfg.RetryEvery)
-	if o == nil {
-		c.n = 0
-		trip := s.depart(ctx, t, c)
-		if !trip.wait(ctx) {
-			return t.unknown()
-		}
-		if o = trip.outage; o == nil {
-			return t.peek(c.level, trip.answer)
-		}
+	c.N = 0
+	answer, o, ok := s.redis.Ask(ctx, &t.Terms, c)
+	switch {
+	case !ok:
+		return t.unknown()
+	case o == nil:
+		return t.peek(c.Level, answer)
 	}
 	d := t.unknown()
 	switch t.cfg.OnOutage {
@@ -86,29 +58,8 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 	case LimitLocally:
 		return t.whole(s.alone.group(t).Peek(key))
 	}
-	d.RetryAfter = max(0, time.Until(o.until))
+	d.RetryAfter = max(0, time.Until(o.Until))
 	return d
-}
-
-// peek returns the Decision on one token by an answer.
-func (t *sharedTerms) peek(level int, a answer) Decision {
-	a.wait = t.wait(1, level, a.debt)
-	there := a.wait == 0
-	for i, w := range a.windows {
-		there = there && w.used < int64(t.quotas[i].room[level])
-	}
-	d, _ := t.decision(there, 1, level, a)
-	return d
-}
-
-// wait returns the time until a level could take n tokens of the rate on top of a debt.
-func (t *sharedTerms) wait(n, level int, debt time.Duration) time.Duration {
-	cost, room := t.token.times(n), t.room[level]
-	over := int64(debt/time.Microsecond) + int64(cost.whole) - int64(room.whole)
-	if cost.part > room.part {
-		over++
-	}
-	return time.Duration(max(over, 0)) * time.Microsecond
 }
 
 // Refund gives back n tokens of a call of key that was admitted but not made: at most as
@@ -140,13 +91,13 @@ func (s *Shared) tell(ctx context.Context, t *sharedTerms, key, do string, refun
 		return ended.Error(ctx)
 	}
 	c := t.callOf(ctx, key)
-	c.level, c.n, c.do, c.refund = 0, 0, do, refund
-	trip := s.depart(ctx, t, c)
+	c.Level, c.N, c.Do, c.Refund = 0, 0, do, refund
+	_, outage, ok := s.redis.Tell(ctx, &t.Terms, c)
 	switch {
-	case !trip.wait(ctx):
+	case !ok:
 		return ended.Error(ctx)
-	case trip.outage != nil:
-		return s.outageError(trip.outage)
+	case outage != nil:
+		return s.outageError(outage)
 	}
 	return nil
 }

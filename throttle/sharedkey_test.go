@@ -64,7 +64,7 @@ func TestSharedLimitsByKey(t *testing.T) {
 	require.Error(t, s.Set("x", throttle.Limit{Burst: 3}), "no Rate")
 	require.EqualError(t, s.Set("x", throttle.Limit{Rate: -1, Quotas: []throttle.Quota{hour}}),
 		"throttle.Limit.Rate is -1: must be above 0 and at most 1e9 tokens a second")
-	require.NoError(t, s.SetLimit(throttle.Limit{Rate: 1, Burst: 40, Quotas: []throttle.Quota{hour}}))
+	require.NoError(t, setSharedLimit(s, throttle.Limit{Rate: 1, Burst: 40, Quotas: []throttle.Quota{hour}}))
 	require.Equal(t, []throttle.Quota{hour}, s.Config().Quotas)
 	require.EqualValues(t, 40_000_000, most("any"))
 	require.NoError(t, s.By(nil)(ok)(t.Context()))
@@ -300,7 +300,7 @@ func TestSharedConfigSharesNoMemory(t *testing.T) {
 		Quotas: []throttle.Quota{{N: 5, Per: throttle.Day}}, Levels: 2, Priority: func(context.Context) int { return 0 }, Reserve: []float64{0.5}}
 	s := throttle.NewShared(cfg)
 	for range 2 {
-		require.NoError(t, s.SetLimit(throttle.Limit{Rate: 2, Quotas: cfg.Quotas}))
+		require.NoError(t, setSharedLimit(s, throttle.Limit{Rate: 2, Quotas: cfg.Quotas}))
 		cfg.Quotas[0].N, cfg.Reserve[0] = 6, 0.1
 		require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Rate = 3 }))
 		require.Equal(t, 5, s.Config().Quotas[0].N)

@@ -28,7 +28,7 @@ type snapshotHead struct {
 type snapshotKey struct {
 	Key    json.RawMessage         `json:",omitempty"`
 	Raw    []byte                  `json:",omitempty"` // a key that is a string but no text
-	Others bool                    `json:",omitempty"` // whether it is the limit of ShareOne
+	Others bool                    `json:",omitempty"` // whether it is the limit that other keys share
 	Limit  *Limit                  `json:",omitempty"` // by Set
 	Full   int64                   `json:",omitempty"` // when the burst is full again, in nanoseconds of Unix time
 	Spent  map[string]snapshotSpan `json:",omitempty"` // of the quotas, by their windows
@@ -55,7 +55,7 @@ func (g *Group[K]) Snapshot(w io.Writer) error {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	out := bufio.NewWriter(w)
 	lines := json.NewEncoder(io.MultiWriter(out, sum))
-	if err := lines.Encode(snapshotHead{snapshotFormat, g.setting.Load().Config.Rate}); err != nil {
+	if err := lines.Encode(snapshotHead{snapshotFormat, g.members.Load().Config.Rate}); err != nil {
 		return err
 	}
 	keys := 0
@@ -66,17 +66,16 @@ func (g *Group[K]) Snapshot(w io.Writer) error {
 		keys++
 		return lines.Encode(k)
 	}
-	for i := range g.shards {
-		for key, k := range g.shards[i].snapshot(present()) {
-			if err := setKey(&k, key); err != nil {
-				return err
-			}
-			if err := write(k); err != nil {
-				return err
-			}
+	for key, a := range g.members.All() {
+		k := a.snapshot()
+		if err := setKey(&k, key); err != nil {
+			return err
+		}
+		if err := write(k); err != nil {
+			return err
 		}
 	}
-	others := g.overflow.snapshot()
+	others := g.members.Shared().snapshot()
 	others.Others = true
 	if err := write(others); err != nil {
 		return err
@@ -87,36 +86,20 @@ func (g *Group[K]) Snapshot(w io.Writer) error {
 	return out.Flush()
 }
 
-// snapshot returns what the keys of s have spent.
-func (s *shard[K]) snapshot(now moment) map[K]snapshotKey {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make(map[K]snapshotKey, s.table.used)
-	m := s.measure()
-	for i := range s.table.slots {
-		slot := &s.table.slots[i]
-		switch {
-		case slot.tag == 0:
-		case slot.tag&apart == 0:
-			m.tat = slot.tat
-			all[slot.key] = m.snapshot(s.table.windows(i), now)
-		default:
-			o := s.own[slot.key]
-			k := o.snapshot()
-			if o.set {
-				l := o.terms.Load().cfg.limit()
-				k.Limit = &l
-			}
-			all[slot.key] = k
-		}
+func (a *account) snapshot() snapshotKey {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m := a.measure()
+	var windows []window
+	if m.quotas != nil {
+		windows = a.more.windows
 	}
-	return all
-}
-
-func (l *Limiter) snapshot() snapshotKey {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.measure().snapshot(l.windows, present())
+	k := m.snapshot(windows, present())
+	if a.set {
+		l := m.cfg.limit()
+		k.Limit = &l
+	}
+	return k
 }
 
 func (m measure) snapshot(windows []window, now moment) (k snapshotKey) {
@@ -172,17 +155,15 @@ func (g *Group[K]) Restore(r io.Reader) error {
 			plain++
 		}
 	}
-	if most := g.maxKeys.Load(); g.keys.Load()+int64(plain) > most {
+	if most, need := g.members.Max(), g.members.Len()+plain; need > most {
 		f := invalid.Fields{Type: "throttle.GroupConfig"}
-		f.Need(false, "MaxKeys", most, fmt.Sprintf("at least %d for the keys of the snapshot", g.keys.Load()+int64(plain)))
+		f.Need(false, "MaxKeys", most, fmt.Sprintf("at least %d for the keys of the snapshot", need))
 		return f.Err()
 	}
 	for _, k := range keys {
-		if err := g.restore(k, head.Rate); err != nil {
-			return err
-		}
+		g.restore(k, head.Rate)
 	}
-	g.overflow.restore(others, head.Rate)
+	g.members.Shared().restore(others, head.Rate)
 	return nil
 }
 
@@ -268,44 +249,25 @@ func (k *keySnapshot[K]) read() error {
 }
 
 // restore adds what a key has spent. rate is that by which it did, unless it has its own.
-func (g *Group[K]) restore(k keySnapshot[K], rate float64) error {
-	s, tag := g.shard(k.key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	i := s.table.find(tag, k.key)
-	if i < 0 {
-		g.keys.Add(1)
-		i = s.insert(tag, k.key, s.measure().now)
-	}
+func (g *Group[K]) restore(k keySnapshot[K], rate float64) {
+	e := g.members.Add(k.key)
+	defer e.Unpin()
 	if k.Limit != nil {
 		rate = k.Limit.Rate
-		if o := g.part(s, i); !o.set {
-			o.set = true
-			cfg := *s.terms.cfg
-			cfg.setLimit(k.Limit.withDefaults())
-			o.use(&cfg)
-		}
+		e.Value.assign(*k.Limit, g.members.Each, false)
 	}
-	slot := &s.table.slots[i]
-	if slot.tag&apart != 0 {
-		s.own[slot.key].restore(k.snapshotKey, rate)
-		return nil
-	}
-	m := s.measure()
-	m.tat = slot.tat
-	now := present()
-	m.restoreWindows(k.snapshotKey, s.table.windows(i), now)
-	slot.tat = m.restore(k.snapshotKey, rate, now)
-	return nil
+	e.Value.restore(k.snapshotKey, rate)
 }
 
-func (l *Limiter) restore(k snapshotKey, rate float64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	m, now := l.measure(), present()
-	m.restoreWindows(k, l.windows, now)
-	m.tat = l.tat
-	l.tat = m.restore(k, rate, now)
+func (a *account) restore(k snapshotKey, rate float64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m, now := a.measure(), present()
+	if m.quotas != nil {
+		m.restoreWindows(k, a.more.windows, now)
+	}
+	m.tat = a.tat
+	a.tat = m.restore(k, rate, now)
 }
 
 // restoreWindows adds what was spent to windows.

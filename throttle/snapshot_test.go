@@ -202,7 +202,7 @@ func TestSnapshotOfAnotherProgram(t *testing.T) {
 		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Spent":{"1h0m0s":{"Used":-5,"End":%d}}}`, later)))))
 		require.Equal(t, 3, g.Peek("a").Remaining)
 		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Full":%d}`, time.Now().Add(-time.Hour).UnixNano())))))
-		require.NoError(t, g.SetLimit(throttle.Limit{Rate: 1, Burst: 10}))
+		require.NoError(t, setGroupLimit(g, throttle.Limit{Rate: 1, Burst: 10}))
 		require.Equal(t, 5, g.Peek("a").Remaining)
 		require.NoError(t, g.Restore(bytes.NewReader(seal(fmt.Sprintf(`{"Key":"a","Full":%d}`, time.Now().Add(-time.Minute).UnixNano())))))
 		require.Equal(t, 5, g.Peek("a").Remaining, "what has refilled long ago takes nothing, and gives nothing")

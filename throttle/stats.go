@@ -22,24 +22,13 @@ type Totals struct {
 type Stats struct {
 	Totals
 
-	Degradation int // the result of Degradation now
-	Queued      int // calls that wait now
+	Queued int // calls that wait now
 }
 
-// Stats returns a snapshot.
-func (l *Limiter) Stats() Stats {
-	s := Stats{Totals: l.totals(), Degradation: l.Degradation()}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s.Queued = l.queue.queued
-	return s
-}
-
-func (l *Limiter) totals() Totals {
+func (l *ledger) totals() Totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.did
-	t.Refusals = l.refused.load()
 	t.Refused = t.Refusals.Total()
 	return t
 }
@@ -59,26 +48,14 @@ type GroupStats struct {
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
-	var all shardStats
-	for i := range g.shards {
-		g.shards[i].addTo(&all)
+	s := GroupStats{
+		Evicted: g.evicted.Load(), Overflow: g.overflow.Load(),
+		Keys: g.members.Len(), Queued: int(g.waiters.now.Load()),
 	}
-	all.add(g.overflow.totals())
-	return GroupStats{
-		Totals: all.Totals, Evicted: all.evicted, Overflow: all.overflow,
-		Keys: int(g.keys.Load()), Queued: int(g.waiters.now.Load()),
+	for i := range g.ledgers {
+		s.add(g.ledgers[i].totals())
 	}
-}
-
-func (s *shard[K]) addTo(all *shardStats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all.add(s.stats.Totals)
-	all.evicted += s.stats.evicted
-	all.overflow += s.stats.overflow
-	for _, o := range s.own {
-		all.add(o.totals())
-	}
+	return s
 }
 
 func (t *Totals) add(more Totals) {
@@ -108,16 +85,6 @@ type SharedStats struct {
 	Down bool // whether there is an outage now, of at least one hash slot
 }
 
-// Stats returns a snapshot.
-func (s *Shared) Stats() SharedStats {
-	reasons := s.refused.load()
-	return SharedStats{
-		Admitted: s.admitted.Load(), Refused: reasons.Total(), Refusals: reasons, Spent: s.spent.Load(), Refunded: s.refunded.Load(),
-		Asked: s.asked.Load(), AskTime: time.Duration(s.askTime.Load()), Failed: s.failed.Load(),
-		Alone: s.outOfReach.Load(), Outages: s.outages.begun.Load(), Down: s.outages.down.Load() > 0,
-	}
-}
-
 // AdaptiveStats is a snapshot of what an [Adaptive] has done. Its counters never go back.
 type AdaptiveStats struct {
 	Sent      int64 // calls
@@ -126,16 +93,6 @@ type AdaptiveStats struct {
 	Refused   int64 // calls that were shed
 
 	Probability float64 // of shedding a call of the least important level now
-}
-
-// Stats returns a snapshot.
-func (a *Adaptive) Stats() AdaptiveStats {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.advance()
-	s := a.stats
-	s.Probability = a.probability(len(a.sum.requests) - 1)
-	return s
 }
 
 // Refusals counts refused calls by their [Reason]. [Shed] is counted in

@@ -27,18 +27,17 @@
 //     important levels and earlier calls of its own level. A call that could not get
 //     its tokens in time is refused immediately.
 //   - With Levels, the less important calls are refused first, as Reserve says, and
-//     are displaced first from a full queue. [Limiter.Degradation] tells an
-//     application which features to switch off before essential calls are refused.
+//     are displaced first from a full queue.
 //   - [Limiter.Update] changes the configuration while the limiter runs, and keeps what
 //     has been spent and the calls that wait. [Limiter.Observe] and [Limiter.Stats] tell
 //     what it does.
 //
-// A [Group] holds a limit for each of up to a million tenants; [Group.Snapshot] keeps what
+// A [Group] holds a limit for each of many tenants; [Group.Snapshot] keeps what
 // they have spent across a restart. A [Shared] has limits for many instances, kept in
 // Redis. An [Adaptive] stops a client from sending calls that the server would turn
 // away.
 //
-// Source: Throttling in the Cloud Design Patterns catalogue
+// Source: Throttling in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
 // algorithm is the generic cell rate algorithm in its virtual scheduling form
 // (ITU-T I.371), which is equivalent to a token bucket.
@@ -47,14 +46,11 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
-	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // Config says how a [Limiter] works.
@@ -168,37 +164,20 @@ func (c *Config) of(ctx context.Context) (n, level int) {
 // A Limiter admits calls at a limited rate. It is safe for concurrent use. [New]
 // makes one.
 type Limiter struct {
-	key       string // of the Group member that it is
-	observers *observers
-	terms     atomic.Pointer[terms] // stored under mu
-	refused   tally
-
-	mu       sync.Mutex
-	start    int64       // a time before all calls
-	tat      bucket.Time // without the tokens of the calls that wait
-	windows  []window    // of the quotas
-	queue    queue
-	did      Totals // without the refusals
-	degraded int    // the last result of Degradation
-
-	setting settings.Setting[Config] // whose lock is taken before mu; of New's
+	account
+	ledger    ledger
+	observers observers
+	setting   settings.Setting[Config] // whose lock is taken before mu
 }
 
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
 func New(cfg Config) *Limiter {
 	v := settings.New(cfg, Config.withDefaults, "Levels")
-	l := newLimiter(newTerms(v.Filled()), new(observers))
+	l := &Limiter{}
+	t := newTerms(v.Filled())
+	l.account.make(&l.ledger, t)
 	l.setting.Adopt(v, nil)
-	return l
-}
-
-func newLimiter(t *terms, o *observers) *Limiter {
-	l := &Limiter{observers: o, start: steady(), windows: make([]window, len(t.quotas))}
-	l.tat.NS = l.start
-	l.queue.levels = make([]line, len(t.room))
-	l.degraded = t.least
-	l.terms.Store(t)
 	return l
 }
 
@@ -225,26 +204,10 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	}
 	cfg := l.terms.Load().cfg
 	n, level := cfg.of(ctx)
-	return l.acquire(ctx, cfg, n, level)
+	return l.acquire(ctx, l.caller(), cfg, n, level)
 }
 
-// acquire takes the tokens of a call that began under cfg.
-func (l *Limiter) acquire(ctx context.Context, cfg *Config, n, level int) error {
-	m, b, ok := l.take(n, level)
-	switch {
-	case ok:
-		return nil
-	case b != nil && b.why != OverLimit:
-		e := &LimitedError{Cost: n, Level: level}
-		b.refuse(e)
-		return l.refuse(ctx, cfg, e)
-	case m.cannot(n, level):
-		return l.refuse(ctx, cfg, &LimitedError{Reason: TooCostly, Cost: n, Level: level, After: never})
-	case cfg.MaxWait == 0:
-		return l.refuse(ctx, cfg, &LimitedError{Reason: OverLimit, Cost: n, Level: level, After: m.wait(n, level)})
-	}
-	return l.wait(ctx, cfg, n, level)
-}
+func (l *Limiter) caller() caller { return caller{observers: &l.observers} }
 
 // Admit takes the tokens of a call as [Limiter.Wait] does, and returns what is left for the
 // level of the call, as [Limiter.Peek] does for the least important one.
@@ -254,7 +217,7 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	}
 	cfg := l.terms.Load().cfg
 	n, level := cfg.of(ctx)
-	err := l.acquire(ctx, cfg, n, level)
+	err := l.acquire(ctx, l.caller(), cfg, n, level)
 	return l.peek(level), err
 }
 
@@ -262,26 +225,8 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 // Like [Limiter.Take] it takes the token for the least important level and does not
 // call Cost, Priority or OnRefuse.
 func (l *Limiter) Allow() bool {
-	level := l.terms.Load().least
-	m, b, ok := l.take(1, level)
-	if !ok {
-		l.refused.add(m.refusal(b, 1, level))
-	}
+	_, _, ok := l.take(1, l.terms.Load().least, true)
 	return ok
-}
-
-// A Decision says whether tokens were taken and what is left: the information that
-// the headers of an HTTP response give a client. Of a limit with Quotas it tells about
-// the one that binds: if the tokens were taken, the one with the fewest tokens left;
-// otherwise, of the quotas that have too few, the one whose window is over last.
-type Decision struct {
-	OK         bool
-	Quota      Quota         // the quota that binds; zero if it is the Rate, with its Burst
-	Limit      int           // the Burst, or N of the Quota
-	Window     time.Duration // the time in which the Burst refills, to the nearest nanosecond; or the length of the Quota's window
-	Remaining  int           // tokens that could be taken now, after this decision
-	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
-	ResetAfter time.Duration // the time until Limit tokens are there again, if no call takes any
 }
 
 // Take takes n tokens for the least important level, if all of them are there. It
@@ -291,117 +236,30 @@ func (l *Limiter) Take(n int) Decision {
 	return d
 }
 
-func (l *Limiter) decide(n, level int) (Decision, Reason) {
-	m, b, ok := l.take(n, level)
-	d := m.decision(b, ok, n, level)
-	if ok {
-		return d, ""
-	}
-	why := m.refusal(b, n, level)
-	l.refused.add(why)
-	return d, why
-}
-
 // Peek returns the Decision that a Take of 1 would return, but takes nothing: its
 // Remaining is the number of tokens that are there now.
 func (l *Limiter) Peek() Decision { return l.peek(l.terms.Load().least) }
-
-func (l *Limiter) peek(level int) Decision {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	m := l.measure()
-	if m.quotas != nil {
-		return m.takeAll(l.windows, present(), 1, level, true).Decision
-	}
-	return m.decision(nil, m.wait(1, level) == 0, 1, level)
-}
 
 // Refund gives back n tokens of a call that was admitted but not made. Waiting calls
 // get them first. Refund gives back no more tokens than were spent, and no more than
 // fill the burst. If n is 0 or less it does nothing. The tokens can be spent again
 // immediately, so an interval that began after the call was admitted may see n tokens more.
-func (l *Limiter) Refund(n int) {
+func (l *Limiter) Refund(n int) { l.refund(n) }
+
+// Stats returns a snapshot.
+func (l *Limiter) Stats() Stats {
+	s := Stats{Totals: l.totals()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n = int(min(int64(n), l.did.Spent-l.did.Refunded)); n > 0 {
-		l.giveBack(n)
-	}
+	s.Queued = l.queued()
+	return s
 }
 
-// giveBack gives n tokens that were spent back to the calls that wait, and the rest to the
-// burst. The caller holds mu.
-func (l *Limiter) giveBack(n int) {
-	l.did.Refunded += int64(n)
-	m := l.measure()
-	l.tat = m.back(l.tat, n)
-	if m.quotas != nil {
-		m.refund(l.windows, present(), n)
-	}
-	l.serve()
-}
-
-// take takes n tokens if they are there for a level. It returns the measure after that, and
-// the bound of a limit with quotas.
-func (l *Limiter) take(n, level int) (m measure, b *bound, ok bool) {
-	now := steady() // not under mu: a clock that was read too early does no harm
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	m = l.measureAt(now)
-	if m.quotas != nil || l.queue.queued != 0 {
-		m = l.serve() // calls that wait go first, even if their timer is late
-	}
-	switch {
-	case m.quotas != nil:
-		b = m.takeAll(l.windows, present(), n, level, false)
-		ok = b.OK
-	case n <= 0:
-		ok = true
-	case !m.cannot(n, level) && m.fits(n, level):
-		m.tat, ok = m.pay(m.tat, n), true
-	}
-	if ok {
-		l.spend(m, n)
-	}
-	return m, b, ok
-}
-
-// spend takes and counts the tokens of an admitted call. The caller holds mu.
-func (l *Limiter) spend(m measure, n int) {
-	if n > 0 {
-		l.tat = m.pay(l.tat, n)
-	}
-	l.count(n)
-}
-
-// count counts an admitted call of n tokens. The caller holds mu.
-func (l *Limiter) count(n int) {
-	l.did.Admitted++
-	l.did.Spent += int64(n)
-}
-
-// measure returns the limit as it is for a call that no other makes room for: the tokens of
-// the calls that wait are taken. The caller holds mu.
-func (l *Limiter) measure() measure { return l.measureAt(steady()) }
-
-func (l *Limiter) measureAt(now int64) measure {
-	if now < l.start { // on the clock of a synctest bubble
-		l.tat.NS -= l.start - now
-		l.start = now
-	}
-	m := measure{l.terms.Load(), now, l.tat}
-	if l.queue.tokens != 0 {
-		m.tat = m.rate.Add(m.tat, m.rate.Of(l.queue.tokens))
-	}
-	return m
-}
-
-// refuse counts and reports a refused call that began under cfg.
-func (l *Limiter) refuse(ctx context.Context, cfg *Config, e *LimitedError) error {
-	l.refused.add(e.Reason)
-	e.Name, e.Key = cfg.Name, l.key
-	if e.Limit == 0 {
-		e.Limit = l.terms.Load().size()
-	}
-	report(ctx, cfg.OnRefuse, l.observers, e)
-	return e
+// Observe calls f with each event from now on, until stop is called: synchronously, with
+// the ctx of the call, and while no lock is held. The kinds are EventRefused, which
+// comes after OnRefuse, and EventWaited, before the function of the call runs. Allow and
+// Take cause no events, as their result tells all. A panic in f passes on to the caller. A
+// second call of stop does nothing.
+func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
+	return l.observers.Observe(f)
 }

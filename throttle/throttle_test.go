@@ -232,7 +232,7 @@ func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
 	} {
 		l := throttle.New(cfg)
 		require.Equal(t, want, l.Peek().Window)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 2, Burst: 6}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 2, Burst: 6}))
 		require.Equal(t, 3*time.Second, l.Take(1).Window)
 	}
 }
@@ -318,7 +318,7 @@ func TestReserveAddsUp(t *testing.T) {
 				}
 				l := throttle.New(cfg)
 				if setRate {
-					require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1e-3, Burst: c.burst}))
+					require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e-3, Burst: c.burst}))
 				}
 				admitted := 0
 				for l.Wait(t.Context()) == nil {
@@ -328,55 +328,6 @@ func TestReserveAddsUp(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Features of level 2 go off with 7 of 10 tokens left, of level 1 with 3, and on
-// again at 7 + 3/4 and 3 + 7/4.
-func TestLevelDegradesAndRecoversWithHysteresis(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0.3, 0.4},
-			Priority: func(context.Context) int { return 0 },
-		})
-		call := func(n int) {
-			for range n {
-				require.NoError(t, l.Do(t.Context(), ok))
-			}
-		}
-		require.Equal(t, 2, l.Degradation())
-		call(2)
-		require.Equal(t, 2, l.Degradation())
-		call(1) // 7 are left
-		require.Equal(t, 1, l.Degradation())
-		time.Sleep(749 * time.Millisecond)
-		require.Equal(t, 1, l.Degradation())
-		time.Sleep(time.Millisecond)
-		require.Equal(t, 2, l.Degradation())
-		call(7) // 0.75 are left
-		require.Equal(t, 0, l.Degradation())
-		time.Sleep(3999 * time.Millisecond) // 4.749
-		require.Equal(t, 0, l.Degradation())
-		time.Sleep(time.Millisecond)
-		require.Equal(t, 1, l.Degradation())
-		time.Sleep(time.Hour)
-		require.Equal(t, 2, l.Degradation())
-	})
-	require.Zero(t, throttle.New(throttle.Config{Rate: 1}).Degradation())
-}
-
-// Features are on until their tokens are gone, however many are when that is first asked.
-func TestDegradationBeginsWithEveryLevelOn(t *testing.T) {
-	cfg := throttle.Config{Rate: 1e-6, Burst: 20, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 }}
-	l := throttle.New(cfg)
-	require.True(t, l.Take(9).OK)
-	require.Equal(t, 1, l.Degradation())
-	// A token is a unit at such a rate, and a quarter of it is none.
-	synctest.Test(t, func(t *testing.T) {
-		cfg.Rate, cfg.Burst = 1e10, 2
-		l := throttle.New(cfg)
-		require.True(t, l.Take(1).OK)
-		require.Equal(t, 0, l.Degradation())
-	})
 }
 
 // A call of cost 0 is admitted, whatever others have spent and are kept.
@@ -408,7 +359,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		l = throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, OnRefuse: func(context.Context, *throttle.LimitedError) {
 			called++
 			l.Refund(1)
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 1}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 1}))
 			require.Zero(t, l.Stats().Queued)
 		}})
 		require.True(t, l.Take(1).OK)
@@ -421,7 +372,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		g = throttle.NewGroup(throttle.GroupConfig[int]{
 			Config: throttle.Config{Rate: 1, Burst: 1, OnRefuse: func(_ context.Context, e *throttle.LimitedError) {
 				called++
-				require.NoError(t, g.SetLimit(throttle.Limit{Rate: 1, Burst: 1}))
+				require.NoError(t, setGroupLimit(g, throttle.Limit{Rate: 1, Burst: 1}))
 				require.NoError(t, g.Set(1, throttle.Limit{Rate: 5, Burst: 5}))
 			}},
 			MaxKeys: 1, IdleAfter: 1,
@@ -429,7 +380,7 @@ func TestHooksMayCallBack(t *testing.T) {
 				called++
 				g.Peek(u.Key)
 				require.Equal(t, 1, g.Stats().Keys)
-				require.Equal(t, 1, g.Top(9)[0].Key, "it has gone")
+				require.Equal(t, 1, top(g, 9)[0].Key, "it has gone")
 			},
 		})
 		require.True(t, g.Allow(0))

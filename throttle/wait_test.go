@@ -605,7 +605,7 @@ func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 			time.Sleep(time.Minute)
 			cancel()
 		}
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 1000, Quotas: quotas}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 1000, Quotas: quotas}))
 		require.EqualValues(t, 1000-l.Stats().Spent, l.Peek().Remaining, "the quota has the same")
 	})
 }
@@ -658,13 +658,13 @@ func TestSetLimitKeepsTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 10})
 		require.True(t, l.Take(7).OK)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 20}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 20}))
 		require.Equal(t, throttle.Decision{OK: true, Limit: 20, Window: 20 * time.Second, Remaining: 13, ResetAfter: 7 * time.Second}, l.Peek())
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 5}))
 		require.Equal(t, throttle.Decision{Limit: 5, Window: 5 * time.Second, RetryAfter: 3 * time.Second, ResetAfter: 7 * time.Second}, l.Peek())
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 100, Burst: 0}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 100, Burst: 0}))
 		require.Equal(t, 93, l.Peek().Remaining)
-		require.EqualError(t, l.SetLimit(throttle.Limit{Rate: 0, Burst: 5}), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
+		require.EqualError(t, setLimit(l, throttle.Limit{Rate: 0, Burst: 5}), "throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second")
 		require.Equal(t, 93, l.Peek().Remaining)
 	})
 }
@@ -675,7 +675,7 @@ func TestSetLimitRoundsTheDebtUp(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 5})
 		require.True(t, l.Take(3).OK)
 		time.Sleep(500 * time.Millisecond)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1e12, Burst: 5}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e12, Burst: 5}))
 		require.Equal(t, 2, l.Peek().Remaining)
 	})
 }
@@ -695,9 +695,9 @@ func TestSetLimitChangesTheWaitOfWaiters(t *testing.T) {
 			synctest.Wait()
 		}
 		time.Sleep(1500 * time.Millisecond) // half a token of the second
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 10, Burst: 1}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 10, Burst: 1}))
 		time.Sleep(100 * time.Millisecond)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 0.1, Burst: 1}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 0.1, Burst: 1}))
 		calls.Wait()
 		require.Equal(t, []time.Duration{time.Second, 1550 * time.Millisecond, 6600 * time.Millisecond, 16600 * time.Millisecond}, at)
 	})
@@ -711,7 +711,7 @@ func TestSetLimitBelowTheCostOfAWaiter(t *testing.T) {
 		var calls sync.WaitGroup
 		calls.Go(func() { require.NoError(t, l.Wait(t.Context())) })
 		time.Sleep(4 * time.Second) // 14 are owed
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 5}))
 		calls.Wait()
 		require.Equal(t, 13*time.Second, time.Since(start), "5 are owed: as if it had taken them one by one")
 		require.Zero(t, l.Peek().Remaining)
@@ -747,7 +747,7 @@ func TestWaitForMoreThanABurstGainsNothingForOthers(t *testing.T) {
 				}
 			})
 			time.Sleep(4 * time.Second)
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 5}))
 			time.Sleep(8 * time.Second) // it has saved 7 tokens
 			if gives {
 				giveUp()
@@ -780,7 +780,7 @@ func TestGivingUpBehindAWaiterForMoreThanABurst(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), cost{}, 1))
 		calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
 		time.Sleep(4 * time.Second)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 5}))
 		time.Sleep(8 * time.Second)
 		cancel()
 		calls.Wait()
@@ -806,7 +806,7 @@ func TestWaiterForMoreThanABurstThatGivesUpLeavesABurst(t *testing.T) {
 			calls.Go(func() { require.NoError(t, l.Wait(context.WithValue(t.Context(), cost{}, 1))) })
 		}
 		time.Sleep(4 * time.Second)
-		require.NoError(t, l.SetLimit(throttle.Limit{Rate: 1, Burst: 5}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 5}))
 		time.Sleep(8 * time.Second) // it has saved 2 tokens more than a burst
 		cancel()
 		synctest.Wait()
@@ -828,7 +828,7 @@ func TestSetLimitAtWhichManyWaitForCenturies(t *testing.T) {
 				go func() { _ = l.Wait(ctx) }()
 			}
 			synctest.Wait()
-			require.NoError(t, l.SetLimit(throttle.Limit{Rate: throttle.Every(30 * year), Burst: 1}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(30 * year), Burst: 1}))
 			require.False(t, l.Allow())
 			require.Greater(t, l.Peek().RetryAfter, 54*year-30*year)
 			time.Sleep(20 * year)
@@ -862,7 +862,7 @@ func underSetLimit(t *testing.T, l *throttle.Limiter, callers, each int, call fu
 				return
 			default:
 				limit := limits[i%len(limits)]
-				require.NoError(t, l.SetLimit(throttle.Limit{Rate: limit.Rate, Burst: limit.Burst}))
+				require.NoError(t, setLimit(l, throttle.Limit{Rate: limit.Rate, Burst: limit.Burst}))
 			}
 		}
 	})

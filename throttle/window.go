@@ -1,8 +1,12 @@
 package throttle
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 	"time"
+
+	"github.com/go-resilience/resilience/throttle/internal/bucket"
 )
 
 // A moment is a time by both clocks, in nanoseconds: rates and windows of a fixed length go
@@ -23,9 +27,6 @@ func present() moment {
 	return moment{int64(now.Sub(began)), now.UnixNano()}
 }
 
-// sub returns the moment that was d before.
-func (m moment) sub(d time.Duration) moment { return moment{m.steady - int64(d), m.wall - int64(d)} }
-
 // A window is what has been spent of a quota.
 type window struct {
 	used int64 // tokens
@@ -35,8 +36,8 @@ type window struct {
 // A quotaTerms is a quota of terms.
 type quotaTerms struct {
 	Quota
-	room     []int     // in tokens, by level
-	calendar *calendar // nil for a quota that has Every
+	room     []int            // in tokens, by level
+	calendar *bucket.Calendar // nil for a quota that has Every
 }
 
 func newQuotaTerms(of []Quota, levels int, reserve []float64) []quotaTerms {
@@ -44,7 +45,7 @@ func newQuotaTerms(of []Quota, levels int, reserve []float64) []quotaTerms {
 	for _, q := range of {
 		t := quotaTerms{Quota: q}
 		if q.Per != "" {
-			t.calendar = &calendar{per: q.Per, in: q.In}
+			t.calendar = &bucket.Calendar{Per: string(q.Per), In: q.In}
 		}
 		for level := range levels {
 			t.room = append(t.room, roomOf(q.N, reserve, level))
@@ -71,7 +72,7 @@ func (q *quotaTerms) at(w window, now moment) window {
 		w = window{}
 	}
 	if q.calendar != nil {
-		w.end = q.calendar.at(t).end
+		w.end = q.calendar.At(t).End
 	}
 	return w
 }
@@ -90,8 +91,8 @@ func (q *quotaTerms) length(now moment) time.Duration {
 	if q.calendar == nil {
 		return q.Every
 	}
-	s := q.calendar.at(now.wall)
-	return time.Duration(s.end - s.begin)
+	s := q.calendar.At(now.wall)
+	return time.Duration(s.End - s.Begin)
 }
 
 // A bound is what a Decision tells about the window that binds, for limits with quotas.
@@ -224,4 +225,15 @@ func pick[T any](values []T, from []int) []T {
 		}
 	}
 	return picked
+}
+
+// times returns the length of the windows in microseconds or, of a calendar, the times
+// at which the last period, this one and the next begin, and at which that ends.
+func (q *quotaTerms) times(now int64) string {
+	if q.calendar == nil {
+		return strconv.FormatInt(q.Every.Microseconds(), 10)
+	}
+	this := q.calendar.At(now)
+	last, next := q.calendar.Find(time.Unix(0, this.Begin-1)), q.calendar.Find(time.Unix(0, this.End))
+	return fmt.Sprintf("%d %d %d %d", last.Begin/1000, this.Begin/1000, this.End/1000, next.End/1000)
 }

@@ -1,5 +1,5 @@
-// Package bucket is the arithmetic of a token bucket. It reads no clock, holds no lock and
-// rounds nothing.
+// Package bucket is the arithmetic of a token bucket, and of the periods of a calendar. It
+// reads no clock, holds no lock and rounds nothing.
 //
 // The state of a bucket is one time, the theoretical arrival time of the generic cell rate
 // algorithm (ITU-T I.371): the moment at which the burst is full again. A call moves it ahead
@@ -9,6 +9,7 @@ package bucket
 
 import (
 	"math"
+	"math/big"
 	"math/bits"
 )
 
@@ -54,8 +55,8 @@ func NewRate(perSecond float64) (r Rate, ok bool) {
 
 // fraction returns the first convergent of f's continued fraction that is f as a float64.
 func fraction(f float64) (num, den uint64) {
-	fraction, exp := math.Frexp(f)
-	a, shift := uint64(fraction*(1<<53)), uint(53-exp) // f is a / 2^shift
+	significand, exp := math.Frexp(f)
+	a, shift := uint64(significand*(1<<53)), uint(53-exp) // f is a / 2^shift
 	for a&1 == 0 && shift > 0 {
 		a, shift = a>>1, shift-1
 	}
@@ -63,7 +64,7 @@ func fraction(f float64) (num, den uint64) {
 	num, den = 1, 0
 	next := func(term uint64) bool {
 		lastNum, lastDen, num, den = num, den, term*num+lastNum, term*den+lastDen
-		return float64(num)/float64(den) == f
+		return quotient(num, den) == f
 	}
 	b := uint64(1) << shift
 	if shift >= 64 { // the first two terms, where b has two words
@@ -78,6 +79,16 @@ func fraction(f float64) (num, den uint64) {
 		a, b = b, a%b
 	}
 	return num, den
+}
+
+// quotient returns the float64 that is nearest to num / den.
+func quotient(num, den uint64) float64 {
+	if den < 1<<53 && num < 1<<53 {
+		return float64(num) / float64(den)
+	}
+	q := new(big.Rat).SetFrac(new(big.Int).SetUint64(num), new(big.Int).SetUint64(den))
+	f, _ := q.Float64()
+	return f
 }
 
 // IsUnlimited reports whether tokens take no time.

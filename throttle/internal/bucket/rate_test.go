@@ -165,6 +165,20 @@ func TestTimesAreExact(t *testing.T) {
 	}
 }
 
+// The float64s beside a simple fraction need one whose parts float64 division rounds.
+func TestTheNeighborsOfAFractionAreRates(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 100_000 {
+		simple := float64(1+rng.IntN(100)) / float64(1+rng.Int64N(1<<rng.IntN(30)))
+		for _, perSecond := range []float64{math.Nextafter(simple, 0), math.Nextafter(simple, 1e12)} {
+			r := of(t, perSecond)
+			token := new(big.Float).SetRat(new(big.Rat).Quo(big.NewRat(1e9, 1), new(big.Rat).SetFloat64(perSecond)))
+			ns, _ := token.Int64()
+			require.InDelta(t, ns, r.Of(1).NS, 1, "%v", perSecond)
+		}
+	}
+}
+
 func FuzzRate(f *testing.F) {
 	f.Add(1e12, 1e-9, uint32(5), uint64(1))
 	f.Add(1+0x1p-52, 1/(1e9+0x1p-22), uint32(math.MaxUint32), uint64(1)<<60)

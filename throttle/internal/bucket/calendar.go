@@ -1,60 +1,60 @@
-package throttle
+package bucket
 
 import (
 	"sync/atomic"
 	"time"
 )
 
-// A calendar tells the periods of a time zone.
-type calendar struct {
-	per  Period
-	in   *time.Location
-	last atomic.Pointer[span] // that was asked for
+// A Calendar tells the periods of a time zone.
+type Calendar struct {
+	Per  string // "day", "week", "month" or "year"
+	In   *time.Location
+	last atomic.Pointer[Span] // that was asked for
 }
 
-// A span is a period: from begin on, until before end, both in nanoseconds of Unix time.
-type span struct{ begin, end int64 }
+// A Span is a period: from Begin on, until before End, both in nanoseconds of Unix time.
+type Span struct{ Begin, End int64 }
 
-// at returns the period of a time.
-func (c *calendar) at(unixNano int64) span {
-	if s := c.last.Load(); s != nil && s.begin <= unixNano && unixNano < s.end {
+// At returns the period of a time.
+func (c *Calendar) At(unixNano int64) Span {
+	if s := c.last.Load(); s != nil && s.Begin <= unixNano && unixNano < s.End {
 		return *s
 	}
-	s := c.find(time.Unix(0, unixNano))
+	s := c.Find(time.Unix(0, unixNano))
 	c.last.Store(&s)
 	return s
 }
 
-// find returns the period of t. Where clocks are set back across midnight, a date comes
+// Find returns the period of t. Where clocks are set back across midnight, a date comes
 // twice. So a period begins at the first moment that has its date or a later one, and
 // ends when the next one begins.
-func (c *calendar) find(t time.Time) span {
-	year, month, day := t.In(c.in).Date()
-	switch c.per {
-	case Week:
+func (c *Calendar) Find(t time.Time) Span {
+	year, month, day := t.In(c.In).Date()
+	switch c.Per {
+	case "week":
 		weekday := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday()
 		day -= (int(weekday) + 6) % 7
-	case Month:
+	case "month":
 		day = 1
-	case Year:
+	case "year":
 		month, day = time.January, 1
 	}
 	step := func(n int) time.Time {
-		switch c.per {
-		case Week:
-			return startOf(year, month, day+7*n, c.in)
-		case Month:
-			return startOf(year, month+time.Month(n), day, c.in)
-		case Year:
-			return startOf(year+n, month, day, c.in)
+		switch c.Per {
+		case "week":
+			return startOf(year, month, day+7*n, c.In)
+		case "month":
+			return startOf(year, month+time.Month(n), day, c.In)
+		case "year":
+			return startOf(year+n, month, day, c.In)
 		}
-		return startOf(year, month, day+n, c.in)
+		return startOf(year, month, day+n, c.In)
 	}
 	n := 1
 	for !step(n).After(t) { // t has the date of the period before, for the second time
 		n++
 	}
-	return span{step(n - 1).UnixNano(), step(n).UnixNano()}
+	return Span{step(n - 1).UnixNano(), step(n).UnixNano()}
 }
 
 // startOf returns the first moment in a time zone that has a date or a later one.

@@ -1,4 +1,4 @@
-package throttle
+package shared
 
 import (
 	"context"
@@ -19,39 +19,50 @@ type outages struct {
 	down  atomic.Int64 // of these, the outages that have begun
 	begun atomic.Int64
 
-	observers *observers
-	events    notify.Queue[Event] // added under mu
+	heard  func() bool                  // whether anybody hears of events
+	hear   func(context.Context, Event) // tells them
+	events notify.Queue[Event]          // added under mu
 
 	mu     sync.Mutex
-	slots  map[uint16]*outage
+	slots  map[uint16]*Outage
 	looked time.Time // for slots that no call tries
 }
 
-// An outage is what is wrong with a slot. One answer that is late is not an outage yet: it
+// An Event is an outage that began or ended.
+type Event struct {
+	Began bool
+	Key   string // of the call that noticed it
+	Cause error
+}
+
+// An Outage is what is wrong with a slot. One answer that is late is not an outage yet: it
 // begins when no answer came in time between two that were late, or with an error.
-type outage struct {
+type Outage struct {
 	begun bool
 	key   string // of the call that noticed it
-	cause error
-	until time.Time   // when a call may try the slot again
-	told  atomic.Bool // OnStoreError has been called
+	Cause error
+	Until time.Time // when a call may try the slot again
+	told  atomic.Bool
 }
+
+// Tell reports whether nobody has been told of o yet.
+func (o *Outage) Tell() bool { return o.told.CompareAndSwap(false, true) }
 
 // of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
 // nil although there is an outage: that call tries the slot.
-func (o *outages) of(key string, every time.Duration) *outage {
+func (o *outages) of(key string, every time.Duration) *Outage {
 	if o.down.Load() == 0 {
 		return nil
 	}
-	slot := slotOf(key)
+	slot := SlotOf(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	known := o.slots[slot]
 	if known == nil || !known.begun {
 		return nil
 	}
-	if now := time.Now(); !now.Before(known.until) {
-		next := &outage{begun: true, key: known.key, cause: known.cause, until: now.Add(every)}
+	if now := time.Now(); !now.Before(known.Until) {
+		next := &Outage{begun: true, key: known.key, Cause: known.Cause, Until: now.Add(every)}
 		next.told.Store(known.told.Load())
 		o.slots[slot] = next
 		return nil
@@ -66,19 +77,19 @@ func (o *outages) well(key string) bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	known := o.slots[slotOf(key)]
+	known := o.slots[SlotOf(key)]
 	return known == nil || !known.begun
 }
 
 // late records that Redis did not answer in time for a call. The caller calls deliver.
-func (o *outages) late(t *sharedTerms, c sharedCall, cause error) *outage {
+func (o *outages) late(t *Terms, c Call, cause error) *Outage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.note(t, c, cause, o.slots[slotOf(c.full)] != nil)
+	return o.note(t, c, cause, o.slots[SlotOf(c.Full)] != nil)
 }
 
 // began records that Redis did not answer for a call. The caller calls deliver.
-func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
+func (o *outages) began(t *Terms, c Call, cause error) *Outage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.note(t, c, cause, true)
@@ -86,25 +97,25 @@ func (o *outages) began(t *sharedTerms, c sharedCall, cause error) *outage {
 
 // lost records that an answer that was late did not come at all. That says nothing if Redis
 // has answered another call since.
-func (o *outages) lost(t *sharedTerms, c sharedCall, cause error) {
+func (o *outages) lost(t *Terms, c Call, cause error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known := o.slots[slotOf(c.full)]; known != nil && !known.begun {
+	if known := o.slots[SlotOf(c.Full)]; known != nil && !known.begun {
 		o.note(t, c, cause, true).told.Store(known.told.Load()) // of the same trip
 	}
 }
 
 // note records what is wrong with a slot. o.mu is held.
-func (o *outages) note(t *sharedTerms, c sharedCall, cause error, begins bool) *outage {
-	next := &outage{begun: begins, key: keyed.Text(c.key), cause: cause, until: time.Now().Add(t.cfg.RetryEvery)}
-	slot := slotOf(c.full)
+func (o *outages) note(t *Terms, c Call, cause error, begins bool) *Outage {
+	next := &Outage{begun: begins, key: keyed.Text(c.Key), Cause: cause, Until: time.Now().Add(t.RetryEvery)}
+	slot := SlotOf(c.Full)
 	if before := o.slots[slot]; begins && (before == nil || !before.begun) {
 		o.begun.Add(1)
 		o.down.Add(1)
-		o.add(Event{Kind: EventOutageBegan, Name: t.cfg.Name, Key: next.key, Err: cause})
+		o.add(Event{Began: true, Key: next.key, Cause: cause})
 	}
 	if o.slots == nil {
-		o.slots = make(map[uint16]*outage)
+		o.slots = make(map[uint16]*Outage)
 	}
 	o.slots[slot] = next
 	o.known.Store(int64(len(o.slots)))
@@ -112,30 +123,30 @@ func (o *outages) note(t *sharedTerms, c sharedCall, cause error, begins bool) *
 }
 
 // ended records that Redis answered for a call. The caller calls deliver.
-func (o *outages) ended(t *sharedTerms, c sharedCall) {
+func (o *outages) ended(t *Terms, c Call) {
 	if o.known.Load() == 0 {
 		return
 	}
-	slot := slotOf(c.full)
+	slot := SlotOf(c.Full)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.slots[slot] != nil {
-		o.over(t, slot, keyed.Text(c.key))
+		o.over(slot, keyed.Text(c.Key))
 	}
 	now := time.Now()
-	if now.Sub(o.looked) < t.cfg.RetryEvery {
+	if now.Sub(o.looked) < t.RetryEvery {
 		return
 	}
 	o.looked = now
 	for slot, known := range o.slots {
-		if !now.Before(known.until.Add(t.cfg.RetryEvery)) { // no call has tried it since it could
-			o.over(t, slot, known.key)
+		if !now.Before(known.Until.Add(t.RetryEvery)) { // no call has tried it since it could
+			o.over(slot, known.key)
 		}
 	}
 }
 
 // over ends the outage of a slot. o.mu is held.
-func (o *outages) over(t *sharedTerms, slot uint16, key string) {
+func (o *outages) over(slot uint16, key string) {
 	begun := o.slots[slot].begun
 	delete(o.slots, slot)
 	o.known.Store(int64(len(o.slots)))
@@ -143,21 +154,21 @@ func (o *outages) over(t *sharedTerms, slot uint16, key string) {
 		return
 	}
 	o.down.Add(-1)
-	o.add(Event{Kind: EventRecovered, Name: t.cfg.Name, Key: key})
+	o.add(Event{Key: key})
 }
 
 func (o *outages) add(e Event) {
-	if o.observers.Any() {
+	if o.heard() {
 		o.events.Add(e)
 	}
 }
 
 // deliver tells the observers of outages that began and ended. The caller holds no lock.
-func (o *outages) deliver(ctx context.Context) { o.events.Deliver(ctx, o.observers.Tell) }
+func (o *outages) deliver(ctx context.Context) { o.events.Deliver(ctx, o.hear) }
 
-// slotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part
+// SlotOf returns the hash slot of a key: CRC16 (XMODEM) of it, or of the first part
 // in braces, modulo 16384.
-func slotOf(key string) uint16 {
+func SlotOf(key string) uint16 {
 	if _, tagged, ok := strings.Cut(key, "{"); ok {
 		if tag, _, ok := strings.Cut(tagged, "}"); ok && tag != "" {
 			key = tag

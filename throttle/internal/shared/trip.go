@@ -1,4 +1,4 @@
-package throttle
+package shared
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 // over: for an answer, for Timeout, or until ctx ends. The trip goes on, since what Redis has
 // taken must be known, however late its answer comes.
 type trip struct {
-	s     *Shared
+	r     *Redis
 	ctx   context.Context // of the call, without its end
-	terms *sharedTerms
-	call  sharedCall
+	terms *Terms
+	call  Call
 	debt  debt // that Redis is told of
 	began time.Time
 	late  *time.Timer
@@ -25,25 +25,25 @@ type trip struct {
 	mu     sync.Mutex
 	over   bool
 	left   bool // the call has not waited
-	answer answer
-	outage *outage // if there is no answer in time
+	answer Answer
+	outage *Outage // if there is no answer in time
 }
 
 var errExited = errors.New("throttle: Eval called runtime.Goexit")
 
-func (s *Shared) depart(ctx context.Context, terms *sharedTerms, c sharedCall) *trip {
+func (r *Redis) depart(ctx context.Context, terms *Terms, c Call) *trip {
 	t := &trip{
-		s: s, ctx: context.WithoutCancel(ctx), terms: terms, call: c,
+		r: r, ctx: context.WithoutCancel(ctx), terms: terms, call: c,
 		began: time.Now(), ended: make(chan struct{}),
 	}
 	// A Redis that has not answered may take a debt all the same, each time.
-	if c.do == "take" && s.outages.well(c.full) {
-		t.debt = s.alone.settle(c.full)
+	if c.Do == "take" && r.outages.well(c.Full) {
+		t.debt = r.debts.collect(c.Full)
 	}
-	s.asked.Add(1)
+	r.asked.Add(1)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.late = time.AfterFunc(terms.cfg.Timeout, t.isLate)
+	t.late = time.AfterFunc(terms.Timeout, t.isLate)
 	go t.travel()
 	return t
 }
@@ -54,6 +54,7 @@ func (t *trip) wait(ctx context.Context) bool {
 	case <-t.ended:
 	case <-ctx.Done():
 	}
+	t.r.outages.deliver(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.left = !t.over
@@ -62,43 +63,43 @@ func (t *trip) wait(ctx context.Context) bool {
 
 // travel asks Redis. It waits for an answer for a RetryEvery longer than the call does.
 func (t *trip) travel() {
-	ctx, cancel := context.WithTimeout(t.ctx, t.terms.cfg.Timeout+t.terms.cfg.RetryEvery)
+	ctx, cancel := context.WithTimeout(t.ctx, t.terms.Timeout+t.terms.RetryEvery)
 	defer cancel()
-	a, err := answer{}, errExited
+	a, err := Answer{}, errExited
 	defer func() {
-		if r := recover(); r != nil { // there is no caller to pass the panic to
-			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", t.terms.cfg.Name, r, debug.Stack())
+		if v := recover(); v != nil { // there is no caller to pass the panic to
+			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", t.terms.Name, v, debug.Stack())
 		}
 		t.tell(t.arrive(a, err))
 	}()
-	a, err = t.s.eval(ctx, t.terms, t.call, t.debt)
+	a, err = t.r.eval(ctx, t.terms, t.call, t.debt)
 }
 
 // arrive takes the answer, or the error. It reports whether that is in time.
-func (t *trip) arrive(a answer, err error) (inTime bool) {
+func (t *trip) arrive(a Answer, err error) (inTime bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	inTime = t.end()
 	if err != nil {
 		// The debt may have been paid all the same: better twice than not at all.
-		t.s.alone.owe(t.call.full, t.debt)
+		t.r.debts.owe(t.call.Full, t.debt)
 		if !inTime {
-			t.s.outages.lost(t.terms, t.call, err)
+			t.r.outages.lost(t.terms, t.call, err)
 			return false
 		}
-		t.s.failed.Add(1)
-		t.outage = t.s.outages.began(t.terms, t.call, err)
+		t.r.failed.Add(1)
+		t.outage = t.r.outages.began(t.terms, t.call, err)
 		return true
 	}
-	if t.call.do == "reset" {
-		t.s.alone.settle(t.call.full)
+	if t.call.Do == "reset" {
+		t.r.debts.collect(t.call.Full)
 	}
 	if !inTime || t.left { // nobody has used the tokens: they pay for what was admitted alone
-		t.s.alone.pay(t.call.full, a.taken)
+		t.r.debts.pay(t.call.Full, a.Taken)
 	}
 	if inTime {
 		t.answer = a
-		t.s.outages.ended(t.terms, t.call)
+		t.r.outages.ended(t.terms, t.call)
 	}
 	return inTime
 }
@@ -108,16 +109,15 @@ func (t *trip) isLate() {
 	t.mu.Lock()
 	over := t.end()
 	if over {
-		t.s.failed.Add(1)
-		t.outage = t.s.outages.late(t.terms, t.call, context.DeadlineExceeded)
+		t.r.failed.Add(1)
+		t.outage = t.r.outages.late(t.terms, t.call, context.DeadlineExceeded)
 	}
 	t.mu.Unlock()
 	t.tell(over)
 }
 
-// tell tells the observers of outages, and then the call that the trip is over.
+// tell tells the calls that the trip is over.
 func (t *trip) tell(over bool) {
-	t.s.outages.deliver(t.ctx)
 	if over {
 		close(t.ended)
 	}
@@ -130,6 +130,6 @@ func (t *trip) end() bool {
 	}
 	t.over = true
 	t.late.Stop()
-	t.s.askTime.Add(int64(time.Since(t.began)))
+	t.r.askTime.Add(int64(time.Since(t.began)))
 	return true
 }
