@@ -67,6 +67,7 @@
 package cacheaside
 
 import (
+	"context"
 	"hash/maphash"
 	"reflect"
 	"sync"
@@ -75,6 +76,9 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
+	"github.com/go-resilience/resilience/cacheaside/internal/flight"
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -83,24 +87,22 @@ import (
 // hold. It is safe for concurrent use. Close it when it is no longer needed.
 type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
-	entries   *otter.Cache[K, *entry[V]] // nil if nothing is kept in memory
+	entries   *otter.Cache[K, *entry.Entry[V]] // nil if nothing is kept in memory
 	shards    [shards]shard[K, V]
 	seed      maphash.Seed
 	base      time.Time
 	slots     slots
-	shared    *shared[K, V] // nil without a Store
+	tier      *tier.Tier // nil without a Store
 	printable bool
 
-	// epoch is raised to make everything in memory, and every load under way, out of date
-	// at once; see version. While remembers is false, nothing is kept.
-	epoch     atomic.Uint64
-	remembers atomic.Bool
+	memory flight.Memory[K, V]
 
-	closed  atomic.Bool
-	running sync.WaitGroup // the goroutines of the Cache
+	closed   atomic.Bool
+	sweeping atomic.Bool    // a sweep is about to begin
+	running  sync.WaitGroup // the goroutines of the Cache
 
 	observers notify.Observers[Event]
-	tags      tags
+	panics    notify.Panics // of hooks
 	hits      hits
 	counts    counts
 }
@@ -109,15 +111,9 @@ const shards = 64
 
 // A shard serializes everything that happens to its keys, except hits.
 type shard[K comparable, V any] struct {
-	mu      sync.Mutex
-	flights map[K]*flight[K, V]        // flights whose result will be kept
-	others  map[*flight[K, V]]struct{} // flights whose result will not be kept
-	alone   map[K]*flight[K, V]        // of others: the flight of each key that loads without a lease; see turn
-	lost    map[K]*lost                // loads that run on without callers
-	pauses  map[K]time.Duration        // see pause
-
-	manyPauses int // number of pauses at which those that have passed are removed
-	_          [64]byte
+	mu sync.Mutex
+	flight.Table[K, V]
+	_ [64]byte
 }
 
 // New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
@@ -132,15 +128,13 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	cfg = c.Config()
 	c.slots.setLimit(cfg.Loads)
 	for i := range c.shards {
-		c.shards[i].flights = make(map[K]*flight[K, V])
-		c.shards[i].others = make(map[*flight[K, V]]struct{})
-		c.shards[i].alone = make(map[K]*flight[K, V])
+		c.shards[i].Table = flight.NewTable(&c.memory)
 	}
 	if cfg.Capacity > 0 {
-		c.entries = otter.Must(&otter.Options[K, *entry[V]]{
+		c.entries = otter.Must(&otter.Options[K, *entry.Entry[V]]{
 			MaximumWeight: uint64(cfg.Capacity),
-			Weigher:       func(_ K, e *entry[V]) uint32 { return e.cost },
-			OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry[V]]) {
+			Weigher:       func(_ K, e *entry.Entry[V]) uint32 { return e.Cost },
+			OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry.Entry[V]]) {
 				if e.WasEvicted() {
 					c.counts.evicted.Add(1)
 				}
@@ -148,12 +142,17 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 			// Maintenance is short. Running it here leaves no goroutine behind.
 			Executor: func(fn func()) { fn() },
 		})
+		c.memory.Entries = c.entries
 	}
 	if cfg.Store == nil {
-		c.remembers.Store(true)
+		c.memory.Remembers.Store(true)
 	} else {
-		c.remembers.Store(cfg.MemoryInOutage) // without MemoryInOutage: once the Store is being watched
-		c.shared = newShared(c)
+		c.memory.Remembers.Store(cfg.MemoryInOutage) // without MemoryInOutage: once the Store is being watched
+		c.tier = newTier(c)
+		if c.entries != nil {
+			c.memory.Divide(max(cfg.Capacity, 256))
+			c.running.Go(c.watch)
+		}
 	}
 	return c
 }
@@ -165,55 +164,56 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // much as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-func (c *Cache[K, V]) shard(key K) *shard[K, V] { return &c.shards[c.shardOf(key)] }
-
-func (c *Cache[K, V]) shardOf(key K) uint64 { return maphash.Comparable(c.seed, key) % shards }
-
-// version identifies the state that an entry or a flight was made under. An entry whose
-// version differs from the current one is out of date. It holds the epoch and, with a
-// Store, how often other processes have invalidated keys of the bucket.
-func (c *Cache[K, V]) version(bucket uint32) uint64 {
-	v := c.epoch.Load() << 32
-	if c.shared != nil {
-		v |= uint64(c.shared.buckets[bucket].Load())
+func (c *Cache[K, V]) shard(key K) *shard[K, V] {
+	if !flight.Findable(key) { // it has another hash each time
+		return &c.shards[0]
 	}
-	return v
+	return &c.shards[maphash.Comparable(c.seed, key)%shards]
 }
 
 // Close cancels the loads in progress, whose callers get [ErrClosed], and waits until
-// they and the goroutines of the Cache have ended. A Load that ignores its ctx delays
-// it. A Load or a hook that calls Close would wait for itself. Close tries once more to tell the Store of invalidations that it missed; an
-// [*InvalidateError] lists the remaining ones. A closed Cache serves nothing. Close does
-// not close the Store.
+// they and the goroutines of the Cache have ended. A Load that ignores its ctx delays it.
+// A Load or a hook that calls Close would wait for itself. Close tries once more to tell
+// the Store of invalidations that it missed; an [*InvalidateError] lists the remaining
+// ones. A closed Cache serves nothing. Close does not close the Store.
 func (c *Cache[K, V]) Close() error {
 	if c.closed.Swap(true) {
 		c.running.Wait()
 		return nil
 	}
-	c.epoch.Add(1)
+	c.memory.EndAll()
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
-		for key, f := range s.flights {
-			delete(s.flights, key)
-			s.others[f] = struct{}{}
-		}
-		for f := range s.others {
-			f.end()
-			if !f.answered && !f.follows {
+		s.Close(ErrClosed, func(f *flight.Flight[K, V], canceled bool) {
+			f.End()
+			if canceled {
 				c.counts.canceled.Add(1)
 			}
-			f.fail(ErrClosed)
-		}
+		})
 		s.mu.Unlock()
 	}
 	var err error
-	if c.shared != nil {
-		err = c.shared.close()
+	if c.tier != nil {
+		if keys, untold := c.tier.Close(); untold != nil {
+			err = &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: untold}
+		}
 	}
 	c.running.Wait()
 	if c.entries != nil {
 		c.entries.InvalidateAll()
 	}
 	return err
+}
+
+// newTier returns the Tier of a Cache with a Store.
+func newTier[K comparable, V any](c *Cache[K, V]) *tier.Tier {
+	return tier.New(c.cfg().Store, tier.Host{
+		Now:      c.now,
+		Pause:    func() time.Duration { return max(c.cfg().ErrorPause, 0) },
+		Go:       c.running.Go,
+		Lost:     func(ctx context.Context, err error) { c.tellAll(ctx, EventStoreLost, err) },
+		Restored: func(ctx context.Context) { c.tellAll(ctx, EventStoreRestored, nil) },
+		Retold:   func(ctx context.Context) { c.tellAll(ctx, EventReinvalidated, nil) },
+	})
 }

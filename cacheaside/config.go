@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
@@ -57,7 +58,7 @@ type Config[K comparable, V any] struct {
 	// each call loads. Zero means 1 second, negative no pause.
 	ErrorPause time.Duration
 	// Ahead refreshes a fresh value in the background before it expires. The probability
-	// grows towards the end of the TTL and with the duration of the last load; Ahead is
+	// grows toward the end of the TTL and with the duration of the last load; Ahead is
 	// the beta of XFetch. 1 is the paper's value, more refreshes earlier. Zero means
 	// never.
 	Ahead float64
@@ -95,8 +96,7 @@ type Config[K comparable, V any] struct {
 	// means 10 000. Negative keeps nothing in memory: each Get asks the Store, which is
 	// then required, and no process serves a value that another has overwritten.
 	Capacity int
-	// Cost is how much an entry counts against Capacity. Less than 1 counts as 1. A load
-	// can override it with SetCost. Nil means 1 for each entry.
+	// Cost is how much an entry counts against Capacity. Less than 1 counts as 1. Nil means 1 for each entry.
 	Cost func(key K, value V) int
 
 	// Store is the cache behind the memory, which processes share. A Store serves one
@@ -127,10 +127,14 @@ type Config[K comparable, V any] struct {
 	Clone func(V) V
 
 	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
-	// for it. It may call every method of the Cache but Close, which waits for it. Its ctx has the values of the call or load that the
-	// event is about, if there is one. A panic in OnEvent has no effect except on
-	// Stats.HookPanics.
+	// for it. It may call every method of the Cache but Close, which waits for it. Its
+	// ctx has the values of the call or load that the event is about, if there is one.
 	OnEvent func(context.Context, Event)
+
+	// OnPanic is called with each panic of OnEvent or an observer, and its stack: some run on
+	// a goroutine of the Cache, so no panic passes on. Stats.HookPanics counts them. Nil
+	// means that slog's default logger tells of them.
+	OnPanic func(ctx context.Context, value any, stack []byte)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -180,6 +184,12 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 		cfg.Codec = jsonCodec[V]{}
 	}
 	return cfg
+}
+
+func (cfg *Config[K, V]) times() entry.Times {
+	return entry.Times{
+		TTL: cfg.TTL, NotFoundTTL: cfg.NotFoundTTL, Jitter: cfg.Jitter, Stale: cfg.Stale, StaleOnError: cfg.StaleOnError,
+	}
 }
 
 // plainKey reports whether %v formats different values of t differently.

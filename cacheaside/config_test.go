@@ -252,10 +252,6 @@ func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {
 		"cost":       {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return 10 }}, 10},
 		"no cost":    {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return -5 }}, 100},
 		"by default": {cacheaside.Config[int, int]{Load: load}, 10_000},
-		"by the load": {cacheaside.Config[int, int]{Capacity: 100, Load: func(ctx context.Context, k int) (int, error) {
-			cacheaside.SetCost(ctx, 50)
-			return k, nil
-		}, Cost: func(_, _ int) int { return 1 }}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := cacheaside.New(test.cfg)
@@ -296,7 +292,6 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 		})
 		defer c.Close()
 		cacheaside.SetTTL(t.Context(), time.Hour) // no effect outside a load
-		cacheaside.SetCost(t.Context(), 5)
 		mustGet(t, c, 1)
 		mustGet(t, c, 4)
 		_, err := c.Get(t.Context(), 3)

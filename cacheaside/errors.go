@@ -27,8 +27,6 @@ var (
 	// ErrKeyCollision is returned, wrapped, for a key that Config.Key converts to the
 	// same string as another key.
 	ErrKeyCollision = errors.New("cacheaside: Config.Key gives two keys the same string")
-
-	errNotFilled = errors.New("cacheaside: not filled")
 )
 
 type notFound struct{}

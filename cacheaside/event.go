@@ -69,12 +69,8 @@ func (c *Cache[K, V]) event(ctx context.Context, e Event) {
 	}
 }
 
-// call calls a hook, and counts its panic.
+// call calls a hook, and survives its panic: a hook may run on a goroutine of the Cache.
 func (c *Cache[K, V]) call(hook func(context.Context, Event), ctx context.Context, e Event) {
-	defer func() {
-		if recover() != nil {
-			c.counts.hookPanics.Add(1)
-		}
-	}()
+	defer c.panics.Survive(ctx, "cacheaside: a hook", c.cfg().OnPanic)
 	hook(ctx, e)
 }

@@ -5,7 +5,7 @@ func (c *Cache[K, V]) Tracked() (n int) {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
-		n += len(s.flights) + len(s.others) + len(s.alone) + len(s.lost) + len(s.pauses)
+		n += s.Len()
 		s.mu.Unlock()
 	}
 	return n

@@ -2,9 +2,12 @@ package cacheaside
 
 import (
 	"context"
-	"math"
+	"errors"
 	"time"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
+	"github.com/go-resilience/resilience/cacheaside/internal/flight"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -30,7 +33,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (V, erro
 	if ctx.Err() != nil {
 		return zero, ended.Error(ctx)
 	}
-	e, err := c.resolve(ctx, key, false, o)
+	e, err := c.resolve(ctx, key, flight.Call{SkipMemory: o.SkipMemory, Stale: o.Stale})
 	if err != nil {
 		return zero, err
 	}
@@ -51,10 +54,10 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	cfg, early := c.cfg(), false
 	if c.entries != nil {
 		e, ok := c.entries.GetIfPresent(key)
-		if ok && e.version == c.version(e.bucket) && (e.tags == nil || c.tags.holds(e.tags)) {
+		if ok && c.memory.Holds(e.Mark) {
 			now := c.now()
-			if now < e.fresh {
-				early = cfg.Ahead > 0 && e.ahead(cfg.Ahead, now)
+			if now < e.Fresh {
+				early = cfg.Ahead > 0 && e.Ahead(cfg.Ahead, now)
 				if !early {
 					c.hits.add()
 					return cfg.give(e)
@@ -62,7 +65,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 			}
 		}
 	}
-	e, err := c.resolve(ctx, key, early, GetOptions{})
+	e, err := c.resolve(ctx, key, flight.Call{Early: early})
 	if err != nil {
 		var zero V
 		return zero, err
@@ -71,39 +74,36 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 }
 
 // give returns the value of an entry to a caller.
-func (cfg *Config[K, V]) give(e *entry[V]) (V, error) {
-	if e.absent {
+func (cfg *Config[K, V]) give(e *entry.Entry[V]) (V, error) {
+	if e.Absent {
 		var zero V
 		return zero, ErrNotFound
 	}
 	if cfg.Clone != nil {
-		return cfg.Clone(e.value), nil
+		return cfg.Clone(e.Value), nil
 	}
-	return e.value, nil
+	return e.Value, nil
 }
 
 // resolve is the slow path of Get.
-func (c *Cache[K, V]) resolve(ctx context.Context, key K, early bool, o GetOptions) (*entry[V], error) {
-	at, asked := c.asks(), c.tags.last.Load()
-	if o.SkipMemory {
-		at = noOld
+func (c *Cache[K, V]) resolve(ctx context.Context, key K, call flight.Call) (*entry.Entry[V], error) {
+	at := c.asks()
+	if call.SkipMemory {
+		at = flight.NoOld
 	}
-	e, f, err := c.join(ctx, key, early, o, nil)
-	if f == nil {
-		return e, err
+	p := c.join(ctx, key, call)
+	if p.begun != nil {
+		go c.fly(p.begun)
 	}
-	e, old, err := c.wait(ctx, f, at)
-	if !old && c.missedTags(f, e, err, asked) {
-		return c.resolve(ctx, key, false, o) // f began before the last invalidation of its tags
+	if p.waits == nil {
+		return c.serve(ctx, key, p)
 	}
+	e, old, err := c.wait(ctx, p.waits, at)
 	if !old {
 		c.counts.misses.Add(1)
 	}
 	return e, err
 }
-
-// noOld is the time of a call that must not get an old value.
-const noOld time.Duration = -1
 
 // asks returns the time of a call, if that matters. Without memory, a caller may join a
 // flight that read an old value from the Store before the call.
@@ -114,89 +114,153 @@ func (c *Cache[K, V]) asks() time.Duration {
 	return c.now()
 }
 
-// join returns the entry of key if it can be served without a load, and begins the
-// background refresh that is due. Otherwise it joins the flight of the key, or launches
-// one, which g starts if g is not nil. The caller waits for the returned flight or
-// leaves it.
-func (c *Cache[K, V]) join(ctx context.Context, key K, early bool, o GetOptions, g *gathering[K, V]) (e *entry[V], f *flight[K, V], err error) {
+// A plan is what a call does about a key that is not simply fresh in memory.
+type plan[K comparable, V any] struct {
+	err   error                // why it fails; otherwise
+	waits *flight.Flight[K, V] // the flight that it waits for, or leaves; otherwise
+	entry *entry.Entry[V]      // what it returns
+	how   entry.Standing       // of entry
+	begun *task[K, V]          // a flight that is to be started now; may be nil
+}
+
+// join returns the plan of a call for key. A plan with a flight makes the call one of its
+// callers.
+func (c *Cache[K, V]) join(ctx context.Context, key K, call flight.Call) (p plan[K, V]) {
 	_, same := c.around(ctx, key)
 	var written string
-	if c.shared != nil {
+	if c.tier != nil {
 		written = c.cfg().Key(key)
 	}
 	s := c.shard(key)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if c.closed.Load() {
-		s.mu.Unlock()
-		return nil, nil, ErrClosed
+		p.err = ErrClosed
+		return p
 	}
 	// Look again under the lock: a flight may have landed since.
 	instant := time.Now()
-	now := instant.Sub(c.base)
-	f = c.current(s, key)
-	e = c.peek(key)
-	how := e.standing(now)
-	switch {
-	case o.SkipMemory && c.entries != nil:
-		s.overtake(key)
-		e, f, how = nil, nil, dead
-	case o.Stale > 0 && how < stale && e != nil && !e.absent && now < after(e.fresh, o.Stale):
-		how = stale
-	}
-	if how == kept && !e.paused(now) || how == dead {
-		if same {
-			s.mu.Unlock()
-			return nil, nil, c.recursive(key, "the load needs its own key")
+	next := s.Plan(key, instant.Sub(c.base), call)
+	p.entry, p.how = next.Entry, next.Standing
+	switch next.Move {
+	case flight.Serve:
+	case flight.Refresh: // the flight counts itself, so that it goes on without callers
+		p.begun = c.launch(ctx, s, key, written, instant, nil)
+		p.begun.refresh = p.how == entry.Fresh
+	default:
+		switch {
+		case same:
+			p.err = c.recursive(key, "the load needs its own key")
+		case next.Move == flight.Wait:
+			p.waits = next.Flight
+			s.Join(p.waits)
+		default:
+			p.begun = c.launch(ctx, s, key, written, instant, p.entry)
+			p.waits = &p.begun.Flight
 		}
-		launch := f == nil
-		if launch {
-			f = c.launch(ctx, s, key, written, instant)
-			if e != nil {
-				f.old.Store(&oldValue[V]{e, math.MaxInt64})
-			}
-		}
-		f.waiters++
-		s.mu.Unlock()
-		if launch {
-			g.fly(f)
-		}
-		return nil, f, nil
 	}
-	refresh := f == nil && !e.paused(now) && (how == stale || early)
-	if refresh {
-		f = c.launch(ctx, s, key, written, instant)
-		f.refresh = how == fresh
-		f.waiters++ // the flight counts itself, so that it goes on without callers
-	}
-	s.mu.Unlock()
-	if refresh {
-		g.fly(f)
-	}
-	if how != fresh {
-		return c.serveStale(ctx, key, e, nil), nil, nil
-	}
-	c.hits.add()
-	if refresh {
-		c.tell(ctx, EventRefreshBegun, key, nil)
-	}
-	return e, nil, nil
+	return p
 }
 
-// peek returns the entry of key regardless of its age, or nil.
-func (c *Cache[K, V]) peek(key K) *entry[V] {
-	if c.entries == nil {
-		return nil
+// serve returns, counts and reports what a plan without a wait has for its call.
+func (c *Cache[K, V]) serve(ctx context.Context, key K, p plan[K, V]) (*entry.Entry[V], error) {
+	switch {
+	case p.err != nil:
+		return nil, p.err
+	case p.how != entry.Fresh:
+		return c.serveStale(ctx, key, p.entry, nil), nil
 	}
-	e, ok := c.entries.GetIfPresent(key)
-	if !ok || e.version != c.version(e.bucket) || !c.tags.holds(e.tags) {
-		return nil
+	c.hits.add()
+	if p.begun != nil {
+		c.tell(ctx, EventRefreshBegun, key, nil)
 	}
-	return e
+	return p.entry, nil
+}
+
+// wait waits for the answer of f. at is the time of the call.
+func (c *Cache[K, V]) wait(ctx context.Context, f *flight.Flight[K, V], at time.Duration) (e *entry.Entry[V], old bool, err error) {
+	s := c.shard(f.Key)
+	var jam <-chan struct{}
+	if own, _ := c.around(ctx, f.Key); own {
+		s.mu.Lock()
+		jam = f.Jammed()
+		s.mu.Unlock()
+	}
+	var soft <-chan time.Time
+	if f.Terms.Soft > 0 {
+		timer := time.NewTimer(f.Began + f.Terms.Soft - c.now())
+		defer timer.Stop()
+		soft = timer.C
+	}
+	offered := f.Offered
+	for {
+		var old *entry.Entry[V]
+		select {
+		case <-f.Done:
+			return c.answer(ctx, f, at)
+		case <-offered:
+			offered = nil
+			s.mu.Lock()
+			old = s.Offers(f, at, c.now())
+			s.mu.Unlock()
+		case <-soft:
+			old = c.standby(f, at)
+		case <-jam:
+			c.leave(f)
+			return nil, false, c.recursive(f.Key, "no other of Loads is free")
+		case <-ctx.Done():
+			c.leave(f)
+			return nil, false, ended.Error(ctx)
+		}
+		if old != nil {
+			return c.serveStale(ctx, f.Key, old, nil), true, nil // f goes on
+		}
+	}
+}
+
+// answer returns what a caller gets when f has been answered: if it has failed, the old
+// value where that is allowed. An answer, such as "forbidden", goes to the caller.
+func (c *Cache[K, V]) answer(ctx context.Context, f *flight.Flight[K, V], at time.Duration) (e *entry.Entry[V], old bool, err error) {
+	a := f.Answer()
+	switch {
+	case a.Err == nil && a.Stale:
+		return c.serveStale(ctx, f.Key, a.Entry, nil), true, nil
+	case a.Err == nil:
+		return a.Entry, false, nil
+	case isFailure(a.Err) && !behavior.IsAnswered(a.Err) && !errors.Is(a.Err, ErrClosed):
+		if old := c.standby(f, at); old != nil {
+			return c.serveStale(ctx, f.Key, old, a.Err), true, nil
+		}
+	}
+	return nil, false, a.Err
+}
+
+// standby returns the old value that may be served to a call made at a given time if f
+// fails or takes long. It returns nil if there is none.
+func (c *Cache[K, V]) standby(f *flight.Flight[K, V], at time.Duration) *entry.Entry[V] {
+	s := c.shard(f.Key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Standby(f, at, c.now())
+}
+
+// leave is called by a caller that stops waiting. The last one ends the load.
+func (c *Cache[K, V]) leave(f *flight.Flight[K, V]) {
+	s := c.shard(f.Key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, canceled := s.Leave(f)
+	if canceled {
+		c.counts.canceled.Add(1)
+	}
+	if last {
+		f.End()
+	}
 }
 
 // serveStale counts and reports that e is served past its TTL. err is the failure of the
 // load, if it failed.
-func (c *Cache[K, V]) serveStale(ctx context.Context, key K, e *entry[V], err error) *entry[V] {
+func (c *Cache[K, V]) serveStale(ctx context.Context, key K, e *entry.Entry[V], err error) *entry.Entry[V] {
 	c.counts.stale.Add(1)
 	c.tell(ctx, EventServedStale, key, err)
 	return e
@@ -205,8 +269,8 @@ func (c *Cache[K, V]) serveStale(ctx context.Context, key K, e *entry[V], err er
 // Peek returns the value of key if it is fresh in memory. It loads nothing and counts
 // nothing.
 func (c *Cache[K, V]) Peek(key K) (V, bool) {
-	e := c.peek(key)
-	if e == nil || e.absent || e.standing(c.now()) != fresh {
+	e := c.memory.Peek(key)
+	if e == nil || e.Absent || e.Standing(c.now()) != entry.Fresh {
 		var zero V
 		return zero, false
 	}

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
+	"github.com/go-resilience/resilience/cacheaside/internal/flight"
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -23,15 +27,15 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	var missing []missed[K]
 	now, hits := c.now(), int64(0)
 	for _, key := range keys {
-		e := c.peek(key)
-		isFresh := e.standing(now) == fresh
-		early := isFresh && cfg.Ahead > 0 && e.ahead(cfg.Ahead, now)
+		e := c.memory.Peek(key)
+		isFresh := e.Standing(now) == entry.Fresh
+		early := isFresh && cfg.Ahead > 0 && e.Ahead(cfg.Ahead, now)
 		if !isFresh || early {
 			missing = append(missing, missed[K]{key, early})
 			continue
 		}
 		hits++
-		found.take(key, e, nil)
+		found.add(key, e, nil)
 	}
 	if hits > 0 {
 		c.hits.addMany(hits)
@@ -52,16 +56,12 @@ type missed[K comparable] struct {
 
 // getMissing finds the values of missed keys. It returns an error if ctx ends first.
 func (c *Cache[K, V]) getMissing(ctx context.Context, keys []missed[K], found *finding[K, V]) error {
-	type waiting struct {
-		key K
-		f   *flight[K, V]
-	}
-	var waits []waiting
-	at, asked := c.asks(), c.tags.last.Load()
+	var waits []*flight.Flight[K, V]
+	at := c.asks()
 	waited := 0
 	defer func() {
-		for _, w := range waits[waited:] { // ctx has ended, or a function of the application panicked
-			c.leave(w.f)
+		for _, f := range waits[waited:] { // ctx has ended, or a function of the application panicked
+			c.leave(f)
 			c.counts.misses.Add(1)
 		}
 	}()
@@ -70,53 +70,52 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []missed[K], found *f
 		defer g.launch()
 		seen := make(map[K]struct{}, len(keys))
 		for _, m := range keys {
-			key := m.key
-			if _, twice := seen[key]; twice {
+			if _, twice := seen[m.key]; twice {
 				continue
 			}
-			seen[key] = struct{}{}
-			e, f, err := c.join(ctx, key, m.early, GetOptions{}, g)
-			if f != nil {
-				waits = append(waits, waiting{key, f})
+			seen[m.key] = struct{}{}
+			p := c.join(ctx, m.key, flight.Call{Early: m.early})
+			if p.begun != nil {
+				p.begun.batch = g.b
+				g.flights = append(g.flights, p.begun)
+			}
+			if p.waits != nil {
+				waits = append(waits, p.waits)
 				continue
 			}
-			found.take(key, e, err)
+			e, err := c.serve(ctx, m.key, p)
+			found.add(m.key, e, err)
 		}
 	}()
 	if len(waits) == 0 {
 		return nil
 	}
-	for _, w := range waits {
+	for _, f := range waits {
 		waited++
-		e, old, err := c.wait(ctx, w.f, at)
-		again := !old && c.missedTags(w.f, e, err, asked)
-		switch {
-		case again:
-			e, err = c.resolve(ctx, w.key, false, GetOptions{})
-		case !old:
+		e, old, err := c.wait(ctx, f, at)
+		if !old {
 			c.counts.misses.Add(1)
 		}
-		switch {
+		switch b, batched := failedBatch(f); {
 		case err != nil && ctx.Err() != nil:
 			return err
-		case err != nil && !again && w.f.failedBatch() != nil:
-			found.fail(w.f.failedBatch(), w.key)
+		case err != nil && batched:
+			found.fail(b, f.Key)
 		default:
-			found.take(w.key, e, err)
+			found.add(f.Key, e, err)
 		}
 	}
 	return nil
 }
 
-// failedBatch returns the batch whose failure is the answer of f, or nil. f may be under
-// way.
-func (f *flight[K, V]) failedBatch() *batch[K, V] {
+// failedBatch returns the batch whose failure is the answer of f. f may be under way.
+func failedBatch[K comparable, V any](f *flight.Flight[K, V]) (b *batch[K, V], ok bool) {
 	select {
-	case <-f.done:
-		return f.failed
+	case <-f.Done:
+		b, ok = f.Answer().With.(*batch[K, V])
 	default:
-		return nil
 	}
+	return b, ok
 }
 
 // A finding is the result of GetMany so far.
@@ -127,7 +126,7 @@ type finding[K comparable, V any] struct {
 	failed map[*batch[K, V]][]K // keys failed by each LoadMany
 }
 
-func (found *finding[K, V]) take(key K, e *entry[V], err error) {
+func (found *finding[K, V]) add(key K, e *entry.Entry[V], err error) {
 	if err == nil {
 		var v V
 		if v, err = found.cfg.give(e); err == nil {
@@ -160,7 +159,7 @@ func (found *finding[K, V]) err() error {
 type gathering[K comparable, V any] struct {
 	c       *Cache[K, V]
 	b       *batch[K, V] // nil without LoadMany
-	flights []*flight[K, V]
+	flights []*task[K, V]
 }
 
 func (c *Cache[K, V]) gather() *gathering[K, V] {
@@ -169,16 +168,6 @@ func (c *Cache[K, V]) gather() *gathering[K, V] {
 		g.b = &batch[K, V]{c: c, cfg: cfg, done: make(chan struct{})}
 	}
 	return g
-}
-
-// fly starts f with the other flights, or immediately if g is nil.
-func (g *gathering[K, V]) fly(f *flight[K, V]) {
-	if g == nil {
-		go f.c.fly(f)
-		return
-	}
-	f.batch = g.b
-	g.flights = append(g.flights, f)
 }
 
 // launch starts all flights. Until then they keep Close waiting, so that nothing begins
@@ -190,13 +179,26 @@ func (g *gathering[K, V]) launch() {
 	if g.b != nil {
 		g.b.undecided = len(g.flights)
 	}
-	if g.c.shared != nil {
-		g.c.shared.launchMany(g.flights)
+	if g.c.tier == nil {
+		for _, f := range g.flights {
+			go g.c.fly(f)
+		}
 		return
 	}
-	for _, f := range g.flights {
-		go g.c.fly(f)
+	questions, asks := make([]*tier.Question, len(g.flights)), make(map[*tier.Question]*task[K, V], len(g.flights))
+	for i, f := range g.flights {
+		questions[i] = g.c.question(f)
+		asks[questions[i]] = f
 	}
+	g.c.tier.AskMany(g.flights[0].ctx, questions, func(some []*tier.Question, ok bool) {
+		for _, q := range some {
+			f := asks[q]
+			if ok {
+				f.asked = q
+			}
+			go g.c.fly(f)
+		}
+	})
 }
 
 // A batch is one call of LoadMany, for the flights that GetMany launched. It begins when
@@ -209,7 +211,7 @@ type batch[K comparable, V any] struct {
 
 	mu        sync.Mutex
 	undecided int
-	needed    []*flight[K, V]
+	needed    []*task[K, V]
 	left      int // how many of needed still wait
 	started   bool
 	loading
@@ -222,7 +224,7 @@ type batch[K comparable, V any] struct {
 }
 
 // skip is called by a flight that needs no load, or loads by itself.
-func (b *batch[K, V]) skip(f *flight[K, V]) {
+func (b *batch[K, V]) skip(f *task[K, V]) {
 	if b == nil || f.batch == nil {
 		return
 	}
@@ -261,13 +263,19 @@ func (b *batch[K, V]) run() {
 	returned = true
 }
 
+func (b *batch[K, V]) of(cache any) bool { return b.c == cache }
+
+func (b *batch[K, V]) loads(key K) bool {
+	return slices.ContainsFunc(b.needed, func(t *task[K, V]) bool { return t.Key == key })
+}
+
 func (b *batch[K, V]) attempt(ctx context.Context) (err error) {
 	if ctx.Err() != nil { // no flight waits any more
 		return ctx.Err()
 	}
 	keys := make([]K, len(b.needed))
 	for i, f := range b.needed {
-		keys[i] = f.key
+		keys[i] = f.Key
 	}
 	b.values, err = b.cfg.LoadMany(ctx, keys)
 	return err
@@ -280,7 +288,7 @@ func (b *batch[K, V]) queue(waits bool) {
 }
 
 // load is called by a flight that needs the load, and waits for it.
-func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
+func (b *batch[K, V]) load(f *task[K, V]) (*entry.Entry[V], error) {
 	b.mu.Lock()
 	b.undecided--
 	b.needed = append(b.needed, f)
@@ -289,25 +297,26 @@ func (b *batch[K, V]) load(f *flight[K, V]) (*entry[V], error) {
 	b.mu.Unlock()
 	select {
 	case <-b.done:
-	case <-f.done: // f has been answered without the load
+	case <-f.Done: // f has been answered without the load
 		b.mu.Lock()
 		b.left--
 		if b.left == 0 && b.started {
 			b.cancel()
 		}
 		b.mu.Unlock()
-		return nil, f.err
+		return nil, f.Answer().Err
 	}
-	value, ok := b.values[f.key]
+	value, ok := b.values[f.Key]
 	var err error
 	switch {
 	case ok: // even if the other keys failed
 	case b.err == nil:
 		err = ErrNotFound
 	default:
-		err = b.err
-		f.failing = b
+		if err = b.err; isFailure(err) {
+			f.result.With = b
+		}
 	}
 	f.took = b.took
-	return b.c.loaded(f, value, &b.terms, b.begun, err)
+	return f.loaded(value, b.terms, b.begun, err)
 }

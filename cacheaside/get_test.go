@@ -29,10 +29,6 @@ func TestOldIsTheValueThatTheLoadReplaces(t *testing.T) {
 			cfg:    func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{StaleOnError: time.Hour} },
 			before: func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
 		},
-		"invalidated by a tag": {
-			cfg:    func() cacheaside.Config[int, int] { return cacheaside.Config[int, int]{StaleOnError: time.Hour} },
-			before: func(c *cacheaside.Cache[int, int]) error { return c.InvalidateTags(context.Background(), "a") },
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -40,7 +36,6 @@ func TestOldIsTheValueThatTheLoadReplaces(t *testing.T) {
 				cfg := ch.cfg()
 				cfg.TTL, cfg.Jitter = time.Second, -1
 				cfg.Load = func(ctx context.Context, _ int) (int, error) {
-					cacheaside.SetTags(ctx, "a")
 					old, ok := cacheaside.Old[int](ctx)
 					if !ok {
 						old = -1

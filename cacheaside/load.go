@@ -6,52 +6,58 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
+	"github.com/go-resilience/resilience/cacheaside/internal/flight"
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// obtain finds the answer of f in the Store, or loads it and fills the Store. For a key
-// that does not exist it returns the error and, if the absence is remembered, an entry.
-func (c *Cache[K, V]) obtain(f *flight[K, V]) (*entry[V], error) {
-	if c.shared == nil {
-		return c.load(f)
-	}
-	e, claim, err := c.shared.consult(f)
-	if e != nil || err != nil {
-		f.batch.skip(f)
-		return e, err
-	}
-	filled := false
-	defer func() {
-		if !filled { // the load failed or panicked
-			c.shared.release(f, claim)
-		}
-	}()
-	e, err = c.load(f)
-	if !isFailure(err) {
-		filled = true
-		c.shared.fill(f, claim, e)
-	}
-	return e, err
-}
-
 // load runs Load, or takes part in a LoadMany.
-func (c *Cache[K, V]) load(f *flight[K, V]) (*entry[V], error) {
-	if b := f.batch; b != nil {
-		f.batch = nil
-		return b.load(f)
+func (c *Cache[K, V]) load(t *task[K, V]) (*entry.Entry[V], error) {
+	if b := t.batch; b != nil {
+		t.batch = nil
+		return b.load(t)
 	}
-	if err := c.mayLoad(f); err != nil {
+	if err := t.mayLoad(); err != nil {
 		return nil, err
 	}
-	begun, took, err := c.run(f.cfg, &f.loading, f)
-	f.took = took
-	return c.loaded(f, f.value, &f.terms, begun, err)
+	begun, took, err := c.run(t.cfg, &t.loading, t)
+	t.took = took
+	return t.loaded(t.value, t.terms, begun, err)
 }
 
-func (f *flight[K, V]) attempt(ctx context.Context) (err error) {
-	f.value, err = f.cfg.Load(ctx, f.key)
+// mayLoad waits until t may load. It returns an error if t has been answered meanwhile.
+func (t *task[K, V]) mayLoad() error {
+	for {
+		t.shard.mu.Lock()
+		crowd := t.shard.Crowd(&t.Flight)
+		t.shard.mu.Unlock()
+		if crowd == nil {
+			return nil
+		}
+		select {
+		case <-crowd:
+		case <-t.Done:
+			return t.Answer().Err
+		}
+	}
+}
+
+func (t *task[K, V]) of(cache any) bool { return t.c == cache }
+
+func (t *task[K, V]) loads(key K) bool { return t.Key == key }
+
+func (t *task[K, V]) attempt(ctx context.Context) (err error) {
+	t.value, err = t.cfg.Load(ctx, t.Key)
 	return err
+}
+
+// queue records that t begins or ceases to wait for a slot.
+func (t *task[K, V]) queue(waits bool) {
+	t.shard.mu.Lock()
+	defer t.shard.mu.Unlock()
+	t.Queue(waits)
 }
 
 // A job is a call of Load or LoadMany. Middleware may attempt it several times.
@@ -100,7 +106,7 @@ func (c *Cache[K, V]) takeSlot(ctx context.Context, load job) bool {
 func (c *Cache[K, V]) runThrough(cfg *Config[K, V], l *loading, load job, begun time.Duration) (time.Duration, error) {
 	succeeded := false
 	err := cfg.Middleware(func(ctx context.Context) error {
-		begun, l.terms = c.now(), terms{}
+		begun, l.terms = c.now(), entry.Terms{}
 		err := load.attempt(ctx)
 		succeeded = err == nil
 		if isNotFound(err) && !behavior.IsAnswered(err) {
@@ -127,20 +133,53 @@ func (cfg *Config[K, V]) over(ctx context.Context, err error) error {
 }
 
 // loaded makes the entry of a load's result.
-func (c *Cache[K, V]) loaded(f *flight[K, V], value V, t *terms, begun time.Duration, err error) (*entry[V], error) {
+func (t *task[K, V]) loaded(value V, by entry.Terms, begun time.Duration, err error) (*entry.Entry[V], error) {
 	switch {
 	case err == nil:
-		e := f.cfg.found(f.key, value, *t, begun, f.took)
-		e.tags = c.tagging(t.tags, f.tagged)
-		f.loaded = true
-		return e, nil
+		cost := 1
+		if t.cfg.Cost != nil {
+			cost = t.cfg.Cost(t.Key, value)
+		}
+		t.result.Source = flight.Loaded
+		return entry.Found(t.cfg.times(), value, cost, by, begun, t.took), nil
 	case isFailure(err):
 		return nil, err
 	}
-	f.absent = true
-	e := f.cfg.missing(*t, begun)
-	if e != nil {
-		e.tags = c.tagging(t.tags, f.tagged)
+	t.result.Source = flight.Absent
+	return entry.Missing[V](t.cfg.times(), by, begun), err
+}
+
+// fill stores the result of t. e is nil if nothing is remembered.
+func (c *Cache[K, V]) fill(t *task[K, V], claim tier.Claim, e *entry.Entry[V]) {
+	if claim == (tier.Claim{}) {
+		return
 	}
-	return e, err
+	now := c.now()
+	if e == nil || e.Keep <= now {
+		if !t.HasOld() {
+			c.tier.Release(t.ctx, t.written, claim)
+		} else { // the key no longer exists: no process may serve the value when a load fails
+			c.tier.Drop(t.ctx, t.written)
+		}
+		return
+	}
+	data, err := c.seal(t.Key, e)
+	if err != nil {
+		c.tell(context.WithoutCancel(t.ctx), EventCodecFailed, t.Key, err)
+		c.tier.Release(t.ctx, t.written, claim)
+		return
+	}
+	t.result.Invalidated = c.tier.Fill(t.ctx, claim, tier.Filling{Key: t.written, Value: data, Fresh: e.Fresh - now, Keep: e.Keep - now})
+}
+
+// previous returns the value that t is about to replace.
+func (t *task[K, V]) previous() (v V, ok bool) {
+	t.shard.mu.Lock()
+	e := t.shard.Before(&t.Flight, t.looked)
+	t.shard.mu.Unlock()
+	if e == nil || e.Absent {
+		return v, false
+	}
+	v, _ = t.c.cfg().give(e)
+	return v, true
 }

@@ -60,8 +60,10 @@ func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var told atomic.Int64
 					var c *cacheaside.Cache[int, int]
+					var panics atomic.Int64
 					c = cacheaside.New(cacheaside.Config[int, int]{
 						LoadTimeout: time.Minute,
+						OnPanic:     func(context.Context, any, []byte) { panics.Add(1) },
 						Load: func(ctx context.Context, k int) (int, error) {
 							switch kind {
 							case cacheaside.EventLoadFailed:
@@ -100,6 +102,7 @@ func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
 					require.Equal(t, int64(3), told.Load())
 					if name == "panic" {
 						require.Equal(t, int64(3), c.Stats().HookPanics)
+						require.Equal(t, int64(3), panics.Load())
 					}
 				})
 			})
@@ -396,7 +399,7 @@ func TestCallerThatLeavesPausesNothing(t *testing.T) {
 	}
 }
 
-// A hook that blocks, or ends its goroutine, keeps no other time-out from being reported.
+// A hook that blocks, or ends its goroutine, keeps no other timeout from being reported.
 func TestHookOfATimeoutHoldsUpNoOtherEvent(t *testing.T) {
 	for name, end := range map[string]func(){"blocks": func() { time.Sleep(time.Minute) }, "exits": runtime.Goexit, "panics": func() { panic("hook") }} {
 		t.Run(name, func(t *testing.T) {
@@ -449,7 +452,6 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 			Load: func(ctx context.Context, _ int) (int, error) {
 				if attempts++; attempts == 1 {
 					cacheaside.SetTTL(ctx, time.Hour)
-					cacheaside.SetTags(ctx, "failed")
 					return 0, errLoad
 				}
 				return attempts, nil
@@ -464,8 +466,6 @@ func TestOnlyTheLastAttemptSetsTerms(t *testing.T) {
 			},
 		})
 		defer c.Close()
-		require.Equal(t, 2, mustGet(t, c, 1))
-		require.NoError(t, c.InvalidateTags(t.Context(), "failed"))
 		require.Equal(t, 2, mustGet(t, c, 1))
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 3, mustGet(t, c, 1))
@@ -565,4 +565,23 @@ func TestErrorsNameWhatTheyKnow(t *testing.T) {
 	keys := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}
 	require.NotContains(t, (&cacheaside.InvalidateError{Keys: keys, Err: errLoad}).Error(), "...")
 	require.Contains(t, (&cacheaside.InvalidateError{Keys: append(keys, "11"), Err: errLoad}).Error(), `"10" ...] (11 keys)`)
+}
+
+// A load that was canceled and returns a value all the same counts as canceled, and not as
+// overtaken as well.
+func TestCanceledLoadIsNotOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, key int) (int, error) {
+			<-ctx.Done()
+			return key, nil
+		}})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Get(ctx, 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		synctest.Wait()
+		require.Equal(t, int64(1), c.Stats().Canceled)
+		require.Zero(t, c.Stats().Overtaken)
+	})
 }

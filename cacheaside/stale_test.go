@@ -147,7 +147,7 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// Times that are meant as "for ever" do not overflow into the past.
+// Times that are meant as "forever" do not overflow into the past.
 func TestLongTimesAreLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0

@@ -53,14 +53,14 @@ func (c *Cache[K, V]) Stats() Stats {
 		StoreHits:  c.counts.storeHits.Load(),
 		Overtaken:  c.counts.overtaken.Load(),
 		Evicted:    c.counts.evicted.Load(),
-		HookPanics: c.counts.hookPanics.Load(),
+		HookPanics: c.panics.Count(),
 		Loading:    c.slots.inUse(),
 	}
 	if c.entries != nil {
 		s.Entries = int64(c.entries.EstimatedSize())
 	}
-	if c.shared != nil {
-		s.Untold = c.shared.untold.len()
+	if c.tier != nil {
+		s.Untold = c.tier.Untold()
 	}
 	return s
 }
@@ -69,7 +69,7 @@ func (c *Cache[K, V]) Stats() Stats {
 type counts struct {
 	stale, misses                                                             atomic.Int64
 	loaded, notFound, answered, failed, panicked, refused, timedOut, canceled atomic.Int64
-	loadTime, storeHits, overtaken, evicted, hookPanics                       atomic.Int64
+	loadTime, storeHits, overtaken, evicted                                   atomic.Int64
 }
 
 // hits counts in several cells to avoid contention between parallel hits. A sync.Pool

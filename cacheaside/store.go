@@ -3,6 +3,8 @@ package cacheaside
 import (
 	"context"
 	"time"
+
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 )
 
 // A Store is a cache that processes share, behind the memory of each. Package redisstore
@@ -69,38 +71,30 @@ type Store interface {
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 
-// An Ask is what a Cache asks a [Store] about one key.
-type Ask struct {
-	Key     string
-	Token   string // identifies the caller that wants the lease; "" only looks
-	Refresh bool   // take the lease even if the value is fresh
-}
+type (
+	// An Ask is what a Cache asks a [Store] about a Key. Token identifies the caller that
+	// wants the lease; "" only looks. With Refresh it wants the lease even if the value is
+	// fresh.
+	Ask = tier.Ask
 
-// A Lookup is the answer of a [Store] to an [Ask].
-type Lookup struct {
-	State State
-	Value []byte        // nil if there is none
-	Fresh time.Duration // how much longer Value is fresh; negative: how long ago it ceased to be
-	Wait  time.Duration // if Busy: how much longer the lease lasts
-	Grant string        // if Leased: what Fill must present
-}
+	// A Lookup is the answer of a [Store] to an [Ask]: a State, and the Value, nil if there
+	// is none, with how much longer it is Fresh (negative: how long ago it ceased to be).
+	// If Busy, Wait is how much longer the lease lasts. If Leased, Grant is what Fill must
+	// present.
+	Lookup = tier.Lookup
 
-// A Filling is a value for a [Store]. It is fresh for Fresh from now and deleted after
-// Keep.
-type Filling struct {
-	Key         string
-	Grant       string
-	Value       []byte
-	Fresh, Keep time.Duration
-}
+	// A Filling is the Value of a Key for a [Store], with the Grant of its lease. It is
+	// fresh for Fresh from now and deleted after Keep.
+	Filling = tier.Filling
 
-// A State says what the caller of [Store.Acquire] does next.
-type State string
+	// A State says what the caller of [Store].Acquire does next.
+	State = tier.State
+)
 
 const (
-	Hit    State = "hit"    // use the value, which is fresh
-	Leased State = "leased" // load the value, then call Fill or Release
-	Busy   State = "busy"   // another process loads the value; ask again
-	Fenced State = "fenced" // a write is under way; load the value and do not keep it
-	Missed State = "missed" // there is no fresh value, and the Ask did not want the lease
+	Hit    = tier.Hit    // use the value, which is fresh
+	Leased = tier.Leased // load the value, then call Fill or Release
+	Busy   = tier.Busy   // another process loads the value; ask again
+	Fenced = tier.Fenced // a write is under way; load the value and do not keep it
+	Missed = tier.Missed // there is no fresh value, and the Ask did not want the lease
 )

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -30,17 +31,16 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	if c.shared == nil {
+	if c.tier == nil {
 		defer c.forget(key)
 		return write(ctx)
 	}
-	w, writeCtx, cancel := c.shared.fence(ctx, key)
-	defer cancel()
+	fence, begun := c.fence(ctx, key)
 	// Calls from now on find the fence in the Store. The entry in memory would outlive a
 	// write that never returns.
 	c.forget(key)
 	defer func() {
-		if untold := w.unfence(ctx); untold != nil {
+		if untold := c.unfence(ctx, key, fence, begun); untold != nil {
 			if err == nil {
 				err = untold
 			} else {
@@ -48,59 +48,36 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 			}
 		}
 	}()
-	if writeCtx.Err() != nil {
-		return ended.Error(writeCtx)
+	if fence.Window > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(fence.Window),
+			&TimeoutError{Name: c.cfg().Name, What: "write", After: fence.Window})
+		defer cancel()
 	}
-	return write(writeCtx)
-}
-
-// A fencedWrite is the write of a Write, between Fence and Unfence.
-type fencedWrite[K comparable, V any] struct {
-	s       *shared[K, V]
-	key     K
-	written string
-	shard   int
-	token   string        // "" if the Store was not asked for a fence
-	until   time.Duration // end of the ctx of write, 0 without a fence; the fence stands longer
-}
-
-// fence fences key and returns the ctx for the write.
-func (s *shared[K, V]) fence(ctx context.Context, key K) (*fencedWrite[K, V], context.Context, context.CancelFunc) {
-	w := &fencedWrite[K, V]{s: s, key: key, written: s.c.cfg().Key(key)}
-	w.shard = s.shardOf(w.written)
-	begun, now := time.Now(), s.c.now()
-	err := s.mayAsk(w.shard)
-	if err == nil {
-		w.token = newToken()
-		var window time.Duration
-		// Wait for the answer even if ctx ends: a fence that nobody removes would stand
-		// until it falls.
-		window, err = s.store.Fence(context.WithoutCancel(ctx), w.written, w.token)
-		if err == nil {
-			s.worked(ctx, w.shard)
-			w.until = now + window
-			writeCtx, cancel := context.WithDeadlineCause(ctx, begun.Add(window),
-				&TimeoutError{Name: s.c.cfg().Name, What: "write", After: window})
-			return w, writeCtx, cancel
-		}
-		s.failed(ctx, w.shard, now, err)
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
 	}
-	s.c.tell(ctx, EventFenceFailed, key, err)
-	return w, ctx, func() {}
+	return write(ctx)
 }
 
-// unfence removes the fence and invalidates memory. It returns an error if other
-// processes may read the old value: the Store could not be told and no fence stands.
-func (w *fencedWrite[K, V]) unfence(ctx context.Context) error {
-	s := w.s
-	ended := s.c.now()
-	err := s.announce(ctx, []K{w.key}, w.token, func(ctx context.Context, keys []string) error {
-		if w.token == "" {
-			return s.store.Invalidate(ctx, keys...)
-		}
-		return s.store.Unfence(ctx, w.written, w.token)
-	}, s.c.forget)
-	if ended < w.until {
+// fence fences key, if the Store can be reached, and returns when it began to.
+func (c *Cache[K, V]) fence(ctx context.Context, key K) (tier.Fence, time.Time) {
+	begun := time.Now()
+	fence, err := c.tier.Fence(ctx, c.cfg().Key(key))
+	if err != nil {
+		c.tell(ctx, EventFenceFailed, key, err)
+	}
+	return fence, begun
+}
+
+// unfence removes the fence and invalidates key. It returns an error if other processes
+// may read the old value: the Store could not be told and no fence stands.
+func (c *Cache[K, V]) unfence(ctx context.Context, key K, fence tier.Fence, begun time.Time) error {
+	stands := time.Since(begun) < fence.Window
+	err := c.announce(ctx, []K{key}, c.forget, func(ctx context.Context, keys []string, told func(int)) []error {
+		return c.tier.Unfence(ctx, keys, fence, told)
+	})
+	if stands {
 		return nil
 	}
 	return err

@@ -5,26 +5,7 @@
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
 // It imports no Redis client. With github.com/redis/go-redis/v9, the two functions are
-//
-//	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-//		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-//	}
-//	subscribe := func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-//		sub := client.Subscribe(ctx, channel)
-//		defer sub.Close()
-//		defer context.AfterFunc(ctx, func() { sub.Close() })()
-//		if _, err := sub.Receive(ctx); err != nil {
-//			return err
-//		}
-//		subscribed()
-//		for {
-//			m, err := sub.ReceiveMessage(ctx)
-//			if err != nil {
-//				return err
-//			}
-//			message(m.Payload)
-//		}
-//	}
+// resilienceredis.Eval(client) and resilienceredis.Subscribe(client).
 //
 // It needs Redis 5 or later, or a server that speaks its protocol and runs its scripts.
 // A cluster works too: the keys of each script are in one slot.
@@ -70,7 +51,7 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Store] reaches Redis. A zero duration means its default, a negative
+// Config says how a Store reaches Redis. A zero duration means its default, a negative
 // one is an error.
 type Config struct {
 	// Prefix is the beginning of the keys of one cache, and the name of its channel.
@@ -146,24 +127,23 @@ func (cfg Config) withDefaults() Config {
 	return cfg
 }
 
-// A Store is a cacheaside.Store on Redis. It is safe for concurrent use and serves one
-// Cache. It holds nothing that must be closed.
-type Store struct {
+type store struct {
 	cfg           Config
 	origin        string        // identifies the messages of this Store, which it ignores
 	subscriptions chan struct{} // has one element for each call of Subscribe under way
 }
 
-var _ cacheaside.Store = (*Store)(nil)
+var _ cacheaside.Store = (*store)(nil)
 
-// New returns a Store. It panics with the error of cfg.Validate, if there is one.
-func New(cfg Config) *Store {
+// New returns a Store on Redis. It is safe for concurrent use and serves one Cache. It holds
+// nothing that must be closed. New panics with the error of cfg.Validate, if there is one.
+func New(cfg Config) cacheaside.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
 	cfg = cfg.withDefaults()
 	origin := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
-	return &Store{cfg: cfg, origin: origin, subscriptions: make(chan struct{}, mostSubscriptions)}
+	return &store{cfg: cfg, origin: origin, subscriptions: make(chan struct{}, mostSubscriptions)}
 }
 
 // hold is how long at least the generation of a key outlives a lease. A load that takes
@@ -171,7 +151,7 @@ func New(cfg Config) *Store {
 const hold = 10 * time.Minute
 
 // Acquire implements cacheaside.Store.
-func (s *Store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
 	keys := make([]string, 0, len(asks)+1)
 	args := make([]any, 0, 2*len(asks)+2)
 	args = append(args, micros(s.cfg.LeaseTTL), millis(s.cfg.LeaseTTL+hold))
@@ -238,7 +218,7 @@ func bytes(reply any) ([]byte, bool) {
 }
 
 // Fill implements cacheaside.Store.
-func (s *Store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
 	keys := make([]string, 0, len(values)+1)
 	args := make([]any, 0, 4*len(values))
 	for _, v := range values {
@@ -265,22 +245,22 @@ func (s *Store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool,
 }
 
 // Release implements cacheaside.Store.
-func (s *Store) Release(ctx context.Context, key, token string) error {
+func (s *store) Release(ctx context.Context, key, token string) error {
 	_, err := s.eval(ctx, s.cfg.Eval, "release", release, []string{s.hash(key)}, token)
 	return err
 }
 
 // Invalidate implements cacheaside.Store.
-func (s *Store) Invalidate(ctx context.Context, keys ...string) error {
+func (s *store) Invalidate(ctx context.Context, keys ...string) error {
 	return s.each(ctx, "invalidate", invalidate, keys)
 }
 
 // Expire implements cacheaside.Store.
-func (s *Store) Expire(ctx context.Context, keys ...string) error {
+func (s *store) Expire(ctx context.Context, keys ...string) error {
 	return s.each(ctx, "expire", expire, keys)
 }
 
-func (s *Store) each(ctx context.Context, what, script string, keys []string) error {
+func (s *store) each(ctx context.Context, what, script string, keys []string) error {
 	hashes := make([]string, len(keys))
 	args := make([]any, 0, 1+len(keys))
 	args = append(args, s.cfg.Prefix)
@@ -293,14 +273,14 @@ func (s *Store) each(ctx context.Context, what, script string, keys []string) er
 }
 
 // Fence implements cacheaside.Store.
-func (s *Store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
+func (s *store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
 	_, err := s.eval(ctx, s.cfg.EvalReplicated, "fence", fence, []string{s.hash(key)},
 		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return s.cfg.WriteTimeout, err
 }
 
 // Unfence implements cacheaside.Store.
-func (s *Store) Unfence(ctx context.Context, key, token string) error {
+func (s *store) Unfence(ctx context.Context, key, token string) error {
 	_, err := s.eval(ctx, s.cfg.EvalReplicated, "unfence", unfence, []string{s.hash(key)},
 		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return err
@@ -308,7 +288,7 @@ func (s *Store) Unfence(ctx context.Context, key, token string) error {
 
 // InvalidateAll implements cacheaside.Store. It makes one round trip for each bucket. If
 // it fails, it may have invalidated some of them.
-func (s *Store) InvalidateAll(ctx context.Context) error {
+func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
 		// Notify other processes last: after the message, a call must not find an old
 		// value in any bucket.
@@ -330,15 +310,15 @@ func (s *Store) InvalidateAll(ctx context.Context) error {
 const buckets = 64
 
 // Shard implements cacheaside.Store.
-func (s *Store) Shard(key string) uint8 {
+func (s *store) Shard(key string) uint8 {
 	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
 // hash and epoch return Redis keys: the hash of key and the epoch of a bucket. The part
 // in braces puts a bucket into one slot of a cluster.
-func (s *Store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
+func (s *store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
 
-func (s *Store) epoch(bucket uint8) string {
+func (s *store) epoch(bucket uint8) string {
 	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
 
@@ -349,7 +329,7 @@ type evalFunc = func(ctx context.Context, script string, keys []string, args ...
 
 // eval runs a script for at most Timeout, even if the client ignores the deadline of its
 // ctx.
-func (s *Store) eval(ctx context.Context, run evalFunc, what, script string, keys []string, args ...any) (any, error) {
+func (s *store) eval(ctx context.Context, run evalFunc, what, script string, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	type answer struct {
 		reply any
@@ -389,7 +369,7 @@ func unexpected(what string, reply any) error {
 
 // message returns what is published about key: the origin and the key, "" for all keys.
 // A message without a newline is a heartbeat.
-func (s *Store) message(key string) string { return s.origin + "\n" + key }
+func (s *store) message(key string) string { return s.origin + "\n" + key }
 
 var (
 	errSilent = errors.New("redisstore: subscription: the heartbeat did not arrive")
@@ -404,11 +384,11 @@ const mostSubscriptions = 4
 
 // grace is how long the Store waits for a message that it has sent, and for a Subscribe
 // that is to return.
-func (s *Store) grace() time.Duration { return s.cfg.Timeout + time.Second }
+func (s *store) grace() time.Duration { return s.cfg.Timeout + time.Second }
 
 // Watch implements cacheaside.Store. It returns within Timeout plus one second of the
 // end of ctx, even if Subscribe does not.
-func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) error {
+func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) error {
 	if s.cfg.Subscribe == nil {
 		up()
 		<-ctx.Done()
@@ -462,7 +442,7 @@ func (s *Store) Watch(ctx context.Context, up func(), heard func(key string)) er
 }
 
 // listen passes messages on until it may have missed one.
-func (s *Store) listen(ctx context.Context, up func(), heard func(string),
+func (s *store) listen(ctx context.Context, up func(), heard func(string),
 	subscribed <-chan struct{}, messages <-chan string, ended <-chan struct{}) error {
 	// The process that has been silent first tests the channel; the others hear the test.
 	quiet := time.NewTimer(s.cfg.Heartbeat)

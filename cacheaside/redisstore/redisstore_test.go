@@ -78,7 +78,7 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	}
 }
 
-// A time that is meant as "for ever" does not overflow into the past.
+// A time that is meant as "forever" does not overflow into the past.
 func TestLongTimesAreLong(t *testing.T) {
 	var c client
 	s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval, LeaseTTL: math.MaxInt64, WriteTimeout: math.MaxInt64})

@@ -1,4 +1,4 @@
-package cacheaside
+package tier
 
 import (
 	"context"
@@ -130,43 +130,43 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 	return true
 }
 
-func (s *shared[K, V]) mayAsk(shard int) error { return s.outage.mayAsk(shard, s.c.now()) }
+func (t *Tier) mayAsk(shard int) error { return t.outage.mayAsk(shard, t.Now()) }
 
 // failed skips shard for a while. It was asked at asked and did not answer.
-func (s *shared[K, V]) failed(ctx context.Context, shard int, asked time.Duration, err error) {
-	if s.outage.failed(shard, asked, s.c.now(), err) {
-		s.doubtRecent()
-		s.c.tellAll(ctx, EventStoreLost, err)
+func (t *Tier) failed(ctx context.Context, shard int, asked time.Duration, err error) {
+	if t.outage.failed(shard, asked, t.Now(), err) {
+		t.doubtRecent()
+		t.Lost(ctx, err)
 	}
 }
 
-func (s *shared[K, V]) worked(ctx context.Context, shard int) {
-	if s.outage.worked(shard, s.c.now()) {
-		s.doubtRecent()
-		s.c.tellAll(ctx, EventStoreRestored, nil)
+func (t *Tier) worked(ctx context.Context, shard int) {
+	if t.outage.worked(shard, t.Now()) {
+		t.doubtRecent()
+		t.Restored(ctx)
 	}
 }
 
 // probe asks shard about key in the background if that may end the pause of the whole
 // Store. The caller keeps Close waiting.
-func (s *shared[K, V]) probe(shard int, key string) {
-	if !s.outage.beginProbe(shard) {
+func (t *Tier) probe(shard int, key string) {
+	if !t.outage.beginProbe(shard) {
 		return
 	}
-	s.c.running.Go(func() {
-		asked := s.c.now()
+	t.Go(func() {
+		asked := t.Now()
 		err := errors.New("the Store panicked, or called Goexit")
 		defer func() {
 			_ = recover()
-			defer s.outage.endProbe()
+			defer t.outage.endProbe()
 			switch {
-			case s.ctx.Err() != nil:
+			case t.ctx.Err() != nil:
 			case err == nil:
-				s.worked(s.ctx, shard)
+				t.worked(t.ctx, shard)
 			default:
-				s.failed(s.ctx, shard, asked, err)
+				t.failed(t.ctx, shard, asked, err)
 			}
 		}()
-		_, err = s.store.Acquire(s.ctx, Ask{Key: key})
+		_, err = t.store.Acquire(t.ctx, Ask{Key: key})
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"hash/fnv"
 	"reflect"
 	"time"
+
+	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 )
 
 // A Codec converts values for a [Store]. Several goroutines use it at once.
@@ -87,14 +89,14 @@ var (
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
+func (c *Cache[K, V]) seal(key K, e *entry.Entry[V]) ([]byte, error) {
 	absent := byte(0)
 	var body []byte
-	if e.absent {
+	if e.Absent {
 		absent = 1
 	} else {
 		var err error
-		if body, err = guarded(func() ([]byte, error) { return c.cfg().Codec.Encode(e.value) }); err != nil {
+		if body, err = guarded(func() ([]byte, error) { return c.cfg().Codec.Encode(e.Value) }); err != nil {
 			return nil, fmt.Errorf("encode: %w", err)
 		}
 	}
@@ -102,22 +104,22 @@ func (c *Cache[K, V]) seal(key K, e *entry[V]) ([]byte, error) {
 	data = append(data, absent)
 	data = binary.BigEndian.AppendUint64(data, c.fingerprint(key))
 	data = binary.BigEndian.AppendUint32(data, c.cfg().Version)
-	data = binary.AppendUvarint(data, uint64(e.took))
-	data = binary.AppendUvarint(data, uint64(e.cost))
+	data = binary.AppendUvarint(data, uint64(e.Took))
+	data = binary.AppendUvarint(data, uint64(e.Cost))
 	data = append(data, body...)
 	data[0] = envelopeVersion
 	binary.BigEndian.PutUint32(data[1:], crc32.Checksum(data[envelopeHead:], checksums))
 	return data, nil
 }
 
-func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
+func (c *Cache[K, V]) open(key K, data []byte) (*entry.Entry[V], error) {
 	if len(data) < envelopeLeast || data[0] != envelopeVersion {
 		return nil, errEnvelope
 	}
 	if crc32.Checksum(data[envelopeHead:], checksums) != binary.BigEndian.Uint32(data[1:]) {
 		return nil, errDamaged
 	}
-	e := &entry[V]{absent: data[envelopeHead] == 1}
+	e := &entry.Entry[V]{Absent: data[envelopeHead] == 1}
 	mark := binary.BigEndian.Uint64(data[envelopeHead+1:])
 	version := binary.BigEndian.Uint32(data[envelopeHead+1+8:])
 	data = data[envelopeLeast:]
@@ -136,15 +138,15 @@ func (c *Cache[K, V]) open(key K, data []byte) (*entry[V], error) {
 	if version != c.cfg().Version {
 		return nil, errVersion
 	}
-	e.took, e.cost = max(0, time.Duration(took)), uint32(min(cost, maxCost))
-	if e.absent {
+	e.Took, e.Cost = max(0, time.Duration(took)), uint32(min(cost, entry.MaxCost))
+	if e.Absent {
 		return e, nil
 	}
 	value, err := guarded(func() (V, error) { return c.cfg().Codec.Decode(data[n:]) })
 	if err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
-	e.value = value
+	e.Value = value
 	return e, nil
 }
 
