@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A parcel is the state of the children, which write into a book that all share.
@@ -215,7 +216,7 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 
 // A cutOff store cuts its runner off from the parent when it has started children, for a minute.
 type cutOff struct {
-	*saga.Memory
+	store.Store
 	since atomic.Int64
 }
 
@@ -224,25 +225,25 @@ func (c *cutOff) cut() bool {
 	return since > 0 && time.Since(time.Unix(since, 0)) < time.Minute
 }
 
-func (c *cutOff) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (c *cutOff) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if req.Parent != "" {
 		c.since.CompareAndSwap(0, time.Now().Unix())
 	}
-	return c.Memory.Start(ctx, req)
+	return c.Store.Start(ctx, req)
 }
 
-func (c *cutOff) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (c *cutOff) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if c.cut() && req.ID == "order-1" {
-		return saga.Receipt{}, errors.New("connection lost")
+		return store.Receipt{}, errors.New("connection lost")
 	}
-	return c.Memory.Commit(ctx, req)
+	return c.Store.Commit(ctx, req)
 }
 
-func (c *cutOff) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (c *cutOff) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if c.cut() {
-		req.Held = slices.DeleteFunc(req.Held, func(h saga.Held) bool { return h.ID == "order-1" })
+		req.Held = slices.DeleteFunc(req.Held, func(h store.Held) bool { return h.ID == "order-1" })
 	}
-	return c.Memory.Heartbeat(ctx, req)
+	return c.Store.Heartbeat(ctx, req)
 }
 
 // TestRetryStartsChildrenAgainOfARunnerThatWasCutOff before it had recorded them.
@@ -252,7 +253,7 @@ func TestRetryStartsChildrenAgainOfARunnerThatWasCutOff(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot = true
 		sg := sequence(charge, w.parcels(1))
-		r, _ := begin(t, &cutOff{Memory: saga.NewMemory()}, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, &cutOff{Store: saga.NewMemory()}, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -346,12 +347,12 @@ func TestAChildWakesAParentThatAnotherRunnerHas(t *testing.T) {
 			return nil
 		}
 		sg := sequence(hang, parcels)
-		store := &forgetful{Memory: saga.NewMemory()}
+		store := &forgetful{Store: saga.NewMemory()}
 		one, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		startOrder(t, one, sg)
 		time.Sleep(time.Second)
 		store.forgot.Store("order-1")
-		two, _ := begin[trip](t, store.Memory, saga.RunnerConfig{}, sg)
+		two, _ := begin[trip](t, store.Store, saga.RunnerConfig{}, sg)
 		time.Sleep(24 * time.Hour)
 		require.Equal(t, int32(2), calls.Load())
 		begun := time.Now()
@@ -365,20 +366,20 @@ func TestAChildWakesAParentThatAnotherRunnerHas(t *testing.T) {
 
 // A forgetful store tells its runner that it has lost a saga, and lets it claim none.
 type forgetful struct {
-	*saga.Memory
+	store.Store
 	forgot atomic.Value // the id
 }
 
-func (f *forgetful) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
-	req.Held = slices.DeleteFunc(req.Held, func(h saga.Held) bool { return h.ID == f.forgot.Load() })
-	return f.Memory.Heartbeat(ctx, req)
+func (f *forgetful) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+	req.Held = slices.DeleteFunc(req.Held, func(h store.Held) bool { return h.ID == f.forgot.Load() })
+	return f.Store.Heartbeat(ctx, req)
 }
 
-func (f *forgetful) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (f *forgetful) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	if f.forgot.Load() != nil {
 		return nil, nil
 	}
-	return f.Memory.Claim(ctx, req)
+	return f.Store.Claim(ctx, req)
 }
 
 // TestAnUndoOfAChildThatIsStuckWaits for the operator.
@@ -421,25 +422,25 @@ func TestAnAbandonedChildIsNotUndone(t *testing.T) {
 // goes on after the next owner has turned back.
 func TestALateStartOfAChildDoesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &lateStart{Memory: saga.NewMemory(), wake: make(chan struct{})}
+		st := &lateStart{Store: saga.NewMemory(), wake: make(chan struct{})}
 		w := &warehouse{}
 		sg := sequence(w.parcels(3))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{Name: "late"}, sg)
-		_, _, err := store.Memory.Start(t.Context(), saga.StartRequest{
+		r, _ := begin[trip](t, st, saga.RunnerConfig{Name: "late"}, sg)
+		_, _, err := st.Store.Start(t.Context(), store.StartRequest{
 			ID: "order-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-			Steps: []byte(`{"steps":[{"n":"parcels","s":"started"}]}`), Log: []saga.Entry{{Kind: saga.EventCreated}},
+			Steps: []byte(`{"steps":[{"n":"parcels","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
 		})
 		require.NoError(t, err)
 		r.Wake()
 		synctest.Wait()
-		require.True(t, store.waits)
-		store.cut = true
-		_, err = store.Memory.Cancel(t.Context(), "order-1", "ill")
+		require.True(t, st.waits)
+		st.cut = true
+		_, err = st.Store.Cancel(t.Context(), "order-1", "ill")
 		require.NoError(t, err)
-		other, _ := begin(t, store.Memory, saga.RunnerConfig{Name: "other"}, sg)
+		other, _ := begin(t, st.Store, saga.RunnerConfig{Name: "other"}, sg)
 		_, err = result[trip](t.Context(), other, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
-		close(store.wake)
+		close(st.wake)
 		time.Sleep(time.Hour)
 		did := slices.Clone(w.did)
 		slices.Sort(did)
@@ -457,12 +458,12 @@ func TestALateStartOfAChildDoesNothing(t *testing.T) {
 // A lateStart delays the Start of the second child until wake is closed, and cuts the
 // process off, whose Starts arrive nevertheless.
 type lateStart struct {
-	*saga.Memory
+	store.Store
 	wake       chan struct{}
 	waits, cut bool
 }
 
-func (s *lateStart) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *lateStart) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if req.ID == "order-1/parcels/1" {
 		s.waits = true
 		<-s.wake
@@ -470,21 +471,21 @@ func (s *lateStart) Start(ctx context.Context, req saga.StartRequest) (saga.Reco
 	if s.cut {
 		ctx = context.Background() // the process does not know yet
 	}
-	return s.Memory.Start(ctx, req)
+	return s.Store.Start(ctx, req)
 }
 
-func (s *lateStart) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (s *lateStart) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if s.cut {
 		return nil, errors.New("connection lost")
 	}
-	return s.Memory.Heartbeat(ctx, req)
+	return s.Store.Heartbeat(ctx, req)
 }
 
-func (s *lateStart) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (s *lateStart) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	if s.cut {
 		return nil, errors.New("connection lost")
 	}
-	return s.Memory.Claim(ctx, req)
+	return s.Store.Claim(ctx, req)
 }
 
 func TestTheIDOfAChildIsTaken(t *testing.T) {
@@ -533,19 +534,19 @@ func TestAChildThatEndedIsKeptForItsParent(t *testing.T) {
 
 // A countingReads counts the reads of children.
 type countingReads struct {
-	*saga.Memory
+	store.Store
 	loads, listed atomic.Int64
 }
 
-func (s *countingReads) Load(ctx context.Context, id string) (saga.Record, error) {
+func (s *countingReads) Load(ctx context.Context, id string) (store.Record, error) {
 	if strings.HasPrefix(id, "order-1/") {
 		s.loads.Add(1)
 	}
-	return s.Memory.Load(ctx, id)
+	return s.Store.Load(ctx, id)
 }
 
-func (s *countingReads) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
-	list, err := s.Memory.Children(ctx, req)
+func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	list, err := s.Store.Children(ctx, req)
 	s.listed.Add(int64(len(list)))
 	return list, err
 }
@@ -555,7 +556,7 @@ func (s *countingReads) Children(ctx context.Context, req saga.ChildrenRequest) 
 func TestTheEndOfAChildIsCheap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
-		store := &countingReads{Memory: saga.NewMemory()}
+		store := &countingReads{Store: saga.NewMemory()}
 		slow := func(_ context.Context, p *parcel) error {
 			time.Sleep(time.Duration(1+p.Weight) * time.Minute)
 			return nil
@@ -620,7 +621,7 @@ func TestAPivotOfChildrenWaitsInPeace(t *testing.T) {
 
 func TestAStoreThatFailsFailsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &noStart{Memory: saga.NewMemory(), fails: 20}
+		store := &noStart{Store: saga.NewMemory(), fails: 20}
 		w := &warehouse{}
 		sg := sequence(w.parcels(2))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
@@ -633,17 +634,17 @@ func TestAStoreThatFailsFailsNoChild(t *testing.T) {
 
 // A noStart fails to start children.
 type noStart struct {
-	*saga.Memory
+	store.Store
 	fails int
 }
 
-func (s *noStart) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *noStart) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if req.Saga == "parcel" {
 		if s.fails--; s.fails >= 0 {
-			return saga.Record{}, false, errors.New("connection lost")
+			return store.Record{}, false, errors.New("connection lost")
 		}
 	}
-	return s.Memory.Start(ctx, req)
+	return s.Store.Start(ctx, req)
 }
 
 func TestChildIDFits(t *testing.T) {
@@ -711,19 +712,19 @@ func TestGrandchildren(t *testing.T) {
 func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/1": make(chan struct{})}}
-		store := saga.NewMemory()
+		st := saga.NewMemory()
 		sg := sequence(w.parcels(2))
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		// A runner has started both children, and crashed before it recorded that.
-		for _, req := range []saga.StartRequest{
+		for _, req := range []store.StartRequest{
 			{ID: "order-1", Saga: "trip", Version: 1, Steps: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
 			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
 				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
 			{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
 				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
 		} {
-			req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), []saga.Entry{{Kind: saga.EventCreated}}
-			_, _, err := store.Start(t.Context(), req)
+			req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), []store.Entry{{Kind: saga.EventCreated}}
+			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 		}
 		require.NoError(t, r.Compensate(t.Context(), "order-1/parcels/0", "not this one"))

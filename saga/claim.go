@@ -6,46 +6,34 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-resilience/resilience/saga/store"
 )
 
-// Wake makes the runner ask for due sagas immediately, without waiting for
-// RunnerConfig.Poll: after the commit of the transaction of a [StartTx].
-func (r *Runner) Wake() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
-
+// claimLoop claims sagas at each Poll, and when it is woken. While the store fails nothing wakes
+// it, since the store may fail because of how often it is asked.
 func (r *Runner) claimLoop(ctx context.Context) {
-	t := time.NewTimer(0)
-	defer t.Stop()
-	wake, failing := r.wake, time.Time{}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		case <-wake:
+	var failing, next time.Time
+	every(ctx, 0, r.wake, func() time.Duration {
+		if left := time.Until(next); !failing.IsZero() && left > 0 {
+			return left
 		}
 		cfg, began := r.config(), time.Now()
 		err := r.claim(ctx)
 		// The jitter keeps processes from asking at the same time.
 		wait := cfg.Poll - rand.N(cfg.Poll/8+1)
-		wake = r.wake
 		if err == nil {
 			failing = time.Time{}
-		} else {
-			// Whatever wakes the runner, since the store may fail because of how often it is asked.
-			wake = nil
-			if failing.IsZero() {
-				failing = began
-			}
-			wait = max(wait, min(time.Since(failing), cfg.LeaseTTL))
-			r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
+			return wait
 		}
-		t.Reset(wait)
-	}
+		if failing.IsZero() {
+			failing = began
+		}
+		wait = max(wait, min(time.Since(failing), cfg.LeaseTTL))
+		r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
+		next = time.Now().Add(wait)
+		return wait
+	})
 }
 
 // gatherFor is how long the runner gathers notifications for one claim.
@@ -53,7 +41,7 @@ const gatherFor = 2 * time.Millisecond
 
 // listenLoop lets the store wake the runner.
 func (r *Runner) listenLoop(ctx context.Context) {
-	n, ok := r.store.(Notifier)
+	n, ok := r.store.(store.Notifier)
 	if !ok {
 		return
 	}
@@ -93,9 +81,9 @@ func (r *Runner) claim(ctx context.Context) error {
 		recs = nil
 	}
 	for _, rec := range recs {
-		r.count.claimed.Add(1)
+		r.figures.count(func(s *Stats) { s.Claimed++ })
 		if rec.Previous != "" {
-			r.count.takenOver.Add(1)
+			r.figures.count(func(s *Stats) { s.TakenOver++ })
 		}
 		r.hold(rec, since, cfg.LeaseTTL)()
 	}
@@ -105,10 +93,10 @@ func (r *Runner) claim(ctx context.Context) error {
 
 // claimRequest returns a request for sagas of each definition that has places, and keeps
 // these free until claimed. The Limit is 0 if there is nothing to claim.
-func (r *Runner) claimRequest(cfg *RunnerConfig) ClaimRequest {
+func (r *Runner) claimRequest(cfg *RunnerConfig) store.ClaimRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	req := ClaimRequest{Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limits: make(map[Definition]int)}
+	req := store.ClaimRequest{Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limits: make(map[store.Definition]int)}
 	for _, d := range r.definitions() {
 		p := r.programs[d]
 		n := p.free()
@@ -116,7 +104,7 @@ func (r *Runner) claimRequest(cfg *RunnerConfig) ClaimRequest {
 			continue
 		}
 		req.Definitions = append(req.Definitions, d)
-		if p.planned().most > 0 {
+		if p.planned().Most > 0 {
 			req.Limits[d] = n
 		}
 	}
@@ -134,13 +122,13 @@ func (r *Runner) claimRequest(cfg *RunnerConfig) ClaimRequest {
 }
 
 // claimed gives back the places that a claim kept free, and notes what may be left to claim.
-func (r *Runner) claimed(req ClaimRequest, recs []Record) {
+func (r *Runner) claimed(req store.ClaimRequest, recs []store.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.claims++
-	got := make(map[Definition]int)
+	got := make(map[store.Definition]int)
 	for _, rec := range recs {
-		d := Definition{rec.Saga, rec.Version}
+		d := store.Definition{Saga: rec.Saga, Version: rec.Version}
 		got[d]++
 		if p := r.programs[d]; p != nil {
 			p.turn = r.claims
@@ -155,72 +143,34 @@ func (r *Runner) claimed(req ClaimRequest, recs []Record) {
 	r.unreserve(req.Limit)
 }
 
-// keepPlace keeps a place free for a saga of p that is about to be held, until freePlace. It
-// reports whether there is one.
-func (r *Runner) keepPlace(p *registered) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p.free() <= 0 || r.reserve(1) == 0 {
-		return false
-	}
-	p.reserved++
-	return true
-}
-
-func (r *Runner) freePlace(p *registered) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p.reserved--
-	r.unreserve(1)
-}
-
-// reserve keeps up to n places free for sagas that are about to be held, and returns how
-// many. The runner does not stop before unreserve. The caller holds r.mu.
-func (r *Runner) reserve(n int) int {
-	if r.base == nil || r.draining {
-		return 0
-	}
-	n = max(min(n, r.config().Concurrency-len(r.held)-r.reserved), 0)
-	if n > 0 {
-		r.reserved += n
-		r.work.Add(1)
-	}
-	return n
-}
-
-func (r *Runner) unreserve(n int) {
-	r.reserved -= n
-	r.work.Done()
-}
-
 // hold keeps the lease of a saga, which this runner has had since then by the local clock. It
 // returns what runs the saga. The caller has reserved a place.
-func (r *Runner) hold(rec Record, since time.Time, lease time.Duration) (run func()) {
+func (r *Runner) hold(rec store.Record, since time.Time, lease time.Duration) (run func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.programs[Definition{rec.Saga, rec.Version}]
+	p := r.programs[store.Definition{Saga: rec.Saga, Version: rec.Version}]
 	if p == nil || r.base == nil {
 		return func() {} // its lease ends, and another runner takes it over
 	}
-	if e := r.held[rec.ID]; e != nil {
-		if e.id.epoch >= rec.Epoch {
+	if l := r.held[rec.ID]; l != nil {
+		if l.epoch >= rec.Epoch {
 			return func() {}
 		}
-		e.lose()
-		e.p.held--
+		l.lose()
+		l.of.held--
 	}
 	e := newExecution(r, p, rec, since, lease)
 	if lease != r.config().LeaseTTL {
 		r.beatNow() // an Update came in between
 	}
-	r.held[rec.ID] = e
+	r.held[rec.ID] = e.lease
 	p.held++
 	return func() { r.work.Go(e.run) }
 }
 
 // begun runs a saga that a Start of this runner has found or created with req. The hooks are
 // told of a new one while it is held, so that they may take longer than a lease.
-func (r *Runner) begun(ctx context.Context, rec Record, created bool, since time.Time, req StartRequest) {
+func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
 	run := func() {}
 	if created && req.Owner != "" && rec.Owner == req.Owner && rec.Epoch == 1 {
 		run = r.hold(rec, since, req.LeaseTTL)
@@ -228,31 +178,7 @@ func (r *Runner) begun(ctx context.Context, rec Record, created bool, since time
 		run = r.Wake
 	}
 	if created {
-		r.happened(ctx, &rec, Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
 	run()
-}
-
-// drop forgets a saga that is no longer held.
-func (r *Runner) drop(e *execution) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.held[e.rec.ID] == e {
-		delete(r.held, e.rec.ID)
-		e.p.held--
-	}
-	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
-		e.p.backlog && e.p.held+e.p.reserved <= e.p.planned().most*3/4 {
-		r.backlog, e.p.backlog = false, false
-		r.Wake()
-	}
-	r.wakeResults(e.rec.ID)
-}
-
-// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
-func (r *Runner) wakeResults(id string) {
-	for _, w := range r.waiters[id] {
-		close(w)
-	}
-	delete(r.waiters, id)
 }

@@ -1,25 +1,16 @@
 package saga
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
-)
-
-// An Op is an operation of a step.
-type Op string
-
-// The operations of a step.
-const (
-	OpDo   Op = "do"
-	OpUndo Op = "undo"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // A Command is the request of an attempt to its participant.
@@ -44,26 +35,29 @@ type commandKey struct{}
 // CommandFrom returns the command of the Do, Undo, DoTx or UndoTx whose ctx it is given.
 // Outside of one it returns the zero Command, whose ID is empty.
 func CommandFrom(ctx context.Context) Command {
-	switch c := ctx.Value(commandKey{}).(type) {
-	case *attemptContext:
-		cmd := Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
-		cmd.Deadline, _ = c.Deadline()
-		return cmd
-	case Command:
-		return c
+	switch c, _ := ctx.Value(commandKey{}).(*attempted); {
+	case c == nil:
+		return Command{}
+	case c.given != nil:
+		return *c.given
+	default:
+		return Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch, Deadline: c.deadline}
 	}
-	return Command{}
 }
 
 // WithCommand returns a ctx that carries cmd. A participant in another process uses it to
 // call [Apply] for a command whose ID came with a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
-	return context.WithValue(ctx, commandKey{}, cmd)
+	c := &attempted{given: &cmd}
+	if outer, _ := ctx.Value(commandKey{}).(*attempted); outer != nil {
+		c.saga = outer.saga
+	}
+	return context.WithValue(ctx, commandKey{}, c)
 }
 
 // An identity is the common part of the commands of one saga.
 type identity struct {
-	p     *plan
+	p     *plan.Plan
 	epoch int64
 	name  sync.Once
 	id    string // "" until commandID makes one up
@@ -77,67 +71,55 @@ func (s *identity) commandID(unit int, op Op) string {
 			s.id = rand.Text()
 		}
 	})
-	u := &s.p.units[unit]
-	return s.id + "/" + s.p.nodes[u.node].name + "/" + u.name + "/" + string(op)
+	u := &s.p.Units[unit]
+	return participant.ID(s.id, s.p.Nodes[u.Node].Name, u.Name, op)
 }
 
 // DoID returns the ID of the Do that the command is or undoes. The participant of an Undo
 // knows the effect by it. DoID is "" if ID is not the id of a command.
-func (c Command) DoID() string {
-	if id, ok := strings.CutSuffix(c.ID, "/"+string(OpUndo)); ok {
-		return id + "/" + string(OpDo)
-	}
-	if strings.HasSuffix(c.ID, "/"+string(OpDo)) {
-		return c.ID
-	}
-	return ""
+func (c Command) DoID() string { return participant.Do(c.ID) }
+
+// ChildID returns the id of the nth child, from 0, of a step or alternative of the saga
+// id: "<id>/<step>/<n>". If that is longer than an id can be, its end is replaced by a
+// hash of the whole. Of a step with 3 children, number 4 is child 1 started again by a
+// Retry, and number 7 the next time.
+func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
+
+// attempted is what the ctx of an attempt carries. It composes the command's id only when it is
+// asked for.
+type attempted struct {
+	given    *Command  // of WithCommand; nil in an attempt
+	saga     *identity // nil if there is none
+	unit     int
+	attempt  int
+	op       Op
+	deadline time.Time
 }
 
-// An attemptContext is the ctx of one attempt. It composes the command's id only when it
-// is asked for.
-type attemptContext struct {
-	context.Context
-	saga    *identity
-	unit    int
-	attempt int
-	op      Op
+// withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new
+// operation, even if the caller of Run is itself within an attempt.
+func withAttempt(ctx context.Context, saga *identity, unit, n int, op Op) context.Context {
+	c := &attempted{saga: saga, unit: unit, attempt: n, op: op}
+	c.deadline, _ = ctx.Deadline()
+	u := &saga.p.Units[unit]
+	if op == OpDo && u.Attempts == 1 || op == OpUndo && u.UndoAttempts == 1 {
+		n = 0
+	}
+	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)
 }
 
-func (c *attemptContext) Value(key any) any {
-	switch key.(type) {
-	case commandKey, signalsKey:
-		return c
-	case attempt.Key:
-		return c.mark()
+// SignalFrom returns the payload of a signal in the ctx of a Do, Undo, DoTx or UndoTx. ok
+// is false if the saga had no signal of that name when its steps last began. The payload is
+// the caller's own.
+func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
+	c, _ := ctx.Value(commandKey{}).(*attempted)
+	if c == nil || c.saga == nil {
+		return nil, false
 	}
-	return c.Context.Value(key)
-}
-
-// mark returns the value of package attempt: the number of the attempt, or 0 for a step
-// that the saga does not repeat. Zero begins a new operation, even if the caller of Run
-// is itself within an attempt.
-func (c *attemptContext) mark() int {
-	u := &c.saga.p.units[c.unit]
-	if c.op == OpDo && u.attempts == 1 || c.op == OpUndo && u.undoAttempts == 1 {
-		return 0
+	signals := c.saga.signals.Load()
+	if signals == nil {
+		return nil, false
 	}
-	return c.attempt
-}
-
-// splitCommand returns the parts of a command's id.
-func splitCommand(id string) (saga, step string, op Op, err error) {
-	parts := strings.Split(id, "/")
-	n := len(parts)
-	if n < 4 || (parts[n-1] != string(OpDo) && parts[n-1] != string(OpUndo)) {
-		if id == "" {
-			return "", "", "", errors.New("saga: the ctx carries no command")
-		}
-		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
-	}
-	saga = strings.Join(parts[:n-3], "/")
-	if len(saga) > maxID || len(parts[n-3]) > maxName || len(parts[n-2]) > maxName {
-		// MySQL would cut it off, and take two commands for one.
-		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
-	}
-	return saga, parts[n-3] + "/" + parts[n-2], Op(parts[n-1]), nil
+	payload, ok = (*signals)[name]
+	return bytes.Clone(payload), ok
 }

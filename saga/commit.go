@@ -1,20 +1,19 @@
 package saga
 
 import (
-	"bytes"
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
+
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // record writes what has changed, and gives the saga up if nothing is to be done for a
 // while. It reports false if the saga is lost.
 func (e *execution) record(now time.Time) bool {
-	release, wakeIn := e.release(now)
-	if !release && (!e.m.changed || e.later(now)) {
+	release, wakeIn := e.m.Release(now, e.waits())
+	if !release && (!e.m.Changed || e.later(now)) {
 		return true
 	}
 	req := e.request(release, wakeIn)
@@ -37,72 +36,31 @@ func (e *execution) later(now time.Time) bool {
 	if e.unwritten.IsZero() {
 		e.unwritten = now
 	}
-	return !e.m.pressing && len(e.m.log) < laterEntries && now.Sub(e.unwritten) < laterFor
+	return !e.m.Pressing && len(e.m.Log) < laterEntries && now.Sub(e.unwritten) < laterFor
 }
 
 // halt makes a saga stuck whose state cannot be recorded. The state remains as it was
 // last recorded, and steps that had started then are in doubt. halt reports false if the
 // saga is lost before this is recorded.
 func (e *execution) halt(why error) bool {
-	m, err := loadMachine(e.plan, &e.rec)
+	m, err := machine.Load(e.plan, &e.rec)
 	if err != nil {
 		m, why = e.m, err
 	}
-	m.doubt()
-	m.stick("", why)
+	m.Doubt()
+	m.Stick("", why)
 	e.m, e.data = m, e.rec.Data
 	req := e.request(true, 0)
 	return e.writeLast(req)
 }
 
 // writeLast writes a commit in whose place nothing less can be written.
-func (e *execution) writeLast(req CommitRequest) bool {
+func (e *execution) writeLast(req store.CommitRequest) bool {
 	if e.write(req, true) != nil {
 		return false
 	}
 	e.written(req)
 	return true
-}
-
-// release reports whether to give the saga up, and when it is due again.
-func (e *execution) release(now time.Time) (release bool, wakeIn time.Duration) {
-	if e.m.status != Running && e.m.status != Compensating {
-		return true, 0
-	}
-	if e.m.busy() > 0 {
-		return false, 0
-	}
-	cfg := e.r.config()
-	park, wakeIn := e.m.park(now, cfg.Park, cfg.LeaseTTL)
-	switch {
-	case e.r.isDraining():
-		e.m.note(Entry{Kind: EventReleased})
-		return true, wakeIn
-	case park:
-		e.m.note(Entry{Kind: EventParked, Error: cmp.Or(e.m.waitsFor(), e.m.lastError)})
-		return true, wakeIn
-	}
-	return false, 0
-}
-
-// request returns the commit of the machine's present state.
-func (e *execution) request(release bool, wakeIn time.Duration) CommitRequest {
-	if len(e.m.log) == 0 {
-		e.m.note(Entry{Kind: EventResumed})
-	}
-	if release {
-		e.m.forsake()
-	}
-	var data []byte // nil if it has not changed
-	if !bytes.Equal(e.data, e.rec.Data) {
-		data = append([]byte{}, e.data...)
-	}
-	return CommitRequest{
-		ID: e.rec.ID, Epoch: e.rec.Epoch, Seq: e.seq, Nonce: rand.Int64(),
-		Status: e.m.status, Data: data, Steps: e.m.encode(),
-		Failures: e.m.failures, Takeovers: e.m.takeovers, LastError: e.m.lastError,
-		Log: e.m.log, Release: release, WakeIn: wakeIn,
-	}
 }
 
 // A commit is given up after so many failures, if they have also lasted for a lease. In
@@ -112,7 +70,7 @@ const unwritable = 10
 // write commits req. If the answer is lost, it finds out whether the commit has
 // happened, and repeats it if not. It returns ErrLost if the saga is lost, and another
 // error if the commit cannot be written, unless it is the last resort.
-func (e *execution) write(req CommitRequest, last bool) error {
+func (e *execution) write(req store.CommitRequest, last bool) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
 		ctx, cancel := e.storeCtx()
@@ -122,9 +80,9 @@ func (e *execution) write(req CommitRequest, last bool) error {
 			e.receive(receipt)
 			return nil
 		}
-		rec, happened := e.settle(req, err)
+		rec, happened := e.happened(req, err)
 		if happened {
-			e.receive(Receipt{rec.CancelRequested, rec.CancelNote})
+			e.receive(store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote})
 			return nil
 		}
 		if e.lost() {
@@ -137,15 +95,15 @@ func (e *execution) write(req CommitRequest, last bool) error {
 	}
 }
 
-// settle finds out whether a commit that returned err has happened: then the record has
+// happened finds out whether a commit that returned err has happened: then the record has
 // its nonce.
 //
 // A record that has not changed may be written again, even if an earlier try is still
 // under way: the fence admits only one of them. Any other record was written by another
 // owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
 // execution no longer knows the saga's state, and loses it.
-func (e *execution) settle(req CommitRequest, err error) (rec Record, happened bool) {
-	if !errors.Is(err, ErrFenced) {
+func (e *execution) happened(req store.CommitRequest, err error) (rec store.Record, yes bool) {
+	if !errors.Is(err, store.ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 	}
 	for since := time.Now(); !e.lost(); {
@@ -169,44 +127,23 @@ func (e *execution) settle(req CommitRequest, err error) (rec Record, happened b
 	return rec, false
 }
 
-// storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
-// and has a timeout, since a database may not answer.
-func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term()/2)
-}
-
-// pause waits before the next call of a store that has failed since then: for up to as long
-// as it has failed. In the first lease, which may be all the time that is left, the pause is
-// at most a 20th of it, and after that 20 leases, unless the saga is lost.
-func (e *execution) pause(since time.Time) {
-	term, failed := e.term(), time.Since(since)
-	soon := max(min(failed, term/20), time.Millisecond)
-	t := time.NewTimer(rand.N(max(soon, min(failed-term, 20*term))) + 1)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-e.ctx.Done():
-		time.Sleep(rand.N(soon) + 1) // the lease may last for a while
-	}
-}
-
-func (e *execution) receive(rc Receipt) {
-	if rc.CancelRequested && !e.m.canceled {
+func (e *execution) receive(rc store.Receipt) {
+	if rc.CancelRequested && !e.m.Canceled {
 		e.cancel(rc.CancelNote)
 	}
 }
 
 // written notes that req is committed, and calls the hooks.
-func (e *execution) written(req CommitRequest) {
+func (e *execution) written(req store.CommitRequest) {
 	first := e.seq + 1
 	e.seq, e.over = req.After(), req.Release
-	e.m.log, e.m.changed, e.m.pressing = nil, false, false
+	e.m.Committed()
 	e.unwritten = time.Time{}
 	if req.Data != nil {
 		e.rec.Data = req.Data
 	}
 	e.rec.Status, e.rec.Steps = req.Status, req.Steps
-	e.r.count.commits.Add(1)
+	e.r.figures.count(func(s *Stats) { s.Commits++ })
 	now := e.now()
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = first+int64(i), e.rec.Epoch, now
@@ -232,10 +169,9 @@ func (e *execution) commitOpen() {
 	_ = e.heed() // a cancellation that came while the attempt ran
 	e.open, e.txUnit = nil, -1
 	defer res.end()
-	before, data := e.m.clone(), e.data
+	before, data := e.m.Clone(), e.data
 	if res.err = e.keep(res); res.err != nil {
 		_ = res.tx.Rollback()
-		e.attempted(res, e.outcome(res))
 		e.conclude(res)
 		return
 	}
@@ -244,10 +180,10 @@ func (e *execution) commitOpen() {
 		e.attempted(res, OutcomeInterrupted)
 		return
 	}
-	e.conclude(res)
+	e.end(res, machine.End{})
 	now := e.now()
-	e.m.advance(now)
-	req := e.request(e.release(now))
+	e.m.Advance(now)
+	req := e.request(e.m.Release(now, e.waits()))
 
 	ctx, cancel := e.storeCtx()
 	receipt, err := e.r.tx.CommitTx(ctx, res.tx, req)
@@ -262,9 +198,9 @@ func (e *execution) commitOpen() {
 	}
 	happened := err == nil
 	if !happened {
-		var rec Record
-		rec, happened = e.settle(req, err)
-		receipt = Receipt{rec.CancelRequested, rec.CancelNote}
+		var rec store.Record
+		rec, happened = e.happened(req, err)
+		receipt = store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote}
 	}
 	if happened {
 		e.receive(receipt)
@@ -275,6 +211,5 @@ func (e *execution) commitOpen() {
 	e.m, e.data = before, data
 	e.restore()
 	res.err, res.cut = err, false
-	e.attempted(res, e.outcome(res))
 	e.conclude(res)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A crew counts the sagas of each definition whose step is at work.
@@ -65,9 +66,9 @@ func (c *crew) mostOf(name string) int {
 func lasting(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
 
 // enqueue starts sagas that a runner then has to claim.
-func enqueue(t *testing.T, store saga.Store, sg *saga.Saga[trip], first, n int) {
+func enqueue(t *testing.T, st store.Store, sg *saga.Saga[trip], first, n int) {
 	t.Helper()
-	idle := saga.NewRunner(store, saga.RunnerConfig{})
+	idle := saga.NewRunner(st, saga.RunnerConfig{})
 	saga.Register(idle, sg)
 	for i := first; i < first+n; i++ {
 		_, err := saga.Start(t.Context(), idle, sg, fmt.Sprint(sg.Name, "-", i), trip{})
@@ -84,11 +85,11 @@ func requireCompleted(t *testing.T, r *saga.Runner, id string) {
 }
 
 func TestARunnerHoldsNoMoreOfADefinitionThanItsConcurrency(t *testing.T) {
-	for name, start := range map[string]func(*testing.T, saga.Store, *saga.Runner, *saga.Saga[trip]){
-		"claimed": func(t *testing.T, store saga.Store, _ *saga.Runner, sg *saga.Saga[trip]) {
-			enqueue(t, store, sg, 0, 100)
+	for name, start := range map[string]func(*testing.T, store.Store, *saga.Runner, *saga.Saga[trip]){
+		"claimed": func(t *testing.T, st store.Store, _ *saga.Runner, sg *saga.Saga[trip]) {
+			enqueue(t, st, sg, 0, 100)
 		},
-		"started here": func(t *testing.T, _ saga.Store, r *saga.Runner, sg *saga.Saga[trip]) {
+		"started here": func(t *testing.T, _ store.Store, r *saga.Runner, sg *saga.Saga[trip]) {
 			for i := range 100 {
 				_, err := saga.Start(t.Context(), r, sg, fmt.Sprint(sg.Name, "-", i), trip{})
 				require.NoError(t, err)
@@ -98,10 +99,10 @@ func TestARunnerHoldsNoMoreOfADefinitionThanItsConcurrency(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCrew()
-				sg, store := c.works("trip", 8, lasting(time.Second)), saga.NewMemory()
-				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				sg, st := c.works("trip", 8, lasting(time.Second)), saga.NewMemory()
+				r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 				begun := time.Now()
-				start(t, store, r, sg)
+				start(t, st, r, sg)
 				for i := range 100 {
 					requireCompleted(t, r, fmt.Sprint("trip-", i))
 				}
@@ -186,15 +187,15 @@ func TestChildrenKeepTheConcurrencyOfTheirDefinition(t *testing.T) {
 
 // A forgetting store lets leases end while their sagas are at work.
 type forgetting struct {
-	*saga.Memory
+	store.Store
 	rng func(n int) int
 }
 
-func (f *forgetting) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (f *forgetting) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if f.rng(3) == 0 {
 		return nil, errTooLong
 	}
-	return f.Memory.Heartbeat(ctx, req)
+	return f.Store.Heartbeat(ctx, req)
 }
 
 // Random definitions, with and without bounds, of which sagas are started here and elsewhere,
@@ -212,7 +213,7 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 					return rng.IntN(n)
 				}
 				takes := func() time.Duration { return time.Duration(1+pick(3000)) * time.Millisecond }
-				store := &forgetting{saga.NewMemory(), pick}
+				st := &forgetting{saga.NewMemory(), pick}
 				var crews []*crew
 				var runners []*saga.Runner
 				definitions := make([][]*saga.Saga[trip], 1+pick(2)) // by runner
@@ -222,7 +223,7 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 					for d, bound := range bounds {
 						definitions[i] = append(definitions[i], c.works(fmt.Sprint("trip-", d), bound, takes))
 					}
-					r, _ := begin(t, saga.Store(store), saga.RunnerConfig{
+					r, _ := begin(t, store.Store(st), saga.RunnerConfig{
 						Concurrency: 1 + pick(12), LeaseTTL: 2 * time.Second, MaxTakeovers: -1, OnStoreError: func(context.Context, error) {},
 					}, definitions[i]...)
 					crews, runners = append(crews, c), append(runners, r)
@@ -236,7 +237,7 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 					case 1:
 						require.NoError(t, runners[n].Update(func(cfg *saga.RunnerConfig) { cfg.Concurrency = 1 + pick(12) }))
 					case 2, 3:
-						enqueue(t, store, definitions[0][d], i, 1)
+						enqueue(t, st, definitions[0][d], i, 1)
 						ids = append(ids, fmt.Sprint("trip-", d, "-", i))
 					default:
 						ids = append(ids, fmt.Sprint("trip-", d, "-", i))
@@ -298,7 +299,7 @@ func TestAPlaceOfADefinitionIsTakenAtOnce(t *testing.T) {
 // its ctx goes on: the saga has one place.
 func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, store := newCrew(), &forgetting{saga.NewMemory(), func(int) int { return 0 }}
+		c, st := newCrew(), &forgetting{saga.NewMemory(), func(int) int { return 0 }}
 		sg := c.works("trip", 2, lasting(500*time.Millisecond))
 		var attempts atomic.Int64
 		do := sg.Steps[0].Do
@@ -308,7 +309,7 @@ func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
 			}
 			return do(ctx, s)
 		}
-		r, _ := begin(t, saga.Store(store), saga.RunnerConfig{LeaseTTL: time.Second, OnStoreError: func(context.Context, error) {}}, sg)
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{LeaseTTL: time.Second, OnStoreError: func(context.Context, error) {}}, sg)
 		for round := range 3 {
 			attempts.Store(0)
 			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", round), trip{})

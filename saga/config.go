@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/saga/internal/plan"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
@@ -83,10 +85,14 @@ type RunnerConfig struct {
 	OnStuck func(context.Context, StuckSaga)
 	// OnUnregistered is called every few leases for due sagas whose definition is not
 	// registered with this runner. Nil means a warning by slog's default logger.
-	OnUnregistered func(context.Context, Unregistered)
+	OnUnregistered func(context.Context, store.Unregistered)
 	// OnStoreError is called when the store fails. The runner tries again. Nil means a
 	// warning by slog's default logger, at most one each second.
 	OnStoreError func(context.Context, error)
+	// OnPanic is called with each panic of a hook or an observer, and its stack, and with an
+	// error for a runtime.Goexit. They run on goroutines of the runner, so none passes on.
+	// Stats.HookPanics counts them. Nil means that slog's default logger tells of them.
+	OnPanic func(ctx context.Context, value any, stack []byte)
 }
 
 // A StuckSaga is a saga that has become stuck, with everything that an operator needs
@@ -107,7 +113,7 @@ type StalledSaga struct {
 // configuration, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
-	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
+	f.Need(c.Name == "" || plan.ValidName(c.Name), "Name", plan.Quoted(c.Name, plan.MaxName), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, plan.MaxName))
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")
@@ -116,7 +122,7 @@ func (c RunnerConfig) Validate() error {
 		name string
 		time.Duration
 	}{{"Completed", c.Keep.Completed}, {"Compensated", c.Keep.Compensated}, {"Abandoned", c.Keep.Abandoned}} {
-		f.Need(k.Duration >= 0, "Keep."+k.name, k.Duration, "0 (for ever) or more")
+		f.Need(k.Duration >= 0, "Keep."+k.name, k.Duration, "0 (forever) or more")
 	}
 	return f.Err()
 }
@@ -133,45 +139,17 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	return c
 }
 
-// Name returns the Name of the RunnerConfig.
-func (r *Runner) Name() string { return r.config().Name }
-
-// Config returns the present configuration, with its defaults.
-func (r *Runner) Config() RunnerConfig { return r.setting.Config() }
-
-func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
-
-// Update changes the configuration of a runner, which may be running. change is called
-// with the present configuration, and must not call the runner. If the result is invalid,
-// Update returns the error of [RunnerConfig.Validate] and nothing changes. Concurrent
-// Updates are made one after the other.
+// Keep says how long sagas that have ended stay in the store. Zero means forever.
 //
-//   - Nothing that the runner does is interrupted. It keeps its sagas, their attempts, its
-//     figures and its observers.
-//   - LeaseTTL holds for sagas that are claimed from now on, and for each held saga from its
-//     next heartbeat, which the runner sends immediately. Until then a saga keeps the lease
-//     that it has.
-//   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
-//     it keeps the sagas that it holds, and claims none while they are too many.
-//   - Inject and Extract hold for sagas that are started, and claimed, from now on.
-//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now on, for held sagas
-//     too. Drain holds for the next stop.
-//   - Name cannot change, since it is part of the name by which the runner owns its sagas.
-//     The Store is not part of the configuration and cannot change either.
-func (r *Runner) Update(change func(*RunnerConfig)) error {
-	return r.setting.Update(change, nil, func(*RunnerConfig) {
-		r.beatNow() // with the new LeaseTTL
-		r.Wake()    // with the new Concurrency, and then after the new Poll
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, e := range r.held {
-			e.nudge() // to look at the new StalledAfter and Park
-		}
-	})
-}
-
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (r *Runner) Preview(change func(*RunnerConfig)) (RunnerConfig, error) {
-	return r.setting.Preview(change)
+// When a saga is deleted, its log and its signals go with it, Result and Get no longer
+// find it, and a Start with its id runs it again. A time must therefore be longer than the
+// time in which a Start may be repeated.
+//
+// The children of a saga that have ended are deleted just before it, whatever their status
+// is, and never sooner. A child that has not ended, because its parent was abandoned, is kept
+// as a saga of its own.
+type Keep struct {
+	Completed   time.Duration
+	Compensated time.Duration
+	Abandoned   time.Duration
 }

@@ -1,12 +1,17 @@
 package saga
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // The ways in which a saga ends without completing, and the reasons for which a call
@@ -20,15 +25,15 @@ var (
 	ErrAbandoned = errors.New("saga: abandoned")
 
 	// ErrCanceled is the reason of a compensation that Cancel asked for.
-	ErrCanceled = errors.New("saga: canceled")
+	ErrCanceled = machine.ErrCanceled
 	// ErrDeadline is the reason of a compensation after Saga.Timeout.
-	ErrDeadline = errors.New("saga: deadline passed")
+	ErrDeadline = machine.ErrDeadline
 
 	// ErrNoSignal is the error of a step whose Await has not come within AwaitFor.
-	ErrNoSignal = errors.New("saga: no signal in time")
+	ErrNoSignal = machine.ErrNoSignal
 
 	// ErrNotFound means that no saga has the id.
-	ErrNotFound = errors.New("saga: not found")
+	ErrNotFound = store.ErrNotFound
 	// ErrExists means that the id belongs to another saga: to one of another definition or,
 	// for a child, to one that its parent has not started.
 	ErrExists = errors.New("saga: id in use")
@@ -44,10 +49,6 @@ var (
 	// only a Runner can run.
 	ErrNoRunner = errors.New("saga: it needs a runner")
 
-	// ErrFenced is returned by a store's Commit and CommitTx if the saga has another Epoch
-	// or Seq than the request, or does not exist: another owner has it, or another write
-	// came first. Nothing was written.
-	ErrFenced = errors.New("saga: fenced: another owner has the saga")
 	// ErrLost is the cause of an attempt's ctx that ends because the runner no longer
 	// holds the saga.
 	ErrLost = errors.New("saga: lease lost")
@@ -56,7 +57,7 @@ var (
 	ErrDraining = errors.New("saga: runner stopped")
 
 	// ErrUndone is returned by Apply for a Do that arrives after its Undo.
-	ErrUndone = errors.New("saga: command not applied: its undo came first")
+	ErrUndone = participant.ErrUndone
 )
 
 // An Error is the error of a saga that did not complete. After Run it has the errors of
@@ -148,7 +149,7 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // does not abort, even inside an Abort. To give up after a refusal, return a new error
 // with its text. A Retryable() that is false, as after retry.Permanent, does not abort: it
 // is about one call, and the command id makes an attempt safe to repeat.
-func Abort(err error) error { return wrapFinal(err, inDoubt) }
+func Abort(err error) error { return wrapFinal(err, machine.InDoubt) }
 
 // NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
 // is full. The step is not tried again, and is not undone unless an earlier attempt is in
@@ -156,7 +157,7 @@ func Abort(err error) error { return wrapFinal(err, inDoubt) }
 //
 // Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
 // timeout leaves the step in doubt.
-func NoEffect(err error) error { return wrapFinal(err, noEffect) }
+func NoEffect(err error) error { return wrapFinal(err, machine.NoEffect) }
 
 // Void returns err as the answer of a participant that has refused the command for good:
 // no attempt of it has taken effect or ever will, also none whose reply was lost or that is
@@ -164,26 +165,19 @@ func NoEffect(err error) error { return wrapFinal(err, noEffect) }
 // back. Void(nil) is nil.
 //
 // Only the participant can know this, since it must remember the refusal. [Apply] does, and
-// CommandHandler of resiliencehttp and CommandError of resiliencegrpc send it. A server
+// sagahttp.Handler and sagagrpc.Error send it. A server
 // does too if it keeps its answer under an idempotency key and repeats it. Of joined
 // errors, each must be a Void. A refusal of a policy is none, even inside a Void: the
 // attempt was not made.
-func Void(err error) error { return wrapFinal(err, void) }
+func Void(err error) error { return wrapFinal(err, machine.Void) }
 
 // Voided reports whether err is a [Void], also one that came from a participant in another
 // process.
-func Voided(err error) bool { return err != nil && knownOf(err) == void && !behavior.IsRefused(err) }
+func Voided(err error) bool {
+	return err != nil && effectOf(err) == machine.Void && !behavior.IsRefused(err)
+}
 
-// A known is what an error says of the effect of a Do that has failed.
-type known int
-
-const (
-	inDoubt  known = iota // the attempt may have taken effect
-	noEffect              // the attempt has taken none
-	void                  // no attempt has taken effect, or will
-)
-
-func wrapFinal(err error, says known) error {
+func wrapFinal(err error, says machine.Effect) error {
 	if err == nil {
 		return nil
 	}
@@ -192,7 +186,7 @@ func wrapFinal(err error, says known) error {
 
 type finalError struct {
 	err  error
-	says known // inDoubt: what err says
+	says machine.Effect // effectInDoubt: what err says
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -218,38 +212,54 @@ func (e *doubtError) Unwrap() error  { return e.err }
 func (e *doubtError) Refused() bool  { return false }
 func (e *doubtError) Answered() bool { return false }
 
-// isFinal reports whether the step is not tried again after err, of which end is the
+// isFinal reports whether the step is not tried again after err, of which read is the
 // reading. Retryable() of a failure does not count: it is about one call, and the
 // command id makes an attempt safe to repeat.
-func isFinal(err error, end behavior.End) bool {
+func isFinal(err error, read behavior.End) bool {
 	if _, ok := errors.AsType[*finalError](err); ok {
 		return true
 	}
 	child, ok := errors.AsType[*Error](err)
-	return ok && child.Status.Ended() || end.Kind == behavior.Answered && !end.Retryable
+	return ok && child.Status.Ended() || read.Kind == behavior.Answered && !read.Retryable
 }
 
-// knownOf returns what err says of the effect.
-func knownOf(err error) known {
+// endOf reads the error of an attempt of a step. noDoubt means that a Do of the step that has
+// failed has taken no effect.
+func endOf(err error, noDoubt bool) machine.End {
+	if err == nil {
+		return machine.End{}
+	}
+	read := behavior.Read(err)
+	e := machine.End{Err: err, Refused: read.Kind == behavior.Refused, Final: isFinal(err, read), RetryAfter: read.RetryAfter}
+	if !errors.Is(err, errTxEnded) {
+		if e.Effect = effectOf(err); e.Effect == machine.InDoubt && noDoubt {
+			e.Effect = machine.Failed
+		}
+	}
+	return e
+}
+
+// effectOf returns what err says of the effect.
+func effectOf(err error) machine.Effect {
 	switch e := err.(type) {
 	case *finalError:
-		if e.says == inDoubt {
-			return knownOf(e.err)
+		if e.says == machine.InDoubt {
+			return effectOf(e.err)
 		}
 		return e.says
 	case *doubtError, *Error, *PanicError:
-		return inDoubt // the error inside is about a part of the attempt
+		return machine.InDoubt // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
-		return knownOf(e.Unwrap())
+		return effectOf(e.Unwrap())
 	case interface{ Unwrap() []error }:
-		least, parts := void, 0
+		least, parts := machine.Void, 0
 		for _, part := range e.Unwrap() {
 			if part == nil {
 				continue
 			}
-			says := noEffect // if it is refused; an earlier attempt may have come further
+			says := machine.NoEffect // if it is refused; an earlier attempt may have come further
 			if !behavior.IsRefused(part) {
-				says = knownOf(part)
+				says = effectOf(part)
 			}
 			least, parts = min(least, says), parts+1
 		}
@@ -257,7 +267,19 @@ func knownOf(err error) known {
 			return least
 		}
 	}
-	return inDoubt
+	return machine.InDoubt
+}
+
+// errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its
+// transaction itself. It may have taken effect, and the log does not say so.
+var errTxEnded = errors.New("saga: the step has ended its transaction itself")
+
+var errExited = errors.New("saga: a step called runtime.Goexit")
+
+// endedItself reports whether err, of a transaction under ctx, says that the step has
+// ended the transaction. The end of ctx also ends it.
+func endedItself(ctx context.Context, err error) bool {
+	return errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil
 }
 
 // turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It

@@ -1,38 +1,85 @@
 package saga
 
 import (
-	"context"
-	"errors"
-	"log/slog"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// A Status is the status of a saga.
+type Status = store.Status
+
+// A Running saga becomes Completed, Compensating or Stuck. A Compensating one becomes
+// Compensated or Stuck. An operator can let a Stuck saga go on in its direction, turn it
+// back, or make any saga Abandoned that has not ended. Completed, Compensated and
+// Abandoned are final, except that a completed child turns back with its parent: see
+// [Child].
+const (
+	Running      = store.Running
+	Compensating = store.Compensating
+	Completed    = store.Completed
+	Compensated  = store.Compensated
+	Stuck        = store.Stuck
+	Abandoned    = store.Abandoned
+)
+
+// unfinished are the statuses that are not final.
+var unfinished = []Status{Running, Compensating, Stuck}
+
+// A StepStatus is the status of a step, or of one of its alternatives.
+type StepStatus = machine.StepStatus
+
+// An idle step becomes StepStarted, first StepWaiting if it has a Delay or an Await, and then
+// StepDone, StepNoEffect or StepFailed. A step that may have taken effect becomes
+// StepUndoing if the saga turns back or goes on to the next alternative, and then StepUndone
+// or StepUndoFailed. An operator can make it StepSkipped.
+const (
+	StepIdle       StepStatus = machine.StepIdle
+	StepWaiting    StepStatus = machine.StepWaiting // for its Delay or Await; nothing is begun
+	StepStarted    StepStatus = machine.StepStarted
+	StepDone       StepStatus = machine.StepDone
+	StepNoEffect   StepStatus = machine.StepNoEffect // certainly without effect: nothing to undo
+	StepFailed     StepStatus = machine.StepFailed   // not tried again, and may have taken effect
+	StepUndoing    StepStatus = machine.StepUndoing
+	StepUndone     StepStatus = machine.StepUndone
+	StepUndoFailed StepStatus = machine.StepUndoFailed
+	StepSkipped    StepStatus = machine.StepSkipped
+)
+
+// An Op is an operation of a step.
+type Op = store.Op
+
+// The operations of a step.
+const (
+	OpDo   Op = store.OpDo
+	OpUndo Op = store.OpUndo
 )
 
 // An EventKind says what happened to a saga.
-type EventKind string
+type EventKind = store.EventKind
 
 // The kinds of the entries of a saga's log. Those about a step have its name, and
 // those about an attempt its Op and number.
 const (
 	EventCreated     EventKind = "created"
-	EventDone        EventKind = "done"
-	EventNoEffect    EventKind = "no effect"
-	EventFailed      EventKind = "failed"
-	EventUndone      EventKind = "undone"
-	EventUndoFailed  EventKind = "undo failed"
-	EventSkipped     EventKind = "skipped"     // by an operator
-	EventRefused     EventKind = "refused"     // a policy of this module did not make the call
-	EventParked      EventKind = "parked"      // written back until the next attempt
-	EventReleased    EventKind = "released"    // handed over by a runner that stops
-	EventResumed     EventKind = "resumed"     // steps that were ready have started, or the saga was made due
-	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
-	EventCanceled    EventKind = "canceled"    // the request reached the owner
-	EventRetried     EventKind = "retried"     // by an operator
-	EventTurnedBack  EventKind = "turned back" // the saga has turned back for good
-	EventCompleted   EventKind = "completed"
-	EventCompensated EventKind = "compensated"
-	EventStuck       EventKind = "stuck"
+	EventDone        EventKind = machine.EventDone
+	EventNoEffect    EventKind = machine.EventNoEffect
+	EventFailed      EventKind = machine.EventFailed
+	EventUndone      EventKind = machine.EventUndone
+	EventUndoFailed  EventKind = machine.EventUndoFailed
+	EventSkipped     EventKind = machine.EventSkipped    // by an operator
+	EventRefused     EventKind = machine.EventRefused    // a policy of this module did not make the call
+	EventParked      EventKind = machine.EventParked     // written back until the next attempt
+	EventReleased    EventKind = machine.EventReleased   // handed over by a runner that stops
+	EventResumed     EventKind = "resumed"               // steps that were ready have started, or the saga was made due
+	EventTakenOver   EventKind = machine.EventTakenOver  // from an owner that crashed or was cut off
+	EventCanceled    EventKind = machine.EventCanceled   // the request reached the owner
+	EventRetried     EventKind = machine.EventRetried    // by an operator
+	EventTurnedBack  EventKind = machine.EventTurnedBack // the saga has turned back for good
+	EventCompleted   EventKind = machine.EventCompleted
+	EventCompensated EventKind = machine.EventCompensated
+	EventStuck       EventKind = machine.EventStuck
 	EventAbandoned   EventKind = "abandoned" // by an operator
 )
 
@@ -84,151 +131,25 @@ type Event struct {
 	At      time.Time     // by the store's clock, as well as the runner knows it
 }
 
-// Observe calls f for each event of this runner, until stop is called. There may be any
-// number of observers, added at any time. Each call of f has a goroutine of its own, for
-// which the runner, or the caller of its method or of Start, waits. There may be several at
-// the same time. The events of a saga that the runner holds come in order, and the saga
-// waits for f. A panic and a runtime.Goexit in f are logged by slog's default logger.
-//
-// An event of the log is told after its entry is recorded. No runner tells the EventCreated
-// of a StartTx. An EventStuck may be told again: a runner that reports a stuck saga of
-// another runner tells it.
-func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
-}
-
-// tell tells the observers of an event.
-func (r *Runner) tell(ctx context.Context, e Event) {
-	if r.observers.Any() {
-		e.Runner = r.Name()
-		r.observers.Tell(ctx, e)
-	}
-}
-
-// tellOf tells the observers of an event of a saga.
-func (r *Runner) tellOf(ctx context.Context, rec *Record, e Event) {
-	if r.observers.Any() {
-		r.tell(ctx, e.of(rec))
-	}
-}
-
-// tellHook calls OnEvent for an event of a saga.
-func (r *Runner) tellHook(ctx context.Context, rec *Record, e Event) {
-	if onEvent := r.config().OnEvent; onEvent != nil {
-		e.Runner = r.Name()
-		hook(ctx, "OnEvent", onEvent, e.of(rec))
-	}
-}
-
 // of returns e as an event of a saga.
-func (e Event) of(rec *Record) Event {
+func (e Event) of(rec *store.Record) Event {
 	e.Saga, e.Version, e.ID, e.Status, e.Epoch = rec.Saga, rec.Version, rec.ID, rec.Status, rec.Epoch
 	return e
 }
 
-// happened counts an entry of a log, and calls OnEvent and the observers. rec is the saga
-// after the entry.
-func (r *Runner) happened(ctx context.Context, rec *Record, entry Entry) {
-	life := entry.At.Sub(rec.CreatedAt)
-	r.countEntry(rec, entry.Kind, life)
-	e := Event{
-		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
-		Err: recordedReason(entry.Error), At: entry.At,
-	}
-	r.tellHook(ctx, rec, e)
-	r.tellOf(ctx, rec, e)
-	switch entry.Kind {
-	case EventCompleted, EventCompensated, EventAbandoned:
-		r.tellOf(ctx, rec, Event{Kind: EventEnded, Took: life, At: entry.At})
-	}
-}
-
-// countEntry counts an entry of a log. life is how old the saga is.
-func (r *Runner) countEntry(rec *Record, kind EventKind, life time.Duration) {
-	r.mu.Lock()
-	counts := r.sagas[rec.Saga]
-	r.mu.Unlock()
-	if counts == nil {
-		counts = new(sagaCounts) // not registered: only the totals count it
-	}
-	switch kind {
-	case EventCreated:
-		r.count.started.Add(1)
-		counts.started.Add(1)
-	case EventCompleted:
-		r.count.completed.Add(1)
-		counts.completed.Add(1)
-		counts.took.Add(int64(life))
-	case EventCompensated:
-		r.count.compensated.Add(1)
-		counts.compensated.Add(1)
-		counts.took.Add(int64(life))
-	case EventAbandoned:
-		r.count.abandoned.Add(1)
-		counts.abandoned.Add(1)
-		counts.took.Add(int64(life))
-	case EventStuck:
-		r.count.stuck.Add(1)
-		counts.stuck.Add(1)
-	case EventParked:
-		r.count.parked.Add(1)
-	case EventReleased:
-		r.count.released.Add(1)
-	}
-}
-
-// attempted counts an attempt that has ended, and tells the observers of it.
-func (e *execution) attempted(res *result, outcome Outcome) {
-	e.p.steps[res.unit].op(res.op).count(outcome, res.took)
-	if outcome == OutcomeRefused {
-		e.r.count.refused.Add(1)
-	}
-	if e.r.observers.Any() {
-		e.r.tellOf(e.ctx, &e.rec, Event{
-			Kind: EventAttempted, Step: e.plan.units[res.unit].name, Op: res.op, Attempt: res.attempt,
-			Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
-		})
-	}
-}
-
-// outcome returns the outcome of an attempt whose result is taken in.
-func (e *execution) outcome(res *result) Outcome {
+// outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
+func outcomeOf(e machine.End, op Op, cut bool) Outcome {
 	switch {
-	case res.err == nil:
+	case e.Err == nil:
 		return OutcomeDone
-	case res.cut:
+	case cut:
 		return OutcomeInterrupted
-	case behavior.IsRefused(res.err):
+	case e.Refused:
 		return OutcomeRefused
-	case res.op == OpUndo:
+	case op == OpUndo || e.Effect == machine.Failed:
 		return OutcomeFailed
-	case knownOf(res.err) != inDoubt:
-		return OutcomeNoEffect
-	case e.plan.units[res.unit].noDoubt && !errors.Is(res.err, errTxEnded):
-		return OutcomeFailed
+	case e.Effect == machine.InDoubt:
+		return OutcomeInDoubt
 	}
-	return OutcomeInDoubt
-}
-
-// hook calls a hook of the user, and returns when it has. It logs a panic and a
-// runtime.Goexit, as of a failed test, instead of passing them on: either would end the
-// process or the goroutine of the saga, and then that of the next one that takes it over.
-func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
-	if fn == nil {
-		return
-	}
-	done := make(chan struct{})
-	err := errExited
-	go func() {
-		defer close(done)
-		defer caught(&err)
-		fn(ctx, arg)
-		err = nil
-	}()
-	<-done
-	if p, ok := err.(*PanicError); ok {
-		slog.ErrorContext(ctx, "saga: "+name+" panicked", "panic", p.Value, "stack", string(p.Stack))
-	} else if err != nil {
-		slog.ErrorContext(ctx, "saga: "+name+" called runtime.Goexit")
-	}
+	return OutcomeNoEffect
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestRandomFamilies mixes waits, signals, children and the actions of operators, in
@@ -51,7 +52,7 @@ func TestRandomFamilies(t *testing.T) {
 type family struct {
 	t        *testing.T
 	seed     int
-	store    *saga.Memory
+	store    store.Store
 	parent   saga.Saga[trip]
 	children map[string]*saga.Saga[trip]
 	kinds    map[string]string // the definition of the children of a step
@@ -69,7 +70,7 @@ type family struct {
 
 // A clan is one process.
 type clan struct {
-	*saga.Memory
+	store.Store
 	f      *family
 	runner *saga.Runner
 	sg     *saga.Saga[trip]
@@ -107,7 +108,7 @@ func (f *family) step(name string) saga.Step[trip] {
 	if f.p(20) {
 		st.Await = name
 		if f.p(60) {
-			st.AwaitFor, st.GoOn = 1+f.seconds(60), f.p(50)
+			st.AwaitFor = 1 + f.seconds(60)
 		}
 	}
 	return st
@@ -282,7 +283,7 @@ func (c *clan) undo(ctx context.Context, name string, settle time.Duration) erro
 }
 
 func (f *family) host(ctx context.Context, wg *sync.WaitGroup) *clan {
-	c := &clan{Memory: f.store, f: f}
+	c := &clan{Store: f.store, f: f}
 	c.runner = saga.NewRunner(c, saga.RunnerConfig{
 		LeaseTTL: lease, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 1 + f.n(5),
 		OnStuck: func(context.Context, saga.StuckSaga) { f.saw("stuck") },
@@ -312,7 +313,7 @@ func (f *family) heard(e saga.Event) {
 		return
 	}
 	for step := range f.kinds {
-		list, _ := f.store.Children(context.Background(), saga.ChildrenRequest{Parent: e.ID, Step: step})
+		list, _ := f.store.Children(context.Background(), store.ChildrenRequest{Parent: e.ID, Step: step})
 		f.mu.Lock()
 		for _, c := range list {
 			if !c.Status.Ended() && !f.excused["order "+step] {
@@ -339,43 +340,43 @@ func (c *clan) disturb(write func() error) error {
 	return errDown
 }
 
-func (c *clan) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
-	err = c.disturb(func() (err error) { rec, created, err = c.Memory.Start(ctx, req); return err })
+func (c *clan) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+	err = c.disturb(func() (err error) { rec, created, err = c.Store.Start(ctx, req); return err })
 	return rec, created, err
 }
 
-func (c *clan) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
-	err = c.disturb(func() (err error) { recs, err = c.Memory.Claim(ctx, req); return err })
+func (c *clan) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+	err = c.disturb(func() (err error) { recs, err = c.Store.Claim(ctx, req); return err })
 	return recs, err
 }
 
-func (c *clan) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (held []saga.Renewed, err error) {
-	err = c.disturb(func() (err error) { held, err = c.Memory.Heartbeat(ctx, req); return err })
+func (c *clan) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
+	err = c.disturb(func() (err error) { held, err = c.Store.Heartbeat(ctx, req); return err })
 	return held, err
 }
 
-func (c *clan) Commit(ctx context.Context, req saga.CommitRequest) (r saga.Receipt, err error) {
-	err = c.disturb(func() (err error) { r, err = c.Memory.Commit(ctx, req); return err })
+func (c *clan) Commit(ctx context.Context, req store.CommitRequest) (r store.Receipt, err error) {
+	err = c.disturb(func() (err error) { r, err = c.Store.Commit(ctx, req); return err })
 	return r, err
 }
 
-func (c *clan) Load(ctx context.Context, id string) (rec saga.Record, err error) {
-	err = c.disturb(func() (err error) { rec, err = c.Memory.Load(ctx, id); return err })
+func (c *clan) Load(ctx context.Context, id string) (rec store.Record, err error) {
+	err = c.disturb(func() (err error) { rec, err = c.Store.Load(ctx, id); return err })
 	return rec, err
 }
 
-func (c *clan) Children(ctx context.Context, req saga.ChildrenRequest) (list []saga.ChildRecord, err error) {
-	err = c.disturb(func() (err error) { list, err = c.Memory.Children(ctx, req); return err })
+func (c *clan) Children(ctx context.Context, req store.ChildrenRequest) (list []store.ChildRecord, err error) {
+	err = c.disturb(func() (err error) { list, err = c.Store.Children(ctx, req); return err })
 	return list, err
 }
 
-func (c *clan) Signals(ctx context.Context, id string) (list []saga.Signal, err error) {
-	err = c.disturb(func() (err error) { list, err = c.Memory.Signals(ctx, id); return err })
+func (c *clan) Signals(ctx context.Context, id string) (list []store.Signal, err error) {
+	err = c.disturb(func() (err error) { list, err = c.Store.Signals(ctx, id); return err })
 	return list, err
 }
 
 func (c *clan) Hasten(ctx context.Context, id string) error {
-	return c.disturb(func() error { return c.Memory.Hasten(ctx, id) })
+	return c.disturb(func() error { return c.Store.Hasten(ctx, id) })
 }
 
 func (f *family) run() {
@@ -384,7 +385,7 @@ func (f *family) run() {
 	defer wg.Wait()
 	defer cancel()
 	hosts := []*clan{f.host(ctx, &wg), f.host(ctx, &wg)}
-	operator := &clan{Memory: f.store, f: f}
+	operator := &clan{Store: f.store, f: f}
 	operator.runner = saga.NewRunner(f.store, saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) { f.heard(e) }})
 	kids := make(map[string]*saga.Saga[trip])
 	for name, sg := range f.children {

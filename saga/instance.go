@@ -1,9 +1,13 @@
 package saga
 
 import (
-	"encoding/json"
 	"slices"
 	"time"
+
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/internal/plan"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An Instance is a saga as it was at Now.
@@ -68,6 +72,18 @@ type StepState struct {
 	Pivot bool
 }
 
+// An Action is an operator's way to change the course of a saga.
+type Action string
+
+// The actions, each of which is a method of [Runner].
+const (
+	ActionCancel     Action = "cancel"     // Runner.Cancel
+	ActionRetry      Action = "retry"      // Runner.Retry
+	ActionSkip       Action = "skip"       // Runner.SkipStep
+	ActionCompensate Action = "compensate" // Runner.Compensate
+	ActionAbandon    Action = "abandon"    // Runner.Abandon
+)
+
 // Since returns for how long the saga has made no progress.
 func (in *Instance) Since() time.Duration { return in.Now.Sub(in.ProgressAt) }
 
@@ -76,7 +92,7 @@ func (in *Instance) Since() time.Duration { return in.Now.Sub(in.ProgressAt) }
 func (in *Instance) CommandID(step string, op Op) string {
 	for _, u := range in.Steps {
 		if u.Name == step {
-			return in.ID + "/" + u.Step + "/" + u.Name + "/" + string(op)
+			return participant.ID(in.ID, u.Step, u.Name, op)
 		}
 	}
 	return ""
@@ -84,9 +100,8 @@ func (in *Instance) CommandID(step string, op Op) string {
 
 // newInstance returns the Instance of a record. Without its definition (p is nil), the
 // alternatives of a step are taken for steps.
-func newInstance(rec Record, p *plan) *Instance {
-	var pr progressRecord
-	_ = json.Unmarshal(rec.Steps, &pr) // an Instance without Steps if they cannot be read
+func newInstance(rec store.Record, p *plan.Plan) *Instance {
+	pr, _ := machine.ReadProgress(rec.Steps) // an Instance without Steps if they cannot be read
 	in := &Instance{
 		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data,
 		Back: pr.Back, Parent: rec.Parent, Step: pr.Step, Cause: pr.Cause,
@@ -106,27 +121,29 @@ func newInstance(rec Record, p *plan) *Instance {
 	for i := range pr.Steps {
 		u := &pr.Steps[i]
 		step, after, pivot := u.Name, []string(nil), false
-		if p != nil && i < len(p.units) && p.units[i].name == u.Name {
-			n := p.units[i].node
-			step = p.nodes[n].name
-			past = past || n == p.pivot && (u.Status == StepDone || u.Status == StepSkipped)
+		if p != nil && i < len(p.Units) && p.Units[i].Name == u.Name {
+			n := p.Units[i].Node
+			step = p.Nodes[n].Name
+			past = past || n == p.Pivot && (u.Status == StepDone || u.Status == StepSkipped)
 			if step == u.Name {
-				pivot = n == p.pivot
-				for _, before := range p.nodes[n].after {
-					after = append(after, p.nodes[before].name)
+				pivot = n == p.Pivot
+				for _, before := range p.Nodes[n].After {
+					after = append(after, p.Nodes[before].Name)
 				}
 			}
 		}
-		state := u.state(step)
-		state.After, state.Pivot = after, pivot
-		in.Steps = append(in.Steps, state)
+		in.Steps = append(in.Steps, StepState{
+			Name: u.Name, Step: step, Status: u.Status, Attempts: u.Attempts, Undos: u.Undos, Refusals: u.Refusals,
+			InDoubt: u.InDoubt, Error: u.Error, NotBefore: u.NotBefore, WaitingSince: u.WaitingSince, Children: u.Children,
+			After: after, Pivot: pivot,
+		})
 	}
 	in.Actions = actions(rec, in, past && !in.Back)
 	return in
 }
 
 // actions returns the actions that are allowed now. past means that the pivot is done.
-func actions(rec Record, in *Instance, past bool) []Action {
+func actions(rec store.Record, in *Instance, past bool) []Action {
 	var a []Action
 	if rec.Status == Running && !past && !rec.CancelRequested {
 		a = append(a, ActionCancel)
@@ -138,7 +155,7 @@ func actions(rec Record, in *Instance, past bool) []Action {
 		return append(a, ActionAbandon)
 	}
 	a = append(a, ActionRetry)
-	if slices.ContainsFunc(in.Steps, func(u StepState) bool { return skippable(u.Status) }) {
+	if slices.ContainsFunc(in.Steps, func(u StepState) bool { return machine.Skippable(u.Status) }) {
 		a = append(a, ActionSkip)
 	}
 	if !in.Back && !past {
@@ -148,10 +165,10 @@ func actions(rec Record, in *Instance, past bool) []Action {
 }
 
 // failure returns the error of a recorded saga that did not complete.
-func (in *Instance) failure(log []Entry) *Error {
+func (in *Instance) failure(log []store.Entry) *Error {
 	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedCause(in.Cause, in.answered)}
 	if in.Status == Abandoned && len(log) > 0 {
-		e.Err = recordedReason(log[len(log)-1].Error)
+		e.Err = machine.Reason(log[len(log)-1].Error)
 	}
 	for _, entry := range log {
 		if entry.Kind == EventUndone {
@@ -161,10 +178,18 @@ func (in *Instance) failure(log []Entry) *Error {
 	for _, u := range in.Steps {
 		switch {
 		case u.Status == StepUndoFailed:
-			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, recordedError(u.Error)})
+			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, machine.Recorded(u.Error)})
 		case in.Status == Stuck && !in.Back && u.Status == StepFailed:
-			e.Failed = append(e.Failed, Failure{u.Name, OpDo, recordedError(u.Error)})
+			e.Failed = append(e.Failed, Failure{u.Name, OpDo, machine.Recorded(u.Error)})
 		}
 	}
 	return e
+}
+
+// recordedCause returns the recorded cause of a saga. It is an answer if the original was.
+func recordedCause(text string, answered bool) error {
+	if answered {
+		return Abort(machine.Reason(text))
+	}
+	return machine.Reason(text)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestACancellationDoesNotWaitForADelay that an operator's Retry or SkipStep comes upon
@@ -20,7 +21,7 @@ func TestACancellationDoesNotWaitForADelay(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rest := saga.Step[trip]{Name: "rest", Delay: 72 * time.Hour}
 			sg := sequence(step("flight"), rest)
-			store := &beforeCommit{Memory: saga.NewMemory()}
+			store := &beforeCommit{Store: saga.NewMemory()}
 			r, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
 			mustStart(t, r, sg)
 			time.Sleep(time.Hour)
@@ -32,7 +33,7 @@ func TestACancellationDoesNotWaitForADelay(t *testing.T) {
 				cancel()
 			}
 			require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
-			begin(t, store.Memory, saga.RunnerConfig{}, sg)
+			begin(t, store.Store, saga.RunnerConfig{}, sg)
 			time.Sleep(time.Minute)
 			in, err := r.Get(t.Context(), "trip-1")
 			require.NoError(t, err)
@@ -43,16 +44,16 @@ func TestACancellationDoesNotWaitForADelay(t *testing.T) {
 
 // A beforeCommit calls do before the next Commit.
 type beforeCommit struct {
-	*saga.Memory
+	store.Store
 	do func()
 }
 
-func (s *beforeCommit) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *beforeCommit) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if do := s.do; do != nil {
 		s.do = nil
 		do()
 	}
-	return s.Memory.Commit(ctx, req)
+	return s.Store.Commit(ctx, req)
 }
 
 // TestRetryLeavesABestEffortStepThatWasGivenUp: the saga has gone on without it. Two steps
@@ -180,7 +181,7 @@ func TestASagaThatWaitsForItsPivotWaitsInPeace(t *testing.T) {
 			return comeBack(9 * time.Hour)
 		}
 		sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{parcels, charge}}
-		store := &hastened{Memory: saga.NewMemory()}
+		store := &hastened{Store: saga.NewMemory()}
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
@@ -201,7 +202,7 @@ func (c comeBack) RetryAfter() time.Duration { return time.Duration(c) }
 
 // A hastened store counts the calls of Hasten, and lets none through if there are too many.
 type hastened struct {
-	*saga.Memory
+	store.Store
 	times atomic.Int64
 }
 
@@ -209,5 +210,5 @@ func (s *hastened) Hasten(ctx context.Context, id string) error {
 	if s.times.Add(1) > 100 {
 		return errors.New("too often")
 	}
-	return s.Memory.Hasten(ctx, id)
+	return s.Store.Hasten(ctx, id)
 }

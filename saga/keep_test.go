@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestEndedSagasAreKeptForSoLong, each status for its own time, in more batches than one.
@@ -46,7 +47,7 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 		}
 		require.EqualValues(t, sagas+1, r.Stats().Deleted)
 		require.EqualError(t, saga.RunnerConfig{Keep: saga.Keep{Abandoned: -1}}.Validate(),
-			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (for ever) or more")
+			"saga.RunnerConfig.Keep.Abandoned is -1ns: must be 0 (forever) or more")
 	})
 }
 
@@ -59,7 +60,7 @@ func TestADeletedSagaCanBeStartedAgain(t *testing.T) {
 		pivot.Pivot, parcels.BestEffort = true, true
 		sg := sequence(pivot, parcels)
 		deleted := make(chan struct{})
-		store := &swept{Memory: saga.NewMemory(), id: "order-1", gone: deleted}
+		store := &swept{Store: saga.NewMemory(), id: "order-1", gone: deleted}
 		r, _ := begin[trip](t, store, saga.RunnerConfig{Keep: saga.Keep{Completed: time.Hour}}, sg)
 		for range 3 {
 			startOrder(t, r, sg)
@@ -77,13 +78,13 @@ func TestADeletedSagaCanBeStartedAgain(t *testing.T) {
 
 // A swept store says when a saga was deleted.
 type swept struct {
-	*saga.Memory
+	store.Store
 	id   string
 	gone chan struct{}
 }
 
 func (s *swept) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, limit int) (int, error) {
-	n, err := s.Memory.DeleteEnded(ctx, status, age, limit)
+	n, err := s.Store.DeleteEnded(ctx, status, age, limit)
 	if _, lerr := s.Load(ctx, s.id); n > 0 && lerr != nil {
 		s.gone <- struct{}{}
 	}

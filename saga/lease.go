@@ -2,143 +2,105 @@ package saga
 
 import (
 	"context"
-	"fmt"
+	"sync"
 	"time"
 )
 
-// heartbeatLoop extends the leases of all held sagas, with one statement for all. It
-// ends with the ctx of the attempts. Otherwise a step that hangs, or a store that accepts
-// heartbeats and fails every commit, would keep a saga for ever.
-func (r *Runner) heartbeatLoop(ctx context.Context) {
-	t := time.NewTimer(r.shortestLease() / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		case <-r.beat:
-		}
-		began := time.Now()
-		r.heartbeat(ctx)
-		t.Reset(time.Until(began.Add(r.shortestLease() / 3)))
-	}
+// A lease is what the rest of the runner has of a saga that it holds: it extends the lease or
+// ends it, and asks the goroutine of the saga to look around. It is safe for concurrent use.
+type lease struct {
+	of     *registered
+	epoch  int64
+	stop   context.CancelCauseFunc // ends the attempts
+	timer  *time.Timer             // fires at the end
+	signal chan struct{}           // a field below has changed
+
+	mu      sync.Mutex
+	granted time.Duration // its length
+	until   time.Time     // its end, by the local clock
+	gone    bool
+	asked   *string // the note of a cancellation request
+	news    bool    // a signal has come, or a child has ended
 }
 
-// beatNow makes the runner send a heartbeat now: some sagas have a lease that is not the
-// configured one.
-func (r *Runner) beatNow() {
-	select {
-	case r.beat <- struct{}{}:
-	default:
-	}
+func newLease(of *registered, epoch int64, stop context.CancelCauseFunc, since time.Time, granted time.Duration) *lease {
+	l := &lease{of: of, epoch: epoch, stop: stop, signal: make(chan struct{}, 1), granted: granted, until: since.Add(granted)}
+	l.timer = time.AfterFunc(time.Until(l.until), l.lose)
+	return l
 }
 
-// shortestLease returns the shortest lease of a held saga, or the configured one if that
-// is shorter. They differ between an Update and the heartbeat after it.
-func (r *Runner) shortestLease() time.Duration {
-	shortest := r.config().LeaseTTL
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.held {
-		if !e.lost() {
-			shortest = min(shortest, e.term())
-		}
-	}
-	return shortest
-}
-
-func (r *Runner) heartbeat(ctx context.Context) {
-	r.mu.Lock()
-	held := make(map[Held]*execution, len(r.held))
-	req := HeartbeatRequest{Owner: r.owner, LeaseTTL: r.config().LeaseTTL}
-	for id, e := range r.held {
-		if e.lost() {
-			continue // it waits for a step that ignores its ctx
-		}
-		h := Held{id, e.id.epoch}
-		held[h] = e
-		req.Held = append(req.Held, h)
-	}
-	r.mu.Unlock()
-	if len(held) == 0 {
-		return
-	}
-	renewed, since, err := r.renew(ctx, req)
-	if err != nil {
-		return // each execution has a timer for its lease
-	}
-	for _, n := range renewed {
-		h := Held{n.ID, n.Epoch}
-		if e := held[h]; e != nil {
-			if !n.Locked {
-				e.renew(since, req.LeaseTTL)
-			}
-			if n.CancelRequested {
-				e.cancel(n.CancelNote)
-			}
-			delete(held, h)
-		}
-	}
-	for _, e := range held {
-		e.lose()
-	}
-}
-
-// renew sends one heartbeat and returns the time at which it was sent. The first try has
-// little time, so that a half-open connection does not cost the leases. The second has
-// more, in case the store is slow. A store with a single writer is local, and can only be
-// slow.
-func (r *Runner) renew(ctx context.Context, req HeartbeatRequest) (renewed []Renewed, since time.Time, err error) {
-	lease := r.shortestLease()
-	tries := []time.Duration{lease / 8, lease / 3}
-	if r.tx != nil && r.tx.Exclusive() {
-		tries = tries[1:]
-	}
-	for _, timeout := range tries {
-		since = time.Now()
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-		renewed, err = r.store.Heartbeat(call, req)
-		cancel()
-		if err == nil {
-			break
-		}
-		r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
-	}
-	return renewed, since, err
-}
-
-// term returns the length of the lease that the saga has.
-func (e *execution) term() time.Duration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.granted
+// term returns the length of the lease.
+func (l *lease) term() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.granted
 }
 
 // renew moves the end of the lease, after a heartbeat that was sent at since.
-func (e *execution) renew(since time.Time, lease time.Duration) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.lease.Stop() {
-		e.granted, e.until = lease, since.Add(lease)
-		e.lease.Reset(time.Until(e.until))
+func (l *lease) renew(since time.Time, granted time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer.Stop() {
+		l.granted, l.until = granted, since.Add(granted)
+		l.timer.Reset(time.Until(l.until))
 	}
 }
 
 // lose gives up a saga that another runner has, or may have by now, and ends its
 // attempts.
-func (e *execution) lose() {
-	e.mu.Lock()
-	e.gone = true
-	e.mu.Unlock()
-	e.stop(ErrLost)
-	e.nudge()
+func (l *lease) lose() {
+	l.mu.Lock()
+	l.gone = true
+	l.mu.Unlock()
+	l.stop(ErrLost)
+	l.nudge()
 }
 
 // lost reports whether this owner may no longer act. A process that was stopped learns
 // it here before its timers fire.
-func (e *execution) lost() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.gone || !time.Now().Before(e.until)
+func (l *lease) lost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone || !time.Now().Before(l.until)
+}
+
+// nudge wakes the goroutine of the saga.
+func (l *lease) nudge() {
+	select {
+	case l.signal <- struct{}{}:
+	default:
+	}
+}
+
+// cancel passes on a request to turn back, and takeAsked returns its note, once, or nil.
+func (l *lease) cancel(note string) {
+	l.mu.Lock()
+	l.asked = &note
+	l.mu.Unlock()
+	l.nudge()
+}
+
+func (l *lease) takeAsked() *string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	note := l.asked
+	l.asked = nil
+	return note
+}
+
+// tellNews says that something outside has happened, and takeNews reports whether it may have
+// since it was last asked.
+func (l *lease) tellNews() {
+	l.mu.Lock()
+	l.news = true
+	l.mu.Unlock()
+	l.nudge()
+}
+
+func (l *lease) takeNews() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	news := l.news
+	l.news = false
+	return news
 }

@@ -5,15 +5,16 @@ import (
 	"testing/synctest"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 func TestMemoryIsAStore(t *testing.T) {
-	storetest.Run(t, func(*testing.T) saga.Store { return saga.NewMemory() })
+	storetest.Run(t, func(*testing.T) store.Store { return saga.NewMemory() })
 }
 
 func TestCrashMatrix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		storetest.Crashes(t, func(*testing.T) saga.Store { return saga.NewMemory() })
+		storetest.Crashes(t, func(*testing.T) store.Store { return saga.NewMemory() })
 	})
 }

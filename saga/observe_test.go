@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An audience keeps the events of a runner.
@@ -146,10 +147,10 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		silence := saga.RunnerConfig{
 			LeaseTTL: 3 * time.Second, StalledAfter: time.Minute,
 			OnStalled: func(context.Context, saga.StalledSaga) {}, OnStuck: func(context.Context, saga.StuckSaga) {},
-			OnStoreError: func(context.Context, error) {}, OnUnregistered: func(context.Context, saga.Unregistered) {},
+			OnStoreError: func(context.Context, error) {}, OnUnregistered: func(context.Context, store.Unregistered) {},
 		}
-		store := saga.NewMemory()
-		g := &gate{Store: store}
+		st := saga.NewMemory()
+		g := &gate{Store: st}
 		charge := step("charge")
 		charge.Pivot, charge.Undo = true, nil
 		sg := sequence(charge, failing("tickets", saga.Abort(errDeclined)))
@@ -173,7 +174,7 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		require.Equal(t, saga.Abandoned, ended[0].Status)
 
 		t.Log("a stuck saga of another runner")
-		stuckAlone(t, store, "alone")
+		stuckAlone(t, st, "alone")
 		time.Sleep(time.Minute)
 		stuck = a.heard(saga.EventStuck)
 		require.Len(t, stuck, 2)
@@ -190,7 +191,7 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		require.EqualError(t, told[0].Err, "declined")
 
 		t.Log("a definition that is not registered")
-		_, _, err = store.Start(t.Context(), saga.StartRequest{ID: "order-1", Saga: "order", Version: 7, Status: saga.Running, Log: make([]saga.Entry, 1)})
+		_, _, err = st.Start(t.Context(), store.StartRequest{ID: "order-1", Saga: "order", Version: 7, Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 		time.Sleep(10 * time.Second)
 		unknown := a.heard(saga.EventUnregistered)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestOperateAll mends all stuck sagas, page after page, and leaves alone what does not
@@ -33,7 +34,7 @@ func TestOperateAll(t *testing.T) {
 			time.Sleep(time.Minute)
 			counts, err := r.Counts(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, []saga.Count{{Saga: "trip", Stuck: sagas - n, Compensated: n}}, counts.Sagas)
+			require.Equal(t, []store.Count{{Saga: "trip", Stuck: sagas - n, Compensated: n}}, counts.Sagas)
 			r.Stats() // looks
 			synctest.Wait()
 			require.Equal(t, counts.Sagas, r.Stats().Stored.Sagas)
@@ -86,7 +87,7 @@ func TestOperateAll(t *testing.T) {
 func TestOperateAllEndsWhereSagasKeepStarting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
-		store := &startingStore{Memory: saga.NewMemory()}
+		store := &startingStore{Store: saga.NewMemory()}
 		r := saga.NewRunner(store, saga.RunnerConfig{})
 		saga.Register(r, sg)
 		store.start = func(n int) {
@@ -103,13 +104,13 @@ func TestOperateAllEndsWhereSagasKeepStarting(t *testing.T) {
 
 // A startingStore has another saga at each look.
 type startingStore struct {
-	*saga.Memory
+	store.Store
 	start func(n int)
 	n     int
 }
 
-func (s *startingStore) List(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
-	recs, next, err := s.Memory.List(ctx, f)
+func (s *startingStore) List(ctx context.Context, f saga.Filter) ([]store.Record, string, error) {
+	recs, next, err := s.Store.List(ctx, f)
 	if s.n++; s.n > 100 {
 		return nil, "", errors.New("it does not end")
 	}
@@ -164,16 +165,16 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 
 // counted is a Store that counts the calls of Counts, which fail or panic with err.
 type counted struct {
-	saga.Store
+	store.Store
 	calls atomic.Int64
 	err   atomic.Value
 }
 
-func (c *counted) Counts(ctx context.Context) (saga.Counts, error) {
+func (c *counted) Counts(ctx context.Context) (store.Counts, error) {
 	c.calls.Add(1)
 	switch v := c.err.Load().(type) {
 	case error:
-		return saga.Counts{}, v
+		return store.Counts{}, v
 	case string:
 		panic(v)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // broken returns a saga whose hotel cannot be canceled until it is mended, and whose
@@ -147,7 +148,7 @@ func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
 	}{{saga.NoEffect(errDeclined), true}, {saga.Abort(errDeclined), true}, {errDeclined, false}} {
 		synctest.Test(t, func(t *testing.T) {
 			sg := sequence(step("flight"), failing("car", c.err))
-			require.Equal(t, c.want, resilience.Answered(sg.Func(&trip{})(t.Context())), "%T", c.err)
+			require.Equal(t, c.want, resilience.Answered(saga.Run(t.Context(), sg, &trip{})), "%T", c.err)
 			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
@@ -172,7 +173,7 @@ func TestAbandonWithoutANoteHasNoReason(t *testing.T) {
 // TestPivotInDoubt has a payment that may have been made, and
 // an operator who finds out.
 func TestPivotInDoubt(t *testing.T) {
-	charge := failing("charge", saga.Abort(errors.New("time-out")))
+	charge := failing("charge", saga.Abort(errors.New("timeout")))
 	charge.Pivot, charge.Undo, charge.Attempts = true, nil, 1
 	open := func(t *testing.T) *saga.Runner {
 		sg := sequence(step("flight"), charge, step("tickets"))
@@ -180,7 +181,7 @@ func TestPivotInDoubt(t *testing.T) {
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
-		require.ErrorContains(t, err, "the pivot may have taken effect and has no Undo: time-out")
+		require.ErrorContains(t, err, "the pivot may have taken effect and has no Undo: timeout")
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, in.Actions)
@@ -201,7 +202,7 @@ func TestPivotInDoubt(t *testing.T) {
 			require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
-			require.ErrorContains(t, err, "time-out", "the first cause stays")
+			require.ErrorContains(t, err, "timeout", "the first cause stays")
 			require.Equal(t, []string{"do flight", "do charge", "undo flight"}, s.Calls)
 			require.Equal(t, []string{
 				"created", "done flight", "failed charge", "stuck charge",
@@ -446,20 +447,20 @@ func TestOperatorsCannotChangeAnOwnedSaga(t *testing.T) {
 func TestOperatorsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool
-		store := &gate{Store: saga.NewMemory()}
+		st := &gate{Store: saga.NewMemory()}
 		sg := broken(&mended)
-		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
+		r, stop := begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		stop()
 		// Another operator comes first, once.
 		var calls atomic.Int64
-		store.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+		st.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			if calls.Add(1) == 1 {
-				require.NoError(t, saga.NewRunner(store.Store, saga.RunnerConfig{}).Abandon(ctx, "trip-1", "first"))
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Abandon(ctx, "trip-1", "first"))
 			}
-			return store.Store.Commit(ctx, req)
+			return st.Store.Commit(ctx, req)
 		}
 		require.ErrorIs(t, r.Retry(t.Context(), "trip-1", "second"), saga.ErrNotAllowed)
 		log, err := r.History(t.Context(), "trip-1")

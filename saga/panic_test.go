@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,19 +111,20 @@ func TestAPanicInABackoffEndsTheAttempts(t *testing.T) {
 	}
 }
 
-func TestAHookThatPanicsOrExitsIsLogged(t *testing.T) {
-	for how, leave := range map[string]func(){"panicked": func() { panic("boom") }, "called runtime.Goexit": runtime.Goexit} {
+func TestAHookThatPanicsOrExitsIsTold(t *testing.T) {
+	for how, leave := range map[string]func(){"boom": func() { panic("boom") }, "called runtime.Goexit": runtime.Goexit} {
 		t.Run(how, func(t *testing.T) {
 			var logged bytes.Buffer
 			before := slog.Default()
 			slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
 			defer slog.SetDefault(before)
-			synctest.Test(t, func(t *testing.T) {
+			play := func(t *testing.T, onPanic func(context.Context, any, []byte)) int64 {
 				sg := sequence(step("flight"), failing("hotel", saga.Abort(errDeclined)))
 				sg.Steps[1].Pivot, sg.Steps[1].Undo = true, nil
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
 					OnEvent: func(context.Context, saga.Event) { leave() },
 					OnStuck: func(context.Context, saga.StuckSaga) { leave() },
+					OnPanic: onPanic,
 				}, sg)
 				r.Observe(func(context.Context, saga.Event) { leave() })
 				mustStart(t, r, sg)
@@ -128,11 +132,25 @@ func TestAHookThatPanicsOrExitsIsLogged(t *testing.T) {
 				require.ErrorIs(t, err, saga.ErrStuck)
 				synctest.Wait()
 				require.Zero(t, r.Stats().Claimed, "it is held from its start to its end")
-			})
-			for _, hook := range []string{"OnEvent ", "OnStuck ", "an observer "} {
-				require.Contains(t, logged.String(), "saga: "+hook+how)
+				return r.Stats().HookPanics
 			}
-			if how == "panicked" {
+			synctest.Test(t, func(t *testing.T) {
+				var told atomic.Int64
+				n := play(t, func(_ context.Context, value any, _ []byte) {
+					told.Add(1)
+					if !strings.Contains(fmt.Sprint(value), how) {
+						t.Error(value)
+					}
+				})
+				require.Equal(t, told.Load(), n)
+				require.Positive(t, n)
+			})
+			require.Empty(t, logged.String())
+			synctest.Test(t, func(t *testing.T) { play(t, nil) })
+			for _, hook := range []string{"OnEvent ", "OnStuck ", "an observer "} {
+				require.Regexp(t, "saga: "+hook+"panicked.*"+how, logged.String())
+			}
+			if how == "boom" {
 				require.Contains(t, logged.String(), "panic_test.go", "with its stack")
 			}
 		})

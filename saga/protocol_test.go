@@ -16,6 +16,7 @@ import (
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -96,7 +97,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 		"joined":                   {err: errors.Join(refusal{}, refusal{time.Second})},
 		"inside an Abort":          {err: saga.Abort(refusal{})},
 		"inside a NoEffect":        {err: saga.NoEffect(refusal{})},
-		"beside a time-out":        {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
+		"beside a timeout":         {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
 		"after one that failed":    {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
 		"of the second of a step":  {err: saga.InDoubt(refusal{}), calls: []string{"undo hotel"}},
 		"in a child that ran":      {err: &saga.Error{Status: saga.Stuck, Err: refusal{}}, calls: []string{"undo hotel"}},
@@ -269,14 +270,14 @@ func TestAStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 				hotel.Middleware = refusing(always, 0)
 				sg := sequence(hotel)
 				sg.Timeout = 10 * time.Second
-				store := saga.NewMemory()
-				_, _, err := store.Start(t.Context(), saga.StartRequest{
+				st := saga.NewMemory()
+				_, _, err := st.Start(t.Context(), store.StartRequest{
 					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`), CompleteIn: 10 * time.Second,
 					Steps: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
-					Owner: c.owner, LeaseTTL: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
+					Owner: c.owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
 				})
 				require.NoError(t, err)
-				r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+				r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 				s, err := result[trip](t.Context(), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.Equal(t, c.undone, len(s.Calls) == 1)

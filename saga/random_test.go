@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestRandomSagas runs random sagas (graphs, pivots, alternatives, deadlines)
@@ -49,7 +50,7 @@ func TestRandomSagas(t *testing.T) {
 	t.Log(seen)
 	for _, what := range []string{
 		"completed", "compensated", "stuck", "taken over", "canceled", "parked", "released", "deadline",
-		"delayed", "signaled", "went on", "not signaled", "slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused", "not recorded",
+		"delayed", "signaled", "not signaled", "slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused", "not recorded",
 	} {
 		require.NotZero(t, seen[what], what)
 	}
@@ -61,7 +62,7 @@ const lease = 10 * time.Second
 type world struct {
 	t       *testing.T
 	seed    uint64
-	store   *saga.Memory
+	store   store.Store
 	policy  []nodePlan
 	awaited []string // the names of the signals
 	sg      func(*host) *saga.Saga[book]
@@ -131,9 +132,6 @@ func (w *world) invent() {
 					beyond[i] = beyond[i] || beyond[j] || j == pivot
 				}
 			}
-			if i > 0 && w.p(10) {
-				st.UndoAfter = []string{} // it may be undone at any time
-			}
 		} else {
 			beyond[i] = pivot >= 0 && i > pivot
 		}
@@ -162,12 +160,9 @@ func (w *world) invent() {
 		w.policy = append(w.policy, node)
 	}
 	for i, st := range shape.Steps {
-		w.policy[i].undoAfter = st.UndoAfter
-		if st.UndoAfter == nil {
-			for j := range w.policy {
-				if slices.Contains(w.policy[j].after, st.Name) {
-					w.policy[i].undoAfter = append(w.policy[i].undoAfter, w.policy[j].name)
-				}
+		for j := range w.policy {
+			if slices.Contains(w.policy[j].after, st.Name) {
+				w.policy[i].undoAfter = append(w.policy[i].undoAfter, w.policy[j].name)
 			}
 		}
 	}
@@ -210,7 +205,6 @@ func (w *world) unit(name string) saga.Step[book] {
 		w.awaited = append(w.awaited, st.Await)
 		if w.p(50) {
 			st.AwaitFor = time.Duration(1+w.rng.IntN(60)) * time.Second
-			st.GoOn = w.p(50)
 		}
 	}
 	if w.p(20) {
@@ -224,7 +218,7 @@ func (w *world) unit(name string) saga.Step[book] {
 
 // A host is one process of the world.
 type host struct {
-	saga.Store
+	store.Store
 	w      *world
 	name   string
 	runner *saga.Runner
@@ -377,8 +371,6 @@ func (w *world) waited(ctx context.Context, name string, op saga.Op) {
 	switch {
 	case ok && string(payload) == st.Await:
 		w.seen["signaled"]++
-	case !ok && st.GoOn:
-		w.seen["went on"]++
 	default:
 		w.errorf("%s begins with the signal %q, %v", name, payload, ok)
 	}
@@ -427,7 +419,7 @@ func (w *world) begins(cmd saga.Command, h *host, name string, op saga.Op) {
 	}
 }
 
-func decodeSteps(rec saga.Record) map[string]saga.StepState {
+func decodeSteps(rec store.Record) map[string]saga.StepState {
 	var pr struct {
 		Steps []struct {
 			N string
@@ -496,7 +488,7 @@ func (h *host) disturb(write func() error) error {
 	return err
 }
 
-func (h *host) Start(_ context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+func (h *host) Start(_ context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
 	err = h.disturb(func() (err error) {
 		rec, created, err = h.w.store.Start(context.Background(), req)
 		return err
@@ -504,7 +496,7 @@ func (h *host) Start(_ context.Context, req saga.StartRequest) (rec saga.Record,
 	return rec, created, err
 }
 
-func (h *host) Claim(_ context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+func (h *host) Claim(_ context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
 	err = h.disturb(func() (err error) {
 		recs, err = h.w.store.Claim(context.Background(), req)
 		return err
@@ -512,7 +504,7 @@ func (h *host) Claim(_ context.Context, req saga.ClaimRequest) (recs []saga.Reco
 	return recs, err
 }
 
-func (h *host) Heartbeat(_ context.Context, req saga.HeartbeatRequest) (held []saga.Renewed, err error) {
+func (h *host) Heartbeat(_ context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
 	err = h.disturb(func() (err error) {
 		held, err = h.w.store.Heartbeat(context.Background(), req)
 		return err
@@ -520,7 +512,7 @@ func (h *host) Heartbeat(_ context.Context, req saga.HeartbeatRequest) (held []s
 	return held, err
 }
 
-func (h *host) Commit(_ context.Context, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+func (h *host) Commit(_ context.Context, req store.CommitRequest) (receipt store.Receipt, err error) {
 	err = h.disturb(func() (err error) {
 		receipt, err = h.w.store.Commit(context.Background(), req)
 		return err
@@ -528,7 +520,7 @@ func (h *host) Commit(_ context.Context, req saga.CommitRequest) (receipt saga.R
 	return receipt, err
 }
 
-func (h *host) Signal(_ context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
+func (h *host) Signal(_ context.Context, req store.SignalRequest) (rec store.Record, err error) {
 	err = h.disturb(func() (err error) {
 		rec, err = h.w.store.Signal(context.Background(), req)
 		return err
@@ -536,7 +528,7 @@ func (h *host) Signal(_ context.Context, req saga.SignalRequest) (rec saga.Recor
 	return rec, err
 }
 
-func (h *host) Signals(_ context.Context, id string) (list []saga.Signal, err error) {
+func (h *host) Signals(_ context.Context, id string) (list []store.Signal, err error) {
 	err = h.disturb(func() (err error) {
 		list, err = h.w.store.Signals(context.Background(), id)
 		return err
@@ -548,7 +540,7 @@ func (h *host) Hasten(_ context.Context, id string) error {
 	return h.disturb(func() error { return h.w.store.Hasten(context.Background(), id) })
 }
 
-func (h *host) Load(_ context.Context, id string) (rec saga.Record, err error) {
+func (h *host) Load(_ context.Context, id string) (rec store.Record, err error) {
 	err = h.disturb(func() (err error) {
 		rec, err = h.w.store.Load(context.Background(), id)
 		return err
@@ -694,7 +686,7 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	if err != nil || int64(len(log)) != in.Seq {
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
 	}
-	if !slices.ContainsFunc(log, func(e saga.Entry) bool { return e.Kind == saga.EventTakenOver }) {
+	if !slices.ContainsFunc(log, func(e store.Entry) bool { return e.Kind == saga.EventTakenOver }) {
 		for name := range w.undos {
 			if !w.called[name] {
 				w.errorf("%s was undone, though no owner has crashed and its Do was never called", name)

@@ -13,15 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // stuckAlone starts a stuck saga whose owner died before it reported it.
-func stuckAlone(t *testing.T, store saga.Store, id string) {
+func stuckAlone(t *testing.T, st store.Store, id string) {
 	t.Helper()
-	_, _, err := store.Start(t.Context(), saga.StartRequest{
+	_, _, err := st.Start(t.Context(), store.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Stuck, Data: []byte(`{}`),
 		Steps: []byte(`{"steps":[{"n":"flight","s":"failed"}],"step":"flight","cause":"full"}`),
-		Log:   []saga.Entry{{Kind: saga.EventStuck}},
+		Log:   []store.Entry{{Kind: saga.EventStuck}},
 	})
 	require.NoError(t, err)
 }
@@ -77,10 +78,10 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		slog.SetDefault(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
-		store := saga.NewMemory()
-		g := &gate{Store: store}
-		stuckAlone(t, store, "trip-1")
-		_, _, err := store.Start(t.Context(), saga.StartRequest{ID: "order-1", Saga: "order", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		st := saga.NewMemory()
+		g := &gate{Store: st}
+		stuckAlone(t, st, "trip-1")
+		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "order-1", Saga: "order", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 		_, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sequence(step("flight")))
 		time.Sleep(time.Minute)
@@ -99,7 +100,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 }
 
 type checkedStore struct {
-	*saga.Memory
+	store.Store
 	err error
 }
 
@@ -107,13 +108,13 @@ func (s *checkedStore) Check(context.Context) error { return s.err }
 
 func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &checkedStore{saga.NewMemory(), saga.ErrNotMigrated}
-		r := saga.NewRunner(store, saga.RunnerConfig{})
-		require.ErrorIs(t, r.Run(t.Context()), saga.ErrNotMigrated)
+		st := &checkedStore{saga.NewMemory(), store.ErrNotMigrated}
+		r := saga.NewRunner(st, saga.RunnerConfig{})
+		require.ErrorIs(t, r.Run(t.Context()), store.ErrNotMigrated)
 
-		store.err = errDown // for now, perhaps
+		st.err = errDown // for now, perhaps
 		sg := sequence(step("flight"))
-		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
+		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -123,7 +124,7 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 
 // A tellingStore notifies on demand.
 type tellingStore struct {
-	*saga.Memory
+	store.Store
 	listens int
 	tell    chan bool // false: the connection fails
 }
@@ -145,7 +146,7 @@ func (s *tellingStore) Listen(ctx context.Context, notify func()) error {
 
 func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &tellingStore{Memory: saga.NewMemory(), tell: make(chan bool)}
+		store := &tellingStore{Store: saga.NewMemory(), tell: make(chan bool)}
 		sg := sequence(step("flight"))
 		r, _ := begin(t, store, saga.RunnerConfig{Poll: time.Hour}, sg)
 		elsewhere := saga.NewRunner(store, saga.RunnerConfig{})

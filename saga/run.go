@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
 // Run runs a saga in memory: nothing survives the process. It returns nil if every step
@@ -29,20 +30,20 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	if err != nil {
 		return err
 	}
-	if t.plan.needsTx {
-		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, t.plan.name)
+	if t.plan.NeedsTx {
+		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, t.plan.Name)
 	}
-	if t.plan.awaits || t.plan.children {
-		return fmt.Errorf("%w: %s has a step with an Await or a Saga", ErrNoRunner, t.plan.name)
+	if t.plan.Awaits || t.plan.Children {
+		return fmt.Errorf("%w: %s has a step with an Await or a Saga", ErrNoRunner, t.plan.Name)
 	}
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	r := &memoryRun[S]{identity: identity{p: t.plan}, t: t, s: s, ctx: ctx, m: newMachine(t.plan), at: -1}
-	r.m.quiet, r.timed = true, t.plan.gated
-	if d := t.plan.deadline; d > 0 {
+	r := &memoryRun[S]{identity: identity{p: t.plan}, t: t, s: s, ctx: ctx, m: machine.New(t.plan), at: -1}
+	r.m.Quiet, r.timed = true, t.plan.Gated
+	if d := t.plan.Deadline; d > 0 {
 		r.timed = true
-		r.m.completeBy = time.Now().Add(d)
+		r.m.CompleteBy = time.Now().Add(d)
 	}
 	return r.run()
 }
@@ -53,7 +54,7 @@ type memoryRun[S any] struct {
 	t     *typed[S]
 	s     *S
 	ctx   context.Context
-	m     *machine
+	m     *machine.Machine
 	timed bool // the time matters
 
 	at int // the unit whose attempt runs on the caller's goroutine, or -1
@@ -87,7 +88,25 @@ func (r *memoryRun[S]) run() error {
 		}
 		runtime.Goexit()
 	}
-	return r.m.failure("")
+	return r.failure()
+}
+
+// failure returns the error of a saga that did not complete, or nil.
+func (r *memoryRun[S]) failure() error {
+	m := r.m
+	if m.Status == Completed {
+		return nil
+	}
+	e := &Error{Saga: r.t.plan.Name, Status: m.Status, Step: m.Step, Err: m.Cause, Undone: m.Undone}
+	for i := range m.Units {
+		switch u := &m.Units[i]; {
+		case u.Status == StepUndoFailed:
+			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, m.ErrorOf(i)})
+		case m.Status == Stuck && !m.Back && u.Status == StepFailed:
+			e.Failed = append(e.Failed, Failure{u.Name, OpDo, m.ErrorOf(i)})
+		}
+	}
+	return e
 }
 
 // errPanicked is the error of a Do or an Undo that did not return.
@@ -97,7 +116,7 @@ var errPanicked = Abort(errors.New("saga: the step panicked"))
 // runtime.Goexit. After an Undo that has done so nothing is undone: in a sequence the
 // steps before it wait for it.
 func (r *memoryRun[S]) unwind() {
-	if r.at < 0 || r.op != OpDo || r.m.past() {
+	if r.at < 0 || r.op != OpDo || r.m.Past() {
 		return
 	}
 	r.finish(r.at, OpDo, errPanicked)
@@ -109,18 +128,18 @@ func (r *memoryRun[S]) loop() {
 	for {
 		r.heed()
 		now := r.now()
-		r.m.advance(now)
-		if r.m.status != Running && r.m.status != Compensating {
-			for r.m.busy() > 0 {
-				r.receive()
+		r.m.Advance(now)
+		if !r.m.Going() {
+			for r.m.Busy() > 0 {
+				r.collect(<-r.results)
 			}
 			return
 		}
-		if r.t.plan.chain {
-			if i := r.m.ready(0, now); i >= 0 {
-				op, attempt := r.m.begin(i)
+		if r.t.plan.Chain {
+			if i := r.m.Ready(0, now); i >= 0 {
+				op, attempt := r.m.Begin(i, time.Time{})
 				r.at, r.op = i, op
-				err := r.attempt(r.ctx, i, op, attempt, r.m.past())
+				err := r.attempt(r.ctx, i, op, attempt, r.m.Past())
 				r.at = -1
 				r.finish(i, op, err)
 				continue
@@ -134,11 +153,11 @@ func (r *memoryRun[S]) loop() {
 
 // heed asks the saga to turn back when the caller's ctx has ended.
 func (r *memoryRun[S]) heed() {
-	if r.m.back || r.ctx.Err() == nil {
+	if r.m.Back || r.ctx.Err() == nil {
 		return
 	}
 	r.timed = true
-	r.m.wishBack(r.m.late(ended.Error(r.ctx)))
+	r.m.WishBack(r.m.Late(ended.Error(r.ctx)))
 }
 
 func (r *memoryRun[S]) finish(i int, op Op, err error) {
@@ -146,17 +165,17 @@ func (r *memoryRun[S]) finish(i int, op Op, err error) {
 		r.timed = true
 	}
 	if op == OpUndo {
-		r.m.undid(i, err, r.now())
+		r.m.Undid(i, endOf(err, false), r.now())
 		return
 	}
-	past := r.m.past()
+	past := r.m.Past()
 	stop := err != nil && r.ctx.Err() != nil
 	if stop && !past {
-		r.m.wishBack(r.m.units[i].Name, withEnd(r.ctx, err))
+		r.m.WishBack(r.m.Units[i].Name, withEnd(r.ctx, err))
 	}
-	r.m.did(i, err, r.now())
-	if stop && (past || r.m.undecided()) && r.m.status == Running {
-		r.m.stick(r.m.units[i].Name, withEnd(r.ctx, err))
+	r.m.Did(i, endOf(err, r.t.plan.Units[i].NoDoubt), r.now())
+	if stop && (past || r.m.Undecided()) && r.m.Status == Running {
+		r.m.Stick(r.m.Units[i].Name, withEnd(r.ctx, err))
 	}
 }
 
@@ -173,16 +192,16 @@ func withEnd(ctx context.Context, err error) error {
 // reach only a Do before the pivot is done. attempt must not read the machine's state,
 // which may change while it runs.
 func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, past bool) error {
-	timeout := r.t.plan.units[i].timeout
+	timeout := r.t.plan.Units[i].Timeout
 	switch {
 	case op == OpUndo || past:
 		ctx = context.WithoutCancel(ctx)
 		if timeout == 0 {
 			timeout = defaultTimeout
 		}
-	case !r.m.completeBy.IsZero() && !r.m.decides(i):
+	case !r.m.CompleteBy.IsZero() && !r.m.Decides(i):
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, r.m.completeBy, &turnedBack{ErrDeadline})
+		ctx, cancel = context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
 		defer cancel()
 	}
 	if timeout > 0 {
@@ -190,41 +209,39 @@ func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, p
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	return r.t.call(&attemptContext{ctx, &r.identity, i, attempt, op}, i, op, r.s)
+	return r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s)
 }
 
 // spread starts the attempts that may begin, and waits for a result or for the time of
 // the next attempt. It reports false if no attempt is running.
 func (r *memoryRun[S]) spread(now time.Time) bool {
 	if r.results == nil {
-		r.results = make(chan memoryResult, len(r.m.units))
-		r.cancels = make([]context.CancelCauseFunc, len(r.m.units))
+		r.results = make(chan memoryResult, len(r.m.Units))
+		r.cancels = make([]context.CancelCauseFunc, len(r.m.Units))
 	}
-	for i := r.m.ready(0, now); i >= 0; i = r.m.ready(i+1, now) {
-		op, attempt := r.m.begin(i)
+	for i := r.m.Ready(0, now); i >= 0; i = r.m.Ready(i+1, now) {
+		op, attempt := r.m.Begin(i, time.Time{})
 		ctx, cancel := context.WithCancelCause(r.ctx)
 		r.cancels[i] = cancel
-		go r.beside(ctx, i, op, attempt, r.m.past())
+		go r.beside(ctx, i, op, attempt, r.m.Past())
 	}
-	if r.m.busy() == 0 {
+	if r.m.Busy() == 0 {
 		return false
 	}
-	if r.m.turning(now) {
-		for i, cancel := range r.cancels {
-			if r.m.work[i].busy && r.m.units[i].Status == StepStarted && !r.m.mustKnow(i) {
-				cancel(&turnedBack{r.m.wish})
-			}
+	for i, cancel := range r.cancels {
+		if r.m.Useless(i, now) {
+			cancel(&turnedBack{r.m.Wish})
 		}
 	}
 	var next <-chan time.Time
-	if at, ok := r.m.wake(now); ok {
+	if at, ok := r.m.Wake(now); ok {
 		t := time.NewTimer(at.Sub(now))
 		defer t.Stop()
 		next = t.C
 	}
 	select {
 	case res := <-r.results:
-		r.take(res)
+		r.collect(res)
 	case <-next:
 	}
 	return true
@@ -242,9 +259,7 @@ func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int, pa
 	res.err = r.attempt(ctx, i, op, attempt, past)
 }
 
-func (r *memoryRun[S]) receive() { r.take(<-r.results) }
-
-func (r *memoryRun[S]) take(res memoryResult) {
+func (r *memoryRun[S]) collect(res memoryResult) {
 	r.cancels[res.unit](nil)
 	if res.err == errPanicked && r.broken == nil {
 		r.broken = &res
@@ -255,22 +270,22 @@ func (r *memoryRun[S]) take(res memoryResult) {
 // wait waits for the time of the next attempt, or for the end of ctx if that still
 // matters.
 func (r *memoryRun[S]) wait(now time.Time) {
-	at, ok := r.m.wake(now)
+	at, ok := r.m.Wake(now)
 	if !ok {
-		r.m.stick("", errors.New("saga: nothing can go on"))
+		r.m.Stick("", errors.New("saga: nothing can go on"))
 		return
 	}
 	t := time.NewTimer(at.Sub(now))
 	defer t.Stop()
-	if r.m.back {
+	if r.m.Back {
 		<-t.C
 		return
 	}
 	select {
 	case <-t.C:
 	case <-r.ctx.Done():
-		if r.m.past() || r.m.undecided() {
-			r.m.stick(r.m.late(ended.Error(r.ctx)))
+		if r.m.Past() || r.m.Undecided() {
+			r.m.Stick(r.m.Late(ended.Error(r.ctx)))
 		}
 	}
 }

@@ -148,10 +148,10 @@ func TestRunReadsErrors(t *testing.T) {
 		{"not retryable", hint{}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"answered", answer{}, []string{"do x", "undo x"}, 0},
 		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
-		{"no effect beside a time-out", errors.Join(saga.NoEffect(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
+		{"no effect beside a timeout", errors.Join(saga.NoEffect(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
 		{"no effect twice", errors.Join(saga.NoEffect(errDeclined), fmt.Errorf("b: %w", saga.NoEffect(errDeclined))), []string{"do x"}, 0},
 		{"no effect beside a refusal", errors.Join(saga.NoEffect(errDeclined), refusal{}), []string{"do x"}, 0},
-		{"no effect around a time-out", saga.NoEffect(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
+		{"no effect around a timeout", saga.NoEffect(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
 		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.NoEffect(errDeclined)}, []string{"do x", "undo x"}, 0},
 		{"in doubt, whatever is inside", saga.InDoubt(saga.NoEffect(errDeclined)), []string{"do x", "undo x"}, 0},
 		{"a refusal in doubt", saga.InDoubt(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
@@ -511,15 +511,6 @@ func TestRunRunsBranchesInParallel(t *testing.T) {
 		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
 		require.Equal(t, 8*time.Second, time.Since(begun))
 		require.Equal(t, []string{"do a", "do b", "do c", "undo b", "undo c", "undo a"}, log)
-
-		t.Log("in another order, if it is said")
-		log = nil
-		sg = graph(&log, &mu)
-		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.NoEffect(errDeclined) }
-		sg.Steps[0].UndoAfter = []string{}
-		sg.Steps[1].UndoAfter = []string{"c"}
-		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
-		require.Equal(t, []string{"do a", "do b", "do c", "undo a", "undo c", "undo b"}, log)
 	})
 }
 
@@ -600,7 +591,8 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 		var undone []string
 		undoable := func(name string, panics bool) saga.Step[trip] {
 			st := step(name)
-			st.UndoAfter = []string{} // all at once
+			st.After = []string{} // all at once
+			st.Do = func(context.Context, *trip) error { return nil }
 			st.Undo = func(context.Context, *trip) error {
 				mu.Lock()
 				undone = append(undone, name)
@@ -615,8 +607,9 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 			}
 			return st
 		}
-		sg := sequence(undoable("a", false), undoable("b", true), undoable("c", false), undoable("d", true),
-			failing("e", saga.NoEffect(errDeclined)))
+		fails := failing("e", saga.NoEffect(errDeclined))
+		fails.After = []string{"a", "b", "c", "d"}
+		sg := sequence(undoable("a", false), undoable("b", true), undoable("c", false), undoable("d", true), fails)
 		done := make(chan any, 1)
 		go func() {
 			defer func() { done <- recover() }()
@@ -691,14 +684,6 @@ func TestRunCallsTheMiddleware(t *testing.T) {
 	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s))
 	require.Equal(t, []string{"around do", "around undo"}, order)
 	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
-}
-
-func TestFuncIsARun(t *testing.T) {
-	var s trip
-	fn := sequence(step("flight")).Func(&s)
-	require.NoError(t, fn(t.Context()))
-	require.NoError(t, fn(t.Context()))
-	require.Equal(t, []string{"do flight", "do flight"}, s.Calls)
 }
 
 func TestACopyOfADefinitionIsAnotherDefinition(t *testing.T) {

@@ -7,36 +7,34 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/saga/internal/memory"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own; there is no leader. A Runner is safe for
 // concurrent use.
 type Runner struct {
-	store Store
-	tx    TxStore // nil if the store has no transactions
+	store store.Store
+	tx    store.TxStore // nil if the store has no transactions
 	owner string
 	wake  chan struct{} // claim now
 	beat  chan struct{} // send a heartbeat now
 
 	setting   settings.Setting[RunnerConfig]
 	observers notify.Observers[Event]
+	panics    notify.Panics // of hooks
 
 	mu       sync.Mutex
-	programs map[Definition]*registered
-	sagas    map[string]*sagaCounts // by name of the definition
-	held     map[string]*execution
+	programs map[store.Definition]*registered
+	held     map[string]*lease
 	reserved int             // places kept for a Start or claim under way
 	base     context.Context // of every attempt; nil while Run is not under way
 	draining bool
@@ -48,29 +46,34 @@ type Runner struct {
 	looked  time.Time // when the latest look began at the numbers in the store
 	looking bool
 
-	count  counters
-	stored atomic.Pointer[Counts] // at the last look that was answered
-	warned atomic.Int64           // when a failure of the store was last logged
+	figures figures
+	stored  atomic.Pointer[store.Counts] // at the last look that was answered
+	warned  atomic.Int64                 // when a failure of the store was last logged
 }
 
-// NewRunner returns a runner on store. The runner runs no saga before Run is called.
-// NewRunner panics with the error of [RunnerConfig.Validate], and if store is nil.
-func NewRunner(store Store, cfg RunnerConfig) *Runner {
+// NewMemory returns a store that keeps sagas in the process. It is for tests, and for sagas
+// that need not survive the process. Sagas that have ended stay in it, unless
+// [RunnerConfig] Keep says otherwise.
+func NewMemory() store.Store { return memory.New() }
+
+// NewRunner returns a runner on st. The runner runs no saga before Run is called. NewRunner
+// panics with the error of [RunnerConfig.Validate], and if st is nil.
+func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
-	if store == nil {
+	if st == nil {
 		err = errors.Join(errors.New("saga.NewRunner needs a Store, not nil"), err)
 	}
 	if err != nil {
 		panic(err)
 	}
 	r := &Runner{
-		store: store, owner: rand.Text()[:12],
+		store: st, owner: rand.Text()[:12],
 		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
-		programs: make(map[Definition]*registered), sagas: make(map[string]*sagaCounts),
-		held: make(map[string]*execution), waiters: make(map[string][]chan struct{}),
+		programs: make(map[store.Definition]*registered),
+		held:     make(map[string]*lease), waiters: make(map[string][]chan struct{}),
 	}
 	r.setting.Adopt(settings.New(cfg, RunnerConfig.withDefaults), nil)
-	r.tx, _ = store.(TxStore)
+	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
 		r.owner = cfg.Name + "-" + r.owner
 	}
@@ -85,7 +88,7 @@ func NewRunner(store Store, cfg RunnerConfig) *Runner {
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		t, err := sg.program()
-		if err == nil && t.plan.needsTx && r.tx == nil {
+		if err == nil && t.plan.NeedsTx && r.tx == nil {
 			err = fmt.Errorf("%w: %s has a DoTx or UndoTx", ErrNoTx, sg.Name)
 		}
 		if err == nil {
@@ -94,11 +97,11 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 		if err != nil {
 			panic(err)
 		}
-		d := Definition{sg.Name, sg.Version}
+		d := store.Definition{Saga: sg.Name, Version: sg.Version}
 		r.mu.Lock()
 		known := r.programs[d]
 		if known == nil {
-			r.programs[d] = r.register(t)
+			r.programs[d] = &registered{program: t, steps: r.figures.of(t.plan)}
 		}
 		r.mu.Unlock()
 		if known != nil && known.program != program(t) {
@@ -112,121 +115,203 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	}
 }
 
-// A registered definition is a program with its figures.
-type registered struct {
-	program
-	counts *sagaCounts
-	steps  []*stepCounts // by unit
-	turn   int64         // of its latest claim
-
-	// Guarded by Runner.mu.
-	held     int
-	reserved int  // of Runner.reserved, if it has a bound
-	backlog  bool // as Runner.backlog, of its bound
-}
-
-// free returns how many more sagas the runner may hold of the definition.
-func (p *registered) free() int {
-	if most := p.planned().most; most > 0 {
-		return most - p.held - p.reserved
-	}
-	return math.MaxInt
-}
-
-func (r *Runner) program(d Definition) (*registered, error) {
+func (r *Runner) program(saga string, version int) (*registered, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.programs[d]; p != nil {
+	if p := r.programs[store.Definition{Saga: saga, Version: version}]; p != nil {
 		return p, nil
 	}
-	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, d.Saga, d.Version)
+	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
 
 // definitions returns what is registered, in the order of their turns to be claimed: that
 // of which a saga was claimed last comes last. The caller holds r.mu.
-func (r *Runner) definitions() []Definition {
+func (r *Runner) definitions() []store.Definition {
 	list := slices.Collect(maps.Keys(r.programs))
-	slices.SortFunc(list, func(a, b Definition) int { return cmp.Compare(r.programs[a].turn, r.programs[b].turn) })
+	slices.SortFunc(list, func(a, b store.Definition) int { return cmp.Compare(r.programs[a].turn, r.programs[b].turn) })
 	return list
-}
-
-// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx
-// has ended already, another Run is under way, or the store is a [Checker] and was not
-// set up.
-//
-// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
-// attempts, and writes back the sagas that it holds for other runners to continue. After
-// Drain it sends no more heartbeats: other runners take over sagas that are not written
-// back by the end of their leases. So Run returns within about Drain and LeaseTTL, unless a
-// step ignores the end of its ctx.
-func (r *Runner) Run(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
-	}
-	if err := r.check(ctx); err != nil {
-		return err
-	}
-	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(ErrDraining)
-	r.mu.Lock()
-	if r.base != nil {
-		r.mu.Unlock()
-		return errors.New("saga: the runner is running already")
-	}
-	r.base, r.draining = base, false
-	r.mu.Unlock()
-
-	var g errgroup.Group
-	g.Go(func() error { r.claimLoop(ctx); return nil })
-	g.Go(func() error { r.listenLoop(ctx); return nil })
-	g.Go(func() error { r.reportLoop(ctx); return nil })
-	g.Go(func() error { r.sweepLoop(ctx); return nil })
-	g.Go(func() error { r.heartbeatLoop(base); return nil })
-	<-ctx.Done()
-	r.drain(cancel)
-	_ = g.Wait()
-	r.mu.Lock()
-	r.base = nil
-	r.mu.Unlock()
-	return nil
-}
-
-// check returns the error of a store that was not set up. If the store does not answer,
-// the runner runs nevertheless.
-func (r *Runner) check(ctx context.Context) error {
-	c, ok := r.store.(Checker)
-	if !ok {
-		return nil
-	}
-	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL/3)
-	defer cancel()
-	err := c.Check(call)
-	if errors.Is(err, ErrNotMigrated) {
-		return fmt.Errorf("saga: run: %w", err)
-	}
-	if err != nil && ctx.Err() == nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
-	}
-	return nil
-}
-
-// drain waits until the runner holds nothing any more, and ends base when Drain has
-// passed.
-func (r *Runner) drain(cancel context.CancelCauseFunc) {
-	r.mu.Lock()
-	r.draining = true
-	for _, e := range r.held {
-		e.nudge()
-	}
-	r.mu.Unlock()
-	hard := time.AfterFunc(max(r.config().Drain, 0), func() { cancel(ErrDraining) })
-	defer hard.Stop()
-	r.work.Wait()
-	cancel(ErrDraining)
 }
 
 func (r *Runner) isDraining() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.draining
+}
+
+// Name returns the Name of the RunnerConfig.
+func (r *Runner) Name() string { return r.config().Name }
+
+// Config returns the present configuration, with its defaults.
+func (r *Runner) Config() RunnerConfig { return r.setting.Config() }
+
+func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
+
+// Update changes the configuration of a runner, which may be running. change is called
+// with the present configuration, and must not call the runner. If the result is invalid,
+// Update returns the error of [RunnerConfig.Validate] and nothing changes. Concurrent
+// Updates are made one after the other.
+//
+//   - Nothing that the runner does is interrupted. It keeps its sagas, their attempts, its
+//     figures and its observers.
+//   - LeaseTTL holds for sagas that are claimed from now on, and for each held saga from its
+//     next heartbeat, which the runner sends immediately. Until then a saga keeps the lease
+//     that it has.
+//   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
+//     it keeps the sagas that it holds, and claims none while they are too many.
+//   - Inject and Extract hold for sagas that are started, and claimed, from now on.
+//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now on, for held sagas
+//     too. Drain holds for the next stop.
+//   - Name cannot change, since it is part of the name by which the runner owns its sagas.
+//     The Store is not part of the configuration and cannot change either.
+func (r *Runner) Update(change func(*RunnerConfig)) error {
+	return r.setting.Update(change, nil, func(*RunnerConfig) {
+		r.beatNow() // with the new LeaseTTL
+		r.Wake()    // with the new Concurrency, and then after the new Poll
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, e := range r.held {
+			e.nudge() // to look at the new StalledAfter and Park
+		}
+	})
+}
+
+// Preview returns what Config would return after the Update, or the error of Update, and
+// changes nothing.
+func (r *Runner) Preview(change func(*RunnerConfig)) (RunnerConfig, error) {
+	return r.setting.Preview(change)
+}
+
+// Wake makes the runner ask for due sagas immediately, without waiting for
+// RunnerConfig.Poll: after the commit of the transaction of a [StartTx].
+func (r *Runner) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// keepPlace keeps a place free for a saga of p that is about to be held, until freePlace. It
+// reports whether there is one.
+func (r *Runner) keepPlace(p *registered) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.free() <= 0 || r.reserve(1) == 0 {
+		return false
+	}
+	p.reserved++
+	return true
+}
+
+func (r *Runner) freePlace(p *registered) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.reserved--
+	r.unreserve(1)
+}
+
+// reserve keeps up to n places free for sagas that are about to be held, and returns how
+// many. The runner does not stop before unreserve. The caller holds r.mu.
+func (r *Runner) reserve(n int) int {
+	if r.base == nil || r.draining {
+		return 0
+	}
+	n = max(min(n, r.config().Concurrency-len(r.held)-r.reserved), 0)
+	if n > 0 {
+		r.reserved += n
+		r.work.Add(1)
+	}
+	return n
+}
+
+func (r *Runner) unreserve(n int) {
+	r.reserved -= n
+	r.work.Done()
+}
+
+// drop forgets a saga that is no longer held.
+func (r *Runner) drop(id string, l *lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := l.of
+	if r.held[id] == l {
+		delete(r.held, id)
+		p.held--
+	}
+	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
+		p.backlog && p.held+p.reserved <= p.planned().Most*3/4 {
+		r.backlog, p.backlog = false, false
+		r.Wake()
+	}
+	r.wakeResults(id)
+}
+
+// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
+func (r *Runner) wakeResults(id string) {
+	for _, w := range r.waiters[id] {
+		close(w)
+	}
+	delete(r.waiters, id)
+}
+
+// beatNow makes the runner send a heartbeat now: some sagas have a lease that is not the
+// configured one.
+func (r *Runner) beatNow() {
+	select {
+	case r.beat <- struct{}{}:
+	default:
+	}
+}
+
+// listen returns a channel that is closed when this runner no longer holds the saga.
+func (r *Runner) listen(id string) chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := make(chan struct{})
+	r.waiters[id] = append(r.waiters[id], w)
+	return w
+}
+
+func (r *Runner) unlisten(id string, w chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.waiters[id]
+	for i := range list {
+		if list[i] == w {
+			list[i] = list[len(list)-1]
+			r.waiters[id] = list[:len(list)-1]
+			break
+		}
+	}
+	if len(r.waiters[id]) == 0 {
+		delete(r.waiters, id)
+	}
+}
+
+// tellHeld tells the execution of a saga that this runner holds to look around, and
+// reports whether there is one. One that is lost, and only waits for its attempts, is none.
+func (r *Runner) tellHeld(id string) bool {
+	r.mu.Lock()
+	e := r.held[id]
+	r.mu.Unlock()
+	if e == nil || e.lost() {
+		return false
+	}
+	e.tellNews()
+	return true
+}
+
+// every calls fn after the first wait, after each that fn returns, and when wake is told, until
+// ctx ends.
+func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn func() time.Duration) {
+	t := time.NewTimer(first)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		case <-wake:
+		}
+		t.Reset(fn())
+	}
 }

@@ -17,12 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // begin runs a runner until stop is called or the test ends.
-func begin[S any](t *testing.T, store saga.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
+func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
-	r = saga.NewRunner(store, cfg)
+	r = saga.NewRunner(st, cfg)
 	saga.Register(r, sagas...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -95,12 +96,12 @@ func TestRunnerCompensates(t *testing.T) {
 }
 
 // abandoned starts a saga of one step whose owner has died.
-func abandoned(t *testing.T, store saga.Store, id string) {
+func abandoned(t *testing.T, st store.Store, id string) {
 	t.Helper()
-	_, created, err := store.Start(t.Context(), saga.StartRequest{
+	_, created, err := st.Start(t.Context(), store.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
 		Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
-		Owner: "dead", LeaseTTL: 15 * time.Second, Log: []saga.Entry{{Kind: saga.EventCreated}},
+		Owner: "dead", LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
 	})
 	require.NoError(t, err)
 	require.True(t, created)
@@ -131,18 +132,18 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// Each process that runs the step dies.
-		store := saga.NewMemory()
+		st := saga.NewMemory()
 		var stuck []saga.StuckSaga
 		poison := sequence(step("flight"))
-		abandoned(t, store, "poison")
+		abandoned(t, st, "poison")
 		for i := range 4 {
 			time.Sleep(16 * time.Second)
-			_, err := store.Claim(t.Context(), saga.ClaimRequest{
-				Owner: fmt.Sprint("victim-", i), LeaseTTL: 15 * time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			_, err := st.Claim(t.Context(), store.ClaimRequest{
+				Owner: fmt.Sprint("victim-", i), LeaseTTL: 15 * time.Second, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 		}
-		r, _ := begin(t, store, saga.RunnerConfig{MaxTakeovers: 4, OnStuck: func(_ context.Context, s saga.StuckSaga) {
+		r, _ := begin(t, st, saga.RunnerConfig{MaxTakeovers: 4, OnStuck: func(_ context.Context, s saga.StuckSaga) {
 			stuck = append(stuck, s)
 		}}, poison)
 		_, err := saga.Start(t.Context(), r, poison, "other", trip{})
@@ -165,14 +166,14 @@ func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
 
 // A gate is a store whose calls a test can change or make fail.
 type gate struct {
-	saga.Store
+	store.Store
 	mu     sync.Mutex
 	closed bool
-	commit func(context.Context, saga.CommitRequest) (saga.Receipt, error)
-	claim  func(context.Context, saga.ClaimRequest) ([]saga.Record, error)
-	start  func(context.Context, saga.StartRequest) (saga.Record, bool, error)
+	commit func(context.Context, store.CommitRequest) (store.Receipt, error)
+	claim  func(context.Context, store.ClaimRequest) ([]store.Record, error)
+	start  func(context.Context, store.StartRequest) (store.Record, bool, error)
 
-	heartbeat func(context.Context, saga.HeartbeatRequest) ([]saga.Renewed, error)
+	heartbeat func(context.Context, store.HeartbeatRequest) ([]store.Renewed, error)
 	reported  func(ctx context.Context, id string, seq int64) error
 }
 
@@ -191,14 +192,14 @@ func (g *gate) err() error {
 	return nil
 }
 
-func (g *gate) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (g *gate) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if g.start != nil {
 		return g.start(ctx, req)
 	}
 	return g.Store.Start(ctx, req)
 }
 
-func (g *gate) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (g *gate) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	if err := g.err(); err != nil {
 		return nil, err
 	}
@@ -208,7 +209,7 @@ func (g *gate) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record,
 	return g.Store.Claim(ctx, req)
 }
 
-func (g *gate) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (g *gate) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if err := g.err(); err != nil {
 		return nil, err
 	}
@@ -218,9 +219,9 @@ func (g *gate) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga
 	return g.Store.Heartbeat(ctx, req)
 }
 
-func (g *gate) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (g *gate) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if err := g.err(); err != nil {
-		return saga.Receipt{}, err
+		return store.Receipt{}, err
 	}
 	if g.commit != nil {
 		return g.commit(ctx, req)
@@ -235,14 +236,14 @@ func (g *gate) Reported(ctx context.Context, id string, seq int64) error {
 	return g.Store.Reported(ctx, id, seq)
 }
 
-func (g *gate) Load(ctx context.Context, id string) (saga.Record, error) {
+func (g *gate) Load(ctx context.Context, id string) (store.Record, error) {
 	if err := g.err(); err != nil {
-		return saga.Record{}, err
+		return store.Record{}, err
 	}
 	return g.Store.Load(ctx, id)
 }
 
-func (g *gate) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
+func (g *gate) Unregistered(ctx context.Context, d []store.Definition) ([]store.Unregistered, error) {
 	if err := g.err(); err != nil {
 		return nil, err
 	}
@@ -301,17 +302,17 @@ func TestALockedRowIsNotLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				store := saga.NewMemory()
-				g := &gate{Store: store, claim: func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }}
-				g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+				memory := saga.NewMemory()
+				g := &gate{Store: memory, claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
+				g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 					if since := time.Since(begun); since > 3*time.Second && since < 3*time.Second+c.locked {
-						var list []saga.Renewed
+						var list []store.Renewed
 						for _, h := range req.Held {
-							list = append(list, saga.Renewed{ID: h.ID, Epoch: h.Epoch, Locked: true})
+							list = append(list, store.Renewed{ID: h.ID, Epoch: h.Epoch, Locked: true})
 						}
 						return list, nil
 					}
-					return store.Heartbeat(ctx, req)
+					return memory.Heartbeat(ctx, req)
 				}
 				st := step("flight")
 				st.Do = func(ctx context.Context, _ *trip) error {
@@ -337,15 +338,15 @@ func TestALockedRowIsNotLost(t *testing.T) {
 // so is the one that the next is sent on.
 func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		g := &gate{Store: store}
+		memory := saga.NewMemory()
+		g := &gate{Store: memory}
 		beats := 0
-		g.heartbeat = func(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+		g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 			if beats++; beats%3 != 0 {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-			return store.Heartbeat(ctx, req)
+			return memory.Heartbeat(ctx, req)
 		}
 		st := step("flight")
 		st.Do = func(ctx context.Context, _ *trip) error {
@@ -367,8 +368,8 @@ func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 
 func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		g := &gate{Store: store, claim: func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }}
+		memory := saga.NewMemory()
+		g := &gate{Store: memory, claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
 		var calls atomic.Int64
 		st := step("flight")
 		st.Do = func(context.Context, *trip) error {
@@ -385,7 +386,7 @@ func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 		// At 15 s the lease is over; at 15.001 the store answers again.
 		time.AfterFunc(15*time.Second+time.Millisecond, func() { g.set(false) })
 		time.Sleep(21 * time.Second) // a heartbeat later
-		other, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		other, _ := begin(t, memory, saga.RunnerConfig{}, sg)
 		_, err := result[trip](t.Context(), other, "trip-1")
 		require.NoError(t, err)
 		require.Less(t, time.Since(begun), 24*time.Second)
@@ -395,36 +396,36 @@ func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// By the store's clock the lease was over long before it is here.
-		store := saga.NewMemory()
-		g := &gate{Store: store}
-		g.start = func(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+		st := saga.NewMemory()
+		g := &gate{Store: st}
+		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 			req.LeaseTTL = time.Nanosecond
-			return store.Start(ctx, req)
+			return st.Start(ctx, req)
 		}
 		hotel := step("hotel")
 		hotel.Do = func(context.Context, *trip) error { t.Error("the next step began"); return nil }
 		flight := step("flight")
 		flight.Do = func(ctx context.Context, _ *trip) error {
 			time.Sleep(time.Millisecond)
-			recs, err := store.Claim(ctx, saga.ClaimRequest{
-				Owner: "thief", LeaseTTL: time.Hour, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			recs, err := st.Claim(ctx, store.ClaimRequest{
+				Owner: "thief", LeaseTTL: time.Hour, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, err)
 			require.Len(t, recs, 1)
-			_, err = store.Commit(ctx, saga.CommitRequest{
+			_, err = st.Commit(ctx, store.CommitRequest{
 				ID: "trip-1", Epoch: recs[0].Epoch, Seq: recs[0].Seq, Status: saga.Running, Data: recs[0].Data,
-				Steps: recs[0].Steps, Log: make([]saga.Entry, 3),
+				Steps: recs[0].Steps, Log: make([]store.Entry, 3),
 			})
 			require.NoError(t, err)
 			return nil
 		}
 		sg := sequence(flight, hotel)
-		g.claim = func(context.Context, saga.ClaimRequest) ([]saga.Record, error) { return nil, nil }
+		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
 		time.Sleep(time.Millisecond)
 		go mustStart(t, r, sg)
 		time.Sleep(time.Second)
-		rec, err := store.Load(t.Context(), "trip-1")
+		rec, err := st.Load(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, "thief", rec.Owner)
 		require.EqualValues(t, 4, rec.Seq)
@@ -438,19 +439,19 @@ func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 // land after all, in the place of a record of the same length.
 func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		g := &gate{Store: store}
-		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+		st := saga.NewMemory()
+		g := &gate{Store: st}
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			if req.Status != saga.Compensating {
-				return store.Commit(ctx, req)
+				return st.Commit(ctx, req)
 			}
 			late := req
 			late.Nonce, late.Status, late.Release = req.Nonce+1, saga.Completed, true
-			late.Log = []saga.Entry{{Step: "hotel", Op: saga.OpDo, Kind: saga.EventDone}, {Kind: saga.EventCompleted}}
+			late.Log = []store.Entry{{Step: "hotel", Op: saga.OpDo, Kind: saga.EventDone}, {Kind: saga.EventCompleted}}
 			require.Len(t, req.Log, len(late.Log))
-			_, err := store.Commit(ctx, late)
+			_, err := st.Commit(ctx, late)
 			require.NoError(t, err)
-			return store.Commit(ctx, req)
+			return st.Commit(ctx, req)
 		}
 		flight := step("flight")
 		flight.Undo = func(context.Context, *trip) error { t.Error("a completed saga was undone"); return nil }
@@ -526,7 +527,7 @@ func TestARunnerThatStopsBeginsNothing(t *testing.T) {
 func TestAClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
-		g.claim = func(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 			time.Sleep(2 * time.Second)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
@@ -568,11 +569,11 @@ func TestARunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 func TestARunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// Heartbeats and reads work, commits do not.
-		store := saga.NewMemory()
+		st := saga.NewMemory()
 		begun := time.Now()
 		var late atomic.Int64
-		g := &gate{Store: store, commit: func(context.Context, saga.CommitRequest) (saga.Receipt, error) {
-			return saga.Receipt{}, errDown
+		g := &gate{Store: st, commit: func(context.Context, store.CommitRequest) (store.Receipt, error) {
+			return store.Receipt{}, errDown
 		}}
 		sg := sequence(step("flight"), step("hotel"))
 		first, stop := begin(t, g, saga.RunnerConfig{
@@ -584,7 +585,7 @@ func TestARunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 		}, sg)
 		mustStart(t, first, sg)
 		time.Sleep(time.Second)
-		second, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		second, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		stop()
 		// The drain ends at 11 s; the last heartbeat was at 10 s. It tries until the
 		// lease is over, with pauses of up to a twentieth of it.
@@ -703,7 +704,7 @@ func TestACancellationOfAParkedSagaTakesEffect(t *testing.T) {
 		st.Backoff = func(int) time.Duration { return time.Hour }
 		sg := sequence(st)
 		g := &gate{Store: saga.NewMemory()}
-		g.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			if req.Log[0].Kind == saga.EventParked {
 				_, err := g.Store.Cancel(ctx, req.ID, "just now")
 				assert.NoError(t, err)
@@ -736,13 +737,13 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 		}
 		// All results have arrived when the first is taken in.
 		sg := &saga.Saga[map[string]string]{Name: "wide", Steps: steps}
-		store := &gate{Store: saga.NewMemory()}
+		st := &gate{Store: saga.NewMemory()}
 		release := make(chan struct{})
-		store.commit = func(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+		st.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 			<-release
-			return store.Store.Commit(ctx, req)
+			return st.Store.Commit(ctx, req)
 		}
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "wide-1", map[string]string{"seed": "1"})
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
@@ -831,22 +832,22 @@ func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 
 func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for name, change := range map[string]func(*saga.StartRequest){
-			"state": func(r *saga.StartRequest) { r.Data = []byte("{") },
-			"steps": func(r *saga.StartRequest) { r.Steps = []byte("{") },
-			"other": func(r *saga.StartRequest) { r.Steps = []byte(`{"steps":[{"n":"hotel","s":"started"}]}`) },
+		for name, change := range map[string]func(*store.StartRequest){
+			"state": func(r *store.StartRequest) { r.Data = []byte("{") },
+			"steps": func(r *store.StartRequest) { r.Steps = []byte("{") },
+			"other": func(r *store.StartRequest) { r.Steps = []byte(`{"steps":[{"n":"hotel","s":"started"}]}`) },
 		} {
-			store := saga.NewMemory()
-			req := saga.StartRequest{
+			st := saga.NewMemory()
+			req := store.StartRequest{
 				ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []saga.Entry{{Kind: saga.EventCreated}},
+				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
 			}
 			change(&req)
-			_, _, err := store.Start(t.Context(), req)
+			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
-			r, stop := begin(t, store, saga.RunnerConfig{}, sequence(step("flight")))
+			r, stop := begin(t, st, saga.RunnerConfig{}, sequence(step("flight")))
 			time.Sleep(2 * time.Second)
-			rec, err := store.Load(t.Context(), "trip-1")
+			rec, err := st.Load(t.Context(), "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, saga.Stuck, rec.Status, name)
 			require.Equal(t, req.Data, rec.Data)
@@ -919,8 +920,8 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		other := &saga.Saga[trip]{Name: "other", Steps: sg.Steps}
-		store := &gate{Store: saga.NewMemory()}
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg, other)
+		st := &gate{Store: saga.NewMemory()}
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg, other)
 		in := mustStart(t, r, sg)
 		require.Equal(t, saga.Running, in.Status)
 		_, err := result[trip](t.Context(), r, "trip-1")
@@ -935,10 +936,10 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrExists)
 
 		t.Log("an answer that was lost")
-		store.start = func(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
-			_, _, err := store.Store.Start(ctx, req)
+		st.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+			_, _, err := st.Store.Start(ctx, req)
 			require.NoError(t, err)
-			return saga.Record{}, false, errDown
+			return store.Record{}, false, errDown
 		}
 		begun := time.Now()
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
@@ -948,8 +949,8 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 		require.Zero(t, time.Since(begun), "it runs here at once, not when its lease is over")
 
 		t.Log("one that failed")
-		store.start = func(context.Context, saga.StartRequest) (saga.Record, bool, error) {
-			return saga.Record{}, false, errDown
+		st.start = func(context.Context, store.StartRequest) (store.Record, bool, error) {
+			return store.Record{}, false, errDown
 		}
 		_, err = saga.Start(t.Context(), r, sg, "trip-3", trip{})
 		require.ErrorIs(t, err, errDown)
@@ -1014,16 +1015,16 @@ func TestVersionsSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v1, v2 := sequence(step("flight")), sequence(step("train"), step("hotel"))
 		v2.Version = 2
-		store := saga.NewMemory()
-		old := saga.NewRunner(store, saga.RunnerConfig{})
+		st := saga.NewMemory()
+		old := saga.NewRunner(st, saga.RunnerConfig{})
 		saga.Register(old, v1, v2)
 		_, err := saga.Start(t.Context(), old, v1, "one", trip{})
 		require.NoError(t, err)
 		_, err = saga.Start(t.Context(), old, v2, "two", trip{})
 		require.NoError(t, err)
 
-		reports := make(chan saga.Unregistered, 100)
-		r, stop := begin(t, store, saga.RunnerConfig{OnUnregistered: func(_ context.Context, u saga.Unregistered) {
+		reports := make(chan store.Unregistered, 100)
+		r, stop := begin(t, st, saga.RunnerConfig{OnUnregistered: func(_ context.Context, u store.Unregistered) {
 			reports <- u
 		}}, v2)
 		s, err := result[trip](t.Context(), r, "two")
@@ -1035,7 +1036,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		require.Empty(t, in.Owner)
 		require.Equal(t, []string{"created"}, events(t, r, "one"))
 		reported := <-reports
-		require.Equal(t, saga.Definition{Saga: "trip", Version: 1}, reported.Definition)
+		require.Equal(t, store.Definition{Saga: "trip", Version: 1}, reported.Definition)
 		require.Equal(t, 1, reported.Count)
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Unregistered)
@@ -1044,7 +1045,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		require.ErrorIs(t, r.Retry(t.Context(), "one", ""), saga.ErrNotRegistered)
 		stop()
 
-		both, _ := begin(t, store, saga.RunnerConfig{}, v1, v2)
+		both, _ := begin(t, st, saga.RunnerConfig{}, v1, v2)
 		s, err = result[trip](t.Context(), both, "one")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do flight"}, s.Calls)
@@ -1307,11 +1308,11 @@ func TestManySagasOnManyRunners(t *testing.T) {
 
 // A skewed store has a clock that is ahead of, or behind, that of the process.
 type skewed struct {
-	saga.Store
+	store.Store
 	by time.Duration
 }
 
-func (s *skewed) shift(rec saga.Record) saga.Record {
+func (s *skewed) shift(rec store.Record) store.Record {
 	for _, t := range []*time.Time{&rec.WakeAt, &rec.CompleteBy, &rec.CreatedAt, &rec.UpdatedAt, &rec.Now} {
 		if !t.IsZero() {
 			*t = t.Round(0).Add(s.by)
@@ -1320,12 +1321,12 @@ func (s *skewed) shift(rec saga.Record) saga.Record {
 	return rec
 }
 
-func (s *skewed) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *skewed) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.Store.Start(ctx, req)
 	return s.shift(rec), created, err
 }
 
-func (s *skewed) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (s *skewed) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	recs, err := s.Store.Claim(ctx, req)
 	for i := range recs {
 		recs[i] = s.shift(recs[i])
@@ -1333,7 +1334,7 @@ func (s *skewed) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Recor
 	return recs, err
 }
 
-func (s *skewed) Load(ctx context.Context, id string) (saga.Record, error) {
+func (s *skewed) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.Store.Load(ctx, id)
 	return s.shift(rec), err
 }

@@ -14,7 +14,7 @@
 //	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory, nothing durable
 //
 // A [Runner] runs the same definition durably: the progress of each saga is a row in
-// the user's own database (package sqlstore) or in any other [Store]. There is no
+// the user's own database (package sqlstore) or in any other [store.Store]. There is no
 // server, no broker and no deterministic replay.
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
@@ -131,6 +131,7 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 )
@@ -182,11 +183,8 @@ type Step[S any] struct {
 
 	// After names the steps that must be done before this one starts. Nil means the
 	// step before it in Steps, empty means none. Steps that do not wait for each other
-	// run in parallel.
+	// run in parallel. A step is undone when the steps that wait for it have been.
 	After []string
-	// UndoAfter names the steps that must be undone before this one is. Nil means the
-	// steps whose After names this one, empty means none.
-	UndoAfter []string
 
 	// Delay is how long the step waits before it begins, from the time at which the steps
 	// that it comes after are done. Zero means no wait. A step with a Delay or an Await
@@ -197,10 +195,8 @@ type Step[S any] struct {
 	// Delay. See [Runner.Signal] and [SignalFrom]. Empty means none; at most 100 bytes.
 	Await string
 	// AwaitFor is how long the step waits for its signal. Then it fails without effect,
-	// with [ErrNoSignal], or goes on if GoOn is set. Zero means no limit.
+	// with [ErrNoSignal], and its alternatives in Or have their turn. Zero means no limit.
 	AwaitFor time.Duration
-	// GoOn says that the step goes on without its signal after AwaitFor.
-	GoOn bool
 
 	// Saga makes the step consist of one or more sagas of their own, instead of a Do: see
 	// [ChildOf]. The step has no Undo, since its children have.
@@ -208,7 +204,7 @@ type Step[S any] struct {
 
 	// Or lists alternatives. If the step fails they are tried in turn, before the saga
 	// turns back. Each failed alternative is undone before the next one starts. An
-	// alternative has no After, UndoAfter, Or or Pivot of its own.
+	// alternative has no After, Or or Pivot of its own.
 	Or []Step[S]
 
 	// ReadOnly says that Do changes nothing. The step is never undone and never in
@@ -268,15 +264,38 @@ type Step[S any] struct {
 	Settle time.Duration
 }
 
-// Validate returns an error that lists everything that is wrong with the definition,
-// or nil.
-func (sg *Saga[S]) Validate() error {
-	_, err := sg.newPlan()
-	return err
+var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
+
+// Exponential returns a Step.Backoff with full jitter: each wait is a random time between
+// zero and a limit. The limit is first after the first attempt, doubles with each further
+// attempt, and is at most longest. If one of them is zero or negative there is no wait.
+//
+// The limit depends on the number of the attempt alone, so that a process that takes a
+// saga over continues with it.
+func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
+	return func(attempt int) time.Duration {
+		d := first
+		for ; attempt > 1 && d < longest; attempt-- {
+			d *= 2
+			if d <= 0 {
+				d = longest
+			}
+		}
+		d = min(d, longest)
+		if d <= 0 {
+			return 0
+		}
+		return rand.N(d) + 1
+	}
 }
 
-// Func returns a Run of the saga on s as the unit of work that the other patterns
-// wrap.
-func (sg *Saga[S]) Func(s *S) func(context.Context) error {
-	return func(ctx context.Context) error { return Run(ctx, sg, s) }
+// guarded returns a Backoff, or the default for nil, whose panic is its error.
+func guarded(backoff func(int) time.Duration) func(int) (time.Duration, error) {
+	if backoff == nil {
+		backoff = defaultBackoff
+	}
+	return func(attempt int) (d time.Duration, err error) {
+		defer caught(&err)
+		return backoff(attempt), nil
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // awaits returns a step that waits for a signal and writes its payload to the state.
@@ -134,10 +135,9 @@ func TestAwaitFor(t *testing.T) {
 		err    error
 	}{
 		"fails":               {func(*saga.Step[trip]) {}, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
-		"goes on":             {func(st *saga.Step[trip]) { st.GoOn = true }, []string{"do flight", "paid  false", "do car"}, nil},
 		"has an alternative":  {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{never} }, []string{"do flight", "do inn", "do car"}, nil},
 		"has a signal behind": {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{awaits("bill")} }, []string{"do flight", "bill x true", "do car"}, nil},
-		"without a Do":        {func(st *saga.Step[trip]) { st.Do, st.Undo, st.GoOn = nil, nil, true }, []string{"do flight", "do car"}, nil},
+		"without a Do":        {func(st *saga.Step[trip]) { st.Do, st.Undo = nil, nil }, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -335,11 +335,11 @@ func TestDelay(t *testing.T) {
 // written the saga back, when a Signal makes nothing due.
 func TestASignalAtTheMomentOfParking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &parking{Memory: saga.NewMemory()}
+		st := &parking{Store: saga.NewMemory()}
 		sg := sequence(awaits("paid"))
-		r, _ := begin[trip](t, store, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
-		store.before = func() {
-			_, err := store.Signal(t.Context(), saga.SignalRequest{ID: "trip-1", Name: "paid"})
+		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
+		st.before = func() {
+			_, err := st.Signal(t.Context(), store.SignalRequest{ID: "trip-1", Name: "paid"})
 			require.NoError(t, err)
 		}
 		begun := time.Now()
@@ -378,7 +378,7 @@ func TestAPayloadIsTheCallersOwn(t *testing.T) {
 func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &turning{Memory: saga.NewMemory()}
+			store := &turning{Store: saga.NewMemory()}
 			invoice := step("invoice")
 			invoice.Undo = func(ctx context.Context, s *trip) error {
 				payload, ok := saga.SignalFrom(ctx, "paid")
@@ -387,7 +387,7 @@ func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
 			}
 			sg := sequence(invoice, awaits("paid"))
 			r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-			elsewhere := saga.NewRunner(store.Memory, saga.RunnerConfig{})
+			elsewhere := saga.NewRunner(store.Store, saga.RunnerConfig{})
 			signal := func() { store.err = elsewhere.Signal(t.Context(), "trip-1", "paid", []byte("cash")) }
 			if after {
 				store.after = signal
@@ -460,7 +460,7 @@ func TestASagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 // is called, and on its way back when the store is asked to keep the signal.
 func TestASagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &asked{Memory: saga.NewMemory()}
+		store := &asked{Store: saga.NewMemory()}
 		sg := cursed()
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
@@ -483,23 +483,23 @@ func TestASagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 
 // An asked store calls before when it is asked to keep a signal.
 type asked struct {
-	*saga.Memory
+	store.Store
 	before func()
 }
 
-func (a *asked) Signal(ctx context.Context, req saga.SignalRequest) (saga.Record, error) {
+func (a *asked) Signal(ctx context.Context, req store.SignalRequest) (store.Record, error) {
 	a.before()
-	return a.Memory.Signal(ctx, req)
+	return a.Store.Signal(ctx, req)
 }
 
 // A turning store calls before and after around the record that the saga has turned back.
 type turning struct {
-	*saga.Memory
+	store.Store
 	before, after func()
 	err           error
 }
 
-func (s *turning) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *turning) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	turns := func(f *func()) {
 		if call := *f; call != nil && req.Status == saga.Compensating {
 			*f = nil
@@ -507,23 +507,23 @@ func (s *turning) Commit(ctx context.Context, req saga.CommitRequest) (saga.Rece
 		}
 	}
 	turns(&s.before)
-	receipt, err := s.Memory.Commit(ctx, req)
+	receipt, err := s.Store.Commit(ctx, req)
 	turns(&s.after)
 	return receipt, err
 }
 
 // A parking store calls before once, before it writes a saga back.
 type parking struct {
-	*saga.Memory
+	store.Store
 	before func()
 }
 
-func (p *parking) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (p *parking) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if before := p.before; req.Release && before != nil {
 		p.before = nil
 		before()
 	}
-	return p.Memory.Commit(ctx, req)
+	return p.Store.Commit(ctx, req)
 }
 
 // TestASignalReachesASagaThatWorks while a parallel step of it runs in another process.
@@ -550,7 +550,7 @@ func TestASignalReachesASagaThatWorks(t *testing.T) {
 // TestASagaDoesNotGoOnWithoutItsSignals when the store does not return them.
 func TestASagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &deaf{Memory: saga.NewMemory(), down: 5}
+		store := &deaf{Store: saga.NewMemory(), down: 5}
 		sg := sequence(awaits("paid"))
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
@@ -564,15 +564,15 @@ func TestASagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
 
 // A deaf store fails to return signals.
 type deaf struct {
-	*saga.Memory
+	store.Store
 	down int
 }
 
-func (d *deaf) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+func (d *deaf) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	if d.down--; d.down >= 0 {
 		return nil, sql.ErrConnDone
 	}
-	return d.Memory.Signals(ctx, id)
+	return d.Store.Signals(ctx, id)
 }
 
 func TestAnOperatorGoesOnWithoutASignal(t *testing.T) {
@@ -605,7 +605,6 @@ func TestValidateWaits(t *testing.T) {
 		`Delay is -1ns`:                 with(func(st *saga.Step[trip]) { st.Delay = -1 }),
 		`Await is 101 bytes long`:       with(func(st *saga.Step[trip]) { st.Await = strings.Repeat("x", 101) }),
 		`AwaitFor is 1ns`:               with(func(st *saga.Step[trip]) { st.AwaitFor = 1 }),
-		`GoOn is true`:                  with(func(st *saga.Step[trip]) { st.Await, st.GoOn = "x", true }),
 		`Undo is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Await, st.Do = "x", nil }),
 		`Do is set beside DoTx or Saga`: with(func(st *saga.Step[trip]) { st.Saga = child }),
 		`Saga is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Saga, st.Do = child, nil }),

@@ -3,11 +3,14 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Start starts a saga of a registered definition, with s as its state. When it returns
@@ -50,7 +53,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 // StartTx is Start within tx, a transaction of the store's own database: the saga exists
 // if tx commits. A runner finds it at its next poll; call [Runner.Wake] after the commit
 // to hasten that. An id that exists already is no error, unless it belongs to a
-// definition with another name. The store must be a [TxStore].
+// definition with another name. The store must be a [store.TxStore].
 func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: StartTx of %q", ErrNoTx, id)
@@ -70,32 +73,127 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (StartRequest, *registered, error) {
+func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (store.StartRequest, *registered, error) {
 	if ctx.Err() != nil {
-		return StartRequest{}, nil, ended.Error(ctx)
+		return store.StartRequest{}, nil, ended.Error(ctx)
 	}
 	t, err := sg.program()
 	var p *registered
 	if err == nil {
-		p, err = r.program(Definition{sg.Name, sg.Version})
+		p, err = r.program(sg.Name, sg.Version)
 	}
 	if err == nil {
-		err = checkID(id)
+		err = participant.CheckID(id)
 	}
 	if err != nil {
-		return StartRequest{}, nil, err
+		return store.StartRequest{}, nil, err
 	}
 	data, err := t.encode(&s)
 	if err != nil {
-		return StartRequest{}, nil, err
+		return store.StartRequest{}, nil, err
 	}
-	m := newMachine(t.plan)
-	if m.carried, err = r.inject(ctx); err != nil {
-		return StartRequest{}, nil, err
+	carried, err := r.inject(ctx)
+	if err != nil {
+		return store.StartRequest{}, nil, err
 	}
-	m.advance(time.Time{}) // the first steps are started with the record
-	return StartRequest{
-		ID: id, Saga: sg.Name, Version: sg.Version, Status: m.status, Data: data, Steps: m.encode(),
-		Nonce: rand.Int64(), CompleteIn: sg.Timeout, Log: []Entry{{Kind: EventCreated}},
-	}, p, nil
+	return startRequest(t.plan, id, data, carried), p, nil
+}
+
+// Result waits until the saga has ended, in whichever process, and returns its state.
+// The error is nil if the saga has completed. It is an [*Error], beside the state as it
+// was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
+// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store
+// fails, Result asks again after RunnerConfig.Poll, and returns the store's error together
+// with the end of ctx.
+//
+// The version of sg does not matter: the state is decoded by the definition that the
+// saga was started with, which must be registered with r.
+//
+// Consider a step that starts another saga and waits for its Result. It keeps the place
+// of its own saga meanwhile. With one Runner for both, such parents could take all places
+// of RunnerConfig.Concurrency and leave none for a child: give the children a Runner of
+// their own.
+func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
+	var s S
+	var failed error
+	for {
+		if ctx.Err() != nil {
+			return s, errors.Join(ended.Error(ctx), failed)
+		}
+		// Listen before the look at the store, so that no end is missed between them.
+		told := r.listen(id)
+		rec, err := r.store.Load(ctx, id)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			r.unlisten(id, told)
+			return s, fmt.Errorf("saga: result of %q: %w", id, err)
+		case err != nil:
+			failed = fmt.Errorf("saga: result of %q: %w", id, err)
+			if ctx.Err() == nil { // otherwise the call was cut short
+				r.storeFailed(ctx, failed)
+			}
+		case rec.Status == Stuck || rec.Status.Ended():
+			r.unlisten(id, told)
+			return resultOf[S](ctx, r, rec)
+		default:
+			failed = nil
+		}
+		t := time.NewTimer(r.config().Poll)
+		select {
+		case <-told:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		r.unlisten(id, told)
+	}
+}
+
+func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err error) {
+	p, err := r.program(rec.Saga, rec.Version)
+	if err != nil {
+		return s, err
+	}
+	decoded, err := p.decode(rec.Data)
+	if err != nil {
+		return s, err
+	}
+	state, ok := decoded.(*S)
+	if !ok {
+		return s, fmt.Errorf("saga: the state of %q is a %T, not a %T", rec.ID, decoded, &s)
+	}
+	if rec.Status == Completed {
+		return *state, nil
+	}
+	log, err := r.store.History(ctx, rec.ID, 0, 0)
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
+	}
+	failure := error(newInstance(rec, p.planned()).failure(log))
+	if err != nil {
+		failure = errors.Join(failure, err)
+	}
+	return *state, failure
+}
+
+// maxCarried is how many bytes a saga carries at most.
+const maxCarried = 4096
+
+// inject returns what a saga carries that is started under ctx.
+func (r *Runner) inject(ctx context.Context) (carried string, err error) {
+	fn := r.config().Inject
+	if fn == nil {
+		return "", nil
+	}
+	func() {
+		defer caught(&err)
+		carried = fn(ctx)
+	}()
+	if err != nil {
+		return "", fmt.Errorf("saga: Inject: %w", err)
+	}
+	if len(carried) > maxCarried || !utf8.ValidString(carried) {
+		return "", nil
+	}
+	return carried, nil
 }

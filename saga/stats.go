@@ -1,11 +1,13 @@
 package saga
 
 import (
-	"cmp"
+	"maps"
 	"slices"
-	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/saga/internal/plan"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Stats are the figures of one runner. The counters count since NewRunner and never go
@@ -33,6 +35,7 @@ type Stats struct {
 	Commits     int64 // writes of a held saga's progress; one may record several results
 	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep
 	StoreErrors int64
+	HookPanics  int64 // of hooks and observers
 
 	Sagas []SagaStats // by definition, in the order of their names
 	Steps []StepStats // by definition, step and op, in the order of the definition
@@ -40,7 +43,7 @@ type Stats struct {
 	// Stored are the numbers of the sagas in the store, those of all runners, at the last
 	// look, whether Run is under way or not. Stored.Now is zero before the first look, and
 	// after five minutes without a call of Runner.Stats.
-	Stored Counts
+	Stored store.Counts
 }
 
 // SagaStats are the figures of a registered definition. All of its versions count
@@ -74,130 +77,133 @@ type StepStats struct {
 	Took time.Duration // the sum of all attempts that were not refused
 }
 
-// counters are the counters of Stats that have no definition.
-type counters struct {
-	inFlight, started, claimed, takenOver, completed, compensated, stuck, abandoned       atomic.Int64
-	parked, released, lost, stalled, refused, commits, storeErrors, unregistered, deleted atomic.Int64
+// figures are what a runner counts.
+type figures struct {
+	mu    sync.Mutex
+	total Stats                   // without Sagas and Steps
+	sagas map[string]*sagaFigures // by name of the definition
 }
 
-// sagaCounts are the counters of a definition.
-type sagaCounts struct {
-	started, completed, compensated, stuck, abandoned, took atomic.Int64
-
-	steps []*stepCounts // of all versions
+type sagaFigures struct {
+	SagaStats
+	steps []*stepFigures // of all versions
 }
 
-// stepCounts are the counters of a step, or of one of its alternatives.
-type stepCounts struct {
-	name    string
-	hasUndo bool
-	do      opCounts
-	undo    opCounts
+// stepFigures are those of a step, or of one of its alternatives.
+type stepFigures struct {
+	do, undo StepStats
+	hasUndo  bool
 }
 
-type opCounts struct {
-	done, noEffect, inDoubt, failed, refused, interrupted, took atomic.Int64
+// count changes the totals.
+func (f *figures) count(change func(*Stats)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(&f.total)
 }
 
-func (c *stepCounts) op(op Op) *opCounts {
-	if op == OpUndo {
-		return &c.undo
+// of returns the figures of the steps of a plan. Versions of a definition share those of steps
+// that have the same name.
+func (f *figures) of(p *plan.Plan) (list []*stepFigures) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sagas == nil {
+		f.sagas = make(map[string]*sagaFigures)
 	}
-	return &c.do
-}
-
-func (c *opCounts) count(outcome Outcome, took time.Duration) {
-	if outcome != OutcomeRefused {
-		c.took.Add(int64(took))
+	own := f.sagas[p.Name]
+	if own == nil {
+		own = &sagaFigures{SagaStats: SagaStats{Saga: p.Name}}
+		f.sagas[p.Name] = own
 	}
-	switch outcome {
-	case OutcomeDone:
-		c.done.Add(1)
-	case OutcomeNoEffect:
-		c.noEffect.Add(1)
-	case OutcomeInDoubt:
-		c.inDoubt.Add(1)
-	case OutcomeFailed:
-		c.failed.Add(1)
-	case OutcomeRefused:
-		c.refused.Add(1)
-	case OutcomeInterrupted:
-		c.interrupted.Add(1)
-	}
-}
-
-// register returns a program with its counters. Versions of a definition share the
-// counters of steps that have the same name. The caller holds r.mu.
-func (r *Runner) register(p program) *registered {
-	plan := p.planned()
-	counts := r.sagas[plan.name]
-	if counts == nil {
-		counts = new(sagaCounts)
-		r.sagas[plan.name] = counts
-	}
-	reg := &registered{program: p, counts: counts}
-	for i := range plan.units {
-		u := &plan.units[i]
-		at := slices.IndexFunc(counts.steps, func(c *stepCounts) bool { return c.name == u.name })
+	for i := range p.Units {
+		u := &p.Units[i]
+		at := slices.IndexFunc(own.steps, func(s *stepFigures) bool { return s.do.Step == u.Name })
 		if at < 0 {
-			at = len(counts.steps)
-			counts.steps = append(counts.steps, &stepCounts{name: u.name})
+			at = len(own.steps)
+			own.steps = append(own.steps, &stepFigures{
+				do: StepStats{Saga: p.Name, Step: u.Name, Op: OpDo}, undo: StepStats{Saga: p.Name, Step: u.Name, Op: OpUndo},
+			})
 		}
-		counts.steps[at].hasUndo = counts.steps[at].hasUndo || u.hasUndo
-		reg.steps = append(reg.steps, counts.steps[at])
-	}
-	return reg
-}
-
-// Stats returns the runner's figures. It waits for nothing: at most every five seconds it
-// has the numbers in the store looked up in the background, for the next call.
-func (r *Runner) Stats() Stats {
-	r.look()
-	c := &r.count
-	s := Stats{
-		InFlight: c.inFlight.Load(), Unregistered: c.unregistered.Load(),
-		Started: c.started.Load(), Claimed: c.claimed.Load(), TakenOver: c.takenOver.Load(),
-		Completed: c.completed.Load(), Compensated: c.compensated.Load(), Stuck: c.stuck.Load(), Abandoned: c.abandoned.Load(),
-		Parked: c.parked.Load(), Released: c.released.Load(), Lost: c.lost.Load(), Stalled: c.stalled.Load(),
-		Refused: c.refused.Load(), Commits: c.commits.Load(), StoreErrors: c.storeErrors.Load(), Deleted: c.deleted.Load(),
-	}
-	if stored := r.stored.Load(); stored != nil {
-		s.Stored = Counts{slices.Clone(stored.Sagas), stored.Now}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s.Held = int64(len(r.held))
-	for name, counts := range r.sagas {
-		s.Sagas = append(s.Sagas, counts.stats(name))
-		s.Steps = append(s.Steps, counts.stepStats(name)...)
-	}
-	slices.SortFunc(s.Sagas, func(a, b SagaStats) int { return strings.Compare(a.Saga, b.Saga) })
-	slices.SortStableFunc(s.Steps, func(a, b StepStats) int { return cmp.Compare(a.Saga, b.Saga) })
-	return s
-}
-
-func (c *sagaCounts) stats(name string) SagaStats {
-	return SagaStats{
-		Saga: name, Started: c.started.Load(), Completed: c.completed.Load(), Compensated: c.compensated.Load(),
-		Stuck: c.stuck.Load(), Abandoned: c.abandoned.Load(), Took: time.Duration(c.took.Load()),
-	}
-}
-
-func (c *sagaCounts) stepStats(name string) []StepStats {
-	list := make([]StepStats, 0, 2*len(c.steps))
-	for _, step := range c.steps {
-		list = append(list, step.do.stats(name, step.name, OpDo))
-		if step.hasUndo {
-			list = append(list, step.undo.stats(name, step.name, OpUndo))
-		}
+		own.steps[at].hasUndo = own.steps[at].hasUndo || u.HasUndo
+		list = append(list, own.steps[at])
 	}
 	return list
 }
 
-func (c *opCounts) stats(saga, step string, op Op) StepStats {
-	return StepStats{
-		Saga: saga, Step: step, Op: op,
-		Done: c.done.Load(), NoEffect: c.noEffect.Load(), InDoubt: c.inDoubt.Load(), Failed: c.failed.Load(),
-		Refused: c.refused.Load(), Interrupted: c.interrupted.Load(), Took: time.Duration(c.took.Load()),
+// entry counts an entry of the log of a saga. life is how old the saga is.
+func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	own := f.sagas[saga]
+	if own == nil {
+		own = new(sagaFigures) // not registered: only the totals count it
 	}
+	switch kind {
+	case EventCreated:
+		f.total.Started++
+		own.Started++
+	case EventCompleted:
+		f.total.Completed++
+		own.Completed++
+		own.Took += life
+	case EventCompensated:
+		f.total.Compensated++
+		own.Compensated++
+		own.Took += life
+	case EventAbandoned:
+		f.total.Abandoned++
+		own.Abandoned++
+		own.Took += life
+	case EventStuck:
+		f.total.Stuck++
+		own.Stuck++
+	case EventParked:
+		f.total.Parked++
+	case EventReleased:
+		f.total.Released++
+	}
+}
+
+// attempt counts an attempt of a step.
+func (f *figures) attempt(step *stepFigures, op Op, outcome Outcome, took time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := &step.do
+	if op == OpUndo {
+		s = &step.undo
+	}
+	switch outcome {
+	case OutcomeDone:
+		s.Done++
+	case OutcomeNoEffect:
+		s.NoEffect++
+	case OutcomeInDoubt:
+		s.InDoubt++
+	case OutcomeFailed:
+		s.Failed++
+	case OutcomeInterrupted:
+		s.Interrupted++
+	case OutcomeRefused:
+		s.Refused++
+		f.total.Refused++
+		return // Took is of the others
+	}
+	s.Took += took
+}
+
+// stats returns the figures.
+func (f *figures) stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.total
+	for _, name := range slices.Sorted(maps.Keys(f.sagas)) {
+		s.Sagas = append(s.Sagas, f.sagas[name].SagaStats)
+		for _, step := range f.sagas[name].steps {
+			s.Steps = append(s.Steps, step.do)
+			if step.hasUndo {
+				s.Steps = append(s.Steps, step.undo)
+			}
+		}
+	}
+	return s
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A ledger is a database with one table of strings, as small as one can be: it
@@ -151,7 +152,7 @@ func (r *ledgerRows) Next(dest []driver.Value) error {
 
 // A txMemory is a Memory whose commits can take part in a ledger.s transactions.
 type txMemory struct {
-	*saga.Memory
+	store.Store
 	l      *ledger
 	db     *sql.DB
 	mu     sync.Mutex
@@ -162,7 +163,7 @@ type txMemory struct {
 
 func newTxMemory(t *testing.T) *txMemory {
 	l, db := newLedger(t)
-	return &txMemory{Memory: saga.NewMemory(), l: l, db: db}
+	return &txMemory{Store: saga.NewMemory(), l: l, db: db}
 }
 
 func (m *txMemory) Exclusive() bool { return m.exclusive }
@@ -177,23 +178,23 @@ func (m *txMemory) with(ctx context.Context, tx *sql.Tx, name string, fn func() 
 	return err
 }
 
-func (m *txMemory) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+func (m *txMemory) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	if rec, err := m.Load(ctx, req.ID); err == nil {
 		return rec, false, nil
 	}
-	return saga.Record{ID: req.ID, Saga: req.Saga}, true, m.with(ctx, tx, "start "+req.ID, func() error {
+	return store.Record{ID: req.ID, Saga: req.Saga}, true, m.with(ctx, tx, "start "+req.ID, func() error {
 		_, _, err := m.Start(context.Background(), req)
 		return err
 	})
 }
 
-func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
+func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
 	rec, err := m.Load(ctx, req.ID)
 	if err != nil {
 		return rec, err
 	}
 	list, err := m.Signals(ctx, req.ID)
-	known := slices.ContainsFunc(list, func(s saga.Signal) bool { return s.Name == req.Name })
+	known := slices.ContainsFunc(list, func(s store.Signal) bool { return s.Name == req.Name })
 	if err == nil && !known {
 		err = req.Admit(&rec)
 	}
@@ -206,16 +207,16 @@ func (m *txMemory) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequ
 	})
 }
 
-func (m *txMemory) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+func (m *txMemory) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	rec, err := m.Load(ctx, req.ID)
 	m.mu.Lock()
 	fenced := m.fenced
 	m.fenced = false
 	m.mu.Unlock()
 	if err != nil || fenced || rec.Epoch != req.Epoch || rec.Seq != req.Seq {
-		return saga.Receipt{}, saga.ErrFenced
+		return store.Receipt{}, store.ErrFenced
 	}
-	return saga.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote},
+	return store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote},
 		m.with(ctx, tx, "commit "+req.ID, func() error {
 			_, err := m.Commit(context.Background(), req)
 			return err
@@ -333,7 +334,7 @@ func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
 
 func TestAFencedOwnerRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newTxMemory(t)
+		memory := newTxMemory(t)
 		st := inTx("flight")
 		do, calls := st.DoTx, 0
 		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
@@ -342,30 +343,30 @@ func TestAFencedOwnerRollsBack(t *testing.T) {
 			}
 			err := do(ctx, tx, s)
 			time.Sleep(time.Millisecond)
-			_, cerr := store.Claim(ctx, saga.ClaimRequest{
-				Owner: "other", LeaseTTL: time.Second, Limit: 1, Definitions: []saga.Definition{{Saga: "trip", Version: 1}},
+			_, cerr := memory.Claim(ctx, store.ClaimRequest{
+				Owner: "other", LeaseTTL: time.Second, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
 			})
 			require.NoError(t, cerr)
 			return err
 		}
 		sg := sequence(st)
-		g := &txGate{store}
+		g := &txGate{memory}
 		r, _ := begin[trip](t, g, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(500 * time.Millisecond)
-		require.Empty(t, store.l.did(), "a paused owner that wakes up commits nothing")
+		require.Empty(t, memory.l.did(), "a paused owner that wakes up commits nothing")
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"do flight"}, store.l.did())
+		require.Equal(t, []string{"do flight"}, memory.l.did())
 	})
 }
 
 // A txGate gives leases that are already over by the store.s clock.
 type txGate struct{ *txMemory }
 
-func (g *txGate) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (g *txGate) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	req.LeaseTTL = time.Nanosecond
 	return g.txMemory.Start(ctx, req)
 }

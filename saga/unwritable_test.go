@@ -12,12 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A picky store refuses commits whose state has certain words, and may
 // be out of order.
 type picky struct {
-	*saga.Memory
+	store.Store
 	words    string
 	noCommit atomic.Bool
 	noWrite  atomic.Bool
@@ -26,31 +27,31 @@ type picky struct {
 
 var errTooLong = errors.New("value too long")
 
-func (p *picky) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (p *picky) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	p.tries.Add(1)
 	if p.noCommit.Load() || p.noWrite.Load() || p.words != "" && bytes.Contains(req.Data, []byte(p.words)) {
-		return saga.Receipt{}, errTooLong
+		return store.Receipt{}, errTooLong
 	}
-	return p.Memory.Commit(ctx, req)
+	return p.Store.Commit(ctx, req)
 }
 
-func (p *picky) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (p *picky) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if p.noWrite.Load() {
 		return nil, errTooLong
 	}
-	return p.Memory.Heartbeat(ctx, req)
+	return p.Store.Heartbeat(ctx, req)
 }
 
-func (p *picky) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (p *picky) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	if p.noWrite.Load() {
 		return nil, errTooLong
 	}
-	return p.Memory.Claim(ctx, req)
+	return p.Store.Claim(ctx, req)
 }
 
 func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &picky{Memory: saga.NewMemory(), words: "do hotel"}
+		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		sg := sequence(step("flight"), step("hotel"), step("car"))
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
@@ -78,7 +79,7 @@ func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 
 func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &picky{Memory: saga.NewMemory(), words: "undo flight"}
+		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
 		sg := sequence(step("flight"), failing("hotel", saga.NoEffect(errDeclined)))
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
@@ -101,7 +102,7 @@ func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &picky{Memory: saga.NewMemory()}
+				store := &picky{Store: saga.NewMemory()}
 				var once atomic.Bool
 				flight := step("flight")
 				flight.Do = func(context.Context, *trip) error {
@@ -127,7 +128,7 @@ func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 // stuck, which is written once the store is mended. A runner with such a saga stops in time.
 func TestAStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &picky{Memory: saga.NewMemory()}
+		store := &picky{Store: saga.NewMemory()}
 		store.noCommit.Store(true)
 		sg := sequence(step("flight"), step("hotel"))
 		first, stop := begin[trip](t, store, saga.RunnerConfig{}, sg)
@@ -179,25 +180,25 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 
 // An overloaded store answers no claim in time.
 type overloaded struct {
-	*saga.Memory
+	store.Store
 	until  time.Time
 	claims atomic.Int64
 }
 
-func (o *overloaded) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (o *overloaded) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	o.claims.Add(1)
 	if time.Now().Before(o.until) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return o.Memory.Claim(ctx, req)
+	return o.Store.Claim(ctx, req)
 }
 
 // TestAClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease
 // let the store come round.
 func TestAClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &overloaded{Memory: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
+		store := &overloaded{Store: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
 		var told atomic.Pointer[error]
 		sg := sequence(step("flight"))
 		r, stop := begin[trip](t, store, saga.RunnerConfig{OnStoreError: func(_ context.Context, err error) { told.Store(&err) }}, sg)

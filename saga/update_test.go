@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 func TestConfigHasItsDefaults(t *testing.T) {
@@ -93,20 +94,20 @@ func TestUpdateKeepsSagasFiguresAndObservers(t *testing.T) {
 
 // heartbeats records the heartbeats of a store.
 type heartbeats struct {
-	*saga.Memory
+	store.Store
 	mu   sync.Mutex
 	at   []time.Time
 	down atomic.Bool
 }
 
-func (h *heartbeats) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (h *heartbeats) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	h.mu.Lock()
 	h.at = append(h.at, time.Now())
 	h.mu.Unlock()
 	if h.down.Load() {
 		return nil, errDown
 	}
-	return h.Memory.Heartbeat(ctx, req)
+	return h.Store.Heartbeat(ctx, req)
 }
 
 // since returns the times of the heartbeats after begun.
@@ -124,7 +125,7 @@ func TestUpdateOfTheLease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &heartbeats{Memory: saga.NewMemory()}
+				store := &heartbeats{Store: saga.NewMemory()}
 				sg := slow(time.Hour)
 				r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: c.from}, sg)
 				mustStart(t, r, sg)
@@ -161,7 +162,7 @@ func TestUpdateOfTheLease(t *testing.T) {
 // store are still the short ones, so the heartbeats must not wait for the long one.
 func TestUpdateToALongerLeaseLosesNoSagaWhenItsHeartbeatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &heartbeats{Memory: saga.NewMemory()}
+		store := &heartbeats{Store: saga.NewMemory()}
 		sg := slow(time.Hour)
 		r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, OnStoreError: func(context.Context, error) {}}, sg)
 		mustStart(t, r, sg)
@@ -180,13 +181,13 @@ func TestUpdateToALongerLeaseLosesNoSagaWhenItsHeartbeatFails(t *testing.T) {
 // heartbeat of that Update.
 func TestUpdateOfTheLeaseDuringAClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
+		st := saga.NewMemory()
 		sg := slow(time.Hour)
-		_, err := saga.Start(t.Context(), idle(store, sg), sg, "trip-1", trip{})
+		_, err := saga.Start(t.Context(), idle(st, sg), sg, "trip-1", trip{})
 		require.NoError(t, err)
 		answer := make(chan struct{})
-		g := &gate{Store: store, claim: func(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
-			recs, err := store.Claim(ctx, req)
+		g := &gate{Store: st, claim: func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+			recs, err := st.Claim(ctx, req)
 			<-answer
 			return recs, err
 		}}
@@ -201,8 +202,8 @@ func TestUpdateOfTheLeaseDuringAClaim(t *testing.T) {
 }
 
 // idle returns a runner that only starts sagas.
-func idle(store saga.Store, sg *saga.Saga[trip]) *saga.Runner {
-	r := saga.NewRunner(store, saga.RunnerConfig{})
+func idle(st store.Store, sg *saga.Saga[trip]) *saga.Runner {
+	r := saga.NewRunner(st, saga.RunnerConfig{})
 	saga.Register(r, sg)
 	return r
 }

@@ -59,17 +59,10 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Settle is -1s`, with(func(s *saga.Step[trip]) { s.Settle = -time.Second })},
 		{`saga.Step "a2".Pivot is true: must be false in an alternative`, alternative(func(s *saga.Step[trip]) { s.Pivot = true })},
 		{`saga.Step "a2".After is [b]: must be nil in an alternative`, alternative(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
-		{`saga.Step "a2".UndoAfter is [b]: must be nil in an alternative`, alternative(func(s *saga.Step[trip]) { s.UndoAfter = []string{"b"} })},
 		{`saga.Step "a2".Or is 1 steps: must be empty in an alternative`, alternative(func(s *saga.Step[trip]) { s.Or = []saga.Step[trip]{step("a3")} })},
 		{`saga.Step "a": After names "c": no such step`, with(func(s *saga.Step[trip]) { s.After = []string{"c"} })},
-		{`saga.Step "a": UndoAfter names "c": no such step`, with(func(s *saga.Step[trip]) { s.UndoAfter = []string{"c"} })},
 		{`saga.Step "a": After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"a"} })},
 		{`After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
-		{`UndoAfter makes it wait for itself`, func() []saga.Step[trip] {
-			a, b := step("a"), step("b")
-			b.UndoAfter = []string{"a"} // and a is undone after b, which comes after it
-			return []saga.Step[trip]{a, b}
-		}()},
 		{`saga.Step "b": Pivot is true: "a" is the pivot already`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
@@ -152,12 +145,6 @@ func FuzzValidate(f *testing.F) {
 				st.After = []string{}
 				for range next() % 4 {
 					st.After = append(st.After, name(next()))
-				}
-			}
-			if bits&4 != 0 {
-				st.UndoAfter = []string{}
-				for range next() % 3 {
-					st.UndoAfter = append(st.UndoAfter, name(next()))
 				}
 			}
 			if bits&8 != 0 {

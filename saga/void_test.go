@@ -13,7 +13,7 @@ import (
 
 var errLost = errors.New("the reply is lost")
 
-// then returns a step whose Do returns each of errs in turn, and the last one for ever.
+// then returns a step whose Do returns each of errs in turn, and the last one forever.
 // It keeps the turn by the calls in the state, since a definition runs several times.
 func then(name string, errs ...error) saga.Step[trip] {
 	st := step(name)
@@ -53,7 +53,7 @@ func TestAVoidSettlesEveryAttempt(t *testing.T) {
 		{"in a NoEffect, which is about the attempt", saga.NoEffect(void), false},
 		{"in doubt, whatever is inside", saga.InDoubt(void), false},
 		{"beside a NoEffect", errors.Join(void, saga.NoEffect(errDeclined)), false},
-		{"beside a time-out", errors.Join(void, context.DeadlineExceeded), false},
+		{"beside a timeout", errors.Join(void, context.DeadlineExceeded), false},
 		{"beside a refusal", errors.Join(void, refusal{}), false},
 		{"of no parts", saga.Abort(parts(nil)), false},
 		{"of a child", &saga.Error{Status: saga.Compensated, Err: void}, false},

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestAFailureDoesNotWaitForAStepThatWaits: a step fails for good while another one waits
@@ -58,7 +59,7 @@ func TestAFailureDoesNotWaitForAStepThatWaits(t *testing.T) {
 				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
 			},
 		},
-		"a signal, with a time-out": {
+		"a signal, with a timeout": {
 			pivot: true, status: saga.Stuck,
 			waits: func(*warehouse) []saga.Step[trip] {
 				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go", AwaitFor: 48 * time.Hour})}
@@ -171,7 +172,7 @@ func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 func TestChildrenEndBesideALongWait(t *testing.T) {
 	for name, beside := range map[string]saga.Step[trip]{
 		"delay":    {Name: "beside", Delay: 10 * time.Minute},
-		"awaitFor": {Name: "beside", Await: "go", AwaitFor: 10 * time.Minute, GoOn: true},
+		"awaitFor": {Name: "beside", Await: "go", AwaitFor: 10 * time.Minute, Or: []saga.Step[trip]{{Name: "instead", Delay: 1}}},
 		"backoff": {Name: "beside", Undo: note("", nil), Backoff: func(int) time.Duration { return 10 * time.Minute },
 			Do: func(ctx context.Context, _ *trip) error {
 				if saga.CommandFrom(ctx).Attempt == 1 {
@@ -184,7 +185,7 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				store := &limited{Memory: saga.NewMemory(), most: 100, end: cancel}
+				store := &limited{Store: saga.NewMemory(), most: 100, end: cancel}
 				hold := make(chan struct{})
 				time.AfterFunc(30*time.Second, func() { close(hold) })
 				parcels := (&warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": hold}}).parcels(1)
@@ -205,17 +206,17 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 // A limited store counts the commits of the order, and calls end, and fails them, when there
 // are too many.
 type limited struct {
-	*saga.Memory
+	store.Store
 	writes, most int
 	end          func()
 }
 
-func (s *limited) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if req.ID == "order-1" {
 		if s.writes++; s.writes > s.most {
 			s.end()
 			time.Sleep(time.Second) // a runner that goes round and round would let no time pass
 		}
 	}
-	return s.Memory.Commit(ctx, req)
+	return s.Store.Commit(ctx, req)
 }

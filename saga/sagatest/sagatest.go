@@ -182,7 +182,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 			wrapped[j] = c.wrap(scenario, alt, w)
 		}
 		first := wrapped[0]
-		first.After, first.UndoAfter, first.Pivot, first.Or = st.After, st.UndoAfter, st.Pivot, wrapped[1:]
+		first.After, first.Pivot, first.Or = st.After, st.Pivot, wrapped[1:]
 		sg.Steps = append(sg.Steps, first)
 	}
 	err := saga.Run(c.t.Context(), sg, tried.State)

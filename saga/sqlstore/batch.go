@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A batcher makes the writes of several sagas, their starts or their commits, one
@@ -68,13 +68,13 @@ type pending[Q, A any] struct {
 }
 
 type (
-	pendingCommit = pending[saga.CommitRequest, saga.Receipt]
-	pendingStart  = pending[saga.StartRequest, started]
+	pendingCommit = pending[store.CommitRequest, store.Receipt]
+	pendingStart  = pending[store.StartRequest, started]
 )
 
 // started is the answer to a start.
 type started struct {
-	rec     saga.Record
+	rec     store.Record
 	created bool
 }
 

@@ -19,8 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 var errBroken = errors.New("connection reset by peer")
@@ -77,7 +77,7 @@ func TestCommitsOfOneMomentGather(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 10 {
 			wg.Go(func() {
-				_, err := d.store.Commit(t.Context(), saga.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]saga.Entry, 1)})
+				_, err := d.store.Commit(t.Context(), store.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]store.Entry, 1)})
 				require.NoError(t, err)
 			})
 		}
@@ -94,7 +94,7 @@ func TestCommitsOfManyGoroutinesAreAllWritten(t *testing.T) {
 		for i := range many {
 			go func() {
 				time.Sleep(time.Duration(i%3) * time.Second)
-				rc, err := d.store.Commit(context.Background(), saga.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]saga.Entry, 1)})
+				rc, err := d.store.Commit(context.Background(), store.CommitRequest{ID: fmt.Sprint("c", i), Log: make([]store.Entry, 1)})
 				if err == nil && rc.CancelNote != fmt.Sprint("for c", i) {
 					err = errors.New(rc.CancelNote)
 				}
@@ -126,7 +126,7 @@ func TestACommitThatItsBatchSkipsIsSentByItself(t *testing.T) {
 		require.InDelta(t, 3, locked.took.Seconds(), 0.02)
 		require.NoError(t, a.wait())
 		require.InDelta(t, 2, a.took.Seconds(), 0.02)
-		require.Equal(t, saga.ErrFenced, fenced.wait())
+		require.Equal(t, store.ErrFenced, fenced.wait())
 		require.ElementsMatch(t, []string{"batch locked a fenced", "alone locked", "alone fenced"}, d.seen()[lanes:])
 	})
 }
@@ -142,7 +142,7 @@ func TestABatchThatFailsIsSettledOneByOne(t *testing.T) {
 		require.NoError(t, a.wait())
 		err := b.wait()
 		require.ErrorIs(t, err, errBroken)
-		require.NotErrorIs(t, err, saga.ErrFenced, "which would mean that it was not written")
+		require.NotErrorIs(t, err, store.ErrFenced, "which would mean that it was not written")
 		require.ElementsMatch(t, []string{"batch a b", "alone a", "alone b"}, d.seen()[lanes:])
 	})
 }
@@ -253,14 +253,14 @@ func newDesk(t *testing.T) *desk {
 	d := new(desk)
 	db := sql.OpenDB(d)
 	t.Cleanup(func() { _ = db.Close() })
-	d.store = sqlstore.New(db, sqlstore.PostgreSQL)
+	d.store = sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	return d
 }
 
 // An outcome is the result of one commit.
 type outcome struct {
 	id      string
-	receipt saga.Receipt
+	receipt store.Receipt
 	err     error
 	took    time.Duration
 	done    chan struct{}
@@ -296,7 +296,7 @@ func (d *desk) commitCtx(ctx context.Context, id string) *outcome {
 	o := &outcome{id: id, done: make(chan struct{})}
 	begun := time.Now()
 	go func() {
-		o.receipt, o.err = d.store.Commit(ctx, saga.CommitRequest{ID: id, Data: d.data, Log: make([]saga.Entry, 1)})
+		o.receipt, o.err = d.store.Commit(ctx, store.CommitRequest{ID: id, Data: d.data, Log: make([]store.Entry, 1)})
 		o.took = time.Since(begun)
 		close(o.done)
 	}()

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A queue is the due sagas of one version of a definition, either those that have an owner,
@@ -26,8 +26,8 @@ type queue struct {
 	Now     time.Time `json:"-"`
 }
 
-func (d *queue) definition() saga.Definition {
-	return saga.Definition{Saga: d.Name, Version: d.Version}
+func (d *queue) definition() store.Definition {
+	return store.Definition{Saga: d.Name, Version: d.Version}
 }
 
 // queues returns the queues that have a saga, in any order. It looks each up in the index.
@@ -49,8 +49,8 @@ func (s *Store) queues(ctx context.Context, counted bool) ([]queue, error) {
 
 // due returns the queues that a claim takes sagas from, in the order of their turns, and of
 // each definition that of crashed owners first.
-func (s *Store) due(ctx context.Context, req saga.ClaimRequest) ([]queue, error) {
-	known := make(map[saga.Definition]int, len(req.Definitions))
+func (s *Store) due(ctx context.Context, req store.ClaimRequest) ([]queue, error) {
+	known := make(map[store.Definition]int, len(req.Definitions))
 	for i, d := range req.Definitions {
 		known[d] = i + 1
 	}
@@ -93,17 +93,17 @@ func takeTurns(queues []queue, limit int) (turn []queue) {
 
 // stillFull returns the queues without those of a round that had fewer than Most sagas, and
 // those of definitions that have nothing Left.
-func stillFull(queues, turn []queue, claimed []saga.Record) []queue {
+func stillFull(queues, turn []queue, claimed []store.Record) []queue {
 	type key struct {
-		saga.Definition
+		store.Definition
 		owned bool
 	}
-	lacks, took := make(map[key]int), make(map[saga.Definition]int)
+	lacks, took := make(map[key]int), make(map[store.Definition]int)
 	for _, d := range turn {
 		lacks[key{d.definition(), d.Owned == 1}] = d.Most
 	}
 	for _, rec := range claimed {
-		d := saga.Definition{Saga: rec.Saga, Version: rec.Version}
+		d := store.Definition{Saga: rec.Saga, Version: rec.Version}
 		lacks[key{d, rec.Previous != ""}]--
 		took[d]++
 	}
@@ -115,13 +115,13 @@ func stillFull(queues, turn []queue, claimed []saga.Record) []queue {
 	})
 }
 
-// Counts implements [saga.Store]. It reads up to CountLimit index entries for each number.
-func (s *Store) Counts(ctx context.Context) (saga.Counts, error) {
+// Counts implements [store.Store]. It reads up to CountLimit index entries for each number.
+func (s *Store) Counts(ctx context.Context) (store.Counts, error) {
 	counts, err := s.counts(ctx)
 	return counts, wrap("counts", err)
 }
 
-func (s *Store) counts(ctx context.Context) (counts saga.Counts, err error) {
+func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 	var now moment
 	if err := s.db.QueryRowContext(ctx, "SELECT "+s.d.now()).Scan(&now); err != nil {
 		return counts, err
@@ -132,28 +132,16 @@ func (s *Store) counts(ctx context.Context) (counts saga.Counts, err error) {
 		" FROM ("+s.d.groups("saga_name", "name, status", "", "")+") AS g ORDER BY g.name"))
 	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 		var name string
-		var status saga.Status
+		var status store.Status
 		var n int
 		if err = rows.Scan(&name, &status, &n); err != nil {
 			return false, err
 		}
 		if last := len(counts.Sagas) - 1; last < 0 || counts.Sagas[last].Saga != name {
-			counts.Sagas = append(counts.Sagas, saga.Count{Saga: name})
+			counts.Sagas = append(counts.Sagas, store.Count{Saga: name})
 		}
-		c := &counts.Sagas[len(counts.Sagas)-1]
-		switch status {
-		case saga.Running:
-			c.Running = n
-		case saga.Compensating:
-			c.Compensating = n
-		case saga.Stuck:
-			c.Stuck = n
-		case saga.Completed:
-			c.Completed = n
-		case saga.Compensated:
-			c.Compensated = n
-		case saga.Abandoned:
-			c.Abandoned = n
+		if of := counts.Sagas[len(counts.Sagas)-1].Of(status); of != nil {
+			*of = n
 		}
 		return true, nil
 	})
@@ -162,12 +150,12 @@ func (s *Store) counts(ctx context.Context) (counts saga.Counts, err error) {
 	}
 	queues, err := s.queues(ctx, true)
 	for _, d := range queues {
-		i, ok := slices.BinarySearchFunc(counts.Sagas, d.Name, func(c saga.Count, name string) int { return strings.Compare(c.Saga, name) })
+		i, ok := slices.BinarySearchFunc(counts.Sagas, d.Name, func(c store.Count, name string) int { return strings.Compare(c.Saga, name) })
 		if !ok {
 			continue // it is new
 		}
 		c := &counts.Sagas[i]
-		c.Due = min(c.Due+d.Count, saga.CountLimit)
+		c.Due = min(c.Due+d.Count, store.CountLimit)
 		if c.OldestDue.IsZero() || d.Oldest.Before(c.OldestDue) {
 			c.OldestDue = d.Oldest
 		}
@@ -175,24 +163,24 @@ func (s *Store) counts(ctx context.Context) (counts saga.Counts, err error) {
 	return counts, err
 }
 
-// Unregistered implements [saga.Store].
-func (s *Store) Unregistered(ctx context.Context, registered []saga.Definition) ([]saga.Unregistered, error) {
+// Unregistered implements [store.Store].
+func (s *Store) Unregistered(ctx context.Context, registered []store.Definition) ([]store.Unregistered, error) {
 	list, err := s.queues(ctx, true)
 	slices.SortFunc(list, func(a, b queue) int { return cmp.Or(strings.Compare(a.Name, b.Name), a.Version-b.Version) })
-	var found []saga.Unregistered
+	var found []store.Unregistered
 	for _, d := range list {
 		if slices.Contains(registered, d.definition()) {
 			continue
 		}
 		if last := len(found) - 1; last >= 0 && found[last].Definition == d.definition() {
 			u := &found[last] // with an owner, and without one
-			u.Count = min(u.Count+d.Count, saga.CountLimit)
+			u.Count = min(u.Count+d.Count, store.CountLimit)
 			if d.Oldest.Before(u.Oldest) {
 				u.Oldest = d.Oldest
 			}
 			continue
 		}
-		found = append(found, saga.Unregistered{Definition: d.definition(), Count: d.Count, Oldest: d.Oldest, Now: d.Now})
+		found = append(found, store.Unregistered{Definition: d.definition(), Count: d.Count, Oldest: d.Oldest, Now: d.Now})
 	}
 	return found, wrap("unregistered", err)
 }

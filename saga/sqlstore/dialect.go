@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A dialect has the statements of one kind of database. The callers of methods that take
@@ -23,12 +23,9 @@ type dialect interface {
 	isolated(ctx context.Context, q querier) (bool, error)
 	txOptions() *sql.TxOptions
 	lock(ctx context.Context, q querier) error
-	// mayRepeat reports whether the database has rolled a transaction back that may be
-	// repeated: a deadlock.
-	mayRepeat(err error) bool
 
-	start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error)
-	commit(ctx context.Context, q querier, req saga.CommitRequest) (saga.Receipt, error)
+	start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error)
+	commit(ctx context.Context, q querier, req store.CommitRequest) (store.Receipt, error)
 	// commitBatch writes the commits that pass the fence and whose rows are not locked,
 	// and marks them as written. An error leaves open whether any of them was.
 	commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error
@@ -37,13 +34,13 @@ type dialect interface {
 	// ids. An error leaves open whether any of them was written.
 	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
 	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
-	claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error)
-	heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error)
+	claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error)
+	heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error)
 	// cancel returns sql.ErrNoRows if the record is still to be read.
-	cancel(ctx context.Context, q querier, id, note string) (saga.Record, error)
+	cancel(ctx context.Context, q querier, id, note string) (store.Record, error)
 	// ended returns the ids of sagas that ended long ago and have no parent, and endedChildren
 	// those of children that have ended. Both lock the rows.
-	ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error)
+	ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error)
 	endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error)
 	// remove deletes sagas, and removes them from the children that they still have.
 	remove(ctx context.Context, q querier, ids []string) error
@@ -64,7 +61,7 @@ type dialect interface {
 	// of the index.
 	groups(index, columns, least, where string) string
 	// count returns an expression for how many entries of an index a condition admits, up to
-	// saga.CountLimit. order is the columns of the index that the condition does not fix.
+	// store.CountLimit. order is the columns of the index that the condition does not fix.
 	count(index, where, order string) string
 	readNewest() string // the end of a query that must see the newest version of a row
 	comparesRows() bool // whether it uses an index for (a, b) > (c, d)
@@ -80,7 +77,7 @@ type querier interface {
 // countFirst is dialect.count. The order keeps planners from reading the table instead of the
 // index.
 func countFirst(where, order string) string {
-	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(saga.CountLimit) + ") AS c)"
+	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(store.CountLimit) + ") AS c)"
 }
 
 func and(where, condition string) string {
@@ -91,7 +88,7 @@ func and(where, condition string) string {
 }
 
 // logArgs returns the columns of log entries, without their time.
-func logArgs(id string, seq, epoch int64, log []saga.Entry) []any {
+func logArgs(id string, seq, epoch int64, log []store.Entry) []any {
 	args := make([]any, 0, 8*len(log))
 	for i := range log {
 		e := &log[i]

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // readLimit is how many sagas List reads for a page at most, if the filter has conditions
@@ -26,7 +26,7 @@ const maxArms = 48
 // the whole table by id.
 type listing struct {
 	s     *Store
-	f     saga.Filter
+	f     store.Filter
 	limit int
 	after *position // exclusive
 	until *position // inclusive; nil if everything is read
@@ -34,7 +34,7 @@ type listing struct {
 
 type arm struct {
 	name   string
-	status saga.Status
+	status store.Status
 }
 
 // A position is a place in the order of a list.
@@ -43,14 +43,14 @@ type position struct {
 	id string
 }
 
-// List implements [saga.Store]. Each page is one statement or, if the filter has
+// List implements [store.Store]. Each page is one statement or, if the filter has
 // conditions that no index has, two: the first finds the end of what the second reads.
-func (s *Store) List(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+func (s *Store) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
 	recs, next, err := s.list(ctx, f)
 	return recs, next, wrap("list", err)
 }
 
-func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+func (s *Store) list(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
 	l := &listing{s: s, f: f, limit: cmp.Or(max(f.Limit, 0), 100)}
 	if err := l.begin(); err != nil {
 		return nil, "", err
@@ -67,7 +67,7 @@ func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, string,
 			}
 		}
 	}
-	var recs []saga.Record
+	var recs []store.Record
 	for _, chunk := range chunks {
 		found, err := l.read(ctx, chunk)
 		if err != nil {
@@ -75,7 +75,7 @@ func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, string,
 		}
 		recs = append(recs, found...)
 	}
-	slices.SortFunc(recs, func(a, b saga.Record) int { return l.compare(l.positionOf(&a), l.positionOf(&b)) })
+	slices.SortFunc(recs, func(a, b store.Record) int { return l.compare(l.positionOf(&a), l.positionOf(&b)) })
 	if len(recs) > l.limit {
 		recs = recs[:l.limit]
 		return recs, l.cursor(l.positionOf(&recs[l.limit-1])), nil
@@ -90,10 +90,10 @@ func (s *Store) list(ctx context.Context, f saga.Filter) ([]saga.Record, string,
 func (l *listing) begin() error {
 	switch l.f.Order {
 	case "":
-		l.f.Order = saga.ByID
-	case saga.ByID, saga.OldestFirst, saga.NewestFirst:
+		l.f.Order = store.ByID
+	case store.ByID, store.OldestFirst, store.NewestFirst:
 	default:
-		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", l.f.Order, saga.ByID, saga.OldestFirst, saga.NewestFirst)
+		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", l.f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
 	}
 	if l.f.After == "" {
 		return nil
@@ -111,7 +111,7 @@ func (l *listing) begin() error {
 	return nil
 }
 
-func (l *listing) byTime() bool { return l.f.Order != saga.ByID }
+func (l *listing) byTime() bool { return l.f.Order != store.ByID }
 
 func (l *listing) cursor(p position) string {
 	if l.byTime() {
@@ -120,7 +120,7 @@ func (l *listing) cursor(p position) string {
 	return p.id
 }
 
-func (l *listing) positionOf(r *saga.Record) position {
+func (l *listing) positionOf(r *store.Record) position {
 	if l.byTime() {
 		return position{r.CreatedAt, r.ID}
 	}
@@ -129,7 +129,7 @@ func (l *listing) positionOf(r *saga.Record) position {
 
 func (l *listing) compare(a, b position) int {
 	c := cmp.Or(a.at.Compare(b.at), strings.Compare(a.id, b.id))
-	if l.f.Order == saga.NewestFirst {
+	if l.f.Order == store.NewestFirst {
 		return -c
 	}
 	return c
@@ -147,9 +147,9 @@ func (l *listing) arms(ctx context.Context) ([]arm, error) {
 	if f.Saga == "" && len(f.Status) == 0 && !f.Failing && !l.byTime() {
 		return []arm{{}}, nil
 	}
-	status := []saga.Status{saga.Running, saga.Compensating, saga.Stuck, saga.Completed, saga.Compensated, saga.Abandoned}
-	status = slices.DeleteFunc(status, func(st saga.Status) bool {
-		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != saga.Running && st != saga.Compensating
+	status := []store.Status{store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned}
+	status = slices.DeleteFunc(status, func(st store.Status) bool {
+		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != store.Running && st != store.Compensating
 	})
 	names := []string{f.Saga}
 	if f.Saga == "" {
@@ -205,7 +205,7 @@ func (l *listing) bound(ctx context.Context, arms []arm) error {
 }
 
 // read returns the first sagas that the filter admits, up to one more than the limit.
-func (l *listing) read(ctx context.Context, arms []arm) ([]saga.Record, error) {
+func (l *listing) read(ctx context.Context, arms []arm) ([]store.Record, error) {
 	columns := l.s.d.columns()
 	if l.f.WithoutState {
 		columns = strings.Replace(columns, " data,", " '' AS data,", 1)
@@ -230,7 +230,7 @@ func (l *listing) read(ctx context.Context, arms []arm) ([]saga.Record, error) {
 		q.text.WriteString(l.order() + limit)
 	}
 	rows, err := l.s.db.QueryContext(ctx, l.s.tables.sql(q.text.String()), q.args...)
-	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
+	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
 }
 
 // merge writes a statement for each arm, and combines them.
@@ -251,9 +251,9 @@ func (l *listing) merge(q *query, arms []arm, one func(arm)) {
 
 func (l *listing) order() string {
 	switch l.f.Order {
-	case saga.OldestFirst:
+	case store.OldestFirst:
 		return " ORDER BY created_at, id"
-	case saga.NewestFirst:
+	case store.NewestFirst:
 		return " ORDER BY created_at DESC, id DESC"
 	}
 	return " ORDER BY id"
@@ -267,7 +267,7 @@ func (l *listing) in(q *query, a arm) {
 		q.and("status = ", string(a.status))
 	}
 	gt, lt := ">", "<"
-	if l.f.Order == saga.NewestFirst {
+	if l.f.Order == store.NewestFirst {
 		gt, lt = lt, gt
 	}
 	if l.after == nil && !l.byTime() {

@@ -5,12 +5,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A mysql writes in transactions under READ COMMITTED. Each locks its rows by a SELECT
@@ -113,7 +113,7 @@ const mysqlColumns = recordColumns + ", " + mysqlNow + " AS store_now, '' AS pre
 
 func (*mysql) schema() string { return mysqlSchema }
 
-func (*mysql) barrier() string { return saga.BarrierTableMySQL }
+func (*mysql) barrier() string { return participant.TableMySQL }
 
 func (*mysql) check(context.Context, querier) error { return nil }
 
@@ -147,25 +147,6 @@ func (*mysql) txOptions() *sql.TxOptions { return &sql.TxOptions{Isolation: sql.
 
 func (*mysql) lock(context.Context, querier) error { return nil }
 
-// mayRepeat reports whether a transaction that returned err was rolled back in favor of
-// another one, so that it may be repeated at once.
-func (*mysql) mayRepeat(err error) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		// The driver's error has the number of the server's and no method for it.
-		v := reflect.Indirect(reflect.ValueOf(err))
-		if v.Kind() != reflect.Struct {
-			continue
-		}
-		if n := v.FieldByName("Number"); n.IsValid() && n.CanUint() && n.Uint() == mysqlDeadlock {
-			return true
-		}
-	}
-	return false
-}
-
-// mysqlDeadlock is the number of the error ER_LOCK_DEADLOCK.
-const mysqlDeadlock = 1213
-
 func (*mysql) madeDue(update string) string { return update }
 
 func (*mysql) now() string { return mysqlNow }
@@ -198,8 +179,8 @@ func (*mysql) groups(index, columns, least, where string) string {
 // the query around it.
 func (*mysql) count(index, where, order string) string {
 	from := " FROM {p}saga FORCE INDEX ({p}" + index + ") WHERE " + where
-	return "(CASE WHEN (SELECT 1" + from + " ORDER BY " + order + " LIMIT 1 OFFSET " + strconv.Itoa(saga.CountLimit-1) + ") = 1 THEN " +
-		strconv.Itoa(saga.CountLimit) + " ELSE (SELECT count(*)" + from + ") END)"
+	return "(CASE WHEN (SELECT 1" + from + " ORDER BY " + order + " LIMIT 1 OFFSET " + strconv.Itoa(store.CountLimit-1) + ") = 1 THEN " +
+		strconv.Itoa(store.CountLimit) + " ELSE (SELECT count(*)" + from + ") END)"
 }
 
 // readNewest ends a query that is to see the newest row, also in a transaction of the
@@ -225,7 +206,7 @@ const mysqlStart = `INSERT IGNORE INTO {p}saga (id, name, version, status, data,
 	nonce, parent, parent_step, last_error, cancel_note, created_at, updated_at)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, '', '', now, now FROM (SELECT ` + mysqlNow + ` AS now) AS t`
 
-func (d *mysql) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+func (d *mysql) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
 	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100); err != nil {
 		return now, false, err // IGNORE would cut them off
 	}
@@ -276,10 +257,10 @@ func mysqlCommitText(release string) string {
 	updated_at = ` + mysqlNow + release + ` WHERE id = ?`
 }
 
-func (d *mysql) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+func (d *mysql) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	err = q.QueryRowContext(ctx, d.fenced, req.ID, req.Epoch, req.Seq).Scan(&rc.CancelRequested, &rc.CancelNote)
 	if errors.Is(err, sql.ErrNoRows) {
-		return rc, saga.ErrFenced
+		return rc, store.ErrFenced
 	}
 	if err != nil {
 		return rc, err
@@ -288,7 +269,7 @@ func (d *mysql) commit(ctx context.Context, q querier, req saga.CommitRequest) (
 }
 
 // write writes a commit whose row is locked and passes the fence.
-func (d *mysql) write(ctx context.Context, q querier, req saga.CommitRequest) error {
+func (d *mysql) write(ctx context.Context, q querier, req store.CommitRequest) error {
 	args := make([]any, 0, 12)
 	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
@@ -313,7 +294,7 @@ func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingComm
 	}
 	type fence struct {
 		*pendingCommit
-		saga.Receipt
+		store.Receipt
 	}
 	text, args := d.among(d.fencedRows, ids)
 	rows, err := q.QueryContext(ctx, text, args...)
@@ -346,7 +327,7 @@ func mysqlLogText(n int) string {
 		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+mysqlNow+")", n), ", ")
 }
 
-func (d *mysql) append(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
+func (d *mysql) append(ctx context.Context, q querier, id string, seq, epoch int64, log []store.Entry) error {
 	if len(log) == 0 {
 		return nil
 	}
@@ -362,7 +343,7 @@ ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`
 const mysqlClaim = `UPDATE {p}saga SET epoch = epoch + 1, takeovers = takeovers + (owner <> '' AND owner <> ?),
 	owner = ?, wake_at = ` + mysqlNow + ` + ? WHERE id IN ({ids})`
 
-func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
+func (d *mysql) claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error) {
 	ids, previous, err := pick(ctx, q, d.due, queues, req.Limit)
 	if err != nil || len(ids) == 0 {
 		return nil, err
@@ -373,7 +354,7 @@ func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, que
 	}
 	text, args = d.among(d.claimedRows, ids)
 	rows, err := q.QueryContext(ctx, text, args...)
-	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
+	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
 		rec, err := scan(rows)
 		rec.Previous = previous[rec.ID]
 		return rec, err
@@ -381,7 +362,7 @@ func (d *mysql) claim(ctx context.Context, q querier, req saga.ClaimRequest, que
 }
 
 // heartbeat waits for no row: a locked one is read as it was last committed.
-func (d *mysql) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (d *mysql) heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	epochs := make(map[string]int64, len(req.Held))
 	ids := make([]string, 0, len(req.Held))
 	for _, h := range req.Held {
@@ -390,7 +371,7 @@ func (d *mysql) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequ
 	}
 	text, args := d.among(d.held, ids)
 	rows, err := q.QueryContext(ctx, text, append(args, req.Owner)...)
-	renewed, err := collect(rows, err, func(rows *sql.Rows) (n saga.Renewed, err error) {
+	renewed, err := collect(rows, err, func(rows *sql.Rows) (n store.Renewed, err error) {
 		return n, rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
 	})
 	if err != nil {
@@ -398,7 +379,7 @@ func (d *mysql) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequ
 	}
 	text, args = d.among(d.free, ids)
 	rows, err = q.QueryContext(ctx, text, append(args, req.Owner)...)
-	free, err := collect(rows, err, func(rows *sql.Rows) (h saga.Held, err error) { return h, rows.Scan(&h.ID, &h.Epoch) })
+	free, err := collect(rows, err, func(rows *sql.Rows) (h store.Held, err error) { return h, rows.Scan(&h.ID, &h.Epoch) })
 	if err != nil {
 		return nil, err
 	}
@@ -433,14 +414,14 @@ const mysqlCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?
 WHERE id = ? AND status = 'running' AND NOT cancel_requested`
 
 // cancel leaves it to the caller to read the record.
-func (d *mysql) cancel(ctx context.Context, q querier, id, note string) (rec saga.Record, err error) {
+func (d *mysql) cancel(ctx context.Context, q querier, id, note string) (rec store.Record, err error) {
 	if _, err = q.ExecContext(ctx, d.canceled, note, id); err == nil {
 		err = sql.ErrNoRows
 	}
 	return rec, err
 }
 
-func (d *mysql) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+func (d *mysql) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
 	return collect(rows, err, scanID)
 }

@@ -9,7 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A postgres makes each write one statement, with data-modifying CTEs. The texts are built
@@ -94,7 +95,7 @@ CREATE TABLE {p}saga_schema (version bigint NOT NULL);
 
 func (*postgres) schema() string { return postgresSchema }
 
-func (*postgres) barrier() string { return saga.BarrierTable }
+func (*postgres) barrier() string { return participant.Table }
 
 func (*postgres) check(context.Context, querier) error { return nil }
 
@@ -111,8 +112,6 @@ func (*postgres) lockSchema(ctx context.Context, q querier) error {
 }
 
 func (*postgres) unlockSchema(context.Context, querier) {}
-
-func (*postgres) mayRepeat(error) bool { return false }
 
 func (*postgres) readNewest() string { return "" }
 
@@ -177,7 +176,7 @@ func (*postgres) groups(_, columns, least, where string) string {
 
 func (*postgres) count(_, where, order string) string { return countFirst(where, order) }
 
-func (d *postgres) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+func (d *postgres) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
 	epoch := 0
 	if req.Owner != "" {
 		epoch = 1
@@ -308,7 +307,7 @@ func postgresLog(seq string, next, n int) string {
 	return b.String()
 }
 
-func (d *postgres) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+func (d *postgres) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	args := make([]any, 0, 16)
 	args = append(args, req.ID, req.Epoch, req.Seq, string(req.Status), orNull(req.Data), string(req.Steps),
 		req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
@@ -322,7 +321,7 @@ func (d *postgres) commit(ctx context.Context, q querier, req saga.CommitRequest
 	}
 	err = q.QueryRowContext(ctx, text.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&rc.CancelRequested, &rc.CancelNote)
 	if errors.Is(err, sql.ErrNoRows) {
-		err = saga.ErrFenced
+		err = store.ErrFenced
 	}
 	return rc, err
 }
@@ -362,7 +361,7 @@ func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pendingC
 	}
 	rows, err := q.QueryContext(ctx, text, batchArgs(batch)...)
 	_, err = collect(rows, err, func(rows *sql.Rows) (i int, err error) {
-		var rc saga.Receipt
+		var rc store.Receipt
 		if err = rows.Scan(&i, &rc.CancelRequested, &rc.CancelNote); err == nil {
 			batch[i].answer, batch[i].written = rc, true
 		}
@@ -372,11 +371,11 @@ func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pendingC
 }
 
 // dueAtOnce reports whether the saga is due after the commit.
-func dueAtOnce(req *saga.CommitRequest) bool {
-	return req.Release && req.WakeIn <= 0 && (req.Status == saga.Running || req.Status == saga.Compensating)
+func dueAtOnce(req *store.CommitRequest) bool {
+	return req.Release && req.WakeIn <= 0 && (req.Status == store.Running || req.Status == store.Compensating)
 }
 
-func appendLog(args []any, log []saga.Entry) []any {
+func appendLog(args []any, log []store.Entry) []any {
 	for i := range log {
 		e := &log[i]
 		args = append(args, e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error)
@@ -403,9 +402,9 @@ UPDATE {p}saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestam
 WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING ` + recordColumns + `, statement_timestamp(), (SELECT p.owner FROM picked p WHERE p.id = s.id)`
 
-func (d *postgres) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
+func (d *postgres) claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error) {
 	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Microseconds(), req.Limit, jsonText(queues))
-	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) { return scan(rows) })
+	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
 }
 
 // postgresHeartbeat waits for no row: a locked one is read as it was last committed. The
@@ -422,7 +421,7 @@ renewed AS (UPDATE {p}saga s SET wake_at = statement_timestamp() + $2::bigint * 
 	RETURNING s.id)
 SELECT h.id, h.epoch, r.id IS NULL, h.cancel_requested, h.cancel_note FROM h LEFT JOIN renewed r ON r.id = h.id`
 
-func (d *postgres) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (d *postgres) heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	rows, err := q.QueryContext(ctx, d.beat, req.Owner, req.LeaseTTL.Microseconds(), jsonHeld(req.Held))
 	return collect(rows, err, scanRenewed)
 }
@@ -431,7 +430,7 @@ const postgresCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note 
 	wake_at = CASE WHEN owner = '' THEN statement_timestamp() ELSE wake_at END
 WHERE id = $1 AND status = 'running' AND NOT cancel_requested`
 
-func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (saga.Record, error) {
+func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (store.Record, error) {
 	return scan(q.QueryRowContext(ctx, d.canceled, id, note))
 }
 
@@ -439,7 +438,7 @@ const postgresEnded = `SELECT id FROM {p}saga
 WHERE ` + isDeletable + ` AND status = $1 AND wake_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED`
 
-func (d *postgres) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+func (d *postgres) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Microseconds(), limit)
 	return collect(rows, err, scanID)
 }
@@ -502,7 +501,7 @@ func batchArgs(batch []*pendingCommit) []any {
 }
 
 // entry adds a log entry to its arrays.
-func entry(to []array, seq int64, e *saga.Entry) {
+func entry(to []array, seq int64, e *store.Entry) {
 	to[0].number(seq)
 	to[1].text(e.Step)
 	to[2].text(string(e.Op))

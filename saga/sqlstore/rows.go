@@ -6,12 +6,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // scan reads a record from a row with the columns of dialect.columns.
-func scan(row interface{ Scan(...any) error }) (saga.Record, error) {
-	var r saga.Record
+func scan(row interface{ Scan(...any) error }) (store.Record, error) {
+	var r store.Record
 	var wakeAt, completeBy, createdAt, updatedAt, now moment
 	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Parent, &r.ParentStep, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
 		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
@@ -27,7 +27,7 @@ const recordColumns = `id, name, version, status, data, steps, parent, parent_st
 
 func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
 
-func scanRenewed(rows *sql.Rows) (n saga.Renewed, err error) {
+func scanRenewed(rows *sql.Rows) (n store.Renewed, err error) {
 	return n, rows.Scan(&n.ID, &n.Epoch, &n.Locked, &n.CancelRequested, &n.CancelNote)
 }
 

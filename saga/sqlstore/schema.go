@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // schemaVersion is the version of the tables. From 0.1.0 on, whatever changes them makes it
@@ -39,7 +39,7 @@ func (s *Store) Schema() string {
 		s.d.barrier()+";\n"), "\n")
 }
 
-// Migrate creates the tables and indexes, including [saga.BarrierTable], unless they
+// Migrate creates the tables and indexes, including saga.BarrierTable, unless they
 // exist. If they do, it needs no right to create tables. Several processes may call it at
 // the same time. It returns an error if a table of one of these names, except
 // saga_barrier, belongs to another program or has another version. On SQLite it also
@@ -85,14 +85,14 @@ func (s *Store) migrate(ctx context.Context) error {
 	return tx.Commit()
 }
 
-// Check implements [saga.Checker]: it returns nil if the tables exist and have this
+// Check implements [store.Checker]: it returns nil if the tables exist and have this
 // version.
 func (s *Store) Check(ctx context.Context) error {
 	return wrap("check", s.find(ctx, s.db))
 }
 
 // errNoTables is returned by find if none of the tables exists.
-var errNoTables = fmt.Errorf("%w: it has no tables", saga.ErrNotMigrated)
+var errNoTables = fmt.Errorf("%w: it has no tables", store.ErrNotMigrated)
 
 // find returns nil if the tables exist and have this version.
 func (s *Store) find(ctx context.Context, q querier) error {
@@ -118,7 +118,7 @@ func (s *Store) find(ctx context.Context, q querier) error {
 			whose = "an older schema of this library, from before 0.1.0 (drop its tables, or use Config.Prefix)"
 		}
 		return fmt.Errorf("%w: there is a table %s and no table %s: %s, or part of the schema is missing",
-			saga.ErrNotMigrated, found[0], missing[0], whose)
+			store.ErrNotMigrated, found[0], missing[0], whose)
 	}
 	var version int
 	err := q.QueryRowContext(ctx, s.tables.sql("SELECT coalesce(max(version), 0) FROM {p}saga_schema")).Scan(&version)
@@ -126,7 +126,7 @@ func (s *Store) find(ctx context.Context, q querier) error {
 		return fmt.Errorf("version of the schema: %w", err)
 	}
 	if version != schemaVersion {
-		return fmt.Errorf("%w: its schema is of another version of this library: %d, and this program's is %d", saga.ErrNotMigrated, version, schemaVersion)
+		return fmt.Errorf("%w: its schema is of another version of this library: %d, and this program's is %d", store.ErrNotMigrated, version, schemaVersion)
 	}
 	return nil
 }

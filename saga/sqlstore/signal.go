@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"errors"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // The tables of the signals. The row of a saga is locked while a signal of it is written,
@@ -40,21 +40,21 @@ CREATE TABLE {p}saga_signal (
 `
 )
 
-// Signal implements [saga.Store].
-func (s *Store) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
+// Signal implements [store.Store].
+func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
 	var refused error
 	err = s.transact(ctx, func(ctx context.Context, q querier) error {
 		rec, refused, err = s.signal(ctx, q, req)
 		return err
 	})
 	if err != nil {
-		return saga.Record{}, wrap("signal", err)
+		return store.Record{}, wrap("signal", err)
 	}
 	return rec, refused
 }
 
-// SignalTx implements [saga.TxStore].
-func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
+// SignalTx implements [store.TxStore].
+func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
 	rec, refused, err := s.signal(ctx, tx, req)
 	if err != nil {
 		return rec, wrap("signal", err)
@@ -63,7 +63,7 @@ func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest
 }
 
 // signal also returns the error of Admit.
-func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (rec saga.Record, refused, err error) {
+func (s *Store) signal(ctx context.Context, q querier, req store.SignalRequest) (rec store.Record, refused, err error) {
 	// First of all, this locks the row.
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
 		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))
@@ -90,11 +90,11 @@ func (s *Store) signal(ctx context.Context, q querier, req saga.SignalRequest) (
 	return rec, nil, err
 }
 
-// Signals implements [saga.Store].
-func (s *Store) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+// Signals implements [store.Store].
+func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name, payload, at FROM {p}saga_signal WHERE saga_id = "+
 		s.d.bind(1)+" ORDER BY name"), id)
-	list, err := collect(rows, err, func(rows *sql.Rows) (sig saga.Signal, err error) {
+	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
 		var at moment
 		err = rows.Scan(&sig.Name, &sig.Payload, &at)
 		sig.At = at.Time

@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A sqlite writes in transactions of two or three statements, the first of which takes the
@@ -89,7 +90,7 @@ const sqliteNow = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INT
 
 func (*sqlite) schema() string { return sqliteSchema }
 
-func (*sqlite) barrier() string { return saga.BarrierTable }
+func (*sqlite) barrier() string { return participant.Table }
 
 // check rejects settings that could lose a commit, or do not wait for a lock.
 func (*sqlite) check(ctx context.Context, q querier) error {
@@ -123,8 +124,6 @@ func (*sqlite) lockSchema(ctx context.Context, q querier) error {
 }
 
 func (*sqlite) unlockSchema(context.Context, querier) {}
-
-func (*sqlite) mayRepeat(error) bool { return false }
 
 func (*sqlite) readNewest() string { return "" }
 
@@ -187,7 +186,7 @@ const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
-func (d *sqlite) start(ctx context.Context, q querier, req saga.StartRequest) (now time.Time, created bool, err error) {
+func (d *sqlite) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
 	var epoch int64
 	if req.Owner != "" {
 		epoch = 1
@@ -221,7 +220,7 @@ func sqliteCommitText(release string) string {
 WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
-func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) (rc saga.Receipt, err error) {
+func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	args := make([]any, 0, 12)
 	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
@@ -232,7 +231,7 @@ func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) 
 	args = append(args, req.ID, req.Epoch, req.Seq)
 	err = q.QueryRowContext(ctx, text, args...).Scan(&rc.CancelRequested, &rc.CancelNote)
 	if errors.Is(err, sql.ErrNoRows) {
-		return rc, saga.ErrFenced
+		return rc, store.ErrFenced
 	}
 	if err != nil {
 		return rc, err
@@ -243,7 +242,7 @@ func (d *sqlite) commit(ctx context.Context, q querier, req saga.CommitRequest) 
 func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
 	for _, p := range batch {
 		rc, err := d.commit(ctx, q, p.req)
-		if err == saga.ErrFenced {
+		if err == store.ErrFenced {
 			continue // nothing was changed
 		}
 		if err != nil {
@@ -259,7 +258,7 @@ func sqliteLogText(n int) string {
 		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+sqliteNow+")", n), ", ")
 }
 
-func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch int64, log []saga.Entry) error {
+func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch int64, log []store.Entry) error {
 	_, err := q.ExecContext(ctx, d.log.text(len(log)), logArgs(id, seq, epoch, log)...)
 	return err
 }
@@ -272,7 +271,7 @@ const sqliteClaim = `UPDATE {p}saga SET epoch = epoch + 1, owner = ?, wake_at = 
 	takeovers = takeovers + (owner > '' AND owner <> ?)
 WHERE id IN (SELECT value FROM json_each(?)) RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest, queues []queue) ([]saga.Record, error) {
+func (d *sqlite) claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error) {
 	if err := d.lock(ctx, q); err != nil {
 		return nil, err
 	}
@@ -281,7 +280,7 @@ func (d *sqlite) claim(ctx context.Context, q querier, req saga.ClaimRequest, qu
 		return nil, err
 	}
 	rows, err := q.QueryContext(ctx, d.claimed, req.Owner, req.LeaseTTL.Milliseconds(), req.Owner, jsonText(ids))
-	return collect(rows, err, func(rows *sql.Rows) (saga.Record, error) {
+	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
 		rec, err := scan(rows)
 		rec.Previous = previous[rec.ID]
 		return rec, err
@@ -292,7 +291,7 @@ const sqliteHeartbeat = `UPDATE {p}saga SET wake_at = ` + sqliteNow + ` + ?
 WHERE owner = ? AND (id, epoch) IN (SELECT json_extract(value, '$.id'), json_extract(value, '$.epoch') FROM json_each(?))
 RETURNING id, epoch, 0, cancel_requested, cancel_note`
 
-func (d *sqlite) heartbeat(ctx context.Context, q querier, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (d *sqlite) heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	rows, err := q.QueryContext(ctx, d.beat, req.LeaseTTL.Milliseconds(), req.Owner, jsonHeld(req.Held))
 	return collect(rows, err, scanRenewed)
 }
@@ -302,14 +301,14 @@ const sqliteCancel = `UPDATE {p}saga SET cancel_requested = 1, cancel_note = ?, 
 WHERE id = ? AND status = 'running' AND NOT cancel_requested
 RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
 
-func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (saga.Record, error) {
+func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (store.Record, error) {
 	return scan(q.QueryRowContext(ctx, d.canceled, note, id))
 }
 
 const sqliteEnded = `SELECT id FROM {p}saga
 WHERE ` + isDeletable + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? ORDER BY wake_at LIMIT ?`
 
-func (d *sqlite) ended(ctx context.Context, q querier, status saga.Status, age time.Duration, limit int) ([]string, error) {
+func (d *sqlite) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
 	return collect(rows, err, scanID)
 }

@@ -2,13 +2,13 @@
 // through database/sql and the driver of the program.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
-//	store := sqlstore.New(db, sqlstore.PostgreSQL)
+//	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row of the table saga, its log is in saga_log, and its signals are in
 // saga_signal. The table saga_schema has the version of all. Config.Prefix gives these
-// tables other names. Migrate also creates saga_barrier, for [saga.Apply].
+// tables other names. Migrate also creates saga_barrier, for saga.Apply.
 // [Store.Schema] returns the statements for another migration tool. Sagas that have ended
 // stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
 // ended.
@@ -89,7 +89,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/resiliencesql"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Dialect is a kind of database.
@@ -102,7 +104,7 @@ const (
 	SQLite     Dialect = "SQLite"
 )
 
-// A Store is a [saga.TxStore] in a database. It is safe for concurrent use, by many
+// A Store is a [store.TxStore] in a database. It is safe for concurrent use, by many
 // processes too.
 type Store struct {
 	db      *sql.DB
@@ -110,15 +112,15 @@ type Store struct {
 	tables  tables
 	listen  func(ctx context.Context, channel string, notify func()) error
 	one     *writer // the only writer of SQLite; nil on others
-	commits batcher[saga.CommitRequest, saga.Receipt]
-	starts  batcher[saga.StartRequest, started]
+	commits batcher[store.CommitRequest, store.Receipt]
+	starts  batcher[store.StartRequest, started]
 
 	prepared *prepared // the statements of MySQL; nil on others
 
 	level atomic.Pointer[bool] // the result of dialect.isolated; nil before it was asked
 }
 
-var _ saga.TxStore = (*Store)(nil)
+var _ store.TxStore = (*Store)(nil)
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
@@ -131,23 +133,7 @@ type Config struct {
 	// once when it has done so, and for each notification, until ctx ends or the
 	// connection fails. With Listen, a runner finds a saga that was started or signaled
 	// elsewhere within milliseconds instead of after RunnerConfig.Poll. It is for PostgreSQL only.
-	// With pgx:
-	//
-	//	func(ctx context.Context, channel string, notify func()) error {
-	//		conn, err := pgx.Connect(ctx, dsn)
-	//		if err != nil {
-	//			return err
-	//		}
-	//		defer conn.Close(context.Background())
-	//		if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
-	//			return err
-	//		}
-	//		for notify(); ; notify() {
-	//			if _, err := conn.WaitForNotification(ctx); err != nil {
-	//				return err
-	//			}
-	//		}
-	//	}
+	// With pgx it is resiliencepgx.Listen(pool).
 	//
 	// A store with Listen also sends notifications, so every process that starts or signals
 	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
@@ -159,25 +145,22 @@ type Config struct {
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New is Config{}.New.
-func New(db *sql.DB, dialect Dialect) *Store { return Config{}.New(db, dialect) }
-
 // New returns a Store in db. It does not use db yet, and the Store never closes it. New
 // panics if db is nil, the dialect is unknown, or the Config is invalid for the dialect.
-func (c Config) New(db *sql.DB, dialect Dialect) *Store {
+func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	if db == nil {
 		panic("sqlstore: New needs a *sql.DB, not nil")
 	}
-	if !isPrefix(c.Prefix) {
-		panic(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix))
+	if !isPrefix(cfg.Prefix) {
+		panic(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", cfg.Prefix))
 	}
-	if c.Listen != nil && (dialect == MySQL || dialect == SQLite) {
+	if cfg.Listen != nil && (dialect == MySQL || dialect == SQLite) {
 		panic("sqlstore: Config.Listen is for PostgreSQL")
 	}
-	t := tables(c.Prefix)
+	t := tables(cfg.Prefix)
 	switch dialect {
 	case PostgreSQL:
-		return newStore(db, newPostgres(t, c.Listen != nil), t, c.Listen, nil, 3)
+		return newStore(db, newPostgres(t, cfg.Listen != nil), t, cfg.Listen, nil, 3)
 	case MySQL:
 		d := newMySQL(t)
 		s := newStore(db, d, t, nil, nil, 3)
@@ -197,10 +180,10 @@ func (c Config) New(db *sql.DB, dialect Dialect) *Store {
 // more lanes the others write more and smaller batches, of which each costs a transaction.
 func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, string, func()) error, one *writer, lanes int) *Store {
 	s := &Store{db: db, d: d, tables: t, listen: listen, one: one}
-	s.commits = batcher[saga.CommitRequest, saga.Receipt]{
+	s.commits = batcher[store.CommitRequest, store.Receipt]{
 		lanes: lanes,
-		size:  func(req saga.CommitRequest) int { return len(req.Data) + len(req.Steps) },
-		alone: func(ctx context.Context, req saga.CommitRequest) (rc saga.Receipt, err error) {
+		size:  func(req store.CommitRequest) int { return len(req.Data) + len(req.Steps) },
+		alone: func(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
 				rc, err = d.commit(ctx, q, req)
 				return err
@@ -210,17 +193,17 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 		send: func(ctx context.Context, batch []*pendingCommit) error {
 			return s.write(ctx, func(ctx context.Context, q querier) error { return d.commitBatch(ctx, q, batch) })
 		},
-		settle: func(_ saga.CommitRequest, rc saga.Receipt, err, failed error) (saga.Receipt, error) {
-			if err == saga.ErrFenced {
+		settle: func(_ store.CommitRequest, rc store.Receipt, err, failed error) (store.Receipt, error) {
+			if err == store.ErrFenced {
 				err = failed // the batch itself may have moved the fence
 			}
 			return rc, err
 		},
 	}
-	s.starts = batcher[saga.StartRequest, started]{
+	s.starts = batcher[store.StartRequest, started]{
 		lanes: lanes, limit: maxHold,
-		size: func(req saga.StartRequest) int { return len(req.Data) + len(req.Steps) },
-		alone: func(ctx context.Context, req saga.StartRequest) (st started, err error) {
+		size: func(req store.StartRequest) int { return len(req.Data) + len(req.Steps) },
+		alone: func(ctx context.Context, req store.StartRequest) (st started, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
 				st, err = s.start(ctx, q, req)
 				return err
@@ -236,7 +219,7 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 			})
 			return s.write(ctx, func(ctx context.Context, q querier) error { return d.startBatch(ctx, q, batch) })
 		},
-		settle: func(req saga.StartRequest, st started, err, _ error) (started, error) {
+		settle: func(req store.StartRequest, st started, err, _ error) (started, error) {
 			if err == nil && st.rec.Nonce == req.Nonce && st.rec.Owner == req.Owner && st.rec.Seq == int64(len(req.Log)) {
 				st.created = true // by the batch
 			}
@@ -246,19 +229,19 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 	return s
 }
 
-// Start implements [saga.Store].
-func (s *Store) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+// Start implements [store.Store].
+func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
 	st, err := s.starts.write(ctx, req)
 	return st.rec, st.created, wrap("start", err)
 }
 
-// StartTx implements [saga.TxStore].
-func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+// StartTx implements [store.TxStore].
+func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	st, err := s.start(ctx, tx, req)
 	return st.rec, st.created, wrap("start", err)
 }
 
-func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (started, error) {
+func (s *Store) start(ctx context.Context, q querier, req store.StartRequest) (started, error) {
 	now, created, err := s.d.start(ctx, q, req)
 	if err != nil {
 		return started{}, err
@@ -271,8 +254,8 @@ func (s *Store) start(ctx context.Context, q querier, req saga.StartRequest) (st
 }
 
 // newRecord returns the record of a saga that was started at now.
-func newRecord(req saga.StartRequest, now time.Time) started {
-	rec := saga.Record{
+func newRecord(req store.StartRequest, now time.Time) started {
+	rec := store.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
 		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Seq: int64(len(req.Log)), Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now, Now: now,
@@ -286,13 +269,13 @@ func newRecord(req saga.StartRequest, now time.Time) started {
 	return started{rec, true}
 }
 
-// Commit implements [saga.Store].
-func (s *Store) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+// Commit implements [store.Store].
+func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	rc, err := s.commits.write(ctx, req)
 	return rc, wrap("commit", err)
 }
 
-// Begin implements [saga.TxStore].
+// Begin implements [store.TxStore].
 func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.one != nil {
 		// Until tx has the lock. After that, other writers wait for it inside SQLite.
@@ -312,17 +295,17 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	return tx, wrap("begin", err)
 }
 
-// Exclusive implements [saga.TxStore]: SQLite has one writer.
+// Exclusive implements [store.TxStore]: SQLite has one writer.
 func (s *Store) Exclusive() bool { return s.one != nil }
 
-// CommitTx implements [saga.TxStore].
-func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+// CommitTx implements [store.TxStore].
+func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	rc, err := s.d.commit(ctx, tx, req)
 	return rc, wrap("commit", err)
 }
 
-// Claim implements [saga.Store].
-func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+// Claim implements [store.Store].
+func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
@@ -331,7 +314,7 @@ func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.R
 		return nil, wrap("claim", err)
 	}
 	for rest := req; err == nil && rest.Limit > 0 && len(queues) > 0; rest.Limit = req.Limit - len(recs) {
-		var round []saga.Record
+		var round []store.Record
 		turn := takeTurns(queues, rest.Limit)
 		err = s.write(ctx, func(ctx context.Context, q querier) error {
 			round, err = s.d.claim(ctx, q, rest, turn)
@@ -348,8 +331,8 @@ func (s *Store) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.R
 	return nil, wrap("claim", err)
 }
 
-// Heartbeat implements [saga.Store].
-func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renewed []saga.Renewed, err error) {
+// Heartbeat implements [store.Store].
+func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
 	if len(req.Held) == 0 {
 		return nil, nil
 	}
@@ -365,19 +348,24 @@ func (s *Store) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) (renew
 	return renewed, wrap("heartbeat", err)
 }
 
-// Cancel implements [saga.Store].
-func (s *Store) Cancel(ctx context.Context, id, note string) (rec saga.Record, err error) {
+// Cancel implements [store.Store].
+func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
 	err = s.write(ctx, func(ctx context.Context, q querier) error {
-		rec, err = s.d.cancel(ctx, q, id, note)
-		if errors.Is(err, sql.ErrNoRows) {
-			rec, err = s.load(ctx, q, id, "")
+		for {
+			rec, err = s.d.cancel(ctx, q, id, note)
+			if errors.Is(err, sql.ErrNoRows) {
+				rec, err = s.load(ctx, q, id, "")
+			}
+			if err != nil || rec.CancelRequested || rec.Status != store.Running {
+				return err
+			}
+			// It has been started between the two statements: its cancellation is not recorded.
 		}
-		return err
 	})
 	return rec, wrap("cancel", err)
 }
 
-// Hasten implements [saga.Store].
+// Hasten implements [store.Store].
 func (s *Store) Hasten(ctx context.Context, id string) error {
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = " + s.d.now() + " WHERE id = " + s.d.bind(1) +
 		" AND owner = '' AND " + s.d.live() + " AND wake_at > " + s.d.now())
@@ -387,22 +375,22 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 	}))
 }
 
-// Load implements [saga.Store].
-func (s *Store) Load(ctx context.Context, id string) (saga.Record, error) {
+// Load implements [store.Store].
+func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.load(ctx, s.db, id, "")
 	return rec, wrap("load", err)
 }
 
-func (s *Store) load(ctx context.Context, q querier, id, lock string) (saga.Record, error) {
+func (s *Store) load(ctx context.Context, q querier, id, lock string) (store.Record, error) {
 	rec, err := scan(q.QueryRowContext(ctx, s.tables.sql("SELECT "+s.d.columns()+" FROM {p}saga WHERE id = "+s.d.bind(1)+lock), id))
 	if errors.Is(err, sql.ErrNoRows) {
-		return rec, saga.ErrNotFound
+		return rec, store.ErrNotFound
 	}
 	return rec, err
 }
 
-// History implements [saga.Store].
-func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]saga.Entry, error) {
+// History implements [store.Store].
+func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
 	text := "SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = " + s.d.bind(1) +
 		" AND seq > " + s.d.bind(2) + " ORDER BY seq"
 	args := []any{id, after}
@@ -411,7 +399,7 @@ func (s *Store) History(ctx context.Context, id string, after int64, limit int) 
 		args = append(args, limit)
 	}
 	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
-	log, err := collect(rows, err, func(rows *sql.Rows) (e saga.Entry, err error) {
+	log, err := collect(rows, err, func(rows *sql.Rows) (e store.Entry, err error) {
 		var at moment
 		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
 		e.At = at.Time
@@ -441,7 +429,7 @@ CREATE INDEX {p}saga_child ON {p}saga (parent, parent_step, status) WHERE ` + is
 CREATE INDEX {p}saga_name ON {p}saga (name, status, id);
 CREATE INDEX {p}saga_time ON {p}saga (name, status, created_at, id);`
 
-// Reported implements [saga.Store].
+// Reported implements [store.Store].
 func (s *Store) Reported(ctx context.Context, id string, seq int64) error {
 	text := s.tables.sql("UPDATE {p}saga SET reported = true WHERE id = " + s.d.bind(1) + " AND seq = " + s.d.bind(2) + " AND status = 'stuck'")
 	return wrap("reported", s.write(ctx, func(ctx context.Context, q querier) error {
@@ -450,7 +438,7 @@ func (s *Store) Reported(ctx context.Context, id string, seq int64) error {
 	}))
 }
 
-// Listen implements [saga.Notifier].
+// Listen implements [store.Notifier].
 func (s *Store) Listen(ctx context.Context, notify func()) error {
 	if s.listen == nil {
 		<-ctx.Done()
@@ -485,8 +473,8 @@ const hearsWithin = 10 * time.Second
 var errDeaf = errors.New("LISTEN has succeeded, and a notification did not arrive:" +
 	" it needs a connection of its own to the server, past any pooler such as PgBouncer")
 
-// DeleteEnded implements [saga.Store]. Rows of the barrier stay (see [saga.PruneBarrier]).
-func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Duration, limit int) (int, error) {
+// DeleteEnded implements [store.Store]. Rows of the barrier stay (see saga.PruneBarrier).
+func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (int, error) {
 	if age < 0 || limit < 0 {
 		// SQLite takes a negative limit for none.
 		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
@@ -512,8 +500,8 @@ func (s *Store) DeleteEnded(ctx context.Context, status saga.Status, age time.Du
 	return n, nil
 }
 
-// Children implements [saga.Store].
-func (s *Store) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
+// Children implements [store.Store].
+func (s *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
 	var args []any
 	bind := func(arg any) string {
 		args = append(args, arg)
@@ -539,7 +527,7 @@ func (s *Store) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.
 		text = strings.Join(list, " UNION ALL ") + limit
 	}
 	rows, err := s.db.QueryContext(ctx, s.tables.sql(text), args...)
-	list, err := collect(rows, err, func(rows *sql.Rows) (c saga.ChildRecord, err error) {
+	list, err := collect(rows, err, func(rows *sql.Rows) (c store.ChildRecord, err error) {
 		return c, rows.Scan(&c.ID, &c.Status, &c.CancelRequested)
 	})
 	return list, wrap("children", err)
@@ -569,20 +557,8 @@ func (s *Store) transact(ctx context.Context, fn func(context.Context, querier) 
 	return s.repeat(ctx, fn)
 }
 
-// repeat makes fn one transaction, and repeats it after a deadlock.
+// repeat makes fn one transaction, and repeats it where the database preferred another one.
 func (s *Store) repeat(ctx context.Context, fn func(context.Context, querier) error) error {
-	for tries := 0; ; tries++ {
-		err := s.writeTx(ctx, fn)
-		if err == nil || tries == maxRepeats || !s.d.mayRepeat(err) {
-			return err
-		}
-	}
-}
-
-// maxRepeats is how often a transaction is repeated after a deadlock.
-const maxRepeats = 10
-
-func (s *Store) writeTx(ctx context.Context, fn func(context.Context, querier) error) error {
 	var stmts map[string]*sql.Stmt
 	if s.prepared != nil {
 		var err error
@@ -591,20 +567,21 @@ func (s *Store) writeTx(ctx context.Context, fn func(context.Context, querier) e
 			return err
 		}
 	}
-	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
-	if err != nil {
-		return err
+	for tries := 0; ; tries++ {
+		err := resiliencesql.InTx(ctx, s.db, resiliencesql.Config{Options: s.d.txOptions()}, func(ctx context.Context, tx *sql.Tx) error {
+			if stmts != nil {
+				return fn(ctx, preparedTx{tx, stmts})
+			}
+			return fn(ctx, tx)
+		})
+		if end := behavior.Read(err); tries == maxRepeats || end.Kind != behavior.Answered || !end.Retryable {
+			return err
+		}
 	}
-	defer tx.Rollback()
-	q := querier(tx)
-	if stmts != nil {
-		q = preparedTx{tx, stmts}
-	}
-	if err := fn(ctx, q); err != nil {
-		return err
-	}
-	return tx.Commit()
 }
+
+// maxRepeats is how often a transaction is repeated.
+const maxRepeats = 10
 
 // isolated caches the result of dialect.isolated. Where it is false, a write takes two
 // more round trips.
@@ -622,7 +599,7 @@ func (s *Store) isolated(ctx context.Context) (bool, error) {
 // wrap adds the method to an error of the database. ErrFenced and ErrNotFound stay as
 // they are.
 func wrap(what string, err error) error {
-	if err == nil || err == saga.ErrFenced || err == saga.ErrNotFound {
+	if err == nil || err == store.ErrFenced || err == store.ErrNotFound {
 		return err
 	}
 	var state interface{ SQLState() string }

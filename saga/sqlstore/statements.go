@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"sync"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A byCount has the texts of a statement by the number of its log entries. A number always
@@ -91,7 +91,7 @@ func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...
 	return tx.Tx.QueryRowContext(ctx, query, args...)
 }
 
-func jsonHeld(list []saga.Held) string {
+func jsonHeld(list []store.Held) string {
 	type held struct {
 		One   int    `json:"one"`
 		ID    string `json:"id"`

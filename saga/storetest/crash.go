@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Crashes runs the crash matrix on a store: sagas of every shape, whose process stops
@@ -28,15 +29,15 @@ import (
 // policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
 // "children", "children turned back", "children declined", "shared record", "shared record
 // declined", "transactions", "transactions declined".
-func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...string) {
+func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...string) {
 	t.Helper()
-	store := newStore(t)
+	st := newStore(t)
 	cases := 0
-	for _, sc := range scenarios(store) {
+	for _, sc := range scenarios(st) {
 		if len(shapes) > 0 && !slices.Contains(shapes, sc.name) {
 			continue
 		}
-		clean := newTrial(t, store, sc, sc.name+" without a crash", 0, false)
+		clean := newTrial(t, st, sc, sc.name+" without a crash", 0, false)
 		clean.run()
 		var wg sync.WaitGroup
 		slots := make(chan struct{}, 8)
@@ -44,7 +45,7 @@ func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...str
 			for _, after := range []bool{false, true} {
 				cases++
 				when := map[bool]string{false: "before", true: "after"}[after]
-				tr := newTrial(t, store, sc, fmt.Sprintf("%s, crash %s write %d", sc.name, when, at), at, after)
+				tr := newTrial(t, st, sc, fmt.Sprintf("%s, crash %s write %d", sc.name, when, at), at, after)
 				slots <- struct{}{}
 				wg.Go(func() {
 					defer func() { <-slots }()
@@ -60,7 +61,7 @@ func Crashes(t *testing.T, newStore func(t *testing.T) saga.Store, shapes ...str
 // A scenario is a saga and its expected end.
 type scenario struct {
 	name  string
-	end   saga.Status
+	end   store.Status
 	steps func(*side) []saga.Step[notes]
 	done  []string // the steps that are in effect in the end
 }
@@ -68,91 +69,91 @@ type scenario struct {
 // notes is the state. Each step writes to it.
 type notes struct{ By map[string]string }
 
-func scenarios(store saga.Store) []scenario {
+func scenarios(st store.Store) []scenario {
 	list := []scenario{
-		{"chain", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"chain", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
-		{"declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"declined", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.NoEffect(errDeclined))}
 		}, nil},
-		{"in doubt", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"in doubt", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.losing("b")}
 		}, nil},
-		{"diamond", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"diamond", store.Completed, func(p *side) []saga.Step[notes] {
 			return p.diamond(p.step("d"))
 		}, []string{"a", "b", "c", "d"}},
-		{"diamond declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"diamond declined", store.Compensated, func(p *side) []saga.Step[notes] {
 			return p.diamond(p.failing("d", saga.NoEffect(errDeclined)))
 		}, nil},
-		{"alternative", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"alternative", store.Completed, func(p *side) []saga.Step[notes] {
 			b := p.losing("b")
 			b.Or = []saga.Step[notes]{p.failing("b2", saga.NoEffect(errDeclined)), p.step("b3")}
 			return []saga.Step[notes]{p.step("a"), b, p.step("c")}
 		}, []string{"a", "b3", "c"}},
-		{"pivot", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"pivot", store.Completed, func(p *side) []saga.Step[notes] {
 			b, c := p.step("b"), p.twice("c")
 			b.Pivot, b.Undo, c.Undo = true, nil, nil
 			return []saga.Step[notes]{p.step("a"), b, c}
 		}, []string{"a", "b", "c"}},
-		{"parked", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"parked", store.Completed, func(p *side) []saga.Step[notes] {
 			b := p.twice("b")
 			b.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
 			return []saga.Step[notes]{p.step("a"), b}
 		}, []string{"a", "b"}},
-		{"refused by a policy", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"refused by a policy", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
-		{"undo refused by a policy", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"undo refused by a policy", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.NoEffect(errDeclined))}
 		}, nil},
-		{"stuck", saga.Stuck, func(p *side) []saga.Step[notes] {
+		{"stuck", store.Stuck, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
 			b.Undo = func(context.Context, *notes) error { return saga.Abort(errDeclined) }
 			return []saga.Step[notes]{p.step("a"), b, p.failing("c", saga.Abort(errDeclined))}
 		}, []string{"a", "b"}},
-		{"signaled", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"signaled", store.Completed, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
 			b.Await = "paid"
 			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
 		}, []string{"a", "b", "c"}},
-		{"signaled while it waits", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"signaled while it waits", store.Completed, func(p *side) []saga.Step[notes] {
 			a, b, c := p.signaling("a", "paid"), p.step("b"), p.step("c")
 			a.Delay, a.After, b.Await, b.After, c.After = 20*time.Millisecond, []string{}, "paid", []string{}, []string{"a", "b"}
 			return []saga.Step[notes]{a, b, c}
 		}, []string{"a", "b", "c"}},
-		{"not signaled", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"not signaled", store.Compensated, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
 			b.Await, b.AwaitFor = "paid", 20*time.Millisecond
 			return []saga.Step[notes]{p.step("a"), b}
 		}, nil},
-		{"delayed", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"delayed", store.Completed, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
 			b.Delay = 20 * time.Millisecond
 			return []saga.Step[notes]{{Name: "rest", Delay: 20 * time.Millisecond}, p.step("a"), b}
 		}, []string{"a", "b"}},
-		{"children", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"children", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.step("y")), p.step("z")}
 		}, []string{"a", "x", "y", "z"}},
-		{"children turned back", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"children turned back", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.NoEffect(errDeclined))}
 		}, nil},
-		{"children declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"children declined", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.NoEffect(errDeclined)))}
 		}, nil},
-		{"shared record", saga.Completed, func(p *side) []saga.Step[notes] {
+		{"shared record", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.again("a"), p.again("b"), p.step("c"), p.again("d"), p.again("e"), p.step("f"), p.again("g")}
 		}, []string{"a", "b", "c", "d", "e", "f", "g"}},
-		{"shared record declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+		{"shared record declined", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.again("b"), p.again("c"), p.failing("d", saga.NoEffect(errDeclined))}
 		}, []string{"b", "c"}},
 	}
-	if _, ok := store.(saga.TxStore); ok {
-		list = append(list, scenario{"shared transactions", saga.Completed, func(p *side) []saga.Step[notes] {
+	if _, ok := st.(store.TxStore); ok {
+		list = append(list, scenario{"shared transactions", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.again("a"), p.inTx("b"), p.again("c"), p.inTx("d")}
-		}, []string{"a", "c"}}, scenario{"transactions", saga.Completed, func(p *side) []saga.Step[notes] {
+		}, []string{"a", "c"}}, scenario{"transactions", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
-		}, []string{"a", "c"}}, scenario{"transactions declined", saga.Compensated, func(p *side) []saga.Step[notes] {
+		}, []string{"a", "c"}}, scenario{"transactions declined", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errDeclined))}
 		}, nil})
 	}
@@ -170,7 +171,7 @@ type trial struct {
 	name  string
 	id    string
 	sc    scenario
-	store saga.Store
+	store store.Store
 	at    int // the number of the write at which the process crashes; zero for none
 	after bool
 	died  chan struct{}
@@ -186,9 +187,9 @@ type trial struct {
 
 var trials atomic.Int64
 
-func newTrial(t *testing.T, store saga.Store, sc scenario, name string, at int, after bool) *trial {
+func newTrial(t *testing.T, st store.Store, sc scenario, name string, at int, after bool) *trial {
 	return &trial{
-		t: t, name: name, id: fmt.Sprintf("crash-%d", trials.Add(1)), sc: sc, store: store,
+		t: t, name: name, id: fmt.Sprintf("crash-%d", trials.Add(1)), sc: sc, store: st,
 		at: at, after: after, died: make(chan struct{}),
 		effect: make(map[string]bool), undone: make(map[string]bool), calls: make(map[string]int),
 	}
@@ -259,7 +260,7 @@ func (tr *trial) check(ctx context.Context, s *side, err error) {
 	if in.Status != tr.sc.end {
 		tr.errorf("ended %s, not %s: %v", in.Status, tr.sc.end, err)
 	}
-	if in.Status == saga.Completed && err != nil {
+	if in.Status == store.Completed && err != nil {
 		tr.errorf("completed with %v", err)
 	}
 	child, cerr := s.runner.Get(ctx, saga.ChildID(tr.id, "child", 0))
@@ -306,11 +307,11 @@ type side struct {
 
 func (tr *trial) newSide(first bool) *side {
 	s := &side{tr: tr, first: first}
-	var store saga.Store = &process{tr.store, s}
-	if tx, ok := tr.store.(saga.TxStore); ok {
-		store = &txProcess{process{tr.store, s}, tx}
+	var st store.Store = &process{tr.store, s}
+	if tx, ok := tr.store.(store.TxStore); ok {
+		st = &txProcess{process{tr.store, s}, tx}
 	}
-	s.runner = saga.NewRunner(store, saga.RunnerConfig{
+	s.runner = saga.NewRunner(st, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 		// The failures are intended.
@@ -435,7 +436,7 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts, st.UndoAttempts = 1, 1
 	st.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
-	policy := func(op saga.Op) func(func(context.Context) error) func(context.Context) error {
+	policy := func(op store.Op) func(func(context.Context) error) func(context.Context) error {
 		return func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error {
 				leave, err := s.enter()
@@ -500,8 +501,8 @@ func (s *side) inTx(name string) saga.Step[notes] {
 		}
 		leave()
 		req := request("effect of " + saga.CommandFrom(ctx).ID)
-		req.Saga, req.Status = s.tr.id+" effects", saga.Completed
-		_, created, err := s.tr.store.(saga.TxStore).StartTx(ctx, tx, req)
+		req.Saga, req.Status = s.tr.id+" effects", store.Completed
+		_, created, err := s.tr.store.(store.TxStore).StartTx(ctx, tx, req)
 		if err == nil && !created {
 			s.tr.errorf("%s has happened twice", req.ID)
 		}
@@ -530,7 +531,7 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 		if st.DoTx == nil {
 			continue
 		}
-		for _, op := range []saga.Op{saga.OpDo, saga.OpUndo} {
+		for _, op := range []store.Op{saga.OpDo, saga.OpUndo} {
 			want := op == saga.OpDo && in.Steps[i].Status != saga.StepNoEffect || in.Steps[i].Status == saga.StepUndone
 			_, err := s.tr.store.Load(ctx, "effect of "+in.CommandID(st.Name, op))
 			if got := err == nil; got != want {
@@ -542,7 +543,7 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 
 // A process is one side's view of the store.
 type process struct {
-	saga.Store
+	store.Store
 	s *side
 }
 
@@ -590,7 +591,7 @@ func (p *process) read() error {
 	return nil
 }
 
-func (p *process) Start(ctx context.Context, req saga.StartRequest) (rec saga.Record, created bool, err error) {
+func (p *process) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
 	err = p.write("Start", func() error {
 		var err error
 		rec, created, err = p.Store.Start(ctx, req)
@@ -599,7 +600,7 @@ func (p *process) Start(ctx context.Context, req saga.StartRequest) (rec saga.Re
 	return rec, created, err
 }
 
-func (p *process) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga.Record, err error) {
+func (p *process) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
 	// A claim that finds nothing writes nothing, and is no place to crash at.
 	if err := p.read(); err != nil {
 		return nil, err
@@ -613,14 +614,14 @@ func (p *process) Claim(ctx context.Context, req saga.ClaimRequest) (recs []saga
 	return recs, err
 }
 
-func (p *process) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (p *process) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if err := p.read(); err != nil {
 		return nil, err
 	}
 	return p.Store.Heartbeat(ctx, req)
 }
 
-func (p *process) Commit(ctx context.Context, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+func (p *process) Commit(ctx context.Context, req store.CommitRequest) (receipt store.Receipt, err error) {
 	err = p.write("Commit", func() error {
 		var err error
 		receipt, err = p.Store.Commit(ctx, req)
@@ -630,29 +631,29 @@ func (p *process) Commit(ctx context.Context, req saga.CommitRequest) (receipt s
 	return receipt, err
 }
 
-func (p *process) committed(req saga.CommitRequest, err error) {
-	if err == nil && req.Status == saga.Compensating {
+func (p *process) committed(req store.CommitRequest, err error) {
+	if err == nil && req.Status == store.Compensating {
 		p.s.tr.mu.Lock()
 		p.s.tr.turned = true
 		p.s.tr.mu.Unlock()
 	}
 }
 
-func (p *process) Load(ctx context.Context, id string) (saga.Record, error) {
+func (p *process) Load(ctx context.Context, id string) (store.Record, error) {
 	if err := p.read(); err != nil {
-		return saga.Record{}, err
+		return store.Record{}, err
 	}
 	return p.Store.Load(ctx, id)
 }
 
-func (p *process) Children(ctx context.Context, req saga.ChildrenRequest) ([]saga.ChildRecord, error) {
+func (p *process) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
 	if err := p.read(); err != nil {
 		return nil, err
 	}
 	return p.Store.Children(ctx, req)
 }
 
-func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.Record, err error) {
+func (p *process) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
 	err = p.write("Signal", func() error {
 		var err error
 		rec, err = p.Store.Signal(ctx, req)
@@ -661,7 +662,7 @@ func (p *process) Signal(ctx context.Context, req saga.SignalRequest) (rec saga.
 	return rec, err
 }
 
-func (p *process) Signals(ctx context.Context, id string) ([]saga.Signal, error) {
+func (p *process) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	if err := p.read(); err != nil {
 		return nil, err
 	}
@@ -679,14 +680,14 @@ func (p *process) Reported(ctx context.Context, id string, seq int64) error {
 	return p.Store.Reported(ctx, id, seq)
 }
 
-func (p *process) Unregistered(ctx context.Context, d []saga.Definition) ([]saga.Unregistered, error) {
+func (p *process) Unregistered(ctx context.Context, d []store.Definition) ([]store.Unregistered, error) {
 	return nil, p.read() // the others' sagas do not matter here
 }
 
 // A txProcess is a process of a TxStore.
 type txProcess struct {
 	process
-	tx saga.TxStore
+	tx store.TxStore
 }
 
 func (p *txProcess) Begin(ctx context.Context) (*sql.Tx, error) {
@@ -698,15 +699,15 @@ func (p *txProcess) Begin(ctx context.Context) (*sql.Tx, error) {
 
 func (p *txProcess) Exclusive() bool { return p.tx.Exclusive() }
 
-func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req saga.StartRequest) (saga.Record, bool, error) {
+func (p *txProcess) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	return p.tx.StartTx(ctx, tx, req)
 }
 
-func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req saga.SignalRequest) (saga.Record, error) {
+func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
 	return p.tx.SignalTx(ctx, tx, req)
 }
 
-func (p *txProcess) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (receipt saga.Receipt, err error) {
+func (p *txProcess) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (receipt store.Receipt, err error) {
 	err = p.write("CommitTx", func() error {
 		var err error
 		receipt, err = p.tx.CommitTx(ctx, tx, req)

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
-func (s *suite) signal(name, payload string) saga.Record {
+func (s *suite) signal(name, payload string) store.Record {
 	s.Helper()
-	rec, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: func(*saga.Record) error { return nil }})
+	rec, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: func(*store.Record) error { return nil }})
 	s.NoError(err)
 	return rec
 }
@@ -18,8 +18,8 @@ func (s *suite) signal(name, payload string) saga.Record {
 var errRefused = errors.New("refused")
 
 // refuse returns an Admit that refuses, and checks the record that it is given.
-func (s *suite) refuse(want saga.Record) func(*saga.Record) error {
-	return func(rec *saga.Record) error {
+func (s *suite) refuse(want store.Record) func(*store.Record) error {
+	return func(rec *store.Record) error {
 		s.same(want, *rec)
 		return errRefused
 	}
@@ -49,8 +49,8 @@ func signalOnce(s *suite) {
 	s.Equal([]string{"Packed ", "paid by card \x00\xff"}, s.signals("a"), "the first payload, in byte order")
 	s.same(before, s.load("a"))
 	s.Empty(s.signals("b"))
-	_, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "none", Name: "paid"})
-	s.ErrorIs(err, saga.ErrNotFound)
+	_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "none", Name: "paid"})
+	s.ErrorIs(err, store.ErrNotFound)
 	s.Empty(s.signals("none"))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
@@ -73,7 +73,7 @@ func signalParked(s *suite) {
 	s.Len(s.claim("me", 1), 1, "the sender says it again, since it does not know")
 
 	back := commit(s.load("a"))
-	back.Status, back.Release, back.WakeIn = saga.Compensating, true, long
+	back.Status, back.Release, back.WakeIn = store.Compensating, true, long
 	s.commit(back)
 	s.signal("packed", "")
 	s.signal("paid", "")
@@ -86,19 +86,19 @@ func signalParked(s *suite) {
 func signalRefused(s *suite) {
 	rec := s.owned("a", "me", long)
 	s.signal("paid", "cash")
-	refused := func(want saga.Record) {
+	refused := func(want store.Record) {
 		s.Helper()
-		got, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
+		got, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "packed", Admit: s.refuse(want)})
 		s.True(err == errRefused)
 		s.same(want, got)
-		got, err = s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
+		got, err = s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "paid", Admit: s.refuse(want)})
 		s.NoError(err)
 		s.same(want, got)
 		s.same(want, s.load("a"))
 		s.Equal([]string{"paid cash"}, s.signals("a"))
 	}
 	refused(rec)
-	for _, status := range []saga.Status{saga.Stuck, saga.Completed} {
+	for _, status := range []store.Status{store.Stuck, store.Completed} {
 		req := commit(s.load("a"))
 		req.Status, req.Release = status, true
 		refused(s.commit(req))
@@ -110,7 +110,7 @@ func signalMany(s *suite) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			_, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
+			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: "paid", Payload: fmt.Append(nil, i)})
 			s.Check(err == nil, "the error is %v", err)
 		})
 	}
@@ -119,15 +119,15 @@ func signalMany(s *suite) {
 }
 
 func hasten(s *suite) {
-	park := func(id string, status saga.Status) {
+	park := func(id string, status store.Status) {
 		req := commit(s.owned(id, "me", long))
 		req.Status, req.Release, req.WakeIn = status, true, long
 		s.commit(req)
 	}
-	park("a", saga.Running)
-	park("b", saga.Compensating)
-	park("c", saga.Stuck)
-	park("d", saga.Running)
+	park("a", store.Running)
+	park("b", store.Compensating)
+	park("c", store.Stuck)
+	park("d", store.Running)
 	held, waits, stuck := s.owned("e", "me", long), s.load("d"), s.load("c")
 	for _, id := range []string{"a", "b", "c", "e", "none"} {
 		s.NoError(s.store.Hasten(s.ctx, id))
@@ -142,34 +142,34 @@ func hasten(s *suite) {
 	s.same(before, s.load("f"))
 }
 
-func signalTxCommits(s *suite, store saga.TxStore) {
-	tx, err := store.Begin(s.ctx)
+func signalTxCommits(s *suite, st store.TxStore) {
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, _, err = store.StartTx(s.ctx, tx, request("a"))
+	_, _, err = st.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	for range 2 {
-		rec, err := store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
+		rec, err := st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "paid", Payload: []byte("cash")})
 		s.NoError(err)
 		s.Equal("a", rec.ID)
 	}
-	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "packed", Admit: func(rec *saga.Record) error {
+	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "packed", Admit: func(rec *store.Record) error {
 		s.Equal("a", rec.ID)
 		return errRefused
 	}})
 	s.True(err == errRefused)
-	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "none", Name: "paid"})
-	s.ErrorIs(err, saga.ErrNotFound)
+	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "none", Name: "paid"})
+	s.ErrorIs(err, store.ErrNotFound)
 	s.NoError(tx.Commit())
 	s.Equal([]string{"paid cash"}, s.signals("a"))
 }
 
-func signalTxRollsBack(s *suite, store saga.TxStore) {
+func signalTxRollsBack(s *suite, st store.TxStore) {
 	req := commit(s.owned("a", "me", long))
 	req.Release, req.WakeIn = true, long
 	before := s.commit(req)
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, err = store.SignalTx(s.ctx, tx, saga.SignalRequest{ID: "a", Name: "paid"})
+	_, err = st.SignalTx(s.ctx, tx, store.SignalRequest{ID: "a", Name: "paid"})
 	s.NoError(err)
 	s.NoError(tx.Rollback())
 	s.Empty(s.signals("a"))

@@ -1,7 +1,7 @@
-// Package storetest has the tests that every saga.Store must pass.
+// Package storetest has the tests that every store.Store must pass.
 //
 //	func TestStore(t *testing.T) {
-//		storetest.Run(t, func(t *testing.T) saga.Store { return newStore(t) })
+//		storetest.Run(t, func(t *testing.T) store.Store { return newStore(t) })
 //	}
 //
 // The tests use the store's own clock, in real time, with leases that are much longer or
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 const (
@@ -29,8 +30,8 @@ const (
 )
 
 // Run runs the suite, each test on a store of its own from newStore. A store that
-// is a [saga.TxStore] is tested as one too.
-func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
+// is a [store.TxStore] is tested as one too.
+func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 	t.Helper()
 	for _, c := range []struct {
 		name string
@@ -83,7 +84,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 	}
 	for _, c := range []struct {
 		name string
-		test func(*suite, saga.TxStore)
+		test func(*suite, store.TxStore)
 	}{
 		{"StartTxCommits", startTxCommits},
 		{"StartTxRollsBack", startTxRollsBack},
@@ -97,7 +98,7 @@ func Run(t *testing.T, newStore func(t *testing.T) saga.Store) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &suite{T: t, checks: checks{t}, ctx: t.Context(), store: newStore(t)}
-			tx, ok := s.store.(saga.TxStore)
+			tx, ok := s.store.(store.TxStore)
 			if !ok {
 				t.Skip("not a TxStore")
 			}
@@ -110,20 +111,20 @@ type suite struct {
 	*testing.T
 	checks
 	ctx   context.Context
-	store saga.Store
+	store store.Store
 }
 
-var defs = []saga.Definition{{Saga: "trip", Version: 1}}
+var defs = []store.Definition{{Saga: "trip", Version: 1}}
 
-func request(id string) saga.StartRequest {
-	return saga.StartRequest{
-		ID: id, Saga: "trip", Version: 1, Status: saga.Running,
+func request(id string) store.StartRequest {
+	return store.StartRequest{
+		ID: id, Saga: "trip", Version: 1, Status: store.Running,
 		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
-		Log: []saga.Entry{{Kind: saga.EventCreated}},
+		Log: []store.Entry{{Kind: saga.EventCreated}},
 	}
 }
 
-func (s *suite) start(req saga.StartRequest) saga.Record {
+func (s *suite) start(req store.StartRequest) store.Record {
 	s.Helper()
 	rec, created, err := s.store.Start(s.ctx, req)
 	s.NoError(err)
@@ -132,36 +133,36 @@ func (s *suite) start(req saga.StartRequest) saga.Record {
 }
 
 // owned starts a saga that owner holds for so long.
-func (s *suite) owned(id, owner string, lease time.Duration) saga.Record {
+func (s *suite) owned(id, owner string, lease time.Duration) store.Record {
 	s.Helper()
 	req := request(id)
 	req.Owner, req.LeaseTTL = owner, lease
 	return s.start(req)
 }
 
-func (s *suite) load(id string) saga.Record {
+func (s *suite) load(id string) store.Record {
 	s.Helper()
 	rec, err := s.store.Load(s.ctx, id)
 	s.NoError(err)
 	return rec
 }
 
-func (s *suite) claim(owner string, limit int) []saga.Record {
+func (s *suite) claim(owner string, limit int) []store.Record {
 	s.Helper()
-	recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: limit, Definitions: defs})
+	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: limit, Definitions: defs})
 	s.NoError(err)
 	return recs
 }
 
-func commit(rec saga.Record) saga.CommitRequest {
-	return saga.CommitRequest{
-		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: saga.Running,
+func commit(rec store.Record) store.CommitRequest {
+	return store.CommitRequest{
+		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: store.Running,
 		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
-		Log: []saga.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}},
+		Log: []store.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}},
 	}
 }
 
-func (s *suite) commit(req saga.CommitRequest) saga.Record {
+func (s *suite) commit(req store.CommitRequest) store.Record {
 	s.Helper()
 	_, err := s.store.Commit(s.ctx, req)
 	s.NoError(err)
@@ -170,9 +171,9 @@ func (s *suite) commit(req saga.CommitRequest) saga.Record {
 
 // same compares records without Now and Previous. Databases keep times to the microsecond
 // at best.
-func (s *suite) same(want, got saga.Record) {
+func (s *suite) same(want, got store.Record) {
 	s.Helper()
-	for _, r := range []*saga.Record{&want, &got} {
+	for _, r := range []*store.Record{&want, &got} {
 		r.Now, r.Previous = time.Time{}, ""
 		for _, t := range []*time.Time{&r.WakeAt, &r.CompleteBy, &r.CreatedAt, &r.UpdatedAt} {
 			if !t.IsZero() {
@@ -185,7 +186,7 @@ func (s *suite) same(want, got saga.Record) {
 
 // around checks that a time is about d after the record was read. The tolerance is for
 // slow machines.
-func (s *suite) around(at time.Time, rec saga.Record, d time.Duration) {
+func (s *suite) around(at time.Time, rec store.Record, d time.Duration) {
 	s.Helper()
 	s.WithinDuration(rec.Now.Add(d), at, 5*time.Minute)
 }
@@ -193,12 +194,12 @@ func (s *suite) around(at time.Time, rec saga.Record, d time.Duration) {
 func startKeeps(s *suite) {
 	req := request("a")
 	req.CompleteIn = long
-	req.Log = []saga.Entry{{Kind: saga.EventCreated}, {Step: "flight", Op: saga.OpDo, Kind: saga.EventSkipped, Attempt: 3, Error: "why"}}
+	req.Log = []store.Entry{{Kind: saga.EventCreated}, {Step: "flight", Op: saga.OpDo, Kind: saga.EventSkipped, Attempt: 3, Error: "why"}}
 	rec := s.start(req)
 	s.Equal("a", rec.ID)
 	s.Equal("trip", rec.Saga)
 	s.Equal(1, rec.Version)
-	s.Equal(saga.Running, rec.Status)
+	s.Equal(store.Running, rec.Status)
 	s.Equal(`{"a":1}`, string(rec.Data))
 	s.Equal(`{"steps":[]}`, string(rec.Steps))
 	s.EqualValues(2, rec.Seq)
@@ -222,7 +223,7 @@ func startKeeps(s *suite) {
 		s.around(log[i].At, rec, 0)
 		log[i].At = time.Time{}
 	}
-	s.Equal([]saga.Entry{
+	s.Equal([]store.Entry{
 		{Seq: 1, Kind: saga.EventCreated},
 		{Seq: 2, Step: "flight", Op: saga.OpDo, Kind: saga.EventSkipped, Attempt: 3, Error: "why"},
 	}, log)
@@ -335,7 +336,7 @@ func claimOrder(s *suite) {
 	s.start(request("new-2"))
 	s.owned("crashed", "dead", short)
 	s.start(request("new-3"))
-	ids := func(recs []saga.Record) []string {
+	ids := func(recs []store.Record) []string {
 		var list []string
 		for _, r := range recs {
 			list = append(list, r.ID)
@@ -353,7 +354,7 @@ func claimOrder(s *suite) {
 // claimTurns: of three definitions, one has more due sagas than a claim takes, and they have
 // waited longest.
 func claimTurns(s *suite) {
-	order := []saga.Definition{{Saga: "many"}, {Saga: "few"}, {Saga: "one"}}
+	order := []store.Definition{{Saga: "many"}, {Saga: "few"}, {Saga: "one"}}
 	for i, n := range []int{40, 3, 1} {
 		for k := range n {
 			req := request(fmt.Sprint(order[i].Saga, "-", k))
@@ -364,11 +365,11 @@ func claimTurns(s *suite) {
 			s.start(req)
 		}
 	}
-	claim := func(limit int, d ...saga.Definition) (got [3]int) {
-		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d})
+	claim := func(limit int, d ...store.Definition) (got [3]int) {
+		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d})
 		s.NoError(err)
 		for _, r := range recs {
-			got[slices.Index(order, saga.Definition{Saga: r.Saga})]++
+			got[slices.Index(order, store.Definition{Saga: r.Saga})]++
 		}
 		return got
 	}
@@ -381,7 +382,7 @@ func claimTurns(s *suite) {
 
 // claimLimits: of a definition whose sagas are those of crashed owners and others.
 func claimLimits(s *suite) {
-	order := []saga.Definition{{Saga: "bound"}, {Saga: "free"}, {Saga: "other"}}
+	order := []store.Definition{{Saga: "bound"}, {Saga: "free"}, {Saga: "other"}}
 	for k := range 24 {
 		for _, d := range order {
 			req := request(fmt.Sprint(d.Saga, "-", k))
@@ -392,37 +393,37 @@ func claimLimits(s *suite) {
 			s.start(req)
 		}
 	}
-	claim := func(limit int, limits map[saga.Definition]int, d ...saga.Definition) (got [3]int) {
-		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d, Limits: limits})
+	claim := func(limit int, limits map[store.Definition]int, d ...store.Definition) (got [3]int) {
+		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d, Limits: limits})
 		s.NoError(err)
 		for _, r := range recs {
-			got[slices.Index(order, saga.Definition{Saga: r.Saga})]++
+			got[slices.Index(order, store.Definition{Saga: r.Saga})]++
 		}
 		return got
 	}
-	s.Equal([3]int{6, 0, 0}, claim(50, map[saga.Definition]int{order[0]: 6}, order[0]), "of crashed owners and others")
-	s.Equal([3]int{2, 8, 0}, claim(10, map[saga.Definition]int{order[0]: 2}, order[:2]...), "what one may not take goes to the others")
-	s.Equal([3]int{1, 1, 4}, claim(6, map[saga.Definition]int{order[0]: 1, order[1]: 1, {Saga: "none"}: 9}, order...))
-	s.Equal([3]int{2, 2, 0}, claim(4, map[saga.Definition]int{order[0]: 9}, order[:2]...), "a limit is no part")
-	s.Equal([3]int{0, 0, 1}, claim(1, map[saga.Definition]int{order[0]: 1}, order[2], order[0]), "the order holds")
-	s.Equal([3]int{3, 13, 19}, claim(50, map[saga.Definition]int{order[0]: 3}, order...))
-	s.Equal([3]int{10, 0, 0}, claim(50, map[saga.Definition]int{order[0]: 50}, order...))
+	s.Equal([3]int{6, 0, 0}, claim(50, map[store.Definition]int{order[0]: 6}, order[0]), "of crashed owners and others")
+	s.Equal([3]int{2, 8, 0}, claim(10, map[store.Definition]int{order[0]: 2}, order[:2]...), "what one may not take goes to the others")
+	s.Equal([3]int{1, 1, 4}, claim(6, map[store.Definition]int{order[0]: 1, order[1]: 1, {Saga: "none"}: 9}, order...))
+	s.Equal([3]int{2, 2, 0}, claim(4, map[store.Definition]int{order[0]: 9}, order[:2]...), "a limit is no part")
+	s.Equal([3]int{0, 0, 1}, claim(1, map[store.Definition]int{order[0]: 1}, order[2], order[0]), "the order holds")
+	s.Equal([3]int{3, 13, 19}, claim(50, map[store.Definition]int{order[0]: 3}, order...))
+	s.Equal([3]int{10, 0, 0}, claim(50, map[store.Definition]int{order[0]: 50}, order...))
 }
 
 func claimRegistered(s *suite) {
-	for i, d := range []saga.Definition{{Saga: "trip", Version: 1}, {Saga: "trip", Version: 2}, {Saga: "order", Version: 1}} {
+	for i, d := range []store.Definition{{Saga: "trip", Version: 1}, {Saga: "trip", Version: 2}, {Saga: "order", Version: 1}} {
 		req := request(fmt.Sprint("saga-", i))
 		req.Saga, req.Version = d.Saga, d.Version
 		s.start(req)
 	}
-	claim := func(d ...saga.Definition) []saga.Record {
-		recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: d})
+	claim := func(d ...store.Definition) []store.Record {
+		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: d})
 		s.NoError(err)
 		return recs
 	}
 	s.Empty(claim())
-	s.Empty(claim(saga.Definition{Saga: "order", Version: 2}))
-	recs := claim(saga.Definition{Saga: "trip", Version: 2}, saga.Definition{Saga: "order", Version: 1})
+	s.Empty(claim(store.Definition{Saga: "order", Version: 2}))
+	recs := claim(store.Definition{Saga: "trip", Version: 2}, store.Definition{Saga: "order", Version: 1})
 	s.Len(recs, 2)
 	recs = claim(defs...)
 	s.Len(recs, 1)
@@ -441,7 +442,7 @@ func claimOnce(s *suite) {
 		owner := fmt.Sprint("owner-", o)
 		wg.Go(func() {
 			for range sagas {
-				recs, err := s.store.Claim(s.ctx, saga.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: 3, Definitions: defs})
+				recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: owner, LeaseTTL: long, Limit: 3, Definitions: defs})
 				if !s.Check(err == nil, "%v", err) {
 					return
 				}
@@ -477,7 +478,7 @@ func heartbeat(s *suite) {
 	s.Len(recs, 1)
 	s.Equal("mine", recs[0].ID)
 
-	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: 2 * long, Held: []saga.Held{
+	renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: 2 * long, Held: []store.Held{
 		{ID: "mine", Epoch: recs[0].Epoch},
 		{ID: "taken", Epoch: old.Epoch}, // another owner has it
 		{ID: "other", Epoch: 1},
@@ -485,16 +486,16 @@ func heartbeat(s *suite) {
 		{ID: "none", Epoch: 1},
 	}})
 	s.NoError(err)
-	s.Equal([]saga.Renewed{{ID: "mine", Epoch: recs[0].Epoch}}, renewed)
+	s.Equal([]store.Renewed{{ID: "mine", Epoch: recs[0].Epoch}}, renewed)
 	got := s.load("mine")
 	s.around(got.WakeAt, got, 2*long)
 	s.Equal(recs[0].Seq, got.Seq)
 	s.Equal(recs[0].Nonce, got.Nonce)
 
-	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "mine", Epoch: mine.Epoch}}})
+	renewed, err = s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []store.Held{{ID: "mine", Epoch: mine.Epoch}}})
 	s.NoError(err)
 	s.Empty(renewed, "an earlier epoch of the same owner")
-	renewed, err = s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long})
+	renewed, err = s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long})
 	s.NoError(err)
 	s.Empty(renewed)
 }
@@ -502,8 +503,8 @@ func heartbeat(s *suite) {
 func commitWrites(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := commit(rec)
-	req.Status, req.Failures, req.Takeovers, req.LastError = saga.Compensating, 3, 2, "card declined"
-	req.Log = append(req.Log, saga.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Error: "no"})
+	req.Status, req.Failures, req.Takeovers, req.LastError = store.Compensating, 3, 2, "card declined"
+	req.Log = append(req.Log, store.Entry{Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Error: "no"})
 	receipt, err := s.store.Commit(s.ctx, req)
 	s.NoError(err)
 	s.Zero(receipt)
@@ -520,7 +521,7 @@ func commitWrites(s *suite) {
 	s.Len(log, 3)
 	s.around(log[2].At, got, 0)
 	log[2].At = time.Time{}
-	s.Equal(saga.Entry{Seq: 3, Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Epoch: 1, Error: "no"}, log[2])
+	s.Equal(store.Entry{Seq: 3, Step: "hotel", Op: saga.OpUndo, Kind: saga.EventUndoFailed, Attempt: 4, Epoch: 1, Error: "no"}, log[2])
 }
 
 func commitEpoch(s *suite) {
@@ -528,11 +529,11 @@ func commitEpoch(s *suite) {
 	s.Len(s.claim("me", 1), 1)
 	before := s.load("a")
 	_, err := s.store.Commit(s.ctx, commit(old))
-	s.ErrorIs(err, saga.ErrFenced)
+	s.ErrorIs(err, store.ErrFenced)
 	future := commit(before)
 	future.Epoch++
 	_, err = s.store.Commit(s.ctx, future)
-	s.ErrorIs(err, saga.ErrFenced)
+	s.ErrorIs(err, store.ErrFenced)
 	s.same(before, s.load("a"))
 	s.commit(commit(before))
 	log, err := s.store.History(s.ctx, "a", 0, 0)
@@ -545,12 +546,12 @@ func commitSeq(s *suite) {
 	s.commit(commit(rec))
 	before := s.load("a")
 	_, err := s.store.Commit(s.ctx, commit(rec)) // the same again
-	s.ErrorIs(err, saga.ErrFenced)
+	s.ErrorIs(err, store.ErrFenced)
 	s.same(before, s.load("a"))
 	none := commit(rec)
 	none.ID = "none"
 	_, err = s.store.Commit(s.ctx, none)
-	s.ErrorIs(err, saga.ErrFenced)
+	s.ErrorIs(err, store.ErrFenced)
 }
 
 func commitOnce(s *suite) {
@@ -577,7 +578,7 @@ func commitOnce(s *suite) {
 // must have its own outcome. Every fourth is fenced, and every fourth is canceled.
 func commitMany(s *suite) {
 	const sagas, commits = 32, 5
-	var recs []saga.Record
+	var recs []store.Record
 	for i := range sagas {
 		rec := s.owned(fmt.Sprintf("%02d", sagas-i), "me", long)
 		switch i % 4 {
@@ -589,20 +590,20 @@ func commitMany(s *suite) {
 		}
 		recs = append(recs, rec)
 	}
-	last := func(rec saga.Record, n int) saga.CommitRequest {
+	last := func(rec store.Record, n int) store.CommitRequest {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
 		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of \\ '{"+word+",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
-			req.Log = append(req.Log, saga.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventUndone, Attempt: k, Error: word})
+			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: saga.EventUndone, Attempt: k, Error: word})
 		}
 		if n == commits-1 && rec.ID[1]%2 == 1 {
 			req.Release, req.WakeIn = true, 2*long
 		}
 		return req
 	}
-	receipts := make([]saga.Receipt, sagas)
+	receipts := make([]store.Receipt, sagas)
 	errs := make([]error, sagas)
 	var wg sync.WaitGroup
 	for i, rec := range recs {
@@ -621,8 +622,8 @@ func commitMany(s *suite) {
 		s.NoError(err)
 		s.Len(log, int(got.Seq))
 		if i%4 == 1 {
-			s.ErrorIs(errs[i], saga.ErrFenced)
-			s.same(func() saga.Record { rec.Epoch--; return rec }(), got)
+			s.ErrorIs(errs[i], store.ErrFenced)
+			s.same(func() store.Record { rec.Epoch--; return rec }(), got)
 			continue
 		}
 		s.NoError(errs[i])
@@ -651,9 +652,9 @@ func commitMany(s *suite) {
 				s.Equal([]any{w.Step, w.Op, w.Kind, w.Attempt, w.Error}, []any{e.Step, e.Op, e.Kind, e.Attempt, e.Error})
 			}
 		}
-		receipt := saga.Receipt{}
+		receipt := store.Receipt{}
 		if i%4 == 2 {
-			receipt = saga.Receipt{CancelRequested: true, CancelNote: "note of " + rec.ID}
+			receipt = store.Receipt{CancelRequested: true, CancelNote: "note of " + rec.ID}
 		}
 		s.Equal(receipt, receipts[i])
 	}
@@ -676,14 +677,14 @@ func commitReleases(s *suite) {
 	s.Len(recs, 1)
 	s.EqualValues(2, recs[0].Epoch)
 
-	for _, status := range []saga.Status{saga.Completed, saga.Compensated, saga.Stuck, saga.Abandoned} {
+	for _, status := range []store.Status{store.Completed, store.Compensated, store.Stuck, store.Abandoned} {
 		req = commit(s.load("a"))
 		req.Status, req.Release = status, true
 		s.commit(req)
 		s.Empty(s.claim("me", 1), "%s is never due", status)
 	}
 	req = commit(s.load("a"))
-	req.Status, req.Release = saga.Compensating, true
+	req.Status, req.Release = store.Compensating, true
 	s.commit(req)
 	s.Len(s.claim("me", 1), 1, "an operator has released it")
 }
@@ -718,13 +719,13 @@ func cancelOwned(s *suite) {
 
 	receipt, err := s.store.Commit(s.ctx, commit(rec))
 	s.NoError(err)
-	s.Equal(saga.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
-	renewed, err := s.store.Heartbeat(s.ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	s.Equal(store.Receipt{CancelRequested: true, CancelNote: "changed my mind"}, receipt)
+	renewed, err := s.store.Heartbeat(s.ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []store.Held{{ID: "a", Epoch: 1}}})
 	s.NoError(err)
-	s.Equal([]saga.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
+	s.Equal([]store.Renewed{{ID: "a", Epoch: 1, CancelRequested: true, CancelNote: "changed my mind"}}, renewed)
 
 	_, err = s.store.Cancel(s.ctx, "none", "")
-	s.ErrorIs(err, saga.ErrNotFound)
+	s.ErrorIs(err, store.ErrNotFound)
 	s.owned("b", "me", long)
 	got, err = s.store.Cancel(s.ctx, "b", "")
 	s.NoError(err)
@@ -747,7 +748,7 @@ func cancelParked(s *suite) {
 
 func cancelEnded(s *suite) {
 	req := commit(s.owned("a", "me", long))
-	req.Status = saga.Compensating
+	req.Status = store.Compensating
 	before := s.commit(req)
 	got, err := s.store.Cancel(s.ctx, "a", "late")
 	s.NoError(err)
@@ -757,11 +758,11 @@ func cancelEnded(s *suite) {
 
 func loadNothing(s *suite) {
 	_, err := s.store.Load(s.ctx, "none")
-	s.ErrorIs(err, saga.ErrNotFound)
+	s.ErrorIs(err, store.ErrNotFound)
 	log, err := s.store.History(s.ctx, "none", 0, 0)
 	s.NoError(err)
 	s.Empty(log)
-	recs, next, err := s.store.List(s.ctx, saga.Filter{})
+	recs, next, err := s.store.List(s.ctx, store.Filter{})
 	s.NoError(err)
 	s.Empty(recs)
 	s.Empty(next)
@@ -780,27 +781,27 @@ func list(s *suite) {
 		s.start(req)
 	}
 	stuck := commit(s.load("c"))
-	stuck.Status, stuck.Release = saga.Stuck, true
+	stuck.Status, stuck.Release = store.Stuck, true
 	s.commit(stuck)
-	ids := func(f saga.Filter) string { return strings.Join(s.list(f), " ") }
-	s.Equal("Z a b c d", ids(saga.Filter{}))
-	s.Equal("Z a", ids(saga.Filter{Limit: 2}))
-	s.Equal("b c", ids(saga.Filter{Limit: 2, After: "a"}))
-	s.Equal("", ids(saga.Filter{After: "d"}))
-	s.Equal("d", ids(saga.Filter{Saga: "order"}))
-	s.Equal("c", ids(saga.Filter{Status: []saga.Status{saga.Stuck}}))
-	s.Equal("Z a b c", ids(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Stuck, saga.Running}}))
-	s.Equal("Z a b c d", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running, saga.Stuck}}))
-	s.Equal("b c", ids(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Running}, After: "a", Limit: 2}))
-	s.Equal("Z a", ids(saga.Filter{Saga: "trip", Limit: 2}))
-	s.Equal("", ids(saga.Filter{Saga: "none"}))
-	s.Equal("", ids(saga.Filter{Status: []saga.Status{saga.Abandoned}}))
-	_, _, err := s.store.List(s.ctx, saga.Filter{Order: "size"})
+	ids := func(f store.Filter) string { return strings.Join(s.list(f), " ") }
+	s.Equal("Z a b c d", ids(store.Filter{}))
+	s.Equal("Z a", ids(store.Filter{Limit: 2}))
+	s.Equal("b c", ids(store.Filter{Limit: 2, After: "a"}))
+	s.Equal("", ids(store.Filter{After: "d"}))
+	s.Equal("d", ids(store.Filter{Saga: "order"}))
+	s.Equal("c", ids(store.Filter{Status: []store.Status{store.Stuck}}))
+	s.Equal("Z a b c", ids(store.Filter{Saga: "trip", Status: []store.Status{store.Stuck, store.Running}}))
+	s.Equal("Z a b c d", ids(store.Filter{Status: []store.Status{store.Stuck, store.Running, store.Stuck}}))
+	s.Equal("b c", ids(store.Filter{Status: []store.Status{store.Stuck, store.Running}, After: "a", Limit: 2}))
+	s.Equal("Z a", ids(store.Filter{Saga: "trip", Limit: 2}))
+	s.Equal("", ids(store.Filter{Saga: "none"}))
+	s.Equal("", ids(store.Filter{Status: []store.Status{store.Abandoned}}))
+	_, _, err := s.store.List(s.ctx, store.Filter{Order: "size"})
 	s.Error(err)
 }
 
 // list returns the ids of a page that the filter admits.
-func (s *suite) list(f saga.Filter) (ids []string) {
+func (s *suite) list(f store.Filter) (ids []string) {
 	s.Helper()
 	recs, _, err := s.store.List(s.ctx, f)
 	s.NoError(err)
@@ -817,7 +818,7 @@ func (s *suite) list(f saga.Filter) (ids []string) {
 }
 
 // all returns the ids of all pages.
-func (s *suite) all(f saga.Filter) string {
+func (s *suite) all(f store.Filter) string {
 	s.Helper()
 	var ids []string
 	for {
@@ -844,29 +845,29 @@ func listOrders(s *suite) {
 		s.start(req)
 	}
 	done := commit(s.load("x"))
-	done.Status, done.Release = saga.Completed, true
+	done.Status, done.Release = store.Completed, true
 	s.commit(done)
 	for limit := range 6 {
 		if limit == 0 {
 			continue
 		}
-		all := func(f saga.Filter) string { f.Limit = limit; return s.all(f) }
-		s.Equal("a c m x z", all(saga.Filter{}))
-		s.Equal("m c x a z", all(saga.Filter{Order: saga.OldestFirst}))
-		s.Equal("z a x c m", all(saga.Filter{Order: saga.NewestFirst}))
-		s.Equal("z a c m", all(saga.Filter{Order: saga.NewestFirst, Status: []saga.Status{saga.Running, saga.Stuck}}))
-		s.Equal("m x z", all(saga.Filter{Order: saga.OldestFirst, Saga: "trip"}))
-		s.Equal("x", all(saga.Filter{Order: saga.OldestFirst, Status: []saga.Status{saga.Completed}}))
+		all := func(f store.Filter) string { f.Limit = limit; return s.all(f) }
+		s.Equal("a c m x z", all(store.Filter{}))
+		s.Equal("m c x a z", all(store.Filter{Order: store.OldestFirst}))
+		s.Equal("z a x c m", all(store.Filter{Order: store.NewestFirst}))
+		s.Equal("z a c m", all(store.Filter{Order: store.NewestFirst, Status: []store.Status{store.Running, store.Stuck}}))
+		s.Equal("m x z", all(store.Filter{Order: store.OldestFirst, Saga: "trip"}))
+		s.Equal("x", all(store.Filter{Order: store.OldestFirst, Status: []store.Status{store.Completed}}))
 		from, before := s.load("c").CreatedAt, s.load("z").CreatedAt
-		for order, want := range map[saga.Order]string{saga.ByID: "a c x", saga.OldestFirst: "c x a", saga.NewestFirst: "a x c"} {
-			f := saga.Filter{Order: order, CreatedFrom: from, CreatedBefore: before}
+		for order, want := range map[store.Order]string{store.ByID: "a c x", store.OldestFirst: "c x a", store.NewestFirst: "a x c"} {
+			f := store.Filter{Order: order, CreatedFrom: from, CreatedBefore: before}
 			s.Equal(want, all(f))
 			f.Text = "c"
 			s.Equal("c", all(f))
 		}
 	}
-	s.Equal([]string{"m", "c"}, s.list(saga.Filter{Order: saga.OldestFirst, Limit: 2, WithoutState: true}))
-	_, next, err := s.store.List(s.ctx, saga.Filter{Limit: 5})
+	s.Equal([]string{"m", "c"}, s.list(store.Filter{Order: store.OldestFirst, Limit: 2, WithoutState: true}))
+	_, next, err := s.store.List(s.ctx, store.Filter{Limit: 5})
 	s.NoError(err)
 	s.Empty(next, "the page has them all")
 }
@@ -880,48 +881,48 @@ func listFinds(s *suite) {
 	failed := commit(rec)
 	failed.LastError, failed.Failures = "connection to order-17 refused", 3
 	rec = s.commit(failed)
-	ids := func(f saga.Filter) string { f.Limit = 1; return s.all(f) }
-	s.Equal("order-17 order-18", ids(saga.Filter{Text: "order-17"}))
-	s.Equal("order-17", ids(saga.Filter{Text: "order-17", TextInID: true}))
-	s.Equal("order-18", ids(saga.Filter{Text: "refused"}))
-	s.Equal("", ids(saga.Filter{Text: "refused", TextInID: true}))
-	s.Equal("order-18", ids(saga.Filter{Failing: true, TextInID: true}))
-	s.Equal("ORDER-19", ids(saga.Filter{Text: "ORDER"}))
-	s.Equal("50%_off", ids(saga.Filter{Text: "%"}))
-	s.Equal("50%_off", ids(saga.Filter{Text: "0%_o", Status: []saga.Status{saga.Running}}))
-	s.Equal("", ids(saga.Filter{Text: "'"}))
-	s.Equal("order-18", ids(saga.Filter{Failing: true}))
-	s.Equal("", ids(saga.Filter{Failing: true, Status: []saga.Status{saga.Stuck, saga.Completed}}))
-	s.Equal("order-18", ids(saga.Filter{UpdatedFrom: rec.UpdatedAt}))
-	s.Equal("50%_off ORDER-19 order-17", ids(saga.Filter{UpdatedBefore: rec.UpdatedAt}))
-	s.Equal("order-18", ids(saga.Filter{UpdatedFrom: rec.UpdatedAt, Order: saga.NewestFirst}))
+	ids := func(f store.Filter) string { f.Limit = 1; return s.all(f) }
+	s.Equal("order-17 order-18", ids(store.Filter{Text: "order-17"}))
+	s.Equal("order-17", ids(store.Filter{Text: "order-17", TextInID: true}))
+	s.Equal("order-18", ids(store.Filter{Text: "refused"}))
+	s.Equal("", ids(store.Filter{Text: "refused", TextInID: true}))
+	s.Equal("order-18", ids(store.Filter{Failing: true, TextInID: true}))
+	s.Equal("ORDER-19", ids(store.Filter{Text: "ORDER"}))
+	s.Equal("50%_off", ids(store.Filter{Text: "%"}))
+	s.Equal("50%_off", ids(store.Filter{Text: "0%_o", Status: []store.Status{store.Running}}))
+	s.Equal("", ids(store.Filter{Text: "'"}))
+	s.Equal("order-18", ids(store.Filter{Failing: true}))
+	s.Equal("", ids(store.Filter{Failing: true, Status: []store.Status{store.Stuck, store.Completed}}))
+	s.Equal("order-18", ids(store.Filter{UpdatedFrom: rec.UpdatedAt}))
+	s.Equal("50%_off ORDER-19 order-17", ids(store.Filter{UpdatedBefore: rec.UpdatedAt}))
+	s.Equal("order-18", ids(store.Filter{UpdatedFrom: rec.UpdatedAt, Order: store.NewestFirst}))
 	stuck := commit(rec)
-	stuck.Status, stuck.Failures, stuck.Release = saga.Stuck, 3, true
+	stuck.Status, stuck.Failures, stuck.Release = store.Stuck, 3, true
 	s.commit(stuck)
-	s.Equal("", ids(saga.Filter{Failing: true}), "it is stuck")
+	s.Equal("", ids(store.Filter{Failing: true}), "it is stuck")
 }
 
 func counts(s *suite) {
 	for i, c := range []struct {
 		saga   string
-		status saga.Status
+		status store.Status
 		owner  string
 		lease  time.Duration
 	}{
-		{"trip", saga.Running, "", 0},
-		{"trip", saga.Running, "me", long},
-		{"trip", saga.Running, "dead", short},
-		{"trip", saga.Compensating, "", 0},
-		{"trip", saga.Stuck, "", 0},
-		{"trip", saga.Completed, "", 0},
-		{"trip", saga.Completed, "", 0},
-		{"a trip", saga.Compensated, "", 0},
-		{"a trip", saga.Abandoned, "", 0},
+		{"trip", store.Running, "", 0},
+		{"trip", store.Running, "me", long},
+		{"trip", store.Running, "dead", short},
+		{"trip", store.Compensating, "", 0},
+		{"trip", store.Stuck, "", 0},
+		{"trip", store.Completed, "", 0},
+		{"trip", store.Completed, "", 0},
+		{"a trip", store.Compensated, "", 0},
+		{"a trip", store.Abandoned, "", 0},
 	} {
 		req := request(fmt.Sprint(i))
 		req.Saga, req.Version, req.Owner, req.LeaseTTL = c.saga, 1+i%2, c.owner, c.lease
 		rec := s.start(req)
-		if c.status != saga.Running {
+		if c.status != store.Running {
 			end := commit(rec)
 			end.Status, end.Release = c.status, true
 			s.commit(end)
@@ -936,7 +937,7 @@ func counts(s *suite) {
 	s.WithinDuration(got.Now, got.Sagas[1].OldestDue, 5*time.Minute)
 	s.Equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[1].OldestDue.UnixMilli())
 	got.Sagas[1].OldestDue = time.Time{}
-	s.Equal([]saga.Count{
+	s.Equal([]store.Count{
 		{Saga: "a trip", Compensated: 1, Abandoned: 1},
 		{Saga: "trip", Running: 4, Compensating: 1, Stuck: 1, Completed: 2, Due: 3},
 	}, got.Sagas)
@@ -948,11 +949,11 @@ func reported(s *suite) {
 	}
 	for _, id := range []string{"a", "b"} {
 		req := commit(s.load(id))
-		req.Status, req.Release = saga.Stuck, true
+		req.Status, req.Release = store.Stuck, true
 		s.commit(req)
 	}
 	unreported := func() string {
-		return s.all(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true, Limit: 10})
+		return s.all(store.Filter{Status: []store.Status{store.Stuck}, Unreported: true, Limit: 10})
 	}
 	s.Equal("a b", unreported())
 	before := s.load("a")
@@ -969,7 +970,7 @@ func reported(s *suite) {
 	s.NoError(s.store.Reported(s.ctx, "none", 1))
 
 	again := commit(s.load("a"))
-	again.Status, again.Release = saga.Stuck, true
+	again.Status, again.Release = store.Stuck, true
 	s.False(s.commit(again).Reported)
 	s.Equal("a b", unreported())
 }
@@ -978,7 +979,7 @@ func history(s *suite) {
 	rec := s.owned("a", "me", long)
 	for range 5 {
 		req := commit(rec)
-		req.Log = append(req.Log, saga.Entry{Kind: saga.EventParked})
+		req.Log = append(req.Log, store.Entry{Kind: saga.EventParked})
 		rec = s.commit(req)
 	}
 	s.owned("b", "me", long)
@@ -991,7 +992,7 @@ func history(s *suite) {
 			s.False(e.At.Before(log[i-1].At))
 		}
 	}
-	var pages []saga.Entry
+	var pages []store.Entry
 	for {
 		page, err := s.store.History(s.ctx, "a", int64(len(pages)), 4)
 		s.NoError(err)
@@ -1020,52 +1021,52 @@ func unregistered(s *suite) {
 	found, err := s.store.Unregistered(s.ctx, defs)
 	s.NoError(err)
 	s.Len(found, 1)
-	s.Equal(saga.Definition{Saga: "trip", Version: 2}, found[0].Definition)
+	s.Equal(store.Definition{Saga: "trip", Version: 2}, found[0].Definition)
 	s.Equal(3, found[0].Count)
 	s.WithinDuration(found[0].Now, found[0].Oldest, 5*time.Minute)
 	found, err = s.store.Unregistered(s.ctx, nil)
 	s.NoError(err)
 	s.Len(found, 2)
-	found, err = s.store.Unregistered(s.ctx, append(defs, saga.Definition{Saga: "trip", Version: 2}))
+	found, err = s.store.Unregistered(s.ctx, append(defs, store.Definition{Saga: "trip", Version: 2}))
 	s.NoError(err)
 	s.Empty(found)
 }
 
 func deleteEnded(s *suite) {
-	end := func(id string, status saga.Status) {
+	end := func(id string, status store.Status) {
 		s.start(request(id))
-		_, err := s.store.Signal(s.ctx, saga.SignalRequest{ID: id, Name: "paid"})
+		_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
 		s.NoError(err)
 		req := commit(s.load(id))
 		req.Status, req.Release = status, true
 		s.commit(req)
 		time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
 	}
-	end("first", saga.Completed)
-	end("second", saga.Completed)
-	end("undone", saga.Compensated)
-	end("stuck", saga.Stuck)
+	end("first", store.Completed)
+	end("second", store.Completed)
+	end("undone", store.Compensated)
+	end("stuck", store.Stuck)
 	s.start(request("running"))
 	for _, c := range []struct {
-		status saga.Status
+		status store.Status
 		age    time.Duration
 		limit  int
 		want   int
 		left   string
 	}{
-		{saga.Completed, long, 10, 0, "first running second stuck undone"},
-		{saga.Completed, 0, 0, 0, "first running second stuck undone"},
-		{saga.Stuck, 0, 10, 0, "first running second stuck undone"},
-		{saga.Running, 0, 10, 0, "first running second stuck undone"},
-		{saga.Completed, 0, 1, 1, "running second stuck undone"},
-		{saga.Abandoned, 0, 10, 0, "running second stuck undone"},
-		{saga.Compensated, 0, 10, 1, "running second stuck"},
-		{saga.Completed, 0, 10, 1, "running stuck"},
+		{store.Completed, long, 10, 0, "first running second stuck undone"},
+		{store.Completed, 0, 0, 0, "first running second stuck undone"},
+		{store.Stuck, 0, 10, 0, "first running second stuck undone"},
+		{store.Running, 0, 10, 0, "first running second stuck undone"},
+		{store.Completed, 0, 1, 1, "running second stuck undone"},
+		{store.Abandoned, 0, 10, 0, "running second stuck undone"},
+		{store.Compensated, 0, 10, 1, "running second stuck"},
+		{store.Completed, 0, 10, 1, "running stuck"},
 	} {
 		n, err := s.store.DeleteEnded(s.ctx, c.status, c.age, c.limit)
 		s.NoError(err)
 		s.Equal(c.want, n)
-		s.Equal(c.left, s.all(saga.Filter{Limit: 10}))
+		s.Equal(c.left, s.all(store.Filter{Limit: 10}))
 	}
 	log, err := s.store.History(s.ctx, "first", 0, 0)
 	s.NoError(err)
@@ -1074,14 +1075,14 @@ func deleteEnded(s *suite) {
 	s.NoError(err)
 	s.Empty(signals)
 	s.EqualValues(1, s.start(request("first")).Seq, "its id is free")
-	_, err = s.store.DeleteEnded(s.ctx, saga.Completed, 0, -1)
+	_, err = s.store.DeleteEnded(s.ctx, store.Completed, 0, -1)
 	s.Error(err)
-	_, err = s.store.DeleteEnded(s.ctx, saga.Completed, -1, 1)
+	_, err = s.store.DeleteEnded(s.ctx, store.Completed, -1, 1)
 	s.Error(err)
 }
 
 // child starts a child of the step "parcels" of the saga parent.
-func (s *suite) child(id, parent string) saga.Record {
+func (s *suite) child(id, parent string) store.Record {
 	s.Helper()
 	req := request(id)
 	req.Parent, req.ParentStep = parent, "parcels"
@@ -1089,7 +1090,7 @@ func (s *suite) child(id, parent string) saga.Record {
 }
 
 // end ends a saga, or leaves it in a status that is not final.
-func (s *suite) end(id string, status saga.Status) {
+func (s *suite) end(id string, status store.Status) {
 	s.Helper()
 	req := commit(s.load(id))
 	req.Status, req.Release = status, true
@@ -1108,12 +1109,12 @@ func children(s *suite) {
 	of := request("of another step")
 	of.Parent, of.ParentStep = "order", "letters"
 	s.start(of)
-	s.end("B", saga.Completed)
-	s.end("c", saga.Stuck)
-	s.end("d", saga.Compensated)
+	s.end("B", store.Completed)
+	s.end("c", store.Stuck)
+	s.end("d", store.Compensated)
 	_, err := s.store.Cancel(s.ctx, "e", "")
 	s.NoError(err)
-	find := func(req saga.ChildrenRequest) (texts []string) {
+	find := func(req store.ChildrenRequest) (texts []string) {
 		list, err := s.store.Children(s.ctx, req)
 		s.NoError(err)
 		for _, c := range list {
@@ -1123,13 +1124,13 @@ func children(s *suite) {
 		return texts
 	}
 	s.Equal([]string{"B completed false", "a running false", "c stuck false", "d compensated false", "e running true"},
-		find(saga.ChildrenRequest{Parent: "order", Step: "parcels"}))
+		find(store.ChildrenRequest{Parent: "order", Step: "parcels"}))
 	s.Equal([]string{"a running false", "c stuck false", "e running true"},
-		find(saga.ChildrenRequest{Parent: "order", Step: "parcels", Status: []saga.Status{saga.Running, saga.Compensating, saga.Stuck}}))
-	s.Len(find(saga.ChildrenRequest{Parent: "order", Step: "parcels", Limit: 2}), 2)
-	s.Equal([]string{"of another step running false"}, find(saga.ChildrenRequest{Parent: "order", Step: "letters", Limit: 2}))
-	s.Empty(find(saga.ChildrenRequest{Parent: "order", Step: "none"}))
-	s.Empty(find(saga.ChildrenRequest{Parent: "a", Step: "parcels"}))
+		find(store.ChildrenRequest{Parent: "order", Step: "parcels", Status: []store.Status{store.Running, store.Compensating, store.Stuck}}))
+	s.Len(find(store.ChildrenRequest{Parent: "order", Step: "parcels", Limit: 2}), 2)
+	s.Equal([]string{"of another step running false"}, find(store.ChildrenRequest{Parent: "order", Step: "letters", Limit: 2}))
+	s.Empty(find(store.ChildrenRequest{Parent: "order", Step: "none"}))
+	s.Empty(find(store.ChildrenRequest{Parent: "a", Step: "parcels"}))
 }
 
 // deleteChildren: what a parent has started stays until the parent is to be deleted, and goes
@@ -1141,36 +1142,36 @@ func deleteChildren(s *suite) {
 	s.child("order/1/1", "order/1")
 	s.start(request("other"))
 	s.child("other/1", "other")
-	sweep := func(status saga.Status, limit, want int, left string) {
+	sweep := func(status store.Status, limit, want int, left string) {
 		s.Helper()
 		n, err := s.store.DeleteEnded(s.ctx, status, 0, limit)
 		s.NoError(err)
 		s.Equal(want, n)
-		s.Equal(left, s.all(saga.Filter{Limit: 10}))
+		s.Equal(left, s.all(store.Filter{Limit: 10}))
 	}
 	for _, id := range []string{"order/1/1", "order/1", "other/1"} {
-		s.end(id, saga.Completed)
+		s.end(id, store.Completed)
 	}
-	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
-	s.end("order", saga.Abandoned)
-	sweep(saga.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
-	sweep(saga.Abandoned, 10, 3, "order/2 other other/1")
+	sweep(store.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
+	s.end("order", store.Abandoned)
+	sweep(store.Completed, 10, 0, "order order/1 order/1/1 order/2 other other/1")
+	sweep(store.Abandoned, 10, 3, "order/2 other other/1")
 	rec := s.load("order/2")
 	s.Equal("", rec.Parent)
 	s.Equal("", rec.ParentStep)
-	list, err := s.store.Children(s.ctx, saga.ChildrenRequest{Parent: "order", Step: "parcels"})
+	list, err := s.store.Children(s.ctx, store.ChildrenRequest{Parent: "order", Step: "parcels"})
 	s.NoError(err)
 	s.Empty(list)
-	s.end("order/2", saga.Completed)
-	sweep(saga.Completed, 10, 1, "other other/1")
+	s.end("order/2", store.Completed)
+	sweep(store.Completed, 10, 1, "other other/1")
 	s.child("other/2", "other")
-	s.end("other/2", saga.Compensated)
-	s.end("other", saga.Completed)
+	s.end("other/2", store.Compensated)
+	s.end("other", store.Completed)
 	for _, left := range []int{2, 1, 0} { // one by one, and the parent last
-		n, err := s.store.DeleteEnded(s.ctx, saga.Completed, 0, 1)
+		n, err := s.store.DeleteEnded(s.ctx, store.Completed, 0, 1)
 		s.NoError(err)
 		s.Equal(1, n)
-		page, _, err := s.store.List(s.ctx, saga.Filter{})
+		page, _, err := s.store.List(s.ctx, store.Filter{})
 		s.NoError(err)
 		s.Len(page, left)
 		s.True(left == 0 || page[0].ID == "other")
@@ -1217,24 +1218,24 @@ func endedContext(s *suite) {
 	s.Error(err)
 	_, err = s.store.Commit(ctx, commit(rec))
 	s.Error(err)
-	s.NotErrorIs(err, saga.ErrFenced)
-	_, err = s.store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
+	s.NotErrorIs(err, store.ErrFenced)
+	_, err = s.store.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
 	s.Error(err)
-	_, err = s.store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []saga.Held{{ID: "a", Epoch: 1}}})
+	_, err = s.store.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: long, Held: []store.Held{{ID: "a", Epoch: 1}}})
 	s.Error(err)
 	_, err = s.store.Cancel(ctx, "a", "")
 	s.Error(err)
-	_, err = s.store.Signal(ctx, saga.SignalRequest{ID: "a", Name: "paid"})
+	_, err = s.store.Signal(ctx, store.SignalRequest{ID: "a", Name: "paid"})
 	s.Error(err)
 	_, err = s.store.Signals(ctx, "a")
 	s.Error(err)
 	s.Error(s.store.Hasten(ctx, "a"))
-	_, err = s.store.Children(ctx, saga.ChildrenRequest{Parent: "a", Step: "b"})
+	_, err = s.store.Children(ctx, store.ChildrenRequest{Parent: "a", Step: "b"})
 	s.Error(err)
 	_, err = s.store.Load(ctx, "a")
 	s.Error(err)
-	s.NotErrorIs(err, saga.ErrNotFound)
-	_, _, err = s.store.List(ctx, saga.Filter{})
+	s.NotErrorIs(err, store.ErrNotFound)
+	_, _, err = s.store.List(ctx, store.Filter{})
 	s.Error(err)
 	_, err = s.store.Counts(ctx)
 	s.Error(err)
@@ -1244,5 +1245,5 @@ func endedContext(s *suite) {
 	s.Error(err)
 	s.same(rec, s.load("a"))
 	_, err = s.store.Load(s.ctx, "b")
-	s.ErrorIs(err, saga.ErrNotFound)
+	s.ErrorIs(err, store.ErrNotFound)
 }

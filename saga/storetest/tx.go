@@ -5,13 +5,13 @@ import (
 	"errors"
 	"time"
 
-	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
-func startTxCommits(s *suite, store saga.TxStore) {
-	tx, err := store.Begin(s.ctx)
+func startTxCommits(s *suite, st store.TxStore) {
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	rec, created, err := store.StartTx(s.ctx, tx, request("a"))
+	rec, created, err := st.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	s.True(created)
 	s.Equal("a", rec.ID)
@@ -20,40 +20,40 @@ func startTxCommits(s *suite, store saga.TxStore) {
 	s.Len(s.claim("me", 1), 1)
 }
 
-func startTxRollsBack(s *suite, store saga.TxStore) {
-	tx, err := store.Begin(s.ctx)
+func startTxRollsBack(s *suite, st store.TxStore) {
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, _, err = store.StartTx(s.ctx, tx, request("a"))
+	_, _, err = st.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	s.NoError(tx.Rollback())
-	_, err = store.Load(s.ctx, "a")
-	s.ErrorIs(err, saga.ErrNotFound)
-	log, err := store.History(s.ctx, "a", 0, 0)
+	_, err = st.Load(s.ctx, "a")
+	s.ErrorIs(err, store.ErrNotFound)
+	log, err := st.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Empty(log)
 }
 
-func startTxExisting(s *suite, store saga.TxStore) {
+func startTxExisting(s *suite, st store.TxStore) {
 	rec := s.owned("a", "me", long)
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	got, created, err := store.StartTx(s.ctx, tx, request("a"))
+	got, created, err := st.StartTx(s.ctx, tx, request("a"))
 	s.NoError(err)
 	s.False(created)
 	s.same(rec, got)
-	_, created, err = store.StartTx(s.ctx, tx, request("b"))
+	_, created, err = st.StartTx(s.ctx, tx, request("b"))
 	s.NoError(err, "the transaction must stay usable")
 	s.True(created)
 	s.NoError(tx.Commit())
 	s.load("b")
 }
 
-func commitTxCommits(s *suite, store saga.TxStore) {
+func commitTxCommits(s *suite, st store.TxStore) {
 	rec := s.owned("a", "me", long)
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
 	req := commit(rec)
-	receipt, err := store.CommitTx(s.ctx, tx, req)
+	receipt, err := st.CommitTx(s.ctx, tx, req)
 	s.NoError(err)
 	s.Zero(receipt)
 	s.NoError(tx.Commit())
@@ -61,32 +61,32 @@ func commitTxCommits(s *suite, store saga.TxStore) {
 	s.Equal(req.After(), got.Seq)
 	s.Equal(req.Nonce, got.Nonce)
 	s.Equal(string(req.Data), string(got.Data))
-	log, err := store.History(s.ctx, "a", 0, 0)
+	log, err := st.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 2)
 }
 
-func commitTxRollsBack(s *suite, store saga.TxStore) {
+func commitTxRollsBack(s *suite, st store.TxStore) {
 	rec := s.owned("a", "me", long)
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, err = store.CommitTx(s.ctx, tx, commit(rec))
+	_, err = st.CommitTx(s.ctx, tx, commit(rec))
 	s.NoError(err)
 	s.NoError(tx.Rollback())
 	s.same(rec, s.load("a"))
-	log, err := store.History(s.ctx, "a", 0, 0)
+	log, err := st.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 1)
 }
 
-func commitTxFenced(s *suite, store saga.TxStore) {
+func commitTxFenced(s *suite, st store.TxStore) {
 	old := s.owned("a", "dead", short)
 	s.Len(s.claim("me", 1), 1)
 	before := s.load("a")
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, err = store.CommitTx(s.ctx, tx, commit(old))
-	s.ErrorIs(err, saga.ErrFenced)
+	_, err = st.CommitTx(s.ctx, tx, commit(old))
+	s.ErrorIs(err, store.ErrFenced)
 	s.NoError(tx.Rollback())
 	s.same(before, s.load("a"))
 }
@@ -94,17 +94,17 @@ func commitTxFenced(s *suite, store saga.TxStore) {
 // commitTxPaused pauses an owner within its transaction until another owner has claimed the
 // saga. The transaction must not commit. Where one writer excludes all others (SQLite),
 // the claim fails and the transaction commits.
-func commitTxPaused(s *suite, store saga.TxStore) {
+func commitTxPaused(s *suite, st store.TxStore) {
 	old := s.owned("a", "paused", short)
-	tx, err := store.Begin(s.ctx)
+	tx, err := st.Begin(s.ctx)
 	s.NoError(err)
-	_, _, err = store.StartTx(s.ctx, tx, request("effect"))
+	_, _, err = st.StartTx(s.ctx, tx, request("effect"))
 	s.NoError(err)
 
 	ctx, cancel := context.WithTimeout(s.ctx, 500*time.Millisecond)
-	recs, claimErr := store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
+	recs, claimErr := st.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 1, Definitions: defs})
 	cancel()
-	_, err = store.CommitTx(s.ctx, tx, commit(old))
+	_, err = st.CommitTx(s.ctx, tx, commit(old))
 	if claimErr != nil {
 		s.NoError(err)
 		s.NoError(tx.Commit())
@@ -114,7 +114,7 @@ func commitTxPaused(s *suite, store saga.TxStore) {
 	s.Len(recs, 1)
 	s.Error(err)
 	s.NoError(tx.Rollback())
-	_, err = store.Load(s.ctx, "effect")
-	s.True(errors.Is(err, saga.ErrNotFound), "what a fenced owner did in its transaction was committed")
+	_, err = st.Load(s.ctx, "effect")
+	s.True(errors.Is(err, store.ErrNotFound), "what a fenced owner did in its transaction was committed")
 	s.EqualValues(2, s.load("a").Epoch)
 }

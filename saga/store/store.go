@@ -1,4 +1,8 @@
-package saga
+// Package store is what a store of sagas implements. A program that runs sagas uses one
+// through package [github.com/go-resilience/resilience/saga], as it uses a driver through
+// package database/sql: this package is for the authors of stores. Package
+// [github.com/go-resilience/resilience/saga/storetest] tests the rules that it states.
+package store
 
 import (
 	"context"
@@ -7,8 +11,8 @@ import (
 	"time"
 )
 
-// A Store keeps sagas and their logs. [NewMemory] keeps them in the process, package
-// sqlstore in PostgreSQL, MySQL, MariaDB or SQLite. Package storetest tests the rules below.
+// A Store keeps sagas and their logs: saga.NewMemory in the process, package sqlstore in
+// PostgreSQL, MySQL, MariaDB or SQLite.
 //
 //   - Each method is one atomic write or one consistent read, except that List, Counts
 //     and Unregistered may read each definition at a time of its own. A write that
@@ -140,11 +144,19 @@ type Store interface {
 	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
 }
 
-// ErrNotMigrated is returned by the Check of a store whose tables are missing or have
-// another version.
-var ErrNotMigrated = errors.New("saga: the store is not migrated")
+var (
+	// ErrNotFound means that no saga has the id.
+	ErrNotFound = errors.New("saga: not found")
+	// ErrFenced is returned by Commit and CommitTx if the saga has another Epoch or Seq than
+	// the request, or does not exist: another owner has it, or another write came first.
+	// Nothing was written.
+	ErrFenced = errors.New("saga: fenced: another owner has the saga")
+	// ErrNotMigrated is returned by the Check of a store whose tables are missing or have
+	// another version.
+	ErrNotMigrated = errors.New("saga: the store is not migrated")
+)
 
-// A Checker is a Store that reports whether it is ready for use. [Runner.Run] returns
+// A Checker is a Store that reports whether it is ready for use. Runner.Run returns
 // its ErrNotMigrated.
 type Checker interface {
 	// Check returns an error that is [ErrNotMigrated] if the store was not set up for
@@ -161,7 +173,7 @@ type Notifier interface {
 }
 
 // A TxStore is a Store in a database of package [database/sql]. A saga can start, and a
-// step can commit, in one transaction with the user's own rows. [StartTx] and sagas with
+// step can commit, in one transaction with the user's own rows. StartTx and sagas with
 // DoTx or UndoTx need one.
 type TxStore interface {
 	Store
@@ -189,264 +201,4 @@ type TxStore interface {
 	// began. (READ COMMITTED has this effect on PostgreSQL. Under snapshot isolation
 	// the database's serialization failure is as good.)
 	CommitTx(ctx context.Context, tx *sql.Tx, req CommitRequest) (Receipt, error)
-}
-
-// A Record is one saga as a [Store] keeps it.
-type Record struct {
-	ID      string
-	Saga    string // the definition's Name
-	Version int    // the definition's Version
-	Status  Status
-	Data    []byte // the state, encoded by the definition's Codec
-	Steps   []byte // the progress of the saga and its steps, and what it carries, a JSON text; opaque to the store
-
-	Parent     string // the ID of the saga that has started this one; "" for none, or if that is deleted
-	ParentStep string // the step of Parent that has started it; "" without Parent
-
-	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
-	Nonce    int64  // of the last Start or Commit
-	Owner    string // the runner that holds the saga; "" for none
-	Previous string // the Owner before Claim; "" from every other method
-	Epoch    int64  // the fencing token: grows with each claim
-
-	WakeAt     time.Time // when the owner's lease ends; without an owner, when it is due
-	CompleteBy time.Time // when the saga turns back if its pivot is not done; zero means never
-
-	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // claims from another owner that had not released the saga, since a step last succeeded
-	LastError       string // text of the latest failure
-	CancelRequested bool
-	CancelNote      string // why; "" unless CancelRequested
-	Reported        bool   // OnStuck was called for this stuck saga
-
-	CreatedAt time.Time
-	UpdatedAt time.Time // of the latest Start, Commit or Cancel
-	Now       time.Time // the store's clock when the record was read
-}
-
-// A StartRequest asks a Store to insert a saga.
-type StartRequest struct {
-	ID         string
-	Saga       string // the definition's Name
-	Version    int    // the definition's Version
-	Status     Status
-	Data       []byte
-	Steps      []byte
-	Parent     string        // see Record; "" for none
-	ParentStep string        // empty if and only if Parent is
-	Nonce      int64         // random; see CommitRequest
-	CompleteIn time.Duration // zero means no deadline
-	Owner      string        // "" leaves the saga to be claimed
-	LeaseTTL   time.Duration // of Owner
-	Log        []Entry       // never empty; the store sets Seq, Epoch and At
-}
-
-// A ChildrenRequest asks a Store for the children of a step.
-type ChildrenRequest struct {
-	Parent string   // never ""
-	Step   string   // the ParentStep of the children
-	Status []Status // empty means every status
-	Limit  int      // zero means no limit
-}
-
-// A ChildRecord is a part of the [Record] of a child.
-type ChildRecord struct {
-	ID              string
-	Status          Status
-	CancelRequested bool
-}
-
-// A ClaimRequest asks a Store for sagas that are due.
-type ClaimRequest struct {
-	Owner       string
-	LeaseTTL    time.Duration
-	Limit       int
-	Definitions []Definition // in the order of their turns
-
-	// Limits are the most sagas of each definition that has a limit of its own, 1 or more.
-	Limits map[Definition]int
-}
-
-// A Definition identifies one version of one definition.
-type Definition struct {
-	Saga    string // the definition's Name
-	Version int
-}
-
-// A HeartbeatRequest extends the leases of the sagas that an owner holds.
-type HeartbeatRequest struct {
-	Owner    string
-	LeaseTTL time.Duration
-	Held     []Held
-}
-
-// Held identifies a saga and the epoch in which its owner claimed it.
-type Held struct {
-	ID    string
-	Epoch int64
-}
-
-// Renewed is a saga that still belongs to its owner.
-type Renewed struct {
-	ID              string
-	Epoch           int64
-	Locked          bool // the lease was not extended: its row was locked
-	CancelRequested bool
-	CancelNote      string
-}
-
-// A CommitRequest is the next state of one saga, fenced by Epoch and Seq.
-type CommitRequest struct {
-	ID    string
-	Epoch int64 // the record's must still be this
-	Seq   int64 // the record's must still be this
-	// Nonce is a random number. A caller whose answer was lost recognizes its own write
-	// by it. Seq and Epoch do not tell that write from another one of the same owner,
-	// such as a transaction whose COMMIT arrives late.
-	Nonce int64
-
-	Status    Status
-	Data      []byte // nil if it has not changed
-	Steps     []byte
-	Failures  int
-	Takeovers int
-	LastError string
-	Log       []Entry // never empty; the store sets Seq, Epoch and At
-
-	Release bool          // the owner gives the saga up: it is parked, handed over or ended
-	WakeIn  time.Duration // when it is due again after a Release
-}
-
-// After returns the Seq of the record after the commit.
-func (c CommitRequest) After() int64 { return c.Seq + int64(len(c.Log)) }
-
-// A Receipt is the result of a Commit.
-type Receipt struct {
-	CancelRequested bool
-	CancelNote      string
-}
-
-// A SignalRequest asks a Store to keep a signal.
-type SignalRequest struct {
-	ID      string // the saga's
-	Name    string
-	Payload []byte // opaque to the store
-	// Admit returns an error if the saga must not take a new signal of this name. It
-	// changes nothing, does not use the store, and may be called again. Nil admits it.
-	Admit func(rec *Record) error
-}
-
-// A Signal is a signal that a Store keeps for a saga, until the saga is deleted.
-type Signal struct {
-	Name    string
-	Payload []byte
-	At      time.Time // when it was kept, by the store's clock
-}
-
-// An Entry is one entry in the log of a saga.
-type Entry struct {
-	Seq     int64
-	Kind    EventKind
-	Step    string // the step or alternative; "" for the saga itself
-	Op      Op
-	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
-	Epoch   int64
-	Error   string // the reason, or an operator's note
-	At      time.Time
-}
-
-// A Filter selects sagas, and the order in which they are listed. A saga must meet all of
-// its conditions. The zero Filter admits all sagas.
-type Filter struct {
-	Saga    string   // the definition's Name; "" means every definition
-	Status  []Status // empty means every status
-	Text    string   // a part of the ID or of the LastError, in the same case; "" means any
-	Failing bool     // only running or compensating sagas with Failures
-
-	// TextInID means that Text is a part of the ID, whatever the LastError is: for a reader
-	// from whom errors are hidden.
-	TextInID bool
-
-	// The times at which the saga was started and last written: not before From, and
-	// before Before. They are of the store's clock. The zero time means no bound.
-	CreatedFrom, CreatedBefore time.Time
-	UpdatedFrom, UpdatedBefore time.Time
-
-	Unreported bool // only sagas that are not Reported
-
-	Order Order  // zero means ByID
-	After string // the Next of the page before; "" means the first page
-	Limit int    // of a page; zero means 100
-
-	WithoutState bool // leave out the Data of records, the State of instances
-}
-
-// An Order is the order of a list.
-type Order string
-
-// The orders.
-const (
-	ByID        Order = "id"     // by ascending ID, in byte order
-	OldestFirst Order = "oldest" // by the time of the start
-	NewestFirst Order = "newest"
-)
-
-// CountLimit is the highest number of a [Count]. It stands for so many or more: a store
-// that has kept a million sagas does not read them all to count them.
-const CountLimit = 10_000
-
-// Counts are the numbers of the sagas in a store, at Now.
-type Counts struct {
-	Sagas []Count   // by definition, in the order of their names
-	Now   time.Time // the store's clock
-}
-
-// A Count has the numbers of the sagas of a definition, in all its versions. A number that
-// is [CountLimit] means so many or more.
-type Count struct {
-	Saga         string // the definition's Name
-	Running      int
-	Compensating int
-	Stuck        int
-	Completed    int
-	Compensated  int
-	Abandoned    int
-
-	Due       int       // running or compensating sagas that a runner may claim
-	OldestDue time.Time // when the first of them became due; zero if there is none
-}
-
-// Of returns the number of the sagas that have a status.
-func (c *Count) Of(s Status) int {
-	if n := c.of(s); n != nil {
-		return *n
-	}
-	return 0
-}
-
-func (c *Count) of(s Status) *int {
-	switch s {
-	case Running:
-		return &c.Running
-	case Compensating:
-		return &c.Compensating
-	case Stuck:
-		return &c.Stuck
-	case Completed:
-		return &c.Completed
-	case Compensated:
-		return &c.Compensated
-	case Abandoned:
-		return &c.Abandoned
-	}
-	return nil
-}
-
-// Unregistered counts the due sagas of a definition that is not registered with a
-// runner.
-type Unregistered struct {
-	Definition
-	Count  int
-	Oldest time.Time // the earliest WakeAt among them
-	Now    time.Time // the store's clock
 }

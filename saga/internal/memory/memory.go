@@ -1,4 +1,5 @@
-package saga
+// Package memory keeps sagas in the process.
+package memory
 
 import (
 	"cmp"
@@ -10,34 +11,34 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/saga/store"
 )
 
-// NewMemory returns a [Store] that keeps sagas in the process. It is for tests, and for
-// sagas that need not survive the process. Sagas that have ended stay in it, unless
-// RunnerConfig.Keep says otherwise.
-func NewMemory() *Memory { return &Memory{sagas: make(map[string]*memorySaga)} }
+// New returns an empty Store.
+func New() *Store { return &Store{sagas: make(map[string]*kept)} }
 
-// A Memory is a Store without durability. It is safe for concurrent use.
-type Memory struct {
+// A Store is a [store.Store] without durability.
+type Store struct {
 	mu    sync.Mutex
-	sagas map[string]*memorySaga
-	due   map[Definition]map[string]*memorySaga // running and compensating
-	kids  map[family]map[string]*memorySaga
+	sagas map[string]*kept
+	due   map[store.Definition]map[string]*kept // running and compensating
+	kids  map[family]map[string]*kept
 }
 
 // A family is the children of a step.
 type family struct{ parent, step string }
 
-type memorySaga struct {
-	Record
-	log     []Entry
-	signals []Signal // by name
+type kept struct {
+	store.Record
+	log     []store.Entry
+	signals []store.Signal // by name
 }
 
-// Start implements [Store].
-func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, error) {
+// Start implements [store.Store].
+func (m *Store) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if ctx.Err() != nil {
-		return Record{}, false, ctx.Err()
+		return store.Record{}, false, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -45,7 +46,7 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 		return s.read(), false, nil
 	}
 	now := time.Now()
-	s := &memorySaga{Record: Record{
+	s := &kept{Record: store.Record{
 		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
 		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
 		WakeAt: now, CreatedAt: now, UpdatedAt: now,
@@ -63,32 +64,32 @@ func (m *Memory) Start(ctx context.Context, req StartRequest) (Record, bool, err
 		f := family{s.Parent, s.ParentStep}
 		if m.kids[f] == nil {
 			if m.kids == nil {
-				m.kids = make(map[family]map[string]*memorySaga)
+				m.kids = make(map[family]map[string]*kept)
 			}
-			m.kids[f] = make(map[string]*memorySaga)
+			m.kids[f] = make(map[string]*kept)
 		}
 		m.kids[f][s.ID] = s
 	}
 	return s.read(), true, nil
 }
 
-// Claim implements [Store].
-func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) {
+// Claim implements [store.Store].
+func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	var turns [][]*memorySaga // by definition
+	var turns [][]*kept // by definition
 	for _, d := range req.Definitions {
-		var due []*memorySaga
+		var due []*kept
 		for _, s := range m.due[d] {
 			if !s.WakeAt.After(now) {
 				due = append(due, s)
 			}
 		}
-		slices.SortFunc(due, func(a, b *memorySaga) int {
+		slices.SortFunc(due, func(a, b *kept) int {
 			if (a.Owner != "") != (b.Owner != "") {
 				return cmp.Compare(b.Owner, a.Owner)
 			}
@@ -99,7 +100,7 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 		}
 		turns = append(turns, due)
 	}
-	var due []*memorySaga
+	var due []*kept
 	for more := true; more; {
 		more = false
 		for i, of := range turns {
@@ -108,7 +109,7 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 			}
 		}
 	}
-	claimed := make([]Record, 0, len(due))
+	claimed := make([]store.Record, 0, len(due))
 	for _, s := range due {
 		previous := s.Owner
 		if previous != "" && previous != req.Owner {
@@ -123,35 +124,35 @@ func (m *Memory) Claim(ctx context.Context, req ClaimRequest) ([]Record, error) 
 	return claimed, nil
 }
 
-// Heartbeat implements [Store].
-func (m *Memory) Heartbeat(ctx context.Context, req HeartbeatRequest) ([]Renewed, error) {
+// Heartbeat implements [store.Store].
+func (m *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	renewed := make([]Renewed, 0, len(req.Held))
+	renewed := make([]store.Renewed, 0, len(req.Held))
 	for _, h := range req.Held {
 		s, ok := m.sagas[h.ID]
 		if !ok || s.Owner != req.Owner || s.Epoch != h.Epoch {
 			continue
 		}
 		s.WakeAt = time.Now().Add(req.LeaseTTL)
-		renewed = append(renewed, Renewed{h.ID, h.Epoch, false, s.CancelRequested, s.CancelNote})
+		renewed = append(renewed, store.Renewed{ID: h.ID, Epoch: h.Epoch, CancelRequested: s.CancelRequested, CancelNote: s.CancelNote})
 	}
 	return renewed, nil
 }
 
-// Commit implements [Store].
-func (m *Memory) Commit(ctx context.Context, req CommitRequest) (Receipt, error) {
+// Commit implements [store.Store].
+func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if ctx.Err() != nil {
-		return Receipt{}, ctx.Err()
+		return store.Receipt{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.sagas[req.ID]
 	if !ok || s.Epoch != req.Epoch || s.Seq != req.Seq {
-		return Receipt{}, ErrFenced
+		return store.Receipt{}, store.ErrFenced
 	}
 	now := time.Now()
 	s.Status, s.Steps = req.Status, slices.Clone(req.Steps)
@@ -165,21 +166,21 @@ func (m *Memory) Commit(ctx context.Context, req CommitRequest) (Receipt, error)
 	}
 	s.append(req.Log, now)
 	m.index(s)
-	return Receipt{s.CancelRequested, s.CancelNote}, nil
+	return store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}, nil
 }
 
-// Cancel implements [Store].
-func (m *Memory) Cancel(ctx context.Context, id, note string) (Record, error) {
+// Cancel implements [store.Store].
+func (m *Store) Cancel(ctx context.Context, id, note string) (store.Record, error) {
 	if ctx.Err() != nil {
-		return Record{}, ctx.Err()
+		return store.Record{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.sagas[id]
 	if !ok {
-		return Record{}, ErrNotFound
+		return store.Record{}, store.ErrNotFound
 	}
-	if s.Status == Running && !s.CancelRequested {
+	if s.Status == store.Running && !s.CancelRequested {
 		now := time.Now()
 		s.CancelRequested, s.CancelNote, s.UpdatedAt = true, note, now
 		if s.Owner == "" {
@@ -189,45 +190,45 @@ func (m *Memory) Cancel(ctx context.Context, id, note string) (Record, error) {
 	return s.read(), nil
 }
 
-// Load implements [Store].
-func (m *Memory) Load(ctx context.Context, id string) (Record, error) {
+// Load implements [store.Store].
+func (m *Store) Load(ctx context.Context, id string) (store.Record, error) {
 	if ctx.Err() != nil {
-		return Record{}, ctx.Err()
+		return store.Record{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.sagas[id]
 	if !ok {
-		return Record{}, ErrNotFound
+		return store.Record{}, store.ErrNotFound
 	}
 	return s.read(), nil
 }
 
-// List implements [Store].
-func (m *Memory) List(ctx context.Context, f Filter) ([]Record, string, error) {
+// List implements [store.Store].
+func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
 	if ctx.Err() != nil {
 		return nil, "", ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	key := func(s *memorySaga) string { return s.ID }
+	key := func(s *kept) string { return s.ID }
 	switch f.Order {
-	case "", ByID:
-	case OldestFirst:
-		key = func(s *memorySaga) string { return fmt.Sprintf("%020d %s", s.CreatedAt.UnixNano(), s.ID) }
-	case NewestFirst:
+	case "", store.ByID:
+	case store.OldestFirst:
+		key = func(s *kept) string { return fmt.Sprintf("%020d %s", s.CreatedAt.UnixNano(), s.ID) }
+	case store.NewestFirst:
 		// The sign of the time is reversed, and that of the ids is not.
-		key = func(s *memorySaga) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
+		key = func(s *kept) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
 	default:
-		return nil, "", fmt.Errorf("saga: Filter.Order is %q: must be %q, %q or %q", f.Order, ByID, OldestFirst, NewestFirst)
+		return nil, "", fmt.Errorf("saga: Filter.Order is %q: must be %q, %q or %q", f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
 	}
 	type keyed struct {
 		key string
-		*memorySaga
+		*kept
 	}
 	var found []keyed
 	for _, s := range m.sagas {
-		if k := key(s); k > f.After && f.admits(&s.Record) {
+		if k := key(s); k > f.After && admits(&f, &s.Record) {
 			found = append(found, keyed{k, s})
 		}
 	}
@@ -237,7 +238,7 @@ func (m *Memory) List(ctx context.Context, f Filter) ([]Record, string, error) {
 		found = found[:limit]
 		next = found[limit-1].key
 	}
-	recs := make([]Record, len(found))
+	recs := make([]store.Record, len(found))
 	for i, s := range found {
 		recs[i] = s.read()
 		if f.WithoutState {
@@ -248,11 +249,11 @@ func (m *Memory) List(ctx context.Context, f Filter) ([]Record, string, error) {
 }
 
 // admits reports whether a record meets the conditions of the filter.
-func (f *Filter) admits(r *Record) bool {
+func admits(f *store.Filter, r *store.Record) bool {
 	within := func(at, from, before time.Time) bool {
 		return !at.Before(from) && (before.IsZero() || at.Before(before))
 	}
-	live := r.Status == Running || r.Status == Compensating
+	live := r.Status == store.Running || r.Status == store.Compensating
 	return (f.Saga == "" || r.Saga == f.Saga) &&
 		(len(f.Status) == 0 || slices.Contains(f.Status, r.Status)) &&
 		(strings.Contains(r.ID, f.Text) || !f.TextInID && strings.Contains(r.LastError, f.Text)) &&
@@ -261,41 +262,41 @@ func (f *Filter) admits(r *Record) bool {
 		!(f.Unreported && r.Reported)
 }
 
-// Counts implements [Store].
-func (m *Memory) Counts(ctx context.Context) (Counts, error) {
+// Counts implements [store.Store].
+func (m *Store) Counts(ctx context.Context) (store.Counts, error) {
 	if ctx.Err() != nil {
-		return Counts{}, ctx.Err()
+		return store.Counts{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	found := make(map[string]*Count)
+	found := make(map[string]*store.Count)
 	for _, s := range m.sagas {
 		c := found[s.Saga]
 		if c == nil {
-			c = &Count{Saga: s.Saga}
+			c = &store.Count{Saga: s.Saga}
 			found[s.Saga] = c
 		}
-		if n := c.of(s.Status); n != nil {
-			*n = min(*n+1, CountLimit)
+		if n := c.Of(s.Status); n != nil {
+			*n = min(*n+1, store.CountLimit)
 		}
-		if (s.Status == Running || s.Status == Compensating) && !s.WakeAt.After(now) {
-			c.Due = min(c.Due+1, CountLimit)
+		if (s.Status == store.Running || s.Status == store.Compensating) && !s.WakeAt.After(now) {
+			c.Due = min(c.Due+1, store.CountLimit)
 			if c.OldestDue.IsZero() || s.WakeAt.Before(c.OldestDue) {
 				c.OldestDue = s.WakeAt
 			}
 		}
 	}
-	counts := Counts{Now: now}
+	counts := store.Counts{Now: now}
 	for _, c := range found {
 		counts.Sagas = append(counts.Sagas, *c)
 	}
-	slices.SortFunc(counts.Sagas, func(a, b Count) int { return strings.Compare(a.Saga, b.Saga) })
+	slices.SortFunc(counts.Sagas, func(a, b store.Count) int { return strings.Compare(a.Saga, b.Saga) })
 	return counts, nil
 }
 
-// History implements [Store].
-func (m *Memory) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
+// History implements [store.Store].
+func (m *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -312,21 +313,21 @@ func (m *Memory) History(ctx context.Context, id string, after int64, limit int)
 	return slices.Clone(log), nil
 }
 
-// Reported implements [Store].
-func (m *Memory) Reported(ctx context.Context, id string, seq int64) error {
+// Reported implements [store.Store].
+func (m *Store) Reported(ctx context.Context, id string, seq int64) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok && s.Status == Stuck && s.Seq == seq {
+	if s, ok := m.sagas[id]; ok && s.Status == store.Stuck && s.Seq == seq {
 		s.Reported = true
 	}
 	return nil
 }
 
-// DeleteEnded implements [Store].
-func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error) {
+// DeleteEnded implements [store.Store].
+func (m *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (int, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -336,15 +337,15 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := time.Now().Add(-age)
-	var old []*memorySaga
+	var old []*kept
 	for _, s := range m.sagas {
 		if s.Status == status && s.Status.Ended() && s.Parent == "" && !s.WakeAt.After(before) {
 			old = append(old, s)
 		}
 	}
-	slices.SortFunc(old, func(a, b *memorySaga) int { return a.WakeAt.Compare(b.WakeAt) })
+	slices.SortFunc(old, func(a, b *kept) int { return a.WakeAt.Compare(b.WakeAt) })
 	old = old[:min(limit, len(old))]
-	var generations [][]*memorySaga
+	var generations [][]*kept
 	for ; len(old) > 0; old = m.endedKids(old, limit) {
 		generations = append(generations, old)
 	}
@@ -357,7 +358,7 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 			n++
 		}
 	}
-	maps.DeleteFunc(m.kids, func(f family, kids map[string]*memorySaga) bool {
+	maps.DeleteFunc(m.kids, func(f family, kids map[string]*kept) bool {
 		if gone[f.parent] {
 			for _, s := range kids {
 				s.Parent, s.ParentStep = "", ""
@@ -369,7 +370,7 @@ func (m *Memory) DeleteEnded(ctx context.Context, status Status, age time.Durati
 }
 
 // endedKids returns up to limit children of some sagas that have ended.
-func (m *Memory) endedKids(of []*memorySaga, limit int) (ended []*memorySaga) {
+func (m *Store) endedKids(of []*kept, limit int) (ended []*kept) {
 	parents := make(map[string]bool, len(of))
 	for _, s := range of {
 		parents[s.ID] = true
@@ -384,19 +385,19 @@ func (m *Memory) endedKids(of []*memorySaga, limit int) (ended []*memorySaga) {
 	return ended
 }
 
-// Children implements [Store].
-func (m *Memory) Children(ctx context.Context, req ChildrenRequest) ([]ChildRecord, error) {
+// Children implements [store.Store].
+func (m *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var list []ChildRecord
+	var list []store.ChildRecord
 	for _, s := range m.kids[family{req.Parent, req.Step}] {
 		if len(req.Status) > 0 && !slices.Contains(req.Status, s.Status) {
 			continue
 		}
-		list = append(list, ChildRecord{s.ID, s.Status, s.CancelRequested})
+		list = append(list, store.ChildRecord{ID: s.ID, Status: s.Status, CancelRequested: s.CancelRequested})
 		if len(list) == req.Limit {
 			break
 		}
@@ -404,20 +405,20 @@ func (m *Memory) Children(ctx context.Context, req ChildrenRequest) ([]ChildReco
 	return list, nil
 }
 
-// Unregistered implements [Store].
-func (m *Memory) Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error) {
+// Unregistered implements [store.Store].
+func (m *Store) Unregistered(ctx context.Context, registered []store.Definition) ([]store.Unregistered, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	var found []Unregistered
+	var found []store.Unregistered
 	for d, sagas := range m.due {
 		if slices.Contains(registered, d) {
 			continue
 		}
-		u := Unregistered{Definition: d, Now: now}
+		u := store.Unregistered{Definition: d, Now: now}
 		for _, s := range sagas {
 			if s.WakeAt.After(now) {
 				continue
@@ -431,7 +432,7 @@ func (m *Memory) Unregistered(ctx context.Context, registered []Definition) ([]U
 			found = append(found, u)
 		}
 	}
-	slices.SortFunc(found, func(a, b Unregistered) int {
+	slices.SortFunc(found, func(a, b store.Unregistered) int {
 		return cmp.Or(strings.Compare(a.Saga, b.Saga), cmp.Compare(a.Version, b.Version))
 	})
 	return found, nil
@@ -439,37 +440,37 @@ func (m *Memory) Unregistered(ctx context.Context, registered []Definition) ([]U
 
 // index adds the saga to the index of Claim if it can become due, and otherwise removes
 // it.
-func (m *Memory) index(s *memorySaga) {
-	d := Definition{s.Saga, s.Version}
-	if s.Status != Running && s.Status != Compensating {
+func (m *Store) index(s *kept) {
+	d := store.Definition{Saga: s.Saga, Version: s.Version}
+	if s.Status != store.Running && s.Status != store.Compensating {
 		delete(m.due[d], s.ID)
 		return
 	}
 	if m.due == nil {
-		m.due = make(map[Definition]map[string]*memorySaga)
+		m.due = make(map[store.Definition]map[string]*kept)
 	}
 	if m.due[d] == nil {
-		m.due[d] = make(map[string]*memorySaga)
+		m.due[d] = make(map[string]*kept)
 	}
 	m.due[d][s.ID] = s
 }
 
-// Signal implements [Store].
-func (m *Memory) Signal(ctx context.Context, req SignalRequest) (Record, error) {
+// Signal implements [store.Store].
+func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Record, error) {
 	if ctx.Err() != nil {
-		return Record{}, ctx.Err()
+		return store.Record{}, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.sagas[req.ID]
 	if !ok {
-		return Record{}, ErrNotFound
+		return store.Record{}, store.ErrNotFound
 	}
-	if s.Status == Running {
+	if s.Status == store.Running {
 		s.hasten()
 	}
 	rec := s.read()
-	at, kept := slices.BinarySearchFunc(s.signals, req.Name, func(sig Signal, name string) int { return strings.Compare(sig.Name, name) })
+	at, kept := slices.BinarySearchFunc(s.signals, req.Name, func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) })
 	if kept {
 		return rec, nil
 	}
@@ -478,12 +479,12 @@ func (m *Memory) Signal(ctx context.Context, req SignalRequest) (Record, error) 
 			return rec, err
 		}
 	}
-	s.signals = slices.Insert(s.signals, at, Signal{req.Name, slices.Clone(req.Payload), time.Now()})
+	s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload), At: time.Now()})
 	return rec, nil
 }
 
-// Signals implements [Store].
-func (m *Memory) Signals(ctx context.Context, id string) ([]Signal, error) {
+// Signals implements [store.Store].
+func (m *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -495,27 +496,27 @@ func (m *Memory) Signals(ctx context.Context, id string) ([]Signal, error) {
 	return nil, nil
 }
 
-// Hasten implements [Store].
-func (m *Memory) Hasten(ctx context.Context, id string) error {
+// Hasten implements [store.Store].
+func (m *Store) Hasten(ctx context.Context, id string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok && (s.Status == Running || s.Status == Compensating) {
+	if s, ok := m.sagas[id]; ok && (s.Status == store.Running || s.Status == store.Compensating) {
 		s.hasten()
 	}
 	return nil
 }
 
 // hasten makes the saga due, unless it has an owner.
-func (s *memorySaga) hasten() {
+func (s *kept) hasten() {
 	if now := time.Now(); s.Owner == "" && s.WakeAt.After(now) {
 		s.WakeAt = now
 	}
 }
 
-func (s *memorySaga) append(log []Entry, now time.Time) {
+func (s *kept) append(log []store.Entry, now time.Time) {
 	for _, e := range log {
 		s.Seq++
 		e.Seq, e.Epoch, e.At = s.Seq, s.Epoch, now
@@ -524,7 +525,7 @@ func (s *memorySaga) append(log []Entry, now time.Time) {
 }
 
 // read returns a copy of the record.
-func (s *memorySaga) read() Record {
+func (s *kept) read() store.Record {
 	rec := s.Record
 	rec.Data, rec.Steps = slices.Clone(rec.Data), slices.Clone(rec.Steps)
 	rec.Now = time.Now()

@@ -1,0 +1,114 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// Skippable reports whether a step with the status can be skipped.
+func Skippable(s StepStatus) bool {
+	switch s {
+	case StepWaiting, StepStarted, StepFailed, StepNoEffect, StepUndoing, StepUndoFailed:
+		return true
+	}
+	return false
+}
+
+// SkipStep declares a step or alternative settled. The error says why it cannot.
+func (m *Machine) SkipStep(step, note string) error {
+	i := slices.IndexFunc(m.Units, func(u state) bool { return u.Name == step })
+	if i < 0 {
+		return errors.New("there is no such step")
+	}
+	if s := m.Units[i].Status; !Skippable(s) {
+		return fmt.Errorf("step %s is %s", step, s)
+	}
+	if at, other := m.node(m.plan.Units[i].Node); !m.Back && at == nodeAtWork && other != i {
+		return fmt.Errorf("the alternative %s of step %s is %s", m.Units[other].Name, step, m.Units[other].Status)
+	}
+	m.skip(i, note)
+	return nil
+}
+
+func (m *Machine) skip(i int, note string) {
+	m.set(i, StepSkipped)
+	m.Units[i].NotBefore, m.Units[i].WaitingSince, m.Units[i].Refusals = time.Time{}, time.Time{}, 0
+	m.Note(store.Entry{Step: m.Units[i].Name, Kind: EventSkipped, Error: note})
+	m.unstick()
+}
+
+// Retry gives what has failed its attempts again, and ends the waits between attempts.
+func (m *Machine) Retry(note string) {
+	m.Note(store.Entry{Kind: EventRetried, Error: note})
+	m.unstick()
+	for i := range m.Units {
+		u := &m.Units[i]
+		switch {
+		case m.plan.Nodes[m.plan.Units[i].Node].BestEffort && (u.Status == StepFailed || u.Status == StepNoEffect):
+			continue // the saga has gone on without it
+		case u.Status == StepWaiting, u.Status == StepDone, u.Status == StepUndoing && u.Undos+u.Refusals == 0:
+			continue // NotBefore is the end of its wait, or of its Settle
+		}
+		u.NotBefore, u.Refusals = time.Time{}, 0
+		switch {
+		case u.Status == StepUndoFailed:
+			u.Undos = 0
+			m.set(i, StepUndoing)
+		case !m.Back && m.plan.Units[i].Last && (u.Status == StepFailed || u.Status == StepNoEffect):
+			u.Attempts = 0
+			if m.plan.Units[i].IsGated() && !u.InDoubt {
+				m.set(i, StepIdle) // it waits again
+			} else {
+				m.set(i, StepStarted)
+			}
+		}
+	}
+}
+
+// Compensate turns the saga back. The error says why it cannot.
+func (m *Machine) Compensate(note string) error {
+	if m.Back || m.Past() {
+		return errors.New("only on its way forward, and if its pivot is not done")
+	}
+	step, cause, answered := m.Step, m.Cause, m.answered
+	for i := range m.Units {
+		if m.Decides(i) && (m.Units[i].Status == StepFailed || m.mustKnow(i)) {
+			m.skip(i, note)
+		}
+	}
+	m.unstick()
+	m.Step, m.Cause, m.answered = step, cause, answered
+	if cause == nil {
+		m.Cause = Reason(note)
+	}
+	m.turnBack("", note)
+	return nil
+}
+
+// Revert turns a completed saga back.
+func (m *Machine) Revert(why string) {
+	m.Cause = Reason(why)
+	m.turnBack("", why)
+}
+
+// Forestall makes the machine that of a saga that has turned back before it began.
+func (m *Machine) Forestall(why string) {
+	m.Status, m.Back, m.Cause = store.Compensated, true, Reason(why)
+}
+
+// unstick lets a stuck saga continue in its direction.
+func (m *Machine) unstick() {
+	m.takeovers, m.moved = 0, true
+	if m.Status != store.Stuck {
+		return
+	}
+	if m.Back {
+		m.Status = store.Compensating
+		return
+	}
+	m.Status, m.Step, m.Cause, m.answered = store.Running, "", nil, false
+}

@@ -1,0 +1,73 @@
+package participant
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-resilience/resilience/saga/internal/plan"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// ID returns the id of a command. step is the step of the alternative, or its own name.
+func ID(saga, step, alternative string, op store.Op) string {
+	return saga + "/" + step + "/" + alternative + "/" + string(op)
+}
+
+// Do returns the id of the Do that a command is or undoes, or "" for none.
+func Do(id string) string {
+	if of, ok := strings.CutSuffix(id, "/"+string(store.OpUndo)); ok {
+		return of + "/" + string(store.OpDo)
+	}
+	if strings.HasSuffix(id, "/"+string(store.OpDo)) {
+		return id
+	}
+	return ""
+}
+
+// Split returns the parts of a command's id.
+func Split(id string) (saga, step string, op store.Op, err error) {
+	parts := strings.Split(id, "/")
+	n := len(parts)
+	if n < 4 || (parts[n-1] != string(store.OpDo) && parts[n-1] != string(store.OpUndo)) {
+		if id == "" {
+			return "", "", "", errors.New("saga: the ctx carries no command")
+		}
+		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
+	}
+	saga = strings.Join(parts[:n-3], "/")
+	if len(saga) > MaxID || len(parts[n-3]) > plan.MaxName || len(parts[n-2]) > plan.MaxName {
+		// MySQL would cut it off, and take two commands for one.
+		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
+	}
+	return saga, parts[n-3] + "/" + parts[n-2], store.Op(parts[n-1]), nil
+}
+
+const MaxID = 200 // bytes in the id of a saga
+
+// CheckID returns why id cannot be the id of a saga, or nil.
+func CheckID(id string) error {
+	if id == "" || len(id) > MaxID || !utf8.ValidString(id) || strings.Contains(id, "\x00") {
+		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", plan.Quoted(id, MaxID), MaxID)
+	}
+	return nil
+}
+
+// Child returns the id of the nth child of a step: see saga.ChildID.
+func Child(id, step string, n int) string {
+	child := id + "/" + step + "/" + strconv.Itoa(n)
+	if len(child) <= MaxID {
+		return child
+	}
+	sum := sha256.Sum256([]byte(child))
+	hash := "~" + base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:])
+	cut := MaxID - len(hash)
+	for !utf8.RuneStart(child[cut]) {
+		cut--
+	}
+	return child[:cut] + hash
+}

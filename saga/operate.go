@@ -1,0 +1,465 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/store"
+	"golang.org/x/sync/errgroup"
+)
+
+// Get returns a saga of any definition, or [ErrNotFound].
+func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
+	rec, err := r.store.Load(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("saga: get %q: %w", id, err)
+	}
+	return r.instance(rec), nil
+}
+
+// A Filter selects sagas, and the order in which they are listed.
+type Filter = store.Filter
+
+// A Page is a part of a list.
+type Page struct {
+	Sagas []*Instance
+	Next  string // the Filter.After of the following page; "" if this is the last
+}
+
+// List returns a page of the sagas that the filter admits, of all definitions and runners.
+// For the following page, set Filter.After to the Next of this one.
+//
+// The time that List takes does not grow with the number of sagas in the store. A store
+// in a database reads a bounded number of sagas for each page. Where few of them meet the
+// conditions, a page has fewer sagas than Filter.Limit, or none, and there is a Next.
+func (r *Runner) List(ctx context.Context, f Filter) (Page, error) {
+	recs, next, err := r.store.List(ctx, f)
+	if err != nil {
+		return Page{}, fmt.Errorf("saga: list: %w", err)
+	}
+	list := make([]*Instance, len(recs))
+	for i := range recs {
+		list[i] = r.instance(recs[i])
+	}
+	return Page{list, next}, nil
+}
+
+func (r *Runner) instance(rec store.Record) *Instance {
+	if p, err := r.program(rec.Saga, rec.Version); err == nil {
+		return newInstance(rec, p.planned())
+	}
+	return newInstance(rec, nil)
+}
+
+// History returns the log of a saga, the oldest entry first, or [ErrNotFound].
+func (r *Runner) History(ctx context.Context, id string) ([]store.Entry, error) {
+	log, err := r.HistoryPage(ctx, id, 0, 0)
+	if err == nil && len(log) == 0 {
+		err = fmt.Errorf("saga: history of %q: %w", id, ErrNotFound)
+	}
+	return log, err
+}
+
+// HistoryPage returns up to limit entries of the log of a saga, from the first whose Seq
+// is greater than after. It returns none after the last entry, or if there is no such
+// saga. A limit of zero means no limit.
+func (r *Runner) HistoryPage(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
+	log, err := r.store.History(ctx, id, after, limit)
+	if err != nil {
+		return nil, fmt.Errorf("saga: history of %q: %w", id, err)
+	}
+	return log, nil
+}
+
+// Cancel asks a running saga to turn back. It returns as soon as the request is recorded.
+// The owner of the saga then ends the running attempts, and compensates.
+//
+// Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A
+// request that comes while the pivot is under way has no effect if the pivot succeeds. A
+// saga without a pivot turns back if the request reaches its owner before the last result
+// is recorded: immediately in the owner's own process, and from another process with the
+// owner's next commit or heartbeat. A request that is too late has no effect, so Result
+// tells how the saga has ended. To cancel again a saga that still runs is no error.
+func (r *Runner) Cancel(ctx context.Context, id, note string) error {
+	rec, err := r.store.Load(ctx, id)
+	if err != nil {
+		return fmt.Errorf("saga: cancel of %q: %w", id, err)
+	}
+	if rec.Status != Running {
+		return notAllowed(ActionCancel, &rec)
+	}
+	if p, err := r.program(rec.Saga, rec.Version); err == nil {
+		if m, err := machine.Load(p.planned(), &rec); err == nil && m.Past() {
+			return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
+		}
+	}
+	rec, err = r.store.Cancel(ctx, id, machine.Text(note))
+	if err != nil {
+		return fmt.Errorf("saga: cancel of %q: %w", id, err)
+	}
+	if !rec.CancelRequested {
+		return notAllowed(ActionCancel, &rec)
+	}
+	r.mu.Lock()
+	e := r.held[id]
+	r.mu.Unlock()
+	if e != nil {
+		e.cancel(rec.CancelNote)
+	} else if rec.Owner == "" {
+		r.Wake()
+	}
+	return nil
+}
+
+// Retry lets a stuck saga continue in its direction: the steps that have failed get all
+// their attempts again, except for BestEffort steps, without which the saga has gone on. A
+// saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and Settle
+// stay as they are. Of a step with children that has failed, those that were compensated or
+// abandoned are started again, under new ids (see [ChildID]): mend first what they failed
+// for. Retry returns [ErrNotAllowed] while a runner holds the saga.
+func (r *Runner) Retry(ctx context.Context, id, note string) error {
+	return r.operate(ctx, id, Operation{Action: ActionRetry, Note: note})
+}
+
+// SkipStep declares a step, or one of its alternatives, settled: an operator has done it,
+// or undone it, or decided that there is no need to. A saga that goes forward continues
+// after the step, and does not undo it if it turns back later. The step must be waiting or
+// have been started, and be neither done nor undone, and a saga that goes forward must have
+// no other alternative of it under way. SkipStep returns [ErrNotAllowed] while a runner
+// holds the saga.
+func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
+	return r.operate(ctx, id, Operation{Action: ActionSkip, Step: step, Note: note})
+}
+
+// Compensate turns back a saga that no runner holds and whose pivot is not done, such as
+// a stuck one. A pivot in doubt that has no Undo counts as not done: the operator is
+// assumed to know.
+func (r *Runner) Compensate(ctx context.Context, id, note string) error {
+	return r.operate(ctx, id, Operation{Action: ActionCompensate, Note: note})
+}
+
+// Abandon ends a saga as it is. Nothing more is done or undone. The definition need not be
+// registered.
+//
+// If a runner holds the saga, the ctx of its attempts ends, at the latest at the next
+// heartbeat, and their results are dropped. Consider an attempt that never returns:
+// Abandon is the way to give up its saga.
+func (r *Runner) Abandon(ctx context.Context, id, note string) error {
+	return r.operate(ctx, id, Operation{Action: ActionAbandon, Note: note})
+}
+
+// recall makes a saga due now whose cancellation was requested before it was written back
+// to be due later. If recall fails, the saga turns back when it is due.
+func (r *Runner) recall(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
+	defer cancel()
+	err := r.write(ctx, ActionCancel, id, 0, func(rec *store.Record) (store.CommitRequest, error) {
+		return unchanged(rec, rec.Status, store.Entry{Kind: EventResumed}), nil
+	})
+	if err != nil && !errors.Is(err, ErrNotAllowed) {
+		r.storeFailed(ctx, err)
+	}
+}
+
+// operate applies an operation other than ActionCancel.
+func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
+	return r.write(ctx, op.Action, id, op.Seq, func(rec *store.Record) (req store.CommitRequest, err error) {
+		if op.Action == ActionAbandon {
+			return unchanged(rec, Abandoned, store.Entry{Kind: EventAbandoned, Error: machine.Text(op.Note)}), nil
+		}
+		p, err := r.program(rec.Saga, rec.Version)
+		if err != nil {
+			return req, err
+		}
+		m, err := machine.Load(p.planned(), rec)
+		if err != nil {
+			return req, err
+		}
+		switch op.Action {
+		case ActionRetry:
+			m.Retry(op.Note)
+		case ActionSkip:
+			err = m.SkipStep(op.Step, op.Note)
+		case ActionCompensate:
+			err = m.Compensate(op.Note)
+		}
+		if err != nil {
+			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
+		}
+		m.Advance(rec.Now)
+		req = m.Commit()
+		// What has come from outside is not known here: the next owner looks.
+		if at, ok := m.Wake(rec.Now); ok && at.After(rec.Now) && !m.Outside(rec.Now) {
+			req.WakeIn = at.Sub(rec.Now)
+		}
+		return req, nil
+	})
+}
+
+// unchanged returns a request that changes the status of a record, and nothing of its steps.
+func unchanged(rec *store.Record, status Status, entry store.Entry) store.CommitRequest {
+	return store.CommitRequest{
+		Status: status, Steps: rec.Steps, LastError: rec.LastError,
+		Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []store.Entry{entry},
+	}
+}
+
+// write loads a saga, and commits the request that next makes of the record, whose Seq must be
+// seq unless that is zero.
+func (r *Runner) write(ctx context.Context, action Action, id string, seq int64, next func(*store.Record) (store.CommitRequest, error)) error {
+	for {
+		rec, err := r.store.Load(ctx, id)
+		if err != nil {
+			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
+		}
+		if rec.Status.Ended() || rec.Owner != "" && action != ActionAbandon {
+			return notAllowed(action, &rec)
+		}
+		if seq != 0 && rec.Seq != seq {
+			return fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d", ErrNotAllowed, action, id, seq, rec.Seq)
+		}
+		req, err := next(&rec)
+		if err != nil {
+			return err
+		}
+		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
+		receipt, err := r.store.Commit(ctx, req)
+		if errors.Is(err, store.ErrFenced) {
+			continue // another write came first
+		}
+		if err != nil {
+			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
+		}
+		rec.Status = req.Status
+		r.tellLog(ctx, &rec, req)
+		r.mu.Lock()
+		r.wakeResults(id)
+		if e := r.held[id]; e != nil && action == ActionAbandon {
+			e.lose()
+		}
+		r.mu.Unlock()
+		if req.Status.Ended() {
+			r.tellParent(ctx, &rec)
+		}
+		if receipt.CancelRequested && req.Status == Running && req.WakeIn > 0 {
+			r.recall(ctx, id)
+		}
+		r.Wake()
+		return nil
+	}
+}
+
+// tellLog tells of the log of a commit to a saga that this runner does not hold.
+func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest) {
+	for i, entry := range req.Log {
+		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, rec.Now
+		r.happened(ctx, rec, entry)
+	}
+}
+
+func notAllowed(action Action, rec *store.Record) error {
+	if rec.Owner != "" {
+		return fmt.Errorf("%w: %s of %q: it is %s, held by %s", ErrNotAllowed, action, rec.ID, rec.Status, rec.Owner)
+	}
+	return fmt.Errorf("%w: %s of %q: it is %s", ErrNotAllowed, action, rec.ID, rec.Status)
+}
+
+// An Operation is an [Action] with its arguments.
+type Operation struct {
+	Action Action
+	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
+	Note   string // for the log
+
+	// Seq is the Seq of the [Instance] that the operator has seen. If the log has grown since,
+	// the operation is not allowed, except for ActionCancel. Zero means any.
+	Seq int64
+}
+
+// Operated is the result of [Runner.OperateAll].
+type Operated struct {
+	Done       int // sagas to which the operation was applied
+	NotAllowed int // sagas that do not allow it, whose definition is not registered, or that are no longer there
+}
+
+// Operate applies an operation to a saga. It calls Cancel, Retry, SkipStep, Compensate or
+// Abandon.
+func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
+	switch op.Action {
+	case ActionCancel:
+		return r.Cancel(ctx, id, op.Note)
+	case ActionSkip:
+		if op.Step == "" {
+			in, err := r.Get(ctx, id)
+			if err != nil {
+				return err
+			}
+			op.Step = in.stuckAt()
+		}
+	case ActionRetry, ActionCompensate, ActionAbandon:
+	default:
+		return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
+	}
+	return r.operate(ctx, id, op)
+}
+
+// stuckAt returns the step that keeps the saga from going on, or "".
+func (in *Instance) stuckAt() string {
+	if !in.Back {
+		return in.Step
+	}
+	for _, u := range in.Steps {
+		if u.Status == StepUndoFailed {
+			return u.Name
+		}
+	}
+	return "" // Step is where the saga turned
+}
+
+// operators is how many operations OperateAll has under way. Their commits share
+// transactions.
+const operators = 8
+
+// OperateAll applies an operation to every saga that the filter admits and that was
+// started before the call, page after page, and yields what it has done so far after each.
+// Filter.Limit is the size of a page. Sagas that do not allow the operation are left as
+// they are, and counted.
+//
+// If the store fails or ctx ends, OperateAll yields the error with what it has done, and
+// ends. It may then be called again.
+func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) iter.Seq2[Operated, error] {
+	f.WithoutState = true
+	return func(yield func(Operated, error) bool) {
+		f := f // each range begins anew
+		var done, notAllowed atomic.Int64
+		for first := true; ; {
+			page, err := r.List(ctx, f)
+			if err == nil {
+				if first && len(page.Sagas) > 0 {
+					// Stores keep times to the millisecond at least.
+					now := page.Sagas[0].Now.Add(time.Millisecond)
+					if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
+						f.CreatedBefore = now
+					}
+					first = false
+				}
+				err = r.operateEach(ctx, page.Sagas, op, &done, &notAllowed)
+			}
+			f.After = page.Next
+			if !yield(Operated{int(done.Load()), int(notAllowed.Load())}, err) || err != nil || f.After == "" {
+				return
+			}
+		}
+	}
+}
+
+// operateEach applies an operation to some sagas, and counts.
+func (r *Runner) operateEach(ctx context.Context, sagas []*Instance, op Operation, done, notAllowed *atomic.Int64) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(operators)
+	for _, in := range sagas {
+		g.Go(func() error {
+			err := r.Operate(ctx, in.ID, op)
+			switch {
+			case err == nil:
+				done.Add(1)
+			case errors.Is(err, ErrNotAllowed), errors.Is(err, ErrNotRegistered), errors.Is(err, ErrNotFound):
+				notAllowed.Add(1)
+			default:
+				return err
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// tellParent makes the parent of a saga that has ended look at its children, if that can
+// make a difference: the step has no other child that has not ended, or the saga has failed.
+// A saga that its parent has turned back is no news.
+func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
+	if rec.Parent == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
+	defer cancel()
+	if rec.Status == Completed || rec.Status == Compensated && turnedByParent(rec) {
+		left, err := r.store.Children(ctx, store.ChildrenRequest{Parent: rec.Parent, Step: rec.ParentStep, Status: unfinished, Limit: 1})
+		if err != nil {
+			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case
+		}
+		if len(left) > 0 {
+			return
+		}
+	}
+	if r.tellHeld(rec.Parent) {
+		return
+	}
+	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks around by itself, later
+	}
+	r.Wake()
+}
+
+// turnedByParent reports whether a saga was turned back by its parent.
+func turnedByParent(rec *store.Record) bool {
+	return rec.CancelNote == errParentBack || newInstance(*rec, nil).Cause == errParentBack
+}
+
+// errParentBack is the reason for which children turn back.
+const errParentBack = "the saga that started it turned back"
+
+// turnChild turns a child back, unless it has turned back already, and returns its status.
+func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (Status, error) {
+	var err error
+	switch {
+	case rec.Status == Running && !rec.CancelRequested:
+		err = r.Cancel(ctx, rec.ID, errParentBack)
+	case rec.Status == Stuck:
+		err = r.Compensate(ctx, rec.ID, errParentBack)
+	case rec.Status == Completed:
+		return r.revert(ctx, rec.ID)
+	}
+	if errors.Is(err, ErrNotAllowed) {
+		err = nil // it has changed, or only an operator can mend it
+	}
+	return rec.Status, err
+}
+
+// revert turns a saga back that is completed.
+func (r *Runner) revert(ctx context.Context, id string) (Status, error) {
+	for {
+		rec, err := r.store.Load(ctx, id)
+		if err != nil || rec.Status != Completed {
+			return rec.Status, err
+		}
+		p, err := r.program(rec.Saga, rec.Version)
+		if err != nil {
+			return rec.Status, err
+		}
+		m, err := machine.Load(p.planned(), &rec)
+		if err != nil {
+			return rec.Status, err
+		}
+		m.Revert(errParentBack)
+		m.Advance(rec.Now)
+		req := m.Commit()
+		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = id, rec.Epoch, rec.Seq, rand.Int64(), true
+		_, err = r.store.Commit(ctx, req)
+		if errors.Is(err, store.ErrFenced) {
+			continue
+		}
+		if err != nil {
+			return rec.Status, err
+		}
+		rec.Status = req.Status
+		r.tellLog(ctx, &rec, req)
+		r.Wake()
+		return rec.Status, nil
+	}
+}

@@ -1,0 +1,159 @@
+// Package sagahttp sends the commands of a saga's steps over HTTP, and applies each of them
+// once in the participant that gets them. See [saga.Apply] for participants of other kinds.
+package sagahttp
+
+import (
+	"database/sql"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/saga"
+)
+
+// Send sends req as the command of the saga's step whose ctx it has, and returns
+// what the answer means to the step, as [Result] does.
+//
+//	Do: func(ctx context.Context, s *Trip) error {
+//		req, err := http.NewRequestWithContext(ctx, "POST", hotel+"/bookings", s.body())
+//		if err != nil {
+//			return err
+//		}
+//		return sagahttp.Send(client, req, s.readBooking)
+//	},
+//
+// The field Idempotency-Key gets the id of the command, unless req has one: a server that
+// applies each key once, such as a [Handler], is safe from repetition. read is
+// called for a status of 2xx, and its error is returned as it is. Nil means that the body
+// is not read. Send closes the body.
+func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
+	if id := saga.CommandFrom(req.Context()).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
+		req = req.Clone(req.Context())
+		req.Header.Set(idempotencyKey, id)
+	}
+	resp, err := client.Do(req)
+	if err == nil {
+		defer resp.Body.Close()
+	}
+	if err := Result(resp, err); err != nil || read == nil || resp.StatusCode >= 300 {
+		return err
+	}
+	return read(resp)
+}
+
+const (
+	idempotencyKey = "Idempotency-Key"
+	sagaCommand    = "Saga-Command"
+	voided         = "void"
+)
+
+// Result returns the result of a request as the error of a saga's Do or Undo:
+//
+//   - Status 2xx is nil: done.
+//   - Status 404 and 410 are nil in an Undo: there is nothing to undo.
+//   - Status 408, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
+//     tried again, after the Retry-After of the response. So does 409, by which a server
+//     says that another request with the same Idempotency-Key is under way.
+//   - Any other status of 4xx, 501 and 505 are a [saga.NoEffect]: the server declined. With
+//     the field "Saga-Command: void" they are a [saga.Void]: it declined every attempt of
+//     this command, and has recorded that.
+//   - Any other status is a [saga.Abort]: the step may have taken effect.
+//   - err is returned as it is. A refusal of a policy remains one: the attempt was not
+//     made. After any other error the step is in doubt and is tried again.
+//
+// The error of a status is a [*resiliencehttp.StatusError]. An Undo is recognized by the ctx of the
+// response's Request. If the server uses a status in another way, look at it before
+// Result: the 402 of a bank that repeats its answer to an Idempotency-Key is a Void.
+func Result(resp *http.Response, err error) error {
+	if err != nil {
+		return err
+	}
+	e := &resiliencehttp.StatusError{StatusCode: resp.StatusCode, Header: resp.Header}
+	undo := false
+	if req := resp.Request; req != nil {
+		e.Method = req.Method
+		if req.URL != nil {
+			e.Host = req.URL.Host
+		}
+		cmd := saga.CommandFrom(req.Context())
+		undo = cmd.ID != cmd.DoID()
+	}
+	switch code := resp.StatusCode; {
+	case code >= 200 && code < 300:
+		return nil
+	case undo && (code == http.StatusNotFound || code == http.StatusGone):
+		return nil
+	case code == http.StatusConflict:
+		return saga.InDoubt(e)
+	case code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
+		return e
+	case code == http.StatusNotImplemented, code == http.StatusHTTPVersionNotSupported, code >= 400 && code < 500:
+		if resp.Header.Get(sagaCommand) == voided {
+			return saga.Void(e)
+		}
+		return saga.NoEffect(e)
+	case code >= 500:
+		return e
+	}
+	return saga.Abort(e)
+}
+
+// A Handler is the participant's side of [Send]: it applies the command of
+// each request once.
+type Handler struct {
+	// DB is the participant's own database, with a [saga.BarrierTable].
+	DB *sql.DB
+	// Apply makes the changes of a command in tx. It is called once for each command, or
+	// again if tx was not committed. It must not be nil.
+	Apply func(tx *sql.Tx, r *http.Request) error
+	// Reply answers a command that was applied, by this request or by one before. Look for
+	// the result, such as the number of a booking, under the id of the command, which
+	// [saga.CommandFrom] returns for the ctx of r. Nil means status 204.
+	Reply http.HandlerFunc
+}
+
+// ServeHTTP applies the command whose id is in the field Idempotency-Key. See
+// [saga.Apply] for commands that come twice or too late. Otherwise it answers as
+// [Result] reads it:
+//
+//   - 400 if there is no such field or it has no id of a command;
+//   - 410 and "Saga-Command: void" if the Do comes after its Undo;
+//   - 422, with the text of the error, if Apply returns an error that is an answer
+//     ([saga.NoEffect], [saga.Abort], resilience.Answer), and "Saga-Command: void" with it
+//     if the error is a [saga.Void], now or when the command came before;
+//   - 503, with its Retry-After, if Apply returns a refusal of a policy;
+//   - 500 if Apply returns any other error, or the transaction fails.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	cmd := saga.Command{ID: r.Header.Get(idempotencyKey)}
+	if cmd.DoID() == "" {
+		http.Error(w, "the field Idempotency-Key must be the id of a command", http.StatusBadRequest)
+		return
+	}
+	outer := r
+	r = r.WithContext(saga.WithCommand(r.Context(), cmd))
+	defer func() { outer.MultipartForm = r.MultipartForm }() // net/http removes its files
+	err := saga.Apply(r.Context(), h.DB, func(tx *sql.Tx) error { return h.Apply(tx, r) })
+	if saga.Voided(err) {
+		w.Header().Set(sagaCommand, voided)
+	}
+	switch end := behavior.Read(err); {
+	case err == nil && h.Reply != nil:
+		h.Reply(w, r)
+	case err == nil:
+		w.WriteHeader(http.StatusNoContent)
+	case errors.Is(err, saga.ErrUndone):
+		http.Error(w, "undone already", http.StatusGone)
+	case end.Kind == behavior.Refused:
+		if end.RetryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.FormatFloat(math.Ceil(end.RetryAfter.Seconds()), 'f', 0, 64))
+		}
+		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+	case end.Kind == behavior.Answered:
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+	default:
+		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
+	}
+}

@@ -1,0 +1,177 @@
+package sagahttp_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagahttp"
+)
+
+// TestCommandsOfASaga sends the commands of a saga whose second step gets each status, and
+// looks at what the saga makes of it: whether it tried again, and whether it undid.
+func TestCommandsOfASaga(t *testing.T) {
+	const (
+		done     = "done"
+		declined = "declined"         // at once, nothing to undo
+		aborted  = "aborted"          // at once, undone
+		doubted  = "tried and undone" // three times, then undone
+	)
+	for status, want := range map[int]string{
+		200: done, 201: done, 202: done, 204: done,
+		300: aborted, 304: aborted,
+		400: declined, 401: declined, 402: declined, 403: declined, 404: declined, 410: declined, 422: declined, 451: declined,
+		408: doubted, 409: doubted, 425: doubted, 429: doubted,
+		500: doubted, 502: doubted, 503: doubted, 504: doubted, 501: declined, 505: declined, 599: doubted,
+	} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			var keys []string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				keys = append(keys, r.Method+" "+r.Header.Get("Idempotency-Key")[26:])
+				if r.Method == http.MethodDelete {
+					w.WriteHeader(http.StatusNotFound)
+					return
+				}
+				w.WriteHeader(status)
+			}))
+			defer server.Close()
+			send := func(method string) func(context.Context, *int) error {
+				return func(ctx context.Context, n *int) error {
+					req, err := http.NewRequestWithContext(ctx, method, server.URL, nil)
+					require.NoError(t, err)
+					return sagahttp.Send(server.Client(), req, func(*http.Response) error { *n++; return nil })
+				}
+			}
+			sg := &saga.Saga[int]{Name: "trip", Steps: []saga.Step[int]{
+				{Name: "hotel", Do: send(http.MethodPost), Undo: send(http.MethodDelete), Backoff: saga.Exponential(1, 1)},
+			}}
+			n := 0
+			err := saga.Run(t.Context(), sg, &n)
+			const post, del = "POST /hotel/hotel/do", "DELETE /hotel/hotel/undo"
+			if want == done {
+				require.NoError(t, err)
+				require.Equal(t, []string{post}, keys)
+				require.Equal(t, 1, n)
+				return
+			}
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			e, ok := errors.AsType[*resiliencehttp.StatusError](err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, status, e.StatusCode)
+			require.Equal(t, http.MethodPost, e.Method)
+			require.Equal(t, server.Listener.Addr().String(), e.Host)
+			require.Zero(t, n)
+			require.Equal(t, map[string][]string{
+				declined: {post}, aborted: {post, del}, doubted: {post, post, post, del},
+			}[want], keys)
+		})
+	}
+}
+
+// TestAVoidIsADeclineThatSaysSo: the server has recorded that it declines the command.
+func TestAVoidIsADeclineThatSaysSo(t *testing.T) {
+	for status, want := range map[int]bool{
+		400: true, 402: true, 404: true, 410: true, 422: true, 501: true,
+		304: false, 408: false, 409: false, 425: false, 429: false, 500: false, 503: false,
+	} {
+		for field, says := range map[string]bool{"void": true, "": false, "done": false} {
+			resp := &http.Response{StatusCode: status, Header: http.Header{"Saga-Command": {field}}}
+			require.Equal(t, want && says, saga.Voided(sagahttp.Result(resp, nil)), "%d %q", status, field)
+		}
+	}
+}
+
+// An Undo is done where there is nothing to undo, and nowhere else.
+func TestOutcomeOfAnUndo(t *testing.T) {
+	for status, done := range map[int]bool{200: true, 404: true, 410: true, 400: false, 409: false, 500: false} {
+		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/undo"})
+		req, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://a/", nil)
+		require.NoError(t, err)
+		err = sagahttp.Result(&http.Response{StatusCode: status, Request: req}, nil)
+		require.Equal(t, done, err == nil, status)
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// closing is an empty body that counts how often it is closed.
+type closing struct{ n *atomic.Int32 }
+
+func (closing) Read([]byte) (int, error) { return 0, io.EOF }
+func (c closing) Close() error           { c.n.Add(1); return nil }
+
+func TestACommandKeepsAKeyOfItsOwn(t *testing.T) {
+	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://a/", nil)
+	require.NoError(t, err)
+	var closed atomic.Int32
+	for _, key := range []string{"a/b/c/do", "mine"} {
+		client := &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			require.Equal(t, key, r.Header.Get("Idempotency-Key"))
+			return &http.Response{StatusCode: 200, Body: closing{&closed}, Request: r}, nil
+		})}
+		require.NoError(t, sagahttp.Send(client, req, nil))
+		require.Equal(t, key == "mine", len(req.Header) > 0, "the request is the caller's")
+		req.Header.Set("Idempotency-Key", "mine")
+	}
+	require.EqualValues(t, 2, closed.Load())
+}
+
+// TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
+func TestARefusedCommandIsNoAttempt(t *testing.T) {
+	b := breaker.New(breaker.Config{})
+	b.ForceOpen(nil)
+	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1", nil)
+	require.NoError(t, err)
+	err = sagahttp.Send(&http.Client{Transport: &resiliencehttp.Transport{Middleware: b.Wrap}}, req, nil)
+	require.ErrorIs(t, err, breaker.ErrOpen)
+	require.Empty(t, req.Header, "no command, no key, and the request is the caller's")
+}
+
+func TestAHandlerNeedsACommand(t *testing.T) {
+	for _, key := range []string{"", "42", "a/b/c/d"} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set("Idempotency-Key", key)
+		w := httptest.NewRecorder()
+		(&sagahttp.Handler{}).ServeHTTP(w, r)
+		require.Equal(t, http.StatusBadRequest, w.Code)
+	}
+}
+
+// endless is a refusal that asks to come back when no time is long enough.
+type endless struct{}
+
+func (endless) Error() string             { return "endless" }
+func (endless) Refused() bool             { return true }
+func (endless) RetryAfter() time.Duration { return math.MaxInt64 }
+
+func (endless) Connect(context.Context) (driver.Conn, error) { return nil, endless{} }
+func (endless) Driver() driver.Driver                        { return nil }
+
+func TestACommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
+	db := sql.OpenDB(endless{})
+	defer db.Close()
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	r.Header.Set("Idempotency-Key", "a/b/c/do")
+	w := httptest.NewRecorder()
+	(&sagahttp.Handler{DB: db}).ServeHTTP(w, r)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.Equal(t, "9223372037", w.Header().Get("Retry-After"))
+	require.NotContains(t, w.Header(), "Saga-Command")
+}

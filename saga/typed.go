@@ -1,0 +1,152 @@
+package saga
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"reflect"
+
+	"github.com/go-resilience/resilience/saga/internal/plan"
+)
+
+type typed[S any] struct {
+	plan  *plan.Plan
+	steps []*Step[S] // by unit
+	codec Codec[S]
+}
+
+// A cachedProgram belongs to one definition. A copy of a definition also copies the cache,
+// and may then be changed: of tells the two apart.
+type cachedProgram[S any] struct {
+	of *Saga[S]
+	*typed[S]
+}
+
+// program returns the program of the definition, which it checks at the first call.
+func (sg *Saga[S]) program() (*typed[S], error) {
+	if c, ok := sg.cached.Load().(cachedProgram[S]); ok && c.of == sg {
+		return c.typed, nil
+	}
+	p, err := plan.New(sg.definition())
+	if err != nil {
+		return nil, err
+	}
+	t := &typed[S]{plan: p, codec: sg.Codec}
+	if t.codec == nil {
+		t.codec = jsonCodec[S]{}
+	}
+	for i := range sg.Steps {
+		t.steps = append(t.steps, &sg.Steps[i])
+		for j := range sg.Steps[i].Or {
+			t.steps = append(t.steps, &sg.Steps[i].Or[j])
+		}
+	}
+	sg.cached.Store(cachedProgram[S]{sg, t})
+	return t, nil
+}
+
+func (t *typed[S]) planned() *plan.Plan { return t.plan }
+
+func (t *typed[S]) encode(s any) ([]byte, error) {
+	data, err := func() (data []byte, err error) {
+		defer caught(&err)
+		return t.codec.Encode(s.(*S))
+	}()
+	if err != nil {
+		return nil, fmt.Errorf("saga: %s: the state does not encode: %w", t.plan.Name, err)
+	}
+	return data, nil
+}
+
+func (t *typed[S]) decode(data []byte) (any, error) {
+	s := new(S)
+	err := func() (err error) {
+		defer caught(&err)
+		return t.codec.Decode(data, s)
+	}()
+	if err != nil {
+		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.Name, err)
+	}
+	return s, nil
+}
+
+func (t *typed[S]) merge(into, base, changed any) (err error) {
+	defer caught(&err)
+	return mergeState(into, base, changed)
+}
+
+func (t *typed[S]) call(ctx context.Context, unit int, op Op, s any) error {
+	st := t.steps[unit]
+	fn, middleware := st.Do, st.Middleware
+	if op == OpUndo {
+		fn, middleware = st.Undo, st.UndoMiddleware
+	}
+	if middleware == nil {
+		return fn(ctx, s.(*S))
+	}
+	return middleware(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
+}
+
+func (t *typed[S]) callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error {
+	if op == OpUndo {
+		return t.steps[unit].UndoTx(ctx, tx, s.(*S))
+	}
+	return t.steps[unit].DoTx(ctx, tx, s.(*S))
+}
+
+func (t *typed[S]) zero() any { return new(S) }
+
+func (t *typed[S]) child(unit int) (program, error) { return t.steps[unit].Saga.program() }
+
+func (t *typed[S]) beginChildren(unit int, s any) ([]any, error) {
+	return t.steps[unit].Saga.begin(s.(*S))
+}
+
+func (t *typed[S]) endChildren(unit int, s any, states []any) error {
+	return t.steps[unit].Saga.end(s.(*S), states)
+}
+
+// definition returns the definition without the type of its state.
+func (sg *Saga[S]) definition() *plan.Definition {
+	return &plan.Definition{
+		Name: sg.Name, Version: sg.Version, Deadline: sg.Timeout, Concurrency: sg.Concurrency, Steps: untyped(sg.Steps),
+	}
+}
+
+func untyped[S any](steps []Step[S]) []plan.Step {
+	list := make([]plan.Step, len(steps))
+	for i := range steps {
+		st := &steps[i]
+		list[i] = plan.Step{
+			Name: st.Name, After: st.After, Or: untyped(st.Or),
+			Do: st.Do != nil, Undo: st.Undo != nil, DoTx: st.DoTx != nil, UndoTx: st.UndoTx != nil,
+			Middleware: st.Middleware != nil, UndoMiddleware: st.UndoMiddleware != nil,
+			Child: st.Saga != nil, ChildOf: st.Saga != nil && st.Saga.begin != nil,
+			ChildPivot: st.Saga != nil && st.Saga.pivot != nil && st.Saga.pivot(),
+			ReadOnly:   st.ReadOnly, Idempotent: st.Idempotent, BestEffort: st.BestEffort, Pivot: st.Pivot,
+			Delay: st.Delay, Await: st.Await, AwaitFor: st.AwaitFor,
+			Timeout: st.Timeout, Attempts: st.Attempts, UndoAttempts: st.UndoAttempts, Settle: st.Settle,
+			Backoff: guarded(st.Backoff),
+		}
+	}
+	return list
+}
+
+// checkState returns an error if the default Codec does not keep the whole state.
+func (t *typed[S]) checkState() error {
+	if _, ok := t.codec.(jsonCodec[S]); !ok {
+		return nil
+	}
+	if field := unkept(reflect.TypeFor[S]()); field != "" {
+		return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: export it without the tag \"-\", or set Codec",
+			t.plan.Name, field)
+	}
+	return nil
+}
+
+// Validate returns an error that lists everything that is wrong with the definition,
+// or nil.
+func (sg *Saga[S]) Validate() error {
+	_, err := plan.New(sg.definition())
+	return err
+}
