@@ -1,0 +1,256 @@
+package sqltx
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"reflect"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// A verdict is what an error of a database says about the statement or the transaction, the
+// worst last.
+type verdict uint8
+
+const (
+	none        verdict = iota // it is no error of a database
+	answered                   // the database is well, and its answer is no
+	again                      // it was rolled back in favor of another: begin it again
+	unavailable                // the database could not do it
+	interrupted                // it was ended: by the caller's ctx, or by a timeout of the server
+	unknown                    // it may have taken effect
+)
+
+// An outcome is an error of a database with its verdict.
+type outcome struct {
+	err     error
+	verdict verdict
+}
+
+func (e *outcome) Error() string {
+	if e.verdict == unknown {
+		return ErrOutcomeUnknown.Error() + ": " + e.err.Error()
+	}
+	return e.err.Error()
+}
+
+func (e *outcome) Unwrap() error        { return e.err }
+func (e *outcome) Is(target error) bool { return e.verdict == unknown && target == ErrOutcomeUnknown }
+
+// Answered reports whether the database works. That another transaction was preferred is no
+// failure of it.
+func (e *outcome) Answered() bool { return e.verdict == answered || e.verdict == again }
+
+// Retryable reports whether the same may be done again: it has had no effect.
+func (e *outcome) Retryable() bool { return e.verdict != answered && e.verdict != unknown }
+
+// Timeout reports whether the database, or the way to it, was too slow.
+func (e *outcome) Timeout() bool { return e.verdict == interrupted || behavior.IsTimeout(e.err) }
+
+// ErrOutcomeUnknown is documented in package resiliencesql.
+var ErrOutcomeUnknown = errors.New("resiliencesql: the outcome is unknown")
+
+// Judge gives err its verdict, unless it has one, or a mark of fn's that says more.
+func Judge(ctx context.Context, err error, code func(error) string) error {
+	if err == nil {
+		return nil
+	}
+	if _, judged := errors.AsType[*outcome](err); judged {
+		return err
+	}
+	if end := behavior.Read(err); end.Kind != behavior.Failed || !end.Retryable {
+		return err
+	}
+	v := classify(err, code)
+	if ctx.Err() != nil && (v == interrupted || errors.Is(err, sql.ErrTxDone)) {
+		return fmt.Errorf("%w: %w", ended.Error(ctx), err)
+	}
+	if v == none {
+		return err
+	}
+	return &outcome{err, v}
+}
+
+// classify returns what err says, wherever in its chain it says so. A code of the database
+// counts before what the driver says of the connection.
+func classify(err error, code func(error) string) verdict {
+	if code != nil {
+		if state := code(err); state != "" {
+			return ofState(state)
+		}
+	}
+	if v := first(err, ofCode); v != none {
+		return v
+	}
+	if errors.Is(err, sql.ErrNoRows) {
+		return answered
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return none // the caller's, or that of a timeout: every policy knows it
+	}
+	if errors.Is(err, driver.ErrBadConn) {
+		return unavailable
+	}
+	return first(err, ofConnection)
+}
+
+// first returns the verdict of the outermost error that has one. Of joined errors the worst
+// counts.
+func first(err error, of func(error) verdict) verdict {
+	if err == nil {
+		return none
+	}
+	if v := of(err); v != none {
+		return v
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return first(e.Unwrap(), of)
+	case interface{ Unwrap() []error }:
+		worst := none
+		for _, part := range e.Unwrap() {
+			worst = max(worst, first(part, of))
+		}
+		return worst
+	}
+	return none
+}
+
+// ofCode knows the errors of the drivers by what they have, as it imports none.
+func ofCode(err error) verdict {
+	switch e := err.(type) {
+	case interface{ SQLState() string }: // pgx, lib/pq
+		if e.SQLState() != "" {
+			return ofState(e.SQLState())
+		}
+	case interface{ Code() int }: // modernc.org/sqlite: the extended code
+		return ofSQLite(e.Code())
+	}
+	v := reflect.Indirect(reflect.ValueOf(err))
+	if v.Kind() != reflect.Struct {
+		return none
+	}
+	if n := field(v, "Number"); n.Kind() == reflect.Uint16 { // go-sql-driver/mysql
+		return ofMySQL(uint16(n.Uint()))
+	}
+	if n := field(v, "ExtendedCode"); n.CanInt() { // mattn/go-sqlite3
+		return ofSQLite(int(n.Int()))
+	}
+	return none
+}
+
+// field returns a field of a struct, and not one of what it embeds, which may be nil.
+func field(v reflect.Value, name string) reflect.Value {
+	if f, ok := v.Type().FieldByName(name); ok && len(f.Index) == 1 {
+		return v.Field(f.Index[0])
+	}
+	return reflect.Value{}
+}
+
+// ofConnection is the verdict of an error by which a connection failed.
+func ofConnection(err error) verdict {
+	switch e := err.(type) {
+	case interface{ SafeToRetry() bool }: // pgconn
+		if e.SafeToRetry() {
+			return unavailable
+		}
+	case *net.DNSError:
+		return unavailable
+	case *net.OpError:
+		if e.Op == "dial" {
+			return unavailable
+		}
+		return unknown
+	case net.Error:
+		return unknown
+	}
+	if v := reflect.TypeOf(err); v.Kind() == reflect.Pointer && v.Elem().Name() == "ConnectError" {
+		return unavailable // pgconn's, whatever it wraps: there is no method that says so
+	}
+	if err == io.EOF || err == io.ErrUnexpectedEOF || err == net.ErrClosed {
+		return unknown
+	}
+	return none
+}
+
+// ofState is the verdict of an SQLSTATE: two characters of a class, and three.
+func ofState(state string) verdict {
+	switch state {
+	case "40003", "08007": // statement completion unknown, transaction resolution unknown
+		return unknown
+	case "40002": // integrity constraint violation
+		return answered
+	case "40P01", "55P03": // deadlock detected, lock not available
+		return again
+	case "57014": // query canceled: by the client, or by statement_timeout
+		return interrupted
+	case "25006": // read only: after a failover, this is not the primary anymore
+		return unavailable
+	}
+	switch state[:min(2, len(state))] {
+	case "40": // transaction rollback
+		return again
+	case "08", "53", "57", "58", "F0", "XX":
+		// connection, too few resources, an operator's intervention, the system, the
+		// configuration, the database itself
+		return unavailable
+	}
+	return answered
+}
+
+// ofMySQL is the verdict of an error number of MySQL or MariaDB.
+func ofMySQL(number uint16) verdict {
+	switch number {
+	case 1213, // deadlock
+		1205, // lock wait timeout
+		1020, // record has changed since it was read: MariaDB's snapshot isolation
+		1614, // deadlock, XA
+		3101, // rolled back by group replication
+		3572: // NOWAIT
+		return again
+	case 1317, // interrupted: by the client, or KILL QUERY
+		1969, // max_statement_time, MariaDB
+		3024: // max_execution_time
+		return interrupted
+	case 1021, 1114, // disk or table full
+		1037, 1038, 1041, // memory
+		1040, 1203, 1226, // too many connections, of a user, of a quota
+		1042, 1043, 1047, 1129, 1130, // no handshake, a node that is not ready, a host that is blocked
+		1053, 1077, 1079, // shutdown
+		1135, 1637, // too many threads, too many transactions
+		1158, 1159, 1160, 1161, // network, inside the server
+		1290, 1836, // read only
+		2002, 2003, 2005, 2006, // a proxy's: cannot connect, gone away
+		3032, 3168: // offline
+		return unavailable
+	case 1180, // error during COMMIT
+		1927, 3169, // connection or session killed
+		2013, 2055: // lost connection during query
+		return unknown
+	}
+	return answered
+}
+
+// ofSQLite is the verdict of a result code of SQLite, whose low byte is the primary code.
+func ofSQLite(code int) verdict {
+	switch primary := code & 0xff; primary {
+	case 5, 6: // BUSY, BUSY_SNAPSHOT and their like; LOCKED
+		return again
+	case 9: // INTERRUPT
+		return interrupted
+	case 2, 7, 8, 10, 11, 13, 14, 15, 22, 26:
+		// INTERNAL, NOMEM, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, NOLFS, NOTADB
+		return unavailable
+	default:
+		if primary < 1 || primary > 28 {
+			return none // no code of SQLite
+		}
+	}
+	return answered
+}
