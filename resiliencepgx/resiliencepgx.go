@@ -1,0 +1,129 @@
+// Package resiliencepgx runs transactions of a github.com/jackc/pgx/v5 pool that may be tried
+// again, acquires its connections under policies, and has the function by which sqlstore and
+// sqllease hear PostgreSQL's notifications.
+//
+//	err := resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
+//		func(ctx context.Context, tx pgx.Tx) error {
+//			_, err := tx.Exec(ctx, "UPDATE account SET cents = cents - $1 WHERE id = $2", cents, id)
+//			return err // an error rolls back
+//		})
+//
+//	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{Listen: resiliencepgx.Listen(pool)})
+//
+// What an error means is what package resiliencesql says, whose ErrOutcomeUnknown is that of
+// InTx too. A transaction that was rolled back at COMMIT, since fn has ignored an error of a
+// statement, is answered: pgx.ErrTxCommitRollback.
+//
+// # PgBouncer
+//
+// InTx works through a pooler that lends a connection for each transaction, with
+// default_query_exec_mode=exec in the DSN or max_prepared_statements in PgBouncer. Listen does
+// not: a notification comes on the connection that has executed LISTEN. Give it a pool that
+// goes to the server itself, or to a pooler that lends a connection for the session.
+package resiliencepgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/sqltx"
+)
+
+// A Config configures a transaction. The zero Config is usable. The fields are those of
+// resiliencesql.Config.
+type Config struct {
+	// Options are those of the transaction. Zero means the server's defaults.
+	Options pgx.TxOptions
+	// Retry runs the transaction, again where it has had no effect: the Wrap of a Retrier, or
+	// a Chain of it and other policies. Nil means once.
+	Retry resilience.Middleware
+	// Check settles a COMMIT whose outcome is unknown. Nil means that it stays so.
+	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
+}
+
+func (cfg Config) in(pool *pgxpool.Pool) sqltx.Config[pgx.Tx] {
+	return sqltx.Config[pgx.Tx]{Code: code, Check: cfg.Check, Begin: func(ctx context.Context) (pgx.Tx, error) {
+		return pool.BeginTx(ctx, cfg.Options)
+	}}
+}
+
+// code returns the SQLSTATE of an error that pgx has made of another.
+func code(err error) string {
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		return "25P02" // in failed transaction
+	}
+	return ""
+}
+
+// InTx runs fn in a transaction and commits it, by the rules of resiliencesql.InTx.
+func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return cfg.in(pool).InTx(ctx, cfg.Retry, fn)
+}
+
+// Value is [InTx] for an fn that returns a value; on error, the zero T.
+func Value[T any](ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
+	return sqltx.Value(ctx, cfg.in(pool), cfg.Retry, fn)
+}
+
+// Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there
+// was one; what is done with it is not theirs.
+func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middleware) (*pgxpool.Conn, error) {
+	return resilience.Value(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
+		conn, err := pool.Acquire(ctx)
+		return conn, sqltx.Judge(ctx, err, code)
+	})
+}
+
+// silence is after how long without a notification the server is asked for a sign of life,
+// and how long that may take.
+const silence = 10 * time.Second
+
+// Listen returns the Listen of sqlstore and sqllease: it executes LISTEN for the channel and
+// calls notify once then and for each notification, until ctx ends or the connection is lost.
+// Its caller calls it again then, and hears by the first notify that it may have missed some.
+// The connection is made as those of pool are, and is not one of them while it listens. A
+// server that is silent for ten seconds, and does not answer within another ten, is lost.
+func Listen(pool *pgxpool.Pool) func(ctx context.Context, channel string, notify func()) error {
+	return func(ctx context.Context, channel string, notify func()) error {
+		pooled, err := pool.Acquire(ctx)
+		if err != nil {
+			return fmt.Errorf("resiliencepgx: channel %s: %w", channel, err)
+		}
+		conn := pooled.Hijack()
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_ = conn.Close(ctx)
+		}()
+		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+			return fmt.Errorf("resiliencepgx: channel %s: %w", channel, err)
+		}
+		notify()
+		for {
+			wait, cancel := context.WithTimeout(ctx, silence)
+			_, err := conn.WaitForNotification(wait)
+			silent := wait.Err() != nil
+			cancel()
+			switch {
+			case err == nil:
+				notify()
+				continue
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case silent:
+				alive, cancel := context.WithTimeout(ctx, silence)
+				err = conn.Ping(alive)
+				cancel()
+			}
+			if err != nil {
+				return fmt.Errorf("resiliencepgx: channel %s: %w", channel, err)
+			}
+		}
+	}
+}

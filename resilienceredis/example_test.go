@@ -1,0 +1,26 @@
+package resilienceredis_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resilienceredis"
+)
+
+func Example() {
+	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nobody is there
+	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
+		return func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }
+	}})
+
+	fmt.Println(resilience.Refused(rdb.Get(context.Background(), "key").Err()))
+	fmt.Println(resilience.Refused(rdb.Get(context.Background(), "key").Err()))
+	// Output:
+	// false
+	// true
+}

@@ -1,0 +1,185 @@
+// Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies,
+// and has the functions by which throttle.Shared, redisstore and redislease reach Redis.
+//
+//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+//	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
+//		return resilience.Chain(
+//			func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }, // one for each node
+//			slots.Wrap, // one for all
+//		)
+//	}})
+//	name, err := rdb.Get(ctx, "name").Result()
+//
+//	limit := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 100, Instances: 8, Eval: resilienceredis.Eval(rdb)})
+//
+// # What a reply means
+//
+// The policies read a reply as an answer: redis.Nil, WRONGTYPE, NOSCRIPT, an error of a
+// script, MOVED, ASK and whatever else a server says that works. LOADING, READONLY,
+// CLUSTERDOWN, TRYAGAIN, MASTERDOWN, too many clients and errors of the network are
+// failures. A pool that has no connection left, in its PoolTimeout or by its MaxActiveConns,
+// refuses: nothing was called. The end of a caller's ctx says nothing, as everywhere. The caller gets the error that
+// go-redis has returned, redis.Nil as redis.Nil, or the refusal of a policy.
+//
+// # Retries
+//
+// A Client retries by itself, MaxRetries times (3), within the policies: a command counts
+// once, however often it was sent. Switch that off by MaxRetries: -1 and put a Retrier first
+// in Node, for commands that may be repeated. A ClusterClient sends again, up to MaxRedirects
+// times and perhaps to other nodes, outside of the policies: each counts at its node.
+//
+// A dial, and what is sent to begin a connection, is part of the command that needs it, and
+// counts once, with it. [Subscribe] is under no policy. Of another PubSub, what is sent to
+// begin its connection is a call, and nothing else.
+//
+// The rules of errors are those of docs/protocol.md of the module; replies are those of
+// https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
+package resilienceredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-resilience/resilience"
+)
+
+// A Config configures the policies of a client.
+type Config struct {
+	// Node returns the policies of a node, by its address. It is called once for a Client
+	// and once for each node of a ClusterClient or a Ring, perhaps by several goroutines.
+	// It is required.
+	Node func(addr string) resilience.Middleware
+}
+
+// Hook runs the commands and the pipelines of client under policies: a pipeline, and a
+// transaction, is one call. It is called before client is used. It panics if client is
+// neither a *redis.Client nor a *redis.ClusterClient nor a *redis.Ring.
+//
+// Every refused command has the error of the policy that refused it, in a pipeline too.
+func Hook(client redis.UniversalClient, cfg Config) {
+	node := func(c *redis.Client) { c.AddHook(&hook{cfg.Node(c.Options().Addr)}) }
+	switch c := client.(type) {
+	case *redis.Client:
+		node(c)
+	case *redis.ClusterClient:
+		c.OnNewNode(node)
+	case *redis.Ring:
+		c.OnNewNode(node)
+	default:
+		panic(fmt.Sprintf("resilienceredis: Hook: a %T, must be a Client, a ClusterClient or a Ring", client))
+	}
+}
+
+type hook struct{ policies resilience.Middleware }
+
+// A call is the ctx of a command or a pipeline that is under way. What begins its connection
+// is part of it.
+type call struct {
+	context.Context
+	cmd  redis.Cmder
+	cmds []redis.Cmder
+	sent bool
+}
+
+type callKey struct{}
+
+// Value implements [context.Context].
+func (c *call) Value(key any) any {
+	if key == (callKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+func callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// DialHook implements [redis.Hook]: a dial is part of the command that needs it.
+func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements [redis.Hook].
+func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	guarded := h.policies(func(ctx context.Context) error { return judged(next(ctx, callOf(ctx).cmd)) })
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if callOf(ctx) != nil {
+			return next(ctx, cmd)
+		}
+		return own(guarded(&call{Context: ctx, cmd: cmd}))
+	}
+}
+
+// ProcessPipelineHook implements [redis.Hook].
+func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	guarded := h.policies(func(ctx context.Context) error {
+		c := callOf(ctx)
+		c.sent = true
+		err := next(ctx, c.cmds)
+		if i := slices.IndexFunc(c.cmds, failed); err == nil && i >= 0 {
+			err = c.cmds[i].Err() // a ClusterClient returns at most that of the first
+		}
+		err = judged(err)
+		if v, ok := err.(*verdict); ok && !v.refused && slices.ContainsFunc(c.cmds, failed) {
+			v.answered = false // one failure is that of all
+		}
+		return err
+	})
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if callOf(ctx) != nil {
+			return next(ctx, cmds)
+		}
+		c := &call{Context: ctx, cmds: cmds}
+		err := own(guarded(c))
+		if !c.sent {
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+// own returns the error of go-redis itself, if err is a verdict about it.
+func own(err error) error {
+	if v, ok := err.(*verdict); ok {
+		return v.error
+	}
+	return err
+}
+
+// failed reports whether cmd has failed, rather than been answered.
+func failed(cmd redis.Cmder) bool {
+	err := judged(cmd.Err())
+	return err != nil && !resilience.Answered(err)
+}
+
+// A verdict is an error of go-redis with what it says of the server.
+type verdict struct {
+	error
+	answered, refused bool
+}
+
+func (v *verdict) Unwrap() error  { return v.error }
+func (v *verdict) Refused() bool  { return v.refused }
+func (v *verdict) Answered() bool { return v.answered }
+
+// judged returns err as the policies read it.
+func judged(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) {
+		return &verdict{err, false, true}
+	}
+	var reply redis.Error
+	if !errors.As(err, &reply) || redis.IsLoadingError(err) || redis.IsReadOnlyError(err) || redis.IsClusterDownError(err) ||
+		redis.IsTryAgainError(err) || redis.IsMasterDownError(err) || redis.IsMaxClientsError(err) {
+		return err
+	}
+	return &verdict{err, true, false}
+}

@@ -1,0 +1,311 @@
+package resilienceredis_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resilienceredis"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A server answers each command with what reply returns for its words: one reply, "" to close
+// the connection, and "hang" for none.
+type server func(words []string) string
+
+func (s server) dial(context.Context, string, string) (net.Conn, error) {
+	client, conn := net.Pipe()
+	replies := make(chan string, 100)
+	go func() {
+		for reply := range replies {
+			_, _ = io.WriteString(conn, reply+"\r\n")
+		}
+	}()
+	go func() {
+		defer conn.Close()
+		defer close(replies)
+		r := bufio.NewReader(conn)
+		line := func() string { text, _ := r.ReadString('\n'); return strings.TrimSpace(text) }
+		for {
+			n, err := strconv.Atoi(strings.TrimPrefix(line(), "*"))
+			if err != nil {
+				return
+			}
+			words := make([]string, n)
+			for i := range words {
+				line()
+				words[i] = line()
+			}
+			reply := "+OK"
+			switch strings.ToUpper(words[0]) {
+			case "HELLO":
+				reply = "-ERR unknown command"
+			case "CLIENT", "MULTI":
+			default:
+				reply = s(words)
+			}
+			if reply == "" {
+				return
+			}
+			if reply != "hang" {
+				replies <- reply
+			}
+		}
+	}()
+	return client, nil
+}
+
+func (s server) client(t *testing.T, policies ...resilience.Middleware) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{Addr: "node", Dialer: s.dial, DialerRetries: 1, MaxRetries: -1, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = rdb.Close() })
+	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
+		require.Equal(t, "node", addr)
+		return resilience.Chain(policies...)
+	}})
+	return rdb
+}
+
+func always(reply string) server { return func([]string) string { return reply } }
+
+func TestReplies(t *testing.T) {
+	for reply, state := range map[string]breaker.State{
+		"+OK":                                breaker.Closed,
+		"$-1":                                breaker.Closed,
+		"-ERR value is not an integer":       breaker.Closed,
+		"-WRONGTYPE Operation":               breaker.Closed,
+		"-NOSCRIPT No matching script":       breaker.Closed,
+		"-ERR user_script:1: oops":           breaker.Closed,
+		"-MOVED 3999 127.0.0.1:6381":         breaker.Closed,
+		"-ASK 3999 127.0.0.1:6381":           breaker.Closed,
+		"-NOAUTH Authentication required":    breaker.Closed,
+		"-OOM command not allowed":           breaker.Closed,
+		"-LOADING Redis is loading":          breaker.Open,
+		"-READONLY You can't write":          breaker.Open,
+		"-CLUSTERDOWN The cluster":           breaker.Open,
+		"-TRYAGAIN Multiple keys":            breaker.Open,
+		"-MASTERDOWN Link with MASTER":       breaker.Open,
+		"-ERR max number of clients reached": breaker.Open,
+		"":                                   breaker.Open, // the connection is lost
+	} {
+		circuit := breaker.New(breaker.Config{Failures: 1})
+		rdb := always(reply).client(t, circuit.Wrap)
+		err := rdb.Get(t.Context(), "key").Err()
+		require.Equal(t, state, circuit.State(), reply)
+		switch {
+		case reply == "$-1":
+			require.Equal(t, redis.Nil, err, "callers compare")
+		case strings.HasPrefix(reply, "-"):
+			require.EqualError(t, err, reply[1:])
+			var own redis.Error
+			require.ErrorAs(t, err, &own)
+		}
+	}
+}
+
+func TestADialThatFailsCountsOnce(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Failures: 9})
+	away := errors.New("away")
+	rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, away }, DialerRetries: 1, MaxRetries: -1})
+	defer rdb.Close()
+	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
+	require.ErrorIs(t, rdb.Get(t.Context(), "key").Err(), away)
+	require.EqualValues(t, 1, circuit.Stats().Failed)
+}
+
+// TestWhatBeginsAConnectionIsPartOfItsCommand: one slot is enough, and all is one call.
+func TestWhatBeginsAConnectionIsPartOfItsCommand(t *testing.T) {
+	slots, circuit := bulkhead.New(bulkhead.Config{Limit: 1}), breaker.New(breaker.Config{})
+	rdb := always("+v").client(t, circuit.Wrap, slots.Wrap)
+	v, err := rdb.Get(t.Context(), "key").Result()
+	require.NoError(t, err)
+	require.Equal(t, "v", v)
+	require.EqualValues(t, 1, circuit.Stats().Succeeded)
+	require.Zero(t, circuit.Stats().Refused)
+}
+
+func TestACancelOpensNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuit := breaker.New(breaker.Config{Failures: 1})
+		rdb := always("hang").client(t, circuit.Wrap)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		require.Error(t, rdb.Get(ctx, "key").Err())
+		require.Equal(t, breaker.Closed, circuit.State())
+		require.NoError(t, rdb.Close())
+	})
+}
+
+func TestAPoolThatIsUsedUpRefuses(t *testing.T) {
+	for want, opt := range map[error]*redis.Options{
+		redis.ErrPoolTimeout:   {PoolSize: 1, PoolTimeout: time.Nanosecond},
+		redis.ErrPoolExhausted: {PoolSize: 2, MaxActiveConns: 1},
+	} {
+		circuit, taken := breaker.New(breaker.Config{Failures: 1}), make(chan bool, 1)
+		opt.Dialer = server(func([]string) string { taken <- true; return "hang" }).dial
+		opt.ContextTimeoutEnabled, opt.MaxRetries = true, -1
+		rdb := redis.NewClient(opt)
+		resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
+		ctx, cancel := context.WithCancel(t.Context())
+		go rdb.Get(ctx, "key")
+		<-taken
+		require.ErrorIs(t, rdb.Get(t.Context(), "key").Err(), want)
+		require.Equal(t, breaker.Closed, circuit.State())
+		require.EqualValues(t, 1, circuit.Stats().Ignored)
+		cancel()
+		require.NoError(t, rdb.Close())
+	}
+}
+
+func TestAPipelineIsOneCall(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	rdb := server(func(words []string) string { return words[1] }).client(t, circuit.Wrap)
+	pipeline := func(replies ...string) ([]redis.Cmder, error) {
+		return rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			for _, reply := range replies {
+				p.Get(t.Context(), reply)
+			}
+			return nil
+		})
+	}
+	cmds, err := pipeline("$-1", "+a", "-WRONGTYPE x")
+	require.Equal(t, redis.Nil, err, "that of the first")
+	require.Equal(t, []any{redis.Nil, nil, "WRONGTYPE x"}, []any{cmds[0].Err(), cmds[1].Err(), cmds[2].Err().Error()})
+	require.EqualValues(t, 1, circuit.Stats().Succeeded)
+
+	cmds, err = pipeline("$-1", "+a", "-LOADING x")
+	require.Equal(t, redis.Nil, err)
+	require.NoError(t, cmds[1].Err())
+	require.EqualValues(t, 1, circuit.Stats().Failed)
+
+	cmds, err = pipeline("+a", "+b") // open
+	require.ErrorIs(t, err, breaker.ErrOpen)
+	for _, cmd := range cmds {
+		require.ErrorIs(t, cmd.Err(), breaker.ErrOpen)
+	}
+}
+
+// TestAPipelineOfAClusterFailsByAnyReply: go-redis returns the first error at most.
+func TestAPipelineOfAClusterFailsByAnyReply(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Failures: 2})
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{"node"}, MaxRedirects: -1,
+		Dialer: server(func(words []string) string {
+			if words[0] == "get" {
+				return words[1]
+			}
+			return "-ERR unknown command"
+		}).dial,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: "node"}}}}, nil
+		},
+	})
+	defer rdb.Close()
+	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
+	_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.Get(t.Context(), "+a")
+		p.Get(t.Context(), "-LOADING x")
+		return nil
+	})
+	require.EqualError(t, err, "LOADING x")
+	require.EqualValues(t, 1, circuit.Stats().Failed)
+}
+
+func TestARetrierRepeatsWithin(t *testing.T) {
+	replies := []string{"-LOADING x", "", "+v", "$-1"}
+	rdb := server(func([]string) string {
+		reply := replies[0]
+		replies = replies[1:]
+		return reply
+	}).client(t, retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(time.Microsecond)}).Wrap)
+	require.Equal(t, "v", rdb.Get(t.Context(), "key").Val())
+	require.Equal(t, redis.Nil, rdb.Get(t.Context(), "key").Err(), "an answer is not repeated")
+	require.Empty(t, replies)
+}
+
+func TestHookKnowsItsClients(t *testing.T) {
+	require.PanicsWithValue(t, "resilienceredis: Hook: a <nil>, must be a Client, a ClusterClient or a Ring", func() {
+		resilienceredis.Hook(nil, resilienceredis.Config{})
+	})
+}
+
+func TestEvalSendsTheHashOfAKnownScript(t *testing.T) {
+	var got []string
+	known := false
+	rdb := server(func(words []string) string {
+		got = append(got, words[0])
+		if words[0] == "evalsha" && !known {
+			return "-NOSCRIPT No matching script"
+		}
+		known = true
+		return ":7"
+	}).client(t)
+	eval := resilienceredis.Eval(rdb)
+	for range 2 {
+		v, err := eval(t.Context(), "return 7", []string{"key"}, 1)
+		require.NoError(t, err)
+		require.Equal(t, int64(7), v)
+	}
+	require.Equal(t, []string{"evalsha", "eval", "evalsha"}, got)
+}
+
+const confirmed = "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1"
+
+func TestSubscribe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuit := breaker.New(breaker.Config{})
+		circuit.ForceOpen(nil)
+		rdb := server(func(words []string) string {
+			return confirmed + "\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$5\r\nhello"
+		}).client(t, circuit.Wrap)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why, told := errors.New("enough"), false
+		err := resilienceredis.Subscribe(rdb)(ctx, "c", func() { told = true }, func(payload string) {
+			require.True(t, told)
+			require.Equal(t, "hello", payload)
+			cancel(why)
+		})
+		require.Equal(t, why, err)
+		require.NoError(t, rdb.Close())
+	})
+}
+
+// TestSubscribeFindsASilentServer: it pings after ten seconds, and gives up after ten more.
+func TestSubscribeFindsASilentServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pings := 0
+		rdb := server(func(words []string) string {
+			if words[0] == "ping" {
+				if pings++; pings > 3 {
+					return "hang"
+				}
+				return "*2\r\n$4\r\npong\r\n$0\r\n"
+			}
+			return confirmed
+		}).client(t)
+		start := time.Now()
+		err := resilienceredis.Subscribe(rdb)(t.Context(), "c", func() {}, func(string) { t.Error("a message") })
+		require.Error(t, err)
+		require.Equal(t, 50*time.Second, time.Since(start))
+		require.NoError(t, rdb.Close())
+	})
+}
+
+func TestSubscribeTellsThatTheConnectionIsLost(t *testing.T) {
+	told := false
+	err := resilienceredis.Subscribe(always("").client(t))(t.Context(), "c", func() { told = true }, nil)
+	require.Error(t, err)
+	require.False(t, told)
+}
