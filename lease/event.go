@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"time"
 )
 
@@ -39,21 +38,12 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.AddUnder(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
-		defer c.survive(ctx)
+		defer c.panics.Survive(ctx, "lease: a hook", c.setting.Load().OnPanic)
 		if hook := c.setting.Load().OnEvent; hook != nil {
 			hook(ctx, e)
 		}
 		c.observers.Tell(ctx, e)
 	})
-}
-
-// survive counts and logs a panic of a hook, which may run on a goroutine of this package:
-// it would end the process, and the term with it.
-func (c *Candidate) survive(ctx context.Context) {
-	if v := recover(); v != nil {
-		c.count.hookPanics.Add(1)
-		slog.ErrorContext(ctx, "lease: a hook has panicked", "panic", v, "stack", string(debug.Stack()))
-	}
 }
 
 // storeFailed tells of a call of the store that has failed.
@@ -62,7 +52,7 @@ func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 	cfg := c.setting.Load()
 	err = fmt.Errorf("lease: %s: %s: %w", cfg.Name, what, err)
 	if cfg.OnStoreError != nil {
-		defer c.survive(ctx)
+		defer c.panics.Survive(ctx, "lease: a hook", c.setting.Load().OnPanic)
 		cfg.OnStoreError(ctx, err)
 		return
 	}

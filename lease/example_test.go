@@ -11,7 +11,7 @@ import (
 
 // Two processes compete. The second leads as soon as the first has done its work.
 func ExampleRun() {
-	store := lease.NewMemory() // in a real program: sqllease.New(db, sqllease.PostgreSQL)
+	store := lease.NewMemory() // in a real program: sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})
 	leads := make(chan struct{})
 	done := make(chan error)
 	go func() {

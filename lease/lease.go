@@ -1,7 +1,7 @@
 // Package lease elects one process at a time as the leader, ends the leader's ctx before
 // another process can lead, and lets a database refuse the writes of a past leader.
 //
-//	store := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; lease.NewMemory() in tests
+//	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite; lease.NewMemory() in tests
 //	err := store.Migrate(ctx)
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"},
@@ -15,9 +15,9 @@
 //
 // Every process that could lead calls [Run] with the same Name. One of them gets the
 // lease and calls its function; the others wait. The lease lasts for [Config.TTL] and
-// is renewed three times as often. If the process dies, another one leads when the TTL
+// is renewed when a third of it has passed. If the process dies, another one leads when the TTL
 // is over. If the function returns, the lease is given up and another one leads
-// immediately.
+// immediately. [Every] calls a function once each interval instead.
 //
 // # What a leader can rely on
 //
@@ -106,6 +106,11 @@ type Config struct {
 	// tries again. It should return soon, as the next renewal waits for it. Nil means
 	// that slog's default logger warns, once a second at most.
 	OnStoreError func(context.Context, error)
+
+	// OnPanic is called with each panic of a hook or an observer, and its stack: some run on
+	// a goroutine of the candidate, so no panic passes on. Stats.HookPanics counts them. Nil
+	// means that slog's default logger tells of them.
+	OnPanic func(ctx context.Context, value any, stack []byte)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -149,6 +154,7 @@ type Candidate struct {
 	setting   settings.Setting[Config]
 	events    notify.Queue[Event]
 	observers notify.Observers[Event]
+	panics    notify.Panics // of hooks
 	count     counters
 	warned    atomic.Int64 // when a failure of the store was last logged
 }
@@ -179,6 +185,28 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 		return err
 	}
 	return New(store, cfg).Run(ctx, fn)
+}
+
+// Every is [Run] of a fn that is called when a term begins and then once each interval, which
+// must be more than 0. A call that takes longer delays the next one. An error of fn gives the
+// lease up and is returned: to go on at the next interval, log it and return nil. If ctx ends
+// between two calls, Every returns nil.
+func Every(ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error) error {
+	if interval <= 0 {
+		return fmt.Errorf("lease: the interval of Every is %v: must be more than 0", interval)
+	}
+	return Run(ctx, store, cfg, func(ctx context.Context, term Term) error {
+		for next := time.Tick(interval); ; {
+			if err := fn(ctx, term); err != nil {
+				return err
+			}
+			select {
+			case <-next:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
 }
 
 // Run waits until this process leads and calls fn, on the goroutine of the caller.

@@ -113,6 +113,31 @@ func TestRunReturnsWhatFnReturns(t *testing.T) {
 	})
 }
 
+func TestEveryCallsFnAtOnceAndEachInterval(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, begun, failed := lease.NewMemory(), time.Now(), errors.New("failed")
+		var at []time.Duration
+		err := lease.Every(t.Context(), store, billing, time.Hour, func(ctx context.Context, term lease.Term) error {
+			require.NoError(t, term.Err())
+			if at = append(at, time.Since(begun)); len(at) == 3 {
+				return failed
+			}
+			return nil
+		})
+		require.Equal(t, failed, err)
+		require.Equal(t, []time.Duration{0, time.Hour, 2 * time.Hour}, at)
+		require.Empty(t, look(t, store).Holder, "not given up")
+	})
+	exactly(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
+		defer cancel()
+		calls := 0
+		require.NoError(t, lease.Every(ctx, lease.NewMemory(), billing, time.Hour, func(context.Context, lease.Term) error { calls++; return nil }))
+		require.Equal(t, 2, calls)
+	})
+	require.ErrorContains(t, lease.Every(t.Context(), lease.NewMemory(), billing, 0, nil), "interval")
+}
+
 func TestRunOfAMistakeReturnsIt(t *testing.T) {
 	never := func(context.Context, lease.Term) error { panic("called") }
 	require.ErrorContains(t, lease.Run(t.Context(), lease.NewMemory(), lease.Config{}, never), "lease.Config.Name")
@@ -783,7 +808,24 @@ func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
 		synctest.Wait()
 		require.Greater(t, logged.n.Load(), int64(3))
 		require.Equal(t, logged.n.Load(), c.Stats().HookPanics)
+		var told atomic.Int64
+		require.NoError(t, c.Update(func(cfg *lease.Config) {
+			cfg.OnPanic = func(_ context.Context, value any, stack []byte) {
+				told.Add(1)
+				require.Equal(t, "oh", value)
+				require.Contains(t, string(stack), "lease_test.go")
+				panic("again")
+			}
+		}))
+		before := logged.n.Load()
 		require.NoError(t, term.Resign(t.Context()))
+		term, err = c.Campaign(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, term.Resign(t.Context()))
+		synctest.Wait()
+		require.Positive(t, told.Load())
+		require.Equal(t, before+told.Load(), logged.n.Load(), "the panics of OnPanic")
+		require.Equal(t, before+2*told.Load(), c.Stats().HookPanics)
 	})
 }
 

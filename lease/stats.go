@@ -25,8 +25,8 @@ type Stats struct {
 }
 
 type counters struct {
-	elected, lost, resigned, refused, asked, renewed, storeErrors, hookPanics atomic.Int64
-	waitTime, leadTime, queued, leading, epoch                                atomic.Int64
+	elected, lost, resigned, refused, asked, renewed, storeErrors atomic.Int64
+	waitTime, leadTime, queued, leading, epoch                    atomic.Int64
 }
 
 // Stats returns a snapshot.
@@ -35,7 +35,7 @@ func (c *Candidate) Stats() Stats {
 	return Stats{
 		Elected: n.elected.Load(), Lost: n.lost.Load(), Resigned: n.resigned.Load(), Refused: n.refused.Load(),
 		Asked: n.asked.Load(), Renewed: n.renewed.Load(), StoreErrors: n.storeErrors.Load(),
-		HookPanics: n.hookPanics.Load(),
+		HookPanics: c.panics.Count(),
 		WaitTime:   time.Duration(n.waitTime.Load()), LeadTime: time.Duration(n.leadTime.Load()),
 		Queued: int(n.queued.Load()), Leading: int(n.leading.Load()), Epoch: n.epoch.Load(),
 	}

@@ -13,28 +13,9 @@
 // [lease.ErrNoFence].
 //
 // No Redis client is imported. With github.com/redis/go-redis/v9 the two functions are
+// resilienceredis.Eval(client) and resilienceredis.Subscribe(client).
 //
-//	eval := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-//		return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-//	}
-//	subscribe := func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-//		sub := client.Subscribe(ctx, channel)
-//		defer sub.Close()
-//		defer context.AfterFunc(ctx, func() { sub.Close() })()
-//		if _, err := sub.Receive(ctx); err != nil {
-//			return err
-//		}
-//		subscribed()
-//		for {
-//			m, err := sub.ReceiveMessage(ctx)
-//			if err != nil {
-//				return err
-//			}
-//			message(m.Payload)
-//		}
-//	}
-//
-// where client has ContextTimeoutEnabled. All times are of the clock of Redis. The
+// All times are of the clock of Redis. The
 // candidates get the lease in the order in which they have come.
 //
 // A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart
@@ -58,7 +39,7 @@ import (
 //go:embed lease.lua
 var script string
 
-// A Config configures a [Store].
+// A Config configures a Store.
 type Config struct {
 	// Prefix begins each key in Redis, which goes on with the name of the lease, and each
 	// channel. Empty means "lease:".
@@ -83,26 +64,25 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// A Store is a [lease.Store] and [lease.Notifier] in Redis. It is safe for concurrent use,
-// also by many processes.
-type Store struct{ cfg Config }
+type store struct{ cfg Config }
 
-var _ lease.Notifier = (*Store)(nil)
+var _ lease.Notifier = (*store)(nil)
 
-// New returns a Store. It does not talk to Redis yet. It panics with the error of
+// New returns a [lease.Store] in Redis, which is a [lease.Notifier] too. It is safe for
+// concurrent use, also by many processes. New does not talk to Redis yet. It panics with the error of
 // cfg.Validate, if there is one.
-func New(cfg Config) *Store {
+func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
 	if cfg.Prefix == "" {
 		cfg.Prefix = "lease:"
 	}
-	return &Store{cfg}
+	return &store{cfg}
 }
 
 // Acquire implements [lease.Store].
-func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+func (s *store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	join := "1"
 	if req.Once {
 		join = "0"
@@ -111,7 +91,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 }
 
 // Renew implements [lease.Store].
-func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+func (s *store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
 	value, err := s.eval(ctx, "renew", name, token, micros(ttl))
 	if err != nil {
 		return err
@@ -127,18 +107,18 @@ func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration
 }
 
 // Release implements [lease.Store].
-func (s *Store) Release(ctx context.Context, name, token string) error {
+func (s *store) Release(ctx context.Context, name, token string) error {
 	_, err := s.record(ctx, "release", name, token, s.channel(name))
 	return err
 }
 
 // Load implements [lease.Store].
-func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
+func (s *store) Load(ctx context.Context, name string) (lease.Record, error) {
 	return s.record(ctx, "load", name, "")
 }
 
 // Listen implements [lease.Notifier]. Without [Config.Subscribe] it waits for the end of ctx.
-func (s *Store) Listen(ctx context.Context, name string, notify func()) error {
+func (s *store) Listen(ctx context.Context, name string, notify func()) error {
 	if s.cfg.Subscribe == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -149,11 +129,11 @@ func (s *Store) Listen(ctx context.Context, name string, notify func()) error {
 	return fmt.Errorf("redislease: listen: the subscription has ended")
 }
 
-func (s *Store) channel(name string) string { return s.cfg.Prefix + name }
+func (s *store) channel(name string) string { return s.cfg.Prefix + name }
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-func (s *Store) eval(ctx context.Context, op, name, token string, args ...any) (any, error) {
+func (s *store) eval(ctx context.Context, op, name, token string, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
 	}
@@ -165,7 +145,7 @@ func (s *Store) eval(ctx context.Context, op, name, token string, args ...any) (
 }
 
 // record runs the script and reads the record that it returns.
-func (s *Store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
+func (s *store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
 	value, err := s.eval(ctx, op, name, token, args...)
 	if err != nil {
 		return lease.Record{}, err

@@ -18,7 +18,7 @@ import (
 var errDown = errors.New("down")
 
 // answers returns a store whose script always answers so.
-func answers(value any, err error) *redislease.Store {
+func answers(value any, err error) lease.Store {
 	return redislease.New(redislease.Config{
 		Eval: func(_ context.Context, script string, keys []string, args ...any) (any, error) {
 			if len(keys) != 1 || keys[0] != "lease:a" || len(args) < 2 {
@@ -88,13 +88,13 @@ func TestListen(t *testing.T) {
 		}
 	}
 	s := redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(errDown)})
-	require.ErrorIs(t, s.Listen(t.Context(), "a", func() { told++ }), errDown)
+	require.ErrorIs(t, s.(lease.Notifier).Listen(t.Context(), "a", func() { told++ }), errDown)
 	require.Equal(t, 2, told)
 	s = redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(nil)})
-	require.ErrorContains(t, s.Listen(t.Context(), "a", func() { told++ }), "has ended")
+	require.ErrorContains(t, s.(lease.Notifier).Listen(t.Context(), "a", func() { told++ }), "has ended")
 
 	s = redislease.New(redislease.Config{Eval: eval})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
+	require.ErrorIs(t, s.(lease.Notifier).Listen(ctx, "a", nil), context.Canceled)
 }

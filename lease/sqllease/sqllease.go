@@ -4,7 +4,7 @@
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	...
-//	store := sqllease.New(db, sqllease.PostgreSQL)
+//	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	...
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"}, lead)
@@ -81,47 +81,28 @@ type Config struct {
 	// Listen lets a waiting candidate hear of a lease that is given up. It is for
 	// PostgreSQL only. It executes LISTEN for the channel on a connection of its own, and
 	// calls notify once then and for each notification, until ctx ends or the connection
-	// fails. With pgx:
-	//
-	//	func(ctx context.Context, channel string, notify func()) error {
-	//		conn, err := pgx.Connect(ctx, dsn)
-	//		if err != nil {
-	//			return err
-	//		}
-	//		defer conn.Close(context.Background())
-	//		if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
-	//			return err
-	//		}
-	//		for notify(); ; notify() {
-	//			if _, err := conn.WaitForNotification(ctx); err != nil {
-	//				return err
-	//			}
-	//		}
-	//	}
+	// fails. With pgx it is resiliencepgx.Listen(pool).
 	//
 	// Each waiting call of Run or Campaign has one such connection.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New is Config{}.New.
-func New(db *sql.DB, dialect Dialect) *Store { return Config{}.New(db, dialect) }
-
 // New returns a Store in db. It does not use db yet, and the Store never closes it. Call
 // [Store.Migrate] before its first use. New panics if db is nil, the dialect is unknown,
 // or the Config is invalid for the dialect.
-func (c Config) New(db *sql.DB, dialect Dialect) *Store {
+func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	text, ok := dialects[dialect]
 	switch {
 	case db == nil:
 		panic("sqllease: the *sql.DB is nil: must be set")
 	case !ok:
 		panic(fmt.Sprintf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
-	case !isPrefix(c.Prefix):
-		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", c.Prefix))
-	case c.Listen != nil && dialect != PostgreSQL:
+	case !isPrefix(cfg.Prefix):
+		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", cfg.Prefix))
+	case cfg.Listen != nil && dialect != PostgreSQL:
 		panic("sqllease: Config.Listen is set: must be nil, except for PostgreSQL")
 	}
-	return &Store{db: db, dialect: dialect, text: text.with(c.Prefix), prefix: c.Prefix, listen: c.Listen}
+	return &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix), prefix: cfg.Prefix, listen: cfg.Listen}
 }
 
 func isPrefix(s string) bool {

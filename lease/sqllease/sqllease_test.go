@@ -21,7 +21,7 @@ var dialects = []sqllease.Dialect{sqllease.PostgreSQL, sqllease.MySQL, sqllease.
 // open returns the store in f, after Migrate.
 func open(t *testing.T, f *fake, dialect sqllease.Dialect) *sqllease.Store {
 	t.Helper()
-	s := sqllease.New(f.open(), dialect)
+	s := sqllease.New(f.open(), dialect, sqllease.Config{})
 	require.NoError(t, s.Migrate(t.Context()))
 	return s
 }
@@ -47,7 +47,7 @@ func TestMigrateCreatesTheTablesOnce(t *testing.T) {
 	for _, dialect := range dialects {
 		t.Run(string(dialect), func(t *testing.T) {
 			f := newFake()
-			s := sqllease.New(f.open(), dialect)
+			s := sqllease.New(f.open(), dialect, sqllease.Config{})
 			schema := s.Schema()
 			require.Empty(t, f.log, "neither New nor Schema uses the database")
 			require.Contains(t, schema, "CREATE TABLE IF NOT EXISTS lease (")
@@ -67,9 +67,9 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 	db := newFake().open()
 	panics := func(want string, c sqllease.Config, db *sql.DB, dialect sqllease.Dialect) {
 		t.Helper()
-		require.PanicsWithValue(t, want, func() { c.New(db, dialect) })
+		require.PanicsWithValue(t, want, func() { sqllease.New(db, dialect, c) })
 	}
-	require.PanicsWithValue(t, "sqllease: the *sql.DB is nil: must be set", func() { sqllease.New(nil, sqllease.PostgreSQL) })
+	require.PanicsWithValue(t, "sqllease: the *sql.DB is nil: must be set", func() { sqllease.New(nil, sqllease.PostgreSQL, sqllease.Config{}) })
 	panics(`sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`, sqllease.Config{}, db, "Oracle")
 	panics("sqllease: Config.Listen is set: must be nil, except for PostgreSQL", sqllease.Config{Listen: listen}, db, sqllease.MySQL)
 	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
@@ -80,7 +80,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 
 func TestMigrateSaysWhatIsWrong(t *testing.T) {
 	migrate := func(ctx context.Context, f *fake, dialect sqllease.Dialect) error {
-		s := sqllease.New(f.open(), dialect)
+		s := sqllease.New(f.open(), dialect, sqllease.Config{})
 		return s.Migrate(ctx)
 	}
 	for _, dialect := range dialects {
@@ -232,7 +232,7 @@ func TestListen(t *testing.T) {
 		notify()
 		return errDown
 	}}
-	s := c.New(newFake().open(), sqllease.PostgreSQL)
+	s := sqllease.New(newFake().open(), sqllease.PostgreSQL, c)
 	told := 0
 	for _, name := range []string{"a", strings.Repeat("b", 200)} {
 		require.ErrorIs(t, s.Listen(t.Context(), name, func() { told++ }), errDown)
@@ -241,7 +241,7 @@ func TestListen(t *testing.T) {
 	require.NotEqual(t, channels[0], channels[1])
 	require.Regexp(t, "^p_lease_[0-9a-f]{16}$", channels[1])
 
-	s = sqllease.New(newFake().open(), sqllease.PostgreSQL)
+	s = sqllease.New(newFake().open(), sqllease.PostgreSQL, sqllease.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
@@ -249,7 +249,7 @@ func TestListen(t *testing.T) {
 
 func TestAPlaceLastsForADay(t *testing.T) {
 	f := newFake()
-	store := sqllease.New(f.open(), sqllease.PostgreSQL)
+	store := sqllease.New(f.open(), sqllease.PostgreSQL, sqllease.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
 	ask := func(token string) lease.Record {
 		rec, err := store.Acquire(t.Context(), lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
