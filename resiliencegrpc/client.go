@@ -11,6 +11,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -26,7 +27,7 @@ import (
 // # Streams
 //
 // An attempt begins when the stream is opened, and the policies judge it when its first
-// message or its end has arrived. A time-out (resilience.Timeout, the AttemptTimeout of a
+// message or its end has arrived. A timeout (resilience.Timeout, the AttemptTimeout of a
 // retrier) covers the time until then, and not the rest of the stream. The server is
 // told the caller's deadline only.
 //
@@ -49,7 +50,7 @@ import (
 // policy passes to the caller, in the call that opens the stream, in RecvMsg or in
 // SendMsg.
 //
-// If a time-out passes while the caller is neither receiving nor sending, the server is
+// If a timeout passes while the caller is neither receiving nor sending, the server is
 // not to blame. Policies treat the error as an answer ([resilience.Answered]).
 //
 // A Client may be used for several connections, which then share its policies.
@@ -94,12 +95,11 @@ type client struct {
 	replayable func(context.Context, string) bool
 }
 
-// A call is one RPC on its way through the policies. What embeds it is the ctx that they
-// run under.
+// A call is one RPC on its way through the policies.
 type call struct {
-	context.Context // the caller's
-	client          *client
-	method          string // "/users.v1.Users/Get"
+	ctx    context.Context // the caller's
+	client *client
+	method string // "/users.v1.Users/Get"
 
 	accepted bool         // no attempt is to follow
 	final    error        // not nil: nothing more may be sent, and this is why
@@ -113,6 +113,12 @@ type attempter interface {
 }
 
 type callKey struct{}
+
+// begin returns the ctx that the policies of a call run under. The work is that of the call, and
+// not that of a caller further out, such as a stream.
+func begin(ctx context.Context, a attempter, work *linger.Work) context.Context {
+	return context.WithValue(context.WithValue(ctx, linger.Key{}, work), callKey{}, a)
+}
 
 // attempt is what the policies wrap: it makes an attempt of the call in ctx.
 func attempt(ctx context.Context) error {
@@ -141,10 +147,10 @@ func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool
 	}
 	e := newStatusError(c.method, err, sent)
 	c.last = e
-	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.Context) {
-		e.worth = yes // a time-out of the attempt alone
+	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.ctx) {
+		e.worth = yes // a timeout of the attempt alone
 	}
-	e.may = sent.never() || again && c.client.replayable(c.Context, c.method)
+	e.may = sent.never() || again && c.client.replayable(c.ctx, c.method)
 	if !e.may {
 		c.final = retry.Permanent(e)
 		return c.final
@@ -177,7 +183,7 @@ func (c *call) result(err error) error {
 	if e, ok := err.(*StatusError); ok {
 		return e.Err // as gRPC returned it
 	}
-	return withStatus(c.Context, err, false)
+	return withStatus(c.ctx, err, false)
 }
 
 var (

@@ -503,7 +503,7 @@ func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-// TestWaitingForAConnectionThatNeverComes: the time-out of an attempt that was never sent
+// TestWaitingForAConnectionThatNeverComes: the timeout of an attempt that was never sent
 // is retried, whatever the method does, and is held against the server.
 func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

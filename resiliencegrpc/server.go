@@ -31,7 +31,7 @@ import (
 //   - RESOURCE_EXHAUSTED if a limit is used up,
 //   - UNAVAILABLE if there is no capacity: no slot is free, a circuit is open, or a limit
 //     refused for another reason, such as an outage or too many keys,
-//   - DEADLINE_EXCEEDED if a time-out of the Middleware passed.
+//   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
 // If the policy says when to come back, the status has a RetryInfo detail, and the trailer
 // grpc-retry-pushback-ms says the same. The trailer is -1 if another call is of no use.
@@ -40,7 +40,7 @@ import (
 //
 // To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
 // call or its deadline passes, the ctx that the policies run under ends too, and they
-// ignore what the handler makes of that. A time-out of the Middleware ends the ctx of a
+// ignore what the handler makes of that. A timeout of the Middleware ends the ctx of a
 // stream's handler, but no RecvMsg or SendMsg that waits for the client.
 //
 // A request is received and decoded before any of this: bound its size with
@@ -216,8 +216,9 @@ type policies struct {
 
 // serve calls the handler under the policies. It returns what the client gets.
 func (p policies) serve(ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD)) error {
-	s := &service{Context: ctx, method: method, handler: handler, shareBy: p.shareBy}
-	err := s.result(p.run(s))
+	s := &service{method: method, handler: handler, shareBy: p.shareBy}
+	s.ctx = context.WithValue(ctx, serviceKey{}, s)
+	err := s.result(p.run(s.ctx))
 	if refusal, ok := err.(*policyError); ok {
 		if md := refusal.pushback(); md != nil {
 			setTrailer(md)
@@ -226,9 +227,9 @@ func (p policies) serve(ctx context.Context, method string, handler resilience.F
 	return err
 }
 
-// A service is a call on its way to its handler, and the ctx that its policies run under.
+// A service is a call on its way to its handler.
 type service struct {
-	context.Context
+	ctx     context.Context // that its policies run under
 	method  string
 	handler resilience.Func
 	shareBy func(context.Context) string
@@ -237,13 +238,6 @@ type service struct {
 }
 
 type serviceKey struct{}
-
-func (s *service) Value(key any) any {
-	if key == (serviceKey{}) {
-		return s
-	}
-	return s.Context.Value(key)
-}
 
 // serve is what the policies wrap: it calls the handler of the service in ctx.
 func serve(ctx context.Context) error {
@@ -273,11 +267,11 @@ func (s *service) result(err error) error {
 	case s.served && s.err == nil:
 		return nil
 	case s.served:
-		return withStatus(s.Context, s.err, true)
+		return withStatus(s.ctx, s.err, true)
 	case err == nil:
 		err = errNotServed
 	}
-	return withStatus(s.Context, err, true)
+	return withStatus(s.ctx, err, true)
 }
 
 var (

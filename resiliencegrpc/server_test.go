@@ -284,7 +284,7 @@ func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {
 }
 
 func TestALimitThatCannotTellIsNoLimitUsedUp(t *testing.T) {
-	few := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-6, Burst: 1}, MaxKeys: 1, Overflow: throttle.RefuseNew})
+	few := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-6, Burst: 1}, MaxKeys: 1, RefuseNew: true})
 	var n atomic.Int64
 	_, lis := serve(t, &service{}, resiliencegrpc.Server{
 		Limit: few, Key: func(context.Context) string { return fmt.Sprint(n.Add(1)) },
@@ -310,7 +310,7 @@ func TestATimeoutOfTheServer(t *testing.T) {
 		}}
 		circuit := circuit()
 		client := inBubble(t, s, resiliencegrpc.Client{}, resiliencegrpc.Server{
-			Middleware: resilience.Chain(circuit.Wrap, resilience.NamedTimeout("secret", time.Second)),
+			Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second, "secret")),
 		}.Options()...)
 		_, err := client.Get(t.Context(), &testpb.Message{Text: "heeds"})
 		requireCode(t, codes.DeadlineExceeded, err)

@@ -18,7 +18,7 @@ import (
 //
 //	UNAVAILABLE                            failed; worth another attempt
 //	DEADLINE_EXCEEDED                      failed; worth another attempt only if it was
-//	                                       the attempt's own time-out that passed
+//	                                       the attempt's own timeout that passed
 //	UNKNOWN, INTERNAL, DATA_LOSS           failed
 //	RESOURCE_EXHAUSTED and every other     answered: the server works, and its answer is no
 //

@@ -85,7 +85,7 @@ func (s *stream) Header() (metadata.MD, error) {
 func (s *stream) SendMsg(m any) error {
 	c, t := s.call, s.latest()
 	var request any
-	if !c.desc.ClientStreams && c.client.replayable(c.Context, c.method) {
+	if !c.desc.ClientStreams && c.client.replayable(c.ctx, c.method) {
 		request = copyOf(m)
 	}
 	err := t.send(m)

@@ -246,7 +246,7 @@ func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 	})
 }
 
-// TestACallerThatDoesNotAskIsNotTheServersFault: the time-out passes, and ends the stream.
+// TestACallerThatDoesNotAskIsNotTheServersFault: the timeout passes, and ends the stream.
 func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{}
@@ -602,7 +602,7 @@ func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
 			inner = append(inner, ctx)
 			return streamer(ctx, desc, cc, method, opts...)
 		})
-		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.NamedTimeout("mine", time.Second))}, look)
+		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second, "mine"))}, look)
 		err := drainList(client.List(t.Context(), hello))
 		requireCode(t, codes.DeadlineExceeded, err)
 		require.Equal(t, []int{1, 2}, attempts)

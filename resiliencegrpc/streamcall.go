@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A streamCall is a streaming RPC, and the ctx that its policies run under.
+// A streamCall is a streaming RPC.
 //
 // The policies run on a goroutine of their own, until they have judged the first message.
 // Each of their attempts opens a try. The caller's goroutine sends and receives on the
@@ -50,7 +50,7 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return nil, withStatus(ctx, ended.Error(ctx), false)
 	}
 	c := &streamCall{
-		call: call{Context: ctx, client: cl, method: method},
+		call: call{ctx: ctx, client: cl, method: method},
 		desc: desc, cc: cc, streamer: streamer, opts: opts,
 	}
 	c.changed.L = &c.mu
@@ -59,16 +59,6 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return nil, err
 	}
 	return &stream{c}, nil
-}
-
-func (c *streamCall) Value(key any) any {
-	switch key.(type) {
-	case callKey:
-		return c
-	case linger.Key:
-		return &c.work
-	}
-	return c.Context.Value(key)
 }
 
 func (c *streamCall) about() *call { return &c.call }
@@ -84,7 +74,7 @@ func (c *streamCall) run() {
 		}
 		c.settle(err, panicked)
 	}()
-	err = c.result(c.client.policies(c))
+	err = c.result(c.client.policies(begin(c.ctx, c, &c.work)))
 	returned = true
 }
 
@@ -129,7 +119,7 @@ func (c *streamCall) await(last *try) (t *try, err error) {
 
 // attempt opens a try, and waits until the caller has received something on it.
 func (c *streamCall) attempt(ctx context.Context) error {
-	t := &try{call: c, ctx: newTryContext(ctx, c.Context), first: make(chan outcome, 1)}
+	t := &try{call: c, ctx: newTryContext(ctx, c.ctx), first: make(chan outcome, 1)}
 	defer func() {
 		if !c.accepted {
 			t.ctx.drop()
@@ -185,7 +175,7 @@ func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
 // another way.
 func (c *streamCall) left(t *try) error {
 	code := codes.Canceled
-	if t.ctx.timedOut() || c.Err() == context.DeadlineExceeded {
+	if t.ctx.timedOut() || c.ctx.Err() == context.DeadlineExceeded {
 		code = codes.DeadlineExceeded
 	}
 	err := status.Error(code, "the stream ended before a message was received")
@@ -284,7 +274,7 @@ func (t *try) brokeOff(err error) error {
 	return e
 }
 
-// reason returns the error of a try, which a time-out has ended as a cancel of its ctx.
+// reason returns the error of a try, which a timeout has ended as a cancel of its ctx.
 func (t *try) reason(err error) error {
 	if status.Code(err) == codes.Canceled && t.ctx.timedOut() {
 		return status.FromContextError(context.DeadlineExceeded).Err()

@@ -11,7 +11,7 @@ import (
 // ctx, and the deadline of the caller's, which is the one that the server is told. It
 // ends with both until the stream's first message has arrived, and then with the
 // caller's only: policies cancel a ctx that they have derived when they return, and their
-// time-outs are for the first message.
+// timeouts are for the first message.
 type tryContext struct {
 	context.Context // derived from the caller's
 	attempt         context.Context
@@ -37,7 +37,7 @@ func (c *tryContext) drop() {
 	c.cancel(nil)
 }
 
-// timedOut reports whether a time-out of the attempt has ended the ctx.
+// timedOut reports whether a timeout of the attempt has ended the ctx.
 func (c *tryContext) timedOut() bool {
 	return c.Err() != nil && c.attempt.Err() == context.DeadlineExceeded
 }

@@ -6,10 +6,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A unaryCall is a unary RPC, and the ctx that its policies run under.
+// A unaryCall is a unary RPC. It ends when it returns, and has no work that goes on.
 type unaryCall struct {
 	call
 	req, reply any
@@ -25,23 +24,11 @@ func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *
 		return withStatus(ctx, ended.Error(ctx), false)
 	}
 	c := &unaryCall{
-		call: call{Context: ctx, client: cl, method: method},
+		call: call{ctx: ctx, client: cl, method: method},
 		req:  req, reply: reply, cc: cc, invoker: invoker,
 	}
 	c.opts = c.sent.options(opts, func(error) { c.sent.finished.Store(true) })
-	return c.result(cl.policies(c))
-}
-
-// Value hides the work of a caller further out, such as that of a stream: a unary call
-// ends when it returns.
-func (c *unaryCall) Value(key any) any {
-	switch key.(type) {
-	case callKey:
-		return c
-	case linger.Key:
-		return nil
-	}
-	return c.Context.Value(key)
+	return c.result(cl.policies(begin(ctx, c, nil)))
 }
 
 func (c *unaryCall) about() *call { return &c.call }

@@ -9,14 +9,6 @@ import (
 	"github.com/go-resilience/resilience/internal/keyed"
 )
 
-// Bulkhead returns middleware that serves requests as [Server.Bulkhead] does.
-func Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler { return Server{}.Bulkhead(b) }
-
-// BulkheadBy returns middleware that serves requests as [Server.BulkheadBy] does.
-func BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) string) func(http.Handler) http.Handler {
-	return Server{}.BulkheadBy(g, key)
-}
-
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
 // no slot within the MaxWait of b gets 503 with Retry-After and a problem document of type
 // temporary-reduced-capacity. If the client hangs up while its request waits, the wait

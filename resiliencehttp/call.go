@@ -6,22 +6,19 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A call is one request on its way through the policies. It is also the ctx that they run
-// under: an attempt finds the call in its ctx, and the policies find the linger.Work, which
-// may go on after they have returned.
+// A call is one request on its way through the policies.
 type call struct {
-	context.Context
+	ctx    context.Context // that they run under; see begin
 	t      *Transport
 	req    *http.Request   // the caller's
 	host   string          // see HostOf
-	cancel func()          // ends the Context; nil if only the caller can
+	cancel func()          // ends ctx; nil if only the caller can
 	whole  context.Context // the caller's, with the Timeout of a client
 	stop   func()          // ends whole; nil if only the caller can
 	body   *requestBody
@@ -46,18 +43,11 @@ type answer struct {
 
 type callKey struct{}
 
-func (c *call) Value(key any) any {
-	switch key.(type) {
-	case callKey:
-		return c
-	case linger.Key:
-		return &c.work
-	}
-	return c.Context.Value(key)
+// begin makes ctx that of c: an attempt finds the call in it, and the policies find the
+// linger.Work, which may go on after they have returned.
+func (c *call) begin(ctx context.Context) {
+	c.ctx = context.WithValue(context.WithValue(ctx, linger.Key{}, &c.work), callKey{}, c)
 }
-
-// AfterFunc spares a ctx derived from this one a goroutine: package context looks for it.
-func (c *call) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
 
 // endsWith reports whether ctx, that of an attempt, ends when the caller's does, and not
 // before.
@@ -65,7 +55,7 @@ func (c *call) endsWith(ctx context.Context) bool {
 	if c.cancel != nil {
 		return false
 	}
-	return attempt.Unmarked(ctx) == context.Context(c) || ctx.Done() == c.Done()
+	return ctx.Done() == c.ctx.Done()
 }
 
 // release releases the timer of whole.
@@ -128,13 +118,13 @@ func (c *call) send(ctx *sendCtx) error {
 	c.discard()
 	req := c.copy(ctx)
 	if err := c.body.prepare(req, c.replayable); err != nil {
-		if c.Err() == nil {
+		if c.ctx.Err() == nil {
 			err = &requestError{err}
 		}
 		return c.finally(err)
 	}
 	if err := c.prepare(req); err != nil {
-		if c.Err() == nil {
+		if c.ctx.Err() == nil {
 			err = &requestError{err}
 		}
 		return c.finally(err)
@@ -237,7 +227,7 @@ func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 // unanswered returns the error that the policies see when Base returns err.
 func (c *call) unanswered(req *http.Request, err error) error {
 	switch {
-	case c.Err() != nil: // err says nothing about the request or the server
+	case c.ctx.Err() != nil: // err says nothing about the request or the server
 	case c.body.atFault() || unsupported(req, err):
 		return c.finally(&requestError{err})
 	}
@@ -305,7 +295,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 
 // abandoned reports whether the policies gave up because the caller's ctx has ended.
 func (c *call) abandoned(err error) bool {
-	end := c.Err()
+	end := c.ctx.Err()
 	return end != nil && errors.Is(err, end)
 }
 

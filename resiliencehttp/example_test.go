@@ -54,7 +54,7 @@ func ExampleTransport() {
 }
 
 // Each client of a server has a limit of its own, by its address.
-func ExampleThrottleBy() {
+func ExampleServer_ThrottleBy() {
 	clients := throttle.NewGroup(throttle.GroupConfig[string]{
 		Config: throttle.Config{Rate: throttle.PerMinute(1), Burst: 2},
 	})
@@ -103,12 +103,13 @@ func ExampleServer_shareBy() {
 
 // A handler that calls something under policies of its own passes their refusal
 // on.
-func ExampleRefuse() {
+func ExampleServer_Refuse() {
+	var server resiliencehttp.Server
 	db := bulkhead.New(bulkhead.Config{Name: "db", Limit: 1})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		err := db.Do(r.Context(), func(context.Context) error { return nil })
-		if err != nil && !resiliencehttp.Refuse(w, r, err) {
-			http.Error(w, "internal error", http.StatusInternalServerError)
+		if err != nil && !server.Refuse(w, r, err) {
+			http.Error(w, "internal error", resiliencehttp.Status(err))
 		}
 	}
 	done, _ := db.TryBegin(context.Background())

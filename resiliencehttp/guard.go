@@ -11,19 +11,16 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Guard returns middleware that serves requests as [Server.Guard] does.
-func Guard(mw resilience.Middleware) func(http.Handler) http.Handler { return Server{}.Guard(mw) }
-
 // Guard returns middleware that serves each request under mw: a breaker, a shared limit, or
 // a [resilience.Chain] of several.
 //
-//	mux.Handle("/reports/", resiliencehttp.Guard(circuit.Wrap)(reports))
+//	mux.Handle("/reports/", resiliencehttp.Server{}.Guard(circuit.Wrap)(reports))
 //
 // The policies see a response with status 500, 502, 503, 504, 507 or 520 to 530 as a
-// failure, a [*StatusError]. If [Refuse] or other middleware of this package wrote it, they
+// failure, a [*StatusError]. If [Server.Refuse] or other middleware of this package wrote it, they
 // see the refusal. A request that the policies refuse gets 429 or 503, as Refuse writes it;
 // if a limit refused, with the fields RateLimit-Policy and RateLimit. The handler's request
-// has the ctx of the innermost policy. If that ctx ends by a time-out and the handler
+// has the ctx of the innermost policy. If that ctx ends by a timeout and the handler
 // returns without having written anything, the handler has failed, and the client gets 503.
 //
 // The client's behavior does not count against the handler. If the client hangs up, the ctx
@@ -54,13 +51,14 @@ func (s Server) guard(mw resilience.Middleware, told bool) func(http.Handler) ht
 			return v.serve(ctx, next, told)
 		})
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			v := &service{Context: r.Context(), w: w, r: r, shareBy: s.ShareBy}
+			v := &service{w: w, r: r, shareBy: s.ShareBy}
+			v.ctx = context.WithValue(r.Context(), serviceKey{}, v)
 			if told {
-				v.Context, v.cancel = context.WithCancelCause(v.Context)
+				v.ctx, v.cancel = context.WithCancelCause(v.ctx)
 				defer v.cancel(nil)
 			}
 			as := refusal{encoding: w.Header()["Content-Encoding"]}
-			err := serve(v)
+			err := serve(v.ctx)
 			switch {
 			case v.aborted:
 				panic(http.ErrAbortHandler)
@@ -74,10 +72,10 @@ func (s Server) guard(mw resilience.Middleware, told bool) func(http.Handler) ht
 	})
 }
 
-// A service is a request on its way through the policies, and the ctx that they run under.
+// A service is a request on its way through the policies.
 type service struct {
-	context.Context
-	cancel  context.CancelCauseFunc // of the Context
+	ctx     context.Context         // that they run under
+	cancel  context.CancelCauseFunc // of ctx
 	w       http.ResponseWriter
 	r       *http.Request
 	shareBy func(*http.Request) string
@@ -87,14 +85,6 @@ type service struct {
 }
 
 type serviceKey struct{}
-
-// Value returns the service itself for its key.
-func (s *service) Value(key any) any {
-	if key == (serviceKey{}) {
-		return s
-	}
-	return s.Context.Value(key)
-}
 
 func (s *service) serve(ctx context.Context, next http.Handler, told bool) error {
 	if s.served {
@@ -111,7 +101,7 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 	if s.abort(func() { next.ServeHTTP(w.capable(), r) }) {
 		s.aborted = true
 		s.cancel(errAborted)
-		return ended.Error(s)
+		return ended.Error(s.ctx)
 	}
 	switch {
 	case w.status == 0:

@@ -32,9 +32,9 @@ import (
 
 func TestMiddlewareOfNilPanicsWhenBuilt(t *testing.T) {
 	for want, build := range map[string]func(){
-		"resiliencehttp: Throttle needs a Limiter, not nil":  func() { resiliencehttp.Throttle(nil) },
-		"resiliencehttp: ThrottleBy needs a limit, not nil":  func() { resiliencehttp.ThrottleBy(nil, nil) },
-		"resiliencehttp: Bulkhead needs a Bulkhead, not nil": func() { resiliencehttp.Bulkhead(nil) },
+		"resiliencehttp: Throttle needs a Limiter, not nil":  func() { resiliencehttp.Server{}.Throttle(nil) },
+		"resiliencehttp: ThrottleBy needs a limit, not nil":  func() { resiliencehttp.Server{}.ThrottleBy(nil, nil) },
+		"resiliencehttp: Bulkhead needs a Bulkhead, not nil": func() { resiliencehttp.Server{}.Bulkhead(nil) },
 	} {
 		require.PanicsWithError(t, want, build)
 	}
@@ -42,7 +42,7 @@ func TestMiddlewareOfNilPanicsWhenBuilt(t *testing.T) {
 
 func TestBulkheadRefusesWhenFull(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	h := resiliencehttp.Bulkhead(slots)(hello)
+	h := resiliencehttp.Server{}.Bulkhead(slots)(hello)
 	require.Equal(t, "hello", get(h).Body.String())
 	done, _ := slots.TryBegin(t.Context())
 	w := get(h)
@@ -60,7 +60,7 @@ func TestBulkheadQueueTimesOut(t *testing.T) {
 		done, _ := slots.TryBegin(t.Context())
 		defer done(nil)
 		start := time.Now()
-		require.Equal(t, 503, get(resiliencehttp.Bulkhead(slots)(hello)).Code)
+		require.Equal(t, 503, get(resiliencehttp.Server{}.Bulkhead(slots)(hello)).Code)
 		require.Equal(t, time.Second, time.Since(start))
 	})
 }
@@ -75,7 +75,7 @@ func TestRequestCannotChooseItsPriority(t *testing.T) {
 			return 1
 		}})
 		done, _ := slots.TryBegin(t.Context())
-		h := resiliencehttp.Bulkhead(slots)(hello)
+		h := resiliencehttp.Server{}.Bulkhead(slots)(hello)
 		claims := func(r *http.Request) {
 			r.Header.Set("Priority", "u=0")
 			r.Header.Set("X-Priority", "0")
@@ -100,7 +100,7 @@ func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 		ended := make(chan struct{})
 		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
 			recorder := httptest.NewRecorder()
-			resiliencehttp.Bulkhead(slots)(hello).ServeHTTP(recorder, r)
+			resiliencehttp.Server{}.Bulkhead(slots)(hello).ServeHTTP(recorder, r)
 			if recorder.Body.Len() > 0 || len(recorder.Result().Header) > 0 {
 				t.Error("something was written for a client that has gone")
 			}
@@ -126,7 +126,7 @@ func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 
 func TestBulkheadPanicFreesTheSlot(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	h := resiliencehttp.Bulkhead(slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	h := resiliencehttp.Server{}.Bulkhead(slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
 	require.Zero(t, slots.Stats().InFlight)
 }
@@ -135,7 +135,7 @@ func TestGuardTellsABreakerOfFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		code := 200
 		circuit := breaker.New(breaker.Config{Failures: 2, OpenFor: 10 * time.Second, Jitter: -1})
-		h := resiliencehttp.Guard(circuit.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := resiliencehttp.Server{}.Guard(circuit.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(code)
 			_, _ = io.WriteString(w, "as it is")
 		}))
@@ -161,7 +161,7 @@ func TestGuardTellsABreakerOfFailures(t *testing.T) {
 
 func TestGuardIsToldTheFinalStatus(t *testing.T) {
 	var seen watch
-	server := serve(t, false, resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve(t, false, resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusEarlyHints)
 		w.WriteHeader(502)
 		w.WriteHeader(200) // which net/http ignores
@@ -192,7 +192,7 @@ func TestGuardIsToldWhatWasWrittenFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen watch
-			get(resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			get(resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				c.write(w)
 				if name != "Nothing" {
 					w.WriteHeader(500) // which net/http ignores after any other status
@@ -209,7 +209,7 @@ func TestGuardServesOnce(t *testing.T) {
 	twice := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
 	}
-	w := get(resiliencehttp.Guard(resilience.Chain(outer.Wrap, twice, inner.Wrap))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	w := get(resiliencehttp.Server{}.Guard(resilience.Chain(outer.Wrap, twice, inner.Wrap))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served++
 		_, _ = io.WriteString(w, "once")
 	})))
@@ -226,7 +226,7 @@ func TestAbortedHandlerIsNotHeldAgainstIt(t *testing.T) {
 	var inner, outer watch
 	circuit := breaker.New(breaker.Config{Failures: 1})
 	// A ctx of a policy's own ends with the one that it is derived from.
-	h := resiliencehttp.Guard(resilience.Chain(outer.Wrap, derives, circuit.Wrap, inner.Wrap))(
+	h := resiliencehttp.Server{}.Guard(resilience.Chain(outer.Wrap, derives, circuit.Wrap, inner.Wrap))(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
 	require.Equal(t, breaker.Closed, circuit.State())
@@ -237,13 +237,13 @@ func TestAbortedHandlerIsNotHeldAgainstIt(t *testing.T) {
 
 	// Not even if a policy makes something of it.
 	calm := resilience.Fallback(func(context.Context, error) error { return nil })
-	h = resiliencehttp.Guard(calm)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
+	h = resiliencehttp.Server{}.Guard(calm)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
 }
 
 func TestOtherPanicsOfAHandlerPassThrough(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Failures: 1})
-	h := resiliencehttp.Guard(circuit.Wrap)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panicsDeepDown() }))
+	h := resiliencehttp.Server{}.Guard(circuit.Wrap)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panicsDeepDown() }))
 	func() {
 		defer func() {
 			require.Equal(t, "deep down", recover())
@@ -264,7 +264,7 @@ func TestClientThatHangsUpIsNotHeldAgainstTheHandler(t *testing.T) {
 			onBoth(t, func(t *testing.T, http2 bool) {
 				reading, ended := make(chan struct{}), make(chan struct{})
 				var seen watch
-				h := resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h := resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					close(reading)
 					_, err := io.Copy(io.Discard, r.Body) // a database that heeds ctx would do the same
 					finish(w, r, err)
@@ -313,7 +313,7 @@ func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
 				var seen watch
 				calm := resilience.Fallback(func(context.Context, error) error { return nil })
 				for _, mw := range []resilience.Middleware{nil, calm} {
-					w := get(resiliencehttp.Guard(resilience.Chain(mw, seen.Wrap, resilience.Timeout(time.Second)))(c.handler))
+					w := get(resiliencehttp.Server{}.Guard(resilience.Chain(mw, seen.Wrap, resilience.Timeout(time.Second)))(c.handler))
 					require.Equal(t, c.status, w.Code)
 					require.Equal(t, c.failed, seen.seen()[0] != nil)
 					if c.failed {
@@ -332,7 +332,7 @@ func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
 	calm := resilience.Fallback(func(context.Context, error) error { return nil })
 	for _, mw := range []resilience.Middleware{nil, calm} {
 		ctx, cancel := context.WithCancel(t.Context())
-		w := get(resiliencehttp.Guard(mw)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { cancel() })),
+		w := get(resiliencehttp.Server{}.Guard(mw)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { cancel() })),
 			func(r *http.Request) { *r = *r.WithContext(ctx) })
 		require.Zero(t, w.Body.Len())
 	}
@@ -351,17 +351,17 @@ func TestGuardIsToldOfRefusalsFurtherIn(t *testing.T) {
 		is     error
 		status int
 	}{
-		"Bulkhead": {resiliencehttp.Bulkhead(slots)(hello), bulkhead.ErrFull, 503},
-		"Throttle": {resiliencehttp.Throttle(limit)(hello), throttle.ErrLimited, 429},
-		"Guard":    {resiliencehttp.Guard(open.Wrap)(hello), breaker.ErrOpen, 503},
-		"Deeper":   {resiliencehttp.Guard(nil)(resiliencehttp.Bulkhead(slots)(hello)), bulkhead.ErrFull, 503},
+		"Bulkhead": {resiliencehttp.Server{}.Bulkhead(slots)(hello), bulkhead.ErrFull, 503},
+		"Throttle": {resiliencehttp.Server{}.Throttle(limit)(hello), throttle.ErrLimited, 429},
+		"Guard":    {resiliencehttp.Server{}.Guard(open.Wrap)(hello), breaker.ErrOpen, 503},
+		"Deeper":   {resiliencehttp.Server{}.Guard(nil)(resiliencehttp.Server{}.Bulkhead(slots)(hello)), bulkhead.ErrFull, 503},
 		"Refuse": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			resiliencehttp.Refuse(w, r, fmt.Errorf("asking: %w", slots.Do(r.Context(), func(context.Context) error { return nil })))
+			resiliencehttp.Server{}.Refuse(w, r, fmt.Errorf("asking: %w", slots.Do(r.Context(), func(context.Context) error { return nil })))
 		}), bulkhead.ErrFull, 503},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen watch
-			w := get(resiliencehttp.Guard(seen.Wrap)(c.next))
+			w := get(resiliencehttp.Server{}.Guard(seen.Wrap)(c.next))
 			require.Equal(t, c.status, w.Code)
 			require.ErrorIs(t, seen.seen()[0], c.is)
 			require.Equal(t, behavior.Refused, behavior.Read(seen.seen()[0]).Kind)
@@ -370,9 +370,9 @@ func TestGuardIsToldOfRefusalsFurtherIn(t *testing.T) {
 
 	// What comes too late to be written is not what the client got.
 	var seen watch
-	get(resiliencehttp.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	get(resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(200)
-		resiliencehttp.Refuse(w, r, &bulkhead.FullError{})
+		resiliencehttp.Server{}.Refuse(w, r, &bulkhead.FullError{})
 	})))
 	require.Equal(t, []error{nil}, seen.seen())
 }
@@ -403,7 +403,7 @@ func TestGuardUnderOtherPolicies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			served := 0
-			w := get(resiliencehttp.Guard(c.mw)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w := get(resiliencehttp.Server{}.Guard(c.mw)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				served++
 				w.WriteHeader(500)
 			})))
@@ -414,7 +414,7 @@ func TestGuardUnderOtherPolicies(t *testing.T) {
 }
 
 func TestGuardPassesTheCtxOfThePolicies(t *testing.T) {
-	h := resiliencehttp.Guard(resilience.Timeout(time.Hour))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := resiliencehttp.Server{}.Guard(resilience.Timeout(time.Hour))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, ok := r.Context().Deadline()
 		require.True(t, ok)
 	}))
@@ -423,7 +423,7 @@ func TestGuardPassesTheCtxOfThePolicies(t *testing.T) {
 
 func TestGuardKeepsWhatTheResponseWriterCanDo(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, resiliencehttp.Guard(nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server := serve(t, http2, resiliencehttp.Server{}.Guard(nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, hijacks := w.(http.Hijacker)
 			assert.Equal(t, !http2, hijacks)
 			_, pushes := w.(http.Pusher)
@@ -475,7 +475,7 @@ func TestHandlerThatHasTakenTheConnectionIsAnsweredNothing(t *testing.T) {
 					to = wrapping{wrapping{w}}
 				}
 				var seen watch
-				resiliencehttp.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					_, _, err := http.NewResponseController(w).Hijack()
 					require.Equal(t, refused, err)
 					<-r.Context().Done()
@@ -509,19 +509,28 @@ func TestRefuse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			require.Equal(t, c.refused, resiliencehttp.Refuse(w, httptest.NewRequest("GET", "/", nil).WithContext(c.ctx), c.err))
+			require.Equal(t, c.refused, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil).WithContext(c.ctx), c.err))
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.status != 200, w.Body.Len() > 0)
+			if c.refused && name != "Gone" {
+				require.Equal(t, c.status, resiliencehttp.Status(c.err))
+			}
 		})
 	}
+}
+
+func TestStatus(t *testing.T) {
+	require.Equal(t, 200, resiliencehttp.Status(nil))
+	require.Equal(t, 500, resiliencehttp.Status(errors.New("no such user")))
+	require.Equal(t, 503, resiliencehttp.Status(&throttle.LimitedError{Reason: throttle.Shed}))
 }
 
 // replacing returns the middleware that serves a copy of the request.
 func replacing() map[string]func(http.Handler) http.Handler {
 	return map[string]func(http.Handler) http.Handler{
-		"Guard":      resiliencehttp.Guard(nil),
-		"Bulkhead":   resiliencehttp.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
-		"BulkheadBy": resiliencehttp.BulkheadBy(bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 9}}), nil),
+		"Guard":      resiliencehttp.Server{}.Guard(nil),
+		"Bulkhead":   resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
+		"BulkheadBy": resiliencehttp.Server{}.BulkheadBy(bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 9}}), nil),
 	}
 }
 

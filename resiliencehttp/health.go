@@ -83,7 +83,7 @@ func (c Check) Validate() error {
 // If the deadline of a request's ctx passes before there is a result, the answer is 503.
 // Health panics if a check is not valid.
 //
-// Source: Health Endpoint Monitoring in the Cloud Design Patterns catalogue
+// Source: Health Endpoint Monitoring in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
 func Health(checks ...Check) http.Handler { return HealthOf(nil, checks...) }
 
@@ -152,7 +152,7 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, c := range h.checks {
 		result, ok := c.result(r.Context())
 		if !ok {
-			Refuse(w, r, context.DeadlineExceeded) // unless the client has gone
+			Server{}.Refuse(w, r, context.DeadlineExceeded) // unless the client has gone
 			return
 		}
 		all.Checks = append(all.Checks, result)

@@ -22,9 +22,10 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedge{t: t, req: req, begun: begun}
 	var chosen *hedgeSend
-	defer func() { h.closeExcept(chosen) }()                                  // also if user code panics
-	about := &call{Context: req.Context(), t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
-	won, err := t.Hedge.Do(about, h.send)
+	defer func() { h.closeExcept(chosen) }()          // also if user code panics
+	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
+	about.begin(req.Context())
+	won, err := t.Hedge.Do(about.ctx, h.send)
 	switch end := req.Context().Err(); {
 	case err == nil:
 		chosen = h.sendOf(won)

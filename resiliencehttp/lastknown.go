@@ -34,7 +34,7 @@ import (
 //
 // A GET fails if next returns an error, or a status that [DefaultClassify] treats as a failure
 // of the server, or 429. One whose caller has canceled it, or whose deadline has passed, is
-// answered too: its time-out is a common way to fail. A GET with a body or a precondition
+// answered too: its timeout is a common way to fail. A GET with a body or a precondition
 // (If-Match and its like) is neither answered nor remembered. One with a Range may be
 // answered by the whole.
 //

@@ -80,7 +80,7 @@ func TestSwitchingProtocols(t *testing.T) {
 	conn := resp.Body.(io.ReadWriteCloser)
 	requireEcho(t, conn, "one")
 	<-inner.ctxs[0].Done()
-	requireEcho(t, conn, "two", "three") // the request's time-out is not the connection's
+	requireEcho(t, conn, "two", "three") // the request's timeout is not the connection's
 	require.Equal(t, 1, slots.Stats().InFlight)
 
 	require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())

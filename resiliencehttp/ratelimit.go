@@ -32,10 +32,6 @@ func (s Server) tell(h http.Header, name string, d throttle.Decision) {
 	}
 	reset := wholeSeconds(untilMore(d))
 	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
-	if s.Legacy {
-		h.Set("X-RateLimit-Remaining", strconv.Itoa(d.Remaining))
-		h.Set("X-RateLimit-Reset", strconv.FormatInt(reset, 10))
-	}
 }
 
 // tellPolicy sets the fields that do not change from request to request.
@@ -50,9 +46,6 @@ func (s Server) tellPolicy(h http.Header, name string, q throttle.Quota, limit i
 		policy += ";w=" + sfInteger(seconds(window))
 	}
 	h.Add("RateLimit-Policy", policy)
-	if s.Legacy {
-		h.Set("X-RateLimit-Limit", strconv.Itoa(limit))
-	}
 }
 
 // tellRefusal sets the fields for a request that a limit refused with e, which does not say
@@ -66,10 +59,6 @@ func (s Server) tellRefusal(h http.Header, e *throttle.LimitedError) {
 		left += ";t=" + sfInteger(wait)
 	}
 	h.Add("RateLimit", left)
-	if s.Legacy {
-		h.Set("X-RateLimit-Remaining", "0")
-		h.Set("X-RateLimit-Reset", strconv.FormatInt(wait, 10))
-	}
 }
 
 // untilMore returns the time until more remains than d.Remaining, if no request takes any.

@@ -11,11 +11,6 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// Refuse answers a request as [Server.Refuse] does.
-func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	return Server{}.Refuse(w, r, err)
-}
-
 // Refuse answers a request that a policy refused with err. It is for handlers that call
 // something else under policies of their own, and have not written anything yet.
 //
@@ -35,11 +30,31 @@ func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if gone(r) {
 		return true
 	}
-	if !behavior.IsRefused(err) && !errors.Is(err, context.DeadlineExceeded) {
+	if !isRefusal(err) {
 		return false
 	}
 	s.refuse(w, r, err, refusal{})
 	return true
+}
+
+// Status returns the status that answers a request whose work returned err: 200 for nil, 429
+// or 503 for what [Server.Refuse] answers, and 500 for any other error.
+func Status(err error) int {
+	_, over := limited(err)
+	switch {
+	case err == nil:
+		return http.StatusOK
+	case !isRefusal(err):
+		return http.StatusInternalServerError
+	case over:
+		return http.StatusTooManyRequests
+	}
+	return http.StatusServiceUnavailable
+}
+
+// isRefusal reports whether Refuse answers err.
+func isRefusal(err error) bool {
+	return behavior.IsRefused(err) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // gone reports whether the client of r has gone. After a deadline, the client still waits

@@ -24,8 +24,8 @@ type sendCtx struct {
 	cancel   context.CancelCauseFunc
 	leave    [2]func() bool // untie own from the ctx of the whole call, and of the attempt
 	extended atomic.Bool
-	rest     time.Duration // that a time-out left for the body when the ctx was extended
-	passed   error         // the cause of this time-out; nil if there is none
+	rest     time.Duration // that a timeout left for the body when the ctx was extended
+	passed   error         // the cause of this timeout; nil if there is none
 	timer    *time.Timer   // of rest, if not nil
 
 	// Set if a client limits the time of an attempt:
@@ -76,7 +76,7 @@ func (s *sendCtx) timedOut(err error) error {
 }
 
 // attemptEnded ends s when the attempt's ctx has ended. If s was extended, a cancel does
-// not end it, since a policy that returns cancels; a time-out does, since it covers the
+// not end it, since a policy that returns cancels; a timeout does, since it covers the
 // body.
 func (s *sendCtx) attemptEnded() {
 	if !s.extended.Load() || s.Context.Err() != context.Canceled {
@@ -102,7 +102,7 @@ func (s *sendCtx) pause() {
 	}
 }
 
-// limit starts the rest of the time-out, if the attempt's ctx was canceled and no longer
+// limit starts the rest of the timeout, if the attempt's ctx was canceled and no longer
 // ends s. It is called when the policies have returned, so that the time in which they
 // waited for another attempt does not count.
 func (s *sendCtx) limit() {

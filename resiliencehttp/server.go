@@ -6,8 +6,7 @@ import (
 )
 
 // A Server says how the middleware of a server tells clients about its limits, which
-// requests it leaves alone, and what a refusal looks like. [Throttle], [ThrottleBy],
-// [Bulkhead], [BulkheadBy], [Guard] and [Refuse] are the methods of the zero Server.
+// requests it leaves alone, and what a refusal looks like. The zero Server has the defaults.
 //
 //	api := resiliencehttp.Server{
 //		LimitName: "tenant",
@@ -33,10 +32,6 @@ type Server struct {
 	// negative Window is left out of the fields. Quotas of the limit have windows of their
 	// own.
 	Window time.Duration
-
-	// Legacy adds the fields X-RateLimit-Limit, X-RateLimit-Remaining and
-	// X-RateLimit-Reset, which have the values of q, r and t.
-	Legacy bool
 
 	// Exempt reports whether a request is served as if there were no middleware, such as
 	// the probe of a load balancer or a preflight request of a browser. Nil means that no

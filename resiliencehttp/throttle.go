@@ -10,14 +10,6 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// Throttle returns middleware that admits requests as [Server.Throttle] does.
-func Throttle(l *throttle.Limiter) func(http.Handler) http.Handler { return Server{}.Throttle(l) }
-
-// ThrottleBy returns middleware that admits requests as [Server.ThrottleBy] does.
-func ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
-	return Server{}.ThrottleBy(limit, key)
-}
-
 // An Admitter is a limit for each key: a *[throttle.Group] of strings or, for the instances
 // of a service together, a *[throttle.Shared].
 type Admitter interface {

@@ -3,7 +3,7 @@
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
 //
-// NewClient has a breaker, a bulkhead and a retry budget for each host, and two time-outs.
+// NewClient has a breaker, a bulkhead and a retry budget for each host, and two timeouts.
 // With a [Transport], choose the policies yourself:
 //
 //	client := &http.Client{
@@ -17,8 +17,9 @@
 //		},
 //	}
 //
-//	limit := resiliencehttp.ThrottleBy(tenants, resiliencehttp.ClientIP())
-//	http.ListenAndServe(addr, limit(resiliencehttp.Bulkhead(slots)(handler)))
+//	server := resiliencehttp.Server{}
+//	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
+//	http.ListenAndServe(addr, limit(server.Bulkhead(slots)(handler)))
 //
 // A user of [Transport] must know:
 //
@@ -31,7 +32,7 @@
 //     not a failure of the server: see [DefaultClassify]. A retrier heeds Retry-After.
 //   - A request that is wrong in itself does not count against the server, nor does a
 //     caller that leaves. The Timeout of an http.Client is the caller's deadline.
-//   - A bulkhead's slot is held, and a time-out covers the response, until its body has
+//   - A bulkhead's slot is held, and a timeout covers the response, until its body has
 //     been read to its end or closed. As always with net/http, the caller closes the body.
 //
 // The server middleware answers 429 if the client is over a limit and 503 if there is no
@@ -57,7 +58,7 @@ import (
 // call of the policies is one attempt: a request and its response.
 //
 // Policies judge an attempt by its status, when its response has arrived. If the body breaks
-// off later, that is one more failure for a breaker, also if a time-out or the caller's
+// off later, that is one more failure for a breaker, also if a timeout or the caller's
 // deadline passes while the caller waits for more of it. It is not retried: the caller gets
 // the part that has arrived, and then the error. A caller that reads slowly or leaves says
 // nothing about the server.
@@ -65,7 +66,7 @@ import (
 // A bulkhead of this module holds the slot of a successful attempt until the response's body
 // has been read to its end or closed, or ctx has ended. One of these must happen: a body that
 // is never closed shows only as bulkhead.ErrFull, and in how long the longest slot has been
-// held. A time-out (resilience.Timeout, and the AttemptTimeout of a retrier) covers all of
+// held. A timeout (resilience.Timeout, and the AttemptTimeout of a retrier) covers all of
 // it: connecting, sending, waiting for the response, and the caller's reading of the body.
 // Middleware of your own does the same with [resilience.AtEnd]; otherwise its call ends when
 // the response has arrived. Canceling the ctx that such middleware derived, on return, does
@@ -75,7 +76,7 @@ import (
 // ahead, for at most a second, and it is closed before the policies see its [*StatusError],
 // so that its connection serves again. A longer or slower response keeps its connection until
 // the next attempt. If no other response follows, RoundTrip returns this one, with a nil
-// error and its body whole and open. A time-out of the attempt then continues from where it
+// error and its body whole and open. A timeout of the attempt then continues from where it
 // stopped.
 //
 // A request that no transport can send (an invalid field or method, a URL without a host, a
@@ -84,7 +85,7 @@ import (
 // [resilience.Answered], since the server is not to blame.
 //
 // A long-lived response, such as a stream of events or the connection after 101 Switching
-// Protocols (which no time-out ends), holds its slot as long. Give it a Transport of its own.
+// Protocols (which no timeout ends), holds its slot as long. Give it a Transport of its own.
 //
 // The policies and Base run on the caller's goroutine (but see Hedge), and slots are released
 // within Read or Close of the body. Only if ctx ends first are they released on another
@@ -174,7 +175,7 @@ type Transport struct {
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
 // else the last response received, or an error: that of Base as the policies return it, a
-// refusal, or the end of req's ctx. If a time-out is the cause, at any depth, the method
+// refusal, or the end of req's ctx. If a timeout is the cause, at any depth, the method
 // Timeout of the error returns true, and so does that of the [net/url.Error] that an
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -255,18 +256,19 @@ func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Respons
 		closeBody(req)
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{Context: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer)}
+	c := &call{whole: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer)}
 	if t.timeout > 0 {
 		at := begun.Add(t.timeout)
 		if deadline, ok := req.Context().Deadline(); !ok || at.Before(deadline) {
-			c.Context, c.stop = context.WithDeadlineCause(c.Context, at, t.passed)
+			c.whole, c.stop = context.WithDeadlineCause(c.whole, at, t.passed)
 		}
 	}
-	c.whole = c.Context
+	ctx := c.whole
 	if canceled(req) != nil {
-		c.Context, c.cancel = context.WithCancel(c.Context)
+		ctx, c.cancel = context.WithCancel(ctx)
 		defer c.cancel()
 	}
+	c.begin(ctx)
 	returned := false
 	defer func() {
 		c.body.close()
@@ -275,7 +277,7 @@ func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Respons
 		}
 	}()
 	c.replayable = t.replayable(req)
-	err = t.wrapped()(c)
+	err = t.wrapped()(c.ctx)
 	returned = true
 	return c.result(err)
 }

@@ -117,7 +117,7 @@ func answer(t *testing.T, resp *http.Response, err error) string {
 	return string(body)
 }
 
-// statuses answers with one status after the other, the last one for ever, and
+// statuses answers with one status after the other, the last one forever, and
 // the body, or else a text that names the status.
 func statuses(body string, codes ...int) http.HandlerFunc {
 	var n atomic.Int64
@@ -575,7 +575,7 @@ func TestClassifyDecides(t *testing.T) {
 	require.Equal(t, "Service Unavailable", answer(t, resp, err))
 	require.EqualValues(t, 3, server.requests.Load())
 	require.ErrorIs(t, seen.seen()[1], teapot)
-	require.False(t, retry.Retryable(seen.seen()[2]))
+	require.False(t, resilience.Retryable(seen.seen()[2]))
 
 	resp, err = client.Post(server.URL, "", nil)
 	answer(t, resp, err)

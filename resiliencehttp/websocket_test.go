@@ -248,7 +248,7 @@ func TestWebSocket(t *testing.T) {
 
 type connection struct{ io.ReadWriteCloser }
 
-// The time-outs of a client end with the handshake.
+// The timeouts of a client end with the handshake.
 func TestConnectionOutlivesTheTimeoutsOfAClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()

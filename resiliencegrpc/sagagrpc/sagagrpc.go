@@ -1,4 +1,6 @@
-package resiliencegrpc
+// Package sagagrpc sends the commands of a saga's steps by gRPC, and tells the participant's
+// handler the command, for [saga.Apply].
+package sagagrpc
 
 import (
 	"context"
@@ -20,29 +22,29 @@ const (
 	infoVoid   = "COMMAND_VOID"
 )
 
-// SendCommand calls send, which makes an RPC, as the command of the saga's step whose ctx
-// it is given, and returns what the answer means to the step, as [Outcome] does.
+// Send calls send, which makes an RPC, as the command of the saga's step whose ctx
+// it is given, and returns what the answer means to the step, as [Result] does.
 //
 //	Do: func(ctx context.Context, s *Trip) error {
-//		return resiliencegrpc.SendCommand(ctx, func(ctx context.Context) (err error) {
+//		return sagagrpc.Send(ctx, func(ctx context.Context) (err error) {
 //			s.Booking, err = hotels.Book(ctx, s.request())
 //			return err
 //		})
 //	},
 //
 // The metadata idempotency-key gets the id of the command, unless ctx has one: a server that
-// applies each key once, such as by [CommandContext] and [saga.Apply], is safe from
+// applies each key once, such as by [Context] and [saga.Apply], is safe from
 // repetition.
-func SendCommand(ctx context.Context, send func(context.Context) error) error {
+func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)
 	if id := saga.CommandFrom(ctx).ID; id != "" && len(sent.Get(idempotencyKey)) == 0 {
 		out = metadata.AppendToOutgoingContext(ctx, idempotencyKey, id)
 	}
-	return Outcome(ctx, send(out))
+	return Result(ctx, send(out))
 }
 
-// Outcome returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
+// Result returns the error of an RPC as the error of the saga's Do or Undo whose ctx it is
 // given:
 //
 //   - A status with an ErrorInfo of the reason COMMAND_VOID and the domain
@@ -54,7 +56,7 @@ func SendCommand(ctx context.Context, send func(context.Context) error) error {
 //   - AlreadyExists and DataLoss are a [saga.Abort]: the step may have taken effect.
 //   - Any other error is returned as it is. A refusal of a policy remains one: the attempt
 //     was not made. After any other error the step is in doubt and is tried again.
-func Outcome(ctx context.Context, err error) error {
+func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -81,10 +83,10 @@ func Outcome(ctx context.Context, err error) error {
 	return err
 }
 
-// CommandContext returns the ctx of an RPC's handler with the command of [SendCommand],
+// Context returns the ctx of an RPC's handler with the command of [Send],
 // for [saga.Apply]. The error has the code InvalidArgument, if the
 // metadata has no id of a command.
-func CommandContext(ctx context.Context) (context.Context, error) {
+func Context(ctx context.Context) (context.Context, error) {
 	keys := metadata.ValueFromIncomingContext(ctx, idempotencyKey)
 	if len(keys) == 1 {
 		if cmd := (saga.Command{ID: keys[0]}); cmd.DoID() != "" {
@@ -94,12 +96,12 @@ func CommandContext(ctx context.Context) (context.Context, error) {
 	return ctx, status.Error(codes.InvalidArgument, "the metadata idempotency-key must be the id of a command")
 }
 
-// CommandError returns the result of [saga.Apply] as a handler answers it, so that
-// [Outcome] reads it. An answer ([saga.NoEffect], [saga.Abort], resilience.Answer) has the
+// Error returns the result of [saga.Apply] as a handler answers it, so that
+// [Result] reads it. An answer ([saga.NoEffect], [saga.Abort], resilience.Answer) has the
 // code FailedPrecondition, unless it has a code of its own. A [saga.Void], also that of a
 // Do that comes after its Undo, has the ErrorInfo of one, too. Any other error is returned
 // as it is.
-func CommandError(err error) error {
+func Error(err error) error {
 	if err == nil || !behavior.IsAnswered(err) {
 		return err
 	}

@@ -1,4 +1,4 @@
-package resiliencegrpc_test
+package sagagrpc_test
 
 import (
 	"context"
@@ -8,14 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/resiliencegrpc"
-	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
+	"github.com/go-resilience/resilience/resiliencegrpc/sagagrpc"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -38,9 +36,9 @@ func TestCommandsOfASaga(t *testing.T) {
 			var keys []string
 			send := func(code codes.Code) func(context.Context, *int) error {
 				return func(ctx context.Context, _ *int) error {
-					return resiliencegrpc.SendCommand(ctx, func(ctx context.Context) error {
+					return sagagrpc.Send(ctx, func(ctx context.Context) error {
 						md, _ := metadata.FromOutgoingContext(ctx)
-						in, err := resiliencegrpc.CommandContext(metadata.NewIncomingContext(context.Background(), md))
+						in, err := sagagrpc.Context(metadata.NewIncomingContext(context.Background(), md))
 						require.NoError(t, err)
 						keys = append(keys, saga.CommandFrom(in).ID[26:])
 						return status.Error(code, "on purpose")
@@ -57,19 +55,19 @@ func TestCommandsOfASaga(t *testing.T) {
 			require.Equal(t, map[string][]string{declined: {do}, aborted: {do, undo}, doubted: {do, do, do, undo}}[want], keys)
 		})
 	}
-	require.NoError(t, resiliencegrpc.Outcome(t.Context(), nil))
+	require.NoError(t, sagagrpc.Result(t.Context(), nil))
 	refused := fmt.Errorf("hotels: %w", breaker.ErrOpen)
-	require.Equal(t, refused, resiliencegrpc.Outcome(t.Context(), refused))
+	require.Equal(t, refused, sagagrpc.Result(t.Context(), refused))
 }
 
 func TestACommandNeedsAKey(t *testing.T) {
 	for _, md := range []metadata.MD{nil, metadata.Pairs("idempotency-key", "42"), metadata.Pairs("idempotency-key", "a/b/c/do", "idempotency-key", "a/b/d/do")} {
-		_, err := resiliencegrpc.CommandContext(metadata.NewIncomingContext(t.Context(), md))
+		_, err := sagagrpc.Context(metadata.NewIncomingContext(t.Context(), md))
 		require.Equal(t, codes.InvalidArgument, status.Code(err))
 	}
 }
 
-func TestCommandErrorHasACode(t *testing.T) {
+func TestErrorHasACode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want codes.Code
@@ -81,7 +79,7 @@ func TestCommandErrorHasACode(t *testing.T) {
 		{saga.NoEffect(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{errors.New("connection lost"), codes.Unknown},
 	} {
-		require.Equal(t, c.want, status.Code(resiliencegrpc.CommandError(c.err)))
+		require.Equal(t, c.want, status.Code(sagagrpc.Error(c.err)))
 	}
 }
 
@@ -100,46 +98,41 @@ func TestAVoidCrossesTheNetwork(t *testing.T) {
 		{errors.Join(saga.Void(errors.New("full")), context.DeadlineExceeded), false},
 		{other.Err(), false},
 	} {
-		sent := status.Convert(resiliencegrpc.CommandError(c.err)).Proto()
-		require.Equal(t, c.want, saga.Voided(resiliencegrpc.Outcome(t.Context(), status.FromProto(sent).Err())), "%v", c.err)
+		sent := status.Convert(sagagrpc.Error(c.err)).Proto()
+		require.Equal(t, c.want, saga.Voided(sagagrpc.Result(t.Context(), status.FromProto(sent).Err())), "%v", c.err)
 	}
 }
 
-// TestAPivotThatIsRefusedForGood: the reply to the first attempt is lost with its
-// connection, and the next one is declined.
+// TestAPivotThatIsRefusedForGood: the reply to the first attempt is lost, and the next one
+// is declined.
 func TestAPivotThatIsRefusedForGood(t *testing.T) {
-	var l *listener
-	_, l = serve(t, &service{unary: func(ctx context.Context, n int64, _ *testpb.Message) (*testpb.Message, error) {
-		if n == 1 {
-			l.cut()
-			return nil, ctx.Err()
-		}
-		return nil, resiliencegrpc.CommandError(saga.Void(errors.New("declined")))
-	}})
-	bank := dial(t, l.Addr().String(), resiliencegrpc.Client{})
-	undone := 0
+	undone, calls := 0, 0
 	order := &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{{
 		Name: "stock",
 		Do:   func(context.Context, *int) error { return nil },
 		Undo: func(context.Context, *int) error { undone++; return nil },
 	}, {
-		Name: "charge", Pivot: true,
+		Name: "charge", Pivot: true, Backoff: saga.Exponential(1, 1),
 		Do: func(ctx context.Context, _ *int) error {
-			return resiliencegrpc.SendCommand(ctx, func(ctx context.Context) error {
-				_, err := bank.Create(ctx, hello, grpc.WaitForReady(true))
-				return err
+			return sagagrpc.Send(ctx, func(context.Context) error {
+				if calls++; calls == 1 {
+					return status.Error(codes.Unavailable, "connection lost")
+				}
+				sent := status.Convert(sagagrpc.Error(saga.Void(errors.New("declined")))).Proto()
+				return status.FromProto(sent).Err()
 			})
 		},
 	}}}
 	require.ErrorIs(t, saga.Run(t.Context(), order, new(int)), saga.ErrCompensated)
+	require.Equal(t, 2, calls)
 	require.Equal(t, 1, undone)
 }
 
-// A key that the ctx has is kept, as in resiliencehttp: a server that gets two takes none.
+// A key that the ctx has is kept, as in sagahttp: a server that gets two takes none.
 func TestACommandIsSentWithOneKey(t *testing.T) {
 	const id = "a/b/c/do"
 	ctx := saga.WithCommand(metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "a/b/d/do"), saga.Command{ID: id})
-	require.NoError(t, resiliencegrpc.SendCommand(ctx, func(ctx context.Context) error {
+	require.NoError(t, sagagrpc.Send(ctx, func(ctx context.Context) error {
 		md, _ := metadata.FromOutgoingContext(ctx)
 		require.Equal(t, []string{"a/b/d/do"}, md.Get("idempotency-key"))
 		return nil
