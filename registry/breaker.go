@@ -23,7 +23,7 @@ func breakerFigures(s breaker.Stats, to emit) {
 	breakerStateFigures(map[breaker.State]int{s.State: 1}, to)
 	to.gauge("breaker.failure.ratio", "1", "Share of the calls in the window that failed. Not to be added up.", s.FailureRate)
 	to.gauge("breaker.slow.ratio", "1", "Share of the calls in the window that were slow. Not to be added up.", s.SlowRate)
-	to.seconds(Gauge, "breaker.open.left", "Time until an open breaker lets a probe through. Not to be added up.", s.OpenLeft)
+	to.seconds(false, "breaker.open.left", "Time until an open breaker lets a probe through. Not to be added up.", s.OpenLeft)
 }
 
 func breakerGroupFigures(s breaker.GroupStats, to emit) {
@@ -41,6 +41,7 @@ func breakerTotals(t breaker.Totals, to emit) {
 	calls("ignored", t.Ignored)
 	calls("refused", t.Refused)
 	to.counter("breaker.slow_calls", "{call}", "Calls that were slow, failed or not.", t.Slow)
+	to.counter("breaker.hook.panics", "{panic}", "Panics of hooks and observers on the goroutine of a Ping.", t.HookPanics)
 	changes := func(state breaker.State, n int64) {
 		to.counter("breaker.transitions", "{transition}", "Changes of state, by the new state.", n, breakerIn[state]...)
 	}

@@ -27,8 +27,8 @@ func bulkheadGauges(limit, inFlight int, queued []int, longestWait, longestHeld 
 	for level, n := range queued {
 		to.gauge("bulkhead.queued", "{call}", "Calls that wait, by level; 0 is the most important.", float64(n), Attr{"level", strconv.Itoa(level)})
 	}
-	to.seconds(Gauge, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", longestWait)
-	to.seconds(Gauge, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", longestHeld)
+	to.seconds(false, "bulkhead.wait.longest", "Time that the oldest of the waiting calls has waited. Not to be added up.", longestWait)
+	to.seconds(false, "bulkhead.held.longest", "Age of the oldest slot held for a response or by Begin. Not to be added up.", longestHeld)
 }
 
 func bulkheadTotals(t bulkhead.Totals, to emit) {
@@ -40,7 +40,7 @@ func bulkheadTotals(t bulkhead.Totals, to emit) {
 		calls(n, bulkheadRefused[reason]...)
 	}
 	to.counter("bulkhead.waits", "{call}", "Calls that were admitted after a wait.", t.Waited)
-	to.seconds(Counter, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
+	to.seconds(true, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
 func bulkheadEvent(e bulkhead.Event) Event {

@@ -25,7 +25,7 @@ func cacheFigures(s cacheaside.Stats, to emit) {
 	loads("refused", s.Refused)
 	loads("timed_out", s.TimedOut)
 	loads("canceled", s.Canceled)
-	to.seconds(Counter, "cache.load.time", "Time that loads took, together.", s.LoadTime)
+	to.seconds(true, "cache.load.time", "Time that loads took, together.", s.LoadTime)
 	to.counter("cache.store.hits", "{value}", "Values that came from the Store.", s.StoreHits)
 	to.counter("cache.overtaken_loads", "{load}", "Loads overtaken by an invalidation.", s.Overtaken)
 	to.counter("cache.evictions", "{entry}", "Entries removed from memory for lack of room.", s.Evicted)

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"database/sql"
 	"iter"
 
 	"github.com/go-resilience/resilience/breaker"
@@ -9,6 +10,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -51,7 +53,8 @@ func describe(to emit) {
 	throttleAdaptiveFigures(throttle.AdaptiveStats{}, to)
 	cacheFigures(cacheaside.Stats{}, to)
 	leaseFigures(lease.Stats{}, to)
+	poolFigures(sql.DBStats{}, to)
 	sagaFigures(saga.Stats{
-		Sagas: []saga.SagaStats{{}}, Steps: []saga.StepStats{{}}, Stored: saga.Counts{Sagas: []saga.Count{{}}},
+		Sagas: []saga.SagaStats{{}}, Steps: []saga.StepStats{{}}, Stored: store.Counts{Sagas: []store.Count{{}}},
 	}, to)
 }

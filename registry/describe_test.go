@@ -32,7 +32,7 @@ func TestFiguresNamesWhatThePoliciesHave(t *testing.T) {
 		for f := range e.Figures() {
 			d, ok := described[f.Name]
 			require.True(t, ok, "%s of %s", f.Name, e)
-			require.Equal(t, []any{d.Unit, d.Help, d.Kind, d.Additive}, []any{f.Unit, f.Help, f.Kind, f.Additive}, f.Name)
+			require.Equal(t, []any{d.Unit, d.Help, d.Counter, d.Additive}, []any{f.Unit, f.Help, f.Counter, f.Additive}, f.Name)
 			had[f.Name] = true
 		}
 	}
@@ -57,9 +57,9 @@ func TestFiguresAreNamedByTheConventions(t *testing.T) {
 		switch {
 		case f.Unit == "1":
 			require.Equal(t, "ratio", last, f.Name)
-		case f.Kind == registry.Counter && f.Unit == "s":
+		case f.Counter && f.Unit == "s":
 			require.Equal(t, "time", last, f.Name)
-		case f.Kind == registry.Counter:
+		case f.Counter:
 			require.True(t, strings.HasSuffix(last, "s"), f.Name)
 		}
 		for _, a := range f.Attrs {

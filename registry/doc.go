@@ -23,9 +23,10 @@
 // documentation of the Config is theirs. A Group has those of its members under Config, and
 // so have the breaker, the bulkhead and the budget of a resiliencehttp.NewClient:
 // {"breaker/users": {"Config": {"Failures": 10}}}. [Registry.Settings] writes them, a person
-// or a program edits them, and [Registry.Apply] changes the policies that run. Where the
-// settings come from (a file, Redis, a control plane) is the program's matter: nothing
-// here watches anything. examples/reload reads a file on SIGHUP and polls a key in Redis.
+// or a program edits them, and [Registry.Apply] changes the policies that run,
+// or [Registry.Reload] from a file. When, and from where else (Redis, a control plane), is the
+// program's matter: nothing here watches anything. examples/reload does it on SIGHUP, and
+// polls a key in Redis.
 //
 // # What a change keeps
 //
@@ -58,6 +59,6 @@
 // ConfigFor or, in a throttle.Group, whose limit comes from Set. Its MaxKeys cannot fall
 // below the keys that it holds.
 //
-// The pattern is External Configuration Store of the Cloud Design Patterns catalogue
+// The pattern is External Configuration Store of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/external-configuration-store).
 package registry

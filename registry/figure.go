@@ -7,21 +7,13 @@ import (
 	"time"
 )
 
-// A FigureKind says how a [Figure] develops.
-type FigureKind string
-
-const (
-	Counter FigureKind = "counter" // it only grows
-	Gauge   FigureKind = "gauge"   // it rises and falls
-)
-
 // An Attr is one attribute of a [Figure].
 type Attr struct {
 	Key, Value string
 }
 
 // A Figure is one number that a policy shows, at one moment. Figures of the same Name
-// have the same Unit, Help, Kind, Additive and keys of attributes.
+// have the same Unit, Help, Counter, Additive and keys of attributes.
 type Figure struct {
 	// Name is what the figure is called everywhere: "breaker.calls". It is in the plural if
 	// the figure counts things, with a Unit such as "{call}".
@@ -30,7 +22,8 @@ type Figure struct {
 	Unit string
 	// Help says what the figure counts, and whether it is not to be added up.
 	Help string
-	Kind FigureKind
+	// Counter says that the value only grows. Otherwise it rises and falls.
+	Counter bool
 	// Attrs tell figures of the same policy and Name apart. Values that are constants are
 	// in snake_case: "half_open". Figures may share Attrs: do not change them. The keys
 	// "name" and "key" are taken: resilienceotel shows the policy and its member by them.
@@ -68,20 +61,20 @@ type emit func(Figure)
 
 // counter, gauge, alone and seconds emit one figure.
 func (to emit) counter(name, unit, help string, n int64, attrs ...Attr) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Counter, Attrs: attrs, Value: float64(n), Additive: true})
+	to(Figure{Name: name, Unit: unit, Help: help, Counter: true, Attrs: attrs, Value: float64(n), Additive: true})
 }
 
 func (to emit) gauge(name, unit, help string, v float64, attrs ...Attr) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: attrs, Value: v, Additive: unit != "1"})
+	to(Figure{Name: name, Unit: unit, Help: help, Attrs: attrs, Value: v, Additive: unit != "1"})
 }
 
 // alone emits a gauge that is not additive.
 func (to emit) alone(name, unit, help string, v float64, attrs ...Attr) {
-	to(Figure{Name: name, Unit: unit, Help: help, Kind: Gauge, Attrs: attrs, Value: v})
+	to(Figure{Name: name, Unit: unit, Help: help, Attrs: attrs, Value: v})
 }
 
-func (to emit) seconds(kind FigureKind, name, help string, d time.Duration, attrs ...Attr) {
-	to(Figure{Name: name, Unit: "s", Help: help, Kind: kind, Attrs: attrs, Value: d.Seconds(), Additive: kind == Counter})
+func (to emit) seconds(counter bool, name, help string, d time.Duration, attrs ...Attr) {
+	to(Figure{Name: name, Unit: "s", Help: help, Counter: counter, Attrs: attrs, Value: d.Seconds(), Additive: counter})
 }
 
 // label returns the text of a constant as the value of an attribute, in snake_case:

@@ -38,7 +38,7 @@ func (g *guest) Name() string { return "g" }
 
 func (g *guest) Figures() iter.Seq[registry.Figure] {
 	g.figures()
-	return slices.Values([]registry.Figure{{Name: "guest.n", Kind: registry.Gauge, Value: 1}})
+	return slices.Values([]registry.Figure{{Name: "guest.n", Value: 1}})
 }
 
 func (g *guest) Config() guestConfig { g.config(); return g.cfg }

@@ -12,6 +12,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -51,7 +52,7 @@ func (e *HealthError) Failed() bool { return e.Fails }
 // with a store that it cannot ask. (A lease that was asked for by TryCampaign alone is a lock,
 // and may be free.) These are worth knowing: a breaker that is half-open or disabled, a
 // Group with a breaker that is not closed, a bulkhead without a free slot (not one of a
-// Group), a budget that is spent, a cache whose Store is yet to be told of an
+// Group), a pool without a free connection, a budget that is spent, a cache whose Store is yet to be told of an
 // invalidation, and a Runner whose store has sagas that were due for longer than its
 // DueAfter, whether it runs or not.
 //
@@ -85,6 +86,8 @@ func (e Entry) health(ctx context.Context) *HealthError {
 		return breakersHealth(p.Stats())
 	case observed[bulkhead.Stats, bulkhead.Event]:
 		return bulkheadHealth(p.Stats())
+	case pooled:
+		return poolHealth(p.Stats())
 	case observed[retry.BudgetStats, retry.Event]:
 		return budgetHealth(p.Stats())
 	case observed[retry.BudgetGroupStats, retry.Event]:
@@ -110,7 +113,7 @@ func (e Entry) health(ctx context.Context) *HealthError {
 		}
 		return leaseHealth(held, p.Stats(), time.Since(e.source.added), p.Config().TTL)
 	case interface {
-		Counts(context.Context) (saga.Counts, error)
+		Counts(context.Context) (store.Counts, error)
 		Config() saga.RunnerConfig
 	}:
 		counts, err := p.Counts(ctx)
@@ -164,7 +167,7 @@ func breakersHealth(s breaker.GroupStats) *HealthError {
 func leaseHealth(held lease.State, s lease.Stats, there, ttl time.Duration) *HealthError {
 	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
 	vacant := held.Now.Sub(held.Since)
-	if held.Since.IsZero() { // for ever
+	if held.Since.IsZero() { // forever
 		vacant = there
 	}
 	if !held.Until.IsZero() || lock || vacant <= ttl {
@@ -175,7 +178,7 @@ func leaseHealth(held lease.State, s lease.Stats, there, ttl time.Duration) *Hea
 
 // sagaHealth judges the sagas in a store, which may be due for up to a time; negative means
 // any time.
-func sagaHealth(counts saga.Counts, dueAfter time.Duration) *HealthError {
+func sagaHealth(counts store.Counts, dueAfter time.Duration) *HealthError {
 	stuck, due := 0, 0
 	var waits time.Duration // of the first that became due
 	for i := range counts.Sagas {
@@ -200,11 +203,11 @@ func sagaHealth(counts saga.Counts, dueAfter time.Duration) *HealthError {
 	return nil
 }
 
-// sagas returns a number of sagas in words. A Count has no number above saga.CountLimit.
+// sagas returns a number of sagas in words. A Count has no number above store.CountLimit.
 func sagas(n int) string {
 	switch {
-	case n >= saga.CountLimit:
-		return fmt.Sprintf("%d sagas or more", saga.CountLimit)
+	case n >= store.CountLimit:
+		return fmt.Sprintf("%d sagas or more", store.CountLimit)
 	case n == 1:
 		return "1 saga"
 	}

@@ -263,7 +263,7 @@ func TestHealthHandlerTakesARegistryByOneCall(t *testing.T) {
 		}
 		status, checks := get()
 		require.Equal(t, "pass", status)
-		require.Len(t, checks, 17)
+		require.Len(t, checks, 18)
 		require.Equal(t, [2]string{"pass", "ok"}, checks["throttle/fleet"])
 
 		for range 3 {

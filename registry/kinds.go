@@ -43,6 +43,8 @@ func entry(p Policy) (Entry, bool) {
 		return of("lease", p, leaseFigures, leaseEvent)
 	case observed[saga.Stats, saga.Event]:
 		return of("saga", p, sagaFigures, sagaEvent)
+	case pooled:
+		return poolEntry(p)
 	}
 	return other(p)
 }

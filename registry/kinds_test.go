@@ -2,13 +2,17 @@ package registry_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"expvar"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +29,7 @@ import (
 	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
@@ -54,6 +59,7 @@ type house struct {
 	leader   *lease.Candidate
 	trips    *saga.Saga[state]
 	script   *faults.Script
+	pool     registry.Policy
 }
 
 func newHouse() *house {
@@ -62,7 +68,7 @@ func newHouse() *house {
 		retries:  retry.New(retry.Config{Name: "users", Backoff: retry.Constant(time.Millisecond)}),
 		budget:   retry.NewBudget(retry.BudgetConfig{Name: "users"}),
 		budgets:  retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts", Ratio: -1, PerSecond: -1}}),
-		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond, Latencies: new(retry.Latencies)}),
+		hedger:   retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Millisecond, Quantile: 0.95}),
 		circuit:  breaker.New(breaker.Config{Name: "users", Failures: 3}),
 		circuits: breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
 		slots:    bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
@@ -82,13 +88,14 @@ func newHouse() *house {
 		trips: &saga.Saga[state]{Name: "trip", Steps: []saga.Step[state]{
 			{Name: "book", Do: func(_ context.Context, s *state) error { s.N++; return nil }, Undo: func(context.Context, *state) error { return nil }},
 		}},
+		pool:   resiliencesql.Pool("orders", new(sql.DB)),
 		script: faults.New(faults.Config{Name: "backend"}),
 	}
 	h.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	saga.Register(h.runner, h.trips)
 	h.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing"})
 	h.reg.MustAdd(h.retries, h.budget, h.budgets, h.hedger, h.circuit, h.circuits, h.slots, h.rooms, h.rate, h.tenants,
-		h.shared, h.adaptive, h.users, h.runner, h.leader, h.script)
+		h.shared, h.adaptive, h.users, h.runner, h.leader, h.pool, h.script)
 	return h
 }
 
@@ -121,7 +128,7 @@ func TestEveryKindOfPolicyIsThere(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"breaker/shards", "breaker/users", "budget/hosts", "budget/users", "bulkhead/rooms", "bulkhead/users", "cache/users", "faults/backend",
-		"hedge/users", "lease/billing", "retry/users", "saga/worker",
+		"hedge/users", "lease/billing", "pool/orders", "retry/users", "saga/worker",
 		"throttle/adaptive", "throttle/fleet", "throttle/tenants", "throttle/users",
 	}, paths)
 }
@@ -244,7 +251,7 @@ func TestFiguresAreDescribedOnce(t *testing.T) {
 					require.Regexp(t, `^[a-z0-9_]*$`, a.Value, f.Name)
 				}
 			}
-			as := fmt.Sprint(f.Unit, f.Kind, f.Help, keys)
+			as := fmt.Sprint(f.Unit, f.Counter, f.Help, keys)
 			if was, ok := described[f.Name]; ok {
 				require.Equal(t, was, as, f.Name)
 			}
@@ -332,7 +339,9 @@ func TestSettingsOfEveryPolicyAreWhatApplyReads(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, report)
 	for e := range h.reg.All() {
-		require.Contains(t, string(dump), fmt.Sprintf("%q: {", e.String()))
+		if e.Kind != "pool" { // it has none
+			require.Contains(t, string(dump), fmt.Sprintf("%q: {", e.String()))
+		}
 	}
 	require.NotContains(t, string(dump), `"Name"`)
 }
@@ -345,7 +354,7 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 		"budget/users": {"Ratio": 0.5},
 		"hedge/users": {"Delay": "2s"},
 		"breaker/users": {"Failures": 10, "OpenFor": "45s"},
-		"breaker/shards": {"Config": {"Failures": 4}, "MaxKeys": 77, "Overflow": "refuse new"},
+		"breaker/shards": {"Config": {"Failures": 4}, "MaxKeys": 77, "RefuseNew": true},
 		"bulkhead/users": {"Limit": 32},
 		"bulkhead/rooms": {"Config": {"Limit": 3}},
 		"throttle/users": {"Rate": 200, "Burst": 40},
@@ -363,7 +372,7 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 	require.Equal(t, 2*time.Second, h.hedger.Config().Delay)
 	require.Equal(t, 45*time.Second, h.circuit.Config().OpenFor)
 	require.Equal(t, 4, h.circuits.Config().Config.Failures)
-	require.Equal(t, breaker.RefuseNew, h.circuits.Config().Overflow)
+	require.True(t, h.circuits.Config().RefuseNew)
 	require.Equal(t, 32, h.slots.Config().Limit)
 	require.Equal(t, 3, h.rooms.Config().Config.Limit)
 	require.Equal(t, 200.0, h.rate.Config().Rate)
@@ -577,7 +586,7 @@ func TestAddAndRemoveWhileObserving(t *testing.T) {
 // A Hedger that knows how long its calls take shows it.
 func TestAHedgerShowsPercentiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Hour, Latencies: new(retry.Latencies)})
+		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Hour, Quantile: 0.95})
 		reg := registry.New()
 		reg.MustAdd(hedger)
 		e, _ := reg.Get("hedge", "users")
@@ -598,4 +607,18 @@ func TestAHedgerShowsPercentiles(t *testing.T) {
 		}
 		require.Equal(t, []string{"hedge.latency{percentile=p50} 0.05", "hedge.latency{percentile=p95} 0.095", "hedge.latency{percentile=p99} 0.099"}, latencies())
 	})
+}
+
+func TestReloadAppliesAFile(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	reg := registry.New()
+	reg.MustAdd(circuit)
+	path := filepath.Join(t.TempDir(), "settings.json")
+	_, err := reg.Reload(path)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NoError(t, os.WriteFile(path, []byte(`{"breaker/users": {"Failures": 7}}`), 0o600))
+	report, err := reg.Reload(path)
+	require.NoError(t, err)
+	require.Len(t, report, 1)
+	require.Equal(t, 7, circuit.Config().Failures)
 }

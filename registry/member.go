@@ -34,8 +34,7 @@ func (m Member) Figures() iter.Seq[Figure] {
 
 // Members returns n members of a Group: first those that [Entry.Health] would say fail, then
 // the others with which something is wrong, then those that are well, and of each the busiest
-// first. Those of a throttle.Group are in the order of its Top. It returns nil for a policy
-// that is no Group. It looks at all members.
+// first. It returns nil for a policy that is no Group. It looks at all members.
 func (e Entry) Members(n int) []Member {
 	if e.source.members == nil || n <= 0 {
 		return nil
@@ -51,22 +50,10 @@ func group[S, E any](kind string, p observed[S, E], figures func(S, emit), event
 }
 
 // foremost returns the first n members of a group. The type of a group's key is known to the
-// group alone, so All and Top are found by reflection.
+// group alone, so All is found by reflection.
 func foremost(group Policy, n int) []Member {
 	var all []Member
-	v := reflect.ValueOf(group)
-	if top := v.MethodByName("Top"); top.IsValid() { // a throttle.Group, which keeps no policy for a key
-		list := top.Call([]reflect.Value{reflect.ValueOf(n)})[0]
-		for i := range list.Len() {
-			usage := list.Index(i)
-			all = append(all, Member{
-				Key:   fmt.Sprint(usage.FieldByName("Key").Interface()),
-				Calls: usage.FieldByName("Spent").Int() + usage.FieldByName("Refused").Int(),
-			})
-		}
-		return all
-	}
-	for key, member := range v.MethodByName("All").Call(nil)[0].Seq2() {
+	for key, member := range reflect.ValueOf(group).MethodByName("All").Call(nil)[0].Seq2() {
 		m := Member{Key: fmt.Sprint(key.Interface())}
 		switch p := member.Interface().(type) {
 		case *breaker.Breaker:
@@ -78,6 +65,8 @@ func foremost(group Policy, n int) []Member {
 		case *bulkhead.Bulkhead:
 			s := p.Stats()
 			m.Policy, m.Calls, m.rank = p, s.Admitted+s.Refused, rank(bulkheadHealth(s))
+		default: // the Usage of a throttle.Group, which keeps no policy for a key
+			m.Calls = member.FieldByName("Spent").Int() + member.FieldByName("Refused").Int()
 		}
 		all = append(all, m)
 	}

@@ -18,7 +18,7 @@ import (
 // A Policy is any policy of this module: a Retrier, Budget, BudgetGroup or Hedger of
 // package retry, a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle,
 // a Group of package breaker, bulkhead or throttle, a Cache, a Candidate of package lease,
-// or a saga's Runner.
+// a saga's Runner, or the pool of a database, resiliencesql.Pool.
 //
 // A policy of other origin needs a method Kind() string besides Name. With the methods
 // Config() C and Update(func(*C)) error, for a struct C, it has settings; a method
@@ -53,7 +53,7 @@ func New() *Registry {
 // An Entry is a policy in a [Registry].
 type Entry struct {
 	// Kind is "retry", "budget", "hedge", "breaker", "bulkhead", "throttle", "cache",
-	// "lease" or "saga", or what the method Kind of any other policy returns. A Group has
+	// "lease", "saga" or "pool", or what the method Kind of any other policy returns. A Group has
 	// the kind of its members.
 	Kind string
 	// Name is the name of the policy, unique within its kind.

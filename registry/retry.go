@@ -49,17 +49,19 @@ func budgetWindow(calls, charged int64, to emit) {
 	to.gauge("budget.window.retries", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
 }
 
-// hedgeFiguresOf returns the figures of a Hedger, with the percentiles of its Latencies if it
-// has some.
+// hedgeFiguresOf returns the figures of a Hedger, with the percentiles of its latencies if it
+// knows them.
 func hedgeFiguresOf(p Policy) func(retry.HedgeStats, emit) {
-	c, ok := p.(interface{ Config() retry.HedgeConfig })
+	h, ok := p.(interface {
+		Latency(q float64) (time.Duration, bool)
+	})
 	return func(s retry.HedgeStats, to emit) {
 		hedgeFigures(s, to)
-		if !ok || c.Config().Latencies == nil {
+		if !ok {
 			return
 		}
 		for i, q := range [...]float64{0.5, 0.95, 0.99} {
-			if d, known := c.Config().Latencies.Quantile(q); known {
+			if d, known := h.Latency(q); known {
 				latencyFigure(d, percentiles[i], to)
 			}
 		}
@@ -69,7 +71,7 @@ func hedgeFiguresOf(p Policy) func(retry.HedgeStats, emit) {
 var percentiles = [...][]Attr{{{"percentile", "p50"}}, {{"percentile", "p95"}}, {{"percentile", "p99"}}}
 
 func latencyFigure(d time.Duration, percentile []Attr, to emit) {
-	to.seconds(Gauge, "hedge.latency", "Time within which that share of the last 1000 calls ended. Not to be added up.", d, percentile...)
+	to.seconds(false, "hedge.latency", "Time within which that share of the last 1000 calls ended. Not to be added up.", d, percentile...)
 }
 
 func hedgeFigures(s retry.HedgeStats, to emit) {
@@ -81,7 +83,7 @@ func hedgeFigures(s retry.HedgeStats, to emit) {
 	calls("failed", s.Failed)
 	to.counter("hedge.hedges", "{attempt}", "Attempts made beside another.", s.Hedged)
 	to.counter("hedge.refusals", "{attempt}", "Attempts that the budget did not allow.", s.OverBudget)
-	to.seconds(Gauge, "hedge.delay", "Time after which another attempt is made now. Not to be added up.", s.Delay)
+	to.seconds(false, "hedge.delay", "Time after which another attempt is made now. Not to be added up.", s.Delay)
 }
 
 func retryEvent(e retry.Event) Event {

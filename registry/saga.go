@@ -17,7 +17,7 @@ func sagaFigures(s saga.Stats, to emit) {
 		sagas(label(saga.Compensated), d.Compensated)
 		sagas(label(saga.Stuck), d.Stuck)
 		sagas(label(saga.Abandoned), d.Abandoned)
-		to.seconds(Counter, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, Attr{"saga", d.Saga})
+		to.seconds(true, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, Attr{"saga", d.Saga})
 	}
 	for _, step := range s.Steps {
 		attempts := func(outcome saga.Outcome, n int64) {
@@ -30,22 +30,22 @@ func sagaFigures(s saga.Stats, to emit) {
 		attempts(saga.OutcomeFailed, step.Failed)
 		attempts(saga.OutcomeRefused, step.Refused)
 		attempts(saga.OutcomeInterrupted, step.Interrupted)
-		to.seconds(Counter, "saga.step.time", "Time that attempts took, together.", step.Took,
+		to.seconds(true, "saga.step.time", "Time that attempts took, together.", step.Took,
 			Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)})
 	}
-	// Of all runners on the store; a number that is saga.CountLimit means so many or more.
+	// Of all runners on the store; a number that is store.CountLimit means so many or more.
 	for i := range s.Stored.Sagas {
 		c := &s.Stored.Sagas[i]
 		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck} {
 			to.alone("saga.stored", "{saga}", "Sagas in the store that have not ended, those of all runners, by definition and status. At most 10000. Not to be added up.",
-				float64(c.Of(status)), Attr{"saga", c.Saga}, Attr{"status", string(status)})
+				float64(*c.Of(status)), Attr{"saga", c.Saga}, Attr{"status", string(status)})
 		}
 		to.alone("saga.due", "{saga}", "Sagas in the store that wait for a runner. At most 10000. Not to be added up.", float64(c.Due), Attr{"saga", c.Saga})
 		var age time.Duration
 		if !c.OldestDue.IsZero() {
 			age = max(s.Stored.Now.Sub(c.OldestDue), 0)
 		}
-		to.seconds(Gauge, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, Attr{"saga", c.Saga})
+		to.seconds(false, "saga.due.age", "Time that the first of them has waited. Not to be added up.", age, Attr{"saga", c.Saga})
 	}
 	to.counter("saga.claims", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
 	to.counter("saga.takeovers", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)
@@ -53,6 +53,7 @@ func sagaFigures(s saga.Stats, to emit) {
 	to.counter("saga.stalls", "{report}", "Reports of sagas that make no progress.", s.Stalled)
 	to.counter("saga.commits", "{commit}", "Writes of a held saga's progress.", s.Commits)
 	to.counter("saga.deletions", "{saga}", "Sagas that this runner has deleted, some time after their end.", s.Deleted)
+	to.counter("saga.hook.panics", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.counter("saga.store.errors", "{error}", "Errors of the store.", s.StoreErrors)
 	to.gauge("saga.held", "{saga}", "Sagas that this runner holds.", float64(s.Held))
 	to.gauge("saga.in_flight", "{attempt}", "Attempts under way.", float64(s.InFlight))

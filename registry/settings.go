@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -76,6 +77,16 @@ func (e Entry) Settings() []byte {
 		return nil
 	}
 	return write(e.source.config())
+}
+
+// Reload applies the settings in the file at path, as [Registry.Apply] does: at the start of a
+// program, and again when it is told that the file has changed, such as by SIGHUP.
+func (r *Registry) Reload(path string) (Report, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("registry: %w", err)
+	}
+	return r.Apply(data)
 }
 
 // Apply changes the settings of policies while they run. data is a JSON object whose names

@@ -107,7 +107,7 @@ func (f *fake) Update(change func(*fakeConfig)) error {
 }
 func (f *fake) Figures() iter.Seq[registry.Figure] {
 	return func(yield func(registry.Figure) bool) {
-		yield(registry.Figure{Name: "fake.calls", Unit: "{call}", Kind: registry.Counter, Value: 17,
+		yield(registry.Figure{Name: "fake.calls", Unit: "{call}", Counter: true, Value: 17,
 			Attrs: []registry.Attr{{Key: "outcome", Value: "ok"}, {Key: "by", Value: "test"}}})
 	}
 }

@@ -13,7 +13,6 @@ var (
 
 func throttleFigures(s throttle.Stats, to emit) {
 	throttleTotals(s.Totals, to)
-	to.alone("throttle.degradation", "{level}", "Least important level whose features are on. Not to be added up.", float64(s.Degradation))
 	to.gauge("throttle.queued", "{call}", "Calls that wait now.", float64(s.Queued))
 }
 
@@ -30,7 +29,7 @@ func throttleSharedFigures(s throttle.SharedStats, to emit) {
 	throttleTokens(s.Spent, s.Refunded, to)
 	to.counter("throttle.store.trips", "{trip}", "Round trips to the store.", s.Asked)
 	to.counter("throttle.store.failures", "{trip}", "Round trips without a valid answer.", s.Failed)
-	to.seconds(Counter, "throttle.store.time", "Time that round trips took, together.", s.AskTime)
+	to.seconds(true, "throttle.store.time", "Time that round trips took, together.", s.AskTime)
 	to.counter("throttle.store.outages", "{outage}", "Outages that have begun.", s.Outages)
 	to.counter("throttle.alone_calls", "{call}", "Calls that were decided without the store.", s.Alone)
 	up := 1.0
@@ -55,7 +54,7 @@ func throttleTotals(t throttle.Totals, to emit) {
 	throttleCalls(t.Admitted, t.Refusals, to)
 	throttleTokens(t.Spent, t.Refunded, to)
 	to.counter("throttle.waits", "{call}", "Calls that were admitted after a wait.", t.Waited)
-	to.seconds(Counter, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
+	to.seconds(true, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
 func throttleCalls(sent int64, refused throttle.Refusals, to emit) {

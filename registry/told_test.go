@@ -17,6 +17,7 @@ import (
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -132,7 +133,7 @@ func TestFiguresOfStates(t *testing.T) {
 	has(entryOf[throttle.SharedStats, throttle.Event](t, throttle.SharedStats{Down: true}), "throttle.store.up 0")
 	now := time.Now()
 	due := func(since time.Time) registry.Entry {
-		return entryOf[saga.Stats, saga.Event](t, saga.Stats{Stored: saga.Counts{Now: now, Sagas: []saga.Count{{Saga: "a", OldestDue: since}}}})
+		return entryOf[saga.Stats, saga.Event](t, saga.Stats{Stored: store.Counts{Now: now, Sagas: []store.Count{{Saga: "a", OldestDue: since}}}})
 	}
 	has(due(now.Add(-time.Minute)), "saga.due.age{saga=a} 60")
 	has(due(time.Time{}), "saga.due.age{saga=a} 0")
@@ -201,11 +202,11 @@ type counting struct {
 	err      error
 }
 
-func (c *counting) Counts(context.Context) (saga.Counts, error) {
+func (c *counting) Counts(context.Context) (store.Counts, error) {
 	now := time.Now()
-	counts := saga.Counts{Now: now, Sagas: []saga.Count{{Stuck: c.stuck}}}
+	counts := store.Counts{Now: now, Sagas: []store.Count{{Stuck: c.stuck}}}
 	for _, d := range c.due {
-		counts.Sagas = append(counts.Sagas, saga.Count{Due: 1, OldestDue: now.Add(-d)})
+		counts.Sagas = append(counts.Sagas, store.Count{Due: 1, OldestDue: now.Add(-d)})
 	}
 	return counts, c.err
 }
@@ -244,7 +245,7 @@ func TestHealthOfEachState(t *testing.T) {
 		{entryOf[cacheaside.Stats, cacheaside.Event](t, cacheaside.Stats{Untold: 3}), "invalidations untold: 3 keys", false},
 		{only(t, &counting{stuck: 1}), "stuck: 1 saga", true},
 		{only(t, &counting{stuck: 2}), "stuck: 2 sagas", true},
-		{only(t, &counting{stuck: saga.CountLimit}), fmt.Sprintf("stuck: %d sagas or more", saga.CountLimit), true},
+		{only(t, &counting{stuck: store.CountLimit}), fmt.Sprintf("stuck: %d sagas or more", store.CountLimit), true},
 		{only(t, &counting{err: errDown}), "store down: down", true},
 		{only(t, &counting{due: []time.Duration{59 * time.Second}, dueAfter: time.Minute}), "<nil>", false},
 		{only(t, &counting{due: []time.Duration{time.Second, time.Minute}, dueAfter: time.Minute}), "overdue: 2 sagas due, the first for 1m0s", false},
