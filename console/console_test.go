@@ -930,7 +930,7 @@ func (m *meter) set(f func()) {
 }
 
 func count(name string, value float64) registry.Figure {
-	return registry.Figure{Name: name, Kind: registry.Counter, Value: value}
+	return registry.Figure{Name: name, Counter: true, Value: value}
 }
 
 func TestPolicyOfOtherOrigin(t *testing.T) {
@@ -1085,7 +1085,7 @@ func TestRatesOfAPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := func(ok, failed float64) []registry.Figure {
 			outcome := func(o string, v float64) registry.Figure {
-				return registry.Figure{Name: "meter.calls", Kind: registry.Counter, Attrs: []registry.Attr{{Key: "outcome", Value: o}}, Value: v}
+				return registry.Figure{Name: "meter.calls", Counter: true, Attrs: []registry.Attr{{Key: "outcome", Value: o}}, Value: v}
 			}
 			return []registry.Figure{outcome("success", ok), outcome("failed", failed)}
 		}

@@ -42,7 +42,7 @@ func newWorks(t *testing.T) *works {
 	w := &works{}
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "bank", PerSecond: 2})
 	retries := retry.New(retry.Config{Name: "bank", Attempts: 3, Backoff: retry.Constant(10 * time.Millisecond), Budget: budget})
-	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "prices", Delay: 50 * time.Millisecond, Latencies: new(retry.Latencies)})
+	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "prices", Delay: 50 * time.Millisecond, Quantile: 0.95})
 	circuit := breaker.New(breaker.Config{Name: "bank", Failures: 5})
 	rate := throttle.New(throttle.Config{Name: "bank", Rate: 1000})
 	slots := bulkhead.New(bulkhead.Config{Name: "bank", Limit: 8, MaxWait: -1})

@@ -19,23 +19,24 @@ import (
 	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A slow store takes its time to cancel a saga, or fails after that.
 type slow struct {
-	*saga.Memory
+	store.Store
 	takes   time.Duration
 	fails   atomic.Pointer[func(context.Context)] // nil: it does not
 	closing chan struct{}
 }
 
-func (s *slow) Cancel(ctx context.Context, id, note string) (saga.Record, error) {
+func (s *slow) Cancel(ctx context.Context, id, note string) (store.Record, error) {
 	if fail := s.fails.Load(); fail != nil {
 		(*fail)(ctx)
-		return saga.Record{}, errors.Join(ctx.Err(), errDown)
+		return store.Record{}, errors.Join(ctx.Err(), errDown)
 	}
 	time.Sleep(s.takes)
-	return s.Memory.Cancel(ctx, id, note)
+	return s.Store.Cancel(ctx, id, note)
 }
 
 // A crew has many orders that nobody runs, and a console of them.
@@ -47,7 +48,7 @@ type crew struct {
 }
 
 func newCrew(t *testing.T, n int) *crew {
-	c := &crew{store: &slow{Memory: saga.NewMemory(), takes: 20 * time.Millisecond, closing: make(chan struct{})}, audit: make(chan string, 10)}
+	c := &crew{store: &slow{Store: saga.NewMemory(), takes: 20 * time.Millisecond, closing: make(chan struct{})}, audit: make(chan string, 10)}
 	runner := saga.NewRunner(c.store, saga.RunnerConfig{Name: "worker"})
 	orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
 	saga.Register(runner, orders)
@@ -183,7 +184,7 @@ func TestAnActionOnManyThatEndsEarly(t *testing.T) {
 	}
 }
 
-// Audit ends neither the program nor Close with a panic, and does not hold Close for ever.
+// Audit ends neither the program nor Close with a panic, and does not hold Close forever.
 func TestAnAuditOfManyThatPanicsOrHangs(t *testing.T) {
 	for name, audit := range map[string]func(chan struct{}){
 		"panics":                 func(chan struct{}) { panic("nil map") },

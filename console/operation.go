@@ -18,6 +18,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An Action is what an [Operation] does.
@@ -422,7 +423,7 @@ func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, 
 	c.show(w, r, http.StatusOK, "confirm.html", q)
 }
 
-// found counts the sagas that a filter admits, up to saga.CountLimit or for two seconds; all
+// found counts the sagas that a filter admits, up to store.CountLimit or for two seconds; all
 // reports whether there are no more.
 func found(ctx context.Context, runner *saga.Runner, f saga.Filter) (n int, all bool, err error) {
 	f.Limit = 1000
@@ -435,7 +436,7 @@ func found(ctx context.Context, runner *saga.Runner, f saga.Filter) (n int, all 
 		if f.After = page.Next; page.Next == "" {
 			return n, true, nil
 		}
-		if n >= saga.CountLimit || time.Since(began) > 2*time.Second {
+		if n >= store.CountLimit || time.Since(began) > 2*time.Second {
 			return n, false, nil
 		}
 	}

@@ -40,12 +40,12 @@ type policyPage struct {
 
 // A figureView is one figure over time.
 type figureView struct {
-	Name  string            `json:"name"`
-	Unit  string            `json:"unit"`
-	Help  string            `json:"help"`
-	Kind  string            `json:"kind"` // "counter" or "gauge"
-	Attrs map[string]string `json:"attrs,omitempty"`
-	Value float64           `json:"value"`
+	Name    string            `json:"name"`
+	Unit    string            `json:"unit"`
+	Help    string            `json:"help"`
+	Counter bool              `json:"counter"`
+	Attrs   map[string]string `json:"attrs,omitempty"`
+	Value   float64           `json:"value"`
 	// Points are the values of a gauge, or the growth of a counter in a second, one for
 	// each second of at most ten minutes.
 	Points []float64 `json:"points"`
@@ -123,7 +123,7 @@ func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage
 		p.Lease = &leaseView{h.Holder, h.Epoch, some(h.Since), some(h.Until), h.Now}
 	}
 	for _, sr := range t.series {
-		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Kind: string(sr.Kind), Value: finite(sr.Value)}
+		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Counter: sr.Counter, Value: finite(sr.Value)}
 		for _, a := range sr.Attrs {
 			if f.Attrs == nil {
 				f.Attrs = map[string]string{}

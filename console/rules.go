@@ -65,6 +65,7 @@ var kinds = map[string]*rules{
 	"bulkhead": {order: 6, well: "free", refusing: "refusing",
 		calls:   figure("bulkhead.calls"),
 		refused: with("bulkhead.calls", "outcome", "refused")},
+	"pool": {order: 6, well: "free", calls: figure("pool.waits")},
 	leaseKind: {order: 7, well: "steady", failing: "store fails",
 		calls:  append(figure("lease.asks"), figure("lease.renewals")...),
 		failed: figure("lease.store.errors")},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A sagaPage shows one saga.
@@ -90,7 +91,7 @@ func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, na
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()
 	in, err := runner.Get(ctx, id)
-	var log []saga.Entry
+	var log []store.Entry
 	if err == nil {
 		log, err = runner.HistoryPage(ctx, id, in.Seq-logShown, logShown)
 	}
@@ -110,7 +111,7 @@ func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, na
 	c.show(w, r, status, "saga.html", p)
 }
 
-func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
+func (c *Console) sagaPage(runner string, in *saga.Instance, log []store.Entry) sagaPage {
 	p := sagaPage{
 		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
 		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,

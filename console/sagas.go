@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 const (
@@ -94,15 +95,15 @@ func (f sagaForm) values(runner string) url.Values {
 func (c *Console) filter(f sagaForm) (saga.Filter, error) {
 	filter := saga.Filter{
 		Saga: f.Saga, Text: f.Text, TextInID: !c.cfg.Show.Errors, Failing: f.Failing, After: f.After,
-		Order: saga.NewestFirst, Limit: sagasShown, WithoutState: true,
+		Order: store.NewestFirst, Limit: sagasShown, WithoutState: true,
 	}
 	if f.After == fromStart {
 		filter.After = ""
 	}
 	if f.Order != "" {
-		filter.Order = saga.Order(f.Order)
+		filter.Order = store.Order(f.Order)
 	}
-	if !slices.Contains([]saga.Order{saga.NewestFirst, saga.OldestFirst, saga.ByID}, filter.Order) {
+	if !slices.Contains([]store.Order{store.NewestFirst, store.OldestFirst, store.ByID}, filter.Order) {
 		return filter, fmt.Errorf("order: is %q: must be newest, oldest or id", f.Order)
 	}
 	if f.Status != "" {
@@ -222,7 +223,7 @@ func (r sagaRow) Waits() string { return ago(time.Duration(r.Late * float64(time
 
 // Count returns a number as a text; one at the limit of a Count means so many or more.
 func (r sagaRow) Count(n int) string {
-	if n >= saga.CountLimit {
+	if n >= store.CountLimit {
 		return strconv.Itoa(n) + "+"
 	}
 	return strconv.Itoa(n)

@@ -23,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 type order struct{ Card string }
@@ -154,12 +155,12 @@ func TestHiddenErrorsAreNotSearched(t *testing.T) {
 
 // A sparse store is one of which each page has what is found among few sagas, and takes a time.
 type sparse struct {
-	*saga.Memory
+	store.Store
 	takes time.Duration
 	lists int
 }
 
-func (s *sparse) List(ctx context.Context, f saga.Filter) ([]saga.Record, string, error) {
+func (s *sparse) List(ctx context.Context, f saga.Filter) ([]store.Record, string, error) {
 	s.lists++
 	select {
 	case <-time.After(s.takes):
@@ -171,8 +172,8 @@ func (s *sparse) List(ctx context.Context, f saga.Filter) ([]saga.Record, string
 	}
 	text := f.Text
 	f.Text, f.Limit = "", 10
-	all, next, err := s.Memory.List(ctx, f)
-	return slices.DeleteFunc(all, func(r saga.Record) bool { return !strings.Contains(r.ID, text) }), next, err
+	all, next, err := s.Store.List(ctx, f)
+	return slices.DeleteFunc(all, func(r store.Record) bool { return !strings.Contains(r.ID, text) }), next, err
 }
 
 type found struct {
@@ -182,7 +183,7 @@ type found struct {
 }
 
 func newSparse(t *testing.T) (*shop, *sparse) {
-	store := &sparse{Memory: saga.NewMemory()}
+	store := &sparse{Store: saga.NewMemory()}
 	runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
 	orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
 	saga.Register(runner, orders)
@@ -510,15 +511,15 @@ func TestOperatorsActOnSagas(t *testing.T) {
 
 // A leaky store is down, and its error holds a secret.
 type leaky struct {
-	*saga.Memory
+	store.Store
 	down bool
 }
 
-func (l *leaky) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (l *leaky) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	if l.down {
-		return saga.Receipt{}, errDown
+		return store.Receipt{}, errDown
 	}
-	return l.Memory.Commit(ctx, req)
+	return l.Store.Commit(ctx, req)
 }
 
 // A leakyCache is a cache whose store is down.
@@ -536,7 +537,7 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 	for _, shown := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var audit []error
-			store := &leaky{Memory: saga.NewMemory()}
+			store := &leaky{Store: saga.NewMemory()}
 			runner := saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
 			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
 			saga.Register(runner, orders)
@@ -568,7 +569,7 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 			require.Equal(t, shown, strings.Contains(body, "hunter2"))
 			require.ErrorIs(t, audit[len(audit)-1], errDown)
 			w = s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
-			require.Contains(t, w.Body.String(), "no step &#34;fly&#34;", "that is no secret")
+			require.Contains(t, w.Body.String(), "there is no such step", "that is no secret")
 		})
 	}
 }
@@ -624,9 +625,9 @@ func TestASagaShowsWhatItWaitsForAndItsChildren(t *testing.T) {
 }
 
 // A broken store panics when it is asked for numbers.
-type broken struct{ *saga.Memory }
+type broken struct{ store.Store }
 
-func (broken) Counts(context.Context) (saga.Counts, error) { panic("nil map") }
+func (broken) Counts(context.Context) (store.Counts, error) { panic("nil map") }
 
 func TestAStoreThatPanicsDoesNotEndTheProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -647,13 +648,13 @@ func TestAStoreThatPanicsDoesNotEndTheProgram(t *testing.T) {
 
 // deaf is a Store that answers when it is closed, whatever happens to ctx.
 type deaf struct {
-	saga.Store
+	store.Store
 	closed chan struct{}
 }
 
-func (d *deaf) Counts(context.Context) (saga.Counts, error) {
+func (d *deaf) Counts(context.Context) (store.Counts, error) {
 	<-d.closed
-	return saga.Counts{}, nil
+	return store.Counts{}, nil
 }
 
 func TestCloseDoesNotWaitForADeafStore(t *testing.T) {

@@ -268,7 +268,7 @@ func (t *track) store(figures []registry.Figure, now int) {
 		sr := t.find(i, f)
 		if sr == nil {
 			sr = &series{Figure: f, born: now, seen: now}
-			if f.Kind == registry.Gauge {
+			if !f.Counter {
 				sr.flat = float32(f.Value)
 			}
 			t.series = append(t.series, sr)

@@ -32,7 +32,7 @@ func label(f registry.Figure) string {
 func (sr *series) add(value float64, now int) {
 	v := float32(value)
 	missed := max(now-sr.seen, 1)
-	if sr.Kind == registry.Counter {
+	if sr.Counter {
 		v = float32(max(value-sr.Value, 0) / float64(missed))
 	}
 	sr.Value = value
@@ -71,7 +71,7 @@ func (sr *series) first(now int) int { return max(sr.born, now-kept+1) }
 // The first sample of a counter is no growth, and does not count.
 func (sr *series) sum(last, n int) (total float64, samples int) {
 	from := max(sr.born, last-n+1)
-	if sr.Kind == registry.Counter && from == sr.born {
+	if sr.Counter && from == sr.born {
 		from++
 	}
 	samples = max(last-from+1, 0)

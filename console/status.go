@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// A tone is how bad a state is. It is shown as a colour, a shape and a word.
+// A tone is how bad a state is. It is shown as a color, a shape and a word.
 type tone string
 
 const (

@@ -123,7 +123,7 @@ func (o *observation) announce(figures []registry.Figure) error {
 // instrument returns the instrument of a figure.
 func instrument(m metric.Meter, name string, f registry.Figure) (metric.Float64Observable, error) {
 	switch {
-	case f.Kind == registry.Counter:
+	case f.Counter:
 		return m.Float64ObservableCounter(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
 	case !f.Additive:
 		return m.Float64ObservableGauge(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
@@ -242,7 +242,7 @@ func (c *collector) read(to metric.Observer, p policy, of registry.Policy, figur
 		as := s.find(n, &f)
 		n++
 		value := f.Value
-		if f.Kind == registry.Counter {
+		if f.Counter {
 			as.last = f.Value
 			if value += as.before; value == 0 {
 				continue

@@ -69,7 +69,7 @@ func TestEveryFigureIsAnInstrument(t *testing.T) {
 	n := 0
 	for e := range reg.All() {
 		for f := range e.Figures() {
-			if f.Kind == registry.Counter && f.Value == 0 {
+			if f.Counter && f.Value == 0 {
 				require.NotContains(t, linesOf(values), seriesOf(e, f))
 				continue
 			}
@@ -80,7 +80,7 @@ func TestEveryFigureIsAnInstrument(t *testing.T) {
 			require.Equal(t, f.Help, m.Description)
 			switch data := m.Data.(type) {
 			case metricdata.Sum[float64]:
-				require.Equal(t, f.Kind == registry.Counter, data.IsMonotonic, f)
+				require.Equal(t, f.Counter, data.IsMonotonic, f)
 				require.True(t, f.Additive, f)
 			default:
 				require.IsType(t, metricdata.Gauge[float64]{}, data)
@@ -254,7 +254,7 @@ func (c *custom) Figures() iter.Seq[registry.Figure] {
 	n := c.calls.Add(1)
 	return func(yield func(registry.Figure) bool) {
 		for i := range n {
-			f := registry.Figure{Name: "custom.count", Unit: "{thing}", Help: "Things.", Kind: registry.Counter, Value: float64(n - i),
+			f := registry.Figure{Name: "custom.count", Unit: "{thing}", Help: "Things.", Counter: true, Value: float64(n - i),
 				Attrs: []registry.Attr{{Key: "thing", Value: strconv.FormatInt(n-i, 10)}}}
 			if !yield(f) {
 				return

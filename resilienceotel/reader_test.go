@@ -150,7 +150,7 @@ func (p *tally) Figures() iter.Seq[registry.Figure] { return slices.Values(p.cou
 func tallyOf(things ...any) *tally { // "a", 5, "b", 7
 	p := new(tally)
 	for i := 0; i < len(things); i += 2 {
-		p.counts = append(p.counts, registry.Figure{Name: "tally.things", Unit: "{thing}", Help: "Things.", Kind: registry.Counter, Additive: true,
+		p.counts = append(p.counts, registry.Figure{Name: "tally.things", Unit: "{thing}", Help: "Things.", Counter: true, Additive: true,
 			Attrs: []registry.Attr{{Key: "thing", Value: things[i].(string)}}, Value: float64(things[i+1].(int))})
 	}
 	return p

@@ -2,6 +2,7 @@ package resilienceotel_test
 
 import (
 	"context"
+	"maps"
 	"os"
 	"regexp"
 	"strings"
@@ -179,7 +180,7 @@ func TestRunbookQuota(t *testing.T) {
 		}
 		require.Equal(t, 2, use(5))
 		require.Contains(t, figuresOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_the_quota} 3")
-		require.Equal(t, []throttle.Usage[string]{{Key: "a", Spent: 2, Refused: 3}}, tenants.Top(1), "refused calls spend nothing")
+		require.Equal(t, map[string]throttle.Usage[string]{"a": {Key: "a", Spent: 2, Refused: 3}}, maps.Collect(tenants.All()), "refused calls spend nothing")
 		e, _ := reg.Get("throttle", "tenants")
 		require.NoError(t, e.Health(t.Context()))
 
@@ -202,7 +203,7 @@ func TestRunbookStalledSaga(t *testing.T) {
 		closed := true
 		order := &saga.Saga[trip]{Name: "order", Steps: []saga.Step[trip]{
 			{Name: "pay", Pivot: true, Do: done},
-			{Name: "ship", Do: func(context.Context, *trip) error {
+			{Name: "ship", Backoff: func(int) time.Duration { return 40 * time.Second }, Do: func(context.Context, *trip) error {
 				if closed {
 					return errDown
 				}

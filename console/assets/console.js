@@ -159,15 +159,15 @@ function short(v) {
 
 function unitOf(f) {
   const m = /^\{(.*)\}$/.exec(f.unit), u = m ? "" : f.unit === "1" ? "" : " " + f.unit;
-  return f.kind === "counter" ? (u + "/s").trim() : u.trim();
+  return f.counter ? (u + "/s").trim() : u.trim();
 }
 
 function nameOf(f) {
   const parts = Object.entries(f.attrs || {}).filter(([, v]) => v !== "").map(([, v]) => v.replaceAll("_", " "));
-  return parts.length > 1 && parts[0] === "refused" ? parts[1] : parts.join(" ") || (f.kind === "counter" ? "a second" : "now");
+  return parts.length > 1 && parts[0] === "refused" ? parts[1] : parts.join(" ") || (f.counter ? "a second" : "now");
 }
 
-function colour(f, i, taken) {
+function color(f, i, taken) {
   const values = Object.values(f.attrs || {});
   const meant = values.map((v) => meaning[v]).find((c) => c);
   if (meant && !taken.has(meant)) { taken.add(meant); return meant; }
@@ -198,7 +198,7 @@ function moves(f) { return f.points.some((v) => v !== 0); }
 
 function newChart(name, all) {
   const c = { name, all, taken: new Set() };
-  all.forEach((f, i) => { f.colour = colour(f, i, c.taken); });
+  all.forEach((f, i) => { f.color = color(f, i, c.taken); });
   c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
   c.legend = html("ul", { class: "legend" });
   c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": all[0].help + " Over the last ten minutes." });
@@ -229,13 +229,13 @@ function drawChart(c) {
   const most = Math.max(one ? 1 : 1e-9, ...shown.map((f) => Math.max(...f.points))), max = most * (one ? 1 : 1.08);
   c.svg.replaceChildren();
   for (const y of [0, H / 2, H]) c.svg.append(svg("line", { class: "grid", x1: 0, x2: W, y1: y, y2: y }));
-  for (const f of shown) c.svg.append(svg("path", { class: "c" + f.colour, d: line(f.points, W, H, max, KEPT) }));
+  for (const f of shown) c.svg.append(svg("path", { class: "c" + f.color, d: line(f.points, W, H, max, KEPT) }));
   if (back !== null) c.svg.append(svg("line", { class: "cross", x1: W - back, x2: W - back, y1: 0, y2: H }));
   c.legend.replaceChildren(...(shown.length ? shown : c.all.slice(0, 1)).map((f) => {
     const i = f.points.length - 1 - (back || 0);
     const v = i >= 0 ? f.points[i] : NaN;
     const b = html("b", {}, Number.isNaN(v) ? "–" : short(v));
-    return html("li", {}, html("i", { class: "c" + f.colour }), nameOf(f) + " ", b, " " + unitOf(f));
+    return html("li", {}, html("i", { class: "c" + f.color }), nameOf(f) + " ", b, " " + unitOf(f));
   }));
   if (back !== null) c.legend.append(html("li", {}, back + " s ago"));
   c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
