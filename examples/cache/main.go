@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 type price struct{ Cents, Changed int64 } // Changed is in microseconds since 1970
@@ -78,26 +79,9 @@ func (s *shop) await(who, item string, cents int64) {
 func store(addr, file string) cacheaside.Store {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	return redisstore.New(redisstore.Config{
-		Prefix: filepath.Base(file),
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-		},
-		Subscribe: func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-			sub := client.Subscribe(ctx, channel)
-			defer sub.Close()
-			defer context.AfterFunc(ctx, func() { sub.Close() })()
-			if _, err := sub.Receive(ctx); err != nil {
-				return err
-			}
-			subscribed()
-			for {
-				m, err := sub.ReceiveMessage(ctx)
-				if err != nil {
-					return err
-				}
-				message(m.Payload)
-			}
-		},
+		Prefix:    filepath.Base(file),
+		Eval:      resilienceredis.Eval(client),
+		Subscribe: resilienceredis.Subscribe(client),
 	})
 }
 

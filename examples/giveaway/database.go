@@ -36,7 +36,7 @@ func open(source string) (*sql.DB, *sqlstore.Store) {
 	db, err := sql.Open(driver, source)
 	check(err)
 	db.SetMaxOpenConns(8)
-	store := sqlstore.New(db, dialect)
+	store := sqlstore.New(db, dialect, sqlstore.Config{})
 	return db, store
 }
 

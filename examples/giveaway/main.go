@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
@@ -58,24 +59,18 @@ func claim(ctx context.Context, db *sql.DB, runner *saga.Runner, payouts *saga.S
 		return err
 	}
 	p.Cents = min(1+rand.N(*batch), balance)
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	res, err := tx.ExecContext(ctx, `UPDATE division SET balance = balance - $1, version = version + 1
-		WHERE id = $2 AND version = $3`, p.Cents, p.Division, version)
-	if err != nil {
-		return err
-	}
-	if n, err := res.RowsAffected(); err != nil || n == 0 { // another was faster: again
-		_, conflict := tx.ExecContext(ctx, `UPDATE division SET retries = retries + 1 WHERE id = $1`, p.Division)
-		return errors.Join(err, conflict, tx.Commit())
-	}
-	if err := saga.StartTx(ctx, tx, runner, payouts, p.ID, p); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, `UPDATE division SET balance = balance - $1, version = version + 1
+			WHERE id = $2 AND version = $3`, p.Cents, p.Division, version)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 { // another was faster: again
+			_, conflict := tx.ExecContext(ctx, `UPDATE division SET retries = retries + 1 WHERE id = $1`, p.Division)
+			return errors.Join(err, conflict)
+		}
+		return saga.StartTx(ctx, tx, runner, payouts, p.ID, p)
+	})
 }
 
 // work claims payouts and runs them until ctx ends, together with those that a

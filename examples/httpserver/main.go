@@ -55,7 +55,7 @@ func (s *server) handler() http.Handler {
 	limit := resiliencehttp.Server{LimitName: "tenant"}.ThrottleBy(s.tenants, tenant)
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
-	mux.Handle("GET /report", limit(resiliencehttp.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
+	mux.Handle("GET /report", limit(resiliencehttp.Server{}.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
 	// Not throttled: the monitoring must always get through.
 	mux.Handle("GET /health", resiliencehttp.Health(
 		resiliencehttp.Check{Name: "reports", Bulkhead: s.reports, MaxAge: time.Nanosecond},

@@ -62,7 +62,7 @@ func newBackend(seed uint64, tallies []*tally) *backend {
 	mux.HandleFunc("GET /products/{id}", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "product %s", r.PathValue("id"))
 	})
-	work := resiliencehttp.Bulkhead(b.workers)(faults.Handler(b.script, mux))
+	work := resiliencehttp.Server{}.Bulkhead(b.workers)(faults.Handler(b.script, mux))
 	b.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tallies[b.now.Load()].reached.Add(1)
 		work.ServeHTTP(w, r)

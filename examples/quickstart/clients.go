@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// newPlain returns an ordinary client with a sensible time-out.
+// newPlain returns an ordinary client with a sensible timeout.
 func newPlain(base http.RoundTripper) *http.Client {
 	return &http.Client{Transport: base, Timeout: time.Second}
 }

@@ -55,8 +55,7 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 	reg := registry.New()
 	reg.MustAdd(retries, circuit, rate, slots)
 
-	reload := func(from string, data []byte) {
-		report, err := reg.Apply(data)
+	changed := func(from string, report registry.Report, err error) {
 		if err != nil {
 			_, _ = fmt.Fprintf(out, "%s: nothing was changed:\n%v\n", from, err)
 		} else if len(report) > 0 {
@@ -73,38 +72,37 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 		defer func() { _ = os.Remove(*file) }()
 		background.Go(func() { edit(ctx, *file) })
 	}
-	background.Go(func() { onHangup(ctx, hangup, *file, reload) })
-	background.Go(func() { poll(ctx, *addr, reload) })
+	background.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hangup:
+				report, err := reg.Reload(*file)
+				changed("file", report, err)
+			}
+		}
+	})
+	background.Go(func() {
+		poll(ctx, *addr, func(settings string) {
+			report, err := reg.Apply([]byte(settings))
+			changed("redis", report, err)
+		})
+	})
 	made, failed = load(ctx, resilience.Chain(retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap))
 	_, _ = fmt.Fprintf(out, "%d calls made, %d failed; the settings at the end:\n%s", made, failed, reg.Settings())
 	return made, failed
 }
 
-// onHangup applies the file each time that the process gets a SIGHUP.
-func onHangup(ctx context.Context, hangup <-chan os.Signal, file string, reload func(string, []byte)) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hangup:
-			if data, err := os.ReadFile(file); err == nil {
-				reload("file", data)
-			} else {
-				slog.Error("settings", "err", err)
-			}
-		}
-	}
-}
-
-// poll applies what a key in Redis holds each time that it has changed. While Redis
+// poll calls apply with what a key in Redis holds each time that it has changed. While Redis
 // cannot be reached, the settings stay as they are.
-func poll(ctx context.Context, addr string, reload func(string, []byte)) {
+func poll(ctx context.Context, addr string, apply func(settings string)) {
 	db := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	defer func() { _ = db.Close() }()
 	for last := ""; addr != "" && ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 		data, err := db.Get(ctx, "resilience:settings").Result()
 		if err == nil && data != last {
-			reload("redis", []byte(data))
+			apply(data)
 			last = data
 		} else if err != nil && !errors.Is(err, redis.Nil) && ctx.Err() == nil {
 			slog.Error("settings", "err", err)

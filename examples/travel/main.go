@@ -111,7 +111,7 @@ func main() {
 	db, err := sql.Open("sqlite", "file:"+*file+
 		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate")
 	check(err)
-	store := sqlstore.New(db, sqlstore.SQLite)
+	store := sqlstore.New(db, sqlstore.SQLite, sqlstore.Config{})
 	check(store.Migrate(ctx))
 	_, err = db.Exec(`CREATE TABLE IF NOT EXISTS booking (id text PRIMARY KEY, what text, cents integer)`)
 	check(err)

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A natsQueue is a stream of NATS JetStream with one durable consumer, and a stream of its dead
+// letters. The consumer of the server never gives up a message: settle does.
+type natsQueue struct {
+	conn     *nats.Conn
+	js       jetstream.JetStream
+	consumer jetstream.Consumer
+	name     string
+	ackWait  time.Duration
+}
+
+func openNATS(url, name string, ackWait time.Duration) func(context.Context) (queue, error) {
+	return func(ctx context.Context) (queue, error) {
+		conn, err := nats.Connect(url, nats.NoReconnect())
+		if err != nil {
+			return nil, err
+		}
+		q := &natsQueue{conn: conn, name: name, ackWait: ackWait}
+		if q.js, err = jetstream.New(conn); err == nil {
+			for _, stream := range []string{name, name + "-dead"} {
+				if _, err = q.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{stream}}); err != nil {
+					break
+				}
+			}
+		}
+		if err == nil {
+			q.consumer, err = q.js.CreateOrUpdateConsumer(ctx, name, jetstream.ConsumerConfig{Durable: "shop", AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1})
+		}
+		if err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return q, nil
+	}
+}
+
+func (q *natsQueue) Publish(ctx context.Context, to string, id, body, why string) error {
+	m := &nats.Msg{Subject: to, Data: []byte(body), Header: nats.Header{"Why": {why}}}
+	_, err := q.js.PublishMsg(ctx, m, jetstream.WithMsgID(id)) // the server drops a second one
+	return err
+}
+
+func (q *natsQueue) Next(ctx context.Context) (message, error) {
+	for {
+		m, err := q.consumer.Next(jetstream.FetchMaxWait(time.Second))
+		switch {
+		case err == nil:
+			meta, err := m.Metadata()
+			return natsMessage{q, m, meta}, err
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case !errors.Is(err, nats.ErrTimeout) || !q.conn.IsConnected():
+			return nil, err
+		}
+	}
+}
+
+func (q *natsQueue) Close() { q.conn.Close() }
+
+type natsMessage struct {
+	queue *natsQueue
+	jetstream.Msg
+	meta *jetstream.MsgMetadata
+}
+
+func (m natsMessage) ID() string      { return m.Headers().Get(nats.MsgIdHdr) }
+func (m natsMessage) Body() string    { return string(m.Data()) }
+func (m natsMessage) Deliveries() int { return int(m.meta.NumDelivered) }
+
+func (m natsMessage) Again(after time.Duration) error { return m.NakWithDelay(after) }
+
+// Ack waits for the server to have it.
+func (m natsMessage) Ack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), m.queue.ackWait)
+	defer cancel()
+	return m.DoubleAck(ctx)
+}
+
+// Keep tells the server that m is still in work, so that it burns no delivery.
+func (m natsMessage) Keep(ctx context.Context, d time.Duration) error {
+	end := time.After(d)
+	for tick := time.Tick(m.queue.ackWait / 3); ; {
+		if err := m.InProgress(); err != nil {
+			return err
+		}
+		select {
+		case <-tick:
+		case <-end:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (m natsMessage) Reject(why error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), m.queue.ackWait)
+	defer cancel()
+	if err := m.queue.Publish(ctx, m.queue.name+"-dead", m.ID(), m.Body(), why.Error()); err != nil {
+		return err
+	}
+	return m.Term()
+}
