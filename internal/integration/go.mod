@@ -53,6 +53,8 @@ require (
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/go-resilience/resilience/resiliencegrpc v0.0.0-00010101000000-000000000000
 	github.com/go-resilience/resilience/resilienceotel v0.0.0-00010101000000-000000000000
+	github.com/go-resilience/resilience/resiliencepgx v0.0.0-00010101000000-000000000000
+	github.com/go-resilience/resilience/resilienceredis v0.0.0-00010101000000-000000000000
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
@@ -75,3 +77,7 @@ require (
 replace github.com/go-resilience/resilience/resiliencegrpc => ../../resiliencegrpc
 
 replace github.com/go-resilience/resilience/resilienceotel => ../../resilienceotel
+
+replace github.com/go-resilience/resilience/resilienceredis => ../../resilienceredis
+
+replace github.com/go-resilience/resilience/resiliencepgx => ../../resiliencepgx

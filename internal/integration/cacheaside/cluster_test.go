@@ -18,7 +18,7 @@ import (
 )
 
 // bucketOf returns the hash tag of the bucket that a key is in.
-func bucketOf(s *redisstore.Store, prefix string, key int) string {
+func bucketOf(s cacheaside.Store, prefix string, key int) string {
 	return "{" + prefix + ":" + strconv.Itoa(int(s.Shard(strconv.Itoa(key)))) + "}"
 }
 

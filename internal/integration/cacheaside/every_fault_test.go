@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/cacheaside/redisstore"
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
@@ -38,9 +37,9 @@ func TestEveryFault(t *testing.T) {
 
 // endure has a process with a memory go through a fault, next to one without that
 // reaches Redis.
-func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy.Fault, near, far *redisstore.Store) {
+func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy.Fault, near, far cacheaside.Store) {
 	var row, loads atomic.Int64
-	open := func(s *redisstore.Store, capacity int) *cacheaside.Cache[int, int64] {
+	open := func(s cacheaside.Store, capacity int) *cacheaside.Cache[int, int64] {
 		return cacheaside.New(cacheaside.Config[int, int64]{
 			Load:  func(context.Context, int) (int64, error) { loads.Add(1); return row.Load(), nil },
 			Store: s, Capacity: capacity, ErrorPause: 50 * time.Millisecond,
@@ -83,5 +82,5 @@ func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy
 	get(other, 1)
 	assert.Eventually(t, kept, time.Minute, 10*time.Millisecond, name)
 	get(other, 1)
-	assert.Less(t, slowest, 30*time.Second, "%s: a call waits for a few time-outs of Redis at most", name)
+	assert.Less(t, slowest, 30*time.Second, "%s: a call waits for a few timeouts of Redis at most", name)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 // A process stands for one process of an application: it has a connection pool
@@ -35,27 +36,14 @@ func newProcess(t testing.TB, addr string) *process {
 
 func (p *process) eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	p.evals.Add(1)
-	return redis.NewScript(script).Run(ctx, p.client, keys, args...).Result()
+	return resilienceredis.Eval(p.client)(ctx, script, keys, args...)
 }
 
 func (p *process) subscribe(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-	sub := p.client.Subscribe(ctx, channel)
-	defer sub.Close()
-	defer context.AfterFunc(ctx, func() { _ = sub.Close() })()
-	if _, err := sub.Receive(ctx); err != nil {
-		return err
-	}
-	subscribed()
-	for {
-		m, err := sub.ReceiveMessage(ctx)
-		if err != nil {
-			return err
-		}
-		message(m.Payload)
-	}
+	return resilienceredis.Subscribe(p.client)(ctx, channel, subscribed, message)
 }
 
-func (p *process) store(prefix string, change ...func(*redisstore.Config)) *redisstore.Store {
+func (p *process) store(prefix string, change ...func(*redisstore.Config)) cacheaside.Store {
 	cfg := redisstore.Config{Prefix: prefix, Eval: p.eval, Subscribe: p.subscribe, Timeout: 5 * time.Second}
 	for _, f := range change {
 		f(&cfg)

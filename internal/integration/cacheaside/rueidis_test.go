@@ -9,14 +9,16 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 // connectors build the functions of a redisstore.Config on a client of their own, of
 // one server or of a cluster, for a process of the application.
 var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Config{
 	"go-redis": func(t testing.TB, addrs ...string) redisstore.Config {
-		// No time-outs of its own: a call ends by its ctx.
+		// No timeouts of its own: a call ends by its ctx.
 		var rdb redis.UniversalClient
 		if len(addrs) == 1 {
 			rdb = redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, MaxRetries: -1, ReadTimeout: -1, WriteTimeout: -1})
@@ -25,25 +27,8 @@ var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Confi
 		}
 		t.Cleanup(func() { _ = rdb.Close() })
 		return redisstore.Config{
-			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-				return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-			},
-			Subscribe: func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-				sub := rdb.Subscribe(ctx, channel)
-				defer sub.Close()
-				defer context.AfterFunc(ctx, func() { _ = sub.Close() })()
-				if _, err := sub.Receive(ctx); err != nil {
-					return err
-				}
-				subscribed()
-				for {
-					m, err := sub.ReceiveMessage(ctx)
-					if err != nil {
-						return err
-					}
-					message(m.Payload)
-				}
-			},
+			Eval:      resilienceredis.Eval(rdb),
+			Subscribe: resilienceredis.Subscribe(rdb),
 		}
 	},
 	"rueidis": func(t testing.TB, addrs ...string) redisstore.Config {
@@ -84,7 +69,7 @@ var connectors = map[string]func(t testing.TB, addrs ...string) redisstore.Confi
 }
 
 // newStore returns the Store of one process.
-func newStore(cfg redisstore.Config, prefix string, change ...func(*redisstore.Config)) *redisstore.Store {
+func newStore(cfg redisstore.Config, prefix string, change ...func(*redisstore.Config)) cacheaside.Store {
 	cfg.Prefix, cfg.Timeout = prefix, 5*time.Second
 	for _, f := range change {
 		f(&cfg)

@@ -142,7 +142,7 @@ func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
 		require.NoError(t, err)
 		_ = admin.Close()
 	})
-	store := sqlstore.New(db, sqlstore.PostgreSQL)
+	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
 	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond, OnStuck: func(context.Context, saga.StuckSaga) {}})
 	saga.Register(r, sagas...)

@@ -191,7 +191,7 @@ func (p tab) picture(name string) {
 	require.NoError(p.t, encoder.Encode(f, fewColors(full)))
 }
 
-// fewColors returns a picture in its 256 most frequent colours, which makes it small.
+// fewColors returns a picture in its 256 most frequent colors, which makes it small.
 func fewColors(full image.Image) *image.Paletted {
 	frequent := map[color.RGBA]int{}
 	bounds := full.Bounds()

@@ -25,6 +25,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/redisstore"
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 // A key of a cache is a register. What is committed may be read, and what was committed
@@ -235,7 +236,7 @@ func (dying) Invalidate(context.Context, ...string) error   { return errLost }
 // eval loses some requests, some answers, and delivers some requests late.
 func (p *cacheProcess) eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	run := func(ctx context.Context) (any, error) {
-		return redis.NewScript(script).Run(ctx, p.client, keys, args...).Result()
+		return resilienceredis.Eval(p.client)(ctx, script, keys, args...)
 	}
 	of := 100
 	if ctx.Value(opKey{}) == nil {
@@ -259,20 +260,7 @@ func (p *cacheProcess) eval(ctx context.Context, script string, keys []string, a
 }
 
 func (p *cacheProcess) subscribe(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-	sub := p.client.Subscribe(ctx, channel)
-	defer sub.Close()
-	defer context.AfterFunc(ctx, func() { _ = sub.Close() })()
-	if _, err := sub.Receive(ctx); err != nil {
-		return err
-	}
-	subscribed()
-	for {
-		m, err := sub.ReceiveMessage(ctx)
-		if err != nil {
-			return err
-		}
-		message(m.Payload)
-	}
+	return resilienceredis.Subscribe(p.client)(ctx, channel, subscribed, message)
 }
 
 func (p *cacheProcess) load(ctx context.Context, key int) (int64, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 // A lease is the present epoch, which grows. A term holds, and a transaction that it has
@@ -76,7 +77,7 @@ func leaseBegin(r *run) {
 }
 
 func leaseStore(db *sql.DB, driver string) *sqllease.Store {
-	return sqllease.New(db, map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[driver])
+	return sqllease.New(db, map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[driver], sqllease.Config{})
 }
 
 // A leaseOp is one operation on the lease.
@@ -105,9 +106,7 @@ func leaseWorker(ctx context.Context, w *worker) {
 	}
 	if p.Driver == "redis" {
 		client := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.TTL / 3})
-		p.store = redislease.New(redislease.Config{Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-		}})
+		p.store = redislease.New(redislease.Config{Eval: resilienceredis.Eval(client)})
 	} else {
 		db, err := connect(p.Driver, w.Addr)
 		if err != nil {

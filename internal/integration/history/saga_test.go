@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A store of sagas is, for each id, a register of (epoch, seq, nonce) that Claim and Commit
@@ -57,11 +59,11 @@ func sagaBegin(r *run) {
 	}
 }
 
-func sagaStore(d *database, driver string) saga.Store {
+func sagaStore(d *database, driver string) store.Store {
 	if driver == "memory" {
 		return saga.NewMemory()
 	}
-	return sqlstore.New(d.DB, map[string]sqlstore.Dialect{"pgx": sqlstore.PostgreSQL, "mysql": sqlstore.MySQL, "sqlite": sqlstore.SQLite}[driver])
+	return sqlstore.New(d.DB, map[string]sqlstore.Dialect{"pgx": sqlstore.PostgreSQL, "mysql": sqlstore.MySQL, "sqlite": sqlstore.SQLite}[driver], sqlstore.Config{})
 }
 
 // A sagaOp is one operation on one saga. A Claim is one for each saga that it may claim.
@@ -92,7 +94,7 @@ type sagaRecord struct {
 	Previous          string `json:",omitempty"`
 }
 
-func recordOf(rec saga.Record) *sagaRecord {
+func recordOf(rec store.Record) *sagaRecord {
 	r := &sagaRecord{Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rec.Nonce, Owner: rec.Owner, Ended: rec.Status.Ended(), Canceled: rec.CancelRequested}
 	if rec.Owner != "" {
 		r.Until = rec.WakeAt.UnixMicro()
@@ -107,7 +109,7 @@ type sagaProcess struct {
 	sagaPlan
 	*worker
 	*journal[sagaOp]
-	store saga.Store
+	store store.Store
 
 	mu    sync.Mutex
 	known map[string]sagaRecord // as last seen
@@ -160,16 +162,16 @@ func attempt[T any](p *sagaProcess, fn func(ctx context.Context) (T, error)) (no
 
 func (p *sagaProcess) act(client int, rng *rand.Rand) {
 	generation := now() / int64(lifeOfSagas)
-	id, def := fmt.Sprintf("%d.%d", generation, rng.IntN(p.Sagas)), saga.Definition{Saga: fmt.Sprint(generation), Version: 1}
+	id, def := fmt.Sprintf("%d.%d", generation, rng.IntN(p.Sagas)), store.Definition{Saga: fmt.Sprint(generation), Version: 1}
 	switch n := rng.IntN(20); {
 	case n < 4:
-		req := saga.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, Data: []byte("{}"), Steps: []byte("{}"), Nonce: rng.Int64(), Log: make([]saga.Entry, 1+rng.IntN(2))}
+		req := store.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, Data: []byte("{}"), Steps: []byte("{}"), Nonce: rng.Int64(), Log: make([]store.Entry, 1+rng.IntN(2))}
 		if rng.IntN(2) == 0 {
 			req.Owner, req.LeaseTTL = p.owner(), p.LeaseTTL
 		}
 		p.do(client, sagaOp{Kind: "start", ID: id, Nonce: req.Nonce, Owner: req.Owner, Log: int64(len(req.Log))}, func(op *sagaOp, _ func()) {
 			type answer struct {
-				saga.Record
+				store.Record
 				created bool
 			}
 			a, err := attempt(p, func(ctx context.Context) (answer, error) {
@@ -181,9 +183,9 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 			}
 		})
 	case n < 8:
-		req := saga.ClaimRequest{Owner: p.owner(), LeaseTTL: p.LeaseTTL, Limit: 1 + rng.IntN(3), Definitions: []saga.Definition{def}}
+		req := store.ClaimRequest{Owner: p.owner(), LeaseTTL: p.LeaseTTL, Limit: 1 + rng.IntN(3), Definitions: []store.Definition{def}}
 		p.do(client, sagaOp{Kind: "claim", ID: def.Saga, Owner: req.Owner}, func(op *sagaOp, _ func()) {
-			recs, err := attempt(p, func(ctx context.Context) ([]saga.Record, error) { return p.store.Claim(ctx, req) })
+			recs, err := attempt(p, func(ctx context.Context) ([]store.Record, error) { return p.store.Claim(ctx, req) })
 			if err == nil {
 				op.Done = "ok"
 			}
@@ -202,22 +204,22 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 		if rng.IntN(10) == 0 { // of an execution that was lost
 			rec.Epoch--
 		}
-		req := saga.CommitRequest{
+		req := store.CommitRequest{
 			ID: id, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rng.Int64(), Status: saga.Running, Steps: []byte("{}"),
-			Log: make([]saga.Entry, 1+rng.IntN(3)), Release: rng.IntN(3) == 0,
+			Log: make([]store.Entry, 1+rng.IntN(3)), Release: rng.IntN(3) == 0,
 		}
 		if req.Release && rng.IntN(10) == 0 {
 			req.Status = saga.Completed
 		}
 		for done := ""; done == ""; { // an answer that was lost: once more, as it was
 			p.do(client, sagaOp{Kind: "commit", ID: id, Epoch: req.Epoch, Seq: req.Seq, Nonce: req.Nonce, Log: int64(len(req.Log)), Release: req.Release, End: req.Status.Ended()}, func(op *sagaOp, _ func()) {
-				rc, err := attempt(p, func(ctx context.Context) (saga.Receipt, error) { return p.store.Commit(ctx, req) })
+				rc, err := attempt(p, func(ctx context.Context) (store.Receipt, error) { return p.store.Commit(ctx, req) })
 				switch {
 				case err == nil:
 					op.Done = "ok"
 					p.know(id, sagaRecord{Epoch: req.Epoch, Seq: req.After()})
 					op.Got = &sagaRecord{Canceled: rc.CancelRequested}
-				case errors.Is(err, saga.ErrFenced):
+				case errors.Is(err, store.ErrFenced):
 					op.Done = "fenced"
 				}
 				done = op.Done
@@ -228,20 +230,20 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 		}
 	case n < 15:
 		p.do(client, sagaOp{Kind: "cancel", ID: id}, func(op *sagaOp, _ func()) {
-			rec, err := attempt(p, func(ctx context.Context) (saga.Record, error) { return p.store.Cancel(ctx, id, "why") })
+			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) { return p.store.Cancel(ctx, id, "why") })
 			p.settle(op, rec, err)
 		})
 	case n < 17:
 		name, payload := rng.IntN(2), p.owner()
 		p.do(client, sagaOp{Kind: "signal", ID: id, Name: name, Payload: payload}, func(op *sagaOp, _ func()) {
-			rec, err := attempt(p, func(ctx context.Context) (saga.Record, error) {
-				return p.store.Signal(ctx, saga.SignalRequest{ID: id, Name: string(rune('a' + name)), Payload: []byte(payload)})
+			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) {
+				return p.store.Signal(ctx, store.SignalRequest{ID: id, Name: string(rune('a' + name)), Payload: []byte(payload)})
 			})
 			p.settle(op, rec, err)
 		})
 	case n < 18:
 		p.look(client, sagaOp{Kind: "signals", ID: id}, func(op *sagaOp) {
-			list, err := attempt(p, func(ctx context.Context) ([]saga.Signal, error) { return p.store.Signals(ctx, id) })
+			list, err := attempt(p, func(ctx context.Context) ([]store.Signal, error) { return p.store.Signals(ctx, id) })
 			if err == nil {
 				op.Done = "ok"
 			}
@@ -251,7 +253,7 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 		})
 	default:
 		p.look(client, sagaOp{Kind: "load", ID: id}, func(op *sagaOp) {
-			rec, err := attempt(p, func(ctx context.Context) (saga.Record, error) { return p.store.Load(ctx, id) })
+			rec, err := attempt(p, func(ctx context.Context) (store.Record, error) { return p.store.Load(ctx, id) })
 			p.settle(op, rec, err)
 		})
 	}
@@ -259,11 +261,11 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 
 // owner returns a text that nobody else uses.
 func (p *sagaProcess) owner() string {
-	return fmt.Sprintf("%d.%d", p.Number, p.last.Load()*100+rand.Int64N(100))
+	return fmt.Sprintf("%d.%d", p.Number, rand.Int64()) // nor does the process that follows one that was killed
 }
 
 // settle fills in how an operation that returns a record has ended.
-func (p *sagaProcess) settle(op *sagaOp, rec saga.Record, err error) {
+func (p *sagaProcess) settle(op *sagaOp, rec store.Record, err error) {
 	switch {
 	case err == nil:
 		op.Done, op.Got = "ok", recordOf(rec)
@@ -410,13 +412,13 @@ func sagaModel(plan sagaPlan) porcupine.Model {
 
 // sagaPossible reports whether what the operations read could be written by one of them.
 func sagaPossible(ops []porcupine.Operation) bool {
-	nonces, owners, last := map[int64]bool{}, map[string]bool{"": true}, false
+	nonces, owners, started, last := map[int64]bool{}, map[string]bool{"": true}, false, false
 	for _, o := range ops {
 		op := o.Input.(sagaOp)
 		nonces[op.Nonce], owners[op.Owner] = true, true
-		last = last || op.Kind == "last"
+		started, last = started || op.Kind == "start", last || op.Kind == "last"
 	}
-	return last && !slices.ContainsFunc(ops, func(o porcupine.Operation) bool {
+	return started && last && !slices.ContainsFunc(ops, func(o porcupine.Operation) bool {
 		op := o.Input.(sagaOp)
 		return op.Got != nil && op.Kind != "commit" && !(nonces[op.Got.Nonce] && owners[op.Got.Owner])
 	})
@@ -497,7 +499,14 @@ func sagaCheck(r *run) *finding {
 	}
 	entries := read[sagaOp](r)
 	generations := make(map[string]map[string]bool)
+	owned := make(map[[2]string]bool) // sagas, and who was read to own them
 	for _, e := range entries {
+		if e.Op.Got != nil {
+			owned[[2]string{e.Op.ID, e.Op.Got.Owner}] = true
+		}
+		for _, rec := range e.Op.Claimed {
+			owned[[2]string{rec.ID, rec.Previous}] = true
+		}
 		if g, _, ok := strings.Cut(e.Op.ID, "."); ok {
 			if generations[g] == nil {
 				generations[g] = make(map[string]bool)
@@ -523,10 +532,17 @@ func sagaCheck(r *run) *finding {
 				add(e, op)
 			}
 		default:
+			more := maps.Clone(generations[op.ID])
 			for _, rec := range op.Claimed {
 				one := op
 				one.ID, one.Got, one.Claimed = rec.ID, &rec, nil
 				add(e, one)
+				delete(more, rec.ID)
+			}
+			for id := range more {
+				if owned[[2]string{id, op.Owner}] { // in a later round of the same Claim, which had no answer
+					add(e, sagaOp{Kind: "claim", ID: id, Owner: op.Owner})
+				}
 			}
 		}
 	}

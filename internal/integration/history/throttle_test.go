@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -111,9 +112,7 @@ func throttleWorker(ctx context.Context, w *worker) {
 	shared := throttle.NewShared(throttle.SharedConfig{
 		Name: "history", Rate: plan.Rate, Burst: plan.Burst, Instances: plan.Instances, OnOutage: plan.OnOutage,
 		Timeout: plan.Timeout, RetryEvery: plan.RetryEvery,
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-		},
+		Eval: resilienceredis.Eval(client),
 	})
 	log := newJournal[throttleOp](w)
 	var present atomic.Pointer[entry[throttleOp]] // the outage

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
@@ -22,6 +22,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/lease/storetest"
+	"github.com/go-resilience/resilience/resiliencepgx"
 )
 
 // A database is one that a test has for itself. Other processes can open it too.
@@ -131,25 +132,17 @@ func (d database) store(ctx context.Context, db *sql.DB) (*sqllease.Store, error
 		c.Listen = d.listen
 	}
 	dialect := map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[d.Driver]
-	s := c.New(db, dialect)
+	s := sqllease.New(db, dialect, c)
 	return s, s.Migrate(ctx)
 }
 
-// listen is the function of the documentation of Config.Listen.
 func (d database) listen(ctx context.Context, channel string, notify func()) error {
-	conn, err := pgx.Connect(ctx, d.DSN)
+	pool, err := pgxpool.New(ctx, d.DSN)
 	if err != nil {
 		return err
 	}
-	defer conn.Close(context.Background())
-	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
-		return err
-	}
-	for notify(); ; notify() {
-		if _, err := conn.WaitForNotification(ctx); err != nil {
-			return err
-		}
-	}
+	defer pool.Close()
+	return resiliencepgx.Listen(pool)(ctx, channel, notify)
 }
 
 // newStore opens the database once more, as a store.

@@ -131,7 +131,7 @@ func TestAnIdleCandidateCostsOneStatementAPoll(t *testing.T) {
 	cfg.Tracer = statements
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
-	store := sqllease.New(db, sqllease.PostgreSQL)
+	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*ttl)
 	defer cancel()
 	time.AfterFunc(ttl/4, func() { statements.n.Store(0) }) // it has joined the line

@@ -17,30 +17,14 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/lease/storetest"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
-func redisStore(client redis.UniversalClient, prefix string) *redislease.Store {
+func redisStore(client redis.UniversalClient, prefix string) lease.Store {
 	return redislease.New(redislease.Config{
-		Prefix: prefix,
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, client, keys, args...).Result()
-		},
-		Subscribe: func(ctx context.Context, channel string, subscribed func(), message func(string)) error {
-			sub := client.Subscribe(ctx, channel)
-			defer sub.Close()
-			defer context.AfterFunc(ctx, func() { sub.Close() })()
-			if _, err := sub.Receive(ctx); err != nil {
-				return err
-			}
-			subscribed()
-			for {
-				m, err := sub.ReceiveMessage(ctx)
-				if err != nil {
-					return err
-				}
-				message(m.Payload)
-			}
-		},
+		Prefix:    prefix,
+		Eval:      resilienceredis.Eval(client),
+		Subscribe: resilienceredis.Subscribe(client),
 	})
 }
 
@@ -50,7 +34,7 @@ func redisClient(t testing.TB, addr string) *redis.Client {
 	return client
 }
 
-func newRedisStore(t testing.TB) *redislease.Store {
+func newRedisStore(t testing.TB) lease.Store {
 	client := redisClient(t, services.Redis(t))
 	prefix := "lease-test:" + rand.Text() + ":"
 	t.Cleanup(func() {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -41,9 +42,7 @@ func newPlans(t *testing.T, addr, prefix string, day *time.Location) *throttle.S
 			}
 			return throttle.Limit{} // free
 		},
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-		},
+		Eval:     resilienceredis.Eval(rdb),
 		Timeout:  10 * time.Second, // of a slow machine
 		OnOutage: throttle.RefuseAll,
 	})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 var backlogSagas = flag.Int("backlog.sagas", 0, "how many sagas wait in TestBacklog; 0: skip it")
@@ -94,7 +95,7 @@ type tally struct {
 	claims []map[string]int
 }
 
-func (s *tally) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (s *tally) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	s.mu.Lock()
 	got, i := map[string]int{}, len(s.claims)
 	s.claims = append(s.claims, got)
@@ -196,7 +197,7 @@ func drainAway(config string) error {
 	if err != nil {
 		return err
 	}
-	r := saga.NewRunner(sqlstore.New(db, d.Dialect), saga.RunnerConfig{})
+	r := saga.NewRunner(sqlstore.New(db, d.Dialect, sqlstore.Config{}), saga.RunnerConfig{})
 	saga.Register(r, fiveSteps())
 	return r.Run(context.Background())
 }

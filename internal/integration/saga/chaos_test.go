@@ -23,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 var chaosSagas = flag.Int("chaos.sagas", 1000, "how many sagas TestChaos runs")
@@ -115,7 +116,7 @@ func newChaos(t *testing.T, d database, workers, sagas int) *chaos {
 		_, err := c.db.Exec(table)
 		require.NoError(t, err)
 	}
-	store := sqlstore.New(c.db, d.Dialect)
+	store := sqlstore.New(c.db, d.Dialect, sqlstore.Config{})
 	c.runner = saga.NewRunner(store, saga.RunnerConfig{})
 	saga.Register(c.runner, chaosSaga(&participant{}))
 	return c
@@ -332,7 +333,7 @@ func (c *chaos) finish() {
 
 // violations returns the broken rules of all sagas in the database.
 func (c *chaos) violations() []string {
-	effects := make(map[string]map[string]int) // the net effect, by saga and step
+	effects := make(map[string]map[string]net) // by saga and step
 	var found []string
 	report := func(id, format string, args ...any) {
 		found = append(found, id+": "+fmt.Sprintf(format, args...))
@@ -351,7 +352,7 @@ func (c *chaos) violations() []string {
 		// Read after the records: the log of an ended saga does not change.
 		from, to := page[0].ID, page[len(page)-1].ID
 		require.NoError(c.t, retry(func() error { return c.readEffects(from, to, effects, report) }))
-		logs := make(map[string][]saga.Entry)
+		logs := make(map[string][]store.Entry)
 		require.NoError(c.t, retry(func() error { return c.readLogs(from, to, logs) }))
 		for _, in := range page {
 			checkLog(in, logs[in.ID], report)
@@ -363,30 +364,30 @@ func (c *chaos) violations() []string {
 	return found
 }
 
-func (c *chaos) readEffects(from, to string, effects map[string]map[string]int, report func(id, format string, args ...any)) error {
-	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, step, done, undone FROM effect WHERE saga_id BETWEEN $1 AND $2`), from, to)
+func (c *chaos) readEffects(from, to string, effects map[string]map[string]net, report func(id, format string, args ...any)) error {
+	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, step, done, undone, quoted FROM effect WHERE saga_id BETWEEN $1 AND $2`), from, to)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id, step string
+		var id, step, quoted string
 		var done, undone int
-		if err := rows.Scan(&id, &step, &done, &undone); err != nil {
+		if err := rows.Scan(&id, &step, &done, &undone, &quoted); err != nil {
 			return err
 		}
 		if done > 1 || undone > done {
 			report(id, "step %s was done %d times and undone %d times", step, done, undone)
 		}
 		if effects[id] == nil {
-			effects[id] = make(map[string]int)
+			effects[id] = make(map[string]net)
 		}
-		effects[id][step] = done - undone
+		effects[id][step] = net{done - undone, quoted}
 	}
 	return rows.Err()
 }
 
-func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
+func (c *chaos) readLogs(from, to string, logs map[string][]store.Entry) error {
 	clear(logs)
 	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, seq, step, op, event, epoch, error FROM saga_log WHERE saga_id BETWEEN $1 AND $2 ORDER BY saga_id, seq`), from, to)
 	if err != nil {
@@ -395,7 +396,7 @@ func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	defer rows.Close()
 	for rows.Next() {
 		var id string
-		var e saga.Entry
+		var e store.Entry
 		if err := rows.Scan(&id, &e.Seq, &e.Step, &e.Op, &e.Kind, &e.Epoch, &e.Error); err != nil {
 			return err
 		}
@@ -404,8 +405,14 @@ func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	return rows.Err()
 }
 
+// net is the net effect of a step, and what quote and rate had said when it was asked for.
+type net struct {
+	n      int
+	quoted string
+}
+
 // checkLog checks that the entries of a log are consistent.
-func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string, args ...any)) {
+func checkLog(in *saga.Instance, log []store.Entry, report func(id, format string, args ...any)) {
 	var back, ended bool
 	seen := make(map[string]bool)
 	epoch := int64(0)
@@ -441,17 +448,24 @@ func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string
 }
 
 // checkEffects checks that the effects are those of the record.
-func checkEffects(in *saga.Instance, net map[string]int, report func(id, format string, args ...any)) {
+func checkEffects(in *saga.Instance, effects map[string]net, report func(id, format string, args ...any)) {
+	var state chaosTrip
+	if err := json.Unmarshal(in.State, &state); err != nil {
+		report(in.ID, "%v", err)
+	}
 	want := []string{}
 	for _, u := range in.Steps {
-		if u.Status == saga.StepDone {
+		if u.Status == saga.StepDone && u.Name != "quote" && u.Name != "rate" { // which have no effect
 			want = append(want, u.Name)
 		}
 	}
 	got := []string{}
-	for step, n := range net {
-		if n != 0 {
+	for step, e := range effects {
+		if e.n != 0 {
 			got = append(got, step)
+		}
+		if said := state.Quote + state.Rate; strings.Trim(step, "2") != "account" && (e.quoted != said || said == "") {
+			report(in.ID, "%s was asked for with %q, and the record says %q", step, e.quoted, said)
 		}
 	}
 	slices.Sort(want)

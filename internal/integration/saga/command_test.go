@@ -19,11 +19,12 @@ import (
 
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagahttp"
 )
 
-// TestCommandHandler sends the commands of a step to a participant whose replies are lost,
+// TestParticipantOverHTTP sends the commands of a step to a participant whose replies are lost,
 // and a Do that comes after its Undo: each is applied once, or not at all.
-func TestCommandHandler(t *testing.T) {
+func TestParticipantOverHTTP(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		_, err := db.Exec(`CREATE TABLE booked (id varchar(300), n integer)`)
@@ -35,7 +36,7 @@ func TestCommandHandler(t *testing.T) {
 		var full error
 		var applied, given atomic.Int32 // given: the uploads that net/http is to remove
 		upload := new(multipart.Form)
-		bookings := &resiliencehttp.CommandHandler{
+		bookings := &sagahttp.Handler{
 			DB: db,
 			Apply: func(tx *sql.Tx, r *http.Request) error {
 				applied.Add(1)
@@ -69,7 +70,7 @@ func TestCommandHandler(t *testing.T) {
 		send := func(ctx context.Context, method string) error {
 			req, err := http.NewRequestWithContext(ctx, method, server.URL, nil)
 			require.NoError(t, err)
-			return resiliencehttp.SendCommand(server.Client(), req, func(resp *http.Response) error {
+			return sagahttp.Send(server.Client(), req, func(resp *http.Response) error {
 				body, err := io.ReadAll(resp.Body)
 				last = string(body)
 				return err
@@ -124,7 +125,7 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 				require.NoError(t, err)
 				_, err = db.Exec(`INSERT INTO card VALUES (100)`)
 				require.NoError(t, err)
-				bank := &resiliencehttp.CommandHandler{DB: db, Apply: func(tx *sql.Tx, _ *http.Request) error {
+				bank := &sagahttp.Handler{DB: db, Apply: func(tx *sql.Tx, _ *http.Request) error {
 					var cents int
 					if _, err := tx.Exec(`UPDATE card SET cents = cents - 300`); err != nil {
 						return err
@@ -164,7 +165,7 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 					Do: func(ctx context.Context, _ *nothing) error {
 						req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, nil)
 						require.NoError(t, err)
-						return resiliencehttp.SendCommand(server.Client(), req, nil)
+						return sagahttp.Send(server.Client(), req, nil)
 					},
 				}}}
 				require.ErrorIs(t, saga.Run(t.Context(), order, new(nothing)), saga.ErrCompensated)

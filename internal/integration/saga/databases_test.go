@@ -43,7 +43,7 @@ func newDatabase(t testing.TB, dialect sqlstore.Dialect) database {
 	t.Helper()
 	d := emptyDatabase(t, dialect)
 	db := d.open(t)
-	store := sqlstore.New(db, dialect)
+	store := sqlstore.New(db, dialect, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
 	return d
 }
@@ -187,6 +187,6 @@ func (d database) connect() (*sql.DB, error) {
 // store opens the database once more, as a store.
 func (d database) store(t testing.TB) *sqlstore.Store {
 	t.Helper()
-	store := sqlstore.New(d.open(t), d.Dialect)
+	store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{})
 	return store
 }

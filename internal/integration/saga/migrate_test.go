@@ -11,10 +11,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/resiliencepgx"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/saga/storetest"
 )
 
@@ -29,9 +32,9 @@ func onEmpty(t *testing.T, test func(t *testing.T, d database)) {
 
 func TestMigrate(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
-		store, db, ctx := d.store(t), d.open(t), t.Context()
-		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
-		require.ErrorIs(t, saga.NewRunner(store, saga.RunnerConfig{}).Run(ctx), saga.ErrNotMigrated)
+		st, db, ctx := d.store(t), d.open(t), t.Context()
+		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
+		require.ErrorIs(t, saga.NewRunner(st, saga.RunnerConfig{}).Run(ctx), store.ErrNotMigrated)
 		var wg sync.WaitGroup
 		for range 4 { // processes that start together
 			wg.Go(func() {
@@ -41,38 +44,38 @@ func TestMigrate(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		require.NoError(t, store.Check(ctx))
-		require.NoError(t, store.Migrate(ctx))
+		require.NoError(t, st.Check(ctx))
+		require.NoError(t, st.Migrate(ctx))
 
 		_, err := db.Exec(`UPDATE saga_schema SET version = 99`)
 		require.NoError(t, err)
-		require.ErrorContains(t, store.Migrate(ctx), "its schema is of another version of this library: 99, and this program's is 1")
-		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
+		require.ErrorContains(t, st.Migrate(ctx), "its schema is of another version of this library: 99, and this program's is 1")
+		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
 		_, err = db.Exec(`UPDATE saga_schema SET version = 1`)
 		require.NoError(t, err)
 		_, err = db.Exec(`DROP TABLE saga_log`)
 		require.NoError(t, err)
-		require.ErrorContains(t, store.Migrate(ctx), "there is a table saga and no table saga_log: an older schema of this library")
+		require.ErrorContains(t, st.Migrate(ctx), "there is a table saga and no table saga_log: an older schema of this library")
 	})
 }
 
 // MySQL commits each CREATE TABLE: a process that looks meanwhile waits until all are there.
 func TestMigrateWaitsForTheMigrationOfAnotherProcess(t *testing.T) {
 	d, ctx := emptyDatabase(t, sqlstore.MySQL), t.Context()
-	store := d.store(t)
+	st := d.store(t)
 	other, err := d.open(t).Conn(ctx)
 	require.NoError(t, err)
 	defer other.Close()
 	_, err = other.ExecContext(ctx, `DO GET_LOCK('saga_migrating', 0)`)
 	require.NoError(t, err)
 	ended := make(chan error, 1)
-	for i, statement := range slices.Collect(strings.SplitSeq(store.Schema(), ";")) {
+	for i, statement := range slices.Collect(strings.SplitSeq(st.Schema(), ";")) {
 		if strings.TrimSpace(statement) != "" {
 			_, err := other.ExecContext(ctx, statement)
 			require.NoError(t, err)
 		}
 		if i == 0 {
-			go func() { ended <- store.Migrate(ctx) }()
+			go func() { ended <- st.Migrate(ctx) }()
 		}
 		select {
 		case err := <-ended:
@@ -82,7 +85,7 @@ func TestMigrateWaitsForTheMigrationOfAnotherProcess(t *testing.T) {
 		if strings.Contains(statement, "INSERT INTO") {
 			break
 		}
-		require.ErrorIs(t, store.Check(ctx), saga.ErrNotMigrated)
+		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
 	}
 	_, err = other.ExecContext(ctx, `DO RELEASE_LOCK('saga_migrating')`)
 	require.NoError(t, err)
@@ -95,7 +98,7 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 		_, err := db.Exec(`CREATE TABLE saga (title text)`)
 		require.NoError(t, err)
 		require.ErrorContains(t, d.store(t).Migrate(t.Context()), "there is a table saga and no table saga_log: another program's (use Config.Prefix)")
-		store := sqlstore.Config{Prefix: "trips_"}.New(db, d.Dialect)
+		store := sqlstore.New(db, d.Dialect, sqlstore.Config{Prefix: "trips_"})
 		require.NoError(t, store.Migrate(t.Context()))
 		require.NoError(t, store.Check(t.Context()))
 	})
@@ -106,17 +109,17 @@ func TestAPrefixedStoreIsAStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
 			t.Parallel()
-			storetest.Run(t, func(t *testing.T) saga.Store {
+			storetest.Run(t, func(t *testing.T) store.Store {
 				d := newDatabase(t, dialect) // whose other tables must stay empty
 				db := d.open(t)
-				store := sqlstore.Config{Prefix: "trips_"}.New(db, dialect)
-				require.NoError(t, store.Migrate(t.Context()))
+				st := sqlstore.New(db, dialect, sqlstore.Config{Prefix: "trips_"})
+				require.NoError(t, st.Migrate(t.Context()))
 				t.Cleanup(func() {
 					var n int
 					require.NoError(t, db.QueryRow(`SELECT (SELECT count(*) FROM saga) + (SELECT count(*) FROM saga_log)`).Scan(&n))
 					require.Zero(t, n)
 				})
-				return store
+				return st
 			})
 		})
 	}
@@ -163,9 +166,9 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	require.NoError(t, err)
 	_, err = own.Exec(`CREATE TABLE other (id text)`)
 	require.ErrorContains(t, err, "permission denied", config.User)
-	store := sqlstore.New(own, d.Dialect)
-	require.NoError(t, store.Migrate(t.Context()))
-	_, _, err = store.Start(t.Context(), saga.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+	st := sqlstore.New(own, d.Dialect, sqlstore.Config{})
+	require.NoError(t, st.Migrate(t.Context()))
+	_, _, err = st.Start(t.Context(), store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 	require.NoError(t, err)
 }
 
@@ -175,7 +178,7 @@ func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
 	for _, level := range []string{"serializable", "repeatable read"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
-			storetest.Run(t, func(t *testing.T) saga.Store {
+			storetest.Run(t, func(t *testing.T) store.Store {
 				d := newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", level)
 				return d.store(t)
 			})
@@ -187,7 +190,7 @@ func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
 // on the isolation that is the default, or on the SQL mode.
 func TestAStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(t *testing.T) saga.Store {
+	storetest.Run(t, func(t *testing.T) store.Store {
 		d := newDatabase(t, sqlstore.MySQL)
 		var version, isolation string
 		require.NoError(t, d.open(t).QueryRow(`SELECT version()`).Scan(&version))
@@ -204,45 +207,33 @@ func TestAStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 // under REPEATABLE READ, and may have read before a saga was started elsewhere.
 func TestATransactionWithASnapshotSeesTheNewestRows(t *testing.T) {
 	d := newDatabase(t, sqlstore.MySQL)
-	store, db, ctx := d.store(t), d.open(t), t.Context()
-	req := saga.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]saga.Entry, 1)}
+	st, db, ctx := d.store(t), d.open(t), t.Context()
+	req := store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]store.Entry, 1)}
 	tx, err := db.Begin()
 	require.NoError(t, err)
 	defer tx.Rollback()
 	require.NoError(t, tx.QueryRow(`SELECT count(*) FROM saga`).Scan(new(int)))
-	_, _, err = store.Start(ctx, req)
+	_, _, err = st.Start(ctx, req)
 	require.NoError(t, err)
-	rec, created, err := store.StartTx(ctx, tx, req)
+	rec, created, err := st.StartTx(ctx, tx, req)
 	require.NoError(t, err)
 	require.False(t, created)
 	require.Equal(t, "a", rec.ID)
 	require.NoError(t, tx.Commit())
 }
 
-// listen is the function of the documentation of Config.Listen.
-func listen(dsn string) func(context.Context, string, func()) error {
-	return func(ctx context.Context, channel string, notify func()) error {
-		conn, err := pgx.Connect(ctx, dsn)
-		if err != nil {
-			return err
-		}
-		defer conn.Close(context.Background())
-		if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
-			return err
-		}
-		for notify(); ; notify() {
-			if _, err := conn.WaitForNotification(ctx); err != nil {
-				return err
-			}
-		}
-	}
+func listen(t *testing.T, dsn string) func(context.Context, string, func()) error {
+	pool, err := pgxpool.New(context.Background(), dsn)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return resiliencepgx.Listen(pool)
 }
 
 // TestARunnerHearsOfAStartElsewhere: the runner polls once an hour.
 func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
-		store := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
+		store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})
 		return store
 	}
 	begun := make(chan struct{}, 1)
@@ -327,7 +318,7 @@ func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 func TestARunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
-		store := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
+		store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})
 		return store
 	}
 	child := &saga.Saga[nothing]{Name: "parcel", Steps: []saga.Step[nothing]{{Name: "packed", Await: "packed"}}}

@@ -71,7 +71,7 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	far, proxy := proxied(t, newDatabase(t, sqlstore.PostgreSQL))
 	db := far.open(t)
 	db.SetMaxIdleConns(1) // the one that is cut
-	store := sqlstore.New(db, far.Dialect)
+	store := sqlstore.New(db, far.Dialect, sqlstore.Config{})
 	const lease = 4 * time.Second
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "long", Undo: done, Do: func(ctx context.Context, _ *nothing) error {

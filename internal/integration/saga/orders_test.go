@@ -33,7 +33,7 @@ func TestChaosOfOrders(t *testing.T) {
 	db, ctx := d.open(t), t.Context()
 	_, err := db.Exec(`CREATE TABLE book (account text, id text, amount integer)`)
 	require.NoError(t, err)
-	store := sqlstore.New(db, d.Dialect)
+	store := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	shop := saga.NewRunner(store, saga.RunnerConfig{}) // it runs nothing
 	orders := orderSaga(db)
 	saga.Register(shop, orders)
@@ -227,7 +227,7 @@ func workOnOrders(config string) error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	store := sqlstore.New(db, d.Dialect)
+	store := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Park: 20 * time.Millisecond, Drain: time.Second, MaxTakeovers: -1,
 	})

@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 var plansSagas = flag.Int("plans.sagas", 50000, "how many sagas have ended in TestNothingReadsTheWholeTable")
@@ -37,13 +38,13 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
 		seen := new(recorder)
-		store := sqlstore.New(seen.open(t, d), d.Dialect)
+		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
 		ctx := t.Context()
-		trip := []saga.Definition{{Saga: "trip"}}
-		_, err = store.Load(ctx, "trip-1") // what a store asks once
+		trip := []store.Definition{{Saga: "trip"}}
+		_, err = st.Load(ctx, "trip-1") // what a store asks once
 		require.NoError(t, err)
 		list := func(f saga.Filter) func() error {
-			return func() error { _, _, err := store.List(ctx, f); return err }
+			return func() error { _, _, err := st.List(ctx, f); return err }
 		}
 		for name, call := range map[string]func() error{
 			"list all":                   list(saga.Filter{After: "trip-5"}),
@@ -56,44 +57,44 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 			"list definition without":    list(saga.Filter{Saga: "none"}),
 			"list definition, abandoned": list(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Abandoned}}),
 			"list no definition, status": list(saga.Filter{Saga: "none", Status: []saga.Status{saga.Completed, saga.Stuck}}),
-			"list newest":                list(saga.Filter{Order: saga.NewestFirst}),
-			"list oldest, between":       list(saga.Filter{Order: saga.OldestFirst, CreatedFrom: time.Now().Add(-time.Hour), CreatedBefore: time.Now()}),
-			"list newest of definition":  list(saga.Filter{Saga: "trip", Order: saga.NewestFirst, WithoutState: true}),
-			"list oldest completed":      list(saga.Filter{Status: []saga.Status{saga.Completed}, Order: saga.OldestFirst}),
+			"list newest":                list(saga.Filter{Order: store.NewestFirst}),
+			"list oldest, between":       list(saga.Filter{Order: store.OldestFirst, CreatedFrom: time.Now().Add(-time.Hour), CreatedBefore: time.Now()}),
+			"list newest of definition":  list(saga.Filter{Saga: "trip", Order: store.NewestFirst, WithoutState: true}),
+			"list oldest completed":      list(saga.Filter{Status: []saga.Status{saga.Completed}, Order: store.OldestFirst}),
 			"list text by id":            list(saga.Filter{Text: "needle"}),
-			"list text, newest":          list(saga.Filter{Text: "needle", Order: saga.NewestFirst}),
+			"list text, newest":          list(saga.Filter{Text: "needle", Order: store.NewestFirst}),
 			"list text, completed":       list(saga.Filter{Text: "needle", Status: []saga.Status{saga.Completed}}),
 			"list failing":               list(saga.Filter{Failing: true}),
 			"list changed":               list(saga.Filter{UpdatedBefore: time.Now().Add(-time.Hour)}),
 			"list started":               list(saga.Filter{CreatedBefore: time.Now().Add(-time.Hour)}),
-			"counts":                     func() error { _, err := store.Counts(ctx); return err },
-			"load":                       func() error { _, err := store.Load(ctx, "trip-7"); return err },
-			"history":                    func() error { _, err := store.History(ctx, "trip-7", 0, 100); return err },
-			"unregistered, none":         func() error { _, err := store.Unregistered(ctx, trip); return err },
-			"unregistered, all":          func() error { _, err := store.Unregistered(ctx, nil); return err },
-			"delete":                     func() error { _, err := store.DeleteEnded(ctx, saga.Completed, time.Hour, 100); return err },
+			"counts":                     func() error { _, err := st.Counts(ctx); return err },
+			"load":                       func() error { _, err := st.Load(ctx, "trip-7"); return err },
+			"history":                    func() error { _, err := st.History(ctx, "trip-7", 0, 100); return err },
+			"unregistered, none":         func() error { _, err := st.Unregistered(ctx, trip); return err },
+			"unregistered, all":          func() error { _, err := st.Unregistered(ctx, nil); return err },
+			"delete":                     func() error { _, err := st.DeleteEnded(ctx, saga.Completed, time.Hour, 100); return err },
 			"children": func() error {
-				_, err := store.Children(ctx, saga.ChildrenRequest{Parent: "trip-7", Step: "parcels"})
+				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "trip-7", Step: "parcels"})
 				return err
 			},
 			"children, unfinished": func() error {
 				unfinished := []saga.Status{saga.Running, saga.Compensating, saga.Stuck}
-				_, err := store.Children(ctx, saga.ChildrenRequest{Parent: "order", Step: "parcels", Status: unfinished, Limit: 1})
+				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "order", Step: "parcels", Status: unfinished, Limit: 1})
 				return err
 			},
-			"reported": func() error { return store.Reported(ctx, "trip-7", 1) },
-			"cancel":   func() error { _, err := store.Cancel(ctx, "trip-7", ""); return err },
+			"reported": func() error { return st.Reported(ctx, "trip-7", 1) },
+			"cancel":   func() error { _, err := st.Cancel(ctx, "trip-7", ""); return err },
 			"claim": func() error {
-				_, err := store.Claim(ctx, saga.ClaimRequest{Owner: "me", Limit: 64, Definitions: trip})
+				_, err := st.Claim(ctx, store.ClaimRequest{Owner: "me", Limit: 64, Definitions: trip})
 				return err
 			},
 			"heartbeat": func() error {
-				_, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", Held: []saga.Held{{ID: "trip-7", Epoch: 1}, {ID: "trip-8", Epoch: 1}}})
+				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", Held: []store.Held{{ID: "trip-7", Epoch: 1}, {ID: "trip-8", Epoch: 1}}})
 				return err
 			},
 			"commit": func() error {
-				_, err := store.Commit(ctx, saga.CommitRequest{ID: "trip-7", Log: make([]saga.Entry, 1)})
-				if err == saga.ErrFenced {
+				_, err := st.Commit(ctx, store.CommitRequest{ID: "trip-7", Log: make([]store.Entry, 1)})
+				if err == store.ErrFenced {
 					err = nil
 				}
 				return err
@@ -124,11 +125,11 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 		fill(t, d, db, map[saga.Status]int{saga.Completed: 11000, saga.Running: 1000, saga.Stuck: 3})
 		_, err := db.Exec(`UPDATE saga SET last_error = 'a needle' WHERE id IN ('trip-1', 'trip-11500', 'trip-12002', 'trip-999', 'trip-9999')`)
 		require.NoError(t, err)
-		store := d.store(t)
-		for _, order := range []saga.Order{saga.ByID, saga.OldestFirst, saga.NewestFirst} {
+		st := d.store(t)
+		for _, order := range []store.Order{store.ByID, store.OldestFirst, store.NewestFirst} {
 			seen := make(map[string]bool)
 			for f, more := (saga.Filter{Text: "trip-", Order: order, Limit: 20000, WithoutState: true}), true; more; {
-				recs, next, err := store.List(t.Context(), f)
+				recs, next, err := st.List(t.Context(), f)
 				require.NoError(t, err)
 				for _, rec := range recs {
 					require.False(t, seen[rec.ID], rec.ID)
@@ -139,14 +140,14 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 			require.Len(t, seen, 12003)
 		}
 		for _, f := range []saga.Filter{
-			{}, {Order: saga.OldestFirst}, {Order: saga.NewestFirst}, {Status: []saga.Status{saga.Completed, saga.Running, saga.Stuck}},
+			{}, {Order: store.OldestFirst}, {Order: store.NewestFirst}, {Status: []saga.Status{saga.Completed, saga.Running, saga.Stuck}},
 		} {
 			for _, limit := range []int{1, 2, 100} {
 				f.Text, f.Limit, f.After = "needle", limit, ""
 				var ids []string
 				pages := 0
 				for more := true; more; pages++ {
-					recs, next, err := store.List(t.Context(), f)
+					recs, next, err := st.List(t.Context(), f)
 					require.NoError(t, err)
 					for _, rec := range recs {
 						ids = append(ids, rec.ID)
@@ -169,11 +170,11 @@ func TestABacklogIsClaimedInTurn(t *testing.T) {
 		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, map[saga.Status]int{saga.Running: sagas})
 		n := sagas / 10000
 		seen := new(recorder)
-		store := sqlstore.New(seen.open(t, d), d.Dialect)
+		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
 		for rounds, want := range []map[string]int{1: {"few": n, "many": 64 - n}, 0: {"many": 64}} {
-			known := []saga.Definition{{Saga: "many"}, {Saga: "few"}}[:1+rounds]
+			known := []store.Definition{{Saga: "many"}, {Saga: "few"}}[:1+rounds]
 			seen.take()
-			recs, err := store.Claim(t.Context(), saga.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
+			recs, err := st.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
 			require.NoError(t, err)
 			got := map[string]int{}
 			for _, rec := range recs {
@@ -185,12 +186,12 @@ func TestABacklogIsClaimedInTurn(t *testing.T) {
 			most := map[sqlstore.Dialect][]int{sqlstore.PostgreSQL: {2, 3}, sqlstore.MySQL: {4, 8}, sqlstore.SQLite: {3, 6}}
 			require.LessOrEqual(t, len(statements), most[d.Dialect][rounds], statements)
 		}
-		few, known := saga.Definition{Saga: "few"}, saga.Definition{Saga: "many"}
+		few, known := store.Definition{Saga: "few"}, store.Definition{Saga: "many"}
 		_, err := d.open(t).Exec(`UPDATE saga SET name = 'few' WHERE name = 'many' AND owner = '' AND id > 'trip-3'`)
 		require.NoError(t, err)
 		seen.take()
-		recs, err := store.Claim(t.Context(), saga.ClaimRequest{
-			Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []saga.Definition{known, few}, Limits: map[saga.Definition]int{known: 3},
+		recs, err := st.Claim(t.Context(), store.ClaimRequest{
+			Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []store.Definition{known, few}, Limits: map[store.Definition]int{known: 3},
 		})
 		require.NoError(t, err)
 		require.Len(t, recs, 64)
@@ -207,8 +208,8 @@ func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 	db := d.open(t)
 	fill(t, d, db, map[saga.Status]int{saga.Running: 5000})
 	seen := new(recorder)
-	store := sqlstore.New(seen.open(t, d), d.Dialect)
-	_, err := store.Claim(t.Context(), saga.ClaimRequest{Owner: "me", Limit: 64, Definitions: []saga.Definition{{Saga: "trip"}}})
+	st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
+	_, err := st.Claim(t.Context(), store.ClaimRequest{Owner: "me", Limit: 64, Definitions: []store.Definition{{Saga: "trip"}}})
 	require.NoError(t, err)
 	for _, s := range seen.take() {
 		var plan []struct {
@@ -239,25 +240,25 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 		seen := new(recorder)
 		asked := seen.open(t, d)
 		asked.SetMaxOpenConns(1)
-		store, ctx := sqlstore.New(asked, d.Dialect), t.Context()
-		known := []saga.Definition{{Saga: "none"}}
+		st, ctx := sqlstore.New(asked, d.Dialect, sqlstore.Config{}), t.Context()
+		known := []store.Definition{{Saga: "none"}}
 		for i := range definitions {
-			known = append(known, saga.Definition{Saga: fmt.Sprint("trip-", i)})
+			known = append(known, store.Definition{Saga: fmt.Sprint("trip-", i)})
 		}
-		claim := func(want int, known ...saga.Definition) func() error {
+		claim := func(want int, known ...store.Definition) func() error {
 			return func() error {
-				recs, err := store.Claim(ctx, saga.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
+				recs, err := st.Claim(ctx, store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
 				require.Len(t, recs, want)
 				return err
 			}
 		}
 		counts := func() error {
-			c, err := store.Counts(ctx)
+			c, err := st.Counts(ctx)
 			require.Len(t, c.Sagas, definitions)
 			require.Equal(t, sagas/definitions, c.Sagas[7].Running)
 			return err
 		}
-		unregistered := func() error { _, err := store.Unregistered(ctx, known); return err }
+		unregistered := func() error { _, err := st.Unregistered(ctx, known); return err }
 		hour := `3600000`
 		if d.Dialect == sqlstore.PostgreSQL {
 			hour = `interval '1 hour'`
@@ -282,16 +283,16 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			{"unregistered, nothing is due", unregistered, 1, 4 * definitions},
 			{"", wake, 0, 0},
 			{"claim", claim(64, known...), 20, 4*definitions + 500}, // from eight at a time
-			{"claim of another service", claim(0, saga.Definition{Saga: "none"}), 1, 4 * definitions},
-			{"claim of the oldest version", claim(0, saga.Definition{Saga: "trip-7", Version: 1}), 1, 4 * definitions},
+			{"claim of another service", claim(0, store.Definition{Saga: "none"}), 1, 4 * definitions},
+			{"claim of the oldest version", claim(0, store.Definition{Saga: "trip-7", Version: 1}), 1, 4 * definitions},
 			{"counts", counts, 3, 8*sagas + 8*definitions},
 			{"unregistered", unregistered, 1, 3*sagas + 4*definitions},
 			{"heartbeat", func() error {
-				var held []saga.Held
+				var held []store.Held
 				for i := range 64 {
-					held = append(held, saga.Held{ID: fmt.Sprint("trip-", i+1), Epoch: 1})
+					held = append(held, store.Held{ID: fmt.Sprint("trip-", i+1), Epoch: 1})
 				}
-				_, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: time.Hour, Held: held})
+				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: time.Hour, Held: held})
 				return err
 			}, 3, 500},
 		} {

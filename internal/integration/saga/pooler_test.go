@@ -33,7 +33,7 @@ func pooled(t *testing.T) (pooler *services.PgBouncer, dsn string) {
 	})
 	pooler = services.NewPgBouncer(t, name)
 	dsn = "postgres://postgres@" + pooler.Addr + "/" + name + "?default_query_exec_mode="
-	require.NoError(t, sqlstore.New(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.open(t), sqlstore.PostgreSQL).Migrate(t.Context()))
+	require.NoError(t, sqlstore.New(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.open(t), sqlstore.PostgreSQL, sqlstore.Config{}).Migrate(t.Context()))
 	return pooler, dsn
 }
 
@@ -119,6 +119,6 @@ func TestPgBouncerRestarts(t *testing.T) {
 func TestListenThroughPgBouncerSaysThatItIsDeaf(t *testing.T) {
 	_, dsn := pooled(t)
 	d := database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}
-	store := sqlstore.Config{Listen: listen(d.DSN)}.New(d.open(t), d.Dialect)
+	store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})
 	require.ErrorContains(t, store.Listen(t.Context(), func() {}), "needs a connection of its own to the server")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // quick configures a runner that takes over soon.
@@ -60,7 +61,7 @@ type pausedStore struct {
 	once            sync.Once
 }
 
-func (s *pausedStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (s *pausedStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	select {
 	case <-s.reached: // it is stopped
 		return nil, errors.New("stopped")
@@ -73,7 +74,7 @@ func (s *pausedStore) Begin(context.Context) (*sql.Tx, error) {
 	return s.Store.Begin(context.Background()) // nothing rolls it back while the process is stopped
 }
 
-func (s *pausedStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *pausedStore) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	s.once.Do(func() {
 		close(s.reached)
 		<-s.resume
@@ -134,7 +135,7 @@ func TestPausedOwnerCommitsNothing(t *testing.T) {
 				cancel()
 				wg.Wait()
 				if d.Dialect != sqlstore.SQLite {
-					require.ErrorIs(t, observed.first(), saga.ErrFenced, "the owner has not tried")
+					require.ErrorIs(t, observed.first(), store.ErrFenced, "the owner has not tried")
 				}
 				require.Equal(t, 1, marks(t, db))
 				in, err := other.Get(t.Context(), "a")
@@ -158,7 +159,7 @@ func (s *observedStore) first() error {
 	return s.err
 }
 
-func (s *observedStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *observedStore) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	rc, err := s.pausedStore.CommitTx(ctx, tx, req)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +177,7 @@ type skewedStore struct {
 	by time.Duration
 }
 
-func (s *skewedStore) skew(rec saga.Record) saga.Record {
+func (s *skewedStore) skew(rec store.Record) store.Record {
 	for _, t := range []*time.Time{&rec.WakeAt, &rec.CompleteBy, &rec.CreatedAt, &rec.UpdatedAt, &rec.Now} {
 		if !t.IsZero() {
 			*t = t.Add(s.by)
@@ -185,12 +186,12 @@ func (s *skewedStore) skew(rec saga.Record) saga.Record {
 	return rec
 }
 
-func (s *skewedStore) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *skewedStore) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.Store.Start(ctx, req)
 	return s.skew(rec), created, err
 }
 
-func (s *skewedStore) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (s *skewedStore) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	recs, err := s.Store.Claim(ctx, req)
 	for i := range recs {
 		recs[i] = s.skew(recs[i])
@@ -198,7 +199,7 @@ func (s *skewedStore) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.
 	return recs, err
 }
 
-func (s *skewedStore) Load(ctx context.Context, id string) (saga.Record, error) {
+func (s *skewedStore) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.Store.Load(ctx, id)
 	return s.skew(rec), err
 }
@@ -264,8 +265,8 @@ func TestMixedVersions(t *testing.T) {
 		v2 := func() *saga.Saga[nothing] {
 			return &saga.Saga[nothing]{Name: "trip", Version: 2, Steps: []saga.Step[nothing]{{Name: "new", Do: done, Undo: done}}}
 		}
-		reported := make(chan saga.Unregistered, 100)
-		config := quick(saga.RunnerConfig{OnUnregistered: func(_ context.Context, u saga.Unregistered) {
+		reported := make(chan store.Unregistered, 100)
+		config := quick(saga.RunnerConfig{OnUnregistered: func(_ context.Context, u store.Unregistered) {
 			select {
 			case reported <- u:
 			default:
@@ -284,7 +285,7 @@ func TestMixedVersions(t *testing.T) {
 		_, err = result(t.Context(), young, "b")
 		require.NoError(t, err)
 		u := <-reported
-		require.Equal(t, saga.Definition{Saga: "trip", Version: 1}, u.Definition)
+		require.Equal(t, store.Definition{Saga: "trip", Version: 1}, u.Definition)
 		require.Equal(t, 1, u.Count)
 		in, err := both.Get(t.Context(), "a")
 		require.NoError(t, err)
@@ -374,16 +375,16 @@ type dyingStore struct {
 	dead chan struct{}
 }
 
-func (s *dyingStore) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *dyingStore) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	select {
 	case <-s.dead:
-		return saga.Receipt{}, errors.New("dead")
+		return store.Receipt{}, errors.New("dead")
 	default:
 		return s.Store.Commit(ctx, req)
 	}
 }
 
-func (s *dyingStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (s *dyingStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	select {
 	case <-s.dead:
 		return nil, errors.New("dead")

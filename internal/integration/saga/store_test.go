@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/saga/storetest"
 )
 
@@ -25,7 +26,7 @@ var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all s
 func TestStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) saga.Store { return newDatabase(t, dialect).store(t) })
+			storetest.Run(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) })
 		})
 	}
 }
@@ -38,7 +39,7 @@ func TestCrashMatrix(t *testing.T) {
 				shapes = []string{"in doubt"} // all would take minutes
 			}
 			t.Parallel()
-			storetest.Crashes(t, func(t *testing.T) saga.Store { return newDatabase(t, dialect).store(t) }, shapes...)
+			storetest.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) }, shapes...)
 		})
 	}
 }
@@ -54,10 +55,10 @@ func TestCommitsShareStatements(t *testing.T) {
 	db := stdlib.OpenDB(*config)
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	store := sqlstore.New(db, d.Dialect)
+	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	const sagas, commits = 32, 5
 	for i := range sagas {
-		_, _, err = store.Start(t.Context(), saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		_, _, err = st.Start(t.Context(), store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	seen.reset()
@@ -65,8 +66,8 @@ func TestCommitsShareStatements(t *testing.T) {
 	for i := range sagas {
 		wg.Go(func() {
 			for n := range int64(commits) {
-				_, err := store.Commit(t.Context(), saga.CommitRequest{
-					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, Data: []byte("data"), Log: make([]saga.Entry, 3), Release: i%2 == 0,
+				_, err := st.Commit(t.Context(), store.CommitRequest{
+					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, Data: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
 				})
 				if err != nil {
 					t.Error(err)
@@ -109,10 +110,10 @@ func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.Trace
 // the middle of a DoTx. Only its own commit does.
 func TestALockedSagaDelaysNoOther(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
-	store, ctx := d.store(t), t.Context()
+	st, ctx := d.store(t), t.Context()
 	const sagas = 16
 	for i := range sagas {
-		_, _, err := store.Start(ctx, saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	tx, err := d.open(t).Begin()
@@ -129,22 +130,22 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 		}
 		wg.Go(func() {
 			for n := range 5 {
-				if _, err := store.Commit(ctx, saga.CommitRequest{ID: fmt.Sprint(i), Seq: int64(1 + n), Status: saga.Running, Log: make([]saga.Entry, 1)}); err != nil {
+				if _, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: int64(1 + n), Status: saga.Running, Log: make([]store.Entry, 1)}); err != nil {
 					failed.Add(1)
 				}
 			}
 		})
 	}
-	others.Wait() // for ever, if one of them waited for the lock
+	others.Wait() // forever, if one of them waited for the lock
 	for _, id := range []string{"3", "7"} {
-		rec, err := store.Load(ctx, id)
+		rec, err := st.Load(ctx, id)
 		require.NoError(t, err)
 		require.EqualValues(t, 1, rec.Seq)
 	}
 	require.NoError(t, tx.Rollback())
 	locked.Wait()
 	require.Zero(t, failed.Load())
-	recs, _, err := store.List(ctx, saga.Filter{})
+	recs, _, err := st.List(ctx, saga.Filter{})
 	require.NoError(t, err)
 	require.Len(t, recs, sagas)
 	for _, rec := range recs {
@@ -158,21 +159,21 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL} {
 		t.Run(string(dialect), func(t *testing.T) {
-			store, ctx := newDatabase(t, dialect).store(t), t.Context()
-			req := func(id string) saga.StartRequest {
-				return saga.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Nonce: mathrand.Int64(), Log: make([]saga.Entry, 1)}
+			st, ctx := newDatabase(t, dialect).store(t), t.Context()
+			req := func(id string) store.StartRequest {
+				return store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Nonce: mathrand.Int64(), Log: make([]store.Entry, 1)}
 			}
-			tx, err := store.Begin(ctx)
+			tx, err := st.Begin(ctx)
 			require.NoError(t, err)
 			defer tx.Rollback()
-			_, created, err := store.StartTx(ctx, tx, req("taken"))
+			_, created, err := st.StartTx(ctx, tx, req("taken"))
 			require.NoError(t, err)
 			require.True(t, created)
 			var others, taken sync.WaitGroup
 			var others200, again atomic.Int64
 			start := func(wg *sync.WaitGroup, id string, count *atomic.Int64) {
 				wg.Go(func() {
-					rec, created, err := store.Start(ctx, req(id))
+					rec, created, err := st.Start(ctx, req(id))
 					if err != nil || rec.ID != id {
 						t.Error(err)
 					}
@@ -187,7 +188,7 @@ func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 					start(&taken, "taken", &again)
 				}
 			}
-			others.Wait() // for ever, if one of them waited for the transaction
+			others.Wait() // forever, if one of them waited for the transaction
 			require.EqualValues(t, 200, others200.Load())
 			require.NoError(t, tx.Commit())
 			taken.Wait()
@@ -200,14 +201,14 @@ func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 // process the leases of all that it holds.
 func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
-	store, ctx := d.store(t), t.Context()
-	var held []saga.Held
+	st, ctx := d.store(t), t.Context()
+	var held []store.Held
 	for _, id := range []string{"free", "locked", "taken"} {
-		rec, _, err := store.Start(ctx, saga.StartRequest{
-			ID: id, Saga: "trip", Status: saga.Running, Owner: "me", LeaseTTL: time.Nanosecond, Log: make([]saga.Entry, 1),
+		rec, _, err := st.Start(ctx, store.StartRequest{
+			ID: id, Saga: "trip", Status: saga.Running, Owner: "me", LeaseTTL: time.Nanosecond, Log: make([]store.Entry, 1),
 		})
 		require.NoError(t, err)
-		held = append(held, saga.Held{ID: id, Epoch: rec.Epoch})
+		held = append(held, store.Held{ID: id, Epoch: rec.Epoch})
 	}
 	db := d.open(t)
 	_, err := db.Exec(`UPDATE saga SET owner = 'thief', epoch = 2 WHERE id = 'taken'`)
@@ -217,13 +218,13 @@ func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	defer tx.Rollback()
 	_, err = tx.Exec(`SELECT FROM saga WHERE id IN ('locked', 'taken') FOR UPDATE`)
 	require.NoError(t, err)
-	before, err := store.Load(ctx, "locked")
+	before, err := st.Load(ctx, "locked")
 	require.NoError(t, err)
-	// For ever, if it waited.
-	renewed, err := store.Heartbeat(ctx, saga.HeartbeatRequest{Owner: "me", LeaseTTL: time.Hour, Held: held})
+	// Forever, if it waited.
+	renewed, err := st.Heartbeat(ctx, store.HeartbeatRequest{Owner: "me", LeaseTTL: time.Hour, Held: held})
 	require.NoError(t, err)
-	require.ElementsMatch(t, []saga.Renewed{{ID: "free", Epoch: 1}, {ID: "locked", Epoch: 1, Locked: true}}, renewed)
-	after, err := store.Load(ctx, "locked")
+	require.ElementsMatch(t, []store.Renewed{{ID: "free", Epoch: 1}, {ID: "locked", Epoch: 1, Locked: true}}, renewed)
+	after, err := st.Load(ctx, "locked")
 	require.NoError(t, err)
 	require.Equal(t, before.WakeAt, after.WakeAt)
 }
@@ -239,7 +240,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 	if version < 150000 {
 		t.Skip("PostgreSQL tells of its scans at once from version 15 on")
 	}
-	store := sqlstore.New(db, d.Dialect)
+	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	ctx := t.Context()
 	const sagas = 32
 	commitAll := func() (written int64) {
@@ -247,7 +248,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range sagas {
 			wg.Go(func() {
-				_, err := store.Commit(ctx, saga.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running, Log: make([]saga.Entry, 1)})
+				_, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running, Log: make([]store.Entry, 1)})
 				if err == nil {
 					n.Add(1)
 				}
@@ -260,7 +261,7 @@ func TestABatchLooksIdsUp(t *testing.T) {
 		require.Zero(t, commitAll())
 	}
 	for i := range sagas {
-		_, _, err := store.Start(ctx, saga.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]saga.Entry, 1)})
+		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
 		require.NoError(t, err)
 	}
 	scans := func() (n int) {

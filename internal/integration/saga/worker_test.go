@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	cryptorand "crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestMain runs the tests or, where a test has started it again as one, a
@@ -83,7 +85,7 @@ const (
 )
 
 // A chaosTrip is the state of the sagas, to which each step writes.
-type chaosTrip struct{ Account, Hotel, Car, Charge, Ticket string }
+type chaosTrip struct{ Account, Quote, Rate, Hotel, Car, Charge, Ticket string }
 
 // work is the life of a worker process: it starts its share of the sagas and
 // runs sagas until its standard input ends.
@@ -104,7 +106,7 @@ func work(config string) error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(8)
-	own := sqlstore.New(db, c.Database.Dialect)
+	own := sqlstore.New(db, c.Database.Dialect, sqlstore.Config{})
 	remote, err := c.Database.connect() // the participant's
 	if err != nil {
 		return err
@@ -114,7 +116,7 @@ func work(config string) error {
 
 	p := &participant{db: remote, timeout: c.LeaseTTL / 2, c: &c}
 	defer p.late.Wait()
-	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]saga.CommitRequest)}, saga.RunnerConfig{
+	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]store.CommitRequest)}, saga.RunnerConfig{
 		Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10, Park: c.LeaseTTL / 4,
 		Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
 	})
@@ -162,8 +164,9 @@ func work(config string) error {
 	return nil
 }
 
-// chaosSaga is account (or account2), then hotel (or hotel2) beside car, then
-// charge, the pivot, and ticket, which has to work.
+// chaosSaga is account (or account2), then quote and rate, which share a record with what
+// follows and have another result each time, then hotel (or hotel2) beside car, then
+// charge, the pivot, of what quote and rate have said, and ticket, which has to work.
 func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	step := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
@@ -171,7 +174,7 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			Do: func(ctx context.Context, s *chaosTrip) error {
 				*note(s) = name
-				return p.do(ctx, name)
+				return p.do(context.WithValue(ctx, quotedKey{}, s.Quote+s.Rate), name)
 			},
 			Undo: func(ctx context.Context, s *chaosTrip) error { return p.undo(ctx, name) },
 		}
@@ -189,21 +192,39 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 			},
 		}
 	}
+	shared := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
+		return saga.Step[chaosTrip]{
+			Name: name, Timeout: p.timeout, Attempts: -1, Idempotent: true,
+			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
+			Do: func(_ context.Context, s *chaosTrip) error {
+				if *note(s) = cryptorand.Text()[:6]; chance(p.c.Faults.Fail) {
+					return errUnreachable
+				}
+				return nil
+			},
+		}
+	}
 	account := inTx("account", 1)
 	account.Or = []saga.Step[chaosTrip]{inTx("account2", 3)}
 	hotel := step("hotel", func(s *chaosTrip) *string { return &s.Hotel })
 	hotel.Or = []saga.Step[chaosTrip]{step("hotel2", func(s *chaosTrip) *string { return &s.Hotel })}
 	car := step("car", func(s *chaosTrip) *string { return &s.Car })
-	car.After = []string{"account"}
+	car.After = []string{"rate"}
 	charge := step("charge", func(s *chaosTrip) *string { return &s.Charge })
 	charge.After, charge.Pivot = []string{"hotel", "car"}, true
 	ticket := step("ticket", func(s *chaosTrip) *string { return &s.Ticket })
 	ticket.Undo = nil
-	return &saga.Saga[chaosTrip]{Name: "trip", Version: 1, Steps: []saga.Step[chaosTrip]{account, hotel, car, charge, ticket}}
+	quote := shared("quote", func(s *chaosTrip) *string { return &s.Quote })
+	rate := shared("rate", func(s *chaosTrip) *string { return &s.Rate })
+	return &saga.Saga[chaosTrip]{Name: "trip", Version: 1, Steps: []saga.Step[chaosTrip]{account, quote, rate, hotel, car, charge, ticket}}
 }
 
+// quotedKey is the key of what quote and rate had said when a step began.
+type quotedKey struct{}
+
 const effectTable = `CREATE TABLE effect (
-	saga_id varchar(200) NOT NULL, step varchar(200) NOT NULL, done integer NOT NULL, undone integer NOT NULL, PRIMARY KEY (saga_id, step))`
+	saga_id varchar(200) NOT NULL, step varchar(200) NOT NULL, done integer NOT NULL, undone integer NOT NULL,
+	quoted varchar(200) NOT NULL DEFAULT '', PRIMARY KEY (saga_id, step))`
 
 const appliedTable = `CREATE TABLE applied (id varchar(250) PRIMARY KEY)`
 
@@ -220,6 +241,9 @@ func (p *participant) effect(ctx context.Context, tx *sql.Tx, step, column strin
 	_, err := tx.ExecContext(ctx, p.c.Database.sql(`INSERT INTO effect (saga_id, step, done, undone) VALUES ($1, $2, 0, 0) ON CONFLICT DO NOTHING`), sagaID, step)
 	if err == nil {
 		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET `+column+` = `+column+` + 1 WHERE saga_id = $1 AND step = $2`), sagaID, step)
+	}
+	if quoted, ok := ctx.Value(quotedKey{}).(string); ok && err == nil {
+		_, err = tx.ExecContext(ctx, p.c.Database.sql(`UPDATE effect SET quoted = $1 WHERE saga_id = $2 AND step = $3`), quoted, sagaID, step)
 	}
 	return err
 }
@@ -265,10 +289,10 @@ func (p *participant) request(ctx context.Context, step, column string) error {
 		return errUnreachable
 	}
 	if column == "done" && chance(f.Late) {
-		cmd := saga.CommandFrom(ctx)
+		late := context.WithoutCancel(ctx)
 		p.late.Go(func() {
 			time.Sleep(p.timeout + rand.N(p.c.LeaseTTL))
-			_ = p.apply(saga.WithCommand(context.Background(), cmd), step, column)
+			_ = p.apply(late, step, column)
 		})
 		<-ctx.Done()
 		return ctx.Err()
@@ -327,7 +351,7 @@ type troubledStore struct {
 	stopped sync.RWMutex // held for writing while the process seems to be
 
 	mu   sync.Mutex
-	last map[string]saga.CommitRequest // by saga
+	last map[string]store.CommitRequest // by saga
 }
 
 // stall is what happens to a process that is stopped after it has looked at the
@@ -345,7 +369,7 @@ func (s *troubledStore) stall(ctx context.Context) context.Context {
 	return ctx
 }
 
-func (s *troubledStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (s *troubledStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	s.stopped.RLock()
 	defer s.stopped.RUnlock()
 	return s.Store.Heartbeat(ctx, req)
@@ -358,32 +382,32 @@ func (s *troubledStore) answer(err error) error {
 	return err
 }
 
-func (s *troubledStore) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *troubledStore) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.Store.Start(s.stall(ctx), req)
 	return rec, created, s.answer(err)
 }
 
-func (s *troubledStore) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *troubledStore) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	s.asked(req)
 	ctx = s.stall(ctx)
 	rc, err := s.Store.Commit(ctx, req)
-	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
+	if errors.Is(err, store.ErrFenced) && s.unfence(ctx, &req) {
 		rc, err = s.Store.Commit(ctx, req)
 	}
 	return rc, s.answer(err)
 }
 
-func (s *troubledStore) CommitTx(ctx context.Context, tx *sql.Tx, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *troubledStore) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	s.asked(req)
 	ctx = s.stall(ctx)
 	rc, err := s.Store.CommitTx(ctx, tx, req)
-	if errors.Is(err, saga.ErrFenced) && s.unfence(ctx, &req) {
+	if errors.Is(err, store.ErrFenced) && s.unfence(ctx, &req) {
 		rc, err = s.Store.CommitTx(ctx, tx, req)
 	}
 	return rc, err
 }
 
-func (s *troubledStore) asked(req saga.CommitRequest) {
+func (s *troubledStore) asked(req store.CommitRequest) {
 	if s.c.Mutant != withoutNonce {
 		return
 	}
@@ -394,7 +418,7 @@ func (s *troubledStore) asked(req saga.CommitRequest) {
 
 // Load takes, in the mutant, a record that is long enough for the one that was
 // asked for.
-func (s *troubledStore) Load(ctx context.Context, id string) (saga.Record, error) {
+func (s *troubledStore) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.Store.Load(ctx, id)
 	if s.c.Mutant == withoutNonce {
 		s.mu.Lock()
@@ -407,7 +431,7 @@ func (s *troubledStore) Load(ctx context.Context, id string) (saga.Record, error
 }
 
 // unfence makes of a write that was refused one that is not, in the mutant.
-func (s *troubledStore) unfence(ctx context.Context, req *saga.CommitRequest) bool {
+func (s *troubledStore) unfence(ctx context.Context, req *store.CommitRequest) bool {
 	if s.c.Mutant != withoutFence {
 		return false
 	}

@@ -17,7 +17,7 @@ type rules struct {
 	refusalIsAnAttempt       bool // of a saga's step
 	notFoundIsAFailure       bool // of a load
 	declinedIsAFailure       bool // of a request
-	retryAfterIsOpenFor      bool // a breaker stays open for OpenFor, or for ever if asked
+	retryAfterIsOpenFor      bool // a breaker stays open for OpenFor, or forever if asked
 	badRequestIsAFailure     bool // a request that no transport can send
 	hangUpIsAFailure         bool // a client that left, of the server's handler
 	callersDeadlineIsNobodys bool // Patience is off

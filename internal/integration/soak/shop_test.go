@@ -28,6 +28,7 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
@@ -164,9 +165,7 @@ func (s *shop) buildUsers(r rules) {
 		Middleware: resilience.Chain(s.chain(circuit.Wrap, 300*time.Millisecond), deaf(r.notFoundIsAFailure)),
 		Store: redisstore.New(redisstore.Config{
 			Prefix: "soak-" + rand.Text(),
-			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-				return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-			},
+			Eval:   resilienceredis.Eval(rdb),
 		}),
 	})
 	s.t.Cleanup(func() { s.users.Close() })
@@ -206,7 +205,7 @@ func (s *shop) buildClients(r rules) {
 }
 
 func (s *shop) buildSagas(r rules) {
-	store := sqlstore.New(s.db, sqlstore.PostgreSQL)
+	store := sqlstore.New(s.db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(s.t, store.Migrate(s.t.Context()))
 	s.runner = saga.NewRunner(store, saga.RunnerConfig{Poll: 200 * time.Millisecond})
 	backoff := saga.Exponential(10*time.Millisecond, 200*time.Millisecond)
@@ -271,7 +270,7 @@ func (s *shop) charge(ctx context.Context, o *order) error {
 func (s *shop) buildFrontend(r rules) {
 	circuit := s.breaker(breaker.Config{Name: "frontend"})
 	slots := bulkhead.New(bulkhead.Config{Limit: 200})
-	guarded := resiliencehttp.Guard(resilience.Chain(
+	guarded := resiliencehttp.Server{}.Guard(resilience.Chain(
 		blind(r.hangUpIsAFailure, circuit.Wrap), slots.Wrap, resilience.Timeout(5*time.Second),
 	))
 	mux := http.NewServeMux()

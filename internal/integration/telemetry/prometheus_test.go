@@ -2,7 +2,6 @@
 package telemetry_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -23,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 const (
@@ -72,9 +72,7 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 func TestPrometheus(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: services.Redis(t), ContextTimeoutEnabled: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = rdb.Close() })
-	plant, collected := newPlant(t, 100*time.Millisecond, func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-		return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-	})
+	plant, collected := newPlant(t, 100*time.Millisecond, resilienceredis.Eval(rdb))
 	server := httptest.NewServer(promhttp.HandlerFor(collected, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	t.Cleanup(server.Close)
 	rules := read(t, alerts+"/resilience.rules.yml")

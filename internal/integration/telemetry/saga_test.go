@@ -87,7 +87,7 @@ func work(dsn, start string) error {
 	}
 	defer func() { _ = db.Close() }()
 	db.SetMaxOpenConns(8)
-	store := sqlstore.New(db, sqlstore.PostgreSQL)
+	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter{}))
 	tel := resilienceotel.New(resilienceotel.Config{TracerProvider: tracers})
 	runner := saga.NewRunner(store, saga.RunnerConfig{
@@ -194,7 +194,7 @@ func newSchema(t *testing.T) string {
 	db, err := sql.Open("pgx", dsn)
 	require.NoError(t, err)
 	defer func() { _ = db.Close() }()
-	store := sqlstore.New(db, sqlstore.PostgreSQL)
+	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
 	return dsn
 }

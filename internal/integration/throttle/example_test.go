@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -15,9 +16,7 @@ func Example_shared() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true, MaxRetries: -1})
 	limit := throttle.NewShared(throttle.SharedConfig{
 		Name: "mail", Rate: throttle.PerMinute(600), Burst: 20, Instances: 4,
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-		},
+		Eval: resilienceredis.Eval(rdb),
 	})
 	err := limit.Do(context.Background(), "", func(context.Context) error { return errors.New("no mail today") })
 	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -117,7 +118,7 @@ func endure(t *testing.T, proxy *faultproxy.Proxy, fault faultproxy.Fault, cfg t
 func TestLateAnswersGiveNothing(t *testing.T) {
 	const instances, rate, burst = 8, 20, 20
 	rdb := client(t, services.Redis(t))
-	eval, p := evalWith(rdb), prefix(t, rdb)
+	eval, p := resilienceredis.Eval(rdb), prefix(t, rdb)
 	began := rdb.Time(t.Context()).Val()
 	end := time.Now().Add(6 * time.Second)
 	var admitted, late atomic.Int64

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -29,7 +30,7 @@ func TestPlansOverTwoInstances(t *testing.T) {
 	var instances [2]*throttle.Shared
 	for i := range instances {
 		instances[i] = throttle.NewShared(throttle.SharedConfig{
-			Name: "plans", Prefix: p, Eval: evalWith(rdb), Timeout: patient, OnOutage: throttle.RefuseAll,
+			Name: "plans", Prefix: p, Eval: resilienceredis.Eval(rdb), Timeout: patient, OnOutage: throttle.RefuseAll,
 			Rate: free.Rate, Burst: free.Burst, Quotas: free.Quotas,
 			LimitFor: func(customer string) throttle.Limit {
 				if strings.HasPrefix(customer, "paid") || customer == "free 1" && upgraded.Load() {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -30,7 +31,7 @@ func evalWithRueidis(client rueidis.Client) evalFunc {
 // clients connect to servers: to one, or to those of a cluster.
 var clients = map[string]func(t testing.TB, addrs ...string) evalFunc{
 	"go-redis": func(t testing.TB, addrs ...string) evalFunc {
-		// No time-out of its own: a call ends by its ctx.
+		// No timeout of its own: a call ends by its ctx.
 		var rdb redis.UniversalClient
 		if len(addrs) == 1 {
 			rdb = redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, MaxRetries: -1, ReadTimeout: -1, WriteTimeout: -1})
@@ -38,7 +39,7 @@ var clients = map[string]func(t testing.TB, addrs ...string) evalFunc{
 			rdb = redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true, MaxRedirects: 16, ReadTimeout: -1, WriteTimeout: -1})
 		}
 		t.Cleanup(func() { _ = rdb.Close() })
-		return evalWith(rdb)
+		return resilienceredis.Eval(rdb)
 	},
 	"rueidis": func(t testing.TB, addrs ...string) evalFunc {
 		giveUp := patient

@@ -19,14 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
-
-func evalWith(rdb redis.Scripter) func(context.Context, string, []string, ...any) (any, error) {
-	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-		return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-	}
-}
 
 func client(t testing.TB, addr string) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
@@ -76,7 +71,7 @@ func TestMain(m *testing.M) {
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "fleet", Prefix: w.Prefix, Eval: evalWith(rdb), Rate: w.Rate, Burst: w.Burst,
+		Name: "fleet", Prefix: w.Prefix, Eval: resilienceredis.Eval(rdb), Rate: w.Rate, Burst: w.Burst,
 		Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	var calls sync.WaitGroup
@@ -165,7 +160,7 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 		Name: "clocks", Prefix: p, Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
 	}
 	right := cfg
-	right.Eval = evalWith(rdb)
+	right.Eval = resilienceredis.Eval(rdb)
 	s := throttle.NewShared(right)
 	for range 4 {
 		require.True(t, s.Allow(t.Context(), ""))
@@ -176,7 +171,7 @@ func TestTheClockOfAnInstanceDoesNotMatter(t *testing.T) {
 		}})
 		defer rdb.Close()
 		wrong := cfg
-		wrong.Eval = evalWith(rdb)
+		wrong.Eval = resilienceredis.Eval(rdb)
 		s := throttle.NewShared(wrong)
 		require.Equal(t, 2000, time.Now().Year())
 		for left := 5; left >= 0; left-- {
@@ -214,7 +209,7 @@ func TestOneRoundTripADecision(t *testing.T) {
 	var sent counting
 	rdb.AddHook(&sent)
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "trips", Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 50, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Name: "trips", Eval: resilienceredis.Eval(rdb), Rate: 1.0 / 3600, Burst: 50, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	for i := range 100 {
 		require.Equal(t, i < 50, s.Allow(t.Context(), ""))
@@ -232,7 +227,7 @@ func TestOutages(t *testing.T) {
 			t.Parallel()
 			own := services.NewRedis(t)
 			s := throttle.NewShared(throttle.SharedConfig{
-				Name: "outage", Eval: evalWith(client(t, own.Addr)), Rate: rate, Burst: burst,
+				Name: "outage", Eval: resilienceredis.Eval(client(t, own.Addr)), Rate: rate, Burst: burst,
 				OnOutage: policy, Instances: instances, RetryEvery: time.Millisecond, Timeout: time.Second,
 			})
 			// What is wrong is not for how long: calls are made until things are so.
@@ -289,7 +284,7 @@ func TestImpatientCallersOfAHangingRedis(t *testing.T) {
 			t.Parallel()
 			own := services.NewRedis(t)
 			s := throttle.NewShared(throttle.SharedConfig{
-				Name: "hang", Eval: evalWith(client(t, own.Addr)), Rate: 1e6,
+				Name: "hang", Eval: resilienceredis.Eval(client(t, own.Addr)), Rate: 1e6,
 				OnOutage: throttle.AdmitAll, RetryEvery: time.Hour, Timeout: 200 * time.Millisecond,
 			})
 			require.True(t, s.Allow(t.Context(), ""))
@@ -320,7 +315,7 @@ func TestOneShardOfThree(t *testing.T) {
 			var servers [3]*services.RedisServer
 			for i := range shards {
 				servers[i] = services.NewRedis(t)
-				shards[i] = evalWith(client(t, servers[i].Addr))
+				shards[i] = resilienceredis.Eval(client(t, servers[i].Addr))
 			}
 			s := throttle.NewShared(throttle.SharedConfig{
 				Name: "shards", Rate: 1.0 / 3600, Burst: 100, Timeout: 2 * time.Second, RetryEvery: time.Hour, OnOutage: throttle.RefuseAll,
@@ -353,7 +348,7 @@ func TestWhatElseIsUnderTheKey(t *testing.T) {
 		p := prefix(t, rdb)
 		require.NoError(t, put(p+"wrong"))
 		s := throttle.NewShared(throttle.SharedConfig{
-			Name: "wrong", Prefix: p, Eval: evalWith(rdb), Rate: 1, Timeout: patient, OnOutage: throttle.RefuseAll,
+			Name: "wrong", Prefix: p, Eval: resilienceredis.Eval(rdb), Rate: 1, Timeout: patient, OnOutage: throttle.RefuseAll,
 		})
 		err := s.Do(t.Context(), "", func(context.Context) error { return nil })
 		require.ErrorIs(t, err, throttle.ErrOutage, name)
@@ -370,7 +365,7 @@ func TestServerClockSetBack(t *testing.T) {
 	future := rdb.Time(t.Context()).Val().Add(1000 * time.Hour).UnixMicro()
 	require.NoError(t, rdb.Set(t.Context(), p+"back", fmt.Sprintf("%d 0|1s 10 %d", future, future), time.Minute).Err())
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "back", Prefix: p, Eval: evalWith(rdb), Rate: 10, Burst: 10, Quotas: []throttle.Quota{{N: 10, Every: time.Second}}, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Name: "back", Prefix: p, Eval: resilienceredis.Eval(rdb), Rate: 10, Burst: 10, Quotas: []throttle.Quota{{N: 10, Every: time.Second}}, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
 	d := s.Take(t.Context(), "", 1)
 	require.False(t, d.OK)
@@ -384,7 +379,7 @@ func TestKeysLevelsAndWhatStays(t *testing.T) {
 	p := prefix(t, rdb)
 	type level struct{}
 	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "api", Prefix: p, Eval: evalWith(rdb), Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
+		Name: "api", Prefix: p, Eval: resilienceredis.Eval(rdb), Rate: 1.0 / 3600, Burst: 10, Timeout: patient, OnOutage: throttle.RefuseAll,
 		Levels: 2, Reserve: []float64{0.5}, Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
 	})
 	admitted := func(key string, at int) (n int) {

@@ -1,0 +1,2 @@
+// Package data tests resiliencesql, resilienceredis and resiliencepgx on real servers.
+package data

@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+type nothing struct{}
+
+// A server is a database of its own, and what its server says of its work.
+type server struct {
+	dialect  sqlstore.Dialect
+	driver   string
+	dsn      string
+	drop     func()
+	process  string // of the server; "": the work is done in this one
+	counters func(context.Context, *sql.DB) (figures, error)
+}
+
+func newServer(ctx context.Context, kind string) (*server, error) {
+	name := fmt.Sprint("sagacost_", rand.Uint32())
+	admin := func(driver, dsn string) (*sql.DB, error) {
+		db, err := sql.Open(driver, dsn)
+		if err == nil {
+			_, err = db.ExecContext(ctx, "CREATE DATABASE "+name)
+		}
+		return db, err
+	}
+	switch kind {
+	case "postgres":
+		db, err := admin("pgx", "postgres://postgres@127.0.0.1:5432/postgres")
+		drop := func() { _, _ = db.Exec("DROP DATABASE " + name + " WITH (FORCE)") }
+		return &server{sqlstore.PostgreSQL, "pgx", "postgres://postgres@127.0.0.1:5432/" + name, drop, "postgres", postgresCounters}, err
+	case "mysql":
+		db, err := admin("mysql", "root@tcp(127.0.0.1:3306)/")
+		drop := func() { _, _ = db.Exec("DROP DATABASE " + name) }
+		return &server{sqlstore.MySQL, "mysql", "root@tcp(127.0.0.1:3306)/" + name, drop, "mariadbd", mysqlCounters}, err
+	case "sqlite":
+		dir, err := os.MkdirTemp("", name)
+		dsn := "file:" + filepath.Join(dir, "saga.db") + "?_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_pragma=synchronous(FULL)"
+		none := func(context.Context, *sql.DB) (figures, error) { return nil, nil }
+		return &server{sqlstore.SQLite, "sqlite", dsn, func() { _ = os.RemoveAll(dir) }, "", none}, err
+	}
+	return nil, fmt.Errorf("no such database: %q", kind)
+}
+
+func postgresCounters(ctx context.Context, db *sql.DB) (figures, error) {
+	// The statistics of other connections are a second late at the most.
+	time.Sleep(1500 * time.Millisecond)
+	var commits, wal float64
+	err := db.QueryRowContext(ctx, `SELECT xact_commit, pg_current_wal_insert_lsn() - '0/0' FROM pg_stat_database WHERE datname = current_database()`).Scan(&commits, &wal)
+	return figures{"commits": commits, "WAL, bytes": wal}, err
+}
+
+func mysqlCounters(ctx context.Context, db *sql.DB) (figures, error) {
+	rows, err := db.QueryContext(ctx, `SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_commit', 'Questions', 'Innodb_os_log_written')`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	names := map[string]string{"com_commit": "commits", "questions": "statements", "innodb_os_log_written": "WAL, bytes"}
+	got := figures{}
+	for rows.Next() {
+		var name string
+		var v float64
+		if err := rows.Scan(&name, &v); err != nil {
+			return nil, err
+		}
+		got[names[strings.ToLower(name)]] = v
+	}
+	return got, rows.Err()
+}
+
+// cpu returns the CPU time of this process, and of the server's processes.
+func cpu(process string) (own, servers time.Duration) {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	own = time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range stats {
+		b, err := os.ReadFile(file)
+		name, rest, ok := strings.Cut(string(b), ") ")
+		if fields := strings.Fields(rest); err == nil && ok && process != "" && strings.HasSuffix(name, "("+process) {
+			for _, ticks := range fields[11:15] { // its own, and those of its children that have ended
+				n, _ := strconv.Atoi(ticks)
+				servers += time.Duration(n) * time.Second / 100
+			}
+		}
+	}
+	return own, servers
+}
+
+// newStore calls sqlstore.New, which had no Config once.
+func newStore(db *sql.DB, dialect sqlstore.Dialect) *sqlstore.Store {
+	create := reflect.ValueOf(sqlstore.New)
+	args := []reflect.Value{reflect.ValueOf(db), reflect.ValueOf(dialect)}
+	for i := len(args); i < create.Type().NumIn(); i++ {
+		args = append(args, reflect.Zero(create.Type().In(i)))
+	}
+	return create.Call(args)[0].Interface().(*sqlstore.Store)
+}
+
+func define(what string, n int) (all []*saga.Saga[nothing]) {
+	done := func(context.Context, *nothing) error { return nil }
+	for i := range n {
+		sg := &saga.Saga[nothing]{Name: fmt.Sprint("trip-", i)}
+		for j := range 5 {
+			step := saga.Step[nothing]{Name: fmt.Sprint("s", j), Do: done, Undo: done}
+			if shared := reflect.ValueOf(&step).Elem().FieldByName("Idempotent"); what == "idempotent" && shared.IsValid() {
+				shared.SetBool(true)
+				step.Undo = nil
+			}
+			sg.Steps = append(sg.Steps, step)
+		}
+		all = append(all, sg)
+	}
+	return all
+}
+
+func measure(ctx context.Context, s setup) (got figures, err error) {
+	srv, err := newServer(ctx, s.Database)
+	if err != nil {
+		return nil, err
+	}
+	defer srv.drop()
+	db, err := sql.Open(srv.driver, srv.dsn)
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(16)
+	db.SetMaxIdleConns(16)
+	if err := newStore(db, srv.dialect).Migrate(ctx); err != nil {
+		return nil, err
+	}
+	defined := define(s.What, s.Definitions)
+	if *waiting > 0 {
+		if err := wait(ctx, newStore(db, srv.dialect), defined); err != nil {
+			return nil, err
+		}
+	}
+	if s.What == "claims" {
+		return claims(ctx, newStore(db, srv.dialect), defined)
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	var runners []*saga.Runner
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for range *processes {
+		pool, err := sql.Open(srv.driver, srv.dsn)
+		if err != nil {
+			return nil, err
+		}
+		defer pool.Close()
+		pool.SetMaxOpenConns(16)
+		pool.SetMaxIdleConns(16)
+		r := saga.NewRunner(newStore(pool, srv.dialect), saga.RunnerConfig{})
+		saga.Register(r, defined...)
+		running.Go(func() { _ = r.Run(ctx) })
+		runners = append(runners, r)
+	}
+	if err := complete(ctx, runners, defined, "warm", *sagas/10+1); err != nil {
+		return nil, err
+	}
+	before, err := srv.counters(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	own, servers := cpu(srv.process)
+	begun := time.Now()
+	if err := complete(ctx, runners, defined, "trip", *sagas); err != nil {
+		return nil, err
+	}
+	took := time.Since(begun)
+	ownAfter, serversAfter := cpu(srv.process)
+	after, err := srv.counters(ctx, db)
+	n := float64(*sagas)
+	got = figures{
+		"sagas a second": n / took.Seconds(),
+		"CPU, us a saga": float64((ownAfter - own + serversAfter - servers).Microseconds()) / n,
+	}
+	if srv.process != "" {
+		got["CPU of Go, us a saga"] = float64((ownAfter - own).Microseconds()) / n
+		got["CPU of the database, us a saga"] = float64((serversAfter - servers).Microseconds()) / n
+	}
+	for name := range after {
+		got[name+" a saga"] = (after[name] - before[name]) / n
+	}
+	return got, err
+}
+
+// complete runs n sagas, 64 at a time for each runner.
+func complete(ctx context.Context, runners []*saga.Runner, defined []*saga.Saga[nothing], prefix string, n int) (err error) {
+	var wg sync.WaitGroup
+	var once sync.Once
+	next := make(chan int)
+	for _, r := range runners {
+		for range 64 {
+			wg.Go(func() {
+				for i := range next {
+					sg, id := defined[i%len(defined)], fmt.Sprint(prefix, "-", i)
+					_, failed := saga.Start(ctx, r, sg, id, nothing{})
+					if failed == nil {
+						_, failed = sg.Result(ctx, r, id)
+					}
+					if failed != nil {
+						once.Do(func() { err = failed })
+					}
+				}
+			})
+		}
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return err
+}
+
+// wait starts sagas of the definitions' names that no runner will ever run: they have
+// another version.
+func wait(ctx context.Context, st *sqlstore.Store, defined []*saga.Saga[nothing]) error {
+	r := saga.NewRunner(st, saga.RunnerConfig{})
+	var later []*saga.Saga[nothing]
+	for _, sg := range defined {
+		first := saga.Step[nothing]{Name: "wait", Delay: 1000 * time.Hour}
+		sg := &saga.Saga[nothing]{Name: sg.Name, Version: 1, Steps: append([]saga.Step[nothing]{first}, sg.Steps...)}
+		saga.Register(r, sg)
+		later = append(later, sg)
+	}
+	var wg sync.WaitGroup
+	var once sync.Once
+	var err error
+	for worker := range 64 {
+		wg.Go(func() {
+			for i := worker; i < *waiting; i += 64 {
+				if _, failed := saga.Start(ctx, r, later[i%len(later)], fmt.Sprint("wait-", i), nothing{}); failed != nil {
+					once.Do(func() { err = failed })
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return err
+}
+
+// claims measures Claim, with nothing due, and Counts. Their requests have moved from one
+// package to another since the commits that they are compared with.
+func claims(ctx context.Context, st *sqlstore.Store, defined []*saga.Saga[nothing]) (figures, error) {
+	call := func(name string, set func(req reflect.Value)) (float64, error) {
+		method := reflect.ValueOf(st).MethodByName(name)
+		args := []reflect.Value{reflect.ValueOf(ctx)}
+		if set != nil {
+			req := reflect.New(method.Type().In(1)).Elem()
+			set(req)
+			args = append(args, req)
+		}
+		var took []float64
+		for range 5 {
+			begun := time.Now()
+			if err, failed := method.Call(args)[1].Interface().(error); failed {
+				return 0, err
+			}
+			took = append(took, float64(time.Since(begun).Microseconds())/1000)
+		}
+		return median(took), nil
+	}
+	claim, err := call("Claim", func(req reflect.Value) {
+		req.FieldByName("Owner").SetString("sagacost")
+		req.FieldByName("LeaseTTL").SetInt(int64(15 * time.Second))
+		req.FieldByName("Limit").SetInt(64)
+		list := req.FieldByName("Definitions")
+		for _, sg := range defined {
+			d := reflect.New(list.Type().Elem()).Elem()
+			d.FieldByName("Saga").SetString(sg.Name)
+			list.Set(reflect.Append(list, d))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	counts, err := call("Counts", nil)
+	return figures{"Claim, ms": claim, "Counts, ms": counts}, err
+}
