@@ -36,6 +36,7 @@ var patterns = []pattern{
 	{"Cache", cacheCases, 1},
 	{"Saga", sagaCases, 1},
 	{"HTTP", httpCases, 20},
+	{"Data", dataCases, 3},
 	{"GRPC", grpcCases, 3},
 	{"Telemetry", telemetryCases, 1},
 }

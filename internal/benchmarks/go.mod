@@ -55,6 +55,7 @@ require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/go-resilience/resilience/resilienceotel v0.0.0-00010101000000-000000000000
+	github.com/go-resilience/resilience/resilienceredis v0.0.0-00010101000000-000000000000
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
 	github.com/hashicorp/golang-lru v0.5.4 // indirect
@@ -84,3 +85,5 @@ require (
 )
 
 replace github.com/go-resilience/resilience/resilienceotel => ../../resilienceotel
+
+replace github.com/go-resilience/resilience/resilienceredis => ../../resilienceredis

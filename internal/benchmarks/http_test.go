@@ -32,7 +32,7 @@ var httpCases = []comparison{
 // client that retries at once has one success for each round of them. A failed
 // answer has no body: failsafe would leave that open, and its connection with it,
 // until the process has no descriptors left. No client is told to wait, though
-// the others set a timer for it. Ours has the time-outs and the policies of NewClient
+// the others set a timer for it. Ours has the timeouts and the policies of NewClient
 // besides, where cfg does not say otherwise.
 func getters(cfg resiliencehttp.ClientConfig, statuses ...int) []impl {
 	impls := []impl{

@@ -3,6 +3,7 @@ package benchmarks
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/failsafe-go/failsafe-go"
 	"github.com/failsafe-go/failsafe-go/retrypolicy"
 	sethvargo "github.com/sethvargo/go-retry"
+	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/retry"
 )
@@ -110,4 +112,19 @@ func third(calls *int) error {
 		return errThirdTime
 	}
 	return nil
+}
+
+// TestBackoffOfALaterVersion holds that a Retrier takes the BackOff and the Permanent of a
+// version of backoff that it does not know.
+func TestBackoffOfALaterVersion(t *testing.T) {
+	calls := 0
+	r := retry.New(retry.Config{Backoff: func() retry.Backoff { return &backoff.ZeroBackOff{} }})
+	err := r.Do(t.Context(), func(context.Context) error {
+		if calls++; calls == 2 {
+			return backoff.Permanent(io.EOF)
+		}
+		return errors.New("down")
+	})
+	require.Equal(t, io.EOF, err)
+	require.Equal(t, 2, calls)
 }

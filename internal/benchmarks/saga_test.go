@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
 )
 
 func BenchmarkSaga(b *testing.B) { benchmark(b, sagaCases) }
@@ -173,17 +174,17 @@ type countedStore struct {
 	commits atomic.Int64
 }
 
-func (s *countedStore) Start(ctx context.Context, req saga.StartRequest) (saga.Record, bool, error) {
+func (s *countedStore) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	s.commits.Add(1)
 	return s.Store.Start(ctx, req)
 }
 
-func (s *countedStore) Commit(ctx context.Context, req saga.CommitRequest) (saga.Receipt, error) {
+func (s *countedStore) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
 	s.commits.Add(1)
 	return s.Store.Commit(ctx, req)
 }
 
-func (s *countedStore) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga.Record, error) {
+func (s *countedStore) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	recs, err := s.Store.Claim(ctx, req)
 	if len(recs) > 0 || err != nil {
 		s.commits.Add(1)
@@ -191,34 +192,34 @@ func (s *countedStore) Claim(ctx context.Context, req saga.ClaimRequest) ([]saga
 	return recs, err
 }
 
-func (s *countedStore) Heartbeat(ctx context.Context, req saga.HeartbeatRequest) ([]saga.Renewed, error) {
+func (s *countedStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	s.commits.Add(1)
 	return s.Store.Heartbeat(ctx, req)
 }
 
 func benchmarkBare(b *testing.B, d benchmarkDatabase) {
-	store := d.store(b)
+	st := d.store(b)
 	ctx := context.Background()
 	// As large as what the runner writes.
 	steps := []byte(`{"steps":[{"n":"outward","s":"done","a":1},{"n":"hotel","s":"done","a":1},{"n":"return","s":"started"},{"n":"charge","s":"idle"},{"n":"tickets","s":"idle"}]}`)
 	eachSaga(b, sagasInFlight, func(id string) {
 		data := []byte(`{"ID":"` + id + `","Done":3,"Notes":""}`)
-		_, _, err := store.Start(ctx, saga.StartRequest{
+		_, _, err := st.Start(ctx, store.StartRequest{
 			ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: data, Steps: steps,
-			Owner: "me", LeaseTTL: time.Minute, Log: []saga.Entry{{Kind: saga.EventCreated}},
+			Owner: "me", LeaseTTL: time.Minute, Log: []store.Entry{{Kind: saga.EventCreated}},
 		})
 		if err != nil {
 			b.Error(err)
 			return
 		}
-		req := saga.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, Data: data, Steps: steps}
+		req := store.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, Data: data, Steps: steps}
 		for i := range 5 {
-			req.Log = []saga.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}}
+			req.Log = []store.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}}
 			if i == 4 {
 				req.Status, req.Release = saga.Completed, true
-				req.Log = append(req.Log, saga.Entry{Kind: saga.EventCompleted})
+				req.Log = append(req.Log, store.Entry{Kind: saga.EventCompleted})
 			}
-			if _, err := store.Commit(ctx, req); err != nil {
+			if _, err := st.Commit(ctx, req); err != nil {
 				b.Error(err)
 				return
 			}
@@ -288,7 +289,7 @@ type benchmarkDatabase struct {
 }
 
 func (d benchmarkDatabase) store(b *testing.B) *sqlstore.Store {
-	store := sqlstore.New(d.db, d.dialect)
+	store := sqlstore.New(d.db, d.dialect, sqlstore.Config{})
 	require.NoError(b, store.Migrate(context.Background()))
 	return store
 }

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
+	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -249,9 +250,7 @@ func sharedResilience(b *testing.B) {
 	l := throttle.NewShared(throttle.SharedConfig{
 		Name: "benchmark", Prefix: "benchmarks:throttle:", Rate: 1e6, Burst: 1e6,
 		Timeout: time.Second, OnOutage: throttle.RefuseAll,
-		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			return redis.NewScript(script).Run(ctx, rdb, keys, args...).Result()
-		},
+		Eval: resilienceredis.Eval(rdb),
 	})
 	sharedParallel(b, func() error { return l.Wait(context.Background(), "") })
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs the modules as they are committed, serves them from a local module proxy in the
 # version $1, and builds and runs a new program that requires them from there: without
-# go.work and without replace, as a user does. See docs/releasing.md.
+# go.work and without replace, as a user does. See CONTRIBUTING.md.
 set -euo pipefail
 version=${1:-v0.1.0}
 root=github.com/go-resilience/resilience
