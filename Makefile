@@ -1,5 +1,6 @@
 GO          ?= go
-MODULES     := . resiliencegrpc resilienceotel examples internal/benchmarks internal/integration
+ADAPTERS    := resiliencegrpc resilienceotel resiliencepgx resilienceredis
+MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
@@ -18,14 +19,10 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
 test: ## the tests of the library, as the README has it, and of the nested modules
-	go test ./...
-	cd resiliencegrpc && $(GO) test ./...
-	cd resilienceotel && $(GO) test ./...
+	go test ./... $(ADAPTERS:%=./%/...)
 
 race: ## the same under the race detector
-	$(GO) test $(RACE) -timeout 25m ./...
-	cd resiliencegrpc && $(GO) test $(RACE) ./...
-	cd resilienceotel && $(GO) test $(RACE) ./...
+	$(GO) test $(RACE) -timeout 25m ./... $(ADAPTERS:%=./%/...)
 
 lint: ## gofmt, vet and staticcheck in every module; the root builds for 32 bits
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi

@@ -28,8 +28,8 @@ import (
 // Most work ends when next returns; f then gets the error of next, before AtEnd returns.
 // Within a resiliencehttp.Transport, an attempt that succeeds ends when the body of its
 // response has been read or closed, or when ctx ends. f then gets nil, or the error with
-// which the body broke off: a connection was lost, or a time-out passed while the caller
-// waited for the server. The policies of this module hold their slots and time-outs in
+// which the body broke off: a connection was lost, or a timeout passed while the caller
+// waited for the server. The policies of this module hold their slots and timeouts in
 // the same way.
 //
 // If next panics or ends its goroutine, f gets an error that says so, and the panic goes

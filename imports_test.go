@@ -23,13 +23,16 @@ var engines = map[string][]string{
 	"cacheaside/redisstore": {"github.com/maypok86/otter/v2"},
 	"cacheaside/storetest":  {"github.com/maypok86/otter/v2"},
 	"saga":                  {"golang.org/x/sync"},
+	"saga/sagahttp":         {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
 	"saga/sagatest":         {"golang.org/x/sync"},
-	"saga/sqlstore":         {"golang.org/x/sync"},
+	"saga/sqlstore":         nil,
+	"saga/store":            nil,
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
 	"console":               {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
 	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
-	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
+	"resiliencesql":         nil,
+	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
 	"lease":                 nil,
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
@@ -41,7 +44,7 @@ var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside"
 
 // TestImports holds the arrows of the house: a pattern imports neither another
 // pattern nor the root, links no more than its engine, and only resiliencehttp,
-// console and faults link net/http.
+// saga/sagahttp, console and faults link net/http.
 func TestImports(t *testing.T) {
 	for pkg, allowed := range engines {
 		t.Run("resilience/"+pkg, func(t *testing.T) {
@@ -56,13 +59,16 @@ func mayLink(pkg, dep string, engines []string) bool {
 	own, isOurs := strings.CutPrefix(dep, module+"/")
 	switch {
 	case dep == module:
-		return pkg == "" || pkg == "resiliencehttp"
+		return pkg == "" || pkg == "resiliencehttp" || pkg == "saga/sagahttp"
+	case pkg == "resiliencehttp" && (dep == "database/sql" || own == "saga"):
+		return false
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
-		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry" || pkg == "console"
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry" || pkg == "console" || pkg == "saga/sagahttp"
 	case isOurs:
-		return own == pkg || strings.HasPrefix(own, "internal/") || pkg == "console" && own == "registry"
+		return own == pkg || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") || pkg == "console" && own == "registry" ||
+			pkg == "saga/sqlstore" && own == "resiliencesql"
 	case dep == "net/http":
-		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "console"
+		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "console" || pkg == "saga/sagahttp"
 	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
 		return true
 	case strings.HasPrefix(dep, "vendor/"):

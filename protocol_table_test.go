@@ -25,6 +25,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
@@ -107,6 +108,11 @@ var ends = []end{
 	{name: "limiter empty", says: says{kind: refused, retry: yes, after: time.Second}, err: emptyLimiter},
 	{name: "Shared in an outage", says: says{kind: refused, retry: yes, after: time.Second}, err: sharedInOutage},
 	{name: "Adaptive sheds", says: says{kind: refused, retry: yes}, err: adaptiveSheds},
+
+	{name: "SQL, a duplicate key", says: says{kind: answered, retry: no}, err: sqlState("23505")},
+	{name: "SQL, a deadlock", says: says{kind: answered, retry: yes}, err: sqlState("40P01")},
+	{name: "SQL, too many connections", says: says{kind: failed, retry: yes}, err: sqlState("53300")},
+	{name: "SQL, the outcome is unknown", says: says{kind: failed, retry: no}, err: sqlState("08007")},
 
 	{name: "HTTP 404", says: says{kind: done}, err: status(404, "")},
 	{name: "HTTP 408", says: says{kind: answered, retry: yes}, err: status(408, "")},
@@ -263,7 +269,7 @@ func exchange(t *testing.T, method string, code int, retryAfter string) error {
 
 // abortedHandler runs a policy under Guard, around a handler that gives its response up.
 func abortedHandler(t *testing.T, consumer func(context.Context, resilience.Func)) {
-	guarded := resiliencehttp.Guard(func(next resilience.Func) resilience.Func {
+	guarded := resiliencehttp.Server{}.Guard(func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { consumer(ctx, next); return nil }
 	})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() {
@@ -281,7 +287,7 @@ func hedge(t *testing.T, errs ...error) error {
 	for _, err := range errs {
 		calls <- err
 	}
-	_, err := retry.Hedge(t.Context(), retry.HedgeConfig{Max: len(errs), Delay: time.Millisecond}, func(context.Context) (int, error) {
+	_, err := retry.NewHedger[int](retry.HedgeConfig{Max: len(errs), Delay: time.Millisecond}).Do(t.Context(), func(context.Context) (int, error) {
 		time.Sleep(5 * time.Millisecond)
 		return 0, <-calls
 	})
@@ -599,7 +605,7 @@ var wrapped = map[string]func(*testing.T, error) error{
 	"after retries": func(t *testing.T, err error) error {
 		return nested(t, retrying.Wrap, err)
 	},
-	"wrapped, after retries, in a time-out": func(t *testing.T, err error) error {
+	"wrapped, after retries, in a timeout": func(t *testing.T, err error) error {
 		err = fmt.Errorf("shard 3: %w", err)
 		return fmt.Errorf("users: %w", nested(t, resilience.Chain(retrying.Wrap, resilience.Timeout(time.Hour)), err))
 	},
@@ -731,5 +737,14 @@ func TestEveryPolicyReadsEveryJoin(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// sqlState returns the error of a statement, as a database with pgx or lib/pq has it.
+func sqlState(state string) func(*testing.T) error {
+	return func(t *testing.T) error {
+		return resiliencesql.Middleware(resiliencesql.Config{Code: func(error) string { return state }})(func(context.Context) error {
+			return errors.New("SQLSTATE " + state)
+		})(context.Background())
 	}
 }

@@ -19,7 +19,9 @@ func TestSnippetsCompile(t *testing.T) {
 	var compiled strings.Builder
 	files, err := filepath.Glob("snippets*_test.go")
 	require.NoError(t, err)
-	for _, file := range files {
+	nested, err := filepath.Glob("resilience*/snippets_test.go")
+	require.NoError(t, err)
+	for _, file := range append(files, nested...) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		compiled.Write(text)

@@ -47,7 +47,7 @@
 //	    unless retry.Config.MaxRetryAfter is set
 //	[2] unless its Retryable() is true, as that of HTTP's 429 is
 //	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
-//	[4] overload if it is a time-out or Throttled(), else no sample
+//	[4] overload if it is a timeout or Throttled(), else no sample
 //
 // The first row that applies decides. A retrier does not wait for the RetryAfter of a failure
 // or an answer whose Retryable() is false. Of an error and the errors that it wraps, the
@@ -58,7 +58,7 @@
 // errors in this way for policies of your own, and [AtEnd] holds a slot until a response
 // has been read. docs/protocol.md has a row for each way in which a call can end.
 //
-// The patterns are those of the Cloud Design Patterns catalogue
+// The patterns are those of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/).
 package resilience
 

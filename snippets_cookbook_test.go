@@ -1,25 +1,27 @@
 package resilience_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"testing"
+	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/resiliencesql"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -27,67 +29,16 @@ import (
 
 // This file holds the recipes of docs/cookbook.md, and tests of those that decide something.
 
-// sqlError is a database's answer to a statement. It says what the policies need to know.
-type sqlError struct {
-	error
-	state string // SQLSTATE: five letters and digits, of which the first two are the class
-}
-
-// classified returns err as a sqlError if it has an SQLSTATE, and else as it is: the
-// connection failed.
-func classified(err error) error {
-	if answer, ok := errors.AsType[interface {
-		error
-		SQLState() string
-	}](err); ok && answer.SQLState() != "" {
-		return sqlError{err, answer.SQLState()}
-	}
-	return err
-}
-
-func (e sqlError) Unwrap() error { return e.error }
-
-// Retryable reports whether the same transaction may work the next time.
-func (e sqlError) Retryable() bool {
-	switch e.state {
-	case "40001", "40P01", "55P03": // serialization failure, deadlock, lock not available
-		return true
-	}
-	return e.ailing()
-}
-
-// Answered reports whether the database is well and has said what is wrong with the statement.
-func (e sqlError) Answered() bool { return !e.Retryable() }
-
-// ailing: connection exceptions, too few resources, an operator's intervention, system errors.
-func (e sqlError) ailing() bool {
-	class := e.state[:min(2, len(e.state))]
-	return class == "08" || class == "53" || class == "57" && e.state != "57014" || class == "58" // 57014: canceled
-}
-
-// inTx runs fn in a transaction, again as often as retries allows. An error of Commit is
-// retried only if the database says that nothing was committed.
-func inTx(ctx context.Context, retries *retry.Retrier, db *sql.DB, opts *sql.TxOptions, fn func(context.Context, *sql.Tx) error) error {
-	return retries.Do(ctx, func(ctx context.Context) error {
-		tx, err := db.BeginTx(ctx, opts)
-		if err != nil {
-			return classified(err)
-		}
-		defer tx.Rollback()
-		if err := fn(ctx, tx); err != nil {
-			return classified(err)
-		}
-		err = classified(tx.Commit())
-		if answer, ok := errors.AsType[sqlError](err); err != nil && (!ok || answer.ailing()) {
-			return retry.Permanent(err) // it may have been committed: the caller has to find out
-		}
-		return err
-	})
+func _() {
+	var transfer func(context.Context, *sql.Tx, int) error
+	cfg := resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)}
+	err := resiliencesql.InTx(ctx, db, cfg, func(ctx context.Context, tx *sql.Tx) error { return transfer(ctx, tx, 42) })
+	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // around a read outside of one
+	use(err, row)
 }
 
 var (
 	guarded      resilience.Middleware
-	redisGet     func(context.Context, string) (string, error)
 	url          string
 	body         io.Reader
 	store        lease.Store
@@ -98,27 +49,6 @@ var (
 type outboxMessage interface {
 	Publish(context.Context) error
 	MarkSent(context.Context, *sql.Tx) error
-}
-
-type Message interface{ Handle(context.Context) error }
-
-func _() {
-	var errNil = errors.New("redis: nil") // redis.Nil of go-redis
-
-	guarded := resilience.Chain(circuit.Wrap, slots.Wrap, resilience.Timeout(50*time.Millisecond))
-	get := func(ctx context.Context, key string) (value string, found bool, err error) {
-		err = guarded(func(ctx context.Context) error {
-			var err error
-			value, err = redisGet(ctx, key)
-			if errors.Is(err, errNil) {
-				return nil
-			}
-			found = err == nil
-			return err
-		})(ctx)
-		return value, found, err
-	}
-	_ = get
 }
 
 func _() {
@@ -180,21 +110,6 @@ func _() {
 }
 
 func _() {
-	consume := func(ctx context.Context, message Message) (again time.Duration, err error) {
-		err = guarded(message.Handle)(ctx)
-		switch {
-		case err == nil, resilience.Answered(err): // done, or no for good: acknowledge
-			return 0, err
-		case resilience.Refused(err): // nothing was tried: not an attempt of this message
-			return max(time.Second, resilience.RetryAfter(err)), err
-		default: // tried and failed: one of its attempts
-			return 30 * time.Second, err
-		}
-	}
-	use(consume)
-}
-
-func _() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.Handle("/readyz", resiliencehttp.Health(resiliencehttp.Check{
@@ -211,7 +126,7 @@ func _() {
 		slots   *bulkhead.Bulkhead
 		handler http.Handler
 	)
-	bounded := resiliencehttp.Guard(resilience.Timeout(5 * time.Second))
+	bounded := resiliencehttp.Server{}.Guard(resilience.Timeout(5 * time.Second))
 	http.Handle("/", api.Bulkhead(slots)(bounded(handler)))
 }
 
@@ -249,96 +164,72 @@ func _() {
 	http.Handle("/", authenticate(api.ThrottleBy(plans, account)(api.BulkheadBy(slots, account)(handler))))
 }
 
-// stateError is an error with an SQLSTATE, as pgx and lib/pq have it.
-type stateError string
+type Order struct{ Total int }
 
-func (e stateError) Error() string    { return "SQLSTATE " + string(e) }
-func (e stateError) SQLState() string { return string(e) }
+var (
+	reserve, unreserve, chargeOrder func(context.Context, *Order) error
 
-func TestCookbookReadsSQLSTATE(t *testing.T) {
-	for _, c := range []struct {
-		err       error
-		retryable bool
-		answered  bool
-	}{
-		{stateError("40001"), true, false},
-		{stateError("40P01"), true, false},
-		{stateError("08006"), true, false},
-		{stateError("53300"), true, false},
-		{stateError("57P01"), true, false},
-		{stateError("57014"), false, true},
-		{stateError("23505"), false, true},
-		{stateError("42601"), false, true},
-		{driver.ErrBadConn, true, false},
-	} {
-		for _, err := range []error{c.err, fmt.Errorf("orders: %w", c.err)} {
-			require.Equal(t, c.retryable, retry.Retryable(classified(err)), "%v", err)
-			require.Equal(t, c.answered, resilience.Answered(classified(err)), "%v", err)
+	runner      *saga.Runner
+	server      *http.Server
+	ready       atomic.Bool
+	deadline    context.Context
+	stopWorkers func()
+	workers     sync.WaitGroup
+)
+
+var order = &saga.Saga[Order]{Name: "order", Steps: []saga.Step[Order]{
+	{Name: "reserve", Do: reserve, Undo: unreserve},
+	{Name: "approved", Await: "approval", AwaitFor: 48 * time.Hour, Do: checkApproval, ReadOnly: true},
+	{Name: "charge", Do: chargeOrder, Pivot: true},
+}}
+
+func place(ctx context.Context, tx *sql.Tx, id string, o Order) error {
+	if err := saga.StartTx(ctx, tx, runner, order, id, o); err != nil {
+		return err
+	}
+	if o.Total > 1000 {
+		return nil // the page of the approver calls runner.Signal(ctx, id, "approval", []byte("yes")), or "no"
+	}
+	return runner.SignalTx(ctx, tx, id, "approval", []byte("yes"))
+}
+
+func checkApproval(ctx context.Context, _ *Order) error {
+	if answer, _ := saga.SignalFrom(ctx, "approval"); string(answer) != "yes" {
+		return saga.NoEffect(errors.New("not approved")) // the reservation is undone
+	}
+	return nil
+}
+
+func _(users *cacheaside.Cache[int, *User]) {
+	_ = place
+	ready.Store(false)            // fails /readyz
+	time.Sleep(5 * time.Second)   // until the balancer has noticed
+	_ = server.Shutdown(deadline) // no new request; those under way end
+	stopWorkers()                 // the ctx of Runner.Run, which hands its sagas over, and of lease.Run, which resigns
+	workers.Wait()                // they return within Drain and LeaseTTL
+	users.Close()                 // loads end
+	_ = db.Close()
+}
+
+// shardOf chooses the same shard for an id each time (rendezvous hashing).
+func shardOf(id string, shards map[string]*saga.Runner) (of string) {
+	var most [sha256.Size]byte
+	for name := range shards {
+		if sum := sha256.Sum256([]byte(name + "\x00" + id)); bytes.Compare(sum[:], most[:]) > 0 {
+			most, of = sum, name
 		}
 	}
-	require.NoError(t, classified(nil))
+	return of
 }
 
-func TestCookbookRetriesATransactionThatWasNotCommitted(t *testing.T) {
-	retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)})
-	for _, c := range []struct {
-		name   string
-		work   error // of the first transaction
-		commit error // of the first transaction
-		begun  int
-		okThen bool
-	}{
-		{name: "well", begun: 1, okThen: true},
-		{name: "a deadlock", work: stateError("40P01"), begun: 2, okThen: true},
-		{name: "a serialization failure at commit", commit: stateError("40001"), begun: 2, okThen: true},
-		{name: "a duplicate", work: stateError("23505"), begun: 1},
-		{name: "a connection that is lost before commit", work: io.ErrUnexpectedEOF, begun: 2, okThen: true},
-		{name: "a connection that is lost at commit", commit: io.ErrUnexpectedEOF, begun: 1},
-		{name: "a shutdown at commit", commit: stateError("57P01"), begun: 1},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			fake := &fakeDB{commits: []error{c.commit}}
-			db := sql.OpenDB(fake)
-			defer db.Close()
-			works := []error{c.work}
-			err := inTx(t.Context(), retries, db, nil, func(context.Context, *sql.Tx) error {
-				var err error
-				if len(works) > 0 {
-					err, works = works[0], works[1:]
-				}
-				return err
-			})
-			require.Equal(t, c.begun, fake.begun)
-			if c.okThen {
-				require.NoError(t, err)
-			} else {
-				require.ErrorIs(t, err, errors.Join(c.work, c.commit).(interface{ Unwrap() []error }).Unwrap()[0])
-			}
-		})
+func _(databases map[string]*sql.DB, id string, state Trip) {
+	runners := map[string]*saga.Runner{}
+
+	for name, db := range databases {
+		runners[name] = saga.NewRunner(sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}), saga.RunnerConfig{Name: name})
+		saga.Register(runners[name], trip)
+		reg.MustAdd(runners[name]) // one console and one set of metrics for all
 	}
-}
-
-// fakeDB counts transactions; commits are what Commit returns, one after the other.
-type fakeDB struct {
-	begun   int
-	commits []error
-}
-
-func (d *fakeDB) Connect(context.Context) (driver.Conn, error) { return fakeConn{d}, nil }
-func (d *fakeDB) Driver() driver.Driver                        { return nil }
-
-type fakeConn struct{ db *fakeDB }
-
-func (c fakeConn) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
-func (c fakeConn) Close() error                        { return nil }
-func (c fakeConn) Begin() (driver.Tx, error)           { c.db.begun++; return c, nil }
-func (c fakeConn) Rollback() error                     { return nil }
-
-func (c fakeConn) Commit() error {
-	if len(c.db.commits) == 0 {
-		return nil
-	}
-	err := c.db.commits[0]
-	c.db.commits = c.db.commits[1:]
-	return err
+	_, err := saga.Start(ctx, runners[shardOf(id, runners)], trip, id, state)
+	use(err)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -41,7 +43,7 @@ func _() {
 func _() {
 	retries := retry.New(retry.Config{
 		Attempts: 4, // the first one and three more
-		If:       func(err error) bool { return retry.Retryable(err) && !errors.Is(err, sql.ErrNoRows) },
+		If:       func(err error) bool { return resilience.Retryable(err) && !errors.Is(err, sql.ErrNoRows) },
 	})
 	err := retries.Do(ctx, ping)
 
@@ -83,7 +85,26 @@ func _() {
 		return fetchUser(ctx, 42)
 	})
 
+	if err != nil {
+		user, err = cachedUser(42)
+	}
+
 	use(user, err)
+}
+
+func _() {
+	retries := retry.New(retry.Config{Attempts: 4, Backoff: retry.Exponential(100*time.Millisecond, 2*time.Second)})
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+		Name:           "users",
+		Retry:          retries.Wrap,
+		Breaker:        resiliencehttp.Disabled, // switches a default off
+		Bulkhead:       resiliencehttp.Disabled,
+		AttemptTimeout: 2 * time.Second,
+		Timeout:        -1, // of all attempts: none
+	})
+	resp, err := client.Get(url)
+
+	use(resp, err)
 }
 
 func _() error {
@@ -94,4 +115,13 @@ func _() error {
 	}
 
 	return err
+}
+
+func _() {
+	var n int
+	guarded := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{}))
+	err := guarded(func(ctx context.Context) error {
+		return db.QueryRowContext(ctx, "SELECT count(*) FROM account").Scan(&n)
+	})(ctx)
+	use(err)
 }

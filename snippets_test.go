@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"expvar"
 	"log/slog"
 	"net/http"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -54,21 +54,17 @@ var (
 )
 
 func _() {
-	// Build each policy once and share it. A zero field means its default.
-	retries := retry.New(retry.Config{
-		Attempts: 4,
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			slog.WarnContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
-		},
-	})
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
+
+	use(client)
+}
+
+func _() {
+	retries := retry.New(retry.Config{Name: "users", Attempts: 4}) // a zero field means its default
 	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 30 * time.Second})
-	slots := bulkhead.New(bulkhead.Config{Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
+	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
 
-	// One policy, one call.
-	err := slots.Do(ctx, ping)
-
-	// Several, outermost first, and a call with a result.
-	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap)
 	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
 	})
@@ -76,10 +72,7 @@ func _() {
 		user, err = cachedUser(42)
 	}
 
-	// Every request of an http.Client.
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: guarded}}
-
-	use(user, err, client)
+	use(user, err)
 }
 
 func _() {
@@ -147,28 +140,29 @@ func charge(ctx context.Context, t *Trip) error {
 	return err // perhaps only the reply is lost: ask again, with the same id
 }
 
-func book(ctx context.Context) error { return saga.Run(ctx, trip, &Trip{}) } // or by a Runner, on a database
+func _() error {
+	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}) // a *sql.DB; or MySQL, SQLite
+	if err := store.Migrate(ctx); err != nil {                        // creates its tables, unless they exist
+		return err
+	}
+	runner := saga.NewRunner(store, saga.RunnerConfig{})
+	saga.Register(runner, trip)
+	go runner.Run(ctx) // in each process that is to run sagas
+	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
+		return err // start it again with the same id: it is started once
+	}
+	done, err := trip.Result(ctx, runner, "trip-17") // errors.Is(err, saga.ErrCompensated): it was undone
 
-var _ = book
-
-func _() {
-	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
-
-	use(client)
+	use(done)
+	return err
 }
 
 func _() {
-	page := console.New(reg, console.Config{})
-	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", page))
-}
+	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: guarded}}
 
-func _() {
-	client := &http.Client{Transport: &resiliencehttp.Transport{
-		Middleware: resilience.Timeout(2 * time.Second),
-	}}
-
-	limit := resiliencehttp.ThrottleBy(tenants, resiliencehttp.ClientIP())
-	http.Handle("/", limit(handler))
+	server := resiliencehttp.Server{}
+	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
+	http.Handle("/", limit(server.Bulkhead(slots)(handler)))
 
 	use(client)
 }
@@ -177,7 +171,7 @@ func _() {
 	reg := registry.New()
 	reg.MustAdd(retries, circuit, slots) // each has a Name
 	reg.Observe(registry.Log(slog.Default()))
-	expvar.Publish("resilience", reg)
+	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", console.New(reg, console.Config{})))
 
 	report, err := reg.Apply([]byte(`{"breaker/users": {"Failures": 10, "OpenFor": "45s"}}`))
 
@@ -185,21 +179,9 @@ func _() {
 }
 
 func _() error {
-	store := sqllease.New(db, sqllease.PostgreSQL) // or MySQL, SQLite; redislease.New; lease.NewMemory() in tests
-	err := store.Migrate(ctx)                      // creates its tables, unless they exist
-	err = lease.Run(ctx, store, lease.Config{Name: "billing", TTL: 15 * time.Second},
-		func(ctx context.Context, term lease.Term) error { // while this process leads; to return gives the lease up
-			for next := time.Tick(time.Minute); ; {
-				if err := billDue(ctx, term); err != nil {
-					slog.ErrorContext(ctx, "billing", "err", err)
-				}
-				select {
-				case <-next:
-				case <-ctx.Done():
-					return nil
-				}
-			}
-		})
+	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite; redislease; lease.NewMemory() in tests
+	err := store.Migrate(ctx)
+	err = lease.Every(ctx, store, lease.Config{Name: "billing"}, time.Minute, billDue)
 	return err
 }
 

@@ -3,6 +3,7 @@ package resilience
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
@@ -45,14 +46,12 @@ func (e *TimeoutError) Timeout() bool { return true }
 // must heed its ctx. It wraps an error that the call returns after the limit in a
 // *TimeoutError. A late success is a success, and the end of the caller's own ctx is
 // returned as it is. Within a resiliencehttp.Transport the limit also covers the body of
-// the response.
-func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
-
-// NamedTimeout is [Timeout] with a name for its errors, which tells what timed out.
-func NamedTimeout(name string, d time.Duration) Middleware {
+// the response. A name tells in its errors what timed out.
+func Timeout(d time.Duration, name ...string) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
 	}
+	of := strings.Join(name, " ")
 	return func(next Func) Func {
 		if d == 0 {
 			return next
@@ -61,12 +60,12 @@ func NamedTimeout(name string, d time.Duration) Middleware {
 			if ctx.Err() != nil {
 				return ended.Error(ctx)
 			}
-			passed := &TimeoutError{Name: name, After: d}
+			passed := &TimeoutError{Name: of, After: d}
 			late, err := linger.Timed(ctx, d, passed, next)
 			if !late || err == error(passed) {
 				return err
 			}
-			return &TimeoutError{Name: name, After: d, Err: err}
+			return &TimeoutError{Name: of, After: d, Err: err}
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestTimeoutIsTheCauseOfItsContext(t *testing.T) {
 
 func TestTimeoutSaysOfWhat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limit := resilience.NamedTimeout("users", time.Second)
+		limit := resilience.Timeout(time.Second, "users")
 		err := limit(sleep(time.Minute))(t.Context())
 		require.EqualError(t, err, "resilience: users: timed out after 1s")
 		require.Equal(t, &resilience.TimeoutError{Name: "users", After: time.Second}, err)
