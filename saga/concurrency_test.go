@@ -295,6 +295,43 @@ func TestAPlaceOfADefinitionIsTakenAtOnce(t *testing.T) {
 	})
 }
 
+// A startless store answers no Start until the test says so, and then fails.
+type startless struct {
+	store.Store
+	asked, fail chan struct{}
+}
+
+func (s *startless) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+	if req.ID != "lost" {
+		return s.Store.Start(ctx, req)
+	}
+	close(s.asked)
+	<-s.fail
+	return store.Record{}, false, errTooLong
+}
+
+// A claim that comes while a Start has the last place of a definition leaves a saga behind. If
+// the Start fails, that saga has the place at once.
+func TestThePlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrew()
+		st := &startless{saga.NewMemory(), make(chan struct{}), make(chan struct{})}
+		sg := c.works("trip", 2, lasting(time.Minute))
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, LeaseTTL: time.Hour}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "held", trip{})
+		require.NoError(t, err)
+		go func() { _, _ = saga.Start(t.Context(), r, sg, "lost", trip{}) }()
+		<-st.asked
+		enqueue(t, st, sg, 0, 1)
+		r.Wake()
+		synctest.Wait()
+		require.Equal(t, 1, c.mostOf("trip"))
+		close(st.fail)
+		synctest.Wait()
+		require.Equal(t, 2, c.mostOf("trip"))
+	})
+}
+
 // A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
 // its ctx goes on: the saga has one place.
 func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {

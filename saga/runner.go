@@ -207,6 +207,7 @@ func (r *Runner) freePlace(p *registered) {
 	defer r.mu.Unlock()
 	p.reserved--
 	r.unreserve(1)
+	r.claimRest(p)
 }
 
 // reserve keeps up to n places free for sagas that are about to be held, and returns how
@@ -237,12 +238,18 @@ func (r *Runner) drop(id string, l *lease) {
 		delete(r.held, id)
 		p.held--
 	}
+	r.claimRest(p)
+	r.wakeResults(id)
+}
+
+// claimRest makes the runner claim what its last claim has left for want of places, when it has
+// enough of them. A place of p has become free. The caller holds r.mu.
+func (r *Runner) claimRest(p *registered) {
 	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
 		p.backlog && p.held+p.reserved <= p.planned().Most*3/4 {
 		r.backlog, p.backlog = false, false
 		r.Wake()
 	}
-	r.wakeResults(id)
 }
 
 // wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
