@@ -38,7 +38,7 @@ func (s *Store) queues(ctx context.Context, counted bool) ([]queue, error) {
 			" AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= "+s.d.now(), "wake_at")
 	}
 	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT d.name, d.version, d.owned, d.wake_at, "+s.d.now()+", "+count+
-		" FROM ("+s.d.groups("saga_live", "name, version, owned", "wake_at", s.d.live())+") AS d WHERE d.wake_at <= "+s.d.now()+""))
+		" FROM ("+s.d.groups("saga_live", "name, version, owned", "wake_at", s.d.live())+") AS d WHERE d.wake_at <= "+s.d.now()))
 	return collect(rows, err, func(rows *sql.Rows) (d queue, err error) {
 		var oldest, now moment
 		err = rows.Scan(&d.Name, &d.Version, &d.Owned, &oldest, &now, &d.Count)
@@ -129,7 +129,7 @@ func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 	counts.Now = now.Time
 	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT g.name, g.status, "+
 		s.d.count("saga_name", "name = g.name AND status = g.status", "id")+
-		" FROM ("+s.d.groups("saga_name", "name, status", "", "")+") AS g ORDER BY g.name"))
+		" FROM ("+s.d.groups("saga_name", "name, status", "id", "")+") AS g ORDER BY g.name"))
 	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 		var name string
 		var status store.Status

@@ -55,11 +55,10 @@ type dialect interface {
 	time(t time.Time) any                // as a parameter
 	contains(column, text string) string // a condition
 	live() string                        // the condition for running and compensating sagas
-	// groups returns a query of the different values of the first columns of an index, which
-	// reads no more entries than it returns. least is empty, or the next column of the index:
-	// the query also has the least value in each group. where is empty, or the condition
-	// of the index.
-	groups(index, columns, least, where string) string
+	// groups returns a query of the different values of the first columns of an index, and of
+	// the least value of the next column in each group. It reads no more entries than it
+	// returns. where is empty, or the condition of the index.
+	groups(index, columns, next, where string) string
 	// count returns an expression for how many entries of an index a condition admits, up to
 	// store.CountLimit. order is the columns of the index that the condition does not fix.
 	count(index, where, order string) string

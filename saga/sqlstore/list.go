@@ -169,7 +169,7 @@ func (l *listing) arms(ctx context.Context) ([]arm, error) {
 
 // names returns the names of all definitions that have sagas.
 func (s *Store) names(ctx context.Context) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, s.tables.sql(s.d.groups("saga_name", "name", "", "")))
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name FROM ("+s.d.groups("saga_name", "name", "status", "")+") AS g"))
 	return collect(rows, err, func(rows *sql.Rows) (name string, err error) { return name, rows.Scan(&name) })
 }
 

@@ -164,15 +164,12 @@ func (*mysql) live() string { return "live = 1" }
 func (*mysql) comparesRows() bool { return false }
 
 // groups makes MySQL skip from group to group ("Using index for group-by").
-func (*mysql) groups(index, columns, least, where string) string {
-	values, by := columns, columns
-	if least != "" {
-		values += ", min(" + least + ") AS " + least
-	}
+func (*mysql) groups(index, columns, next, where string) string {
+	by := columns
 	if where != "" {
 		where, by = " WHERE "+where, "live, "+by
 	}
-	return "SELECT " + values + " FROM {p}saga FORCE INDEX ({p}" + index + ")" + where + " GROUP BY " + by
+	return "SELECT " + columns + ", min(" + next + ") AS " + next + " FROM {p}saga FORCE INDEX ({p}" + index + ")" + where + " GROUP BY " + by
 }
 
 // count asks first for the last entry that counts: a subquery with a limit may not refer to

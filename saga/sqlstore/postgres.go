@@ -162,11 +162,8 @@ func (*postgres) comparesRows() bool { return true }
 
 // groups asks the index for the first entry after each group. The last condition is that of
 // postgresBatch.
-func (*postgres) groups(_, columns, least, where string) string {
-	all := columns
-	if least != "" {
-		all += ", " + least
-	}
+func (*postgres) groups(_, columns, next, where string) string {
+	all := columns + ", " + next
 	first := func(condition string) string {
 		return "(SELECT " + all + " FROM {p}saga WHERE " + and(where, condition) + " ORDER BY " + all + " LIMIT 1)"
 	}

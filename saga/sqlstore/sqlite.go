@@ -158,16 +158,16 @@ func (*sqlite) comparesRows() bool { return true }
 
 // groups asks the index for the first entry after each group. Without the plus signs, which
 // remove the affinities of the columns, SQLite would use only the first column of the index.
-func (*sqlite) groups(_, columns, least, where string) string {
-	order := columns
-	if least != "" {
-		order += ", " + least
-	}
+// It begins at the first entry that is not less than the row, even where it wants a greater
+// one. So the row ends with a blob, which is greater than every number and text: it is past
+// all entries of the group.
+func (*sqlite) groups(_, columns, next, where string) string {
+	order := columns + ", " + next
 	first := func(condition string) string {
 		return "(SELECT rowid FROM {p}saga WHERE " + and(where, condition) + " ORDER BY " + order + " LIMIT 1)"
 	}
 	return "WITH RECURSIVE g(first) AS (SELECT " + first("name > ''") + " UNION ALL SELECT " +
-		first("("+columns+") > (+s."+strings.ReplaceAll(columns, ", ", ", +s.")+")") + " FROM g CROSS JOIN {p}saga s ON s.rowid = g.first)" +
+		first("("+order+") > (+s."+strings.ReplaceAll(columns, ", ", ", +s.")+", x'')") + " FROM g CROSS JOIN {p}saga s ON s.rowid = g.first)" +
 		" SELECT " + order + " FROM g CROSS JOIN {p}saga ON rowid = g.first"
 }
 
