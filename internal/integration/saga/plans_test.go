@@ -230,13 +230,12 @@ func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 func TestNoDefinitionIsAskedForItself(t *testing.T) {
 	const definitions = 500
 	onEach(t, func(t *testing.T, d database) {
-		db := d.open(t)
 		sagas := *plansSagas
 		name := `'trip-' || (i % 500)`
 		if d.Dialect == sqlstore.MySQL {
 			name = `CONCAT('trip-', i % 500)`
 		}
-		fillNamed(t, d, db, name, map[saga.Status]int{saga.Running: sagas, saga.Completed: sagas})
+		fillNamed(t, d, nil, name, map[saga.Status]int{saga.Running: sagas, saga.Completed: sagas})
 		p, ctx := newProbe(t, d), t.Context()
 		st := p.store
 		known := []store.Definition{{Saga: "none"}}
@@ -262,11 +261,11 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			hour = `interval '1 hour'`
 		}
 		wait := func() error {
-			_, err := db.Exec(`UPDATE saga SET wake_at = wake_at + ` + hour + ` WHERE status = 'running'`)
+			_, err := p.db.Exec(`UPDATE saga SET wake_at = wake_at + ` + hour + ` WHERE status = 'running'`)
 			return err
 		}
 		wake := func() error {
-			_, err := db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
+			_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
 			return err
 		}
 		require.NoError(t, wait())
@@ -310,10 +309,10 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 // for days.
 func TestDueSagasOfOthersCostAClaimNothing(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
-		fill(t, d, d.open(t), map[saga.Status]int{saga.Running: *plansSagas})
-		_, err := d.open(t).Exec(`UPDATE saga SET version = 1 WHERE id LIKE '%7'`)
-		require.NoError(t, err)
+		fill(t, d, nil, map[saga.Status]int{saga.Running: *plansSagas})
 		p := newProbe(t, d)
+		_, err := p.db.Exec(`UPDATE saga SET version = 1 WHERE id LIKE '%7'`)
+		require.NoError(t, err)
 		for name, known := range map[string]store.Definition{
 			"nothing due":      {Saga: "other"},
 			"nothing due here": {Saga: "trip", Version: 2},
@@ -339,7 +338,8 @@ func TestDueSagasOfOthersCostAClaimNothing(t *testing.T) {
 	})
 }
 
-// A probe is a store with one connection, which tells what its calls cost the database.
+// A probe is a store with one connection, which tells what its calls cost the database. No
+// other connection may be open: PostgreSQL counts up to 10 seconds later what it has read.
 type probe struct {
 	database
 	store *sqlstore.Store
@@ -389,7 +389,7 @@ func (p *probe) read(t *testing.T) (n int) {
 }
 
 // fill puts sagas of each status into the tables, with the definition "trip", and
-// lets the planner know.
+// lets the planner know. With nil for db, it uses a connection of its own.
 func fill(t testing.TB, d database, db *sql.DB, n map[saga.Status]int) {
 	t.Helper()
 	fillNamed(t, d, db, `'trip'`, n)
@@ -398,6 +398,10 @@ func fill(t testing.TB, d database, db *sql.DB, n map[saga.Status]int) {
 // fillNamed is fill with definitions whose names are this expression of the number i.
 func fillNamed(t testing.TB, d database, db *sql.DB, name string, n map[saga.Status]int) {
 	t.Helper()
+	if db == nil {
+		db = d.open(t)
+		defer db.Close()
+	}
 	first := 1
 	now := "now()"
 	numbers := `generate_series(%d, %d) AS g(i)`
