@@ -10,7 +10,7 @@ import (
 
 // Config says what a [Script] does.
 type Config struct {
-	// Name appears in events.
+	// Name is that of the script in a registry.
 	Name string
 	// Enabled switches the script on. While it is false, every call is made as if there
 	// were no script.
@@ -33,7 +33,6 @@ func (c Config) Validate() error {
 		f.Need(p.Count >= 0, "Count", p.Count, "0 (for no limit) or more")
 		f.Need(p.Delay >= 0, "Delay", p.Delay, "0 or more")
 		f.Need(p.Spread >= 0, "Spread", p.Spread, "0 or more")
-		f.Need(p.Growth >= 0, "Growth", p.Growth, "0 or more")
 		f.Need(p.Status == 0 || p.Status >= 200 && p.Status <= 599, "Status", p.Status, "0 (for 503) or in [200, 599]")
 		f.Need(p.RetryAfter >= 0, "RetryAfter", p.RetryAfter, "0 (for none) or more")
 		f.Need(p.Bytes >= 0, "Bytes", p.Bytes, "0 or more")

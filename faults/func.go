@@ -14,7 +14,7 @@ import (
 //	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)(faults.Func(script, fetch))
 func Func(s *Script, next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		f := s.next(ctx)
+		f := s.next()
 		if err := wait(ctx, f.delay); err != nil {
 			return err
 		}
@@ -39,7 +39,7 @@ func (p *Plan) call(ctx context.Context, next func(context.Context) error) error
 		}
 		return wait(ctx, p.Delay)
 	case Status:
-		return &StatusError{Code: p.status(), After: p.RetryAfter}
+		return &statusError{p.status(), p.RetryAfter}
 	case Refuse:
 		return errRefused
 	case Hang:

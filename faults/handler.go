@@ -21,7 +21,7 @@ import (
 // therefore call the handler again.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f := s.next(r.Context())
+		f := s.next()
 		if wait(r.Context(), f.delay) != nil {
 			return
 		}

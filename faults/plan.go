@@ -11,14 +11,14 @@ import (
 type Kind string
 
 const (
-	// Latency delays the call by Delay, by Growth for each earlier call that the plan
-	// applied to, and by a random time from 0 to Spread. If the ctx of the call ends
-	// first, the call is not made and ends with the error of ctx.
+	// Latency delays the call by Delay and a random time from 0 to Spread. If the ctx of
+	// the call ends first, the call is not made and ends with the error of ctx.
 	Latency Kind = "latency"
 	// Fail returns Err without making the call. A Handler answers with Status instead.
 	Fail Kind = "fail"
 	// Status answers with Status, and with Retry-After if RetryAfter is set, without
-	// making the call. Func returns a [*StatusError].
+	// making the call. Func returns an error that has this RetryAfter and is otherwise a
+	// failure, whatever the Status.
 	Status Kind = "status"
 	// Hang waits until the ctx of the call ends and returns the error of ctx, without
 	// making the call. A ctx that never ends hangs forever.
@@ -45,8 +45,8 @@ var kinds = []Kind{Latency, Fail, Status, Hang, Refuse, Reset, SlowBody}
 type Plan struct {
 	Kind Kind
 
-	// At is when the plan begins, counted from when the script was enabled. Zero means
-	// immediately.
+	// At is when the plan begins, counted from when the script was made or last updated.
+	// Zero means immediately.
 	At time.Duration
 	// For is how long the plan lasts. Zero means that it does not end.
 	For time.Duration
@@ -58,9 +58,9 @@ type Plan struct {
 	// Count is how many calls the plan applies to at most. Zero means no limit.
 	Count int
 
-	// Delay, Spread and Growth make up the time of a Latency. Delay is also that of a
-	// SlowBody from Func. Zero means none.
-	Delay, Spread, Growth time.Duration
+	// Delay and Spread make up the time of a Latency. Delay is also that of a SlowBody
+	// from Func. Zero means none.
+	Delay, Spread time.Duration
 	// Err is the error of a Fail. Nil means ErrInjected.
 	Err error
 	// Status is the status of a Status, and of a Fail from Handler, in [200, 599]. Zero
@@ -83,14 +83,11 @@ func (p *Plan) rate() int { return cmp.Or(p.Rate, 1000) }
 // ErrInjected is the error of a Fail without an Err.
 var ErrInjected = errors.New("faults: injected failure")
 
-// A StatusError is the error that Func returns for a Status. Whatever its Code, policies
-// read it as a failure.
-type StatusError struct {
-	Code  int           // the Status of the plan
-	After time.Duration // the RetryAfter of the plan
+// A statusError is the error that Func returns for a Status.
+type statusError struct {
+	code  int
+	after time.Duration
 }
 
-func (e *StatusError) Error() string { return fmt.Sprintf("faults: injected status %d", e.Code) }
-
-// RetryAfter returns After.
-func (e *StatusError) RetryAfter() time.Duration { return e.After }
+func (e *statusError) Error() string             { return fmt.Sprintf("faults: injected status %d", e.code) }
+func (e *statusError) RetryAfter() time.Duration { return e.after }

@@ -9,18 +9,15 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Script decides what happens to calls. Make one with [New] and share it: it is safe
 // for concurrent use.
 type Script struct {
-	observers notify.Observers[Event]
-	switches  notify.Queue[Event]
-	setting   settings.Setting[Config] // whose lock is taken before mu
-	enabled   atomic.Bool
-	calls     atomic.Int64
+	setting settings.Setting[Config] // whose lock is taken before mu
+	enabled atomic.Bool
+	calls   atomic.Int64
 
 	mu       sync.Mutex
 	cfg      *Config
@@ -75,38 +72,20 @@ func (s *Script) Config() Config { return s.setting.Config() }
 //
 // Updates run one at a time. change must not use the script.
 func (s *Script) Update(change func(*Config)) error {
-	defer s.switches.Deliver(context.Background(), s.observers.Tell)
-	return s.setting.Update(change, nil, func(next *Config) {
-		was := s.enabled.Load()
-		s.begin(next)
-		if next.Enabled != was && s.observers.Any() {
-			s.switches.Add(Event{Kind: EventSwitched, Name: next.Name, Enabled: next.Enabled})
-		}
-	})
-}
-
-// Enable switches the script on, from its beginning, even if it was on.
-func (s *Script) Enable() { s.enable(true) }
-
-// Disable switches the script off. Calls are then made as if there were no script.
-func (s *Script) Disable() { s.enable(false) }
-
-func (s *Script) enable(on bool) {
-	_ = s.Update(func(c *Config) { c.Enabled = on }) // the rest is valid
+	return s.setting.Update(change, nil, s.begin)
 }
 
 // Stats is a snapshot of what a [Script] has done since New. The counters never go back.
 type Stats struct {
 	Calls    int64          // all calls, made or not, and while the script was off
 	Injected map[Kind]int64 // calls that plans of each kind applied to
-	Enabled  bool
 }
 
 // Stats returns a snapshot.
 func (s *Script) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{Calls: s.calls.Load(), Injected: maps.Clone(s.injected), Enabled: s.cfg.Enabled}
+	return Stats{Calls: s.calls.Load(), Injected: maps.Clone(s.injected)}
 }
 
 // A fault is what happens to one call.
@@ -115,24 +94,16 @@ type fault struct {
 	plan  *Plan         // how the call ends; nil: as it would without a script
 }
 
-// next decides about a call and tells of the decision.
-func (s *Script) next(ctx context.Context) fault {
+// next counts a call and decides about it.
+func (s *Script) next() (f fault) {
 	s.calls.Add(1)
 	if !s.enabled.Load() {
 		return fault{}
 	}
-	f, name, acts := s.decide()
-	for _, k := range acts {
-		s.observers.Tell(ctx, Event{Kind: EventInjected, Name: name, Fault: k})
-	}
-	return f
-}
-
-func (s *Script) decide() (f fault, name string, acts []Kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.cfg.Enabled {
-		return fault{}, "", nil
+		return fault{}
 	}
 	now := time.Since(s.begun)
 	for i := range s.cfg.Plans {
@@ -147,9 +118,8 @@ func (s *Script) decide() (f fault, name string, acts []Kind) {
 		}
 		state.applied++
 		s.injected[p.Kind]++
-		acts = append(acts, p.Kind)
 	}
-	return f, s.cfg.Name, acts
+	return f
 }
 
 // applies reports whether the plan applies to a call at the time now of the script.
@@ -165,11 +135,10 @@ func (p *Plan) applies(state *progress, now time.Duration) bool {
 
 // latency returns the delay of a call that a Latency applies to.
 func (p *Plan) latency(state *progress) time.Duration {
-	d := sum(p.Delay, product(p.Growth, state.applied))
-	if p.Spread > 0 {
-		d = sum(d, time.Duration(state.rand.Uint64N(uint64(p.Spread)+1)))
+	if p.Spread == 0 {
+		return p.Delay
 	}
-	return d
+	return sum(p.Delay, time.Duration(state.rand.Uint64N(uint64(p.Spread)+1)))
 }
 
 const longest = time.Duration(1<<63 - 1)
@@ -180,14 +149,6 @@ func sum(a, b time.Duration) time.Duration {
 		return longest
 	}
 	return a + b
-}
-
-// product returns d*n, neither of which is negative, or longest.
-func product(d time.Duration, n int64) time.Duration {
-	if d > 0 && n > int64(longest/d) {
-		return longest
-	}
-	return d * time.Duration(n)
 }
 
 // wait waits for d, or until ctx ends. If both happen at the same instant, ctx has ended,

@@ -25,7 +25,7 @@ type transport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	f := t.script.next(req.Context())
+	f := t.script.next()
 	if err := wait(req.Context(), f.delay); err != nil {
 		closeBody(req)
 		return nil, err
