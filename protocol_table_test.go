@@ -603,7 +603,7 @@ func consume(t *testing.T, c consumer, e end) (got string) {
 var wrapped = map[string]func(*testing.T, error) error{
 	"wrapped": func(_ *testing.T, err error) error { return fmt.Errorf("users: %w", err) },
 	"after retries": func(t *testing.T, err error) error {
-		return nested(t, retrying.Wrap, err)
+		return nested(t, retrying.Wrap, fmt.Errorf("users: %w", err)) // a Permanent that is outermost loses its mark
 	},
 	"wrapped, after retries, in a timeout": func(t *testing.T, err error) error {
 		err = fmt.Errorf("shard 3: %w", err)
@@ -611,13 +611,13 @@ var wrapped = map[string]func(*testing.T, error) error{
 	},
 }
 
-var retrying = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), MaxRetryAfter: time.Nanosecond, Nested: true})
+var retrying = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), MaxRetryAfter: time.Nanosecond})
 
 // nested returns what mw makes of err where a retrier further out is at work.
 func nested(t *testing.T, mw resilience.Middleware, err error) (inner error) {
 	outer := retry.New(retry.Config{})
 	_ = outer.Do(t.Context(), func(ctx context.Context) error {
-		inner = mw(func(context.Context) error { return err })(ctx)
+		inner = mw(func(context.Context) error { return err })(retry.Fresh(ctx))
 		return nil
 	})
 	return inner

@@ -115,15 +115,6 @@ func TestAttemptTimeoutCoversWorkThatGoesOn(t *testing.T) {
 	}
 }
 
-func TestNestedRetrierRetriesWhenToldTo(t *testing.T) {
-	fn, calls := failing(forever, errDown)
-	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	inner := retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 4, Nested: true})
-	err := outer.Wrap(inner.Wrap(fn))(t.Context())
-	require.ErrorIs(t, err, retry.ErrExhausted)
-	require.Equal(t, 12, *calls)
-}
-
 func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
 	fn, calls := failing(forever, errDown)
 	once := retry.New(retry.Config{Attempts: 1})
@@ -175,8 +166,8 @@ func TestPermanentSurvivesNestedRetriers(t *testing.T) {
 		func(err error) error { return backoff.Permanent(err) },
 	} {
 		fn, calls := failing(forever, mark(errDown))
-		for _, nested := range []bool{true, false, true, false} {
-			fn = retry.New(retry.Config{Backoff: retry.Constant(0), Nested: nested}).Wrap(fn)
+		for range 4 {
+			fn = retry.New(retry.Config{Backoff: retry.Constant(0)}).Wrap(fn)
 		}
 		require.Equal(t, errDown, fn(t.Context()), "the outermost takes the mark off")
 		require.Equal(t, 1, *calls)
@@ -217,8 +208,6 @@ func TestAttemptFromTellsTheAttemptOfTheInnermostThatRetries(t *testing.T) {
 		return seen
 	}
 	require.Equal(t, [][3]int{{1, 1, 1}, {2, 2, 2}}, collect(retry.New(retry.Config{})))
-	require.Equal(t, [][3]int{{1, 1, 0}, {1, 2, 1}, {2, 1, 0}, {2, 2, 2}},
-		collect(retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 2, Nested: true})))
 }
 
 func TestContextOfAnAttemptMayBeKept(t *testing.T) {

@@ -2,9 +2,7 @@ package retry
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -19,12 +17,12 @@ type Backoff = interface {
 
 // Constant waits d before each retry. It needs d >= 0.
 //
-// Constant and its like return factories for Config.Backoff: a Backoff has state and
+// Constant and Exponential return factories for Config.Backoff: a Backoff has state and
 // belongs to one call, a factory may be shared. [Config.Validate] reports arguments without
 // meaning, such as a negative delay.
 //
-// Constant and [Delays] are exact. Clients that fail together and wait for exactly the same
-// time return together, so most programs want the random delays of [Exponential].
+// Clients that fail together and wait for exactly the same time return together, so most
+// programs want the random delays of [Exponential].
 func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
@@ -56,39 +54,6 @@ func Exponential(first, longest time.Duration) func() Backoff {
 	}
 }
 
-// Immediately makes the first n retries without a wait and takes the delays of the others
-// from then. A nil then means Exponential(100ms, 10s). It needs n >= 0.
-func Immediately(n int, then func() Backoff) func() Backoff {
-	if n < 0 {
-		return misused("Immediately(%d, ...)", "given 0 or more", n)
-	}
-	if then == nil {
-		then = Exponential(defaultFirst, defaultLongest)
-	}
-	return func() Backoff {
-		switch b := then().(type) {
-		case nil:
-			return nil // Validate says so
-		case *misuse:
-			return b
-		default:
-			return &immediate{n: n, then: b}
-		}
-	}
-}
-
-// Delays waits for each d in turn and then ends the retrying. It needs each d >= 0, and
-// Attempts must be 0, negative, or one more than the number of delays.
-func Delays(d ...time.Duration) func() Backoff {
-	for _, each := range d {
-		if each < 0 {
-			return misused("Delays(..., %v, ...)", "given 0 or more", each)
-		}
-	}
-	d = slices.Clone(d)
-	return func() Backoff { return &delays{all: d} }
-}
-
 const (
 	defaultFirst   = 100 * time.Millisecond
 	defaultLongest = 10 * time.Second
@@ -103,54 +68,6 @@ type jittered struct{ *backoff.ExponentialBackOff }
 
 func (b *jittered) NextBackOff() time.Duration {
 	return fullJitter(b.ExponentialBackOff.NextBackOff())
-}
-
-type immediate struct {
-	n, made int
-	then    Backoff
-}
-
-func (b *immediate) Reset() {
-	b.made = 0
-	b.then.Reset()
-}
-
-func (b *immediate) NextBackOff() time.Duration {
-	if b.made < b.n {
-		b.made++
-		return 0
-	}
-	return b.then.NextBackOff()
-}
-
-func (b *immediate) retries() (int, bool) {
-	n, ok := retriesOf(b.then)
-	return b.n + min(n, math.MaxInt-1-b.n), ok // one more is still an int
-}
-
-type delays struct {
-	all  []time.Duration
-	made int
-}
-
-func (b *delays) Reset() { b.made = 0 }
-
-func (b *delays) NextBackOff() time.Duration {
-	if b.made == len(b.all) {
-		return backoff.Stop
-	}
-	b.made++
-	return b.all[b.made-1]
-}
-
-func (b *delays) retries() (int, bool) { return len(b.all), true }
-
-// retriesOf returns how many delays b has. ok is false if that is not known.
-func retriesOf(b Backoff) (n int, ok bool) {
-	if finite, ok := b.(interface{ retries() (int, bool) }); ok {
-		return finite.retries()
-	}
-	return 0, false
 }
 
 // A misuse is the Backoff of a factory whose arguments mean nothing. Validate reports it.

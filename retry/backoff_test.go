@@ -42,18 +42,6 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 		{"Exponential from 1ns", retry.Exponential(1, time.Second), always(0), double(1, time.Second), true},
 		{"Exponential to the longest", retry.Exponential(time.Second, longest), always(0), double(time.Second, longest), true},
 		{"Exponential at the longest", retry.Exponential(longest, longest), always(0), always(longest), true},
-		{"Immediately", retry.Immediately(2, retry.Constant(time.Second)), func(n int) time.Duration {
-			return []time.Duration{0, 0, time.Second}[min(n, 2)]
-		}, func(n int) time.Duration {
-			return []time.Duration{0, 0, time.Second}[min(n, 2)]
-		}, false},
-		{"Immediately(0)", retry.Immediately(0, retry.Constant(time.Second)), always(time.Second), always(time.Second), false},
-		{"Immediately and the default", retry.Immediately(1, nil), always(0), func(n int) time.Duration {
-			if n == 0 {
-				return 0
-			}
-			return double(100*time.Millisecond, 10*time.Second)(n - 1)
-		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const attempts, times = 1000, 200
@@ -86,36 +74,6 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 	}
 }
 
-func TestDelaysAreTakenInTurn(t *testing.T) {
-	given := []time.Duration{3, 1, 2}
-	factory := retry.Delays(given...)
-	given[0] = 99 // the caller's to reuse
-	b := factory()
-	for range 2 {
-		b.Reset()
-		for _, want := range []time.Duration{3, 1, 2, backoff.Stop, backoff.Stop} {
-			require.Equal(t, want, b.NextBackOff())
-		}
-	}
-}
-
-func TestEachCallHasABackOffOfItsOwn(t *testing.T) {
-	for name, factory := range map[string]func() retry.Backoff{
-		"Delays":      retry.Delays(1, 2, 3),
-		"Immediately": retry.Immediately(1, retry.Delays(2, 3)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			first, second := factory(), factory()
-			first.NextBackOff()
-			first.NextBackOff()
-			want := factory().NextBackOff()
-			require.Equal(t, want, second.NextBackOff())
-			first.Reset()
-			require.Equal(t, want, first.NextBackOff())
-		})
-	}
-}
-
 func TestConfigSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -125,20 +83,12 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"MaxElapsed", retry.Config{MaxElapsed: -1}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more"},
 		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
 		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
-		{"History", retry.Config{History: -1}, "retry.Config.History is -1: must be 0 (for 8) or more"},
 		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
 			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
-		{"nil BackOff later", retry.Config{Backoff: retry.Immediately(2, func() retry.Backoff { return nil })},
-			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
-		{"too few Attempts", retry.Config{Attempts: 2, Backoff: retry.Delays(1, 2)}, "retry.Config.Attempts is 2: must be 0 or 3, one more than Backoff has delays"},
-		{"too many Attempts", retry.Config{Attempts: 4, Backoff: retry.Immediately(1, retry.Delays(1))}, "retry.Config.Attempts is 4: must be 0 or 3, one more than Backoff has delays"},
 		{"Constant", retry.Config{Backoff: retry.Constant(-1)}, "retry.Config.Backoff is Constant(-1ns): must be given 0 or more"},
 		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
-		{"Immediately", retry.Config{Backoff: retry.Immediately(-1, nil)}, "retry.Config.Backoff is Immediately(-1, ...): must be given 0 or more"},
-		{"Immediately, then", retry.Config{Backoff: retry.Immediately(1, retry.Constant(-2))}, "retry.Config.Backoff is Constant(-2ns): must be given 0 or more"},
-		{"Delays", retry.Config{Backoff: retry.Delays(1, -2, 3)}, "retry.Config.Backoff is Delays(..., -2ns, ...): must be given 0 or more"},
-		{"several", retry.Config{MaxElapsed: -1, History: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.History is -2: must be 0 (for 8) or more"},
+		{"several", retry.Config{MaxElapsed: -1, MaxRetryAfter: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.cfg.Validate()
@@ -147,22 +97,17 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		})
 	}
 	require.NoError(t, retry.Config{}.Validate())
-	require.NoError(t, retry.Config{Attempts: -1, Backoff: retry.Delays(1)}.Validate())
 }
 
 // Reset begins anew, as the engine has it.
 func TestResetBeginsAnew(t *testing.T) {
-	for name, new := range map[string]func() retry.Backoff{
-		"Immediately": retry.Immediately(1, retry.Exponential(1, 1000)),
-	} {
-		b := new()
-		for range 60 {
-			b.NextBackOff()
-		}
-		b.Reset()
-		for range 2 {
-			require.LessOrEqual(t, b.NextBackOff(), 9*time.Nanosecond, name)
-		}
+	b := retry.Exponential(1, 1000)()
+	for range 60 {
+		b.NextBackOff()
+	}
+	b.Reset()
+	for range 2 {
+		require.LessOrEqual(t, b.NextBackOff(), 9*time.Nanosecond)
 	}
 }
 
@@ -236,8 +181,6 @@ func FuzzDelays(f *testing.F) {
 		}{
 			"Constant":    {retry.Constant(a), a >= 0, a, a},
 			"Exponential": {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
-			"Immediately": {retry.Immediately(int(s%100), retry.Exponential(a, m)), s%100 >= 0 && 0 < a && a <= m, 0, m},
-			"Delays":      {retry.Delays(a, s, m), a >= 0 && s >= 0 && m >= 0, 0, max(a, s, m)},
 		} {
 			err := retry.Config{Backoff: c.factory}.Validate()
 			require.Equal(t, c.valid, err == nil, "%s(%v, %v, %v): %v", name, a, s, m, err)
@@ -245,7 +188,7 @@ func FuzzDelays(f *testing.F) {
 			b.Reset()
 			for n := range int(attempts % 2000) {
 				d := b.NextBackOff()
-				if d == backoff.Stop && (!c.valid || name == "Delays" && n >= 3) {
+				if d == backoff.Stop && !c.valid {
 					continue
 				}
 				if d < c.least || d > c.cap {

@@ -3,7 +3,6 @@ package retry
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
@@ -15,8 +14,8 @@ type Config struct {
 	Name string
 
 	// Attempts is the most often that a call runs fn, the first attempt included. An
-	// attempt that a policy further in refuses counts. Zero means 3, or one more than
-	// the number of [Delays]; a negative number means no limit.
+	// attempt that a policy further in refuses counts. Zero means 3; a negative number
+	// means no limit.
 	Attempts int
 
 	// MaxElapsed limits the time since the call of Do began: a wait that would pass it
@@ -38,7 +37,8 @@ type Config struct {
 	Backoff func() Backoff
 
 	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
-	// which comes from Backoff. Set it if the delay depends on the error or on ctx. A
+	// which comes from Backoff. Set it if the delay depends on the error or on ctx,
+	// or comes from a list: list[a.Number-1]. A
 	// negative delay ends the retrying. RetryAfter of the error still sets the least
 	// delay, and the limits of any wait hold. Nil means a.Delay.
 	Delay func(ctx context.Context, a Attempt) time.Duration
@@ -68,21 +68,9 @@ type Config struct {
 	// be fast. A nil result means no such limit.
 	BudgetFor func(context.Context) *Budget
 
-	// Nested makes the Retrier retry even within an attempt of another Retrier, so that
-	// their attempts multiply. To begin an operation of its own within an attempt, use
-	// [Fresh].
-	Nested bool
-
-	// History is how many errors an [Error] keeps: the last ones. Zero means 8.
-	History int
-
 	// OnRetry is called before each wait for another attempt, with the ctx of Do. It is
 	// not called when no attempt is to follow.
 	OnRetry func(context.Context, Attempt)
-
-	// OnGiveUp is called with the ctx of Do before Do returns an [*Error]. It is not
-	// called when Do returns the error of fn as it is.
-	OnGiveUp func(context.Context, *Error)
 }
 
 // An Attempt is one that failed, or was refused, and is to be followed by another.
@@ -94,11 +82,6 @@ type Attempt struct {
 	RetryingFor time.Duration // the time since the first attempt failed
 }
 
-const (
-	defaultAttempts = 3
-	defaultHistory  = 8
-)
-
 // Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "retry.Config"}
@@ -106,7 +89,6 @@ func (c Config) Validate() error {
 	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
 	f.Need(c.Budget == nil || c.BudgetFor == nil, "BudgetFor", "a function", "nil where Budget is set: one or the other")
-	f.Need(c.History >= 0, "History", c.History, "0 (for 8) or more")
 	if c.Backoff == nil {
 		return f.Err()
 	}
@@ -115,11 +97,6 @@ func (c Config) Validate() error {
 		f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
 	case *misuse:
 		f.Need(false, "Backoff", b.what, b.want)
-	default:
-		if n, ok := retriesOf(b); ok {
-			f.Need(c.Attempts <= 0 || c.Attempts == n+1, "Attempts", c.Attempts,
-				fmt.Sprintf("0 or %d, one more than Backoff has delays", n+1))
-		}
 	}
 	return f.Err()
 }
@@ -130,13 +107,7 @@ func (c Config) withDefaults() Config {
 	if c.Backoff == nil {
 		c.Backoff = Exponential(defaultFirst, defaultLongest)
 	}
-	if c.Attempts == 0 {
-		c.Attempts = defaultAttempts
-		if n, ok := retriesOf(c.Backoff()); ok {
-			c.Attempts = n + 1
-		}
-	}
-	c.History = cmp.Or(c.History, defaultHistory)
+	c.Attempts = cmp.Or(c.Attempts, 3)
 	return c
 }
 

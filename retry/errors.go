@@ -39,8 +39,7 @@ type Error struct {
 	// before the deadline of ctx; the end of ctx and its cause; or the refusal, such as
 	// that of an open breaker, that ended the retrying.
 	Cause error
-	// Errs are the errors of the last attempts, oldest first: at least one, and at most
-	// Config.History.
+	// Errs are the errors of the last attempts, oldest first: from one to eight.
 	Errs []error
 
 	kind    behavior.Kind // of all attempts together

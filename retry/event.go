@@ -6,7 +6,7 @@ import (
 )
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with the
-// ctx of Do, after OnRetry and OnGiveUp, and while no lock is held. A panic in f passes on to
+// ctx of Do, after OnRetry, and while no lock is held. A panic in f passes on to
 // the caller of Do. A second call of stop does nothing.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)

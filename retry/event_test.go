@@ -94,19 +94,18 @@ func TestObserversAreToldAfterTheHooksAndMayCallBack(t *testing.T) {
 	}
 	r := retry.New(retry.Config{
 		Attempts: 2, Backoff: retry.Constant(0),
-		OnRetry:  func(ctx context.Context, _ retry.Attempt) { note("OnRetry")(ctx) },
-		OnGiveUp: func(ctx context.Context, _ *retry.Error) { note("OnGiveUp")(ctx) },
+		OnRetry: func(ctx context.Context, _ retry.Attempt) { note("OnRetry")(ctx) },
 	})
 	r.Observe(func(ctx context.Context, e retry.Event) {
 		note(string(e.Kind))(ctx)
-		require.NoError(t, r.Update(func(c *retry.Config) { c.History++ }))
+		require.NoError(t, r.Update(func(c *retry.Config) { c.MaxElapsed++ }))
 		_, _, _ = r.Name(), r.Config(), r.Stats()
 	})
 	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + string(e.Kind))(ctx) })
 	_ = r.Do(ctx, fail)
 	require.Equal(t, []string{
 		"OnRetry caller", "retried caller", "second retried caller",
-		"OnGiveUp caller", "ended caller", "second ended caller",
+		"ended caller", "second ended caller",
 	}, told)
 }
 

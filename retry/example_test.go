@@ -45,7 +45,9 @@ func ExampleConfig_onRetry() {
 		},
 	}))
 	retries := retry.New(retry.Config{
-		Backoff: retry.Delays(time.Millisecond, 2*time.Millisecond),
+		Delay: func(_ context.Context, a retry.Attempt) time.Duration {
+			return time.Duration(a.Number) * time.Millisecond
+		},
 		OnRetry: func(ctx context.Context, a retry.Attempt) {
 			log.WarnContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
 		},
@@ -246,7 +248,7 @@ func ExampleConfig_delay() {
 
 // A server may want to know that it sees a request again.
 func ExampleAttemptFrom() {
-	retries := retry.New(retry.Config{Backoff: retry.Immediately(1, nil)})
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	_ = retries.Do(context.Background(), func(ctx context.Context) error {
 		n, _ := retry.AttemptFrom(ctx)
 		fmt.Printf("X-Attempt: %d\n", n)

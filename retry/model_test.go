@@ -29,9 +29,8 @@ type scenario struct {
 	maxElapsed     time.Duration
 	attemptTimeout time.Duration
 	maxRetryAfter  time.Duration
-	contrary       bool // If retries what Retryable would not, and the reverse
-	nested         bool // in the attempt of another Retrier
-	history        int
+	contrary       bool          // If retries what Retryable would not, and the reverse
+	fresh          bool          // a new operation in the attempt of another Retrier
 	budget         int           // retries it allows, times ten; negative: there is none
 	deadline       time.Duration // of ctx; 0: none
 	cancel         time.Duration // of ctx; 0: never
@@ -122,8 +121,7 @@ func scenarioOf(data []byte) scenario {
 		attemptTimeout: optional(8),
 		maxRetryAfter:  optional(10),
 		contrary:       next(4) == 1,
-		nested:         next(4) == 1,
-		history:        next(4),
+		fresh:          next(4) == 1,
 		budget:         next(3) - 1,
 		deadline:       optional(60),
 		cancel:         optional(60),
@@ -252,22 +250,15 @@ func (s scenario) model() (outcome, bool) {
 		}
 		giveUp := func(n int, counted *int64, reason error) (outcome, bool) {
 			*counted++
-			history := s.history
-			if history == 0 {
-				history = 8
-			}
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", n, now-from, reason, errs[max(0, len(errs)-history):])
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", n, now-from, reason, errs[max(0, len(errs)-8):])
 			o.kind = all.kind
 			o.finds = []error{all.err, reason}
 			if latest.kind != behavior.Refused {
 				o.finds = append(o.finds, latest.err)
 			}
-			tell(now, "gave up")
 			return o, true
 		}
 		switch {
-		case latest.permanent != nil && s.nested:
-			return asItIs(&o.stats.Permanent)
 		case latest.permanent != nil:
 			latest.err = latest.permanent
 			text = latest.permanent.Error()
@@ -356,8 +347,8 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		if s.cancel > 0 {
 			time.AfterFunc(s.cancel, cancel)
 		}
-		if s.nested {
-			ctx = attempt.With(ctx, 1)
+		if s.fresh {
+			ctx = retry.Fresh(attempt.With(ctx, 1))
 		}
 		start := time.Now()
 		tell := func(format string, args ...any) {
@@ -368,13 +359,10 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			MaxElapsed:     s.maxElapsed,
 			AttemptTimeout: s.attemptTimeout,
 			MaxRetryAfter:  s.maxRetryAfter,
-			Nested:         s.nested,
-			History:        s.history,
 			Backoff:        func() retry.Backoff { return &repeatingDelays{all: s.delays} },
 			OnRetry: func(_ context.Context, a retry.Attempt) {
 				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
 			},
-			OnGiveUp: func(context.Context, *retry.Error) { tell("gave up") },
 		}
 		if s.contrary {
 			cfg.If = func(err error) bool {
@@ -400,7 +388,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			calls++
 			n, marked := retry.AttemptFrom(ctx)
 			if s.attempts == 1 {
-				require.Equal(t, s.nested, marked, "one attempt sets no mark")
+				require.False(t, marked, "one attempt sets no mark")
 			} else {
 				require.Equal(t, calls, n)
 			}

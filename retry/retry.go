@@ -92,7 +92,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 //
 // Do calls fn on the caller's goroutine, with a ctx from which [AttemptFrom] returns the
 // number of the attempt. Within an attempt of another Retrier, Do calls fn once and
-// returns its error as it is (but see Config.Nested and [Fresh]).
+// returns its error as it is (but see [Fresh]).
 //
 // A call whose first attempt succeeds reads no clock, unless MaxElapsed, AttemptTimeout
 // or Budget needs it. Under context.Background it allocates nothing; the mark of any other ctx is
@@ -100,15 +100,13 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	cfg := r.setting.Load()
 	background := ctx == context.Background() // never ends and has no attempt: see docs/decisions/retry.md
-	outer := 0
 	if !background {
 		if ctx.Err() != nil {
 			r.counts.end(endOf(ctx))
 			return ended.Error(ctx)
 		}
-		var nested bool
-		if outer, nested = attempt.From(ctx); nested && !cfg.Nested {
-			return r.doNested(ctx, cfg, fn, outer)
+		if n, nested := attempt.From(ctx); nested {
+			return r.doNested(ctx, cfg, fn, n)
 		}
 	}
 	var start time.Time
@@ -126,18 +124,19 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		err = cfg.attempt(first, fn)
 	}
 	if err != nil {
-		return r.retry(ctx, cfg, fn, err, start, outer)
+		return r.retry(ctx, cfg, fn, err, start)
 	}
-	cfg.earn(ctx, outer)
+	cfg.earn(ctx)
 	r.counts.firstTry.Add(1)
 	return nil
 }
 
-// doNested makes one attempt within an attempt of another Retrier.
-func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, outer int) error {
+// doNested makes one attempt within the nth attempt of another Retrier. The budget counts the
+// call in the first of them only.
+func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, n int) error {
 	err := cfg.attempt(ctx, fn)
-	if !behavior.IsRefused(err) {
-		cfg.earn(ctx, outer)
+	if n == 1 && !behavior.IsRefused(err) {
+		cfg.earn(ctx)
 	}
 	if err == nil {
 		r.counts.firstTry.Add(1)
@@ -148,10 +147,9 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 	return err
 }
 
-// earn counts a call that reached the dependency, which earns budget for retries. A call
-// in an attempt of another Retrier counts in the first of them only.
-func (c *Config) earn(ctx context.Context, outer int) {
-	if c.budgeted() && outer <= 1 {
+// earn counts a call that reached the dependency, which earns budget for retries.
+func (c *Config) earn(ctx context.Context) {
+	if c.budgeted() {
 		c.earnBudget(ctx)
 	}
 }
@@ -182,16 +180,15 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	return err
 }
 
-// retry continues a call whose first attempt returned err. outer is the number of the
-// attempt of another Retrier that the call is part of, or 0.
-func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Context) error, err error, start time.Time, outer int) error {
+// retry continues a call whose first attempt returned err.
+func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Context) error, err error, start time.Time) error {
 	r.counts.firstFailed.Add(1)
 	c := call{Retrier: r, cfg: cfg, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
 	defer c.release()
 	for n := 1; ; n++ {
 		end := behavior.Read(err)
 		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			cfg.earn(ctx, outer) // the first attempt that was made
+			cfg.earn(ctx) // the first attempt that was made
 		}
 		if end.Kind == behavior.Refused && c.charged {
 			c.refund() // nothing was sent
@@ -205,7 +202,7 @@ func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Contex
 		verdict := f.verdict()
 		switch verdict {
 		case final:
-			if f.permanent && outer == 0 { // otherwise the outermost Retrier takes the mark off
+			if f.permanent {
 				err = unmarked(err)
 			}
 			return c.over(n, OutcomePermanent, err)
@@ -233,7 +230,7 @@ func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Contex
 		c.unspent = false
 		if err = cfg.attempt(attempt.With(ctx, n+1), fn); err == nil {
 			if c.kind == behavior.Refused {
-				cfg.earn(ctx, outer)
+				cfg.earn(ctx)
 			}
 			if c.charged {
 				c.refund()
@@ -313,9 +310,6 @@ func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 	if c.earlier {
 		e.earlier = c.decides
 	}
-	if c.cfg.OnGiveUp != nil {
-		c.cfg.OnGiveUp(c.ctx, e)
-	}
 	c.tellEnd(attempts, o, e)
 	c.counts.end(o)
 	return e
@@ -344,12 +338,12 @@ func (c *call) tellEnd(attempts int, o Outcome, err error) {
 	}
 }
 
-// remember keeps err and as many of the errors before it as History allows.
+// remember keeps err and as many of the errors before it as an Error has.
 func (c *call) remember(err error, kind behavior.Kind) {
 	if c.errs == nil {
 		c.errs = c.buffer[:0]
 	}
-	if len(c.errs) == c.cfg.History {
+	if len(c.errs) == len(c.buffer) {
 		c.errs = c.errs[:copy(c.errs, c.errs[1:])]
 	}
 	c.errs = append(c.errs, err)

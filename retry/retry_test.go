@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/url"
 	"os"
 	"runtime"
@@ -41,6 +40,23 @@ func failing(n int, err error) (fn func(context.Context) error, calls *int) {
 
 const forever = 1 << 30
 
+// delays waits for each d in turn and then ends the retrying.
+func delays(d ...time.Duration) func() retry.Backoff {
+	return func() retry.Backoff { return &list{d} }
+}
+
+type list struct{ delays []time.Duration }
+
+func (l *list) Reset() {}
+
+func (l *list) NextBackOff() (next time.Duration) {
+	if len(l.delays) == 0 {
+		return backoff.Stop
+	}
+	next, l.delays = l.delays[0], l.delays[1:]
+	return next
+}
+
 func succeed(context.Context) error { return nil }
 
 // seconds returns how long ago start was.
@@ -49,7 +65,7 @@ func seconds(start time.Time) float64 { return time.Since(start).Seconds() }
 func TestRetrierCallsAgainUntilSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn, calls := failing(2, errDown)
-		r := retry.New(retry.Config{Backoff: retry.Delays(time.Second, 3*time.Second)})
+		r := retry.New(retry.Config{Backoff: delays(time.Second, 3*time.Second)})
 		start := time.Now()
 		require.NoError(t, r.Do(t.Context(), fn))
 		require.Equal(t, 3, *calls)
@@ -150,7 +166,7 @@ func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
 		}
 		r := retry.New(retry.Config{
 			Name:    "users",
-			Backoff: retry.Delays(time.Second, 2*time.Second),
+			Backoff: delays(time.Second, 2*time.Second),
 			OnRetry: func(ctx context.Context, a retry.Attempt) {
 				require.Equal(t, "the caller's", ctx.Value(key{}))
 				_, ok := retry.AttemptFrom(ctx)
@@ -259,35 +275,14 @@ func TestErrorDoesNotTakeTheFirstAttemptForRetrying(t *testing.T) {
 	})
 }
 
-func TestOnGiveUpIsToldOfEachError(t *testing.T) {
-	type key struct{}
-	ctx := context.WithValue(t.Context(), key{}, "the caller's")
-	var told []*retry.Error
-	r := retry.New(retry.Config{
-		Backoff: retry.Constant(0),
-		OnGiveUp: func(ctx context.Context, e *retry.Error) {
-			require.Equal(t, "the caller's", ctx.Value(key{}))
-			told = append(told, e)
-		},
-	})
-	require.NoError(t, r.Do(ctx, succeed))
-	fn, _ := failing(2, errDown)
-	require.NoError(t, r.Do(ctx, fn))
-	require.Equal(t, errDown, r.Do(ctx, func(context.Context) error { return retry.Permanent(errDown) }))
-	require.Empty(t, told)
-	err := r.Do(ctx, fail)
-	require.Len(t, told, 1)
-	require.Same(t, err, told[0])
-}
-
 func TestDelaySeesErrorAndAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
 		ctx := context.WithValue(t.Context(), key{}, "the caller's")
 		var seen, waited []retry.Attempt
 		r := retry.New(retry.Config{
-			Name:    "users",
-			Backoff: retry.Delays(1*time.Second, 2*time.Second, 3*time.Second, 4*time.Second),
+			Name:     "users",
+			Attempts: 5, Backoff: delays(1*time.Second, 2*time.Second, 3*time.Second, 4*time.Second),
 			Delay: func(ctx context.Context, a retry.Attempt) time.Duration {
 				require.Equal(t, "the caller's", ctx.Value(key{}))
 				seen = append(seen, a)
@@ -802,14 +797,7 @@ func TestAttemptsLimitCalls(t *testing.T) {
 		{"default", 0, retry.Constant(0), 3},
 		{"one", 1, retry.Constant(0), 1},
 		{"five", 5, retry.Constant(0), 5},
-		{"one more than delays", 0, retry.Delays(0, 0, 0, 0), 5},
-		{"and so it says", 3, retry.Delays(0, 0), 3},
-		{"no limit but the delays", -1, retry.Delays(0, 0), 3},
-		{"no limit but the jittered delays", -1, retry.Delays(0, 0), 3},
-		{"no delays", 0, retry.Delays(), 1},
-		{"immediately and delays", 0, retry.Immediately(2, retry.Delays(0)), 4},
-		{"jittered delays", 0, retry.Delays(0, 0), 3},
-		{"immediately and more", 0, retry.Immediately(1, retry.Constant(0)), 3},
+		{"no limit but the delays", -1, delays(0, 0), 3},
 		{"negative is no limit", -1, func() retry.Backoff { return backoff.WithMaxRetries(&backoff.ZeroBackOff{}, 1000) }, 1001},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -820,17 +808,6 @@ func TestAttemptsLimitCalls(t *testing.T) {
 			require.Equal(t, c.want, *calls)
 		})
 	}
-}
-
-func TestImmediatelyForEverRetries(t *testing.T) {
-	for _, then := range []func() retry.Backoff{nil, retry.Delays(0, 0), retry.Immediately(math.MaxInt, retry.Delays(0))} {
-		fn, calls := failing(1000, errDown)
-		require.NoError(t, retry.New(retry.Config{Backoff: retry.Immediately(math.MaxInt, then), Attempts: -1}).Do(t.Context(), fn))
-		require.Equal(t, 1001, *calls)
-	}
-	fn, calls := failing(1000, errDown)
-	require.NoError(t, retry.New(retry.Config{Backoff: retry.Immediately(math.MaxInt, retry.Delays(0))}).Do(t.Context(), fn))
-	require.Equal(t, 1001, *calls)
 }
 
 func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
@@ -853,10 +830,10 @@ func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 }
 
 func TestErrorKeepsTheLastErrors(t *testing.T) {
-	for _, c := range []struct{ history, attempts, want int }{{0, 20, 8}, {1, 20, 1}, {3, 20, 3}, {12, 20, 12}, {12, 5, 5}} {
+	for _, c := range []struct{ attempts, want int }{{20, 8}, {9, 8}, {8, 8}, {5, 5}, {2, 2}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			n := 0
-			err := retry.New(retry.Config{Attempts: c.attempts, History: c.history, Backoff: retry.Constant(0)}).
+			err := retry.New(retry.Config{Attempts: c.attempts, Backoff: retry.Constant(0)}).
 				Do(t.Context(), func(context.Context) error {
 					n++
 					return fmt.Errorf("%d", n)

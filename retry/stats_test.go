@@ -39,7 +39,7 @@ func TestStatsCountEachCallOnce(t *testing.T) {
 		"FirstTry":        {want: retry.Stats{FirstTry: 1, Attempts: 1}},
 		"Recovered":       {errs: []error{errDown, full}, want: retry.Stats{Recovered: 1, Attempts: 3, Retried: 2}},
 		"Attempts":        {errs: []error{errDown, errDown, errDown}, want: retry.Stats{Exhausted: 1, Attempts: 3, Retried: 2}},
-		"NegativeDelay":   {cfg: retry.Config{Backoff: retry.Delays()}, errs: []error{errDown}, want: retry.Stats{Exhausted: 1, Attempts: 1}},
+		"NegativeDelay":   {cfg: retry.Config{Backoff: delays()}, errs: []error{errDown}, want: retry.Stats{Exhausted: 1, Attempts: 1}},
 		"MaxRetryAfter":   {cfg: retry.Config{MaxRetryAfter: time.Second}, errs: []error{after{time.Minute}}, want: retry.Stats{Exhausted: 1, Attempts: 1}},
 		"Permanent":       {errs: []error{retry.Permanent(errDown)}, want: retry.Stats{Permanent: 1, Attempts: 1}},
 		"PermanentLater":  {errs: []error{errDown, retry.Permanent(errDown)}, want: retry.Stats{Permanent: 1, Attempts: 2, Retried: 1}},
@@ -128,9 +128,8 @@ func TestStatsLeaveOutCallsThatPanic(t *testing.T) {
 		cfg retry.Config
 		fn  func(context.Context) error
 	}{
-		"fn":       {fn: func(context.Context) error { panic("broken") }},
-		"OnRetry":  {cfg: retry.Config{OnRetry: func(context.Context, retry.Attempt) { panic("broken") }}, fn: fail},
-		"OnGiveUp": {cfg: retry.Config{Attempts: 1, OnGiveUp: func(context.Context, *retry.Error) { panic("broken") }}, fn: fail},
+		"fn":      {fn: func(context.Context) error { panic("broken") }},
+		"OnRetry": {cfg: retry.Config{OnRetry: func(context.Context, retry.Attempt) { panic("broken") }}, fn: fail},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := retry.New(c.cfg)
