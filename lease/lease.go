@@ -203,6 +203,8 @@ func Every(ctx context.Context, store Store, cfg Config, interval time.Duration,
 			select {
 			case <-next:
 			case <-ctx.Done():
+			}
+			if term.Err() != nil || ctx.Err() != nil { // also if the next call is due
 				return nil
 			}
 		}

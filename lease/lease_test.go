@@ -138,6 +138,36 @@ func TestEveryCallsFnAtOnceAndEachInterval(t *testing.T) {
 	require.ErrorContains(t, lease.Every(t.Context(), lease.NewMemory(), billing, 0, nil), "interval")
 }
 
+// A call that takes longer than the interval returns when the next one is due, and the term may
+// have ended meanwhile: both are ready then.
+func TestEveryDoesNotCallFnWhenTheTermIsOver(t *testing.T) {
+	for range 20 {
+		exactly(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			calls := 0
+			require.NoError(t, lease.Every(ctx, lease.NewMemory(), billing, time.Second, func(context.Context, lease.Term) error {
+				calls++
+				time.Sleep(2 * time.Second)
+				cancel()
+				return nil
+			}))
+			require.Equal(t, 1, calls)
+		})
+		exactly(t, func(t *testing.T) {
+			store := &faulty{Store: lease.NewMemory()}
+			store.renew = func(ctx context.Context, _ func() error) error { return errDown }
+			ctx, cancel := context.WithTimeout(t.Context(), 2*ttl)
+			defer cancel()
+			cfg := billing
+			cfg.OnStoreError = func(context.Context, error) {}
+			_ = lease.Every(ctx, store, cfg, ttl-ttl/10, func(ctx context.Context, term lease.Term) error {
+				require.NoError(t, term.Err())
+				return nil
+			})
+		})
+	}
+}
+
 func TestRunOfAMistakeReturnsIt(t *testing.T) {
 	never := func(context.Context, lease.Term) error { panic("called") }
 	require.ErrorContains(t, lease.Run(t.Context(), lease.NewMemory(), lease.Config{}, never), "lease.Config.Name")
