@@ -141,6 +141,11 @@ func (r *Runner) claimed(req store.ClaimRequest, recs []store.Record) {
 	}
 	r.backlog = len(recs) == req.Limit
 	r.unreserve(req.Limit)
+	for d := range got {
+		if p := r.programs[d]; p != nil {
+			r.claimRest(p) // some may have ended already
+		}
+	}
 }
 
 // hold keeps the lease of a saga, which this runner has had since then by the local clock. It

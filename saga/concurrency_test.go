@@ -332,6 +332,27 @@ func TestThePlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
 	})
 }
 
+// What a claim has taken may have ended before the claim is over: what it has left behind does
+// not wait for the next Poll.
+func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
+	for name, test := range map[string]struct{ ofDefinition, ofRunner int }{"definition": {1, 0}, "runner": {0, 1}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const n = 400
+				begun, st := time.Now(), saga.NewMemory()
+				nothing := saga.Step[trip]{Name: "nothing", Do: func(context.Context, *trip) error { return nil }, ReadOnly: true}
+				sg := &saga.Saga[trip]{Name: "trip", Concurrency: test.ofDefinition, Steps: []saga.Step[trip]{nothing}}
+				enqueue(t, st, sg, 0, n)
+				r, _ := begin(t, st, saga.RunnerConfig{Concurrency: test.ofRunner, Poll: time.Hour, LeaseTTL: 4 * time.Hour}, sg)
+				for r.Stats().Completed < n {
+					time.Sleep(time.Second)
+				}
+				require.Less(t, time.Since(begun), time.Minute)
+			})
+		})
+	}
+}
+
 // A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
 // its ctx goes on: the saga has one place.
 func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
