@@ -136,7 +136,8 @@ func (e *execution) receive(rc store.Receipt) {
 // written notes that req is committed, and calls the hooks.
 func (e *execution) written(req store.CommitRequest) {
 	first := e.seq + 1
-	e.seq, e.over = req.After(), req.Release
+	e.seq = req.After()
+	e.over.Store(req.Release)
 	e.m.Committed()
 	e.unwritten = time.Time{}
 	if req.Data != nil {

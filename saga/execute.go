@@ -15,24 +15,24 @@ import (
 // handed over because the runner stops, or is lost.
 func (e *execution) run() {
 	defer e.lookBack()
-	defer e.r.drop(e.rec.ID, e.lease)
+	defer func() { e.r.drop(e.rec, e.lease) }()
 	defer e.stop(nil)
 	defer e.timer.Stop()
 	if !e.load() {
 		return
 	}
-	for !e.over && !e.lost() {
+	for !e.over.Load() && !e.lost() {
 		_ = e.heed()
 		if now := e.now(); e.hear(now) && !e.step(now) {
 			break
 		}
 	}
-	if !e.over {
+	if !e.over.Load() {
 		e.r.figures.count(func(s *Stats) { s.Lost++ })
 		e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventLost, At: e.now()})
 	}
 	e.leave()
-	if e.over && e.m.Status == Running && e.heed() {
+	if e.over.Load() && e.m.Status == Running && e.heed() {
 		e.r.recall(e.ctx, e.rec.ID)
 	}
 }
@@ -51,7 +51,7 @@ func (e *execution) step(now time.Time) bool {
 		if !e.record(now) {
 			return false
 		}
-		if e.over || !e.hear(now) {
+		if e.over.Load() || !e.hear(now) {
 			return true
 		}
 		e.launch(now)

@@ -37,7 +37,6 @@ type execution struct {
 	heard     time.Time                 // when the signals were last read, by the local clock
 	heardLast bool                      // they were read after the saga had turned back
 	deaf      time.Time                 // since when that has failed; zero if it has not
-	over      bool                      // released or ended, and recorded so
 	unwritten time.Time                 // since when something is to be recorded later; zero if nothing is
 
 	ctx   context.Context // of the attempts: ends when the saga is lost

@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,6 +15,7 @@ type lease struct {
 	stop   context.CancelCauseFunc // ends the attempts
 	timer  *time.Timer             // fires at the end
 	signal chan struct{}           // a field below has changed
+	over   atomic.Bool             // the saga is written back or has ended
 
 	mu      sync.Mutex
 	granted time.Duration // its length

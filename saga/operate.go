@@ -239,7 +239,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, seq int64,
 		rec.Status = req.Status
 		r.tellLog(ctx, &rec, req)
 		r.mu.Lock()
-		r.wakeResults(id)
+		r.wakeResults(store.Record{ID: id})
 		if e := r.held[id]; e != nil && action == ActionAbandon {
 			e.lose()
 		}

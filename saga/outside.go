@@ -124,7 +124,7 @@ func (e *execution) readSignals() (map[string][]byte, error) {
 // only those sagas due that nobody holds. If the process dies in between, the saga is
 // looked at again when wakeOutside says.
 func (e *execution) lookBack() {
-	if !e.over || e.m == nil || !e.m.Going() || !e.m.Outside(e.now()) {
+	if !e.over.Load() || e.m == nil || !e.m.Going() || !e.m.Outside(e.now()) {
 		return
 	}
 	if !e.takeNews() && !e.signaled() && !e.childrenEnded() {

@@ -38,8 +38,8 @@ type Runner struct {
 	reserved int             // places kept for a Start or claim under way
 	base     context.Context // of every attempt; nil while Run is not under way
 	draining bool
-	waiters  map[string][]chan struct{} // by id, for Result
-	backlog  bool                       // the last claim returned as many as it asked for
+	waiters  map[string][]chan store.Record // by id, for Result
+	backlog  bool                           // the last claim returned as many as it asked for
 	claims   int64
 	work     sync.WaitGroup
 
@@ -70,7 +70,7 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 		store: st, owner: rand.Text()[:12],
 		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 		programs: make(map[store.Definition]*registered),
-		held:     make(map[string]*lease), waiters: make(map[string][]chan struct{}),
+		held:     make(map[string]*lease), waiters: make(map[string][]chan store.Record),
 	}
 	r.setting.Adopt(settings.New(cfg, RunnerConfig.withDefaults), nil)
 	r.tx, _ = st.(store.TxStore)
@@ -229,17 +229,17 @@ func (r *Runner) unreserve(n int) {
 	r.work.Done()
 }
 
-// drop forgets a saga that is no longer held.
-func (r *Runner) drop(id string, l *lease) {
+// drop forgets a saga that is no longer held. rec is how it was last recorded.
+func (r *Runner) drop(rec store.Record, l *lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := l.of
-	if r.held[id] == l {
-		delete(r.held, id)
+	if r.held[rec.ID] == l {
+		delete(r.held, rec.ID)
 		p.held--
 	}
 	r.claimRest(p)
-	r.wakeResults(id)
+	r.wakeResults(rec)
 }
 
 // claimRest makes the runner claim what its last claim has left for want of places, when it has
@@ -253,11 +253,11 @@ func (r *Runner) claimRest(p *registered) {
 }
 
 // wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
-func (r *Runner) wakeResults(id string) {
-	for _, w := range r.waiters[id] {
-		close(w)
+func (r *Runner) wakeResults(rec store.Record) {
+	for _, told := range r.waiters[rec.ID] {
+		told <- rec
 	}
-	delete(r.waiters, id)
+	delete(r.waiters, rec.ID)
 }
 
 // beatNow makes the runner send a heartbeat now: some sagas have a lease that is not the
@@ -269,16 +269,18 @@ func (r *Runner) beatNow() {
 	}
 }
 
-// listen returns a channel that is closed when this runner no longer holds the saga.
-func (r *Runner) listen(id string) chan struct{} {
+// listen returns a channel that has the record when this runner no longer holds the saga. here
+// reports that it holds the saga now, and has not given it up: it has not ended.
+func (r *Runner) listen(id string) (told chan store.Record, here bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := make(chan struct{})
-	r.waiters[id] = append(r.waiters[id], w)
-	return w
+	told = make(chan store.Record, 1)
+	r.waiters[id] = append(r.waiters[id], told)
+	l := r.held[id]
+	return told, l != nil && !l.over.Load() && !l.lost()
 }
 
-func (r *Runner) unlisten(id string, w chan struct{}) {
+func (r *Runner) unlisten(id string, w chan store.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.waiters[id]

@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -116,13 +117,18 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
 	var failed error
-	for {
+	for first := true; ; first = false {
 		if ctx.Err() != nil {
 			return s, errors.Join(ended.Error(ctx), failed)
 		}
-		// Listen before the look at the store, so that no end is missed between them.
-		told := r.listen(id)
-		rec, err := r.store.Load(ctx, id)
+		// Listen before the look at the store, so that no end is missed between them. A saga
+		// that this runner holds has not ended; it may be looked at if it takes longer.
+		told, here := r.listen(id)
+		var rec store.Record
+		var err error
+		if !first || !here {
+			rec, err = r.store.Load(ctx, id)
+		}
 		switch {
 		case errors.Is(err, ErrNotFound):
 			r.unlisten(id, told)
@@ -140,12 +146,16 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		}
 		t := time.NewTimer(r.config().Poll)
 		select {
-		case <-told:
+		case rec = <-told:
 		case <-t.C:
 		case <-ctx.Done():
 		}
 		t.Stop()
 		r.unlisten(id, told)
+		if rec.Status == Completed { // the error of another end needs its log
+			rec.Data = bytes.Clone(rec.Data) // several calls may have it
+			return resultOf[S](ctx, r, rec)
+		}
 	}
 }
 

@@ -1,0 +1,107 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// A countingLoads counts the records that are read.
+type countingLoads struct {
+	store.Store
+	loads atomic.Int64
+}
+
+func (s *countingLoads) Load(ctx context.Context, id string) (store.Record, error) {
+	s.loads.Add(1)
+	return s.Store.Load(ctx, id)
+}
+
+// TestResultOfASagaThatIsHereAsksNoStore: the runner knows how it ends. A saga that takes longer
+// than Poll is looked at, since an operator of another process may have ended it.
+func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
+	for _, test := range []struct {
+		takes time.Duration
+		fails error
+		loads int64 // of three calls
+		want  error
+	}{
+		{takes: 900 * time.Millisecond},
+		{takes: 2500 * time.Millisecond, loads: 6},
+		{takes: 900 * time.Millisecond, fails: saga.NoEffect(errors.New("full")), loads: 3, want: saga.ErrCompensated},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			st := &countingLoads{Store: saga.NewMemory()}
+			slow := step("hotel")
+			slow.Do = func(_ context.Context, s *trip) error {
+				time.Sleep(test.takes)
+				s.Calls = append(s.Calls, "do hotel")
+				return test.fails
+			}
+			sg := sequence(step("flight"), slow)
+			r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			results := make(chan trip, 3)
+			for range 3 {
+				go func() {
+					s, err := sg.Result(t.Context(), r, "trip-1")
+					assert.ErrorIs(t, err, test.want)
+					results <- s
+				}()
+			}
+			for range 3 {
+				require.Subset(t, (<-results).Calls, []string{"do flight", "do hotel"})
+			}
+			require.Equal(t, test.loads, st.loads.Load())
+		})
+	}
+}
+
+// TestResultInAHookOfTheEnd: the saga waits for its hooks, and has ended all the same.
+func TestResultInAHookOfTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		var r *saga.Runner
+		var took time.Duration
+		r, _ = begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(ctx context.Context, e saga.Event) {
+			if e.Kind == saga.EventCompleted {
+				begun := time.Now()
+				_, err := sg.Result(ctx, r, e.ID)
+				assert.NoError(t, err)
+				took = time.Since(begun)
+			}
+		}}, sg)
+		mustStart(t, r, sg)
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Zero(t, took)
+	})
+}
+
+// TestResultOfASagaThatAnotherProcessAbandons comes with the next look.
+func TestResultOfASagaThatAnotherProcessAbandons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := saga.NewMemory()
+		slow := step("hotel")
+		slow.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		sg := sequence(slow)
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		operator := saga.NewRunner(st, saga.RunnerConfig{})
+		saga.Register(operator, sg)
+		time.AfterFunc(1100*time.Millisecond, func() { assert.NoError(t, operator.Abandon(t.Context(), "trip-1", "by hand")) })
+		begun := time.Now()
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrAbandoned)
+		require.Equal(t, 2*time.Second, time.Since(begun))
+	})
+}
