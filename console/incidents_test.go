@@ -72,7 +72,7 @@ func newWorks(t *testing.T) *works {
 			return nil
 		}},
 	}}
-	w.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	w.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders", OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(w.runner, w.orders)
 	w.run(t)
 	var err error

@@ -57,7 +57,7 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 		}, Or: []saga.Step[order]{{Name: "invoice", Undo: ok, Do: func(context.Context, *order) error { return saga.NoEffect(errors.New("no credit")) }}}},
 		{Name: "ship", Do: ok},
 	}}
-	d.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	d.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(d.runner, d.orders)
 	reg := registry.New()
 	reg.MustAdd(d.runner)
@@ -352,7 +352,7 @@ func TestTheTimeLineHasRoundTimes(t *testing.T) {
 		{30 * 24 * time.Hour, []string{"+0 d", "+7 d", "+14 d", "+21 d", "+28 d"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Poll: time.Hour, LeaseTTL: 24 * time.Hour, OnStalled: func(context.Context, saga.StalledSaga) {}})
+			runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Poll: time.Hour, LeaseTTL: 24 * time.Hour, OnEvent: func(context.Context, saga.Event) {}})
 			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Undo: ok, Do: func(context.Context, *order) error {
 				time.Sleep(test.took)
 				return nil

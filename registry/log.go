@@ -28,8 +28,7 @@ const burst = 10 * time.Second
 // event has a line of its own. A nil logger means slog.Default().
 //
 // A saga's Runner and a lease.Candidate log some of this by themselves, to slog's default
-// logger, unless their hooks are set: OnStoreError, and of a Runner OnStuck, OnStalled and
-// OnUnregistered.
+// logger, unless their hooks are set: OnEvent of a Runner, OnStoreError of a Candidate.
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()

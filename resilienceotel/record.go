@@ -79,7 +79,7 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 		case saga.EventAttempted:
 			r.step.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), stepKey.String(own.Step),
 				opKey.String(string(own.Op)), outcomeOfEvent(own.Outcome))...)
-		case saga.EventEnded:
+		case saga.EventCompleted, saga.EventCompensated, saga.EventAbandoned:
 			r.saga.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), statusKey.String(string(own.Status)))...)
 		}
 	}

@@ -210,7 +210,7 @@ func TestRunbookStalledSaga(t *testing.T) {
 				return nil
 			}},
 		}}
-		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnStalled: func(context.Context, saga.StalledSaga) {}})
+		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
 		saga.Register(runner, order)
 		reg := registry.New()
 		reg.MustAdd(runner)

@@ -188,7 +188,7 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot = true
 		sg := sequence(charge, w.parcels(3), step("letter"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		stuck := func() {
 			t.Helper()
@@ -253,7 +253,7 @@ func TestRetryStartsChildrenAgainOfARunnerThatWasCutOff(t *testing.T) {
 		charge := step("charge")
 		charge.Pivot = true
 		sg := sequence(charge, w.parcels(1))
-		r, _ := begin(t, &cutOff{Store: saga.NewMemory()}, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, &cutOff{Store: saga.NewMemory()}, saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -387,7 +387,7 @@ func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
 		sg := sequence(w.parcels(1), failing("car", saga.NoEffect(errDeclined)))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(24 * time.Hour)
 		in, err := r.Get(t.Context(), "order-1")
@@ -604,7 +604,7 @@ func TestAPivotOfChildrenWaitsInPeace(t *testing.T) {
 		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{w.step("pack"), ship}}
 		pivot.Saga = saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return make([]parcel, 2), nil }, nil)
 		sg := sequence(step("flight"), pivot)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(24 * time.Hour)
 		in, err := r.Get(t.Context(), "order-1")

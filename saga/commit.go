@@ -154,11 +154,7 @@ func (e *execution) written(req store.CommitRequest) {
 		e.r.tellParent(e.ctx, &e.rec)
 	}
 	if req.Status == Stuck {
-		rec := e.rec
-		rec.Seq, rec.Owner = e.seq, ""
-		rec.Failures, rec.Takeovers, rec.LastError = req.Failures, req.Takeovers, req.LastError
-		rec.UpdatedAt, rec.WakeAt, rec.Now = now, now, now
-		e.r.isStuck(e.ctx, newInstance(rec, e.plan))
+		e.r.toldStuck(e.ctx, e.rec.ID, e.seq)
 	}
 }
 

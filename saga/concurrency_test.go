@@ -224,7 +224,7 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 						definitions[i] = append(definitions[i], c.works(fmt.Sprint("trip-", d), bound, takes))
 					}
 					r, _ := begin(t, store.Store(st), saga.RunnerConfig{
-						Concurrency: 1 + pick(12), LeaseTTL: 2 * time.Second, MaxTakeovers: -1, OnStoreError: func(context.Context, error) {},
+						Concurrency: 1 + pick(12), LeaseTTL: 2 * time.Second, MaxTakeovers: -1, OnEvent: silent,
 					}, definitions[i]...)
 					crews, runners = append(crews, c), append(runners, r)
 				}
@@ -367,7 +367,7 @@ func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
 			}
 			return do(ctx, s)
 		}
-		r, _ := begin(t, store.Store(st), saga.RunnerConfig{LeaseTTL: time.Second, OnStoreError: func(context.Context, error) {}}, sg)
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{LeaseTTL: time.Second, OnEvent: silent}, sg)
 		for round := range 3 {
 			attempts.Store(0)
 			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", round), trip{})

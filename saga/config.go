@@ -8,7 +8,6 @@ import (
 
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
@@ -60,53 +59,24 @@ type RunnerConfig struct {
 	// later, in small batches. The zero Keep keeps all.
 	Keep Keep
 
-	// OnEvent is called after each entry in the log of a saga, by the runner that wrote
-	// it, except for the EventCreated of a StartTx, and after each attempt that failed and
-	// will be repeated (EventAttemptFailed).
-	// [Runner.Observe] has more kinds of events.
+	// OnEvent is called for each [Event] of the runner. Nil means that slog's default logger
+	// warns of EventStuck, EventStalled and EventUnregistered and, once a second at most, of
+	// EventStoreFailed. [Runner.Observe] adds observers beside it.
 	OnEvent func(context.Context, Event)
+	// OnPanic is called with each panic of a hook or an observer, and its stack, and with an
+	// error for a runtime.Goexit. They run on goroutines of the runner, so none passes on.
+	// Stats.HookPanics counts them. Nil means that slog's default logger tells of them.
+	OnPanic func(ctx context.Context, value any, stack []byte)
 
-	// StalledAfter is how long a saga may make no progress, while its attempts fail,
-	// are refused or do not end, before OnStalled is called. OnStalled is called again
-	// each time that the time without progress has doubled. Zero means 10 minutes,
+	// StalledAfter is how long a saga may make no progress, while its attempts fail, are
+	// refused or do not end, before there is an EventStalled: a step after the pivot that
+	// never works, an Undo that is always refused, an attempt that ignores its ctx. There is
+	// one more each time that the time without progress has doubled. Zero means 10 minutes,
 	// negative means never.
 	StalledAfter time.Duration
 	// DueAfter is how long a saga may be due, while no runner takes it, before the Health of
 	// a registry says that sagas are overdue. Zero means 1 minute, negative means never.
 	DueAfter time.Duration
-	// OnStalled is called for a saga that makes no progress: a step after the pivot
-	// that never works, an Undo that is always refused, an attempt that ignores its
-	// ctx. Nil means a warning by slog's default logger.
-	OnStalled func(context.Context, StalledSaga)
-
-	// OnStuck is called at least once for each saga that becomes stuck and needs an
-	// operator. If the process dies before OnStuck returns, another runner calls it a
-	// few leases later. Nil means a warning by slog's default logger.
-	OnStuck func(context.Context, StuckSaga)
-	// OnUnregistered is called every few leases for due sagas whose definition is not
-	// registered with this runner. Nil means a warning by slog's default logger.
-	OnUnregistered func(context.Context, store.Unregistered)
-	// OnStoreError is called when the store fails. The runner tries again. Nil means a
-	// warning by slog's default logger, at most one each second.
-	OnStoreError func(context.Context, error)
-	// OnPanic is called with each panic of a hook or an observer, and its stack, and with an
-	// error for a runtime.Goexit. They run on goroutines of the runner, so none passes on.
-	// Stats.HookPanics counts them. Nil means that slog's default logger tells of them.
-	OnPanic func(ctx context.Context, value any, stack []byte)
-}
-
-// A StuckSaga is a saga that has become stuck, with everything that an operator needs
-// to mend it.
-type StuckSaga struct {
-	Runner   string // the runner's Name
-	Instance        // with the Actions that the operator may take
-}
-
-// A StalledSaga is a saga that makes no progress. The Error of its Steps says why, and
-// Since for how long.
-type StalledSaga struct {
-	Runner string // the runner's Name
-	Instance
 }
 
 // Validate returns an error that lists everything that is wrong with the

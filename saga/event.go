@@ -85,13 +85,11 @@ const (
 
 // The kinds of events that are in no log.
 const (
-	EventAttempted     EventKind = "attempted"      // an attempt has ended: Outcome, Err, Took
-	EventAttemptFailed EventKind = "attempt failed" // the attempt failed and will be repeated
-	EventEnded         EventKind = "ended"          // the saga has ended: Status, Took is its whole life
-	EventStalled       EventKind = "stalled"        // the saga has made no progress for Took; see OnStalled
-	EventLost          EventKind = "lost"           // another runner claimed the saga, an operator abandoned it, or its lease ended
-	EventUnregistered  EventKind = "unregistered"   // Count sagas are due; see OnUnregistered
-	EventStoreFailed   EventKind = "store failed"   // see OnStoreError
+	EventAttempted    EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
+	EventStalled      EventKind = "stalled"      // the saga has made no progress for Took; see RunnerConfig.StalledAfter
+	EventLost         EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
+	EventUnregistered EventKind = "unregistered" // Count sagas are due whose definition the runner does not know, the first for Took; every few leases
+	EventStoreFailed  EventKind = "store failed" // with Err; the runner tries again
 )
 
 // An Outcome says how an attempt of Do or Undo has ended.
@@ -110,14 +108,12 @@ const (
 // An Event is something that happened to a saga, or in a runner. Fields that do not apply
 // are zero.
 type Event struct {
-	Kind   EventKind
-	Runner string // the runner's Name
+	Kind EventKind
 
 	Saga    string // the definition's Name
 	Version int    // the definition's Version
 	ID      string
 	Status  Status // of the saga, after the event
-	Epoch   int64
 
 	Seq     int64  // the entry's number in the saga's log; zero for a kind that is in no log
 	Step    string // the step or alternative; "" for the saga itself
@@ -125,16 +121,10 @@ type Event struct {
 	Attempt int
 
 	Outcome Outcome       // of an EventAttempted
-	Took    time.Duration // of an EventAttempted, EventEnded or EventStalled
+	Took    time.Duration // of an EventAttempted, EventStalled or EventUnregistered; the life of a saga that has ended
 	Count   int           // of an EventUnregistered
 	Err     error         // the reason, or an operator's note
 	At      time.Time     // by the store's clock, as well as the runner knows it
-}
-
-// of returns e as an event of a saga.
-func (e Event) of(rec *store.Record) Event {
-	e.Saga, e.Version, e.ID, e.Status, e.Epoch = rec.Saga, rec.Version, rec.ID, rec.Status, rec.Epoch
-	return e
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.

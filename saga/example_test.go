@@ -68,7 +68,11 @@ func ExampleRunner() {
 		},
 	}
 	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
-		OnStuck: func(_ context.Context, s saga.StuckSaga) { fmt.Println("page somebody:", s.ID, s.Cause, s.Actions) },
+		OnEvent: func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventStuck {
+				fmt.Println("page somebody:", e.ID, e.Step, e.Err)
+			}
+		},
 	})
 	saga.Register(runner, trip)
 
@@ -142,6 +146,7 @@ func ExampleRunnerConfig_OnEvent() {
 	running.Wait()
 	// Output:
 	// level=INFO msg=created saga=ping id=ping-1 step="" attempt=0 err=<nil>
+	// level=INFO msg=attempted saga=ping id=ping-1 step=send attempt=1 err=<nil>
 	// level=INFO msg=done saga=ping id=ping-1 step=send attempt=1 err=<nil>
 	// level=INFO msg=completed saga=ping id=ping-1 step="" attempt=0 err=<nil>
 }

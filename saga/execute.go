@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -193,19 +192,8 @@ func (e *execution) report(now time.Time) {
 	}
 	e.m.Reported = now // recorded with the next commit
 	e.r.figures.count(func(s *Stats) { s.Stalled++ })
-	in := newInstance(e.snapshot(now), e.plan)
-	for i := range in.Steps {
-		if late, is := e.m.Overdue(i, now); is {
-			in.Steps[i].Error = fmt.Sprintf("saga: an attempt runs %v after the end of its ctx", late.Round(time.Second))
-		}
-	}
-	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Took: in.Since(), Err: machine.Reason(in.LastError), At: now})
-	onStalled := e.r.config().OnStalled
-	if onStalled == nil {
-		slog.WarnContext(e.ctx, "saga: no progress", "saga", in.Saga, "id", in.ID, "since", in.Since(), "error", in.LastError)
-		return
-	}
-	hook(e.ctx, e.r, "OnStalled", onStalled, StalledSaga{e.r.Name(), *in})
+	step, why := e.m.Holdup(now)
+	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Step: step, Took: now.Sub(e.m.Since()), Err: why, At: now})
 }
 
 // wait waits until there is something to do, and takes in all results that have arrived,

@@ -95,26 +95,11 @@ func (e *execution) timeout(u *plan.Unit, tx bool) time.Duration {
 	return d
 }
 
-// snapshot returns the record as it would be if it were written now.
-func (e *execution) snapshot(now time.Time) store.Record {
-	rec := e.rec
-	c := e.m.Commit()
-	rec.Status, rec.Data, rec.Steps, rec.Seq, rec.Now = c.Status, e.data, c.Steps, e.seq, now
-	rec.Failures, rec.Takeovers, rec.LastError = c.Failures, c.Takeovers, c.LastError
-	return rec
-}
-
 // conclude counts a result, passes it on to the machine, and tells of it.
 func (e *execution) conclude(res *result) {
 	end := endOf(res.err, e.plan.Units[res.unit].NoDoubt)
 	e.attempted(res, outcomeOf(end, res.op, res.cut))
 	e.end(res, end)
-	u := &e.m.Units[res.unit]
-	if again := u.Status == StepStarted || u.Status == StepUndoing; again && end.Err != nil && !end.Refused && !res.cut {
-		retry := Event{Kind: EventAttemptFailed, Step: u.Name, Op: res.op, Attempt: res.attempt, Err: res.err, At: e.now()}
-		e.r.tellHook(e.ctx, &e.rec, retry)
-		e.r.tellOf(e.ctx, &e.rec, retry)
-	}
 }
 
 // end passes the end of an attempt on to the machine.
@@ -207,15 +192,13 @@ func (e *execution) pause(since time.Time) {
 	}
 }
 
-// attempted counts an attempt that has ended, and tells the observers of it.
+// attempted counts an attempt that has ended, and tells of it.
 func (e *execution) attempted(res *result, outcome Outcome) {
 	e.r.figures.attempt(e.p.steps[res.unit], res.op, outcome, res.took)
-	if e.r.observers.Any() {
-		e.r.tellOf(e.ctx, &e.rec, Event{
-			Kind: EventAttempted, Step: e.plan.Units[res.unit].Name, Op: res.op, Attempt: res.attempt,
-			Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
-		})
-	}
+	e.r.tellOf(e.ctx, &e.rec, Event{
+		Kind: EventAttempted, Step: e.plan.Units[res.unit].Name, Op: res.op, Attempt: res.attempt,
+		Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
+	})
 }
 
 // extract puts what the saga carries into the ctx of its attempts and hooks.

@@ -286,7 +286,6 @@ func (f *family) host(ctx context.Context, wg *sync.WaitGroup) *clan {
 	c := &clan{Store: f.store, f: f}
 	c.runner = saga.NewRunner(c, saga.RunnerConfig{
 		LeaseTTL: lease, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 1 + f.n(5),
-		OnStuck: func(context.Context, saga.StuckSaga) { f.saw("stuck") },
 		OnEvent: func(_ context.Context, e saga.Event) { f.heard(e) },
 	})
 	kids := make(map[string]*saga.Saga[trip])
@@ -309,6 +308,9 @@ func (f *family) saw(what string) {
 
 // heard checks that a saga ends after its children.
 func (f *family) heard(e saga.Event) {
+	if e.Kind == saga.EventStuck {
+		f.saw("stuck")
+	}
 	if e.ID != "order" || e.Kind != saga.EventCompleted && e.Kind != saga.EventCompensated {
 		return
 	}

@@ -72,7 +72,7 @@ func TestRetryLeavesABestEffortStepThatWasGivenUp(t *testing.T) {
 			return saga.Abort(errors.New("no such address"))
 		}
 		sg := sequence(pivot, mail, ship)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)

@@ -22,7 +22,7 @@ func TestOperateAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool
 		sg := broken(&mended)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		const sagas = 7
 		for i := range sagas {
 			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
@@ -128,7 +128,7 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 		pivot, mail, ship := step("charge"), failing("mail", saga.Abort(errors.New("bounced"))), failing("ship", saga.Abort(errors.New("no such address")))
 		pivot.Pivot, mail.BestEffort = true, true
 		sg := sequence(pivot, mail, ship)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -145,7 +145,7 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 		pivot, ship := step("charge"), failing("ship", saga.Abort(errors.New("no such address")))
 		pivot.Pivot = true
 		sg := sequence(pivot, ship)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -187,7 +187,7 @@ func TestStatsLookAtTheStoreNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counted{Store: saga.NewMemory()}
 		var failed atomic.Int64
-		r := saga.NewRunner(store, saga.RunnerConfig{OnStoreError: func(context.Context, error) { failed.Add(1) }})
+		r := saga.NewRunner(store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(saga.Event) { failed.Add(1) })})
 		now := func() time.Time {
 			s := r.Stats()
 			synctest.Wait()
@@ -218,7 +218,7 @@ func TestAStoreThatPanicsForStatsIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counted{Store: saga.NewMemory()}
 		var told atomic.Value
-		r := saga.NewRunner(store, saga.RunnerConfig{OnStoreError: func(_ context.Context, err error) { told.Store(err) }})
+		r := saga.NewRunner(store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) { told.Store(e.Err) })})
 		store.err.Store("oh")
 		r.Stats()
 		synctest.Wait()

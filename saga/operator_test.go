@@ -30,13 +30,13 @@ func broken(mended *atomic.Bool) *saga.Saga[trip] {
 	return sequence(step("flight"), hotel, failing("car", saga.NoEffect(errDeclined)))
 }
 
-func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip], saga.StuckSaga) {
+func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip], saga.Event) {
 	t.Helper()
-	alerts := make(chan saga.StuckSaga, 10)
+	alerts := make(chan saga.Event, 10)
 	sg := broken(mended)
-	r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnStuck: func(_ context.Context, s saga.StuckSaga) {
-		alerts <- s
-	}}, sg)
+	r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: on(saga.EventStuck, func(e saga.Event) {
+		alerts <- e
+	})}, sg)
 	mustStart(t, r, sg)
 	_, err := result[trip](t.Context(), r, "trip-1")
 	require.ErrorIs(t, err, saga.ErrStuck)
@@ -46,29 +46,25 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, alert := stuckSaga(t, new(atomic.Bool))
-		require.Equal(t, "worker", alert.Runner)
-		require.Equal(t, "trip-1", alert.ID)
-		require.Equal(t, "trip", alert.Saga)
-		require.Equal(t, 1, alert.Version)
-		require.Equal(t, saga.Stuck, alert.Status)
-		require.True(t, alert.Back)
-		require.Equal(t, "car", alert.Step)
-		require.Equal(t, "declined", alert.Cause)
-		require.Equal(t, "closed for the season", alert.LastError)
-		require.JSONEq(t, `{"Calls":["do flight","do hotel","do car"]}`, string(alert.State))
+		require.Equal(t, []any{"trip-1", "trip", 1, saga.Stuck}, []any{alert.ID, alert.Saga, alert.Version, alert.Status})
+		require.EqualError(t, alert.Err, "closed for the season")
+
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.True(t, in.Back)
+		require.Equal(t, "car", in.Step)
+		require.Equal(t, "declined", in.Cause)
+		require.Equal(t, "closed for the season", in.LastError)
+		require.JSONEq(t, `{"Calls":["do flight","do hotel","do car"]}`, string(in.State))
 		require.Equal(t, []saga.StepState{
 			{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
 			{Name: "hotel", Step: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season", After: []string{"flight"}},
 			{Name: "car", Step: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined", After: []string{"hotel"}},
-		}, alert.Steps)
-		require.Equal(t, "trip-1/hotel/hotel/undo", alert.CommandID("hotel", saga.OpUndo))
-		require.Empty(t, alert.CommandID("boat", saga.OpUndo))
-		require.Equal(t, []saga.Action{"retry", "skip", "abandon"}, alert.Actions)
+		}, in.Steps)
+		require.Equal(t, "trip-1/hotel/hotel/undo", in.CommandID("hotel", saga.OpUndo))
+		require.Empty(t, in.CommandID("boat", saga.OpUndo))
+		require.Equal(t, []saga.Action{"retry", "skip", "abandon"}, in.Actions)
 
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		alert.Now, in.Now = time.Time{}, time.Time{}
-		require.Equal(t, &alert.Instance, in)
 		list, err := r.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Stuck}})
 		require.NoError(t, err)
 		require.Len(t, list.Sagas, 1)
@@ -292,7 +288,7 @@ func TestAStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 		ship.Do = func(context.Context, *trip) error { calls++; return saga.Abort(errors.New("no such address")) }
 		ship.After, paid.After = []string{"charge"}, []string{"charge"}
 		sg := sequence(pivot, ship, paid)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(12 * time.Hour)
 		require.Equal(t, 1, calls)

@@ -123,7 +123,6 @@ func TestAHookThatPanicsOrExitsIsTold(t *testing.T) {
 				sg.Steps[1].Pivot, sg.Steps[1].Undo = true, nil
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
 					OnEvent: func(context.Context, saga.Event) { leave() },
-					OnStuck: func(context.Context, saga.StuckSaga) { leave() },
 					OnPanic: onPanic,
 				}, sg)
 				r.Observe(func(context.Context, saga.Event) { leave() })
@@ -147,7 +146,7 @@ func TestAHookThatPanicsOrExitsIsTold(t *testing.T) {
 			})
 			require.Empty(t, logged.String())
 			synctest.Test(t, func(t *testing.T) { play(t, nil) })
-			for _, hook := range []string{"OnEvent ", "OnStuck ", "an observer "} {
+			for _, hook := range []string{"OnEvent ", "an observer "} {
 				require.Regexp(t, "saga: "+hook+"panicked.*"+how, logged.String())
 			}
 			if how == "boom" {

@@ -33,14 +33,14 @@ func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
 		store := saga.NewMemory()
 		stuckAlone(t, store, "trip-1")
 		var told []time.Duration
-		hook := func(_ context.Context, s saga.StuckSaga) {
-			assert.Equal(t, "trip-1", s.ID)
-			assert.Equal(t, "full", s.Cause)
-			assert.Contains(t, s.Actions, saga.Action("retry"))
+		hook := on(saga.EventStuck, func(e saga.Event) {
+			assert.Equal(t, "trip-1", e.ID)
+			assert.Equal(t, "flight", e.Step)
+			assert.EqualError(t, e.Err, "full")
 			told = append(told, time.Since(begun))
-		}
-		begin(t, store, saga.RunnerConfig{OnStuck: hook}, sequence(step("flight")))
-		begin(t, store, saga.RunnerConfig{OnStuck: hook, LeaseTTL: 16 * time.Second}, sequence(step("flight")))
+		})
+		begin(t, store, saga.RunnerConfig{OnEvent: hook}, sequence(step("flight")))
+		begin(t, store, saga.RunnerConfig{OnEvent: hook, LeaseTTL: 16 * time.Second}, sequence(step("flight")))
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		require.Equal(t, []time.Duration{46 * time.Second}, told, "after a lease, in which its owner may do it, and once")
@@ -61,7 +61,7 @@ func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
 		told := 0
 		sg := sequence(failing("flight", saga.Abort(errDeclined)))
 		sg.Steps[0].Undo = func(context.Context, *trip) error { return saga.Abort(errDeclined) }
-		r, _ := begin(t, g, saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) { told++ }}, sg)
+		r, _ := begin(t, g, saga.RunnerConfig{OnEvent: on(saga.EventStuck, func(saga.Event) { told++ })}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
@@ -86,7 +86,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		_, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sequence(step("flight")))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight cause=full`)
+		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight err=full`)
 		require.Contains(t, out.String(), `level=WARN msg="saga: due sagas of a definition that is not registered" runner=one saga=order version=0 count=1`)
 		require.NotContains(t, out.String(), "failed")
 		out.Reset()

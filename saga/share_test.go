@@ -133,7 +133,7 @@ func TestACrashRepeatsTheStepsThatShareARecord(t *testing.T) {
 				return sg
 			}
 			sg := definition(true)
-			r, _ := begin(t, first, saga.RunnerConfig{OnStoreError: func(context.Context, error) {}}, sg)
+			r, _ := begin(t, first, saga.RunnerConfig{OnEvent: silent}, sg)
 			mustStart(t, r, sg)
 			second, _ := begin(t, first.Store, saga.RunnerConfig{}, definition(false))
 			s, err := result[trip](t.Context(), second, "trip-1")

@@ -214,7 +214,7 @@ func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 			pivot, paid := step("charge"), awaits("paid")
 			pivot.Pivot, paid.AwaitFor = true, 24*time.Hour
 			sg := sequence(pivot, paid)
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrStuck)

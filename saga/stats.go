@@ -30,7 +30,7 @@ type Stats struct {
 	Parked      int64 // written back until their next attempt
 	Released    int64 // handed over because the runner stopped
 	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
-	Stalled     int64 // reports of sagas that make no progress; see OnStalled
+	Stalled     int64 // reports of sagas that make no progress; see RunnerConfig.StalledAfter
 	Refused     int64 // attempts that a policy refused
 	Commits     int64 // writes of a held saga's progress; one may record several results
 	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep

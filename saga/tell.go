@@ -12,44 +12,72 @@ import (
 	"github.com/go-resilience/resilience/saga/store"
 )
 
-// Observe calls f for each event of this runner, until stop is called. There may be any
-// number of observers, added at any time. Each call of f has a goroutine of its own, for
-// which the runner, or the caller of its method or of Start, waits. There may be several at
-// the same time. The events of a saga that the runner holds come in order, and the saga
-// waits for f. A panic and a runtime.Goexit in f go to RunnerConfig.OnPanic.
+// Observe calls f for each event from now on, until stop is called: after
+// [RunnerConfig].OnEvent, and in the same way. There may be any number of observers, added at
+// any time. The events of a saga that the runner holds come in order, and the saga waits for f.
 //
 // An event of the log is told after its entry is recorded. No runner tells the EventCreated
-// of a StartTx. An EventStuck may be told again: a runner that reports a stuck saga of
-// another runner tells it.
+// of a StartTx. EventStuck is told at least once: if the process dies before it has told, or
+// could not record that it has, another runner tells it a few leases later.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, r, "an observer", f, e) })
 }
 
-// tell tells the observers of an event.
+// tell calls OnEvent for an event, or logs what needs attention, and then calls the observers.
 func (r *Runner) tell(ctx context.Context, e Event) {
-	if r.observers.Any() {
-		e.Runner = r.Name()
-		r.observers.Tell(ctx, e)
-	}
-}
-
-// tellOf tells the observers of an event of a saga.
-func (r *Runner) tellOf(ctx context.Context, rec *store.Record, e Event) {
-	if r.observers.Any() {
-		r.tell(ctx, e.of(rec))
-	}
-}
-
-// tellHook calls OnEvent for an event of a saga.
-func (r *Runner) tellHook(ctx context.Context, rec *store.Record, e Event) {
 	if onEvent := r.config().OnEvent; onEvent != nil {
-		e.Runner = r.Name()
-		hook(ctx, r, "OnEvent", onEvent, e.of(rec))
+		hook(ctx, r, "OnEvent", onEvent, e)
+	} else {
+		r.warn(ctx, e)
 	}
+	r.observers.Tell(ctx, e)
 }
 
-// happened counts an entry of a log, and calls OnEvent and the observers. rec is the saga
-// after the entry.
+// tellOf tells of an event of a saga.
+func (r *Runner) tellOf(ctx context.Context, rec *store.Record, e Event) {
+	e.Saga, e.Version, e.ID, e.Status = rec.Saga, rec.Version, rec.ID, rec.Status
+	r.tell(ctx, e)
+}
+
+// warn logs an event that needs attention; of a store that fails, one a second.
+func (r *Runner) warn(ctx context.Context, e Event) {
+	var text string
+	switch e.Kind {
+	case EventStuck:
+		text = "saga: stuck"
+	case EventStalled:
+		text = "saga: no progress"
+	case EventUnregistered:
+		text = "saga: due sagas of a definition that is not registered"
+	case EventStoreFailed:
+		text = "saga: the store has failed"
+		now := time.Now().UnixNano()
+		if last := r.warned.Load(); last != 0 && now-last < int64(time.Second) || !r.warned.CompareAndSwap(last, now) {
+			return
+		}
+	default:
+		return
+	}
+	attrs := []slog.Attr{slog.String("runner", r.Name())}
+	if e.Saga != "" {
+		attrs = append(attrs, slog.String("saga", e.Saga), slog.Int("version", e.Version))
+	}
+	if e.ID != "" {
+		attrs = append(attrs, slog.String("id", e.ID), slog.String("step", e.Step))
+	}
+	if e.Count > 0 {
+		attrs = append(attrs, slog.Int("count", e.Count))
+	}
+	if e.Took > 0 {
+		attrs = append(attrs, slog.Duration("since", e.Took))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("err", e.Err))
+	}
+	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
+}
+
+// happened counts an entry of a log, and tells of it. rec is the saga after the entry.
 func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.Entry) {
 	life := entry.At.Sub(rec.CreatedAt)
 	r.figures.entry(rec.Saga, entry.Kind, life)
@@ -57,12 +85,11 @@ func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.En
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
 		Err: machine.Reason(entry.Error), At: entry.At,
 	}
-	r.tellHook(ctx, rec, e)
-	r.tellOf(ctx, rec, e)
-	switch entry.Kind {
+	switch e.Kind {
 	case EventCompleted, EventCompensated, EventAbandoned:
-		r.tellOf(ctx, rec, Event{Kind: EventEnded, Took: life, At: entry.At})
+		e.Took = life
 	}
+	r.tellOf(ctx, rec, e)
 }
 
 var errGoexit = errors.New("saga: it called runtime.Goexit")
@@ -148,31 +175,18 @@ func (r *Runner) countsOf(ctx context.Context) (counts store.Counts, err error) 
 	return r.Counts(ctx)
 }
 
-// isStuck reports a stuck saga, and then records that it did.
-func (r *Runner) isStuck(ctx context.Context, in *Instance) {
-	if onStuck := r.config().OnStuck; onStuck != nil {
-		hook(ctx, r, "OnStuck", onStuck, StuckSaga{r.Name(), *in})
-	} else {
-		slog.WarnContext(ctx, "saga: stuck", "runner", r.Name(), "saga", in.Saga, "version", in.Version, "id", in.ID, "step", in.Step, "cause", in.Cause, "actions", in.Actions)
-	}
+// toldStuck records that the EventStuck of a saga was told, of which seq is the last entry.
+func (r *Runner) toldStuck(ctx context.Context, id string, seq int64) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
-	if err := r.store.Reported(call, in.ID, in.Seq); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", in.ID, err)) // it is reported again
+	if err := r.store.Reported(call, id, seq); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", id, err)) // it is told again
 	}
 }
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.figures.count(func(s *Stats) { s.StoreErrors++ })
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
-	if onStoreError := r.config().OnStoreError; onStoreError != nil {
-		hook(ctx, r, "OnStoreError", onStoreError, err)
-		return
-	}
-	now := time.Now().UnixNano()
-	if last := r.warned.Load(); (last == 0 || now-last >= int64(time.Second)) && r.warned.CompareAndSwap(last, now) {
-		slog.WarnContext(ctx, "saga: the store has failed", "runner", r.Name(), "err", err)
-	}
 }
 
 // Counts counts the sagas of all definitions and runners.

@@ -201,7 +201,7 @@ func TestAClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 		store := &overloaded{Store: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
 		var told atomic.Pointer[error]
 		sg := sequence(step("flight"))
-		r, stop := begin[trip](t, store, saga.RunnerConfig{OnStoreError: func(_ context.Context, err error) { told.Store(&err) }}, sg)
+		r, stop := begin[trip](t, store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) { told.Store(&e.Err) })}, sg)
 		for time.Now().Before(store.until) {
 			r.Wake()
 			time.Sleep(10 * time.Millisecond)

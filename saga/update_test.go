@@ -164,7 +164,7 @@ func TestUpdateToALongerLeaseLosesNoSagaWhenItsHeartbeatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heartbeats{Store: saga.NewMemory()}
 		sg := slow(time.Hour)
-		r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, OnStoreError: func(context.Context, error) {}}, sg)
+		r, _ := begin(t, store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(10 * time.Second)
 		store.down.Store(true)
@@ -265,7 +265,7 @@ func TestUpdateOfStalledAfterAndItsHookReachesHeldSagas(t *testing.T) {
 		var told atomic.Int64
 		require.NoError(t, r.Update(func(c *saga.RunnerConfig) {
 			c.StalledAfter = 2 * time.Hour
-			c.OnStalled = func(context.Context, saga.StalledSaga) { told.Add(1) }
+			c.OnEvent = on(saga.EventStalled, func(saga.Event) { told.Add(1) })
 		}))
 		time.Sleep(59 * time.Minute)
 		require.Zero(t, told.Load())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -250,12 +249,7 @@ func (r *Runner) reportUnregistered(ctx context.Context) {
 	var n int64
 	for _, u := range found {
 		n += int64(u.Count)
-		r.tell(ctx, Event{Kind: EventUnregistered, Saga: u.Saga, Version: u.Version, Count: u.Count, At: u.Now})
-		if onUnregistered := r.config().OnUnregistered; onUnregistered != nil {
-			hook(ctx, r, "OnUnregistered", onUnregistered, u)
-		} else {
-			slog.WarnContext(ctx, "saga: due sagas of a definition that is not registered", "runner", r.Name(), "saga", u.Saga, "version", u.Version, "count", u.Count, "since", u.Now.Sub(u.Oldest))
-		}
+		r.tell(ctx, Event{Kind: EventUnregistered, Saga: u.Saga, Version: u.Version, Count: u.Count, Took: u.Now.Sub(u.Oldest), At: u.Now})
 	}
 	r.figures.count(func(s *Stats) { s.Unregistered = n })
 }
@@ -277,7 +271,7 @@ func (r *Runner) reportStuck(ctx context.Context) {
 			if rec.Now.Sub(rec.UpdatedAt) >= r.config().LeaseTTL {
 				in := r.instance(rec)
 				r.tellOf(ctx, &rec, Event{Kind: EventStuck, Seq: rec.Seq, Step: in.Step, Err: machine.Reason(in.Cause), At: rec.UpdatedAt})
-				r.isStuck(ctx, in)
+				r.toldStuck(ctx, rec.ID, rec.Seq)
 			}
 		}
 		if f.After = next; next == "" {

@@ -103,7 +103,7 @@ func TestAFailureDoesNotWaitForAStepThatWaits(t *testing.T) {
 				first := step("first")
 				first.Pivot = c.pivot
 				sg := sequence(append([]saga.Step[trip]{first, side(bad)}, c.waits(w)...)...)
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 				startOrder(t, r, sg)
 				time.Sleep(time.Minute + c.within + 10*time.Second)
 				in, err := r.Get(t.Context(), "order-1")
@@ -148,7 +148,7 @@ func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 			return nil
 		}
 		sg := sequence(flight, parcels, car)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnStuck: func(context.Context, saga.StuckSaga) {}}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		in, err := r.Get(t.Context(), "order-1")

@@ -28,7 +28,7 @@ type Record struct {
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested
-	Reported        bool   // OnStuck was called for this stuck saga
+	Reported        bool   // its runner has told that it is stuck
 
 	CreatedAt time.Time
 	UpdatedAt time.Time // of the latest Start, Commit or Cancel

@@ -315,7 +315,7 @@ func (tr *trial) newSide(first bool) *side {
 		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 		// The failures are intended.
-		OnStuck: func(context.Context, saga.StuckSaga) {}, OnStoreError: func(context.Context, error) {},
+		OnEvent: func(context.Context, saga.Event) {},
 	})
 	s.saga = &saga.Saga[notes]{Name: tr.id, Steps: tr.sc.steps(s)}
 	saga.Register(s.runner, s.saga)

@@ -144,7 +144,7 @@ func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
 	})
 	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
-	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond, OnStuck: func(context.Context, saga.StuckSaga) {}})
+	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond, OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(r, sagas...)
 	return r, db
 }

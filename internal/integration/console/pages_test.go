@@ -125,7 +125,7 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 	tickets, mail := step("tickets", "charge"), step("mail", "charge")
 	tickets.Undo, mail.Undo = nil, nil
 	sg := &saga.Saga[trip]{Name: "trip", Version: 3, Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings", OnStuck: func(context.Context, saga.StuckSaga) {}})
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings", OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(r, sg)
 	run(t, r)
 	for i := range 12 {

@@ -54,7 +54,11 @@ func TestThroughPgBouncer(t *testing.T) {
 			}
 			sg := fiveSteps()
 			r := saga.NewRunner(database{Dialect: sqlstore.PostgreSQL, DSN: dsn + mode}.store(t), saga.RunnerConfig{
-				OnStoreError: func(_ context.Context, err error) { failed(err) },
+				OnEvent: func(_ context.Context, e saga.Event) {
+					if e.Kind == saga.EventStoreFailed {
+						failed(e.Err)
+					}
+				},
 			})
 			saga.Register(r, sg)
 			run(t, r)
@@ -94,7 +98,7 @@ func TestPgBouncerRestarts(t *testing.T) {
 	pooler, dsn := pooled(t)
 	sg := fiveSteps()
 	store := database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}.store(t)
-	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 100 * time.Millisecond, OnStoreError: func(context.Context, error) {}})
+	r := saga.NewRunner(store, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 100 * time.Millisecond, OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(r, sg)
 	for i := range 300 {
 		_, err := saga.Start(t.Context(), r, sg, fmt.Sprint(i), nothing{})

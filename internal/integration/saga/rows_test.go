@@ -54,7 +54,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 			start(fmt.Sprint("good-", i))
 		}
 
-		r := saga.NewRunner(store, saga.RunnerConfig{Drain: time.Second, OnStoreError: func(context.Context, error) {}})
+		r := saga.NewRunner(store, saga.RunnerConfig{Drain: time.Second, OnEvent: func(context.Context, saga.Event) {}})
 		saga.Register(r, trip)
 		running, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)

@@ -51,7 +51,7 @@ func TestShards(t *testing.T) {
 		require.NoError(t, err)
 		shards[name] = saga.NewRunner(sqlstore.New(dbs[name], d.Dialect, sqlstore.Config{}), saga.RunnerConfig{
 			Name: name, LeaseTTL: 2 * time.Second, Poll: 50 * time.Millisecond,
-			OnStoreError: func(context.Context, error) {},
+			OnEvent: func(context.Context, saga.Event) {},
 		})
 		saga.Register(shards[name], sg)
 		reg.MustAdd(shards[name])

@@ -221,7 +221,7 @@ type trip struct{ Legs int }
 // go neither on nor back.
 func (p *plant) sagas() []func() {
 	p.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", LeaseTTL: 30 * p.pace, Poll: p.pace,
-		OnStuck: func(context.Context, saga.StuckSaga) {}})
+		OnEvent: func(context.Context, saga.Event) {}})
 	idle := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "idle"}) // nobody runs it, and nothing is due
 	book := func(context.Context, *trip) error {
 		if p.hotelClosed.Load() {

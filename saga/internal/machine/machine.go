@@ -38,7 +38,7 @@ type Machine struct {
 	work      []work    // of this owner; not recorded
 	low       int       // the nodes below are complete
 	since     time.Time // of the last progress; zero before any
-	Reported  time.Time // when OnStalled was last called
+	Reported  time.Time // when EventStalled was last told
 	moved     bool      // since is to be set
 	failures  int
 	takeovers int
@@ -119,10 +119,22 @@ func (m *Machine) Stalled(after time.Duration) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Overdue reports whether the time of the attempt of a unit is over, and for how long.
-func (m *Machine) Overdue(i int, now time.Time) (late time.Duration, is bool) {
-	late = now.Sub(m.work[i].due)
-	return late, m.work[i].busy && late >= 0
+// Since returns the time of the last progress.
+func (m *Machine) Since() time.Time { return m.since }
+
+// Holdup returns the step because of which a saga makes no progress, and why: an attempt whose
+// time is over, or else the last error.
+func (m *Machine) Holdup(now time.Time) (step string, why error) {
+	for i := range m.Units {
+		u, w := &m.Units[i], &m.work[i]
+		if late := now.Sub(w.due); w.busy && late >= 0 {
+			return u.Name, fmt.Errorf("saga: an attempt runs %v after the end of its ctx", late.Round(time.Second))
+		}
+		if step == "" && u.Error != "" && (u.Status == StepStarted || u.Status == StepUndoing) {
+			step, why = u.Name, Recorded(u.Error)
+		}
+	}
+	return step, why
 }
 
 // Begin begins an attempt of a unit that was ready, and returns its op and number. Its time

@@ -17,7 +17,7 @@ type Progress struct {
 	Canceled bool      `json:"canceled,omitempty"`
 	Carried  string    `json:"carried,omitempty"` // of RunnerConfig.Inject
 	Since    time.Time `json:"since,omitzero"`    // of the last progress
-	Reported time.Time `json:"reported,omitzero"` // when OnStalled was last called
+	Reported time.Time `json:"reported,omitzero"` // when EventStalled was last told
 	Pivot    *string   `json:"pivot,omitempty"`   // the step's name; "" for none, nil if not known
 	Step     string    `json:"step,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
