@@ -59,59 +59,66 @@ func mutantAt(n int) bool {
 }
 `
 
-// A program is the test binary of a package with all of its mutants in it.
+// A program is a package and its internal rooms with all of their mutants, and a test binary
+// of each.
 type program struct {
-	dir     string // of the package
 	temp    string
+	rooms   []room   // the package itself is one of them
 	locks   bool     // there is a binary with the race detector
 	mutants []mutant // by number, less 1
 	tests   []test
 	failing []string // tests that fail without a mutant, and alone: they say nothing
 }
 
+type room struct {
+	Dir, Name, ImportPath              string
+	GoFiles, TestGoFiles, XTestGoFiles []string
+
+	path string // from the package: "." for itself
+	bin  string // its test binaries are plain- and race- with this; "" if it has no tests
+}
+
 type test struct {
+	room
 	name    string
 	took    time.Duration
 	reached []byte
 }
 
 func build(pkg, temp string, locks bool) (*program, error) {
-	out, err := exec.Command("go", "list", "-json=Dir,Name,GoFiles", pkg).Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list %s: %w", pkg, err)
-	}
-	var listed struct {
-		Dir, Name string
-		GoFiles   []string
-	}
-	if err := json.Unmarshal(out, &listed); err != nil {
+	p := &program{temp: temp, locks: locks}
+	if err := p.list(pkg); err != nil {
 		return nil, err
 	}
-	p := &program{dir: listed.Dir, temp: temp, locks: locks}
 	skip := map[string]bool{} // lines that do not compile with their mutants
 	for {
 		p.mutants = nil
 		overlay := map[string]string{}
 		write := func(name string, src []byte) error {
-			overlay[filepath.Join(p.dir, name)] = filepath.Join(temp, name)
-			return os.WriteFile(filepath.Join(temp, name), src, 0o644)
+			copied := p.path(fmt.Sprintf("%d.go", len(overlay)))
+			overlay[name] = copied
+			return os.WriteFile(copied, src, 0o644)
 		}
-		for _, name := range listed.GoFiles {
-			src, err := os.ReadFile(filepath.Join(p.dir, name))
-			if err != nil {
-				return nil, err
-			}
-			src, found, err := mutate(name, src, len(p.mutants)+1, skip)
-			if err != nil {
-				return nil, err
-			}
-			p.mutants = append(p.mutants, found...)
-			if err := write(name, src); err != nil {
-				return nil, err
+		for _, r := range p.rooms {
+			for _, name := range r.GoFiles {
+				src, err := os.ReadFile(filepath.Join(r.Dir, name))
+				if err != nil {
+					return nil, err
+				}
+				src, found, err := mutate(filepath.Join(r.path, name), src, len(p.mutants)+1, skip)
+				if err != nil {
+					return nil, err
+				}
+				p.mutants = append(p.mutants, found...)
+				if err := write(filepath.Join(r.Dir, name), src); err != nil {
+					return nil, err
+				}
 			}
 		}
-		if err := write("mutants_switches.go", fmt.Appendf(nil, switches, listed.Name, len(p.mutants)+1)); err != nil {
-			return nil, err
+		for _, r := range p.rooms {
+			if err := write(filepath.Join(r.Dir, "mutants_switches.go"), fmt.Appendf(nil, switches, r.Name, len(p.mutants)+1)); err != nil {
+				return nil, err
+			}
 		}
 		files, err := json.Marshal(map[string]any{"Replace": overlay})
 		if err != nil {
@@ -138,25 +145,60 @@ func build(pkg, temp string, locks bool) (*program, error) {
 	return p, nil
 }
 
+// list finds the package and those that are internal to it and that it imports.
+func (p *program) list(pkg string) error {
+	out, err := exec.Command("go", "list", "-deps", "-json=Dir,Name,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", pkg).Output()
+	if err != nil {
+		return fmt.Errorf("go list %s: %w", pkg, err)
+	}
+	for from := json.NewDecoder(bytes.NewReader(out)); from.More(); {
+		var r room
+		if err := from.Decode(&r); err != nil {
+			return err
+		}
+		p.rooms = append(p.rooms, r)
+	}
+	whole := p.rooms[len(p.rooms)-1] // it comes after what it imports
+	p.rooms = slices.DeleteFunc(p.rooms, func(r room) bool {
+		return r.ImportPath != whole.ImportPath && !strings.HasPrefix(r.ImportPath, whole.ImportPath+"/internal/")
+	})
+	for i := range p.rooms {
+		r := &p.rooms[i]
+		if r.path, err = filepath.Rel(whole.Dir, r.Dir); err != nil {
+			return err
+		}
+		if len(r.TestGoFiles)+len(r.XTestGoFiles) > 0 {
+			r.bin = fmt.Sprintf("%d.test", i)
+		}
+	}
+	return nil
+}
+
 func (p *program) path(name string) string { return filepath.Join(p.temp, name) }
 
-var compileError = regexp.MustCompile(`(?m)([\w]+\.go:\d+):\d+: `)
+var compileError = regexp.MustCompile(`([\w./-]+\.go:\d+):\d+: `)
 
 // compile returns the lines that did not compile.
 func (p *program) compile() ([]string, error) {
-	binaries := [][]string{{"-o", p.path("plain.test")}}
+	kinds := map[string]string{"plain-": "-race=false"}
 	if p.locks {
-		binaries = append(binaries, []string{"-race", "-o", p.path("race.test")})
+		kinds["race-"] = "-race"
 	}
-	for _, flags := range binaries {
-		cmd := exec.Command("go", append(append([]string{"test", "-c", "-vet=off", "-gcflags=-e", "-overlay", p.path("overlay.json")}, flags...), ".")...)
-		cmd.Dir = p.dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			var lines []string
-			for _, found := range compileError.FindAllSubmatch(out, -1) {
-				lines = append(lines, string(found[1]))
+	whole := p.rooms[len(p.rooms)-1].Dir // positions are told from here
+	for _, r := range p.rooms {
+		if r.bin == "" {
+			continue
+		}
+		for kind, race := range kinds {
+			cmd := exec.Command("go", "test", "-c", race, "-vet=off", "-gcflags=-e", "-overlay", p.path("overlay.json"), "-o", p.path(kind+r.bin), "./"+r.path)
+			cmd.Dir = whole
+			if out, err := cmd.CombinedOutput(); err != nil {
+				var lines []string
+				for _, found := range compileError.FindAllSubmatch(out, -1) {
+					lines = append(lines, filepath.Clean(string(found[1])))
+				}
+				return lines, fmt.Errorf("go test -c: %w\n%s", err, out)
 			}
-			return lines, fmt.Errorf("go test -c: %w\n%s", err, out)
 		}
 	}
 	return nil, nil
@@ -164,55 +206,88 @@ func (p *program) compile() ([]string, error) {
 
 // measure runs each test alone and notes how long it takes and which mutants it reaches.
 func (p *program) measure(ctx context.Context, jobs int) error {
-	list := exec.Command(p.path("plain.test"), "-test.list", ".")
-	list.Dir = p.dir
-	out, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("the list of tests: %w", err)
-	}
 	var mu sync.Mutex
 	var all errgroup.Group
 	all.SetLimit(jobs)
-	for name := range strings.Lines(string(out)) {
-		name = strings.TrimSpace(name)
-		if strings.HasPrefix(name, "Benchmark") || name == "" {
+	for _, r := range p.rooms {
+		if r.bin == "" {
 			continue
 		}
-		all.Go(func() error {
-			file := p.path("reached-" + name)
-			if err := os.WriteFile(file, make([]byte, len(p.mutants)+1), 0o644); err != nil {
-				return err
-			}
-			began := time.Now()
-			err := p.run(ctx, "plain.test", []string{name}, 5*time.Minute, "MUTANT_REACHED="+file)
-			t := test{name: name, took: time.Since(began)}
-			reached, errRead := os.ReadFile(file)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				p.failing = append(p.failing, name)
-				return ctx.Err()
-			}
-			t.reached = reached
-			p.tests = append(p.tests, t)
-			return errRead
-		})
+		list := exec.Command(p.path("plain-"+r.bin), "-test.list", "^(Test|Fuzz|Example)")
+		list.Dir = r.Dir
+		out, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("the list of tests: %w", err)
+		}
+		for name := range strings.Lines(string(out)) {
+			t := test{room: r, name: strings.TrimSpace(name)}
+			all.Go(func() error {
+				file := p.path("reached-" + t.bin + t.name)
+				if err := os.WriteFile(file, make([]byte, len(p.mutants)+1), 0o644); err != nil {
+					return err
+				}
+				began := time.Now()
+				err := p.run(ctx, "plain-", []test{t}, 5*time.Minute, "MUTANT_REACHED="+file)
+				t.took = time.Since(began)
+				reached, errRead := os.ReadFile(file)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					p.failing = append(p.failing, t.name)
+					return ctx.Err()
+				}
+				t.reached = reached
+				p.tests = append(p.tests, t)
+				return errRead
+			})
+		}
 	}
-	err = all.Wait()
+	err := all.Wait()
 	slices.SortFunc(p.tests, func(a, b test) int { return cmp.Or(cmp.Compare(a.took, b.took), cmp.Compare(a.name, b.name)) })
 	return err
 }
 
-// run runs tests in one process and returns why they failed.
-func (p *program) run(ctx context.Context, binary string, tests []string, limit time.Duration, env ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, limit+5*time.Second)
+// run runs tests, a process for each room of them, and returns why they failed.
+func (p *program) run(ctx context.Context, kind string, tests []test, limit time.Duration, env ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, p.path(binary), "-test.failfast", "-test.short", "-test.timeout", limit.String(),
-		"-test.run", "^("+strings.Join(tests, "|")+")$")
-	cmd.Dir = p.dir
-	cmd.WaitDelay = time.Second
-	cmd.Env = append(os.Environ(), env...)
-	return cmd.Run()
+	for _, r := range p.rooms {
+		var names []string
+		for _, t := range tests {
+			if t.bin == r.bin {
+				names = append(names, t.name)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		cmd := exec.CommandContext(ctx, p.path(kind+r.bin), "-test.failfast", "-test.short", "-test.timeout", "0",
+			"-test.run", "^("+strings.Join(names, "|")+")$")
+		cmd.Dir = r.Dir
+		cmd.WaitDelay = time.Second
+		cmd.Env = append(os.Environ(), env...)
+		if err := cmd.Run(); err != nil {
+			return cmp.Or(ctx.Err(), err)
+		}
+	}
+	return nil
+}
+
+// fails reports whether tests fail with env, or take five times as long as without it: a
+// mutant may hang, and the machine may be slow.
+func (p *program) fails(ctx context.Context, kind string, tests []test, takes time.Duration, env ...string) bool {
+	for limit := 3*takes + 2*time.Second; ; {
+		err := p.run(ctx, kind, tests, limit, env...)
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err != nil
+		}
+		began := time.Now()
+		_ = p.run(ctx, kind, tests, 5*time.Minute)
+		if takes = time.Since(began); 5*takes <= limit || ctx.Err() != nil {
+			return true
+		}
+		limit = 5 * takes
+	}
 }
 
 // A verdict says what the tests made of a mutant.
@@ -248,24 +323,24 @@ func (p *program) try(ctx context.Context, m mutant, first int, most time.Durati
 		return unreached, 0
 	}
 	reaching = reaching[first:]
-	binary, env, slower := "plain.test", []string{"MUTANT=" + strconv.Itoa(m.Number)}, time.Duration(1)
+	kind, slower, env := "plain-", time.Duration(1), []string{"MUTANT=" + strconv.Itoa(m.Number)}
 	if m.Locks {
-		binary, env, slower = "race.test", append(env, "MUTANT_RACE=1"), 10
+		kind, slower, env = "race-", 10, append(env, "MUTANT_RACE=1")
 	}
 	var spent time.Duration
 	for part := 200 * time.Millisecond; len(reaching) > 0 && spent < most; part *= 5 {
-		var names []string
+		var tests []test
 		var takes time.Duration
-		for len(reaching) > 0 && (takes < part || len(names) == 0) && (spent+takes+reaching[0].took < most || spent+takes == 0) {
+		for len(reaching) > 0 && (takes < part || len(tests) == 0) && (spent+takes+reaching[0].took < most || spent+takes == 0) {
 			takes += reaching[0].took
-			names = append(names, reaching[0].name)
+			tests = append(tests, reaching[0])
 			reaching = reaching[1:]
 		}
-		if len(names) == 0 {
+		if len(tests) == 0 {
 			break
 		}
 		spent += takes
-		if err := p.run(ctx, binary, names, slower*5*takes+5*time.Second, env...); err != nil { // a mutant may hang
+		if p.fails(ctx, kind, tests, slower*takes, env...) {
 			if ctx.Err() != nil {
 				return untried, len(reaching)
 			}
