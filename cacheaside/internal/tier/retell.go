@@ -63,7 +63,6 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 		if u == &t.untold {
 			t.Retold(ctx)
 		}
-		keys, _ = u.snapshot()
 	}
 	failures := 0
 	for shard, keys := range byShard(t, keys, func(k untoldKey) string { return k.key }) {

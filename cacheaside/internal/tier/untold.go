@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"maps"
 	"sync"
 	"sync/atomic"
 )
@@ -96,13 +95,13 @@ func (u *untold) told(k untoldKey) {
 	u.count()
 }
 
-// toldAll removes everything that has not changed since, except fences.
+// toldAll removes the change of all keys, unless it has been made again. The keys that are
+// left have changed since.
 func (u *untold) toldAll(change uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.all == change {
 		u.all = 0
 	}
-	maps.DeleteFunc(u.keys, func(_ string, k untoldKey) bool { return k.change <= change && len(k.tokens) == 0 })
 	u.count()
 }

@@ -1,0 +1,559 @@
+package tier_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
+)
+
+const s = time.Second
+
+var errDown = errors.New("down")
+
+// A server is a Store that answers as it is told. The first byte of a key is its shard.
+type server struct {
+	mu    sync.Mutex
+	calls []string
+	fails func(call string) error // nil: nothing fails
+}
+
+func (r *server) call(what string, keys ...string) error {
+	call := strings.Join(append([]string{what}, keys...), " ")
+	r.mu.Lock()
+	r.calls = append(r.calls, call)
+	fails := r.fails
+	r.mu.Unlock()
+	if fails == nil {
+		return nil
+	}
+	return fails(call)
+}
+
+// set says what fails from now on, and forgets the calls so far.
+func (r *server) set(fails func(call string) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls, r.fails = nil, fails
+}
+
+// made returns the calls since set, in the order of their names.
+func (r *server) made() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(slices.Values(r.calls))
+}
+
+func (r *server) Shard(key string) uint8 { return key[0] }
+
+func (r *server) Acquire(_ context.Context, asks ...tier.Ask) (looks []tier.Lookup, err error) {
+	var keys []string
+	for _, ask := range asks {
+		state := tier.Missed
+		if ask.Token != "" {
+			state = tier.Leased
+		}
+		keys, looks = append(keys, ask.Key), append(looks, tier.Lookup{State: state})
+	}
+	return looks, r.call("ask", keys...)
+}
+
+func (r *server) Fill(_ context.Context, values ...tier.Filling) ([]bool, error) {
+	return make([]bool, len(values)), r.call("fill", values[0].Key)
+}
+
+func (r *server) Release(_ context.Context, key, _ string) error { return r.call("release", key) }
+
+func (r *server) Invalidate(_ context.Context, keys ...string) error {
+	return r.call("invalidate", keys...)
+}
+
+func (r *server) Expire(_ context.Context, keys ...string) error { return r.call("expire", keys...) }
+
+func (r *server) InvalidateAll(context.Context) error { return r.call("invalidate all") }
+
+func (r *server) Fence(_ context.Context, key, _ string) (time.Duration, error) {
+	return s, r.call("fence", key)
+}
+
+func (r *server) Unfence(_ context.Context, key, _ string) error { return r.call("unfence", key) }
+
+func (r *server) Watch(ctx context.Context, up func(), _ func(string)) error {
+	if err := r.call("watch"); err != nil {
+		return err
+	}
+	up()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(2 * s):
+		return errDown
+	}
+}
+
+func always(string) error { return errDown }
+
+// on fails calls whose text begins so.
+func on(prefixes ...string) func(string) error {
+	return func(call string) error {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(call, p) }) {
+			return errDown
+		}
+		return nil
+	}
+}
+
+// slowly fails every call after it has made its caller wait.
+func slowly(string) error {
+	time.Sleep(20 * time.Millisecond)
+	return errDown
+}
+
+// A cache is what is in front of a Tier.
+type cache struct {
+	*testing.T
+	*tier.Tier
+	*server
+	lost, restored, retold atomic.Int64
+	started, running       atomic.Int64 // goroutines
+	claim                  tier.Claim   // of key a1
+}
+
+// with runs a test with a Tier whose Store answers. A shard that fails is skipped for 1 s.
+func with(t *testing.T, test func(c *cache)) {
+	synctest.Test(t, func(t *testing.T) {
+		c, begun := &cache{T: t, server: new(server)}, time.Now()
+		var all sync.WaitGroup
+		c.Tier = tier.New(c.server, tier.Host{
+			Now:   func() time.Duration { return time.Since(begun) },
+			Pause: func() time.Duration { return s },
+			Go: func(f func()) {
+				c.started.Add(1)
+				c.running.Add(1)
+				all.Go(func() {
+					defer c.running.Add(-1)
+					f()
+				})
+			},
+			Lost:     func(context.Context, error) { c.lost.Add(1) },
+			Restored: func(context.Context) { c.restored.Add(1) },
+			Retold:   func(context.Context) { c.retold.Add(1) },
+		})
+		q := &tier.Question{Key: "a1", Lease: true}
+		c.Ask(c.Context(), q)
+		c.claim = q.Claim
+		c.set(nil)
+		test(c)
+		c.set(nil)
+		_, err := c.Tier.Close()
+		require.NoError(c, err)
+		all.Wait()
+	})
+}
+
+// look reports whether the Store answers a question about key.
+func (c *cache) look(key string) bool {
+	q := &tier.Question{Key: key}
+	c.Ask(c.Context(), q)
+	return q.OK
+}
+
+// change invalidates keys, and reports whether the Store was told of all.
+func (c *cache) change(keys ...string) bool {
+	for _, err := range c.Tier.Invalidate(c.Context(), keys, func(int) {}) {
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// asks reports whether the Store is asked about key, though not whether it would be trusted.
+func (c *cache) asks(key string) bool {
+	before := len(c.made())
+	_, _ = c.Tier.Fence(c.Context(), key)
+	return len(c.made()) > before
+}
+
+func (c *cache) changeAll() bool { return c.Tier.InvalidateAll(c.Context()) == nil }
+
+var operations = map[string]func(c *cache){
+	"ask":            func(c *cache) { c.look("a1") },
+	"release":        func(c *cache) { c.Tier.Release(c.Context(), "a1", c.claim) },
+	"fill":           func(c *cache) { c.Tier.Fill(c.Context(), c.claim, tier.Filling{Key: "a1"}) },
+	"invalidate":     func(c *cache) { c.change("a1") },
+	"invalidate all": func(c *cache) { c.changeAll() },
+	"fence":          func(c *cache) { _, _ = c.Tier.Fence(c.Context(), "a1") },
+}
+
+func TestAShardThatFailsIsSkippedForAPause(t *testing.T) {
+	for name, operation := range operations {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(always)
+				operation(c)
+				require.Len(c, c.made(), 1)
+				require.False(c, c.asks("a1"))
+				require.EqualValues(c, 1, c.lost.Load())
+			})
+		})
+	}
+}
+
+func TestAnyAnswerEndsAnOutage(t *testing.T) {
+	for name, operation := range operations {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(always)
+				require.False(c, c.look("a1"))
+				c.set(nil)
+				time.Sleep(s)
+				operation(c)
+				require.EqualValues(c, 1, c.restored.Load())
+			})
+		})
+	}
+}
+
+func TestOneCallTriesAShardAfterItsPause(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		c.look("a1")
+		time.Sleep(s)
+		c.set(slowly)
+		go c.look("a1")
+		synctest.Wait()
+		require.False(c, c.asks("a2"))
+		time.Sleep(s)
+	})
+}
+
+// wholeDown has two shards make their callers wait in vain.
+func (c *cache) wholeDown() {
+	c.set(slowly)
+	c.look("a1")
+	c.look("b1")
+}
+
+func TestOneCallTriesAStoreThatIsDownAfterItsPause(t *testing.T) {
+	with(t, func(c *cache) {
+		c.wholeDown()
+		require.False(c, c.asks("c1"))
+		time.Sleep(s)
+		c.set(slowly)
+		go c.look("c1")
+		synctest.Wait()
+		require.False(c, c.asks("d1"))
+		time.Sleep(s)
+	})
+}
+
+func TestShardsThatAnswerAreProbedOneAtATime(t *testing.T) {
+	with(t, func(c *cache) {
+		c.wholeDown()
+		c.set(slowly)
+		c.look("a1") // it is down itself
+		require.Zero(c, c.running.Load())
+		c.look("c1")
+		c.look("c2")
+		c.look("d1")
+		synctest.Wait()
+		require.Equal(c, []string{"ask c1"}, c.made())
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		c.look("c1") // it is down now
+		synctest.Wait()
+		require.Equal(c, []string{"ask c1"}, c.made())
+		c.set(nil)
+		c.look("d1")
+		synctest.Wait()
+		require.Equal(c, []string{"ask d1"}, c.made())
+		require.True(c, c.look("e1"), "a shard that answers ends the pause of the whole Store")
+	})
+}
+
+func TestAShardThatWasAskedBeforeAnotherAnsweredDoesNotCountAsAWait(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(func(call string) error {
+			if call == "ask c1" {
+				return nil
+			}
+			return slowly(call)
+		})
+		go c.look("a1")
+		go c.look("b1")
+		time.Sleep(10 * time.Millisecond)
+		require.True(c, c.look("c1"))
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		require.False(c, c.asks("a1"))
+		require.False(c, c.asks("b1"))
+		require.True(c, c.look("c1"))
+	})
+}
+
+func TestAnAnswerAboutAllKeysIsOneOfEachShard(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		c.look("a1")
+		c.set(nil)
+		require.True(c, c.changeAll())
+		require.EqualValues(c, 1, c.restored.Load())
+		require.True(c, c.asks("a1"))
+	})
+}
+
+func TestAnOutageIsOverOnceWhatIsStillDownIsDueToBeAsked(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		c.look("a1")
+		c.look("b1")
+		c.set(nil)
+		time.Sleep(s)
+		require.True(c, c.look("a1"))
+		require.EqualValues(c, 1, c.restored.Load())
+	})
+}
+
+// What the Store was told last, it may have lost in a failover. tellAgain holds that key a1
+// is not asked for until the Store has been told of it again.
+func (c *cache) tellAgain(call string) {
+	synctest.Wait()
+	c.set(nil)
+	require.False(c, c.look("a1"))
+	time.Sleep(s)
+	synctest.Wait()
+	require.Contains(c, c.made(), call)
+	require.True(c, c.look("a1"))
+	time.Sleep(s)
+	require.Zero(c, c.running.Load(), "there is nothing more to tell")
+}
+
+func TestWhatWasToldLastIsToldAgainAfterAnOutageBegan(t *testing.T) {
+	t.Run("a key, of ten seconds before", func(t *testing.T) {
+		with(t, func(c *cache) {
+			require.True(c, c.change("a1"))
+			time.Sleep(10 * s)
+			c.set(always)
+			c.look("b1")
+			c.tellAgain("invalidate a1")
+		})
+	})
+	t.Run("not a key of earlier", func(t *testing.T) {
+		with(t, func(c *cache) {
+			require.True(c, c.change("a1"))
+			time.Sleep(10*s + 1)
+			c.set(on("ask b1"))
+			c.look("b1")
+			require.True(c, c.look("a1"))
+		})
+	})
+	for name, change := range map[string]func(c *cache){
+		"invalidate a1":  func(c *cache) { c.change("a1") },
+		"invalidate all": func(c *cache) { c.changeAll() },
+	} {
+		t.Run("that was late itself: "+name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(always)
+				change(c)
+				c.set(nil)
+				time.Sleep(s)
+				synctest.Wait()
+				require.EqualValues(c, 1, c.retold.Load())
+				require.True(c, c.look("a1"))
+				time.Sleep(10 * s) // and the change is older than that
+				c.set(always)
+				c.look("b1")
+				c.tellAgain(name)
+			})
+		})
+	}
+	t.Run("of a subscription", func(t *testing.T) {
+		with(t, func(c *cache) {
+			downs := 0
+			go c.Tier.Watch(func() {}, func(string) {}, func(error) { downs++ })
+			time.Sleep(s)
+			require.True(c, c.change("a1"))
+			c.set(on("watch"))
+			time.Sleep(s)
+			synctest.Wait()
+			require.Equal(c, 1, downs)
+			c.set(on("watch"))
+			require.False(c, c.look("a1"))
+			time.Sleep(s)
+			synctest.Wait()
+			require.Contains(c, c.made(), "invalidate a1")
+			require.True(c, c.look("a1"))
+		})
+	})
+}
+
+// What the Store could not be told is told after each pause, by one goroutine.
+func TestWhatIsUntoldIsToldLater(t *testing.T) {
+	for name, tc := range map[string]struct {
+		do   func(c *cache)
+		told string
+		once bool // it ends by itself
+	}{
+		"a key":                            {do: operations["invalidate"], told: "invalidate a1"},
+		"all keys":                         {do: operations["invalidate all"], told: "invalidate all"},
+		"a lease that was granted":         {do: operations["release"], told: "release a1", once: true},
+		"a lease that was to be filled":    {do: operations["fill"], told: "release a1", once: true},
+		"a lease that may have been given": {do: func(c *cache) { c.Ask(c.Context(), &tier.Question{Key: "a1", Lease: true}) }, told: "release a1", once: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(always)
+				tc.do(c)
+				c.set(always)
+				time.Sleep(s) // it fails again, and the shard is skipped again
+				synctest.Wait()
+				require.Equal(c, []string{tc.told}, c.made())
+				time.Sleep(s / 2)
+				require.False(c, c.asks("a1"))
+				c.set(nil)
+				time.Sleep(s / 2)
+				synctest.Wait()
+				if tc.once {
+					require.Empty(c, c.made())
+				} else {
+					require.Equal(c, []string{tc.told}, c.made())
+					require.EqualValues(c, 1, c.restored.Load())
+				}
+				require.EqualValues(c, 1, c.started.Load())
+				require.Zero(c, c.running.Load())
+				require.Zero(c, c.Untold())
+				require.True(c, c.look("a1"))
+			})
+		})
+	}
+}
+
+func TestWhatIsUntoldOfOneKeyIsNotAskedOfIt(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(on("invalidate"))
+		require.False(c, c.change("a1"))
+		require.False(c, c.change("b1"))
+		require.EqualValues(c, 1, c.started.Load())
+		require.True(c, c.look("c1"))
+		require.EqualValues(c, 2, c.Untold())
+	})
+}
+
+func TestAStoreThatPanicsIsToldLater(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(func(string) error { panic("oops") })
+		told := 0
+		errs := c.Tier.Invalidate(c.Context(), []string{"a1"}, func(int) { told++ })
+		require.ErrorContains(c, errs[0], "the Store panicked: oops")
+		require.Equal(c, 1, told)
+		c.set(nil)
+		time.Sleep(s)
+		synctest.Wait()
+		require.Equal(c, []string{"invalidate a1"}, c.made())
+	})
+}
+
+func TestShardsThatAreDownDoNotDelayWhatOthersAreTold(t *testing.T) {
+	var keys, calls []string
+	for i := range 20 {
+		key := string(rune('a' + i))
+		keys, calls = append(keys, key), append(calls, "invalidate "+key)
+	}
+	with(t, func(c *cache) {
+		c.set(always)
+		require.False(c, c.change(keys...))
+		c.set(on("invalidate a"))
+		time.Sleep(s)
+		synctest.Wait()
+		require.Equal(c, calls, c.made())
+		require.EqualValues(c, 1, c.Untold())
+	})
+	with(t, func(c *cache) {
+		c.set(always)
+		require.False(c, c.change(keys...))
+		c.set(always)
+		time.Sleep(s)
+		synctest.Wait()
+		require.Len(c, c.made(), 2, "the whole Store is down")
+	})
+}
+
+func TestWhatIsUntoldHasBounds(t *testing.T) {
+	for call, most := range map[string]int{"release a1": 1000, "unfence a1": 100} {
+		t.Run(call, func(t *testing.T) {
+			with(t, func(c *cache) {
+				var fences []tier.Fence
+				for range most + 1 {
+					f, err := c.Tier.Fence(c.Context(), "a1")
+					require.NoError(c, err)
+					fences = append(fences, f)
+				}
+				c.set(always)
+				for _, f := range fences {
+					if call == "release a1" {
+						operations["release"](c)
+					} else {
+						c.Tier.Unfence(c.Context(), []string{"a1"}, f, func(int) {})
+					}
+				}
+				c.set(nil)
+				time.Sleep(s)
+				synctest.Wait()
+				require.Equal(c, slices.Repeat([]string{call}, most), c.made())
+			})
+		})
+	}
+}
+
+func TestCloseReturnsWhatTheStoreWasNotTold(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		require.False(c, c.change("b1", "a1"))
+		keys, err := c.Tier.Close()
+		require.ErrorIs(c, err, errDown)
+		require.Equal(c, []string{"a1", "b1"}, keys)
+		synctest.Wait()
+		require.Zero(c, c.running.Load())
+		started := c.started.Load()
+		require.False(c, c.change("c1"))
+		require.Equal(c, started, c.started.Load(), "no goroutine begins")
+	})
+}
+
+func TestATierMayBeUsedConcurrently(t *testing.T) {
+	with(t, func(c *cache) {
+		var n atomic.Int64
+		c.set(func(call string) error {
+			if n.Add(1)%3 == 0 {
+				return nil
+			}
+			return slowly(call)
+		})
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				for j := range 50 {
+					key := fmt.Sprintf("%c%d", 'a'+rune(j%5), i)
+					c.look(key)
+					if c.change(key); j == 20 {
+						c.changeAll()
+					}
+					time.Sleep(s / 5)
+				}
+				_, _ = c.Tier.Close()
+			})
+		}
+		all.Wait()
+	})
+}
