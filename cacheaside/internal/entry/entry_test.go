@@ -63,3 +63,13 @@ func TestVersionsEndWhatBeganBefore(t *testing.T) {
 	require.True(t, divided.Holds(b))
 	require.True(t, divided.Holds(divided.Mark("a")))
 }
+
+func TestAnExpiredEntryIsServedNoLongerThanBefore(t *testing.T) {
+	e := &entry.Entry[int]{Fresh: 10 * time.Second, Stale: 20 * time.Second, Keep: 30 * time.Second, Pause: 15 * time.Second}
+	for now, want := range map[time.Duration][2]time.Duration{5 * time.Second: {11 * time.Second, 17 * time.Second}, 18 * time.Second: {16 * time.Second, 22 * time.Second}, 0: {6 * time.Second, 12 * time.Second}} {
+		x := e.Expired(entry.Times{Stale: 6 * time.Second, StaleOnError: 12 * time.Second}, now)
+		require.Equal(t, [4]time.Duration{min(now, e.Fresh), want[0], want[1], 0}, [4]time.Duration{x.Fresh, x.Stale, x.Keep, x.Pause})
+	}
+	x := e.Expired(entry.Times{Stale: time.Minute, StaleOnError: time.Hour}, 5*time.Second)
+	require.Equal(t, [2]time.Duration{e.Stale, e.Keep}, [2]time.Duration{x.Stale, x.Keep})
+}

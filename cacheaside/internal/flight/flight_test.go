@@ -3,6 +3,7 @@ package flight_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -59,17 +60,19 @@ func TestWhatBecomesOfAResult(t *testing.T) {
 		landing flight.Landing
 		want    flight.Verdict
 	}{
-		"a value":                      {flight.Landing{Memory: true, Joinable: true, Keep: true}, flight.Replace},
-		"nothing to keep":              {flight.Landing{Memory: true, Joinable: true}, flight.Remove},
-		"overtaken":                    {flight.Landing{Memory: true, Keep: true}, flight.Overtaken},
-		"overtaken in the Store":       {flight.Landing{Memory: true, Joinable: true, Invalidated: true, Keep: true}, flight.Overtaken},
-		"it did not want to be kept":   {flight.Landing{Memory: true, Passing: true, Keep: true}, flight.Leave},
-		"no memory":                    {flight.Landing{Keep: true}, flight.Leave},
-		"no memory, overtaken":         {flight.Landing{Keep: true, Invalidated: true}, flight.Overtaken},
-		"failed":                       {flight.Landing{Outcome: flight.Failed, Memory: true, Joinable: true}, flight.Postpone},
-		"failed, overtaken":            {flight.Landing{Outcome: flight.Failed, Memory: true}, flight.Postpone},
-		"an answer that is not kept":   {flight.Landing{Outcome: flight.Answered, Memory: true, Joinable: true}, flight.Leave},
-		"an answer that was overtaken": {flight.Landing{Outcome: flight.Answered, Memory: true}, flight.Leave},
+		"a value":                       {flight.Landing{Memory: true, Joinable: true, Keep: true}, flight.Replace},
+		"nothing to keep":               {flight.Landing{Memory: true, Joinable: true}, flight.Remove},
+		"overtaken":                     {flight.Landing{Memory: true, Keep: true}, flight.Overtaken},
+		"overtaken in the Store":        {flight.Landing{Memory: true, Joinable: true, Invalidated: true, Keep: true}, flight.Overtaken},
+		"not overtaken after all":       {flight.Landing{Memory: true, Joinable: true, Passing: true, Keep: true}, flight.Replace},
+		"overtaken, and not to be kept": {flight.Landing{Memory: true, Joinable: true, Passing: true, Invalidated: true, Keep: true}, flight.Leave},
+		"it did not want to be kept":    {flight.Landing{Memory: true, Passing: true, Keep: true}, flight.Leave},
+		"no memory":                     {flight.Landing{Keep: true}, flight.Leave},
+		"no memory, overtaken":          {flight.Landing{Keep: true, Invalidated: true}, flight.Overtaken},
+		"failed":                        {flight.Landing{Outcome: flight.Failed, Memory: true, Joinable: true}, flight.Postpone},
+		"failed, overtaken":             {flight.Landing{Outcome: flight.Failed, Memory: true}, flight.Postpone},
+		"an answer that is not kept":    {flight.Landing{Outcome: flight.Answered, Memory: true, Joinable: true}, flight.Leave},
+		"an answer that was overtaken":  {flight.Landing{Outcome: flight.Answered, Memory: true}, flight.Leave},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, flight.Judge(tc.landing)) })
 	}
@@ -157,4 +160,310 @@ func TestFlightOfAKey(t *testing.T) {
 	require.True(t, overdue && counts)
 	table.Land(fifth, flight.Result[string]{Outcome: flight.Failed}, 0)
 	require.Zero(t, table.Len())
+}
+
+// A table is that of a cache with or without memory.
+type table struct {
+	flight.Table[int, string]
+	memory *flight.Memory[int, string]
+}
+
+func newTable(remembers bool) *table {
+	m := new(flight.Memory[int, string])
+	if remembers {
+		m.Entries = entries{}
+	}
+	m.Remembers.Store(remembers)
+	return &table{flight.NewTable(m), m}
+}
+
+// launch launches a flight of key 1 that is to replace old, or nil.
+func (t *table) launch(terms flight.Terms, old *entry.Entry[string]) *flight.Flight[int, string] {
+	f := &flight.Flight[int, string]{Terms: terms}
+	t.Launch(f, 1, "1", old)
+	return f
+}
+
+// until10 is fresh before 10 s, stale before 20 s, and kept before 30 s.
+func until10(v string) *entry.Entry[string] {
+	return &entry.Entry[string]{Value: v, Fresh: 10 * s, Stale: 20 * s, Keep: 30 * s}
+}
+
+func loaded(e *entry.Entry[string]) flight.Result[string] {
+	return flight.Result[string]{Source: flight.Loaded, Answer: flight.Answer[string]{Entry: e}}
+}
+
+func TestWhatIsNoLongerToBeKeptIsRemoved(t *testing.T) {
+	table := newTable(true)
+	table.Entries.Set(1, until10("old"))
+	verdict, _ := table.Land(table.launch(flight.Terms{}, nil), loaded(until10("late")), 30*s)
+	require.Equal(t, flight.Remove, verdict)
+	require.Nil(t, table.Peek(1))
+}
+
+func TestAllThatBeganBeforeAVersionIsOvertaken(t *testing.T) {
+	table := newTable(true)
+	first := table.launch(flight.Terms{}, nil)
+	table.memory.EndAll()
+	require.Nil(t, table.Plan(1, 0, flight.Call{}).Flight)
+	second := table.launch(flight.Terms{}, nil)
+	closed := 0
+	table.Close(context.Canceled, func(*flight.Flight[int, string], bool) { closed++ })
+	require.Equal(t, 2, closed)
+	third := table.launch(flight.Terms{}, nil)
+	table.Offer(third, until10("of this version"), 0)
+	require.NotNil(t, table.Peek(1))
+	table.memory.EndAll()
+	require.Nil(t, table.Peek(1))
+	verdict, _ := table.Land(third, loaded(until10("old")), 0)
+	require.Equal(t, flight.Overtaken, verdict)
+	require.NotNil(t, table.Crowd(third), "two loads run on without callers")
+	for _, f := range []*flight.Flight[int, string]{first, second} {
+		table.Land(f, loaded(until10("late")), 0)
+	}
+	require.Zero(t, table.Len())
+}
+
+func TestALoadThatHasCallersIsNotOneThatRunsOnWithoutThem(t *testing.T) {
+	table := newTable(true)
+	for range 2 {
+		table.Leave(table.launch(flight.Terms{}, nil))
+	}
+	f := table.launch(flight.Terms{}, nil)
+	crowd := table.Crowd(f)
+	table.Land(f, loaded(until10("")), 0)
+	require.Equal(t, crowd, table.Crowd(f))
+	select {
+	case <-crowd:
+		require.Fail(t, "neither of those that run on has ended")
+	default:
+	}
+}
+
+func TestAnOldValueOfTheStoreIsKeptIfNothingNewerIsThere(t *testing.T) {
+	for name, tc := range map[string]struct {
+		newer, forgets bool
+		want           string
+	}{
+		"":                        {want: "old"},
+		"newer":                   {newer: true, want: "new"},
+		"the cache hears nothing": {forgets: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := newTable(true)
+			f := table.launch(flight.Terms{}, nil)
+			table.memory.Remembers.Store(!tc.forgets)
+			if tc.newer {
+				table.Entries.Set(1, until10("new"))
+			}
+			table.Offer(f, until10("old"), 0)
+			require.True(t, f.HasOld())
+			if e := table.Peek(1); tc.want == "" {
+				require.Nil(t, e)
+			} else {
+				require.Equal(t, tc.want, e.Value)
+				require.Equal(t, e, table.Before(f, 0))
+			}
+		})
+	}
+}
+
+// Without memory, only calls that began before the Store was asked get its old value.
+func TestWhoIsOfferedAnOldValue(t *testing.T) {
+	absent := until10("")
+	absent.Absent = true
+	for name, tc := range map[string]struct {
+		memory        bool
+		old           *entry.Entry[string] // asked for at 5 s
+		at, now       time.Duration        // the call
+		offers, waits bool                 // served at once, if the load fails
+	}{
+		"nothing":                      {},
+		"stale":                        {old: until10("old"), now: 10 * s, offers: true, waits: true},
+		"kept":                         {old: until10("old"), now: 20 * s, waits: true},
+		"dead":                         {old: until10("old"), now: 30 * s},
+		"of a call of then":            {old: until10("old"), at: 5 * s, now: 10 * s, offers: true, waits: true},
+		"of a later call":              {old: until10("old"), at: 6 * s, now: 10 * s},
+		"of a later call, with memory": {memory: true, old: until10("old"), at: 6 * s, now: 10 * s, offers: true, waits: true},
+		"of a call that takes none":    {memory: true, old: until10("old"), at: flight.NoOld, now: 10 * s},
+		"absence":                      {old: absent, now: 10 * s, offers: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := newTable(tc.memory)
+			table.memory.Remembers.Store(false)
+			f := table.launch(flight.Terms{}, nil)
+			table.Reserve(f, nil, 0)
+			require.False(t, f.HasOld())
+			table.Reserve(f, tc.old, 5*s)
+			table.Reserve(f, until10("a later one"), 5*s)
+			want := func(served bool) *entry.Entry[string] {
+				if served {
+					return tc.old
+				}
+				return nil
+			}
+			if tc.old == nil {
+				require.True(t, f.HasOld())
+				return
+			}
+			require.Equal(t, want(tc.offers), table.Offers(f, tc.at, tc.now))
+			require.Equal(t, want(tc.waits), table.Standby(f, tc.at, tc.now))
+		})
+	}
+	table := newTable(false)
+	f := table.launch(flight.Terms{}, nil)
+	require.Nil(t, table.Offers(f, 0, 0))
+	require.Nil(t, table.Standby(f, 0, 0))
+	old := until10("launched with")
+	require.Equal(t, old, table.Offers(table.launch(flight.Terms{}, old), 6*s, 0))
+}
+
+func TestWhatAFlightReplacesIsNoneAfterAnInvalidation(t *testing.T) {
+	for _, invalidated := range []bool{false, true} {
+		table := newTable(true)
+		old := until10("old")
+		f := table.launch(flight.Terms{}, old)
+		require.Equal(t, old, table.Before(f, 0))
+		table.Land(f, flight.Result[string]{Outcome: flight.Answered, Invalidated: invalidated}, 0)
+		require.Equal(t, !invalidated, table.Before(f, 0) != nil)
+	}
+}
+
+func TestACallThatSkipsMemoryJoinsAFlightOfTheStore(t *testing.T) {
+	kept := newTable(true)
+	overtaken := kept.launch(flight.Terms{}, nil)
+	require.Nil(t, kept.Plan(1, 0, flight.Call{SkipMemory: true}).Flight)
+	verdict, _ := kept.Land(overtaken, loaded(until10("old")), 0)
+	require.Equal(t, flight.Overtaken, verdict)
+
+	table := newTable(false)
+	f := table.launch(flight.Terms{}, nil)
+	require.Nil(t, table.Rest(f))
+	require.Equal(t, 1, table.Len())
+	require.Equal(t, f, table.Plan(1, 0, flight.Call{SkipMemory: true}).Flight)
+	table.Rested(f)
+	require.Equal(t, flight.Launch, table.Plan(1, 0, flight.Call{SkipMemory: true}).Move)
+
+	// Only what rests itself ceases to, and nobody joins what has answered.
+	g := table.launch(flight.Terms{}, until10("old"))
+	require.Nil(t, table.Rest(g))
+	table.Rested(f)
+	require.Equal(t, g, table.Follow(f))
+	require.False(t, f.HasOld())
+	table.OfferFrom(f, g)
+	require.True(t, f.HasOld())
+	table.Land(f, flight.Result[string]{Outcome: flight.Failed}, 0)
+	require.False(t, table.Paused(1, 0), "it has not loaded itself")
+	table.Rested(g)
+	table.Overdue(g, 0, context.DeadlineExceeded)
+	last, canceled := table.Leave(g)
+	require.False(t, last || canceled)
+	require.Nil(t, table.Rest(g))
+	require.Nil(t, table.Plan(1, 0, flight.Call{}).Flight)
+}
+
+func TestALoadThatIsToFinishGoesOnIfItsResultWillBeKept(t *testing.T) {
+	for name, tc := range map[string]struct {
+		memory, turned, finishes bool
+	}{
+		"in memory":          {memory: true, finishes: true},
+		"in the Store":       {finishes: true},
+		"without a lease":    {turned: true},
+		"not even in memory": {memory: true, turned: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := newTable(tc.memory)
+			f := table.launch(flight.Terms{Finish: true}, nil)
+			if tc.turned {
+				table.Turn(f)
+			}
+			last, _ := table.Leave(f)
+			require.Equal(t, !tc.finishes, last)
+		})
+	}
+}
+
+// A key with NaN is never found again.
+func TestNothingIsRememberedOfAKeyThatIsNotFound(t *testing.T) {
+	old := &entry.Entry[string]{Fresh: s, Stale: s, Keep: s}
+	table := flight.NewTable(new(flight.Memory[float64, string]))
+	f := &flight.Flight[float64, string]{Terms: flight.Terms{Finish: true, ErrorPause: s}}
+	table.Launch(f, math.NaN(), "NaN", old)
+	table.Rest(f)
+	require.Equal(t, 1, table.Len())
+	table.Turn(f)
+	last, _ := table.Leave(f)
+	require.True(t, last)
+	table.Land(f, flight.Result[string]{Outcome: flight.Failed}, 0)
+	require.Zero(t, table.Len())
+	f = &flight.Flight[float64, string]{Terms: flight.Terms{ErrorPause: s}}
+	table.Launch(f, math.NaN(), "NaN", old)
+	table.Land(f, flight.Result[string]{Outcome: flight.Failed}, 0)
+	require.Zero(t, table.Len())
+}
+
+func TestAFailurePausesTheLoadsOfAnOldValue(t *testing.T) {
+	table := newTable(false)
+	fail := func(key int, now time.Duration) {
+		f := &flight.Flight[int, string]{Terms: flight.Terms{ErrorPause: s}}
+		table.Launch(f, key, "", until10("old"))
+		table.Land(f, flight.Result[string]{Outcome: flight.Failed}, now)
+	}
+	fail(1, 29*s)
+	require.True(t, table.Paused(1, 30*s-1))
+	require.False(t, table.Paused(1, 30*s))
+	table.Forget(1)
+	require.False(t, table.Paused(1, 29*s))
+	fail(1, 29*s)
+	table.Land(table.launch(flight.Terms{}, nil), loaded(until10("new")), 29*s)
+	require.False(t, table.Paused(1, 29*s))
+	fail(1, 30*s)
+	require.False(t, table.Paused(1, 30*s), "it may not be served any more")
+	for key := range 100 {
+		fail(key, 0)
+	}
+	fail(100, s-1)
+	require.Equal(t, 101, table.Len())
+	fail(101, 2*s)
+	for key := range 101 {
+		fail(key, 2*s)
+	}
+	require.Equal(t, 102, table.Len())
+	for key := range 203 {
+		fail(1000+key, 4*s)
+	}
+	require.Equal(t, 203, table.Len(), "those that have passed are removed")
+}
+
+func TestTurnsOfLoadsThatKeepNothing(t *testing.T) {
+	table := newTable(true)
+	first := table.launch(flight.Terms{}, nil)
+	table.Turn(first)
+	second := table.launch(flight.Terms{}, nil)
+	_, wait := table.Turn(second)
+	require.Equal(t, first, wait)
+	require.Equal(t, 3, table.Len(), "each once, and the one that runs alone")
+	table.Overdue(first, 0, context.DeadlineExceeded)
+	_, wait = table.Turn(second)
+	require.Nil(t, wait, "the first has answered")
+	table.Land(first, flight.Result[string]{Outcome: flight.Failed}, 0)
+	third := table.launch(flight.Terms{}, nil)
+	_, wait = table.Turn(third)
+	require.Equal(t, second, wait)
+	table.Land(second, loaded(until10("passing")), 0)
+	_, wait = table.Turn(third)
+	require.Nil(t, wait)
+}
+
+func TestAJamIsOverOnceThereIsASlot(t *testing.T) {
+	var f flight.Flight[int, string]
+	first := f.Jammed()
+	f.Queue(true)
+	<-first
+	f.Queue(false)
+	select {
+	case <-f.Jammed():
+		require.Fail(t, "it does not wait for a slot any more")
+	default:
+	}
 }

@@ -27,7 +27,7 @@ const (
 // under way; and what the entry may be used for.
 func Decide[V any](e *entry.Entry[V], now time.Duration, call Call, underWay bool) (Move, entry.Standing) {
 	how := e.Standing(now)
-	if call.Stale > 0 && how < entry.Stale && e != nil && !e.Absent && now < entry.After(e.Fresh, call.Stale) {
+	if how < entry.Stale && e != nil && !e.Absent && now < entry.After(e.Fresh, call.Stale) {
 		how = entry.Stale
 	}
 	paused := e.Paused(now)

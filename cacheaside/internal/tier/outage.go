@@ -70,9 +70,8 @@ func (o *outage) mayAsk(shard int, now time.Duration) error {
 func (o *outage) beginProbe(shard int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	_, all := o.row[allShards]
 	_, down := o.down[shard]
-	if o.probing || all || down || !o.wholly() {
+	if o.probing || down {
 		return false
 	}
 	o.probing = true

@@ -28,14 +28,14 @@ type server struct {
 	fails func(call string) error // nil: nothing fails
 }
 
-func (r *server) call(what string, keys ...string) error {
+func (r *server) call(ctx context.Context, what string, keys ...string) error {
 	call := strings.Join(append([]string{what}, keys...), " ")
 	r.mu.Lock()
 	r.calls = append(r.calls, call)
 	fails := r.fails
 	r.mu.Unlock()
 	if fails == nil {
-		return nil
+		return ctx.Err()
 	}
 	return fails(call)
 }
@@ -56,7 +56,7 @@ func (r *server) made() []string {
 
 func (r *server) Shard(key string) uint8 { return key[0] }
 
-func (r *server) Acquire(_ context.Context, asks ...tier.Ask) (looks []tier.Lookup, err error) {
+func (r *server) Acquire(ctx context.Context, asks ...tier.Ask) (looks []tier.Lookup, err error) {
 	var keys []string
 	for _, ask := range asks {
 		state := tier.Missed
@@ -65,31 +65,37 @@ func (r *server) Acquire(_ context.Context, asks ...tier.Ask) (looks []tier.Look
 		}
 		keys, looks = append(keys, ask.Key), append(looks, tier.Lookup{State: state})
 	}
-	return looks, r.call("ask", keys...)
+	return looks, r.call(ctx, "ask", keys...)
 }
 
-func (r *server) Fill(_ context.Context, values ...tier.Filling) ([]bool, error) {
-	return make([]bool, len(values)), r.call("fill", values[0].Key)
+func (r *server) Fill(ctx context.Context, values ...tier.Filling) ([]bool, error) {
+	return make([]bool, len(values)), r.call(ctx, "fill", values[0].Key)
 }
 
-func (r *server) Release(_ context.Context, key, _ string) error { return r.call("release", key) }
-
-func (r *server) Invalidate(_ context.Context, keys ...string) error {
-	return r.call("invalidate", keys...)
+func (r *server) Release(ctx context.Context, key, _ string) error {
+	return r.call(ctx, "release", key)
 }
 
-func (r *server) Expire(_ context.Context, keys ...string) error { return r.call("expire", keys...) }
-
-func (r *server) InvalidateAll(context.Context) error { return r.call("invalidate all") }
-
-func (r *server) Fence(_ context.Context, key, _ string) (time.Duration, error) {
-	return s, r.call("fence", key)
+func (r *server) Invalidate(ctx context.Context, keys ...string) error {
+	return r.call(ctx, "invalidate", keys...)
 }
 
-func (r *server) Unfence(_ context.Context, key, _ string) error { return r.call("unfence", key) }
+func (r *server) Expire(ctx context.Context, keys ...string) error {
+	return r.call(ctx, "expire", keys...)
+}
+
+func (r *server) InvalidateAll(ctx context.Context) error { return r.call(ctx, "invalidate all") }
+
+func (r *server) Fence(ctx context.Context, key, _ string) (time.Duration, error) {
+	return s, r.call(ctx, "fence", key)
+}
+
+func (r *server) Unfence(ctx context.Context, key, _ string) error {
+	return r.call(ctx, "unfence", key)
+}
 
 func (r *server) Watch(ctx context.Context, up func(), _ func(string)) error {
-	if err := r.call("watch"); err != nil {
+	if err := r.call(ctx, "watch"); err != nil {
 		return err
 	}
 	up()
@@ -115,7 +121,7 @@ func on(prefixes ...string) func(string) error {
 
 // slowly fails every call after it has made its caller wait.
 func slowly(string) error {
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(10 * time.Millisecond)
 	return errDown
 }
 
@@ -225,6 +231,27 @@ func TestAnyAnswerEndsAnOutage(t *testing.T) {
 	}
 }
 
+func TestWhatACallerBeginsIsSaidEvenIfItLeaves(t *testing.T) {
+	for name, operation := range map[string]func(ctx context.Context, c *cache){
+		"ask":            func(ctx context.Context, c *cache) { c.Ask(ctx, &tier.Question{Key: "a1"}) },
+		"release":        func(ctx context.Context, c *cache) { c.Tier.Release(ctx, "a1", c.claim) },
+		"fill":           func(ctx context.Context, c *cache) { c.Tier.Fill(ctx, c.claim, tier.Filling{Key: "a1"}) },
+		"invalidate":     func(ctx context.Context, c *cache) { c.Tier.Invalidate(ctx, []string{"a1"}, func(int) {}) },
+		"invalidate all": func(ctx context.Context, c *cache) { _ = c.Tier.InvalidateAll(ctx) },
+		"fence":          func(ctx context.Context, c *cache) { _, _ = c.Tier.Fence(ctx, "a1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				ctx, cancel := context.WithCancel(c.Context())
+				cancel()
+				operation(ctx, c)
+				require.Len(c, c.made(), 1)
+				require.Zero(c, c.lost.Load())
+			})
+		})
+	}
+}
+
 func TestOneCallTriesAShardAfterItsPause(t *testing.T) {
 	with(t, func(c *cache) {
 		c.set(always)
@@ -269,7 +296,7 @@ func TestShardsThatAnswerAreProbedOneAtATime(t *testing.T) {
 		c.look("d1")
 		synctest.Wait()
 		require.Equal(c, []string{"ask c1"}, c.made())
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
 		c.look("c1") // it is down now
 		synctest.Wait()
@@ -292,14 +319,50 @@ func TestAShardThatWasAskedBeforeAnotherAnsweredDoesNotCountAsAWait(t *testing.T
 		})
 		go c.look("a1")
 		go c.look("b1")
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
 		require.True(c, c.look("c1"))
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
 		synctest.Wait()
 		require.False(c, c.asks("a1"))
 		require.False(c, c.asks("b1"))
 		require.True(c, c.look("c1"))
 	})
+}
+
+// A call that is under way when two shards fail may be answered after that.
+func TestAnAnswerEndsTheOutageOfOthersIfItsOwnShardFailedWithThem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key  string
+		slow bool // those that fail make their callers wait: the whole Store is down
+		ends bool
+	}{
+		"of a shard that is down": {key: "a1", slow: true, ends: true},
+		"of another":              {key: "c1", slow: true},
+		"of a shard that is down, though the Store is not": {key: "a1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(func(call string) error {
+					switch {
+					case call == "ask "+tc.key:
+						time.Sleep(s / 2)
+						return nil
+					case tc.slow:
+						return slowly(call)
+					}
+					return errDown
+				})
+				go c.look(tc.key)
+				synctest.Wait()
+				c.look("a2")
+				c.look("b2")
+				time.Sleep(s / 2)
+				synctest.Wait()
+				c.set(nil)
+				require.Equal(c, tc.ends, c.asks("b1"))
+			})
+		})
+	}
 }
 
 func TestAnAnswerAboutAllKeysIsOneOfEachShard(t *testing.T) {
@@ -349,6 +412,18 @@ func TestWhatWasToldLastIsToldAgainAfterAnOutageBegan(t *testing.T) {
 			c.tellAgain("invalidate a1")
 		})
 	})
+	t.Run("or ended", func(t *testing.T) {
+		with(t, func(c *cache) {
+			c.set(on("ask b1"))
+			c.look("b1")
+			require.True(c, c.change("a1"))
+			c.set(nil)
+			time.Sleep(s)
+			require.True(c, c.look("b1"))
+			require.EqualValues(c, 1, c.restored.Load())
+			c.tellAgain("invalidate a1")
+		})
+	})
 	t.Run("not a key of earlier", func(t *testing.T) {
 		with(t, func(c *cache) {
 			require.True(c, c.change("a1"))
@@ -378,24 +453,32 @@ func TestWhatWasToldLastIsToldAgainAfterAnOutageBegan(t *testing.T) {
 			})
 		})
 	}
-	t.Run("of a subscription", func(t *testing.T) {
-		with(t, func(c *cache) {
-			downs := 0
-			go c.Tier.Watch(func() {}, func(string) {}, func(error) { downs++ })
-			time.Sleep(s)
-			require.True(c, c.change("a1"))
-			c.set(on("watch"))
-			time.Sleep(s)
-			synctest.Wait()
-			require.Equal(c, 1, downs)
-			c.set(on("watch"))
-			require.False(c, c.look("a1"))
-			time.Sleep(s)
-			synctest.Wait()
-			require.Contains(c, c.made(), "invalidate a1")
-			require.True(c, c.look("a1"))
+	for name, heard := range map[string]func(call string) error{"before a subscription": on("watch"), "in a subscription": nil} {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				c.set(heard)
+				var ups, downs atomic.Int64
+				go c.Tier.Watch(func() { ups.Add(1) }, func(string) {}, func(error) { downs.Add(1) })
+				time.Sleep(s / 2)
+				require.True(c, c.change("a1"))
+				if heard == nil { // it ends after two seconds
+					c.set(on("watch"))
+					time.Sleep(3 * s / 2)
+				} else { // it is tried again after one
+					c.set(nil)
+					time.Sleep(s / 2)
+				}
+				synctest.Wait()
+				require.EqualValues(c, 1, ups.Load())
+				require.EqualValues(c, 1, downs.Load())
+				require.False(c, c.look("a1"))
+				time.Sleep(s)
+				synctest.Wait()
+				require.Contains(c, c.made(), "invalidate a1")
+				require.True(c, c.look("a1"))
+			})
 		})
-	})
+	}
 }
 
 // What the Store could not be told is told after each pause, by one goroutine.
@@ -437,6 +520,23 @@ func TestWhatIsUntoldIsToldLater(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestLeasesAreReleasedOneByOneUntilTheStoreAnswers(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		operations["release"](c)
+		operations["release"](c)
+		for _, fails := range []func(string) error{always, nil} {
+			require.Zero(c, c.restored.Load())
+			c.set(fails)
+			time.Sleep(s)
+			synctest.Wait()
+			require.Equal(c, []string{"release a1"}, c.made())
+		}
+		require.EqualValues(c, 1, c.restored.Load())
+		require.Zero(c, c.running.Load())
+	})
 }
 
 func TestWhatIsUntoldOfOneKeyIsNotAskedOfIt(t *testing.T) {
@@ -531,6 +631,16 @@ func TestCloseReturnsWhatTheStoreWasNotTold(t *testing.T) {
 	})
 }
 
+func TestNothingBeginsAfterClose(t *testing.T) {
+	with(t, func(c *cache) {
+		_, err := c.Tier.Close()
+		require.NoError(c, err)
+		c.set(always)
+		require.False(c, c.change("a1"))
+		require.Zero(c, c.started.Load())
+	})
+}
+
 func TestATierMayBeUsedConcurrently(t *testing.T) {
 	with(t, func(c *cache) {
 		var n atomic.Int64
@@ -546,7 +656,7 @@ func TestATierMayBeUsedConcurrently(t *testing.T) {
 				for j := range 50 {
 					key := fmt.Sprintf("%c%d", 'a'+rune(j%5), i)
 					c.look(key)
-					if c.change(key); j == 20 {
+					if c.change(key); j%5 == 0 {
 						c.changeAll()
 					}
 					time.Sleep(s / 5)
