@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -739,6 +740,16 @@ func TestSharedUnderStress(t *testing.T) {
 	require.EqualValues(t, 6*each, stats.Admitted+stats.Refused)
 	require.EqualValues(t, asked.Load(), stats.Asked)
 	require.Equal(t, 1100, s.Config().Burst, "no Update is lost")
+}
+
+func TestSharedWithTheLongestTimeout(t *testing.T) {
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 10, Timeout: math.MaxInt64, OnOutage: throttle.RefuseAll,
+		Eval: func(ctx context.Context, _ string, _ []string, _ ...any) (any, error) {
+			return []any{int64(1), int64(0), int64(0)}, ctx.Err()
+		},
+	})
+	require.NoError(t, s.Wait(t.Context(), ""))
 }
 
 // The answer of Redis may come when the call that asked is being read. What a client of Redis

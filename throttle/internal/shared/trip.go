@@ -65,7 +65,7 @@ func (t *trip) wait(ctx context.Context) bool {
 
 // travel asks Redis. It waits for an answer for a RetryEvery longer than the call does.
 func (t *trip) travel() {
-	ctx, cancel := context.WithTimeout(t.ctx, t.terms.Timeout+t.terms.RetryEvery)
+	ctx, cancel := context.WithDeadline(t.ctx, t.began.Add(t.terms.Timeout).Add(t.terms.RetryEvery))
 	defer cancel()
 	a, err := Answer{}, errExited
 	defer func() {
