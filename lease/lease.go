@@ -188,9 +188,9 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 }
 
 // Every is [Run] of a fn that is called when a term begins and then once each interval, which
-// must be more than 0. A call that takes longer delays the next one. An error of fn gives the
-// lease up and is returned: to go on at the next interval, log it and return nil. If ctx ends
-// between two calls, Every returns nil.
+// must be more than 0. A call that takes longer delays the next one. An error of fn while its
+// term holds gives the lease up and is returned: to go on at the next interval, log it and
+// return nil. If ctx ends between two calls, Every returns nil.
 func Every(ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error) error {
 	if interval <= 0 {
 		return fmt.Errorf("lease: the interval of Every is %v: must be more than 0", interval)

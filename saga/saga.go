@@ -72,8 +72,9 @@
 // Each step costs a write to the store, except for those that are ReadOnly or Idempotent: such
 // a step begins before the one before it is recorded, if that is such a step too, and is
 // recorded together with the next step that is not, a wait or the end, after a second at the
-// latest. A crash repeats at most 16 of them, in their order and from the state that was
-// recorded, and they alone may begin once more after another owner has turned the saga back.
+// latest, or when the DoTx that is under way then has ended. A crash repeats at most 16 of them
+// in a row, in their order and from the state that was recorded, and they alone may begin once
+// more after another owner has turned the saga back.
 //
 // # Refusals
 //

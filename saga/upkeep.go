@@ -20,7 +20,8 @@ import (
 // attempts, and writes back the sagas that it holds for other runners to continue. After
 // Drain it sends no more heartbeats: other runners take over sagas that are not written
 // back by the end of their leases. So Run returns within about Drain and LeaseTTL, unless a
-// step ignores the end of its ctx.
+// step ignores the end of its ctx, a hook does not return, or a Start still waits for the store:
+// give Start a ctx that ends.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
