@@ -78,6 +78,13 @@ type started struct {
 	created bool
 }
 
+// forget forgets what a batch has written: its transaction may be a repeated one.
+func forget[Q, A any](batch []*pending[Q, A]) {
+	for _, p := range batch {
+		p.written = false
+	}
+}
+
 // write writes req by itself if a lane is free, and otherwise in a batch.
 func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) {
 	if ctx.Err() != nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -234,6 +235,27 @@ func TestABatchHasItsLimits(t *testing.T) {
 	})
 }
 
+// TestABatchThatIsRepeatedForgets what it has written before: its transaction was rolled back.
+func TestABatchThatIsRepeatedForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.level = "serializable"
+		var transactions atomic.Int64
+		d.onCommit = func() error {
+			if transactions.Add(1) != lanes+1 {
+				return nil
+			}
+			d.passes, d.fenced = map[string]bool{"b": true}, map[string]bool{"b": true} // another owner claims b
+			return stateError("40001")
+		}
+		d.fill()
+		a, b := d.commit("a"), d.commit("b")
+		require.NoError(t, a.wait())
+		require.ErrorIs(t, b.wait(), store.ErrFenced)
+		require.Equal(t, []string{"batch a b", "batch a b", "alone b"}, d.seen()[lanes:])
+	})
+}
+
 // A desk is a PostgreSQL that takes a second for each statement and keeps the
 // statements.
 type desk struct {
@@ -242,7 +264,10 @@ type desk struct {
 	fenced map[string]bool // ids that are fenced
 	breaks bool            // batches fail
 	deaf   bool            // ignores the end of a ctx
+	level  string          // the default isolation; "": read committed
 	data   []byte
+
+	onCommit func() error // of the transactions that another level needs; optional
 
 	mu    sync.Mutex
 	log   []string
@@ -316,6 +341,15 @@ func (d *desk) Close() error                                 { return nil }
 func (d *desk) Prepare(string) (driver.Stmt, error)          { return nil, errBroken }
 func (d *desk) Begin() (driver.Tx, error)                    { return nil, errBroken }
 
+func (d *desk) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) { return d, nil }
+func (d *desk) Rollback() error                                              { return nil }
+func (d *desk) Commit() error {
+	if d.onCommit != nil {
+		return d.onCommit()
+	}
+	return nil
+}
+
 func (d *desk) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	var batch []struct {
 		I  int64
@@ -323,7 +357,7 @@ func (d *desk) QueryContext(ctx context.Context, query string, args []driver.Nam
 	}
 	what, out := "alone", new(written)
 	if len(args) == 0 { // SHOW
-		out.rows = append(out.rows, []driver.Value{"read committed"})
+		out.rows = append(out.rows, []driver.Value{cmp.Or(d.level, "read committed")})
 		return out, nil
 	}
 	if ids := args[1].Value; strings.HasPrefix(fmt.Sprint(ids), "{") { // arrays

@@ -285,7 +285,6 @@ func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingComm
 	byID := make(map[string]*pendingCommit, len(batch))
 	ids := make([]string, 0, len(batch))
 	for _, p := range batch {
-		p.written = false // in a transaction that is repeated
 		byID[p.req.ID] = p
 		ids = append(ids, p.req.ID)
 	}

@@ -191,7 +191,10 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 			return rc, err
 		},
 		send: func(ctx context.Context, batch []*pendingCommit) error {
-			return s.write(ctx, func(ctx context.Context, q querier) error { return d.commitBatch(ctx, q, batch) })
+			return s.write(ctx, func(ctx context.Context, q querier) error {
+				forget(batch)
+				return d.commitBatch(ctx, q, batch)
+			})
 		},
 		settle: func(_ store.CommitRequest, rc store.Receipt, err, failed error) (store.Receipt, error) {
 			if err == store.ErrFenced {
@@ -217,7 +220,10 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 				seen[p.req.ID] = true
 				return again
 			})
-			return s.write(ctx, func(ctx context.Context, q querier) error { return d.startBatch(ctx, q, batch) })
+			return s.write(ctx, func(ctx context.Context, q querier) error {
+				forget(batch)
+				return d.startBatch(ctx, q, batch)
+			})
 		},
 		settle: func(req store.StartRequest, st started, err, _ error) (started, error) {
 			if err == nil && st.rec.Nonce == req.Nonce && st.rec.Owner == req.Owner && st.rec.Seq == int64(len(req.Log)) {
