@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"math"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -20,7 +22,8 @@ type queue struct {
 	Version int       `json:"version"`
 	Owned   int       `json:"owned"`
 	Most    int       `json:"most"` // sagas that a round of a claim takes
-	Left    int       `json:"-"`    // sagas of the definition that a claim may still take
+	Took    int       `json:"-"`    // sagas of the definition that a claim has taken
+	Left    int       `json:"-"`    // sagas of it that the claim may still take
 	Count   int       `json:"-"`    // up to CountLimit; 0 unless asked for
 	Oldest  time.Time `json:"-"`
 	Now     time.Time `json:"-"`
@@ -73,22 +76,24 @@ func (s *Store) due(ctx context.Context, req store.ClaimRequest) ([]queue, error
 const roundOf = 8
 
 // takeTurns returns the queues of the next round of a claim of up to limit sagas, one for
-// each definition. Most of each is an equal part of limit, rounded up, or Left if that is
-// less; then the parts of the others are larger.
+// each definition. With Most of each, all definitions have an equal part of the claim, rounded
+// up, or what they have in earlier rounds if that is more, or all of Left if that is less; then
+// the parts of the others are larger.
 func takeTurns(queues []queue, limit int) (turn []queue) {
 	turn = slices.CompactFunc(slices.Clone(queues), func(a, b queue) bool { return a.definition() == b.definition() })
 	turn = turn[:min(len(turn), roundOf)]
-	part, rest, n := 0, limit, len(turn)
-	for _, d := range slices.SortedFunc(slices.Values(turn), func(a, b queue) int { return a.Left - b.Left }) {
-		if part = (rest + n - 1) / n; d.Left >= part {
-			break
+	most := func(d *queue, part int) int { return min(d.Left, max(part-d.Took, 0)) }
+	part := sort.Search(math.MaxInt32, func(part int) bool {
+		sum := 0
+		for i := range turn {
+			sum += most(&turn[i], part)
 		}
-		rest, n = rest-d.Left, n-1
-	}
+		return sum >= limit
+	})
 	for i := range turn {
-		turn[i].Most = min(part, turn[i].Left)
+		turn[i].Most = most(&turn[i], part)
 	}
-	return turn
+	return slices.DeleteFunc(turn, func(d queue) bool { return d.Most == 0 })
 }
 
 // stillFull returns the queues without those of a round that had fewer than Most sagas, and
@@ -108,7 +113,8 @@ func stillFull(queues, turn []queue, claimed []store.Record) []queue {
 		took[d]++
 	}
 	for i := range queues {
-		queues[i].Left -= took[queues[i].definition()]
+		d := &queues[i]
+		d.Took, d.Left = d.Took+took[d.definition()], d.Left-took[d.definition()]
 	}
 	return slices.DeleteFunc(queues, func(d queue) bool {
 		return d.Left == 0 || lacks[key{d.definition(), d.Owned == 1}] > 0

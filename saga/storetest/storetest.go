@@ -45,6 +45,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"ClaimOfACrashedOwner", claimCrashed},
 		{"ClaimOrderAndLimit", claimOrder},
 		{"ClaimTakesTurns", claimTurns},
+		{"ClaimTakesEqualParts", claimParts},
 		{"ClaimKeepsLimits", claimLimits},
 		{"ClaimOnlyRegistered", claimRegistered},
 		{"ClaimOncePerEpoch", claimOnce},
@@ -378,6 +379,28 @@ func claimTurns(s *suite) {
 	s.Equal([3]int{7, 2, 0}, claim(9, order...), "what one does not need goes to the others")
 	s.Equal([3]int{32, 0, 0}, claim(50, order...))
 	s.Equal([3]int{}, claim(50, order...))
+}
+
+// claimParts: the sagas of one definition are one of a crashed owner and others.
+func claimParts(s *suite) {
+	order := []store.Definition{{Saga: "crashed"}, {Saga: "other"}}
+	for k := range 10 {
+		for _, d := range order {
+			req := request(fmt.Sprint(d.Saga, "-", k))
+			req.Saga, req.Version = d.Saga, 0
+			if d == order[0] && k == 0 {
+				req.Owner, req.LeaseTTL = "dead", short
+			}
+			s.start(req)
+		}
+	}
+	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: order})
+	s.NoError(err)
+	got := make(map[string]int)
+	for _, r := range recs {
+		got[r.Saga]++
+	}
+	s.Equal(map[string]int{"crashed": 5, "other": 5}, got)
 }
 
 // claimLimits: of a definition whose sagas are those of crashed owners and others.
