@@ -458,10 +458,13 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 	err := s.listen(ctx, s.tables.channel(), func() {
 		switch calls++; calls {
 		case 1:
-			deaf.Reset(hearsWithin)
-			if _, err := s.db.ExecContext(ctx, "SELECT pg_notify($1, '')", s.tables.channel()); err != nil {
-				stop(err)
+			call, cancel := context.WithTimeout(ctx, hearsWithin)
+			_, err := s.db.ExecContext(call, "SELECT pg_notify($1, '')", s.tables.channel())
+			cancel()
+			if err != nil {
+				stop(err) // such as a pool that is used up
 			}
+			deaf.Reset(hearsWithin)
 		case 2:
 			deaf.Stop()
 		}

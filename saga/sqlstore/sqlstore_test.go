@@ -294,6 +294,26 @@ func TestListenHearsItself(t *testing.T) {
 	}
 }
 
+// TestListenDoesNotCallAFullPoolDeaf: what Listen tells itself needs a connection of the pool.
+func TestListenDoesNotCallAFullPoolDeaf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := open(new(script))
+		defer db.Close()
+		db.SetMaxOpenConns(1)
+		conn, err := db.Conn(t.Context())
+		require.NoError(t, err)
+		defer conn.Close()
+		store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: func(ctx context.Context, _ string, notify func()) error {
+			notify()
+			<-ctx.Done()
+			return ctx.Err()
+		}})
+		err = store.Listen(t.Context(), func() {})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotContains(t, err.Error(), "a connection of its own")
+	})
+}
+
 // TestAPoolerIsRecognized by what PostgreSQL says of statements of another session.
 func TestAPoolerIsRecognized(t *testing.T) {
 	for state, want := range map[stateError]bool{"26000": true, "42P05": true, "42P01": false} {
