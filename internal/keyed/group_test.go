@@ -488,25 +488,28 @@ func TestMembersFollowAnUpdate(t *testing.T) {
 	}})
 	require.EqualValues(t, own, m.Pin(0).Value.setting.Load())
 	var wg sync.WaitGroup
-	var stop atomic.Bool
+	var making atomic.Int32
 	for w := range 4 {
+		making.Add(1)
 		wg.Go(func() {
-			for key := 1 + w; !stop.Load(); key += 4 {
+			defer making.Add(-1)
+			for key := 1 + w; key < 4000; key += 4 {
 				m.Pin(key)
+				runtime.Gosched()
 			}
 		})
 	}
-	for range 50 {
+	updates := 0
+	for ; making.Load() > 0; updates++ {
 		require.NoError(t, m.Update(func(c *config[int]) { c.Setting++ }))
 	}
-	stop.Store(true)
 	wg.Wait()
-	require.EqualValues(t, 50, m.Shared().setting.Load())
+	require.EqualValues(t, updates, m.Shared().setting.Load())
 	for key, v := range m.All() {
 		if key == 0 {
 			require.EqualValues(t, own, v.setting.Load())
 		} else {
-			require.EqualValues(t, 50, v.setting.Load())
+			require.EqualValues(t, updates, v.setting.Load())
 		}
 	}
 }
