@@ -219,6 +219,58 @@ func TestHealthDoesNotPileUpBehindAProbeThatHangs(t *testing.T) {
 	})
 }
 
+// ailing is what a policy says of itself.
+type ailing struct {
+	failed bool
+	state  string
+}
+
+func (e ailing) Error() string       { return "ailing" }
+func (e ailing) Failed() bool        { return e.failed }
+func (e ailing) HealthState() string { return e.state }
+
+func TestHealthOfPolicies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		asked := 0
+		h := resiliencehttp.HealthOf(func(ctx context.Context) iter.Seq2[string, error] {
+			asked++
+			return func(yield func(string, error) bool) { yield("users", err) }
+		})
+		var since time.Time
+		for i, step := range []struct {
+			err                  error
+			status, state, whole string
+		}{
+			{nil, "pass", "ok", "pass"},
+			{errors.New("slow"), "warn", "ailing", "warn"},
+			{ailing{false, "half-open"}, "warn", "half-open", "warn"},
+			{ailing{true, "open"}, "fail", "open", "warn"},
+			{ailing{true, "forced open"}, "fail", "forced open", "warn"},
+			{nil, "pass", "ok", "pass"},
+		} {
+			err = step.err
+			since = time.Now()
+			for range 3 { // it stays so
+				code, all := ask(t, h)
+				require.Equal(t, 200, code)
+				require.Equal(t, step.whole, all.Status)
+				require.Len(t, all.Checks, 1)
+				require.Equal(t, "users", all.Checks[0].Name)
+				require.Equal(t, step.status, all.Checks[0].Status)
+				require.Equal(t, step.state, all.Checks[0].State)
+				require.True(t, since.Equal(all.Checks[0].Since), "step %d", i)
+				time.Sleep(time.Second)
+			}
+		}
+		require.Equal(t, 18, asked)
+		ask(t, h)
+		time.Sleep(time.Second - 1)
+		ask(t, h)
+		require.Equal(t, 19, asked, "not again within a second")
+	})
+}
+
 func TestHealthOfPoliciesThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0

@@ -25,10 +25,11 @@ type shop struct {
 	status int // 0: the server is down
 	body   io.Reader
 	fields []string
+	length int64 // of body; negative: not told
 }
 
 func newShop(t *testing.T, capacity int64, key func(*http.Request) string) *shop {
-	s := &shop{t: t, status: 200}
+	s := &shop{t: t, status: 200, length: -1}
 	s.RoundTripper = resiliencehttp.LastKnown(rounds(func(r *http.Request) (*http.Response, error) {
 		if s.status == 0 {
 			return nil, errors.New("down")
@@ -38,7 +39,7 @@ func newShop(t *testing.T, capacity int64, key func(*http.Request) string) *shop
 			res.Header[s.fields[i]] = []string{s.fields[i+1]} // as it is written
 		}
 		if s.body != nil {
-			res.Body = io.NopCloser(s.body)
+			res.Body, res.ContentLength = io.NopCloser(s.body), s.length
 		}
 		return res, nil
 	}), capacity, time.Minute, key)
@@ -116,7 +117,7 @@ func TestLastKnownForgets(t *testing.T) {
 		{"GET", "max-age=5, No-Store", 200, true}, {"GET", "no-store", 304, true}, {"HEAD", "no-store", 200, true},
 		{"GET", "no-store", 503, false}, {"GET", "private, no-cache", 304, false},
 		{"PUT", "", 200, true}, {"DELETE", "", 204, true}, {"POST", "", 303, true}, {"PATCH", "", 200, true},
-		{"PUT", "", 500, true}, {"PUT", "", 0, true}, {"PUT", "", 409, false}, {"PUT", "", 404, true},
+		{"PUT", "", 500, true}, {"PUT", "", 0, true}, {"PUT", "", 400, false}, {"PUT", "", 409, false}, {"PUT", "", 404, true},
 	} {
 		s := newShop(t, 1<<20, byURL)
 		s.get("http://a/x", "old")
@@ -188,6 +189,44 @@ func TestLastKnownLeavesOtherRequestsAlone(t *testing.T) {
 	require.Equal(t, "kept", s.known("http://a/x"))
 }
 
+// A base answers as a server that has said all there is.
+type base struct {
+	res    *http.Response // nil: the server is down
+	closed int
+}
+
+func (b *base) RoundTrip(*http.Request) (*http.Response, error) {
+	if b.res == nil {
+		return nil, errors.New("down")
+	}
+	res := *b.res
+	return &res, nil
+}
+
+func (b *base) CloseIdleConnections() { b.closed++ }
+
+func TestLastKnownAnswersWithWhatBelongsToTheResponse(t *testing.T) {
+	b := &base{res: &http.Response{StatusCode: 200, Header: http.Header{"A": {"1"}}, Trailer: http.Header{"B": nil}, TransferEncoding: []string{"chunked"}}}
+	known := resiliencehttp.LastKnown(b, 1<<20, time.Hour, byURL)
+	first, err := known.RoundTrip(request(t, "GET", "http://a/x"))
+	require.NoError(t, err)
+	require.Empty(t, text(t, first), "the Body is never nil")
+	b.res = nil
+	for _, method := range []string{"GET", ""} {
+		again := request(t, "GET", "http://a/x")
+		again.Method, again.Body = method, http.NoBody
+		res, err := known.RoundTrip(again)
+		require.NoError(t, err)
+		require.Same(t, again, res.Request)
+		require.Equal(t, http.Header{"A": {"1"}, "Age": {"0"}, "Cache-Status": {"last-known; hit"}}, res.Header)
+		require.Nil(t, res.Trailer)
+		require.Nil(t, res.TransferEncoding)
+		res.Header.Set("A", "2")
+	}
+	known.(interface{ CloseIdleConnections() }).CloseIdleConnections()
+	require.Equal(t, 1, b.closed)
+}
+
 func TestLastKnownIsBounded(t *testing.T) {
 	s := newShop(t, 8000, byURL)
 	for i := range 500 {
@@ -202,7 +241,6 @@ func TestLastKnownIsBounded(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 	s.get("http://a/long", strings.Repeat("x", 1001))
 	require.Empty(t, s.known("http://a/long"), "a body longer than an eighth is not kept")
-
 	for _, build := range []func(){
 		func() { resiliencehttp.LastKnown(nil, 1, 1, byURL) },
 		func() { resiliencehttp.LastKnown(http.DefaultTransport, 0, 1, byURL) },
@@ -210,6 +248,22 @@ func TestLastKnownIsBounded(t *testing.T) {
 		func() { resiliencehttp.LastKnown(http.DefaultTransport, 1, 1, nil) },
 	} {
 		require.Panics(t, build)
+	}
+}
+
+func TestLastKnownIsBoundedForOneResponse(t *testing.T) {
+	s := newShop(t, 8000, byURL)
+	for _, length := range []int64{-1, 1000} {
+		s.length = length
+		s.get("http://a/longest", strings.Repeat("x", 1000))
+		require.Len(t, s.known("http://a/longest"), 1000)
+	}
+	for _, fields := range [][]string{{strings.Repeat("A", 8000), ""}, {"A", strings.Repeat("a", 8000)}} {
+		s := newShop(t, 8000, byURL)
+		s.fields = fields
+		s.get("http://a/x", "x")
+		s.fields = nil
+		require.Eventually(t, func() bool { return s.known("http://a/x") == "" }, time.Minute, 10*time.Millisecond)
 	}
 }
 

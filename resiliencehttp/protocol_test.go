@@ -327,6 +327,64 @@ func TestRequestThatCannotBeSentIsNotSeenByThePolicies(t *testing.T) {
 	}
 }
 
+func TestCharactersThatCannotBeSent(t *testing.T) {
+	transport := &resiliencehttp.Transport{Base: roundTripper(func(r *http.Request) (*http.Response, error) { return response(200, http.NoBody), nil }),
+		Middleware: retries(2).Wrap}
+	const token = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" // RFC 9110, section 5.6.2
+	for c := range 256 {
+		inToken, inValue := strings.IndexByte(token, byte(c)) >= 0, c >= ' ' && c != 0x7f || c == '\t'
+		char := string([]byte{byte(c)})
+		for name, sends := range map[string]struct {
+			prepare func(*http.Request)
+			want    bool
+		}{
+			"method": {func(r *http.Request) { r.Method = "M" + char }, inToken},
+			"field":  {func(r *http.Request) { r.Header["F"+char] = []string{""} }, inToken},
+			"value":  {func(r *http.Request) { r.Header["F"] = []string{"v" + char} }, inValue},
+			"host":   {func(r *http.Request) { r.Host = "h" + char }, inValue && c != '\t'},
+		} {
+			for _, scheme := range []string{"http", "https"} {
+				req, err := http.NewRequest("GET", scheme+"://example.com", nil)
+				require.NoError(t, err)
+				sends.prepare(req)
+				_, err = transport.RoundTrip(req)
+				require.Equal(t, sends.want, err == nil, "%s with %q: %v", name, char, err)
+			}
+		}
+	}
+}
+
+func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		method string
+		again  bool
+	}{
+		"a proxy that does not answer a POST": {err: &net.OpError{Op: "proxyconnect", Err: errors.New("refused")}, method: "POST", again: true},
+		"a dial of a POST":                    {err: &net.OpError{Op: "dial", Err: errors.New("refused")}, method: "POST", again: true},
+		"a read of a POST":                    {err: &net.OpError{Op: "read", Err: errors.New("reset")}, method: "POST"},
+		"verification":                        {err: &tls.CertificateVerificationError{Err: errors.New("no")}, method: "GET"},
+		"authority":                           {err: x509.UnknownAuthorityError{}, method: "GET"},
+		"host":                                {err: x509.HostnameError{Certificate: new(x509.Certificate)}, method: "GET"},
+		"certificate":                         {err: x509.CertificateInvalidError{Cert: new(x509.Certificate)}, method: "GET"},
+		"roots":                               {err: x509.SystemRootsError{}, method: "GET"},
+		"no TLS":                              {err: tls.RecordHeaderError{}, method: "GET"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sent := 0
+			transport := &resiliencehttp.Transport{Middleware: retries(2).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				sent++
+				return nil, c.err
+			})}
+			req, err := http.NewRequest(c.method, "https://example.com", nil)
+			require.NoError(t, err)
+			_, err = transport.RoundTrip(req)
+			require.ErrorIs(t, err, c.err)
+			require.Equal(t, c.again, sent == 2)
+		})
+	}
+}
+
 func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
 	var seen watch
 	client := &http.Client{Transport: &resiliencehttp.Transport{Base: &http.Transport{}, Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}
