@@ -43,6 +43,7 @@ type throttlePlan struct {
 	Burst, Instances    int
 	Timeout, RetryEvery time.Duration
 	Pause               time.Duration // of a client, at most
+	Turn                time.Duration // the processes call in turns of so long; 0: all at a time
 	Restarts            bool
 	OnOutage            throttle.OutagePolicy
 }
@@ -53,10 +54,14 @@ func throttleBegin(r *run) {
 		Rate: []float64{5, 50, 200}[rng.IntN(3)], Burst: []int{1, 5, 20}[rng.IntN(3)], Instances: 2 + rng.IntN(4),
 		Timeout: 100 * time.Millisecond, RetryEvery: 50 * time.Millisecond,
 		Pause: time.Duration([]int{10, 50, 200}[rng.IntN(3)]) * time.Millisecond, Restarts: rng.IntN(3) == 0,
-		OnOutage: []throttle.OutagePolicy{throttle.RefuseAll, throttle.RefuseAll, throttle.LimitLocally, throttle.LimitLocally, throttle.AdmitAll}[rng.IntN(5)],
+		// They take turns, so that few histories have all of them.
+		OnOutage: []throttle.OutagePolicy{throttle.RefuseAll, throttle.LimitLocally, throttle.RefuseAll, throttle.LimitLocally, throttle.AdmitAll}[r.seed%5],
 	}
 	if p.OnOutage == throttle.LimitLocally { // so that what is forgotten is more than what an instance gets that is cut off
 		p.Rate, p.Burst, p.Pause, p.Restarts = min(p.Rate, 50), max(p.Burst, 5), min(p.Pause, 50*time.Millisecond), false
+	}
+	if p.OnOutage == throttle.LimitLocally && r.seed%5 == 1 { // so that the instance that calls has its part, and the others use none of theirs
+		p.Rate, p.Burst, p.Pause, p.Turn = 50, 20, 200*time.Millisecond, 500*time.Millisecond
 	}
 	if p.OnOutage == throttle.AdmitAll { // so that a debt lasts
 		p.Rate, p.Burst, p.Pause = 5, max(p.Burst, 5), min(p.Pause, 50*time.Millisecond)
@@ -100,6 +105,7 @@ const redisRestarted, redisStopped = "Redis restarted", "Redis stopped"
 type throttleOp struct {
 	Admitted, Refused bool
 	Outage            bool // refused because of one
+	Unasked           bool // admitted by a process that admits all in an outage, for certain
 	Alone             bool // no decision, but a time in which the process decides alone
 }
 
@@ -134,10 +140,14 @@ func throttleWorker(ctx context.Context, w *worker) {
 		rng := w.rand(i)
 		all.Go(func() {
 			for pause(ctx, between(rng, 0, plan.Pause)) {
+				if plan.Turn > 0 && present.Load() == nil && int(now()/int64(plan.Turn))%plan.Instances != w.Place {
+					continue
+				}
 				log.do(i, throttleOp{}, func(op *throttleOp, _ func()) {
-					_, err := shared.Admit(ctx, "")
+					d, err := shared.Admit(ctx, "")
 					var limited *throttle.LimitedError
 					op.Admitted = err == nil
+					op.Unasked = err == nil && plan.OnOutage == throttle.AdmitAll && d.ResetAfter == 0 // Redis knows when the token is there again
 					if errors.As(err, &limited) {
 						op.Refused, op.Outage = limited.Reason == throttle.OverLimit, limited.Reason == throttle.Outage
 					}
@@ -235,7 +245,7 @@ type id struct{ process, id int }
 // decidedAlone reports whether a call may have been decided without Redis, and until when that
 // may be so of calls beside it.
 func (p throttlePlan) decidedAlone(e entry[throttleOp], outages []entry[throttleOp]) (until int64, alone bool) {
-	until, alone = e.Return, e.Return == 0 || e.Return-e.Call >= int64(p.Timeout*9/10)
+	until, alone = e.Return, e.Op.Unasked || e.Return == 0 || e.Return-e.Call >= int64(p.Timeout*9/10)
 	for _, o := range outages {
 		if o.Process == e.Process && e.Call <= o.Return && e.Return >= o.Call-int64(p.Timeout) {
 			until, alone = max(until, o.Return), true
