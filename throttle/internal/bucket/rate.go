@@ -83,7 +83,7 @@ func fraction(f float64) (num, den uint64) {
 
 // quotient returns the float64 that is nearest to num / den.
 func quotient(num, den uint64) float64 {
-	if den < 1<<53 && num < 1<<53 {
+	if den < 1<<53 { // num is below: no convergent of a float64 has more than its significand
 		return float64(num) / float64(den)
 	}
 	q := new(big.Rat).SetFrac(new(big.Int).SetUint64(num), new(big.Int).SetUint64(den))

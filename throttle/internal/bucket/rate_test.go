@@ -67,11 +67,15 @@ func TestARateIsTheFractionThatItWasComputedFrom(t *testing.T) {
 }
 
 func TestRatesThatAreNone(t *testing.T) {
-	for _, perSecond := range []float64{0, -1, math.NaN(), math.Inf(1), 1.1e12, 1e-10, math.SmallestNonzeroFloat64} {
+	for _, perSecond := range []float64{0, -1, math.NaN(), math.Inf(1), 1.1e12, 1e-10, 1e9 / float64(bucket.Longest), math.SmallestNonzeroFloat64} {
 		_, ok := bucket.NewRate(perSecond)
 		require.False(t, ok, perSecond)
 	}
 	require.Equal(t, bucket.Time{NS: bucket.Longest}, of(t, 1e-9).Of(math.MaxInt))
+	require.Equal(t, bucket.Time{NS: bucket.Longest}, of(t, 1e9/2.1).Of(math.MaxInt), "more nanoseconds than a word has")
+	for _, ns := range []int64{12e15, bucket.Longest} {
+		require.Equal(t, math.MaxInt, of(t, bucket.MaxRate).Tokens(bucket.Time{NS: ns}))
+	}
 	r := bucket.Unlimited
 	require.True(t, r.IsUnlimited())
 	require.Zero(t, r.Of(math.MaxInt))
@@ -99,6 +103,8 @@ func TestDecisions(t *testing.T) {
 		{"as many tokens within a nanosecond", of(t, 1e12).Follow(at(5*second/2), now, of(t, 1)), bucket.Time{NS: now, Part: 2.5e9}},
 		{"a full burst stays one", of(t, 5).Follow(at(-5*tenth), now, r), at(-5 * tenth)},
 		{"no debt is longer than the longest", of(t, 1e-9).Follow(at(3600*second), now, of(t, 1e9)), at(bucket.Longest)},
+		{"what was owed before, after a pause", r.Owed(at(-3600*second), now, 2*second, of(t, 1), r.Of(10)), at(2 * tenth)},
+		{"as many tokens as there ever are", of(t, 1e-9).Follow(at(bucket.Longest), now, of(t, bucket.MaxRate)), at(bucket.Longest)},
 		{"what was owed before", r.Owed(at(0), now, 2*second, of(t, 1), r.Of(10)), at(2 * tenth)},
 		{"on top of what is owed", r.Owed(at(5*tenth), now, 2*second, of(t, 1), r.Of(10)), at(7 * tenth)},
 		{"as far as there is a burst", r.Owed(at(5*tenth), now, 20*second, of(t, 1), r.Of(10)), at(10 * tenth)},
@@ -109,6 +115,12 @@ func TestDecisions(t *testing.T) {
 	require.False(t, at(0).After(now))
 	require.True(t, bucket.Time{NS: now, Part: 1}.After(now))
 	require.EqualValues(t, now+1, bucket.Time{NS: now, Part: 1}.Up())
+	times := []bucket.Time{{NS: 1}, {NS: 1, Part: 5}, {NS: 1, Part: 6}, {NS: 2}, {NS: 2, Part: 5}} // in their order
+	for i, a := range times {
+		for j, b := range times {
+			require.Equal(t, i >= j, a.Reaches(b), "%v, %v", a, b)
+		}
+	}
 }
 
 // playRate compares the times of tokens with arithmetic that has no bounds.
