@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/reply"
 	"github.com/go-resilience/resilience/lease"
 )
 
@@ -96,7 +97,7 @@ func (s *store) Renew(ctx context.Context, name, token string, ttl time.Duration
 	if err != nil {
 		return err
 	}
-	renewed, ok := integer(value)
+	renewed, ok := reply.Int(value)
 	if !ok {
 		return fmt.Errorf("redislease: renew: the script's answer is %T %v: must be an integer", value, value)
 	}
@@ -162,7 +163,7 @@ func (s *store) record(ctx context.Context, op, name, token string, args ...any)
 	}
 	var n [5]int64
 	for i, v := range fields[2:] {
-		if n[i], ok = integer(v); !ok {
+		if n[i], ok = reply.Int(v); !ok {
 			return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer has %T %v: must be an integer", op, v, v)
 		}
 	}
@@ -188,21 +189,4 @@ func text(v any) (string, bool) {
 		return string(v), true
 	}
 	return "", false
-}
-
-// integer reads an integer of Redis, as clients return it.
-func integer(v any) (int64, bool) {
-	switch v := v.(type) {
-	case int64:
-		return v, true
-	case int:
-		return int64(v), true
-	case string:
-		n, err := strconv.ParseInt(v, 10, 64)
-		return n, err == nil
-	case []byte:
-		n, err := strconv.ParseInt(string(v), 10, 64)
-		return n, err == nil
-	}
-	return 0, false
 }

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/reply"
 )
 
 //go:embed shared.lua
@@ -121,7 +122,7 @@ func (t *Terms) integers(value any) ([]int64, error) {
 	fields, _ := value.([]any)
 	first := int64(0)
 	if len(fields) > 0 {
-		first, _ = integer(fields[0])
+		first, _ = reply.Int(fields[0])
 	}
 	if elsewhere := len(fields) == 2 && first == -1 && len(t.Quotas) > 0; !elsewhere && len(fields) != 3+3*len(t.Quotas) {
 		return nil, fmt.Errorf("throttle: %s: the script's answer is %T %v: must be %d integers", t.Name, value, value, 3+3*len(t.Quotas))
@@ -129,7 +130,7 @@ func (t *Terms) integers(value any) ([]int64, error) {
 	n := make([]int64, len(fields))
 	for i, field := range fields {
 		var ok bool
-		if n[i], ok = integer(field); !ok || n[i] < 0 && !(len(n) == 2 && i == 0) || n[i] > math.MaxInt64/1000 {
+		if n[i], ok = reply.Int(field); !ok || n[i] < 0 && !(len(n) == 2 && i == 0) || n[i] > math.MaxInt64/1000 {
 			return nil, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", t.Name, field, field)
 		}
 	}
@@ -150,21 +151,4 @@ func (t *Terms) read(n []int64, asked int) (Answer, error) {
 		a.Windows = append(a.Windows, Window{w[0], us(w[1]), us(w[2])})
 	}
 	return a, nil
-}
-
-// integer returns an integer of Redis in any of the types that clients give it.
-func integer(v any) (int64, bool) {
-	switch v := v.(type) {
-	case int64:
-		return v, true
-	case int:
-		return int64(v), true
-	case string:
-		n, err := strconv.ParseInt(v, 10, 64)
-		return n, err == nil
-	case []byte:
-		n, err := strconv.ParseInt(string(v), 10, 64)
-		return n, err == nil
-	}
-	return 0, false
 }

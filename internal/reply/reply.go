@@ -1,0 +1,21 @@
+// Package reply reads what a client of Redis returns for a script.
+package reply
+
+import "strconv"
+
+// Int returns an integer, which a client returns as a number or as a text.
+func Int(v any) (int64, bool) {
+	switch v := v.(type) {
+	case int64:
+		return v, true
+	case int:
+		return int64(v), true
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		return n, err == nil
+	case []byte:
+		n, err := strconv.ParseInt(string(v), 10, 64)
+		return n, err == nil
+	}
+	return 0, false
+}
