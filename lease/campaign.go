@@ -37,7 +37,7 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 		return Term{}, fmt.Errorf("lease: %s: %w", cfg.Name, err)
 	case rec.Token == token && h == nil: // the answer came when its term had to be over
 		c.withdraw(ctx, cfg, token)
-		return Term{}, &LostError{Name: cfg.Name, Epoch: rec.Epoch, Reason: NotRenewed}
+		return Term{}, &LostError{Name: cfg.Name, Epoch: rec.Epoch, reason: notRenewed}
 	case h == nil:
 		c.count.refused.Add(1)
 		if rec.Held() {

@@ -20,30 +20,28 @@ var (
 	ErrNoFence = errors.New("lease: the store has no transactions to fence")
 )
 
-// A Reason says why a term is over.
-type Reason string
+// A reason says why a term is over.
+type reason string
 
 const (
-	// NotRenewed means that no renewal has succeeded in time.
-	NotRenewed Reason = "not renewed in time"
-	// Ended means that the store has ended the term: another one has begun, or the
-	// store has lost it.
-	Ended Reason = "ended by the store"
-	// Resigned means that Resign was called, or that Run has given the lease up.
-	Resigned Reason = "resigned"
+	notRenewed reason = "not renewed in time"
+	endedThere reason = "ended by the store" // another term has begun, or the store has lost it
+	resigned   reason = "resigned"
 )
 
-// A LostError says which term is over and why. It matches [ErrLost].
+// A LostError says which term is over and why: no renewal has succeeded in time, the store
+// has ended it, or it was given up. It matches [ErrLost].
 type LostError struct {
-	Name   string
-	Epoch  int64
-	Reason Reason
-	Err    error // why the last renewal has failed; nil if it has not
+	Name  string
+	Epoch int64
+	Err   error // why the last renewal has failed; nil if it has not
+
+	reason reason
 }
 
 // Error says which term is over and why.
 func (e *LostError) Error() string {
-	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.Reason)
+	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.reason)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}

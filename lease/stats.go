@@ -19,14 +19,13 @@ type Stats struct {
 	WaitTime time.Duration // sum over all waits of Run and Campaign that have ended
 	LeadTime time.Duration // sum over all terms that have ended
 
-	Queued  int   // calls of Run and Campaign that wait
-	Leading int   // terms that hold
-	Epoch   int64 // of the latest term; 0: none yet
+	Queued  int // calls of Run and Campaign that wait
+	Leading int // terms that hold
 }
 
 type counters struct {
 	elected, lost, resigned, refused, asked, renewed, storeErrors atomic.Int64
-	waitTime, leadTime, queued, leading, epoch                    atomic.Int64
+	waitTime, leadTime, queued, leading                           atomic.Int64
 }
 
 // Stats returns a snapshot.
@@ -37,6 +36,6 @@ func (c *Candidate) Stats() Stats {
 		Asked: n.asked.Load(), Renewed: n.renewed.Load(), StoreErrors: n.storeErrors.Load(),
 		HookPanics: c.panics.Count(),
 		WaitTime:   time.Duration(n.waitTime.Load()), LeadTime: time.Duration(n.leadTime.Load()),
-		Queued: int(n.queued.Load()), Leading: int(n.leading.Load()), Epoch: n.epoch.Load(),
+		Queued: int(n.queued.Load()), Leading: int(n.leading.Load()),
 	}
 }

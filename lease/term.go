@@ -13,9 +13,6 @@ import (
 // lost or given up. It is safe for concurrent use. Copies are the same Term.
 type Term struct{ h *holding }
 
-// Name returns the name of the lease.
-func (t Term) Name() string { return t.h.cfg.Name }
-
 // Holder returns [Config.Holder], as others see it.
 func (t Term) Holder() string { return t.h.cfg.Holder }
 
@@ -58,12 +55,12 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if !ok {
 		return ErrNoFence
 	}
-	err := f.Fence(ctx, tx, t.Name(), t.Epoch())
+	err := f.Fence(ctx, tx, t.h.cfg.Name, t.Epoch())
 	if errors.Is(err, ErrLost) {
-		return t.h.end(Ended)
+		return t.h.end(endedThere)
 	}
 	if err != nil {
-		return fmt.Errorf("lease: %s: fence: %w", t.Name(), err)
+		return fmt.Errorf("lease: %s: fence: %w", t.h.cfg.Name, err)
 	}
 	return nil
 }
@@ -79,7 +76,7 @@ func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
 // lost reports whether the term is over although nobody has given it up.
 func (t Term) lost() bool {
 	err := t.h.over()
-	return err != nil && err.Reason != Resigned
+	return err != nil && err.reason != resigned
 }
 
 // A holding is a term that a candidate keeps.
@@ -115,7 +112,6 @@ func (h *holding) begin(base context.Context, waited time.Duration) {
 	h.done = make(chan struct{})
 	h.c.count.elected.Add(1)
 	h.c.count.leading.Add(1)
-	h.c.count.epoch.Store(h.epoch)
 	h.mu.Lock()
 	h.alarm = time.AfterFunc(time.Until(h.until), h.ring)
 	h.mu.Unlock()
@@ -139,20 +135,20 @@ func (h *holding) over() *LostError {
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
 	if late {
-		return h.end(NotRenewed)
+		return h.end(notRenewed)
 	}
 	return why
 }
 
 // end ends the term, if it is not over yet, and returns why it is.
-func (h *holding) end(reason Reason) *LostError {
+func (h *holding) end(because reason) *LostError {
 	h.mu.Lock()
 	if h.why != nil {
 		defer h.mu.Unlock()
 		return h.why
 	}
-	why := &LostError{Name: h.cfg.Name, Epoch: h.epoch, Reason: reason}
-	if reason == NotRenewed {
+	why := &LostError{Name: h.cfg.Name, Epoch: h.epoch, reason: because}
+	if because == notRenewed {
 		why.Err = h.failed
 	}
 	h.why = why
@@ -162,7 +158,7 @@ func (h *holding) end(reason Reason) *LostError {
 	h.stop()
 	h.c.count.leading.Add(-1)
 	h.c.count.leadTime.Add(int64(time.Since(h.began)))
-	if reason == Resigned {
+	if because == resigned {
 		h.c.count.resigned.Add(1)
 		return why
 	}
@@ -194,7 +190,7 @@ func (h *holding) renew() {
 			timeout = h.cfg.TTL / 8
 			t.Reset(time.Until(sent.Add(h.cfg.TTL / 3)))
 		case errors.Is(err, ErrLost):
-			h.end(Ended)
+			h.end(endedThere)
 			return
 		case h.renewals.Err() != nil:
 			return
@@ -218,7 +214,7 @@ func (h *holding) extend(sent time.Time) {
 }
 
 func (h *holding) resign(ctx context.Context) error {
-	given := h.over() == nil && h.end(Resigned).Reason == Resigned // not lost at the same time
+	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
 	err := h.c.store.Release(ctx, h.cfg.Name, h.token)
 	if err != nil {
 		err = fmt.Errorf("lease: %s: resign: %w", h.cfg.Name, err)
