@@ -138,8 +138,7 @@ func (l *listing) compare(a, b position) int {
 // filters reports whether the filter has conditions that no index has.
 func (l *listing) filters() bool {
 	f := &l.f
-	created := !f.CreatedFrom.IsZero() || !f.CreatedBefore.IsZero()
-	return f.Text != "" || f.Failing || f.Unreported || !f.UpdatedFrom.IsZero() || !f.UpdatedBefore.IsZero() || created && !l.byTime()
+	return f.Text != "" || f.Failing || f.Unreported || !f.CreatedBefore.IsZero() && !l.byTime()
 }
 
 func (l *listing) arms(ctx context.Context) ([]arm, error) {
@@ -293,8 +292,8 @@ func (l *listing) in(q *query, a arm) {
 			q.and("id "+end.id+" ", end.position.id)
 		}
 	}
-	if l.byTime() {
-		q.within("created_at", l.f.CreatedFrom, l.f.CreatedBefore)
+	if before := l.f.CreatedBefore; l.byTime() && !before.IsZero() {
+		q.and("created_at < ", q.d.time(before))
 	}
 }
 
@@ -314,10 +313,9 @@ func (l *listing) filter(q *query) {
 	if f.Unreported {
 		q.text.WriteString(" AND NOT reported")
 	}
-	if !l.byTime() {
-		q.within("created_at", f.CreatedFrom, f.CreatedBefore)
+	if !l.byTime() && !f.CreatedBefore.IsZero() {
+		q.and("created_at < ", q.d.time(f.CreatedBefore))
 	}
-	q.within("updated_at", f.UpdatedFrom, f.UpdatedBefore)
 }
 
 // A query is a statement under construction.
@@ -334,13 +332,4 @@ func (q *query) bind(v any) string {
 
 func (q *query) and(condition string, v any) {
 	q.text.WriteString(" AND " + condition + q.bind(v))
-}
-
-func (q *query) within(column string, from, before time.Time) {
-	if !from.IsZero() {
-		q.and(column+" >= ", q.d.time(from))
-	}
-	if !before.IsZero() {
-		q.and(column+" < ", q.d.time(before))
-	}
 }

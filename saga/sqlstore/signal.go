@@ -92,13 +92,10 @@ func (s *Store) signal(ctx context.Context, q querier, req store.SignalRequest) 
 
 // Signals implements [store.Store].
 func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
-	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name, payload, at FROM {p}saga_signal WHERE saga_id = "+
+	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name, payload FROM {p}saga_signal WHERE saga_id = "+
 		s.d.bind(1)+" ORDER BY name"), id)
 	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
-		var at moment
-		err = rows.Scan(&sig.Name, &sig.Payload, &at)
-		sig.At = at.Time
-		return sig, err
+		return sig, rows.Scan(&sig.Name, &sig.Payload)
 	})
 	return list, wrap("signals", err)
 }

@@ -14,12 +14,8 @@ type Filter struct {
 	// from whom errors are hidden.
 	TextInID bool
 
-	// The times at which the saga was started and last written: not before From, and
-	// before Before. They are of the store's clock. The zero time means no bound.
-	CreatedFrom, CreatedBefore time.Time
-	UpdatedFrom, UpdatedBefore time.Time
-
-	Unreported bool // only sagas that are not Reported
+	CreatedBefore time.Time // only sagas that were started before, by the store's clock; zero means no bound
+	Unreported    bool      // only sagas that are not Reported
 
 	Order Order  // zero means ByID
 	After string // the Next of the page before; "" means the first page

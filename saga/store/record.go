@@ -151,7 +151,6 @@ type SignalRequest struct {
 type Signal struct {
 	Name    string
 	Payload []byte
-	At      time.Time // when it was kept, by the store's clock
 }
 
 // An Entry is one entry in the log of a saga.

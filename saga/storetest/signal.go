@@ -32,7 +32,6 @@ func (s *suite) signals(id string) []string {
 	s.NoError(err)
 	var texts []string
 	for _, sig := range list {
-		s.around(sig.At, s.load(id), 0)
 		texts = append(texts, sig.Name+" "+string(sig.Payload))
 	}
 	return texts

@@ -250,15 +250,12 @@ func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, strin
 
 // admits reports whether a record meets the conditions of the filter.
 func admits(f *store.Filter, r *store.Record) bool {
-	within := func(at, from, before time.Time) bool {
-		return !at.Before(from) && (before.IsZero() || at.Before(before))
-	}
 	live := r.Status == store.Running || r.Status == store.Compensating
 	return (f.Saga == "" || r.Saga == f.Saga) &&
 		(len(f.Status) == 0 || slices.Contains(f.Status, r.Status)) &&
 		(strings.Contains(r.ID, f.Text) || !f.TextInID && strings.Contains(r.LastError, f.Text)) &&
 		(!f.Failing || live && r.Failures > 0) &&
-		within(r.CreatedAt, f.CreatedFrom, f.CreatedBefore) && within(r.UpdatedAt, f.UpdatedFrom, f.UpdatedBefore) &&
+		(f.CreatedBefore.IsZero() || r.CreatedAt.Before(f.CreatedBefore)) &&
 		!(f.Unreported && r.Reported)
 }
 
@@ -479,7 +476,7 @@ func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Reco
 			return rec, err
 		}
 	}
-	s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload), At: time.Now()})
+	s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload)})
 	return rec, nil
 }
 
