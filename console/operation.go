@@ -41,8 +41,8 @@ const (
 	Expire        Action = "expire"         // makes Key stale
 	InvalidateAll Action = "invalidate-all" // drops all keys
 
-	// Of a saga, or of all that a Filter admits, by Cancel, Retry, SkipStep, Compensate or
-	// Abandon of saga.Runner. Each needs a Note, which the saga's log keeps.
+	// Of a saga, or of all that a Filter admits, by Operate of saga.Runner: the
+	// actions of package saga. Each needs a Note, which the saga's log keeps.
 	Cancel     Action = "cancel"
 	Retry      Action = "retry"
 	Skip       Action = "skip" // Step, or the step that keeps a stuck saga from going on
@@ -428,12 +428,12 @@ func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, 
 func found(ctx context.Context, runner *saga.Runner, f saga.Filter) (n int, all bool, err error) {
 	f.Limit = 1000
 	for began := time.Now(); ; {
-		page, err := runner.List(ctx, f)
+		page, next, err := runner.List(ctx, f)
 		if err != nil {
 			return n, false, err
 		}
-		n += len(page.Sagas)
-		if f.After = page.Next; page.Next == "" {
+		n += len(page)
+		if f.After = next; next == "" {
 			return n, true, nil
 		}
 		if n >= store.CountLimit || time.Since(began) > 2*time.Second {

@@ -340,7 +340,7 @@ func (c *Console) search(ctx context.Context, runner *saga.Runner, f saga.Filter
 	views, next = []sagaView{}, cmp.Or(f.After, fromStart)
 	for len(views) < sagasShown {
 		f.Limit = sagasShown - len(views)
-		page, err := runner.List(within, f)
+		page, after, err := runner.List(within, f)
 		if within.Err() != nil && ctx.Err() == nil {
 			p.Partial = true
 			return views, next, nil
@@ -348,10 +348,10 @@ func (c *Console) search(ctx context.Context, runner *saga.Runner, f saga.Filter
 		if err != nil {
 			return nil, "", err
 		}
-		for _, in := range page.Sagas {
+		for _, in := range page {
 			views = append(views, c.sagaView(in))
 		}
-		if f.After, next = page.Next, page.Next; next == "" {
+		if f.After, next = after, after; next == "" {
 			break
 		}
 	}

@@ -574,7 +574,7 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 	}
 }
 
-// TestAStepThatTookNoEffectCanBeSkipped, as Runner.SkipStep can skip it.
+// TestAStepThatTookNoEffectCanBeSkipped, as Runner.Operate can skip it.
 func TestAStepThatTookNoEffectCanBeSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})
@@ -583,7 +583,7 @@ func TestAStepThatTookNoEffectCanBeSkipped(t *testing.T) {
 		for step, can := range map[string]bool{"charge": true, "invoice": true, "reserve": true, "pack": false, "ship": false} {
 			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>") || strings.Contains(body, "<option selected>"+step+"</option>"), step)
 		}
-		require.NoError(t, d.runner.SkipStep(t.Context(), "stuck-1", "charge", "by hand"))
+		require.NoError(t, d.runner.Operate(t.Context(), "stuck-1", saga.Operation{Action: saga.ActionSkip, Step: "charge", Note: "by hand"}))
 	})
 }
 

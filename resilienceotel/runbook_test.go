@@ -235,15 +235,15 @@ func TestRunbookStalledSaga(t *testing.T) {
 		require.Equal(t, saga.Running, status("waits"))
 		time.Sleep(10 * time.Minute)
 		require.Contains(t, figuresOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the time")
-		require.NoError(t, runner.SkipStep(t.Context(), "by-hand", "ship", "shipped by hand"))
+		require.NoError(t, runner.Operate(t.Context(), "by-hand", saga.Operation{Action: saga.ActionSkip, Step: "ship", Note: "shipped by hand"}))
 		closed = false
-		require.NoError(t, runner.Retry(t.Context(), "retried", "the warehouse is open"))
+		require.NoError(t, runner.Operate(t.Context(), "retried", saga.Operation{Action: saga.ActionRetry, Note: "the warehouse is open"}))
 		time.Sleep(time.Second)
 		require.Equal(t, saga.Completed, status("by-hand"))
 		require.Equal(t, saga.Completed, status("retried"))
 		time.Sleep(time.Minute)
 		require.Equal(t, saga.Completed, status("waits"), "the next attempt goes through")
-		require.ErrorIs(t, runner.Compensate(t.Context(), "waits", ""), saga.ErrNotAllowed)
+		require.ErrorIs(t, runner.Operate(t.Context(), "waits", saga.Operation{Action: saga.ActionCompensate}), saga.ErrNotAllowed)
 	})
 }
 

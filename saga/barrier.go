@@ -54,7 +54,7 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 //     error, and the same Do returns it, as a Void, whenever it arrives again.
 //   - An Undo whose Do has never arrived, or was refused, does not call fn, since there is
 //     nothing to undo. It leaves a row and returns nil.
-//   - A Do that arrives after such an Undo returns [ErrUndone], as a Void.
+//   - A Do that arrives after such an Undo returns a Void.
 //
 // If fn returns an error, its changes are rolled back. Unless it is a Void of a Do, Apply
 // returns it as it is, and the command can be applied later. An error of the commit leaves

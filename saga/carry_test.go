@@ -62,7 +62,7 @@ func TestASagaCarriesTheContextOfItsStart(t *testing.T) {
 		stop()
 		wait = false
 		r, _ = begin[trip](t, store, cfg, sg)
-		require.NoError(t, r.Retry(t.Context(), "trip-1", "now"), "an operator's write keeps it")
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "now"}), "an operator's write keeps it")
 		for id, want := range map[string]string{"trip-1": "trace 1", "trip-2": "trace 2"} {
 			s, err := result[trip](t.Context(), r, id)
 			require.ErrorIs(t, err, saga.ErrCompensated)

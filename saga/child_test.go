@@ -106,8 +106,8 @@ func TestChildren(t *testing.T) {
 					require.Equal(t, "order-1", in.Parent)
 					require.Equal(t, saga.Completed, in.Status)
 				}
-				require.EqualValues(t, n+1, r.Stats().Started)
-				require.EqualValues(t, n+1, r.Stats().Completed)
+				require.EqualValues(t, n+1, total(r).Started)
+				require.EqualValues(t, n+1, total(r).Completed)
 			})
 		}
 	}
@@ -197,17 +197,17 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 			require.ErrorContains(t, err, "full")
 		}
 		stuck()
-		require.NoError(t, r.Abandon(t.Context(), "order-1/parcels/2", "lost"))
-		require.NoError(t, r.Retry(t.Context(), "order-1", ""))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/2", saga.Operation{Action: saga.ActionAbandon, Note: "lost"}))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
 		stuck()
-		require.NoError(t, r.Retry(t.Context(), "order-1", "now it has room"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "now it has room"}))
 		s, err := result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do charge", "shiped 0", "shiped 1", "shiped 2", "do letter"}, s.Calls)
 		var all []string
-		page, err := r.List(t.Context(), saga.Filter{Text: "/", TextInID: true})
+		page, _, err := r.List(t.Context(), saga.Filter{Text: "/", TextInID: true})
 		require.NoError(t, err)
-		for _, in := range page.Sagas {
+		for _, in := range page {
 			all = append(all, strings.TrimPrefix(in.ID, "order-1/parcels/")+" "+string(in.Status))
 		}
 		require.Equal(t, []string{"0 completed", "1 compensated", "2 abandoned", "4 compensated", "5 completed", "7 completed"}, all)
@@ -258,7 +258,7 @@ func TestRetryStartsChildrenAgainOfARunnerThatWasCutOff(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.Positive(t, r.Stats().TakenOver)
-		require.NoError(t, r.Retry(t.Context(), "order-1", ""))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.NoError(t, err)
 	})
@@ -394,10 +394,10 @@ func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensating, in.Status)
 		clear(w.fail)
-		require.NoError(t, r.Retry(t.Context(), "order-1/parcels/0", "mended"))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.ErrorIs(t, r.Retry(t.Context(), "order-1/parcels/0", ""), saga.ErrNotAllowed)
+		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
 	})
 }
 
@@ -408,7 +408,7 @@ func TestAnAbandonedChildIsNotUndone(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Hour)
-		require.NoError(t, r.Abandon(t.Context(), "order-1/parcels/0", "by hand"))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
 		begun := time.Now()
 		s, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
@@ -687,10 +687,10 @@ func TestGrandchildren(t *testing.T) {
 			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 2}, level)
 			startOrder(t, r, level)
 			s, err := result[trip](t.Context(), r, "order-1")
-			page, lerr := r.List(t.Context(), saga.Filter{Limit: 1000})
+			page, _, lerr := r.List(t.Context(), saga.Filter{Limit: 1000})
 			require.NoError(t, lerr)
-			require.Len(t, page.Sagas, 31)
-			for _, in := range page.Sagas {
+			require.Len(t, page, 31)
+			for _, in := range page {
 				if back {
 					require.Equal(t, saga.Compensated, in.Status)
 				} else {
@@ -727,7 +727,7 @@ func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 		}
-		require.NoError(t, r.Compensate(t.Context(), "order-1/parcels/0", "not this one"))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionCompensate, Note: "not this one"}))
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		in, err := r.Get(t.Context(), "order-1/parcels/1")

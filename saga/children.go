@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/internal/participant"
 	"github.com/go-resilience/resilience/saga/store"
 )
 
@@ -101,7 +102,7 @@ func (e *execution) startChildren(ctx context.Context, p program, res *result) (
 			return 0, err
 		}
 		if isNoChild(&rec) {
-			return 0, Abort(ErrUndone) // nor is one that follows it
+			return 0, Abort(participant.ErrUndone) // nor is one that follows it
 		}
 	}
 	return len(reqs), nil

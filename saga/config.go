@@ -63,9 +63,10 @@ type RunnerConfig struct {
 	// warns of EventStuck, EventStalled and EventUnregistered and, once a second at most, of
 	// EventStoreFailed. [Runner.Observe] adds observers beside it.
 	OnEvent func(context.Context, Event)
-	// OnPanic is called with each panic of a hook or an observer, and its stack, and with an
-	// error for a runtime.Goexit. They run on goroutines of the runner, so none passes on.
-	// Stats.HookPanics counts them. Nil means that slog's default logger tells of them.
+	// OnPanic is called with each panic of a step, a hook or an observer, and its stack, and
+	// with an error for a runtime.Goexit of the last two. They run on goroutines of the
+	// runner, so none passes on. Stats.HookPanics counts those of hooks and observers. Nil
+	// means that slog's default logger tells of them.
 	OnPanic func(ctx context.Context, value any, stack []byte)
 
 	// StalledAfter is how long a saga may make no progress, while its attempts fail, are

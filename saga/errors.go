@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/internal/participant"
 	"github.com/go-resilience/resilience/saga/store"
 )
 
@@ -41,23 +40,18 @@ var (
 	ErrNotRegistered = errors.New("saga: definition not registered")
 	// ErrNotAllowed means that the saga's status does not allow the action.
 	ErrNotAllowed = errors.New("saga: not allowed")
-	// ErrNoTx means that DoTx, UndoTx or StartTx was used with a store that is no
-	// TxStore.
-	ErrNoTx = errors.New("saga: the store has no transactions")
+)
 
-	// ErrNoRunner is returned by Run for a saga with an Await or a Saga in its steps, which
-	// only a Runner can run.
-	ErrNoRunner = errors.New("saga: it needs a runner")
-
-	// ErrLost is the cause of an attempt's ctx that ends because the runner no longer
-	// holds the saga.
-	ErrLost = errors.New("saga: lease lost")
-	// ErrDraining is the cause of an attempt's ctx that ends because its runner was
-	// stopped and RunnerConfig.Drain has passed.
-	ErrDraining = errors.New("saga: runner stopped")
-
-	// ErrUndone is returned by Apply for a Do that arrives after its Undo.
-	ErrUndone = participant.ErrUndone
+var (
+	// errNoTx means that DoTx, UndoTx or a call with a transaction was used with a store that
+	// is no TxStore.
+	errNoTx = errors.New("saga: the store has no transactions")
+	// errLost is the cause of an attempt's ctx that ends because the runner no longer holds
+	// the saga.
+	errLost = errors.New("saga: lease lost")
+	// errDraining is the cause of an attempt's ctx that ends because its runner was stopped
+	// and RunnerConfig.Drain has passed.
+	errDraining = errors.New("saga: runner stopped")
 )
 
 // An Error is the error of a saga that did not complete. After Run it has the errors of
@@ -67,12 +61,11 @@ var (
 // It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
 // the errors of Failed.
 type Error struct {
-	Saga   string   // the definition's Name
-	ID     string   // the saga's id; "" from Run
-	Status Status   // Compensated, Stuck or Abandoned
-	Step   string   // the step at which the saga turned back or stopped; "" for none
-	Err    error    // the error of that step, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
-	Undone []string // the steps that were undone, in that order
+	Saga   string // the definition's Name
+	ID     string // the saga's id; "" from Run
+	Status Status // Compensated, Stuck or Abandoned
+	Step   string // the step at which the saga turned back or stopped; "" for none
+	Err    error  // the error of that step, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
 	Failed []Failure
 }
 
@@ -247,7 +240,7 @@ func effectOf(err error) machine.Effect {
 			return effectOf(e.err)
 		}
 		return e.says
-	case *doubtError, *Error, *PanicError:
+	case *doubtError, *Error, *panicError:
 		return machine.InDoubt // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
@@ -290,33 +283,33 @@ type turnedBack struct{ why error }
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A PanicError is the error of a panic in a Backoff or in RunnerConfig.Inject and, under a
-// [Runner], which has no caller to pass the panic on to, of a panic in a step or a Codec.
+// A panicError is the error of a panic in a Backoff or in RunnerConfig.Inject and, under a
+// Runner, which has no caller to pass the panic on to, of a panic in a step or a Codec.
 // Run passes the panics of steps on to its caller.
-type PanicError struct {
-	Value any
-	Stack []byte
+type panicError struct {
+	value any
+	stack []byte
 }
 
 // Refused reports false: the step may have done something before it panicked with an
 // error that says so.
-func (e *PanicError) Refused() bool { return false }
+func (e *panicError) Refused() bool { return false }
 
 // Answered reports false: the error that it panicked with is not a participant's answer
 // to the whole attempt.
-func (e *PanicError) Answered() bool { return false }
+func (e *panicError) Answered() bool { return false }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.Value) }
+func (e *panicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.value) }
 
-// caught turns a panic into a PanicError. It is deferred around the user's code.
+// caught turns a panic into a panicError. It is deferred around the user's code.
 func caught(err *error) {
 	if v := recover(); v != nil {
-		*err = &PanicError{v, debug.Stack()}
+		*err = &panicError{v, debug.Stack()}
 	}
 }
 
-// Unwrap returns Value, if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
+// Unwrap returns the value, if it is an error.
+func (e *panicError) Unwrap() error {
+	err, _ := e.value.(error)
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
@@ -137,7 +138,9 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	res.ctx = ctx
 	defer func() {
 		if v := recover(); v != nil {
-			res.err = &PanicError{v, debug.Stack()}
+			p := &panicError{v, debug.Stack()}
+			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, p.value, p.stack) // its attempt is counted
+			res.err = p
 		}
 		if res.err != nil && res.tx != nil {
 			if endedItself(ctx, res.tx.Rollback()) {
@@ -146,7 +149,7 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 			res.tx = nil
 		}
 		cause := context.Cause(ctx)
-		res.cut = errors.Is(cause, ErrDraining) || errors.Is(cause, ErrLost)
+		res.cut = errors.Is(cause, errDraining) || errors.Is(cause, errLost)
 		if res.tx == nil {
 			res.end()
 		}
@@ -280,7 +283,7 @@ func (e *execution) waiting(res *result) bool {
 
 // leave ends the attempts of a saga that is no longer held, and waits for them.
 func (e *execution) leave() {
-	e.stop(ErrLost)
+	e.stop(errLost)
 	for i := range e.running {
 		if e.running[i] == nil {
 			continue

@@ -243,7 +243,7 @@ func (c *clan) do(ctx context.Context, name string, readOnly, chain bool) (err e
 	}
 	switch {
 	case f.undone[k]:
-		return saga.NoEffect(certain{saga.ErrUndone})
+		return saga.NoEffect(certain{errors.New("undone")})
 	case trouble < 12:
 		return errDown
 	case trouble < 22:
@@ -423,19 +423,19 @@ func (f *family) run() {
 		}
 	}
 	f.errorf("it does not end")
-	page, _ := operator.runner.List(ctx, saga.Filter{})
-	for _, in := range page.Sagas {
+	page, _, _ := operator.runner.List(ctx, saga.Filter{})
+	for _, in := range page {
 		f.t.Logf("%s is %s: %s %+v", in.ID, in.Status, in.LastError, in.Steps)
 	}
 }
 
 // operate does something random to a random saga.
 func (f *family) operate(ctx context.Context, r *saga.Runner) {
-	page, err := r.List(ctx, saga.Filter{})
-	if err != nil || len(page.Sagas) == 0 {
+	page, _, err := r.List(ctx, saga.Filter{})
+	if err != nil || len(page) == 0 {
 		return
 	}
-	in := page.Sagas[f.n(len(page.Sagas))]
+	in := page[f.n(len(page))]
 	step := in.Steps[f.n(len(in.Steps))].Name
 	op := saga.Operation{Note: "by hand"}
 	switch k := f.n(100); {
@@ -499,12 +499,12 @@ func (f *family) apply(ctx context.Context, r *saga.Runner, in *saga.Instance, o
 
 // mend signals and mends all sagas, and reports whether some have not ended.
 func (f *family) mend(ctx context.Context, r *saga.Runner, round int) bool {
-	page, err := r.List(ctx, saga.Filter{})
+	page, _, err := r.List(ctx, saga.Filter{})
 	if err != nil {
 		f.errorf("list: %v", err)
 	}
 	left := false
-	for _, in := range page.Sagas {
+	for _, in := range page {
 		left = left || !in.Status.Ended()
 		for _, st := range in.Steps {
 			if in.Status == saga.Running || in.Status == saga.Stuck {
@@ -524,16 +524,16 @@ func (f *family) mend(ctx context.Context, r *saga.Runner, round int) bool {
 }
 
 func (f *family) check(ctx context.Context, r *saga.Runner) {
-	page, _ := r.List(ctx, saga.Filter{})
+	page, _, _ := r.List(ctx, saga.Filter{})
 	parent := saga.Status("")
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, in := range page.Sagas {
+	for _, in := range page {
 		if in.Parent == "" {
 			parent = in.Status
 		}
 	}
-	for _, in := range page.Sagas {
+	for _, in := range page {
 		f.seen[string(in.Status)]++
 		sg := &f.parent
 		if in.Parent != "" {

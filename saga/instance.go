@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/internal/participant"
 	"github.com/go-resilience/resilience/saga/internal/plan"
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -34,18 +33,17 @@ type Instance struct {
 	Takeovers       int // takeovers from crashed owners since a step last succeeded
 	LastError       string
 	CancelRequested bool
-	CancelNote      string
 
-	CreatedAt  time.Time
-	ProgressAt time.Time // when a step last changed its status, or the saga turned back
-	UpdatedAt  time.Time // of the latest Start, Commit or Cancel
-	Now        time.Time // the store's clock, as are all times of an Instance
+	CreatedAt time.Time
+	UpdatedAt time.Time // of the latest Start, Commit or Cancel
+	Now       time.Time // the store's clock, as are all times of an Instance
 
 	// Actions are allowed now. ActionRetry, ActionSkip and ActionCompensate also need a
 	// runner with which the definition is registered.
 	Actions []Action
 
-	answered bool // Cause is the text of an answer
+	answered   bool      // Cause is the text of an answer
+	progressed time.Time // when a step last changed its status, or the saga turned back
 }
 
 // A StepState is the progress of a step, or of one of its alternatives.
@@ -75,28 +73,41 @@ type StepState struct {
 // An Action is an operator's way to change the course of a saga.
 type Action string
 
-// The actions, each of which is a method of [Runner].
+// The actions of [Runner.Operate]. While a runner holds the saga, only ActionCancel and
+// ActionAbandon are allowed.
 const (
-	ActionCancel     Action = "cancel"     // Runner.Cancel
-	ActionRetry      Action = "retry"      // Runner.Retry
-	ActionSkip       Action = "skip"       // Runner.SkipStep
-	ActionCompensate Action = "compensate" // Runner.Compensate
-	ActionAbandon    Action = "abandon"    // Runner.Abandon
+	// ActionCancel is [Runner.Cancel].
+	ActionCancel Action = "cancel"
+
+	// ActionRetry lets a stuck saga continue in its direction: the steps that have failed get
+	// all their attempts again, except for BestEffort steps, without which the saga has gone
+	// on. A saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and
+	// Settle stay as they are. Of a step with children that has failed, those that were
+	// compensated or abandoned are started again, under new ids (see [ChildID]): mend first
+	// what they failed for.
+	ActionRetry Action = "retry"
+
+	// ActionSkip declares a step, or one of its alternatives, settled: an operator has done
+	// it, or undone it, or decided that there is no need to. A saga that goes forward
+	// continues after the step, and does not undo it if it turns back later. The step must be
+	// waiting or have been started, and be neither done nor undone, and a saga that goes
+	// forward must have no other alternative of it under way.
+	ActionSkip Action = "skip"
+
+	// ActionCompensate turns back a saga whose pivot is not done, such as a stuck one. A pivot
+	// in doubt that has no Undo counts as not done: the operator is assumed to know.
+	ActionCompensate Action = "compensate"
+
+	// ActionAbandon ends a saga as it is. Nothing more is done or undone. The definition need
+	// not be registered. If a runner holds the saga, the ctx of its attempts ends, at the
+	// latest at the next heartbeat, and their results are dropped. Consider an attempt that
+	// never returns: this is the way to give up its saga.
+	ActionAbandon Action = "abandon"
 )
 
-// Since returns for how long the saga has made no progress.
-func (in *Instance) Since() time.Duration { return in.Now.Sub(in.ProgressAt) }
-
-// CommandID returns the id of the command that asks the participant of a step to do or
-// undo it, or "" if there is no such step.
-func (in *Instance) CommandID(step string, op Op) string {
-	for _, u := range in.Steps {
-		if u.Name == step {
-			return participant.ID(in.ID, u.Step, u.Name, op)
-		}
-	}
-	return ""
-}
+// Since returns for how long the saga has made no progress: no step has changed its status,
+// and the saga has not turned back.
+func (in *Instance) Since() time.Duration { return in.Now.Sub(in.progressed) }
 
 // newInstance returns the Instance of a record. Without its definition (p is nil), the
 // alternatives of a step are taken for steps.
@@ -107,14 +118,14 @@ func newInstance(rec store.Record, p *plan.Plan) *Instance {
 		Back: pr.Back, Parent: rec.Parent, Step: pr.Step, Cause: pr.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
-		CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote,
-		CreatedAt: rec.CreatedAt, ProgressAt: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now, answered: pr.Answered,
+		CancelRequested: rec.CancelRequested,
+		CreatedAt:       rec.CreatedAt, progressed: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now, answered: pr.Answered,
 	}
 	if in.Status == Stuck && in.Cause == "" {
 		in.Cause = in.LastError // its record could not be read, and was left as it was
 	}
-	if in.ProgressAt.IsZero() {
-		in.ProgressAt = rec.CreatedAt
+	if in.progressed.IsZero() {
+		in.progressed = rec.CreatedAt
 	}
 	past := false
 	in.Steps = make([]StepState, 0, len(pr.Steps))
@@ -169,11 +180,6 @@ func (in *Instance) failure(log []store.Entry) *Error {
 	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedCause(in.Cause, in.answered)}
 	if in.Status == Abandoned && len(log) > 0 {
 		e.Err = machine.Reason(log[len(log)-1].Error)
-	}
-	for _, entry := range log {
-		if entry.Kind == EventUndone {
-			e.Undone = append(e.Undone, entry.Step)
-		}
 	}
 	for _, u := range in.Steps {
 		switch {

@@ -32,7 +32,7 @@ func TestACancellationDoesNotWaitForADelay(t *testing.T) {
 			} else {
 				cancel()
 			}
-			require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 			begin(t, store.Store, saga.RunnerConfig{}, sg)
 			time.Sleep(time.Minute)
 			in, err := r.Get(t.Context(), "trip-1")
@@ -77,7 +77,7 @@ func TestRetryLeavesABestEffortStepThatWasGivenUp(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		mended.Store(true)
-		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.EqualValues(t, 1, mails.Load())
@@ -95,8 +95,8 @@ func TestSkipOfAnAlternativeThatWasLeft(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
-		require.ErrorIs(t, r.SkipStep(t.Context(), "trip-1", "hotel", ""), saga.ErrNotAllowed)
-		require.NoError(t, r.SkipStep(t.Context(), "trip-1", "hostel", ""))
+		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hotel"}), saga.ErrNotAllowed)
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hostel"}))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 	})
@@ -146,7 +146,7 @@ func TestRetryDoesNotCutSettleShort(t *testing.T) {
 			mustStart(t, r, sg)
 			for range 4 {
 				time.Sleep(30 * time.Minute)
-				require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+				require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 			}
 			require.Zero(t, undone.Load())
 			_, err := result[trip](t.Context(), r, "trip-1")

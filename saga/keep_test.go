@@ -67,12 +67,12 @@ func TestADeletedSagaCanBeStartedAgain(t *testing.T) {
 			_, err := result[trip](t.Context(), r, "order-1")
 			require.NoError(t, err)
 			<-deleted
-			page, err := r.List(t.Context(), saga.Filter{})
+			page, _, err := r.List(t.Context(), saga.Filter{})
 			require.NoError(t, err)
-			require.Empty(t, page.Sagas)
+			require.Empty(t, page)
 		}
 		require.Len(t, w.did, 3*5)
-		require.EqualValues(t, 9, r.Stats().Started)
+		require.EqualValues(t, 9, total(r).Started)
 	})
 }
 

@@ -54,7 +54,7 @@ func (l *lease) lose() {
 	l.mu.Lock()
 	l.gone = true
 	l.mu.Unlock()
-	l.stop(ErrLost)
+	l.stop(errLost)
 	l.nudge()
 }
 

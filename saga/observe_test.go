@@ -162,7 +162,7 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		stuck := a.heard(saga.EventStuck)
 		require.Len(t, stuck, 1)
 		require.Equal(t, saga.Stuck, stuck[0].Status)
-		require.NoError(t, r.Abandon(t.Context(), "trip-1", "paid by hand"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "paid by hand"}))
 		ended := a.heard(saga.EventAbandoned)
 		require.Len(t, ended, 1)
 		require.Equal(t, saga.Abandoned, ended[0].Status)
@@ -244,7 +244,7 @@ func TestStatsCountByDefinition(t *testing.T) {
 			_, _ = sg.Result(t.Context(), r, fmt.Sprint("trip-", i))
 		}
 		synctest.Wait()
-		require.NoError(t, r.Abandon(t.Context(), "trip-3", ""))
+		require.NoError(t, r.Operate(t.Context(), "trip-3", saga.Operation{Action: saga.ActionAbandon}))
 		stats := r.Stats()
 		require.Equal(t, []saga.SagaStats{
 			{Saga: "mail", Started: 1, Stuck: 1, Abandoned: 1},
@@ -261,9 +261,6 @@ func TestStatsCountByDefinition(t *testing.T) {
 			{Saga: "trip", Step: "hotel", Op: saga.OpDo, NoEffect: 1},
 			{Saga: "trip", Step: "hotel", Op: saga.OpUndo},
 		}, stats.Steps)
-		require.EqualValues(t, 4, stats.Started)
-		require.EqualValues(t, 1, stats.Stuck)
-		require.EqualValues(t, 1, stats.Abandoned)
 	})
 }
 
@@ -302,7 +299,7 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 			_, err := sg.Result(t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeRefused: 7, saga.OutcomeDone: 1}, outcomes(r, &a))
-			require.EqualValues(t, 7, r.Stats().Refused)
+			require.EqualValues(t, 7, refused(r))
 		})
 	})
 	t.Run("stopped", func(t *testing.T) {

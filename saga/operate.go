@@ -26,28 +26,21 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 // A Filter selects sagas, and the order in which they are listed.
 type Filter = store.Filter
 
-// A Page is a part of a list.
-type Page struct {
-	Sagas []*Instance
-	Next  string // the Filter.After of the following page; "" if this is the last
-}
-
 // List returns a page of the sagas that the filter admits, of all definitions and runners.
-// For the following page, set Filter.After to the Next of this one.
+// next is the Filter.After of the following page, or "" if this is the last.
 //
 // The time that List takes does not grow with the number of sagas in the store. A store
 // in a database reads a bounded number of sagas for each page. Where few of them meet the
-// conditions, a page has fewer sagas than Filter.Limit, or none, and there is a Next.
-func (r *Runner) List(ctx context.Context, f Filter) (Page, error) {
+// conditions, a page has fewer sagas than Filter.Limit, or none, and there is a next.
+func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, f)
 	if err != nil {
-		return Page{}, fmt.Errorf("saga: list: %w", err)
+		return nil, "", fmt.Errorf("saga: list: %w", err)
 	}
-	list := make([]*Instance, len(recs))
-	for i := range recs {
-		list[i] = r.instance(recs[i])
+	for _, rec := range recs {
+		sagas = append(sagas, r.instance(rec))
 	}
-	return Page{list, next}, nil
+	return sagas, next, nil
 }
 
 func (r *Runner) instance(rec store.Record) *Instance {
@@ -115,43 +108,6 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 		r.Wake()
 	}
 	return nil
-}
-
-// Retry lets a stuck saga continue in its direction: the steps that have failed get all
-// their attempts again, except for BestEffort steps, without which the saga has gone on. A
-// saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and Settle
-// stay as they are. Of a step with children that has failed, those that were compensated or
-// abandoned are started again, under new ids (see [ChildID]): mend first what they failed
-// for. Retry returns [ErrNotAllowed] while a runner holds the saga.
-func (r *Runner) Retry(ctx context.Context, id, note string) error {
-	return r.operate(ctx, id, Operation{Action: ActionRetry, Note: note})
-}
-
-// SkipStep declares a step, or one of its alternatives, settled: an operator has done it,
-// or undone it, or decided that there is no need to. A saga that goes forward continues
-// after the step, and does not undo it if it turns back later. The step must be waiting or
-// have been started, and be neither done nor undone, and a saga that goes forward must have
-// no other alternative of it under way. SkipStep returns [ErrNotAllowed] while a runner
-// holds the saga.
-func (r *Runner) SkipStep(ctx context.Context, id, step, note string) error {
-	return r.operate(ctx, id, Operation{Action: ActionSkip, Step: step, Note: note})
-}
-
-// Compensate turns back a saga that no runner holds and whose pivot is not done, such as
-// a stuck one. A pivot in doubt that has no Undo counts as not done: the operator is
-// assumed to know.
-func (r *Runner) Compensate(ctx context.Context, id, note string) error {
-	return r.operate(ctx, id, Operation{Action: ActionCompensate, Note: note})
-}
-
-// Abandon ends a saga as it is. Nothing more is done or undone. The definition need not be
-// registered.
-//
-// If a runner holds the saga, the ctx of its attempts ends, at the latest at the next
-// heartbeat, and their results are dropped. Consider an attempt that never returns:
-// Abandon is the way to give up its saga.
-func (r *Runner) Abandon(ctx context.Context, id, note string) error {
-	return r.operate(ctx, id, Operation{Action: ActionAbandon, Note: note})
 }
 
 // recall makes a saga due now whose cancellation was requested before it was written back
@@ -287,8 +243,8 @@ type Operated struct {
 	NotAllowed int // sagas that do not allow it, whose definition is not registered, or that are no longer there
 }
 
-// Operate applies an operation to a saga. It calls Cancel, Retry, SkipStep, Compensate or
-// Abandon.
+// Operate applies an operation to a saga. It returns [ErrNotAllowed] if the saga does not
+// allow it as it is (see [Instance].Actions).
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	switch op.Action {
 	case ActionCancel:
@@ -338,19 +294,19 @@ func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) iter.Se
 		f := f // each range begins anew
 		var done, notAllowed atomic.Int64
 		for first := true; ; {
-			page, err := r.List(ctx, f)
+			page, next, err := r.List(ctx, f)
 			if err == nil {
-				if first && len(page.Sagas) > 0 {
+				if first && len(page) > 0 {
 					// Stores keep times to the millisecond at least.
-					now := page.Sagas[0].Now.Add(time.Millisecond)
+					now := page[0].Now.Add(time.Millisecond)
 					if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
 						f.CreatedBefore = now
 					}
 					first = false
 				}
-				err = r.operateEach(ctx, page.Sagas, op, &done, &notAllowed)
+				err = r.operateEach(ctx, page, op, &done, &notAllowed)
 			}
-			f.After = page.Next
+			f.After = next
 			if !yield(Operated{int(done.Load()), int(notAllowed.Load())}, err) || err != nil || f.After == "" {
 				return
 			}
@@ -421,7 +377,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (Status, erro
 	case rec.Status == Running && !rec.CancelRequested:
 		err = r.Cancel(ctx, rec.ID, errParentBack)
 	case rec.Status == Stuck:
-		err = r.Compensate(ctx, rec.ID, errParentBack)
+		err = r.Operate(ctx, rec.ID, Operation{Action: ActionCompensate, Note: errParentBack})
 	case rec.Status == Completed:
 		return r.revert(ctx, rec.ID)
 	}

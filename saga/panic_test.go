@@ -61,11 +61,11 @@ func TestAPanicInACodecIsAnError(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "the state does not encode: saga: panic: encode")
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
-		require.ErrorAs(t, err, new(*saga.PanicError))
+		require.ErrorContains(t, err, "panic: encode")
 
 		t.Log("one that does not decode is stuck as it is")
 		codec.encode = false
-		require.NoError(t, r.Retry(t.Context(), "trip-1", ""))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		sg2 := sequence(step("flight"))

@@ -244,22 +244,21 @@ func (w *world) host(ctx context.Context, name string, wg *sync.WaitGroup) *host
 func (h *host) bind(st *saga.Step[book]) {
 	name := st.Name
 	st.Do = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpDo, b) }
-	st.Middleware = h.policy(saga.OpDo)
+	st.Middleware = h.policy()
 	if st.Undo != nil {
-		st.UndoMiddleware = h.policy(saga.OpUndo)
 		st.Undo = func(ctx context.Context, b *book) error { return h.call(ctx, name, saga.OpUndo, b) }
 	}
 }
 
 // policy refuses some of the calls, at once or when their ctx ends while they wait.
-func (h *host) policy(op saga.Op) func(func(context.Context) error) func(context.Context) error {
+func (h *host) policy() func(func(context.Context) error) func(context.Context) error {
 	w := h.w
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
 			w.mu.Lock()
 			refuses, waits, after := !w.healed && w.p(15), w.p(20), time.Duration(w.rng.IntN(20))*time.Second
 			if refuses {
-				w.seen[map[saga.Op]string{saga.OpDo: "refused", saga.OpUndo: "undo refused"}[op]]++
+				w.seen[map[bool]string{false: "refused", true: "undo refused"}[isUndo(ctx)]]++
 			}
 			w.mu.Unlock()
 			if !refuses {
@@ -331,7 +330,7 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 	if op == saga.OpDo {
 		if w.undone[name] {
 			w.seen["late"]++
-			return saga.NoEffect(saga.ErrUndone)
+			return saga.NoEffect(errors.New("undone"))
 		}
 		w.effect[name] = true
 		if b.Entries == nil {
@@ -647,7 +646,7 @@ func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
 		if in.Status != saga.Stuck {
 			return in
 		}
-		if err := client.Retry(ctx, "saga", "it works now"); err != nil {
+		if err := client.Operate(ctx, "saga", saga.Operation{Action: saga.ActionRetry, Note: "it works now"}); err != nil {
 			w.errorf("retry: %v", err)
 			return nil
 		}

@@ -98,7 +98,9 @@ func TestResultOfASagaThatAnotherProcessAbandons(t *testing.T) {
 		mustStart(t, r, sg)
 		operator := saga.NewRunner(st, saga.RunnerConfig{})
 		saga.Register(operator, sg)
-		time.AfterFunc(1100*time.Millisecond, func() { assert.NoError(t, operator.Abandon(t.Context(), "trip-1", "by hand")) })
+		time.AfterFunc(1100*time.Millisecond, func() {
+			assert.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
+		})
 		begun := time.Now()
 		_, err := sg.Result(t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)

@@ -31,10 +31,10 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 		return err
 	}
 	if t.plan.NeedsTx {
-		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, t.plan.Name)
+		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", errNoTx, t.plan.Name)
 	}
 	if t.plan.Awaits || t.plan.Children {
-		return fmt.Errorf("%w: %s has a step with an Await or a Saga", ErrNoRunner, t.plan.Name)
+		return fmt.Errorf("saga: %s has a step with an Await or a Saga: it needs a Runner", t.plan.Name)
 	}
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -97,7 +97,7 @@ func (r *memoryRun[S]) failure() error {
 	if m.Status == Completed {
 		return nil
 	}
-	e := &Error{Saga: r.t.plan.Name, Status: m.Status, Step: m.Step, Err: m.Cause, Undone: m.Undone}
+	e := &Error{Saga: r.t.plan.Name, Status: m.Status, Step: m.Step, Err: m.Cause}
 	for i := range m.Units {
 		switch u := &m.Units[i]; {
 		case u.Status == StepUndoFailed:

@@ -82,14 +82,13 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 
 // Register makes definitions known to a runner, and those of their children. Several
 // versions of a definition can be registered side by side. Register panics with the error
-// of [Saga.Validate], with [ErrNoTx] if a step needs transactions and the store has none,
-// if another definition has the same name and version, and if S has fields that JSON does
+// of [Saga.Validate], if a step needs transactions and the store has none, if another definition has the same name and version, and if S has fields that JSON does
 // not keep and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		t, err := sg.program()
 		if err == nil && t.plan.NeedsTx && r.tx == nil {
-			err = fmt.Errorf("%w: %s has a DoTx or UndoTx", ErrNoTx, sg.Name)
+			err = fmt.Errorf("%w: %s has a DoTx or UndoTx", errNoTx, sg.Name)
 		}
 		if err == nil {
 			err = t.checkState()

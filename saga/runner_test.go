@@ -32,6 +32,24 @@ func on(kind saga.EventKind, fn func(saga.Event)) func(context.Context, saga.Eve
 
 func silent(context.Context, saga.Event) {}
 
+// total returns the figures of all definitions, and refused how many attempts were refused.
+func total(r *saga.Runner) (sum saga.SagaStats) {
+	for _, s := range r.Stats().Sagas {
+		sum.Started += s.Started
+		sum.Completed += s.Completed
+		sum.Compensated += s.Compensated
+		sum.Stuck += s.Stuck
+	}
+	return sum
+}
+
+func refused(r *saga.Runner) (n int64) {
+	for _, s := range r.Stats().Steps {
+		n += s.Refused
+	}
+	return n
+}
+
 // begin runs a runner until stop is called or the test ends.
 func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
@@ -86,7 +104,7 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 		synctest.Wait()
 		stats := r.Stats()
 		stats.Sagas, stats.Steps = nil, nil
-		require.Equal(t, saga.Stats{Started: 1, Completed: 1, Commits: 3}, stats)
+		require.Equal(t, saga.Stats{Commits: 3}, stats)
 	})
 }
 
@@ -103,7 +121,6 @@ func TestRunnerCompensates(t *testing.T) {
 			"created", "done flight", "done car", "no effect hotel", "turned back hotel",
 			"undone car", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
-		require.Equal(t, []string{"car", "flight"}, detail(t, err).Undone)
 	})
 }
 
@@ -169,7 +186,7 @@ func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
 		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, in.Actions)
 		require.True(t, in.Steps[0].InDoubt)
 
-		require.NoError(t, r.Retry(t.Context(), "poison", "mended"))
+		require.NoError(t, r.Operate(t.Context(), "poison", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "poison")
 		require.NoError(t, err)
 		require.Equal(t, []string{"created", "taken over", "stuck", "retried", "done flight", "completed"}, events(t, r, "poison"))
@@ -294,7 +311,7 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.NoError(t, err)
 		got := <-ended
 		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
-		require.ErrorIs(t, got.cause, saga.ErrLost)
+		require.EqualError(t, got.cause, "saga: lease lost")
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
 		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, other, "trip-1"))
 		synctest.Wait()
@@ -492,7 +509,7 @@ func TestARunnerThatStopsHandsOverItsSagas(t *testing.T) {
 		stop()
 		require.Equal(t, 5*time.Second, time.Since(begun), "the attempt ends")
 		synctest.Wait()
-		require.EqualValues(t, 1, first.Stats().Released)
+		require.Contains(t, events(t, first, "trip-1"), "released")
 		rec, err := store.Load(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Empty(t, rec.Owner)
@@ -645,7 +662,7 @@ func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 		st.Do = func(ctx context.Context, _ *trip) error {
 			if calls++; calls == 1 {
 				<-ctx.Done()
-				require.ErrorIs(t, context.Cause(ctx), saga.ErrDraining)
+				require.EqualError(t, context.Cause(ctx), "saga: runner stopped")
 				return ctx.Err()
 			}
 			require.Equal(t, 1, saga.CommandFrom(ctx).Attempt, "it counts as none")
@@ -705,8 +722,6 @@ func TestALongWaitIsParked(t *testing.T) {
 		require.Equal(t, []int{1, 2, 3, 4, 5}, attempts)
 		require.Equal(t, []string{"created", "parked", "parked", "done flight", "completed"}, events(t, r, "trip-1"))
 		require.Equal(t, time.Hour+2*time.Second, at[2])
-		synctest.Wait()
-		require.EqualValues(t, 2, r.Stats().Parked)
 	})
 }
 
@@ -864,9 +879,9 @@ func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			require.Equal(t, saga.Stuck, rec.Status, name)
 			require.Equal(t, req.Data, rec.Data)
 			if name != "state" {
-				require.Error(t, r.Retry(t.Context(), "trip-1", ""))
+				require.Error(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
 			}
-			require.NoError(t, r.Abandon(t.Context(), "trip-1", "beyond repair"))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "beyond repair"}))
 			stop()
 		}
 	})
@@ -876,25 +891,29 @@ func TestAPanicInAStepIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom := step("hotel")
 		boom.Attempts = 1
-		boom.Do = func(context.Context, *trip) error { panic(errDeclined) }
+		boom.Do = func(context.Context, *trip) error { panic(refusal{}) } // which does not say that no call was made
 		exit := boom
 		exit.Do = func(context.Context, *trip) error { runtime.Goexit(); return nil }
 		var retries []error
+		var stacks []string
 		for _, st := range []saga.Step[trip]{boom, exit} {
 			sg := sequence(step("flight"), st)
-			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+			r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{OnPanic: func(_ context.Context, value any, stack []byte) {
+				require.Equal(t, refusal{}, value)
+				stacks = append(stacks, string(stack))
+			}}, sg)
 			mustStart(t, r, sg)
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
+			require.Zero(t, r.Stats().HookPanics)
 			retries = append(retries, err)
 			stop()
 		}
-		require.ErrorContains(t, retries[0], "panic: declined")
+		require.ErrorContains(t, retries[0], "panic: refused")
+		require.Len(t, stacks, 1)
+		require.Contains(t, stacks[0], "runner_test.go")
 		require.ErrorContains(t, retries[1], "runtime.Goexit")
-		p := &saga.PanicError{Value: errDeclined}
-		require.ErrorIs(t, p, errDeclined)
-		require.Nil(t, (&saga.PanicError{Value: "x"}).Unwrap())
 	})
 }
 
@@ -1017,7 +1036,7 @@ func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 		_, err := saga.Start(c.ctx, r, c.sg, c.id, trip{})
 		require.ErrorContains(t, err, c.want)
 	}
-	require.ErrorIs(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), saga.ErrNoTx)
+	require.ErrorContains(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), "the store has no transactions")
 	recs, _, err := store.List(t.Context(), saga.Filter{})
 	require.NoError(t, err)
 	require.Empty(t, recs)
@@ -1051,7 +1070,7 @@ func TestVersionsSideBySide(t *testing.T) {
 		require.EqualValues(t, 1, r.Stats().Unregistered)
 		_, err = result[trip](canceledAfter(t, time.Minute), r, "one")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, r.Retry(t.Context(), "one", ""), saga.ErrNotRegistered)
+		require.ErrorIs(t, r.Operate(t.Context(), "one", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotRegistered)
 		stop()
 
 		both, _ := begin(t, st, saga.RunnerConfig{}, v1, v2)
@@ -1242,7 +1261,6 @@ func TestRunnerEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 		require.NoError(t, err)
 		_, err = result[counts2](t.Context(), r, "wide-1")
 		require.Equal(t, "c", detail(t, err).Step)
-		require.Equal(t, []string{"b", "a"}, detail(t, err).Undone)
 		require.Equal(t, time.Second, time.Since(begun))
 		require.Len(t, undone, 2)
 	})
@@ -1294,11 +1312,11 @@ func TestManySagasOnManyRunners(t *testing.T) {
 		}
 		wg.Wait()
 		synctest.Wait()
-		var sum saga.Stats
+		var sum saga.SagaStats
 		for _, r := range runners {
 			s := r.Stats()
-			sum.Completed += s.Completed
-			sum.Compensated += s.Compensated
+			sum.Completed += total(r).Completed
+			sum.Compensated += total(r).Compensated
 			require.Zero(t, s.Held)
 			require.Zero(t, s.InFlight)
 		}

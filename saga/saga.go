@@ -250,15 +250,13 @@ type Step[S any] struct {
 	// has a RetryAfter() that is longer.
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do: the Wrap of a Breaker, Bulkhead or Limiter,
-	// or a Chain. It must be nil with DoTx.
+	// Middleware wraps each attempt of Do and of Undo: the Wrap of a Breaker, Bulkhead or
+	// Limiter, or a Chain. It must be nil with DoTx and with UndoTx. What should guard one of
+	// the two alone is called in it.
 	//
-	// The saga retries the step, so a Retrier here, or in Do, makes one attempt for
-	// each attempt of the saga. With Attempts 1 it retries by its own rules.
+	// The saga retries the step, so a Retrier here, or in Do or Undo, makes one attempt for
+	// each attempt of the saga. With Attempts (UndoAttempts) 1 it retries by its own rules.
 	Middleware func(next func(context.Context) error) func(context.Context) error
-	// UndoMiddleware wraps each attempt of Undo in the same way. It must be nil with
-	// UndoTx.
-	UndoMiddleware func(next func(context.Context) error) func(context.Context) error
 
 	// Settle is how long a request may still take effect after its Do has returned. A
 	// step in doubt is not undone sooner. Zero means that it is undone immediately.

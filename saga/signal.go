@@ -53,7 +53,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 // [store.TxStore].
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
-		return fmt.Errorf("%w: SignalTx of %q", ErrNoTx, id)
+		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)
 	}
 	if err := checkSignal(name, payload); err != nil {
 		return err

@@ -181,7 +181,7 @@ func TestASignalThatIsThereIsNotTooLate(t *testing.T) {
 		stop()
 		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 		time.Sleep(2 * time.Hour)
-		require.NoError(t, r.Retry(t.Context(), "trip-1", "now"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "now"}))
 		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
@@ -202,7 +202,7 @@ func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 			time.Sleep(time.Minute)
 			begun := time.Now()
-			require.NoError(t, r.SkipStep(t.Context(), "trip-1", "approved", "by phone"))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved", Note: "by phone"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"paid cash true"}, s.Calls)
@@ -220,7 +220,7 @@ func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 			require.ErrorIs(t, err, saga.ErrStuck)
 			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 			begun := time.Now()
-			require.NoError(t, r.Retry(t.Context(), "trip-1", "it has come"))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "it has come"}))
 			s, err := result[trip](t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, []string{"do charge", "paid cash true"}, s.Calls)
@@ -258,12 +258,12 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.ErrorIs(t, r.Signal(ctx, "trip-1", "payed", nil), saga.ErrNotAllowed)
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "the name of the signal is")
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
-		require.ErrorIs(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), saga.ErrNoTx)
+		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "the store has no transactions")
 		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.ErrorIs(t, r.Signal(ctx, "trip-1", "paid", nil), saga.ErrNotAllowed)
-		require.ErrorIs(t, saga.Run(ctx, sg, &trip{}), saga.ErrNoRunner)
+		require.ErrorContains(t, saga.Run(ctx, sg, &trip{}), "it needs a Runner")
 	})
 }
 
@@ -439,7 +439,7 @@ func TestASagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 		require.NoError(t, signal("paid"))
 		require.NoError(t, signalTx("packed"))
 
-		require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		for _, again := range []string{"paid", "packed"} {
@@ -467,7 +467,7 @@ func TestASagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		store.before = func() {
-			require.NoError(t, r.Compensate(t.Context(), "trip-1", "not on the statement"))
+			require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate, Note: "not on the statement"}))
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrStuck)
 		}
@@ -587,7 +587,7 @@ func TestAnOperatorGoesOnWithoutASignal(t *testing.T) {
 		log, err := r.History(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, "step paid waits for signal paid", log[len(log)-1].Error)
-		require.NoError(t, r.SkipStep(t.Context(), "trip-1", "paid", "they called"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "paid", Note: "they called"}))
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do hotel"}, s.Calls)

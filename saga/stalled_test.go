@@ -47,7 +47,7 @@ func TestRunnerReportsASagaThatMakesNoProgress(t *testing.T) {
 	}
 	tickets := slow(failing("tickets", errDeclined))
 	refused := slow(step("flight"))
-	refused.UndoMiddleware = refusing(always, time.Second)
+	refused.Middleware = undoing(refusing(always, time.Second))
 	for name, c := range map[string]struct {
 		sg          *saga.Saga[trip]
 		step, error string

@@ -57,7 +57,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 // definition with another name. The store must be a [store.TxStore].
 func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
 	if r.tx == nil {
-		return fmt.Errorf("%w: StartTx of %q", ErrNoTx, id)
+		return fmt.Errorf("%w: StartTx of %q", errNoTx, id)
 	}
 	req, _, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
@@ -175,9 +175,12 @@ func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err
 	if rec.Status == Completed {
 		return *state, nil
 	}
-	log, err := r.store.History(ctx, rec.ID, 0, 0)
-	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
+	var log []store.Entry
+	if rec.Status == Abandoned { // its last entry has the operator's note
+		log, err = r.store.History(ctx, rec.ID, rec.Seq-1, 0)
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
+		}
 	}
 	failure := error(newInstance(rec, p.planned()).failure(log))
 	if err != nil {

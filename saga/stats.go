@@ -18,20 +18,11 @@ type Stats struct {
 	InFlight     int64 // attempts of Do and Undo under way
 	Unregistered int64 // due sagas whose definition is not registered, at the last look
 
-	// Counters. Completed, Compensated, Stuck and Abandoned count the sagas that this
-	// runner has recorded so.
-	Started     int64 // by a Start of this runner, or as children by its sagas; a StartTx is not counted
+	// Counters.
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
-	Completed   int64
-	Compensated int64
-	Stuck       int64
-	Abandoned   int64
-	Parked      int64 // written back until their next attempt
-	Released    int64 // handed over because the runner stopped
 	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
 	Stalled     int64 // reports of sagas that make no progress; see RunnerConfig.StalledAfter
-	Refused     int64 // attempts that a policy refused
 	Commits     int64 // writes of a held saga's progress; one may record several results
 	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep
 	StoreErrors int64
@@ -46,11 +37,11 @@ type Stats struct {
 	Stored store.Counts
 }
 
-// SagaStats are the figures of a registered definition. All of its versions count
-// together.
+// SagaStats are the figures of a registered definition: the sagas that this runner has
+// recorded so. All of its versions count together.
 type SagaStats struct {
 	Saga        string // the definition's Name
-	Started     int64
+	Started     int64  // by a Start of this runner, or as children by its sagas; a StartTx is not counted
 	Completed   int64
 	Compensated int64
 	Stuck       int64 // became stuck
@@ -136,31 +127,22 @@ func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
 	defer f.mu.Unlock()
 	own := f.sagas[saga]
 	if own == nil {
-		own = new(sagaFigures) // not registered: only the totals count it
+		return // not registered
 	}
 	switch kind {
 	case EventCreated:
-		f.total.Started++
 		own.Started++
 	case EventCompleted:
-		f.total.Completed++
 		own.Completed++
 		own.Took += life
 	case EventCompensated:
-		f.total.Compensated++
 		own.Compensated++
 		own.Took += life
 	case EventAbandoned:
-		f.total.Abandoned++
 		own.Abandoned++
 		own.Took += life
 	case EventStuck:
-		f.total.Stuck++
 		own.Stuck++
-	case EventParked:
-		f.total.Parked++
-	case EventReleased:
-		f.total.Released++
 	}
 }
 
@@ -185,7 +167,6 @@ func (f *figures) attempt(step *stepFigures, op Op, outcome Outcome, took time.D
 		s.Interrupted++
 	case OutcomeRefused:
 		s.Refused++
-		f.total.Refused++
 		return // Took is of the others
 	}
 	s.Took += took

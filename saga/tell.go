@@ -110,8 +110,8 @@ func hook[T any](ctx context.Context, r *Runner, name string, fn func(context.Co
 		err = nil
 	}()
 	<-done
-	if p, ok := err.(*PanicError); ok {
-		r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, p.Value, p.Stack)
+	if p, ok := err.(*panicError); ok {
+		r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, p.value, p.stack)
 	} else if err != nil {
 		r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, errGoexit, nil)
 	}

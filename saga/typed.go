@@ -77,14 +77,14 @@ func (t *typed[S]) merge(into, base, changed any) (err error) {
 
 func (t *typed[S]) call(ctx context.Context, unit int, op Op, s any) error {
 	st := t.steps[unit]
-	fn, middleware := st.Do, st.Middleware
+	fn := st.Do
 	if op == OpUndo {
-		fn, middleware = st.Undo, st.UndoMiddleware
+		fn = st.Undo
 	}
-	if middleware == nil {
+	if st.Middleware == nil {
 		return fn(ctx, s.(*S))
 	}
-	return middleware(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
+	return st.Middleware(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
 }
 
 func (t *typed[S]) callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error {
@@ -120,8 +120,8 @@ func untyped[S any](steps []Step[S]) []plan.Step {
 		list[i] = plan.Step{
 			Name: st.Name, After: st.After, Or: untyped(st.Or),
 			Do: st.Do != nil, Undo: st.Undo != nil, DoTx: st.DoTx != nil, UndoTx: st.UndoTx != nil,
-			Middleware: st.Middleware != nil, UndoMiddleware: st.UndoMiddleware != nil,
-			Child: st.Saga != nil, ChildOf: st.Saga != nil && st.Saga.begin != nil,
+			Middleware: st.Middleware != nil,
+			Child:      st.Saga != nil, ChildOf: st.Saga != nil && st.Saga.begin != nil,
 			ChildPivot: st.Saga != nil && st.Saga.pivot != nil && st.Saga.pivot(),
 			ReadOnly:   st.ReadOnly, Idempotent: st.Idempotent, BestEffort: st.BestEffort, Pivot: st.Pivot,
 			Delay: st.Delay, Await: st.Await, AwaitFor: st.AwaitFor,

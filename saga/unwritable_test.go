@@ -70,7 +70,7 @@ func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 
 		t.Log("it can be taken up again, and turned back")
 		store.words = ""
-		require.NoError(t, r.Compensate(t.Context(), "trip-1", ""))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
 		s, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
@@ -85,7 +85,7 @@ func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
-		require.NoError(t, r.Abandon(t.Context(), "trip-1", "done by hand"))
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "done by hand"}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
 	})
@@ -166,8 +166,8 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		require.NotEmpty(t, in.Owner)
 		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
 		operator := saga.NewRunner(store, saga.RunnerConfig{}) // in another process
-		require.ErrorIs(t, operator.Retry(t.Context(), "trip-1", ""), saga.ErrNotAllowed)
-		require.NoError(t, operator.Abandon(t.Context(), "trip-1", "the hotel's server is gone"))
+		require.ErrorIs(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
+		require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"}))
 		time.Sleep(time.Minute)
 		close(end)
 		_, err = result[trip](t.Context(), r, "trip-1")

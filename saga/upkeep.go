@@ -30,7 +30,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		return err
 	}
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(ErrDraining)
+	defer cancel(errDraining)
 	r.mu.Lock()
 	if r.base != nil {
 		r.mu.Unlock()
@@ -82,10 +82,10 @@ func (r *Runner) drain(cancel context.CancelCauseFunc) {
 		e.nudge()
 	}
 	r.mu.Unlock()
-	hard := time.AfterFunc(max(r.config().Drain, 0), func() { cancel(ErrDraining) })
+	hard := time.AfterFunc(max(r.config().Drain, 0), func() { cancel(errDraining) })
 	defer hard.Stop()
 	r.work.Wait()
-	cancel(ErrDraining)
+	cancel(errDraining)
 }
 
 // heartbeatLoop extends the leases of all held sagas, with one statement for all. It

@@ -53,8 +53,8 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a2".BestEffort is true: must be false in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.BestEffort = true })},
 		{`saga.Step "a": Undo is nil: must be set`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
 		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a".Middleware is set: must be nil with DoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
-		{`saga.Step "a".UndoMiddleware is set: must be nil with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.UndoMiddleware = nil, doTx, around })},
+		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
+		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
 		{`saga.Step "a".Settle is -1s`, with(func(s *saga.Step[trip]) { s.Settle = -time.Second })},
 		{`saga.Step "a2".Pivot is true: must be false in an alternative`, alternative(func(s *saga.Step[trip]) { s.Pivot = true })},
@@ -100,7 +100,7 @@ func TestValidateAdmits(t *testing.T) {
 	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}
 	sg := sequence(tx)
 	require.NoError(t, sg.Validate())
-	require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), saga.ErrNoTx)
+	require.ErrorContains(t, saga.Run(t.Context(), sg, &trip{}), "the store has no transactions")
 	require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
 }
 

@@ -115,9 +115,9 @@ func TestAFailureDoesNotWaitForAStepThatWaits(t *testing.T) {
 				require.Equal(t, "bad", in.Step)
 				mended = true
 				if len(bad.Or) > 0 {
-					require.NoError(t, r.SkipStep(t.Context(), "order-1", "bad", "undone by hand"))
+					require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionSkip, Step: "bad", Note: "undone by hand"}))
 				} else {
-					require.NoError(t, r.Retry(t.Context(), "order-1", "mended"))
+					require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 				}
 				time.Sleep(time.Hour)
 				in, err = r.Get(t.Context(), "order-1")
@@ -155,13 +155,13 @@ func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Stuck, in.Status)
 		broken = false
-		require.NoError(t, r.Retry(t.Context(), "order-1", "mended"))
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		time.Sleep(time.Hour)
 		in, err = r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensating, in.Status, "the child is stuck")
 		clear(w.fail)
-		require.NoError(t, r.Retry(t.Context(), "order-1/parcels/0", "mended"))
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})
@@ -197,7 +197,7 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 				require.NoError(t, err)
 				require.Less(t, store.writes, 20)
 				require.Less(t, len(events(t, r, "order-1")), 20)
-				require.Less(t, r.Stats().Parked, int64(15), "it looks around less and less often")
+				require.Less(t, r.Stats().Claimed, int64(16), "it looks around less and less often")
 			})
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
 // Send sends req as the command of the saga's step whose ctx it has, and returns
@@ -144,7 +145,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.Reply(w, r)
 	case err == nil:
 		w.WriteHeader(http.StatusNoContent)
-	case errors.Is(err, saga.ErrUndone):
+	case errors.Is(err, participant.ErrUndone):
 		http.Error(w, "undone already", http.StatusGone)
 	case end.Kind == behavior.Refused:
 		if end.RetryAfter > 0 {

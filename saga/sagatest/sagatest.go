@@ -206,7 +206,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{
 		Name: st.Name, ReadOnly: readOnly(&st), Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout,
-		Middleware: st.Middleware, UndoMiddleware: st.UndoMiddleware,
+		Middleware: st.Middleware,
 	}
 	do, undo := st.Do, st.Undo
 	if do == nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/internal/participant"
 	"github.com/go-resilience/resilience/saga/store"
 )
 
@@ -350,7 +351,7 @@ func (s *side) step(name string) saga.Step[notes] {
 				s.tr.errorf("Do of step %s begins after the saga has turned back", name)
 			}
 			if s.tr.undone[name] {
-				return saga.NoEffect(saga.ErrUndone)
+				return saga.NoEffect(errors.New("undone"))
 			}
 			s.tr.effect[name] = true
 			if n.By == nil {
@@ -436,25 +437,22 @@ func (s *side) heldBack(name string) saga.Step[notes] {
 	st := s.step(name)
 	st.Attempts, st.UndoAttempts = 1, 1
 	st.Backoff = func(int) time.Duration { return 20 * time.Millisecond }
-	policy := func(op store.Op) func(func(context.Context) error) func(context.Context) error {
-		return func(next func(context.Context) error) func(context.Context) error {
-			return func(ctx context.Context) error {
-				leave, err := s.enter()
-				if err != nil {
-					return next(ctx)
-				}
-				key := name + "/" + string(op)
-				s.tr.calls[key]++
-				calls := s.tr.calls[key]
-				leave()
-				if calls <= 2 {
-					return refusal{}
-				}
+	st.Middleware = func(next func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			leave, err := s.enter()
+			if err != nil {
 				return next(ctx)
 			}
+			key := "policy of " + saga.CommandFrom(ctx).ID
+			s.tr.calls[key]++
+			calls := s.tr.calls[key]
+			leave()
+			if calls <= 2 {
+				return refusal{}
+			}
+			return next(ctx)
 		}
 	}
-	st.Middleware, st.UndoMiddleware = policy(saga.OpDo), policy(saga.OpUndo)
 	return st
 }
 
@@ -533,7 +531,7 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 		}
 		for _, op := range []store.Op{saga.OpDo, saga.OpUndo} {
 			want := op == saga.OpDo && in.Steps[i].Status != saga.StepNoEffect || in.Steps[i].Status == saga.StepUndone
-			_, err := s.tr.store.Load(ctx, "effect of "+in.CommandID(st.Name, op))
+			_, err := s.tr.store.Load(ctx, "effect of "+participant.ID(in.ID, in.Steps[i].Step, st.Name, op))
 			if got := err == nil; got != want {
 				s.tr.errorf("step %s is %s, but its %s has happened: %v", st.Name, in.Steps[i].Status, op, got)
 			}

@@ -340,13 +340,13 @@ func (c *chaos) violations() []string {
 	}
 	ctx := context.Background()
 	for after, more := "", true; more; {
-		var list saga.Page
+		var page []*saga.Instance
+		var next string
 		require.NoError(c.t, retry(func() (err error) {
-			list, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
+			page, next, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
 			return err
 		}))
-		page := list.Sagas
-		if after, more = list.Next, list.Next != ""; len(page) == 0 {
+		if after, more = next, next != ""; len(page) == 0 {
 			break
 		}
 		// Read after the records: the log of an ended saga does not change.

@@ -359,7 +359,7 @@ func TestARunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 		"Cancel": {sg: waits, wake: func(id string) error { return elsewhere.Cancel(t.Context(), id, "no") }, err: saga.ErrCanceled},
 		"Hasten": {sg: parent, wake: func(id string) error {
 			parked(saga.ChildID(id, "parcel", 0))
-			return elsewhere.Abandon(t.Context(), saga.ChildID(id, "parcel", 0), "lost")
+			return elsewhere.Operate(t.Context(), saga.ChildID(id, "parcel", 0), saga.Operation{Action: saga.ActionAbandon, Note: "lost"})
 		}, err: saga.ErrCompensated},
 	} {
 		_, err := saga.Start(t.Context(), r, c.sg, name, nothing{})

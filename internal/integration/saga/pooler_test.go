@@ -106,7 +106,7 @@ func TestPgBouncerRestarts(t *testing.T) {
 	}
 	run(t, r)
 	for _, status := range []saga.Status{saga.Running, saga.Completed} {
-		for r.Stats().Completed < 50 && status == saga.Running {
+		for r.Stats().Sagas[0].Completed < 50 && status == saga.Running {
 			time.Sleep(time.Millisecond)
 		}
 		pooler.Kill()

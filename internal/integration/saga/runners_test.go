@@ -324,8 +324,8 @@ func TestPoisonedSaga(t *testing.T) {
 		idle, sg := start(make(chan struct{}))
 		awaitTrips = func(ctx context.Context) {
 			for ctx.Err() == nil {
-				done, err := idle.List(ctx, saga.Filter{Status: []saga.Status{saga.Completed}})
-				if err == nil && len(done.Sagas) == 20 {
+				done, _, err := idle.List(ctx, saga.Filter{Status: []saga.Status{saga.Completed}})
+				if err == nil && len(done) == 20 {
 					return
 				}
 				time.Sleep(10 * time.Millisecond)
@@ -349,9 +349,9 @@ func TestPoisonedSaga(t *testing.T) {
 				case <-dead:
 					deaths, alive = deaths+1, false
 				case <-time.After(20 * time.Millisecond):
-					list, err := idle.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Running, saga.Compensating}})
+					list, _, err := idle.List(t.Context(), saga.Filter{Status: []saga.Status{saga.Running, saga.Compensating}})
 					require.NoError(t, err)
-					ended = len(list.Sagas) == 0
+					ended = len(list) == 0
 				}
 			}
 			cancel()

@@ -215,7 +215,7 @@ func (s *shop) buildSagas(r rules) {
 			{
 				Name: "charge", Do: s.charge, Undo: s.charge,
 				Attempts: 10, Backoff: backoff, Timeout: 2 * time.Second,
-				Middleware: deaf(r.refusalIsAnAttempt), UndoMiddleware: deaf(r.refusalIsAnAttempt),
+				Middleware: deaf(r.refusalIsAnAttempt),
 			},
 			{
 				Name: "order",

@@ -244,9 +244,9 @@ func (s *shop) begin() (stop func()) {
 }
 
 func (s *shop) stuck() []*saga.Instance {
-	page, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
+	page, _, err := s.runner.List(context.Background(), saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 1000})
 	require.NoError(s.t, err)
-	return page.Sagas
+	return page
 }
 
 // settle waits until every saga has ended and compares what was paid for with what
@@ -255,13 +255,13 @@ func (s *shop) settle(findings map[string]string) {
 	under := []saga.Status{saga.Running, saga.Compensating}
 	deadline := time.Now().Add(time.Minute)
 	for {
-		page, err := s.runner.List(context.Background(), saga.Filter{Status: under, Limit: 1})
+		page, _, err := s.runner.List(context.Background(), saga.Filter{Status: under, Limit: 1})
 		require.NoError(s.t, err)
-		if len(page.Sagas) == 0 {
+		if len(page) == 0 {
 			break
 		}
 		if time.Now().After(deadline) {
-			findings[neverEnded] = fmt.Sprintf("%+v", page.Sagas[0])
+			findings[neverEnded] = fmt.Sprintf("%+v", page[0])
 			break
 		}
 		s.during(50 * time.Millisecond)

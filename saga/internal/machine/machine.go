@@ -43,7 +43,6 @@ type Machine struct {
 	failures  int
 	takeovers int
 	lastError string
-	Undone    []string
 
 	Log      []store.Entry // since the last commit
 	Changed  bool          // there is something to commit
@@ -70,7 +69,7 @@ func New(p *plan.Plan) *Machine {
 func (m *Machine) Clone() *Machine {
 	c := *m
 	c.Units, c.work = slices.Clone(m.Units), slices.Clone(m.work)
-	c.Log, c.Undone = slices.Clone(m.Log), slices.Clone(m.Undone)
+	c.Log = slices.Clone(m.Log)
 	return &c
 }
 
@@ -240,7 +239,6 @@ func (m *Machine) Undid(i int, e End, now time.Time) {
 	if e.Err == nil {
 		m.failures, m.takeovers = 0, 0
 		u.Refusals, u.WaitingSince = 0, time.Time{}
-		m.Undone = append(m.Undone, u.Name)
 		m.set(i, StepUndone)
 		m.Note(store.Entry{Step: u.Name, Op: store.OpUndo, Kind: EventUndone, Attempt: u.Undos})
 		return

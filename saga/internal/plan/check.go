@@ -18,8 +18,8 @@ func checkStep(st *Step, alternative, several bool, taken map[string]bool) error
 	work, gate := count(st.Do, st.DoTx, st.Child), st.Delay > 0 || st.Await != ""
 	f.Need(work == 1 || work == 0 && gate, "Do", oneOrNone(st.Do, work), "set, or DoTx, or Saga, but not several; nil in all with Delay or Await alone")
 	f.Need(!st.Child || st.ChildOf, "Saga", "without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
-	f.Need(!st.Child || !st.Undo && !st.UndoTx && !st.ReadOnly && !st.Middleware && !st.UndoMiddleware, "Saga", "set",
-		"nil with Undo, UndoTx, ReadOnly, Middleware or UndoMiddleware")
+	f.Need(!st.Child || !st.Undo && !st.UndoTx && !st.ReadOnly && !st.Middleware, "Saga", "set",
+		"nil with Undo, UndoTx, ReadOnly or Middleware")
 	f.Need(work > 0 || !st.Undo && !st.UndoTx, "Undo", "set", "nil without a Do")
 	f.Need(st.Delay >= 0, "Delay", st.Delay, "0 (none) or more")
 	f.Need(st.Await == "" || ValidName(st.Await), "Await", Quoted(st.Await, MaxName), fmt.Sprintf(`"" (nothing), or 1 to %d bytes of UTF-8`, MaxName))
@@ -31,8 +31,7 @@ func checkStep(st *Step, alternative, several bool, taken map[string]bool) error
 	f.Need(!st.Idempotent || !st.Undo && !st.UndoTx, "Idempotent", true, "false with an Undo: that it has begun must be recorded, or it might not be undone")
 	f.Need(!st.Idempotent || !st.Pivot, "Idempotent", true, "false in the pivot: that it is done must be recorded before a step that cannot be undone begins")
 	f.Need(!st.BestEffort || !several, "BestEffort", true, "false in a step with alternatives")
-	f.Need(!st.DoTx || !st.Middleware, "Middleware", "set", "nil with DoTx")
-	f.Need(!st.UndoTx || !st.UndoMiddleware, "UndoMiddleware", "set", "nil with UndoTx")
+	f.Need(!st.DoTx && !st.UndoTx || !st.Middleware, "Middleware", "set", "nil with DoTx and with UndoTx")
 	f.Need(st.Timeout >= 0, "Timeout", st.Timeout, "0 (for 1m) or more")
 	f.Need(st.Settle >= 0, "Settle", st.Settle, "0 (at once) or more")
 	if alternative {

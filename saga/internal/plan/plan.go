@@ -35,10 +35,10 @@ type Step struct {
 	After []string
 	Or    []Step
 
-	Do, Undo, DoTx, UndoTx     bool
-	Middleware, UndoMiddleware bool
-	Child, ChildOf             bool // it has a Saga, and that is complete
-	ChildPivot                 bool // which has a pivot
+	Do, Undo, DoTx, UndoTx bool
+	Middleware             bool
+	Child, ChildOf         bool // it has a Saga, and that is complete
+	ChildPivot             bool // which has a pivot
 
 	ReadOnly, Idempotent, BestEffort, Pivot bool
 
