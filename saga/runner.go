@@ -45,10 +45,10 @@ type Runner struct {
 
 	looked  time.Time // when the latest look began at the numbers in the store
 	looking bool
+	stored  store.Counts // at the last look that was answered
 
 	figures figures
-	stored  atomic.Pointer[store.Counts] // at the last look that was answered
-	warned  atomic.Int64                 // when a failure of the store was last logged
+	warned  atomic.Int64 // when a failure of the store was last logged
 }
 
 // NewMemory returns a store that keeps sagas in the process. It is for tests, and for sagas

@@ -120,12 +120,10 @@ func hook[T any](ctx context.Context, r *Runner, name string, fn func(context.Co
 // Stats returns the runner's figures. It waits for nothing: at most every five seconds it
 // has the numbers in the store looked up in the background, for the next call.
 func (r *Runner) Stats() Stats {
-	r.look()
+	stored := r.look()
 	s := r.figures.stats()
 	s.HookPanics = r.panics.Count()
-	if stored := r.stored.Load(); stored != nil {
-		s.Stored = store.Counts{Sagas: slices.Clone(stored.Sagas), Now: stored.Now}
-	}
+	s.Stored = store.Counts{Sagas: slices.Clone(stored.Sagas), Now: stored.Now}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Held = int64(len(r.held))
@@ -138,16 +136,16 @@ const (
 )
 
 // look asks the store for the numbers of its sagas, in the background, unless it was asked a
-// moment ago. It forgets the last answer if that is so old that it would mislead.
-func (r *Runner) look() {
+// moment ago, and returns the last answer. It forgets that if it is so old that it would mislead.
+func (r *Runner) look() store.Counts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	age := time.Since(r.looked)
 	if r.looking || age < lookEvery {
-		return
+		return r.stored
 	}
 	if age > lookKept {
-		r.stored.Store(nil)
+		r.stored = store.Counts{}
 	}
 	r.looking, r.looked = true, time.Now()
 	go func() {
@@ -156,13 +154,15 @@ func (r *Runner) look() {
 		counts, err := r.countsOf(ctx)
 		r.mu.Lock()
 		r.looking = false
+		if err == nil {
+			r.stored = counts
+		}
 		r.mu.Unlock()
 		if err != nil {
 			r.storeFailed(ctx, err)
-			return
 		}
-		r.stored.Store(&counts)
 	}()
+	return r.stored
 }
 
 // countsOf is Counts, for a caller whose goroutine a panic of the store must not end.
