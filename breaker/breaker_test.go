@@ -280,9 +280,10 @@ func TestBreakerSuccessAfterTheContextEndedIsSuccess(t *testing.T) {
 
 func TestBreakerRefusalsOfAPeriodShareTheirError(t *testing.T) {
 	var refused []*breaker.OpenError
-	b := breaker.New(breaker.Config{Failures: 1, OnRefuse: func(_ context.Context, e *breaker.OpenError) {
+	b := breaker.New(breaker.Config{Failures: 1})
+	onRefuse(b, func(_ context.Context, e *breaker.OpenError) {
 		refused = append(refused, e)
-	}})
+	})
 	open(t, b)
 	first, second := do(b, ok), do(b, ok)
 	require.Same(t, first, second)

@@ -136,9 +136,6 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 // refuse counts a refusal, tells of it and returns it.
 func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
 	b.refused.Add(1)
-	if f := c.phase.cfg.OnRefuse; f != nil {
-		f(ctx, refusal)
-	}
 	if b.observers.Any() {
 		b.observers.Tell(ctx, refusal.event())
 	}

@@ -103,17 +103,16 @@ type Config struct {
 	Classify func(error) Outcome
 
 	// OnChange, if not nil, is called after each change of state with an EventChanged, one
-	// call at a time and in order: From is always the To before. OnRefuse, if not nil, is
-	// called for each refused call.
+	// call at a time and in order: From is always the To before. For refused calls see
+	// [Breaker.Observe].
 	//
-	// Both run on a goroutine that uses the breaker, without a lock. They may use all
-	// its methods, and they delay that goroutine. ctx is that of the call that caused
-	// the event. A change that happens at the same time as another may have the ctx of
+	// It runs on a goroutine that uses the breaker, without a lock. It may use all methods
+	// of the breaker, and it delays that goroutine. ctx is that of the call that caused
+	// the change. A change that happens at the same time as another may have the ctx of
 	// the other's call, and one that no call caused has context.Background. A panic
 	// passes on to that goroutine's caller. With a Ping, OnChange also runs on the
 	// goroutine that pings: a panic there goes to OnPanic.
 	OnChange func(context.Context, Event)
-	OnRefuse func(context.Context, *OpenError)
 
 	// OnPanic is called with each panic of OnChange or an observer on the goroutine that
 	// pings, and its stack. Totals.HookPanics counts them. Nil means that slog's default

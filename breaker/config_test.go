@@ -92,8 +92,8 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 }
 
 func TestOpenError(t *testing.T) {
-	e := &breaker.OpenError{Reason: breaker.TooManyKeys}
-	require.EqualError(t, e, "breaker: too many keys")
+	e := &breaker.OpenError{Reason: breaker.CircuitForcedOpen}
+	require.EqualError(t, e, "breaker: circuit forced open")
 	require.ErrorIs(t, e, breaker.ErrOpen)
 	require.EqualError(t, breaker.ErrOpen, "breaker: circuit open")
 	require.True(t, e.Refused())

@@ -19,7 +19,6 @@ const (
 	CircuitOpen       Reason = "circuit open"        // the open time has not passed
 	CircuitHalfOpen   Reason = "circuit half-open"   // as many probes run as may, or a Ping probes
 	CircuitForcedOpen Reason = "circuit forced open" // until Enable; see ForceOpen
-	TooManyKeys       Reason = "too many keys"       // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 )
 
 // An OpenError reports a refused call. It matches [ErrOpen].
@@ -30,7 +29,7 @@ type OpenError struct {
 	Key    string // of a Group's breaker: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
 	Reason Reason // why the call was refused
 	// Until is when the open time ends, or ended: probes are let through from then on.
-	// It is zero for CircuitForcedOpen and TooManyKeys.
+	// It is zero for CircuitForcedOpen.
 	Until time.Time
 	// LastErr is what opened the breaker, or the reason given to [Breaker.Trip] or
 	// [Breaker.ForceOpen]; it may be nil. It belongs to another call, so Unwrap does not
@@ -69,7 +68,6 @@ const (
 	leastProbe = 10 * time.Millisecond // bounds of the estimate while half-open
 	mostProbe  = time.Second
 	forcedWait = 30 * time.Second
-	roomWait   = time.Second // for a key to be evicted
 )
 
 // RetryAfter returns how long to wait, from now on, before the breaker may let a call
@@ -78,25 +76,23 @@ const (
 // For CircuitOpen it is the time left, and at least a millisecond. For CircuitHalfOpen it
 // is an estimate of when the probes are done: as long again as the breaker has been
 // half-open, from 10 milliseconds to a second. For CircuitForcedOpen, which has no known
-// end, it is 30 seconds. For TooManyKeys it is a second.
+// end, it is 30 seconds.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.Reason {
 	case CircuitForcedOpen:
 		return forcedWait
 	case CircuitHalfOpen:
 		return min(max(leastProbe, time.Since(e.since)), mostProbe)
-	case TooManyKeys:
-		return roomWait
 	default:
 		return max(leastWait, time.Until(e.Until))
 	}
 }
 
 // Retryable reports whether it is worthwhile to wait for RetryAfter: true for
-// CircuitHalfOpen and TooManyKeys. It returns false for CircuitOpen and CircuitForcedOpen,
-// to stop retries against a dependency that is known to be down.
+// CircuitHalfOpen. It returns false for CircuitOpen and CircuitForcedOpen, to stop retries
+// against a dependency that is known to be down.
 func (e *OpenError) Retryable() bool {
-	return e.Reason == CircuitHalfOpen || e.Reason == TooManyKeys
+	return e.Reason == CircuitHalfOpen
 }
 
 // Refused returns true: the call was not made.

@@ -31,16 +31,15 @@ type Event struct {
 
 // Observe calls f with each event from now on, until stop is called: synchronously, and
 // while no lock is held. The kinds are EventChanged, one at a time and in order, each after
-// [Config].OnChange; and EventRefused, on the goroutine of the call and after OnRefuse. A
-// panic in f passes on to the caller whose goroutine it is; on the goroutine of a Ping it goes
+// [Config].OnChange; and EventRefused, on the goroutine of the call. A panic
+// in f passes on to the caller whose goroutine it is; on the goroutine of a Ping it goes
 // to [Config].OnPanic. A second call of stop does nothing.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
 // Observe calls f with each event of each breaker of the group from now on, until stop is
-// called, as [Breaker.Observe] does. In addition there are the calls that are refused for
-// their key.
+// called, as [Breaker.Observe] does.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }

@@ -40,11 +40,21 @@ func TestObserve(t *testing.T) {
 	})
 }
 
+// onRefuse calls f with each refusal.
+func onRefuse(b interface {
+	Observe(func(context.Context, breaker.Event)) (stop func())
+}, f func(context.Context, *breaker.OpenError)) {
+	b.Observe(func(ctx context.Context, e breaker.Event) {
+		if e.Kind == breaker.EventRefused {
+			f(ctx, e.Err.(*breaker.OpenError))
+		}
+	})
+}
+
 func TestObserversAreToldAfterTheHooks(t *testing.T) {
 	var told []string
 	b := breaker.New(breaker.Config{
 		OnChange: func(context.Context, breaker.Event) { told = append(told, "change") },
-		OnRefuse: func(context.Context, *breaker.OpenError) { told = append(told, "refused") },
 	})
 	stop := b.Observe(func(_ context.Context, e breaker.Event) {
 		b.Stats() // no lock is held
@@ -54,7 +64,7 @@ func TestObserversAreToldAfterTheHooks(t *testing.T) {
 	requireRefused(t, do(b, ok), breaker.CircuitOpen)
 	stop()
 	b.Reset()
-	require.Equal(t, []string{"change", "observed changed", "refused", "observed refused", "change"}, told)
+	require.Equal(t, []string{"change", "observed changed", "observed refused", "change"}, told)
 }
 
 func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
@@ -68,8 +78,6 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 		_ = g.Do(ctx, key, down)
 		_ = g.Do(ctx, key, ok)
 	}
-	require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.RefuseNew = true }))
-	requireRefused(t, g.Do(ctx, 4, ok), breaker.TooManyKeys)
 	var got []string
 	for _, e := range all {
 		require.Equal(t, "store", e.Name)
@@ -77,13 +85,13 @@ func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"changed 1 open", "refused 1 circuit open", "changed 2 open", "refused 2 circuit open",
-		"changed (other keys) open", "refused (other keys) circuit open", "refused 4 too many keys",
+		"changed (other keys) open", "refused (other keys) circuit open",
 	}, got)
 	require.Equal(t, all[:2], first)
 
 	stop()
 	_ = g.Do(ctx, 1, ok)
-	require.Len(t, all, 7)
+	require.Len(t, all, 6)
 	require.Len(t, first, 3)
 }
 

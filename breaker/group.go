@@ -32,10 +32,6 @@ type GroupConfig[K comparable] struct {
 	// has counted, also if its Window is longer. Zero means 10 minutes. Negative means
 	// that breakers are evicted only to make room.
 	IdleAfter time.Duration
-	// RefuseNew refuses a call with a new key when MaxKeys breakers are held and none of
-	// them can be evicted, and with a key that is not equal to itself, such as NaN. False
-	// puts all such calls under one breaker, made from Config, whose Key is "(other keys)".
-	RefuseNew bool
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -52,7 +48,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 }
 
 func (c *GroupConfig[K]) bounds() keyed.Bounds {
-	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter}
 }
 
 // own returns the Config of a key, if that is not the one of all keys.
@@ -75,17 +71,16 @@ func (c *GroupConfig[K]) own(key K) *settings.Version[Config] {
 // open or disabled, or pings.
 //
 // The group is full while it holds MaxKeys breakers and finds none, among a few, that it
-// may evict. A new key then has no breaker of its own. Its calls are refused, or share
-// one breaker with the calls of all other such keys, unless RefuseNew is set. The memory is
-// bounded either way, and each key that has a breaker keeps it. Without RefuseNew a key that
-// fails can shut out the others that share its breaker. A MaxKeys well above the number
-// of keys that fail at the same time avoids that. A key that does not equal itself, such
-// as NaN, is always treated as a new key of a full group.
+// may evict. A new key then has no breaker of its own: its calls share one breaker, made
+// from Config, with the calls of all other such keys. Its Key is "(other keys)". So the memory
+// is bounded, and each key that has a breaker keeps it. A key that fails can shut out the
+// others that share its breaker. A MaxKeys well above the number of keys that fail at the
+// same time avoids that. A key that does not equal itself, such as NaN, is always treated
+// as a new key of a full group.
 type Group[K comparable] struct {
 	members   *keyed.Group[K, GroupConfig[K], settings.Version[Config], Breaker]
 	observers notify.Observers[Event]
 	done      atomic.Bool
-	refused   atomic.Int64         // calls of new keys
 	evicted   [keyed.Shards]Totals // of the breakers evicted from a shard, whose lock guards it
 }
 
@@ -121,16 +116,8 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e == nil {
-		return g.refuse(ctx, key)
-	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)
-}
-
-// Wrap returns a function that calls next under the breaker that key has at the time.
-func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
 // By returns a middleware that calls a function under the breaker of the key of its ctx.
@@ -146,25 +133,7 @@ func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err erro
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	e := g.members.Pin(key)
-	if e == nil {
-		return nil, g.refuse(ctx, key)
-	}
-	return e.Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
-}
-
-// refuse counts the refusal of a key for which there is no room, tells of it and returns
-// it.
-func (g *Group[K]) refuse(ctx context.Context, key K) error {
-	g.refused.Add(1)
-	refusal := &OpenError{Name: g.Name(), Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := g.members.Load().Config.OnRefuse; f != nil {
-		f(ctx, refusal)
-	}
-	if g.observers.Any() {
-		g.observers.Tell(ctx, refusal.event())
-	}
-	return refusal
+	return g.members.Pin(key).Begin(func(b *Breaker) (func(error), error) { return b.Begin(ctx) })
 }
 
 // With calls f with the breaker of key, to inspect or to operate it, and makes the
@@ -173,9 +142,6 @@ func (g *Group[K]) refuse(ctx context.Context, key K) error {
 // false and does not call f.
 func (g *Group[K]) With(key K, f func(*Breaker)) bool {
 	e := g.members.Pin(key)
-	if e == nil {
-		return false
-	}
 	defer e.Unpin()
 	if e.IsShared() {
 		return false

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -112,9 +111,9 @@ func TestGroupWithTheBreakerOfAKey(t *testing.T) {
 	require.True(t, g.With(1, func(*breaker.Breaker) {}), "the place of key 2 is free again")
 }
 
-func TestGroupWrap(t *testing.T) {
+func TestGroupMakesTheBreakerOfAKeyAnew(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: breaker.Config{Failures: 2}})
-	wrapped := g.Wrap(1, down)
+	wrapped := func(ctx context.Context) error { return g.Do(ctx, 1, down) }
 	require.Equal(t, errDown, wrapped(t.Context()))
 	require.NoError(t, g.Do(t.Context(), 2, ok), "takes the place of key 1")
 	require.Equal(t, errDown, wrapped(t.Context()), "takes it back, and counts anew")
@@ -131,35 +130,6 @@ func TestGroupBy(t *testing.T) {
 	require.Equal(t, errDown, guarded(a))
 	require.Equal(t, "a", requireRefused(t, guarded(a), breaker.CircuitOpen).Key)
 	require.Equal(t, errDown, guarded(b), "another key")
-}
-
-func TestGroupRefusesNewKeys(t *testing.T) {
-	var refused []*breaker.OpenError
-	g := breaker.NewGroup(breaker.GroupConfig[float64]{
-		MaxKeys: 1, RefuseNew: true,
-		Config: breaker.Config{Name: "db", OnRefuse: func(_ context.Context, e *breaker.OpenError) { refused = append(refused, e) }},
-	})
-	ctx := t.Context()
-	done, err := g.Begin(ctx, 1)
-	require.NoError(t, err)
-
-	_, err = g.Begin(ctx, 2)
-	for _, err := range []error{g.Do(ctx, 2, ok), g.Wrap(2, ok)(ctx), err, g.Do(ctx, math.NaN(), ok)} {
-		refusal := requireRefused(t, err, breaker.TooManyKeys)
-		require.Equal(t, "db", refusal.Name)
-		require.True(t, refusal.Refused())
-		require.True(t, refusal.Retryable())
-		require.Equal(t, time.Second, refusal.RetryAfter())
-	}
-	require.EqualError(t, err, "breaker: db[2]: too many keys")
-	require.Len(t, refused, 4)
-	require.NoError(t, g.Do(ctx, 1, ok), "a key that has a breaker keeps it")
-	require.True(t, g.With(1, func(b *breaker.Breaker) { b.ForceOpen(nil) }))
-	requireRefused(t, g.Do(ctx, 1, ok), breaker.CircuitForcedOpen)
-	g.With(1, (*breaker.Breaker).Enable)
-
-	done(nil)
-	require.NoError(t, g.Do(ctx, 2, ok), "there is room again")
 }
 
 // A long key is cut, and its text is not held in memory.
@@ -249,9 +219,10 @@ func TestGroupForgetsABreakerWhoseHookPanicked(t *testing.T) {
 		g := breaker.NewGroup(breaker.GroupConfig[int]{
 			MaxKeys: 1,
 			Config: steady(breaker.Config{
-				Failures: 1, OpenFor: time.Minute, OnRefuse: func(context.Context, *breaker.OpenError) { panic("boom") },
+				Failures: 1, OpenFor: time.Minute,
 			}),
 		})
+		onRefuse(g, func(context.Context, *breaker.OpenError) { panic("boom") })
 		_ = g.Do(t.Context(), 1, down)
 		require.PanicsWithValue(t, "boom", func() { _, _ = g.Begin(t.Context(), 1) })
 		time.Sleep(time.Minute)
@@ -344,12 +315,12 @@ func TestGroupStress(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(6, uint64(w)))
-			wrapped := g.Wrap(w, func(context.Context) error {
+			flaky := func(context.Context) error {
 				if rand.IntN(3) == 0 {
 					return errDown
 				}
 				return nil
-			})
+			}
 			for i := range rounds {
 				key := r.IntN(3 * limit)
 				fn := ok
@@ -358,7 +329,7 @@ func TestGroupStress(t *testing.T) {
 				}
 				switch r.IntN(6) {
 				case 0:
-					_ = wrapped(context.Background())
+					_ = g.Do(context.Background(), w, flaky)
 				case 1:
 					if done, err := g.Begin(context.Background(), key); err == nil {
 						done(fn(nil))

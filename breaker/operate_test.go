@@ -223,11 +223,11 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 				b.Disable()
 				b.Enable()
 			},
-			OnRefuse: func(ctx context.Context, e *breaker.OpenError) {
-				b.State()
-				b.Stats()
-			},
 		}))
+		onRefuse(b, func(ctx context.Context, e *breaker.OpenError) {
+			b.State()
+			b.Stats()
+		})
 		do(b, down)
 		require.Greater(t, len(seen.all), 100)
 		seen.requireChain(t, breaker.Closed)
@@ -274,8 +274,8 @@ func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
 	b := breaker.New(breaker.Config{
 		Failures: 1,
 		OnChange: func(ctx context.Context, _ breaker.Event) { traces = append(traces, ctx.Value(key{})) },
-		OnRefuse: func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) },
 	})
+	onRefuse(b, func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) })
 	_ = b.Do(ctx, down)
 	_ = b.Do(ctx, down)
 	b.Reset()
@@ -311,8 +311,8 @@ func TestBreakerChangesStress(t *testing.T) {
 			}
 			telling.Add(-1)
 		},
-		OnRefuse: func(context.Context, *breaker.OpenError) { b.State() },
 	})
+	onRefuse(b, func(context.Context, *breaker.OpenError) { b.State() })
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {

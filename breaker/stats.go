@@ -106,7 +106,6 @@ type GroupStats struct {
 func (g *Group[K]) Stats() GroupStats {
 	s := GroupStats{States: make(map[State]int), Shared: g.members.Shared().peek()}
 	s.Totals = g.members.Shared().lockedSums()
-	s.Refused += g.refused.Load()
 	g.members.Shards(func(shard int, members iter.Seq[*Breaker]) {
 		s.Totals.add(g.evicted[shard])
 		for b := range members {

@@ -134,7 +134,7 @@ func outcomeOf(ctx context.Context, err error) outcome {
 	return silent
 }
 
-// started notes that a call starts, in slots that it has already. If OnLimit panics,
+// started notes that a call starts, in slots that it has already. If an observer panics,
 // started gives them back.
 func (b *Bulkhead) started(ctx context.Context, a *adaptive, has taken) call {
 	inFlight := int(b.queue.limit.Load()) - freeIn(b.queue.slots.word.Load())

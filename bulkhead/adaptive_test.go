@@ -51,8 +51,8 @@ func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
 		var changes []bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Name: "x", Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 200}, MaxWait: -1, Queue: 1000,
-			OnLimit: func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) },
 		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) })
 		keepCalling(b, 150, 20*time.Second, serve)
 		limit, probes := 0, 0
 		for i, c := range changes {
@@ -91,10 +91,10 @@ func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
 		var running atomic.Int64
 		b = bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 8}, MaxWait: -1, Queue: 20,
-			OnLimit: func(context.Context, bulkhead.Event) {
-				synctest.Wait()
-				require.EqualValues(t, b.Stats().InFlight, running.Load())
-			},
+		})
+		onLimit(b, func(context.Context, bulkhead.Event) {
+			synctest.Wait()
+			require.EqualValues(t, b.Stats().InFlight, running.Load())
 		})
 		keepCalling(b, 20, 5*time.Second, func(context.Context) error {
 			running.Add(1)
@@ -276,12 +276,12 @@ func TestACostlyCallEndsAProbe(t *testing.T) {
 				probes := 0
 				b := bulkhead.New(bulkhead.Config{
 					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: queue,
-					OnLimit: func(_ context.Context, c bulkhead.Event) {
-						lowered.Store(c.Probe)
-						if c.Probe {
-							probes++
-						}
-					},
+				})
+				onLimit(b, func(_ context.Context, c bulkhead.Event) {
+					lowered.Store(c.Probe)
+					if c.Probe {
+						probes++
+					}
 				})
 				_, end := probing(t, b, &lowered)
 				require.Less(t, b.Stats().Limit, 20)
@@ -308,8 +308,8 @@ func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: 100,
-			OnLimit: func(_ context.Context, c bulkhead.Event) { require.False(t, c.Probe) },
 		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { require.False(t, c.Probe) })
 		ctx := costing(t.Context(), 18)
 		var wg sync.WaitGroup
 		for range 20 {
@@ -335,9 +335,9 @@ func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
 	}
 }
 
-// OnLimit runs wherever the limit changes: also before the function of a call that has
-// its slot, which is given back if OnLimit panics.
-func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
+// Observers run wherever the limit changes: also before the function of a call that has
+// its slot, which is given back if one panics.
+func TestAPanicInAnObserverOfTheLimitGivesTheSlotBack(t *testing.T) {
 	for how, call := range map[string]func(*bulkhead.Bulkhead){
 		"Do": func(b *bulkhead.Bulkhead) { _ = b.Do(context.Background(), taking(10*time.Millisecond, nil)) },
 		"Begin": func(b *bulkhead.Bulkhead) {
@@ -353,13 +353,13 @@ func TestAPanicInOnLimitGivesTheSlotBack(t *testing.T) {
 				var wasProbe bool
 				b := bulkhead.New(bulkhead.Config{
 					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
-					OnLimit: func(_ context.Context, c bulkhead.Event) {
-						if wasProbe {
-							raised.Add(1)
-						}
-						wasProbe = c.Probe
-						panic("boom")
-					},
+				})
+				onLimit(b, func(_ context.Context, c bulkhead.Event) {
+					if wasProbe {
+						raised.Add(1)
+					}
+					wasProbe = c.Probe
+					panic("boom")
 				})
 				var wg sync.WaitGroup
 				for range 30 {
@@ -407,8 +407,8 @@ func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
 func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 16}, Queue: 20, MaxWait: time.Millisecond,
-		OnLimit: func(context.Context, bulkhead.Event) {},
 	})
+	onLimit(b, func(context.Context, bulkhead.Event) {})
 	c := &counted{b: b}
 	var wg sync.WaitGroup
 	for i := range 30 {

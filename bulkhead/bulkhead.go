@@ -251,9 +251,6 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 		return taken{n, of}, nil
 	}
 	b.counts.refused[refusal.index].Add(1)
-	if r.OnRefuse != nil {
-		r.OnRefuse(ctx, refusal)
-	}
 	if b.observers.Any() {
 		b.observers.Tell(ctx, refusal.event())
 	}

@@ -196,7 +196,7 @@ func TestAFreedSlotGoesToTheFirstWaiter(t *testing.T) {
 		require.Zero(t, s.LongestWait, "no call waits")
 		require.EqualValues(t, 2, s.Waited)
 		require.EqualValues(t, 3, s.Admitted)
-		require.Equal(t, bulkhead.Refusals{QueueFull: 1, NoSlot: 1}, s.Refusals)
+		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 1, bulkhead.NoSlot: 1}, s.Refusals)
 		requireIdle(t, b)
 	})
 }
@@ -226,7 +226,7 @@ func TestAThousandCallsMayWaitByDefault(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, []int{1000}, b.Stats().Queued)
-		require.Equal(t, bulkhead.Refusals{QueueFull: 3}, b.Stats().Refusals)
+		require.Equal(t, map[bulkhead.Reason]int64{bulkhead.QueueFull: 3}, b.Stats().Refusals)
 		release()
 		synctest.Wait()
 		requireIdle(t, b)
@@ -238,8 +238,8 @@ func TestTryBeginNeverWaits(t *testing.T) {
 		var told []*bulkhead.FullError
 		b := bulkhead.New(bulkhead.Config{
 			Name: "x", Limit: 4, MaxWait: -1, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}, Cost: costOf,
-			OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 		})
+		onRefuse(b, func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) })
 		low := atLevel(t.Context(), 1)
 		done, err := b.TryBegin(costing(low, 2))
 		require.NoError(t, err)
@@ -304,8 +304,8 @@ func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
 				var told []*bulkhead.FullError
 				b := bulkhead.New(bulkhead.Config{
 					Limit: 1, Queue: 1, MaxWait: time.Second,
-					OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
 				})
+				onRefuse(b, func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) })
 				release := hold(t, b)
 				ctx, cancel := tc.ctx(t.Context())
 				defer cancel()

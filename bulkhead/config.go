@@ -97,15 +97,6 @@ type Config struct {
 
 	// Adaptive, if not nil, makes the bulkhead find its limit by itself.
 	Adaptive *AdaptiveLimit
-
-	// OnRefuse, if not nil, is called with the call's ctx for each call that is refused.
-	OnRefuse func(context.Context, *FullError)
-
-	// OnLimit, if not nil, is called after each change of the limit with an
-	// EventLimitChanged, in order and one at a time. The ctx is that of the call whose
-	// start or end changed the limit, and [context.Background] for a change by SetLimit or
-	// Update. If changes coincide, one may get the ctx of another.
-	OnLimit func(context.Context, Event)
 }
 
 const defaultQueue = 1000

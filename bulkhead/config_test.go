@@ -3,7 +3,6 @@ package bulkhead_test
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"math"
 	"testing"
 
@@ -77,16 +76,4 @@ func TestOrderIsInWords(t *testing.T) {
 		`bulkhead.Config.Order is "newest": must be "FIFO", "LIFO" or "CoDel"`)
 	filled := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}}).Config()
 	require.Equal(t, bulkhead.FIFO, filled.Config.Order)
-}
-
-func TestRefusalsAreByReason(t *testing.T) {
-	r := bulkhead.Refusals{
-		NoSlot: 1, QueueFull: 2, Displaced: 3, WaitTooLong: 4, DeadlineTooClose: 5, ContextEnded: 6,
-		StandingQueue: 7, TooCostly: 8, TooManyKeys: 9,
-	}
-	require.Equal(t, map[bulkhead.Reason]int64{
-		"no slot": 1, "queue full": 2, "displaced": 3, "wait too long": 4, "deadline too close": 5, "context ended": 6,
-		"standing queue": 7, "too costly": 8, "too many keys": 9,
-	}, maps.Collect(r.All()))
-	require.EqualValues(t, 45, r.Total())
 }

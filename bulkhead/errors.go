@@ -24,7 +24,6 @@ const (
 	ContextEnded     Reason = "context ended"      // its ctx ended while it waited
 	StandingQueue    Reason = "standing queue"     // it waited in a queue that has stood for too long; see CoDel
 	TooCostly        Reason = "too costly"         // its cost is more than its level may use
-	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 )
 
 // A FullError reports a refused call. It matches [ErrFull]. Depending on its Reason it
@@ -58,8 +57,6 @@ func (e *FullError) Error() string {
 	}
 	fmt.Fprintf(&text, "full (%s)", e.Reason)
 	switch e.Reason {
-	case TooManyKeys:
-		return text.String()
 	case TooCostly:
 		fmt.Fprintf(&text, ": %d slots at level %d, limit %d", e.Cost, e.Level, e.Limit)
 	default:

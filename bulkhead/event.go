@@ -39,34 +39,27 @@ type Event struct {
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, and
-// while no lock is held. The kinds are EventLimitChanged, one at a time and in order,
-// each after [Config].OnLimit; EventWaited, on the goroutine of the call and before its
-// function runs; and EventRefused, on the goroutine of the call and after OnRefuse. A
-// panic in f passes on to the caller whose goroutine it is; no slot is lost. A second call of
-// stop does nothing.
+// while no lock is held. The kinds are EventLimitChanged, one at a time and in order;
+// EventWaited, on the goroutine of the call and before its function runs; and EventRefused, on
+// the goroutine of the call. A panic in f passes on to the caller whose goroutine it is; no
+// slot is lost. A second call of stop does nothing.
+//
+// ctx is that of the call. For a limit it is that of the call whose start or end changed it, or
+// [context.Background] for an Update. If changes of the limit coincide, one may get the ctx of
+// another.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
 // Observe calls f with each event of each bulkhead of the group from now on, until stop
-// is called, as [Bulkhead.Observe] does. In addition there are the calls that are refused
-// for their key.
+// is called, as [Bulkhead.Observe] does.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }
 
 // announce tells of the changes of the limit that wait to be told, in order. No lock is
 // held.
-func (b *Bulkhead) announce(ctx context.Context) { b.changes.Deliver(ctx, b.tellChange) }
-
-func (b *Bulkhead) tellChange(ctx context.Context, e Event) {
-	if f := b.rules.Load().OnLimit; f != nil {
-		f(ctx, e)
-	}
-	if b.observers.Any() {
-		b.observers.Tell(ctx, e)
-	}
-}
+func (b *Bulkhead) announce(ctx context.Context) { b.changes.Deliver(ctx, b.observers.Tell) }
 
 // tellWaited tells of a call that has its slots. If an observer panics, it gives them
 // back.

@@ -76,8 +76,8 @@ func ExampleConfig_share() {
 	// flood
 }
 
-// The one-line hook for log/slog.
-func ExampleConfig_onRefuse() {
+// Refused calls go to the log.
+func ExampleBulkhead_Observe() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
@@ -86,19 +86,18 @@ func ExampleConfig_onRefuse() {
 			return a
 		},
 	}))
-	slots := bulkhead.New(bulkhead.Config{
-		Name:  "users",
-		Limit: 1,
-		OnRefuse: func(ctx context.Context, e *bulkhead.FullError) {
-			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Reason, "inFlight", e.InFlight)
-		},
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
+	slots.Observe(func(ctx context.Context, e bulkhead.Event) {
+		if e.Kind == bulkhead.EventRefused {
+			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Reason)
+		}
 	})
 	ctx := context.Background()
 	_ = slots.Do(ctx, func(ctx context.Context) error {
 		return slots.Do(ctx, func(context.Context) error { return nil })
 	})
 	// Output:
-	// level=WARN msg=refused by=users reason="no slot" inFlight=1
+	// level=WARN msg=refused by=users reason="no slot"
 }
 
 // A slot that outlives the function in which it is taken, such as that of a response
@@ -173,9 +172,11 @@ func ExampleConfig_cost() {
 func ExampleAdaptiveLimit() {
 	slots := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Min: 4, Max: 200},
-		OnLimit: func(_ context.Context, c bulkhead.Event) {
-			slog.Info("limit", "to", c.To, "latency", c.Latency, "base", c.Base)
-		},
+	})
+	slots.Observe(func(_ context.Context, e bulkhead.Event) {
+		if e.Kind == bulkhead.EventLimitChanged {
+			slog.Info("limit", "to", e.To, "latency", e.Latency, "base", e.Base)
+		}
 	})
 	fmt.Println(slots.Stats().Limit)
 	// Output: 20

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
@@ -34,12 +33,6 @@ type GroupConfig[K comparable] struct {
 	// it has counted and the limit that it has found. Zero means 10 minutes. Negative
 	// means that bulkheads are evicted only to make room.
 	IdleAfter time.Duration
-
-	// RefuseNew refuses a call with a new key when MaxKeys bulkheads are held and none of
-	// them can be evicted, and with a key that is not equal to itself, such as NaN. False
-	// lets all such calls share one bulkhead, made from Config, whose Key is "(other keys)".
-	// So the number of running calls is bounded whatever keys arrive.
-	RefuseNew bool
 }
 
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
@@ -49,7 +42,7 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 }
 
 func (c *GroupConfig[K]) bounds() keyed.Bounds {
-	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter}
 }
 
 // own returns the Config of a key, if that is not the one of all keys.
@@ -75,11 +68,13 @@ func (c GroupConfig[K]) Validate() error {
 // The first call with a key makes its bulkhead. A bulkhead that is idle is evicted,
 // but never while it has a call, running or waiting. A new key in a full group takes
 // the place of a bulkhead without calls; the group looks at a few of them, and if each
-// has calls, RefuseNew says what happens. [NewGroup] makes a Group.
+// has calls, the new key has no bulkhead: the calls of all such keys share one, made from
+// Config, whose Key is "(other keys)". So the number of running calls is bounded whatever
+// keys arrive. A key that is not equal to itself, such as NaN, shares it too. [NewGroup]
+// makes a Group.
 type Group[K comparable] struct {
 	members   *keyed.Group[K, GroupConfig[K], settings.Version[Config], Bulkhead]
 	observers notify.Observers[Event]
-	refused   atomic.Int64         // calls refused for their key
 	evicted   [keyed.Shards]Totals // of the bulkheads evicted from a shard, whose lock guards it
 }
 
@@ -111,19 +106,11 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return ended.Error(ctx)
 	}
 	e := g.members.Pin(key)
-	if e == nil {
-		return g.refuse(ctx, key)
-	}
 	if work := linger.Of(ctx); work != nil {
 		return work.Hold(ctx, e.Value.Wrap(fn), e)
 	}
 	defer e.Unpin()
 	return e.Value.Do(ctx, fn)
-}
-
-// Wrap returns a function that runs next under [Group.Do] with key.
-func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
 // By returns middleware that runs a function under [Group.Do], for the key of its ctx.
@@ -135,37 +122,10 @@ func (g *Group[K]) By(key func(context.Context) K) func(func(context.Context) er
 
 // Begin takes a slot in the bulkhead of key, as [Bulkhead.Begin] does.
 func (g *Group[K]) Begin(ctx context.Context, key K) (done func(error), err error) {
-	return g.begin(ctx, key, func(b *Bulkhead) (func(error), error) { return b.Begin(ctx) })
-}
-
-// TryBegin takes a slot in the bulkhead of key without a wait, as [Bulkhead.TryBegin] does.
-func (g *Group[K]) TryBegin(ctx context.Context, key K) (done func(error), err error) {
-	return g.begin(ctx, key, func(b *Bulkhead) (func(error), error) { return b.TryBegin(ctx) })
-}
-
-func (g *Group[K]) begin(ctx context.Context, key K, begin func(*Bulkhead) (func(error), error)) (done func(error), err error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	e := g.members.Pin(key)
-	if e == nil {
-		return nil, g.refuse(ctx, key)
-	}
-	return e.Begin(begin)
-}
-
-// refuse counts the refusal of a key for which there is no room, tells of it and returns
-// it.
-func (g *Group[K]) refuse(ctx context.Context, key K) error {
-	g.refused.Add(1)
-	refusal := &FullError{Name: g.Name(), Key: keyed.Text(key), Reason: TooManyKeys}
-	if f := g.members.Load().Config.OnRefuse; f != nil {
-		f(ctx, refusal)
-	}
-	if g.observers.Any() {
-		g.observers.Tell(ctx, refusal.event())
-	}
-	return refusal
+	return g.members.Pin(key).Begin(func(b *Bulkhead) (func(error), error) { return b.Begin(ctx) })
 }
 
 // All returns the bulkheads that the group holds, in no order, without the shared one.

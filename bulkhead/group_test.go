@@ -104,51 +104,6 @@ func TestGroupIsBounded(t *testing.T) {
 	}
 }
 
-func TestGroupRefusesNewKeysWhereItIsToldTo(t *testing.T) {
-	var told []error
-	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
-		Config: bulkhead.Config{
-			Name: "users", Limit: 1,
-			OnRefuse: func(_ context.Context, e *bulkhead.FullError) { told = append(told, e) },
-		},
-		MaxKeys:   1,
-		RefuseNew: true,
-	})
-	done, err := g.Begin(t.Context(), "tenant 7")
-	require.NoError(t, err)
-	want := &bulkhead.FullError{Name: "users", Key: "tenant 8", Reason: bulkhead.TooManyKeys}
-	err = g.Do(t.Context(), "tenant 8", func(context.Context) error {
-		t.Error("called")
-		return nil
-	})
-	require.Equal(t, want, err)
-	require.EqualError(t, err, "bulkhead: users[tenant 8]: full (too many keys)")
-	require.ErrorIs(t, err, bulkhead.ErrFull)
-	require.True(t, want.Refused())
-	require.True(t, want.Retryable())
-	_, err = g.Begin(t.Context(), "tenant 8")
-	require.Equal(t, want, err)
-	_, err = g.TryBegin(t.Context(), "tenant 8")
-	require.Equal(t, want, err)
-	require.Equal(t, []error{want, want, want}, told)
-	done(nil)
-	require.NoError(t, g.Do(t.Context(), "tenant 8", nothing))
-}
-
-func TestGroupTryBeginNeverWaits(t *testing.T) {
-	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "x", Limit: 1, MaxWait: -1}, MaxKeys: 1})
-	done, err := g.TryBegin(t.Context(), 1)
-	require.NoError(t, err)
-	defer done(nil)
-	_, err = g.TryBegin(t.Context(), 1)
-	require.Equal(t, &bulkhead.FullError{Name: "x", Key: "1", Reason: bulkhead.NoSlot, Cost: 1, Limit: 1, InFlight: 1}, err)
-	other, err := g.TryBegin(t.Context(), 2)
-	require.NoError(t, err)
-	defer other(nil)
-	_, err = g.TryBegin(t.Context(), 3)
-	require.Equal(t, &bulkhead.FullError{Name: "x", Key: "(other keys)", Reason: bulkhead.NoSlot, Cost: 1, Limit: 1, InFlight: 1}, err)
-}
-
 // Members with a Config of their own may have more levels than the others.
 func TestGroupStatsCountTheQueuedByLevel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -176,11 +131,10 @@ func TestGroupStatsCountTheQueuedByLevel(t *testing.T) {
 
 func TestGroupMiddlewareUsesTheBulkheadOfItsKey(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}})
-	held := g.Wrap(1, func(ctx context.Context) error {
+	require.NoError(t, g.Do(t.Context(), 1, func(ctx context.Context) error {
 		require.ErrorIs(t, g.By(levelOf)(nothing)(atLevel(ctx, 1)), bulkhead.ErrFull)
 		return g.By(levelOf)(nothing)(atLevel(ctx, 2))
-	})
-	require.NoError(t, held(t.Context()))
+	}))
 }
 
 func TestGroupShowsTheStartOfALongKey(t *testing.T) {
@@ -304,9 +258,10 @@ func TestGroupKeepsABulkheadWhileItsCallRuns(t *testing.T) {
 // A bulkhead whose hook panics is not held forever: there is room for another.
 func TestGroupForgetsABulkheadWhoseHookPanicked(t *testing.T) {
 	g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
-		Config:  bulkhead.Config{Limit: 1, OnRefuse: func(context.Context, *bulkhead.FullError) { panic("boom") }},
+		Config:  bulkhead.Config{Limit: 1},
 		MaxKeys: 1,
 	})
+	onRefuse(g, func(context.Context, *bulkhead.FullError) { panic("boom") })
 	release, err := g.Begin(t.Context(), "a")
 	require.NoError(t, err)
 	require.PanicsWithValue(t, "boom", func() { _, _ = g.Begin(t.Context(), "a") })

@@ -190,11 +190,11 @@ func TestAdaptiveFollowsARealServer(t *testing.T) {
 	limit.Store(4)
 	b := bulkhead.New(bulkhead.Config{
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4},
-		OnLimit: func(_ context.Context, c bulkhead.Event) {
-			if !c.Probe {
-				limit.Store(int64(c.To))
-			}
-		},
+	})
+	onLimit(b, func(_ context.Context, c bulkhead.Event) {
+		if !c.Probe {
+			limit.Store(int64(c.To))
+		}
 	})
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	ctx, stop := context.WithCancel(t.Context())

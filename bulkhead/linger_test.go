@@ -87,8 +87,8 @@ func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 		var changes []bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 10},
-			OnLimit:  func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) },
 		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) })
 		// call makes ten calls at once, again and again, that are read for a time.
 		call := func(times int, read time.Duration) {
 			for range times {

@@ -532,8 +532,8 @@ func TestMaxWaitThatCannotBeMetIsRefusedAtOnce(t *testing.T) {
 			go func() { _ = b.Do(t.Context(), nothing) }()
 		}
 		synctest.Wait()
-		require.Positive(t, b.Stats().Refusals.WaitTooLong)
-		require.Zero(t, b.Stats().Refusals.DeadlineTooClose)
+		require.Positive(t, b.Stats().Refusals[bulkhead.WaitTooLong])
+		require.Zero(t, b.Stats().Refusals[bulkhead.DeadlineTooClose])
 		time.Sleep(time.Minute)
 		requireIdle(t, b)
 	})
@@ -720,15 +720,15 @@ func TestHooksMayCallBack(t *testing.T) {
 		var reasons []bulkhead.Reason
 		b = bulkhead.New(bulkhead.Config{
 			Limit: 1, Cost: costOf, Queue: 1, MaxWait: time.Second,
-			OnRefuse: func(ctx context.Context, e *bulkhead.FullError) {
-				require.Equal(t, "v", ctx.Value(levelKey{}))
-				b.Stats()
-				reasons = append(reasons, e.Reason)
-				if e.Reason != bulkhead.NoSlot {
-					_, err := b.TryBegin(costing(ctx, 1))
-					require.ErrorIs(t, err, bulkhead.ErrFull)
-				}
-			},
+		})
+		onRefuse(b, func(ctx context.Context, e *bulkhead.FullError) {
+			require.Equal(t, "v", ctx.Value(levelKey{}))
+			b.Stats()
+			reasons = append(reasons, e.Reason)
+			if e.Reason != bulkhead.NoSlot {
+				_, err := b.TryBegin(costing(ctx, 1))
+				require.ErrorIs(t, err, bulkhead.ErrFull)
+			}
 		})
 		ctx := context.WithValue(t.Context(), levelKey{}, "v")
 		release := hold(t, b)

@@ -72,7 +72,7 @@ func (b *Bulkhead) resize(r *rules, e Event) {
 	b.queue.slots.add(e.To - e.From)
 	b.resizes.Add(1)
 	b.serve(r)
-	if r.OnLimit != nil || b.observers.Any() {
+	if b.observers.Any() {
 		b.changes.Add(e)
 	}
 }

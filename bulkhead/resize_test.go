@@ -68,16 +68,17 @@ func TestSetLimitNamesTheRange(t *testing.T) {
 	require.Equal(t, 30, adaptive.Stats().Limit)
 }
 
-func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
+func TestObserversAreToldOfEachChangeInOrder(t *testing.T) {
 	var b *bulkhead.Bulkhead
 	var told []bulkhead.Event
-	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, OnLimit: func(_ context.Context, c bulkhead.Event) {
+	b = bulkhead.New(bulkhead.Config{Name: "x", Limit: 1})
+	onLimit(b, func(_ context.Context, c bulkhead.Event) {
 		told = append(told, c)
 		if c.To == 2 { // a hook may call back; it is told of that afterwards
 			require.NoError(t, b.SetLimit(3))
 			require.Len(t, told, 1)
 		}
-	}})
+	})
 	require.NoError(t, b.SetLimit(1)) // no change
 	require.NoError(t, b.SetLimit(2))
 	require.Equal(t, []bulkhead.Event{
@@ -87,13 +88,13 @@ func TestOnLimitTellsEachChangeInOrder(t *testing.T) {
 }
 
 // The ctx is that of the call with which an adaptive limit changes.
-func TestOnLimitHasTheContextOfTheCall(t *testing.T) {
+func TestAChangeOfTheLimitHasTheContextOfTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of any
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40},
-			OnLimit:  func(ctx context.Context, _ bulkhead.Event) { of = ctx.Value(levelKey{}) },
 		})
+		onLimit(b, func(ctx context.Context, _ bulkhead.Event) { of = ctx.Value(levelKey{}) })
 		require.NoError(t, b.SetLimit(2))
 		require.Nil(t, of)
 		ctx := context.WithValue(t.Context(), levelKey{}, "of the call")
@@ -108,14 +109,15 @@ func TestOnLimitHasTheContextOfTheCall(t *testing.T) {
 	})
 }
 
-func TestOnLimitIsCalledOneAtATime(t *testing.T) {
+func TestChangesOfTheLimitAreToldOneAtATime(t *testing.T) {
 	at := 100
-	b := bulkhead.New(bulkhead.Config{Limit: 100, OnLimit: func(_ context.Context, c bulkhead.Event) {
+	b := bulkhead.New(bulkhead.Config{Limit: 100})
+	onLimit(b, func(_ context.Context, c bulkhead.Event) {
 		if c.From != at { // the race detector watches at
 			t.Errorf("from %d, was at %d", c.From, at)
 		}
 		at = c.To
-	}})
+	})
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -128,13 +130,14 @@ func TestOnLimitIsCalledOneAtATime(t *testing.T) {
 	require.Equal(t, at, b.Stats().Limit)
 }
 
-func TestAPanicInOnLimitDoesNotStopTheNextOnes(t *testing.T) {
+func TestAPanicInAnObserverOfTheLimitDoesNotStopTheNextOnes(t *testing.T) {
 	told := 0
-	b := bulkhead.New(bulkhead.Config{Limit: 1, OnLimit: func(context.Context, bulkhead.Event) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1})
+	onLimit(b, func(context.Context, bulkhead.Event) {
 		if told++; told == 1 {
 			panic("boom")
 		}
-	}})
+	})
 	require.PanicsWithValue(t, "boom", func() { _ = b.SetLimit(2) })
 	require.NoError(t, b.SetLimit(3))
 	require.Equal(t, 2, told)

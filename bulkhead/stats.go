@@ -10,11 +10,11 @@ import (
 // Totals are counted from New or NewGroup on. They never go back: neither an Update nor
 // a bulkhead that a Group evicts resets them.
 type Totals struct {
-	Admitted int64         // calls that got their slots, or cost nothing
-	Refused  int64         // calls that did not; a call whose ctx had already ended is in neither
-	Refusals Refusals      // the calls of Refused, by reason
-	Waited   int64         // calls of Admitted that had to wait
-	WaitTime time.Duration // how long these calls waited, in all
+	Admitted int64            // calls that got their slots, or cost nothing
+	Refused  int64            // calls that did not; a call whose ctx had already ended is in neither
+	Refusals map[Reason]int64 // the calls of Refused, by reason
+	Waited   int64            // calls of Admitted that had to wait
+	WaitTime time.Duration    // how long these calls waited, in all
 }
 
 func (t *Totals) add(more Totals) {
@@ -22,9 +22,20 @@ func (t *Totals) add(more Totals) {
 	t.Waited += more.Waited
 	t.WaitTime += more.WaitTime
 	t.Refused += more.Refused
-	for reason, n := range more.Refusals.All() {
-		*t.Refusals.of(reason) += n
+	for reason, n := range more.Refusals {
+		t.refused(reason, n)
 	}
+}
+
+// refused adds n calls that were refused for a reason to Refusals.
+func (t *Totals) refused(reason Reason, n int64) {
+	if n == 0 {
+		return
+	}
+	if t.Refusals == nil {
+		t.Refusals = map[Reason]int64{}
+	}
+	t.Refusals[reason] += n
 }
 
 // Stats is a snapshot of a [Bulkhead].
@@ -58,7 +69,7 @@ type ShareStats struct {
 // GroupStats is a snapshot of a [Group].
 type GroupStats struct {
 	// Totals are the sums over all bulkheads of the group, also the shared one and those
-	// that the group has evicted, and the calls that were refused for their key.
+	// that the group has evicted.
 	Totals
 
 	Keys int // bulkheads that the group holds, without the shared one
@@ -73,52 +84,13 @@ type GroupStats struct {
 	LongestHeld time.Duration
 }
 
-// Refusals counts refused calls by their [Reason].
-type Refusals struct {
-	NoSlot           int64
-	QueueFull        int64
-	Displaced        int64
-	WaitTooLong      int64
-	DeadlineTooClose int64
-	ContextEnded     int64
-	StandingQueue    int64
-	TooCostly        int64
-	TooManyKeys      int64 // by a Group
-}
-
-// reasons are all, in the order of their fields; the most frequent come first.
+// reasons are all; the most frequent come first.
 var reasons = [...]Reason{
-	NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, StandingQueue, TooCostly, TooManyKeys,
-}
-
-func (r *Refusals) of(reason Reason) *int64 {
-	return [...]*int64{
-		&r.NoSlot, &r.QueueFull, &r.Displaced, &r.WaitTooLong, &r.DeadlineTooClose, &r.ContextEnded,
-		&r.StandingQueue, &r.TooCostly, &r.TooManyKeys,
-	}[reason.index()]
+	NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, StandingQueue, TooCostly,
 }
 
 // index returns the place of r in reasons.
 func (r Reason) index() int { return slices.Index(reasons[:], r) }
-
-// All returns every reason with its number, zeros included.
-func (r Refusals) All() iter.Seq2[Reason, int64] {
-	return func(yield func(Reason, int64) bool) {
-		for _, reason := range reasons {
-			if !yield(reason, *r.of(reason)) {
-				return
-			}
-		}
-	}
-}
-
-// Total returns the number of refused calls.
-func (r Refusals) Total() (n int64) {
-	for _, of := range r.All() {
-		n += of
-	}
-	return n
-}
 
 // counters count calls. The word of the slots counts the calls that found theirs free.
 type counters struct {
@@ -132,9 +104,10 @@ func (c *counters) totals() (t Totals) {
 	t.Waited, t.WaitTime = c.waited.Load(), time.Duration(c.waitTime.Load())
 	t.Admitted = c.costless.Load() + t.Waited
 	for i, reason := range reasons {
-		*t.Refusals.of(reason) = c.refused[i].Load()
+		n := c.refused[i].Load()
+		t.refused(reason, n)
+		t.Refused += n
 	}
-	t.Refused = t.Refusals.Total()
 	return t
 }
 
@@ -164,8 +137,6 @@ func (b *Bulkhead) Stats() Stats {
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() (s GroupStats) {
-	s.Refusals.TooManyKeys = g.refused.Load()
-	s.Refused += s.Refusals.TooManyKeys
 	s.include(g.members.Shared())
 	g.members.Shards(func(shard int, members iter.Seq[*Bulkhead]) {
 		s.Totals.add(g.evicted[shard])

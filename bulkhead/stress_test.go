@@ -135,13 +135,12 @@ func TestAMillionMixedOperations(t *testing.T) {
 			cfg := bulkhead.Config{
 				Limit: limitOfStress, Queue: queueOfStress, MaxWait: time.Millisecond,
 				Levels: 3, Priority: levelOf, Cost: costOf, Reserve: []float64{0.125, 0.125},
-				OnRefuse: func(context.Context, *bulkhead.FullError) {},
-				OnLimit:  func(context.Context, bulkhead.Event) {},
 			}
 			if test.shared {
 				cfg.Share = shareOf
 			}
 			b := bulkhead.New(cfg)
+			b.Observe(func(context.Context, bulkhead.Event) {})
 			c := &counted{b: b}
 			stop := make(chan struct{})
 			var watcher, workers sync.WaitGroup

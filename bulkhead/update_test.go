@@ -214,18 +214,12 @@ func TestUpdateOfReserveHoldsForTheNextSlot(t *testing.T) {
 
 func TestUpdateOfFunctionsHoldsForTheNextCall(t *testing.T) {
 	var told []string
-	hook := func(name string) func(context.Context, *bulkhead.FullError) {
-		return func(_ context.Context, e *bulkhead.FullError) {
-			told = append(told, fmt.Sprint(name, " ", e.Level, " ", e.Cost))
-		}
-	}
-	b := bulkhead.New(bulkhead.Config{Limit: 4, Levels: 2, Priority: zero, OnRefuse: hook("old")})
+	b := bulkhead.New(bulkhead.Config{Limit: 4, Levels: 2, Priority: zero})
+	onRefuse(b, func(_ context.Context, e *bulkhead.FullError) { told = append(told, fmt.Sprint(e.Level, " ", e.Cost)) })
 	_ = b.Do(t.Context(), func(ctx context.Context) error {
 		require.NoError(t, b.Update(func(c *bulkhead.Config) {
 			c.Priority = func(context.Context) int { return 1 }
 			c.Cost = func(context.Context) int { return 3 }
-			c.OnRefuse = hook("new")
-			c.OnLimit = func(_ context.Context, l bulkhead.Event) { told = append(told, fmt.Sprint(l.From, "->", l.To)) }
 			c.Limit = 8
 		}))
 		return b.Do(ctx, func(ctx context.Context) error {
@@ -233,7 +227,7 @@ func TestUpdateOfFunctionsHoldsForTheNextCall(t *testing.T) {
 			return b.Do(ctx, func(ctx context.Context) error { return b.Do(ctx, nothing) })
 		})
 	})
-	require.Equal(t, []string{"4->8", "new 1 3"}, told)
+	require.Equal(t, []string{"1 3"}, told)
 	requireSlots(t, b, 0)
 }
 
@@ -284,8 +278,8 @@ func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
 		var last bulkhead.Event
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 40},
-			OnLimit:  func(_ context.Context, c bulkhead.Event) { last = c },
 		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { last = c })
 		keepCalling(b, 60, 3*time.Second, taking(10*time.Millisecond, nil))
 		require.Equal(t, 40, b.Stats().Limit)
 		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Adaptive.Max = 30 }))
@@ -304,8 +298,8 @@ func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
 		var lowered atomic.Bool
 		b := bulkhead.New(bulkhead.Config{
 			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
-			OnLimit:  func(_ context.Context, c bulkhead.Event) { lowered.Store(c.Probe) },
 		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { lowered.Store(c.Probe) })
 		_, end := probing(t, b, &lowered)
 		require.Less(t, b.Stats().Limit, 20)
 		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Adaptive.Tolerance = 1 }))
@@ -417,11 +411,11 @@ func TestGroupUpdateIsFollowedByItsBulkheads(t *testing.T) {
 		g := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
 			Config: bulkhead.Config{
 				Name: "api", Limit: 1, MaxWait: -1,
-				OnLimit: func(_ context.Context, c bulkhead.Event) {
-					changes = append(changes, fmt.Sprintf("%s[%s] %d -> %d", c.Name, c.Key, c.From, c.To))
-				},
 			},
 			MaxKeys: 1,
+		})
+		onLimit(g, func(_ context.Context, c bulkhead.Event) {
+			changes = append(changes, fmt.Sprintf("%s[%s] %d -> %d", c.Name, c.Key, c.From, c.To))
 		})
 		done, err := g.Begin(t.Context(), "a")
 		require.NoError(t, err)
@@ -490,8 +484,6 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 	require.ErrorContains(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.MaxKeys = -1 }), "MaxKeys is -1")
 	require.ErrorContains(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.Config.Limit = 0 }), "Limit is 0")
 	require.Equal(t, 3, g.Config().MaxKeys)
-	require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.RefuseNew = true }))
-	require.ErrorIs(t, begin(3), bulkhead.ErrFull)
 	require.NoError(t, g.Update(func(c *bulkhead.GroupConfig[int]) { c.MaxKeys = 4 }))
 	require.NoError(t, begin(3))
 	require.Equal(t, 4, g.Stats().Keys)

@@ -8,7 +8,10 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-var bulkheadRefused = refusals(bulkhead.Refusals{}.All())
+var bulkheadRefused = refusals(
+	bulkhead.NoSlot, bulkhead.QueueFull, bulkhead.Displaced, bulkhead.WaitTooLong, bulkhead.DeadlineTooClose,
+	bulkhead.ContextEnded, bulkhead.StandingQueue, bulkhead.TooCostly,
+)
 
 func bulkheadFigures(s bulkhead.Stats, to emit) {
 	bulkheadTotals(s.Totals, to)
@@ -36,8 +39,8 @@ func bulkheadTotals(t bulkhead.Totals, to emit) {
 		to.counter("bulkhead.calls", "{call}", "Calls, by outcome and the reason of a refusal.", n, attrs...)
 	}
 	calls(t.Admitted, admitted...)
-	for reason, n := range t.Refusals.All() {
-		calls(n, bulkheadRefused[reason]...)
+	for _, r := range bulkheadRefused {
+		calls(t.Refusals[r.reason], r.attrs...)
 	}
 	to.counter("bulkhead.waits", "{call}", "Calls that were admitted after a wait.", t.Waited)
 	to.seconds(true, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"fmt"
-	"iter"
 	"strings"
 	"time"
 )
@@ -85,12 +84,17 @@ var snakeCase = strings.NewReplacer(" ", "_", "-", "_")
 
 var admitted = []Attr{{"outcome", "admitted"}, {"reason", ""}}
 
-// refusals returns the attributes of refused calls, by reason. They are made once, since a
-// collection of metrics reads the figures of every policy.
-func refusals[R ~string](reasons iter.Seq2[R, int64]) map[R][]Attr {
-	all := map[R][]Attr{}
-	for reason := range reasons {
-		all[reason] = []Attr{{"outcome", "refused"}, {"reason", label(reason)}}
+// A refusal is a reason for refusals, and the attributes of the calls that were refused for it.
+type refusal[R ~string] struct {
+	reason R
+	attrs  []Attr
+}
+
+// refusals returns a refusal for each reason. They are made once, since a collection of metrics
+// reads the figures of every policy.
+func refusals[R ~string](reasons ...R) (all []refusal[R]) {
+	for _, reason := range reasons {
+		all = append(all, refusal[R]{reason, []Attr{{"outcome", "refused"}, {"reason", label(reason)}}})
 	}
 	return all
 }

@@ -354,7 +354,7 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 		"budget/users": {"Ratio": 0.5},
 		"hedge/users": {"Delay": "2s"},
 		"breaker/users": {"Failures": 10, "OpenFor": "45s"},
-		"breaker/shards": {"Config": {"Failures": 4}, "MaxKeys": 77, "RefuseNew": true},
+		"breaker/shards": {"Config": {"Failures": 4}, "MaxKeys": 77, "IdleAfter": "5m"},
 		"bulkhead/users": {"Limit": 32},
 		"bulkhead/rooms": {"Config": {"Limit": 3}},
 		"throttle/users": {"Rate": 200, "Burst": 40},
@@ -372,7 +372,7 @@ func TestApplyChangesEveryKindOfPolicy(t *testing.T) {
 	require.Equal(t, 2*time.Second, h.hedger.Config().Delay)
 	require.Equal(t, 45*time.Second, h.circuit.Config().OpenFor)
 	require.Equal(t, 4, h.circuits.Config().Config.Failures)
-	require.True(t, h.circuits.Config().RefuseNew)
+	require.Equal(t, 5*time.Minute, h.circuits.Config().IdleAfter)
 	require.Equal(t, 32, h.slots.Config().Limit)
 	require.Equal(t, 3, h.rooms.Config().Config.Limit)
 	require.Equal(t, 200.0, h.rate.Config().Rate)

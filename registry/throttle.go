@@ -7,8 +7,11 @@ import (
 )
 
 var (
-	throttleRefused = refusals(throttle.Refusals{}.All())
-	throttleShed    = []Attr{{"outcome", "refused"}, {"reason", label(throttle.Shed)}}
+	throttleRefused = refusals(
+		throttle.OverLimit, throttle.OverQuota, throttle.WaitTooLong, throttle.QueueFull, throttle.Displaced,
+		throttle.DeadlineTooClose, throttle.ContextEnded, throttle.TooCostly, throttle.Outage,
+	)
+	throttleShed = []Attr{{"outcome", "refused"}, {"reason", label(throttle.Shed)}}
 )
 
 func throttleFigures(s throttle.Stats, to emit) {
@@ -57,10 +60,10 @@ func throttleTotals(t throttle.Totals, to emit) {
 	to.seconds(true, "throttle.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
-func throttleCalls(sent int64, refused throttle.Refusals, to emit) {
+func throttleCalls(sent int64, refused map[throttle.Reason]int64, to emit) {
 	throttleCall(sent, to, admitted...)
-	for reason, n := range refused.All() {
-		throttleCall(n, to, throttleRefused[reason]...)
+	for _, r := range throttleRefused {
+		throttleCall(refused[r.reason], to, r.attrs...)
 	}
 }
 
@@ -80,9 +83,6 @@ func throttleEvent(e throttle.Event) Event {
 	}
 	if e.Waited > 0 {
 		attrs = append(attrs, slog.Duration("waited", e.Waited))
-	}
-	if e.Kind == throttle.EventEvicted {
-		attrs = append(attrs, slog.Int64("spent", e.Spent), slog.Int64("refusals", e.Refused))
 	}
 	return happened(e.Kind, e.Key, e.Err, attrs...).
 		warn(e.Kind == throttle.EventRefused || e.Kind == throttle.EventOutageBegan || e.Kind == throttle.EventRecovered)

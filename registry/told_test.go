@@ -179,8 +179,6 @@ func TestLogOfEachKindOfEvent(t *testing.T) {
 			lineOf[saga.Stats](t, saga.Event{Kind: saga.EventStuck, Saga: "a", ID: "1", Status: saga.Stuck, Step: "b", Op: saga.OpUndo,
 				Outcome: saga.OutcomeInDoubt, Attempt: 2, Took: s, Count: 3, Err: errDown})},
 		{`DEBUG msg="saga completed" name=x status=completed`, lineOf[saga.Stats](t, saga.Event{Kind: saga.EventCompleted, Status: saga.Completed})},
-		{`DEBUG msg="throttle evicted" name=x key=k spent=2 refusals=3`,
-			lineOf[throttle.GroupStats](t, throttle.Event{Kind: throttle.EventEvicted, Key: "k", Spent: 2, Refused: 3})},
 		{`DEBUG msg="throttle waited" name=x waited=1s`, lineOf[throttle.Stats](t, throttle.Event{Kind: throttle.EventWaited, Waited: s})},
 		{`WARN msg="throttle outage began" name=x err=down`,
 			lineOf[throttle.SharedStats](t, throttle.Event{Kind: throttle.EventOutageBegan, Err: errDown})},

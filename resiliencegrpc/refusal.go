@@ -91,7 +91,7 @@ func limited(err error) bool {
 		return false
 	}
 	switch e.Reason {
-	case throttle.TooManyKeys, throttle.Outage, throttle.Shed:
+	case throttle.Outage, throttle.Shed:
 		return false
 	}
 	return true

@@ -283,19 +283,6 @@ func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {
 	require.EqualValues(t, 1, costly.Stats().Refused)
 }
 
-func TestALimitThatCannotTellIsNoLimitUsedUp(t *testing.T) {
-	few := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-6, Burst: 1}, MaxKeys: 1, RefuseNew: true})
-	var n atomic.Int64
-	_, lis := serve(t, &service{}, resiliencegrpc.Server{
-		Limit: few, Key: func(context.Context) string { return fmt.Sprint(n.Add(1)) },
-	}.Options()...)
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-	_, err := client.Get(t.Context(), hello)
-	require.NoError(t, err)
-	_, err = client.Get(t.Context(), hello)
-	requireCode(t, codes.Unavailable, err)
-}
-
 func TestATimeoutOfTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {

@@ -15,7 +15,7 @@ import (
 // something else under policies of their own, and have not written anything yet.
 //
 // Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
-// the Reason of its [throttle.LimitedError] is none of TooManyKeys, Outage and Shed. It
+// the Reason of its [throttle.LimitedError] is neither Outage nor Shed. It
 // writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
 // refused for another reason (Refused() bool is true), or time ran out
 // ([context.DeadlineExceeded]). [Server] says what the response looks like. The client does
@@ -170,7 +170,7 @@ func limited(err error) (*throttle.LimitedError, bool) {
 		return nil, errors.Is(err, throttle.ErrLimited)
 	}
 	switch e.Reason {
-	case throttle.TooManyKeys, throttle.Outage, throttle.Shed:
+	case throttle.Outage, throttle.Shed:
 		return nil, false
 	}
 	return e, true

@@ -273,20 +273,6 @@ func TestThrottleByLeavesOthersAlone(t *testing.T) {
 	require.Equal(t, "hello", answer(t, resp, err))
 }
 
-func TestThrottleWithoutRoomForTheKey(t *testing.T) {
-	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}, MaxKeys: 1, RefuseNew: true})
-	h := resiliencehttp.Server{}.ThrottleBy(tenants, func(r *http.Request) string { return r.RemoteAddr })(hello)
-	require.Equal(t, 200, get(h, from("a")).Code)
-	for i := range 1000 {
-		if w := get(h, from(strconv.Itoa(i))); w.Code != 200 {
-			require.Equal(t, 503, w.Code, "it is not the client's fault")
-			require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
-			return
-		}
-	}
-	t.Fatal("never full")
-}
-
 func TestThrottleWaitsAsTheLimitHasIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})

@@ -180,7 +180,7 @@ func TestRunbookQuota(t *testing.T) {
 		}
 		require.Equal(t, 2, use(5))
 		require.Contains(t, figuresOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_the_quota} 3")
-		require.Equal(t, map[string]throttle.Usage[string]{"a": {Key: "a", Spent: 2, Refused: 3}}, maps.Collect(tenants.All()), "refused calls spend nothing")
+		require.Equal(t, map[string]throttle.Usage{"a": {Spent: 2, Refused: 3}}, maps.Collect(tenants.All()), "refused calls spend nothing")
 		e, _ := reg.Get("throttle", "tenants")
 		require.NoError(t, e.Health(t.Context()))
 

@@ -15,7 +15,7 @@ func Example() {
 	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 1}})
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nobody is there
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
-		return func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }
+		return circuits.By(func(context.Context) string { return addr })
 	}})
 
 	fmt.Println(resilience.Refused(rdb.Get(context.Background(), "key").Err()))

@@ -4,7 +4,7 @@
 //	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 //	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 //		return resilience.Chain(
-//			func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }, // one for each node
+//			circuits.By(func(context.Context) string { return addr }), // one for each node
 //			slots.Wrap, // one for all
 //		)
 //	}})

@@ -1,6 +1,7 @@
 package resilienceredis_test
 
 import (
+	"context"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,7 +16,7 @@ import (
 func _(addr string, circuits *breaker.Group[string], slots *bulkhead.Bulkhead) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
-		node := func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }
+		node := circuits.By(func(context.Context) string { return addr })
 		return resilience.Chain(node, slots.Wrap, resilience.Timeout(50*time.Millisecond))
 	}})
 }

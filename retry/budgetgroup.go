@@ -30,12 +30,6 @@ type BudgetGroupConfig[K comparable] struct {
 	// IdleAfter is how long a Budget must have had no call to be evicted. Zero means 10
 	// minutes. Negative means that Budgets are evicted only to make room.
 	IdleAfter time.Duration
-
-	// RefuseNew allows a call with a new key no retry when MaxKeys Budgets are held and none
-	// of them can be evicted, nor a call with a key that is not equal to itself, such as
-	// NaN. False lets all such calls share one Budget, made from Config, whose Key is
-	// "(other keys)".
-	RefuseNew bool
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -52,7 +46,7 @@ func (c BudgetGroupConfig[K]) withDefaults() BudgetGroupConfig[K] {
 }
 
 func (c *BudgetGroupConfig[K]) bounds() keyed.Bounds {
-	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter}
 }
 
 // own returns the BudgetConfig of a key, if that is not the one of all keys.
@@ -75,10 +69,11 @@ func (c *BudgetGroupConfig[K]) own(key K) *settings.Version[BudgetConfig] {
 // The first call with a key makes its Budget. A Budget that is idle is evicted, but never
 // while retries of the last 10 seconds are charged to it: a key cannot get a new Budget by
 // being evicted. A new key in a full group takes the place of another; the group looks at a
-// few of them, and if none can be evicted, RefuseNew says what happens.
+// few of them, and if none can be evicted, the new key has none: all such keys share one Budget,
+// made from Config, whose Key is "(other keys)". So does a key that is not equal to itself,
+// such as NaN.
 type BudgetGroup[K comparable] struct {
 	members   *keyed.Group[K, BudgetGroupConfig[K], settings.Version[BudgetConfig], Budget]
-	none      Budget // of RefuseNew: it never allows a retry
 	observers notify.Observers[Event]
 	did       budgetCounts
 }
@@ -98,7 +93,6 @@ func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 		Follow: func(b *Budget, each *settings.Version[BudgetConfig]) { b.setting.Adopt(each, nil) },
 		Needed: (*Budget).needed,
 	})
-	g.make(&g.none, nil, newBudgetVersion(BudgetConfig{Name: cfg.Config.Name, Ratio: -1, PerSecond: -1}))
 	return g
 }
 
@@ -126,9 +120,6 @@ func (g *BudgetGroup[K]) By(key func(context.Context) K) func(context.Context) *
 
 func (g *BudgetGroup[K]) of(key K) *Budget {
 	e := g.members.Pin(key)
-	if e == nil {
-		return &g.none
-	}
 	defer e.Unpin()
 	return &e.Value
 }

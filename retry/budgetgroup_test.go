@@ -98,35 +98,28 @@ func TestRetryIsRefundedToTheBudgetItWasChargedTo(t *testing.T) {
 }
 
 func TestBudgetGroupIsBounded(t *testing.T) {
-	for _, c := range []struct {
-		refuse bool
-		want   int
-	}{{false, 10}, {true, 0}} {
-		t.Run(fmt.Sprint(c.refuse), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				g, r := newHosts(retry.BudgetGroupConfig[string]{Config: tenRetries, MaxKeys: 2, RefuseNew: c.refuse})
-				var log eventLog
-				g.Observe(log.note)
-				require.Equal(t, 1, retried(t, r, "a", 1))
-				require.Equal(t, 1, retried(t, r, "b", 1))
-				more := 0
-				for i := range 20 {
-					more += retried(t, r, fmt.Sprint("new ", i), 1)
-				}
-				require.Equal(t, c.want, more, "the retries of all other keys")
-				require.Equal(t, retry.Event{Kind: retry.EventOverBudget, Name: "hosts", Key: "(other keys)"}, log.take()[0])
-				s := g.Stats()
-				require.Equal(t, 2, s.Keys)
-				require.Equal(t, retry.BudgetTotals{Allowed: int64(2 + c.want), OverBudget: int64(20 - c.want)}, s.BudgetTotals)
-				require.Equal(t, 9, retried(t, r, "a", 20), "a key that has a Budget keeps it")
+	synctest.Test(t, func(t *testing.T) {
+		g, r := newHosts(retry.BudgetGroupConfig[string]{Config: tenRetries, MaxKeys: 2})
+		var log eventLog
+		g.Observe(log.note)
+		require.Equal(t, 1, retried(t, r, "a", 1))
+		require.Equal(t, 1, retried(t, r, "b", 1))
+		more := 0
+		for i := range 20 {
+			more += retried(t, r, fmt.Sprint("new ", i), 1)
+		}
+		require.Equal(t, 10, more, "the retries of all other keys")
+		require.Equal(t, retry.Event{Kind: retry.EventOverBudget, Name: "hosts", Key: "(other keys)"}, log.take()[0])
+		s := g.Stats()
+		require.Equal(t, 2, s.Keys)
+		require.Equal(t, retry.BudgetTotals{Allowed: 12, OverBudget: 10}, s.BudgetTotals)
+		require.Equal(t, 9, retried(t, r, "a", 20), "a key that has a Budget keeps it")
 
-				time.Sleep(11 * time.Second)
-				require.Equal(t, 10, retried(t, r, "new", 11), "room by then")
-				require.Equal(t, 2, g.Stats().Keys)
-				require.Equal(t, int64(2+c.want+9+10), g.Stats().Allowed, "of evicted keys too")
-			})
-		})
-	}
+		time.Sleep(11 * time.Second)
+		require.Equal(t, 10, retried(t, r, "new", 11), "room by then")
+		require.Equal(t, 2, g.Stats().Keys)
+		require.Equal(t, int64(12+9+10), g.Stats().Allowed, "of evicted keys too")
+	})
 }
 
 func TestBudgetIsEvictedWhenItIsIdleAndNothingIsChargedToIt(t *testing.T) {

@@ -1,13 +1,6 @@
 package retry
 
-import (
-	"time"
-
-	"github.com/go-resilience/resilience/internal/behavior"
-)
-
-// LatencyOf returns the time within which the fraction q of the calls of h ended.
-func LatencyOf[T any](h *Hedger[T], q float64) (time.Duration, bool) { return h.latencies.quantile(q) }
+import "github.com/go-resilience/resilience/internal/behavior"
 
 // VerdictOn returns what follows from a failed attempt.
 func VerdictOn(end behavior.End, permanent, ended, itself, made, waits, worth, last bool) string {

@@ -13,11 +13,12 @@ import (
 // A ledger is what accounts have in common: their lock, their clock and the counts of their
 // calls. A Limiter has one alone; the accounts of a Group share a few.
 type ledger struct {
-	mu      sync.Mutex
-	latest  int64 // when the last account was made
-	shift   int64 // of the clock
-	did     Totals
-	waiters *waiters // of the Group, or nil
+	mu       sync.Mutex
+	latest   int64  // when the last account was made
+	shift    int64  // of the clock
+	did      Totals // without the refused calls
+	refusals tally
+	waiters  *waiters // of the Group, or nil
 }
 
 // shifted returns what the clock says, now. If that is long before accounts were made, it is
@@ -110,16 +111,9 @@ func (a *account) lose(n int) {
 	a.spent += int64(n)
 }
 
-// refuse counts a call that was refused for want of an account.
-func (l *ledger) refuse(why Reason) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	*l.did.Refusals.of(why)++
-}
-
 // refuse counts a refused call. The caller holds mu.
 func (a *account) refuse(why Reason) {
-	*a.did.Refusals.of(why)++
+	a.refusals[why.index()]++
 	if a.refused < math.MaxUint32 {
 		a.refused++
 	}
@@ -171,7 +165,7 @@ func (a *account) tellRefused(ctx context.Context, by caller, cfg *Config, e *Li
 	if e.Limit == 0 {
 		e.Limit = a.terms.Load().size()
 	}
-	report(ctx, cfg.OnRefuse, by.observers, e)
+	report(ctx, by.observers, e)
 	return e
 }
 

@@ -50,10 +50,6 @@ type AdaptiveConfig struct {
 	// Priority returns the level of a call: 0 is the most important. A value outside
 	// 0 ... Levels-1 is clamped. Priority needs Levels.
 	Priority func(context.Context) int
-
-	// OnRefuse, if not nil, is called with the call's ctx for each call that is not
-	// sent.
-	OnRefuse func(context.Context, *LimitedError)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -166,7 +162,7 @@ func (a *Adaptive) Do(ctx context.Context, fn func(context.Context) error) error
 	sent, ok := a.send(level)
 	if !ok {
 		err := &LimitedError{Name: cfg.Name, Reason: Shed, Level: level, Cost: 1}
-		report(ctx, cfg.OnRefuse, &a.observers, err)
+		report(ctx, &a.observers, err)
 		return err
 	}
 	what := neither // also if fn panics

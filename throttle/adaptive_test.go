@@ -335,8 +335,8 @@ func TestAdaptiveShedsTheLessImportantFirst(t *testing.T) {
 		a := newAdaptive(throttle.AdaptiveConfig{
 			K: 1.2, Levels: 3,
 			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
-			OnRefuse: func(_ context.Context, e *throttle.LimitedError) { shed[e.Level]++ },
 		}, 1)
+		onRefuse(a, func(_ context.Context, e *throttle.LimitedError) { shed[e.Level]++ })
 		random := rand.New(rand.NewPCG(9, 9))
 		load(t, &server{capacity: 150}, 200, func(ctx context.Context, fn func(context.Context) error) error {
 			return a.Do(context.WithValue(ctx, level{}, random.IntN(3)), fn)

@@ -30,7 +30,6 @@ const (
 	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
 	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
 	TooCostly        Reason = "too costly"         // the call takes more tokens than its level may spend at once: it can never be admitted
-	TooManyKeys      Reason = "too many keys"      // the key is new to a Group that holds MaxKeys keys; see RefuseNew
 	Outage           Reason = "outage"             // a Shared could not reach Redis
 	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably turn it away
 )

@@ -28,8 +28,6 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 		full := limit(throttle.Config{MaxWait: -1, Queue: 1})
 		go func() { _ = full.Wait(t.Context()) }()
 		synctest.Wait()
-		group := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 1, RefuseNew: true})
-		require.True(t, group.Allow(1))
 		outage := func(err error) error {
 			return throttle.NewShared(throttle.SharedConfig{
 				Name: "api", Rate: 1, OnOutage: throttle.RefuseAll,
@@ -54,7 +52,6 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 			{throttle.DeadlineTooClose, limit(throttle.Config{MaxWait: -1}).Wait(soon), true, time.Second},
 			{throttle.ContextEnded, limit(throttle.Config{MaxWait: -1}).Wait(gone), true, time.Second - time.Microsecond},
 			{throttle.TooCostly, limit(throttle.Config{Cost: func(context.Context) int { return 2 }}).Wait(t.Context()), false, 0},
-			{throttle.TooManyKeys, group.Wait(t.Context(), 2), true, time.Second},
 			{throttle.Outage, outage(errDown), true, time.Second},
 			{throttle.Outage, outage(word{answered: true, throttled: true, after: time.Hour}), true, time.Second},
 			{throttle.Shed, adaptive.Do(t.Context(), ok), true, 0},

@@ -16,7 +16,6 @@ const (
 	EventWaited      EventKind = "waited"       // a call was admitted after a wait for its tokens
 	EventOutageBegan EventKind = "outage began" // Redis no longer answers a Shared, for the hash slot of a key
 	EventRecovered   EventKind = "recovered"    // Redis answers again, for the hash slot of a key
-	EventEvicted     EventKind = "evicted"      // a Group has evicted a key
 )
 
 // An Event is what an observer is told.
@@ -32,25 +31,18 @@ type Event struct {
 
 	Reason Reason // of EventRefused
 	Err    error  // of EventRefused: the [*LimitedError]; of EventOutageBegan: the cause
-
-	// Of EventEvicted.
-	Spent   int64 // the tokens that the key has spent, less those given back
-	Refused int64 // the calls of the key that were refused
 }
 
 // Observe calls f with each event of each key from now on, until stop is called, as
-// [Limiter.Observe] does. In addition there is EventEvicted, with the ctx that OnEvict gets.
+// [Limiter.Observe] does.
 func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
 	return g.observers.Observe(f)
 }
 
 type observers = notify.Observers[Event]
 
-// report tells the hook and the observers of a refused call.
-func report(ctx context.Context, onRefuse func(context.Context, *LimitedError), o *observers, e *LimitedError) {
-	if onRefuse != nil {
-		onRefuse(ctx, e)
-	}
+// report tells the observers of a refused call.
+func report(ctx context.Context, o *observers, e *LimitedError) {
 	if o.Any() {
 		o.Tell(ctx, Event{
 			Kind: EventRefused, Name: e.Name, Key: e.Key,

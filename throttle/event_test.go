@@ -33,13 +33,23 @@ func (e *events) take() []throttle.Event {
 	return all
 }
 
+// onRefuse calls f with each refusal.
+func onRefuse(l interface {
+	Observe(func(context.Context, throttle.Event)) (stop func())
+}, f func(context.Context, *throttle.LimitedError)) {
+	l.Observe(func(ctx context.Context, e throttle.Event) {
+		if e.Kind == throttle.EventRefused {
+			f(ctx, e.Err.(*throttle.LimitedError))
+		}
+	})
+}
+
 func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type id struct{}
 		var order []string
 		l := throttle.New(throttle.Config{
 			Name: "api", Rate: 1, Burst: 1, MaxWait: 1500 * time.Millisecond,
-			OnRefuse: func(context.Context, *throttle.LimitedError) { order = append(order, "hook") },
 		})
 		var seen events
 		stopOrder := l.Observe(func(ctx context.Context, e throttle.Event) {
@@ -80,7 +90,7 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 		require.NoError(t, l.Wait(ctx))
 		calls.Wait()
 		require.Empty(t, seen.take())
-		require.Equal(t, []string{"waited", "hook", "refused", "waited", "hook", "refused"}, order)
+		require.Equal(t, []string{"waited", "refused", "waited", "refused"}, order)
 	})
 }
 
@@ -98,16 +108,14 @@ func TestGroupObserversSeeKeys(t *testing.T) {
 		require.NoError(t, g.Wait(t.Context(), 8))
 		require.Equal(t, []throttle.Event{{Kind: throttle.EventWaited, Name: "api", Cost: 1, Key: "(other keys)", Waited: time.Second}}, seen.take())
 		require.NoError(t, g.Wait(t.Context(), 9))
-		require.Equal(t, []throttle.Event{{Kind: throttle.EventEvicted, Name: "api", Key: "7", Spent: 2}}, seen.take())
+		require.Empty(t, seen.take())
 
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait, c.RefuseNew = 0, true }))
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.MaxWait = 0 }))
 		err := g.Wait(t.Context(), 9)
-		err2 := g.Wait(t.Context(), 10)
 		require.Equal(t, []throttle.Event{
 			{Kind: throttle.EventRefused, Name: "api", Cost: 1, Key: "9", Reason: throttle.OverLimit, Err: err},
-			{Kind: throttle.EventRefused, Name: "api", Cost: 1, Key: "10", Reason: throttle.TooManyKeys, Err: err2},
 		}, seen.take())
-		require.Equal(t, throttle.Refusals{OverLimit: 1, TooManyKeys: 1}, g.Stats().Refusals)
+		require.Equal(t, map[throttle.Reason]int64{throttle.OverLimit: 1}, g.Stats().Refusals)
 		require.EqualValues(t, 2, g.Stats().Waited)
 		require.Equal(t, 2*time.Second, g.Stats().WaitTime)
 	})
@@ -189,8 +197,8 @@ func TestStatsCountEachReason(t *testing.T) {
 		cost = 2
 		require.Error(t, l.Wait(at(t.Context(), 0))) // too costly
 		l.Refund(1)
-		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 2, Refused: 8, Refusals: throttle.Refusals{
-			OverLimit: 1, WaitTooLong: 1, QueueFull: 1, Displaced: 1, DeadlineTooClose: 1, ContextEnded: 1, TooCostly: 2,
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 2, Refused: 8, Refusals: map[throttle.Reason]int64{
+			throttle.OverLimit: 1, throttle.WaitTooLong: 1, throttle.QueueFull: 1, throttle.Displaced: 1, throttle.DeadlineTooClose: 1, throttle.ContextEnded: 1, throttle.TooCostly: 2,
 		}, Spent: 2, Refunded: 1, Waited: 1, WaitTime: time.Second}}, l.Stats())
 	})
 }

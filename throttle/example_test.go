@@ -52,8 +52,8 @@ func ExampleGroup() {
 	// Unordered output:
 	// free 3
 	// paying 10
-	// free {Key:free Spent:3 Refused:7}
-	// paying {Key:paying Spent:10 Refused:0}
+	// free {Spent:3 Refused:7}
+	// paying {Spent:10 Refused:0}
 }
 
 // A Decision has the information for the headers of an HTTP response.
@@ -69,12 +69,12 @@ func ExampleLimiter_Take() {
 }
 
 // Refused calls go to the log.
-func ExampleConfig_onRefuse() {
-	limit := throttle.New(throttle.Config{
-		Name: "search", Rate: 10,
-		OnRefuse: func(ctx context.Context, e *throttle.LimitedError) {
-			slog.WarnContext(ctx, "limited", "name", e.Name, "why", e.Reason, "retry_after", e.RetryAfter())
-		},
+func ExampleLimiter_Observe() {
+	limit := throttle.New(throttle.Config{Name: "search", Rate: 10})
+	limit.Observe(func(ctx context.Context, e throttle.Event) {
+		if e.Kind == throttle.EventRefused {
+			slog.WarnContext(ctx, "limited", "name", e.Name, "why", e.Reason, "err", e.Err)
+		}
 	})
 	fmt.Println(limit.Do(context.Background(), func(context.Context) error { return nil }))
 	// Output: <nil>

@@ -12,7 +12,6 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
-	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
@@ -38,18 +37,6 @@ type GroupConfig[K comparable] struct {
 	// minute, as such a key has nothing to lose. Negative means that keys are evicted only
 	// to make room.
 	IdleAfter time.Duration
-
-	// RefuseNew refuses a call with a new key when MaxKeys keys are held and none of them
-	// can be evicted, and with a key that is not equal to itself, such as NaN. False puts
-	// all such keys together under one limit, as Config has it, whose Key is "(other keys)".
-	// Choose keys that an attacker cannot make up for free.
-	RefuseNew bool
-
-	// OnEvict, if not nil, is called with each key that is evicted and what it has used
-	// since it came. The call that brought a new key calls it, with its ctx or, in
-	// methods without one, with [context.Background]. Together with Top it makes a full
-	// account.
-	OnEvict func(context.Context, Usage[K])
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -68,7 +55,7 @@ func (c GroupConfig[K]) validate(f *invalid.Fields) {
 }
 
 func (c *GroupConfig[K]) bounds() keyed.Bounds {
-	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter, RefuseNew: c.RefuseNew}
+	return keyed.Bounds{MaxKeys: c.MaxKeys, IdleAfter: c.IdleAfter}
 }
 
 // withDefaults returns a valid c with its zero fields filled in. It shares no memory
@@ -86,7 +73,10 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 //
 // A key whose burst has refilled, and whose windows of quotas are over, is the same as one
 // that was never seen. So such keys are evicted after a while, a few whenever a new key
-// comes. At most MaxKeys are held, apart from keys that Set adds.
+// comes. At most MaxKeys are held, apart from keys that Set adds. If none of them can be
+// evicted, a new key finds no room: all such keys share one limit, as Config has it, whose Key
+// is "(other keys)". So does a key that is not equal to itself, such as NaN. Choose keys that
+// an attacker cannot make up for free.
 type Group[K comparable] struct {
 	members *keyed.Group[K, GroupConfig[K], terms, account]
 	ledgers [64]struct {
@@ -95,9 +85,8 @@ type Group[K comparable] struct {
 	}
 	observers observers
 	waiters   waiters
-	evictions notify.Queue[Usage[K]] // to be told of
-	evicted   atomic.Int64           // keys
-	overflow  atomic.Int64           // calls whose key found no room
+	evicted   atomic.Int64 // keys
+	overflow  atomic.Int64 // calls whose key found no room
 }
 
 // NewGroup returns a Group without keys. It panics with the error of
@@ -118,7 +107,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 		Make:   g.make,
 		Follow: (*account).adopt,
 		Needed: func(a *account) bool { return !a.idle() },
-		Evict:  g.evict,
+		Evict:  func(int, K, *account) { g.evicted.Add(1) },
 	})
 	return g
 }
@@ -130,39 +119,12 @@ func (g *Group[K]) make(a *account, _ *K, each *terms) {
 	a.make(&l.ledger, each)
 }
 
-// evict is told of a key that is evicted.
-func (g *Group[K]) evict(_ int, key K, a *account) {
-	g.evicted.Add(1)
-	if g.members.Load().OnEvict != nil || g.observers.Any() {
-		g.evictions.Add(usageOf(key, a))
-	}
-}
-
-func (g *Group[K]) tellEvicted(ctx context.Context, u Usage[K]) {
-	cfg := g.members.Load()
-	if cfg.OnEvict != nil {
-		cfg.OnEvict(ctx, u)
-	}
-	if g.observers.Any() {
-		g.observers.Tell(ctx, Event{Kind: EventEvicted, Name: cfg.Config.Name, Key: keyed.Text(u.Key), Spent: u.Spent, Refused: u.Refused})
-	}
-}
-
-// pin returns the account of a call, pinned, and tells of the keys that were evicted for it.
-// It is nil if the call is refused.
-func (g *Group[K]) pin(ctx context.Context, key K) *keyed.Entry[account] {
+// pin returns the account of a call, pinned.
+func (g *Group[K]) pin(key K) *keyed.Entry[account] {
 	e := g.members.Pin(key)
-	if e == nil || e.IsShared() {
+	if e.IsShared() {
 		g.overflow.Add(1)
 	}
-	told := false
-	defer func() {
-		if !told && e != nil { // a hook has panicked
-			e.Unpin()
-		}
-	}()
-	g.evictions.Deliver(ctx, g.tellEvicted)
-	told = true
 	return e
 }
 
@@ -173,11 +135,6 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 		return err
 	}
 	return fn(ctx)
-}
-
-// Wrap returns a function that runs next for key as [Group.Do] does.
-func (g *Group[K]) Wrap(key K, next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return g.Do(ctx, key, next) }
 }
 
 // By returns middleware that runs a function as [Group.Do] does, for the key of its
@@ -199,10 +156,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 }
 
 func (g *Group[K]) acquire(ctx context.Context, cfg *Config, key K, n, level int) error {
-	e := g.pin(ctx, key)
-	if e == nil {
-		return g.refuse(ctx, cfg, key, n, level)
-	}
+	e := g.pin(key)
 	defer e.Unpin()
 	m, b, ok := e.Value.take(n, level, false)
 	if ok {
@@ -213,30 +167,6 @@ func (g *Group[K]) acquire(ctx context.Context, cfg *Config, key K, n, level int
 		by.key = keyed.Text(key)
 	}
 	return e.Value.wait(ctx, by, cfg, n, level, m, b)
-}
-
-// refuse counts and reports a call whose key found no room.
-func (g *Group[K]) refuse(ctx context.Context, cfg *Config, key K, n, level int) error {
-	g.ledgers[0].refuse(TooManyKeys)
-	d := g.full(n, level)
-	err := &LimitedError{
-		Name: cfg.Name, Key: keyed.Text(key), Reason: TooManyKeys, Limit: d.Limit,
-		Level: level, Cost: n, After: d.RetryAfter,
-	}
-	report(ctx, cfg.OnRefuse, &g.observers, err)
-	return err
-}
-
-// full returns the Decision about a key for which there is no room.
-func (g *Group[K]) full(n, level int) Decision {
-	a := g.unknown()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	m := a.measure()
-	d := m.decision(nil, false, n, level)
-	d.Remaining = 0
-	d.RetryAfter = time.Duration(m.rate.Of(1).Up()) // a key may have refilled and be evicted by then
-	return d
 }
 
 // unknown returns an account that belongs to no key.
@@ -260,11 +190,7 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 
 // Allow takes a token of key if there is one, as [Limiter.Allow] does.
 func (g *Group[K]) Allow(key K) bool {
-	e := g.pin(context.Background(), key)
-	if e == nil {
-		g.ledgers[0].refuse(TooManyKeys)
-		return false
-	}
+	e := g.pin(key)
 	defer e.Unpin()
 	_, _, ok := e.Value.take(1, g.least(), true)
 	return ok
@@ -272,22 +198,18 @@ func (g *Group[K]) Allow(key K) bool {
 
 // Take takes n tokens of key if all of them are there, as [Limiter.Take] does.
 func (g *Group[K]) Take(key K, n int) Decision {
-	d, _ := g.decide(context.Background(), key, max(n, 0), g.least())
+	d, _ := g.decide(key, max(n, 0), g.least())
 	return d
+}
+
+func (g *Group[K]) decide(key K, n, level int) (Decision, Reason) {
+	e := g.pin(key)
+	defer e.Unpin()
+	return e.Value.decide(n, level)
 }
 
 // least returns the least important level.
 func (g *Group[K]) least() int { return g.members.Load().Config.Levels - 1 }
-
-func (g *Group[K]) decide(ctx context.Context, key K, n, level int) (Decision, Reason) {
-	e := g.pin(ctx, key)
-	if e == nil {
-		g.ledgers[0].refuse(TooManyKeys)
-		return g.full(n, level), TooManyKeys
-	}
-	defer e.Unpin()
-	return e.Value.decide(n, level)
-}
 
 // Peek returns the Decision that a Take of 1 would return, as [Limiter.Peek] does. A
 // key that is not held has all of its burst, if there is room for it: to find out, Peek may
@@ -297,31 +219,25 @@ func (g *Group[K]) Peek(key K) Decision { return g.peek(key, g.least()) }
 func (g *Group[K]) peek(key K, level int) Decision {
 	e := g.members.Find(key)
 	if e == nil {
-		room := g.members.Room(key)
-		g.evictions.Deliver(context.Background(), g.tellEvicted)
-		if room {
+		if g.members.Room(key) {
 			return g.unknown().peek(level)
 		}
-		if e = g.members.Overflow(); e == nil {
-			return g.full(1, level)
-		}
+		e = g.members.Overflow()
 	}
 	defer e.Unpin()
 	return e.Value.peek(level)
 }
 
 // Refund gives back n tokens of key, as [Limiter.Refund] does. For a key that is not
-// held it gives them back to the limit that other keys share. With RefuseNew it does nothing:
-// the key's burst is full. It gives back no tokens that were spent before a [Group.Restore].
+// held it gives them back to the limit that other keys share. It gives back no tokens that
+// were spent before a [Group.Restore].
 func (g *Group[K]) Refund(key K, n int) {
 	e := g.members.Find(key)
 	if e == nil {
 		e = g.members.Overflow()
 	}
-	if e != nil {
-		defer e.Unpin()
-		e.Value.refund(n)
-	}
+	defer e.Unpin()
+	e.Value.refund(n)
 }
 
 // Set gives key a limit of its own. The key keeps it, whatever MaxKeys says, until Set is
@@ -344,7 +260,6 @@ func (g *Group[K]) Set(key K, limit Limit) error {
 	e := g.members.Add(key)
 	defer e.Unpin()
 	e.Value.assign(limit, g.members.Each, true)
-	g.evictions.Deliver(context.Background(), g.tellEvicted)
 	return nil
 }
 
@@ -386,24 +301,23 @@ func (t *terms) with(limit Limit) *terms {
 }
 
 // Usage is what a key has used since the Group has held it.
-type Usage[K comparable] struct {
-	Key     K
+type Usage struct {
 	Spent   int64 // tokens, less those given back
 	Refused int64 // calls, counted up to 4 294 967 295
 }
 
-func usageOf[K comparable](key K, a *account) Usage[K] {
+func (a *account) usage() Usage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Usage[K]{key, a.spent, int64(a.refused)}
+	return Usage{a.spent, int64(a.refused)}
 }
 
 // All returns the keys that the group holds, with what they have used. It holds no lock
 // while it yields: keys that come or go meanwhile may or may not be among them.
-func (g *Group[K]) All() iter.Seq2[K, Usage[K]] {
-	return func(yield func(K, Usage[K]) bool) {
+func (g *Group[K]) All() iter.Seq2[K, Usage] {
+	return func(yield func(K, Usage) bool) {
 		for key, a := range g.members.All() {
-			if !yield(key, usageOf(key, a)) {
+			if !yield(key, a.usage()) {
 				return
 			}
 		}

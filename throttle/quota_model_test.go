@@ -191,7 +191,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			} else {
 				l.Refund(n)
 			}
-			if i == 0 || slices.ContainsFunc(top(g, 100), func(u throttle.Usage[int]) bool { return u.Key == i }) {
+			if i == 0 || slices.ContainsFunc(top(g, 100), func(u usage[int]) bool { return u.key == i }) {
 				m.refund(n)
 			}
 		case 6:

@@ -63,9 +63,9 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 		require.Equal(t, time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC), time.Now().UTC().Add(d.RetryAfter))
 		require.EqualValues(t, 11, l.Stats().Spent)
 		require.EqualValues(t, 1<<63-1, take(3).RetryAfter, "more than a burst")
-		require.EqualValues(t, 1, g.Stats().Refusals.TooCostly)
-		require.EqualValues(t, 5, g.Stats().Refusals.OverLimit)
-		require.EqualValues(t, 3, g.Stats().Refusals.OverQuota)
+		require.EqualValues(t, 1, g.Stats().Refusals[throttle.TooCostly])
+		require.EqualValues(t, 5, g.Stats().Refusals[throttle.OverLimit])
+		require.EqualValues(t, 3, g.Stats().Refusals[throttle.OverQuota])
 	})
 }
 
@@ -108,12 +108,14 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Every: time.Hour}}},
-			MaxKeys: 1, IdleAfter: -1, RefuseNew: true})
+			MaxKeys: 1, IdleAfter: -1})
 		require.True(t, g.Allow(1))
 		time.Sleep(time.Hour - 1)
-		require.False(t, g.Allow(2))
+		require.True(t, g.Allow(2))
+		require.EqualValues(t, 1, g.Stats().Overflow)
 		time.Sleep(time.Nanosecond)
 		require.True(t, g.Allow(2))
+		require.EqualValues(t, 1, g.Stats().Evicted)
 	})
 }
 
@@ -470,16 +472,8 @@ func TestErrorsOfQuotas(t *testing.T) {
 		require.False(t, limited.Retryable())
 	}
 	cfg.Cost = nil
-	full := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, MaxKeys: 1, RefuseNew: true})
-	require.True(t, full.Allow(1))
-	err := full.Wait(t.Context(), 2)
-	limited, _ := errors.AsType[*throttle.LimitedError](err)
-	require.Equal(t, throttle.TooManyKeys, limited.Reason)
-	require.Equal(t, 9, limited.Limit)
-	require.Equal(t, 9, full.Take(2, 1).Limit)
 	require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Cost = nil }))
-	err = s.Wait(t.Context(), "")
-	limited, _ = errors.AsType[*throttle.LimitedError](err)
+	limited, _ := errors.AsType[*throttle.LimitedError](s.Wait(t.Context(), ""))
 	require.Equal(t, throttle.Outage, limited.Reason)
 	require.Zero(t, limited.Quota)
 }

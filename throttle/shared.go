@@ -57,7 +57,7 @@ type Shared struct {
 	alone     alone
 	redis     shared.Redis
 
-	refused                               tally
+	refused                               [len(reasons)]atomic.Int64
 	admitted, spent, refunded, outOfReach atomic.Int64
 }
 
@@ -85,11 +85,6 @@ func (s *Shared) Do(ctx context.Context, key string, fn func(context.Context) er
 		return err
 	}
 	return fn(ctx)
-}
-
-// Wrap returns a function that runs next for key as [Shared.Do] does.
-func (s *Shared) Wrap(key string, next func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error { return s.Do(ctx, key, next) }
 }
 
 // By returns middleware that runs a function as [Shared.Do] does, for the key of its ctx.
@@ -132,17 +127,17 @@ func (s *Shared) Admit(ctx context.Context, key string) (Decision, error) {
 	if why == OverQuota || why == TooCostly {
 		err.Quota = d.Quota
 	}
-	report(ctx, t.cfg.OnRefuse, &s.observers, err)
+	report(ctx, &s.observers, err)
 	return d, err
 }
 
 // Allow takes a token of key if there is one, and reports whether it did. Like
-// [Shared.Take] it calls Priority, but not Cost or OnRefuse, and admits nothing once ctx
+// [Shared.Take] it calls Priority, but not Cost, and admits nothing once ctx
 // has ended.
 func (s *Shared) Allow(ctx context.Context, key string) bool { return s.Take(ctx, key, 1).OK }
 
-// Take takes n tokens of key, if all of them are there. It calls Priority, but not Cost
-// or OnRefuse. If n is 0 or less, Take takes none and admits. It admits nothing once ctx
+// Take takes n tokens of key, if all of them are there. It calls Priority, but not
+// Cost. If n is 0 or less, Take takes none and admits. It admits nothing once ctx
 // has ended.
 //
 // Remaining and ResetAfter are known from an answer of Redis. Without one, both are 0 or,
@@ -177,7 +172,7 @@ func (s *Shared) decide(ctx context.Context, t *sharedTerms, c shared.Call) (d D
 		s.admitted.Add(1)
 		s.spent.Add(int64(c.N))
 	} else {
-		s.refused.add(why)
+		s.refused[why.index()].Add(1)
 	}
 	return d, why, cause
 }
@@ -196,7 +191,7 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c shared.Call) (Decisi
 		return d, why, err
 	case answer.Taken > 0 && t.cfg.OnOutage == LimitLocally:
 		// The part of this instance has as much less for an outage.
-		_, _ = s.alone.group(t).decide(ctx, c.Key, c.N, 0)
+		_, _ = s.alone.group(t).decide(c.Key, c.N, 0)
 	}
 	d, why := t.decision(answer.Taken > 0, c.N, c.Level, answer)
 	return d, why, nil
@@ -214,7 +209,7 @@ func (s *Shared) decideAlone(ctx context.Context, t *sharedTerms, c shared.Call,
 		d.OK = true
 		return d, "", nil
 	case LimitLocally:
-		part, why := s.alone.group(t).decide(ctx, c.Key, c.N, c.Level)
+		part, why := s.alone.group(t).decide(c.Key, c.N, c.Level)
 		if why == "" || why == OverLimit || why == OverQuota {
 			return t.whole(part), why, nil
 		}
@@ -291,9 +286,14 @@ func (s *Shared) Preview(change func(*SharedConfig)) (SharedConfig, error) {
 
 // Stats returns a snapshot.
 func (s *Shared) Stats() SharedStats {
-	reasons, redis := s.refused.load(), s.redis.Stats()
+	var n tally
+	for i := range n {
+		n[i] = s.refused[i].Load()
+	}
+	refused, refusals := byReason(n)
+	redis := s.redis.Stats()
 	return SharedStats{
-		Admitted: s.admitted.Load(), Refused: reasons.Total(), Refusals: reasons, Spent: s.spent.Load(), Refunded: s.refunded.Load(),
+		Admitted: s.admitted.Load(), Refused: refused, Refusals: refusals, Spent: s.spent.Load(), Refunded: s.refunded.Load(),
 		Asked: redis.Asked, AskTime: redis.AskTime, Failed: redis.Failed,
 		Alone: s.outOfReach.Load(), Outages: redis.Outages, Down: redis.Down,
 	}

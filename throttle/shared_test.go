@@ -61,11 +61,11 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	f := &fakeRedis{answer: answers(int64(1), int64(0), int64(300_000))}
 	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
 	require.Equal(t, throttle.Decision{OK: true, Limit: 5, Window: 500 * time.Millisecond, Remaining: 2, ResetAfter: 300 * time.Millisecond}, s.Take(t.Context(), "", 1))
-	require.NoError(t, s.Wrap("", ok)(t.Context()))
+	require.NoError(t, s.Do(t.Context(), "", ok))
 	f.answer = answers("0", []byte("100000"), 500_000)
 	err := s.Do(t.Context(), "", ok)
 	require.EqualError(t, err, "throttle: api: limited (over the limit), retry after 100ms")
-	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Refusals: throttle.Refusals{OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
+	require.Equal(t, throttle.SharedStats{Admitted: 2, Refused: 1, Refusals: map[throttle.Reason]int64{throttle.OverLimit: 1}, Spent: 2, Asked: 3}, withoutTime(s.Stats()))
 	for _, c := range f.calls {
 		require.Equal(t, []string{"throttle:api"}, c.keys)
 		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
@@ -91,8 +91,8 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 		Reserve:  []float64{0.5},
 		Priority: func(context.Context) int { return 5 },
 		Cost:     func(ctx context.Context) int { n, _ := ctx.Value(cost{}).(int); return n },
-		OnRefuse: func(_ context.Context, e *throttle.LimitedError) { refused = append(refused, e) },
 	})
+	onRefuse(s, func(_ context.Context, e *throttle.LimitedError) { refused = append(refused, e) })
 	of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
 	require.NoError(t, s.Do(of(0), "tenant", ok), "takes nothing, asks nobody")
 	require.NoError(t, s.Do(of(-1), "tenant", ok))
@@ -230,9 +230,12 @@ func TestSharedOutage(t *testing.T) {
 				require.Equal(t, c.admitted, admitted)
 				require.Equal(t, 100*time.Millisecond, time.Since(start), "two wait for Redis, the others do not")
 				require.Len(t, f.made(), 2)
-				reasons := throttle.Refusals{OverLimit: int64(100 - admitted)}
+				var reasons map[throttle.Reason]int64
+				if admitted < 100 {
+					reasons = map[throttle.Reason]int64{throttle.OverLimit: int64(100 - admitted)}
+				}
 				if c.policy == throttle.RefuseAll {
-					reasons = throttle.Refusals{Outage: 100}
+					reasons = map[throttle.Reason]int64{throttle.Outage: 100}
 				}
 				require.Equal(t, throttle.SharedStats{
 					Admitted: int64(admitted), Refused: int64(100 - admitted), Refusals: reasons, Spent: int64(admitted),

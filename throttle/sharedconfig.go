@@ -85,10 +85,6 @@ type SharedConfig struct {
 	// not wait for it. Zero means a second.
 	RetryEvery time.Duration
 
-	// OnRefuse, if not nil, is called with the call's ctx for each call that Do or
-	// Wait refuses.
-	OnRefuse func(context.Context, *LimitedError)
-
 	// OnStoreError, if not nil, is called with the error each time Redis has failed to
 	// answer. The first call that is decided without that answer calls it, with its
 	// ctx.

@@ -112,10 +112,6 @@ type Config struct {
 	// admitted. A negative cost counts as 0. A call that costs more than its level may
 	// spend at once is refused immediately: [TooCostly].
 	Cost func(context.Context) int
-
-	// OnRefuse, if not nil, is called with the call's ctx for each call that Do or
-	// Wait refuses.
-	OnRefuse func(context.Context, *LimitedError)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -223,7 +219,7 @@ func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 
 // Allow takes a token if there is one, and reports whether it did. It does not wait.
 // Like [Limiter.Take] it takes the token for the least important level and does not
-// call Cost, Priority or OnRefuse.
+// call Cost or Priority.
 func (l *Limiter) Allow() bool {
 	_, _, ok := l.take(1, l.terms.Load().least, true)
 	return ok
@@ -256,8 +252,8 @@ func (l *Limiter) Stats() Stats {
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with
-// the ctx of the call, and while no lock is held. The kinds are EventRefused, which
-// comes after OnRefuse, and EventWaited, before the function of the call runs. Allow and
+// the ctx of the call, and while no lock is held. The kinds are EventRefused, and
+// EventWaited, before the function of the call runs. Allow and
 // Take cause no events, as their result tells all. A panic in f passes on to the caller. A
 // second call of stop does nothing.
 func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {

@@ -42,7 +42,7 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 // Config immediately, except that keys which have a limit by Set keep it.
 //
 //   - What [Limiter.Update] keeps is kept for each key.
-//   - A new IdleAfter, RefuseNew or MaxQueued decides about later calls.
+//   - A new IdleAfter or MaxQueued decides about later calls.
 //   - MaxKeys cannot fall below the number of keys that the group holds.
 //   - The Name and the Levels of Config cannot change.
 //

@@ -131,24 +131,20 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 func TestUpdateChangesEveryField(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 10, Levels: 2, Priority: func(context.Context) int { return 0 }})
-		var refused int
 		require.NoError(t, l.Update(func(c *throttle.Config) {
 			c.Cost = func(context.Context) int { return 2 }
 			c.Priority, c.Reserve = levelOf, []float64{0.5}
-			c.OnRefuse = func(context.Context, *throttle.LimitedError) { refused++ }
 		}))
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.Equal(t, throttle.OverLimit, reason(l.Wait(at(t.Context(), 1))), "5 are kept for level 0")
 		require.NoError(t, l.Wait(at(t.Context(), 0)))
-		require.Equal(t, 1, refused)
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue, c.Cost = time.Hour, 1, nil }))
 		start := time.Now()
 		require.NoError(t, l.Wait(at(t.Context(), 1)))
 		require.Equal(t, 2*time.Second, time.Since(start))
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue, c.OnRefuse = 0, 0, nil }))
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.MaxWait, c.Queue = 0, 0 }))
 		require.Equal(t, throttle.OverLimit, reason(l.Wait(at(t.Context(), 1))))
-		require.Equal(t, 1, refused)
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Reserve = []float64{} }))
 		require.Equal(t, 5, l.Peek().Remaining)
 	})
@@ -318,7 +314,6 @@ func TestUpdateRaces(t *testing.T) {
 			err := g.Update(func(c *throttle.GroupConfig[int]) {
 				change(&c.Config)
 				c.MaxKeys = 64 + random.IntN(64)
-				c.RefuseNew = random.IntN(2) == 0
 				c.IdleAfter = time.Duration(1 - random.IntN(2))
 			})
 			if err != nil {
@@ -431,28 +426,19 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 		require.Equal(t, 5, g.Stats().Keys)
 		require.True(t, g.Allow(5), "shares a limit")
 		require.False(t, g.Allow(6))
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.RefuseNew = true }))
-		require.Equal(t, throttle.TooManyKeys, reason(g.Wait(t.Context(), 6)))
 		require.NoError(t, keys(6))
 		require.True(t, g.Allow(6))
-		require.Equal(t, throttle.TooManyKeys, reason(g.Wait(t.Context(), 7)))
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.RefuseNew = false }))
 		require.Equal(t, throttle.OverLimit, reason(g.Wait(t.Context(), 7)), "what others have spent there stays spent")
 
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.IdleAfter, c.MaxKeys = time.Hour, 100 }))
 		time.Sleep(time.Minute)
 		require.True(t, g.Allow(7))
 		require.Equal(t, 7, g.Stats().Keys)
-		var evicted []int
-		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) {
-			c.IdleAfter = time.Second
-			c.OnEvict = func(_ context.Context, u throttle.Usage[int]) { evicted = append(evicted, u.Key) }
-		}))
-		for key := 8; len(evicted) == 0; key++ {
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.IdleAfter = time.Second }))
+		for key := 8; g.Stats().Evicted == 0; key++ {
 			require.Less(t, key, 90)
 			require.True(t, g.Allow(key))
 		}
-		require.EqualValues(t, len(evicted), g.Stats().Evicted)
 		require.NoError(t, keys(g.Stats().Keys))
 	})
 }
@@ -460,7 +446,7 @@ func TestGroupUpdateOfItsBounds(t *testing.T) {
 // An Update that fails leaves the bound as it was, and keys that Set has added stand in the way
 // of none.
 func TestGroupUpdateThatFailsKeepsMaxKeys(t *testing.T) {
-	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 5, RefuseNew: true})
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 5})
 	keys := func(n int) error { return g.Update(func(c *throttle.GroupConfig[int]) { c.MaxKeys = n }) }
 	for key := range 3 {
 		require.True(t, g.Allow(key))
@@ -499,14 +485,11 @@ func TestSharedUpdate(t *testing.T) {
 		change(func(c *throttle.SharedConfig) { c.Rate, c.Burst = 10, 20 })
 		require.True(t, s.Allow(t.Context(), ""))
 		require.Equal(t, uint64(2_000_000), f.calls[1].args[0])
-		var refused int
 		change(func(c *throttle.SharedConfig) {
 			c.Reserve = []float64{0.5}
 			c.Cost = func(context.Context) int { return 11 }
-			c.OnRefuse = func(context.Context, *throttle.LimitedError) { refused++ }
 		})
 		require.Equal(t, throttle.TooCostly, reason(s.Wait(at(t.Context(), 1), "")))
-		require.Equal(t, 1, refused)
 
 		f.answer = hanging
 		change(func(c *throttle.SharedConfig) {

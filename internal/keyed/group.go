@@ -3,7 +3,6 @@
 //
 //	g.members = keyed.New(version, keyed.Kind[K, GroupConfig[K], settings.Version[Config], Breaker]{ ... })
 //	e := g.members.Pin("tenant 7")
-//	if e == nil { ... } // no room: refuse the call
 //	defer e.Unpin()
 //	return e.Value.Do(ctx, fn)
 //
@@ -30,7 +29,6 @@ import (
 type Bounds struct {
 	MaxKeys   int
 	IdleAfter time.Duration
-	RefuseNew bool
 }
 
 // Check records what is wrong with b.
@@ -85,8 +83,8 @@ type config interface{ Validate() error }
 // A full group evicts a member to make room for a new key. It looks at a few members and
 // evicts the first that was not used lately. If all of them were, it evicts one that was
 // used once, or else one that was used again. It never evicts a member that is pinned or
-// Needed. If it finds no member to evict, the new key gets none and the group
-// remembers nothing of it, so the memory is bounded for any number of keys.
+// Needed. If it finds no member to evict, the new key gets the member that such keys share, and
+// the group remembers nothing of it, so the memory is bounded for any number of keys.
 type Group[K comparable, G config, E, V any] struct {
 	settings.Setting[G]
 	kind   Kind[K, G, E, V]
@@ -179,9 +177,8 @@ func (g *Group[K, G, E, V]) follow(*G) {
 
 // Pin returns the member of key, made if there is none, and keeps it in the group until
 // [Entry.Unpin]. If there is no room and none can be made, it returns the member that such
-// keys share, or nil with RefuseNew; so it does for a key that does not equal itself,
-// such as NaN: a member of such a key could never be found again. For a key that has a member
-// it allocates nothing.
+// keys share; so it does for a key that does not equal itself, such as NaN: a member of such a
+// key could never be found again. For a key that has a member it allocates nothing.
 func (g *Group[K, G, E, V]) Pin(key K) *Entry[V] {
 	s := g.shard(key)
 	s.mu.Lock()
@@ -200,12 +197,8 @@ func (g *Group[K, G, E, V]) Pin(key K) *Entry[V] {
 	return g.Overflow()
 }
 
-// Overflow returns the member that keys without room share, pinned, or nil if they are
-// refused.
+// Overflow returns the member that keys without room share, pinned.
 func (g *Group[K, G, E, V]) Overflow() *Entry[V] {
-	if g.bounds().RefuseNew {
-		return nil
-	}
 	g.shared.hold()
 	return &g.shared
 }

@@ -23,14 +23,13 @@ import (
 type config[K comparable] struct {
 	MaxKeys   int
 	IdleAfter time.Duration
-	ShareOne  bool
 	Setting   int
 	Own       func(K) *int
 }
 
 func (c config[K]) Validate() error { return nil }
 
-func (c *config[K]) bounds() keyed.Bounds { return keyed.Bounds{c.MaxKeys, c.IdleAfter, !c.ShareOne} }
+func (c *config[K]) bounds() keyed.Bounds { return keyed.Bounds{c.MaxKeys, c.IdleAfter} }
 
 // A member knows its key and its setting.
 type member[K comparable] struct {
@@ -103,17 +102,14 @@ func TestMapHasNoMemberForAKeyThatIsNotItself(t *testing.T) {
 		"NaN in a field": pair{"a", math.NaN()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, share := range []bool{false, true} {
-				m := newGroup(config[any]{MaxKeys: 10, ShareOne: share})
-				for range 100 {
-					e := m.Pin(key)
-					require.Equal(t, share, e != nil && e.IsShared())
-				}
-				require.Zero(t, m.Len())
-				require.Empty(t, maps.Collect(m.All()))
-				require.Nil(t, m.Find(key))
-				require.False(t, m.Room(key))
+			m := newGroup(config[any]{MaxKeys: 10})
+			for range 100 {
+				require.True(t, m.Pin(key).IsShared())
 			}
+			require.Zero(t, m.Len())
+			require.Empty(t, maps.Collect(m.All()))
+			require.Nil(t, m.Find(key))
+			require.False(t, m.Room(key))
 		})
 	}
 }
@@ -153,12 +149,12 @@ func TestFullMapGivesNoMemberWhereNoneMayBeDropped(t *testing.T) {
 	for key := 1; key < limit; key++ {
 		use(t, m, key).needed.Store(true)
 	}
-	require.Nil(t, m.Pin(limit))
+	require.True(t, m.Pin(limit).IsShared())
 	require.False(t, m.Room(limit))
 	require.Equal(t, limit, m.Len())
 	require.NotNil(t, m.Pin(0), "a key that has a member is not concerned")
 	pinned.Unpin()
-	require.Nil(t, m.Pin(limit), "pinned twice, unpinned once")
+	require.True(t, m.Pin(limit).IsShared(), "pinned twice, unpinned once")
 	pinned.Unpin()
 	require.NotNil(t, m.Pin(limit))
 	require.NotContains(t, maps.Collect(m.All()), 0)
@@ -415,10 +411,8 @@ func TestUpdateOfMaxKeys(t *testing.T) {
 	var pinned []*keyed.Entry[member[int]]
 	pin := func(key int) bool {
 		e := m.Pin(key)
-		if e != nil {
-			pinned = append(pinned, e)
-		}
-		return e != nil
+		pinned = append(pinned, e)
+		return !e.IsShared()
 	}
 	for key := range 3 {
 		require.True(t, pin(key))

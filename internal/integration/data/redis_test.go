@@ -1,6 +1,7 @@
 package data_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ func TestOneNodeOfAClusterIsDown(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = rdb.Close() })
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
-		return resilience.Chain(func(next resilience.Func) resilience.Func { return circuits.Wrap(addr, next) }, slots.Wrap)
+		return resilience.Chain(circuits.By(func(context.Context) string { return addr }), slots.Wrap)
 	}})
 	eval := resilienceredis.Eval(rdb)
 	var keys [3]string // of each master
