@@ -24,7 +24,8 @@ func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 
 // TryCampaign is Campaign without a wait, for a lease that is used as a lock. It asks
 // the store once. If the lease is held it returns a [*HeldError], if the store fails the
-// error of the store, and if the answer comes only when the term is over a [*LostError].
+// error of the store, and if the answer comes only when the term is over a [*LostError]. The
+// last two come after it has given up what the store may have granted, as with Campaign.
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
