@@ -202,3 +202,34 @@ func TestGetWithoutOptionsIsGet(t *testing.T) {
 	_, err = c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
 	require.ErrorIs(t, err, cacheaside.ErrClosed)
 }
+
+// A value that only GetOptions allows is refreshed as seldom as any other while loads fail.
+func TestGetWithStaleLoadsOnceInAnErrorPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		var down atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Second, Jitter: -1, ErrorPause: time.Second,
+			Load: func(ctx context.Context, k int) (int, error) {
+				v, err := src.load(ctx, k)
+				if down.Load() {
+					err = errLoad
+				}
+				return v, err
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		down.Store(true)
+		time.Sleep(time.Minute)
+		for range 100 {
+			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Hour})
+			require.NoError(t, err)
+			time.Sleep(50 * time.Millisecond)
+		}
+		require.Equal(t, 1+5, src.loaded(1), "one a second")
+		_, err := c.Get(t.Context(), 1)
+		require.Equal(t, errLoad, err, "without an old value to serve, each call loads")
+		require.Equal(t, 1+6, src.loaded(1))
+	})
+}

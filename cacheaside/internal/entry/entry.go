@@ -48,11 +48,9 @@ func (e *Entry[V]) Standing(now time.Duration) Standing {
 	return Dead
 }
 
-// Paused reports whether e is served without a new load because the last load failed
-// recently.
-func (e *Entry[V]) Paused(now time.Duration) bool {
-	return e.Standing(now) != Dead && now < e.Pause
-}
+// Paused reports whether e, if it may be served, is served without a new load because the
+// last load failed recently.
+func (e *Entry[V]) Paused(now time.Duration) bool { return e != nil && now < e.Pause }
 
 // Postponed returns a copy of e that is not refreshed before until.
 func (e *Entry[V]) Postponed(until time.Duration) *Entry[V] {

@@ -20,6 +20,8 @@ func TestWhatACallDoes(t *testing.T) {
 	whole := entry.Entry[int]{Fresh: 10 * s, Stale: 20 * s, Keep: 30 * s}
 	paused := whole
 	paused.Pause = 28 * s
+	deadPaused := whole
+	deadPaused.Pause = 40 * s
 	absent := entry.Entry[int]{Absent: true, Fresh: 10 * s, Stale: 10 * s, Keep: 10 * s}
 	for name, tc := range map[string]struct {
 		entry    *entry.Entry[int]
@@ -43,6 +45,8 @@ func TestWhatACallDoes(t *testing.T) {
 		"kept, no longer paused":            {entry: &paused, now: 28 * s, want: flight.Launch, how: entry.Kept},
 		"dead":                              {entry: &whole, now: 30 * s, want: flight.Launch},
 		"dead, but the call takes it":       {entry: &whole, now: 30 * s, call: flight.Call{Stale: 21 * s}, want: flight.Refresh, how: entry.Stale},
+		"dead, paused":                      {entry: &deadPaused, now: 30 * s, want: flight.Launch},
+		"dead, paused, the call takes it":   {entry: &deadPaused, now: 30 * s, call: flight.Call{Stale: 21 * s}, want: flight.Serve, how: entry.Stale},
 		"dead, too old for the call":        {entry: &whole, now: 31 * s, call: flight.Call{Stale: 21 * s}, want: flight.Launch},
 		"absence is not served old":         {entry: &absent, now: 10 * s, call: flight.Call{Stale: s}, want: flight.Launch},
 		"kept, and the call takes it stale": {entry: &whole, now: 20 * s, call: flight.Call{Stale: 11 * s}, want: flight.Refresh, how: entry.Stale},

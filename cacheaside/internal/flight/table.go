@@ -160,9 +160,11 @@ func (t *Table[K, V]) postpone(f *Flight[K, V], now time.Duration) {
 		return
 	}
 	until := now + f.Terms.ErrorPause
-	if e := t.Peek(f.Key); e.Standing(now) != entry.Dead {
+	e := t.Peek(f.Key)
+	if e != nil { // even if it is dead: a call may take it
 		t.Entries.Set(f.Key, e.Postponed(until))
-	} else if f.old != nil && f.old.entry.Standing(now) != entry.Dead {
+	}
+	if e.Standing(now) == entry.Dead && f.old != nil && f.old.entry.Standing(now) != entry.Dead {
 		t.pause(f.Key, now, until)
 	}
 }
