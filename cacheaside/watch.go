@@ -5,7 +5,10 @@ import "context"
 // watch listens for invalidations by other processes. While it cannot hear them, nothing
 // is kept in memory, unless Config.MemoryInOutage is set.
 func (c *Cache[K, V]) watch() {
-	defer c.memory.Remembers.Store(false) // in case a function of the application ends the goroutine
+	defer func() { // in case a function of the application ends the goroutine
+		c.memory.Remembers.Store(false)
+		c.outdate()
+	}()
 	restored, told := false, false
 	up := func() {
 		c.outdate() // entries and loads may have missed a change

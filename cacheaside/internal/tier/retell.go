@@ -18,22 +18,28 @@ func (t *Tier) catchUp() {
 		return
 	}
 	t.catchingUp = true
-	t.Go(func() {
-		for t.sleep() {
-			_ = t.tellUntold(t.ctx)
-			if t.caughtUp() {
-				return
-			}
-		}
-	})
+	t.Go(t.retell)
 }
 
-// caughtUp reports whether there is nothing left to tell. The goroutine of catchUp then
-// ends.
+// retell tells the Store what it has missed.
+func (t *Tier) retell() {
+	over := false
+	defer func() {
+		if !over && !t.caughtUp() { // a hook has ended the goroutine
+			t.Go(t.retell)
+		}
+	}()
+	for !over && t.sleep() {
+		_ = t.tellUntold(t.ctx)
+		over = t.caughtUp()
+	}
+}
+
+// caughtUp reports whether there is nothing left to tell. Then nobody is telling it.
 func (t *Tier) caughtUp() bool {
 	t.behind.Lock()
 	defer t.behind.Unlock()
-	t.catchingUp = t.untold.len() > 0 || t.doubted.len() > 0 || t.abandoned.len() > 0
+	t.catchingUp = !t.closing && (t.untold.len() > 0 || t.doubted.len() > 0 || t.abandoned.len() > 0)
 	return !t.catchingUp
 }
 
