@@ -29,11 +29,17 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		if failing.IsZero() {
 			failing = began
 		}
-		wait = max(wait, min(time.Since(failing), cfg.LeaseTTL))
+		wait = patience(failing, wait, cfg.LeaseTTL)
 		r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
 		next = time.Now().Add(wait)
 		return wait
 	})
+}
+
+// patience returns how long a store is left alone that has failed since then: for as long as
+// it has failed, but no less than least and no longer than most.
+func patience(since time.Time, least, most time.Duration) time.Duration {
+	return max(least, min(time.Since(since), most))
 }
 
 // gatherFor is how long the runner gathers notifications for one claim.

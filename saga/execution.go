@@ -177,13 +177,13 @@ func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term()/2)
 }
 
-// pause waits before the next call of a store that has failed since then: for up to as long
-// as it has failed. In the first lease, which may be all the time that is left, the pause is
-// at most a 20th of it, and after that 20 leases, unless the saga is lost.
+// pause waits before the next call of a store that has failed since then, with patience. In
+// the first lease, which may be all the time that is left, the pause is at most a 20th of it,
+// and after that 20 leases, unless the saga is lost.
 func (e *execution) pause(since time.Time) {
-	term, failed := e.term(), time.Since(since)
-	soon := max(min(failed, term/20), time.Millisecond)
-	t := time.NewTimer(rand.N(max(soon, min(failed-term, 20*term))) + 1)
+	term := e.term()
+	soon := patience(since, time.Millisecond, term/20)
+	t := time.NewTimer(rand.N(patience(since.Add(term), soon, 20*term)) + 1)
 	defer t.Stop()
 	select {
 	case <-t.C:
