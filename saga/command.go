@@ -77,8 +77,8 @@ func (c Command) DoID() string { return participant.Do(c.ID) }
 
 // ChildID returns the id of the nth child, from 0, of a step or alternative of the saga
 // id: "<id>/<step>/<n>". If that is longer than an id can be, its end is replaced by a
-// hash of the whole. Of a step with 3 children, number 4 is child 1 started again by a
-// Retry, and number 7 the next time.
+// hash of the whole. Of a step with 3 children, number 4 is child 1 started again by an
+// [ActionRetry], and number 7 the next time.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
 // attempted is what the ctx of an attempt carries. It composes the command's id only when it is

@@ -13,11 +13,10 @@ import (
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
 // Each call of a hook has a goroutine of its own, for which the runner, or the caller of its
-// method or of Start, waits. There may be several at the same time. A panic and a
-// runtime.Goexit in a hook are logged by slog's default logger; a panic in Inject is the
+// method or of Start, waits. There may be several at the same time. A panic in Inject is the
 // error of Start.
 type RunnerConfig struct {
-	// Name appears in the names of owners, in events and in logs. It may be empty, has up
+	// Name appears in the names of owners and in logs. It may be empty, has up
 	// to 100 bytes, and cannot change.
 	Name string
 

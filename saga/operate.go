@@ -243,8 +243,9 @@ type Operated struct {
 	NotAllowed int // sagas that do not allow it, whose definition is not registered, or that are no longer there
 }
 
-// Operate applies an operation to a saga. It returns [ErrNotAllowed] if the saga does not
-// allow it as it is (see [Instance].Actions).
+// Operate applies an operation to a saga. It returns [ErrNotFound] if there is none,
+// [ErrNotAllowed] if it does not allow the operation as it is (see [Instance].Actions), and
+// [ErrNotRegistered] if this runner must know its definition and does not.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	switch op.Action {
 	case ActionCancel:

@@ -181,7 +181,7 @@ func (r *Runner) Preview(change func(*RunnerConfig)) (RunnerConfig, error) {
 }
 
 // Wake makes the runner ask for due sagas immediately, without waiting for
-// RunnerConfig.Poll: after the commit of the transaction of a [StartTx].
+// RunnerConfig.Poll: after the commit of the transaction of a [StartTx] or a SignalTx.
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:

@@ -251,8 +251,8 @@ type Step[S any] struct {
 	Backoff func(attempt int) time.Duration
 
 	// Middleware wraps each attempt of Do and of Undo: the Wrap of a Breaker, Bulkhead or
-	// Limiter, or a Chain. It must be nil with DoTx and with UndoTx. What should guard one of
-	// the two alone is called in it.
+	// Limiter, or a Chain. It must be nil with DoTx and with UndoTx. To guard one of
+	// the two alone, call the policy in it.
 	//
 	// The saga retries the step, so a Retrier here, or in Do or Undo, makes one attempt for
 	// each attempt of the saga. With Attempts (UndoAttempts) 1 it retries by its own rules.
