@@ -42,7 +42,6 @@ func describe(to emit) {
 	budgetFigures(retry.BudgetStats{}, to)
 	budgetGroupFigures(retry.BudgetGroupStats{}, to)
 	hedgeFigures(retry.HedgeStats{}, to)
-	latencyFigure(0, percentiles[0], to)
 	breakerFigures(breaker.Stats{}, to)
 	breakerGroupFigures(breaker.GroupStats{}, to)
 	bulkheadFigures(bulkhead.Stats{Queued: []int{0}}, to)

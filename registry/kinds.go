@@ -20,7 +20,7 @@ func entry(p Policy) (Entry, bool) {
 	case observed[retry.BudgetGroupStats, retry.Event]:
 		return group("budget", p, budgetGroupFigures, retryEvent)
 	case observed[retry.HedgeStats, retry.Event]:
-		return of("hedge", p, hedgeFiguresOf(p), retryEvent)
+		return of("hedge", p, hedgeFigures, retryEvent)
 	case observed[breaker.Stats, breaker.Event]:
 		return of("breaker", p, breakerFigures, breakerEvent)
 	case observed[breaker.GroupStats, breaker.Event]:

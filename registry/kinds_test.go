@@ -583,32 +583,6 @@ func TestAddAndRemoveWhileObserving(t *testing.T) {
 	}))))
 }
 
-// A Hedger that knows how long its calls take shows it.
-func TestAHedgerShowsPercentiles(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Hour, Quantile: 0.95})
-		reg := registry.New()
-		reg.MustAdd(hedger)
-		e, _ := reg.Get("hedge", "users")
-		latencies := func() (all []string) {
-			for f := range e.Figures() {
-				if f.Name == "hedge.latency" {
-					all = append(all, f.String())
-				}
-			}
-			return all
-		}
-		require.Empty(t, latencies(), "not known yet")
-		for i := range 100 {
-			_, _ = hedger.Do(t.Context(), func(context.Context) (int, error) {
-				time.Sleep(time.Duration(i+1) * time.Millisecond)
-				return 0, nil
-			})
-		}
-		require.Equal(t, []string{"hedge.latency{percentile=p50} 0.05", "hedge.latency{percentile=p95} 0.095", "hedge.latency{percentile=p99} 0.099"}, latencies())
-	})
-}
-
 func TestReloadAppliesAFile(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	reg := registry.New()

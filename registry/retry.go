@@ -2,7 +2,6 @@ package registry
 
 import (
 	"log/slog"
-	"time"
 
 	"github.com/go-resilience/resilience/retry"
 )
@@ -47,31 +46,6 @@ func budgetTotals(t retry.BudgetTotals, to emit) {
 func budgetWindow(calls, charged int64, to emit) {
 	to.gauge("budget.window.calls", "{call}", "Calls in the last 10 seconds.", float64(calls))
 	to.gauge("budget.window.retries", "{attempt}", "Retries in the last 10 seconds.", float64(charged))
-}
-
-// hedgeFiguresOf returns the figures of a Hedger, with the percentiles of its latencies if it
-// knows them.
-func hedgeFiguresOf(p Policy) func(retry.HedgeStats, emit) {
-	h, ok := p.(interface {
-		Latency(q float64) (time.Duration, bool)
-	})
-	return func(s retry.HedgeStats, to emit) {
-		hedgeFigures(s, to)
-		if !ok {
-			return
-		}
-		for i, q := range [...]float64{0.5, 0.95, 0.99} {
-			if d, known := h.Latency(q); known {
-				latencyFigure(d, percentiles[i], to)
-			}
-		}
-	}
-}
-
-var percentiles = [...][]Attr{{{"percentile", "p50"}}, {{"percentile", "p95"}}, {{"percentile", "p99"}}}
-
-func latencyFigure(d time.Duration, percentile []Attr, to emit) {
-	to.seconds(false, "hedge.latency", "Time within which that share of the last 1000 calls ended. Not to be added up.", d, percentile...)
 }
 
 func hedgeFigures(s retry.HedgeStats, to emit) {
