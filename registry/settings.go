@@ -137,8 +137,9 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Preview returns what [Registry.Apply] would report, and changes nothing. It does not
-// know which zeros mean a default, nor what a policy cannot change in flight.
+// Preview returns what [Registry.Apply] would report, or its error, and changes nothing. It
+// does not know which zeros mean a default, nor what a policy of other origin, without a
+// method Preview, cannot change in flight.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	plans, err := r.plan(data)
 	if err != nil {

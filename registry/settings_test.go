@@ -323,6 +323,8 @@ func TestPreviewValidatesWhatWouldBe(t *testing.T) {
 	require.NoError(t, err, "with a Margin of 200 ms")
 	_, err = reg.Preview([]byte(`{"lease/a": {"TTL": "2s", "Margin": "1.5s"}}`))
 	require.ErrorContains(t, err, "lease/a: lease.Config.Margin is 1.5s")
+	_, err = reg.Preview([]byte(`{"throttle/a": {"Levels": 3}}`))
+	require.ErrorContains(t, err, "Levels", "which cannot change in flight")
 	report, err := reg.Apply([]byte(`{"throttle/a": {"Burst": 0}}`))
 	require.NoError(t, err)
 	require.Equal(t, "throttle/a.Burst: 1 -> 10", report.String(), "the default")
