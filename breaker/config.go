@@ -94,7 +94,7 @@ type Config struct {
 	// refused. The goroutine lives while the breaker is open or half-open, or until
 	// [Breaker.Close]. The ctx of a Ping ends after MaxHalfOpen. If a Ping has not
 	// returned by then, other calls probe, and the next Ping waits for it. A Ping that
-	// panics fails with a [*PanicError].
+	// panics fails with an error that has a method Stack() []byte.
 	Ping func(context.Context) error
 
 	// Classify says what an error means. Nil means DefaultClassify. It is asked about

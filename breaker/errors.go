@@ -97,23 +97,3 @@ func (e *OpenError) Retryable() bool {
 
 // Refused returns true: the call was not made.
 func (e *OpenError) Refused() bool { return true }
-
-// A PanicError is a panic of [Config].Ping, which counts as a failed ping.
-type PanicError struct {
-	Value any
-	Stack []byte // of the panic
-}
-
-func (e *PanicError) Error() string { return fmt.Sprintf("breaker: Ping panicked: %v", e.Value) }
-
-// Unwrap returns Value if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
-// Refused reports false: the Ping was made, whatever the Value says.
-func (e *PanicError) Refused() bool { return false }
-
-// Answered reports false: the Value is not an answer of the dependency to the Ping.
-func (e *PanicError) Answered() bool { return false }

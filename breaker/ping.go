@@ -3,8 +3,11 @@ package breaker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 // repoint stops the goroutine that pinged for an earlier phase and starts one for phase p,
@@ -86,7 +89,7 @@ func (b *Breaker) pingOnce(ctx context.Context, pinging chan struct{}) bool {
 	defer func() {
 		<-pinging
 		if r := recover(); r != nil {
-			v = verdict{end: failed, err: &PanicError{r, debug.Stack()}}
+			v = verdict{end: failed, err: panics.New(fmt.Sprintf("breaker: Ping panicked: %v", r), r, debug.Stack())}
 		}
 		if ctx.Err() != nil {
 			return // it was stopped

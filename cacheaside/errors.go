@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 var (
@@ -52,7 +53,7 @@ func isNotFound(err error) bool {
 	if !errors.Is(err, ErrNotFound) {
 		return false
 	}
-	if _, panicked := errors.AsType[*PanicError](err); panicked {
+	if _, panicked := errors.AsType[*panics.Error](err); panicked {
 		return false
 	}
 	if _, joined := errors.AsType[interface {
@@ -121,36 +122,6 @@ func (e *untoldError) Unwrap() []error { return []error{e.write, e.untold} }
 
 // Retryable reports whether the write may be tried again.
 func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
-
-// A PanicError is returned to the callers of a load that panicked or called
-// [runtime.Goexit]. It is never cached.
-type PanicError struct {
-	Name  string
-	Value any    // value of the panic; nil for Goexit
-	Stack []byte // of the load's goroutine
-}
-
-func (e *PanicError) Error() string {
-	if e.Value == nil {
-		return prefix(e.Name) + "load called runtime.Goexit"
-	}
-	return fmt.Sprintf("%sload panicked: %v", prefix(e.Name), e.Value)
-}
-
-// Unwrap returns Value if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
-// Retryable reports false: a panic is a bug in the program.
-func (e *PanicError) Retryable() bool { return false }
-
-// Refused reports false: the load was made, whatever the Value says.
-func (e *PanicError) Refused() bool { return false }
-
-// Answered reports false: the Value is not an answer of the source to the load.
-func (e *PanicError) Answered() bool { return false }
 
 // A TimeoutError reports that a load took longer than LoadTimeout, or that the write of
 // a Write outlasted its fence. It matches [context.DeadlineExceeded].

@@ -44,8 +44,10 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (V, erro
 // Store, otherwise from Load. Concurrent callers share one load. Each caller waits until
 // its own ctx ends, and then gets an error that wraps context.Cause(ctx). The error of a
 // load is returned unchanged. The errors of the Cache itself are [ErrNotFound],
-// [*PanicError], [*TimeoutError] and [ErrClosed], and wrap [ErrRecursive] or
-// [ErrKeyCollision] if the program has such a bug.
+// [*TimeoutError] and [ErrClosed], and wrap [ErrRecursive] or [ErrKeyCollision] if the program
+// has such a bug. A load that panics or calls [runtime.Goexit] ends with an error that has the
+// stack of its goroutine, by a method Stack() []byte, and wraps the value of the panic if that
+// is an error.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if ctx.Err() != nil {
 		var zero V

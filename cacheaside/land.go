@@ -7,6 +7,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 	"github.com/go-resilience/resilience/cacheaside/internal/flight"
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 // land ends t. It keeps the result if t still is the flight of its key, answers the
@@ -34,7 +35,7 @@ func (c *Cache[K, V]) land(t *task[K, V], e *entry.Entry[V], err error) {
 	case t.result.Source == flight.Shared: // the other flight reports it
 	case t.result.Outcome == flight.Succeeded:
 		c.succeeded(t, verdict, late)
-	case !late || errors.As(err, new(*PanicError)):
+	case !late || errors.As(err, new(*panics.Error)):
 		c.failed(t, err)
 	}
 }
@@ -67,7 +68,7 @@ func (c *Cache[K, V]) failed(t *task[K, V], err error) {
 	case behavior.Answered:
 		count, kind = &c.counts.answered, EventLoadAnswered
 	default:
-		if _, panicked := errors.AsType[*PanicError](err); panicked {
+		if _, panicked := errors.AsType[*panics.Error](err); panicked {
 			count = &c.counts.panicked
 		} else if _, late := errors.AsType[*TimeoutError](err); late {
 			count = &c.counts.timedOut

@@ -11,6 +11,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 	"github.com/go-resilience/resilience/cacheaside/internal/flight"
 	"github.com/go-resilience/resilience/cacheaside/internal/tier"
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 // A task is a flight with what its goroutine needs. That goroutine alone uses the fields
@@ -91,8 +92,12 @@ func (c *Cache[K, V]) fly(t *task[K, V]) {
 }
 
 // panicked returns the error of a load that panicked with value, or called Goexit.
-func (c *Cache[K, V]) panicked(value any) *PanicError {
-	return &PanicError{Name: c.cfg().Name, Value: value, Stack: debug.Stack()}
+func (c *Cache[K, V]) panicked(value any) error {
+	text := prefix(c.cfg().Name) + "load called runtime.Goexit"
+	if value != nil {
+		text = fmt.Sprintf("%sload panicked: %v", prefix(c.cfg().Name), value)
+	}
+	return panics.New(text, value, debug.Stack())
 }
 
 // obtain finds the answer of t in the Store, or loads it and fills the Store. For a key

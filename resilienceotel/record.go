@@ -98,7 +98,10 @@ func outcomeOfLoad(e cacheaside.Event) string {
 	case cacheaside.EventLoadRefused:
 		return "refused"
 	case cacheaside.EventLoadFailed:
-		if _, panicked := errors.AsType[*cacheaside.PanicError](e.Err); panicked {
+		if _, panicked := errors.AsType[interface {
+			error
+			Stack() []byte
+		}](e.Err); panicked {
 			return "panicked"
 		}
 		if _, late := errors.AsType[*cacheaside.TimeoutError](e.Err); late {

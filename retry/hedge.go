@@ -15,6 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/panics"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
@@ -179,8 +180,9 @@ func (h *Hedger[T]) delay(c *HedgeConfig) time.Duration {
 // ctx has already ended.
 //
 // If a call panics or ends its goroutine, the others are canceled, and the panic or exit
-// continues on the goroutine of the caller. The panic of a further call becomes a
-// [*PanicError], which has the stack of that call.
+// continues on the goroutine of the caller. The panic of a further call becomes one with an
+// error, whose method Stack() []byte has the stack of that call, and which wraps the value of
+// the panic if that is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -335,9 +337,10 @@ func (r *race[T]) callBeside() {
 		}
 		crash := runtime.Goexit
 		if p := recover(); p != nil {
-			e, ok := p.(*PanicError) // of a hedge within this one
+			e, ok := p.(*panics.Error) // of a hedge within this one
 			if !ok {
-				e = &PanicError{Value: p, Stack: debug.Stack()}
+				stack := debug.Stack()
+				e = panics.New(fmt.Sprintf("retry: a hedged call panicked: %v\n\n%s", p, stack), p, stack)
 			}
 			crash = func() { panic(e) }
 		}
@@ -350,29 +353,6 @@ func (r *race[T]) callBeside() {
 	r.call(true)
 	crashed = false
 }
-
-// A PanicError is the panic of [Hedger.Do] if a call on another goroutine than the
-// caller's panicked.
-type PanicError struct {
-	Value any    // of the call's panic
-	Stack []byte // of the call's goroutine
-}
-
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("retry: a hedged call panicked: %v\n\n%s", e.Value, e.Stack)
-}
-
-// Unwrap returns Value if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
-// Refused reports false: the call was made, whatever the Value says.
-func (e *PanicError) Refused() bool { return false }
-
-// Answered reports false: the Value is not an answer of the dependency to the call.
-func (e *PanicError) Answered() bool { return false }
 
 // end notes the outcome of call i.
 func (r *race[T]) end(i int, value T, err error) {
