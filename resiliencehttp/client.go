@@ -74,24 +74,16 @@ type ClientConfig struct {
 	// registry.Registry, which then shows and changes them while the client is in use.
 	Register func(policies ...interface{ Name() string })
 
-	// Base sends the requests. Nil means [http.DefaultTransport].
-	Base http.RoundTripper
-
-	// These fields are those of the [Transport].
-	Hedge        *retry.Hedger[*http.Response]
-	Fallback     func(*http.Request, error) (*http.Response, error)
-	Prepare      func(*http.Request) error
-	Classify     func(*http.Response) error
-	RetryBody    func(resp *http.Response, body []byte) error
-	MaxRetryBody int64
-	Replayable   func(*http.Request) bool
-	MaxBuffer    int64
+	// Transport, if not nil, has the fields of the client's [Transport], which is another
+	// one: its Base, Hedge, Fallback and so on. Its Middleware must be nil.
+	Transport *Transport
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c ClientConfig) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.ClientConfig"}
 	f.Need(c.Register == nil || c.Name != "", "Name", `""`, "set where Register is: a registry finds policies by their names")
+	f.Need(c.Transport == nil || c.Transport.Middleware == nil, "Transport.Middleware", "a function", "nil: NewClient sets it")
 	return f.Err()
 }
 
@@ -172,17 +164,18 @@ func NewClient(cfg ClientConfig) *http.Client {
 		panic(err)
 	}
 	cfg = cfg.withDefaults()
+	of := cmp.Or(cfg.Transport, &Transport{})
 	t := &Transport{
-		Base:         cfg.Base,
+		Base:         of.Base,
 		Middleware:   resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead),
-		Classify:     cfg.Classify,
-		Prepare:      cfg.Prepare,
-		RetryBody:    cfg.RetryBody,
-		MaxRetryBody: cfg.MaxRetryBody,
-		Hedge:        cfg.Hedge,
-		Fallback:     cfg.Fallback,
-		Replayable:   cfg.Replayable,
-		MaxBuffer:    cfg.MaxBuffer,
+		Classify:     of.Classify,
+		Prepare:      of.Prepare,
+		RetryBody:    of.RetryBody,
+		MaxRetryBody: of.MaxRetryBody,
+		Hedge:        of.Hedge,
+		Fallback:     of.Fallback,
+		Replayable:   of.Replayable,
+		MaxBuffer:    of.MaxBuffer,
 	}
 	t.limit(cfg.Name, cfg.Timeout, cfg.AttemptTimeout)
 	return &http.Client{Transport: t}

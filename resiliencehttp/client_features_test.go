@@ -400,12 +400,12 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 						return next(ctx)
 					}
 				},
-				Base: rounds(func(r *http.Request) (*http.Response, error) {
+				Transport: &resiliencehttp.Transport{Base: rounds(func(r *http.Request) (*http.Response, error) {
 					if resp := answer(r); resp != nil {
 						return resp, nil
 					}
 					return nil, errors.New("down")
-				}),
+				})},
 			})
 			func() {
 				defer func() { _ = recover() }()

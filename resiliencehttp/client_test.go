@@ -79,7 +79,10 @@ type client struct {
 
 func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client {
 	c := &client{}
-	cfg.Base, cfg.Name = base, "payments"
+	if cfg.Transport == nil {
+		cfg.Transport = &resiliencehttp.Transport{}
+	}
+	cfg.Transport.Base, cfg.Name = base, "payments"
 	cfg.Register = func(made ...interface{ Name() string }) {
 		for _, p := range made {
 			switch p := p.(type) {
@@ -184,6 +187,8 @@ func TestClientConfigIsValidated(t *testing.T) {
 	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names`)
 	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
+	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Middleware: resiliencehttp.Disabled}}
+	require.EqualError(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Middleware is a function: must be nil: NewClient sets it")
 }
 
 func TestClientEndsARequestThatHangs(t *testing.T) {
@@ -685,17 +690,19 @@ func TestClientPassesOnWhatATransportHas(t *testing.T) {
 		w.suffer("a", faults.Plan{Kind: faults.Refuse})
 		var did []string
 		c := newClient(w, resiliencehttp.ClientConfig{
-			Retry:      retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
-			Prepare:    func(*http.Request) error { did = append(did, "prepare"); return nil },
-			Classify:   func(*http.Response) error { did = append(did, "classify"); return nil },
-			RetryBody:  func(_ *http.Response, b []byte) error { did = append(did, "body "+string(b)); return nil },
-			Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
-			Fallback: func(r *http.Request, err error) (*http.Response, error) {
-				did = append(did, "fallback")
-				return reply(r, 200, "instead"), nil
+			Retry: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
+			Transport: &resiliencehttp.Transport{
+				Prepare:    func(*http.Request) error { did = append(did, "prepare"); return nil },
+				Classify:   func(*http.Response) error { did = append(did, "classify"); return nil },
+				RetryBody:  func(_ *http.Response, b []byte) error { did = append(did, "body "+string(b)); return nil },
+				Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
+				Fallback: func(r *http.Request, err error) (*http.Response, error) {
+					did = append(did, "fallback")
+					return reply(r, 200, "instead"), nil
+				},
+				MaxRetryBody: 2,
+				MaxBuffer:    10,
 			},
-			MaxRetryBody: 2,
-			MaxBuffer:    10,
 		})
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err)
@@ -719,7 +726,7 @@ func TestHedgesOfAClientAreSeenAndHaveABudgetForEachHost(t *testing.T) {
 		hedger := retry.NewHedger[*http.Response](retry.HedgeConfig{
 			Name: "payments", Delay: 100 * time.Millisecond, BudgetFor: budgets.By(resiliencehttp.HostOf),
 		})
-		c := newClient(w, resiliencehttp.ClientConfig{Hedge: hedger})
+		c := newClient(w, resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Hedge: hedger}})
 		registry.New().MustAdd(hedger)
 		var about []string
 		hedger.Observe(func(ctx context.Context, e retry.Event) {

@@ -256,10 +256,10 @@ func TestConnectionOutlivesTheTimeoutsOfAClient(t *testing.T) {
 		var sent context.Context
 		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 			Timeout: time.Second, AttemptTimeout: 500 * time.Millisecond,
-			Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			Transport: &resiliencehttp.Transport{Base: roundTripper(func(req *http.Request) (*http.Response, error) {
 				sent = req.Context()
 				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil
-			}),
+			})},
 		})
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1", nil)
