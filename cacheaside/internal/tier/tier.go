@@ -6,6 +6,7 @@ package tier
 
 import (
 	"context"
+	"iter"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -105,14 +106,24 @@ func New(store Store, host Host) *Tier {
 
 func (t *Tier) shardOf(key string) int { return int(t.store.Shard(key)) }
 
-// byShard groups items by the shard of their keys.
-func byShard[T any](t *Tier, items []T, key func(T) string) map[int][]T {
+// byShard groups items by the shard of their keys, in the order of the first of each.
+func byShard[T any](t *Tier, items []T, key func(T) string) iter.Seq2[int, []T] {
+	var order []int
 	shards := make(map[int][]T)
 	for _, item := range items {
 		shard := t.shardOf(key(item))
+		if shards[shard] == nil {
+			order = append(order, shard)
+		}
 		shards[shard] = append(shards[shard], item)
 	}
-	return shards
+	return func(yield func(int, []T) bool) {
+		for _, shard := range order {
+			if !yield(shard, shards[shard]) {
+				return
+			}
+		}
+	}
 }
 
 // mostAtOnce bounds the keys of one call of the Store, which serves no other process

@@ -1,6 +1,9 @@
 package tier
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -74,14 +77,12 @@ func (u *untold) count() {
 	u.n.Store(n)
 }
 
-// snapshot returns the keys in the set, and the change of all keys, or 0, which the
-// Store must be told about first.
+// snapshot returns the keys in the set, in the order of their changes, and the change of all
+// keys, or 0, which the Store must be told about first.
 func (u *untold) snapshot() (keys []untoldKey, all uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for _, k := range u.keys {
-		keys = append(keys, k)
-	}
+	keys = slices.SortedFunc(maps.Values(u.keys), func(a, b untoldKey) int { return cmp.Compare(a.change, b.change) })
 	return keys, u.all
 }
 
