@@ -69,6 +69,7 @@ package cacheaside
 import (
 	"context"
 	"hash/maphash"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -93,6 +94,7 @@ type Cache[K comparable, V any] struct {
 	base      time.Time
 	slots     slots
 	tier      *tier.Tier // nil without a Store
+	chance    func(below time.Duration) time.Duration
 	printable bool
 
 	memory flight.Memory[K, V]
@@ -123,6 +125,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		seed:      maphash.MakeSeed(),
 		base:      time.Now(),
 		printable: printable(reflect.TypeFor[K]()),
+		chance:    rand.N[time.Duration],
 	}
 	c.setting.Adopt(settings.New(cfg, Config[K, V].withDefaults, "Store", "MemoryInOutage", "Codec", "Version"), nil)
 	cfg = c.Config()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime/debug"
 	"time"
 
@@ -178,7 +177,7 @@ func (c *Cache[K, V]) consult(t *task[K, V]) (*entry.Entry[V], tier.Claim, error
 			// The longer the load takes, the longer the intervals: polling adds at most an
 			// eighth to the wait.
 			wait := min(max((c.now()-began)/8, pollFirst), pollMost, max(q.Lookup.Wait, time.Millisecond))
-			if e, answered, err := c.rest(t, e, q.At, wait/2+rand.N(wait)); answered {
+			if e, answered, err := c.rest(t, e, q.At, wait/2+c.chance(wait)); answered {
 				return e, none, err
 			}
 		default:

@@ -3,7 +3,6 @@ package saga
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +20,7 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		cfg, began := r.config(), time.Now()
 		err := r.claim(ctx)
 		// The jitter keeps processes from asking at the same time.
-		wait := cfg.Poll - rand.N(cfg.Poll/8+1)
+		wait := cfg.Poll - r.chance(cfg.Poll/8+1)
 		if err == nil {
 			failing = time.Time{}
 			return wait

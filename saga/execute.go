@@ -199,8 +199,8 @@ func (e *execution) report(now time.Time) {
 	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Step: step, Took: now.Sub(e.m.Since()), Err: why, At: now})
 }
 
-// wait waits until there is something to do, and takes in all results that have arrived,
-// so that parallel steps that end together are recorded together.
+// wait waits until there is something to do, and takes in all that has come by then, so that
+// parallel steps that end together are recorded together.
 func (e *execution) wait(now time.Time) {
 	var alarm <-chan time.Time
 	at, ok := e.m.Alarm(now)
@@ -225,14 +225,13 @@ func (e *execution) wait(now time.Time) {
 	case res := <-e.results:
 		e.collect(res)
 	case <-alarm:
-		return
 	case <-e.signal:
-		return
 	}
-	for {
+	for { // whatever it was, the rest has come too
 		select {
 		case res := <-e.results:
 			e.collect(res)
+		case <-e.signal:
 		default:
 			return
 		}

@@ -183,12 +183,12 @@ func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
 func (e *execution) pause(since time.Time) {
 	term := e.term()
 	soon := patience(since, time.Millisecond, term/20)
-	t := time.NewTimer(rand.N(patience(since.Add(term), soon, 20*term)) + 1)
+	t := time.NewTimer(e.r.chance(patience(since.Add(term), soon, 20*term)) + 1)
 	defer t.Stop()
 	select {
 	case <-t.C:
 	case <-e.ctx.Done():
-		time.Sleep(rand.N(soon) + 1) // the lease may last for a while
+		time.Sleep(e.r.chance(soon) + 1) // the lease may last for a while
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,8 @@ type Runner struct {
 	owner string
 	wake  chan struct{} // claim now
 	beat  chan struct{} // send a heartbeat now
+
+	chance func(below time.Duration) time.Duration
 
 	setting   settings.Setting[RunnerConfig]
 	observers notify.Observers[Event]
@@ -67,7 +70,7 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 		panic(err)
 	}
 	r := &Runner{
-		store: st, owner: rand.Text()[:12],
+		store: st, owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 		programs: make(map[store.Definition]*registered),
 		held:     make(map[string]*lease), waiters: make(map[string][]chan store.Record),
@@ -127,7 +130,9 @@ func (r *Runner) program(saga string, version int) (*registered, error) {
 // of which a saga was claimed last comes last. The caller holds r.mu.
 func (r *Runner) definitions() []store.Definition {
 	list := slices.Collect(maps.Keys(r.programs))
-	slices.SortFunc(list, func(a, b store.Definition) int { return cmp.Compare(r.programs[a].turn, r.programs[b].turn) })
+	slices.SortFunc(list, func(a, b store.Definition) int {
+		return cmp.Or(cmp.Compare(r.programs[a].turn, r.programs[b].turn), cmp.Compare(a.Saga, b.Saga), cmp.Compare(a.Version, b.Version))
+	})
 	return list
 }
 
@@ -316,9 +321,11 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 	for {
 		select {
 		case <-ctx.Done():
-			return
 		case <-t.C:
 		case <-wake:
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		t.Reset(fn())
 	}
