@@ -1,0 +1,556 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/sim"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// TestSagaSimulation runs sagas with children, waits and signals in one to three processes
+// that crash and stop, over a store and participants that fail, hang, and lose and delay
+// replies, with operators. At each step: no attempt begins that the record does not have or
+// whose predecessors are not done, no Undo begins during its Do, and no epoch has two
+// owners. When the troubles are over every saga ends, each step having taken effect once or
+// not at all, within a bounded time, number of calls of the store, and length of its log.
+func TestSagaSimulation(t *testing.T) {
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	sim.Simulation{Name: "saga", Seeds: 300, Run: simulateSaga}.Test(t)
+}
+
+// A village is the store and the participants of a simulation, and its processes.
+type village struct {
+	*sim.World
+	store  store.Store
+	parent saga.Saga[trip]
+	leaf   saga.Saga[trip]
+	chain  bool // the steps of parent
+	nodes  []*node
+	living sync.WaitGroup
+
+	mu      sync.Mutex
+	named   int
+	asked   int // by operators
+	effect  map[string]bool
+	undone  map[string]bool
+	excused map[string]bool // an operator has settled it, or its saga
+	doing   map[string]*node
+	owners  map[string]string // by saga and epoch
+	calls   map[string]int    // of the store, by saga
+}
+
+// A node is a process, or an operator.
+type node struct {
+	store.Store
+	v      *village
+	name   string
+	runner *saga.Runner
+	sg     *saga.Saga[trip]
+	stop   context.CancelFunc
+	dead   bool
+}
+
+func simulateSaga(w *sim.World) {
+	v := &village{
+		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool),
+		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int),
+	}
+	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 300
+	v.invent()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer v.living.Wait()
+	defer w.End()
+	defer cancel()
+	for range 1 + w.Choose(3) {
+		v.node(ctx)
+	}
+	start := func(id string) {
+		v.living.Go(func() {
+			for ctx.Err() == nil {
+				n := v.node0()
+				if _, err := saga.Start(ctx, n.runner, n.sg, id, trip{}); err == nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		})
+	}
+	w.Drive(w.Step, func() bool { return true }) // they are running
+	start("p0")
+	some := func() *node { return v.nodes[w.Choose(len(v.nodes))] }
+	replace := func(n *node) {
+		v.node(ctx)
+		v.mu.Lock()
+		v.nodes = slices.DeleteFunc(v.nodes, func(o *node) bool { return o == n })
+		v.mu.Unlock()
+		n.stop()
+	}
+	signal := func() {
+		n, id := v.operator(), v.some()
+		_ = n.runner.Signal(ctx, id, fmt.Sprint("s", w.Choose(4)), nil)
+	}
+	w.Acts = []sim.Act{
+		{Name: "signal", Do: signal},
+		{Name: "signal", Do: signal},
+		{Name: "crash", Do: func() {
+			n := some()
+			v.mu.Lock()
+			n.dead = true
+			v.mu.Unlock()
+			replace(n)
+		}},
+		{Name: "stop", Do: func() { replace(some()) }},
+		{Name: "start", Do: func() { start("p1") }},
+		{Name: "cancel", Do: func() { v.operate(ctx, saga.ActionCancel) }},
+		{Name: "retry", Do: func() { v.operate(ctx, saga.ActionRetry) }},
+		{Name: "retry", Do: func() { v.operate(ctx, saga.ActionRetry) }},
+		{Name: "compensate", Do: func() { v.operate(ctx, saga.ActionCompensate) }},
+		{Name: "abandon", Do: func() { v.operate(ctx, saga.ActionAbandon) }},
+	}
+	w.Drive(2*time.Minute, nil)
+
+	w.Heal()
+	v.mu.Lock()
+	clear(v.calls)
+	v.mu.Unlock()
+	before := v.lengths()
+	ended := false
+	for range 200 {
+		v.living.Go(func() { v.mend(ctx) })
+		w.Drive(6*time.Second, func() bool { ended = v.ended(); return ended })
+		if ended || w.Failed() {
+			break
+		}
+	}
+	if w.Failed() {
+		return
+	}
+	if !ended {
+		w.Fail("liveness", "20 minutes after the troubles: %s", v.states())
+	}
+	v.mu.Lock()
+	for id, n := range v.calls {
+		if n > 400 {
+			w.Fail("work", "%d calls of the store for %q after the troubles", n, id)
+		}
+	}
+	v.mu.Unlock()
+	for id, n := range v.lengths() {
+		if n-before[id] > 120 {
+			w.Fail("log", "%d entries of %q after the troubles", n-before[id], id)
+		}
+	}
+	v.check()
+}
+
+func (v *village) step(name string) saga.Step[trip] {
+	nothing := func(context.Context, *trip) error { return nil }
+	pause := sim.Pick(v.World, time.Second, 3*time.Second, 20*time.Second)
+	st := saga.Step[trip]{
+		Name: name, Do: nothing, Undo: nothing, Attempts: 1 + v.Choose(3), UndoAttempts: 3,
+		Timeout: sim.Pick(v.World, 0, 5*time.Second), Backoff: func(int) time.Duration { return pause },
+	}
+	if v.Chance(20) {
+		st.Delay = time.Duration(1+v.Choose(40)) * time.Second
+	}
+	if v.Chance(25) {
+		st.Await, st.AwaitFor = name, sim.Pick(v.World, 0, 10*time.Second, time.Minute)
+	}
+	return st
+}
+
+// invent makes the definitions: a leaf of two steps, and a parent of up to four, some of
+// which are leaves.
+func (v *village) invent() {
+	v.leaf = saga.Saga[trip]{Name: "leaf", Steps: []saga.Step[trip]{v.step("s0"), v.step("s1")}}
+	v.parent = saga.Saga[trip]{Name: "parent"}
+	n, pivot := 1+v.Choose(4), v.Choose(9)-1
+	v.chain = !v.Chance(50)
+	beyond := make([]bool, n)
+	for i := range n {
+		st := v.step(fmt.Sprint("s", i))
+		if v.chain {
+			beyond[i] = pivot >= 0 && i > pivot
+		} else {
+			st.After = []string{}
+			for j := range i {
+				if v.Chance(35) {
+					st.After = append(st.After, fmt.Sprint("s", j))
+					beyond[i] = beyond[i] || j == pivot || beyond[j]
+				}
+			}
+		}
+		st.Pivot = i == pivot
+		if v.Chance(35) {
+			st.Do, st.Undo = nil, nil
+		} else if (st.Pivot || beyond[i]) && v.Chance(50) {
+			st.Undo = nil
+		}
+		v.parent.Steps = append(v.parent.Steps, st)
+	}
+	if v.Chance(15) {
+		v.parent.Timeout = time.Duration(1+v.Choose(120)) * time.Second
+	}
+}
+
+func (v *village) node(ctx context.Context) {
+	v.mu.Lock()
+	v.named++
+	n := &node{Store: v.store, v: v, name: fmt.Sprintf("%c%d", 'a'+v.named%26, v.named)}
+	v.mu.Unlock()
+	n.runner = saga.NewRunner(n, saga.RunnerConfig{Name: n.name, Poll: 4 * time.Second, MaxTakeovers: 50, Concurrency: 3,
+		Drain: 9300 * time.Millisecond}) // no timer ends with another
+	asked := 0
+	n.runner.SetChance(func(below time.Duration) time.Duration { // no two alike
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		asked++
+		return below * time.Duration(asked*389%997) / 997
+	})
+	n.register()
+	ctx, n.stop = context.WithCancel(ctx)
+	v.mu.Lock()
+	v.nodes = append(v.nodes, n)
+	v.mu.Unlock()
+	v.living.Go(func() { _ = n.runner.Run(ctx) })
+}
+
+func (v *village) node0() *node {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.nodes[0]
+}
+
+func (v *village) operator() *node {
+	v.mu.Lock()
+	v.asked++
+	n := &node{Store: v.store, v: v, name: fmt.Sprint("operator ", v.asked)}
+	v.mu.Unlock()
+	n.runner = saga.NewRunner(n, saga.RunnerConfig{})
+	n.register()
+	return n
+}
+
+func (n *node) register() {
+	leaf := n.bind(&n.v.leaf, nil)
+	n.sg = n.bind(&n.v.parent, leaf)
+	saga.Register(n.runner, leaf)
+	saga.Register(n.runner, n.sg)
+}
+
+// bind returns a copy of a definition for one process. A step without a Do is one with a
+// child.
+func (n *node) bind(sg, leaf *saga.Saga[trip]) *saga.Saga[trip] {
+	bound := &saga.Saga[trip]{Name: sg.Name, Timeout: sg.Timeout, Steps: slices.Clone(sg.Steps)}
+	for i := range bound.Steps {
+		st := &bound.Steps[i]
+		name := st.Name
+		if st.Do == nil {
+			st.Saga = saga.ChildOf(leaf, func(*trip) (trip, error) { return trip{}, nil }, nil)
+			continue
+		}
+		st.Do = func(ctx context.Context, _ *trip) error { return n.do(ctx, name) }
+		if st.Undo != nil {
+			st.Undo = func(ctx context.Context, _ *trip) error { return n.undo(ctx, name) }
+		}
+	}
+	return bound
+}
+
+// begins checks that an attempt may begin, against the record.
+func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
+	v := n.v
+	id, k := key(ctx, name)
+	cmd := saga.CommandFrom(ctx)
+	rec, err := v.store.Load(context.Background(), id)
+	states := decodeSteps(rec)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n.dead || v.excused[id] {
+		return k
+	}
+	want := map[saga.Op]saga.StepStatus{saga.OpDo: saga.StepStarted, saga.OpUndo: saga.StepUndoing}[op]
+	switch {
+	case err != nil:
+		v.Fail("begin", "%s of %s: %v", op, k, err)
+	case rec.Epoch != cmd.Epoch:
+		v.Fail("epoch", "%s of %s begins in epoch %d, but the record is of %d", op, k, cmd.Epoch, rec.Epoch)
+	case op == saga.OpDo && rec.Status != saga.Running:
+		v.Fail("status", "Do of %s begins, but the saga is %s", k, rec.Status)
+	case states[name].Status != want:
+		v.Fail("record", "%s of %s begins, but the record says %s", op, k, states[name].Status)
+	case op == saga.OpUndo && v.doing[k] != nil && !v.doing[k].dead:
+		v.Fail("overlap", "the Undo of %s begins during its Do", k)
+	}
+	steps, chain := v.stepsOf(rec), v.chain || rec.Saga == "leaf"
+	for i, st := range steps {
+		first := chain && i+1 < len(steps) && steps[i+1].Name == name || !chain && slices.Contains(of(steps, name).After, st.Name)
+		if op == saga.OpDo && first && states[st.Name].Status != saga.StepDone {
+			v.Fail("order", "Do of %s begins, but %s is %s", k, st.Name, states[st.Name].Status)
+		}
+		last := chain && i > 0 && steps[i-1].Name == name || !chain && slices.Contains(st.After, name)
+		s := states[st.Name].Status
+		if op == saga.OpUndo && rec.Status == saga.Compensating && last && s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
+			v.Fail("order", "Undo of %s begins, but %s is %s", k, st.Name, s)
+		}
+	}
+	return k
+}
+
+func of(steps []saga.Step[trip], name string) *saga.Step[trip] {
+	return &steps[slices.IndexFunc(steps, func(st saga.Step[trip]) bool { return st.Name == name })]
+}
+
+func (n *node) do(ctx context.Context, name string) error {
+	v, k := n.v, n.begins(ctx, name, saga.OpDo)
+	v.mu.Lock()
+	v.doing[k] = n
+	v.mu.Unlock()
+	fault, err := v.Call(ctx, fmt.Sprintf("%s does %s", n.name, k), "fails", "lost", "declined", "aborted")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.doing[k] == n {
+		delete(v.doing, k)
+	}
+	switch {
+	case n.dead || err != nil || fault == "fails" || fault == "over":
+		return errDown
+	case v.undone[k]:
+		return saga.NoEffect(saga.ErrUndone)
+	case fault == "declined":
+		return saga.NoEffect(errDeclined)
+	case fault == "aborted":
+		return saga.Abort(errDeclined)
+	}
+	v.effect[k] = true
+	if fault == "lost" {
+		return errDown
+	}
+	return nil
+}
+
+func (n *node) undo(ctx context.Context, name string) error {
+	v, k := n.v, n.begins(ctx, name, saga.OpUndo)
+	fault, err := v.Call(ctx, fmt.Sprintf("%s undoes %s", n.name, k), "fails", "lost")
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n.dead || err != nil || fault == "fails" || fault == "over" {
+		return errDown
+	}
+	v.effect[k], v.undone[k] = false, true
+	if fault == "lost" {
+		return errDown
+	}
+	return nil
+}
+
+// call is a call of the store, which may fail before or after it has happened, or take long.
+func (n *node) call(ctx context.Context, what, id string, do func() error) error {
+	v := n.v
+	v.mu.Lock()
+	dead := n.dead
+	v.calls[id]++
+	v.mu.Unlock()
+	if dead {
+		return errDown
+	}
+	fault, err := v.Call(ctx, fmt.Sprintf("%s %s %s", n.name, what, id), "fails", "lost")
+	if v.isDead(n) || fault == "fails" || fault == "over" || err != nil {
+		return errors.Join(errDown, err)
+	}
+	if err = do(); err == nil && fault == "lost" {
+		return errDown
+	}
+	if fault, late := v.Call(ctx, fmt.Sprintf("%s %s %s: reply", n.name, what, id)); fault == "over" || late != nil || v.isDead(n) {
+		return errors.Join(errDown, late)
+	}
+	return err
+}
+
+func (v *village) isDead(n *node) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return n.dead
+}
+
+func (n *node) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+	err = n.call(ctx, "starts", req.ID, func() (err error) {
+		rec, created, err = n.Store.Start(context.Background(), req)
+		return err
+	})
+	return rec, created, err
+}
+
+func (n *node) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+	err = n.call(ctx, "claims", "", func() (err error) {
+		recs, err = n.Store.Claim(context.Background(), req)
+		return err
+	})
+	return recs, err
+}
+
+func (n *node) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
+	err = n.call(ctx, "extends", "", func() (err error) {
+		held, err = n.Store.Heartbeat(context.Background(), req)
+		return err
+	})
+	return held, err
+}
+
+func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt store.Receipt, err error) {
+	err = n.call(ctx, "commits", req.ID, func() (err error) {
+		v := n.v
+		rec, _ := v.store.Load(context.Background(), req.ID)
+		if receipt, err = n.Store.Commit(context.Background(), req); err != nil || rec.Owner == "" || strings.HasPrefix(n.name, "operator") {
+			return err // without an owner, operators and parents write, too
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		at := fmt.Sprint(req.ID, " ", req.Epoch)
+		if by := v.owners[at]; by != "" && by != n.name && req.Epoch > 0 {
+			v.Fail("owners", "%s and %s commit %s", by, n.name, at)
+		}
+		v.owners[at] = n.name
+		return nil
+	})
+	return receipt, err
+}
+
+func (n *node) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
+	err = n.call(ctx, "cancels", id, func() (err error) { rec, err = n.Store.Cancel(context.Background(), id, note); return err })
+	return rec, err
+}
+
+func (n *node) Load(ctx context.Context, id string) (rec store.Record, err error) {
+	err = n.call(ctx, "loads", id, func() (err error) { rec, err = n.Store.Load(context.Background(), id); return err })
+	return rec, err
+}
+
+func (n *node) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
+	err = n.call(ctx, "signals", req.ID, func() (err error) { rec, err = n.Store.Signal(context.Background(), req); return err })
+	return rec, err
+}
+
+func (n *node) Signals(ctx context.Context, id string) (list []store.Signal, err error) {
+	err = n.call(ctx, "hears", id, func() (err error) { list, err = n.Store.Signals(context.Background(), id); return err })
+	return list, err
+}
+
+func (n *node) Hasten(ctx context.Context, id string) error {
+	return n.call(ctx, "hastens", id, func() error { return n.Store.Hasten(context.Background(), id) })
+}
+
+func (n *node) Children(ctx context.Context, req store.ChildrenRequest) (list []store.ChildRecord, err error) {
+	err = n.call(ctx, "looks at "+req.Step+" of", req.Parent, func() (err error) {
+		list, err = n.Store.Children(context.Background(), req)
+		slices.SortFunc(list, func(a, b store.ChildRecord) int { return strings.Compare(a.ID, b.ID) })
+		return err
+	})
+	return list, err
+}
+
+// all returns the sagas as they are, without a call that the scheduler sees.
+func (v *village) all() []store.Record {
+	recs, _, _ := v.store.List(context.Background(), store.Filter{})
+	return recs
+}
+
+func (v *village) some() string {
+	recs := v.all()
+	if len(recs) == 0 {
+		return "p0"
+	}
+	return recs[v.Choose(len(recs))].ID
+}
+
+func (v *village) lengths() map[string]int64 {
+	n := make(map[string]int64)
+	for _, rec := range v.all() {
+		n[rec.ID] = rec.Seq
+	}
+	return n
+}
+
+func (v *village) ended() bool {
+	recs := v.all()
+	return len(recs) > 0 && !slices.ContainsFunc(recs, func(rec store.Record) bool { return !rec.Status.Ended() || rec.Owner != "" })
+}
+
+func (v *village) states() (s string) {
+	for _, rec := range v.all() {
+		s += fmt.Sprintf("\n%s is %s, owned by %q, epoch %d, wakes at %v: %s %s", rec.ID, rec.Status, rec.Owner, rec.Epoch, rec.WakeAt.Sub(rec.CreatedAt), rec.LastError, rec.Steps)
+	}
+	return s
+}
+
+// operate is an operator's action on some saga. What it may settle is excused.
+func (v *village) operate(ctx context.Context, action saga.Action) {
+	n, id := v.operator(), v.some()
+	v.mu.Lock()
+	switch action {
+	case saga.ActionAbandon:
+		v.excused[id] = true
+	case saga.ActionCompensate: // the operator knows about a pivot without Undo
+		for _, st := range v.parent.Steps {
+			if st.Pivot {
+				v.excused[id+" "+st.Name] = true
+			}
+		}
+	}
+	v.mu.Unlock()
+	err := n.runner.Operate(ctx, id, saga.Operation{Action: action, Note: "by hand"})
+	v.Note("%s, %s of %s: %v", n.name, action, id, err == nil)
+}
+
+// mend sends every signal that is awaited, and has stuck sagas tried again.
+func (v *village) mend(ctx context.Context) {
+	for _, rec := range v.all() {
+		kept, _ := v.store.Signals(ctx, rec.ID)
+		for _, st := range v.stepsOf(rec) {
+			known := slices.ContainsFunc(kept, func(s store.Signal) bool { return s.Name == st.Await })
+			if st.Await != "" && !known && rec.Status == saga.Running {
+				_ = v.operator().runner.Signal(ctx, rec.ID, st.Await, nil)
+			}
+		}
+		if rec.Status == saga.Stuck {
+			_ = v.operator().runner.Operate(ctx, rec.ID, saga.Operation{Action: saga.ActionRetry, Note: "mended"})
+		}
+	}
+}
+
+func (v *village) stepsOf(rec store.Record) []saga.Step[trip] {
+	if rec.Saga == "leaf" {
+		return v.leaf.Steps
+	}
+	return v.parent.Steps
+}
+
+func (v *village) check() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, rec := range v.all() {
+		log, _ := v.store.History(context.Background(), rec.ID, 0, 0)
+		if int64(len(log)) != rec.Seq {
+			v.Fail("history", "%s has %d entries, and its seq is %d", rec.ID, len(log), rec.Seq)
+		}
+		if rec.Status == saga.Abandoned || v.excused[rec.ID] {
+			continue
+		}
+		for _, st := range v.stepsOf(rec) {
+			k := rec.ID + " " + st.Name
+			if st.Do != nil && !v.excused[k] && v.effect[k] != (rec.Status == saga.Completed) {
+				v.Fail("effect", "%s is %s, and its step %s is in effect: %v\n%s", rec.ID, rec.Status, st.Name, v.effect[k], v.states())
+			}
+		}
+	}
+}
