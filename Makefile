@@ -13,7 +13,7 @@ VERSION     ?= v0.1.0
 # 20 times slower, and locked by database/sql. What lint has vetted is not vetted again.
 RACE := -race -vet=off -gcflags=modernc.org/...=-race=false
 
-.PHONY: help test race lint tidy bench fuzz integration mutants soak histories release-check examples ci
+.PHONY: help test race lint tidy bench fuzz integration mutants soak histories prove release-check examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -60,6 +60,10 @@ soak: ## a program with every pattern through every fault, for SOAK
 histories: FOR ?= 60s
 histories: ## what processes did to real servers, for FOR, judged by models; and mutants of the library that the models must find
 	cd internal/integration && $(GO) test -count=1 -timeout 60m -v ./history -history.for $(FOR) -history.mutants
+
+prove: PROVE ?= 10m
+prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mutants; with ARGS=-controls known mistakes, too
+	$(GO) run ./internal/prove -for $(PROVE) $(ARGS)
 
 examples: ## the smoke tests of the examples, and one pass of each benchmark
 	cd examples && $(GO) test ./...

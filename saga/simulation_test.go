@@ -326,7 +326,7 @@ func (n *node) do(ctx context.Context, name string) error {
 	case n.dead || err != nil || fault == "fails" || fault == "over":
 		return errDown
 	case v.undone[k]:
-		return saga.NoEffect(saga.ErrUndone)
+		return saga.NoEffect(errDeclined)
 	case fault == "declined":
 		return saga.NoEffect(errDeclined)
 	case fault == "aborted":

@@ -1,0 +1,194 @@
+// Prove runs, for as long as it is given, everything that looks for a broken promise by
+// chance: histories of real servers, simulations with new seeds, fuzz targets, and mutants.
+//
+//	go run ./internal/prove -for 10m
+//
+// It prints what each of them did when it has ended, and a table at the end. It exits with 1
+// if one of them found something.
+package main
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A part is one program that looks for something.
+type part struct {
+	name  string
+	dir   string
+	share int           // of the time, beside the others
+	args  []string      // of go
+	keep  string        // the lines that say what was done
+	spare time.Duration // beyond its time, to build and to end
+}
+
+var (
+	forTime  = flag.Duration("for", 10*time.Minute, "how long it takes, apart from builds")
+	controls = flag.Bool("controls", false, "also put known mistakes into the library, which simulations and histories must find: some 20 minutes more")
+	seed     = flag.Uint64("seed", 1_000_000+rand.Uint64N(1_000_000_000), "the first seed of each simulation")
+	only     = flag.String("only", "", "only parts whose name has this text")
+)
+
+// simulations are the packages with one, and its test.
+var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"}, {"breaker", "TestBreakerSimulation"}, {"bulkhead", "TestFleetSimulation"}}
+
+// mutated are the packages of which mutants are made, one of them in each run.
+var mutated = []string{"breaker", "retry", "bulkhead", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}
+
+func main() {
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	began := time.Now()
+	parts, err := plan()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	sum := 0
+	for _, p := range parts {
+		sum += p.share
+	}
+	fmt.Printf("for %v: %d parts, simulations from seed %d\n", *forTime, len(parts), *seed)
+	table := [][2]string{}
+	found := 0
+	for i, p := range parts {
+		d := *forTime * time.Duration(p.share) / time.Duration(max(1, sum))
+		fmt.Printf("%s  %d of %d: %s, for %v\n", time.Since(began).Round(time.Second), i+1, len(parts), p.name, d.Round(time.Second))
+		did, err := p.run(ctx, d)
+		if ctx.Err() != nil {
+			fmt.Println("interrupted")
+			os.Exit(2)
+		}
+		for _, line := range did {
+			table = append(table, [2]string{p.name, line})
+		}
+		if err != nil {
+			found++
+			table = append(table, [2]string{p.name, "FOUND SOMETHING: " + err.Error()})
+		}
+	}
+	fmt.Printf("\nwhat was run, in %v:\n", time.Since(began).Round(time.Second))
+	for _, row := range table {
+		fmt.Printf("%-24s %s\n", row[0], row[1])
+	}
+	if found > 0 {
+		fmt.Printf("%d of %d parts found something\n", found, len(parts))
+		os.Exit(1)
+	}
+	fmt.Println("nothing was found")
+}
+
+func plan() (parts []part, err error) {
+	add := func(p part) {
+		if strings.Contains(p.name, *only) {
+			parts = append(parts, p)
+		}
+	}
+	for _, s := range simulations {
+		add(part{name: "simulation " + s[0], share: 9, keep: `simulation \w+: .*`, spare: 5 * time.Minute, args: []string{
+			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + s[1] + "$", "./" + s[0], "-sim.search", "-sim.from", fmt.Sprint(*seed), "-sim.for", "{}"}})
+	}
+	add(part{name: "histories", share: 32, dir: "internal/integration", keep: `\w+: from seed .*`, spare: 5 * time.Minute, args: []string{
+		"test", "-count=1", "-timeout", "0", "-v", "-run", "^(TestCacheaside|TestLease|TestSaga|TestThrottle)$", "./history", "-history.for", "{}"}})
+	pkg := mutated[rand.IntN(len(mutated))]
+	add(part{name: "mutants of " + pkg, share: 20, keep: `.*\b(caught|survive).*`, spare: 5 * time.Minute, args: []string{
+		"run", "./internal/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
+	fuzz, err := targets()
+	if err != nil {
+		return nil, err
+	}
+	for _, target := range fuzz {
+		// By count where it could be by time: go.dev/issue/75804. So it is stopped instead.
+		add(part{name: "fuzz " + target[1], share: 1, keep: `fuzz: elapsed.*`, spare: 2 * time.Minute, args: []string{
+			"test", "-run", "^$", "-fuzz", "^" + target[1] + "$", "-fuzztime", "{n}x", "-fuzzminimizetime", "100x", target[0]}})
+	}
+	if *controls {
+		add(part{name: "controls of simulations", keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute, args: []string{
+			"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./internal/sim", "-sim.mutants"}})
+		add(part{name: "controls of histories", dir: "internal/integration", keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute, args: []string{
+			"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./history", "-history.mutants"}})
+	}
+	return parts, nil
+}
+
+var fuzzFunc = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+
+// targets returns the fuzz targets of the root module, with their packages.
+func targets() (all [][2]string, err error) {
+	err = filepath.WalkDir(".", func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != ".":
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil || strings.HasPrefix(d.Name(), ".") {
+				return filepath.SkipDir
+			}
+		case strings.HasSuffix(path, "_test.go"):
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for _, m := range fuzzFunc.FindAllSubmatch(text, -1) {
+				all = append(all, [2]string{"./" + filepath.Dir(path), string(m[1])})
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+// run runs p for d, shows each line that says what it does, and returns the last of them.
+// What a part that fails has printed is shown as it is.
+func (p part) run(ctx context.Context, d time.Duration) (did []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d+p.spare)
+	defer cancel()
+	args := slices.Clone(p.args)
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "{}", d.Round(time.Second).String())
+		args[i] = strings.ReplaceAll(args[i], "{n}", strconv.Itoa(max(100, int(d.Seconds()*500))))
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = p.dir
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	keep := regexp.MustCompile(p.keep)
+	var all strings.Builder
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		all.WriteString(lines.Text() + "\n")
+		if said := keep.FindString(lines.Text()); said != "" {
+			fmt.Println("    " + said)
+			if strings.HasPrefix(said, "fuzz:") { // it goes on counting
+				did = nil
+			}
+			did = append(did, said)
+		}
+	}
+	if err = cmd.Wait(); err != nil {
+		fmt.Println(all.String())
+		return did, fmt.Errorf("%w: go %s", err, strings.Join(args, " "))
+	}
+	return did, nil
+}
