@@ -11,7 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // loadWith runs look as a load with a LoadTimeout of one second, on behalf of ctx.
@@ -120,6 +122,41 @@ func TestContextOfALoadIsNotThatOfItsCaller(t *testing.T) {
 		}
 		close(end)
 		wg.Wait()
+	})
+}
+
+// A load may outlast the call that began it, a refresh always. A slot in its Middleware is its
+// own: it is not held until that call's response has been read.
+func TestALoadIsNoPartOfTheWorkOfItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Stale: time.Hour, Jitter: -1,
+			Middleware: slots.Wrap,
+			Load: func(ctx context.Context, _ int) (int, error) {
+				if linger.LimitOf(ctx) != nil {
+					t.Error("under the timeout of its caller")
+				}
+				time.Sleep(time.Second)
+				return 0, nil
+			},
+		})
+		defer c.Close()
+		ctx, work := linger.Begin(t.Context())
+		_, err := linger.Timed(ctx, time.Hour, errors.New("passed"), func(ctx context.Context) error {
+			_, err := c.Get(ctx, 1)
+			require.NoError(t, err)
+			time.Sleep(2 * time.Minute)
+			_, err = c.Get(ctx, 1)
+			synctest.Wait()
+			require.Equal(t, 1, slots.Stats().InFlight, "a refresh")
+			work.GoOn()
+			return err
+		})
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 0, slots.Stats().InFlight)
+		work.End(nil)
 	})
 }
 

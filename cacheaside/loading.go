@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/cacheaside/internal/entry"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A load may call Get with its ctx, on its own Cache or another. It keeps its slot
@@ -26,7 +27,7 @@ type loadKey struct{}
 
 func (l *loading) init(caller context.Context, deadline time.Time, job any) {
 	l.caller, l.job = caller, job
-	ctx := context.WithValue(context.WithoutCancel(caller), loadKey{}, l)
+	ctx := context.WithValue(linger.Apart(context.WithoutCancel(caller)), loadKey{}, l)
 	l.ctx, l.cancel = context.WithDeadline(ctx, deadline)
 }
 

@@ -2,7 +2,9 @@ package throttle_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -737,4 +740,33 @@ func TestSharedUnderStress(t *testing.T) {
 	require.EqualValues(t, 6*each, stats.Admitted+stats.Refused)
 	require.EqualValues(t, asked.Load(), stats.Asked)
 	require.Equal(t, 1100, s.Config().Burst, "no Update is lost")
+}
+
+func TestSharedWithTheLongestTimeout(t *testing.T) {
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 10, Timeout: math.MaxInt64, OnOutage: throttle.RefuseAll,
+		Eval: func(ctx context.Context, _ string, _ []string, _ ...any) (any, error) {
+			return []any{int64(1), int64(0), int64(0)}, ctx.Err()
+		},
+	})
+	require.NoError(t, s.Wait(t.Context(), ""))
+}
+
+// The answer of Redis may come when the call that asked is being read. What a client of Redis
+// holds is not held for that.
+func TestSharedAsksApartFromTheWorkOfItsCall(t *testing.T) {
+	ctx, work := linger.Begin(t.Context())
+	s := throttle.NewShared(throttle.SharedConfig{
+		Name: "api", Rate: 10, Timeout: time.Minute, OnOutage: throttle.RefuseAll,
+		Eval: func(ctx context.Context, _ string, _ []string, _ ...any) (any, error) {
+			if linger.Of(ctx) != nil {
+				return nil, errors.New("a part of the work")
+			}
+			return []any{int64(1), int64(0), int64(0)}, nil
+		},
+	})
+	require.NoError(t, s.Do(ctx, "", func(ctx context.Context) error {
+		require.Same(t, work, linger.Of(ctx))
+		return nil
+	}))
 }

@@ -73,6 +73,20 @@ func Of(ctx context.Context) *Work {
 	return w
 }
 
+// Apart returns ctx without its work and its limit. It is for a function that runs beside
+// the one that ctx was made for, and may outlast it: what the function holds, it holds until
+// it returns.
+func Apart(ctx context.Context) context.Context { return apart{ctx} }
+
+type apart struct{ context.Context }
+
+func (a apart) Value(key any) any {
+	if key == (Key{}) || key == (limitKey{}) {
+		return nil
+	}
+	return a.Context.Value(key)
+}
+
 func (w *Work) is(s state) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

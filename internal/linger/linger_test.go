@@ -250,3 +250,18 @@ func TestTimedCoversWorkThatGoesOn(t *testing.T) {
 		require.ErrorIs(t, timed.Err(), context.Canceled)
 	}
 }
+
+func TestApartIsNoPartOfTheWork(t *testing.T) {
+	type key struct{}
+	ctx, work := linger.Begin(context.WithValue(t.Context(), key{}, 1))
+	_, err := linger.Timed(ctx, time.Hour, errBroke, func(ctx context.Context) error {
+		require.Same(t, work, linger.Of(ctx))
+		require.NotNil(t, linger.LimitOf(ctx))
+		ctx = linger.Apart(ctx)
+		require.Nil(t, linger.Of(ctx))
+		require.Nil(t, linger.LimitOf(ctx))
+		require.Equal(t, 1, ctx.Value(key{}))
+		return nil
+	})
+	require.NoError(t, err)
+}

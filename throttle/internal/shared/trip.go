@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A trip is one round trip to Redis, on a goroutine of its own. The call waits until it is
@@ -33,7 +35,7 @@ var errExited = errors.New("throttle: Eval called runtime.Goexit")
 
 func (r *Redis) depart(ctx context.Context, terms *Terms, c Call) *trip {
 	t := &trip{
-		r: r, ctx: context.WithoutCancel(ctx), terms: terms, call: c,
+		r: r, ctx: linger.Apart(context.WithoutCancel(ctx)), terms: terms, call: c,
 		began: time.Now(), ended: make(chan struct{}),
 	}
 	// A Redis that has not answered may take a debt all the same, each time.
@@ -63,7 +65,7 @@ func (t *trip) wait(ctx context.Context) bool {
 
 // travel asks Redis. It waits for an answer for a RetryEvery longer than the call does.
 func (t *trip) travel() {
-	ctx, cancel := context.WithTimeout(t.ctx, t.terms.Timeout+t.terms.RetryEvery)
+	ctx, cancel := context.WithDeadline(t.ctx, t.began.Add(t.terms.Timeout).Add(t.terms.RetryEvery))
 	defer cancel()
 	a, err := Answer{}, errExited
 	defer func() {
