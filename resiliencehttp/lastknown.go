@@ -262,7 +262,7 @@ func (k *known) again(req *http.Request) *http.Response {
 type remembered struct {
 	io.ReadCloser
 	read    []byte
-	length  int64 // of all of it; negative: not known
+	length  int64 // of all of it; 0 or negative: not known
 	longest int64
 	whole   func([]byte) // called with all of it; nil if that was too long, or has been called
 }
@@ -276,7 +276,7 @@ func (b *remembered) Read(p []byte) (int, error) {
 	switch {
 	case int64(len(b.read)) > b.longest || err != nil && err != io.EOF:
 		b.read, b.whole = nil, nil
-	case err == io.EOF, int64(len(b.read)) == b.length: // a decoder may not read on to the EOF
+	case err == io.EOF, len(b.read) > 0 && int64(len(b.read)) == b.length: // a decoder may not read on to the EOF
 		b.whole(b.read)
 		b.whole = nil
 	}

@@ -291,6 +291,18 @@ func TestLastKnownKeepsABodyThatADecoderHasRead(t *testing.T) {
 	require.Equal(t, `{"a":1}`, text(t, resp))
 }
 
+// A RoundTripper that does not know the length of a body leaves it at 0.
+func TestLastKnownKeepsAllOfABodyWithoutALength(t *testing.T) {
+	s := newShop(t, 1<<20, byURL)
+	s.body, s.length = strings.NewReader("1"), 0
+	res := s.ask("GET", "http://a/x")
+	n, err := res.Body.Read(nil)
+	require.Zero(t, n)
+	require.NoError(t, err)
+	require.Equal(t, "1", text(t, res))
+	require.Equal(t, "1", s.known("http://a/x"))
+}
+
 func TestLastKnownNeedsAKeyAndRoom(t *testing.T) {
 	base := rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil })
 	require.Panics(t, func() { resiliencehttp.LastKnown(base, 0, time.Hour, byURL) })
