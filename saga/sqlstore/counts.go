@@ -134,8 +134,8 @@ func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 	}
 	counts.Now = now.Time
 	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT g.name, g.status, "+
-		s.d.count("saga_name", "name = g.name AND status = g.status", "id")+
-		" FROM ("+s.d.groups("saga_name", "name, status", "id", "")+") AS g ORDER BY g.name"))
+		s.d.count("saga_name", "name = g.name AND status = g.status", "created_at")+
+		" FROM ("+s.d.groups("saga_name", "name, status", "created_at", "")+") AS g ORDER BY g.name"))
 	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 		var name string
 		var status store.Status

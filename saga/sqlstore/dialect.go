@@ -62,8 +62,9 @@ type dialect interface {
 	// count returns an expression for how many entries of an index a condition admits, up to
 	// store.CountLimit. order is the columns of the index that the condition does not fix.
 	count(index, where, order string) string
-	readNewest() string // the end of a query that must see the newest version of a row
-	comparesRows() bool // whether it uses an index for (a, b) > (c, d)
+	from(index string) string // the table, read by an index; "" is the primary key
+	readNewest() string       // the end of a query that must see the newest version of a row
+	comparesRows() bool       // whether it uses an index for (a, b) > (c, d)
 }
 
 // A querier is a *sql.DB or a *sql.Tx.

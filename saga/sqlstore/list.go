@@ -18,23 +18,16 @@ import (
 // that no index has.
 const readLimit = 2_000
 
-// maxArms is the number of index ranges that one statement merges.
-const maxArms = 48
-
-// A listing is one call of List. It reads index ranges, which it calls arms: the sagas of a
-// definition that have a status, in the order of the filter. An arm without a definition is
-// the whole table by id.
+// A listing is one call of List. By the time of the start it merges index ranges: the sagas
+// that have a status, of all definitions or of one. By id there is one range, the table.
 type listing struct {
-	s     *Store
-	f     store.Filter
-	limit int
-	after *position // exclusive
-	until *position // inclusive; nil if everything is read
-}
-
-type arm struct {
-	name   string
-	status store.Status
+	s      *Store
+	f      store.Filter
+	limit  int
+	index  string         // "" is the primary key
+	status []store.Status // of the ranges
+	after  *position      // exclusive
+	until  *position      // inclusive; nil if everything is read
 }
 
 // A position is a place in the order of a list.
@@ -55,27 +48,18 @@ func (s *Store) list(ctx context.Context, f store.Filter) ([]store.Record, strin
 	if err := l.begin(); err != nil {
 		return nil, "", err
 	}
-	arms, err := l.arms(ctx)
+	if len(l.status) == 0 {
+		return nil, "", nil
+	}
+	if l.filters() {
+		if err := l.bound(ctx); err != nil {
+			return nil, "", err
+		}
+	}
+	recs, err := l.read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	chunks := slices.Collect(slices.Chunk(arms, maxArms))
-	if l.filters() {
-		for _, chunk := range chunks {
-			if err := l.bound(ctx, chunk); err != nil {
-				return nil, "", err
-			}
-		}
-	}
-	var recs []store.Record
-	for _, chunk := range chunks {
-		found, err := l.read(ctx, chunk)
-		if err != nil {
-			return nil, "", err
-		}
-		recs = append(recs, found...)
-	}
-	slices.SortFunc(recs, func(a, b store.Record) int { return l.compare(l.positionOf(&a), l.positionOf(&b)) })
 	if len(recs) > l.limit {
 		recs = recs[:l.limit]
 		return recs, l.cursor(l.positionOf(&recs[l.limit-1])), nil
@@ -86,14 +70,23 @@ func (s *Store) list(ctx context.Context, f store.Filter) ([]store.Record, strin
 	return recs, "", nil
 }
 
-// begin checks the order, and reads the cursor.
+// begin checks the order, finds the ranges, and reads the cursor.
 func (l *listing) begin() error {
-	switch l.f.Order {
-	case "":
-		l.f.Order = store.ByID
-	case store.ByID, store.OldestFirst, store.NewestFirst:
+	f := &l.f
+	switch f.Order {
+	case "", store.ByID, store.OldestFirst, store.NewestFirst:
 	default:
-		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", l.f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
+		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
+	}
+	status := []store.Status{store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned}
+	l.status = slices.DeleteFunc(status, func(st store.Status) bool {
+		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != store.Running && st != store.Compensating
+	})
+	switch {
+	case l.byTime() && f.Saga != "":
+		l.index = "saga_name"
+	case l.byTime():
+		l.index = "saga_time"
 	}
 	if l.f.After == "" {
 		return nil
@@ -127,63 +120,24 @@ func (l *listing) positionOf(r *store.Record) position {
 	return position{id: r.ID}
 }
 
-func (l *listing) compare(a, b position) int {
-	c := cmp.Or(a.at.Compare(b.at), strings.Compare(a.id, b.id))
-	if l.f.Order == store.NewestFirst {
-		return -c
-	}
-	return c
-}
-
 // filters reports whether the filter has conditions that no index has.
 func (l *listing) filters() bool {
 	f := &l.f
-	return f.Text != "" || f.Failing || f.Unreported || !f.CreatedBefore.IsZero() && !l.byTime()
+	some := f.Saga != "" || len(f.Status) > 0 || !f.CreatedBefore.IsZero()
+	return f.Text != "" || f.Failing || f.Unreported || some && !l.byTime()
 }
 
-func (l *listing) arms(ctx context.Context) ([]arm, error) {
-	f := &l.f
-	if f.Saga == "" && len(f.Status) == 0 && !f.Failing && !l.byTime() {
-		return []arm{{}}, nil
-	}
-	status := []store.Status{store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned}
-	status = slices.DeleteFunc(status, func(st store.Status) bool {
-		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != store.Running && st != store.Compensating
-	})
-	names := []string{f.Saga}
-	if f.Saga == "" {
-		var err error
-		if names, err = l.s.names(ctx); err != nil {
-			return nil, err
-		}
-	}
-	var arms []arm
-	for _, name := range names {
-		for _, st := range status {
-			arms = append(arms, arm{name, st})
-		}
-	}
-	return arms, nil
-}
-
-// names returns the names of all definitions that have sagas.
-func (s *Store) names(ctx context.Context) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, s.tables.sql("SELECT name FROM ("+s.d.groups("saga_name", "name", "status", "")+") AS g"))
-	return collect(rows, err, func(rows *sql.Rows) (name string, err error) { return name, rows.Scan(&name) })
-}
-
-// bound sets until to the place at which readLimit sagas are read, if there are as many
-// and it is not set to an earlier place.
-func (l *listing) bound(ctx context.Context, arms []arm) error {
+// bound sets until to the place at which readLimit sagas are read, if there are as many.
+func (l *listing) bound(ctx context.Context) error {
 	columns := "id"
 	if l.byTime() {
 		columns = "created_at, id"
 	}
 	q := &query{d: l.s.d}
 	q.text.WriteString("SELECT " + columns + " FROM (")
-	l.merge(q, arms, func(a arm) {
-		q.text.WriteString("SELECT " + columns + " FROM {p}saga")
-		l.in(q, a)
+	l.merge(q, func(st store.Status) {
+		q.text.WriteString("SELECT " + columns + " FROM " + l.s.d.from(l.index))
+		l.in(q, st)
 		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(readLimit))
 	})
 	q.text.WriteString(") AS c" + l.order() + " LIMIT 1 OFFSET " + strconv.Itoa(readLimit-1))
@@ -197,73 +151,72 @@ func (l *listing) bound(ctx context.Context, arms []arm) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
-	if p.at = at.Time; err == nil && (l.until == nil || l.compare(p, *l.until) < 0) {
-		l.until = &p
-	}
+	p.at = at.Time
+	l.until = &p
 	return err
 }
 
 // read returns the first sagas that the filter admits, up to one more than the limit.
-func (l *listing) read(ctx context.Context, arms []arm) ([]store.Record, error) {
+func (l *listing) read(ctx context.Context) ([]store.Record, error) {
 	columns := l.s.d.columns()
 	if l.f.WithoutState {
 		columns = strings.Replace(columns, " data,", " '' AS data,", 1)
 	}
 	limit := " LIMIT " + strconv.Itoa(l.limit+1)
 	q := &query{d: l.s.d}
-	l.merge(q, arms, func(a arm) {
+	l.merge(q, func(st store.Status) {
 		if !l.filters() {
-			q.text.WriteString("SELECT " + columns + " FROM {p}saga")
-			l.in(q, a)
+			q.text.WriteString("SELECT " + columns + " FROM " + l.s.d.from(l.index))
+			l.in(q, st)
 			q.text.WriteString(l.order() + limit)
 			return
 		}
 		// The inner limit keeps planners from reading the sagas in another order.
-		q.text.WriteString("SELECT " + columns + " FROM (SELECT * FROM {p}saga")
-		l.in(q, a)
+		q.text.WriteString("SELECT " + columns + " FROM (SELECT * FROM " + l.s.d.from(l.index))
+		l.in(q, st)
 		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(readLimit) + ") AS r WHERE 1 = 1")
 		l.filter(q)
 		q.text.WriteString(l.order() + limit)
 	})
-	if len(arms) > 1 {
-		q.text.WriteString(l.order() + limit)
-	}
+	q.text.WriteString(l.order() + limit)
 	rows, err := l.s.db.QueryContext(ctx, l.s.tables.sql(q.text.String()), q.args...)
 	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
 }
 
-// merge writes a statement for each arm, and combines them.
-func (l *listing) merge(q *query, arms []arm, one func(arm)) {
-	for i, a := range arms {
+// merge writes a statement for each range, and combines them.
+func (l *listing) merge(q *query, one func(store.Status)) {
+	ranges := l.status
+	if !l.byTime() {
+		ranges = ranges[:1]
+	}
+	for i, st := range ranges {
 		if i > 0 {
 			q.text.WriteString(" UNION ALL ")
 		}
-		if len(arms) > 1 {
-			q.text.WriteString("SELECT * FROM (")
-		}
-		one(a)
-		if len(arms) > 1 {
-			q.text.WriteString(") AS a" + strconv.Itoa(i))
-		}
+		q.text.WriteString("SELECT * FROM (")
+		one(st)
+		q.text.WriteString(") AS a" + strconv.Itoa(i))
 	}
 }
 
 func (l *listing) order() string {
 	switch l.f.Order {
-	case store.OldestFirst:
-		return " ORDER BY created_at, id"
+	case store.ByID:
+		return " ORDER BY id"
 	case store.NewestFirst:
 		return " ORDER BY created_at DESC, id DESC"
 	}
-	return " ORDER BY id"
+	return " ORDER BY created_at, id"
 }
 
-// in writes the conditions that the index of an arm has.
-func (l *listing) in(q *query, a arm) {
+// in writes the conditions that the index has.
+func (l *listing) in(q *query, st store.Status) {
 	q.text.WriteString(" WHERE 1 = 1")
-	if a.name != "" {
-		q.and("name = ", a.name)
-		q.and("status = ", string(a.status))
+	if l.byTime() {
+		q.and("status = ", string(st))
+		if l.f.Saga != "" {
+			q.and("name = ", l.f.Saga)
+		}
 	}
 	gt, lt := ">", "<"
 	if l.f.Order == store.NewestFirst {
@@ -313,8 +266,18 @@ func (l *listing) filter(q *query) {
 	if f.Unreported {
 		q.text.WriteString(" AND NOT reported")
 	}
-	if !l.byTime() && !f.CreatedBefore.IsZero() {
-		q.and("created_at < ", q.d.time(f.CreatedBefore))
+	if !l.byTime() {
+		if !f.CreatedBefore.IsZero() {
+			q.and("created_at < ", q.d.time(f.CreatedBefore))
+		}
+		if f.Saga != "" {
+			q.and("name = ", f.Saga)
+		}
+		var among []string
+		for _, st := range l.status {
+			among = append(among, q.bind(string(st)))
+		}
+		q.text.WriteString(" AND status IN (" + strings.Join(among, ", ") + ")")
 	}
 }
 

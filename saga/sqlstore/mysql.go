@@ -88,8 +88,8 @@ CREATE TABLE {p}saga (
 	KEY {p}saga_live (live, name, version, owned, wake_at),
 	KEY {p}saga_ended (status, ended_at),
 	KEY {p}saga_child (parent, parent_step, status),
-	KEY {p}saga_name (name, status, id),
-	KEY {p}saga_time (name, status, created_at, id)
+	KEY {p}saga_name (name, status, created_at, id),
+	KEY {p}saga_time (status, created_at, id)
 ) ENGINE = InnoDB;
 CREATE TABLE {p}saga_log (
 	saga_id varbinary(200) NOT NULL,
@@ -163,19 +163,28 @@ func (*mysql) live() string { return "live = 1" }
 
 func (*mysql) comparesRows() bool { return false }
 
+func (*mysql) from(index string) string {
+	if index == "" {
+		index = "PRIMARY"
+	} else {
+		index = "{p}" + index
+	}
+	return "{p}saga FORCE INDEX (" + index + ")"
+}
+
 // groups makes MySQL skip from group to group ("Using index for group-by").
-func (*mysql) groups(index, columns, next, where string) string {
+func (d *mysql) groups(index, columns, next, where string) string {
 	by := columns
 	if where != "" {
 		where, by = " WHERE "+where, "live, "+by
 	}
-	return "SELECT " + columns + ", min(" + next + ") AS " + next + " FROM {p}saga FORCE INDEX ({p}" + index + ")" + where + " GROUP BY " + by
+	return "SELECT " + columns + ", min(" + next + ") AS " + next + " FROM " + d.from(index) + where + " GROUP BY " + by
 }
 
 // count asks first for the last entry that counts: a subquery with a limit may not refer to
 // the query around it.
-func (*mysql) count(index, where, order string) string {
-	from := " FROM {p}saga FORCE INDEX ({p}" + index + ") WHERE " + where
+func (d *mysql) count(index, where, order string) string {
+	from := " FROM " + d.from(index) + " WHERE " + where
 	return "(CASE WHEN (SELECT 1" + from + " ORDER BY " + order + " LIMIT 1 OFFSET " + strconv.Itoa(store.CountLimit-1) + ") = 1 THEN " +
 		strconv.Itoa(store.CountLimit) + " ELSE (SELECT count(*)" + from + ") END)"
 }

@@ -171,6 +171,8 @@ func (*postgres) groups(_, columns, next, where string) string {
 		first("("+columns+") > (g."+strings.ReplaceAll(columns, ", ", ", g.")+")") + " AS n) SELECT * FROM g WHERE name || '' = name"
 }
 
+func (*postgres) from(string) string { return "{p}saga" }
+
 func (*postgres) count(_, where, order string) string { return countFirst(where, order) }
 
 func (d *postgres) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {

@@ -171,6 +171,8 @@ func (*sqlite) groups(_, columns, next, where string) string {
 		" SELECT " + order + " FROM g CROSS JOIN {p}saga ON rowid = g.first"
 }
 
+func (*sqlite) from(string) string { return "{p}saga" }
+
 func (*sqlite) count(_, where, order string) string { return countFirst(where, order) }
 
 // hot returns the statements that are worth preparing.

@@ -432,8 +432,8 @@ const indexes = `
 CREATE INDEX {p}saga_live ON {p}saga (name, version, owned, wake_at) WHERE ` + isLive + `;
 CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
 CREATE INDEX {p}saga_child ON {p}saga (parent, parent_step, status) WHERE ` + isChild + `;
-CREATE INDEX {p}saga_name ON {p}saga (name, status, id);
-CREATE INDEX {p}saga_time ON {p}saga (name, status, created_at, id);`
+CREATE INDEX {p}saga_name ON {p}saga (name, status, created_at, id);
+CREATE INDEX {p}saga_time ON {p}saga (status, created_at, id);`
 
 // Reported implements [store.Store].
 func (s *Store) Reported(ctx context.Context, id string, seq int64) error {

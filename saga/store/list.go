@@ -17,14 +17,16 @@ type Filter struct {
 	CreatedBefore time.Time // only sagas that were started before, by the store's clock; zero means no bound
 	Unreported    bool      // only sagas that are not Reported
 
-	Order Order  // zero means ByID
+	Order Order  // zero means OldestFirst
 	After string // the Next of the page before; "" means the first page
 	Limit int    // of a page; zero means 100
 
 	WithoutState bool // leave out the Data of records, the State of instances
 }
 
-// An Order is the order of a list.
+// An Order is the order of a list. By the time of the start, a store finds the sagas of a
+// definition or a status without reading others; by ID it may read all of them, over many
+// pages.
 type Order string
 
 // The orders.

@@ -10,6 +10,7 @@ package storetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -806,7 +807,10 @@ func list(s *suite) {
 	stuck := commit(s.load("c"))
 	stuck.Status, stuck.Release = store.Stuck, true
 	s.commit(stuck)
-	ids := func(f store.Filter) string { return strings.Join(s.list(f), " ") }
+	ids := func(f store.Filter) string {
+		f.Order = store.ByID
+		return strings.Join(s.list(f), " ")
+	}
 	s.Equal("Z a b c d", ids(store.Filter{}))
 	s.Equal("Z a", ids(store.Filter{Limit: 2}))
 	s.Equal("b c", ids(store.Filter{Limit: 2, After: "a"}))
@@ -875,8 +879,11 @@ func listOrders(s *suite) {
 			continue
 		}
 		all := func(f store.Filter) string { f.Limit = limit; return s.all(f) }
-		s.Equal("a c m x z", all(store.Filter{}))
+		s.Equal("a c m x z", all(store.Filter{Order: store.ByID}))
+		s.Equal("m c x a z", all(store.Filter{}))
 		s.Equal("m c x a z", all(store.Filter{Order: store.OldestFirst}))
+		s.Equal("m x z", all(store.Filter{Order: store.ByID, Saga: "trip"}))
+		s.Equal("a c m z", all(store.Filter{Order: store.ByID, Status: []store.Status{store.Running, store.Stuck}}))
 		s.Equal("z a x c m", all(store.Filter{Order: store.NewestFirst}))
 		s.Equal("z a c m", all(store.Filter{Order: store.NewestFirst, Status: []store.Status{store.Running, store.Stuck}}))
 		s.Equal("m x z", all(store.Filter{Order: store.OldestFirst, Saga: "trip"}))
@@ -904,7 +911,10 @@ func listFinds(s *suite) {
 	failed := commit(rec)
 	failed.LastError, failed.Failures = "connection to order-17 refused", 3
 	rec = s.commit(failed)
-	ids := func(f store.Filter) string { f.Limit = 1; return s.all(f) }
+	ids := func(f store.Filter) string {
+		f.Limit, f.Order = 1, cmp.Or(f.Order, store.ByID)
+		return s.all(f)
+	}
 	s.Equal("order-17 order-18", ids(store.Filter{Text: "order-17"}))
 	s.Equal("order-17", ids(store.Filter{Text: "order-17", TextInID: true}))
 	s.Equal("order-18", ids(store.Filter{Text: "refused"}))
@@ -1086,7 +1096,7 @@ func deleteEnded(s *suite) {
 		n, err := s.store.DeleteEnded(s.ctx, c.status, c.age, c.limit)
 		s.NoError(err)
 		s.Equal(c.want, n)
-		s.Equal(c.left, s.all(store.Filter{Limit: 10}))
+		s.Equal(c.left, s.all(store.Filter{Order: store.ByID, Limit: 10}))
 	}
 	log, err := s.store.History(s.ctx, "first", 0, 0)
 	s.NoError(err)
@@ -1167,7 +1177,7 @@ func deleteChildren(s *suite) {
 		n, err := s.store.DeleteEnded(s.ctx, status, 0, limit)
 		s.NoError(err)
 		s.Equal(want, n)
-		s.Equal(left, s.all(store.Filter{Limit: 10}))
+		s.Equal(left, s.all(store.Filter{Order: store.ByID, Limit: 10}))
 	}
 	for _, id := range []string{"order/1/1", "order/1", "other/1"} {
 		s.end(id, store.Completed)

@@ -343,7 +343,7 @@ func (c *chaos) violations() []string {
 		var page []*saga.Instance
 		var next string
 		require.NoError(c.t, retry(func() (err error) {
-			page, next, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
+			page, next, err = c.runner.List(ctx, saga.Filter{Order: store.ByID, After: after, Limit: 1000})
 			return err
 		}))
 		if after, more = next, next != ""; len(page) == 0 {

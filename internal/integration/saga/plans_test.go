@@ -37,6 +37,10 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5, saga.Running: 1000, saga.Stuck: 20})
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
+		if d.Dialect == sqlstore.PostgreSQL { // which looks up in the table what has changed since
+			_, err = db.Exec(`VACUUM ANALYZE saga`)
+			require.NoError(t, err)
+		}
 		seen := new(recorder)
 		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
 		ctx := t.Context()
@@ -47,12 +51,12 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 			return func() error { _, _, err := st.List(ctx, f); return err }
 		}
 		for name, call := range map[string]func() error{
-			"list all":                   list(saga.Filter{After: "trip-5"}),
+			"list all":                   list(saga.Filter{Order: store.ByID, After: "trip-5"}),
 			"list running":               list(saga.Filter{Status: []saga.Status{saga.Running}}),
 			"list stuck, compensating":   list(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Compensating}}),
 			"list unreported":            list(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true}),
 			"list abandoned":             list(saga.Filter{Status: []saga.Status{saga.Abandoned}}),
-			"list compensated":           list(saga.Filter{Status: []saga.Status{saga.Compensated}, After: "trip-5"}),
+			"list compensated":           list(saga.Filter{Status: []saga.Status{saga.Compensated}, Order: store.ByID, After: "trip-5"}),
 			"list definition":            list(saga.Filter{Saga: "trip"}),
 			"list definition without":    list(saga.Filter{Saga: "none"}),
 			"list definition, abandoned": list(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Abandoned}}),
@@ -267,6 +271,10 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
 			return err
 		}
+		list := func(f saga.Filter) func() error {
+			return func() error { _, _, err := st.List(ctx, f); return err }
+		}
+		const page, read = 8 * 101, 10 * 2000 // of each status, and once more to put them in order
 		require.NoError(t, wait())
 		for _, ask := range []struct {
 			name       string
@@ -277,6 +285,17 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			{"claim, nothing is due", claim(0, known...), 1, 4 * definitions},
 			{"counts, nothing is due", counts, 3, 5*sagas + 8*definitions},
 			{"unregistered, nothing is due", unregistered, 1, 4 * definitions},
+			{"list", list(saga.Filter{}), 1, page},
+			{"list newest", list(saga.Filter{Order: store.NewestFirst}), 1, page},
+			{"list by id", list(saga.Filter{Order: store.ByID}), 1, page},
+			{"list running", list(saga.Filter{Status: []saga.Status{saga.Running}}), 1, page},
+			{"list stuck", list(saga.Filter{Status: []saga.Status{saga.Stuck}}), 1, 50},
+			{"list of a definition", list(saga.Filter{Saga: "trip-7"}), 1, page},
+			{"list stuck, unreported", list(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true}), 2, 50},
+			{"list text", list(saga.Filter{Text: "needle"}), 2, read},
+			{"list failing", list(saga.Filter{Failing: true}), 2, read},
+			{"list changed", list(saga.Filter{UpdatedBefore: time.Now().Add(-time.Hour)}), 2, read},
+			{"list by id of a definition", list(saga.Filter{Saga: "trip-7", Order: store.ByID}), 2, read},
 			{"", wake, 0, 0},
 			{"claim", claim(64, known...), 20, 4*definitions + 500}, // from eight at a time
 			{"claim of another service", claim(0, store.Definition{Saga: "none"}), 1, 4 * definitions},

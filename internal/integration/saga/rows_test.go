@@ -73,7 +73,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		}
 		listed := map[string]bool{}
 		for after := ""; ; {
-			page, next, err := store.List(ctx, saga.Filter{After: after, Limit: 50})
+			page, next, err := store.List(ctx, saga.Filter{Order: "id", After: after, Limit: 50})
 			require.NoError(t, err)
 			for _, s := range page {
 				listed[s.ID] = true

@@ -213,8 +213,8 @@ func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, strin
 	defer m.mu.Unlock()
 	key := func(s *kept) string { return s.ID }
 	switch f.Order {
-	case "", store.ByID:
-	case store.OldestFirst:
+	case store.ByID:
+	case "", store.OldestFirst:
 		key = func(s *kept) string { return fmt.Sprintf("%020d %s", s.CreatedAt.UnixNano(), s.ID) }
 	case store.NewestFirst:
 		// The sign of the time is reversed, and that of the ids is not.
