@@ -127,6 +127,22 @@ func TestCheckFindsBadSteps(t *testing.T) {
 	}
 }
 
+// TestCheckFindsAStepThatIsNotIdempotent although it says so: a crash would do it again.
+func TestCheckFindsAStepThatIsNotIdempotent(t *testing.T) {
+	for _, once := range []bool{true, false} {
+		h := newHotel()
+		h.once = once
+		sg := &saga.Saga[state]{Name: "trip", Steps: []saga.Step[state]{{Name: "key", Do: h.command, Idempotent: true}}}
+		r := &recorder{TB: t}
+		sagatest.Check(r, sg, func() *state { return &state{} })
+		if once {
+			require.Empty(t, r.errs)
+		} else {
+			require.Contains(t, r.errs, "nothing goes wrong: Do of key again: no room left")
+		}
+	}
+}
+
 // TestCheckRunsStepsOfEveryKind has a read-only step, alternatives of which one is a DoTx,
 // and a step that is listed before the pivot and waits for it.
 func TestCheckRunsStepsOfEveryKind(t *testing.T) {

@@ -294,7 +294,6 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			{"list stuck, unreported", list(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true}), 2, 50},
 			{"list text", list(saga.Filter{Text: "needle"}), 2, read},
 			{"list failing", list(saga.Filter{Failing: true}), 2, read},
-			{"list changed", list(saga.Filter{UpdatedBefore: time.Now().Add(-time.Hour)}), 2, read},
 			{"list by id of a definition", list(saga.Filter{Saga: "trip-7", Order: store.ByID}), 2, read},
 			{"", wake, 0, 0},
 			{"claim", claim(64, known...), 20, 4*definitions + 500}, // from eight at a time
