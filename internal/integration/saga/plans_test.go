@@ -434,7 +434,7 @@ func fillNamed(t testing.TB, d database, db *sql.DB, name string, n map[saga.Sta
 		id, analyze = `CONCAT('trip-', i)`, `ANALYZE TABLE saga, saga_log`
 		digit := `(SELECT 0 d UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)`
 		sum, tables := "0", ""
-		for i := range 1 + int(math.Log10(float64(1+max(1000, *plansSagas)))) {
+		for i := range 1 + int(math.Log10(float64(1+max(1000, 3**plansSagas)))) {
 			sum += fmt.Sprintf(" + %d * d%d.d", int(math.Pow10(i)), i)
 			tables += fmt.Sprintf(", %s d%d", digit, i)
 		}
