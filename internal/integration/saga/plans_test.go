@@ -170,7 +170,7 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 func TestABacklogIsClaimedInTurn(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		sagas := *plansSagas
-		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, map[saga.Status]int{saga.Running: sagas})
+		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, 0, map[saga.Status]int{saga.Running: sagas})
 		n := sagas / 10000
 		seen := new(recorder)
 		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
@@ -238,7 +238,9 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 		if d.Dialect == sqlstore.MySQL {
 			name = `CONCAT('trip-', i % 500)`
 		}
-		fillNamed(t, d, nil, name, map[saga.Status]int{saga.Running: sagas, saga.Completed: sagas})
+		// They are not due from the start: what an UPDATE leaves behind has to be read until no
+		// transaction of other tests can see it.
+		fillNamed(t, d, nil, name, time.Hour, map[saga.Status]int{saga.Running: sagas, saga.Completed: sagas})
 		p, ctx := newProbe(t, d), t.Context()
 		st := p.store
 		known := []store.Definition{{Saga: "none"}}
@@ -259,14 +261,6 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			return err
 		}
 		unregistered := func() error { _, err := st.Unregistered(ctx, known); return err }
-		hour := `3600000`
-		if d.Dialect == sqlstore.PostgreSQL {
-			hour = `interval '1 hour'`
-		}
-		wait := func() error {
-			_, err := p.db.Exec(`UPDATE saga SET wake_at = wake_at + ` + hour + ` WHERE status = 'running'`)
-			return err
-		}
 		wake := func() error {
 			_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
 			return err
@@ -275,7 +269,6 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			return func() error { _, _, err := st.List(ctx, f); return err }
 		}
 		const page, read = 8 * 101, 10 * 2000 // of each status, and once more to put them in order
-		require.NoError(t, wait())
 		for _, ask := range []struct {
 			name       string
 			call       func() error
@@ -409,28 +402,31 @@ func (p *probe) read(t *testing.T) (n int) {
 // lets the planner know. With nil for db, it uses a connection of its own.
 func fill(t testing.TB, d database, db *sql.DB, n map[saga.Status]int) {
 	t.Helper()
-	fillNamed(t, d, db, `'trip'`, n)
+	fillNamed(t, d, db, `'trip'`, 0, n)
 }
 
-// fillNamed is fill with definitions whose names are this expression of the number i.
-func fillNamed(t testing.TB, d database, db *sql.DB, name string, n map[saga.Status]int) {
+// fillNamed is fill with definitions whose names are this expression of the number i, and with
+// sagas that are due in a while.
+func fillNamed(t testing.TB, d database, db *sql.DB, name string, dueIn time.Duration, n map[saga.Status]int) {
 	t.Helper()
 	if db == nil {
 		db = d.open(t)
 		defer db.Close()
 	}
 	first := 1
-	now := "now()"
+	now, wake := "now()", fmt.Sprintf("now() + interval '%d seconds'", int(dueIn.Seconds()))
 	numbers := `generate_series(%d, %d) AS g(i)`
 	blob := func(json string) string { return "'" + json + "'" }
 	id, analyze := `'trip-' || i`, `ANALYZE`
 	switch d.Dialect {
 	case sqlstore.SQLite:
 		now = "unixepoch() * 1000"
+		wake = fmt.Sprint(now, " + ", dueIn.Milliseconds())
 		blob = func(json string) string { return "CAST('" + json + "' AS BLOB)" }
 		numbers = `(WITH RECURSIVE g(i) AS (SELECT %d UNION ALL SELECT i + 1 FROM g WHERE i < %d) SELECT i FROM g)`
 	case sqlstore.MySQL:
 		now = "UNIX_TIMESTAMP() * 1000"
+		wake = fmt.Sprint(now, " + ", dueIn.Milliseconds())
 		id, analyze = `CONCAT('trip-', i)`, `ANALYZE TABLE saga, saga_log`
 		digit := `(SELECT 0 d UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6 UNION SELECT 7 UNION SELECT 8 UNION SELECT 9)`
 		sum, tables := "0", ""
@@ -447,7 +443,7 @@ func fillNamed(t testing.TB, d database, db *sql.DB, name string, n map[saga.Sta
 		last := first + n[status] - 1
 		from := fmt.Sprintf(numbers, first, last)
 		_, err := db.Exec(fmt.Sprintf(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, last_error, cancel_note, created_at, updated_at)
-			SELECT %s, %s, 0, '%s', %s, '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `, id, name, status, blob(`{}`), now, now, now) + from)
+			SELECT %s, %s, 0, '%s', %s, '{"steps":[]}', 1, 1, '', 0, %s, '', '', %s, %s FROM `, id, name, status, blob(`{}`), wake, now, now) + from)
 		require.NoError(t, err)
 		_, err = db.Exec(fmt.Sprintf(`INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
 			SELECT %s, 1, '', '', 'created', 0, 0, '', %s FROM `, id, now) + from)
