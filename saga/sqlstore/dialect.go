@@ -3,7 +3,6 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
-	"strconv"
 	"time"
 
 	"github.com/go-resilience/resilience/saga/store"
@@ -76,8 +75,8 @@ type querier interface {
 
 // countFirst is dialect.count. The order keeps planners from reading the table instead of the
 // index.
-func countFirst(where, order string) string {
-	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + strconv.Itoa(store.CountLimit) + ") AS c)"
+func countFirst(where, order, limit string) string {
+	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + limit + ") AS c)"
 }
 
 func and(where, condition string) string {

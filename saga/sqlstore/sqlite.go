@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -173,7 +174,9 @@ func (*sqlite) groups(_, columns, next, where string) string {
 
 func (*sqlite) from(string) string { return "{p}saga" }
 
-func (*sqlite) count(_, where, order string) string { return countFirst(where, order) }
+func (*sqlite) count(_, where, order string) string {
+	return countFirst(where, order, strconv.Itoa(store.CountLimit))
+}
 
 // hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {

@@ -37,10 +37,6 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 		fill(t, d, db, map[saga.Status]int{saga.Completed: sagas, saga.Compensated: 500, saga.Abandoned: 5, saga.Running: 1000, saga.Stuck: 20})
 		_, err := db.Exec(`UPDATE saga SET parent = 'order', parent_step = 'parcels' WHERE status IN ('completed', 'stuck') AND id LIKE '%3'`)
 		require.NoError(t, err)
-		if d.Dialect == sqlstore.PostgreSQL { // which looks up in the table what has changed since
-			_, err = db.Exec(`VACUUM ANALYZE saga`)
-			require.NoError(t, err)
-		}
 		seen := new(recorder)
 		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
 		ctx := t.Context()
