@@ -225,7 +225,7 @@ type batch[K comparable, V any] struct {
 
 // skip is called by a flight that needs no load, or loads by itself.
 func (b *batch[K, V]) skip(f *task[K, V]) {
-	if b == nil || f.batch == nil {
+	if f.batch == nil {
 		return
 	}
 	f.batch = nil

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -535,4 +536,74 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 			require.Equal(t, [][]int{{1, 2}}, source.asked)
 		})
 	}
+}
+
+// A slowShard is a Store that takes long to answer for keys that end so.
+type slowShard struct {
+	cacheaside.Store
+	end   string
+	takes time.Duration
+}
+
+func (s slowShard) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	if strings.HasSuffix(asks[0].Key, s.end) {
+		time.Sleep(s.takes)
+	}
+	return s.Store.Acquire(ctx, asks...)
+}
+
+func TestABatchBeginsOnceTheStoreHasAnsweredForAllItsKeys(t *testing.T) {
+	for name, tc := range map[string]struct {
+		has   bool          // the Store, of key 1, for which it answers last
+		busy  time.Duration // another process loads key 2
+		want  map[int]int
+		asked []int
+	}{
+		"the last is there":         {has: true, want: map[int]int{1: -1, 3: 30}, asked: []int{3}},
+		"the last is missing":       {want: map[int]int{1: 10, 3: 30}, asked: []int{1, 3}},
+		"and another is on its way": {busy: 5 * time.Second / 2, want: map[int]int{1: 10, 2: -1, 3: 30}, asked: []int{1, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newFakeStore()
+				other := cacheaside.New(cacheaside.Config[int, int]{Store: store.connect(), Load: func(context.Context, int) (int, error) {
+					time.Sleep(tc.busy)
+					return -1, nil
+				}})
+				defer other.Close()
+				synctest.Wait()
+				keys := []int{1, 3}
+				switch {
+				case tc.has:
+					mustGet(t, other, 1)
+				case tc.busy > 0:
+					keys = append(keys, 2)
+					go mustGet(t, other, 2)
+					synctest.Wait()
+				}
+				var src many
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: src.one, LoadMany: src.load, Capacity: -1, Store: slowShard{store.connect(), "1", 2 * time.Second},
+				})
+				defer c.Close()
+				got, err := c.GetMany(t.Context(), keys)
+				require.NoError(t, err)
+				require.Equal(t, tc.want, got)
+				require.Equal(t, [][]int{tc.asked}, src.asked)
+			})
+		})
+	}
+}
+
+func TestABatchGoesOnForTheKeysThatHaveCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		go func() { _, _ = c.GetMany(ctx, []int{1, 2}) }()
+		synctest.Wait()
+		require.Equal(t, 20, mustGet(t, c, 2))
+	})
 }

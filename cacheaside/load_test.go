@@ -585,3 +585,41 @@ func TestCanceledLoadIsNotOvertaken(t *testing.T) {
 		require.Zero(t, c.Stats().Overtaken)
 	})
 }
+
+func TestACallerThatLeavesTheLineTakesNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Loads: 1, Load: func(_ context.Context, k int) (int, error) {
+			time.Sleep(time.Second)
+			return k, nil
+		}})
+		defer c.Close()
+		go mustGet(t, c, 1)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		_, err := c.Get(ctx, 2)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 3, mustGet(t, c, 3))
+		require.Zero(t, c.Stats().Loading)
+	})
+}
+
+func TestCloseWaitsForALoadThatIgnoresItsCtx(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
+			time.Sleep(time.Second)
+			return 1, nil
+		}})
+		go func() { _, _ = c.Get(t.Context(), 1) }()
+		synctest.Wait()
+		begun := time.Now()
+		var closing sync.WaitGroup
+		for range 2 {
+			closing.Go(func() {
+				require.NoError(t, c.Close())
+				require.Equal(t, time.Second, time.Since(begun))
+			})
+		}
+		closing.Wait()
+	})
+}
