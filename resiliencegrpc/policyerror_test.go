@@ -72,6 +72,7 @@ func TestTheStatusOfAPolicysError(t *testing.T) {
 			st := status.Convert(err)
 			require.Equal(t, tc.code, st.Code())
 			require.Equal(t, tc.after, retryInfoOf(st))
+			require.Equal(t, tc.after > 0, len(st.Details()) > 0)
 		})
 	}
 }
@@ -104,6 +105,7 @@ func TestTheStatusOfAHandlersErrorOfAPolicy(t *testing.T) {
 			require.Equal(t, tc.code, st.Code())
 			require.Equal(t, tc.message, st.Message())
 			require.Equal(t, tc.after, retryInfoOf(st))
+			require.Equal(t, tc.after > 0, len(st.Details()) > 0)
 			require.Equal(t, tc.again, strings.Join(trailer.Get("grpc-retry-pushback-ms"), ","))
 		})
 	}
