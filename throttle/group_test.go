@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -635,5 +636,39 @@ func TestGroupByTakesTheKeyFromTheContext(t *testing.T) {
 	require.Equal(t, map[string]throttle.Usage{"a": {Spent: 1, Refused: 1}, "b": {Spent: 1}}, used)
 	for range g.All() {
 		break
+	}
+}
+
+// What looks at a key or changes it holds it no longer than that: it can be evicted later.
+func TestAKeyIsHeldOnlyWhileItIsUsed(t *testing.T) {
+	type group = throttle.Group[string]
+	for name, use := range map[string]func(t *testing.T, g *group){
+		"Allow":  func(t *testing.T, g *group) { require.True(t, g.Allow("a")) },
+		"Peek":   func(t *testing.T, g *group) { g.Allow("a"); g.Peek("a") },
+		"Refund": func(t *testing.T, g *group) { g.Allow("a"); g.Refund("a", 1) },
+		"Set": func(t *testing.T, g *group) {
+			require.NoError(t, g.Set("a", throttle.Limit{Rate: 10}))
+			require.NoError(t, g.Set("a", throttle.Limit{}))
+		},
+		"Restore": func(t *testing.T, g *group) {
+			g.Allow("a")
+			var saved bytes.Buffer
+			require.NoError(t, g.Snapshot(&saved))
+			require.NoError(t, g.Restore(&saved))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := throttle.NewGroup(throttle.GroupConfig[string]{
+					Config: throttle.Config{Rate: 1, Burst: 1}, MaxKeys: 2, IdleAfter: 1,
+				})
+				use(t, g)
+				time.Sleep(time.Minute)
+				for _, other := range []string{"b", "c"} {
+					require.True(t, g.Allow(other))
+				}
+				require.Zero(t, g.Stats().Overflow, "nothing is lost with the first key")
+			})
+		})
 	}
 }
