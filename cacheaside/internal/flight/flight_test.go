@@ -341,7 +341,7 @@ func TestACallThatSkipsMemoryJoinsAFlightOfTheStore(t *testing.T) {
 	require.Equal(t, flight.Overtaken, verdict)
 
 	table := newTable(false)
-	f := table.launch(flight.Terms{}, nil)
+	f := table.launch(flight.Terms{ErrorPause: s}, nil)
 	require.Nil(t, table.Rest(f))
 	require.Equal(t, 1, table.Len())
 	require.Equal(t, f, table.Plan(1, 0, flight.Call{SkipMemory: true}).Flight)
@@ -353,6 +353,8 @@ func TestACallThatSkipsMemoryJoinsAFlightOfTheStore(t *testing.T) {
 	require.Nil(t, table.Rest(g))
 	table.Rested(f)
 	require.Equal(t, g, table.Follow(f))
+	last, _ := table.Leave(g)
+	require.False(t, last, "f is one of its callers")
 	require.False(t, f.HasOld())
 	table.OfferFrom(f, g)
 	require.True(t, f.HasOld())
@@ -361,7 +363,7 @@ func TestACallThatSkipsMemoryJoinsAFlightOfTheStore(t *testing.T) {
 	table.Rested(g)
 	table.Overdue(g, 0, context.DeadlineExceeded)
 	last, canceled := table.Leave(g)
-	require.False(t, last || canceled)
+	require.False(t, last || canceled, "it has answered")
 	require.Nil(t, table.Rest(g))
 	require.Nil(t, table.Plan(1, 0, flight.Call{}).Flight)
 }

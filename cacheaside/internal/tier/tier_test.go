@@ -619,14 +619,15 @@ func TestWhatIsUntoldHasBounds(t *testing.T) {
 func TestCloseReturnsWhatTheStoreWasNotTold(t *testing.T) {
 	with(t, func(c *cache) {
 		c.set(always)
-		require.False(c, c.change("b1", "a1"))
+		untold := []string{"a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1"}
+		require.False(c, c.change(untold...))
 		keys, err := c.Tier.Close()
 		require.ErrorIs(c, err, errDown)
-		require.Equal(c, []string{"a1", "b1"}, keys)
+		require.Equal(c, untold, keys, "in their order")
 		synctest.Wait()
 		require.Zero(c, c.running.Load())
 		started := c.started.Load()
-		require.False(c, c.change("c1"))
+		require.False(c, c.change("z1"))
 		require.Equal(c, started, c.started.Load(), "no goroutine begins")
 	})
 }
