@@ -364,7 +364,7 @@ var policies = map[string]func(t *testing.T) policy{
 		return policy{b.Wrap, func() { done(nil) }, 5 * time.Minute}
 	},
 	"limiter": func(t *testing.T) policy {
-		l := throttle.New(throttle.Config{Rate: throttle.PerHour(1), Burst: 1})
+		l := throttle.New(throttle.Config{Rate: 1.0 / 3600, Burst: 1})
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 		return policy{l.Wrap, func() {}, 2 * time.Hour}
 	},

@@ -247,7 +247,7 @@ func TestCenturiesAtOnce(t *testing.T) {
 func TestDebtOutlivesTheCountOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const year = 365 * 24 * time.Hour
-		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 3})
+		l := throttle.New(throttle.Config{Rate: every(10 * year), Burst: 3})
 		for round := range 20 {
 			time.Sleep(10*year + 100) // 73 years pass with a debt of 1 to 3 tokens
 			l.Take(3)

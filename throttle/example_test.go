@@ -32,7 +32,7 @@ func Example() {
 // Each tenant has a limit of its own, and one pays for more.
 func ExampleGroup() {
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{
-		Config: throttle.Config{Name: "api", Rate: throttle.PerHour(100), Burst: 3},
+		Config: throttle.Config{Name: "api", Rate: 100.0 / 3600, Burst: 3},
 	})
 	if err := tenants.Set("paying", throttle.Limit{Rate: 1000, Burst: 10}); err != nil {
 		panic(err)

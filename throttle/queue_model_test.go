@@ -90,7 +90,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	limit := limits[choose.IntN(len(limits))]
 	type cost struct{}
 	l := throttle.New(throttle.Config{
-		Rate: throttle.Every(limit.token), Burst: limit.burst, MaxWait: -1,
+		Rate: every(limit.token), Burst: limit.burst, MaxWait: -1,
 		Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
 	})
 	start := time.Now()
@@ -125,7 +125,7 @@ func playQueue(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			model.refund(2 * n)
 		case 3:
 			next := limits[choose.IntN(len(limits))]
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(next.token), Burst: next.burst}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: every(next.token), Burst: next.burst}))
 			off += 3/float64(model.token) + 3/float64(next.token) // nanoseconds
 			most = max(most, model.token, next.token)
 			model.set(next.token, next.burst)

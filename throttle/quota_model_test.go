@@ -150,7 +150,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 		}
 		return quotas
 	}
-	cfg := throttle.Config{Rate: throttle.Every(token), Burst: 1 + choose.IntN(8), Quotas: pick()}
+	cfg := throttle.Config{Rate: every(token), Burst: 1 + choose.IntN(8), Quotas: pick()}
 	var reserve float64
 	if choose.IntN(2) == 0 {
 		reserve = 0.3

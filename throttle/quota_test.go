@@ -258,7 +258,7 @@ func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
 func TestWaitingCallGivesBackToItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quotas := []throttle.Quota{{N: 1000, Per: throttle.Year}, {N: 4, Every: time.Minute}}
-		l := throttle.New(throttle.Config{Rate: throttle.Every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas})
+		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas})
 		require.True(t, l.Allow())
 		var calls sync.WaitGroup
 		wait := func() (leave func()) {
@@ -282,9 +282,9 @@ func TestWaitingCallGivesBackToItsWindow(t *testing.T) {
 			t.Helper()
 			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e9, Burst: 10, Quotas: quotas}))
 			require.Equal(t, want, l.Peek().Remaining)
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: every(time.Hour), Burst: 1, Quotas: quotas}))
 		}
-		require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(time.Hour), Burst: 1, Quotas: quotas}))
+		require.NoError(t, setLimit(l, throttle.Limit{Rate: every(time.Hour), Burst: 1, Quotas: quotas}))
 		fourth, fifth := wait(), wait()
 		third()
 		fourth()

@@ -38,7 +38,7 @@ func TestRestartKeepsWhatWasSpent(t *testing.T) {
 		g := throttle.NewGroup(cfg)
 		require.True(t, g.Take("a", 9).OK)
 		require.True(t, g.Take("\xff\xfe", 5).OK, "not a text")
-		require.NoError(t, g.Set("paying", throttle.Limit{Rate: throttle.PerHour(1), Burst: 50, Quotas: []throttle.Quota{{N: 60, Per: throttle.Year}}}))
+		require.NoError(t, g.Set("paying", throttle.Limit{Rate: 1.0 / 3600, Burst: 50, Quotas: []throttle.Quota{{N: 60, Per: throttle.Year}}}))
 		require.True(t, g.Take("paying", 30).OK)
 		g.Peek("never")
 		saved := snapshotOf(t, g)

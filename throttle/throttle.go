@@ -59,9 +59,9 @@ type Config struct {
 	Name string
 
 	// Rate is the number of tokens a second: above 0, at most 1e12. It is required,
-	// unless there are Quotas: then zero means that only these limit. [PerMinute],
-	// [PerHour] and [Every] help. It is taken as the fraction that it was computed from:
-	// 7.0/60 is 7 tokens in 60 seconds, and not the float64 next to that.
+	// unless there are Quotas: then zero means that only these limit. [PerMinute]
+	// helps. It is taken as the fraction that it was computed from: 7.0/3600 is 7 tokens in
+	// an hour, and not the float64 next to that.
 	Rate float64
 
 	// Burst is how many tokens may be spent at once after a pause. Zero means a

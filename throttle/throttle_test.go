@@ -62,6 +62,9 @@ func TestOddRateDoesNotDrift(t *testing.T) {
 	})
 }
 
+// every returns the Rate of one token each d.
+func every(d time.Duration) float64 { return float64(time.Second) / float64(d) }
+
 func TestDoRefusesWithoutCalling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var events []*throttle.LimitedError
@@ -182,7 +185,7 @@ func TestValidate(t *testing.T) {
 		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second":                        {},
 		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second":                       {Rate: -1},
 		"throttle.Config.Rate is NaN: must be above 0 and at most 1e12 tokens a second":                      {Rate: math.NaN()},
-		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                     {Rate: throttle.Every(0)},
+		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                     {Rate: every(0)},
 		"throttle.Config.Rate is 2e+12: must be above 0 and at most 1e12 tokens a second":                    {Rate: 2e12},
 		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":              {Rate: math.SmallestNonzeroFloat64},
 		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years": {Rate: 1, Burst: 1 << 62},
@@ -209,11 +212,10 @@ func TestValidate(t *testing.T) {
 	require.Error(t, throttle.Config{Rate: 1, Levels: 1001, Priority: level}.Validate())
 	require.ErrorContains(t, throttle.Config{Rate: 1, Levels: 2, Priority: level, Reserve: []float64{1}}.Validate(),
 		"throttle.Config.Reserve[0] is 1: must be at least 0 and less than 1")
-	for _, rate := range []float64{throttle.Every(30 * 24 * time.Hour), 1e12, throttle.PerHour(1000), throttle.PerMinute(0.5)} {
+	for _, rate := range []float64{every(30 * 24 * time.Hour), 1e12, 1000.0 / 3600, throttle.PerMinute(0.5)} {
 		require.NoError(t, throttle.Config{Rate: rate}.Validate())
 	}
-	require.InDelta(t, 10, throttle.Every(100*time.Millisecond), 1e-12)
-	require.InDelta(t, 1, throttle.PerHour(3600), 1e-12)
+	require.InDelta(t, 1, throttle.PerMinute(60), 1e-12)
 }
 
 func TestBurstIsASecondsWorth(t *testing.T) {
@@ -225,9 +227,9 @@ func TestBurstIsASecondsWorth(t *testing.T) {
 func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
 	for want, cfg := range map[time.Duration]throttle.Config{
 		time.Minute:         {Rate: throttle.PerMinute(7), Burst: 7}, // 7/60 is not quite what a float64 can hold
-		time.Hour:           {Rate: throttle.PerHour(1000), Burst: 1000},
+		time.Hour:           {Rate: 1000.0 / 3600, Burst: 1000},
 		time.Second:         {Rate: 1e12},
-		30 * 24 * time.Hour: {Rate: throttle.Every(30 * 24 * time.Hour), Burst: 1},
+		30 * 24 * time.Hour: {Rate: every(30 * 24 * time.Hour), Burst: 1},
 		0:                   {Rate: 1e12, Burst: 1}, // a thousandth of a nanosecond
 	} {
 		l := throttle.New(cfg)

@@ -253,7 +253,7 @@ func reason(err error) throttle.Reason {
 func TestWaitingIsBoundedByDecades(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const year = 365 * 24 * time.Hour
-		l := throttle.New(throttle.Config{Rate: throttle.Every(10 * year), Burst: 1, MaxWait: -1})
+		l := throttle.New(throttle.Config{Rate: every(10 * year), Burst: 1, MaxWait: -1})
 		require.True(t, l.Allow())
 		ctx, cancel := context.WithCancel(t.Context())
 		var ends tally
@@ -828,7 +828,7 @@ func TestSetLimitAtWhichManyWaitForCenturies(t *testing.T) {
 				go func() { _ = l.Wait(ctx) }()
 			}
 			synctest.Wait()
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: throttle.Every(30 * year), Burst: 1}))
+			require.NoError(t, setLimit(l, throttle.Limit{Rate: every(30 * year), Burst: 1}))
 			require.False(t, l.Allow())
 			require.Greater(t, l.Peek().RetryAfter, 54*year-30*year)
 			time.Sleep(20 * year)
