@@ -156,9 +156,6 @@ func TestOutcomeText(t *testing.T) {
 		"opens": breaker.OpensFor(0), "opens for 5s": breaker.OpensFor(5 * time.Second),
 	} {
 		require.Equal(t, want, fmt.Sprint(o))
-		text, err := o.MarshalText()
-		require.NoError(t, err)
-		require.Equal(t, want, string(text))
 	}
 }
 

@@ -52,9 +52,6 @@ func (o Outcome) String() string {
 	}
 }
 
-// MarshalText returns the text of [Outcome.String].
-func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
-
 // DefaultClassify classifies err as a breaker without a [Config].Classify does. Nil and
 // answers are a Success, and refusals are ignored. An error for which the dependency said
 // RetryAfter is [OpensFor] that time, and any other error is a Failure. The package

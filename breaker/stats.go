@@ -99,12 +99,11 @@ type GroupStats struct {
 	Totals
 	Keys   int           // breakers that the group holds, without the one that keys share
 	States map[State]int // how many of these are in each state
-	Shared State         // of the breaker that keys share
 }
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
-	s := GroupStats{States: make(map[State]int), Shared: g.members.Shared().peek()}
+	s := GroupStats{States: make(map[State]int)}
 	s.Totals = g.members.Shared().lockedSums()
 	g.members.Shards(func(shard int, members iter.Seq[*Breaker]) {
 		s.Totals.add(g.evicted[shard])

@@ -108,7 +108,7 @@ func TestStatsWhileTheBreakerOpens(t *testing.T) {
 func TestGroupStats(t *testing.T) {
 	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 3, Config: breaker.Config{Failures: 1, OpenFor: time.Hour}})
 	ctx := t.Context()
-	require.Equal(t, breaker.GroupStats{States: map[breaker.State]int{}, Shared: breaker.Closed}, g.Stats())
+	require.Equal(t, breaker.GroupStats{States: map[breaker.State]int{}}, g.Stats())
 	_ = g.Do(ctx, 1, down)
 	_ = g.Do(ctx, 1, ok)
 	_ = g.Do(ctx, 2, ok)
@@ -116,7 +116,6 @@ func TestGroupStats(t *testing.T) {
 	want := breaker.GroupStats{
 		Totals: breaker.Totals{Succeeded: 1, Failed: 1, Refused: 1, Opened: 1, ForcedOpen: 1},
 		Keys:   3,
-		Shared: breaker.Closed,
 		States: map[breaker.State]int{breaker.Closed: 1, breaker.Open: 1, breaker.ForcedOpen: 1},
 	}
 	require.Equal(t, want, g.Stats())
@@ -126,7 +125,7 @@ func TestGroupStats(t *testing.T) {
 	require.Equal(t, want, g.Stats(), "what key 2 has counted is kept")
 	require.True(t, g.With(4, func(b *breaker.Breaker) { b.Disable() }))
 	_ = g.Do(ctx, 5, down) // the shared breaker
-	want.Disabled, want.Failed, want.Opened, want.Shared = 1, 2, 2, breaker.Open
+	want.Disabled, want.Failed, want.Opened = 1, 2, 2
 	want.States = map[breaker.State]int{breaker.Open: 1, breaker.ForcedOpen: 1, breaker.Disabled: 1}
 	require.Equal(t, want, g.Stats())
 }
