@@ -31,7 +31,7 @@ type fair struct {
 
 	mu      sync.Mutex
 	source  [fairKeys]int64
-	all     [fairKeys]int64 // promised to every process
+	all     [fairKeys]floor // promised to every process
 	ops     int
 	pending map[int]string
 }
@@ -42,12 +42,33 @@ const (
 	pairs    = 100                    // a load of a key of pairs or more makes two Gets
 )
 
+// A floor is the oldest value that may be read. The code goes by the clock, which shows what
+// happens at one instant in no order: a promise counts from the next instant on.
+type floor struct {
+	now, was int64
+	at       time.Duration // of now
+}
+
+func (f *floor) raise(v int64, at time.Duration) {
+	if at > f.at {
+		f.was, f.at = f.now, at
+	}
+	f.now = max(f.now, v)
+}
+
+func (f *floor) before(at time.Duration) int64 {
+	if at > f.at {
+		return f.now
+	}
+	return f.was
+}
+
 type stall struct {
 	*fair
 	name     string
 	cache    *cacheaside.Cache[int, int64]
 	conn     *simConn
-	promised [fairKeys]int64
+	promised [fairKeys]floor
 }
 
 func simulateCache(w *sim.World) {
@@ -186,7 +207,7 @@ func (p *stall) get(key, how int) {
 		case how == 8:
 			least += p.source[k]
 		default:
-			least += max(p.promised[k], p.all[k])
+			least += max(p.promised[k].before(p.Now()), p.all[k].before(p.Now()))
 		}
 	}
 	p.mu.Unlock()
@@ -260,9 +281,9 @@ func (p *stall) commit(key int) int64 {
 func (p *stall) promise(key int, v int64, told bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.promised[key] = max(p.promised[key], v)
+	p.promised[key].raise(v, p.Now())
 	if told && !p.memory {
-		p.all[key] = max(p.all[key], v)
+		p.all[key].raise(v, p.Now())
 	}
 }
 

@@ -27,12 +27,12 @@ var (
 // A Simulation is what seeds are tried on.
 type Simulation struct {
 	Name  string // of the line that says what was run
-	Seeds int    // fixed ones in each run of the tests, and as many new ones
+	Seeds int    // fixed ones, in each run of the tests
 	Run   func(w *World)
 }
 
-// Test repeats the corpus, testdata/sim/<Name>, tries fixed and new seeds, and holds that a
-// seed makes the same run twice. With flags, it searches.
+// Test repeats the corpus, testdata/sim/<Name>, tries fixed seeds, and holds that a seed makes
+// the same run twice. With flags, it searches new ones.
 func (s Simulation) Test(t *testing.T) {
 	// What becomes ready at one instant runs in one order, mostly.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -46,7 +46,7 @@ func (s Simulation) Test(t *testing.T) {
 	}
 	if !*noFixed {
 		s.corpus(t)
-		for seed := range uint64(min(s.Seeds, 20)) {
+		for seed := range uint64(repeated) {
 			s.repeats(t, seed+1)
 		}
 		s.search(t, 1, s.Seeds, 0)
@@ -60,8 +60,6 @@ func (s Simulation) Test(t *testing.T) {
 		s.search(t, base, 1<<40, *forTime)
 	case *howMany > 0:
 		s.search(t, base, *howMany, 0)
-	default:
-		s.search(t, base, s.Seeds, 0)
 	}
 }
 

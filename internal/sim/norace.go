@@ -1,0 +1,5 @@
+//go:build !race
+
+package sim
+
+const repeated = 20 // seeds, in each run of the tests
