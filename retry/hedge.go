@@ -154,10 +154,6 @@ func (h *Hedger[T]) Stats() HedgeStats {
 	}
 }
 
-// Latency returns the time within which the fraction q, in (0, 1], of the last 1000 calls
-// ended, if the HedgeConfig has a Quantile. ok is false before 20 calls have succeeded.
-func (h *Hedger[T]) Latency(q float64) (d time.Duration, ok bool) { return h.latencies.quantile(q) }
-
 func (h *Hedger[T]) delay(c *HedgeConfig) time.Duration {
 	if c.Quantile > 0 {
 		if d, ok := h.latencies.quantile(c.Quantile); ok {

@@ -581,31 +581,31 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 		for i := range 19 {
 			require.Zero(t, hedge(reply{takes: time.Duration(i+1) * ms}))
 		}
-		_, ok := h.Latency(0.9)
+		_, ok := retry.LatencyOf(h, 0.9)
 		require.False(t, ok)
 		require.Equal(t, time.Second, hedge(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
 		// 20 of them now: 1 to 19 ms, and the slow one for as long as it ran.
-		d, ok := h.Latency(0.9)
+		d, ok := retry.LatencyOf(h, 0.9)
 		require.True(t, ok)
 		require.Equal(t, 18*ms, d)
-		d, _ = h.Latency(1)
+		d, _ = retry.LatencyOf(h, 1)
 		require.Equal(t, 1010*ms, d)
-		d, _ = h.Latency(0)
+		d, _ = retry.LatencyOf(h, 0)
 		require.Equal(t, 1*ms, d)
 		require.Equal(t, 18*ms+1, hedge(reply{takes: time.Second}, reply{takes: 10 * ms}))
 
-		before, _ := h.Latency(0.01)
+		before, _ := retry.LatencyOf(h, 0.01)
 		for range 100 {
 			hedge(reply{err: errDown})
 		}
-		after, _ := h.Latency(0.01)
+		after, _ := retry.LatencyOf(h, 0.01)
 		require.Equal(t, before, after, "how fast a failure is says nothing")
 
 		for range 1000 {
 			hedge(reply{takes: 7 * ms}, reply{takes: time.Minute})
 		}
 		for _, q := range []float64{0.001, 0.5, 1} {
-			d, _ := h.Latency(q)
+			d, _ := retry.LatencyOf(h, q)
 			require.Equal(t, 7*ms, d, "what is long past is forgotten")
 		}
 	})
@@ -622,11 +622,11 @@ func TestLatenciesAreSorted(t *testing.T) {
 		}
 		last := slices.Sorted(slices.Values(all[2000:]))
 		for i, want := range last {
-			got, ok := h.Latency(float64(i+1) / 1000)
+			got, ok := retry.LatencyOf(h, float64(i+1)/1000)
 			require.True(t, ok)
 			require.Equal(t, want, got)
 		}
-		_, ok := h.Latency(math.NaN())
+		_, ok := retry.LatencyOf(h, math.NaN())
 		require.False(t, ok)
 	})
 }

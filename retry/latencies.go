@@ -20,7 +20,8 @@ const (
 	leastLatencies = 20 // fewer say little
 )
 
-// quantile is [Hedger.Latency]. ok is false also if q is not a number.
+// quantile returns the time within which the fraction q, in (0, 1], of the calls ended. ok
+// is false before 20 calls have succeeded, and if q is not a number.
 func (l *latencies) quantile(q float64) (d time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
