@@ -3,6 +3,7 @@ package sim
 import (
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -57,7 +58,7 @@ func (s Simulation) Test(t *testing.T) {
 	}
 	switch {
 	case *forTime > 0:
-		s.search(t, base, 1<<40, *forTime)
+		s.search(t, base, math.MaxInt, *forTime)
 	case *howMany > 0:
 		s.search(t, base, *howMany, 0)
 	}
