@@ -357,8 +357,7 @@ func TestPanicPassesThrough(t *testing.T) {
 func TestHooksMayCallBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := 0
-		var l *throttle.Limiter
-		l = throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second})
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second})
 		onRefuse(l, func(context.Context, *throttle.LimitedError) {
 			called++
 			l.Refund(1)
@@ -371,8 +370,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		require.ErrorIs(t, l.Wait(soon), throttle.ErrLimited)
 		require.Equal(t, 1, called)
 
-		var g *throttle.Group[int]
-		g = throttle.NewGroup(throttle.GroupConfig[int]{
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
 			Config:  throttle.Config{Rate: 1, Burst: 1},
 			MaxKeys: 1,
 		})
@@ -403,8 +401,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		require.ErrorIs(t, s.Wait(t.Context(), ""), errDown)
 		require.Equal(t, 4, called)
 
-		var a *throttle.Adaptive
-		a = throttle.NewAdaptive(throttle.AdaptiveConfig{})
+		a := throttle.NewAdaptive(throttle.AdaptiveConfig{})
 		onRefuse(a, func(context.Context, *throttle.LimitedError) {
 			called++
 			require.Positive(t, a.Stats().Probability)
