@@ -53,18 +53,17 @@ func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	case reflect.Map:
 		return (plainKey(t.Key()) || marshals(t.Key())) && survivesJSON(t.Elem(), seen)
 	case reflect.Struct:
-		written := t.NumField() == 0
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if !f.IsExported() && !f.Anonymous || f.Tag.Get("json") == "-" {
-				continue
-			}
-			if !survivesJSON(f.Type, seen) {
+			// JSON writes the exported fields of an embedded struct whose type is not exported.
+			written := f.IsExported() || f.Anonymous && f.Type.Kind() == reflect.Struct
+			switch {
+			case f.Tag.Get("json") == "-": // left out on purpose
+			case !written && f.Type.Size() > 0, written && !survivesJSON(f.Type, seen):
 				return false
 			}
-			written = true
 		}
-		return written
+		return true
 	}
 	return true
 }

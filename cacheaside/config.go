@@ -114,7 +114,8 @@ type Config[K comparable, V any] struct {
 	// Key converts a key to a string for the Store. Different keys must give different
 	// strings. Nil formats strings and integers as %v does; other types need a Key.
 	Key func(key K) string
-	// Codec encodes values for the Store. Nil means JSON.
+	// Codec encodes values for the Store. Nil means JSON; a V with unexported fields or
+	// interfaces, which JSON does not keep, needs a Codec.
 	Codec Codec[V]
 	// Version is that of V as the Codec encodes it, for programs of which old and new
 	// instances share the Store. A value that was stored under another Version is loaded

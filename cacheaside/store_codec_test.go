@@ -58,6 +58,10 @@ func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
 	needsCodec[deep](t, true)
 	needsCodec[map[key]int](t, true)
 	needsCodec[struct{ Err error }](t, true)
+	needsCodec[struct {
+		Name string
+		age  int
+	}](t, true)
 	needsCodec[tagged](t, false)
 	needsCodec[list](t, false)
 	needsCodec[map[int]map[string][]byte](t, false)
