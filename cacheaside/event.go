@@ -15,7 +15,7 @@ const (
 	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
 	EventLoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
 	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
-	EventOvertaken      EventKind = "overtaken"       // a load was overtaken by an invalidation; its result was not kept
+	EventOvertaken      EventKind = "overtaken"       // a load was overtaken by an invalidation, or by the begin or loss of the subscription; its result was not kept in memory
 	EventRefreshBegun   EventKind = "refresh begun"   // a fresh value is being refreshed early; see Config.Ahead
 	EventCodecFailed    EventKind = "codec failed"    // a value in the Store could not be read, or one could not be encoded
 	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered; a failed shard is skipped for ErrorPause

@@ -80,7 +80,14 @@ func (e Entry) Settings() []byte {
 }
 
 // Reload applies the settings in the file at path, as [Registry.Apply] does: at the start of a
-// program, and again when it is told that the file has changed, such as by SIGHUP.
+// program, and again when it is told that the file has changed, such as by SIGHUP:
+//
+//	hup := make(chan os.Signal, 1)
+//	signal.Notify(hup, syscall.SIGHUP)
+//	for range hup {
+//		report, err := reg.Reload(path)
+//		slog.Info("settings", "changed", report, "err", err)
+//	}
 func (r *Registry) Reload(path string) (Report, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

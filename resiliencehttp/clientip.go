@@ -16,7 +16,8 @@ import (
 // trusted. The client may have forged the addresses to the left of it. If the fields are
 // malformed or contradict each other, it is the address of the proxy, so that all clients
 // that forge them share one limit. Trust a proxy only if it adds to one of the fields for
-// each request.
+// each request. Without trusted proxies, all clients behind a proxy or a load balancer have
+// its address, and share one limit.
 //
 // For a connection without an IP address, such as a Unix socket, it is
 // [http.Request.RemoteAddr].

@@ -1,7 +1,7 @@
 // Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies,
 // and has the functions by which throttle.Shared, redisstore and redislease reach Redis.
 //
-//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+//	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 //	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 //		return resilience.Chain(
 //			circuits.By(func(context.Context) string { return addr }), // one for each node
@@ -27,6 +27,9 @@
 // once, however often it was sent. Switch that off by MaxRetries: -1 and put a Retrier first
 // in Node, for commands that may be repeated. A ClusterClient sends again, up to MaxRedirects
 // times and perhaps to other nodes, outside of the policies: each counts at its node.
+//
+// A Client also dials five times, 100 ms apart, within one command: a server that refuses
+// connections looks like one that is slow. Switch that off by DialerRetries: 1.
 //
 // A dial, and what is sent to begin a connection, is part of the command that needs it, and
 // counts once, with it. [Subscribe] is under no policy. Of another PubSub, what is sent to

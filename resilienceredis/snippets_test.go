@@ -14,7 +14,7 @@ import (
 
 // The snippets of docs/cookbook.md and docs/migrating.md, for the compiler.
 func _(addr string, circuits *breaker.Group[string], slots *bulkhead.Bulkhead) {
-	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 		node := circuits.By(func(context.Context) string { return addr })
 		return resilience.Chain(node, slots.Wrap, resilience.Timeout(50*time.Millisecond))
@@ -22,6 +22,6 @@ func _(addr string, circuits *breaker.Group[string], slots *bulkhead.Bulkhead) {
 }
 
 func _(addr string, circuit *breaker.Breaker) {
-	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
 }

@@ -19,7 +19,7 @@
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //	saga.Register(runner, trip)
-//	go runner.Run(ctx)
+//	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }()
 //	_, err := saga.Start(ctx, runner, trip, "trip-17", Trip{From: "LIS"})
 //	done, err := trip.Result(ctx, runner, "trip-17")
 //

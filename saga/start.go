@@ -105,7 +105,8 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 // was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
 // [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store
 // fails, Result asks again after RunnerConfig.Poll, and returns the store's error together
-// with the end of ctx.
+// with the end of ctx. The causes of an Error have their recorded texts, so errors.Is finds
+// none of yours: to learn why a saga has turned back, write the reason into its state.
 //
 // The version of sg does not matter: the state is decoded by the definition that the
 // saga was started with, which must be registered with r.
