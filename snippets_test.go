@@ -86,7 +86,7 @@ func _() {
 }
 
 func _() {
-	circuit := breaker.New(breaker.Config{Name: "users", FailureRate: 0.5, Window: 10 * time.Second})
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5}) // or FailureRate, of MinCalls (20) or more in a Window
 	if err := circuit.Do(ctx, ping); errors.Is(err, breaker.ErrOpen) {
 		use(cachedUser(42))
 	}
@@ -111,9 +111,10 @@ func _() {
 
 func _() {
 	users := cacheaside.New(cacheaside.Config[int, *User]{
-		Load:         fetchUser,
+		Load:         fetchUser, // cacheaside.ErrNotFound if there is none
 		TTL:          time.Minute,
 		StaleOnError: time.Hour, // serve the old value while the source is down
+		Store:        nil,       // or redisstore.New(...)
 	})
 	user, err := users.Get(ctx, 42)
 	err = users.Write(ctx, 42, ping) // write to the source, then invalidate, in the only right order
@@ -147,7 +148,7 @@ func _() error {
 	}
 	runner := saga.NewRunner(store, saga.RunnerConfig{})
 	saga.Register(runner, trip)
-	go runner.Run(ctx) // in each process that is to run sagas
+	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }() // in each process that is to run sagas
 	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
 		return err // start it again with the same id: it is started once
 	}
@@ -161,7 +162,7 @@ func _() {
 	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: guarded}}
 
 	server := resiliencehttp.Server{}
-	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP())
+	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP()) // behind a load balancer: ClientIP(its networks)
 	http.Handle("/", limit(server.Bulkhead(slots)(handler)))
 
 	use(client)
@@ -171,7 +172,7 @@ func _() {
 	reg := registry.New()
 	reg.MustAdd(retries, circuit, slots) // each has a Name
 	reg.Observe(registry.Log(slog.Default()))
-	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", console.New(reg, console.Config{})))
+	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", console.New(reg, console.Config{}))) // behind your login
 
 	report, err := reg.Apply([]byte(`{"breaker/users": {"Failures": 10, "OpenFor": "45s"}}`))
 
@@ -181,7 +182,12 @@ func _() {
 func _() error {
 	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite; redislease; lease.NewMemory() in tests
 	err := store.Migrate(ctx)
-	err = lease.Every(ctx, store, lease.Config{Name: "billing"}, time.Minute, billDue)
+	err = lease.Every(ctx, store, lease.Config{Name: "billing"}, time.Minute, func(ctx context.Context, term lease.Term) error {
+		if err := billDue(ctx, term); err != nil { // its transaction begins with term.Fence(ctx, tx)
+			slog.Error("billing", "err", err)
+		}
+		return nil // an error would end Every
+	})
 	return err
 }
 
