@@ -155,7 +155,10 @@ func simulateCache(w *sim.World) {
 	if !w.Drive(30*fairStep, idle) && !w.Failed() {
 		w.Fail("liveness", "after %v without trouble there are %v", 30*fairStep, f.pending)
 	}
-	w.Drive(cfg.TTL+cfg.Stale+fairStep, nil) // what was old by then is not served
+	// By then the Store is told of all, also of what a Write could not tell it: that is tried
+	// again after ErrorPause. What was old before is not served.
+	settled := cfg.TTL + cfg.Stale + max(cfg.ErrorPause, 0) + fairStep
+	w.Drive(settled, nil)
 	for round := range 2 {
 		for _, p := range f.processes {
 			for _, key := range []int{0, 1, 2, pairs, pairs + 1} {
