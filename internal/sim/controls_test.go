@@ -52,6 +52,10 @@ var mutants = []mutant{
 
 	{"a load that was overtaken is kept", "cacheaside", "TestCacheSimulation", "internal/flight/land.go",
 		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
+
+	// One that only histories over real Stores have found at first.
+	{"a flight that stands again has an old value", "cacheaside", "TestCacheSimulation", "internal/flight/turn.go",
+		"			f.old = nil\n", ""},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.

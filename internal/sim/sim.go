@@ -28,12 +28,14 @@ import (
 
 // A World is one run of a simulation: its clock, its troubles, and the calls under way.
 type World struct {
-	Step    time.Duration // of the clock
-	Trouble int           // percent of the calls that have a fault or are held
-	Hold    int           // steps that a call is held, at most
-	Meddle  int           // percent of the looks at which an act happens
-	Most    int           // calls at one instant; more are a livelock
-	Acts    []Act         // what operators do
+	Step    time.Duration          // of the clock
+	Trouble int                    // percent of the calls that have a fault or are held
+	Prone   func(label string) int // the same for each call, instead of Trouble; may be nil
+	Hold    int                    // steps that a call is held, at most
+	Meddle  int                    // percent of the looks at which an act happens
+	Idle    int                    // the same while no call is ready, if more than Meddle
+	Most    int                    // calls at one instant; more are a livelock
+	Acts    []Act                  // what operators do
 
 	tape   *tape
 	driven bool // the plan is made
@@ -169,7 +171,11 @@ func (w *World) Drive(d time.Duration, done func() bool) bool {
 // look does one thing.
 func (w *World) look() {
 	ready := w.ready()
-	if len(w.Acts) > 0 && w.Chance(w.Meddle) {
+	percent := w.Meddle
+	if len(ready) == 0 {
+		percent = max(percent, w.Idle)
+	}
+	if len(w.Acts) > 0 && w.Chance(percent) {
 		act := Pick(w, w.Acts...)
 		w.count.Acts++
 		w.note("%s", act.Name)
@@ -207,7 +213,11 @@ func (w *World) ready() (ready []*call) {
 	for _, c := range w.parked {
 		if !c.known {
 			c.known = true
-			if w.Trouble > 0 && w.tape.draw(ofTrouble, 100) >= 100-w.Trouble {
+			percent := w.Trouble
+			if w.Prone != nil {
+				percent = w.Prone(c.label)
+			}
+			if percent > 0 && w.tape.draw(ofTrouble, 100) >= 100-percent {
 				w.count.Faults++
 				if k := w.tape.draw(ofTrouble, len(c.can)+1); k < len(c.can) {
 					c.fault = c.can[k]
@@ -238,7 +248,7 @@ func (w *World) release(c *call) {
 func (w *World) Heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.Trouble, w.Acts = 0, nil
+	w.Trouble, w.Prone, w.Acts = 0, nil, nil
 	for _, c := range w.parked {
 		c.due = time.Time{}
 	}
