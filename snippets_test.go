@@ -136,7 +136,7 @@ var trip = &saga.Saga[Trip]{
 func charge(ctx context.Context, t *Trip) error {
 	err := chargeCard(ctx, saga.CommandFrom(ctx).ID, t)
 	if errors.Is(err, errCardDeclined) {
-		return saga.Void(err) // for good: the bank keeps its answer under the id, and undo begins
+		return saga.Void(err) // for good: undo begins
 	}
 	return err // perhaps only the reply is lost: ask again, with the same id
 }
@@ -148,7 +148,7 @@ func _() error {
 	}
 	runner := saga.NewRunner(store, saga.RunnerConfig{})
 	saga.Register(runner, trip)
-	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }() // in each process that is to run sagas
+	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }() // in each process
 	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
 		return err // start it again with the same id: it is started once
 	}
@@ -180,7 +180,7 @@ func _() {
 }
 
 func _() error {
-	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite; redislease; lease.NewMemory() in tests
+	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite
 	err := store.Migrate(ctx)
 	err = lease.Every(ctx, store, lease.Config{Name: "billing"}, time.Minute, func(ctx context.Context, term lease.Term) error {
 		if err := billDue(ctx, term); err != nil { // its transaction begins with term.Fence(ctx, tx)
