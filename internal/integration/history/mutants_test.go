@@ -44,7 +44,7 @@ var mutants = []mutant{
 	{"what was admitted alone is forgotten", &throttleTarget, "throttle/shared.go",
 		"			s.redis.Owe(c)\n", ""},
 	{"an instance that is alone admits little", &throttleTarget, "throttle/shared.go",
-		"part, why := s.alone.group(t).decide(ctx, c.Key, c.N, c.Level)", "part, why := s.alone.group(t).decide(ctx, c.Key, min(2*c.N, max(1, t.cfg.Burst/t.cfg.Instances)), c.Level)"},
+		"part, why := s.alone.group(t).decide(c.Key, c.N, c.Level)", "part, why := s.alone.group(t).decide(c.Key, min(2*c.N, max(1, t.cfg.Burst/t.cfg.Instances)), c.Level)"},
 	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/internal/flight/land.go",
 		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
 }
