@@ -394,6 +394,17 @@ func TestACommitThatIsRepeatedIsOne(t *testing.T) {
 	require.False(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), ops), "another one at the same Seq")
 }
 
+// A cancellation without an answer may have been seen by a commit alone.
+func TestACancellationThatACommitTellsOfIsKept(t *testing.T) {
+	ops := []porcupine.Operation{
+		{ClientId: 1, Call: 0, Return: 1, Input: sagaOp{Kind: "start", Done: "ok", Nonce: 6, Log: 1, Got: &sagaRecord{Seq: 1, Nonce: 6}}},
+		{ClientId: 2, Call: 2, Return: unknown, Input: sagaOp{Kind: "cancel"}},
+		{ClientId: 1, Call: 3, Return: 4, Input: sagaOp{Kind: "commit", Done: "ok", Nonce: 7, Seq: 1, Log: 1, Got: &sagaRecord{Canceled: true}}},
+	}
+	require.True(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), sagaNeeded(ops)))
+	require.False(t, porcupine.CheckOperations(sagaModel(sagaPlan{}), slices.Delete(slices.Clone(ops), 1, 2)), "nobody has canceled")
+}
+
 func sagaModel(plan sagaPlan) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return sagaState{} },
@@ -435,6 +446,7 @@ func sagaNeeded(ops []porcupine.Operation) (needed []porcupine.Operation) {
 		op := o.Input.(sagaOp)
 		if op.Kind == "commit" && op.Done == "ok" {
 			from[op.Seq], last = true, max(last, op.Epoch)
+			canceled = canceled || op.Got != nil && op.Got.Canceled
 			continue
 		}
 		payloads[op.Signals[0]], payloads[op.Signals[1]] = true, true
