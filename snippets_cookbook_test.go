@@ -21,6 +21,7 @@ import (
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -112,9 +113,15 @@ func _() {
 func _() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.Handle("/readyz", resiliencehttp.Health(resiliencehttp.Check{
-		Name: "database", Probe: db.PingContext, Critical: true, // without it there is nothing to serve
-	}))
+	mux.Handle("/readyz", resiliencehttp.Health(
+		resiliencehttp.Check{Name: "database", Probe: db.PingContext, Critical: true}, // without it there is nothing to serve
+		resiliencehttp.Check{Name: "process", Critical: true, Probe: func(context.Context) error {
+			if stopping.Load() { // an atomic.Bool
+				return errors.New("stopping")
+			}
+			return nil
+		}},
+	))
 	mux.Handle("/healthz", resiliencehttp.HealthOf(reg.Health)) // for people: every policy
 	use(mux)
 }
@@ -128,6 +135,17 @@ func _() {
 	)
 	bounded := resiliencehttp.Server{}.Guard(resilience.Timeout(5 * time.Second))
 	http.Handle("/", api.Bulkhead(slots)(bounded(handler)))
+}
+
+// A limit that nobody has to guess.
+func _() {
+	slots := bulkhead.New(bulkhead.Config{
+		Name: "search", Queue: 64, MaxWait: 100 * time.Millisecond,
+		Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 200}, // in the place of Limit
+	})
+	shed := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "search"}) // in the place of a Limiter
+	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, shed.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
+	use(guarded)
 }
 
 // An HTTP API with plans, on several instances.
@@ -166,12 +184,40 @@ func _() {
 
 type Order struct{ Total int }
 
+func (o *Order) body() io.Reader { return nil }
+
+// A saga whose participants are HTTP services.
+func _() {
+	var (
+		mux   *http.ServeMux
+		debit func(*sql.Tx, *http.Request) (bool, error)
+	)
+	payments := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", AttemptTimeout: 2 * time.Second})
+
+	charge := func(ctx context.Context, o *Order) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/charges", o.body())
+		if err != nil {
+			return err
+		}
+		return sagahttp.Send(payments, req, nil)
+	}
+
+	mux.Handle("POST /charges", &sagahttp.Handler{DB: db, Apply: func(tx *sql.Tx, r *http.Request) error {
+		ok, err := debit(tx, r)
+		if err == nil && !ok {
+			return saga.Void(errors.New("declined")) // for good, as a pivot needs it: see saga
+		}
+		return err
+	}})
+	use(charge)
+}
+
 var (
 	reserve, unreserve, chargeOrder func(context.Context, *Order) error
 
 	runner      *saga.Runner
 	server      *http.Server
-	ready       atomic.Bool
+	stopping    atomic.Bool
 	deadline    context.Context
 	stopWorkers func()
 	workers     sync.WaitGroup
@@ -202,7 +248,7 @@ func checkApproval(ctx context.Context, _ *Order) error {
 
 func _(users *cacheaside.Cache[int, *User]) {
 	_ = place
-	ready.Store(false)            // fails /readyz
+	stopping.Store(true)          // fails /readyz
 	time.Sleep(5 * time.Second)   // until the balancer has noticed
 	_ = server.Shutdown(deadline) // no new request; those under way end
 	stopWorkers()                 // the ctx of Runner.Run, which hands its sagas over, and of lease.Run, which resigns
