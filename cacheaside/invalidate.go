@@ -1,6 +1,10 @@
 package cacheaside
 
-import "context"
+import (
+	"context"
+
+	"github.com/go-resilience/resilience/cacheaside/internal/tier"
+)
 
 // Invalidate makes sure that later calls do not get the cached values of keys, nor the
 // results of loads under way. Call it after the change has been committed. Write calls
@@ -8,30 +12,30 @@ import "context"
 // succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
 // could not be told about.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
-	if c.closed.Load() {
-		return ErrClosed
-	}
-	if c.tier != nil {
-		return c.announce(ctx, keys, c.forget, c.tier.Invalidate)
-	}
-	for _, key := range keys {
-		c.forget(key)
-	}
-	return nil
+	return c.change(ctx, keys, c.forget, (*tier.Tier).Invalidate)
 }
 
 // Expire ends the freshness of keys. Unlike after Invalidate, their values may still be
 // served as Stale and StaleOnError allow, counted from now. Loads under way are not
 // kept. Its errors are those of Invalidate.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
+	return c.change(ctx, keys, c.age, (*tier.Tier).Expire)
+}
+
+// change makes a change to keys, in memory and in the Store.
+func (c *Cache[K, V]) change(ctx context.Context, keys []K, here func(K),
+	there func(*tier.Tier, context.Context, []string, func(int)) []error) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	if c.tier != nil {
-		return c.announce(ctx, keys, c.age, c.tier.Expire)
+	if c.tier == nil {
+		for _, key := range keys {
+			here(key)
+		}
+		return nil
 	}
-	for _, key := range keys {
-		c.age(key)
+	if untold := c.announce(ctx, keys, here, there); untold != nil {
+		return untold
 	}
 	return nil
 }
@@ -90,13 +94,12 @@ func (c *Cache[K, V]) outdate() {
 // announce makes a change to keys, in the Store first and in memory second. In the other
 // order, a flight could read the old value from the Store in between and keep it.
 func (c *Cache[K, V]) announce(ctx context.Context, keys []K, here func(K),
-	there func(context.Context, []string, func(int)) []error) error {
+	there func(*tier.Tier, context.Context, []string, func(int)) []error) (failed *InvalidateError) {
 	written := make([]string, len(keys))
 	for i, key := range keys {
 		written[i] = c.cfg().Key(key)
 	}
-	errs := there(ctx, written, func(i int) { here(keys[i]) })
-	var failed *InvalidateError
+	errs := there(c.tier, ctx, written, func(i int) { here(keys[i]) })
 	for i, err := range errs {
 		if err == nil {
 			continue
@@ -106,9 +109,6 @@ func (c *Cache[K, V]) announce(ctx context.Context, keys []K, here func(K),
 		}
 		failed.Keys = append(failed.Keys, written[i])
 		c.tell(context.WithoutCancel(ctx), EventNotInvalidated, keys[i], err)
-	}
-	if failed == nil {
-		return nil
 	}
 	return failed
 }

@@ -72,13 +72,13 @@ func (c *Cache[K, V]) fence(ctx context.Context, key K) (tier.Fence, time.Time) 
 
 // unfence removes the fence and invalidates key. It returns an error if other processes
 // may read the old value: the Store could not be told and no fence stands.
-func (c *Cache[K, V]) unfence(ctx context.Context, key K, fence tier.Fence, begun time.Time) error {
+func (c *Cache[K, V]) unfence(ctx context.Context, key K, fence tier.Fence, begun time.Time) *InvalidateError {
 	stands := time.Since(begun) < fence.Window
-	err := c.announce(ctx, []K{key}, c.forget, func(ctx context.Context, keys []string, told func(int)) []error {
-		return c.tier.Unfence(ctx, keys, fence, told)
+	untold := c.announce(ctx, []K{key}, c.forget, func(t *tier.Tier, ctx context.Context, keys []string, told func(int)) []error {
+		return t.Unfence(ctx, keys, fence, told)
 	})
 	if stands {
 		return nil
 	}
-	return err
+	return untold
 }
