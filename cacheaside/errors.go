@@ -73,18 +73,23 @@ func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 // other processes may read the old values from the Store, for at most their TTL. It
 // matches [ErrUntold].
 //
-// An InvalidateError from Write does not mean that the write failed. If the write failed
-// too, its error is joined; see [WriteError].
+// An InvalidateError from Write does not mean that the write failed: its text says that
+// the write succeeded. If the write failed too, its error is joined; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
 	Err  error    // of the Store, for the first of Keys
+
+	written bool // by a Write whose write succeeded
 }
 
 func (e *InvalidateError) Error() string {
 	what := "all keys"
 	if len(e.Keys) > 0 {
 		what = some(e.Keys)
+	}
+	if e.written {
+		what = "the write succeeded, but " + what
 	}
 	return prefix(e.Name) + what + " not invalidated in the store: " + e.Err.Error()
 }

@@ -286,15 +286,15 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 	}{
 		"told":                      {0, "", nil, false, ""},
 		"covered by its fence":      {time.Second, "Unfence", nil, false, ""},
-		"longer than its fence":     {11 * time.Second, "Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"longer than its fence":     {11 * time.Second, "Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"no fence, but told":        {0, "Fence", nil, false, ""},
-		"neither":                   {0, "Fence Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"neither":                   {0, "Fence Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"neither, and it failed":    {0, "Fence Unfence", boom, true, "constraint violated\n" + `cacheaside: ["1"] not invalidated in the store: the store is down`},
 		"covered, and it failed":    {0, "Unfence", boom, false, "constraint violated"},
 		"longer, told, and failed":  {11 * time.Second, "", boom, false, "constraint violated"},
 		"longer, told":              {11 * time.Second, "", nil, false, ""},
 		"longer, no fence, told":    {11 * time.Second, "Fence", nil, false, ""},
-		"longer, no fence, untold":  {11 * time.Second, "Fence Unfence", nil, true, `cacheaside: ["1"] not invalidated in the store: the store is down`},
+		"longer, no fence, untold":  {11 * time.Second, "Fence Unfence", nil, true, `cacheaside: the write succeeded, but ["1"] not invalidated in the store: the store is down`},
 		"fence answered, not stood": {0, "Fence", boom, false, "constraint violated"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -376,7 +376,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.ErrorIs(t, err, errStore)
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
-		require.EqualError(t, err, `cacheaside: users: ["1"] not invalidated in the store: skipped for 1s after: the store is down`)
+		require.EqualError(t, err, `cacheaside: users: the write succeeded, but ["1"] not invalidated in the store: skipped for 1s after: the store is down`)
 		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
 		require.Equal(t, int64(1), c.Stats().Untold)
 		require.Equal(t, 1, mustGet(t, c, 1))

@@ -42,6 +42,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	defer func() {
 		if untold := c.unfence(ctx, key, fence, begun); untold != nil {
 			if err == nil {
+				untold.written = true
 				err = untold
 			} else {
 				err = &untoldError{err, untold}
