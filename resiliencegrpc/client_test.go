@@ -39,9 +39,11 @@ func TestTheErrorOfTheServerComesBackAsItIs(t *testing.T) {
 		_, err := client.Get(t.Context(), hello)
 		require.Equal(t, "rpc error: code = NotFound desc = no such user", err.Error())
 	}
-	err := drainList(client.List(t.Context(), hello))
-	require.NoError(t, err)
-	require.EqualValues(t, 4, s.calls.Load(), "an answer is neither retried nor does it open the circuit")
+	client = dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit().Wrap})
+	_, err := client.Create(t.Context(), hello)
+	require.IsType(t, status.Error(codes.NotFound, ""), err)
+	require.NoError(t, drainList(client.List(t.Context(), hello)))
+	require.EqualValues(t, 5, s.calls.Load(), "an answer is neither retried nor does it open the circuit")
 }
 
 func TestARetryWaitsForAsLongAsTheServerSays(t *testing.T) {
@@ -190,7 +192,11 @@ func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
 			},
 		}
 		circuit := circuit()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)})
+		var seen error
+		look := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { seen = next(ctx); return seen }
+		}
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, look)})
 
 		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -206,6 +212,7 @@ func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
 		_, err = client.Get(short, hello)
 		requireCode(t, codes.DeadlineExceeded, err)
 		require.EqualValues(t, 1, s.calls.Load(), "the deadline of the caller is not retried")
+		require.False(t, resilience.Retryable(seen))
 
 		short, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -219,14 +226,25 @@ func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{
 			unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
-				if n == 1 {
+				switch {
+				case m.GetText() == "says so":
+					return nil, status.Error(codes.DeadlineExceeded, "that of another service")
+				case n == 1:
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}
 				return m, nil
 			},
 		}
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second))})
+		late := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if req.(*testpb.Message).GetText() == "is of the client" {
+				<-ctx.Done()
+				return status.Error(codes.Internal, "late")
+			}
+			return err
+		})
+		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second))}, late)
 		_, err := client.Get(t.Context(), hello)
 		require.NoError(t, err)
 		require.EqualValues(t, 2, s.calls.Load())
@@ -238,6 +256,13 @@ func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
 		var timeout *resilience.TimeoutError
 		require.ErrorAs(t, err, &timeout)
 		require.EqualValues(t, 1, s.calls.Load(), "it may have been done")
+
+		for _, text := range []string{"says so", "is of the client"} {
+			s.calls.Store(1)
+			_, err = client.Get(t.Context(), &testpb.Message{Text: text})
+			require.Error(t, err)
+			require.EqualValues(t, 2, s.calls.Load(), "no timeout of the attempt: it %s", text)
+		}
 	})
 }
 
@@ -568,6 +593,8 @@ func TestWhatAStatusSays(t *testing.T) {
 		_, err = client.Create(t.Context(), hello)
 		require.Error(t, err)
 		require.False(t, resilience.Retryable(seen), "%v", c.err)
+		require.ErrorAs(t, seen, &e)
+		require.False(t, e.Retryable(), "%v", c.err)
 		require.Equal(t, c.answered, resilience.Answered(seen), "%v", c.err)
 	}
 }

@@ -30,11 +30,7 @@ func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
 		if !ok || p.Addr == nil {
 			return ""
 		}
-		var x, forwarded []string
-		if len(proxies) > 0 {
-			x = metadata.ValueFromIncomingContext(ctx, "x-forwarded-for")
-			forwarded = metadata.ValueFromIncomingContext(ctx, "forwarded")
-		}
-		return proxies.Client(p.Addr.String(), x, forwarded)
+		return proxies.Client(p.Addr.String(),
+			metadata.ValueFromIncomingContext(ctx, "x-forwarded-for"), metadata.ValueFromIncomingContext(ctx, "forwarded"))
 	}
 }

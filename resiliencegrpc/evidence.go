@@ -23,8 +23,6 @@ func (e *evidence) options(opts []grpc.CallOption, finished func(error)) []grpc.
 	return append(all, grpc.Trailer(&e.trailer), grpc.Peer(&e.peer), grpc.OnFinish(finished))
 }
 
-func (e *evidence) reset() { *e = evidence{} }
-
 // never reports whether the call was certainly never sent: gRPC has finished it and knows
 // of no connection that it was sent on. If an interceptor further in keeps the options
 // from gRPC, it cannot be told.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencegrpc"
 	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
 )
@@ -28,6 +29,7 @@ const (
 	none     hint = "no hint"
 	info     hint = "RetryInfo"
 	pushback hint = "pushback"
+	at0      hint = "pushback of 0"
 	negative hint = "negative pushback"
 	garbled  hint = "garbled pushback"
 	both     hint = "RetryInfo, negative pushback"
@@ -42,6 +44,8 @@ func failure(code codes.Code, h hint, set func(metadata.MD)) error {
 	switch h {
 	case pushback:
 		set(metadata.Pairs("grpc-retry-pushback-ms", "1"))
+	case at0:
+		set(metadata.Pairs("grpc-retry-pushback-ms", "0"))
 	case negative, both:
 		set(metadata.Pairs("grpc-retry-pushback-ms", "-1"))
 	case garbled:
@@ -67,7 +71,7 @@ func TestWhatIsRetried(t *testing.T) {
 		switch h {
 		case negative, garbled, both:
 			return false
-		case info, pushback:
+		case info, pushback, at0:
 			return true
 		}
 		return code == codes.Unavailable
@@ -116,7 +120,7 @@ func TestWhatIsRetried(t *testing.T) {
 	_, lis := serve(t, s)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap})
 
-	hints := []hint{none, info, pushback, negative, garbled, both}
+	hints := []hint{none, info, pushback, at0, negative, garbled, both}
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		for _, h := range hints {
 			for method, phases := range allowed {
@@ -152,12 +156,15 @@ func TestWhatWasNeverSentIsRetried(t *testing.T) {
 		count := func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error { attempts++; return next(ctx) }
 		}
-		retries := twice()
+		retries, circuit := twice(), breaker.New(breaker.Config{Failures: 2})
 		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
-			Middleware: func(next func(context.Context) error) func(context.Context) error { return retries.Wrap(count(next)) },
+			Middleware: func(next func(context.Context) error) func(context.Context) error {
+				return retries.Wrap(circuit.Wrap(count(next)))
+			},
 		})
 		requireCode(t, codes.Unavailable, call(client, method))
 		require.Equal(t, 2, attempts, method)
+		require.Equal(t, breaker.Open, circuit.State(), method)
 	}
 }
 

@@ -91,6 +91,8 @@ func TestTheStatusOfAHandlersErrorOfAPolicy(t *testing.T) {
 		"a refusal":                      {refusal{true, time.Millisecond - 1}, codes.Unavailable, "the server has no capacity for the call right now", time.Millisecond - 1, "1"},
 		"a refusal without a time":       {refusal{true, 0}, codes.Unavailable, "the server has no capacity for the call right now", 0, ""},
 		"a refusal for the longest time": {refusal{true, longest}, codes.Unavailable, "the server has no capacity for the call right now", longest, "2147483647"},
+		"a refusal for longer":           {refusal{true, longest + 1}, codes.Unavailable, "the server has no capacity for the call right now", 0, ""},
+		"a timeout with a status":        {noStatus{context.DeadlineExceeded, own}, codes.DataLoss, "own", 0, ""},
 		"a refusal with a status":        {noStatus{refusal{true, time.Second}, own}, codes.Unavailable, "the server has no capacity for the call right now", time.Second, "1000"},
 		"a status":                       {own.Err(), codes.DataLoss, "own", 0, ""},
 		"another error":                  {errors.New("another"), codes.Unknown, "another", 0, ""},

@@ -61,7 +61,7 @@ func withStatus(ctx context.Context, err error, public bool) error {
 	}
 	e := &policyError{err: err, public: public}
 	switch {
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case errors.Is(err, ctx.Err()): // nothing is nil
 		e.code = status.FromContextError(ctx.Err()).Code()
 	case refused && limited(err):
 		e.code = codes.ResourceExhausted

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -188,7 +189,11 @@ func TestMessagesOfAStreamAreLimited(t *testing.T) {
 			s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
 				for {
 					m, err := s.Recv()
+					if err == io.EOF {
+						return nil
+					}
 					if err != nil {
+						requireCode(t, codes.ResourceExhausted, err)
 						_, again := s.Recv()
 						require.Equal(t, err, again)
 						if c.end != nil {
@@ -200,16 +205,21 @@ func TestMessagesOfAStreamAreLimited(t *testing.T) {
 					_ = s.Send(m)
 				}
 			}}
-			_, lis := serve(t, s, resiliencegrpc.Server{MessageLimit: tenants(0.001, 3)}.Options()...)
+			_, lis := serve(t, s, resiliencegrpc.Server{MessageLimit: tenants(0.001, 3), Key: tenantOf}.Options()...)
 			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-			chat, err := client.Chat(t.Context())
+			chat, err := client.Chat(metadata.AppendToOutgoingContext(t.Context(), "tenant", "another"))
+			require.NoError(t, err)
+			require.NoError(t, chat.Send(hello))
+			require.NoError(t, chat.CloseSend())
+			require.NoError(t, drain(chat.Recv))
+			chat, err = client.Chat(t.Context())
 			require.NoError(t, err)
 			for range 5 {
 				_ = chat.Send(hello)
 			}
 			requireCode(t, codes.ResourceExhausted, drain(chat.Recv))
 			require.NotEmpty(t, chat.Trailer().Get("grpc-retry-pushback-ms"))
-			require.EqualValues(t, 3, got.Load())
+			require.EqualValues(t, 1+3, got.Load())
 			_, err = client.Get(t.Context(), hello)
 			require.NoError(t, err, "a unary call has no messages")
 		})
@@ -229,6 +239,9 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 		requireCode(t, code, get())
 		require.Equal(t, breaker.Closed, circuit.State(), code)
 	}
+	fail = context.Canceled // by the handler itself
+	requireCode(t, codes.Canceled, get())
+	require.Equal(t, breaker.Closed, circuit.State())
 	for _, err := range []error{errors.New("plain"), status.Error(codes.Internal, ""), status.Error(codes.Unavailable, ""), context.DeadlineExceeded} {
 		fail = err
 		code := status.FromContextError(err).Code()

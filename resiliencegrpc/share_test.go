@@ -84,6 +84,9 @@ func TestShareByNeedsSlots(t *testing.T) {
 	for range 2 {
 		resiliencegrpc.Server{ShareBy: tenantOf, Slots: slots, StreamSlots: slots}.Options()
 	}
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{Slots: slots}.Options()...)
+	_, err := dial(t, lis.Addr().String(), resiliencegrpc.Client{}).Get(t.Context(), hello)
+	require.NoError(t, err, "a server without shares")
 	require.NotNil(t, slots.Config().Share)
 	require.Empty(t, slots.Config().Share(t.Context()))
 }

@@ -53,10 +53,7 @@ const pushbackKey = "grpc-retry-pushback-ms"
 
 // newStatusError returns err as policies see it. sent is nil on the server.
 func newStatusError(method string, err error, sent *evidence) *StatusError {
-	st, ok := status.FromError(err)
-	if !ok {
-		st = status.FromContextError(err)
-	}
+	st := statusOf(err)
 	e := &StatusError{Method: method, Code: st.Code(), Err: err}
 	if e.Code == codes.Unavailable {
 		e.worth = yes
@@ -103,10 +100,13 @@ func (e *StatusError) Error() string { return "resiliencegrpc: " + e.Method + ":
 func (e *StatusError) Unwrap() error { return e.Err }
 
 // GRPCStatus returns the status of Err.
-func (e *StatusError) GRPCStatus() *status.Status {
-	st, ok := status.FromError(e.Err)
+func (e *StatusError) GRPCStatus() *status.Status { return statusOf(e.Err) }
+
+// statusOf returns the status that gRPC sends for err.
+func statusOf(err error) *status.Status {
+	st, ok := status.FromError(err)
 	if !ok {
-		st = status.FromContextError(e.Err)
+		st = status.FromContextError(err)
 	}
 	return st
 }

@@ -90,7 +90,7 @@ func (s *stream) SendMsg(m any) error {
 	}
 	err := t.send(m)
 	switch {
-	case err == nil && request != nil:
+	case err == nil:
 		c.mu.Lock()
 		c.request = request
 		c.mu.Unlock()

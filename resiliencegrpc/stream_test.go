@@ -139,6 +139,7 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 		then breaker.State
 	}{
 		{"that ends well", sendsTwo(more, nil), codes.OK, breaker.Closed},
+		{"that is empty", func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error { return nil }, codes.OK, breaker.Closed},
 		{"that fails before its first message", func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
 			return status.Error(codes.Internal, "")
 		}, codes.Internal, breaker.Open},
@@ -155,9 +156,16 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 			}()
 			_, lis := serve(t, &service{list: c.list})
 			circuit := circuit()
-			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+			brokeOff := make(chan error, 1)
+			look := func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error {
+					return resilience.AtEnd(ctx, next, func(err error) { brokeOff <- err })
+				}
+			}
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, look)})
 			requireCode(t, c.end, drainList(client.List(t.Context(), hello)))
 			require.Equal(t, c.then, circuit.State())
+			require.Equal(t, c.then == breaker.Open, <-brokeOff != nil)
 		})
 	}
 	t.Run("that its caller leaves", func(t *testing.T) {
@@ -246,50 +254,155 @@ func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 	})
 }
 
-// TestACallerThatDoesNotAskIsNotTheServersFault: the timeout passes, and ends the stream.
+// TestACallerThatDoesNotAskIsNotTheServersFault: the timeout passes, or the caller's ctx
+// ends, and ends the stream.
 func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &service{}
-		circuit := circuit()
-		slots := bulkhead.New(bulkhead.Config{Limit: 1})
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))})
-		up, err := client.Upload(t.Context())
-		require.NoError(t, err)
-		time.Sleep(time.Minute)
-		require.Zero(t, slots.Stats().InFlight)
-		_, err = up.CloseAndRecv()
-		requireCode(t, codes.DeadlineExceeded, err)
-		require.EqualValues(t, 1, s.calls.Load())
-		require.Equal(t, breaker.Closed, circuit.State())
-
-		list, err := client.List(t.Context(), hello)
-		require.NoError(t, err)
-		time.Sleep(time.Minute)
-		_, err = list.Recv()
-		requireCode(t, codes.DeadlineExceeded, err)
-		require.Equal(t, breaker.Closed, circuit.State())
-	})
+	list := func(client testpb.TestClient, ctx context.Context) func() error {
+		list, err := client.List(ctx, hello)
+		return func() error { return drainList(list, err) }
+	}
+	canceled := func(t *testing.T) context.Context {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		return ctx
+	}
+	for name, tc := range map[string]struct {
+		open func(testpb.TestClient, context.Context) (end func() error)
+		ctx  func(*testing.T) context.Context
+		code codes.Code
+	}{
+		"an upload": {func(client testpb.TestClient, ctx context.Context) func() error {
+			up, err := client.Upload(ctx)
+			require.NoError(t, err)
+			return func() error { _, err := up.CloseAndRecv(); return err }
+		}, (*testing.T).Context, codes.DeadlineExceeded},
+		"a list": {list, (*testing.T).Context, codes.DeadlineExceeded},
+		"a list whose header is there": {func(client testpb.TestClient, ctx context.Context) func() error {
+			list, err := client.List(ctx, hello)
+			require.NoError(t, err)
+			_, err = list.Header()
+			require.NoError(t, err)
+			return func() error { return drain(list.Recv) }
+		}, (*testing.T).Context, codes.DeadlineExceeded},
+		"a list whose caller leaves": {list, canceled, codes.Canceled},
+		"a list whose caller runs out of time": {list, func(t *testing.T) context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			t.Cleanup(cancel)
+			return ctx
+		}, codes.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &service{}
+				circuit := circuit()
+				slots := bulkhead.New(bulkhead.Config{Limit: 1})
+				policies := resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))
+				swallow := resilience.Fallback(func(context.Context, error) error { return nil })
+				for _, mw := range []resilience.Middleware{policies, resilience.Chain(swallow, policies)} {
+					s.calls.Store(0)
+					end := tc.open(inBubble(t, s, resiliencegrpc.Client{Middleware: mw}), tc.ctx(t))
+					time.Sleep(time.Minute)
+					require.Zero(t, slots.Stats().InFlight)
+					requireCode(t, tc.code, end())
+					require.EqualValues(t, 1, s.calls.Load())
+					require.Equal(t, breaker.Closed, circuit.State())
+				}
+			})
+		})
+	}
 }
 
-// TestACallerThatWaitsToSendWaitsForTheServer: flow control stops it.
+// TestACallerThatWaitsToSendWaitsForTheServer: flow control stops it, or there is no header.
 func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
-			<-s.Context().Done()
-			return s.Context().Err()
-		}}
-		circuit := circuit()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second))})
-		chat, err := client.Chat(t.Context())
-		require.NoError(t, err)
-		for err == nil {
-			err = chat.Send(&testpb.Message{Payload: make([]byte, 10_000)})
+	for _, waits := range []func(grpc.BidiStreamingClient[testpb.Message, testpb.Message]) error{
+		func(chat grpc.BidiStreamingClient[testpb.Message, testpb.Message]) (err error) {
+			for err == nil {
+				err = chat.Send(&testpb.Message{Payload: make([]byte, 10_000)})
+			}
+			return err
+		},
+		func(chat grpc.BidiStreamingClient[testpb.Message, testpb.Message]) error {
+			_, err := chat.Header()
+			require.NoError(t, err)
+			return io.EOF
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+				<-s.Context().Done()
+				return s.Context().Err()
+			}}
+			circuit := circuit()
+			client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second))})
+			chat, err := client.Chat(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, io.EOF, waits(chat))
+			_, err = chat.Recv()
+			requireCode(t, codes.DeadlineExceeded, err)
+			require.Equal(t, breaker.Open, circuit.State())
+		})
+	}
+}
+
+// TestNothingIsLeftOfAStream: no slot, and nothing in the ctx of the caller, not even where
+// an interceptor further in keeps the options from gRPC, which then does not tell of the end.
+func TestNothingIsLeftOfAStream(t *testing.T) {
+	after := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { _ = next(ctx); panic("boom") }
+	}
+	for name, tc := range map[string]struct {
+		mw  resilience.Middleware
+		use func(context.Context, testpb.TestClient)
+	}{
+		"sent again": {nil, func(ctx context.Context, c testpb.TestClient) {
+			_ = drainList(c.List(ctx, &testpb.Message{Text: "fail"}))
+		}},
+		"empty": {nil, func(ctx context.Context, c testpb.TestClient) {
+			_ = drainList(c.List(ctx, &testpb.Message{Text: "empty"}))
+		}},
+		"drained":   {nil, func(ctx context.Context, c testpb.TestClient) { _ = drainList(c.List(ctx, hello)) }},
+		"an upload": {nil, func(ctx context.Context, c testpb.TestClient) { up, _ := c.Upload(ctx); _, _ = up.CloseAndRecv() }},
+		"a policy panics": {after, func(ctx context.Context, c testpb.TestClient) {
+			require.Panics(t, func() { _ = drainList(c.List(ctx, hello)) })
+		}},
+		"its time passes, unnoticed": {resilience.Timeout(time.Second), func(ctx context.Context, c testpb.TestClient) { _, _ = c.Chat(ctx); time.Sleep(time.Minute) }},
+		"its caller leaves, unnoticed": {nil, func(ctx context.Context, c testpb.TestClient) {
+			ctx, cancel := context.WithCancel(ctx)
+			_, _ = c.Chat(ctx)
+			cancel()
+			time.Sleep(time.Minute)
+		}},
+	} {
+		for _, keeps := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+						switch {
+						case m.GetText() == "fail" && n == 1:
+							return status.Error(codes.Unavailable, "")
+						case m.GetText() == "empty":
+							return nil
+						}
+						return s.Send(m)
+					}}
+					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					var inner []context.Context
+					look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+						inner = append(inner, ctx)
+						if keeps {
+							opts = nil
+						}
+						return streamer(ctx, desc, cc, method, opts...)
+					})
+					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, slots.Wrap, tc.mw)}, look))
+					require.Zero(t, slots.Stats().InFlight)
+					for _, ctx := range inner {
+						require.Error(t, ctx.Err())
+					}
+				})
+			})
 		}
-		require.Equal(t, io.EOF, err)
-		_, err = chat.Recv()
-		requireCode(t, codes.DeadlineExceeded, err)
-		require.Equal(t, breaker.Open, circuit.State())
-	})
+	}
 }
 
 // TestAWatchIsOpenWhenTheCallReturns: a program that watches, and then changes what it

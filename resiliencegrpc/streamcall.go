@@ -66,37 +66,23 @@ func (c *streamCall) about() *call { return &c.call }
 // run runs the policies.
 func (c *streamCall) run() {
 	err := errExit
-	var panicked any
-	returned := false
-	defer func() {
-		if !returned {
-			panicked = recover()
-		}
-		c.settle(err, panicked)
-	}()
+	defer func() { c.settle(err, recover()) }()
 	err = c.result(c.client.policies(begin(c.ctx, c, &c.work)))
-	returned = true
 }
 
 // settle lets the caller know how the policies ended.
 func (c *streamCall) settle(err error, panicked any) {
-	lingers := err == nil && c.lingers
-	if !lingers {
+	if err != nil || !c.lingers {
 		c.work.End(nil)
+		if c.try != nil {
+			c.try.ctx.drop()
+		}
 	}
 	c.mu.Lock()
-	t := c.try
+	defer c.mu.Unlock()
 	c.over, c.err, c.panicked = true, err, panicked
 	c.going.Store(err == nil)
 	c.changed.Broadcast()
-	c.mu.Unlock()
-	switch {
-	case t == nil:
-	case lingers:
-		t.endIfFinished()
-	default:
-		t.ctx.drop()
-	}
 }
 
 // await returns the latest try when that is another one than last, or when the policies
@@ -107,11 +93,10 @@ func (c *streamCall) await(last *try) (t *try, err error) {
 	for c.try == last && !c.over {
 		c.changed.Wait()
 	}
-	if p := c.panicked; p != nil {
-		c.panicked = nil
-		panic(p)
+	if c.panicked != nil {
+		panic(c.panicked)
 	}
-	if c.over && (last != nil || c.err != nil) {
+	if c.over {
 		return last, c.err
 	}
 	return c.try, nil
@@ -268,7 +253,7 @@ func (t *try) brokeOff(err error) error {
 		return nil
 	}
 	e := newStatusError(t.call.method, err, &t.sent)
-	if behavior.IsAnswered(e) || behavior.IsRefused(e) {
+	if behavior.IsAnswered(e) {
 		return nil
 	}
 	return e

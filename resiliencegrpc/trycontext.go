@@ -32,15 +32,10 @@ func newTryContext(attempt, caller context.Context) *tryContext {
 func (c *tryContext) extend() { c.leave() }
 
 // drop ends the ctx.
-func (c *tryContext) drop() {
-	c.leave()
-	c.cancel(nil)
-}
+func (c *tryContext) drop() { c.cancel(nil) }
 
-// timedOut reports whether a timeout of the attempt has ended the ctx.
-func (c *tryContext) timedOut() bool {
-	return c.Err() != nil && c.attempt.Err() == context.DeadlineExceeded
-}
+// timedOut reports whether a timeout of the attempt has passed.
+func (c *tryContext) timedOut() bool { return c.attempt.Err() == context.DeadlineExceeded }
 
 // Value returns what the attempt's ctx has for key. What package context asks for is the
 // end of the ctx, and not the attempt's. The work of the call is hidden: what

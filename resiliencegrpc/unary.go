@@ -15,7 +15,6 @@ type unaryCall struct {
 	cc         *grpc.ClientConn
 	invoker    grpc.UnaryInvoker
 	opts       []grpc.CallOption
-	sent       evidence
 }
 
 // unary is a [grpc.UnaryClientInterceptor].
@@ -25,18 +24,18 @@ func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	c := &unaryCall{
 		call: call{ctx: ctx, client: cl, method: method},
-		req:  req, reply: reply, cc: cc, invoker: invoker,
+		req:  req, reply: reply, cc: cc, invoker: invoker, opts: opts,
 	}
-	c.opts = c.sent.options(opts, func(error) { c.sent.finished.Store(true) })
 	return c.result(cl.policies(begin(ctx, c, nil)))
 }
 
 func (c *unaryCall) about() *call { return &c.call }
 
 func (c *unaryCall) attempt(ctx context.Context) error {
-	c.sent.reset()
-	if err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, c.opts...); err != nil {
-		return c.failed(ctx, err, &c.sent, true)
+	sent := new(evidence)
+	opts := sent.options(c.opts, func(error) { sent.finished.Store(true) })
+	if err := c.invoker(ctx, c.method, c.req, c.reply, c.cc, opts...); err != nil {
+		return c.failed(ctx, err, sent, true)
 	}
 	c.accepted = true
 	return nil
