@@ -23,7 +23,9 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.instance(rec), nil
 }
 
-// A Filter selects sagas, and the order in which they are listed.
+// A Filter selects sagas, and the order in which they are listed:
+//
+//	stuck, next, err := runner.List(ctx, saga.Filter{Status: []saga.Status{saga.Stuck}})
 type Filter = store.Filter
 
 // List returns a page of the sagas that the filter admits, of all definitions and runners.

@@ -238,7 +238,9 @@ type Step[S any] struct {
 	// caller's ctx.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most. Zero means 3, negative means no
-	// limit. Once the pivot is done, only alternatives before the last one and BestEffort
+	// limit. With the default Backoff, 3 failures that return at once are over in a
+	// fraction of a second: to outlast a participant that is down, set -1 and a
+	// Saga.Timeout. Once the pivot is done, only alternatives before the last one and BestEffort
 	// steps have a limit. Refused attempts do not count.
 	Attempts int
 	// UndoAttempts is how often Undo is called before the saga is stuck. Zero means
