@@ -49,45 +49,47 @@ func newPostgres(t tables, notify bool) *postgres {
 	return d
 }
 
-// In postgresSchema, ids and names compare as bytes. The fillfactor leaves room in each
-// page for the row versions of the steps, so that these touch no index.
+// In postgresSchema, ids and names compare as bytes. The fillfactor leaves room in each page
+// for the next version of every row, so that the steps touch no index. What a step changes
+// stands last: the WAL has of a row what lies between its first and its last change. Columns
+// of a fixed size stand first, where they need no padding.
 const postgresSchema = `
 CREATE TABLE {p}saga (
-	id               text COLLATE "C" PRIMARY KEY,
-	name             text COLLATE "C" NOT NULL,
 	version          bigint      NOT NULL,
-	status           text COLLATE "C" NOT NULL,
-	data             bytea       NOT NULL,
-	steps            text        NOT NULL,
-	parent           text COLLATE "C" NOT NULL DEFAULT '',
-	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
-	seq              bigint      NOT NULL,
-	nonce            bigint      NOT NULL,
-	owner            text COLLATE "C" NOT NULL,
 	epoch            bigint      NOT NULL,
 	wake_at          timestamptz NOT NULL,
 	complete_by      timestamptz,
 	failures         bigint      NOT NULL DEFAULT 0,
 	takeovers        bigint      NOT NULL DEFAULT 0,
-	last_error       text        NOT NULL DEFAULT '',
-	cancel_requested boolean     NOT NULL DEFAULT false,
-	cancel_note      text        NOT NULL DEFAULT '',
-	reported         boolean     NOT NULL DEFAULT false,
 	created_at       timestamptz NOT NULL,
+	owned            smallint GENERATED ALWAYS AS (CASE WHEN owner > '' THEN 1 ELSE 0 END) STORED,
+	cancel_requested boolean     NOT NULL DEFAULT false,
+	reported         boolean     NOT NULL DEFAULT false,
+	id               text COLLATE "C" PRIMARY KEY,
+	name             text COLLATE "C" NOT NULL,
+	parent           text COLLATE "C" NOT NULL DEFAULT '',
+	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
+	cancel_note      text        NOT NULL DEFAULT '',
+	last_error       text        NOT NULL DEFAULT '',
+	owner            text COLLATE "C" NOT NULL,
+	status           text COLLATE "C" NOT NULL,
+	data             bytea       NOT NULL,
+	seq              bigint      NOT NULL,
+	nonce            bigint      NOT NULL,
 	updated_at       timestamptz NOT NULL,
-	owned            smallint GENERATED ALWAYS AS (CASE WHEN owner > '' THEN 1 ELSE 0 END) STORED
-) WITH (fillfactor = 70);
+	steps            text        NOT NULL
+) WITH (fillfactor = 50);
 ` + indexes + `
 CREATE TABLE {p}saga_log (
-	saga_id text COLLATE "C" NOT NULL,
 	seq     bigint      NOT NULL,
+	attempt bigint      NOT NULL,
+	epoch   bigint      NOT NULL,
+	at      timestamptz NOT NULL,
+	saga_id text COLLATE "C" NOT NULL,
 	step    text        NOT NULL,
 	op      text        NOT NULL,
 	event   text        NOT NULL,
-	attempt bigint      NOT NULL,
-	epoch   bigint      NOT NULL,
 	error   text        NOT NULL,
-	at      timestamptz NOT NULL,
 	PRIMARY KEY (saga_id, seq)
 );
 CREATE TABLE {p}saga_schema (version bigint NOT NULL);
