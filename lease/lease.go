@@ -192,8 +192,8 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 // term holds gives the lease up and is returned: to go on at the next interval, log it and
 // return nil. If ctx ends between two calls, Every returns nil.
 //
-// A registry shows the lease if it has a Candidate for it, as [New] returns it from the same
-// store and Config; that one need not run.
+// No registry shows the lease, since nobody has its Candidate: for that, make one by [New],
+// and count the interval in the function of its [Candidate.Run].
 func Every(ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error) error {
 	if interval <= 0 {
 		return fmt.Errorf("lease: the interval of Every is %v: must be more than 0", interval)
