@@ -1,6 +1,9 @@
 package machine_test
 
 import (
+	"errors"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +30,7 @@ const (
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func step(name string, after ...string) plan.Step {
-	backoff := func(int) (time.Duration, error) { return time.Second, nil }
+	backoff := func(attempt int) (time.Duration, error) { return time.Duration(attempt) * time.Second, nil }
 	return plan.Step{Name: name, After: after, Do: true, Undo: true, Backoff: backoff}
 }
 
@@ -111,6 +114,7 @@ func TestAdvance(t *testing.T) {
 func TestRelease(t *testing.T) {
 	delayed := with(step("a"), func(s *plan.Step) { s.Delay = time.Hour })
 	signaled := with(step("a"), func(s *plan.Step) { s.Await = "paid" })
+	child := plan.Step{Name: "a", Child: true, ChildOf: true}
 	waits := machine.Waits{Longest: time.Minute, Least: 15 * time.Second}
 	stops := machine.Waits{Longest: time.Minute, Least: 15 * time.Second, Stops: true}
 	for name, c := range map[string]struct {
@@ -129,6 +133,7 @@ func TestRelease(t *testing.T) {
 		"a longer one":            {step("a"), func(m *machine.Machine) { m.Units[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, machine.EventParked},
 		"a short wait elsewhere":  {step("a"), func(m *machine.Machine) { m.Units[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, machine.EventReleased},
 		"a delay":                 {delayed, func(*machine.Machine) {}, waits, true, time.Hour, machine.EventParked},
+		"a look at a child":       {child, func(m *machine.Machine) { m.Begin(0, now); m.Wait(0, 1, now, now) }, waits, false, 0, ""},
 		"a signal":                {signaled, func(*machine.Machine) {}, waits, true, 15 * time.Second, machine.EventParked},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -173,4 +178,65 @@ func TestJudge(t *testing.T) {
 			require.Equal(t, c.failed, failed)
 		})
 	}
+}
+
+func TestText(t *testing.T) {
+	long := strings.Repeat("a", 4000)
+	for text, want := range map[string]string{
+		"":                    "",
+		"full":                "full",
+		"\x00a\x00":           "\uFFFDa\uFFFD",
+		"a\xff":               "a\uFFFD",
+		long:                  long,
+		long + "b":            long + "...",
+		long[1:] + "\xc3\xa9": long[1:] + "\uFFFD...",
+	} {
+		require.Equal(t, want, machine.Text(text))
+	}
+	m := machineOf(t, nil, step("a"))
+	m.Cancel("by \x00")
+	require.Equal(t, "by \uFFFD", m.Log[0].Error)
+}
+
+// TestLoad has a row for each record that is not one of the plan.
+func TestLoad(t *testing.T) {
+	for steps, want := range map[string]string{
+		`{"steps": [{"n": "a"}, {"n": "b"}]}`:               "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": ""}`:  "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: the pivot of trip version 0 is "", that of the record was "b"`,
+		`{"steps": [{"n": "a"}]}`:                           "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "c"}, {"n": "b"}]}`:               "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`:   "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": 1}`: "saga: the record's steps cannot be read: json: cannot unmarshal number into Go struct field Progress.steps of type []machine.state",
+	} {
+		p, err := plan.New(&plan.Definition{Name: "trip", Steps: []plan.Step{step("a"), step("b")}})
+		require.NoError(t, err)
+		if _, err = machine.Load(p, &store.Record{Steps: []byte(steps)}); want == "" {
+			require.NoError(t, err)
+		} else {
+			require.EqualError(t, err, want)
+		}
+	}
+}
+
+// TestRetryAfter has jitter behind the time that an error asks for.
+func TestRetryAfter(t *testing.T) {
+	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {
+		m := machineOf(t, nil, step("a"))
+		m.Advance(now)
+		m.Begin(0, now)
+		m.Did(0, machine.End{Err: errors.New("busy"), RetryAfter: after}, time.Time{})
+		wait := m.Units[0].NotBefore.Sub(time.Time{})
+		after = min(after, math.MaxInt64/2)
+		require.GreaterOrEqual(t, wait, max(after, time.Second))
+		require.LessOrEqual(t, wait, max(after+after/10+1, time.Second))
+	}
+}
+
+func TestANegativeStalledAfterReportsNothing(t *testing.T) {
+	m := machineOf(t, nil, step("a"))
+	m.Advance(now)
+	m.Begin(0, now)
+	_, ok := m.Stalled(-1)
+	require.False(t, ok)
 }

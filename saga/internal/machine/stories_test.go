@@ -1,0 +1,382 @@
+package machine_test
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga/internal/machine"
+	"github.com/go-resilience/resilience/saga/internal/plan"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+var update = flag.Bool("update", false, "write testdata/stories.txt anew")
+
+// TestStories plays the stories of testdata/stories.txt: what happens to a saga, an event a
+// line, and behind it what the machine makes of it. After -update the changes are to be read.
+func TestStories(t *testing.T) {
+	const file = "testdata/stories.txt"
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var all []string
+	for told := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+		name, lines, _ := strings.Cut(told, "\n")
+		if !strings.HasPrefix(name, "# ") {
+			all = append(all, told) // the legend
+			continue
+		}
+		t.Run(name[2:], func(t *testing.T) {
+			again := name + "\n" + retell(t, lines)
+			all = append(all, again)
+			if !*update {
+				require.Equal(t, told, again)
+			}
+		})
+	}
+	if *update && !t.Failed() {
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(all, "\n\n")+"\n"), 0o644))
+	}
+}
+
+// retell plays a story and returns its lines with what the machine makes of each.
+func retell(t *testing.T, story string) string {
+	lines := strings.Split(story, "\n")
+	s := &teller{T: t, now: now, runs: map[string]store.Op{}}
+	s.plan, s.m = parse(t, lines[0])
+	for i, line := range lines[1:] {
+		event, _, _ := strings.Cut(line, " | ")
+		event = strings.TrimSpace(event)
+		lines[i+1] = fmt.Sprintf("%-24s | %s", event, s.tell(event))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// parse reads the steps of a story: a step with its options behind each ";". "or" makes it an
+// alternative of the one before.
+func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
+	d := plan.Definition{Name: "trip", Version: 1}
+	var by time.Time
+	quiet := false
+	for text := range strings.SplitSeq(line, ";") {
+		words := strings.Fields(text)
+		or := words[0] == "or"
+		if or {
+			words = words[1:]
+		}
+		s := step(words[0])
+		for _, w := range words[1:] {
+			key, value, _ := strings.Cut(w, "=")
+			long, _ := time.ParseDuration(value)
+			switch key {
+			case "pivot":
+				s.Pivot = true
+			case "best":
+				s.BestEffort = true
+			case "final":
+				s.Undo = false
+			case "reads":
+				s.ReadOnly, s.Undo = true, false
+			case "idem":
+				s.Idempotent, s.Undo = true, false
+			case "tx":
+				s.Do, s.Undo, s.DoTx, s.UndoTx = false, false, true, true
+			case "child":
+				s.Do, s.Undo, s.Child, s.ChildOf = false, false, true, true
+			case "gate":
+				s.Do, s.Undo = false, false
+			case "beside":
+				s.After = []string{}
+			case "after":
+				s.After = strings.Split(value, ",")
+			case "delay":
+				s.Delay = long
+			case "await":
+				s.Await = value
+			case "for":
+				s.AwaitFor = long
+			case "settle":
+				s.Settle = long
+			case "tries":
+				fmt.Sscan(value, &s.Attempts)
+				s.UndoAttempts = s.Attempts
+			case "timeout":
+				s.Timeout = long
+			case "panics":
+				s.Backoff = func(int) (time.Duration, error) { return 0, errors.New("the Backoff panicked") }
+			case "by":
+				by = now.Add(long)
+			case "quiet":
+				quiet = true
+			default:
+				t.Fatal("no such option: ", w)
+			}
+		}
+		if or {
+			last := &d.Steps[len(d.Steps)-1]
+			last.Or = append(last.Or, s)
+		} else {
+			d.Steps = append(d.Steps, s)
+		}
+	}
+	p, err := plan.New(&d)
+	require.NoError(t, err)
+	m := machine.New(p)
+	m.CompleteBy, m.Quiet, m.Carried = by, quiet, "baggage"
+	return p, m
+}
+
+// A teller plays one story.
+type teller struct {
+	*testing.T
+	plan *plan.Plan
+	m    *machine.Machine
+	rec  store.Record
+	told int // of the log
+	now  time.Time
+	runs map[string]store.Op // the attempts, by step
+}
+
+// tell lets events happen, and returns what follows from them.
+func (s *teller) tell(events string) string {
+	var said []string
+	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	before := s.m.Clone()
+	was := before.Steps()
+	for event := range strings.SplitSeq(events, " & ") {
+		words := strings.Fields(event)
+		if long, err := time.ParseDuration(words[0]); err == nil {
+			s.now, words = s.now.Add(long), words[1:]
+		}
+		if len(words) == 0 {
+			continue
+		}
+		if err := s.happen(words); err != nil {
+			say("no: %v", err)
+		}
+	}
+	m := s.m
+	m.Advance(s.now)
+	require.Equal(s, was, before.Steps(), "of a clone")
+	for _, e := range m.Log[min(s.told, len(m.Log)):] {
+		said = append(said, entry(e))
+	}
+	s.told = len(m.Log)
+	switch {
+	case m.Pressing:
+		say("write now")
+	case m.Changed:
+		say("write")
+	}
+	if m.Changed {
+		s.commit()
+	}
+	for i := m.Ready(0, s.now); i >= 0 && m.Going(); i = m.Ready(i+1, s.now) {
+		op, attempt := m.Begin(i, s.now.Add(cmp.Or(s.plan.Units[i].Timeout, time.Minute)))
+		s.runs[m.Units[i].Name] = op
+		say("begin %s %s %d", op, m.Units[i].Name, attempt)
+	}
+	in := func(what string, at time.Time, ok bool) {
+		if ok {
+			say("%s %v", what, at.Sub(s.now))
+		}
+	}
+	at, ok := m.Wake(s.now)
+	in("wake", at, ok)
+	if alarm, is := m.Alarm(s.now); alarm != at || is != ok {
+		in("alarm", alarm, is)
+	}
+	if by, is := m.Deadline(s.now); by != at {
+		in("by", by, is)
+	}
+	at, ok = m.Stalled(10 * time.Minute)
+	in("stalled", at, ok)
+	if step, why := m.Holdup(s.now); step != "" {
+		say("held up by %s (%v)", step, why)
+	}
+	for i := range m.Units {
+		if m.Useless(i, s.now) {
+			say("%s is of no use", m.Units[i].Name)
+		}
+	}
+	if c := m.Commit(); c.Failures+c.Takeovers > 0 {
+		say("%d failures, %d takeovers (%s)", c.Failures, c.Takeovers, c.LastError)
+	}
+	if m.Undecided() {
+		say("undecided")
+	}
+	if m.TimeUp(s.now) {
+		say("no signal in time")
+	}
+	if c := m.Clone(); c.Going() {
+		if release, wakeIn := c.Release(s.now, machine.Waits{Longest: 2 * time.Minute, Least: 15 * time.Second}); release {
+			say("%s for %v", entry(c.Log[len(c.Log)-1]), wakeIn)
+		}
+	} else if m.Status != store.Completed {
+		say("%s at %q (%v)", m.Status, m.Step, m.Cause)
+	}
+	return strings.Join(said, ", ") + " [" + strings.Join(short(m), "; ") + "]"
+}
+
+// happen passes an event on to the machine.
+func (s *teller) happen(event []string) error {
+	m, note := s.m, strings.Join(event[1:], " ")
+	switch event[0] {
+	case "go": // nothing happens
+	case "cancel":
+		if !m.Cancel(note) {
+			return errors.New("no news")
+		}
+	case "create":
+		m.Advance(time.Time{})
+		s.commit()
+		s.load()
+	case "taken": // over, by another runner
+		s.rec.Takeovers++
+		s.load()
+		s.m.TakeOver("another")
+	case "skip":
+		return m.SkipStep(event[1], "by hand")
+	case "retry":
+		m.Retry("again")
+	case "compensate":
+		return m.Compensate(note)
+	case "revert":
+		m.Revert(note)
+	case "forestall":
+		m.Forestall(note)
+	case "wish":
+		m.WishBack(event[1], errors.New("ctx ended"))
+	case "stick":
+		m.Stick("", errors.New(note))
+	case "signals":
+		signals := map[string][]byte{}
+		for _, name := range event[1:] {
+			signals[name] = nil
+		}
+		if !m.News(signals) {
+			defer func() { m.Signals = signals }()
+			return errors.New("nothing new")
+		}
+		m.Signals = signals
+	case "look":
+		m.LookAgain()
+	case "told":
+		m.Reported, m.Changed = s.now, true
+	case "reload": // by another runner, after this one has given it up
+		m.Forsake()
+		s.commit()
+		was := s.rec
+		s.load()
+		s.commit()
+		require.Equal(s, was, s.rec)
+	default:
+		op := s.runs[event[0]]
+		require.NotEmpty(s, op, "no attempt of %s runs: %v", event[0], event)
+		delete(s.runs, event[0])
+		s.end(slices.IndexFunc(s.plan.Units, func(u plan.Unit) bool { return u.Name == event[0] }), op, event[1:])
+	}
+	return nil
+}
+
+// end ends an attempt.
+func (s *teller) end(i int, op store.Op, how []string) {
+	e := machine.End{Err: fmt.Errorf("%s broke", s.plan.Units[i].Name), Effect: machine.InDoubt}
+	cut := false
+	for _, word := range how {
+		switch word {
+		case "ok":
+			e.Err = nil
+		case "fails":
+		case "clean":
+			e.Effect = machine.Failed
+		case "nothing":
+			e.Effect = machine.NoEffect
+		case "void":
+			e.Effect = machine.Void
+		case "final":
+			e.Final = true
+		case "refused":
+			e.Refused = true
+		case "cut":
+			cut = true
+		case "waits":
+			s.m.Wait(i, 2, s.now, s.now.Add(10*time.Second))
+			return
+		default:
+			s.Fatal("no such end: ", word)
+		}
+	}
+	switch {
+	case cut:
+		s.m.Interrupted(i, e, s.now)
+	case op == store.OpUndo:
+		s.m.Undid(i, e, s.now)
+	default:
+		s.m.Did(i, e, s.now)
+	}
+}
+
+func (s *teller) commit() {
+	c := s.m.Commit()
+	s.rec = store.Record{
+		Now:    s.now,
+		Status: c.Status, Steps: c.Steps, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
+		CreatedAt: now, CompleteBy: s.m.CompleteBy,
+	}
+	s.m.Committed()
+	s.told = 0
+}
+
+func (s *teller) load() {
+	s.rec.Now = s.now
+	m, err := machine.Load(s.plan, &s.rec)
+	require.NoError(s, err)
+	s.m = m
+	clear(s.runs)
+}
+
+func entry(e store.Entry) string {
+	var words []string
+	for _, w := range []string{string(e.Kind), string(e.Op), e.Step} {
+		if w != "" {
+			words = append(words, w)
+		}
+	}
+	if e.Attempt > 0 {
+		words = append(words, fmt.Sprint(e.Attempt))
+	}
+	if e.Error != "" {
+		words = append(words, "("+e.Error+")")
+	}
+	return strings.Join(words, " ")
+}
+
+// short returns the status of each unit, with "?" if it is in doubt, and what it waits for.
+func short(m *machine.Machine) (list []string) {
+	for i := range m.Units {
+		u := &m.Units[i]
+		s := string(u.Status)
+		if u.InDoubt {
+			s += "?"
+		}
+		if !u.NotBefore.IsZero() {
+			s += " until " + u.NotBefore.Sub(now).String()
+		}
+		if !u.WaitingSince.IsZero() {
+			s += " since " + u.WaitingSince.Sub(now).String()
+		}
+		if u.Refusals > 0 {
+			s += fmt.Sprintf(" refused %d", u.Refusals)
+		}
+		list = append(list, s)
+	}
+	return list
+}
