@@ -26,7 +26,7 @@ func (m *Machine) unlimited(i int) bool {
 // Undecided reports whether the answer of the pivot must be known before the saga can
 // turn back.
 func (m *Machine) Undecided() bool {
-	if m.plan.Pivot < 0 || m.Back {
+	if m.plan.Pivot < 0 {
 		return false
 	}
 	i := m.plan.Nodes[m.plan.Pivot].First
@@ -47,7 +47,7 @@ func (m *Machine) Decides(i int) bool {
 
 // turning reports whether a saga that goes forward is to turn back.
 func (m *Machine) turning(now time.Time) bool {
-	if m.Back || m.Past() {
+	if m.Past() {
 		return false
 	}
 	if m.Wish == nil {
@@ -180,10 +180,9 @@ func (m *Machine) goOn(now time.Time) {
 		m.Note(store.Entry{Kind: EventCompleted})
 		return
 	}
-	past := m.Past()
 	var at tally
 	for k := m.low; k < len(m.plan.Nodes); k++ {
-		move, i := m.next(k, past)
+		move, i := m.moveOf(k)
 		switch move {
 		case moveStart:
 			m.start(i, now)
@@ -191,8 +190,8 @@ func (m *Machine) goOn(now time.Time) {
 			m.undo(i)
 		}
 		at.count(m, move, i)
-		if move == moveNone && m.plan.Chain {
-			break // the nodes that follow wait, too
+		if m.plan.Chain {
+			break // the nodes that follow wait
 		}
 	}
 	opened := false
@@ -220,9 +219,8 @@ const (
 	moveBlock             // nothing: it has failed for good
 )
 
-// next returns the move of a node, and the unit that it is about. past means that the pivot is
-// done.
-func (m *Machine) next(k int, past bool) (move, int) {
+// moveOf returns the move of a node, and the unit that it is about.
+func (m *Machine) moveOf(k int) (move, int) {
 	at, i := m.node(k)
 	switch at {
 	case nodeIdle:
@@ -239,7 +237,7 @@ func (m *Machine) next(k int, past bool) (move, int) {
 	case nodeAtWork:
 		return moveAwait, i
 	case nodeExhausted:
-		if past && !m.work[i].final {
+		if !m.work[i].final {
 			return moveStart, i // it failed while the pivot, which then succeeded, was under way
 		}
 		return moveBlock, i
@@ -262,7 +260,7 @@ func (t *tally) count(m *Machine, is move, i int) {
 	case is == moveNone:
 	case is == moveBlock:
 		t.blocked = true
-	case is != moveUndo && (m.Units[i].Status == StepWaiting || m.Pending(i)):
+	case m.Units[i].Status == StepWaiting || m.Pending(i):
 		t.waiting = true
 	default:
 		t.working = true
@@ -348,7 +346,6 @@ func (m *Machine) toUndo(k int) int {
 	for i := n.First; i < n.First+n.N; i++ {
 		switch u := &m.Units[i]; u.Status {
 		case StepWaiting:
-			u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
 			m.set(i, StepNoEffect)
 		case StepStarted:
 			if u.InDoubt {
@@ -378,14 +375,14 @@ func (m *Machine) allUndone(nodes []int) bool {
 // arrive.
 func (m *Machine) undo(i int) {
 	u := &m.Units[i]
-	if settle := m.plan.Units[i].Settle; u.Status != StepDone {
-		u.NotBefore = time.Time{}
-		if u.InDoubt && settle > 0 {
-			u.NotBefore = m.work[i].ended.Add(settle)
-		}
+	var at time.Time
+	if settle := m.plan.Units[i].Settle; u.Status == StepDone {
+		at = u.NotBefore
+	} else if settle > 0 {
+		at = m.work[i].ended.Add(settle)
 	}
-	u.Refusals, u.WaitingSince = 0, time.Time{}
 	m.set(i, StepUndoing)
+	u.NotBefore = at
 }
 
 func (m *Machine) stuckAtBlocked() {

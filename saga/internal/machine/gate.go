@@ -48,7 +48,6 @@ func (m *Machine) open(i int, now time.Time) bool {
 		m.unsignaled(i)
 		return true
 	}
-	u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
 	if d.GateOnly {
 		m.set(i, StepDone)
 		m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventDone})
@@ -64,7 +63,6 @@ func (m *Machine) unsignaled(i int) {
 	w.err, w.final = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.Await, d.AwaitFor), true
 	u.Error = Text(w.err.Error())
 	m.lastError = u.Error
-	u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
 	m.set(i, StepNoEffect)
 	m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventNoEffect, Error: u.Error})
 }
@@ -145,7 +143,7 @@ func (m *Machine) News(signals map[string][]byte) bool {
 // Pending reports whether a unit waits for its children.
 func (m *Machine) Pending(i int) bool {
 	u := &m.Units[i]
-	return m.plan.Units[i].Child && !u.WaitingSince.IsZero() && u.Error == "" && !m.work[i].busy &&
+	return !u.WaitingSince.IsZero() && u.Error == "" && !m.work[i].busy &&
 		(u.Status == StepStarted || u.Status == StepUndoing)
 }
 

@@ -69,7 +69,6 @@ func New(p *plan.Plan) *Machine {
 func (m *Machine) Clone() *Machine {
 	c := *m
 	c.Units, c.work = slices.Clone(m.Units), slices.Clone(m.work)
-	c.Log = slices.Clone(m.Log)
 	return &c
 }
 
@@ -85,8 +84,10 @@ func (m *Machine) Note(e store.Entry) {
 	}
 }
 
+// set gives a unit a status. What it waited for before is over.
 func (m *Machine) set(i int, s StepStatus) {
-	m.Units[i].Status = s
+	u := &m.Units[i]
+	u.Status, u.NotBefore, u.WaitingSince, u.Refusals = s, time.Time{}, time.Time{}, 0
 	m.Changed, m.Pressing, m.moved = true, true, true
 }
 
@@ -173,14 +174,13 @@ func (m *Machine) Did(i int, e End, now time.Time) {
 	u, w, d := &m.Units[i], &m.work[i], &m.plan.Units[i]
 	w.busy, w.err = false, e.Err
 	if e.Err == nil {
-		u.NotBefore = time.Time{}
-		if u.InDoubt && d.Settle > 0 {
-			u.NotBefore = w.ended.Add(d.Settle) // an earlier attempt may still arrive
-		}
-		u.InDoubt, u.Error, u.Refusals, u.WaitingSince = false, "", 0, time.Time{}
 		m.failures, m.takeovers = 0, 0
 		pressing := m.Pressing
 		m.set(i, StepDone)
+		if u.InDoubt && d.Settle > 0 {
+			u.NotBefore = w.ended.Add(d.Settle) // an earlier attempt may still arrive
+		}
+		u.InDoubt, u.Error = false, ""
 		m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventDone, Attempt: u.Attempts})
 		m.Pressing = pressing || !d.Light
 		return
@@ -220,25 +220,20 @@ func (m *Machine) broken(i int, err error) {
 
 // gaveUp ends the attempts of a Do.
 func (m *Machine) gaveUp(i int) {
-	u := &m.Units[i]
-	u.NotBefore, u.WaitingSince = time.Time{}, time.Time{}
+	u, is, kind := &m.Units[i], StepNoEffect, EventNoEffect
 	if u.InDoubt {
-		m.set(i, StepFailed)
-		m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventFailed, Attempt: u.Attempts, Error: u.Error})
-	} else {
-		m.set(i, StepNoEffect)
-		m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventNoEffect, Attempt: u.Attempts, Error: u.Error})
+		is, kind = StepFailed, EventFailed
 	}
+	m.set(i, is)
+	m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: kind, Attempt: u.Attempts, Error: u.Error})
 }
 
 // Undid takes in the end of an attempt of Undo.
 func (m *Machine) Undid(i int, e End, now time.Time) {
 	u, w, d := &m.Units[i], &m.work[i], &m.plan.Units[i]
 	w.busy, w.err = false, e.Err
-	u.NotBefore = time.Time{}
 	if e.Err == nil {
 		m.failures, m.takeovers = 0, 0
-		u.Refusals, u.WaitingSince = 0, time.Time{}
 		m.set(i, StepUndone)
 		m.Note(store.Entry{Step: u.Name, Op: store.OpUndo, Kind: EventUndone, Attempt: u.Undos})
 		return
@@ -372,21 +367,27 @@ func (m *Machine) Waits(i int, now time.Time) bool {
 
 // Wake returns when the next attempt may begin, the wait of a unit ends, or the deadline
 // if that is sooner. ok is false if no unit waits for a time.
-func (m *Machine) Wake(now time.Time) (at time.Time, ok bool) {
+func (m *Machine) Wake(now time.Time) (at time.Time, ok bool) { return m.next(now, false) }
+
+// Alarm is like Wake, and counts the time at which children are looked at again, and the
+// deadline while all attempts are running.
+func (m *Machine) Alarm(now time.Time) (at time.Time, ok bool) { return m.next(now, true) }
+
+func (m *Machine) next(now time.Time, children bool) (at time.Time, ok bool) {
 	for i := range m.Units {
 		t := m.Units[i].NotBefore
 		if m.Units[i].Status == StepWaiting {
 			if t.IsZero() || m.turning(now) {
 				continue // it waits for a signal however long, or goes on no more
 			}
-		} else if !m.Waits(i, now) || m.Pending(i) {
+		} else if !m.Waits(i, now) || m.Pending(i) && !children {
 			continue
 		}
 		if !ok || t.Before(at) {
 			at, ok = t, true
 		}
 	}
-	if d, is := m.Deadline(now); is && (ok && d.Before(at) || !ok && m.Outside(now)) {
+	if d, is := m.Deadline(now); is && (ok && d.Before(at) || !ok && (children || m.Outside(now))) {
 		at, ok = d, true
 	}
 	return at, ok
@@ -435,21 +436,6 @@ func (m *Machine) Release(now time.Time, w Waits) (release bool, wakeIn time.Dur
 		return false, 0
 	}
 	return true, wakeIn
-}
-
-// Alarm returns when something changes by the passing of time alone, or is to be looked at
-// again.
-func (m *Machine) Alarm(now time.Time) (at time.Time, ok bool) {
-	at, ok = m.Wake(now)
-	for i := range m.Units {
-		if t := m.Units[i].NotBefore; m.Pending(i) && m.Waits(i, now) && (!ok || t.Before(at)) {
-			at, ok = t, true
-		}
-	}
-	if d, is := m.Deadline(now); is && !ok {
-		at, ok = d, true
-	}
-	return at, ok
 }
 
 // Deadline returns when the saga turns back for lack of time. ok is false if it does not.

@@ -27,18 +27,17 @@ func (m *Machine) SkipStep(step, note string) error {
 	if s := m.Units[i].Status; !Skippable(s) {
 		return fmt.Errorf("step %s is %s", step, s)
 	}
-	if at, other := m.node(m.plan.Units[i].Node); !m.Back && at == nodeAtWork && other != i {
+	if at, other := m.node(m.plan.Units[i].Node); at == nodeAtWork && other != i {
 		return fmt.Errorf("the alternative %s of step %s is %s", m.Units[other].Name, step, m.Units[other].Status)
 	}
 	m.skip(i, note)
+	m.unstick()
 	return nil
 }
 
 func (m *Machine) skip(i int, note string) {
 	m.set(i, StepSkipped)
-	m.Units[i].NotBefore, m.Units[i].WaitingSince, m.Units[i].Refusals = time.Time{}, time.Time{}, 0
 	m.Note(store.Entry{Step: m.Units[i].Name, Kind: EventSkipped, Error: note})
-	m.unstick()
 }
 
 // Retry gives what has failed its attempts again, and ends the waits between attempts.
@@ -60,10 +59,10 @@ func (m *Machine) Retry(note string) {
 			m.set(i, StepUndoing)
 		case !m.Back && m.plan.Units[i].Last && (u.Status == StepFailed || u.Status == StepNoEffect):
 			u.Attempts = 0
-			if m.plan.Units[i].IsGated() && !u.InDoubt {
-				m.set(i, StepIdle) // it waits again
-			} else {
+			if u.InDoubt {
 				m.set(i, StepStarted)
+			} else {
+				m.set(i, StepIdle) // its turn comes again, and with it what it waits for
 			}
 		}
 	}
@@ -74,15 +73,13 @@ func (m *Machine) Compensate(note string) error {
 	if m.Back || m.Past() {
 		return errors.New("only on its way forward, and if its pivot is not done")
 	}
-	step, cause, answered := m.Step, m.Cause, m.answered
 	for i := range m.Units {
-		if m.Decides(i) && (m.Units[i].Status == StepFailed || m.mustKnow(i)) {
+		if m.mustKnow(i) {
 			m.skip(i, note)
 		}
 	}
-	m.unstick()
-	m.Step, m.Cause, m.answered = step, cause, answered
-	if cause == nil {
+	m.takeovers = 0
+	if m.Cause == nil {
 		m.Cause = Reason(note)
 	}
 	m.turnBack("", note)

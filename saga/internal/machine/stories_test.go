@@ -212,6 +212,9 @@ func (s *teller) tell(events string) string {
 	if m.Undecided() {
 		say("undecided")
 	}
+	if m.Busy() > 0 && m.Outside(s.now) {
+		say("waits for more")
+	}
 	if m.TimeUp(s.now) {
 		say("no signal in time")
 	}
