@@ -17,6 +17,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resilienceotel"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -135,11 +136,11 @@ func TestRunbookSettings(t *testing.T) {
 		reg := registry.New()
 		reg.MustAdd(
 			breaker.New(breaker.Config{Name: "users"}),
-			breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "payments"}}),
 			retry.New(retry.Config{Name: "users"}),
 			retry.New(retry.Config{Name: "NAME"}),
 			throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "NAME", Rate: 1, Burst: 1}}),
 		)
+		resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", Register: reg.MustAdd})
 		if strings.Contains(snippet, "Adaptive") {
 			reg.MustAdd(bulkhead.New(bulkhead.Config{Name: "NAME", Adaptive: &bulkhead.AdaptiveLimit{}}))
 		} else {
