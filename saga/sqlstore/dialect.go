@@ -75,8 +75,8 @@ type querier interface {
 
 // countFirst is dialect.count. The order keeps planners from reading the table instead of the
 // index.
-func countFirst(where, order, limit string) string {
-	return "(SELECT count(*) FROM (SELECT 1 FROM {p}saga WHERE " + where + " ORDER BY " + order + " LIMIT " + limit + ") AS c)"
+func countFirst(from, where, order, limit string) string {
+	return "(SELECT count(*) FROM (SELECT 1 FROM " + from + " WHERE " + where + " ORDER BY " + order + " LIMIT " + limit + ") AS c)"
 }
 
 func and(where, condition string) string {

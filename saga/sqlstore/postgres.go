@@ -178,7 +178,7 @@ func (*postgres) from(string) string { return "{p}saga" }
 // count hides the limit from the planner, which then expects a tenth of the rows. For 10 000 of
 // them it may prefer to read and sort a table of 50 000.
 func (*postgres) count(_, where, order string) string {
-	return countFirst(where, order, "(SELECT "+strconv.Itoa(store.CountLimit)+")")
+	return countFirst("{p}saga", where, order, "(SELECT "+strconv.Itoa(store.CountLimit)+")")
 }
 
 func (d *postgres) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {

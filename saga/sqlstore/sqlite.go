@@ -162,20 +162,26 @@ func (*sqlite) comparesRows() bool { return true }
 // It begins at the first entry that is not less than the row, even where it wants a greater
 // one. So the row ends with a blob, which is greater than every number and text: it is past
 // all entries of the group.
-func (*sqlite) groups(_, columns, next, where string) string {
+func (d *sqlite) groups(index, columns, next, where string) string {
 	order := columns + ", " + next
 	first := func(condition string) string {
-		return "(SELECT rowid FROM {p}saga WHERE " + and(where, condition) + " ORDER BY " + order + " LIMIT 1)"
+		return "(SELECT rowid FROM " + d.from(index) + " WHERE " + and(where, condition) + " ORDER BY " + order + " LIMIT 1)"
 	}
 	return "WITH RECURSIVE g(first) AS (SELECT " + first("name > ''") + " UNION ALL SELECT " +
 		first("("+order+") > (+s."+strings.ReplaceAll(columns, ", ", ", +s.")+", x'')") + " FROM g CROSS JOIN {p}saga s ON s.rowid = g.first)" +
 		" SELECT " + order + " FROM g CROSS JOIN {p}saga ON rowid = g.first"
 }
 
-func (*sqlite) from(string) string { return "{p}saga" }
+// from names the index: until someone has run ANALYZE, SQLite might take another and sort.
+func (*sqlite) from(index string) string {
+	if index == "" {
+		return "{p}saga"
+	}
+	return "{p}saga INDEXED BY {p}" + index
+}
 
-func (*sqlite) count(_, where, order string) string {
-	return countFirst(where, order, strconv.Itoa(store.CountLimit))
+func (d *sqlite) count(index, where, order string) string {
+	return countFirst(d.from(index), where, order, strconv.Itoa(store.CountLimit))
 }
 
 // hot returns the statements that are worth preparing.
