@@ -92,6 +92,16 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
+func TestValidateTellsAllAtOnce(t *testing.T) {
+	a, b, c := step("a"), step("b"), step("c")
+	a.Undo, b.Timeout, c.Undo, c.Or = nil, -1, nil, []saga.Step[trip]{step("c2")}
+	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "b".Timeout is -1ns: must be 0 (for 1m) or more
+saga.Step "c".Undo is nil: must be set, or UndoTx, in a step with alternatives
+saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
+	b.Timeout, b.Pivot, c.Undo = 0, true, b.Undo
+	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot`)
+}
+
 func TestValidateAdmits(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
 	b.Pivot, b.Undo, c.Undo = true, nil, nil

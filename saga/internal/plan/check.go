@@ -102,21 +102,26 @@ func checkUndo(p *Plan) error {
 			}
 		}
 	}
-	f := make([]error, 0, len(p.Units))
+	none := ""
+	if p.Pivot < 0 {
+		none = ", and there is none"
+	}
+	var errs []error
 	for i := range p.Units {
 		u := &p.Units[i]
+		several := p.Nodes[u.Node].N > 1 && !u.Child // checkStep has told of it
 		switch {
-		case u.HasUndo || u.ReadOnly || beyond[u.Node]:
+		case u.HasUndo || u.ReadOnly || beyond[u.Node] || several:
 		case u.Child:
-			f = append(f, stepError(u.Name, "Saga has a pivot: must have none before the pivot of this saga"))
+			errs = append(errs, stepError(u.Name, "Saga has a pivot: must have none before the pivot of this saga%s", none))
 		default:
-			f = append(f, stepError(u.Name, "Undo is nil: must be set, or UndoTx, before the pivot"))
+			errs = append(errs, stepError(u.Name, "Undo is nil: must be set, or UndoTx, before the pivot%s", none))
 		}
 		if p.Nodes[u.Node].BestEffort && (!beyond[u.Node] || u.Node == p.Pivot) {
-			f = append(f, stepError(u.Name, "BestEffort is true: must be false up to the pivot"))
+			errs = append(errs, stepError(u.Name, "BestEffort is true: must be false up to the pivot%s", none))
 		}
 	}
-	return errors.Join(f...)
+	return errors.Join(errs...)
 }
 
 func ValidName(s string) bool {

@@ -131,12 +131,15 @@ func New(d *Definition) (*Plan, error) {
 	if len(p.Units) > maxSteps {
 		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps and alternatives: must have %d or fewer (see ChildrenOf)", len(p.Units), maxSteps))
 	}
-	errs = append(errs, d.link(p, names))
-	if err := errors.Join(errs...); err != nil {
+	linked := d.link(p, names)
+	if linked == nil {
+		linked = checkUndo(p) // it depends on the order of the steps
+	}
+	if err := errors.Join(append(errs, linked)...); err != nil {
 		return nil, err
 	}
 	p.shape()
-	return p, checkUndo(p)
+	return p, nil
 }
 
 func newUnit(st *Step, n int, last bool) Unit {
