@@ -90,8 +90,8 @@ const (
 	// ActionSkip declares a step, or one of its alternatives, settled: an operator has done
 	// it, or undone it, or decided that there is no need to. A saga that goes forward
 	// continues after the step, and does not undo it if it turns back later. The step must be
-	// waiting or have been started, and be neither done nor undone, and a saga that goes
-	// forward must have no other alternative of it under way.
+	// waiting or have been started, and be neither done nor undone, and no other alternative
+	// of it may be under way.
 	ActionSkip Action = "skip"
 
 	// ActionCompensate turns back a saga whose pivot is not done, such as a stuck one. A pivot

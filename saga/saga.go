@@ -23,6 +23,14 @@
 //	_, err := saga.Start(ctx, runner, trip, "trip-17", Trip{From: "LIS"})
 //	done, err := trip.Result(ctx, runner, "trip-17")
 //
+// # What most programs need
+//
+// A [Saga] with a Name and Steps, and of a [Step] the Name, Do, Undo and Pivot. If the work may
+// die with the process: [Run]. If it may not: [NewRunner] with a store, [Register],
+// [Runner.Run], [Start] and [Saga.Result], and in each participant [Apply], which makes a
+// command that comes twice take effect once. RunnerConfig.OnEvent tells when a saga is stuck,
+// and [Runner.Operate] mends it. Everything else may be left until there is a need for it.
+//
 // # The guarantee
 //
 //   - Each Do and Undo is called at least once, with a stable command id. With a

@@ -53,6 +53,8 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a2".BestEffort is true: must be false in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.BestEffort = true })},
 		{`saga.Step "a": Undo is nil: must be set`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
 		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo = nil })},
+		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo, s.Do, s.DoTx = nil, nil, doTx })},
+		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Saga = nil, nil, doTx, new(saga.Child[trip]) })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
@@ -105,6 +107,10 @@ saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot, and there 
 func TestValidateAdmits(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
 	b.Pivot, b.Undo, c.Undo = true, nil, nil
+	require.NoError(t, sequence(a, b, c).Validate())
+	reads, gate := step("a3"), saga.Step[trip]{Name: strings.Repeat("a", 100), Delay: 1}
+	reads.Undo, reads.Idempotent = nil, true
+	a.Or = []saga.Step[trip]{reads, gate}
 	require.NoError(t, sequence(a, b, c).Validate())
 
 	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}

@@ -24,7 +24,7 @@ func checkStep(st *Step, alternative, several bool, taken map[string]bool) error
 	f.Need(st.Delay >= 0, "Delay", st.Delay, "0 (none) or more")
 	f.Need(st.Await == "" || ValidName(st.Await), "Await", Quoted(st.Await, MaxName), fmt.Sprintf(`"" (nothing), or 1 to %d bytes of UTF-8`, MaxName))
 	f.Need(st.AwaitFor >= 0 && (st.AwaitFor == 0 || st.Await != ""), "AwaitFor", st.AwaitFor, "0 (no limit), or more with Await")
-	f.Need(!st.Undo || !st.UndoTx, "Undo", bothOrNeither(true), "set, or UndoTx, but not both")
+	f.Need(!st.Undo || !st.UndoTx, "Undo", "set beside its Tx form", "set, or UndoTx, but not both")
 	f.Need(!several || st.Undo || st.UndoTx || st.ReadOnly || st.Idempotent || !st.Do && !st.DoTx, "Undo", "nil", "set, or UndoTx, in a step with alternatives")
 	f.Need(!st.ReadOnly || !st.Undo && !st.UndoTx, "ReadOnly", true, "false, or Undo and UndoTx nil")
 	f.Need(!st.Idempotent || st.Do, "Idempotent", true, "false without Do")
@@ -148,17 +148,10 @@ func count(conditions ...bool) int {
 
 func oneOrNone(do bool, work int) string {
 	switch {
-	case do && work > 1:
+	case do:
 		return "set beside DoTx or Saga"
 	case work > 1:
 		return "nil beside DoTx and Saga"
-	}
-	return "nil"
-}
-
-func bothOrNeither(both bool) string {
-	if both {
-		return "set beside its Tx form"
 	}
 	return "nil"
 }
