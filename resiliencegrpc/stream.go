@@ -94,7 +94,7 @@ func (s *stream) SendMsg(m any) error {
 		c.mu.Lock()
 		c.request = request
 		c.mu.Unlock()
-	case err != nil && err != io.EOF:
+	case err != io.EOF:
 		_, _ = c.await(t)
 	}
 	return err

@@ -337,6 +337,7 @@ func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
 			chat, err := client.Chat(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, io.EOF, waits(chat))
+			synctest.Wait()
 			_, err = chat.Recv()
 			requireCode(t, codes.DeadlineExceeded, err)
 			require.Equal(t, breaker.Open, circuit.State())
@@ -394,7 +395,7 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 						}
 						return streamer(ctx, desc, cc, method, opts...)
 					})
-					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, slots.Wrap, tc.mw)}, look))
+					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(tc.mw, twice().Wrap, slots.Wrap)}, look))
 					require.Zero(t, slots.Stats().InFlight)
 					for _, ctx := range inner {
 						require.Error(t, ctx.Err())

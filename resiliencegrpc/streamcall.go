@@ -160,7 +160,7 @@ func (c *streamCall) judge(ctx context.Context, t *try, err error) error {
 // another way.
 func (c *streamCall) left(t *try) error {
 	code := codes.Canceled
-	if t.ctx.timedOut() || c.ctx.Err() == context.DeadlineExceeded {
+	if t.ctx.timedOut() {
 		code = codes.DeadlineExceeded
 	}
 	err := status.Error(code, "the stream ended before a message was received")

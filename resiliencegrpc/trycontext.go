@@ -34,7 +34,7 @@ func (c *tryContext) extend() { c.leave() }
 // drop ends the ctx.
 func (c *tryContext) drop() { c.cancel(nil) }
 
-// timedOut reports whether a timeout of the attempt has passed.
+// timedOut reports whether a timeout of the attempt, or the deadline of the caller, has passed.
 func (c *tryContext) timedOut() bool { return c.attempt.Err() == context.DeadlineExceeded }
 
 // Value returns what the attempt's ctx has for key. What package context asks for is the
