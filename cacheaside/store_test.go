@@ -336,6 +336,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 					require.Equal(t, behavior.Failed, end.Kind)
 					require.True(t, end.Retryable)
 				}
+				require.Equal(t, strings.HasPrefix(test.fails, "Fence"), log.count(cacheaside.EventFenceFailed) == 1)
 				failed := strings.Contains(test.fails, "Unfence")
 				require.Equal(t, failed, log.count(cacheaside.EventNotInvalidated) == 1)
 			})
@@ -682,11 +683,12 @@ func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 func TestKeysWithTheSameStringAreAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{ tenant, id string }
+		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[key, string]{
 			Name:  "users",
 			Load:  func(_ context.Context, k key) (string, error) { return k.tenant, nil },
-			Store: newFakeStore().connect(),
-			Key:   func(k key) string { return k.tenant + k.id },
+			Store: shared.connect(), StaleOnError: time.Hour,
+			Key: func(k key) string { return k.tenant + k.id },
 		})
 		defer c.Close()
 		v, err := c.Get(t.Context(), key{"a", "b"})
@@ -695,6 +697,10 @@ func TestKeysWithTheSameStringAreAnError(t *testing.T) {
 		_, err = c.Get(t.Context(), key{"ab", ""})
 		require.ErrorIs(t, err, cacheaside.ErrKeyCollision)
 		require.EqualError(t, err, `cacheaside: users: {ab }: the store has the value of another key as "ab": cacheaside: Config.Key gives two keys the same string`)
+		time.Sleep(10 * time.Minute)
+		_, err = c.Get(t.Context(), key{"ab", ""})
+		require.ErrorIs(t, err, cacheaside.ErrKeyCollision)
+		require.Equal(t, 1, shared.called("Release"), "the lease of the old value")
 	})
 }
 
@@ -766,6 +772,74 @@ func TestStaleValueOfTheStore(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.Equal(t, int64(2), mustGet(t, b, 1))
 		require.Equal(t, int64(2), loads.Load())
+	})
+}
+
+// While another process loads, an old value is served, and the Store is not asked each time.
+func TestStoreIsNotAskedAgainAtOnceForAnOldValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, Stale: time.Hour, Load: func(context.Context, int) (int, error) {
+			time.Sleep(time.Second)
+			return 1, nil
+		}}
+		cfg.Store = shared.connect()
+		a := cacheaside.New(cfg)
+		defer a.Close()
+		cfg.Store = shared.connect()
+		b := cacheaside.New(cfg)
+		defer b.Close()
+		synctest.Wait()
+		mustGet(t, a, 1)
+		mustGet(t, b, 1)
+		time.Sleep(2 * time.Minute)
+		mustGet(t, a, 1)
+		synctest.Wait()
+		before := shared.called("Acquire")
+		for range 900 {
+			mustGet(t, b, 1)
+			time.Sleep(time.Millisecond)
+		}
+		require.LessOrEqual(t, shared.called("Acquire")-before, 10)
+	})
+}
+
+func TestTwoProcessesThatCannotReadAValueLoadItOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		var loads atomic.Int64
+		cfg := cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
+			loads.Add(1)
+			time.Sleep(time.Second)
+			return 1, nil
+		}}
+		var got sync.WaitGroup
+		for version := range uint32(2) {
+			cfg.Version = version
+			for range 2 {
+				cfg.Store = shared.connect()
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				got.Go(func() { mustGet(t, c, 1) })
+			}
+			got.Wait()
+			require.EqualValues(t, version+1, loads.Load())
+		}
+	})
+}
+
+// A value that is no longer fresh when its load returns has nothing to store.
+func TestValueThatHasEndedIsNotStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{Store: shared.connect(), TTL: time.Second, Load: func(context.Context, int) (int, error) {
+			time.Sleep(2 * time.Second)
+			return 1, nil
+		}})
+		defer c.Close()
+		mustGet(t, c, 1)
+		require.Zero(t, shared.called("Fill"))
+		require.Equal(t, 1, shared.called("Release"))
 	})
 }
 

@@ -173,7 +173,7 @@ func (c *Cache[K, V]) consult(t *task[K, V]) (*entry.Entry[V], tier.Claim, error
 			t.shard.mu.Unlock()
 		case tier.Rest:
 			t.batch.skip(t)
-			t.refresh = false
+			t.refresh, damaged = false, false // the next value is another one
 			// The longer the load takes, the longer the intervals: polling adds at most an
 			// eighth to the wait.
 			wait := min(max((c.now()-began)/8, pollFirst), pollMost, max(q.Lookup.Wait, time.Millisecond))
