@@ -68,7 +68,13 @@ func needsCodec[V any](t *testing.T, needs bool) {
 	} else {
 		require.NoError(t, err, reflect.TypeFor[V]())
 	}
+	require.NoError(t, cacheaside.Config[int, V]{
+		Load:  func(context.Context, int) (v V, err error) { return },
+		Store: newFakeStore().connect(), Codec: ownCodec[V]{},
+	}.Validate())
 }
+
+type ownCodec[V any] struct{ cacheaside.Codec[V] }
 
 type (
 	named   string
@@ -235,7 +241,11 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 			require.Equal(t, int64(1), mustGet(t, c, 1))
 			require.Equal(t, int64(1), mustGet(t, c, 1))
 			time.Sleep(2 * time.Second)
+			begun := time.Now()
 			require.Equal(t, int64(2), mustGet(t, c, 1))
+			require.Equal(t, int64(2), mustGet(t, c, 1))
+			require.Zero(t, time.Since(begun))
+			synctest.Wait()
 			require.Equal(t, int64(2), loads.Load())
 			require.GreaterOrEqual(t, log.count(cacheaside.EventRefreshBegun), 1)
 		})

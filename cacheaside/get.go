@@ -225,7 +225,7 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight.Flight[K, V], at time.
 func (c *Cache[K, V]) answer(ctx context.Context, f *flight.Flight[K, V], at time.Duration) (e *entry.Entry[V], old bool, err error) {
 	a := f.Answer()
 	switch {
-	case a.Err == nil && a.Stale:
+	case a.Stale:
 		return c.serveStale(ctx, f.Key, a.Entry, nil), true, nil
 	case a.Err == nil:
 		return a.Entry, false, nil

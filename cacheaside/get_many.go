@@ -202,8 +202,8 @@ func (g *gathering[K, V]) launch() {
 }
 
 // A batch is one call of LoadMany, for the flights that GetMany launched. It begins when
-// each flight has decided whether it needs a load, and is canceled when all flights that
-// need it have ended. Its methods do nothing on a nil batch.
+// each flight has decided, once, whether it needs a load, and is canceled when all flights
+// that need it have ended. Its methods do nothing on a nil batch.
 type batch[K comparable, V any] struct {
 	c    *Cache[K, V]
 	cfg  *Config[K, V]
@@ -236,14 +236,11 @@ func (b *batch[K, V]) skip(f *task[K, V]) {
 }
 
 func (b *batch[K, V]) startIfDecided() {
-	if b.started || b.undecided > 0 || len(b.needed) == 0 {
+	if b.undecided > 0 || b.left == 0 {
 		return
 	}
 	b.started = true
 	b.init(b.needed[0].caller, time.Now().Add(b.cfg.LoadTimeout), b)
-	if b.left == 0 {
-		b.cancel()
-	}
 	b.c.running.Go(b.run) // the last flight to decide keeps Close waiting until then
 }
 

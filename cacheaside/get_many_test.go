@@ -586,13 +586,94 @@ func TestABatchBeginsOnceTheStoreHasAnsweredForAllItsKeys(t *testing.T) {
 					Load: src.one, LoadMany: src.load, Capacity: -1, Store: slowShard{store.connect(), "1", 2 * time.Second},
 				})
 				defer c.Close()
+				begun := time.Now()
 				got, err := c.GetMany(t.Context(), keys)
 				require.NoError(t, err)
 				require.Equal(t, tc.want, got)
+				require.Equal(t, 3*time.Second, time.Since(begun))
 				require.Equal(t, [][]int{tc.asked}, src.asked)
 			})
 		})
 	}
+}
+
+// Nobody is left who needs a load when the Store has answered for the last key.
+func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		store := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.one, LoadMany: src.load, Capacity: -1, Store: slowShard{store.connect(), "1", 2 * time.Second},
+		})
+		defer c.Close()
+		other, err := store.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "other"})
+		require.NoError(t, err)
+		require.Equal(t, cacheaside.Leased, other[0].State)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = c.GetMany(ctx, []int{1, 3})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Minute)
+		require.Empty(t, src.asked)
+		require.Zero(t, c.Tracked())
+	})
+}
+
+// A key that is read by itself does not hold up the others: one that is fenced waits for
+// its turn, and the Store panics for another.
+func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
+	for _, fenced := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var src many
+			var panics atomic.Bool
+			conn := newFakeStore().connect()
+			_, err := conn.Fence(t.Context(), "1", "token")
+			require.NoError(t, err)
+			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load, Capacity: -1, Store: panicky{conn, &panics},
+				Load: func(context.Context, int) (int, error) { time.Sleep(5 * time.Second); return 1, nil }})
+			defer c.Close()
+			if fenced {
+				go mustGet(t, c, 1)
+				synctest.Wait()
+			}
+			panics.Store(!fenced)
+			go func() { _, _ = c.GetMany(t.Context(), []int{1, 3}) }()
+			time.Sleep(1500 * time.Millisecond)
+			begun := time.Now()
+			require.Equal(t, 30, mustGet(t, c, 3))
+			require.Zero(t, time.Since(begun))
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// A panicky Store panics for key 1.
+type panicky struct {
+	cacheaside.Store
+	panics *atomic.Bool
+}
+
+func (p panicky) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	if p.panics.Load() && asks[0].Key == "1" {
+		panic("1")
+	}
+	return p.Store.Acquire(ctx, asks...)
+}
+
+func TestGetManyServesOldValuesWhenTheirBatchFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, StaleOnError: time.Hour})
+		defer c.Close()
+		want := map[int]int{1: 10, 2: 20}
+		for range 2 {
+			got, err := c.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+			src.err = func(context.Context) error { return errLoad }
+			time.Sleep(2 * time.Minute)
+		}
+	})
 }
 
 func TestABatchGoesOnForTheKeysThatHaveCallers(t *testing.T) {

@@ -33,6 +33,17 @@ func TestWriteForgetsMemoryBeforeItWrites(t *testing.T) {
 	})
 }
 
+func TestLoadDuringAWriteIsForgotten(t *testing.T) {
+	src := newSource()
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load})
+	defer c.Close()
+	require.NoError(t, c.Write(t.Context(), 1, func(ctx context.Context) error {
+		require.Equal(t, 0, mustGet(t, c, 1))
+		return src.write(1)(ctx)
+	}))
+	require.Equal(t, 1, mustGet(t, c, 1))
+}
+
 // late is a Store whose answers to Acquire are delayed.
 type late struct {
 	cacheaside.Store

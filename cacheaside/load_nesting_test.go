@@ -142,6 +142,57 @@ func TestGetOfOwnKeySucceedsWithoutWaiting(t *testing.T) {
 	})
 }
 
+func TestLoadOfAnotherCacheWithOtherKeys(t *testing.T) {
+	names := cacheaside.New(cacheaside.Config[string, int]{Load: func(context.Context, string) (int, error) { return 1, nil }})
+	defer names.Close()
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, _ int) (int, error) { return names.Get(ctx, "1") }})
+	defer c.Close()
+	require.Equal(t, 1, mustGet(t, c, 1))
+}
+
+// A load that had to wait for one of Loads, and has it now, is one that others may wait for:
+// also behind a fence, where each load waits for the one before.
+func TestLoadMayWaitForOneThatHasItsSlot(t *testing.T) {
+	for _, fenced := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var c *cacheaside.Cache[int, int]
+			cfg := cacheaside.Config[int, int]{Loads: 2, Load: func(ctx context.Context, key int) (int, error) {
+				switch key {
+				case 1:
+					return c.Get(ctx, 2)
+				case 2:
+					time.Sleep(3 * time.Second)
+				default:
+					time.Sleep(time.Duration(key) * time.Second / 10)
+				}
+				return key, nil
+			}}
+			if fenced {
+				conn := newFakeStore().connect()
+				conn.write = time.Hour
+				_, err := conn.Fence(t.Context(), "2", "token")
+				require.NoError(t, err)
+				cfg.Store, cfg.Capacity = conn, -1
+			}
+			c = cacheaside.New(cfg)
+			defer c.Close()
+			for _, key := range []int{10, 15} { // all slots, one of them for a second
+				go mustGet(t, c, key)
+			}
+			synctest.Wait()
+			for range 2 {
+				go mustGet(t, c, 2)
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2 * time.Second)
+			if fenced { // the second load of key 2 is under way
+				time.Sleep(3 * time.Second)
+			}
+			require.Equal(t, 2, mustGet(t, c, 1))
+		})
+	}
+}
+
 // A load that needs another load while none of Loads is free fails at once: it has one of
 // them itself.
 func TestLoadThatWaitsForItsOwnSlotFailsAtOnce(t *testing.T) {

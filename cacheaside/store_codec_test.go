@@ -2,6 +2,7 @@ package cacheaside_test
 
 import (
 	"context"
+	"encoding"
 	"testing"
 	"testing/synctest"
 
@@ -49,9 +50,12 @@ func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
 			A int
 			F func() `json:"-"`
 		}
-		list []list
-		key  struct{ A int }
+		list   []list
+		key    struct{ A int }
+		name   string
+		secret struct{ a int }
 	)
+	_ = secret{}.a
 	needsCodec[map[string]any](t, true)
 	needsCodec[[]any](t, true)
 	needsCodec[map[string][]any](t, true)
@@ -62,6 +66,13 @@ func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
 		Name string
 		age  int
 	}](t, true)
+	needsCodec[struct{ secret }](t, true)
+	needsCodec[struct{ name }](t, true)
+	needsCodec[map[encoding.TextMarshaler]int](t, true)
+	needsCodec[struct {
+		key
+		_ [0]func() // cannot be compared
+	}](t, false)
 	needsCodec[tagged](t, false)
 	needsCodec[list](t, false)
 	needsCodec[map[int]map[string][]byte](t, false)

@@ -187,6 +187,7 @@ func (s slow) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside
 // Without memory, a flight that takes its answer from another is no load of its own: it
 // is not counted when the other times out, is canceled, or ends with Close.
 func TestFlightThatFollowsAnotherIsNotCounted(t *testing.T) {
+	var failing chan struct{}
 	for name, test := range map[string]struct {
 		end   func(c *cacheaside.Cache[int, int], cancel func())
 		count func(cacheaside.Stats) int64
@@ -203,16 +204,25 @@ func TestFlightThatFollowsAnotherIsNotCounted(t *testing.T) {
 			func(c *cacheaside.Cache[int, int], _ func()) { c.Close() },
 			func(s cacheaside.Stats) int64 { return s.Canceled },
 		},
+		"failure": {
+			func(*cacheaside.Cache[int, int], func()) { close(failing) },
+			func(s cacheaside.Stats) int64 { return s.Failed },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				failing = make(chan struct{})
 				shared := newFakeStore()
 				shared.lease = time.Hour
 				var failed atomic.Int64
 				c := cacheaside.New(cacheaside.Config[int, int]{
 					Load: func(ctx context.Context, _ int) (int, error) {
-						<-ctx.Done()
-						return 0, ctx.Err()
+						select {
+						case <-ctx.Done():
+							return 0, ctx.Err()
+						case <-failing:
+							return 0, errLoad
+						}
 					},
 					Store: slow{shared.connect()}, Capacity: -1, LoadTimeout: time.Minute,
 					OnEvent: func(_ context.Context, e cacheaside.Event) {

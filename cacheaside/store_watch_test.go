@@ -58,6 +58,28 @@ func TestMemoryInAnOutageOfTheStore(t *testing.T) {
 	}
 }
 
+func TestEventsOfTheSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		conn := newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: conn, OnEvent: log.add})
+		synctest.Wait()
+		for range 2 {
+			conn.fail()
+			time.Sleep(time.Minute)
+			conn.recover()
+			time.Sleep(time.Minute)
+		}
+		require.NoError(t, c.Close())
+		var kinds []cacheaside.EventKind
+		for _, e := range log.events {
+			kinds = append(kinds, e.Kind)
+		}
+		require.Equal(t, []cacheaside.EventKind{cacheaside.EventWatchBegun,
+			cacheaside.EventWatchLost, cacheaside.EventWatchRestored, cacheaside.EventWatchLost, cacheaside.EventWatchRestored}, kinds)
+	})
+}
+
 func TestMemoryInOutageKeepsLoadsFromBeforeTheStoreAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
@@ -101,8 +123,10 @@ func TestMemoryIsNotUsedAfterAHookHasEndedTheSubscription(t *testing.T) {
 		_, kept := c.Peek(1)
 		require.True(t, kept)
 		time.Sleep(2 * time.Second)
-		require.NoError(t, other.Write(t.Context(), 1, src.write(1)))
-		require.Equal(t, 1, mustGet(t, c, 1))
+		for i := range 2 {
+			require.NoError(t, other.Write(t.Context(), 1, src.write(1)))
+			require.Equal(t, i+1, mustGet(t, c, 1))
+		}
 	})
 }
 

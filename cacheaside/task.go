@@ -266,7 +266,7 @@ func (c *Cache[K, V]) offer(t *task[K, V], e *entry.Entry[V], asked time.Duratio
 // refreshAhead decides, without memory, whether a hit in the Store is refreshed early.
 func (c *Cache[K, V]) refreshAhead(t *task[K, V], e *entry.Entry[V]) {
 	beta := c.cfg().Ahead
-	if c.entries != nil || t.refresh || beta == 0 || !e.Ahead(beta, c.now()) {
+	if c.entries != nil || beta == 0 || !e.Ahead(beta, c.now()) {
 		return
 	}
 	s := t.shard

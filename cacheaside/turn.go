@@ -21,7 +21,7 @@ func (c *Cache[K, V]) turn(t *task[K, V]) (*entry.Entry[V], error) {
 			return nil, nil
 		}
 		t.batch.skip(t)
-		if !t.await(before, nil) {
+		if !t.await(before) {
 			return nil, t.Answer().Err
 		}
 	}
@@ -57,12 +57,7 @@ func (c *Cache[K, V]) rest(t *task[K, V], e *entry.Entry[V], asked, d time.Durat
 func (c *Cache[K, V]) follow(t *task[K, V], other *flight.Flight[K, V]) (*entry.Entry[V], error) {
 	t.batch.skip(t)
 	t.result.Source = flight.Shared
-	if !t.await(other, func() {
-		t.shard.mu.Lock()
-		t.shard.OfferFrom(&t.Flight, other)
-		t.shard.mu.Unlock()
-		close(t.Offered)
-	}) {
+	if !t.await(other) {
 		c.leave(other)
 		return nil, t.Answer().Err
 	}
@@ -72,23 +67,15 @@ func (c *Cache[K, V]) follow(t *task[K, V], other *flight.Flight[K, V]) (*entry.
 }
 
 // await waits until another flight has been answered, or t itself: then it returns false.
-// t waits for a slot if the other does. offered is called once, when the other offers an
-// old value.
-func (t *task[K, V]) await(other *flight.Flight[K, V], offered func()) bool {
+// t waits for a slot if the other does.
+func (t *task[K, V]) await(other *flight.Flight[K, V]) bool {
 	t.shard.mu.Lock()
 	jam := other.Jammed()
 	t.shard.mu.Unlock()
-	var offer <-chan struct{}
-	if offered != nil {
-		offer = other.Offered
-	}
 	for {
 		select {
 		case <-other.Done:
 			return true
-		case <-offer:
-			offered()
-			offer = nil
 		case <-jam:
 			t.queue(true)
 			defer t.queue(false)

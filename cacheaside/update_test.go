@@ -33,6 +33,9 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, 10_000, cfg.Capacity)
 	require.Equal(t, 64, cfg.Loads)
 	require.Equal(t, -1.0, cfg.Jitter)
+	withoutJitter := cacheaside.New(config{Load: identity})
+	defer withoutJitter.Close()
+	require.Equal(t, 0.1, withoutJitter.Config().Jitter)
 
 	again := cacheaside.New(cfg)
 	defer again.Close()

@@ -356,7 +356,7 @@ func TestACallThatSkipsMemoryJoinsAFlightOfTheStore(t *testing.T) {
 	last, _ := table.Leave(g)
 	require.False(t, last, "f is one of its callers")
 	require.False(t, f.HasOld())
-	table.OfferFrom(f, g)
+	table.Reserve(f, until10("old"), 0)
 	require.True(t, f.HasOld())
 	table.Land(f, flight.Result[string]{Outcome: flight.Failed}, 0)
 	require.False(t, table.Paused(1, 0), "it has not loaded itself")

@@ -65,6 +65,3 @@ func (t *Table[K, V]) Follow(f *Flight[K, V]) *Flight[K, V] {
 	f.phase = max(f.phase, following)
 	return other
 }
-
-// OfferFrom gives the callers of f the old value of the flight that it follows.
-func (t *Table[K, V]) OfferFrom(f, other *Flight[K, V]) { f.old = other.old }
