@@ -117,13 +117,11 @@ func canceled(req *http.Request) <-chan struct{} {
 func (c *call) send(ctx *sendCtx) error {
 	c.discard()
 	req := c.copy(ctx)
-	if err := c.body.prepare(req, c.replayable); err != nil {
-		if c.ctx.Err() == nil {
-			err = &requestError{err}
-		}
-		return c.finally(err)
+	err := c.body.prepare(req, c.replayable)
+	if err == nil {
+		err = c.prepare(req)
 	}
-	if err := c.prepare(req); err != nil {
+	if err != nil {
 		if c.ctx.Err() == nil {
 			err = &requestError{err}
 		}
@@ -186,7 +184,7 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 		}
 	}()
 	failure := c.classify(resp)
-	if failure == nil && c.t.RetryBody != nil && mayHaveBody(c.req, resp) {
+	if failure == nil && c.t.RetryBody != nil && mayHaveBody(c.req, resp) && !duplex(resp) {
 		begin, err := c.t.peek(resp)
 		if err != nil {
 			_ = resp.Body.Close()
@@ -281,7 +279,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	}
 	c.discard()
 	c.release()
-	if err != nil && err == c.final {
+	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
 	}
 	switch err := err.(type) {

@@ -186,7 +186,7 @@ type checkup struct {
 	mu      sync.Mutex
 	latest  result
 	at      time.Time     // of latest; zero before the first
-	pending chan struct{} // closed when the Probe under way has a result; nil if there is none
+	pending chan struct{} // closed when the latest Probe has a result; nil before the first
 	running bool          // a Probe has not returned, although it may have a result
 }
 
@@ -194,7 +194,7 @@ type checkup struct {
 func (c *checkup) refresh() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running || !c.at.IsZero() && time.Since(c.at) < c.MaxAge {
+	if c.running || time.Since(c.at) < c.MaxAge {
 		return
 	}
 	switch {
@@ -281,9 +281,6 @@ func (c *checkup) probe(pending chan struct{}) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.set(r)
-		if c.pending == pending {
-			c.pending = nil
-		}
 		close(pending)
 	}
 	timedOut := result{Status: fail, State: "timed out", Detail: fmt.Sprintf("no answer after %v", c.Timeout)}

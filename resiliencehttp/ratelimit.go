@@ -54,9 +54,8 @@ func (s Server) tellRefusal(h http.Header, e *throttle.LimitedError) {
 	name := sfString(s.quotaName(e.Quota))
 	s.tellPolicy(h, name, e.Quota, e.Limit, e.Quota.Every)
 	left := name + ";r=0"
-	wait := retryAfterSeconds(e)
-	if wait > 0 && e.RetryAfter() > 0 {
-		left += ";t=" + sfInteger(wait)
+	if e.RetryAfter() > 0 {
+		left += ";t=" + sfInteger(retryAfterSeconds(e))
 	}
 	h.Add("RateLimit", left)
 }

@@ -83,15 +83,13 @@ func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 	body := b.req.Body
 	// Only Close interrupts a Read that waits for something else than ctx.
 	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
-	returned := false
 	defer func() {
-		if !returned && stop() {
+		if stop() { // a panic: it was not called below
 			_ = body.Close()
 		}
 	}()
 	limit := min(b.max, math.MaxInt64-1) + 1
 	read, err := io.ReadAll(io.LimitReader(body, limit))
-	returned = true
 	if !stop() { // ctx has ended, and the body is closed
 		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", ended.Error(ctx))
 	}
@@ -186,7 +184,6 @@ func (b *requestBody) atFault() bool {
 // close closes the caller's body if no attempt took it.
 func (b *requestBody) close() {
 	if b != nil && !b.used {
-		b.used = true
 		closeBody(b.req)
 	}
 }

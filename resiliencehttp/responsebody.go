@@ -41,13 +41,13 @@ func (b *body) ctxEnded() { b.end(b.ctx.reason(), b.waiting.Load()) }
 // close it. A ContentLength of 0 does not say so: a RoundTripper that does not know the
 // length leaves it at 0, and trailers may follow.
 func bodyless(req *http.Request, resp *http.Response) bool {
-	return resp.Body == http.NoBody || !mayHaveBody(req, resp) && !duplex(resp)
+	return resp.Body == http.NoBody || !mayHaveBody(req, resp)
 }
 
 // mayHaveBody reports whether a response to req with this status may have a body (RFC 9110,
-// section 6.4.1). A connection after 101 Switching Protocols is none.
+// section 6.4.1), or be a connection.
 func mayHaveBody(req *http.Request, resp *http.Response) bool {
-	return req.Method != http.MethodHead && !duplex(resp) &&
+	return req.Method != http.MethodHead &&
 		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified
 }
 

@@ -17,9 +17,9 @@ func retryAfter(value string, now time.Time) time.Duration {
 		return 0
 	}
 	if strings.Trim(value, "0123456789") == "" {
-		seconds, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || seconds > math.MaxInt64/int64(time.Second) {
-			return math.MaxInt64 // too many digits
+		seconds, _ := strconv.ParseInt(value, 10, 64) // the greatest if it is out of range
+		if seconds > math.MaxInt64/int64(time.Second) {
+			return math.MaxInt64
 		}
 		return time.Duration(seconds) * time.Second
 	}
