@@ -10,11 +10,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -84,6 +86,97 @@ func TestRetryBodyIsNotAskedAboutAResponseWithoutABody(t *testing.T) {
 	require.Equal(t, http.NoBody, resp.Body)
 }
 
+// A Base other than that of net/http may have no http.NoBody.
+func TestResponseThatCannotHaveABodyIsNotWaitedFor(t *testing.T) {
+	for _, c := range []struct {
+		method string
+		status int
+		body   bool
+	}{{"HEAD", 200, false}, {"GET", 204, false}, {"GET", 304, false}, {"GET", 101, true}, {"GET", 200, true}} {
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		asked := false
+		transport := &resiliencehttp.Transport{
+			Base:       rounds(func(r *http.Request) (*http.Response, error) { return reply(r, c.status, "x"), nil }),
+			Middleware: slots.Wrap,
+			RetryBody:  func(*http.Response, []byte) error { asked = true; return nil },
+		}
+		resp, err := transport.RoundTrip(request(t, c.method, "http://a/"))
+		require.NoError(t, err)
+		require.Equal(t, c.body, slots.Stats().InFlight == 1, c)
+		require.Equal(t, c.body, asked, c)
+		require.NoError(t, resp.Body.Close())
+		require.Zero(t, slots.Stats().InFlight)
+	}
+}
+
+// The functions of a Transport are called even if there is no Middleware.
+func TestTransportWithOneFunction(t *testing.T) {
+	called := false
+	base := rounds(func(r *http.Request) (*http.Response, error) {
+		if body, _ := io.ReadAll(r.Body); string(body) != "body" {
+			return nil, errors.New("the body is gone")
+		}
+		return reply(r, 200, "x"), nil
+	})
+	for _, transport := range []*resiliencehttp.Transport{
+		{Base: base, Prepare: func(*http.Request) error { called = true; return nil }},
+		{Base: base, RetryBody: func(*http.Response, []byte) error { called = true; return nil }},
+	} {
+		called = false
+		req, err := http.NewRequestWithContext(t.Context(), "PUT", "http://a/", strings.NewReader("body"))
+		require.NoError(t, err)
+		resp, err := transport.RoundTrip(req)
+		require.NoError(t, err)
+		require.Equal(t, "x", text(t, resp))
+		require.True(t, called)
+	}
+}
+
+// A response that the policies have accepted holds nothing if one of them panics then.
+func TestPanicAfterASuccessHoldsNoSlot(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	transport := &resiliencehttp.Transport{
+		Base:       rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, "x"), nil }),
+		Middleware: resilience.Chain(crashes(false, func() { panic("boom") }), slots.Wrap),
+	}
+	require.PanicsWithValue(t, "boom", func() { _, _ = transport.RoundTrip(request(t, "GET", "http://a/")) })
+	require.Zero(t, slots.Stats().InFlight)
+}
+
+func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			timeout, attempt, caller time.Duration
+			want                     time.Duration // 0: none
+		}{
+			{-1, -1, 0, 0}, {-1, -1, time.Second, time.Second}, {time.Minute, -1, 0, time.Minute},
+			{time.Minute, time.Second, 0, time.Second}, {time.Minute, time.Second, time.Millisecond, time.Millisecond},
+			{-1, time.Second, time.Minute, time.Second}, {-1, time.Second, 0, time.Second},
+		} {
+			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Timeout: c.timeout, AttemptTimeout: c.attempt, Transport: &resiliencehttp.Transport{
+				Base: rounds(func(r *http.Request) (*http.Response, error) {
+					deadline, ok := r.Context().Deadline()
+					require.Equal(t, c.want > 0, ok, c)
+					if ok {
+						require.Equal(t, c.want, time.Until(deadline), c)
+					}
+					return reply(r, 200, "x"), nil
+				})}})
+			ctx := t.Context()
+			if c.caller > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.caller)
+				defer cancel()
+			}
+			req, err := http.NewRequestWithContext(ctx, "GET", "http://a/", nil)
+			require.NoError(t, err)
+			resp, err := client.Do(req)
+			require.NoError(t, err)
+			text(t, resp)
+		}
+	})
+}
+
 func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
 	for name, prepare := range map[string]func(*http.Request) error{
 		"panics":     func(*http.Request) error { panic("prepare") },
@@ -116,12 +209,13 @@ func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
 func TestFallbackLosesNothing(t *testing.T) {
 	var closed atomic.Int32
 	errDown := errors.New("down")
+	long := strings.Repeat("x", 100<<10) // it is not read ahead
 	transport := &resiliencehttp.Transport{
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			if r.Method == "POST" {
 				return nil, errDown
 			}
-			resp := reply(r, 503, "bad")
+			resp := reply(r, 503, long)
 			resp.Body = &closing{resp.Body, &closed}
 			return resp, nil
 		}),
@@ -135,10 +229,13 @@ func TestFallbackLosesNothing(t *testing.T) {
 	_, err := transport.RoundTrip(request(t, "POST", "http://a/"))
 	require.ErrorIs(t, err, io.EOF)
 	require.ErrorIs(t, err, errDown)
+	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.NoError(t, err)
+	require.Equal(t, long, text(t, resp))
 
 	transport.Fallback = func(*http.Request, error) (*http.Response, error) { return &http.Response{StatusCode: 200}, nil }
 	req := request(t, "GET", "http://a/")
-	resp, err := transport.RoundTrip(req)
+	resp, err = transport.RoundTrip(req)
 	require.NoError(t, err)
 	require.Same(t, req, resp.Request)
 	require.Empty(t, text(t, resp))

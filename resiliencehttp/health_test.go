@@ -99,6 +99,10 @@ func TestHealthOfABulkhead(t *testing.T) {
 			done, _ := slots.TryBegin(t.Context())
 			defer done(nil)
 		}
+		waits, leave := context.WithCancel(t.Context())
+		defer leave()
+		go func() { _ = slots.Do(waits, func(context.Context) error { return nil }) }()
+		synctest.Wait()
 		time.Sleep(time.Second - time.Nanosecond)
 		_, all = ask(t, h)
 		require.Equal(t, "free", all.Checks[0].State, "results are kept for a second")
@@ -111,7 +115,7 @@ func TestHealthOfABulkhead(t *testing.T) {
 			require.Equal(t, "warn", all.Status)
 			require.Equal(t, "full", all.Checks[0].State)
 			require.Equal(t, full.UTC(), all.Checks[0].Since)
-			require.Equal(t, "2 of 2 in flight, 0 waiting", all.Checks[0].Detail)
+			require.Equal(t, "2 of 2 in flight, 1 waiting", all.Checks[0].Detail)
 			time.Sleep(time.Second)
 		}
 	})
@@ -235,6 +239,7 @@ func TestHealthOfPolicies(t *testing.T) {
 		asked := 0
 		h := resiliencehttp.HealthOf(func(ctx context.Context) iter.Seq2[string, error] {
 			asked++
+			require.NoError(t, ctx.Err())
 			return func(yield func(string, error) bool) { yield("users", err) }
 		})
 		var since time.Time
@@ -268,6 +273,13 @@ func TestHealthOfPolicies(t *testing.T) {
 		time.Sleep(time.Second - 1)
 		ask(t, h)
 		require.Equal(t, 19, asked, "not again within a second")
+
+		err = errors.New("slow")
+		code, all := ask(t, resiliencehttp.HealthOf(func(context.Context) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) { yield("users", err) }
+		}, resiliencehttp.Check{Name: "db", Critical: true, Probe: func(context.Context) error { return err }}))
+		require.Equal(t, 503, code)
+		require.Equal(t, "fail", all.Status, "a policy that warns makes nothing better")
 	})
 }
 

@@ -306,7 +306,12 @@ func TestLastKnownKeepsAllOfABodyWithoutALength(t *testing.T) {
 func TestLastKnownNeedsAKeyAndRoom(t *testing.T) {
 	base := rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil })
 	require.Panics(t, func() { resiliencehttp.LastKnown(base, 0, time.Hour, byURL) })
-	require.Panics(t, func() { resiliencehttp.LastKnown(base, 1, time.Hour, nil) })
+	for _, f := range []func(){
+		func() { resiliencehttp.LastKnown(base, 1, time.Hour, nil) },
+		func() { resiliencehttp.LastKnown(base, -1, time.Hour, byURL) },
+	} {
+		require.PanicsWithError(t, "resiliencehttp: LastKnown needs a RoundTripper, a capacity of 1 or more, an age above 0 and a key", f)
+	}
 	client := &http.Client{Transport: resiliencehttp.LastKnown(base, 1, time.Hour, byURL)}
 	client.CloseIdleConnections() // base has none
 }

@@ -163,7 +163,7 @@ func TestUnderReverseProxy(t *testing.T) {
 
 func TestTrailersSurvive(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
-		for _, status := range []int{200, 503} {
+		for status, wrapped := range map[int]bool{200: false, 503: true} {
 			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Trailer", "Out")
 				w.WriteHeader(status)
@@ -181,7 +181,11 @@ func TestTrailersSurvive(t *testing.T) {
 				return n, err
 			}))
 			req.ContentLength = -1
-			resp, err := server.client(retries(2).Wrap).Do(req)
+			client := server.client(retries(2).Wrap)
+			if wrapped {
+				client.Transport.(*resiliencehttp.Transport).Base = roundTripper(server.Base.RoundTrip)
+			}
+			resp, err := client.Do(req)
 			require.Equal(t, "text", answer(t, resp, err))
 			require.Equal(t, "in and out", resp.Trailer.Get("Out"))
 		}

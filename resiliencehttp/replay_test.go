@@ -136,11 +136,14 @@ func TestKeptBodyIsSentWithItsLength(t *testing.T) {
 				assert.Empty(t, r.TransferEncoding)
 				w.WriteHeader(503)
 			})
-			req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(text)})
-			resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 100}}).Do(req)
-			answer(t, resp, err)
-			require.EqualValues(t, 2, server.requests.Load())
-			require.Zero(t, req.ContentLength)
+			for i, declared := range []int64{0, int64(len(text))} {
+				req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(text)})
+				req.ContentLength = declared
+				resp, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 10}}).Do(req)
+				answer(t, resp, err)
+				require.EqualValues(t, 2*(i+1), server.requests.Load())
+				require.Equal(t, declared, req.ContentLength)
+			}
 		})
 	}
 }
@@ -429,6 +432,26 @@ func TestBaseMayRewindTheBodyItself(t *testing.T) {
 	}
 }
 
+func TestBaseMayRewindABodyThatIsKept(t *testing.T) {
+	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		body, err := r.GetBody()
+		require.NoError(t, err)
+		text, err := io.ReadAll(body)
+		require.NoError(t, err)
+		require.Equal(t, "0123456789", string(text))
+		return response(200, http.NoBody), nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", &trackedBody{Reader: strings.NewReader("0123456789")}))
+	require.Empty(t, answer(t, resp, err))
+}
+
+func TestBodyThatPanicsWhileItIsKeptIsClosed(t *testing.T) {
+	body := &trackedBody{Reader: readerFunc(func([]byte) (int, error) { panic("body") })}
+	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap, Base: http.DefaultTransport}
+	require.PanicsWithValue(t, "body", func() { _, _ = transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", body)) })
+	require.EqualValues(t, 1, body.closed.Load())
+}
+
 // To send a body may need a connection to somewhere else.
 func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
 	for cause, kind := range map[error]behavior.Kind{
@@ -560,12 +583,14 @@ func TestServerThatBreaksOffWhileTheBodyIsSentHasFailed(t *testing.T) {
 		_, _ = io.ReadFull(r.Body, make([]byte, 10))
 		panic(http.ErrAbortHandler)
 	})
-	var seen watch
-	req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(strings.Repeat("x", 10<<20))})
-	req.ContentLength = 10 << 20
-	_, err := server.client(seen.Wrap).Do(req)
-	require.Error(t, err)
-	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
+	for _, declared := range []int64{10 << 20, 0, -1} { // 0 and -1: not known
+		var seen watch
+		req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(strings.Repeat("x", 10<<20))})
+		req.ContentLength = declared
+		_, err := server.client(seen.Wrap).Do(req)
+		require.Error(t, err)
+		require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds, declared)
+	}
 }
 
 func TestPostThatWasNeverSentIsRetried(t *testing.T) {

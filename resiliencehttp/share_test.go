@@ -66,6 +66,7 @@ func TestShareByGoesBeforeTheShareOfTheBulkhead(t *testing.T) {
 	var seen string
 	h := api.Bulkhead(own)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = own.Config().Share(r.Context()) }))
 	resiliencehttp.Server{ShareBy: func(*http.Request) string { return "other" }}.Bulkhead(own)
+	require.Equal(t, 200, get(resiliencehttp.Server{}.Bulkhead(own)(hello)).Code, "a server without shares")
 	get(h, ofTenant("a"))
 	require.Equal(t, "a", seen, "each server has its own ShareBy")
 	require.Equal(t, "own", own.Config().Share(t.Context()), "what is no request")

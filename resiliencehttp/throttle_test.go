@@ -101,6 +101,8 @@ func TestThrottleRefusesAndTells(t *testing.T) {
 		require.Equal(t, []string{`"search";r=0;t=1`}, w.Header().Values("RateLimit"), "not later than Retry-After")
 		p := problemOf(t, w)
 		require.Equal(t, problemTypes+"quota-exceeded", p.Type)
+		require.Equal(t, "The quota for such requests is used up", p.Title)
+		require.Equal(t, strconv.Itoa(w.Body.Len()), w.Header().Get("Content-Length"))
 		require.Equal(t, []string{"search"}, p.Violated)
 
 		time.Sleep(900 * time.Millisecond)
@@ -236,7 +238,7 @@ func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
 var structured = regexp.MustCompile(`^"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*(?:[ \t]*,[ \t]*"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0-9_.*-]*=\d{1,15})*)*$`)
 
 func TestFieldsAreStructured(t *testing.T) {
-	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", strings.Repeat("x", 100)} {
+	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", "~", strings.Repeat("x", 100)} {
 		limit := throttle.New(throttle.Config{Rate: 1e12, Burst: 1 << 40})
 		inner := throttle.New(throttle.Config{Rate: 1})
 		h := resiliencehttp.Server{LimitName: name, Window: time.Nanosecond}.Throttle(limit)(resiliencehttp.Server{}.Throttle(inner)(hello))
@@ -248,6 +250,8 @@ func TestFieldsAreStructured(t *testing.T) {
 		}
 		require.Contains(t, w.Header().Get("RateLimit-Policy"), ";w=1")
 	}
+	h := resiliencehttp.Server{LimitName: "a\tb~"}.Throttle(throttle.New(throttle.Config{Rate: 1}))(hello)
+	require.Contains(t, get(h).Header().Get("RateLimit"), `"a_b~";`)
 }
 
 func TestThrottleByLeavesOthersAlone(t *testing.T) {

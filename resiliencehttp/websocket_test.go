@@ -250,12 +250,18 @@ type connection struct{ io.ReadWriteCloser }
 
 // The timeouts of a client end with the handshake.
 func TestConnectionOutlivesTheTimeoutsOfAClient(t *testing.T) {
+	for _, attempt := range []time.Duration{500 * time.Millisecond, -1} {
+		testConnectionOutlives(t, attempt)
+	}
+}
+
+func testConnectionOutlives(t *testing.T, attempt time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		var sent context.Context
 		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-			Timeout: time.Second, AttemptTimeout: 500 * time.Millisecond,
+			Timeout: time.Second, AttemptTimeout: attempt,
 			Transport: &resiliencehttp.Transport{Base: roundTripper(func(req *http.Request) (*http.Response, error) {
 				sent = req.Context()
 				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil
