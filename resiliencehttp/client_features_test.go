@@ -135,6 +135,13 @@ func TestPrepareSeesEachAttempt(t *testing.T) {
 	require.Equal(t, []string{"1", "2", "3"}, signed)
 	require.Empty(t, req.Header, "the caller's request is not changed")
 
+	server := serve(t, false, func(http.ResponseWriter, *http.Request) {})
+	transport.Base = server.Base // of net/http
+	req = request(t, "GET", server.URL)
+	_, err = transport.RoundTrip(req)
+	require.NoError(t, err)
+	require.Empty(t, req.Header, "the caller's request is not changed")
+
 	errKey := errors.New("no key")
 	n = 0
 	transport = &resiliencehttp.Transport{

@@ -50,18 +50,32 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 
 func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
 	var sent context.Context
+	status, down := 200, error(nil)
 	transport := &resiliencehttp.Transport{
 		Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			sent = r.Context()
-			return reply(r, 200, "ok"), nil
+			return reply(r, status, "ok"), down
 		}),
 	}
-	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	for name, end := range map[string]func(*http.Response){
+		"read":   func(resp *http.Response) { _, _ = io.ReadAll(resp.Body) },
+		"closed": func(resp *http.Response) { _ = resp.Body.Close() },
+	} {
+		resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+		require.NoError(t, err)
+		require.NoError(t, sent.Err(), "the body can be read")
+		end(resp)
+		require.Error(t, sent.Err(), "the ctx ends with the body: %s", name)
+	}
+	status = 204
+	_, err := transport.RoundTrip(request(t, "GET", "http://a/"))
 	require.NoError(t, err)
-	require.NoError(t, sent.Err(), "the body can be read")
-	require.Equal(t, "ok", text(t, resp))
-	require.Error(t, sent.Err(), "the ctx ends with the body")
+	require.Error(t, sent.Err(), "there is no body")
+	down = errors.New("down")
+	_, err = transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.ErrorIs(t, err, down)
+	require.Error(t, sent.Err(), "there is no response")
 }
 
 func TestRetryBodyIsNotAskedAboutAResponseWithoutABody(t *testing.T) {

@@ -26,10 +26,10 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
 	about.begin(req.Context())
 	won, err := t.Hedge.Do(about.ctx, h.send)
-	switch end := req.Context().Err(); {
+	switch {
 	case err == nil:
 		chosen = h.sendOf(won)
-	case len(h.sends) == 0, end != nil && errors.Is(err, end):
+	case len(h.sends) == 0, errors.Is(err, req.Context().Err()): // nothing is nil
 		return nil, nil, withTimeout(err)
 	default: // the last failed response, as without a hedge
 		chosen = h.sends[len(h.sends)-1]

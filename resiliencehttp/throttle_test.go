@@ -254,6 +254,17 @@ func TestFieldsAreStructured(t *testing.T) {
 	require.Contains(t, get(h).Header().Get("RateLimit"), `"a_b~";`)
 }
 
+// An admitter is a limit that is no pointer.
+type admitter struct{}
+
+func (admitter) Admit(context.Context, string) (throttle.Decision, error) {
+	return throttle.Decision{}, nil
+}
+
+func TestThrottleByOfALimitThatIsNoPointer(t *testing.T) {
+	require.Equal(t, 200, get(resiliencehttp.Server{}.ThrottleBy(admitter{}, nil)(hello)).Code)
+}
+
 func TestThrottleByLeavesOthersAlone(t *testing.T) {
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 3}})
 	server := httptest.NewServer(resiliencehttp.Server{}.ThrottleBy(tenants, nil)(hello))
