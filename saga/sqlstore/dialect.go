@@ -23,7 +23,7 @@ type dialect interface {
 	txOptions() *sql.TxOptions
 	lock(ctx context.Context, q querier) error
 
-	start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error)
+	// commit waits for its row, and returns ErrFenced if that does not pass the fence.
 	commit(ctx context.Context, q querier, req store.CommitRequest) (store.Receipt, error)
 	// commitBatch writes the commits that pass the fence and whose rows are not locked,
 	// and marks them as written. An error leaves open whether any of them was.
@@ -97,9 +97,10 @@ func logArgs(id string, seq, epoch int64, log []store.Entry) []any {
 }
 
 // startEach starts sagas one after the other in one transaction.
-func startEach(ctx context.Context, q querier, d dialect, batch []*pendingStart) error {
+func startEach(ctx context.Context, q querier, batch []*pendingStart,
+	start func(context.Context, querier, store.StartRequest) (now time.Time, created bool, err error)) error {
 	for _, p := range batch {
-		now, created, err := d.start(ctx, q, p.req)
+		now, created, err := start(ctx, q, p.req)
 		if err != nil {
 			return err
 		}

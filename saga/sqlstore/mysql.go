@@ -253,9 +253,8 @@ func fits(list ...any) error {
 	return nil
 }
 
-// startBatch is not used.
 func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
-	return startEach(ctx, q, d, batch)
+	return startEach(ctx, q, batch, d.start)
 }
 
 func mysqlCommitText(release string) string {

@@ -16,9 +16,8 @@ import (
 // A postgres makes each write one statement, with data-modifying CTEs. The texts are built
 // once for the names of the tables.
 type postgres struct {
-	started, startedDue            *byCount // by the number of entries in the log
-	committed, released, handedOn  *byCount
-	startedMany, startedManyDue    string
+	committed, released, handedOn  *byCount // by the number of entries in the log
+	started, startedDue            string
 	batch, batchDue, claimed, beat string
 	canceled                       string
 	endedRoots, endedKids, removed string
@@ -32,16 +31,12 @@ func newPostgres(t tables, notify bool) *postgres {
 		tell = "pg_notify('" + t.channel() + "', '')::text = ''"
 		due = " WHERE " + tell
 	}
-	start := func(due string) *byCount {
-		return newByCount(func(n int) string { return t.sql(postgresStartText(n) + due) })
-	}
 	commit := func(release, due string, next int) *byCount {
 		return newByCount(func(n int) string { return t.sql(postgresCommitText(n, release, next) + due) })
 	}
 	d := &postgres{
-		tell: tell, started: start(""), startedDue: start(due),
+		tell: tell, started: t.sql(postgresStarts), startedDue: t.sql(postgresStarts + due),
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
-		startedMany: t.sql(postgresStarts), startedManyDue: t.sql(postgresStarts + due),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
 		endedRoots: t.sql(postgresEnded), endedKids: t.sql(postgresEndedChildren), removed: t.sql(postgresRemove),
 	}
@@ -181,44 +176,9 @@ func (*postgres) count(_, where, order string) string {
 	return countFirst("{p}saga", where, order, "(SELECT "+strconv.Itoa(store.CountLimit)+")")
 }
 
-func (d *postgres) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
-	epoch := 0
-	if req.Owner != "" {
-		epoch = 1
-	} else {
-		req.LeaseTTL = 0
-	}
-	args := []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps),
-		len(req.Log), req.Owner, epoch, req.LeaseTTL.Microseconds(), req.CompleteIn.Microseconds(), req.Nonce,
-		req.Parent, req.ParentStep}
-	text := d.started
-	if req.Owner == "" {
-		text = d.startedDue
-	}
-	err = q.QueryRowContext(ctx, text.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&now)
-	if errors.Is(err, sql.ErrNoRows) {
-		return now, false, nil
-	}
-	return now, err == nil, err
-}
-
-// postgresStartText and postgresCommitText return the statements for a log of n entries.
-func postgresStartText(n int) string {
-	return `WITH t AS (SELECT statement_timestamp() AS now),
-s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce,
-		parent, parent_step, created_at, updated_at)
-	SELECT $1, $2, $3::bigint, $4, $5::bytea, $6, $7::bigint, $8, $9::bigint, now + $10::bigint * interval '1 microsecond',
-		CASE WHEN $11::bigint > 0 THEN now + $11::bigint * interval '1 microsecond' END, $12::bigint,
-		$13, $14, now, now
-	FROM t ON CONFLICT (id) DO NOTHING
-	RETURNING epoch, created_at AS now),
-` + postgresLog("0", 15, n) + `
-SELECT now FROM s`
-}
-
-// postgresStarts starts many sagas. As in postgresBatch, the first fourteen parameters have
-// an element for each saga, the others one for each entry of their logs. The order keeps
-// two batches from waiting for each other.
+// postgresStarts starts sagas. As in postgresBatch, the first fourteen parameters have an
+// element for each saga, the others one for each entry of their logs. The order keeps two
+// batches from waiting for each other.
 const postgresStarts = `WITH s AS (INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by,
 		nonce, parent, parent_step, created_at, updated_at)
 	SELECT id, name, version, status, data, steps, seq, owner, epoch, statement_timestamp() + lease * interval '1 microsecond',
@@ -239,7 +199,7 @@ SELECT id, created_at FROM s`
 func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
 	var starts [14]array
 	var entries [7]array
-	text := d.startedMany
+	text := d.started
 	byID := make(map[string]*pendingStart, len(batch))
 	for _, p := range batch {
 		c := &p.req
@@ -247,7 +207,7 @@ func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingSt
 		epoch, lease := int64(1), c.LeaseTTL
 		if c.Owner == "" {
 			epoch, lease = 0, 0
-			text = d.startedManyDue
+			text = d.startedDue
 		}
 		starts[0].text(c.ID)
 		starts[1].text(c.Saga)
@@ -282,34 +242,26 @@ func (d *postgres) startBatch(ctx context.Context, q querier, batch []*pendingSt
 
 const postgresRelease = ", owner = '', wake_at = statement_timestamp() + $12::bigint * interval '1 microsecond'"
 
+// postgresCommitText returns the statement for a log of n entries, whose parameters begin at
+// next.
 func postgresCommitText(n int, release string, next int) string {
+	entries := ""
+	for i := range n {
+		entries += ", ($3::bigint + " + strconv.Itoa(i+1)
+		for _, typ := range []string{"", "", "", "::bigint", ""} {
+			entries += ", $" + strconv.Itoa(next) + typ
+			next++
+		}
+		entries += ")"
+	}
 	return `WITH s AS (UPDATE {p}saga SET status = $4, data = COALESCE($5::bytea, data), steps = $6, seq = $7, failures = $8, takeovers = $9,
 		last_error = $10, nonce = $11, reported = false, updated_at = statement_timestamp()` + release + `
 	WHERE id = $1 AND epoch = $2 AND seq = $3
 	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
-` + postgresLog("$3::bigint", next, n) + `
+l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
+	SELECT $1, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.now
+	FROM s, (VALUES ` + strings.TrimPrefix(entries, ", ") + `) AS v(seq, step, op, event, attempt, error))
 SELECT cancel_requested, cancel_note FROM s`
-}
-
-// postgresLog returns a CTE that appends n entries to the log of the saga in s. Their
-// parameters begin at next.
-func postgresLog(seq string, next, n int) string {
-	var b strings.Builder
-	b.WriteString("l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)\n" +
-		"	SELECT $1, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.now FROM s, (VALUES ")
-	for i := range n {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString("(" + seq + " + " + strconv.Itoa(i+1))
-		for _, typ := range []string{"", "", "", "::bigint", ""} {
-			b.WriteString(", $" + strconv.Itoa(next) + typ)
-			next++
-		}
-		b.WriteString(")")
-	}
-	b.WriteString(") AS v(seq, step, op, event, attempt, error))")
-	return b.String()
 }
 
 func (d *postgres) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
@@ -324,7 +276,11 @@ func (d *postgres) commit(ctx context.Context, q querier, req store.CommitReques
 		}
 		args = append(args, req.WakeIn.Microseconds())
 	}
-	err = q.QueryRowContext(ctx, text.text(len(req.Log)), appendLog(args, req.Log)...).Scan(&rc.CancelRequested, &rc.CancelNote)
+	for i := range req.Log {
+		e := &req.Log[i]
+		args = append(args, e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error)
+	}
+	err = q.QueryRowContext(ctx, text.text(len(req.Log)), args...).Scan(&rc.CancelRequested, &rc.CancelNote)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = store.ErrFenced
 	}
@@ -378,14 +334,6 @@ func (d *postgres) commitBatch(ctx context.Context, q querier, batch []*pendingC
 // dueAtOnce reports whether the saga is due after the commit.
 func dueAtOnce(req *store.CommitRequest) bool {
 	return req.Release && req.WakeIn <= 0 && (req.Status == store.Running || req.Status == store.Compensating)
-}
-
-func appendLog(args []any, log []store.Entry) []any {
-	for i := range log {
-		e := &log[i]
-		args = append(args, e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error)
-	}
-	return args
 }
 
 // postgresClaim takes and locks the first sagas of one queue after the other, up to the

@@ -222,7 +222,7 @@ func (d *sqlite) start(ctx context.Context, q querier, req store.StartRequest) (
 }
 
 func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
-	return startEach(ctx, q, d, batch)
+	return startEach(ctx, q, batch, d.start)
 }
 
 func sqliteCommitText(release string) string {

@@ -248,15 +248,12 @@ func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest)
 }
 
 func (s *Store) start(ctx context.Context, q querier, req store.StartRequest) (started, error) {
-	now, created, err := s.d.start(ctx, q, req)
-	if err != nil {
-		return started{}, err
+	p := &pendingStart{req: req}
+	err := s.d.startBatch(ctx, q, []*pendingStart{p})
+	if err == nil && !p.written {
+		p.answer.rec, err = s.load(ctx, q, req.ID, s.d.readNewest())
 	}
-	if !created {
-		rec, err := s.load(ctx, q, req.ID, s.d.readNewest())
-		return started{rec, false}, err
-	}
-	return newRecord(req, now), nil
+	return p.answer, err
 }
 
 // newRecord returns the record of a saga that was started at now.
