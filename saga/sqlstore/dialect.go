@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/saga/store"
@@ -86,14 +87,48 @@ func and(where, condition string) string {
 	return where + " AND " + condition
 }
 
-// logArgs returns the columns of log entries, without their time.
-func logArgs(id string, seq, epoch int64, log []store.Entry) []any {
+// What MySQL and SQLite have in common, whose times are milliseconds.
+
+// startArgs returns the parameters of a start, and the epoch of the saga.
+func startArgs(req store.StartRequest) (args []any, epoch int64) {
+	if req.Owner != "" {
+		epoch = 1
+	} else {
+		req.LeaseTTL = 0
+	}
+	var completeIn any
+	if req.CompleteIn > 0 {
+		completeIn = req.CompleteIn.Milliseconds()
+	}
+	return []any{req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps), len(req.Log),
+		req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce, req.Parent, req.ParentStep}, epoch
+}
+
+// commitArgs returns the parameters of what a commit sets.
+func commitArgs(req store.CommitRequest) []any {
+	args := append(make([]any, 0, 12), string(req.Status), orNull(req.Data), string(req.Steps), req.After(),
+		req.Failures, req.Takeovers, req.LastError, req.Nonce)
+	if req.Release {
+		args = append(args, req.WakeIn.Milliseconds())
+	}
+	return args
+}
+
+// logText returns the statement of appendLog for n entries.
+func logText(n int, now string) string {
+	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
+		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+now+")", n), ", ")
+}
+
+// appendLog appends to the log of a saga.
+func appendLog(ctx context.Context, q querier, texts *byCount, id string, seq, epoch int64, log []store.Entry) error {
 	args := make([]any, 0, 8*len(log))
 	for i := range log {
 		e := &log[i]
 		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
 	}
-	return args
+	_, err := q.ExecContext(ctx, texts.text(len(log)), args...)
+	return err
 }
 
 // startEach starts sagas one after the other in one transaction.

@@ -36,7 +36,7 @@ func newMySQL(t tables) *mysql {
 		fenced:    t.sql("SELECT cancel_requested, cancel_note FROM {p}saga WHERE id = ? AND epoch = ? AND seq = ? FOR UPDATE"),
 		committed: t.sql(mysqlCommitText("")),
 		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
-		log:       newByCount(func(n int) string { return t.sql(mysqlLogText(n)) }),
+		log:       newByCount(func(n int) string { return t.sql(logText(n, mysqlNow)) }),
 		due:       t.sql(mysqlDue),
 		claimed:   in(mysqlClaim), claimedRows: in("SELECT " + mysqlColumns + " FROM {p}saga WHERE id IN ({ids})"),
 		held:    in("SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE id IN ({ids}) AND owner = ?"),
@@ -216,20 +216,9 @@ func (d *mysql) start(ctx context.Context, q querier, req store.StartRequest) (n
 	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100); err != nil {
 		return now, false, err // IGNORE would cut them off
 	}
-	var epoch int64
-	if req.Owner != "" {
-		epoch = 1
-	} else {
-		req.LeaseTTL = 0
-	}
-	var completeIn any
-	if req.CompleteIn > 0 {
-		completeIn = req.CompleteIn.Milliseconds()
-	}
+	args, epoch := startArgs(req)
 	// An inserted row counts as affected whatever the connection's clientFoundRows.
-	res, err := q.ExecContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce,
-		req.Parent, req.ParentStep)
+	res, err := q.ExecContext(ctx, d.started, args...)
 	if err != nil {
 		return now, false, err
 	}
@@ -238,7 +227,7 @@ func (d *mysql) start(ctx context.Context, q querier, req store.StartRequest) (n
 	}
 	var at moment
 	if err = q.QueryRowContext(ctx, d.startedAt, req.ID).Scan(&at); err == nil {
-		err = d.append(ctx, q, req.ID, 0, epoch, req.Log)
+		err = appendLog(ctx, q, d.log, req.ID, 0, epoch, req.Log)
 	}
 	return at.Time, err == nil, err
 }
@@ -275,17 +264,14 @@ func (d *mysql) commit(ctx context.Context, q querier, req store.CommitRequest) 
 
 // write writes a commit whose row is locked and passes the fence.
 func (d *mysql) write(ctx context.Context, q querier, req store.CommitRequest) error {
-	args := make([]any, 0, 12)
-	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
 	if req.Release {
 		text = d.released
-		args = append(args, req.WakeIn.Milliseconds())
 	}
-	if _, err := q.ExecContext(ctx, text, append(args, req.ID)...); err != nil {
+	if _, err := q.ExecContext(ctx, text, append(commitArgs(req), req.ID)...); err != nil {
 		return err
 	}
-	return d.append(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
+	return appendLog(ctx, q, d.log, req.ID, req.Seq, req.Epoch, req.Log)
 }
 
 // commitBatch locks all rows by one statement.
@@ -324,19 +310,6 @@ func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingComm
 		f.answer, f.written = f.Receipt, true
 	}
 	return nil
-}
-
-func mysqlLogText(n int) string {
-	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
-		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+mysqlNow+")", n), ", ")
-}
-
-func (d *mysql) append(ctx context.Context, q querier, id string, seq, epoch int64, log []store.Entry) error {
-	if len(log) == 0 {
-		return nil
-	}
-	_, err := q.ExecContext(ctx, d.log.text(len(log)), logArgs(id, seq, epoch, log)...)
-	return err
 }
 
 const mysqlDue = `SELECT id, owner FROM {p}saga FORCE INDEX ({p}saga_live)

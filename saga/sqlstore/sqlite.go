@@ -29,7 +29,7 @@ func newSQLite(t tables) *sqlite {
 	return &sqlite{
 		started: t.sql(sqliteStart), committed: t.sql(sqliteCommitText("")),
 		released: t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
-		log:      newByCount(func(n int) string { return t.sql(sqliteLogText(n)) }),
+		log:      newByCount(func(n int) string { return t.sql(logText(n, sqliteNow)) }),
 		locked:   t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
 		due:      t.sql(sqliteDue),
 		claimed:  t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
@@ -198,25 +198,14 @@ SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, now, now FROM (SELE
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
 func (d *sqlite) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
-	var epoch int64
-	if req.Owner != "" {
-		epoch = 1
-	} else {
-		req.LeaseTTL = 0
-	}
-	var completeIn any
-	if req.CompleteIn > 0 {
-		completeIn = req.CompleteIn.Milliseconds()
-	}
+	args, epoch := startArgs(req)
 	var at moment
-	err = q.QueryRowContext(ctx, d.started, req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data),
-		string(req.Steps), len(req.Log), req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce,
-		req.Parent, req.ParentStep).Scan(&at)
+	err = q.QueryRowContext(ctx, d.started, args...).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return now, false, nil
 	}
 	if err == nil {
-		err = d.append(ctx, q, req.ID, 0, epoch, req.Log)
+		err = appendLog(ctx, q, d.log, req.ID, 0, epoch, req.Log)
 	}
 	return at.Time, err == nil, err
 }
@@ -232,22 +221,18 @@ WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
 func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
-	args := make([]any, 0, 12)
-	args = append(args, string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError, req.Nonce)
 	text := d.committed
 	if req.Release {
 		text = d.released
-		args = append(args, req.WakeIn.Milliseconds())
 	}
-	args = append(args, req.ID, req.Epoch, req.Seq)
-	err = q.QueryRowContext(ctx, text, args...).Scan(&rc.CancelRequested, &rc.CancelNote)
+	err = q.QueryRowContext(ctx, text, append(commitArgs(req), req.ID, req.Epoch, req.Seq)...).Scan(&rc.CancelRequested, &rc.CancelNote)
 	if errors.Is(err, sql.ErrNoRows) {
 		return rc, store.ErrFenced
 	}
 	if err != nil {
 		return rc, err
 	}
-	return rc, d.append(ctx, q, req.ID, req.Seq, req.Epoch, req.Log)
+	return rc, appendLog(ctx, q, d.log, req.ID, req.Seq, req.Epoch, req.Log)
 }
 
 func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
@@ -262,16 +247,6 @@ func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCom
 		p.answer, p.written = rc, true
 	}
 	return nil
-}
-
-func sqliteLogText(n int) string {
-	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
-		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+sqliteNow+")", n), ", ")
-}
-
-func (d *sqlite) append(ctx context.Context, q querier, id string, seq, epoch int64, log []store.Entry) error {
-	_, err := q.ExecContext(ctx, d.log.text(len(log)), logArgs(id, seq, epoch, log)...)
-	return err
 }
 
 const sqliteDue = `SELECT id, owner FROM {p}saga
