@@ -613,6 +613,7 @@ func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
 		defer cancel()
 		_, err = c.GetMany(ctx, []int{1, 3})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.EqualValues(t, 2, c.Stats().Misses)
 		time.Sleep(time.Minute)
 		require.Empty(t, src.asked)
 		require.Zero(t, c.Tracked())
@@ -629,7 +630,7 @@ func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
 			conn := newFakeStore().connect()
 			_, err := conn.Fence(t.Context(), "1", "token")
 			require.NoError(t, err)
-			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load, Capacity: -1, Store: panicky{conn, &panics},
+			c := cacheaside.New(cacheaside.Config[int, int]{LoadMany: src.load, Capacity: -1, Store: slowShard{panicky{conn, &panics}, "1", time.Millisecond},
 				Load: func(context.Context, int) (int, error) { time.Sleep(5 * time.Second); return 1, nil }})
 			defer c.Close()
 			if fenced {
@@ -637,6 +638,9 @@ func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
 				synctest.Wait()
 			}
 			panics.Store(!fenced)
+			if fenced { // with the same turn
+				go mustGet(t, c, 1)
+			}
 			go func() { _, _ = c.GetMany(t.Context(), []int{1, 3}) }()
 			time.Sleep(1500 * time.Millisecond)
 			begun := time.Now()

@@ -297,6 +297,21 @@ func TestLoadThatWaitsForItsOwnSlotBehindAnotherFlightFailsAtOnce(t *testing.T) 
 	}
 }
 
+// The Get that fails so leaves the load that it waited for.
+func TestLoadThatWaitedForItsOwnSlotLeavesNoLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := nested(cacheaside.Config[int, int]{Loads: 1}, func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
+			_, err := c.Get(ctx, 100)
+			require.ErrorIs(t, err, cacheaside.ErrRecursive)
+			synctest.Wait()
+			require.Equal(t, int64(1), c.Stats().Canceled)
+			return key, nil
+		})
+		defer c.Close()
+		require.Equal(t, 1, mustGet(t, c, 1))
+	})
+}
+
 // A load that ignores its ctx keeps its slot after its callers have left. One key must
 // not take all slots.
 func TestAbandonedLoadsOfOneKeyLeaveSlotsToOthers(t *testing.T) {

@@ -148,6 +148,32 @@ func TestStaleness(t *testing.T) {
 }
 
 // Times that are meant as "forever" do not overflow into the past.
+// Callers of a load that Close cancels get ErrClosed, and no old value.
+func TestCloseServesNoOldValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := false
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleOnError: time.Hour, Capacity: -1, Store: newFakeStore().connect(),
+			Load: func(ctx context.Context, key int) (int, error) {
+				if hang {
+					<-ctx.Done()
+				}
+				return key, ctx.Err()
+			},
+		})
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		hang = true
+		go func() {
+			time.Sleep(time.Second)
+			_ = c.Close()
+		}()
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, cacheaside.ErrClosed)
+		synctest.Wait()
+	})
+}
+
 func TestLongTimesAreLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0

@@ -123,6 +123,31 @@ func TestResponseThatCannotHaveABodyIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+func TestHedgeOfARequestWithNoBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent atomic.Int32
+		transport := &resiliencehttp.Transport{
+			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Second}),
+			Base: rounds(func(r *http.Request) (*http.Response, error) {
+				sent.Add(1)
+				time.Sleep(time.Minute)
+				return reply(r, 200, "ok"), nil
+			}),
+		}
+		req := request(t, "GET", "http://a/")
+		req.Body = http.NoBody
+		resp, err := transport.RoundTrip(req)
+		require.NoError(t, err)
+		require.Equal(t, "ok", text(t, resp))
+		require.EqualValues(t, 2, sent.Load())
+	})
+}
+
+func TestClassifyOfARequestWithoutAURL(t *testing.T) {
+	err := resiliencehttp.DefaultClassify(&http.Response{StatusCode: 503, Request: &http.Request{}})
+	require.EqualError(t, err, "resiliencehttp: status 503 Service Unavailable")
+}
+
 // The functions of a Transport are called even if there is no Middleware.
 func TestTransportWithOneFunction(t *testing.T) {
 	called := false
@@ -245,6 +270,7 @@ func TestFallbackLosesNothing(t *testing.T) {
 	require.ErrorIs(t, err, errDown)
 	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
 	require.NoError(t, err)
+	require.EqualValues(t, 1, closed.Load(), "the failed response is not")
 	require.Equal(t, long, text(t, resp))
 
 	transport.Fallback = func(*http.Request, error) (*http.Response, error) { return &http.Response{StatusCode: 200}, nil }

@@ -306,6 +306,8 @@ func TestLastKnownKeepsAllOfABodyWithoutALength(t *testing.T) {
 func TestLastKnownNeedsAKeyAndRoom(t *testing.T) {
 	base := rounds(func(r *http.Request) (*http.Response, error) { return reply(r, 200, ""), nil })
 	require.Panics(t, func() { resiliencehttp.LastKnown(base, 0, time.Hour, byURL) })
+	s := newShop(t, 1<<20, byURL)
+	s.get("/a", "a", "Te", "trailers") // a short name
 	for _, f := range []func(){
 		func() { resiliencehttp.LastKnown(base, 1, time.Hour, nil) },
 		func() { resiliencehttp.LastKnown(base, -1, time.Hour, byURL) },

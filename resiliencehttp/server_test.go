@@ -115,6 +115,14 @@ func TestOnRefuseWritesTheResponse(t *testing.T) {
 	require.Equal(t, 503, resp.StatusCode, "after an informational response")
 }
 
+func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
+	full := bulkhead.New(bulkhead.Config{Limit: 1})
+	full.TryBegin(t.Context())
+	w := get(resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(200) }}.Bulkhead(full)(hello))
+	require.Equal(t, 200, w.Code)
+	require.Empty(t, w.Body.String())
+}
+
 func TestOnRefuseIsARefusalForGuardFurtherOut(t *testing.T) {
 	s := resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) {
 		_, _ = io.WriteString(w, "busy")

@@ -262,7 +262,9 @@ func testConnectionOutlives(t *testing.T, attempt time.Duration) {
 		var sent context.Context
 		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 			Timeout: time.Second, AttemptTimeout: attempt,
-			Transport: &resiliencehttp.Transport{Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			Transport: &resiliencehttp.Transport{RetryBody: func(*http.Response, []byte) error {
+				return errors.New("a connection is no body")
+			}, Base: roundTripper(func(req *http.Request) (*http.Response, error) {
 				sent = req.Context()
 				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil
 			})},
@@ -275,6 +277,12 @@ func testConnectionOutlives(t *testing.T, attempt time.Duration) {
 		time.Sleep(time.Hour)
 		require.NoError(t, sent.Err())
 		leave()
+		synctest.Wait()
+		select {
+		case <-sent.Done():
+		default:
+			t.Error("the ctx of the connection goes on")
+		}
 		require.ErrorIs(t, sent.Err(), context.Canceled)
 		require.NoError(t, resp.Body.Close())
 	})
