@@ -64,8 +64,8 @@ func (c *Cache[K, V]) recursive(key K, why string) error {
 // SetTTL makes the result of a load fresh for ttl, without jitter, instead of
 // Config.TTL. ctx is the ctx of the load. In LoadMany it applies to all results. It also
 // applies to ErrNotFound. Zero or less means that the result is not kept. If Middleware
-// repeats the load, only the last attempt counts. Outside a
-// load SetTTL has no effect. Call it on the goroutine of the load.
+// repeats the load, only the last attempt counts. Outside a load SetTTL has no effect.
+// Call it on the goroutine of the load.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l := loadOf(ctx); l != nil {
 		l.terms.TTL, l.terms.Timed = ttl, true

@@ -167,6 +167,8 @@ func TestRetryBodyFindsAFailureThatOnlyTheBodyTells(t *testing.T) {
 				resp := reply(r, 200, "")
 				resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("{"), errReader{}))
 				return resp, nil
+			case 3: // a failure whatever its body says
+				return reply(r, 503, "well"), nil
 			}
 			return reply(r, 200, strings.Repeat("x", 100)), nil
 		}),
@@ -184,7 +186,7 @@ func TestRetryBodyFindsAFailureThatOnlyTheBodyTells(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, text(t, resp), 100, "the body is whole")
 	require.Equal(t, []int{22, 50}, seen)
-	require.Equal(t, 3, n)
+	require.Equal(t, 4, n)
 
 	n = 0
 	resp, err = transport.RoundTrip(request(t, "POST", "http://a/"))
