@@ -202,7 +202,7 @@ func (a *account) refund(n int) {
 	m := a.measure()
 	a.tat = m.back(a.tat, n)
 	if m.quotas != nil {
-		m.refund(a.more.windows, present(), n)
+		m.refund(a.more.windows, n)
 	}
 	a.serve()
 }

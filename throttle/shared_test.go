@@ -106,6 +106,13 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	require.EqualError(t, err, "throttle: api[tenant]: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
 	require.Len(t, f.calls, 1)
 	require.Len(t, refused, 2)
+	f.answer = answers(int64(0), int64(0), int64(0))
+	require.NoError(t, s.Refund(t.Context(), "tenant", 100))
+	require.Equal(t, []any{uint64(10), uint64(0), uint64(10), uint64(0), "take", 0, 0, uint64(0), uint64(0), -10, int64(-10), int64(0)}, f.calls[1].args)
+	require.EqualValues(t, 10, s.Stats().Refunded, "a burst at most")
+	require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Reserve = nil }))
+	require.Equal(t, []float64{0.25}, s.Config().Reserve)
+	require.Equal(t, throttle.TooCostly, reasonOfTake(s.Take(t.Context(), "tenant", 9)))
 }
 
 func withoutTime(s throttle.SharedStats) throttle.SharedStats {

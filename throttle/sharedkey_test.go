@@ -233,9 +233,9 @@ func TestSharedTellsWhatBinds(t *testing.T) {
 func TestSharedTellsForWhichQuotaACallIsTooCostly(t *testing.T) {
 	small, large := throttle.Quota{N: 5, Every: time.Hour}, throttle.Quota{N: 6, Every: 24 * time.Hour}
 	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}} {
-		cfg := throttle.Config{Quotas: quotas, Cost: func(context.Context) int { return 6 }}
+		cfg := throttle.Config{Rate: 1, Burst: 100, Quotas: quotas, Cost: func(context.Context) int { return 6 }}
 		f := &fakeRedis{}
-		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Quotas: quotas, Instances: 1, Cost: cfg.Cost})
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 100, Quotas: quotas, Instances: 1, Cost: cfg.Cost})
 		for _, err := range []error{s.Wait(t.Context(), ""), throttle.New(cfg).Wait(t.Context())} {
 			limited, _ := errors.AsType[*throttle.LimitedError](err)
 			require.Equal(t, throttle.TooCostly, limited.Reason)
@@ -350,6 +350,7 @@ func TestSharedBadAnswersAboutQuotas(t *testing.T) {
 		{1, 0, 0, -1, 1, 1},      // fewer than none are used
 		{-1, 0, 0, 1, 1, 1},      // fewer than none are taken
 		{-1, 1, 1},               // the time, and more
+		{-1, 0, 0, 0, 1, 1},      // the time, and as much as an answer has
 		{1, 0, 0, 1, "later", 1}, // not a number
 	} {
 		f := &fakeRedis{answer: answers(answer...)}

@@ -94,6 +94,42 @@ func TestStaleSnapshotGivesNoTokens(t *testing.T) {
 	})
 }
 
+// A window that is restored ends no earlier than the one that it is added to, and the calls
+// that wait are no part of what was spent.
+func TestRestoreIntoAGroupInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		group := func() *throttle.Group[int] {
+			return throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1, Burst: 2, MaxWait: time.Minute, Quotas: []throttle.Quota{{N: 10, Every: time.Hour}}}})
+		}
+		early := group()
+		early.Take(1, 1)
+		time.Sleep(30 * time.Minute)
+		late := group()
+		late.Take(1, 1)
+		end, ofEarly, ofLate := time.Now().Add(time.Hour), snapshotOf(t, early), snapshotOf(t, late)
+		require.NoError(t, early.Restore(bytes.NewReader(ofLate)))
+		require.NoError(t, late.Restore(bytes.NewReader(ofEarly)))
+		for _, g := range []*throttle.Group[int]{early, late} {
+			for range 4 {
+				time.Sleep(2 * time.Second)
+				require.True(t, g.Take(1, 2).OK)
+			}
+			require.Equal(t, end, time.Now().Add(g.Take(1, 2).RetryAfter), "the later end")
+		}
+
+		waiting := group()
+		waiting.Take(1, 2)
+		begun, other := time.Now(), snapshotOf(t, group())
+		go func() {
+			time.Sleep(time.Millisecond)
+			_ = waiting.Restore(bytes.NewReader(other))
+			_ = waiting.Restore(bytes.NewReader(ofEarly))
+		}()
+		require.NoError(t, waiting.Wait(t.Context(), 1))
+		require.Equal(t, time.Second, time.Since(begun))
+	})
+}
+
 // If the clock was years ahead, a key waits for a burst and the present windows at most.
 func TestSnapshotOfTheFuture(t *testing.T) {
 	cfg := throttle.GroupConfig[int]{Config: throttle.Config{

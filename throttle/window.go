@@ -194,11 +194,9 @@ func (t *terms) spentOf(windows []window, then moment) bool {
 	return false
 }
 
-// refund gives n tokens back to the present windows, at most as many as were spent in
-// each.
-func (t *terms) refund(windows []window, now moment, n int) {
-	for i := range t.quotas {
-		windows[i] = t.quotas[i].at(windows[i], now)
+// refund gives n tokens back to the windows, at most as many as were spent in each.
+func (t *terms) refund(windows []window, n int) {
+	for i := range windows {
 		windows[i].used -= min(int64(n), windows[i].used)
 	}
 }
