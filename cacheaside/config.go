@@ -166,7 +166,7 @@ func (cfg Config[K, V]) Validate() error {
 	return f.Err()
 }
 
-const longest = time.Duration(1 << 61) // of ErrorPause and SoftTimeout: 73 years, and safe to add
+const longest = time.Duration(1 << 61) // ErrorPause: 73 years, and safe to add
 
 // withDefaults replaces zero fields by their defaults. A negative Jitter or ErrorPause
 // stays negative, which means none.
@@ -174,7 +174,6 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	cfg.TTL = cmp.Or(cfg.TTL, 5*time.Minute)
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.1)
 	cfg.ErrorPause = min(cmp.Or(cfg.ErrorPause, time.Second), longest)
-	cfg.SoftTimeout = min(cfg.SoftTimeout, longest)
 	cfg.LoadTimeout = cmp.Or(cfg.LoadTimeout, 30*time.Second)
 	cfg.Capacity = cmp.Or(cfg.Capacity, 10_000)
 	cfg.Loads = cmp.Or(cfg.Loads, 64)

@@ -80,6 +80,7 @@ type (
 	named   string
 	pair    struct{ A, B string }
 	hidden  struct{ a int }
+	inner   struct{ b pair }
 	recurse struct{ Next *recurse }
 	textual struct{ a int }
 	written struct{ a int }
@@ -106,7 +107,7 @@ func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsCodec[time.Time](t, false)
 	needsCodec[struct{}](t, false)
 	needsCodec[recurse](t, false)
-	_, _, _ = hidden{}.a, textual{}.a, written{}.a
+	_, _, _, _ = hidden{}.a, inner{}.b, textual{}.a, written{}.a
 	needsCodec[textual](t, false)
 	needsCodec[*textual](t, false)
 	needsCodec[written](t, false)
@@ -114,6 +115,7 @@ func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsCodec[map[textual]int](t, false)
 	needsCodec[hidden](t, true)
 	needsCodec[*hidden](t, true)
+	needsCodec[inner](t, true)
 	needsCodec[[]hidden](t, true)
 	needsCodec[any](t, true)
 	needsCodec[error](t, true)
@@ -237,6 +239,9 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 			defer c.Close()
 			synctest.Wait()
 			mustGet(t, c, 1)
+			mustGet(t, c, 1)
+			synctest.Wait()
+			require.Zero(t, log.count(cacheaside.EventRefreshBegun), "far from the end")
 			time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
 			require.Equal(t, int64(1), mustGet(t, c, 1))
 			require.Equal(t, int64(1), mustGet(t, c, 1))
@@ -268,6 +273,7 @@ func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {
 			defer c.Close()
 			for i := range 20_000 {
 				mustGet(t, c, i)
+				require.LessOrEqual(t, c.Stats().Entries, test.most)
 			}
 			s := c.Stats()
 			require.LessOrEqual(t, s.Entries, test.most)

@@ -623,7 +623,8 @@ func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
 // A key that is read by itself does not hold up the others: one that is fenced waits for
 // its turn, and the Store panics for another.
 func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
-	for _, fenced := range []bool{true, false} {
+	for _, tc := range []struct{ fenced, twice bool }{{true, true}, {true, false}, {}} {
+		fenced := tc.fenced
 		synctest.Test(t, func(t *testing.T) {
 			var src many
 			var panics atomic.Bool
@@ -638,8 +639,10 @@ func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
 				synctest.Wait()
 			}
 			panics.Store(!fenced)
-			if fenced { // with the same turn
+			if tc.twice { // with the same turn
 				go mustGet(t, c, 1)
+			} else {
+				time.Sleep(2 * time.Millisecond) // the first loads
 			}
 			go func() { _, _ = c.GetMany(t.Context(), []int{1, 3}) }()
 			time.Sleep(1500 * time.Millisecond)
@@ -650,6 +653,25 @@ func TestABatchDoesNotWaitForKeysThatLoadAlone(t *testing.T) {
 		})
 	}
 }
+
+// A Store that panics is no reason to load again for the other keys.
+func TestABatchLoadsOnceIfItsValuesCannotBeStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, Store: unwritable{newFakeStore().connect()}})
+		defer c.Close()
+		synctest.Wait()
+		_, err := c.GetMany(t.Context(), []int{1, 2, 3})
+		require.ErrorContains(t, err, "panicked")
+		synctest.Wait()
+		require.Equal(t, [][]int{{1, 2, 3}}, src.asked)
+	})
+}
+
+// An unwritable Store panics when it is written to.
+type unwritable struct{ cacheaside.Store }
+
+func (unwritable) Fill(context.Context, ...cacheaside.Filling) ([]bool, error) { panic("full") }
 
 // A panicky Store panics for key 1.
 type panicky struct {

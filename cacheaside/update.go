@@ -58,6 +58,5 @@ func (c *Cache[K, V]) adopt(cfg *Config[K, V]) {
 	c.slots.setLimit(cfg.Loads)
 	if c.entries != nil {
 		c.entries.SetMaximum(uint64(cfg.Capacity))
-		c.entries.CleanUp()
 	}
 }
