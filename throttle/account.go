@@ -47,12 +47,11 @@ type more struct {
 	queue   queue
 }
 
-// make makes a an account with a full burst.
+// make makes a an account with a full burst: its tat is in the past.
 func (a *account) make(l *ledger, t *terms) {
 	a.ledger = l
 	a.terms.Store(t)
 	l.latest = l.shifted(steady())
-	a.tat.NS = l.latest
 	if t.quotas != nil {
 		a.more = &more{windows: make([]window, len(t.quotas))}
 	}

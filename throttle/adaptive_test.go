@@ -357,4 +357,5 @@ func TestAdaptiveValidate(t *testing.T) {
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewAdaptive(cfg) })
 	}
+	require.NoError(t, throttle.AdaptiveConfig{Window: 24}.Validate())
 }

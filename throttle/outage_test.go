@@ -457,6 +457,35 @@ func told(f *fakeRedis) (tokens int) {
 	return tokens
 }
 
+// Each key has a debt of its own, of which Redis is told again if its answer is lost.
+func TestSharedOwesForEachKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: down}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 1e-3, Burst: 1, Eval: f.eval, OnOutage: throttle.AdmitAll})
+		keys := []string{"a", "b", "c"}
+		for i, key := range keys {
+			for range i + 1 {
+				require.True(t, s.Allow(t.Context(), key))
+			}
+		}
+		owing := 0 // more of each key: the call by which Redis was told
+		for _, last := range []bool{false, true} {
+			time.Sleep(1500 * time.Millisecond) // a call of each key tries Redis
+			for i, key := range keys {
+				f.answer = answers(1, 0, 0)
+				require.True(t, s.Allow(t.Context(), key), "the outage is over")
+				if !last {
+					f.answer = down
+				}
+				before := told(f)
+				require.True(t, s.Allow(t.Context(), key))
+				require.Equal(t, i+1+owing, told(f)-before, key)
+			}
+			owing++
+		}
+	})
+}
+
 // A Redis that works but whose answers are lost is told of no debt in the outage.
 func TestSharedTellsOfADebtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -591,7 +620,11 @@ func TestSharedTellsOfEachOutage(t *testing.T) {
 		}
 		require.Equal(t, 1, told)
 		time.Sleep(time.Second) // it is tried again
-		for range 10 {
+		go func() { _ = s.Wait(t.Context(), "") }()
+		synctest.Wait()
+		require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
+		require.Equal(t, 1, told, "it is still the same")
+		for time.Sleep(time.Second / 2); told == 1; {
 			require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		}
 		require.Equal(t, 2, told)

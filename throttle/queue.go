@@ -352,7 +352,6 @@ func (a *account) arm(m measure) {
 	default:
 		if q.timer != nil {
 			q.timer.Stop()
-			q.timer = nil
 		}
 		if a.more.windows == nil {
 			a.more = nil

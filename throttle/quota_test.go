@@ -104,6 +104,29 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 	}
 }
 
+// A window of which nothing is spent has nothing to reset.
+func TestUnspentQuotaIsFull(t *testing.T) {
+	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Per: throttle.Day}}})
+	want := throttle.Decision{OK: true, Limit: 5, Remaining: 5, Window: 24 * time.Hour, Quota: l.Config().Quotas[0]}
+	require.Equal(t, want, l.Peek())
+	require.True(t, l.Take(5).OK)
+	require.Positive(t, l.Peek().ResetAfter)
+	l.Refund(5)
+	require.Equal(t, want, l.Peek())
+}
+
+// The zone that a quota gets by default is written into no slice of the caller.
+func TestConfigSharesNoQuotas(t *testing.T) {
+	quotas := []throttle.Quota{{N: 5, Per: throttle.Day}}
+	l := throttle.New(throttle.Config{Quotas: quotas})
+	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 1, Instances: 1, Eval: (&fakeRedis{answer: down}).eval})
+	require.NoError(t, s.Set("key", throttle.Limit{Quotas: quotas}))
+	require.Nil(t, quotas[0].In)
+	quotas[0].N = 6
+	require.Equal(t, []throttle.Quota{{N: 5, Per: throttle.Day, In: time.UTC}}, l.Config().Quotas)
+	require.Equal(t, throttle.Never, s.Take(t.Context(), "key", 6).RetryAfter)
+}
+
 // A key whose windows are over makes room for another, and no sooner.
 func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -307,6 +307,17 @@ func TestSharedSetLimitInAnOutage(t *testing.T) {
 	})
 }
 
+// A call of no tokens is decided without Redis, and told of the limit.
+func TestSharedTakesNothing(t *testing.T) {
+	f := &fakeRedis{answer: down}
+	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 2, Burst: 5, Instances: 1})
+	want := s.Take(t.Context(), "", 6)
+	require.Equal(t, throttle.Decision{Limit: 5, Window: want.Window, RetryAfter: throttle.Never}, want)
+	want.OK, want.RetryAfter = true, 0
+	require.Equal(t, want, s.Take(t.Context(), "", 0))
+	require.Empty(t, f.made())
+}
+
 func TestSharedValidate(t *testing.T) {
 	eval := (&fakeRedis{}).eval
 	for want, cfg := range map[string]throttle.SharedConfig{
@@ -315,6 +326,7 @@ func TestSharedValidate(t *testing.T) {
 		"throttle.SharedConfig.Rate is 0: must be above 0 and at most 1e9 tokens a second":                                      {Name: "n", Instances: 1, Eval: eval},
 		"throttle.SharedConfig.Rate is NaN: must be above 0 and at most 1e9 tokens a second":                                    {Name: "n", Instances: 1, Eval: eval, Rate: math.NaN()},
 		"throttle.SharedConfig.Rate is 1e+10: must be above 0 and at most 1e9 tokens a second":                                  {Name: "n", Instances: 1, Eval: eval, Rate: 1e10},
+		"throttle.SharedConfig.Burst is -1: must be 0 (for a second's worth) or more":                                           {Name: "n", Instances: 1, Eval: eval, Rate: 2, Burst: -1},
 		"throttle.SharedConfig.Timeout is -1ns: must be 0 (for 50 ms) or more":                                                  {Name: "n", Instances: 1, Eval: eval, Rate: 2, Timeout: -1},
 		"throttle.SharedConfig.OnOutage is \"no\": must be \"limit locally\", \"refuse all\" or \"admit all\"":                  {Name: "n", Instances: 1, Eval: eval, Rate: 2, OnOutage: "no"},
 		"throttle.SharedConfig.Instances is -1: must be 0 or more":                                                              {Name: "n", Eval: eval, Rate: 2, Instances: -1},

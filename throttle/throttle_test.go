@@ -194,6 +194,7 @@ func TestValidate(t *testing.T) {
 		"throttle.Config.Levels is -1: must be 0 (for 1) to 1000":                                            {Rate: 1, Levels: -1},
 		"throttle.Config.Levels is 2: must be 0 or 1 where Priority is nil":                                  {Rate: 1, Levels: 2},
 		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                               {Rate: 1, Priority: level},
+		"throttle.Config.Levels is 1: must be 2 or more where Priority is set":                               {Rate: 1, Levels: 1, Priority: level},
 		"throttle.Config.Queue is 5: must be 0 where MaxWait is 0: no call waits":                            {Rate: 1, Queue: 5},
 		"throttle.Config.Reserve is [0 0]: must be at most 1 long, one less than Levels":                     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 0}},
 		"throttle.Config.Reserve is [0.1]: must be at most 0 long, one less than Levels":                     {Rate: 1, Reserve: []float64{0.1}},
@@ -334,15 +335,17 @@ func TestReserveAddsUp(t *testing.T) {
 
 // A call of cost 0 is admitted, whatever others have spent and are kept.
 func TestCallThatCostsNothingIsAdmitted(t *testing.T) {
-	cfg := throttle.Config{Rate: 1e-6, Burst: 10, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 },
-		Cost: func(context.Context) int { return 10 }}
-	l, g := throttle.New(cfg), throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
-	require.NoError(t, l.Wait(t.Context()))
-	require.NoError(t, g.Wait(t.Context(), 1))
-	require.True(t, l.Take(0).OK)
-	require.True(t, g.Take(1, 0).OK)
-	require.False(t, l.Allow())
-	require.False(t, g.Allow(1))
+	for _, quotas := range [][]throttle.Quota{nil, {{N: 10, Every: time.Hour}}} {
+		cfg := throttle.Config{Rate: 1e-6, Burst: 10, Quotas: quotas, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 },
+			Cost: func(context.Context) int { return 10 }}
+		l, g := throttle.New(cfg), throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
+		require.NoError(t, l.Wait(t.Context()))
+		require.NoError(t, g.Wait(t.Context(), 1))
+		require.True(t, l.Take(0).OK)
+		require.True(t, g.Take(1, 0).OK)
+		require.False(t, l.Allow())
+		require.False(t, g.Allow(1))
+	}
 }
 
 func TestPanicPassesThrough(t *testing.T) {

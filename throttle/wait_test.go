@@ -319,6 +319,22 @@ func TestEssentialCallsOvertakeTheOthers(t *testing.T) {
 
 // However many less important calls wait, a call waits only for the calls that are as
 // important as itself, or more.
+// What has been granted holds up no call behind it any more.
+func TestWaitIsThatOfTheCallsStillInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Minute})
+		require.True(t, l.Allow())
+		for range 2 {
+			go func() { _ = l.Wait(t.Context()) }()
+			synctest.Wait()
+		}
+		time.Sleep(1500 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 1600*time.Millisecond)
+		defer cancel()
+		require.NoError(t, l.Wait(ctx))
+	})
+}
+
 func TestWaitingIsInTheOrderOfLevels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{

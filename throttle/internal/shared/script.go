@@ -130,7 +130,7 @@ func (t *Terms) integers(value any) ([]int64, error) {
 	n := make([]int64, len(fields))
 	for i, field := range fields {
 		var ok bool
-		if n[i], ok = reply.Int(field); !ok || n[i] < 0 && !(len(n) == 2 && i == 0) || n[i] > math.MaxInt64/1000 {
+		if n[i], ok = reply.Int(field); !ok || n[i] < 0 && i > 0 || n[i] > math.MaxInt64/1000 {
 			return nil, fmt.Errorf("throttle: %s: the script's answer has %T %v: must be an integer of 0 or more", t.Name, field, field)
 		}
 	}
