@@ -1,6 +1,6 @@
 // Command sagacost measures what a saga costs: CPU of the Go process and of the
-// database, commits, statements and WAL, and what Claim and Counts take with many
-// definitions. With -base it does the same for another commit of the repository, in
+// database, commits, statements and WAL, and what Claim, Counts and
+// Heartbeat take with many definitions. With -base it does the same for another commit of the repository, in
 // turns, and prints the ratios of the medians.
 //
 //	go run ./sagacost -base 2edf03b
@@ -26,7 +26,7 @@ import (
 
 var (
 	databases   = flag.String("databases", "postgres,mysql,sqlite", "which databases")
-	what        = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: five that share a record, where the commit has it; claims: Claim and Counts")
+	what        = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: five that share a record, where the commit has it; claims: Claim, Counts and Heartbeat")
 	sagas       = flag.Int("sagas", 5000, "how many sagas run")
 	definitions = flag.String("definitions", "1", "among how many definitions")
 	waiting     = flag.Int("waiting", 0, "how many sagas are there besides, and wait for a signal")
