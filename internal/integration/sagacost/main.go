@@ -26,10 +26,11 @@ import (
 
 var (
 	databases   = flag.String("databases", "postgres,mysql,sqlite", "which databases")
-	what        = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: five that share a record, where the commit has it; claims: Claim, Counts and Heartbeat")
+	what        = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: five that share a record, where the commit has it; drain, drain-idempotent: the same with all of them due at once; idle: a minute of a runner; claims: Claim, Counts and Heartbeat")
 	sagas       = flag.Int("sagas", 5000, "how many sagas run")
 	definitions = flag.String("definitions", "1", "among how many definitions")
 	waiting     = flag.Int("waiting", 0, "how many sagas are there besides, and wait for a signal")
+	keep        = flag.Duration("keep", 0, "how long sagas that have ended are kept; 0: all of them")
 	processes   = flag.Int("processes", 1, "how many runners, each with a pool of its own")
 	rounds      = flag.Int("rounds", 5, "how often each is measured")
 	base        = flag.String("base", "", "the commit to compare with")
@@ -150,7 +151,7 @@ func buildBase(tree, program string) (string, error) {
 
 func runOnce(program string, s setup) (got figures, err error) {
 	cmd := exec.Command(program, "-once", "-databases", s.Database, "-what", s.What, "-definitions", fmt.Sprint(s.Definitions),
-		"-sagas", fmt.Sprint(*sagas), "-waiting", fmt.Sprint(*waiting), "-processes", fmt.Sprint(*processes))
+		"-sagas", fmt.Sprint(*sagas), "-waiting", fmt.Sprint(*waiting), "-processes", fmt.Sprint(*processes), "-keep", keep.String())
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,7 +33,7 @@ type server struct {
 	driver   string
 	dsn      string
 	drop     func()
-	process  string // of the server; "": the work is done in this one
+	process  string // part of the command line of the server's processes; "": the work is done in this one
 	counters func(context.Context, *sql.DB) (figures, error)
 }
 
@@ -49,7 +50,7 @@ func newServer(ctx context.Context, kind string) (*server, error) {
 	case "postgres":
 		db, err := admin("pgx", "postgres://postgres@127.0.0.1:5432/postgres")
 		drop := func() { _, _ = db.Exec("DROP DATABASE " + name + " WITH (FORCE)") }
-		return &server{sqlstore.PostgreSQL, "pgx", "postgres://postgres@127.0.0.1:5432/" + name, drop, "postgres", postgresCounters}, err
+		return &server{sqlstore.PostgreSQL, "pgx", "postgres://postgres@127.0.0.1:5432/" + name, drop, name, postgresCounters}, err
 	case "mysql":
 		db, err := admin("mysql", "root@tcp(127.0.0.1:3306)/")
 		drop := func() { _, _ = db.Exec("DROP DATABASE " + name) }
@@ -90,21 +91,22 @@ func mysqlCounters(ctx context.Context, db *sql.DB) (figures, error) {
 	return got, rows.Err()
 }
 
-// cpu returns the CPU time of this process, and of the server's processes.
-func cpu(process string) (own, servers time.Duration) {
+// cpu returns the CPU time of this process, and of the server's processes that work for the
+// database. MariaDB has one process for all.
+func (s *server) cpu() (own, servers time.Duration) {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	own = time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	stats, _ := filepath.Glob("/proc/[0-9]*/task/*/schedstat")
 	for _, file := range stats {
-		b, err := os.ReadFile(file)
-		name, rest, ok := strings.Cut(string(b), ") ")
-		if fields := strings.Fields(rest); err == nil && ok && process != "" && strings.HasSuffix(name, "("+process) {
-			for _, ticks := range fields[11:15] { // its own, and those of its children that have ended
-				n, _ := strconv.Atoi(ticks)
-				servers += time.Duration(n) * time.Second / 100
-			}
+		title, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "../../cmdline"))
+		if s.process == "" || !strings.Contains(string(title), s.process) {
+			continue
 		}
+		b, _ := os.ReadFile(file)
+		ran, _, _ := strings.Cut(string(b), " ")
+		n, _ := strconv.Atoi(ran)
+		servers += time.Duration(n)
 	}
 	return own, servers
 }
@@ -125,7 +127,7 @@ func define(what string, n int) (all []*saga.Saga[nothing]) {
 		sg := &saga.Saga[nothing]{Name: fmt.Sprint("trip-", i)}
 		for j := range 5 {
 			step := saga.Step[nothing]{Name: fmt.Sprint("s", j), Do: done, Undo: done}
-			if shared := reflect.ValueOf(&step).Elem().FieldByName("Idempotent"); what == "idempotent" && shared.IsValid() {
+			if shared := reflect.ValueOf(&step).Elem().FieldByName("Idempotent"); strings.HasSuffix(what, "idempotent") && shared.IsValid() {
 				shared.SetBool(true)
 				step.Undo = nil
 			}
@@ -154,7 +156,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 	}
 	defined := define(s.What, s.Definitions)
 	if *waiting > 0 {
-		if err := fill(ctx, srv, db, defined, *waiting); err != nil {
+		if err := fill(ctx, srv, db, defined, *waiting, 1000); err != nil {
 			return nil, err
 		}
 	}
@@ -162,11 +164,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 		return claims(ctx, srv, db, defined)
 	}
 
-	ctx, cancel := context.WithCancel(ctx)
-	var runners []*saga.Runner
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
+	var stores []*sqlstore.Store
 	for range *processes {
 		pool, err := sql.Open(srv.driver, srv.dsn)
 		if err != nil {
@@ -175,39 +173,79 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 		defer pool.Close()
 		pool.SetMaxOpenConns(16)
 		pool.SetMaxIdleConns(16)
-		r := saga.NewRunner(newStore(pool, srv.dialect), saga.RunnerConfig{})
-		saga.Register(r, defined...)
-		running.Go(func() { _ = r.Run(ctx) })
-		runners = append(runners, r)
+		stores = append(stores, newStore(pool, srv.dialect))
 	}
+	var completed atomic.Int64
+	drained := make(chan struct{})
+	count := func(_ context.Context, e saga.Event) {
+		if e.Kind == saga.EventCompleted && completed.Add(1) == int64(*sagas) {
+			close(drained)
+		}
+	}
+	run := func(config saga.RunnerConfig) (runners []*saga.Runner, stop func()) {
+		config.Keep.Completed = *keep
+		ctx, cancel := context.WithCancel(ctx)
+		var running sync.WaitGroup
+		for _, st := range stores {
+			r := saga.NewRunner(st, config)
+			saga.Register(r, defined...)
+			running.Go(func() { _ = r.Run(ctx) })
+			runners = append(runners, r)
+		}
+		return runners, func() { cancel(); running.Wait() }
+	}
+	runners, stop := run(saga.RunnerConfig{})
+	defer func() { stop() }()
 	if err := complete(ctx, runners, defined, "warm", *sagas/10+1); err != nil {
 		return nil, err
+	}
+	drain := strings.HasPrefix(s.What, "drain")
+	if drain {
+		stop()
+		if err := fill(ctx, srv, db, defined, *sagas, 0); err != nil {
+			return nil, err
+		}
 	}
 	before, err := srv.counters(ctx, db)
 	if err != nil {
 		return nil, err
 	}
-	own, servers := cpu(srv.process)
+	own, servers := srv.cpu()
 	begun := time.Now()
-	if err := complete(ctx, runners, defined, "trip", *sagas); err != nil {
+	switch {
+	case s.What == "idle":
+		time.Sleep(time.Minute)
+	case drain:
+		_, stop = run(saga.RunnerConfig{OnEvent: count})
+		<-drained
+	default:
+		err = complete(ctx, runners, defined, "trip", *sagas)
+	}
+	if err != nil {
 		return nil, err
 	}
 	took := time.Since(begun)
-	ownAfter, serversAfter := cpu(srv.process)
+	ownAfter, serversAfter := srv.cpu()
 	after, err := srv.counters(ctx, db)
-	n := float64(*sagas)
-	got = figures{
-		"sagas a second": n / took.Seconds(),
-		"CPU, us a saga": float64((ownAfter - own + serversAfter - servers).Microseconds()) / n,
+	if err != nil {
+		return nil, err
 	}
+	n, each := float64(*sagas), " a saga"
+	got = figures{}
+	if s.What == "idle" {
+		n, each = 60, " a second"
+	} else {
+		got["sagas a second"] = n / took.Seconds()
+	}
+	got["CPU, us"+each] = float64((ownAfter - own + serversAfter - servers).Microseconds()) / n
 	if srv.process != "" {
-		got["CPU of Go, us a saga"] = float64((ownAfter - own).Microseconds()) / n
-		got["CPU of the database, us a saga"] = float64((serversAfter - servers).Microseconds()) / n
+		got["CPU of Go, us"+each] = float64((ownAfter - own).Microseconds()) / n
+		got["CPU of the database, us"+each] = float64((serversAfter - servers).Microseconds()) / n
 	}
 	for name := range after {
-		got[name+" a saga"] = (after[name] - before[name]) / n
+		got[name+each] = (after[name] - before[name]) / n
 	}
-	return got, err
+	return got, nil
 }
 
 // complete runs n sagas, 64 at a time for each runner.
@@ -239,21 +277,21 @@ func complete(ctx context.Context, runners []*saga.Runner, defined []*saga.Saga[
 	return err
 }
 
-// fill makes sagas of the definitions that wait for 1000 hours: it starts one of each, and
+// fill makes sagas of the definitions that are due after hours: it starts one of each, and
 // copies their rows.
-func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[nothing], n int) error {
+func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[nothing], n, hours int) error {
 	r := saga.NewRunner(newStore(db, srv.dialect), saga.RunnerConfig{})
 	saga.Register(r, defined...)
 	for i, sg := range defined[:min(len(defined), n)] {
-		if _, err := saga.Start(ctx, r, sg, fmt.Sprint("wait-", i), nothing{}); err != nil {
+		if _, err := saga.Start(ctx, r, sg, fmt.Sprint("wait-", hours, "-", i), nothing{}); err != nil {
 			return err
 		}
 	}
-	later := "3600000000"
+	later, ours := fmt.Sprint(hours*3600000), fmt.Sprintf(" WHERE id LIKE 'wait-%d-%%'", hours)
 	if srv.dialect == sqlstore.PostgreSQL {
-		later = "interval '1000 hours'"
+		later = fmt.Sprintf("interval '%d hours'", hours)
 	}
-	if _, err := db.ExecContext(ctx, "UPDATE saga SET wake_at = created_at + "+later); err != nil {
+	if _, err := db.ExecContext(ctx, "UPDATE saga SET wake_at = created_at + "+later+ours); err != nil {
 		return err
 	}
 	rows, err := db.QueryContext(ctx, "SELECT * FROM saga WHERE id = ''")
@@ -268,7 +306,7 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 	columns = slices.DeleteFunc(columns, func(c string) bool { return c == "id" || c == "live" || c == "owned" || c == "ended_at" })
 	list := strings.Join(columns, ", ")
 	for have := min(len(defined), n); have < n; have = min(2*have, n) {
-		text := fmt.Sprintf("INSERT INTO saga (id, %s) SELECT CONCAT(id, '-%d'), %s FROM saga LIMIT %d", list, have, list, min(have, n-have))
+		text := fmt.Sprintf("INSERT INTO saga (id, %s) SELECT CONCAT(id, '-%d'), %s FROM saga%s LIMIT %d", list, have, list, ours, min(have, n-have))
 		if _, err := db.ExecContext(ctx, text); err != nil {
 			return err
 		}
@@ -325,7 +363,7 @@ func claims(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[n
 		return nil, err
 	}
 	if *waiting == 0 {
-		if err := fill(ctx, srv, db, defined[:1], 64); err != nil {
+		if err := fill(ctx, srv, db, defined[:1], 64, 1000); err != nil {
 			return nil, err
 		}
 	}
