@@ -311,8 +311,11 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 			return err
 		}
 	}
-	if srv.dialect == sqlstore.PostgreSQL {
-		_, err = db.ExecContext(ctx, "VACUUM ANALYZE saga") // as autovacuum does within a minute
+	switch srv.dialect { // what they do themselves within a minute, and within ten seconds
+	case sqlstore.PostgreSQL:
+		_, err = db.ExecContext(ctx, "VACUUM ANALYZE saga")
+	case sqlstore.MySQL:
+		_, err = db.ExecContext(ctx, "ANALYZE TABLE saga")
 	}
 	return err
 }
